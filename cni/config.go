@@ -68,6 +68,7 @@ func parseConfig(data []byte, here site) (config, error) {
 		Paths
 		Timeout any `json:"timeout"`
 	}{config: &c}
+
 	errs := []error{json.Unmarshal(data, &fields)} // which skips fields of a wrong type
 
 	if fields.Timeout != nil {
@@ -79,6 +80,7 @@ func parseConfig(data []byte, here site) (config, error) {
 			c.Timeout = addTimeout
 		}
 	}
+
 	c.Name = c.Name[:min(len(c.Name), maxNetwork)] // for errors and files
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0")   // what no version means in the specification
 	errs = append(errs, here.same("socket", fields.Socket, here.Socket),
@@ -91,6 +93,7 @@ func parseConfig(data []byte, here site) (config, error) {
 		return c, types.NewError(types.ErrInvalidNetworkConfig,
 			strings.TrimSpace("network configuration "+c.Name), details)
 	}
+
 	return c, nil
 }
 
@@ -115,9 +118,11 @@ func (c *config) checkIPAM() (err error) {
 	case c.IPAM.Type == pluginName || c.IPAM.Type != "" && c.IPAM.Type == c.Type:
 		err = fmt.Errorf("ipam.type: %q is this plugin, which gives no addresses", c.IPAM.Type)
 	}
+
 	if err != nil {
 		c.IPAM.Type = ""
 	}
+
 	return err
 }
 
@@ -132,13 +137,16 @@ func (c *config) checkDeviceInfoFile(here site) (err error) {
 	case file != filepath.Join(here.deviceInfoDir, filepath.Base(file)):
 		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s",
 			file, here.deviceInfoDir)
+
 	case !strings.Contains(filepath.Base(file), here.containerID):
 		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must have the container ID %s in "+
 			"its name, because another "+
 			"container's file would be replaced", file, here.containerID)
+
 	default:
 		return nil
 	}
+
 	c.RuntimeConfig.DeviceInfoFile = ""
 	return err
 }

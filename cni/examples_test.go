@@ -32,6 +32,7 @@ func examples(t *testing.T) map[string][]byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	configs := map[string][]byte{}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -42,6 +43,7 @@ func examples(t *testing.T) map[string][]byte {
 			configs[file] = data
 			continue
 		}
+
 		documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 		for {
 			document, err := documents.Read()
@@ -51,6 +53,7 @@ func examples(t *testing.T) map[string][]byte {
 			if err != nil {
 				t.Fatalf("%s: %v", file, err)
 			}
+
 			var object struct {
 				Kind     string
 				Metadata struct {
@@ -59,6 +62,7 @@ func examples(t *testing.T) map[string][]byte {
 				}
 				Spec struct{ Config string }
 			}
+
 			if err := yaml.Unmarshal(document, &object); err != nil {
 				t.Fatalf("%s: %v", file, err)
 			}
@@ -68,9 +72,11 @@ func examples(t *testing.T) map[string][]byte {
 			if object.Metadata.Annotations["k8s.v1.cni.cncf.io/resourceName"] == "" {
 				t.Errorf("%s: %s names no resource", file, object.Metadata.Name)
 			}
+
 			configs[file+" "+object.Metadata.Name] = []byte(object.Spec.Config)
 		}
 	}
+
 	return configs
 }
 
@@ -81,6 +87,7 @@ func TestExamples(t *testing.T) {
 	if len(found) == 0 {
 		t.Fatal("there are no examples")
 	}
+
 	for name, data := range found {
 		t.Run(name, func(t *testing.T) {
 			var list networkList
@@ -91,6 +98,7 @@ func TestExamples(t *testing.T) {
 				list.Name == "" {
 				t.Errorf("cniVersion %q, name %q", list.CNIVersion, list.Name)
 			}
+
 			plugin := map[string]any{}
 			if list.Type != "" {
 				if err := json.Unmarshal(data, &plugin); err != nil {
@@ -99,14 +107,17 @@ func TestExamples(t *testing.T) {
 			} else if len(list.Plugins) > 0 {
 				plugin = list.Plugins[0]
 			}
+
 			if plugin["type"] != "xpu-cni" {
 				t.Fatalf("its first plugin is %v", plugin["type"])
 			}
+
 			for field := range plugin {
 				if !slices.Contains(documented, field) {
 					t.Errorf("field %s is not in the reference", field)
 				}
 			}
+
 			config, err := json.Marshal(plugin)
 			if err != nil {
 				t.Fatal(err)
@@ -137,6 +148,7 @@ func documentedFields(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var fields []string
 	for line := range strings.Lines(string(data)) {
 		cells := strings.Split(line, "|")
@@ -149,5 +161,6 @@ func documentedFields(t *testing.T) []string {
 			fields = append(fields, field, first)
 		}
 	}
+
 	return fields
 }

@@ -36,6 +36,7 @@ func (d diary) add(t testing.TB, line string) {
 		return
 	}
 	defer file.Close()
+
 	if _, err := file.WriteString(line + "\n"); err != nil {
 		t.Error(err)
 	}
@@ -71,6 +72,7 @@ func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent 
 		if reply == nil {
 			return
 		}
+
 		if reply.Version == 0 {
 			reply.Version = wire.Version
 		}
@@ -78,6 +80,7 @@ func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent 
 			t.Error(err)
 		}
 	}
+
 	f.start()
 	return f
 }
@@ -98,6 +101,7 @@ func (f *fakeAgent) start() {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { listener.Close() })
+
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -116,11 +120,13 @@ func (f *fakeAgent) handle(conn net.Conn) {
 		f.t.Error(err)
 		return
 	}
+
 	var request wire.Request
 	if err := json.Unmarshal(data, &request); err != nil {
 		f.t.Errorf("request %q: %v", data, err)
 		return
 	}
+
 	f.diary.add(f.t, "agent "+string(request.Command))
 	f.mutex.Lock()
 	f.requests = append(f.requests, request)
@@ -132,12 +138,14 @@ func (f *fakeAgent) handle(conn net.Conn) {
 func (f *fakeAgent) asked(command wire.Command) []wire.Request {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
+
 	var asked []wire.Request
 	for _, request := range f.requests {
 		if request.Command == command {
 			asked = append(asked, request)
 		}
 	}
+
 	return asked
 }
 
@@ -152,9 +160,11 @@ func attached(request wire.Request) *wire.Reply {
 				return fails(999, err.Error())
 			}
 		}
+
 		if strings.HasPrefix(result["cniVersion"].(string), "0.2") {
 			return &wire.Reply{Result: request.IPAM}
 		}
+
 		result["interfaces"] = []any{
 			map[string]any{"name": request.IfName, "sandbox": request.NetNS},
 		}
@@ -162,6 +172,7 @@ func attached(request wire.Request) *wire.Reply {
 		if err != nil {
 			return fails(999, err.Error())
 		}
+
 		return &wire.Reply{
 			Result: data, DeviceInfo: json.RawMessage(`{"type":"pci","version":"1.1.0"}`),
 		}
@@ -261,14 +272,17 @@ func (s *shim) run(t testing.TB, command func(skel.CNIFuncs) func(*skel.CmdArgs)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	args := s.args
 	args.StdinData = config
+
 	plugin := Plugin{
 		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time {
 			return now.Add(time.Duration(s.ahead.Load()))
 		},
 		Paths: func() (Paths, error) { return Paths{s.socket, s.spool}, s.pathsError },
 	}
+
 	return command(plugin.Funcs())(&args)
 }
 
@@ -304,18 +318,21 @@ func spooled(t testing.TB, dir string) map[string]wire.Request {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
+
 	requests := map[string]wire.Request{}
 	for _, entry := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var request wire.Request
 		if err := json.Unmarshal(data, &request); err != nil {
 			t.Fatalf("%s: %v", entry.Name(), err)
 		}
 		requests[entry.Name()] = request
 	}
+
 	return requests
 }
 

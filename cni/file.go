@@ -26,18 +26,22 @@ func (c call) spool(request wire.Request) (path string, err error) {
 	if request.Command == wire.GC {
 		name = string(request.Command) + ":" + c.config.Name
 	}
+
 	data, err := wire.Encode(request)
 	if err != nil {
 		return "", err
 	}
+
 	dir := c.paths.SpoolDir
 	if err := errors.Join(makeDir(dir, 0o700), checkSpool(dir)); err != nil {
 		return "", fmt.Errorf("spool directory: %w", err)
 	}
+
 	path = filepath.Join(dir, name+".json")
 	if err := replace(path, data, 0o600); err != nil {
 		return "", fmt.Errorf("spool file: %w", err)
 	}
+
 	return path, nil
 }
 
@@ -52,6 +56,7 @@ func checkSpool(dir string) error {
 	case info.Mode().Perm() != 0o700:
 		return fmt.Errorf("%s: has mode %04o, must have mode 0700", dir, info.Mode().Perm())
 	}
+
 	return nil
 }
 
@@ -62,6 +67,7 @@ func (c call) writeDeviceInfo(info json.RawMessage) error {
 	if file == "" || info == nil {
 		return nil
 	}
+
 	err := makeDir(filepath.Dir(file), 0o755)
 	if err == nil {
 		err = replace(file, info, 0o444)
@@ -69,6 +75,7 @@ func (c call) writeDeviceInfo(info json.RawMessage) error {
 	if err != nil {
 		return c.networkError(types.ErrIOFailure, "device information: "+err.Error())
 	}
+
 	return nil
 }
 
@@ -88,6 +95,7 @@ func replace(path string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	defer os.Remove(file.Name()) // fails once the file is renamed
+
 	_, err = file.Write(data)
 	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
 	if err != nil {
@@ -96,6 +104,7 @@ func replace(path string, data []byte, mode fs.FileMode) error {
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
+
 	return syncDir(filepath.Dir(path))
 }
 
@@ -108,12 +117,14 @@ func makeDir(dir string, mode fs.FileMode) error {
 		}
 		err = os.Mkdir(dir, mode)
 	}
+
 	switch {
 	case errors.Is(err, fs.ErrExist):
 		return nil
 	case err != nil:
 		return err
 	}
+
 	return syncDir(filepath.Dir(dir))
 }
 

@@ -27,10 +27,12 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if c.config.IPAM.IsEmpty() {
 		return nil, nil
 	}
+
 	output, err := c.runIPAM(ctx, "ADD")
 	if err != nil {
 		return nil, err
 	}
+
 	var converted types.Result
 	result, err := DecodeResult(output, c.config.CNIVersion)
 	switch {
@@ -40,9 +42,11 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	default:
 		converted, err = result.GetAsVersion(c.config.CNIVersion)
 	}
+
 	if err != nil {
 		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
 	}
+
 	return json.Marshal(converted)
 }
 
@@ -69,6 +73,7 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var stdout, stderr bytes.Buffer
 	plugin := exec.CommandContext(ctx, path)
 	plugin.Env = append(os.Environ(),
@@ -79,6 +84,7 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 		"CNI_ARGS="+c.args.Args,
 		"CNI_PATH="+c.args.Path,
 	)
+
 	plugin.Stdin = bytes.NewReader(c.args.StdinData)
 	plugin.Stdout, plugin.Stderr = &stdout, io.MultiWriter(&stderr, c.Stderr)
 	plugin.Cancel = func() error { return plugin.Process.Signal(syscall.SIGTERM) }
@@ -90,10 +96,12 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, c.ipamError(types.ErrTryAgainLater, command+" took too long")
 	}
+
 	var printed types.Error
 	if json.Unmarshal(stdout.Bytes(), &printed) == nil && printed.Msg != "" {
 		return nil, c.ipamError(printed.Code, printed.Error())
 	}
+
 	return nil, c.ipamError(types.ErrInternal,
 		fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.Bytes())))
 }

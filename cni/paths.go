@@ -51,6 +51,7 @@ func ReadPaths(file string) (Paths, error) {
 	if err != nil {
 		return Paths{}, err
 	}
+
 	owner, known := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
@@ -64,10 +65,12 @@ func ReadPaths(file string) (Paths, error) {
 	if err != nil {
 		return Paths{}, err
 	}
+
 	paths, err := parsePaths(text)
 	if err != nil {
 		return Paths{}, fmt.Errorf("%s: %w", file, err)
 	}
+
 	return paths, nil
 }
 
@@ -76,6 +79,7 @@ func parsePaths(text []byte) (Paths, error) {
 	if len(text) > maxPathsFile {
 		return Paths{}, fmt.Errorf("has more than %d bytes", maxPathsFile)
 	}
+
 	var p Paths
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
@@ -90,5 +94,6 @@ func parsePaths(text []byte) (Paths, error) {
 			return Paths{}, fmt.Errorf("%s: %q must be an absolute path", field, path)
 		}
 	}
+
 	return p, nil
 }

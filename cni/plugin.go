@@ -99,12 +99,15 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
+
 	if wrong != nil {
 		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", wrong)
 	}
+
 	if c.config.interfaceFirst() {
 		return all(c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
 	}
+
 	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
 }
 
@@ -113,15 +116,18 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 func (c call) add() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
+
 	attach := c.addressAndAttach
 	if !c.config.IPAM.IsEmpty() {
 		if _, err := c.findIPAM(); err != nil { // before anything is attached
 			return err
 		}
 	}
+
 	if c.config.interfaceFirst() {
 		attach = c.attachAndAddress
 	}
+
 	result, err := attach(ctx)
 	if err != nil {
 		return err
@@ -129,6 +135,7 @@ func (c call) add() error {
 	if err := result.PrintTo(c.Stdout); err != nil {
 		return types.NewError(types.ErrIOFailure, "result", err.Error())
 	}
+
 	return nil
 }
 
@@ -140,10 +147,12 @@ func (c call) addressAndAttach(ctx context.Context) (result types.Result, err er
 	} else if reply, notAttached := c.ask(ctx, c.request(wire.Result, nil)); notAttached == nil {
 		return c.result(reply, nil) // ADD was done before; its addresses are in use
 	}
+
 	if err != nil {
 		// the specification wants it also where the plugin's ADD failed
 		return nil, undo(err, c.tellIPAM("DEL"))
 	}
+
 	return result, nil
 }
 
@@ -152,6 +161,7 @@ func (c call) attachAndAddress(ctx context.Context) (result types.Result, err er
 	if _, err := c.attach(ctx, nil); err != nil {
 		return nil, err
 	}
+
 	addresses, err := c.requestAddresses(ctx)
 	if err == nil {
 		result, err = c.result(c.ask(ctx, c.request(wire.Address, addresses)))
@@ -159,6 +169,7 @@ func (c call) attachAndAddress(ctx context.Context) (result types.Result, err er
 	if err != nil {
 		return nil, undo(err, c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
 	}
+
 	return result, nil
 }
 
@@ -173,10 +184,12 @@ func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Resu
 	if err == nil {
 		return result, nil
 	}
+
 	// the interface is attached, or may be
 	if agentErr == nil || errors.Is(agentErr, wire.ErrNoReply) {
 		err = undo(err, c.tellAgent(wire.Del))
 	}
+
 	return nil, err
 }
 
@@ -189,6 +202,7 @@ func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if reply.Result == nil {
 		return nil, c.networkError(types.ErrInternal, "xpu-agent gave no result")
 	}
+
 	var result types.Result
 	decoded, err := DecodeResult(reply.Result, c.config.CNIVersion)
 	if err == nil {
@@ -197,6 +211,7 @@ func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if err != nil {
 		return nil, c.networkError(types.ErrInternal, "the result of xpu-agent: "+err.Error())
 	}
+
 	return result, nil
 }
 
@@ -219,6 +234,7 @@ func (c call) tellAgent(command wire.Command) step {
 		case unanswered(err) && command == wire.Status:
 			return c.networkError(types.ErrPluginNotAvailable, err.Error())
 		}
+
 		return c.explain(err)
 	}
 }
@@ -229,9 +245,11 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses,
 		At: c.Now(),
 	}
+
 	if c.Asked != nil {
 		request.Asked = c.Asked()
 	}
+
 	switch command {
 	case wire.GC:
 		request.Config = gcConfig(c.args.StdinData)
@@ -242,11 +260,13 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 	case wire.Del:
 		request.Config = nil // whatever is in it, the interface is given back
 	}
+
 	request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
 	request.IfName, request.Args = c.args.IfName, c.args.Args
 	if command == wire.Del && len(request.Args) > maxDelArgs {
 		request.Args = ""
 	}
+
 	return request
 }
 
@@ -262,13 +282,16 @@ func gcConfig(data []byte) json.RawMessage {
 		Name       string          `json:"name"`
 		Valid      json.RawMessage `json:"cni.dev/valid-attachments,omitempty"`
 	}
+
 	if json.Unmarshal(data, &needed) != nil {
 		return data
 	}
+
 	text, err := json.Marshal(needed)
 	if err != nil {
 		return data
 	}
+
 	return text
 }
 

@@ -38,6 +38,7 @@ func TestAdd(t *testing.T) {
 	if err := s.add(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "ipam ADD", "agent ADD")
 
 	asked := f.asked(wire.Add)[0]
@@ -45,6 +46,7 @@ func TestAdd(t *testing.T) {
 	if err := json.Unmarshal(asked.Config, &config); err != nil {
 		t.Fatal(err)
 	}
+
 	sent, err := json.Marshal(s.config)
 	if err != nil {
 		t.Fatal(err)
@@ -52,11 +54,13 @@ func TestAdd(t *testing.T) {
 	if string(asked.Config) != string(sent) {
 		t.Errorf("the agent got the configuration %s, want %s", asked.Config, sent)
 	}
+
 	want := wire.Request{
 		Version: wire.Version, Command: wire.Add, ContainerID: "c1", NetNS: "/run/netns/c1",
 		IfName: "net1",
 		Args:   "K8S_POD_NAME=a", Config: asked.Config, IPAM: asked.IPAM, At: now,
 	}
+
 	if diff := cmp.Diff(want, asked); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
 	}
@@ -81,16 +85,19 @@ func TestAddInEveryVersion(t *testing.T) {
 			if err := s.add(t); err != nil {
 				t.Fatal(err)
 			}
+
 			want := version
 			if version == "" {
 				want = "0.1.0"
 			}
+
 			for name, data := range map[string][]byte{
 				"IPAM": f.asked(wire.Add)[0].IPAM, "result": s.stdout.Bytes(),
 			} {
 				if version, err := create.DecodeVersion(data); version != want || err != nil {
 					t.Errorf("%s is in version %s (%v), want %s", name, version, err, want)
 				}
+
 				result, err := DecodeResult(data, "")
 				if err != nil {
 					t.Fatalf("%s: %s: %v", name, data, err)
@@ -114,6 +121,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 			if err := s.add(t); err != nil {
 				t.Fatal(err)
 			}
+
 			checkDiary(t, f.diary, "agent ADD")
 			if ipam := f.asked(wire.Add)[0].IPAM; ipam != nil {
 				t.Errorf("the agent got addresses: %s", ipam)
@@ -206,6 +214,7 @@ func TestAddFails(t *testing.T) {
 			if test.answer != nil {
 				f = startAgent(t, test.answer)
 			}
+
 			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, test.ipam))
 			checkCode(t, s.add(t), test.code, test.text)
 			checkDiary(t, f.diary, test.diary...)
@@ -259,6 +268,7 @@ func TestSpoolDirOfOthers(t *testing.T) {
 				test.make(s.spool)); err != nil {
 				t.Fatal(err)
 			}
+
 			checkCode(t, s.del(t), types.ErrIOFailure, test.text)
 			if left, _ := os.ReadDir(s.spool); len(left) > 0 {
 				t.Errorf("there is %v", left)
@@ -292,6 +302,7 @@ func TestDeviceInfoElsewhere(t *testing.T) {
 				os.MkdirAll(filepath.Dir(file), 0o755)); err != nil {
 				t.Fatal(err)
 			}
+
 			_ = os.WriteFile(file, []byte("precious"), 0o600) // not where it is a directory
 			s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 			checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "CNIDeviceInfoFile")
@@ -303,6 +314,7 @@ func TestDeviceInfoElsewhere(t *testing.T) {
 			}
 		})
 	}
+
 	if asked := f.asked(wire.Add); len(asked) > 0 {
 		t.Errorf("the agent was asked: %v", asked)
 	}
@@ -312,6 +324,7 @@ func TestAddTakesTooLong(t *testing.T) {
 	t.Run("agent", func(t *testing.T) {
 		hang := make(chan struct{})
 		t.Cleanup(func() { close(hang) })
+
 		f := startAgent(t, func(request wire.Request) *wire.Reply {
 			if request.Command == wire.Add {
 				<-hang
@@ -319,6 +332,7 @@ func TestAddTakesTooLong(t *testing.T) {
 			}
 			return attached(request)
 		})
+
 		checkCode(t, newShim(t, f).set("timeout", "500ms").add(t), types.ErrTryAgainLater,
 			"deadline")
 		checkDiary(t, f.diary, "agent ADD", "agent DEL")
@@ -344,6 +358,7 @@ func TestSecondAdd(t *testing.T) {
 	if err := s.add(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "ipam ADD", "agent RESULT")
 	if !strings.Contains(s.stdout.String(), "192.0.2.7/24") {
 		t.Errorf("the result is %s", s.stdout.String())
@@ -356,6 +371,7 @@ func TestAddWithDHCP(t *testing.T) {
 	if err := s.add(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "agent ADD", "ipam ADD", "agent ADDRESS")
 	if ipam := f.asked(wire.Add)[0].IPAM; ipam != nil {
 		t.Errorf("ADD has addresses: %s", ipam)
@@ -369,6 +385,7 @@ func TestAddWithDHCP(t *testing.T) {
 	if err := s.del(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL")
 }
 
@@ -420,6 +437,7 @@ func TestDeviceInfo(t *testing.T) {
 	s := newShim(t, f)
 	file := filepath.Join(s.devices, "net-c1_net1")
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
+
 	for range 2 { // an ADD that is repeated finds a file
 		if err := s.add(t); err != nil {
 			t.Fatal(err)
@@ -429,6 +447,7 @@ func TestDeviceInfo(t *testing.T) {
 			t.Fatalf("device information is %q, %v", data, err)
 		}
 	}
+
 	for range 2 {
 		if err := s.del(t); err != nil {
 			t.Fatal(err)
@@ -445,6 +464,7 @@ func TestDeviceInfoThatCannotBeWritten(t *testing.T) {
 	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
 	s.devices = occupied
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": occupied + "/net-c1_net1"})
@@ -459,6 +479,7 @@ func TestDel(t *testing.T) {
 	if err := s.del(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "agent DEL", "ipam DEL")
 	got := f.asked(wire.Del)[0]
 	if got.ContainerID != "c1" || got.IfName != "net1" || got.NetNS != "" || !got.At.Equal(now) {
@@ -548,6 +569,7 @@ func TestDelWhileTheAgentIsAway(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			checkDiary(t, diary{f.diary.path + "-ipam"}, "ipam DEL", "ipam DEL")
 
 			want := map[string]wire.Request{"DEL:c1:net1.json": {
@@ -555,16 +577,19 @@ func TestDelWhileTheAgentIsAway(t *testing.T) {
 				IfName: "net1",
 				Args:   "K8S_POD_NAME=a", Config: json.RawMessage("null"), At: now,
 			}}
+
 			if diff := cmp.Diff(want, s.spooled(t)); diff != "" {
 				t.Errorf("spool (-want +got):\n%s", diff)
 			}
 			if !strings.Contains(s.stderr.String(), "DEL is left for xpu-agent in "+s.spool) {
 				t.Errorf("nobody is told: %q", s.stderr.String())
 			}
+
 			s.args.IfName = "net2"
 			if err := s.del(t); err != nil || len(s.spooled(t)) != 2 {
 				t.Errorf("another interface: %v, spooled %v", err, s.spooled(t))
 			}
+
 			checkMode(t, s.spool, 0o700|fs.ModeDir)
 			checkMode(t, filepath.Join(s.spool, "DEL:c1:net1.json"), 0o600)
 		})
@@ -588,6 +613,7 @@ func TestDelWithoutAgentAndSpool(t *testing.T) {
 	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, dir := range map[string]string{
 		"is a file": occupied, "is below a file": occupied + "/spool",
 	} {
@@ -608,10 +634,12 @@ func TestGC(t *testing.T) {
 	if err := s.gc(t); err != nil {
 		t.Fatal(err)
 	}
+
 	config, err := json.Marshal(s.config)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "agent GC", "ipam GC", string(config))
 	needed := json.RawMessage(
 		`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}]}`,
@@ -639,6 +667,7 @@ func TestGCWhileTheAgentIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	got := s.spooled(t)
 	if len(got) != 1 || !strings.Contains(string(got["GC:net.json"].Config), `"containerID":"c2"`) {
 		t.Errorf("spooled: %v", got)
@@ -651,6 +680,7 @@ func TestCheck(t *testing.T) {
 	if err := s.check(t); err != nil {
 		t.Fatal(err)
 	}
+
 	checkDiary(t, f.diary, "ipam CHECK", "agent CHECK")
 	if got := f.asked(wire.Check)[0]; got.ContainerID != "c1" || got.NetNS != "/run/netns/c1" {
 		t.Errorf("the agent got %+v", got)
@@ -685,6 +715,7 @@ func TestStatusFails(t *testing.T) {
 			}
 		})
 	}
+
 	f := startAgent(t, except(wire.Status, fails(51, "not synced")))
 	checkCode(t, newShim(t, f).status(t), types.ErrLimitedConnectivity, "not synced")
 	f = startAgent(t, attached)
@@ -702,14 +733,17 @@ func TestHugeConfiguration(t *testing.T) {
 			s := newShim(t, f).set("args", strings.Repeat("x", wire.MaxMessage))
 			s.args.Args = "K8S_POD_NAME=a;X=" + strings.Repeat("x", wire.MaxMessage)
 			s.set("cni.dev/valid-attachments", []any{})
+
 			if name == "agent" {
 				checkCode(t, s.add(t), types.ErrInvalidNetworkConfig,
 					"the network configuration has")
 				checkCode(t, s.check(t), types.ErrInvalidNetworkConfig, "CNI_ARGS")
 			}
+
 			if err := errors.Join(s.del(t), s.gc(t)); err != nil {
 				t.Error(err)
 			}
+
 			s.set("cni.dev/valid-attachments", strings.Repeat("x", wire.MaxMessage))
 			checkCode(t, s.gc(t), types.ErrInvalidNetworkConfig, "bytes")
 		})
@@ -729,6 +763,7 @@ func TestPathsAreTheNodes(t *testing.T) {
 				t.Log(command)
 				checkCode(t, err, types.ErrInvalidNetworkConfig, "is not this node's")
 			}
+
 			if err := s.del(t); err != nil || len(s.spooled(t)) != 1 {
 				t.Errorf("DEL: error %v, spooled %v", err, s.spooled(t))
 			}
@@ -737,11 +772,13 @@ func TestPathsAreTheNodes(t *testing.T) {
 			}
 		})
 	}
+
 	f := startAgent(t, attached)
 	s := newShim(t, f)
 	if err := s.set("socket", s.socket).set("spoolDir", s.spool).add(t); err != nil {
 		t.Errorf("the node's own paths: %v", err)
 	}
+
 	s.pathsError = errors.New("xpu-cni.json: is broken")
 	checkCode(t, s.add(t), types.ErrIOFailure, "is broken")
 	checkCode(t, s.del(t), types.ErrIOFailure, "is broken")
@@ -774,6 +811,7 @@ func TestReadPaths(t *testing.T) {
 				os.Chmod(file, test.mode)); err != nil {
 				t.Fatal(err)
 			}
+
 			got, err := ReadPaths(file)
 			if got != test.want || (err == nil) != (test.err == "") || err != nil &&
 				!strings.Contains(err.Error(), test.err) {
@@ -781,6 +819,7 @@ func TestReadPaths(t *testing.T) {
 			}
 		})
 	}
+
 	if got, err := ReadPaths(filepath.Join(t.TempDir(), "none")); err != nil ||
 		got != DefaultPaths() {
 		t.Errorf("without a file: %v, %v", got, err)
@@ -799,6 +838,7 @@ func TestDeviceInfoOfAnotherPod(t *testing.T) {
 		os.WriteFile(file, []byte("c2's"), 0o444)); err != nil {
 		t.Fatal(err)
 	}
+
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig,
 		"must have the container ID c1 in its name")
@@ -854,11 +894,13 @@ func TestConfiguration(t *testing.T) {
 			}
 		})
 	}
+
 	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`),
 		here)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := config{
 		CNIVersion: "0.1.0", Name: "n", Timeout: addTimeout,
 	}
@@ -871,17 +913,20 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(
 		`{"name":"n","timeout":1,"ipam":[],"socket":"s","runtimeConfig":{"CNIDeviceInfoFile":1}}`,
 	))
+
 	f.Add(
 		[]byte(
 			`{"cniVersion":"1.1.0","name":"n","ipam":{"type":"static"},"timeout":"90s","socket":"/run/s"}`,
 		),
 	)
+
 	f.Add([]byte(`{"ipam":null,"timeout":null,"runtimeConfig":{"CNIDeviceInfoFile":"/run/d"}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := parseConfig(data, site{DefaultPaths(), "/run", "c1"})
 		if said := (*types.Error)(nil); err != nil && !errors.As(err, &said) {
 			t.Fatalf("error of no kind: %v", err)
 		}
+
 		file := c.RuntimeConfig.DeviceInfoFile
 		if c.Timeout <= 0 || strings.Contains(c.IPAM.Type, "/") || c.IPAM.Type == pluginName ||
 			file != "" && (filepath.Dir(file) != "/run" || !strings.Contains(file, "c1")) {
@@ -923,6 +968,7 @@ func FuzzDecodeResult(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		for _, other := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 			if converted, err := result.GetAsVersion(other); err == nil &&
 				converted.Version() != other {

@@ -19,6 +19,7 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	if err := json.Unmarshal(data, &own); err != nil {
 		return nil, err
 	}
+
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, err
@@ -26,18 +27,21 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	if fields == nil {
 		return nil, errors.New("it is null")
 	}
+
 	version = cmp.Or(own.CNIVersion, version)
 	fields["cniVersion"], _ = json.Marshal(version)
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
 	}
+
 	// These are the bytes that Create decodes. Others could have the keys in another order, of
 	// which the last counts.
 	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
 	if err := json.Unmarshal(data, &lists); err != nil {
 		return nil, err
 	}
+
 	for _, list := range []struct {
 		name  string
 		items []*json.RawMessage
@@ -46,9 +50,11 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
 		}
 	}
+
 	result, err := create.Create(version, data)
 	if err != nil {
 		return nil, err
 	}
+
 	return types100.GetResult(result)
 }

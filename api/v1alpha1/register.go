@@ -24,6 +24,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&XPUTenant{}, &XPUTenantList{},
 		&InterfaceConfig{},
 	)
+
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)
 	return nil
 }

@@ -22,11 +22,13 @@ func TestValidation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := cluster.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	cluster.Need(t)
 	api, err := kubeapitest.Client(cluster.Admin())
 	if err != nil {
@@ -36,6 +38,7 @@ func TestValidation(t *testing.T) {
 	named := func(name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Name: name, Namespace: "default"}
 	}
+
 	pool := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
 		p := &v1alpha1.DevicePool{
 			ObjectMeta: metav1.ObjectMeta{Name: "p"},
@@ -46,12 +49,14 @@ func TestValidation(t *testing.T) {
 		change(p)
 		return p
 	}
+
 	plugin := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
 		return pool(func(p *v1alpha1.DevicePool) {
 			p.Spec.Publish, p.Spec.DevicePlugin = v1alpha1.PublishDevicePlugin, &v1alpha1.DevicePluginSpec{}
 			change(p)
 		})
 	}
+
 	xpu := func(change func(*v1alpha1.XPUSpec)) *v1alpha1.XPU {
 		x := &v1alpha1.XPU{
 			ObjectMeta: metav1.ObjectMeta{Name: "x"},
@@ -60,6 +65,7 @@ func TestValidation(t *testing.T) {
 		change(&x.Spec)
 		return x
 	}
+
 	forAll := v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}
 	network := func(change func(*v1alpha1.XPUNetworkSpec)) *v1alpha1.XPUNetwork {
 		n := &v1alpha1.XPUNetwork{
@@ -70,6 +76,7 @@ func TestValidation(t *testing.T) {
 		change(&n.Spec)
 		return n
 	}
+
 	port := func(change func(*v1alpha1.XPUPortSpec)) *v1alpha1.XPUPort {
 		p := &v1alpha1.XPUPort{ObjectMeta: named("p"), Spec: v1alpha1.XPUPortSpec{
 			NodeName: "n", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}, XPU: "x",
@@ -113,6 +120,7 @@ func TestValidation(t *testing.T) {
 					DDPProfiles: []string{"ICE COMMS Package"}, PKeys: []string{"0x7fff"},
 					AuxTypes: []string{"sf"}, VDPAType: "vhost",
 				}, {IsRdma: true}}
+
 				p.Spec.DevicePlugin.ResourcePrefix, p.Spec.DevicePlugin.ResourceName = "intel.com", "Sriov_net-A"
 				p.Spec.DevicePlugin.AdditionalInfo = map[string]map[string]string{
 					"*": {"token": "1"},
@@ -356,6 +364,7 @@ func TestValidation(t *testing.T) {
 			if !is {
 				continue
 			}
+
 			want := test.want
 			if want == "" && devicePool.Spec.Provision == v1alpha1.ProvisionAhead {
 				want = "Ahead is only for DevicePools of the API server"
@@ -431,6 +440,7 @@ func parseFile(t *testing.T, devicePool *v1alpha1.DevicePool) error {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_, _, err = source.Parse(text, "")
 	return err
 }

@@ -213,6 +213,7 @@ func TenantOf(xpu *XPU, tenants []XPUTenant) *XPUTenant {
 			found = t
 		}
 	}
+
 	return found
 }
 

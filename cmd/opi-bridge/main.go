@@ -85,6 +85,7 @@ the agent stops.`,
 			return run(cmd.Context(), o, log)
 		},
 	}
+
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
 		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
@@ -93,16 +94,19 @@ the agent stops.`,
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
 		"PEM `file` with the authorities of the clients' certificates")
+
 	f.StringVar(&o.tls.Authorization, "authorization", "",
 		"YAML `file` with rules of who may see and change which networks and ports, in which "+
 			"segments and how many, by the subject of the client's certificate; "+
 			"read again when it changes; empty: whoever has a certificate may do anything")
+
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.BoolVar(&o.agent.NewState, "new-state", false,
 		"go on with a --state that is new although an agent has made networks and ports before: "+
 			"they are removed; for one start")
+
 	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with "+
 		"several each says for which VNIs, as "+
 		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are "+
@@ -111,9 +115,11 @@ the agent stops.`,
 		o.agent.Uplinks = append(o.agent.Uplinks, uplink)
 		return err
 	})
+
 	f.StringVar((*string)(&o.agent.Underlay), "underlay", string(bridge.UnderlayAuto),
 		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
 			"which is ipv4 where the uplink has an IPv4 address")
+
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's "+
 		"eswitch numbers its functions, "+
 		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF "+
@@ -123,29 +129,35 @@ the agent stops.`,
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
+
 	f.StringArrayVar(&o.agent.Representors, "representor", nil,
 		"`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
 			"although no eswitch says that they represent a function of the host; once for each")
 	f.StringVar(&o.hostPFFile, "host-pf-file", "",
 		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same "+
 			"flags; # begins a comment; none if missing")
+
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
 		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one "+
 			"for each; "+
 			"auto is vlan-aware where the kernel can")
+
 	f.StringVar(&o.agent.Sysctl, "sysctl", "/proc/sys",
 		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
 			"/proc/sys, a mount of the machine's "+
 			"net/ipv4/igmp_max_memberships")
+
 	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
 		"drop what a port sends with another MAC address than its own; needs a kernel with "+
 			"nftables for bridges")
 	f.StringVar(&o.metricsListen, "metrics-listen",
 		"", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
+
 	f.BoolVar(&o.metricsTLS, "metrics-tls", false,
 		"serve metrics by TLS with --tls-cert, to clients that have a certificate of "+
 			"--tls-client-ca and, with --authorization, "+
 			"a rule for all networks and ports")
+
 	f.StringVar(&o.profilesListen, "pprof-listen", "",
 		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; "+
 			"empty: none")
@@ -153,6 +165,7 @@ the agent stops.`,
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
 	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
 	cmd.MarkFlagsMutuallyExclusive("metrics-tls", "insecure")
+
 	return cmd
 }
 
@@ -161,6 +174,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	if err != nil {
 		return err
 	}
+
 	if o.hostPFFile != "" {
 		told, err := bridge.ReadHostPFs(o.hostPFFile)
 		if err != nil {
@@ -168,6 +182,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 		o.agent.HostPFs = append(o.agent.HostPFs, told...)
 	}
+
 	alive := health.NewServer()
 	o.agent.Stuck = func(stuck bool) {
 		if stuck {
@@ -176,37 +191,45 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			alive.Resume()
 		}
 	}
+
 	agent, err := bridge.New(o.agent, log)
 	if err != nil {
 		return err
 	}
+
 	defer func() {
 		if err := agent.Close(); err != nil {
 			log.Error(err, "close the state")
 		}
 	}()
+
 	var serverOptions []grpc.ServerOption
 	if credentials != nil {
 		serverOptions = credentials.ServerOptions()
 	}
+
 	server := agent.NewServer(serverOptions...)
 	healthpb.RegisterHealthServer(server, alive)
+
 	// clients ask for the inventory only if it is said to be there
 	for service := range server.GetServiceInfo() {
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 	}
+
 	reflection.Register(server)
 
 	lis, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
+
 	all, ctx := errgroup.WithContext(ctx)
 	if o.metricsListen != "" {
 		metricsLis, err := net.Listen("tcp", o.metricsListen)
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
+
 		registry := monitoring.NewRegistry("opi-bridge")
 		registry.MustRegister(agent)
 		metrics := monitoring.Handler(registry)
@@ -214,10 +237,12 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			metricsLis = tls.NewListener(metricsLis, credentials.TLS("http/1.1"))
 			metrics = credentials.AuthorizeMetrics(metrics)
 		}
+
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", metrics)
 		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux, log) })
 	}
+
 	if o.profilesListen != "" {
 		profilesLis, err := monitoring.ListenForProfiles(o.profilesListen)
 		if err != nil {
@@ -225,9 +250,11 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 		all.Go(func() error { return monitoring.ServeProfiles(ctx, profilesLis, log) })
 	}
+
 	if credentials != nil {
 		all.Go(func() error { return credentials.Follow(ctx, log) })
 	}
+
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error {
 		if err := server.Serve(bridge.LimitConnections(lis, log)); !errors.Is(err,
@@ -236,6 +263,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 		return nil // it was asked to end before it began
 	})
+
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()
@@ -245,11 +273,13 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		server.GracefulStop()
 		return nil
 	})
+
 	log.Info("serving",
 		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Uplinks,
 		"version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
+
 	return err
 }
 
@@ -270,5 +300,6 @@ func (o options) credentials() (*bridge.Credentials, error) {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or "+
 			"--insecure", err)
 	}
+
 	return nil, nil
 }

@@ -44,6 +44,7 @@ func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()
 			return cmd.ExecuteContext(ctx)
 		})
 	}()
+
 	done := false
 	terminate = func() {
 		if done {
@@ -55,6 +56,7 @@ func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()
 			t.Errorf("opi-bridge: %v\n%s", err, &logs)
 		}
 	}
+
 	t.Cleanup(terminate)
 	return terminate
 }
@@ -74,10 +76,12 @@ func dial(
 			})
 			return conn, err
 		}))
+
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
+
 	return conn
 }
 
@@ -91,12 +95,14 @@ func fetch(n *netns.Namespace, config *tls.Config, url string) (string, error) {
 			})
 			return conn, err
 		}}
+
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Get(url)
 	if err != nil {
 		return "", err
 	}
 	defer response.Body.Close()
+
 	text, err := io.ReadAll(response.Body)
 	return string(text), err
 }
@@ -114,18 +120,21 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	if err != nil || alive.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Fatalf("health: %v, %v", alive, err)
 	}
+
 	networks := evpn.NewLogicalBridgeServiceClient(conn)
 	lb, err := networks.CreateLogicalBridge(ctx,
 		&evpn.CreateLogicalBridgeRequest{
 			LogicalBridgeId: "net-blue",
 			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 10}},
 		})
+
 	if err != nil || lb.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
 		t.Fatalf("create: %v, %v", lb, err)
 	}
 
 	metrics, err := fetch(n, nil, "http://127.0.0.1:9100/metrics")
 	must.Succeed(t, err)
+
 	for _, want := range []string{
 		`opi_bridge_rpc_duration_seconds_count{code="OK",method="CreateLogicalBridge"} 1`,
 		`opi_bridge_networks{state="up"} 1`, "xpu_build_info",
@@ -139,6 +148,7 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	if _, err := n.Handle().LinkByName("br-net-blue"); err != nil {
 		t.Errorf("after the end the bridge is gone: %v", err)
 	}
+
 	program(t, n, "--state", state, "--data-plane", "bridge-per-network")
 	got, err := networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: lb.Name})
 	if err != nil || got.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
@@ -161,9 +171,11 @@ func TestHostPFs(t *testing.T) {
 		"bridge-per-network",
 		"--host-pf", "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK", "--host-pf",
 		"0000:3b:00.1=c1pf1")
+
 	agent := evpngw.Dialect(dial(t, n, insecure.NewCredentials()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
+
 	got, err := agent.HostPFs(ctx)
 	if want := (opi.HostPF{
 		Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK",
@@ -183,11 +195,13 @@ func TestMutualTLS(t *testing.T) {
 		}
 		return path
 	}
+
 	cert, key := ca.Issue(t, "127.0.0.1")
 	program(t, n, "--listen", "0.0.0.0:50151", "--state", filepath.Join(dir, "state.db"),
 		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca",
 		write("ca.crt", ca.PEM()),
 		"--metrics-listen", "0.0.0.0:9100", "--metrics-tls", "--pprof-listen", "127.0.0.1:6060")
+
 	client := func(by *opitest.Authority) *tls.Config {
 		cert, key := by.Issue(t, "controller")
 		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
@@ -196,6 +210,7 @@ func TestMutualTLS(t *testing.T) {
 		}
 		return cfg
 	}
+
 	get := func(
 		creds credentials.TransportCredentials, timeout time.Duration, opts ...grpc.CallOption,
 	) error {
@@ -205,6 +220,7 @@ func TestMutualTLS(t *testing.T) {
 			&evpn.GetBridgePortRequest{Name: "bridgePorts/none"}, opts...)
 		return err
 	}
+
 	if err := get(credentials.NewTLS(client(ca)),
 		20*time.Second); status.Code(err) != codes.NotFound {
 		t.Errorf("a client of the authority: %v, want NotFound", err)
@@ -220,6 +236,7 @@ func TestMutualTLS(t *testing.T) {
 		text == "" {
 		t.Errorf("profiles: %v", err)
 	}
+
 	failFast := grpc.WaitForReady(false)
 	if err := get(credentials.NewTLS(client(other)), 20*time.Second,
 		failFast); status.Code(err) != codes.Unavailable {
@@ -229,11 +246,13 @@ func TestMutualTLS(t *testing.T) {
 		failFast); status.Code(err) != codes.Unavailable {
 		t.Errorf("a client without TLS: %v, want Unavailable", err)
 	}
+
 	// A certificate that was renewed is soon used for new connections: here one that this client
 	// does not trust.
 	cert, key = other.Issue(t, "127.0.0.1")
 	write("tls.crt", cert)
 	write("tls.key", key)
+
 	must.Eventually(t, "a connection by the new certificate", func() bool {
 		return status.Code(get(credentials.NewTLS(client(ca)), 20*time.Second,
 			failFast)) == codes.Unavailable
@@ -250,25 +269,30 @@ func TestAuthorization(t *testing.T) {
 		must.Succeed(t, os.WriteFile(path, []byte(data), 0o600))
 		return path
 	}
+
 	const rules = `
 rules:
 - {subject: CN=controller, networks: ["*"], ports: ["*"], vlans: [1-4094], vnis: [1-16777215]}
 - {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"], vlans: [10-19], vnis: [], mostPorts: 1}
 - {subject: CN=monitor, networks: ["*"], ports: ["*"], readOnly: true}
 `
+
 	cert, key := ca.Issue(t, "127.0.0.1")
 	program(t, n, "--state", filepath.Join(dir, "state.db"), "--source-filter=false",
 		"--authorization", write("authorization.yaml", rules),
 		"--tls-cert", write("tls.crt", string(cert)), "--tls-key", write("tls.key", string(key)),
 		"--tls-client-ca", write("ca.crt", string(ca.PEM())))
+
 	as := func(name string) *grpc.ClientConn {
 		cert, key := ca.Issue(t, name)
 		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
 		must.Succeed(t, err)
 		return dial(t, n, credentials.NewTLS(cfg))
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+
 	network := func(conn *grpc.ClientConn, id string, vlan uint32) codes.Code {
 		_, err := evpn.NewLogicalBridgeServiceClient(conn).CreateLogicalBridge(ctx,
 			&evpn.CreateLogicalBridgeRequest{
@@ -277,6 +301,7 @@ rules:
 			})
 		return status.Code(err)
 	}
+
 	port := func(conn *grpc.ClientConn, id, network string, mac byte) codes.Code {
 		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(ctx,
 			&evpn.CreateBridgePortRequest{
@@ -288,6 +313,7 @@ rules:
 			})
 		return status.Code(err)
 	}
+
 	seen := func(conn *grpc.ClientConn) (names []string) {
 		networks, err := evpn.NewLogicalBridgeServiceClient(conn).ListLogicalBridges(ctx,
 			&evpn.ListLogicalBridgesRequest{})
@@ -295,14 +321,18 @@ rules:
 		ports, err := evpn.NewBridgePortServiceClient(conn).ListBridgePorts(ctx,
 			&evpn.ListBridgePortsRequest{})
 		must.Succeed(t, err)
+
 		for _, n := range networks.GetLogicalBridges() {
 			names = append(names, path.Base(n.GetName()))
 		}
+
 		for _, p := range ports.GetBridgePorts() {
 			names = append(names, path.Base(p.GetName()))
 		}
+
 		return names
 	}
+
 	controller, tenant, monitor, stranger := as("controller"), as("tenant"), as(
 		"monitor",
 	), as("stranger")
@@ -330,10 +360,12 @@ rules:
 			t.Errorf("%d. %s: %s, want %s", i, test.what, test.got, test.want)
 		}
 	}
+
 	ports := evpn.NewBridgePortServiceClient(tenant)
 	foreign := "bridgePorts/vf-0000-3b-00-2"
 	_, errGet := ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: foreign})
 	_, errDelete := ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: foreign})
+
 	_, errUpdate := ports.UpdateBridgePort(ctx,
 		&evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: foreign,
 			Spec: &evpn.BridgePortSpec{
@@ -341,6 +373,7 @@ rules:
 				Ptype:          evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
 				LogicalBridges: []string{"logicalBridges/net-a-1"},
 			}}})
+
 	for what, err := range map[string]error{
 		"get": errGet, "delete": errDelete, "update": errUpdate,
 	} {
@@ -349,6 +382,7 @@ rules:
 			t.Errorf("%s of another's port: %v", what, err)
 		}
 	}
+
 	for _, test := range []struct {
 		conn *grpc.ClientConn
 		want []string
@@ -361,6 +395,7 @@ rules:
 			t.Errorf("sees %q, want %q", got, test.want)
 		}
 	}
+
 	if _, err := healthpb.NewHealthClient(stranger).Check(ctx,
 		&healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("health for a stranger: %v", err)
@@ -378,6 +413,7 @@ func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	ended, end := context.WithCancel(t.Context())
 	end() // what is not refused must not serve this machine
+
 	tests := map[string]struct {
 		args []string
 		says string
@@ -418,6 +454,7 @@ func TestRefuses(t *testing.T) {
 			"are both pf0",
 		},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			cmd := command(io.Discard)

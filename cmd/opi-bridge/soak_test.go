@@ -68,6 +68,7 @@ func TestSoak(t *testing.T) {
 	s.log, err = os.Create(filepath.Join(t.TempDir(), "opi-bridge.log"))
 	must.Succeed(t, err)
 	t.Cleanup(s.lastWords)
+
 	wire, pods := netns.New(t), netns.New(t)
 	netns.Connect(t, s.xpu, "p0", wire, "wire")
 	uplink, err := s.xpu.Handle().LinkByName("p0")
@@ -75,22 +76,27 @@ func TestSoak(t *testing.T) {
 	address, err := netlink.ParseAddr("198.51.100.1/24")
 	must.Succeed(t, err)
 	must.Succeed(t, s.xpu.Handle().AddrAdd(uplink, address))
+
 	for i := range 2 + workers*portsEach {
 		netns.Connect(t, s.xpu, soakPort(i).ID, pods, fmt.Sprintf("eth%d", i))
 	}
+
 	s.agent = evpngw.Dialect(s.dial())
 
 	ctx, cancel := context.WithTimeout(t.Context(), *soakFor)
 	defer cancel()
+
 	running, err := s.start()
 	must.Succeed(t, err)
 	stable := opi.Network{ID: "net-stable", VLAN: 10}
 	must.Succeed(t, s.ensureNetwork(stable))
+
 	for i := range 2 {
 		port := soakPort(i)
 		port.Addresses = nil // with any it could send IP only
 		must.Succeed(t, s.ensurePort(port, stable.ID))
 	}
+
 	end := func(i int) netns.End {
 		return netns.End{NetNS: pods, Netdev: fmt.Sprintf("eth%d", i), MAC: soakPort(i).MAC}
 	}
@@ -101,6 +107,7 @@ func TestSoak(t *testing.T) {
 	for worker := range workers {
 		all.Go(func() error { return s.work(ctx, worker, 2+worker*portsEach, portsEach) })
 	}
+
 	all.Go(func() error {
 		for ; ctx.Err() == nil; s.kills.Add(1) {
 			if rand.IntN(5) > 0 { // else it is killed while it starts
@@ -108,10 +115,12 @@ func TestSoak(t *testing.T) {
 					return err
 				}
 			}
+
 			loop.Sleep(ctx, time.Duration(rand.IntN(2000))*time.Millisecond)
 			if err := running.Process.Kill(); err != nil {
 				return err
 			}
+
 			_ = running.Wait() // it was killed
 			var err error
 			if running, err = s.start(); err != nil {
@@ -120,6 +129,7 @@ func TestSoak(t *testing.T) {
 		}
 		return nil
 	})
+
 	must.Succeed(t, all.Wait())
 	sent, lost, err := traffic.Stop()
 	must.Succeed(t, err)
@@ -128,6 +138,7 @@ func TestSoak(t *testing.T) {
 	if lost != 0 || s.made.Load() == 0 || s.deleted.Load() == 0 || s.kills.Load() == 0 {
 		t.Error("want all of these but no frame lost")
 	}
+
 	s.checkNothingLeft()
 	must.Succeed(t, running.Process.Signal(syscall.SIGTERM))
 	must.Succeed(t, running.Wait())
@@ -179,8 +190,10 @@ func (s *soak) dial() *grpc.ClientConn {
 			})
 			return conn, err
 		}))
+
 	must.Succeed(s, err)
 	s.Cleanup(func() { _ = conn.Close() })
+
 	return conn
 }
 
@@ -195,12 +208,14 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 		if err := s.ensureNetwork(network); err != nil {
 			return err
 		}
+
 		n := 1 + rand.IntN(ports)
 		for i := range n {
 			if err := s.ensurePort(soakPort(firstPort+i), network.ID); err != nil {
 				return err
 			}
 		}
+
 		for i := range n {
 			if err := s.eventually("delete port", func(ctx context.Context) error {
 				return s.agent.DeletePort(ctx, soakPort(firstPort+i).ID)
@@ -208,11 +223,13 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 				return err
 			}
 		}
+
 		if err := s.eventually("delete network", func(ctx context.Context) error {
 			return s.agent.DeleteNetwork(ctx, network.ID)
 		}); err != nil {
 			return err
 		}
+
 		s.made.Add(int64(1 + n))
 		s.deleted.Add(int64(1 + n))
 	}
@@ -227,10 +244,12 @@ func (s *soak) ensureNetwork(n opi.Network) error {
 		if _, err := s.agent.SetNetworkOptions(ctx, n); err != nil {
 			return err
 		}
+
 		got, err := s.agent.Network(ctx, n.ID)
 		if err == nil && got.State != opi.StateUp {
 			err = fmt.Errorf("%s: %s", got.State, got.Detail)
 		}
+
 		return err
 	})
 }
@@ -244,10 +263,12 @@ func (s *soak) ensurePort(p opi.Port, network string) error {
 		if err := s.agent.SetPortOptions(ctx, p); err != nil {
 			return err
 		}
+
 		got, err := s.agent.Port(ctx, p.ID)
 		if err == nil && got.State != opi.StateUp {
 			err = fmt.Errorf("%s: %s", got.State, got.Detail)
 		}
+
 		return err
 	})
 }
@@ -257,6 +278,7 @@ func (s *soak) eventually(what string, ask func(context.Context) error) error {
 	// an emulated machine does little between two kills
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
+
 	for {
 		err := ask(ctx)
 		if err == nil {
@@ -265,10 +287,12 @@ func (s *soak) eventually(what string, ask func(context.Context) error) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
+
 		switch status.Code(err) {
 		case codes.InvalidArgument, codes.Unimplemented, codes.PermissionDenied:
 			return fmt.Errorf("%s: %w", what, err)
 		}
+
 		loop.Sleep(ctx, 5*time.Millisecond)
 	}
 }
@@ -281,13 +305,16 @@ func (s *soak) checkNothingLeft() {
 		if err != nil {
 			return err
 		}
+
 		networks, err := s.agent.Networks(ctx)
 		if err == nil && (len(ports) != 2 || len(networks) != 1) {
 			err = fmt.Errorf("%d ports and %d networks are left, want 2 and 1", len(ports),
 				len(networks))
 		}
+
 		return err
 	}))
+
 	links, err := s.xpu.Handle().LinkList()
 	must.Succeed(s, err)
 	masters := 0
@@ -300,14 +327,17 @@ func (s *soak) checkNothingLeft() {
 			s.Errorf("netdev %s is left", link.Attrs().Name)
 		}
 	}
+
 	if masters != 2 {
 		s.Errorf("%d netdevs are in bridges, want 2", masters)
 	}
+
 	must.Succeed(s, s.xpu.Do(func() error {
 		nft, err := nftables.New()
 		if err != nil {
 			return err
 		}
+
 		table := &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge}
 		for set, want := range map[string]int{"macs": 2, "foreign-macs": 0} {
 			elements, errSet := nft.GetSetElements(&nftables.Set{Table: table, Name: set})
@@ -318,6 +348,7 @@ func (s *soak) checkNothingLeft() {
 				err = errors.Join(err, fmt.Errorf("set %s: %w", set, errSet))
 			}
 		}
+
 		return err
 	}))
 }

@@ -38,6 +38,7 @@ and prints its answer in JSON. "xpuctl discover --node" and others show it to pe
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(state)
 		},
 	}
+
 	addSocketFlag(cmd.Flags(), &client)
 	return cmd
 }
@@ -60,8 +61,10 @@ ended.`,
 			return client.Ready(ctx)
 		},
 	}
+
 	cmd.Flags().StringVar(&client.Socket, "socket", "", "that of --ready-socket of the agent")
 	_ = cmd.MarkFlagRequired("socket")
+
 	return cmd
 }
 
@@ -82,14 +85,17 @@ post-delete hook that keeps a Function from being free is given up: it becomes a
 			if wanted.Function, err = function.ParseID(args[0]); err != nil {
 				return err
 			}
+
 			outcome, err := client.Release(cmd.Context(), wanted)
 			if err != nil {
 				return err
 			}
+
 			fmt.Fprintln(cmd.OutOrStdout(), outcome)
 			return nil
 		},
 	}
+
 	addSocketFlag(cmd.Flags(), &client)
 	cmd.Flags().StringVar(&wanted.Hook, "hook", "",
 		"name of the hook, which must be the one that the Function waits for")
@@ -99,5 +105,6 @@ post-delete hook that keeps a Function from being free is given up: it becomes a
 	cmd.Flags().BoolVar(&wanted.AsItIs, "as-it-is", false,
 		"let the quarantined Function go without another try: its next owner gets it as it is")
 	cmd.MarkFlagsMutuallyExclusive("hook", "as-it-is")
+
 	return cmd
 }

@@ -35,6 +35,7 @@ func installCommand() *cobra.Command {
 			return nil
 		},
 	}
+
 	cmd.Flags().StringVar(&from, "from", "/xpu-cni", "the plugin's binary")
 	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin",
 		"directory in which the container runtime looks for CNI plugins")
@@ -44,6 +45,7 @@ func installCommand() *cobra.Command {
 	cmd.Flags().StringVar(&paths.SpoolDir, "spool-dir", paths.SpoolDir,
 		"--spool-dir of the agent; another one than the default is written to xpu-cni.json "+
 			"beside the plugin")
+
 	return cmd
 }
 
@@ -57,6 +59,7 @@ func installPaths(paths cni.Paths, file string) error {
 			return fmt.Errorf("%s: %q must be an absolute path", flag, path)
 		}
 	}
+
 	if paths == cni.DefaultPaths() {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -68,6 +71,7 @@ func installPaths(paths cni.Paths, file string) error {
 	if err != nil {
 		return err
 	}
+
 	return replace(file, text, 0o644)
 }
 
@@ -93,5 +97,6 @@ func replace(path string, content []byte, mode fs.FileMode) error {
 	if err = errors.Join(err, target.Chmod(mode), target.Sync(), target.Close()); err != nil {
 		return err
 	}
+
 	return os.Rename(target.Name(), path)
 }

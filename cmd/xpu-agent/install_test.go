@@ -19,11 +19,13 @@ func TestInstall(t *testing.T) {
 		if err := install(from, to); err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := os.ReadFile(filepath.Join(to, "xpu-cni"))
 		if err != nil || string(got) != content {
 			t.Fatalf("installed %q, %v; want %q", got, err, content)
 		}
 	}
+
 	if info, err := os.Stat(filepath.Join(to, "xpu-cni")); err != nil ||
 		info.Mode().Perm() != 0o755 {
 		t.Errorf("mode %v, %v; want 0755", info.Mode(), err)
@@ -40,6 +42,7 @@ func TestInstall(t *testing.T) {
 	if err := install(filepath.Join(filepath.Dir(from), "in-the-way"), to); err == nil {
 		t.Error("install over a directory: no error")
 	}
+
 	entries, err := os.ReadDir(to)
 	if err != nil || len(entries) != 2 {
 		t.Errorf("%v, %v are in the directory; want the binary and what was in the way, and no "+
@@ -67,6 +70,7 @@ func TestInstallPaths(t *testing.T) {
 			t.Errorf("with the defaults the file stays: %v", err)
 		}
 	}
+
 	if err := installPaths(cni.Paths{Socket: "cni.sock", SpoolDir: "/var/lib/other"},
 		file); err == nil {
 		t.Error("a relative path: no error")

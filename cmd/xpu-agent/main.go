@@ -71,20 +71,24 @@ as a DaemonSet; see deploy/.`,
 			if err != nil {
 				return err
 			}
+
 			// The Kubernetes libraries log through these.
 			klog.SetLogger(log.WithName("kubernetes"))
 			ctrllog.SetLogger(log.WithName("cache"))
 			if err := o.complete(cmd.Flags().Changed("config-file")); err != nil {
 				return err
 			}
+
 			log.Info("Starting", "version", version.String(), "node", o.NodeName, "provisioner",
 				o.Provisioner)
 			return agent.Run(cmd.Context(), o.Config, monitoring.NewRegistry("xpu-agent"), log)
 		},
 	}
+
 	o.addFlags(cmd.Flags())
 	logs.AddFlags(cmd.Flags())
 	cmd.AddCommand(installCommand(), stateCommand(), readyCommand(), releaseCommand())
+
 	return cmd
 }
 
@@ -123,9 +127,11 @@ func (o *options) complete(configFileGiven bool) (err error) {
 	if o.HookAttempts < 1 {
 		return fmt.Errorf("--hook-attempts: %d must be 1 or more", o.HookAttempts)
 	}
+
 	if _, err := os.Stat(o.ConfigFile); errors.Is(err, fs.ErrNotExist) && !configFileGiven {
 		o.ConfigFile = ""
 	}
+
 	switch o.Provisioner {
 	case agent.ProvisionerCRD:
 		return o.completeCRD()
@@ -134,13 +140,16 @@ func (o *options) complete(configFileGiven bool) (err error) {
 			return errors.New("--metrics-secure: the API server says who may read metrics, and " +
 				"with --provisioner=direct there is none")
 		}
+
 		if o.NodeName == "" {
 			if o.NodeName, err = os.Hostname(); err != nil {
 				return fmt.Errorf("--node-name: %w", err)
 			}
 		}
+
 		return nil
 	}
+
 	return fmt.Errorf("--provisioner: %q must be %s or %s", o.Provisioner, agent.ProvisionerCRD,
 		agent.ProvisionerDirect)
 }
@@ -154,12 +163,15 @@ func (o *options) completeCRD() error {
 		return errors.New("--direct-config: is only for --provisioner=direct; XPUs and " +
 			"XPUNetworks say the same at the API server")
 	}
+
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
+
 	config.QPS, config.Burst = o.qps, o.burst
 	config.UserAgent = "xpu-agent/" + version.String()
 	o.Kubernetes = config
+
 	return nil
 }

@@ -35,6 +35,7 @@ func TestCompleteRefuses(t *testing.T) {
 			t.Errorf("%s: error %v, want one with %q", test.arg, err, test.want)
 		}
 	}
+
 	if _, err := parse(t, "--node-name=n", "--direct-config=d"); err == nil ||
 		!strings.Contains(err.Error(), "--direct-config") {
 		t.Errorf("--direct-config without direct mode: error %v, want one", err)
@@ -51,6 +52,7 @@ func TestCompleteDirect(t *testing.T) {
 		t.Errorf("node %q, API server %v, %v; want the host's name and no API server", o.NodeName,
 			o.Kubernetes, err)
 	}
+
 	missing := filepath.Join(t.TempDir(), "config.json")
 	if o, err = parse(t, "--provisioner=direct", "--config-file="+missing); err != nil ||
 		o.ConfigFile != missing {

@@ -37,14 +37,17 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+
 	built = dir
 	if err = build(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
+
 	code := 1
 	if err == nil {
 		code = m.Run()
 	}
+
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
@@ -62,6 +65,7 @@ func build(dir string) error {
 			return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, output)
 		}
 	}
+
 	return nil
 }
 
@@ -82,6 +86,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	packages := strings.Fields(string(output))
 	allowed := regexp.MustCompile(`^(github\.com/containernetworking/cni/pkg/(ns|skel|types|utils|version)` +
 		`|github\.com/vishvananda/netns|golang\.org/x/sys/unix` +
@@ -92,6 +97,7 @@ func TestImports(t *testing.T) {
 	if !slices.Contains(packages, "github.com/opiproject/xpu-device-plugin/cni") {
 		t.Fatalf("this is not the shim: %q", packages)
 	}
+
 	for _, path := range packages {
 		first, _, _ := strings.Cut(path, "/")
 		foreign := strings.Contains(first, ".")
@@ -147,6 +153,7 @@ func (n *node) start() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	n.listener = listener
 	go func() {
 		for {
@@ -167,11 +174,13 @@ func (n *node) handle(conn net.Conn) {
 	if err != nil {
 		return // the shim was killed
 	}
+
 	var request wire.Request
 	if err := json.Unmarshal(data, &request); err != nil {
 		n.t.Errorf("request %q: %v", data, err)
 		return
 	}
+
 	reply := n.serve(request)
 	reply.Version = wire.Version
 	_ = json.NewEncoder(conn).Encode(reply) // the shim may be gone
@@ -181,13 +190,16 @@ func (n *node) serve(request wire.Request) wire.Reply {
 	n.mutex.Lock()
 	answer := n.answer
 	n.mutex.Unlock()
+
 	if answer != nil {
 		if reply := answer(request); reply != nil {
 			return *reply
 		}
 	}
+
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+
 	before, known := n.attached[request.ContainerID]
 	switch request.Command {
 	case wire.Add:
@@ -196,6 +208,7 @@ func (n *node) serve(request wire.Request) wire.Reply {
 			n.attached[request.ContainerID] = before
 		}
 		return wire.Reply{Result: before}
+
 	case wire.Result:
 		if !known {
 			return wire.Reply{
@@ -203,9 +216,11 @@ func (n *node) serve(request wire.Request) wire.Reply {
 			}
 		}
 		return wire.Reply{Result: before}
+
 	case wire.Del:
 		delete(n.attached, request.ContainerID)
 	}
+
 	return wire.Reply{}
 }
 
@@ -224,11 +239,13 @@ func result(t testing.TB, request wire.Request) json.RawMessage {
 			t.Error(err)
 		}
 	}
+
 	fields["interfaces"] = []any{map[string]any{"name": request.IfName, "sandbox": request.NetNS}}
 	data, err := json.Marshal(fields)
 	if err != nil {
 		t.Error(err)
 	}
+
 	return data
 }
 
@@ -247,16 +264,19 @@ func (n *node) shim() string {
 		return binary
 	}
 	n.t.Cleanup(func() { os.Remove(binary) })
+
 	text, err := json.Marshal(cni.Paths{Socket: n.socket(), SpoolDir: n.spool()})
 	if err == nil {
 		err = os.WriteFile(cni.PathsFile(binary), text, 0o644)
 	}
+
 	if err == nil {
 		err = os.Link(filepath.Join(built, "xpu-cni"), binary)
 	}
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	return binary
 }
 
@@ -266,18 +286,22 @@ func (n *node) cni(command, container string) *exec.Cmd {
 		"cniVersion": n.version, "name": "net", "type": "xpu-cni",
 		"deviceID": "0000:3b:02.1", "ipam": n.ipam,
 	}
+
 	if command == "GC" {
 		config["cni.dev/valid-attachments"] = []any{}
 	}
+
 	data, err := json.Marshal(config)
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	cmd := exec.Command(n.shim())
 	cmd.Env = []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + container, "CNI_IFNAME=net1",
 		"CNI_NETNS=" + filepath.Join(n.dir, "netns-"+container), "CNI_PATH=" + built,
 	}
+
 	cmd.Stdin = bytes.NewReader(data)
 	return cmd
 }
@@ -295,16 +319,19 @@ func (n *node) run(command, container string) (*types100.Result, error) {
 		}
 		return nil, &said
 	}
+
 	if command != "ADD" {
 		if stdout.Len() != 0 {
 			return nil, fmt.Errorf("%s has a result: %s", command, stdout.Bytes())
 		}
 		return nil, nil
 	}
+
 	result, err := types100.NewResult(stdout.Bytes())
 	if err != nil {
 		return nil, err
 	}
+
 	return result.(*types100.Result), nil
 }
 
@@ -325,12 +352,14 @@ func (n *node) reserved() []string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	var reserved []string
 	for _, file := range files {
 		if name := filepath.Base(file); !strings.HasPrefix(name, "last_reserved_ip") {
 			reserved = append(reserved, name)
 		}
 	}
+
 	return reserved
 }
 
@@ -364,10 +393,12 @@ func TestHostLocal(t *testing.T) {
 	if len(result.Interfaces) != 1 || result.Interfaces[0].Name != "net1" {
 		t.Errorf("interfaces are %v, want net1", result.Interfaces)
 	}
+
 	n.check(1, "192.0.2.2")
 	for _, command := range []string{"CHECK", "STATUS", "GC"} {
 		n.must(command, "c1")
 	}
+
 	for range 2 {
 		n.must("DEL", "c1")
 		n.check(0)
@@ -390,6 +421,7 @@ func TestStatic(t *testing.T) {
 			result.CNIVersion != version {
 			t.Errorf("%s: version %s, addresses %q, want %q", version, result.CNIVersion, got, want)
 		}
+
 		n.must("DEL", "c1")
 	}
 }
@@ -422,11 +454,13 @@ func TestAddressesOfAFailedAddAreFree(t *testing.T) {
 			Error: &types.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"},
 		}
 	})
+
 	_, err := n.run("ADD", "c1")
 	var said *types.Error
 	if !errors.As(err, &said) || said.Code != 104 || said.Details != "0000:3b:02.1" {
 		t.Errorf("error is %v, want that of the agent", err)
 	}
+
 	n.check(0)
 }
 
@@ -434,6 +468,7 @@ func TestAgentAway(t *testing.T) {
 	n := hostLocal(t)
 	n.must("ADD", "c1")
 	n.stop()
+
 	for command, code := range map[string]uint{
 		"ADD": types.ErrTryAgainLater, "CHECK": types.ErrTryAgainLater,
 		"STATUS": types.ErrPluginNotAvailable,
@@ -442,12 +477,14 @@ func TestAgentAway(t *testing.T) {
 		if command == "ADD" {
 			container = "c2"
 		}
+
 		_, err := n.run(command, container)
 		var said *types.Error
 		if !errors.As(err, &said) || said.Code != code {
 			t.Errorf("%s: error is %v, want one with code %d", command, err, code)
 		}
 	}
+
 	n.check(1, "192.0.2.2")
 	n.must("DEL", "c1")
 	n.must("GC", "")
@@ -458,11 +495,13 @@ func TestAgentAway(t *testing.T) {
 	if err != nil || len(files) != 2 {
 		t.Fatalf("spool has %q, %v; want DEL and GC", files, err)
 	}
+
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var request wire.Request
 		if err := json.Unmarshal(data, &request); err != nil {
 			t.Fatal(err)
@@ -471,6 +510,7 @@ func TestAgentAway(t *testing.T) {
 			t.Error(reply.Error)
 		}
 	}
+
 	n.check(0)
 }
 
@@ -482,23 +522,29 @@ func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 			n := hostLocal(t)
 			asked, hang := make(chan struct{}), make(chan struct{})
 			t.Cleanup(func() { close(hang) })
+
 			n.on(func(request wire.Request) *wire.Reply {
 				if request.Command != wire.Add {
 					return nil
 				}
+
 				if done {
 					n.mutex.Lock()
 					n.attached[request.ContainerID] = result(t, request)
 					n.mutex.Unlock()
 				}
+
 				close(asked)
 				<-hang
+
 				return &wire.Reply{}
 			})
+
 			shim := n.cni("ADD", "c1")
 			if err := shim.Start(); err != nil {
 				t.Fatal(err)
 			}
+
 			<-asked
 			if err := shim.Process.Kill(); err != nil {
 				t.Fatal(err)
@@ -509,6 +555,7 @@ func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 			if got := n.reserved(); len(got) != 1 {
 				t.Errorf("reserved addresses: %q, want one", got)
 			}
+
 			n.must("DEL", "c1")
 			n.check(0)
 		})
@@ -530,13 +577,16 @@ func TestManyAtOnce(t *testing.T) {
 			addresses[i] = result.IPs[0].Address.String()
 		})
 	}
+
 	group.Wait()
 	slices.SortFunc(addresses, cmp.Compare)
+
 	if distinct := slices.Compact(addresses); len(distinct) != containers ||
 		n.attachments() != containers {
 		t.Errorf("%d addresses and %d attachments, want %d", len(distinct), n.attachments(),
 			containers)
 	}
+
 	n.stop() // all DELs meet in the spool
 	for i := range containers {
 		group.Go(func() {
@@ -545,6 +595,7 @@ func TestManyAtOnce(t *testing.T) {
 			}
 		})
 	}
+
 	group.Wait()
 	files, err := os.ReadDir(n.spool())
 	if err != nil || len(files) != containers {

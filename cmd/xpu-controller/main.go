@@ -87,6 +87,7 @@ carries them from one to the other.`,
 		SilenceUsage: true,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}
+
 	f := c.Flags()
 	f.StringVar(&o.role, "role", string(controller.RoleAll),
 		"which part of the work it does: all, tenant, infra or broker")
@@ -95,19 +96,23 @@ carries them from one to the other.`,
 	f.StringVar(&o.profiles, "clusterprofile-provider-file", "",
 		"role broker: JSON `file` with the programs that give credentials for ClusterProfiles "+
 			"(KEP-5339); empty uses no ClusterProfiles")
+
 	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
 		"namespace of the leader election's Lease, and of Secrets: those with TLS keys that XPUs "+
 			"name, or for role broker those with "+
 			"kubeconfigs that XPUTenants name; the default is $POD_NAMESPACE")
+
 	f.BoolVar(&o.manager.LeaderElection, "leader-elect", false,
 		"work only while holding the Lease xpu-controller, or xpu-broker; needed for more than "+
 			"one replica")
 	f.StringVar(&o.manager.Metrics.BindAddress, "metrics-bind-address", ":8080",
 		"host:port for Prometheus metrics at /metrics; 0 serves none")
+
 	f.BoolVar(&o.manager.Metrics.SecureServing, "metrics-secure", false,
 		"serve metrics by TLS, and only to those who may get /metrics, as the API server says: "+
 			"with a bearer token of, for example, a "+
 			"ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
+
 	f.StringVar(&o.manager.Metrics.CertDir, "metrics-cert-dir", "",
 		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; "+
 			"empty makes a self-signed certificate")
@@ -128,6 +133,7 @@ carries them from one to the other.`,
 		"how often all that an OPI agent has is compared with what is wanted, up to a quarter longer")
 	o.addTenantFlags(f)
 	o.logs.AddFlags(f)
+
 	return c
 }
 
@@ -169,20 +175,24 @@ func (o *options) validate() error {
 	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")
 	}
+
 	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 ||
 		o.controller.ResyncPeriod <= 0 {
 		return errors.New(
 			"--provision-timeout, --agent-timeout and --resync-period must be more than 0",
 		)
 	}
+
 	if err := o.limits.Validate(); err != nil {
 		return err
 	}
+
 	if address := o.manager.PprofBindAddress; address != "" && address != "0" {
 		if err := monitoring.CheckProfilesAddress(address); err != nil {
 			return fmt.Errorf("--pprof-bind-address: %w", err)
 		}
 	}
+
 	return nil
 }
 
@@ -190,10 +200,12 @@ func run(ctx context.Context, o options) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
+
 	log, err := o.logs.Logger(os.Stderr)
 	if err != nil {
 		return err
 	}
+
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 
@@ -201,12 +213,14 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
+
 	name := "xpu-controller"
 	o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
 	if o.role == roleBroker {
 		name = "xpu-broker"
 		o.manager.Cache = broker.CacheOptions(o.controller.Namespace, o.profiles != "")
 	}
+
 	config = rest.AddUserAgent(config, name)
 	config.QPS, config.Burst = o.apiQPS, o.apiBurst
 
@@ -217,6 +231,7 @@ func run(ctx context.Context, o options) error {
 	if o.manager.Scheme, err = scheme(); err != nil {
 		return err
 	}
+
 	o.manager.Logger = log
 	o.manager.LeaderElectionID = name
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
@@ -227,6 +242,7 @@ func run(ctx context.Context, o options) error {
 	if o.manager.Metrics.SecureServing {
 		o.manager.Metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
 	}
+
 	mgr, err := ctrl.NewManager(config, o.manager)
 	if err != nil {
 		return fmt.Errorf("manager: %w", err)
@@ -234,17 +250,20 @@ func run(ctx context.Context, o options) error {
 	if err := addChecks(mgr); err != nil {
 		return err
 	}
+
 	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
 	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name, log); err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	defer o.controller.Tracer.Stop(ctx)
+
 	log.Info("starting", "version", version.String(), "role", o.role, "namespace",
 		o.controller.Namespace)
 	installation, err := controller.Installation(ctx, mgr.GetAPIReader())
 	if err != nil {
 		return err
 	}
+
 	if o.role == roleBroker {
 		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation),
 			Registerer: metrics.Registry, Limits: o.limits}
@@ -255,6 +274,7 @@ func run(ctx context.Context, o options) error {
 		}
 		return runBroker(ctx, mgr, options)
 	}
+
 	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(
 		o.role,
 	), installation, metrics.Registry
@@ -266,9 +286,11 @@ func run(ctx context.Context, o options) error {
 		o.controller.Fence = controller.NewFence(mgr.GetAPIReader(),
 			client.ObjectKey{Namespace: o.controller.Namespace, Name: name}, host)
 	}
+
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}
+
 	return mgr.Start(ctx)
 }
 

@@ -44,28 +44,34 @@ func TestRun(t *testing.T) {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
 			"kube-apiserver and kubectl")
 	}
+
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "deploy", "crds")},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
 	}
+
 	config, err := environment.Start()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := environment.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(kubeconfig, environment.KubeConfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	direct, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for role, want := range map[string]struct {
 		lease, metric string
 		secure        bool // metrics are for those whom the API server lets read them
@@ -82,20 +88,24 @@ func TestRun(t *testing.T) {
 				"--leader-elect", "--metrics-bind-address", metricsAddr,
 				"--health-probe-bind-address", probeAddr, "--log-format", "json",
 				"--metrics-secure="+strconv.FormatBool(want.secure))
+
 			c.Env = append(os.Environ(), asProgram+"=1")
 			var logs bytes.Buffer
 			c.Stdout, c.Stderr = &logs, &logs
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
+
 			eventually(t, func() error {
 				_, err := fetch("http://" + probeAddr + "/readyz")
 				return err
 			})
+
 			eventually(t, func() error {
 				_, err := fetch("http://" + probeAddr + "/healthz")
 				return err
 			})
+
 			eventually(t, func() error {
 				scheme := map[bool]string{false: "http", true: "https"}[want.secure]
 				text, err := fetch(scheme + "://" + metricsAddr + "/metrics")
@@ -104,6 +114,7 @@ func TestRun(t *testing.T) {
 				}
 				return fmt.Errorf("no %s in %.200s: %w", want.metric, text, err)
 			})
+
 			eventually(t, func() error {
 				var lease coordinationv1.Lease
 				err := direct.Get(t.Context(),
@@ -114,6 +125,7 @@ func TestRun(t *testing.T) {
 				}
 				return err
 			})
+
 			if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
@@ -131,12 +143,14 @@ func TestValidate(t *testing.T) {
 			ResyncPeriod: time.Minute,
 		},
 	}
+
 	for _, profiles := range []string{"", "0", "127.0.0.1:6060", "localhost:6060", "[::1]:0"} {
 		good.manager.PprofBindAddress = profiles
 		if err := good.validate(); err != nil {
 			t.Error(err)
 		}
 	}
+
 	for flag, spoil := range map[string]func(*options){
 		"--role":               func(o *options) { o.role = "both" },
 		"--namespace":          func(o *options) { o.controller.Namespace = "" },
@@ -167,15 +181,18 @@ func fetch(url string) (string, error) {
 	// #nosec G402 -- the certificate is self-signed
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
+
 	response, err := (&http.Client{Transport: transport}).Get(url)
 	if err != nil {
 		return "", err
 	}
 	defer response.Body.Close()
+
 	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s: %s", url, response.Status, body)
 	}
+
 	return string(body), err
 }
 
@@ -187,6 +204,7 @@ func eventually(t *testing.T, check func() error) {
 			last = check()
 			return last == nil, nil
 		})
+
 	if err != nil {
 		t.Fatal(last)
 	}

@@ -52,10 +52,12 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 			if err != nil {
 				return err
 			}
+
 			states, err := askAll(c, agents, node)
 			if err != nil {
 				return err
 			}
+
 			rows := 0
 			for i, table := range []inspect.Table{
 				quarantineTable(states), waitingTable(states), lettersTable(states),
@@ -68,15 +70,19 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 				}
 				rows += len(table.Rows)
 			}
+
 			if rows > 0 {
 				return no(c)
 			}
+
 			return nil
 		},
 	}
+
 	cluster.AddFlags(c.Flags())
 	c.Flags().StringVar(&node, "node", "", "node whose agent is asked; all if empty")
 	addAgentsFlag(c.Flags(), &namespace)
+
 	return c
 }
 
@@ -95,11 +101,14 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 			return nil, err
 		}
 	}
+
 	progress := newProgress(c.ErrOrStderr(), "agents asked", len(nodes))
 	defer progress.end()
+
 	states := make([]*nodestate.State, len(nodes))
 	group, ctx := errgroup.WithContext(c.Context())
 	group.SetLimit(askAtOnce)
+
 	for i, name := range nodes {
 		group.Go(func() (err error) {
 			defer progress.step()
@@ -107,6 +116,7 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 			return err
 		})
 	}
+
 	return states, group.Wait()
 }
 
@@ -115,11 +125,13 @@ func quarantineTable(states []*nodestate.State) inspect.Table {
 		Header: []string{"NODE", "FUNCTION", "POOL", "QUARANTINED", "TRIED AGAIN", "SINCE"},
 		Empty:  "No Function is quarantined.",
 	}
+
 	for _, state := range states {
 		for _, f := range state.Functions {
 			if f.Attachment == nil || f.Attachment.Quarantine == nil {
 				continue
 			}
+
 			q := f.Attachment.Quarantine
 			table.Rows = append(table.Rows, inspect.Row{
 				Cells: []string{
@@ -131,6 +143,7 @@ func quarantineTable(states []*nodestate.State) inspect.Table {
 			})
 		}
 	}
+
 	return table
 }
 
@@ -139,23 +152,28 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 		Header: []string{"NODE", "FUNCTION", "POOL", "WAITS FOR HOOK", "FAILED", "SINCE"},
 		Empty:  "No Function waits for a post-delete hook.",
 	}
+
 	for _, state := range states {
 		for _, f := range state.Functions {
 			if f.Attachment == nil || f.Attachment.Hook == nil {
 				continue
 			}
+
 			hook := f.Attachment.Hook
 			row := inspect.Row{Cells: []string{
 				state.Node, f.ID.String(), f.Pool, hook.Name,
 				fmt.Sprintf("%d times", hook.Attempts),
 				duration.HumanDuration(state.Time.Sub(waitsSince(f.Attachment))),
 			}}
+
 			if hook.Error != "" {
 				row.Notes = []string{hook.Error}
 			}
+
 			table.Rows = append(table.Rows, row)
 		}
 	}
+
 	return table
 }
 
@@ -173,6 +191,7 @@ func lettersTable(states []*nodestate.State) inspect.Table {
 		Header: []string{"NODE", "FUNCTION", "HOOK", "WAS OF", "ATTEMPTS", "GIVEN UP"},
 		Empty:  "No post-delete hook was given up.",
 	}
+
 	for _, state := range states {
 		for _, letter := range state.DeadLetters {
 			table.Rows = append(table.Rows, inspect.Row{
@@ -184,6 +203,7 @@ func lettersTable(states []*nodestate.State) inspect.Table {
 			})
 		}
 	}
+
 	return table
 }
 
@@ -249,6 +269,7 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 		Args: cobra.RangeArgs(1, 2),
 		RunE: o.run,
 	}
+
 	o.cluster.AddFlags(c.Flags())
 	addAgentsFlag(c.Flags(), &o.namespace)
 	c.Flags().StringVar(&o.hook, "hook", "",
@@ -259,6 +280,7 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 		"let a quarantined Function go without another try: its next pod gets it as it is")
 	c.MarkFlagsMutuallyExclusive("hook", "as-it-is")
 	c.MarkFlagsMutuallyExclusive("port-gone", "as-it-is")
+
 	return c
 }
 
@@ -283,6 +305,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	agents, err := newAgents(o.cluster, o.namespace)
 	if err != nil {
 		return err
@@ -293,6 +316,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	return terminal.Line(c.OutOrStdout(), "node %s: %s", args[0], outcome)
 }
 
@@ -302,15 +326,18 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 	if err != nil {
 		return err
 	}
+
 	if o.hook != "" || o.asItIs {
 		return errors.New(
 			"--hook and --as-it-is: are for a node's Function, not for that of an XPU",
 		)
 	}
+
 	api, err := newClient(o.cluster)
 	if err != nil {
 		return err
 	}
+
 	var xpu v1alpha1.XPU
 	if err := api.Get(c.Context(), types.NamespacedName{Name: name}, &xpu); err != nil {
 		return err
@@ -325,11 +352,13 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 		given, outcome = append(given, id), "XPU %s: Function %s is given up; no pod gets it "+
 			"until you say --port-gone"
 	}
+
 	xpu.Spec.AbandonedFunctions = given
 	if err := api.Patch(c.Context(), &xpu,
 		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return err
 	}
+
 	return terminal.Line(c.OutOrStdout(), outcome, name, id)
 }
 
@@ -345,20 +374,24 @@ func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
 	if err != nil {
 		return err
 	}
+
 	ctx := c.Context()
 	var xpu v1alpha1.XPU
 	if err := api.Get(ctx, types.NamespacedName{Name: name}, &xpu); err != nil {
 		return err
 	}
+
 	before := xpu.DeepCopy()
 	xpu.Spec.Abandon = true
 	if err := api.Patch(ctx, &xpu, client.MergeFrom(before)); err != nil {
 		return err
 	}
+
 	affected, err := portsOf(ctx, api, name)
 	if err != nil {
 		return err
 	}
+
 	return terminal.Line(c.OutOrStdout(),
 		"XPU %s is abandoned; %d XPUPorts are of it, and go when their pods do", name, affected)
 }

@@ -20,6 +20,7 @@ func TestTablesOfQuarantine(t *testing.T) {
 			Reason: "MayLeak", Message: "macvlan evil0", Since: at.Add(time.Minute), Attempts: 3,
 		},
 	}
+
 	states := []*nodestate.State{{Node: "node1", Time: at.Add(11 * time.Minute),
 		Functions: []nodestate.Function{
 			{ID: function.ID{Address: "0000:3b:01.1"}, Pool: "fast", Attachment: leaks},
@@ -27,9 +28,11 @@ func TestTablesOfQuarantine(t *testing.T) {
 				Attachment: &nodestate.Attachment{State: "Attached"}},
 			{ID: function.ID{Address: "0000:3b:01.3"}, Pool: "fast"},
 		}}}
+
 	var out strings.Builder
 	must.Succeed(t, quarantineTable(states).Write(&out, false))
 	must.Succeed(t, waitingTable(states).Write(&out, false))
+
 	for _, want := range []string{
 		"0000:3b:01.1   fast   MayLeak       3 times       10m", "  macvlan evil0",
 		"port             2 times   11m",
@@ -38,6 +41,7 @@ func TestTablesOfQuarantine(t *testing.T) {
 			t.Errorf("tables\n%s\nwant %q", out.String(), want)
 		}
 	}
+
 	if strings.Contains(out.String(), "01.2") || strings.Contains(out.String(), "01.3") {
 		t.Errorf("tables have Functions that are not quarantined:\n%s", out.String())
 	}

@@ -38,12 +38,14 @@ read is in its file errors.txt.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
+
 	o.cluster.AddFlags(c.Flags())
 	addAgentsFlag(c.Flags(), &o.agents)
 	c.Flags().StringVarP(&o.file, "filename", "f", "",
 		"file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")
 	c.Flags().Int64Var(&o.lines, "log-lines", 20000,
 		"lines of each log that are taken, from its end")
+
 	return c
 }
 
@@ -51,10 +53,12 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	if o.lines < 1 {
 		return fmt.Errorf("--log-lines %d: must be 1 or more", o.lines)
 	}
+
 	agents, err := newAgents(o.cluster, o.agents)
 	if err != nil {
 		return err
 	}
+
 	clientset, err := kubernetes.NewForConfig(agents.Config)
 	if err != nil {
 		return err
@@ -64,10 +68,12 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	if o.file == "" {
 		o.file = "xpu-bundle-" + now.Format("20060102-150405") + ".tar.gz"
 	}
+
 	file, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
+
 	defer func() {
 		if err = errors.Join(err, file.Close()); err != nil {
 			os.Remove(o.file)
@@ -76,11 +82,13 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
 	defer progress.end()
+
 	err = bundle.Write(c.Context(), file, bundle.Sources{
 		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes,
 		State: agents.State, LogLines: o.lines,
 		Step: progress.step,
 	}, now)
+
 	if err != nil {
 		return err
 	}

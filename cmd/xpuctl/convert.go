@@ -28,6 +28,7 @@ func convertCommand() *cobra.Command {
 		// Without RunE, a program that is not known would be no error.
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+
 	c.AddCommand(convertSRIOVDPCommand())
 	return c
 }
@@ -56,32 +57,39 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 			if err != nil {
 				return err
 			}
+
 			config, err := find(content, key)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
+
 			devicePools, warnings, err := sriovdp.Convert(config, prefix)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
+
 			for _, warning := range warnings {
 				terminal.Line(c.ErrOrStderr(), "note: %s", warning)
 			}
+
 			documents := make([]string, len(devicePools))
 			for i, devicePool := range devicePools {
 				if documents[i], err = document(devicePool); err != nil {
 					return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 				}
 			}
+
 			_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
 			return err
 		},
 	}
+
 	c.Flags().StringVar(&prefix, "resource-prefix", sriovdp.DefaultPrefix,
 		"prefix of resources that have no resourcePrefix: what the plugin has as its flag "+
 			"-resource-prefix")
 	c.Flags().StringVar(&key, "key", "",
 		"key of the configuration in the ConfigMap; if empty, config.json or the only key")
+
 	return c
 }
 
@@ -101,6 +109,7 @@ func find(content []byte, key string) ([]byte, error) {
 		}
 		return content, nil
 	}
+
 	var object corev1.ConfigMap
 	if err := yaml.Unmarshal(content, &object); err != nil || object.Kind != "ConfigMap" {
 		return nil, errors.New("must be JSON with a resourceList, or a ConfigMap that has it")
@@ -108,12 +117,14 @@ func find(content []byte, key string) ([]byte, error) {
 	if key == "" && len(object.Data) == 1 {
 		return []byte(slices.Collect(maps.Values(object.Data))[0]), nil
 	}
+
 	key = cmp.Or(key, "config.json")
 	config, ok := object.Data[key]
 	if !ok {
 		return nil, fmt.Errorf("ConfigMap %s: data has no key %q: name one with --key",
 			object.Name, key)
 	}
+
 	return []byte(config), nil
 }
 
@@ -124,6 +135,7 @@ func document(devicePool v1alpha1.DevicePool) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	delete(object, "status")
 	spec := object["spec"].(map[string]any)
 	for _, s := range spec["selectors"].([]any) {
@@ -131,6 +143,7 @@ func document(devicePool v1alpha1.DevicePool) (string, error) {
 			selector["isRdma"] = false
 		}
 	}
+
 	text, err := yaml.Marshal(object)
 	return string(text), err
 }

@@ -51,6 +51,7 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
+
 	f := c.Flags()
 	o.cluster.AddFlags(f)
 	f.StringVar(&o.node, "node", "", "node of the cluster; this host if empty")
@@ -60,6 +61,7 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 		"where the agent of this host listens")
 	addAgentsFlag(f, &o.agents)
 	addOutputFlag(c, &o.output, discoverForms...)
+
 	return c
 }
 
@@ -83,12 +85,14 @@ func (o *discoverOptions) state(ctx context.Context) (*nodestate.State, error) {
 		}
 		return agents.State(ctx, o.node)
 	}
+
 	if filepath.Clean(o.root) == "/" {
 		client := nodestate.Client{Socket: o.socket}
 		if client.Runs() {
 			return client.State(ctx)
 		}
 	}
+
 	return kernelState(ctx, o.root)
 }
 
@@ -101,6 +105,7 @@ func printState(to io.Writer, form string, state *nodestate.State) error {
 	case "json", "yaml":
 		return printValue(to, form, state)
 	}
+
 	paint := terminal.NewPainter(to)
 	return view.Tree(to, state,
 		view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {
@@ -120,6 +125,7 @@ func newAgents(cluster *genericclioptions.ConfigFlags, namespace string) (inspec
 	if err != nil {
 		return inspect.Agents{}, err
 	}
+
 	reader, err := newClient(cluster)
 	if err != nil {
 		return inspect.Agents{}, fmt.Errorf("cluster: %w", err)

@@ -25,6 +25,7 @@ func TestDiscover(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { host.Close() })
+
 	for form, want := range map[string]string{
 		"text": "├── 0000:3b:00.0 PF, enp59s0f0, mlx5_core, link up, 8 of 8 VFs",
 		"wide": "0000:3b:02.7 VF 7",
@@ -35,6 +36,7 @@ func TestDiscover(t *testing.T) {
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, want %q in\n%s", form, err, want, out)
 		}
+
 		if form == "svg" {
 			for decoder := xml.NewDecoder(strings.NewReader(out)); ; {
 				if _, err := decoder.Token(); errors.Is(err, io.EOF) {

@@ -29,6 +29,7 @@ func explainCommand() *cobra.Command {
 	parent := &cobra.Command{
 		Use: "explain", Short: "Tell the life of a pod's interfaces, and what is wrong with them",
 	}
+
 	c := &cobra.Command{
 		Use:   "pod NAME",
 		Short: "Tell the life of a pod's interfaces, stage by stage, and what is wrong",
@@ -45,10 +46,12 @@ Exit codes: 0 if nothing is wrong, 1 if something is, or the pod is not ready ye
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
+
 	o.cluster.AddFlags(c.Flags())
 	addAgentsFlag(c.Flags(), &o.agents)
 	addOutputFlag(c, &o.output, "text", "json", "yaml")
 	parent.AddCommand(c)
+
 	return parent
 }
 
@@ -56,14 +59,17 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 	if err := checkOutput(o.output, "text", "json", "yaml"); err != nil {
 		return err
 	}
+
 	agents, err := newAgents(o.cluster, o.agents)
 	if err != nil {
 		return err
 	}
+
 	namespace, _, err := o.cluster.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return err
 	}
+
 	pod, err := explain.Of(c.Context(),
 		explain.Sources{Reader: agents.Reader, State: agents.State, Schedule: o.schedule},
 		types.NamespacedName{Namespace: cmp.Or(namespace, corev1.NamespaceDefault), Name: name})
@@ -76,6 +82,7 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 	if !pod.OK {
 		return no(c)
 	}
+
 	return nil
 }
 
@@ -94,27 +101,34 @@ func (o *explainOptions) schedule(
 	if err != nil {
 		return nil, "", err
 	}
+
 	api, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, "", err
 	}
+
 	version, err := api.Discovery().ServerVersion()
 	if err != nil {
 		return nil, "", fmt.Errorf("version of the cluster: %w", err)
 	}
+
 	features, err := schedule.NewFeatures(version.GitVersion, "")
 	if err != nil {
 		return nil, "", err
 	}
+
 	from, err := snapshot.List(ctx, api)
 	if err != nil {
 		return nil, "", err
 	}
+
 	decision, err := schedule.New(ctx, from, features).Schedule(ctx, pod)
 	if err != nil {
 		return nil, "", err
 	}
+
 	answer := report.New(features.Kubernetes)
 	answer.Add(decision)
+
 	return answer.Pods[0].Why(), decision.Node, nil
 }

@@ -47,10 +47,12 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 			if o.Allocated, err = share(allocated); err != nil {
 				return err
 			}
+
 			cluster, err := generate.Generate(shape, o)
 			if err != nil {
 				return err
 			}
+
 			if stats {
 				s, err := cluster.Stats()
 				if err != nil {
@@ -58,9 +60,11 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 				}
 				return s.Text(c.OutOrStdout())
 			}
+
 			return printObjects(c.OutOrStdout(), cluster.Objects(), output)
 		},
 	}
+
 	c.Flags().IntVar(&o.Nodes, "nodes", 1, "how many hosts")
 	c.Flags().IntVar(&o.PFs, "pfs",
 		0, "how many PFs a host has; 0 for 2, only of shapes with SR-IOV")
@@ -71,6 +75,7 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 		"what a change of a link writes, instead of the objects")
 	c.Flags().StringVarP(&output, "output", "o", "yaml",
 		"yaml, or json for one List, which is read faster")
+
 	return c
 }
 
@@ -114,6 +119,7 @@ func printObjects(to io.Writer, objects []runtime.Object, output string) error {
 			if err != nil {
 				return err
 			}
+
 			if i > 0 {
 				content = append([]byte("---\n"), content...)
 			}
@@ -123,5 +129,6 @@ func printObjects(to io.Writer, objects []runtime.Object, output string) error {
 		}
 		return nil
 	}
+
 	return fmt.Errorf("--output %q: must be yaml or json", output)
 }

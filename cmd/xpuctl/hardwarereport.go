@@ -49,6 +49,7 @@ has an address on the host, or that has no netdev. It runs on the node, as root.
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
+
 	f := c.Flags()
 	f.StringSliceVar(&o.functions, "functions", nil,
 		"PCI addresses of the VFs that may be touched, with commas between; all of one PF")
@@ -59,6 +60,7 @@ has an address on the host, or that has no netdev. It runs on the node, as root.
 	f.StringVar(&o.journal, "journal", "/var/lib/xpu-agent/journal.db",
 		"journal of the agent of this host; where it exists and no agent answers, nothing is "+
 			"touched")
+
 	return c
 }
 
@@ -84,10 +86,12 @@ func (o *reportOptions) run(c *cobra.Command) error {
 		}
 		chosen = append(chosen, f)
 	}
+
 	p, err := o.probe(c, state, chosen)
 	if err != nil {
 		return err
 	}
+
 	return o.write(c, p)
 }
 
@@ -98,6 +102,7 @@ func listVFs(to io.Writer, state *nodestate.State) {
 		if f.Kind != function.VF {
 			continue
 		}
+
 		found = true
 		if why := notFree(f); why != "" {
 			terminal.Line(to, "%s would be refused: it %s", f.ID, why)
@@ -105,6 +110,7 @@ func listVFs(to io.Writer, state *nodestate.State) {
 		}
 		terminal.Line(to, "%s can be asked: --functions %s", f.ID, f.ID)
 	}
+
 	if !found {
 		fmt.Fprintln(to,
 			"This host has no VFs: write a number to sriov_numvfs of a PF that nobody uses.")
@@ -119,10 +125,12 @@ func choose(state *nodestate.State, address string) (nodestate.Function, error) 
 	if i < 0 {
 		return nodestate.Function{}, errors.New("there is no such Function on this host")
 	}
+
 	f := state.Functions[i]
 	if why := notFree(f); why != "" {
 		return nodestate.Function{}, fmt.Errorf("it %s", why)
 	}
+
 	return f, nil
 }
 
@@ -144,10 +152,12 @@ func notFree(f nodestate.Function) string {
 	case f.Pool != "":
 		return "belongs to DevicePool " + f.Pool +
 			", which may give it to a pod at any time: take it from the pool first"
+
 	case f.Netdev == "":
 		return fmt.Sprintf(
 			"has no netdev on the host (its driver is %q): bind it to its network driver first",
 			f.Driver)
+
 	case f.PFName == "":
 		return "has a PF without a netdev"
 	case f.DefaultRoute:
@@ -155,6 +165,7 @@ func notFree(f nodestate.Function) string {
 	case len(problems) > 0:
 		return "has a problem: " + strings.Join(problems, "; ")
 	}
+
 	return inUseOnHost(f.Netdev)
 }
 
@@ -178,6 +189,7 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 	if err := os.WriteFile(o.file, content, 0o644); err != nil {
 		return err
 	}
+
 	terminal.Line(said, "The personality is in %s. Add it to test/qemu/zoo as %s.yaml, or send it.",
 		o.file, p.Name)
 	return nil

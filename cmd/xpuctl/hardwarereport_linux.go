@@ -32,11 +32,13 @@ func (o *reportOptions) state(ctx context.Context) (*nodestate.State, error) {
 	if client.Runs() {
 		return client.State(ctx)
 	}
+
 	if _, err := os.Stat(o.journal); err == nil {
 		return nil, fmt.Errorf(
 			"xpu-agent does not answer at %s, and its journal %s says what pods have: start it first",
 			o.socket, o.journal)
 	}
+
 	return kernelState(ctx, "/")
 }
 
@@ -49,10 +51,12 @@ func inUseOnHost(name string) string {
 	if link.Attrs().RawFlags&unix.IFF_UP != 0 {
 		return "is up on the host as " + name + ": set it down first, if nobody uses it"
 	}
+
 	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil || len(addresses) > 0 {
 		return fmt.Sprintf("has addresses on the host: %v, %v", addresses, err)
 	}
+
 	return ""
 }
 
@@ -79,9 +83,11 @@ func (o *reportOptions) probe(
 		if err != nil {
 			return personality.Personality{}, fmt.Errorf("Function %s: %w", f.ID, err)
 		}
+
 		for _, note := range notes {
 			terminal.Line(c.ErrOrStderr(), "  given back, but: %s", note)
 		}
+
 		for _, one := range got {
 			same := func(o probe.Observation) bool { return o.Knob == one.Knob }
 			if !slices.ContainsFunc(observed, same) {
@@ -100,10 +106,12 @@ func cardOf(state *nodestate.State, vf nodestate.Function) (probe.Card, error) {
 	if err := unix.Uname(&release); err != nil {
 		return probe.Card{}, err
 	}
+
 	card := probe.Card{
 		Vendor: vf.Vendor, Device: vf.Device, PF: vf.Driver, VF: vf.Driver,
 		Kernel: unix.ByteSliceToString(release.Release[:]),
 	}
+
 	for _, f := range state.Functions {
 		if f.Kind == function.PF && f.ID.Address == vf.PF {
 			card.Vendor, card.Device, card.PF, card.Board = f.Vendor, f.Device, f.Driver, f.Board
@@ -121,10 +129,12 @@ func inSwitchdev(pf pci.Address) (bool, error) {
 		return false, err
 	}
 	defer conn.Close()
+
 	mode, err := conn.EswitchMode(devlink.OfPCI(pf))
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
 		return false, nil // a card without an eswitch
 	}
+
 	return mode == devlink.Switchdev, err
 }
 

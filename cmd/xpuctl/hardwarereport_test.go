@@ -14,6 +14,7 @@ func TestHardwareReportRefuses(t *testing.T) {
 		ID: function.ID{Address: "0000:3b:02.7"}, Kind: function.VF,
 		PF: "0000:3b:00.0", PFName: "ens1f0", Netdev: "no-such-netdev",
 	}
+
 	for name, c := range map[string]struct {
 		change func(*nodestate.Function)
 		want   string

@@ -23,15 +23,18 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	if _, err := os.Stat(filepath.Join(sys, "bus")); err != nil {
 		return nil, fmt.Errorf("--root %s: no sysfs there: %w", root, err)
 	}
+
 	options := inventory.Options{SysRoot: sys, Log: logr.Discard()}
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, err
 	}
+
 	if filepath.Clean(root) != "/" { // the netdevs that this host has are not the other's
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return nil, nil }
 		host = ""
 	}
+
 	functions := inventory.New(options)
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
@@ -44,6 +47,7 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	if !known {
 		return nil, ctx.Err()
 	}
+
 	state := &nodestate.State{Node: host, Time: time.Now().UTC()}
 	for _, f := range functions.Snapshot() {
 		told := nodestate.NewFunction(f)
@@ -53,5 +57,6 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 		}
 		state.Functions = append(state.Functions, told)
 	}
+
 	return state, nil
 }

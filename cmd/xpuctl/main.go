@@ -35,6 +35,7 @@ func main() {
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(terminal.NewWriter(os.Stderr), warnings))
 	err := execute(ctx, command(filepath.Base(os.Args[0])), os.Stdin, os.Stdout, os.Stderr)
 	stop()
+
 	switch {
 	case errors.Is(err, errNo):
 		os.Exit(exitNo)
@@ -67,9 +68,11 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		Version:      version.String(),
 		SilenceUsage: true,
 	}
+
 	if strings.TrimSuffix(program, ".exe") == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
+
 	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
 		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
@@ -81,6 +84,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 				fmt.Fprintln(c.OutOrStdout(), version.String())
 			},
 		})
+
 	c.AddCommand(objectsCommands()...)
 	return c
 }

@@ -89,6 +89,7 @@ func TestConvert(t *testing.T) {
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	indented := strings.ReplaceAll(config, "\n", "\n    ")
 	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: sriovdp-config}\ndata:\n  " +
 		"config.json: |\n    " + indented + "\n"
@@ -116,6 +117,7 @@ func TestConvert(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
+
 		want := devicePools
 		if name == "other prefix" {
 			want = strings.ReplaceAll(want, "intel.com", "example.com")
@@ -196,12 +198,14 @@ func TestMan(t *testing.T) {
 	if _, stderr, err := run("", "man", dir); err != nil {
 		t.Fatalf("%v, %s", err, stderr)
 	}
+
 	for _, page := range []string{"xpuctl.1", "xpuctl-schedule.1", "xpuctl-convert-sriovdp.1"} {
 		content, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil || !strings.Contains(string(content), ".SH SYNOPSIS") {
 			t.Errorf("%s: %v, %s", page, err, content)
 		}
 	}
+
 	if _, _, err := run("", "man", filepath.Join(dir, "none")); err == nil {
 		t.Error("a directory that is not there is no error")
 	}

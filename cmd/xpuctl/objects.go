@@ -92,6 +92,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			if err := checkOutput(output, "text", "wide", "yaml", "json"); err != nil {
 				return err
 			}
+
 			reader, err := newClient(cluster)
 			if err != nil {
 				return err
@@ -101,6 +102,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			if cluster.Namespace != nil {
 				namespace = *cluster.Namespace
 			}
+
 			objects, table, err := list(c.Context(), reader, namespace)
 			if err != nil {
 				return err
@@ -109,12 +111,14 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			if output == "text" || output == "wide" {
 				return table.Write(c.OutOrStdout(), output == "wide")
 			}
+
 			return printList(c.OutOrStdout(), output, objects)
 		},
 	}
 
 	cluster.AddFlags(c.Flags())
 	addOutputFlag(c, &output, "text", "wide", "yaml", "json")
+
 	return c
 }
 
@@ -145,8 +149,10 @@ func printValue(to io.Writer, form string, value any) error {
 		_, err = to.Write(content)
 		return err
 	}
+
 	encoder := json.NewEncoder(to)
 	encoder.SetIndent("", "  ")
+
 	return encoder.Encode(value)
 }
 
@@ -156,10 +162,12 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 	if form == "yaml" {
 		printer = &printers.YAMLPrinter{}
 	}
+
 	scheme, err := newScheme()
 	if err != nil {
 		return err
 	}
+
 	var delegate printers.ResourcePrinter = &printers.OmitManagedFieldsPrinter{Delegate: printer}
 	return printers.NewTypeSetter(scheme).ToPrinter(delegate).PrintObj(objects, terminal.Raw(to))
 }
@@ -187,6 +195,7 @@ func newClient(cluster *genericclioptions.ConfigFlags) (client.WithWatch, error)
 	if err != nil {
 		return nil, err
 	}
+
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err

@@ -37,6 +37,7 @@ func newProgress(to io.Writer, what string, total int) *progress {
 func (p *progress) step() {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
+
 	p.done++
 	switch {
 	case p.to == nil:

@@ -24,12 +24,14 @@ func TestScenarios(t *testing.T) {
 	if err != nil || len(files) < 41 {
 		t.Fatalf("%d scenarios, want at least 41: %v", len(files), err)
 	}
+
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
 			content, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			got := pipe(t, commandLine(t, content))
 			objects, want, _ := strings.Cut(string(content), "\n---\napiVersion: "+
 				report.GroupVersionKind().GroupVersion().String()+"\n")
@@ -40,6 +42,7 @@ func TestScenarios(t *testing.T) {
 				}
 				return
 			}
+
 			if diff := cmp.Diff(scheduleOf(t,
 				"apiVersion: "+report.GroupVersionKind().GroupVersion().String()+"\n"+want),
 				scheduleOf(t, got)); diff != "" {
@@ -70,12 +73,14 @@ func pipe(t *testing.T, line string) string {
 		if args[0] != "xpuctl" {
 			t.Fatalf("%s: is no command of xpuctl", command)
 		}
+
 		stdout, stderr, err := run(out, args[1:]...)
 		if err != nil && !errors.Is(err, errNo) || stderr != "" {
 			t.Fatalf("%s: %v\n%s", command, err, stderr)
 		}
 		out = stdout
 	}
+
 	return out
 }
 

@@ -73,6 +73,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
+
 	f := c.Flags()
 	o.cluster.AddFlags(f)
 	f.StringArrayVarP(&o.files, "filename", "f", nil,
@@ -95,6 +96,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"how long --apply waits for the binding conditions of a pod's devices")
 	f.BoolVar(&o.all, "all", false,
 		"in text, tell also why nodes refuse pods that another node takes")
+
 	return c
 }
 
@@ -111,10 +113,12 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+
 	features, err := schedule.NewFeatures(o.kubernetes, o.gates)
 	if err != nil {
 		return err
 	}
+
 	decisions, err := scheduleAll(c.Context(), from, features)
 	if err != nil {
 		return err
@@ -124,17 +128,21 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	for _, d := range decisions {
 		answer.Add(d)
 	}
+
 	if err := o.print(c.OutOrStdout(), answer); err != nil {
 		return err
 	}
+
 	if o.apply {
 		if err := o.bindAll(c, decisions); err != nil {
 			return err
 		}
 	}
+
 	if len(answer.Pending()) > 0 {
 		return no(c)
 	}
+
 	return nil
 }
 
@@ -161,14 +169,17 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	if o.kubernetes == "" {
 		o.kubernetes = schedule.NewestKubernetes
 	}
+
 	for _, reference := range o.remove {
 		if err := from.Remove(reference); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := reader.ReadInto(from, o.add...); err != nil {
 		return nil, err
 	}
+
 	for _, taint := range o.taint {
 		if err := from.Taint(taint); err != nil {
 			return nil, err
@@ -178,6 +189,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	if left := reader.LeftOut(); left != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", left)
 	}
+
 	return from, nil
 }
 
@@ -187,10 +199,12 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
+
 	if o.kubernetes == "" {
 		version, err := client.Discovery().ServerVersion()
 		if err != nil {
@@ -198,6 +212,7 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 		}
 		o.kubernetes = version.GitVersion
 	}
+
 	return snapshot.List(ctx, client)
 }
 
@@ -208,25 +223,30 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 	if err != nil {
 		return err
 	}
+
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, d := range decisions {
 		if d.Node == "" || d.Pod.Spec.SchedulerName != bind.SchedulerName {
 			continue
 		}
+
 		if err := (bind.Binder{Client: client, Timeout: o.timeout}).Bind(c.Context(),
 			d); err != nil {
 			errs = append(errs, err)
 			continue
 		}
+
 		terminal.Line(c.ErrOrStderr(), "pod %s/%s is bound to node %s",
 			d.Pod.Namespace, d.Pod.Name, d.Node)
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -246,6 +266,7 @@ func scheduleAll(
 		}
 		decisions = append(decisions, decision)
 	}
+
 	return decisions, nil
 }
 

@@ -27,6 +27,7 @@ default/gpu-2 is pending: none of 2 nodes can take it.
   node-01:
     the node has the taint gone:NoSchedule, which the pod does not tolerate
 `
+
 	stdout, stderr, err := run("", "schedule", "-f", capacity+"classes.yaml", "-f",
 		capacity+"two-simple-gpus.yaml",
 		"--add", "../../test/scenarios/pools-two-nodes-two-simple-gpus.yaml", "--taint",
@@ -34,14 +35,17 @@ default/gpu-2 is pending: none of 2 nodes can take it.
 	if !errors.Is(err, errNo) || stderr != "" {
 		t.Errorf("%v, %q", err, stderr)
 	}
+
 	got, _, _ := strings.Cut(stdout, "\ndefault/gpu-3 is pending")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+
 	stdout, _, err = run("", "schedule", "-f", capacity+"classes.yaml",
 		"-f", capacity+"two-simple-gpus.yaml",
 		"-f", "../../test/scenarios/pod-one-container-one-gpu.yaml", "--taint",
 		"node=node-01:gone:NoSchedule", "--all")
+
 	if err != nil ||
 		!strings.Contains(stdout, "\ndefault/foozer is on node-00: 1 of 2 nodes can take it.\n  "+
 			"node-01:\n    the node has the taint") {
@@ -54,6 +58,7 @@ func TestScheduleErrors(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("clusters: 1"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, tt := range map[string]struct {
 		args []string
 		want string
@@ -98,6 +103,7 @@ func TestGenerate(t *testing.T) {
 		!strings.Contains(stdout, " 6 devices\n") {
 		t.Errorf("%v, %s%s", err, stdout, stderr)
 	}
+
 	for name, tt := range map[string]struct {
 		args []string
 		want string

@@ -50,6 +50,7 @@ The programs are those of a release of Kubernetes, or of "make images" in bin/ku
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
+
 	c.Flags().StringVar(&o.assets, "assets",
 		"", "directory with etcd, kube-apiserver, kube-scheduler and kube-controller-manager; "+
 			"$KUBEBUILDER_ASSETS or bin/kubernetes if empty")
@@ -57,6 +58,7 @@ The programs are those of a release of Kubernetes, or of "make images" in bin/ku
 		"new file to write the kubeconfig to, for you alone; removed at the end")
 	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil,
 		"file or directory with objects to create first, or - for standard input")
+
 	return c
 }
 
@@ -71,10 +73,12 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w: name a directory with --assets", err)
 	}
+
 	reader, err := snapshot.NewReader(c.InOrStdin(), report.GroupVersionKind())
 	if err != nil {
 		return err
 	}
+
 	objects, err := reader.Read(o.files...)
 	if err != nil {
 		return err
@@ -85,8 +89,10 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
 	ctx, stop := context.WithCancel(c.Context())
 	defer stop()
+
 	plane, err := controlplane.Start(ctx, assets, dir)
 	if err != nil {
 		return err
@@ -96,6 +102,7 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 		stop()
 		return errors.Join(plane.Wait(), err)
 	}
+
 	remove, err := o.writeKubeconfig(plane.Kubeconfig)
 	if err != nil {
 		stop()
@@ -116,6 +123,7 @@ func (o serveOptions) fill(
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme)); err != nil {
 		return err
 	}
+
 	api, err := client.New(plane.Config, client.Options{Scheme: scheme})
 	if err != nil {
 		return err

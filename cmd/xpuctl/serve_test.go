@@ -58,5 +58,6 @@ func TestServeKubeconfig(t *testing.T) {
 	if _, err := os.Lstat(path); err == nil {
 		t.Error("the file is there still")
 	}
+
 	must.Succeed(t, remove()) // somebody removed it before
 }

@@ -66,6 +66,7 @@ func TestScheduleHostile(t *testing.T) {
 		if !errors.Is(err, errNo) {
 			t.Errorf("%s: %v", name, err)
 		}
+
 		harmless(t, stdout+stderr)
 		pod := "default/web" + hostileShown
 		for _, want := range []string{pod + "   <pending>", pod + " is pending", tt.shown} {
@@ -89,10 +90,12 @@ func TestDiscoverHostile(t *testing.T) {
 		Kind: "VF", Pool: "fast" + hostile, Driver: "mlx5_core" + hostile, Netdev: "eth0" + hostile,
 		Problems: []nodestate.Problem{{Message: "broken" + hostile}},
 	}}
+
 	var out bytes.Buffer
 	if err := printState(terminal.NewWriter(&out), "wide", state); err != nil {
 		t.Fatal(err)
 	}
+
 	harmless(t, out.String())
 	for _, want := range []string{"node1", "v1", "pool fast", "mlx5_core", "eth0", "broken"} {
 		if want += hostileShown; !strings.Contains(out.String(), want) {
@@ -107,6 +110,7 @@ func TestErrorsHostile(t *testing.T) {
 	if err == nil || !strings.HasPrefix(stderr, "Error: ") {
 		t.Errorf("%v, %q", err, stderr)
 	}
+
 	harmless(t, stderr)
 
 	_, stderr, _ = run("", "--flag\x1b[2J")
@@ -125,6 +129,7 @@ func harmless(t *testing.T, text string) {
 				t.Errorf("line %q has %q", line, r)
 			}
 		}
+
 		if strings.HasPrefix(strings.TrimSpace(line), "FORGED") {
 			t.Errorf("line %q is forged", line)
 		}

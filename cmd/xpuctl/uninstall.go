@@ -39,6 +39,7 @@ ready, 2 for failures. It may be run again at any time.`,
 			return runUninstall(c, cluster, o)
 		},
 	}
+
 	cluster.AddFlags(c.Flags())
 	c.Flags().Lookup("namespace").Usage = "namespace of xpu-controller"
 	c.Flags().DurationVar(&o.Timeout, "timeout", 2*time.Minute,
@@ -46,6 +47,7 @@ ready, 2 for failures. It may be run again at any time.`,
 	c.Flags().BoolVar(&o.Force, "force", false,
 		"take the finalizers away of objects that have not gone by then. Their OPI agents are "+
 			"not asked, and may serve their ports on")
+
 	return c
 }
 
@@ -65,12 +67,14 @@ func runUninstall(
 		_, err = fmt.Fprintln(c.OutOrStdout(),
 			"nothing is left that was declared to xpu-device-plugin")
 		return err
+
 	case errors.As(err, &inUse):
 		fmt.Fprintln(c.ErrOrStderr(), "pods have Functions, and need the agents of their nodes "+
 			"to end. Delete these first, and what makes them:")
 		for _, pod := range inUse.Pods {
 			terminal.Line(c.ErrOrStderr(), "  %s", pod)
 		}
+
 	case errors.As(err, &remains):
 		fmt.Fprintf(c.ErrOrStderr(), "%ss that have not gone in %s. See to what they wait for "+
 			"and run this again, or use --force:\n",
@@ -78,6 +82,7 @@ func runUninstall(
 		for _, object := range remains.Objects {
 			terminal.Line(c.ErrOrStderr(), "  %s", object)
 		}
+
 	case errors.Is(err, uninstall.ErrNoController):
 		terminal.Line(c.ErrOrStderr(), "%v. Install it again, tell its namespace, or use --force",
 			err)

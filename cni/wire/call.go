@@ -30,6 +30,7 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	if err != nil {
 		return Reply{}, err
 	}
+
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrAway, err)
@@ -42,15 +43,18 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	if err == nil {
 		err = conn.(*net.UnixConn).CloseWrite()
 	}
+
 	if err == nil {
 		reply, err = io.ReadAll(io.LimitReader(conn, MaxMessage+1)) // one byte more than is allowed
 	}
+
 	if ctx.Err() != nil {
 		err = ctx.Err() // the connection was closed because of it
 	}
 	if err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
+
 	return DecodeReply(reply)
 }
 
@@ -61,6 +65,7 @@ func Encode(request Request) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("request %s: %w", request.Command, err)
 	}
+
 	if len(message) > MaxMessage {
 		return nil, fmt.Errorf("request %s has %d bytes, at most %d are allowed: the network "+
 			"configuration has %d, with what the "+
@@ -68,6 +73,7 @@ func Encode(request Request) ([]byte, error) {
 			request.Command, len(message), MaxMessage, len(request.Config), len(request.IPAM),
 			len(request.Args))
 	}
+
 	return message, nil
 }
 
@@ -82,19 +88,23 @@ func DecodeReply(data []byte) (Reply, error) {
 		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
 	case len(data) == 0:
 		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
+
 	case reply.Version != missing && reply.Version != Version:
 		return Reply{},
 			fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
 				ErrVersion, Version, reply.Version)
+
 	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	case reply.Version == missing:
 		return Reply{}, fmt.Errorf("%w: it has no version", ErrNoReply)
 	}
+
 	for _, raw := range []*json.RawMessage{&reply.Result, &reply.DeviceInfo} {
 		if string(*raw) == "null" { // null means the same as absence
 			*raw = nil
 		}
 	}
+
 	return reply, nil
 }

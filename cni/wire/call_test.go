@@ -28,6 +28,7 @@ func listen(t *testing.T, serve func(net.Conn)) (socket string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
+
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -40,6 +41,7 @@ func listen(t *testing.T, serve func(net.Conn)) (socket string) {
 			}()
 		}
 	}()
+
 	return socket
 }
 
@@ -63,20 +65,24 @@ func TestCall(t *testing.T) {
 		_, _ = io.WriteString(conn,
 			`{"version":1,"result":{"ips":[]},"deviceInfo":null,"new":"ignored"}`)
 	})
+
 	request := Request{
 		Command: Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
 		Args:   "K8S_POD_NAME=a",
 		Config: json.RawMessage(`{"name":"n"}`), IPAM: json.RawMessage(`{"ips":[]}`),
 		At: time.Unix(1, 2).UTC(),
 	}
+
 	reply, err := Call(t.Context(), socket, request)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	request.Version = Version
 	if diff := cmp.Diff(request, <-asked); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
 	}
+
 	want := Reply{Version: Version, Result: json.RawMessage(`{"ips":[]}`)}
 	if diff := cmp.Diff(want, reply); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)
@@ -104,6 +110,7 @@ func TestCallFails(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	dead := func() string { // a socket whose listener was killed
 		socket := filepath.Join(t.TempDir(), "s")
 		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
@@ -114,6 +121,7 @@ func TestCallFails(t *testing.T) {
 		listener.Close()
 		return socket
 	}
+
 	for name, test := range map[string]struct {
 		socket string
 		want   error
@@ -158,8 +166,10 @@ func TestCallOfAnAgentThatHangs(t *testing.T) {
 		_, err := io.WriteString(conn, `{"version":1}`)
 		told <- err
 	})
+
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
+
 	_, err := Call(ctx, socket, Request{Command: Add, Config: json.RawMessage(`{}`)})
 	close(returned)
 	if !errors.Is(err, ErrNoReply) || !errors.Is(err, context.DeadlineExceeded) {
@@ -194,9 +204,11 @@ func FuzzDecodeReply(f *testing.F) {
 			}
 			return
 		}
+
 		if reply.Version != Version {
 			t.Fatalf("version %d was taken", reply.Version)
 		}
+
 		for _, raw := range []json.RawMessage{reply.Result, reply.DeviceInfo} {
 			if raw != nil && (!json.Valid(raw) || string(raw) == "null") {
 				t.Fatalf("not a value: %q", raw)

@@ -16,10 +16,12 @@ func chartPage(values string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var document yaml.Node
 	if err := yaml.Unmarshal(text, &document); err != nil {
 		return nil, fmt.Errorf("%s: %w", values, err)
 	}
+
 	var page bytes.Buffer
 	page.WriteString(`# Values of the Helm chart
 
@@ -28,20 +30,25 @@ func chartPage(values string) ([]byte, error) {
 What [the chart](../../deploy/chart) can be told, by ` + "`--set`" + ` or ` + "`--values`" + `. A schema refuses what is not here.
 A value without a meaning is the field of Pods, DaemonSets or Deployments of that name.
 `)
+
 	root := document.Content[0]
 	for i := 0; i < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		fmt.Fprintf(&page, "\n## %s\n", key.Value)
+
 		if text := meaning(key); text != "" {
 			fmt.Fprintf(&page, "\n%s\n", text)
 		}
+
 		if value.Kind != yaml.MappingNode || len(value.Content) == 0 {
 			fmt.Fprintf(&page, "\nDefault: %s.\n", shown(value))
 			continue
 		}
+
 		page.WriteString("\n| value | default | meaning |\n| --- | --- | --- |\n")
 		rows(&page, key.Value, value)
 	}
+
 	return page.Bytes(), nil
 }
 
@@ -57,6 +64,7 @@ func rows(page *bytes.Buffer, path string, mapping *yaml.Node) {
 			rows(page, name, value)
 			continue
 		}
+
 		fmt.Fprintf(page, "| `%s` | %s | %s |\n", name, shown(value),
 			strings.ReplaceAll(meaning(key), "\n", " "))
 	}
@@ -75,8 +83,10 @@ func meaning(key *yaml.Node) string {
 			}
 			line = fmt.Sprintf("- `%s`: %s", word, strings.TrimSpace(rest))
 		}
+
 		lines = append(lines, line)
 	}
+
 	return strings.Join(lines, "\n")
 }
 
@@ -89,9 +99,11 @@ func shown(value *yaml.Node) string {
 	if text, ok := decoded.(string); ok && text != "" {
 		return "`" + text + "`"
 	}
+
 	text, err := json.Marshal(decoded)
 	if err != nil {
 		return ""
 	}
+
 	return "`" + string(text) + "`"
 }

@@ -46,12 +46,14 @@ func hardwareTables(path, data string, zoo []personality.Personality) error {
 	if err != nil {
 		return err
 	}
+
 	var f features
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&f); err != nil {
 		return fmt.Errorf("%s: %w", data, err)
 	}
+
 	table, err := f.table(zoo)
 	if err != nil {
 		return fmt.Errorf("%s: %w", data, err)
@@ -61,6 +63,7 @@ func hardwareTables(path, data string, zoo []personality.Personality) error {
 	if err != nil {
 		return err
 	}
+
 	text, err := replace(string(page), featuresBegin, table)
 	if err == nil {
 		text, err = replace(text, cardsBegin, cardTable(zoo))
@@ -68,6 +71,7 @@ func hardwareTables(path, data string, zoo []personality.Personality) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
+
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
@@ -95,6 +99,7 @@ func (f features) table(zoo []personality.Personality) (string, error) {
 				return "", fmt.Errorf("row %q: must have %d cells, and plays a field and a knob",
 					r.Feature, columns)
 			}
+
 			fmt.Fprintf(&out, "| %s |", r.Feature)
 			for i, cell := range r.Cells {
 				fmt.Fprintf(&out, " %s |", r.cell(f.Columns[i], cell, zoo))
@@ -102,6 +107,7 @@ func (f features) table(zoo []personality.Personality) (string, error) {
 			out.WriteString("\n")
 		}
 	}
+
 	return out.String(), nil
 }
 
@@ -122,19 +128,23 @@ func (f feature) cell(column, cell string, zoo []personality.Personality) string
 			refused = append(refused, p.Name)
 		}
 	}
+
 	var says []string
 	if len(taken) > 0 {
 		says = append(says, "played: "+strings.Join(taken, ", "))
 	}
+
 	if len(refused) > 0 {
 		says = append(says, "refused, played: "+strings.Join(refused, ", "))
 	}
 	if len(says) == 0 {
 		return cell
 	}
+
 	if !documented {
 		rest = ""
 	}
+
 	return strings.Join(says, "; ") + rest
 }
 
@@ -157,21 +167,26 @@ func deviations(zoo []personality.Personality) string {
 		fmt.Fprintf(&out, "\n### %s\n\n%s; Linux %s.\n\n", p.Name, p.Title, p.Kernel)
 		out.WriteString("| it | played | what is done about it | source |\n| --- | --- | --- | " +
 			"--- |\n")
+
 		for _, d := range p.Deviations {
 			var knobs []string
 			for _, s := range d.Play {
 				knobs = append(knobs, "`"+s.Knob+"="+s.Value+"`")
 			}
+
 			played := strings.Join(knobs, " ")
 			if played == "" {
 				played = "no"
 			}
+
 			does := d.Answer
 			if d.Quirk != "" {
 				does = "quirk " + d.Quirk
 			}
+
 			fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", d.Does, played, does, d.Source)
 		}
 	}
+
 	return out.String()
 }

@@ -22,11 +22,13 @@ func lifecycleTable(path string) error {
 	if err != nil {
 		return err
 	}
+
 	before, rest, ok := strings.Cut(string(page), tableBegin)
 	_, after, ended := strings.Cut(rest, tableEnd)
 	if !ok || !ended {
 		return fmt.Errorf("%s: the lines that enclose the table are missing", path)
 	}
+
 	return os.WriteFile(path, []byte(before+tableBegin+stateTable()+tableEnd+after), 0o644)
 }
 
@@ -35,9 +37,11 @@ func lifecycleTable(path string) error {
 func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
+
 	for _, phase := range lifecycle.Phases {
 		fmt.Fprintf(&out, " %s |", cmp.Or(phase, "Free"))
 	}
+
 	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases)) + "\n")
 	var evidence []lifecycle.Evidence
 	number := func(e lifecycle.Evidence) int {
@@ -46,6 +50,7 @@ func stateTable() string {
 		}
 		return slices.Index(evidence, e) + 1
 	}
+
 	for _, event := range lifecycle.Events {
 		shown := event
 		for _, whose := range lifecycle.Owners {
@@ -53,8 +58,10 @@ func stateTable() string {
 			if !ok {
 				continue
 			}
+
 			fmt.Fprintf(&out, "| %s | %s |", shown, whose)
 			shown = "" // in the rows that follow
+
 			for _, phase := range lifecycle.Phases {
 				switch rule := rules[phase]; {
 				case rule.Step == "":
@@ -66,13 +73,16 @@ func stateTable() string {
 						number(rule.If), rule.Else)
 				}
 			}
+
 			out.WriteString("\n")
 		}
 	}
+
 	out.WriteString("\nEvidence:\n\n")
 	for i, e := range evidence {
 		fmt.Fprintf(&out, "%d. %s\n", i+1, e)
 	}
+
 	out.WriteString("\n")
 	return out.String()
 }

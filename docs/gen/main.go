@@ -34,9 +34,11 @@ func run(dir string) error {
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
 		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
 	})
+
 	if err != nil {
 		return err
 	}
+
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
 			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source",
@@ -47,21 +49,26 @@ func run(dir string) error {
 		{"xpu-controller", []string{"pkg/controller", "pkg/broker", "pkg/monitoring"}},
 		{"opi-bridge", []string{"pkg/bridge", "pkg/monitoring"}},
 	})
+
 	if err != nil {
 		return err
 	}
+
 	schema, err := scheduleSchema()
 	if err != nil {
 		return err
 	}
+
 	chart, err := chartPage("deploy/chart/values.yaml")
 	if err != nil {
 		return err
 	}
+
 	cards, err := zoo.All()
 	if err != nil {
 		return err
 	}
+
 	for name, page := range map[string][]byte{
 		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart,
 		"schedule.schema.json": schema,
@@ -70,6 +77,7 @@ func run(dir string) error {
 			return err
 		}
 	}
+
 	if err := hardwareTables(filepath.Join(dir, "hardware.md"), "docs/gen/hardware.yaml",
 		cards); err != nil {
 		return err
@@ -77,6 +85,7 @@ func run(dir string) error {
 	if err := lifecycleTable("docs/explanation/lifecycle.md"); err != nil {
 		return err
 	}
+
 	return tidyAPI(filepath.Join(dir, "api.md"))
 }
 
@@ -96,6 +105,7 @@ func tidyAPI(path string) error {
 func flagsPage(programs []string) ([]byte, error) {
 	var page bytes.Buffer
 	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
+
 	for _, name := range programs {
 		cmd := exec.Command("go",
 			append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
@@ -106,8 +116,10 @@ func flagsPage(programs []string) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s --help: %w", name, err)
 		}
+
 		fmt.Fprintf(&page, "\n## %s\n\n```text\n%s\n```\n", name, bytes.TrimSpace(help))
 	}
+
 	return page.Bytes(), nil
 }
 
@@ -124,10 +136,12 @@ What single drivers do otherwise than the rest, and what this project does about
 | driver | quirk | what it does | what is done about it | source in the kernel | row |
 | --- | --- | --- | --- | --- | --- |
 `)
+
 	for _, q := range quirk.All() {
 		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer,
 			q.Source, q.Row)
 	}
+
 	page.WriteString(`
 ## Cards
 
@@ -135,6 +149,7 @@ What the drivers of a card do otherwise than the rest, by the kernel's source or
 [simnic](../../test/qemu/simnic/README.md), with these knobs, in suite ` + "`personalities`" + ` of the guests; the
 [knobs are described there](../../test/qemu/simnic/README.md#knobs).
 `)
+
 	page.WriteString(deviations(cards))
 	return page.Bytes()
 }

@@ -39,6 +39,7 @@ All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port
 histogram too for servers that scrape these. [Monitor](../how-to/monitor.md) has alerts and a dashboard. The counters of
 Functions are read at most once a second, and 16 scrapes are answered at a time; a program answers others with 503.
 `)
+
 	for _, p := range programs {
 		var found []metric
 		for _, dir := range p.packages {
@@ -48,9 +49,11 @@ Functions are read at most once a second, and 16 scrapes are answered at a time;
 			}
 			found = append(found, metrics...)
 		}
+
 		slices.SortFunc(found, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 		fmt.Fprintf(&page,
 			"\n## %s\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n", p.name)
+
 		for _, m := range found {
 			labels := ""
 			if len(m.labels) > 0 {
@@ -59,10 +62,12 @@ Functions are read at most once a second, and 16 scrapes are answered at a time;
 			fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, labels, m.help)
 		}
 	}
+
 	page.WriteString(`
 All three have those of the Go runtime and of the process too (` + "`go_*`, `process_*`" + `), and xpu-controller those of
 controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`, `leader_election_*`" + `).
 `)
+
 	return page.Bytes(), nil
 }
 
@@ -73,15 +78,18 @@ func metricsOf(dir string) ([]metric, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var found []metric
 	for _, path := range files {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
+
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 		if err != nil {
 			return nil, err
 		}
+
 		lists := listsOf(file)
 		for node := range ast.Preorder(file) {
 			if call, ok := node.(*ast.CallExpr); ok {
@@ -91,9 +99,11 @@ func metricsOf(dir string) ([]metric, error) {
 			}
 		}
 	}
+
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%s: defines no metrics", dir)
 	}
+
 	return found, nil
 }
 
@@ -105,33 +115,39 @@ func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 	if !ok || len(call.Args) == 0 {
 		return metric{}
 	}
+
 	if kind == "Desc" && len(call.Args) == 4 {
 		m := metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]),
 			labels: texts(call.Args[2])}
 		if list, named := lists[types.ExprString(call.Args[2])]; named {
 			m.labels = texts(list)
 		}
+
 		// Those of sriov-network-metrics-exporter do not end as counters do.
 		if strings.HasSuffix(m.name, "_total") || strings.HasPrefix(m.name, "sriov_vf_") {
 			m.kind = "counter"
 		}
 		return m
 	}
+
 	options, ok := call.Args[0].(*ast.CompositeLit)
 	if !ok || !strings.HasSuffix(types.ExprString(options.Type), "Opts") {
 		return metric{}
 	}
+
 	fields := map[string]ast.Expr{}
 	for _, element := range options.Elts {
 		if field, ok := element.(*ast.KeyValueExpr); ok {
 			fields[types.ExprString(field.Key)] = field.Value
 		}
 	}
+
 	kind = strings.TrimSuffix(strings.TrimSuffix(kind, "Vec"), "Func")
 	labels := texts(fields["ConstLabels"])
 	for _, argument := range call.Args[1:] {
 		labels = append(labels, texts(argument)...)
 	}
+
 	return metric{name: text(fields["Name"]), kind: strings.ToLower(kind),
 		help: text(fields["Help"]), labels: labels}
 }
@@ -165,6 +181,7 @@ func texts(e ast.Expr) []string {
 	if !ok {
 		return nil
 	}
+
 	var out []string
 	for _, element := range list.Elts {
 		if pair, ok := element.(*ast.KeyValueExpr); ok {
@@ -172,5 +189,6 @@ func texts(e ast.Expr) []string {
 		}
 		out = append(out, text(element))
 	}
+
 	return out
 }

@@ -22,13 +22,16 @@ var (
 	e = errors.New("no metric")
 )
 `
+
 	if err := os.WriteFile(filepath.Join(dir, "p.go"), []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	got, err := metricsOf(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := []metric{
 		{"a_total", "counter", "One thing.", nil},
 		{"b_seconds", "histogram", "B.", []string{"x", "y"}},
@@ -36,6 +39,7 @@ var (
 		{"f_total", "counter", "F.", []string{"m"}},
 		{"d", "gauge", "D.", []string{"v"}},
 	}
+
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(metric{})); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}

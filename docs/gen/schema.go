@@ -18,8 +18,10 @@ func scheduleSchema() ([]byte, error) {
 			return nil, fmt.Errorf("comments of %s: %w", dir, err)
 		}
 	}
+
 	schema := reflector.Reflect(&report.Schedule{})
 	schema.Title, schema.ID = "Schedule of xpuctl", ""
 	content, err := json.MarshalIndent(schema, "", "  ")
+
 	return append(content, '\n'), err
 }

@@ -45,6 +45,7 @@ func Open(path string, load func(*Tx) error) (*File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
+
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -54,6 +55,7 @@ func Open(path string, load func(*Tx) error) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
+
 	// The list of free pages stays in the file, because bbolt would look for them by reading all
 	// others.
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
@@ -71,6 +73,7 @@ func Open(path string, load func(*Tx) error) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
+
 	return f, nil
 }
 
@@ -79,6 +82,7 @@ func take(file *os.File) (contents, error) {
 	if err := lock(file); err != nil {
 		return contents{}, err
 	}
+
 	info, err := file.Stat()
 	if err != nil || info.Size() == 0 { // bbolt makes a file of an empty one
 		return contents{}, err
@@ -88,10 +92,12 @@ func take(file *os.File) (contents, error) {
 	if _, err := file.ReadAt(data, 0); err != nil {
 		return contents{}, err
 	}
+
 	found, err := check(data)
 	if err != nil {
 		return contents{}, fmt.Errorf("%w (%w)", ErrCorrupt, err)
 	}
+
 	return found, nil
 }
 

@@ -44,12 +44,14 @@ func open(t testing.TB, path string) (*boltfile.File, records, error) {
 		read records
 		err  error
 	}
+
 	done := make(chan result, 1)
 	go func() {
 		read := records{}
 		file, err := boltfile.Open(path, func(tx *boltfile.Tx) error { return read.load(tx) })
 		done <- result{file, read, err}
 	}()
+
 	select {
 	case r := <-done:
 		return r.file, r.read, r.err
@@ -66,6 +68,7 @@ func (r records) load(tx *boltfile.Tx) error {
 		if !tx.Has(bucket) {
 			continue
 		}
+
 		r[bucket] = map[string]string{}
 		err := tx.ForEach(bucket, func(key, value []byte) error {
 			r[bucket][string(key)] = string(value)
@@ -84,6 +87,7 @@ func (r records) change(tx *boltfile.Tx, random *rand.Rand) error {
 	if r[bucket] == nil {
 		r[bucket] = map[string]string{}
 	}
+
 	if err := tx.CreateBucket(bucket); err != nil {
 		return err
 	}
@@ -96,10 +100,12 @@ func (r records) change(tx *boltfile.Tx, random *rand.Rand) error {
 	if _, err := tx.NextSequence(bucket); err != nil {
 		return err
 	}
+
 	size := random.IntN(60)
 	if bucket == "long" {
 		size = random.IntN(3 * pageSize)
 	}
+
 	r[bucket][key] = strings.Repeat("x", size) + key
 	return tx.Put(bucket, []byte(key), []byte(r[bucket][key]))
 }
@@ -119,9 +125,11 @@ func grown(t testing.TB) (path string, content []byte, want records) {
 			return nil
 		}))
 	}
+
 	must.Succeed(t, file.Close())
 	content, err = os.ReadFile(path)
 	must.Succeed(t, err)
+
 	return path, content, want
 }
 
@@ -142,15 +150,18 @@ func wantRefusedOrSame(
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("%s: opens with other content: -want +got\n%s", what, diff)
 	}
+
 	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
 		return tx.Put("a", []byte("new"),
 			[]byte("value"))
 	}))
+
 	must.Succeed(t, file.Close())
 	file, got, err = open(t, path)
 	if err != nil || got["a"]["new"] != "value" || len(got["a"]) != len(want["a"])+1 {
 		t.Fatalf("%s: after a write: %v", what, err)
 	}
+
 	must.Succeed(t, file.Close())
 	return false
 }
@@ -163,6 +174,7 @@ func TestFlippedBits(t *testing.T) {
 	for bit := range cap(bits) {
 		bits = append(bits, bit)
 	}
+
 	if !*boltfile.Full {
 		rand.New(rand.NewPCG(1, 2)).Shuffle(len(bits), func(i, j int) {
 			bits[i], bits[j] = bits[j], bits[i]
@@ -179,9 +191,11 @@ func TestFlippedBits(t *testing.T) {
 			refused++
 		}
 	}
+
 	if refused < len(bits)/10 {
 		t.Errorf("%d of %d were refused", refused, len(bits))
 	}
+
 	t.Logf("%d of %d refused", refused, len(bits))
 }
 
@@ -191,6 +205,7 @@ func TestLostWrites(t *testing.T) {
 	path, before, want := grown(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
+
 	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
 		for key := range want["a"] {
 			want["a"][key] = strings.ToUpper(want["a"][key])
@@ -198,6 +213,7 @@ func TestLostWrites(t *testing.T) {
 		}
 		return nil
 	}))
+
 	must.Succeed(t, file.Close())
 	after, err := os.ReadFile(path)
 	must.Succeed(t, err)
@@ -208,12 +224,14 @@ func TestLostWrites(t *testing.T) {
 		if bytes.Equal(old, after[at:][:pageSize]) {
 			continue
 		}
+
 		lost++
 		content := slices.Concat(after[:at], old, after[at+pageSize:])
 		if !wantRefusedOrSame(t, path, content, want, fmt.Sprintf("page %d", at/pageSize)) {
 			t.Errorf("page %d: its write was lost, and the file is not refused", at/pageSize)
 		}
 	}
+
 	if lost < 5 {
 		t.Errorf("%d pages were written", lost)
 	}
@@ -233,6 +251,7 @@ func TestCutOff(t *testing.T) {
 		}
 		return nil
 	}))
+
 	must.Succeed(t, file.Close())
 	after, err := os.ReadFile(path)
 	must.Succeed(t, err)
@@ -240,11 +259,13 @@ func TestCutOff(t *testing.T) {
 	for range 50 {
 		content := bytes.Clone(after)
 		copy(content, before[:2*pageSize])
+
 		for at := 2 * pageSize; at < len(before); at += pageSize {
 			if random.IntN(2) == 0 {
 				copy(content[at:][:pageSize], before[at:])
 			}
 		}
+
 		if wantRefusedOrSame(t, path, content, want, "cut off") {
 			t.Error("a transaction that was cut off makes the file corrupt")
 		}
@@ -270,12 +291,14 @@ func TestWhatBboltWrites(t *testing.T) {
 	if *boltfile.Full {
 		rounds = 10000
 	}
+
 	for range rounds {
 		file, got, err := open(t, path)
 		must.Succeed(t, err)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("-want +got\n%s", diff)
 		}
+
 		for range random.IntN(6) {
 			must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
 				for range random.IntN(40) {
@@ -284,6 +307,7 @@ func TestWhatBboltWrites(t *testing.T) {
 				return nil
 			}))
 		}
+
 		must.Succeed(t, file.Close())
 	}
 }
@@ -333,6 +357,7 @@ func TestFailedUpdate(t *testing.T) {
 	if !errors.Is(err, failure) {
 		t.Errorf("error %v", err)
 	}
+
 	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
 		want["a"]["twice"] = "2"
 		must.Succeed(t, tx.Put("a", []byte("twice"), []byte("1")))
@@ -345,13 +370,16 @@ func TestFailedUpdate(t *testing.T) {
 		if _, err := tx.NextSequence("none"); err == nil {
 			t.Error("a bucket that is missing has a sequence")
 		}
+
 		return tx.Put("a", []byte("twice"), []byte("2"))
 	}))
+
 	must.Succeed(t, file.Close())
 
 	file, got, err := open(t, path)
 	must.Succeed(t, err)
 	defer file.Close()
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -364,6 +392,7 @@ func TestLocked(t *testing.T) {
 	if _, _, err := open(t, path); !errors.Is(err, boltfile.ErrLocked) {
 		t.Errorf("error %v, want %v", err, boltfile.ErrLocked)
 	}
+
 	must.Succeed(t, file.Close())
 	file, _, err = open(t, path)
 	must.Succeed(t, err)
@@ -379,11 +408,13 @@ func TestLoadFails(t *testing.T) {
 	}); !errors.Is(err, failure) {
 		t.Errorf("error %v, want %v", err, failure)
 	}
+
 	after, err := os.ReadFile(path)
 	must.Succeed(t, err)
 	if !bytes.Equal(before, after) {
 		t.Error("the file was changed")
 	}
+
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
 	must.Succeed(t, file.Close())

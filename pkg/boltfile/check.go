@@ -69,6 +69,7 @@ func check(data []byte) (contents, error) {
 	if err := c.walk(m); err != nil {
 		return contents{}, err
 	}
+
 	return c.compare(m.transaction)
 }
 
@@ -79,6 +80,7 @@ func checkMetas(data []byte) (pageSize uint64, last meta, err error) {
 	if len(data) < headerSize+metaSize {
 		return 0, meta{}, fmt.Errorf("has %d bytes only", len(data))
 	}
+
 	pageSize = uint64(order.Uint32(data[headerSize+8:]))
 	if pageSize < minPage || pageSize > maxPage || pageSize&(pageSize-1) != 0 {
 		return 0, meta{}, fmt.Errorf("meta page 0: page size %d", pageSize)
@@ -93,10 +95,12 @@ func checkMetas(data []byte) (pageSize uint64, last meta, err error) {
 			last = m
 		}
 	}
+
 	if last.pages < 2 || last.pages > uint64(len(data))/pageSize {
 		return 0, meta{}, fmt.Errorf("has %d bytes, want %d pages of %d", len(data),
 			last.pages, pageSize)
 	}
+
 	return pageSize, last, nil
 }
 
@@ -104,6 +108,7 @@ func checkMeta(data []byte, pageSize, id uint64) (meta, error) {
 	if uint64(len(data)) < (id+1)*pageSize {
 		return meta{}, errors.New("is missing")
 	}
+
 	page := data[id*pageSize:]
 	b := page[headerSize:][:metaSize]
 	sum := fnv.New64a()
@@ -121,6 +126,7 @@ func checkMeta(data []byte, pageSize, id uint64) (meta, error) {
 	case uint64(order.Uint32(b[8:])) != pageSize:
 		return meta{}, errors.New("page size is not that of the other one")
 	}
+
 	return meta{
 		root: order.Uint64(b[16:]), free: order.Uint64(b[32:]),
 		pages: order.Uint64(b[40:]), transaction: order.Uint64(b[48:]),
@@ -155,6 +161,7 @@ func (c *checker) walk(m meta) error {
 			return fmt.Errorf("page %d: is neither used nor free", id)
 		}
 	}
+
 	return nil
 }
 
@@ -172,6 +179,7 @@ func (c *checker) compare(transaction uint64) (contents, error) {
 	case s.sum != c.sum:
 		return contents{}, errors.New("the records are not those that were written")
 	}
+
 	return contents{sum: c.sum, sealed: true}, nil
 }
 
@@ -181,6 +189,7 @@ func (c *checker) take(id uint64) ([]byte, error) {
 	if id >= pages {
 		return nil, fmt.Errorf("page %d: there are %d", id, pages)
 	}
+
 	page := c.data[id*c.pageSize:]
 	further := uint64(order.Uint32(page[12:]))
 	switch {
@@ -196,6 +205,7 @@ func (c *checker) take(id uint64) ([]byte, error) {
 			return nil, err
 		}
 	}
+
 	return page[:(further+1)*c.pageSize], nil
 }
 
@@ -212,6 +222,7 @@ func (c *checker) free(page []byte) error {
 	if order.Uint16(page[8:]) != kindFree {
 		return errors.New("is another page")
 	}
+
 	count, list := uint64(order.Uint16(page[10:])), page[headerSize:]
 	if count == manyFree {
 		count, list = order.Uint64(list), list[8:]
@@ -225,6 +236,7 @@ func (c *checker) free(page []byte) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -236,6 +248,7 @@ func (c *checker) tree(
 	if depth > maxDepth {
 		return keys, fmt.Errorf("page %d: is too deep", id)
 	}
+
 	page, err := c.take(id)
 	if err != nil {
 		return keys, err
@@ -244,17 +257,21 @@ func (c *checker) tree(
 	switch kind := order.Uint16(page[8:]); kind {
 	case kindBranch:
 		keys, err = c.branch(bucket, page, after, depth)
+
 	case kindLeaf:
 		keys, _, err = c.leaf(bucket, page, after)
 		if err == nil && keys[0] == nil && depth > 0 {
 			err = errors.New("is empty")
 		}
+
 	default:
 		err = fmt.Errorf("kind %#x is unknown here", kind)
 	}
+
 	if err != nil {
 		return keys, fmt.Errorf("page %d: %w", id, err)
 	}
+
 	return keys, nil
 }
 
@@ -273,6 +290,7 @@ func (c *checker) branch(bucket string, page, after []byte, depth int) (keys [2]
 		if err != nil {
 			return keys, err
 		}
+
 		below, err := c.tree(bucket, order.Uint64(element[8:]), after, depth+1)
 		if err != nil {
 			return keys, err
@@ -281,11 +299,14 @@ func (c *checker) branch(bucket string, page, after []byte, depth int) (keys [2]
 			return keys, fmt.Errorf("element %d: page %d has another first key", n,
 				order.Uint64(element[8:]))
 		}
+
 		if n == 0 {
 			keys[0] = key
 		}
+
 		keys[1], after = below[1], below[1]
 	}
+
 	return keys, nil
 }
 
@@ -302,6 +323,7 @@ func (c *checker) leaf(bucket string, page, after []byte) (keys [2][]byte, size 
 		if err != nil {
 			return keys, 0, err
 		}
+
 		value, err := items.cut(order.Uint32(element[12:]))
 		if err != nil {
 			return keys, 0, fmt.Errorf("element %d: %w", n, err)
@@ -312,11 +334,14 @@ func (c *checker) leaf(bucket string, page, after []byte) (keys [2][]byte, size 
 		if err := c.record(bucket, order.Uint32(element), key, value); err != nil {
 			return keys, 0, err
 		}
+
 		if n == 0 {
 			keys[0] = key
 		}
+
 		keys[1], after = key, key
 	}
+
 	return keys, items.at, nil
 }
 
@@ -328,10 +353,12 @@ func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 		if err := c.bucket(string(key), value); err != nil {
 			return fmt.Errorf("bucket %q: %w", key, err)
 		}
+
 	case flags != 0 || bucket == "":
 		return fmt.Errorf("key %q: flags %#x are unknown here", key, flags)
 	case bucket == sealBucket && string(key) == sealKey:
 		c.seal = value
+
 	default:
 		// Without this, a seal whose name is damaged would be one that was never written.
 		if _, err := parseSeal(value); err == nil {
@@ -346,10 +373,12 @@ func (c *checker) bucket(name string, value []byte) error {
 	if len(value) < bucketSize {
 		return fmt.Errorf("has %d bytes only", len(value))
 	}
+
 	root, sequence, inline := order.Uint64(value), order.Uint64(value[8:]), value[bucketSize:]
 	if name != sealBucket {
 		c.sum += sumOfBucket(name, sequence)
 	}
+
 	if root != 0 {
 		if len(inline) > 0 {
 			return errors.New("has two roots")
@@ -365,10 +394,12 @@ func (c *checker) bucket(name string, value []byte) error {
 		order.Uint32(inline[12:]) != 0 {
 		return errors.New("has no leaf in it")
 	}
+
 	_, size, err := c.leaf(name, inline, nil)
 	if err == nil && size != uint64(len(inline)) {
 		err = fmt.Errorf("has %d bytes, want %d", len(inline), size)
 	}
+
 	return err
 }
 

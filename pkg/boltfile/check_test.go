@@ -25,6 +25,7 @@ func smallFile(t testing.TB) []byte {
 	must.Succeed(t, raw.Close())
 	file, err := Open(path, func(*Tx) error { return nil })
 	must.Succeed(t, err)
+
 	for n := range 60 {
 		must.Succeed(t, file.Update(func(tx *Tx) error {
 			must.Succeed(t, tx.CreateBucket("bucket"))
@@ -35,9 +36,11 @@ func smallFile(t testing.TB) []byte {
 			return tx.Put("bucket", fmt.Append(nil, "key", n), make([]byte, 40))
 		}))
 	}
+
 	must.Succeed(t, file.Close())
 	content, err := os.ReadFile(path)
 	must.Succeed(t, err)
+
 	return content
 }
 
@@ -58,12 +61,14 @@ func TestEveryBit(t *testing.T) {
 	if *Full {
 		step = 1
 	}
+
 	refused, tried := 0, 0
 	for bit := 0; bit < len(content)*8; bit += step {
 		tried++
 		content[bit/8] ^= 1 << (bit % 8)
 		got, err := check(content)
 		content[bit/8] ^= 1 << (bit % 8)
+
 		if err != nil {
 			refused++
 		} else if got.sum != want.sum {
@@ -71,6 +76,7 @@ func TestEveryBit(t *testing.T) {
 				bit/8%minPage, bit%8)
 		}
 	}
+
 	t.Logf("%d of %d refused", refused, tried)
 	if refused < tried/10 {
 		t.Error("that are too few")
@@ -88,16 +94,20 @@ func FuzzCheck(f *testing.F) {
 		if valid {
 			makeMetasValid(data)
 		}
+
 		if _, err := check(data); err != nil {
 			return
 		}
+
 		path := filepath.Join(must.MemoryDir(t), "db")
 		must.Succeed(t, os.WriteFile(path, data, 0o600))
+
 		read := func(tx *Tx) error {
 			return tx.tx.ForEach(func(name []byte, b *bolt.Bucket) error {
 				return b.ForEach(func(_, _ []byte) error { return nil })
 			})
 		}
+
 		for range 2 {
 			file, err := Open(path, read)
 			must.Succeed(t, err)

@@ -60,13 +60,16 @@ func (t *Tx) Put(bucket string, key, value []byte) error {
 	if value == nil {
 		value = []byte{} // which Get tells from a key that is missing
 	}
+
 	sum := t.sum + sumOf(bucket, key, value)
 	if before := b.Get(key); before != nil {
 		sum -= sumOf(bucket, key, before)
 	}
+
 	if err := b.Put(key, value); err != nil {
 		return fmt.Errorf("bucket %s: %w", bucket, err)
 	}
+
 	t.sum = sum
 	return nil
 }
@@ -82,6 +85,7 @@ func (t *Tx) Delete(bucket string, key []byte) error {
 	if err := t.tx.Bucket([]byte(bucket)).Delete(key); err != nil {
 		return fmt.Errorf("bucket %s: %w", bucket, err)
 	}
+
 	t.sum = sum
 	return nil
 }
@@ -99,6 +103,7 @@ func (t *Tx) NextSequence(bucket string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("bucket %s: %w", bucket, err)
 	}
+
 	t.sum += sumOfBucket(bucket, number) - sumOfBucket(bucket, before)
 	return number, nil
 }
@@ -149,10 +154,12 @@ func parseSeal(b []byte) (seal, error) {
 	if len(b) != 24 {
 		return seal{}, fmt.Errorf("the seal has %d bytes, want 24", len(b))
 	}
+
 	s := seal{transaction: binary.BigEndian.Uint64(b), sum: binary.BigEndian.Uint64(b[8:])}
 	if !bytes.Equal(b, s.bytes()) {
 		return seal{}, errors.New("the seal is broken")
 	}
+
 	return s, nil
 }
 

@@ -71,20 +71,24 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	ports := map[string]membership{}
 	for id, p := range a.ports.objects {
 		if !p.deleting {
 			ports[id] = a.membership(id, p.spec)
 		}
 	}
+
 	// An error is only logged, so that the agent serves the rest; the next start tries again.
 	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
 		log.Error(err, "remove what is not in the state")
 	}
+
 	a.reconcileAll()
 	if err := a.plane.sweepFilter(); err != nil {
 		log.Error(err, "remove filters of what is not in the state")
 	}
+
 	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
 	return a, nil
 }
@@ -98,6 +102,7 @@ func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) 
 		calls: newCallDurations(), work: make(chan struct{}, 1),
 		carried: map[string]int{},
 	}
+
 	a.work <- struct{}{}
 	a.networkOptions = newOptionStore(a, networkKind, checkNetworkOptions)
 	a.portOptions = newOptionStore(a, portKind, checkPortOptions)
@@ -109,11 +114,13 @@ func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) 
 	if a.plane, err = openPlane(); err != nil {
 		return nil, errors.Join(err, a.state.Close())
 	}
+
 	if fresh {
 		if err := a.beginState(); err != nil {
 			return nil, errors.Join(err, a.Close())
 		}
 	}
+
 	return a, nil
 }
 
@@ -152,6 +159,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		ended <- a.plane.watch(a.tasks.Add)
 		a.tasks.ShutDown()
 	}()
+
 	for {
 		t, shutdown := a.tasks.Get()
 		if ctx.Err() != nil {
@@ -160,6 +168,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if shutdown {
 			return errors.Join(errors.New("opi-bridge: no more netdev events"), <-ended)
 		}
+
 		a.perform(ctx, t)
 		a.tasks.Done(t)
 	}
@@ -178,6 +187,7 @@ func (a *Agent) begin(ctx context.Context) (end func(), err error) {
 		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(),
 			"the agent is at work on something else: %v", ctx.Err())
 	}
+
 	var mu sync.Mutex
 	ended, told := false, false
 	watchdog := time.AfterFunc(stuckAfter, func() {
@@ -188,6 +198,7 @@ func (a *Agent) begin(ctx context.Context) (end func(), err error) {
 			a.stuck(true)
 		}
 	})
+
 	return func() {
 		watchdog.Stop()
 		mu.Lock()
@@ -230,6 +241,7 @@ func (a *Agent) perform(ctx context.Context, t task) {
 	case taskArrival:
 		a.ports.reconcileFailed()
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
+
 	case taskFilter:
 		if err := a.plane.restoreFilter(); err != nil {
 			a.log.Error(err, "restore the source filter")
@@ -238,6 +250,7 @@ func (a *Agent) perform(ctx context.Context, t task) {
 		}
 		a.tasks.Forget(t)
 		a.log.Info("somebody changed the source filter, it is as wanted again")
+
 	case taskRetry:
 		if a.retry() {
 			a.tasks.AddRateLimited(t)

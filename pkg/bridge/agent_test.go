@@ -99,6 +99,7 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 			t.Fatal(err)
 		}
 	}
+
 	return a, plane
 }
 
@@ -111,6 +112,7 @@ func open(t *testing.T, path string, plane dataplane) *Agent {
 	}
 	t.Cleanup(func() { _ = a.state.Close() })
 	t.Cleanup(a.tasks.ShutDown)
+
 	a.reconcileAll()
 	return a
 }
@@ -167,6 +169,7 @@ func TestCreatePortStatusCodes(t *testing.T) {
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
 		t.Fatal(err)
 	}
+
 	trunk := access(mac2, blue)
 	trunk.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	untyped := access(mac2, blue)
@@ -201,6 +204,7 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		{"missing network", "vf-4", access(mac2, networkKind.prefix+"net-none"), codes.NotFound,
 			"net-none"},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := a.create(t, test.id, test.spec)
@@ -213,17 +217,20 @@ func TestCreatePortStatusCodes(t *testing.T) {
 func TestOneVLANSpace(t *testing.T) {
 	a, plane := onPaper(t)
 	plane.vlans = true
+
 	trunk := func(mac string, networks ...string) *evpn.BridgePortSpec {
 		spec := access(mac, networks...)
 		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 		return spec
 	}
+
 	if _, err := a.create(t, p1, trunk(mac1, red, blue)); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := plane.ports[p1], "net-blue@10 net-red@20"; got != want {
 		t.Errorf("the data plane has %q, want %q", got, want)
 	}
+
 	tests := []struct {
 		name string
 		id   string
@@ -241,6 +248,7 @@ func TestOneVLANSpace(t *testing.T) {
 			codes.NotFound, "net-none"},
 		{"MAC in use in its second network", "vf-4", access(mac1, red), codes.AlreadyExists, p1},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := a.create(t, test.id, test.spec)
@@ -254,18 +262,22 @@ func TestOneVLANSpace(t *testing.T) {
 			LogicalBridgeId: "net-green",
 			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}},
 		})
+
 	wantCode(t, err, codes.AlreadyExists, "net-red")
 	_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: red})
 	wantCode(t, err, codes.FailedPrecondition, p1)
+
 	_, err = s.UpdateLogicalBridge(t.Context(),
 		&evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
 			Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 20},
 		}})
+
 	wantCode(t, err, codes.AlreadyExists, "net-red")
 	_, err = s.UpdateLogicalBridge(t.Context(),
 		&evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
 			Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 11},
 		}})
+
 	wantCode(t, err, codes.OK, "")
 	if got, want := plane.ports[p1], "net-blue@11 net-red@20"; got != want {
 		t.Errorf("after the VLAN id changed the data plane has %q, want %q", got, want)
@@ -282,6 +294,7 @@ func TestOneVLANSpace(t *testing.T) {
 			})
 		return err
 	}
+
 	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
 	plane.vlans = true
 	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
@@ -319,6 +332,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep},
 			codes.InvalidArgument, "vtep_ip_prefix"},
 	}
+
 	s := networkServer{Agent: a}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -328,6 +342,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 			wantCode(t, err, test.code, test.says)
 		})
 	}
+
 	t.Run("VNI without an uplink", func(t *testing.T) {
 		a.cfg.Uplinks = nil
 		_, err := s.CreateLogicalBridge(t.Context(),
@@ -337,8 +352,10 @@ func TestNetworkStatusCodes(t *testing.T) {
 					Spec: &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(7)},
 				},
 			})
+
 		wantCode(t, err, codes.FailedPrecondition, "--uplink")
 	})
+
 	t.Run("delete in use", func(t *testing.T) {
 		if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
 			t.Fatal(err)
@@ -346,6 +363,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		_, err := s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: blue})
 		wantCode(t, err, codes.FailedPrecondition, p1)
 	})
+
 	t.Run("missing", func(t *testing.T) {
 		_, err := s.GetLogicalBridge(t.Context(),
 			&evpn.GetLogicalBridgeRequest{Name: "logicalBridges/net-none"})
@@ -360,6 +378,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 			&evpn.GetLogicalBridgeRequest{Name: "somebody/net-none"})
 		wantCode(t, err, codes.InvalidArgument, "logicalBridges/<id>")
 	})
+
 	t.Run("update", func(t *testing.T) {
 		update := func(spec *evpn.LogicalBridgeSpec, mask ...string) error {
 			_, err := s.UpdateLogicalBridge(t.Context(),
@@ -369,6 +388,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 				})
 			return err
 		}
+
 		wantCode(t, update(&evpn.LogicalBridgeSpec{VlanId: 12}, "spec.vlan_id"), codes.OK, "")
 		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"),
 			codes.InvalidArgument, "vlan_id")
@@ -385,6 +405,7 @@ func TestUpdatePort(t *testing.T) {
 	if _, err := a.update(t, p1, access(mac1, blue), true); err != nil {
 		t.Fatal(err)
 	}
+
 	tests := []struct {
 		name string
 		spec *evpn.BridgePortSpec
@@ -399,6 +420,7 @@ func TestUpdatePort(t *testing.T) {
 		{"the status", access(mac2, red), []string{"status"}, nil},
 		{"a required field taken away", &evpn.BridgePortSpec{}, []string{"spec.mac_address"}, nil},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := a.update(t, p1, test.spec, false, test.mask...)
@@ -426,6 +448,7 @@ func TestDeleteThatFails(t *testing.T) {
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
 		t.Fatal(err)
 	}
+
 	plane.failure = errors.New("device or resource busy")
 	wantCode(t, a.delete(t, p1, true), codes.Internal, "device or resource busy")
 	wantCode(t, a.delete(t, p1, true), codes.Internal, "device or resource busy")
@@ -433,6 +456,7 @@ func TestDeleteThatFails(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	a = open(t, a.cfg.State, plane)
 	got, err := portServer{Agent: a}.GetBridgePort(t.Context(),
 		&evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
@@ -443,6 +467,7 @@ func TestDeleteThatFails(t *testing.T) {
 		got.Status.Components[0].Details != "device or resource busy" {
 		t.Errorf("status %v, want TO_BE_DELETED with the reason", got.Status)
 	}
+
 	_, err = a.create(t, p1, access(mac1, blue))
 	wantCode(t, err, codes.FailedPrecondition, "being deleted")
 	_, err = a.update(t, p1, access(mac1, blue), false)
@@ -471,6 +496,7 @@ func TestCreateSurvivesRestart(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	clear(plane.networks)
 	clear(plane.ports)
 	open(t, a.cfg.State, plane)
@@ -492,6 +518,7 @@ func TestPage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		got = append(got, part...)
 		// also the one the token names
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "bbbb" })
@@ -499,6 +526,7 @@ func TestPage(t *testing.T) {
 			break
 		}
 	}
+
 	if want := []string{"aaaa", "bbbb", "cccc", "dddd", "eeee"}; !slices.Equal(got, want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -508,6 +536,7 @@ func TestPage(t *testing.T) {
 	if _, _, err := page(ids, 1, "!"); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("bad token: %v", err)
 	}
+
 	many := make([]string, 300)
 	for size, want := range map[int32]int{0: 50, 250: 250, 1000: 250} {
 		for i := range many {
@@ -524,13 +553,16 @@ func TestMetrics(t *testing.T) {
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
 		t.Fatal(err)
 	}
+
 	plane.failure = errors.New("no netdev")
 	if _, err := a.create(t, "vf-0000-03-00-3", access(mac2, blue)); err != nil {
 		t.Fatal(err)
 	}
+
 	info := &grpc.UnaryServerInfo{FullMethod: evpn.BridgePortService_GetBridgePort_FullMethodName}
 	fail := func(context.Context, any) (any, error) { return nil, status.Error(codes.NotFound, "") }
 	_, _ = a.observe(t.Context(), nil, info, fail)
+
 	const want = `
 # HELP opi_bridge_networks Logical bridges, by state.
 # TYPE opi_bridge_networks gauge
@@ -543,12 +575,14 @@ opi_bridge_ports{state="deleting"} 0
 opi_bridge_ports{state="down"} 1
 opi_bridge_ports{state="up"} 1
 `
+
 	const dropped = `
 # HELP opi_bridge_dropped_frames_total Frames with somebody else's source address that the source filter dropped, by the bridge port that sent them, or by the logical bridge whose VXLAN port they came from; only those that sent any.
 # TYPE opi_bridge_dropped_frames_total counter
 opi_bridge_dropped_frames_total{network="",port="vf-0000-3b-00-2"} 7
 opi_bridge_dropped_frames_total{network="net-blue",port=""} 3
 `
+
 	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_dropped_frames_total"}
 	if err := testutil.CollectAndCompare(a, strings.NewReader(dropped+want), names...); err != nil {
 		t.Error(err)
@@ -573,6 +607,7 @@ func TestInventory(t *testing.T) {
 			t.Errorf("got %v, %v", inv, err)
 		}
 	})
+
 	t.Run("this machine", func(t *testing.T) {
 		inv, err := inventoryServer{
 			ports: devlinkPorts, serial: cardid.Read,
@@ -581,6 +616,7 @@ func TestInventory(t *testing.T) {
 			t.Errorf("got %v, %v", inv, err)
 		}
 	})
+
 	t.Run("an xPU", func(t *testing.T) {
 		root := t.TempDir()
 		files := map[string]string{
@@ -595,6 +631,7 @@ func TestInventory(t *testing.T) {
 				"kB\nMemFree: 1 kB\n",
 			"sys/bus/pci/drivers/mlx5_core/module_is_not_needed": "",
 		}
+
 		for name, data := range files {
 			path := filepath.Join(root, name)
 			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -604,16 +641,19 @@ func TestInventory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		if err := os.Symlink("../../drivers/mlx5_core",
 			filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0/driver")); err != nil {
 			t.Fatal(err)
 		}
+
 		inv, err := inventoryServer{
 			root: root, ports: noPorts,
 		}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		want := &inventory.Inventory{
 			Bios: &inventory.BIOSInfo{}, Baseboard: &inventory.BaseboardInfo{},
 			Chassis:   &inventory.ChassisInfo{},
@@ -625,6 +665,7 @@ func TestInventory(t *testing.T) {
 					Subclass: "0x00", Driver: "mlx5_core"},
 			},
 		}
+
 		if diff := cmp.Diff(want, inv, protocmp.Transform()); diff != "" {
 			t.Errorf("inventory (-want +got):\n%s", diff)
 		}
@@ -641,16 +682,19 @@ func TestHostPFs(t *testing.T) {
 		}
 		return ports
 	}
+
 	pf := func(number uint16, mac function.MAC) devlink.Port {
 		return devlink.Port{Flavour: devlink.PCIPF, External: true, Controller: 1, PF: number,
 			Function: devlink.Function{MAC: mac}}
 	}
+
 	ports := append(
 		eswitch("0000:03:00.1", pf(1, "02:00:00:00:00:02")),
 		eswitch("0000:03:00.0", pf(0, "02:00:00:00:00:01"), devlink.Port{Flavour: devlink.Physical},
 			devlink.Port{Flavour: devlink.PCIPF, PF: 7}, // the DPU's own
 			devlink.Port{Flavour: devlink.PCIVF, External: true, Controller: 1})...,
 	)
+
 	const one, two = "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT0001", "host-pf c1pf1 " +
 		"hw_addr 02:00:00:00:00:02 serial MT0001"
 	for what, test := range map[string]struct {
@@ -674,6 +718,7 @@ func TestHostPFs(t *testing.T) {
 				return function.Card{Serial: "MT0001"}, nil
 			},
 		}
+
 		for _, text := range test.told {
 			told, err := ParseHostPF(text)
 			if err != nil {
@@ -681,6 +726,7 @@ func TestHostPFs(t *testing.T) {
 			}
 			server.hostPFs = append(server.hostPFs, told)
 		}
+
 		inv, err := server.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		var got []string
 		for _, device := range inv.GetPci() {
@@ -690,6 +736,7 @@ func TestHostPFs(t *testing.T) {
 			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
 		}
 	}
+
 	for _, server := range []inventoryServer{
 		{
 			ports: func() ([]devlink.Port, error) { return ports, nil },
@@ -731,9 +778,11 @@ func FuzzNames(f *testing.F) {
 				}
 				continue
 			}
+
 			if name != k.prefix+id && name != k.proto+id {
 				t.Errorf("%q was read as %q", name, id)
 			}
+
 			for _, netdev := range []string{bridgeName(id), vxlanName(id)} {
 				// dev_valid_name of the kernel
 				if len(netdev) > 15 || strings.ContainsAny(netdev, "/: \t\n") || netdev == "." {

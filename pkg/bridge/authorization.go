@@ -76,11 +76,13 @@ func (s Segments) bounds(most uint32) (first, last uint32, err error) {
 	if parts == nil {
 		return 0, 0, fmt.Errorf("%q: must be a number, or a range such as 100-199", string(s))
 	}
+
 	low, _ := strconv.ParseUint(parts[1], 10, 32) // of at most 8 digits
 	high, _ := strconv.ParseUint(cmp.Or(parts[2], parts[1]), 10, 32)
 	if low < 1 || low > high || high > uint64(most) {
 		return 0, 0, fmt.Errorf("%q: must be in 1-%d, the lowest first", string(s), most)
 	}
+
 	return uint32(low), uint32(high), nil
 }
 
@@ -111,6 +113,7 @@ func (a *Authorization) check() error {
 		failed = append(failed,
 			errors.New("rules: is missing, want a list; [] lets no client do anything"))
 	}
+
 	for i, r := range a.Rules {
 		if slices.ContainsFunc(a.Rules[:i], func(other Rule) bool {
 			return other.Subject == r.Subject
@@ -122,6 +125,7 @@ func (a *Authorization) check() error {
 			failed = append(failed, fmt.Errorf("rules[%d].%w", i, err))
 		}
 	}
+
 	return errors.Join(failed...)
 }
 
@@ -131,6 +135,7 @@ func (r Rule) problems() (all []error) {
 	if r.Subject == "" {
 		wrong("subject: is missing, want one such as CN=xpu-controller")
 	}
+
 	for _, of := range []struct {
 		field, mostField string
 		patterns         []string
@@ -164,6 +169,7 @@ func (r Rule) problems() (all []error) {
 			}
 		}
 	}
+
 	return all
 }
 
@@ -200,6 +206,7 @@ func (authorization *Authorization) client(certificates []*x509.Certificate) cli
 	if len(certificates) > 0 {
 		c.subject = certificates[0].Subject.String()
 	}
+
 	if c.restricted {
 		i := slices.IndexFunc(authorization.Rules, func(r Rule) bool {
 			return r.Subject == c.subject
@@ -208,6 +215,7 @@ func (authorization *Authorization) client(certificates []*x509.Certificate) cli
 			c.rule = authorization.Rules[i]
 		}
 	}
+
 	return c
 }
 
@@ -258,6 +266,7 @@ func (c *collection[S, M]) permit(who client, change bool, id string, spec S) er
 		return status.Errorf(codes.PermissionDenied,
 			"%s %s: the client %q may change nothing (readOnly)", c.word, id, who.subject)
 	}
+
 	return nil
 }
 
@@ -273,6 +282,7 @@ func (c *collection[S, M]) room(who client, id string) error {
 	if !who.restricted {
 		return nil
 	}
+
 	limit := defaultMost
 	if said := c.most(who.rule); said != nil {
 		limit = *said
@@ -284,6 +294,7 @@ func (c *collection[S, M]) room(who client, id string) error {
 				"lets it have %d, and it has %d; delete one that is not needed", c.word,
 			id, who.subject, limit, have)
 	}
+
 	return nil
 }
 
@@ -293,6 +304,7 @@ func (c client) checkSegment(id string, have, spec *evpn.LogicalBridgeSpec) erro
 	if !c.restricted {
 		return nil
 	}
+
 	refuse := func(field string, segment uint32, may []Segments) error {
 		return status.Errorf(codes.PermissionDenied,
 			"logical bridge %s: %s %d: the rule of --authorization for the client %q has %s",
@@ -306,6 +318,7 @@ func (c client) checkSegment(id string, have, spec *evpn.LogicalBridgeSpec) erro
 	if spec.Vni != nil && (have == nil || vni != have.GetVni()) && !has(c.rule.VNIs, vni, maxVNI) {
 		return refuse("vni", vni, c.rule.VNIs)
 	}
+
 	return nil
 }
 

@@ -116,23 +116,28 @@ func TestSegmentsOfClients(t *testing.T) {
 		_, err := a.networks.create(ctx, id, spec)
 		return err
 	}
+
 	update := func(id string, spec *evpn.LogicalBridgeSpec, mask ...string) error {
 		to := &evpn.LogicalBridge{Name: networkKind.prefix + id, Spec: spec}
 		_, err := a.networks.update(ctx, to, &fieldmaskpb.FieldMask{Paths: mask}, false)
 		return err
 	}
+
 	const has, hasVNIs = `the rule of --authorization for the client "CN=a" has 100-199`, `for the client "CN=a" has 1000-1999`
 
 	wantCode(t, create("net-a-1", segmentOf(100, 1000)), codes.OK, "")
 	wantCode(t, create("net-a-1", segmentOf(100, 1000)), codes.OK, "")
+
 	for _, vlan := range []uint32{1, 20, 99, 200, 4094} {
 		wantCode(t, create("net-a-2", segmentOf(vlan)), codes.PermissionDenied,
 			fmt.Sprintf("net-a-2: vlan_id %d: %s", vlan, has))
 	}
+
 	for _, vni := range []uint32{1, 200, 999, 2000, 1<<24 - 1} {
 		wantCode(t, create("net-a-2", segmentOf(101, vni)), codes.PermissionDenied,
 			fmt.Sprintf("net-a-2: vni %d", vni))
 	}
+
 	wantCode(t, update("net-a-1", segmentOf(20), "spec.vlan_id"), codes.PermissionDenied, has)
 	wantCode(t, update("net-a-1", segmentOf(100, 200), "spec.vni"), codes.PermissionDenied, hasVNIs)
 	wantCode(t, update("net-a-1", segmentOf(199, 1999)), codes.OK, "")
@@ -159,6 +164,7 @@ func TestSegmentsOfClients(t *testing.T) {
 		_, err := a.ports.create(ctx, id, access(mac, networkKind.prefix+"net-a-1"))
 		return err
 	}
+
 	must.Succeed(t, errors.Join(port("vf-1", mac1), port("vf-2", mac2)))
 	wantCode(t, port("vf-3", "02:00:00:00:00:03"), codes.ResourceExhausted, "bridge port vf-3")
 	wantCode(t, port("vf-2", mac2), codes.OK, "")
@@ -178,6 +184,7 @@ func TestOthersAreNotNamed(t *testing.T) {
 		_, err := a.networks.create(owner, id, spec)
 		must.Succeed(t, err)
 	}
+
 	name := func(id string) string { return networkKind.prefix + id }
 	trunk := access(mac1, name("net-b-secret"), name("net-a-1"))
 	trunk.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
@@ -194,10 +201,12 @@ func TestOthersAreNotNamed(t *testing.T) {
 		_, err := a.networks.create(ctx, "net-a-2", spec)
 		return err
 	}
+
 	createPort := func(id string, spec *evpn.BridgePortSpec) error {
 		_, err := a.ports.create(ctx, id, spec)
 		return err
 	}
+
 	_, deleteInUse := networks.DeleteLogicalBridge(ctx,
 		&evpn.DeleteLogicalBridgeRequest{Name: name("net-a-1")})
 	_, badToken := networks.ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{PageToken: "!"})
@@ -267,6 +276,7 @@ func TestOthersAreNotNamed(t *testing.T) {
 				errs = append(errs, get, remove, update,
 					createPort(id, access("", name("net-a-1"))))
 			}
+
 			for _, err := range errs {
 				if code := status.Code(err); code != codes.PermissionDenied {
 					t.Errorf("%s: %v, want PermissionDenied", id, err)
@@ -274,6 +284,7 @@ func TestOthersAreNotNamed(t *testing.T) {
 				said[i] += strings.ReplaceAll(err.Error(), id, "<id>") + "\n"
 			}
 		}
+
 		if said[0] != said[1] {
 			t.Errorf("one that is there is told apart:\n%s%s", said[0], said[1])
 		}
@@ -297,6 +308,7 @@ func TestOthersAreNotNamed(t *testing.T) {
 	}, reference{
 		to: task{taskPort, "vf-9-secret"}, text: "is port vf-9-secret", instead: "is a port",
 	}))
+
 	got, err := a.networks.create(ctx, "net-a-2", segmentOf(102))
 	must.Succeed(t, err)
 	details := func(n *evpn.LogicalBridge) string {
@@ -305,6 +317,7 @@ func TestOthersAreNotNamed(t *testing.T) {
 	if said := details(got); said != "bridge: full\nVLAN 150 is in use\nis a port" {
 		t.Errorf("the client is told %q", said)
 	}
+
 	got, err = a.networks.get(owner, name("net-a-2"))
 	must.Succeed(t, err)
 	if said := details(got); !strings.Contains(said, "net-b-secret") ||
@@ -331,6 +344,7 @@ func TestMetricsOfOthers(t *testing.T) {
 			must.Succeed(t, err)
 			now.authorization = a
 		}
+
 		c.current.Store(now)
 		answer := httptest.NewRecorder()
 		request := httptest.NewRequest(http.MethodGet, "https://xpu/metrics", nil)
@@ -350,15 +364,18 @@ func FuzzParseAuthorization(f *testing.F) {
 		"[1-16777215], mostPorts: 3}]", uint32(150))
 	f.Add("rules: [{subject: CN=a, networks: ['net-*'], vlans: [], vnis: []}]", uint32(0))
 	f.Add("rules: [{subject: CN=a, vlans: ['\"', null, true]}]", uint32(4095))
+
 	f.Fuzz(func(t *testing.T, text string, segment uint32) {
 		a, err := ParseAuthorization([]byte(text))
 		if err != nil {
 			return
 		}
+
 		for _, r := range a.Rules {
 			if r.Subject == "" {
 				t.Error("a rule for nobody")
 			}
+
 			who := client{restricted: true, rule: r}
 			who.sees("vf-0000-3b-00-2", []string{"net-blue"})
 

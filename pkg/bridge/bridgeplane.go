@@ -70,6 +70,7 @@ func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return bridge, b.settle(bridge)
 }
 
@@ -86,14 +87,17 @@ func (b *bridgePlane) realiseNetwork(n segment) (mtu int, blocked, err error) {
 	if err := b.available(n); err != nil {
 		return 0, nil, err
 	}
+
 	if b.vlanAware {
 		b.vlans[n.id] = n.vlan
 		b.placement.place(n.id, "", 0)
 	}
+
 	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
 		return 0, nil, err
 	}
+
 	want, blocked, err := b.wantedVXLAN(n)
 	if err != nil {
 		return 0, nil, err
@@ -107,9 +111,11 @@ func (b *bridgePlane) realiseNetwork(n segment) (mtu int, blocked, err error) {
 		b.placement.place(n.id, "", number+1) > number {
 		return b.realiseNetwork(n)
 	}
+
 	if err == nil && b.vlanAware {
 		err = b.setVLANs(vxlan, []uint16{n.vlan}, false)
 	}
+
 	return want.MTU, blocked, err
 }
 
@@ -134,6 +140,7 @@ func (b *bridgePlane) removeNetwork(id string) error {
 	if err := b.removeVXLAN(id); err != nil {
 		return err
 	}
+
 	delete(b.vlans, id)
 	if !b.vlanAware {
 		return b.removeOwn(bridgeName(id), "bridge", id)
@@ -142,6 +149,7 @@ func (b *bridgePlane) removeNetwork(id string) error {
 		name, mark := sharedBridgeOf(number)
 		return b.removeOwn(name, "bridge", mark)
 	}
+
 	return nil
 }
 
@@ -151,6 +159,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if to.trunk && !b.vlanAware { // from a state of the other data plane
 		return errors.New(noTrunks)
 	}
+
 	rep, err := b.representor(port)
 	if err != nil {
 		return err
@@ -163,6 +172,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 		}
 		vlans = append(vlans, n.vlan)
 	}
+
 	if err := b.filterSource(rep, to); err != nil {
 		return err
 	}
@@ -171,6 +181,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
+
 	b.users.set(rep.Attrs().Index, task{taskPort, port})
 
 	if !b.vlanAware {
@@ -182,6 +193,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err := b.up(rep); err != nil {
 		return err
 	}
+
 	return b.forward(to.mac, rep, bridge, port, vlans)
 }
 
@@ -202,6 +214,7 @@ func (b *bridgePlane) joinBridge(
 		if err != nil {
 			return nil, err
 		}
+
 		for _, n := range moved {
 			if _, _, err := b.realiseNetwork(n); err != nil { // its VXLAN port moves too
 				delete(b.placement.bridges, n.id)
@@ -212,6 +225,7 @@ func (b *bridgePlane) joinBridge(
 		if bridge, err = b.ensureBridge(sharedBridgeOf(number)); err != nil {
 			return nil, err
 		}
+
 		err = b.join(rep, bridge)
 		stays := slices.ContainsFunc(networks, func(n segment) bool {
 			return b.placement.fixed(n.id, port)
@@ -220,9 +234,11 @@ func (b *bridgePlane) joinBridge(
 			from = number + 1
 			continue
 		}
+
 		if err == nil {
 			b.placement.add(port, networks)
 		}
+
 		return bridge, err
 	}
 }
@@ -258,12 +274,14 @@ func (b *bridgePlane) made() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list netdevs: %w", err)
 	}
+
 	ownBridges := map[int]bool{} // by ifindex
 	for _, link := range links {
 		if isOurs(link) && link.Type() == "bridge" {
 			ownBridges[link.Attrs().Index] = true
 		}
 	}
+
 	var names []string
 	for _, link := range links {
 		id, ours := markOf(link)
@@ -272,6 +290,7 @@ func (b *bridgePlane) made() ([]string, error) {
 			names = append(names, link.Attrs().Name)
 		}
 	}
+
 	slices.Sort(names)
 	return names, nil
 }
@@ -283,6 +302,7 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 	if err != nil {
 		return fmt.Errorf("list netdevs: %w", err)
 	}
+
 	representors, err := b.locateAll(ports, links)
 	if err != nil { // rather than take one out that has to stay
 		return err
@@ -294,6 +314,7 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 			bridges[link.Attrs().Index] = id
 		}
 	}
+
 	if b.vlanAware {
 		b.learnPlacement(links, bridges, ports, representors)
 	}
@@ -320,12 +341,14 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 			wanted["bridge"] = append(wanted["bridge"], id)
 		}
 	}
+
 	for _, link := range links {
 		id, ours := markOf(link)
 		if ids, known := wanted[link.Type()]; ours && known && !slices.Contains(ids, id) {
 			failed = append(failed, b.remove(link))
 		}
 	}
+
 	return errors.Join(failed...)
 }
 
@@ -340,6 +363,7 @@ func (b *bridgePlane) locateAll(
 			named[name] = link
 		}
 	}
+
 	representors := map[string]netlink.Link{}
 	for port := range ports {
 		link, err := b.choose(port, named[port])
@@ -351,6 +375,7 @@ func (b *bridgePlane) locateAll(
 		}
 		representors[port] = link
 	}
+
 	return representors, nil
 }
 
@@ -365,12 +390,14 @@ func (b *bridgePlane) learnPlacement(
 		number, shared := sharedNumber(id)
 		return number, inOurs && shared
 	}
+
 	for _, link := range links {
 		network, ours := markOf(link)
 		if number, known := numberOf(link); ours && known && link.Type() == "vxlan" {
 			b.placement.bridges[network] = number
 		}
 	}
+
 	for port, link := range representors {
 		number, known := numberOf(link)
 		if !known {

@@ -91,11 +91,13 @@ func (c *collection[S, M]) create(ctx context.Context, id string, spec S) (reply
 	if err := c.permitID(clientOf(ctx), id); err != nil {
 		return reply, err
 	}
+
 	end, err := c.agent.begin(ctx)
 	if err != nil {
 		return reply, err
 	}
 	defer end()
+
 	return c.add(ctx, id, spec)
 }
 
@@ -106,6 +108,7 @@ func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M,
 	if err == nil && have != nil {
 		err = c.permit(who, true, id, have.spec) // its networks may be another client's
 	}
+
 	if err == nil {
 		spec, err = c.check(who, id, spec)
 	}
@@ -130,8 +133,10 @@ func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M,
 	if err := c.put(id, spec, 0); err != nil {
 		return reply, err
 	}
+
 	c.keep(id, &object[S]{spec: spec, failure: errNotYet})
 	c.reconcile(id, false)
+
 	return c.reply(who, id), nil
 }
 
@@ -150,6 +155,7 @@ func (c *collection[S, M]) list(
 ) (replies []M, next string, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
+
 	who := clientOf(ctx)
 	ids, next, err := page(c.visible(who), size, token)
 	bytes := 0
@@ -160,6 +166,7 @@ func (c *collection[S, M]) list(
 		}
 		replies = append(replies, reply)
 	}
+
 	return replies, next, err
 }
 
@@ -168,12 +175,14 @@ func (c *collection[S, M]) visible(who client) []string {
 	if !who.restricted {
 		return c.ids
 	}
+
 	var ids []string
 	for _, id := range c.ids {
 		if who.sees(c.scope(id, c.objects[id].spec)) {
 			ids = append(ids, id)
 		}
 	}
+
 	return ids
 }
 
@@ -204,6 +213,7 @@ func (c *collection[S, M]) update(
 	if err == nil {
 		err = c.permit(who, true, id, spec)
 	}
+
 	if err == nil {
 		spec, err = c.check(who, id, spec)
 	}
@@ -245,6 +255,7 @@ func (c *collection[S, M]) delete(
 	if err != nil {
 		return nil, err
 	}
+
 	who := clientOf(ctx)
 	if err := c.checkUnused(who, id); err != nil {
 		return nil, err
@@ -265,6 +276,7 @@ func (c *collection[S, M]) delete(
 			"%s %s is not deleted yet, the agent keeps trying: %s",
 			c.word, id, c.agent.tell(who, o.failure))
 	}
+
 	return &emptypb.Empty{}, nil
 }
 
@@ -293,9 +305,11 @@ func (c *collection[S, M]) permitted(
 			return id, nil, denied
 		}
 	}
+
 	if err == nil {
 		err = c.permit(who, change, id, o.spec)
 	}
+
 	return id, o, err
 }
 
@@ -338,10 +352,12 @@ func (c *collection[S, M]) keep(id string, o *object[S]) {
 func (c *collection[S, M]) drop(id string) {
 	c.agent.mu.Lock()
 	defer c.agent.mu.Unlock()
+
 	c.by.remove(id, c.keys(c.objects[id].spec))
 	if at, found := slices.BinarySearch(c.ids, id); found {
 		c.ids = slices.Delete(c.ids, at, at+1)
 	}
+
 	delete(c.objects, id)
 	delete(c.failed, id)
 	c.options.forget(id)
@@ -365,12 +381,14 @@ func (c *collection[S, M]) reconcile(id string, changed bool) {
 	if o == nil {
 		return
 	}
+
 	before, after := o.failure, error(nil)
 	if o.deleting {
 		after = c.finish(id)
 	} else {
 		after = c.realise(id, o.spec, changed)
 	}
+
 	c.agent.mu.Lock()
 	o.failure = after
 	if c.objects[id] == o && after != nil {
@@ -378,6 +396,7 @@ func (c *collection[S, M]) reconcile(id string, changed bool) {
 	} else {
 		delete(c.failed, id)
 	}
+
 	c.agent.mu.Unlock()
 	switch {
 	case after != nil && (before == nil || before.Error() != after.Error()):
@@ -393,14 +412,17 @@ func (c *collection[S, M]) finish(id string) error {
 	if err := c.remove(id); err != nil {
 		return err
 	}
+
 	err := c.agent.state.Update(func(tx *boltfile.Tx) error {
 		return errors.Join(tx.Delete(c.bucket, []byte(id)), c.options.delete(tx, id))
 	})
 	if err != nil {
 		return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
 	}
+
 	c.drop(id)
 	c.agent.retrySoon() // another network may want its VLAN, another port its representor
+
 	return nil
 }
 
@@ -412,9 +434,11 @@ func (c *collection[S, M]) put(id string, spec S, oper state) error {
 			return tx.Put(c.bucket, []byte(id), data)
 		})
 	}
+
 	if err != nil {
 		return status.Errorf(codes.Internal, "state: %s %s: %v", c.bucket, id, err)
 	}
+
 	return nil
 }
 
@@ -429,9 +453,11 @@ func (c *collection[S, M]) load(tx *boltfile.Tx) error {
 			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, c.bucket, id,
 				status.Convert(err).Message())
 		}
+
 		c.keep(string(id),
 			&object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting,
 				failure: errNotYet})
+
 		return nil
 	})
 }

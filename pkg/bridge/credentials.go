@@ -62,20 +62,25 @@ func (c *Credentials) load() (changed bool, err error) {
 		}
 		contents = append(contents, content)
 	}
+
 	if slices.EqualFunc(contents, c.contents, bytes.Equal) {
 		return false, nil
 	}
+
 	now := &credentialsNow{}
 	if now.tls, err = c.files.tls(contents[0], contents[1], contents[2]); err != nil {
 		return false, err
 	}
+
 	if c.files.Authorization != "" {
 		if now.authorization, err = ParseAuthorization(contents[3]); err != nil {
 			return false, fmt.Errorf("authorization %s: %w", c.files.Authorization, err)
 		}
 	}
+
 	c.current.Store(now)
 	c.contents = contents
+
 	return true, nil
 }
 
@@ -100,6 +105,7 @@ func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 	for _, p := range c.files.paths() {
 		dirs = append(dirs, filepath.Dir(p))
 	}
+
 	slices.Sort(dirs)
 
 	all, ctx := errgroup.WithContext(ctx)
@@ -135,14 +141,17 @@ func follow(ctx context.Context, dir string, changed chan<- struct{}) error {
 		return fmt.Errorf("credentials: %w", err)
 	}
 	defer watch.Close()
+
 	for {
 		if err := watch.Watch(); err != nil {
 			return fmt.Errorf("credentials: %w", err)
 		}
+
 		select {
 		case changed <- struct{}{}:
 		default:
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -173,6 +182,7 @@ func (c *Credentials) AuthorizeMetrics(serve http.Handler) http.Handler {
 		if r.TLS != nil {
 			certificates = r.TLS.PeerCertificates
 		}
+
 		who := c.current.Load().authorization.client(certificates)
 
 		if !who.seesAll() {
@@ -182,6 +192,7 @@ func (c *Credentials) AuthorizeMetrics(serve http.Handler) http.Handler {
 			http.Error(w, fmt.Sprintf(format, who.subject), http.StatusForbidden)
 			return
 		}
+
 		serve.ServeHTTP(w, r)
 	})
 }
@@ -204,10 +215,12 @@ func (f CredentialFiles) tls(cert, key, clientCA []byte) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("TLS certificate %s and key %s: %w", f.Cert, f.Key, err)
 	}
+
 	clients := x509.NewCertPool()
 	if !clients.AppendCertsFromPEM(clientCA) {
 		return nil, errors.New("TLS client CA " + f.ClientCA + ": no PEM certificate in it")
 	}
+
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS12,
 		Certificates: []tls.Certificate{pair},

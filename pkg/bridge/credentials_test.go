@@ -24,6 +24,7 @@ func TestFollowCredentials(t *testing.T) {
 		ClientCA:      filepath.Join(dir, "ca.crt"),
 		Authorization: filepath.Join(dir, "authorization.yaml"),
 	}
+
 	authority := opitest.NewAuthority(t)
 	write := func(path string, content []byte) {
 		t.Helper()
@@ -32,11 +33,13 @@ func TestFollowCredentials(t *testing.T) {
 		must.Succeed(t, os.WriteFile(next, content, 0o600))
 		must.Succeed(t, os.Rename(next, path))
 	}
+
 	issue := func() {
 		cert, key := authority.Issue(t, "opi-bridge")
 		write(files.Key, key)
 		write(files.Cert, cert)
 	}
+
 	write(files.ClientCA, authority.PEM())
 	write(files.Authorization, []byte("rules: []"))
 	issue()
@@ -47,6 +50,7 @@ func TestFollowCredentials(t *testing.T) {
 	logFile, err := os.Create(filepath.Join(dir, "opi-bridge.log"))
 	must.Succeed(t, err)
 	defer logFile.Close()
+
 	var logged []string
 	log := funcr.New(func(_, args string) {
 		mutex.Lock()
@@ -55,6 +59,7 @@ func TestFollowCredentials(t *testing.T) {
 		_, err := logFile.WriteString(args + "\n")
 		must.Succeed(t, err)
 	}, funcr.Options{})
+
 	count := func(text string) (n int) {
 		mutex.Lock()
 		defer mutex.Unlock()
@@ -65,6 +70,7 @@ func TestFollowCredentials(t *testing.T) {
 		}
 		return n
 	}
+
 	stop := must.Run(t, func(ctx context.Context) error { return credentials.Follow(ctx, log) })
 	defer stop()
 
@@ -89,13 +95,16 @@ func TestOpenCredentials(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := opitest.NewAuthority(t).Issue(t, "opi-bridge")
 	missing := filepath.Join(dir, "missing")
+
 	paths := map[string][]byte{
 		"tls.crt": cert, "tls.key": key, "ca.crt": cert, "rules.yaml": []byte("rules: [{}]"),
 		"empty": nil,
 	}
+
 	for name, content := range paths {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
+
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for name, test := range map[string]struct {
 		files CredentialFiles
@@ -127,6 +136,7 @@ func TestOpenCredentials(t *testing.T) {
 			t.Errorf("%s: error %v, want one that names %s", name, err, test.says)
 		}
 	}
+
 	if _, err := OpenCredentials(CredentialFiles{Cert: missing}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v, want %v", err, os.ErrNotExist)
 	}

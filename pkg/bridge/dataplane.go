@@ -81,27 +81,33 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s",
 			which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
 	}
+
 	if err := errors.Join(checkHostPFs(cfg.HostPFs), checkPatterns(cfg.Representors)); err != nil {
 		return nil, err
 	}
+
 	underlay := cmp.Or(cfg.Underlay, UnderlayAuto)
 	if err := errors.Join(checkUplinks(cfg.Uplinks), underlay.check()); err != nil {
 		return nil, err
 	}
+
 	resolver := portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs, representors: cfg.Representors}
 	plane, err := openBridgePlane(cfg.Uplinks, underlay, resolver,
 		which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}
+
 	if len(cfg.Uplinks) > 0 {
 		if err := raiseGroupLimits(cmp.Or(cfg.Sysctl, "/proc/sys")); err != nil {
 			log.Info("few networks may have a VNI", "reason", err.Error())
 		}
 	}
+
 	if err := plane.filter.Supported(); err != nil {
 		log.Info("no source filter", "reason", err.Error())
 	}
+
 	if plane.vlanAware {
 		err := plane.probeVLANFiltering()
 		if err == nil {
@@ -112,9 +118,11 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 			plane.close()
 			return nil, fmt.Errorf("data plane %s: %w", DataPlaneVLANAware, err)
 		}
+
 		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
 		plane.vlanAware = false
 	}
+
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
 	return plane, nil
 }
@@ -130,6 +138,7 @@ func checkPatterns(patterns []string) error {
 					"pattern of names such as sim-*", pattern))
 		}
 	}
+
 	return errors.Join(failed...)
 }
 
@@ -140,11 +149,14 @@ func (b *bridgePlane) probeVLANFiltering() error {
 	if err == nil {
 		_, err = b.vlansOf(bridge.Attrs().Index)
 	}
+
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = fmt.Errorf("%w: %w", errNoVLANFiltering, err)
 	}
+
 	if errors.Is(err, errNoVLANFiltering) {
 		err = errors.Join(err, b.removeOwn(sharedBridge, "bridge", sharedID))
 	}
+
 	return err
 }

@@ -29,6 +29,7 @@ func nameOf(port devlink.Port) portName {
 	if port.External {
 		name.pf = fmt.Sprintf("c%dpf%d", port.Controller, port.PF)
 	}
+
 	switch port.Flavour {
 	case devlink.PCIPF:
 	case devlink.PCIVF:
@@ -38,6 +39,7 @@ func nameOf(port devlink.Port) portName {
 	default:
 		return portName{}
 	}
+
 	return name
 }
 
@@ -55,12 +57,14 @@ func parsePortName(name string) (_ portName, ok bool) {
 	if parts == nil {
 		return portName{}, false
 	}
+
 	// of the numbers of controller, PF and Function
 	for i, bits := range map[int]int{2: 32, 3: 16, 5: 32} {
 		if _, err := strconv.ParseUint(cmp.Or(parts[i], "0"), 10, bits); err != nil {
 			return portName{}, false
 		}
 	}
+
 	return portName{pf: parts[1], function: parts[4]}, true
 }
 
@@ -107,6 +111,7 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 	if name, ok := parsePortName(port); ok { // see opi.PortIDAt
 		return r.ofEswitch(name)
 	}
+
 	f, ok := opi.ParsePortID(port)
 	if !ok {
 		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or " +
@@ -175,6 +180,7 @@ func (r portResolver) byAddress(f function.ID) (eswitchPort, error) {
 		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and "+
 			"stride%s", f.Address, r.hint(vfName(0)))
 	}
+
 	return found, nil
 }
 
@@ -210,8 +216,10 @@ func (r portResolver) vf(pf HostPF, address pci.Address) (index, distance int, o
 	if err != nil {
 		return 0, 0, false
 	}
+
 	offset, _ := device.Number("sriov_offset")
 	stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
 	index, distance, ok = pci.VFIndex(pf.Address, address, offset, stride)
+
 	return index, distance, ok && index < total
 }

@@ -17,12 +17,15 @@ func makePF(t *testing.T, root string, pf pci.Address, capability string, vfs ..
 	t.Helper()
 	dir := func(a pci.Address) string { return filepath.Join(root, "bus/pci/devices", string(a)) }
 	numbers := strings.Fields(capability)
+
 	for _, a := range append(vfs, pf) {
 		write(t, filepath.Join(dir(a), "vendor"), "0x15b3\n")
 	}
+
 	for i, name := range []string{"sriov_totalvfs", "sriov_offset", "sriov_stride"} {
 		write(t, filepath.Join(dir(pf), name), numbers[i]+"\n")
 	}
+
 	for i, vf := range vfs {
 		symlink(t, "../"+string(pf), filepath.Join(dir(vf), "physfn"))
 		symlink(t, "../"+string(vf), filepath.Join(dir(pf), "virtfn"+string(rune('0'+i))))
@@ -51,19 +54,23 @@ func TestResolve(t *testing.T) {
 	// The links count more than arithmetic: these two are the other way round.
 	makePF(t, root, "0000:01:00.0", "4 128 2", "0000:01:10.2", "0000:01:10.0")
 	makePF(t, root, "0000:02:00.0", "4 16 1")
+
 	here := portResolver{
 		sysfs:   sysfs.Root(root),
 		hostPFs: []HostPF{{Address: "0000:01:00.0"}, {Address: "0000:02:00.0"}},
 	}
+
 	numbered := portResolver{
 		sysfs: sysfs.Root(root), hostPFs: []HostPF{{name: "pf1"}, {name: "c1pf0"}},
 	}
 	none := portResolver{sysfs: sysfs.Root(root)}
+
 	host := portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{
 		{Address: "0000:3b:00.0", name: "c1pf0", Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
 		{Address: "0000:3b:00.1", name: "c1pf1", Offset: 17, Stride: 1},
 		{Address: "0000:5e:00.0", name: "pf7"},
 	}}
+
 	own := func(pf pci.Address, function string) eswitchPort {
 		return eswitchPort{eswitch: pf, name: portName{function: function}}
 	}
@@ -117,6 +124,7 @@ func TestResolve(t *testing.T) {
 		{"own SF, but addresses are the host's", host, "sf-01-00-0-88", eswitchPort{},
 			"whose SF it is, is no --host-pf"},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := test.resolver.resolve(test.port)

@@ -20,15 +20,18 @@ func (b *bridgePlane) watch(emit func(task)) error {
 		func() error { return b.watchEntries(emit) },
 		func() error { return b.filter.Watch(func() { emit(task{kind: taskFilter}) }) },
 	}
+
 	ended := make(chan error, len(sources))
 	for _, source := range sources {
 		go func() { ended <- source() }()
 	}
+
 	for range sources {
 		if err := <-ended; err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -42,15 +45,18 @@ func (b *bridgePlane) receive(
 		switch {
 		case b.closed.Load():
 			return nil
+
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL):
 			// EINVAL: the message is larger than what is read
 			lost()
 			continue
+
 		case err != nil:
 			return fmt.Errorf("netlink events: %w", err)
 		case from.Pid != nl.PidKernel:
 			continue // any process may send to a netlink socket
 		}
+
 		for _, m := range messages {
 			handle(m)
 		}
@@ -75,6 +81,7 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 				lost()
 				return
 			}
+
 			for _, t := range b.tasksOf(link, m.Header.Type == unix.RTM_DELLINK, bridging) {
 				emit(t)
 			}
@@ -114,15 +121,19 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		tasks = append(tasks, task{kind: taskAll})
 	}
+
 	if user, used := b.users.of(attrs.Index); used {
 		tasks = append(tasks, user)
 	}
+
 	for _, name := range append(slices.Clone(attrs.AltNames), attrs.Name) {
 		tasks = append(tasks, task{taskPort, name})
 	}
+
 	if !bridging && b.uplinkChanged(attrs, removed) {
 		tasks = append(tasks, task{kind: taskUplink})
 	}
+
 	switch {
 	case bridging:
 	case removed:
@@ -130,5 +141,6 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	case b.representors.arrived(attrs.Index):
 		tasks = append(tasks, task{kind: taskArrival})
 	}
+
 	return tasks
 }

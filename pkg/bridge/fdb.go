@@ -127,15 +127,18 @@ func (b *bridgePlane) forward(
 			return linkError(err, rep, "forward %s to it", mac)
 		}
 	}
+
 	justAdded := rep.Attrs().MasterIndex != bridge.Attrs().Index
 	if b.forwarding.setChecked(index, true) || justAdded {
 		return nil
 	}
+
 	entries, err := b.entriesOf(index)
 	if err != nil {
 		b.forwarding.setChecked(index, false)
 		return linkError(err, rep, "forwarding database")
 	}
+
 	for _, e := range entries {
 		if isOwnEntry(e) && !want[keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan)] {
 			if err := b.endForwarding(index, e.HardwareAddr, e.Vlan); err != nil {
@@ -144,6 +147,7 @@ func (b *bridgePlane) forward(
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -162,6 +166,7 @@ func (b *bridgePlane) entriesOf(index int) ([]*netlink.Neigh, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var entries []*netlink.Neigh
 	for _, m := range messages {
 		entry, err := netlink.NeighDeserialize(m)
@@ -172,6 +177,7 @@ func (b *bridgePlane) entriesOf(index int) ([]*netlink.Neigh, error) {
 			entries = append(entries, entry)
 		}
 	}
+
 	return entries, nil
 }
 
@@ -183,12 +189,14 @@ func subscribeToEntries() (*nl.NetlinkSocket, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	// offsets in struct ndmsg, which follows the header
 	const family, state = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 8
 	lowByte := uint32(state)
 	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		lowByte++
 	}
+
 	program, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: family, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_BRIDGE, SkipFalse: 3},
@@ -197,18 +205,22 @@ func subscribeToEntries() (*nl.NetlinkSocket, error) {
 		bpf.RetConstant{Val: 1 << 16},
 		bpf.RetConstant{Val: 0},
 	})
+
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
+
 	filter := make([]unix.SockFilter, len(program))
 	for i, op := range program {
 		filter[i] = unix.SockFilter{Code: op.Op, Jt: op.Jt, Jf: op.Jf, K: op.K}
 	}
+
 	err = unix.SetsockoptSockFprog(socket.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("filter: %w", err), socket.Close())
 	}
+
 	return socket, nil
 }
 
@@ -218,15 +230,18 @@ func (b *bridgePlane) tasksOfEntry(e *netlink.Neigh, removed bool) []task {
 	if len(e.HardwareAddr) != 6 {
 		return nil
 	}
+
 	if entry, wanted := b.forwarding.of(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan)); wanted {
 		if !removed && e.LinkIndex == entry.index && isOwnEntry(e) {
 			return nil
 		}
 		return []task{{taskPort, entry.port}}
 	}
+
 	if user, used := b.users.of(e.LinkIndex); used && !removed && isOwnEntry(e) {
 		b.forwarding.setChecked(e.LinkIndex, false)
 		return []task{user}
 	}
+
 	return nil
 }

@@ -28,6 +28,7 @@ func (x *xpu) isForwarded(name string, mac net.HardwareAddr) bool {
 		}
 		here = e.State == netlink.NUD_NOARP && e.Flags&netlink.NTF_STICKY != 0
 	}
+
 	return here
 }
 
@@ -38,6 +39,7 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 		LinkIndex: x.link(name).Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER,
 		State: netlink.NUD_NOARP, HardwareAddr: mac,
 	}
+
 	if x.cfg.DataPlane == bridge.DataPlaneVLANAware {
 		e.Vlan = 10
 	}
@@ -56,6 +58,7 @@ func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 	if !x.isForwarded(rep1, one.mac) || !x.isForwarded(rep2, two.mac) {
 		t.Fatal("no entries")
 	}
+
 	for name, disturb := range map[string]func() error{
 		"removed":    func() error { return x.Handle().NeighDel(x.entry(rep1, one.mac)) },
 		"moved":      func() error { return x.Handle().NeighSet(x.entry(rep2, one.mac)) },

@@ -29,6 +29,7 @@ func (x *xpu) fill(bridge string) (last string) {
 		if errors.Is(err, unix.EXFULL) {
 			return last
 		}
+
 		must.Succeed(x.t, err)
 		last = attrs.Name
 	}
@@ -48,6 +49,7 @@ func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "at most 1023 ports") {
 		t.Errorf("got %v, want that the bridge is full", err)
 	}
+
 	must.Succeed(t, x.Handle().LinkDel(x.link(last)))
 	x.up(rep2)
 	reach(t, one, two)
@@ -62,6 +64,7 @@ func TestSeveralBridges(t *testing.T) {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 2000)
 	}
+
 	blue, red, trunk, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3,
 		3), newPod(t, b, rep1, 4)
 	a.port(rep1, "net-blue", blue.mac)
@@ -69,12 +72,14 @@ func TestSeveralBridges(t *testing.T) {
 	a.port(rep2, "net-red", red.mac)
 	b.port(rep1, "net-red", far.mac)
 	reach(t, red, far)
+
 	at := func(netdev, bridge string) {
 		t.Helper()
 		if a.link(netdev).Attrs().MasterIndex != a.link(bridge).Attrs().Index {
 			t.Errorf("netdev %s is not in bridge %s", netdev, bridge)
 		}
 	}
+
 	check := func() {
 		t.Helper()
 		at(rep1, "br-opi")
@@ -82,6 +87,7 @@ func TestSeveralBridges(t *testing.T) {
 		at("vx-net-red", "br-opi-1")
 		reach(t, red, far)
 	}
+
 	check()
 
 	both := opi.Port{
@@ -92,12 +98,14 @@ func TestSeveralBridges(t *testing.T) {
 		!strings.Contains(err.Error(), "different bridges of the kernel, br-opi and br-opi-1") {
 		t.Errorf("a trunk of networks in two bridges: %v", err)
 	}
+
 	q := red.pinger(t)
 	a.stop()
 	a.start()
 	if ok, err := q.once(far, time.Second); err != nil || !ok {
 		t.Errorf("over a restart: %t, %v", ok, err)
 	}
+
 	check()
 
 	// Without its port the network can go where the trunk needs it.
@@ -105,12 +113,15 @@ func TestSeveralBridges(t *testing.T) {
 	must.Succeed(t, a.client.EnsurePort(a.ctx(), both))
 	at(rep3, "br-opi-1")
 	at("vx-net-blue", "br-opi-1")
+
 	for _, port := range []string{rep2, rep3} {
 		must.Succeed(t, a.client.DeletePort(a.ctx(), port))
 	}
+
 	for _, network := range []string{"net-blue", "net-red"} {
 		must.Succeed(t, a.client.DeleteNetwork(a.ctx(), network))
 	}
+
 	if a.hasLink("br-opi-1") || !a.hasLink("br-opi") {
 		t.Error("want the first bridge to be left alone")
 	}

@@ -32,18 +32,22 @@ func raiseGroupLimits(root string) error {
 		if errors.Is(err, fs.ErrNotExist) && name == "net/core/optmem_max" {
 			continue // not in every namespace before Linux 6.7
 		}
+
 		have, errNumber := strconv.Atoi(strings.TrimSpace(string(text)))
 		if err == nil {
 			err = errNumber
 		}
+
 		if err == nil && have < enough {
 			err = os.WriteFile(path, strconv.AppendInt(nil, int64(enough), 10), 0)
 		}
+
 		if err != nil {
 			failed = append(failed,
 				fmt.Errorf("sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err))
 		}
 	}
+
 	return errors.Join(failed...)
 }
 

@@ -41,6 +41,7 @@ func TestHang(t *testing.T) {
 			_, err := a.create(t, p1, access(mac1, blue))
 			done <- err
 		}()
+
 		synctest.Wait()
 
 		got, err := portServer{Agent: a}.GetBridgePort(t.Context(),
@@ -52,13 +53,16 @@ func TestHang(t *testing.T) {
 			&evpn.ListBridgePortsRequest{}); err != nil || len(list.GetBridgePorts()) != 1 {
 			t.Errorf("list: %v, %v", list, err)
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), stuckAfter/2)
 		defer cancel()
+
 		_, err = a.ports.create(ctx, "vf-0000-03-00-3", access(mac2, blue))
 		wantCode(t, err, codes.DeadlineExceeded, "at work on something else")
 		if len(told) != 0 {
 			t.Errorf("told %t after half the time", <-told)
 		}
+
 		time.Sleep(stuckAfter)
 		close(plane.hang)
 		if err := <-done; err != nil {
@@ -68,6 +72,7 @@ func TestHang(t *testing.T) {
 			t.Errorf("told %t, %t and %d more, want that work is stuck, and then that it is not",
 				stuck, and, then)
 		}
+
 		got, err = portServer{Agent: a}.GetBridgePort(t.Context(),
 			&evpn.GetBridgePortRequest{Name: portKind.prefix + p1})
 		if err != nil || got.GetStatus().GetOperStatus() != stateUp {
@@ -86,6 +91,7 @@ func TestPageOfLargeObjects(t *testing.T) {
 		networks = append(networks,
 			networkKind.prefix+"a-network-whose-id-has-as-many-characters-as-an-id-may-ever-have")
 	}
+
 	large := access(mac1, networks...)
 	large.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	const ports = 30
@@ -93,6 +99,7 @@ func TestPageOfLargeObjects(t *testing.T) {
 		a.ports.keep("port-"+string(rune('a'+i/10))+string(rune('a'+i%10)),
 			&port{spec: large, failure: errors.New("large")})
 	}
+
 	var seen []string
 	for token := ""; ; {
 		list, err := portServer{Agent: a}.ListBridgePorts(t.Context(),
@@ -103,13 +110,16 @@ func TestPageOfLargeObjects(t *testing.T) {
 		if size := proto.Size(list); size > 4<<20 {
 			t.Fatalf("a page of %d bytes", size)
 		}
+
 		for _, p := range list.GetBridgePorts() {
 			seen = append(seen, p.GetName())
 		}
+
 		if token = list.GetNextPageToken(); token == "" {
 			break
 		}
 	}
+
 	if len(seen) != ports || !slices.IsSorted(seen) || len(slices.Compact(seen)) != ports {
 		t.Errorf("%d ports: %v", len(seen), seen)
 	}

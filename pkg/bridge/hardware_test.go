@@ -22,15 +22,18 @@ func TestHardwareRepresentors(t *testing.T) {
 	if os.Getenv(plan.GuestVariable) != "simnic" {
 		t.Skip("changes the machine's eswitches: make test-qemu runs it in guest simnic")
 	}
+
 	pfs, _ := filepath.Glob("/sys/bus/pci/devices/*/sriov_totalvfs")
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
+
 	here := portResolver{sysfs: "/sys"}
 	for _, file := range pfs {
 		here.hostPFs = append(here.hostPFs,
 			HostPF{Address: pci.Address(filepath.Base(filepath.Dir(file)))})
 	}
+
 	d, err := openBridgePlane(nil, UnderlayAuto, here, false)
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +44,7 @@ func TestHardwareRepresentors(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "eswitch mode switchdev") {
 		t.Errorf("in mode legacy: %v, %v, want it to say what is missing", legacy, err)
 	}
+
 	var cards []card
 	for _, file := range pfs {
 		c := card{pf: pci.Address(filepath.Base(filepath.Dir(file)))}
@@ -48,15 +52,18 @@ func TestHardwareRepresentors(t *testing.T) {
 		c.readVFs(t)
 		cards = append(cards, c)
 	}
+
 	d.representors.stale.Store(true) // nobody watches events here
 	netdevs, err := d.physPorts()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ports, err := d.devlink.Ports()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	byName, byPort := newView(nil, fmt.Errorf("not asked"), netdevs), newView(ports, nil, nil)
 
 	for _, c := range cards {
@@ -67,12 +74,14 @@ func TestHardwareRepresentors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			wantNetdev(t, "devlink: "+id, want)(byPort.find(at))
 			wantNetdev(t, "phys_port_name: "+id, want)(byName.find(at))
 			link, err := d.locate(id)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			wantNetdev(t, id, want)(link.Attrs().Index, nil)
 		}
 	}
@@ -93,6 +102,7 @@ func asHost(t *testing.T, cards []card, byPort, byName view) {
 		}
 		dpu.hostPFs = append(dpu.hostPFs, pf)
 	}
+
 	for i, c := range cards {
 		for j, want := range c.representors {
 			id := fmt.Sprintf("vf-0000-%x0-01-%d", 0xa+i, j)
@@ -121,6 +131,7 @@ func (c *card) readVFs(t *testing.T) {
 		if err != nil {
 			break
 		}
+
 		c.vfs = append(c.vfs, pci.Address(filepath.Base(link)))
 		found, _ := filepath.Glob(fmt.Sprintf("/sys/bus/pci/devices/%s/net/*/phys_port_name", c.pf))
 		for _, file := range found {
@@ -136,6 +147,7 @@ func (c *card) readVFs(t *testing.T) {
 			}
 		}
 	}
+
 	if len(c.vfs) == 0 || len(c.vfs) != len(c.representors) {
 		t.Fatalf("PF %s has VFs %v and representors %v", c.pf, c.vfs, c.names)
 	}

@@ -53,6 +53,7 @@ func ParseHostPF(s string) (p HostPF, err error) {
 				"or 0000:01:00.0=own for a PF of this machine", s, err)
 		}
 	}()
+
 	options := strings.Split(s, ",")
 	p.name, options = options[0], options[1:]
 	if address, name, hasAddress := strings.Cut(p.name, "="); hasAddress {
@@ -61,21 +62,25 @@ func ParseHostPF(s string) (p HostPF, err error) {
 			return p, err
 		}
 	}
+
 	if p.name == ownPF && p.Address != "" {
 		if len(options) > 0 {
 			return p, fmt.Errorf("nothing may follow %s: sysfs tells the rest", ownPF)
 		}
 		return HostPF{Address: p.Address}, nil
 	}
+
 	if name, ok := parsePortName(p.name); !ok || name.function != "" {
 		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", p.name)
 	}
+
 	told := map[string]bool{}
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
 		if told[key] {
 			return p, fmt.Errorf("%s is told twice", key)
 		}
+
 		told[key] = true
 		switch key {
 		case "offset":
@@ -91,16 +96,19 @@ func ParseHostPF(s string) (p HostPF, err error) {
 		default:
 			return p, fmt.Errorf("%q is none of offset, stride, eswitch, mac, serial", key)
 		}
+
 		if err != nil {
 			return p, fmt.Errorf("%s: %w", key, err)
 		}
 	}
+
 	if told["offset"] != told["stride"] {
 		return p, errors.New("offset and stride go together")
 	}
 	if told["offset"] && p.Address == "" {
 		return p, errors.New("offset and stride need the PF's address")
 	}
+
 	return p, nil
 }
 
@@ -113,17 +121,20 @@ func ReadHostPFs(path string) (all []HostPF, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for n, line := range strings.Split(string(text), "\n") {
 		line, _, _ = strings.Cut(line, "#")
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
+
 		pf, err := ParseHostPF(line)
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, n+1, err)
 		}
 		all = append(all, pf)
 	}
+
 	return all, nil
 }
 
@@ -153,6 +164,7 @@ func checkHostPFs(all []HostPF) error {
 			if p.Address == other.Address && p.Address != "" {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
+
 			apart := p.isOwn() || p.Eswitch != "" && other.Eswitch != "" &&
 				p.Eswitch != other.Eswitch
 			if p.name == other.name && !apart {

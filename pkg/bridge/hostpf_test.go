@@ -59,6 +59,7 @@ func TestParseHostPF(t *testing.T) {
 			(err != nil) != (test.says != "") {
 			t.Errorf("%q: %v (-want +got):\n%s", test.in, err, diff)
 		}
+
 		if err != nil &&
 			(!strings.Contains(err.Error(), test.says) ||
 				!strings.Contains(err.Error(), "must be like 0000:3b:00.0=c1pf0")) {
@@ -111,6 +112,7 @@ func TestCheckHostPFs(t *testing.T) {
 				}
 				pfs = append(pfs, pf)
 			}
+
 			err := checkHostPFs(pfs)
 			if (err != nil) != (test.says != "") ||
 				err != nil && !strings.Contains(err.Error(), test.says) {
@@ -126,18 +128,23 @@ func textOf(p HostPF) string {
 	if p.Address != "" {
 		s = string(p.Address) + "=" + cmp.Or(p.name, ownPF)
 	}
+
 	if p.Stride != 0 {
 		s += fmt.Sprintf(",offset=%d,stride=%d", p.Offset, p.Stride)
 	}
+
 	if p.Eswitch != "" {
 		s += ",eswitch=" + string(p.Eswitch)
 	}
+
 	if p.MAC != "" {
 		s += ",mac=" + string(p.MAC)
 	}
+
 	if p.Serial != "" {
 		s += ",serial=" + p.Serial
 	}
+
 	return s
 }
 
@@ -147,6 +154,7 @@ func FuzzParseHostPF(f *testing.F) {
 	f.Add("pf0")
 	f.Add("0000:01:00.0=own")
 	f.Add("0000:3b:00.0=c1pf0,mac=02:00:00:00:00:0A,serial=MT 2334=1")
+
 	f.Fuzz(func(t *testing.T, s string) {
 		p, err := ParseHostPF(s)
 		if err != nil {
@@ -164,6 +172,7 @@ func TestReadHostPFs(t *testing.T) {
 	if all, err := ReadHostPFs(path); err != nil || len(all) > 0 {
 		t.Errorf("without a file: %v, %v", all, err)
 	}
+
 	for text, want := range map[string]string{
 		"# none\n\n": "[]",
 		"c1pf0,serial=MT1 # the first\n c1pf1,serial=MT1\n": "c1pf0 MT1 c1pf1 MT1",
@@ -172,6 +181,7 @@ func TestReadHostPFs(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
+
 		all, err := ReadHostPFs(path)
 		got := fmt.Sprint(err)
 		if err == nil {
@@ -183,6 +193,7 @@ func TestReadHostPFs(t *testing.T) {
 				got = "[]"
 			}
 		}
+
 		if !strings.Contains(got, want) {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}

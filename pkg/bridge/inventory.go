@@ -42,6 +42,7 @@ func (s inventoryServer) GetInventory(
 	meminfo, _ := os.ReadFile(filepath.Join("/", s.root, "proc/meminfo"))
 	var memory int64
 	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &memory) // the first line
+
 	inv := &inventory.Inventory{
 		Bios: &inventory.BIOSInfo{
 			Vendor: dmi("bios_vendor"), Version: dmi("bios_version"), Date: dmi("bios_date"),
@@ -66,6 +67,7 @@ func (s inventoryServer) GetInventory(
 		Memory:    &inventory.MemoryInfo{TotalUsableBytes: memory << 10},
 		Pci:       pciDevices(sys.Dir(sysfs.PCIDevices)),
 	}
+
 	deviceTree := sys.Dir("firmware/devicetree/base")
 	inv.System.Name = cmp.Or(inv.System.Name, text(deviceTree, "model"))
 	inv.System.SerialNumber = cmp.Or(inv.System.SerialNumber, text(deviceTree, "serial-number"))
@@ -73,10 +75,12 @@ func (s inventoryServer) GetInventory(
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "the host's PFs: %v", err)
 	}
+
 	for _, pf := range hostPFs {
 		inv.Pci = append(inv.Pci,
 			&inventory.PCIeDeviceInfo{Subsystem: pf.String(), Class: "0x02", Subclass: "0x00"})
 	}
+
 	return inv, nil
 }
 
@@ -99,11 +103,13 @@ func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 	if err != nil && !errors.Is(err, devlink.ErrNoDevlink) {
 		return nil, err
 	}
+
 	found := map[string]opi.HostPF{}
 	for _, port := range ports {
 		if port.Flavour != devlink.PCIPF || !port.External {
 			continue
 		}
+
 		pf := opi.HostPF{Name: nameOf(port).pf, MAC: port.Function.MAC}
 		if address, err := pci.Parse(port.Device.Name); err == nil {
 			card, err := s.serial(string(sys), address)
@@ -112,8 +118,10 @@ func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 			}
 			pf.Serial = card.Serial
 		}
+
 		found[pf.Name] = pf
 	}
+
 	for _, told := range s.hostPFs {
 		if told.Address != "" {
 			delete(found, told.name)
@@ -124,6 +132,7 @@ func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 			Name: told.name, MAC: cmp.Or(told.MAC, pf.MAC), Serial: cmp.Or(told.Serial, pf.Serial),
 		}
 	}
+
 	return slices.SortedFunc(maps.Values(found), func(a, b opi.HostPF) int {
 		return cmp.Compare(a.Name, b.Name)
 	}), nil
@@ -145,6 +154,7 @@ func processor(sys sysfs.Root) *inventory.CPUInfo {
 			cores[[2]string{text(topology, "physical_package_id"), core}] = true
 		}
 	}
+
 	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
 }
 
@@ -160,12 +170,15 @@ func pciDevices(bus sysfs.Dir) []*inventory.PCIeDeviceInfo {
 			Revision:  text(device, "revision"),
 			Subsystem: text(device, "subsystem_device"),
 		}
+
 		// class is 0xCCSSPP: base class, subclass, programming interface
 		if class := text(device, "class"); len(class) == len("0xccsspp") {
 			d.Class, d.Subclass = class[:4], "0x"+class[4:6]
 		}
+
 		d.Driver, _ = device.Link("driver")
 		devices = append(devices, d)
 	}
+
 	return devices
 }

@@ -28,6 +28,7 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var socket int
 	err = p.Do(func() (err error) {
 		socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
@@ -37,6 +38,7 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(socket) }()
+
 	frame := slices.Concat(dst, src, []byte{byte(etherType >> 8), byte(etherType)}, payload)
 	if err := unix.Sendto(socket, frame, 0,
 		&unix.SockaddrLinklayer{Ifindex: eth0.Attrs().Index, Halen: 6}); err != nil {
@@ -64,10 +66,12 @@ func (p *pod) listenFor(t *testing.T, etherType int) *ear {
 		e.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, networkOrder)
 		return err
 	}))
+
 	t.Cleanup(func() { _ = unix.Close(e.socket) })
 	must.Succeed(t,
 		unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 			&unix.Timeval{Sec: int64(patience.Seconds())}))
+
 	return e
 }
 
@@ -103,6 +107,7 @@ func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
+
 	victim, client, liar := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3)
 	remote := newPod(t, b, rep1, 4)
 	a.port(rep1, "net-blue", victim.mac)
@@ -134,6 +139,7 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
+
 	liar, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, b, rep1, 3)
 	a.port(rep1, "net-blue", liar.mac)
 	a.port(rep2, "net-blue", near.mac)
@@ -147,12 +153,14 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 		liar.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
 			[]byte("a lie, "+when))
 		liar.send(t, broadcast, liar.mac, etherTypeTest, []byte("the truth, "+when))
+
 		for _, e := range ears {
 			if got := e.next(); got != "the truth, "+when {
 				t.Errorf("heard %q, want the truth", got)
 			}
 		}
 	}
+
 	lie("at first")
 	a.stop()
 	lie("without an agent")
@@ -164,18 +172,22 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 		nft, err = nftables.New(nftables.AsLasting())
 		return err
 	}))
+
 	t.Cleanup(func() { _ = nft.CloseLasting() })
 	nft.FlushRuleset()
 	must.Succeed(t, nft.Flush())
+
 	set := &nftables.Set{
 		Table: &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge},
 		Name:  "macs",
 	}
+
 	must.Eventually(t, "the filter is there again", func() bool {
 		// a table that is deleted in the transaction that adds it is there for a while
 		known, err := nft.GetSetElements(set)
 		return err == nil && len(known) == 2
 	})
+
 	lie("after somebody removed the filter")
 
 	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
@@ -199,11 +211,13 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
 	b.cfg.SourceFilter = false
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
+
 	for i, x := range []*xpu{a, b} {
 		addAddress(t, x.Namespace, "p0", net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
 		x.start()
 		x.network("net-blue", 10, 1000)
 	}
+
 	victim, client, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a,
 		rep3, 3), newPod(t, b, rep1, 4)
 	ensure := func(x *xpu, id string, p *pod) {
@@ -214,10 +228,12 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 		}
 		must.Succeed(t, x.client.EnsurePort(x.ctx(), port))
 	}
+
 	ensure(a, rep1, victim)
 	ensure(a, rep2, client)
 	ensure(a, rep3, near)
 	ensure(b, rep1, far)
+
 	for _, p := range []*pod{victim, near, far} {
 		reach(t, client, p)
 	}
@@ -228,6 +244,7 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 		lie, end := arp(liar.mac, of), slices.Concat(arp(liar.mac, liar.ip), []byte("end"))
 		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, lie)
 		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, end)
+
 		for heard := false; ; {
 			switch got := e.next(); {
 			case got == string(end):
@@ -237,14 +254,17 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 			}
 		}
 	}
+
 	for where, liar := range map[string]*pod{"the same xPU": near, "another xPU": far} {
 		if claims(liar, victim.ip) {
 			t.Errorf("of %s: the claim of another's address arrives", where)
 		}
 	}
+
 	if claims(near, net.IPv4(192, 0, 2, 99).To4()) {
 		t.Error("the claim of an address that nobody has arrives")
 	}
+
 	_, subnet, _ := net.ParseCIDR("192.0.2.99/32")
 	link, err := near.Handle().LinkByName("eth0")
 	must.Succeed(t, err)
@@ -258,11 +278,13 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 	if !claims(near, net.IPv4(192, 0, 2, 99).To4()) {
 		t.Error("with sourceFilter MAC no other address may be claimed")
 	}
+
 	a.stop()
 	a.start()
 	if !claims(near, net.IPv4(192, 0, 2, 99).To4()) {
 		t.Error("after a restart no other address may be claimed")
 	}
+
 	network.SourceFilter = opi.SourceFilterAddresses
 	must.Succeed(t, a.client.EnsureNetwork(a.ctx(), network))
 	if claims(near, victim.ip) {
@@ -313,12 +335,14 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 				prisoner.Handle().RouteAdd(&netlink.Route{
 					LinkIndex: eth0.Attrs().Index, Dst: subnet, Scope: netlink.SCOPE_LINK,
 				}))
+
 			_, pods, _ := net.ParseCIDR("192.0.2.0/24")
 			bridgeLink := x.link(x.bridge("net-blue"))
 			must.Succeed(t,
 				x.Handle().RouteAdd(&netlink.Route{
 					LinkIndex: bridgeLink.Attrs().Index, Dst: pods, Scope: netlink.SCOPE_LINK,
 				}))
+
 			machine := net.ParseIP("203.0.113.7").To4()
 			for _, mac := range []net.HardwareAddr{
 				bridgeLink.Attrs().HardwareAddr, x.link(rep1).Attrs().HardwareAddr, nil,
@@ -334,6 +358,7 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 							LinkIndex: eth0.Attrs().Index, IP: machine,
 						}))
 				}
+
 				q := prisoner.pinger(t)
 				if ok, err := q.once(&pod{ip: machine}, 300*time.Millisecond); ok {
 					t.Errorf("reaches the xPU by MAC %s: %v", mac, err)
@@ -363,6 +388,7 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
 		service, err = net.ListenPacket("udp6", "[2001:db8:cb::7]:4791")
 		return err
 	}))
+
 	defer func() { _ = service.Close() }()
 	say := func(from *netns.Namespace, what string) {
 		must.Succeed(t, from.Do(func() error {
@@ -375,8 +401,10 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
 			return err
 		}))
 	}
+
 	eth0, err := prisoner.Handle().LinkByName("eth0")
 	must.Succeed(t, err)
+
 	for _, name := range []string{x.bridge("net-blue"), rep1} {
 		must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
 			LinkIndex: eth0.Attrs().Index, IP: net.ParseIP("2001:db8:cb::7"),
@@ -385,6 +413,7 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
 		}))
 		say(prisoner.Namespace, "of the pod")
 	}
+
 	say(management, "of the administrator")
 	heard := make([]byte, 100)
 	must.Succeed(t, service.SetReadDeadline(time.Now().Add(10*time.Second)))

@@ -40,6 +40,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
 		if err != nil {
 			host = conn.RemoteAddr().String()
@@ -47,6 +48,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		if l.take(host) {
 			return &limitedConn{Conn: conn, end: sync.OnceFunc(func() { l.give(host) })}, nil
 		}
+
 		l.log.V(1).Info("too many connections, a new one is closed", "address", host)
 		_ = conn.Close()
 	}

@@ -17,10 +17,12 @@ func TestLimitConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	limited := &limitedListener{
 		Listener: lis, log: testr.New(t), max: 5, maxOfAnAddress: 3, of: map[string]int{},
 	}
 	t.Cleanup(func() { _ = limited.Close() })
+
 	accepted := make(chan net.Conn, 100)
 	go func() {
 		for {
@@ -32,6 +34,7 @@ func TestLimitConnections(t *testing.T) {
 			accepted <- conn
 		}
 	}()
+
 	dial := func(from string) net.Conn {
 		t.Helper()
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -42,6 +45,7 @@ func TestLimitConnections(t *testing.T) {
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
+
 	refused := func(from string) {
 		t.Helper()
 		conn := dial(from)
@@ -50,21 +54,26 @@ func TestLimitConnections(t *testing.T) {
 			t.Errorf("a connection of %s beyond the limit: %v, want it closed", from, err)
 		}
 	}
+
 	var first net.Conn
 	for range 3 {
 		dial("127.0.0.2")
 		first = <-accepted
 	}
+
 	refused("127.0.0.2")
 	for range 2 {
 		dial("127.0.0.3")
 		<-accepted
 	}
+
 	refused("127.0.0.3")
 	refused("127.0.0.4")
+
 	for range 2 { // the second time nothing is given back
 		_ = first.Close()
 	}
+
 	dial("127.0.0.2")
 	<-accepted
 	refused("127.0.0.2")

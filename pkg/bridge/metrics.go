@@ -56,6 +56,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
 	}
+
 	for from, frames := range dropped {
 		labels := []string{from.id, ""}
 		if from.kind == taskNetwork {
@@ -64,6 +65,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue,
 			float64(frames), labels...)
 	}
+
 	for s, word := range map[state]string{
 		stateUp: "up", stateDown: "down", stateDeleting: "deleting",
 	} {
@@ -88,6 +90,7 @@ func (a *Agent) observe(
 	if p, ok := peer.FromContext(ctx); ok {
 		call = call.WithValues("address", p.Addr.String())
 	}
+
 	switch {
 	case err != nil && code != codes.NotFound:
 		call.Info("call refused", "reason", status.Convert(err).Message())
@@ -96,6 +99,7 @@ func (a *Agent) observe(
 	default:
 		call.V(1).Info("call")
 	}
+
 	return reply, err
 }
 

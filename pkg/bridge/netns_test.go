@@ -72,6 +72,7 @@ func hasVLANFiltering(t *testing.T) bool {
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatal(err)
 	}
+
 	return err == nil
 }
 
@@ -95,10 +96,12 @@ func (x *xpu) start() {
 	if err != nil {
 		x.t.Fatal(err)
 	}
+
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		x.t.Fatal(err)
 	}
+
 	server := agent.NewServer()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
@@ -109,19 +112,23 @@ func (x *xpu) start() {
 		if stopped {
 			return
 		}
+
 		stopped = true
 		cancel()
 		server.Stop()
+
 		for range 2 {
 			// stopped before it served
 			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				x.t.Errorf("agent: %v", err)
 			}
 		}
+
 		if err := agent.Close(); err != nil {
 			x.t.Errorf("agent: %v", err)
 		}
 	}
+
 	x.t.Cleanup(x.stop)
 	x.addr = lis.Addr().String()
 	if x.client, err = opi.Dial(opi.Config{
@@ -129,6 +136,7 @@ func (x *xpu) start() {
 	}); err != nil {
 		x.t.Fatal(err)
 	}
+
 	client := x.client
 	x.t.Cleanup(func() { _ = client.Close() })
 }
@@ -193,6 +201,7 @@ func newPod(t *testing.T, x *xpu, representor string, host byte) *pod {
 	if err := p.Handle().LinkSetHardwareAddr(eth0, p.mac); err != nil {
 		t.Fatal(err)
 	}
+
 	addAddress(t, p.Namespace, "eth0", p.ip.String()+"/24")
 	return p
 }
@@ -203,10 +212,12 @@ func addAddress(t *testing.T, n *netns.Namespace, name, cidr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	addr, err := netlink.ParseAddr(cidr)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	addr.Flags = unix.IFA_F_NODAD // one of IPv6 may be used at once
 	if err := n.Handle().AddrAdd(link, addr); err != nil {
 		t.Fatal(err)
@@ -230,6 +241,7 @@ func (p *pod) pinger(t *testing.T) *pinger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = q.conn.Close() })
+
 	return q
 }
 
@@ -240,6 +252,7 @@ func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 		Type: ipv4.ICMPTypeEcho,
 		Body: &icmp.Echo{ID: 7, Seq: q.seq, Data: bytes.Repeat([]byte{'x'}, 1300)},
 	}
+
 	data, err := msg.Marshal(nil)
 	if err != nil {
 		return false, err
@@ -250,6 +263,7 @@ func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 	if err := q.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return false, err
 	}
+
 	buf := make([]byte, 2000)
 	for {
 		n, from, err := q.conn.ReadFrom(buf)
@@ -259,10 +273,12 @@ func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 		if err != nil {
 			return false, err
 		}
+
 		reply, err := icmp.ParseMessage(1, buf[:n])
 		if err != nil {
 			return false, err
 		}
+
 		echo, isEcho := reply.Body.(*icmp.Echo)
 		if isEcho && reply.Type == ipv4.ICMPTypeEchoReply && echo.Seq == q.seq &&
 			from.String() == to.ip.String() {
@@ -308,6 +324,7 @@ func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 		for i, id := range ports {
 			netns.Connect(t, x.Namespace, id, vfs, fmt.Sprintf("vf%d", i))
 		}
+
 		x.start()
 		return opi.Config{
 			Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
@@ -323,11 +340,13 @@ func wired(t *testing.T, plane bridge.DataPlane, configure ...func(*bridge.Confi
 		c(&a.cfg)
 		c(&b.cfg)
 	}
+
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
 	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")
 	a.start()
 	b.start()
+
 	return a, b
 }
 
@@ -337,6 +356,7 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 70000)
 	}
+
 	blueA, blueB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
 	redA, redB := newPod(t, a, rep2, 3), newPod(t, b, rep2, 4)
 	a.port(rep1, "net-blue", blueA.mac)
@@ -355,6 +375,7 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 		t.Errorf("VXLAN port is group %s, VNI %d, UDP port %d, MTU %d", vxlan.Group, vxlan.VxlanId,
 			vxlan.Port, vxlan.MTU)
 	}
+
 	if mtu := a.link(a.bridge("net-blue")).Attrs().MTU; mtu != 1450 {
 		t.Errorf("bridge has MTU %d, want 1450", mtu)
 	}
@@ -363,11 +384,13 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	if err := a.client.DeletePort(a.ctx(), rep1); err != nil {
 		t.Fatal(err)
 	}
+
 	noReach(t, blueB, blueA)
 	if attrs := a.link(rep1).Attrs(); attrs.MasterIndex != 0 || attrs.Flags&net.FlagUp != 0 {
 		t.Errorf("after delete the representor has master %d and flags %s", attrs.MasterIndex,
 			attrs.Flags)
 	}
+
 	a.port(rep1, "net-blue", blueA.mac)
 	reach(t, blueB, blueA)
 }
@@ -386,6 +409,7 @@ func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
 		sent, lost int
 		err        error
 	}
+
 	result := make(chan tally, 1)
 	q := podA.pinger(t)
 	go func() {
@@ -397,18 +421,22 @@ func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
 				n.lost++
 			}
 		}
+
 		result <- n
 	}()
+
 	before := a.link(a.bridge("net-blue")).Attrs().Index
 	a.stop()
 	a.start()
 	if after := a.link(a.bridge("net-blue")).Attrs().Index; after != before {
 		t.Errorf("the bridge was made anew: ifindex %d, was %d", after, before)
 	}
+
 	got, err := a.client.GetPort(a.ctx(), rep1)
 	if err != nil || got.State != opi.StateUp {
 		t.Errorf("after the restart the port is %s, %v", got.State, err)
 	}
+
 	cancel()
 	n := <-result
 	t.Logf("%d pings during the restart, %d lost", n.sent, n.lost)
@@ -429,6 +457,7 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 		t.Fatal(err)
 	}
+
 	noReach(t, pod1, pod2)
 	x.start()
 	reach(t, pod1, pod2)
@@ -438,6 +467,7 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	if err := os.Remove(x.cfg.State); err != nil {
 		t.Fatal(err)
 	}
+
 	x.cfg.NewState = true
 	x.start()
 	if plane == bridge.DataPlaneBridgePerNetwork &&
@@ -458,6 +488,7 @@ func testStrayRepresentorIsReleasedAtStart(t *testing.T, plane bridge.DataPlane)
 	if err := x.Handle().LinkSetMaster(x.link(rep1), x.link(x.bridge("net-blue"))); err != nil {
 		t.Fatal(err)
 	}
+
 	x.start()
 	if master := x.link(rep1).Attrs().MasterIndex; master != 0 {
 		t.Errorf("a representor without a port has master %d", master)
@@ -476,6 +507,7 @@ func (x *xpu) down(id string) string {
 		detail = got.Detail
 		return got.State == opi.StateFailed
 	})
+
 	return detail
 }
 
@@ -500,6 +532,7 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		!strings.Contains(err.Error(), "netdev "+rep1+" is missing") {
 		t.Fatalf("without a representor: %v", err)
 	}
+
 	pod1 := newPod(t, x, rep1, 1)
 	x.up(rep1)
 	pod2 := newPod(t, x, rep2, 2)
@@ -514,6 +547,7 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 			t.Errorf("detail %q", detail)
 		}
 	})
+
 	pod1 = newPod(t, x, "pf0vf2", 1)
 	t.Run("named by an alternative name", func(t *testing.T) {
 		if err := x.Handle().LinkAddAltName(x.link("pf0vf2"), rep1); err != nil {
@@ -522,10 +556,12 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		x.up(rep1)
 		reach(t, pod1, pod2)
 	})
+
 	t.Run("loses its name", func(t *testing.T) {
 		if err := x.Handle().LinkDelAltName(x.link("pf0vf2"), rep1); err != nil {
 			t.Fatal(err)
 		}
+
 		x.down(rep1)
 		if master := x.link("pf0vf2").Attrs().MasterIndex; master != 0 {
 			t.Errorf("it still has master %d", master)
@@ -533,8 +569,10 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		if err := x.Handle().LinkAddAltName(x.link("pf0vf2"), rep1); err != nil {
 			t.Fatal(err)
 		}
+
 		x.up(rep1)
 	})
+
 	t.Run("taken out of the bridge by somebody", func(t *testing.T) {
 		if err := x.Handle().LinkSetNoMaster(x.link(rep1)); err != nil {
 			t.Fatal(err)
@@ -543,10 +581,12 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 			return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index
 		})
 	})
+
 	t.Run("bridge removed by somebody", func(t *testing.T) {
 		if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 			t.Fatal(err)
 		}
+
 		must.Eventually(t, "it is made again", func() bool {
 			return x.hasLink(x.bridge("net-blue"))
 		})
@@ -570,9 +610,11 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := x.Handle().LinkSetAlias(x.link("br-net-blue"), "somebody's"); err != nil {
 		t.Fatal(err)
 	}
+
 	newPod(t, x, "eth0", 1)
 	newPod(t, x, "p0", 2)
 	newPod(t, x, "busy", 3)
@@ -580,6 +622,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkSetMaster(x.link("busy"), x.link("br-net-blue")); err != nil {
 		t.Fatal(err)
 	}
+
 	x.start()
 	x.network("net-red", 20, 0)
 	err := x.client.EnsurePort(x.ctx(),
@@ -589,15 +632,18 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 		!strings.Contains(err.Error(), "represents no function of the host") {
 		t.Errorf("eth0, which the configuration does not name: %v", err)
 	}
+
 	must.Succeed(t, x.client.DeletePort(x.ctx(), "eth0"))
 	x.stop()
 	x.cfg.Representors = []string{"eth0", "busy", "br-*"}
 	x.start()
+
 	tests := []struct{ netdev, says string }{
 		{"eth0", "has the address 203.0.113.1/24"},
 		{"busy", "is a port of br-net-blue, which is not ours"},
 		{x.bridge("net-red"), "is no representor"},
 	}
+
 	for i, test := range tests {
 		err := x.client.EnsurePort(x.ctx(),
 			opi.Port{ID: test.netdev, MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(i)},
@@ -609,6 +655,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 			t.Error(err)
 		}
 	}
+
 	if x.link("busy").Attrs().MasterIndex != x.link("br-net-blue").Attrs().Index {
 		t.Error("a port of somebody's bridge was taken out of it")
 	}
@@ -619,6 +666,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	if plane == bridge.DataPlaneVLANAware {
 		return // its networks have no bridge of their own, whose name could be taken
 	}
+
 	for _, id := range []string{"net-blue", "net-pink", "net-grey"} {
 		err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: id, VLAN: 10})
 		if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "is not ours") {
@@ -642,6 +690,7 @@ func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		t.Fatal(err)
 	}
+
 	x.start()
 	x.network("net-blue", 10, 0)
 	if alias := x.link(x.bridge("net-blue")).Attrs().Alias; alias != "opi-bridge:net-blue" &&
@@ -662,6 +711,7 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 			t.Fatalf("got %v, want %q", err, text)
 		}
 	}
+
 	isUp := func() bool { return x.client.EnsureNetwork(x.ctx(), blue) == nil }
 	says("the uplink, is missing")
 	newPod(t, x, rep1, 1)
@@ -675,10 +725,12 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
+
 	must.Eventually(t, "the address is missed", func() bool {
 		err := x.client.EnsureNetwork(x.ctx(), blue)
 		return err != nil && strings.Contains(err.Error(), "has no IPv4 or IPv6 address")
 	})
+
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	must.Eventually(t, "up with the uplink", isUp)
 	x.up(rep1)
@@ -686,6 +738,7 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkSetMTU(x.link("p0"), 1400); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "the MTU follows the uplink's", func() bool {
 		return x.link("vx-net-blue").Attrs().MTU == 1350
 	})
@@ -694,6 +747,7 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkDel(x.link("p0")); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "down without the uplink", func() bool { return !isUp() })
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
@@ -709,23 +763,29 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	newPod(t, x, rep1, 1)
+
 	names := func() []string {
 		links, err := x.Handle().LinkList()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var all []string
 		for _, link := range links {
 			all = append(all, link.Attrs().Name)
 		}
+
 		slices.Sort(all)
 		return all
 	}
+
 	before, bridges := names(), 2
 	x.start()
+
 	if plane == bridge.DataPlaneVLANAware { // its one bridge stays
 		before, bridges = names(), 0
 	}
+
 	long := "net-" + strings.Repeat("x", 59)
 	x.network("net-blue", 10, 1000)
 	x.network(long, 20, 2000)
@@ -733,20 +793,24 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	if got := len(names()) - len(before); got != 2+bridges {
 		t.Errorf("two networks made %d netdevs, want %d: %s", got, 2+bridges, names())
 	}
+
 	for _, name := range []string{x.bridge("net-blue"), rep1} {
 		addrs, err := x.Handle().AddrList(x.link(name), netlink.FAMILY_ALL)
 		if err != nil || len(addrs) > 0 {
 			t.Errorf("%s has addresses %v, %v", name, addrs, err)
 		}
 	}
+
 	if err := x.client.DeletePort(x.ctx(), rep1); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, id := range []string{"net-blue", long} {
 		if err := x.client.DeleteNetwork(x.ctx(), id); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if got := names(); !slices.Equal(got, before) {
 		t.Errorf("left behind: %s, before it was %s", got, before)
 	}
@@ -761,14 +825,17 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 		p := newPod(t, x, rep1, byte(x.link("p0").Attrs().Index))
 		x.port(rep1, "net-blue", p.mac)
 	}
+
 	events := make(chan netlink.LinkUpdate, 100)
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
+
 	ns := vnetns.NsHandle(a.Fd())
 	if err := netlink.LinkSubscribeWithOptions(events,
 		done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
 		t.Fatal(err)
 	}
+
 	// The first events are of bridge ports that have just come up.
 	must.Eventually(t, "no event for half a second", func() bool {
 		select {
@@ -778,9 +845,11 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 			return true
 		}
 	})
+
 	if err := a.Handle().LinkSetAlias(a.link(rep1), "somebody's note"); err != nil {
 		t.Fatal(err)
 	}
+
 	seen := 0
 	for quiet := time.After(500 * time.Millisecond); ; seen++ {
 		select {
@@ -790,6 +859,7 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 		}
 		break
 	}
+
 	if seen < 1 || seen > 3 {
 		t.Errorf("%d events after a change of an alias, want the few of it", seen)
 	}
@@ -798,6 +868,7 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 func TestTwoAgentsWithOneState(t *testing.T) {
 	x := newXPU(t, bridge.DataPlaneAuto, "")
 	x.start()
+
 	err := x.Do(func() error {
 		_, err := bridge.New(x.cfg, testr.New(t))
 		return err
@@ -818,17 +889,21 @@ func BenchmarkPort(b *testing.B) {
 			logr.Discard())
 		return err
 	})
+
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer agent.Close()
+
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	server := agent.NewServer()
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
+
 	client, err := opi.Dial(opi.Config{
 		Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation,
 	})
@@ -836,9 +911,11 @@ func BenchmarkPort(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer client.Close()
+
 	if err := client.EnsureNetwork(b.Context(), opi.Network{ID: "net-blue", VLAN: 10}); err != nil {
 		b.Fatal(err)
 	}
+
 	port := opi.Port{
 		ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"},
 	}
@@ -853,5 +930,6 @@ func BenchmarkPort(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+
 	b.ReportMetric(float64(up.Nanoseconds())/float64(b.N)/1e6, "ms/up")
 }

@@ -79,10 +79,12 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 			a.mu.Lock()
 			a.carried[id] = mtu
 			a.mu.Unlock()
+
 			if changed {
 				// the network's VLAN id or filter may be another one
 				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id)))
 			}
+
 			return cmp.Or(err, a.checkMTU(id))
 		},
 		remove:    func(id string) error { return a.plane.removeNetwork(id) },
@@ -126,13 +128,16 @@ func validNetwork(spec *evpn.LogicalBridgeSpec) error {
 		return errors.New("spec is required")
 	case vlan < 1 || vlan > maxVLAN:
 		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, maxVLAN)
+
 	case spec.GetVtepIpPrefix() != nil:
 		return errors.New(
 			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
 		)
+
 	case spec.Vni != nil && (vni < 1 || vni > maxVNI):
 		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, maxVNI)
 	}
+
 	return nil
 }
 
@@ -150,6 +155,7 @@ func (a *Agent) checkNetwork(
 			return spec, nil
 		}
 	}
+
 	if err := validNetwork(spec); err != nil {
 		return refuse(codes.InvalidArgument, "%v", err)
 	}
@@ -165,6 +171,7 @@ func (a *Agent) checkNetwork(
 		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
 			"plane %s has one network for each VLAN id",
 			vlan, a.name(who, task{taskNetwork, sameVLAN}), DataPlaneVLANAware)
+
 	case spec.Vni == nil:
 		return spec, nil
 	case uplinkFor(a.cfg.Uplinks, vni) == nil:
@@ -174,6 +181,7 @@ func (a *Agent) checkNetwork(
 		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni,
 			a.name(who, task{taskNetwork, sameVNI}))
 	}
+
 	return spec, nil
 }
 

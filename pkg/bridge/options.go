@@ -39,6 +39,7 @@ func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
 		!known && proto.Size(options) == 0 {
 		return false, nil
 	}
+
 	data, err := proto.Marshal(options)
 	if err == nil {
 		err = s.agent.state.Update(func(tx *boltfile.Tx) error {
@@ -48,11 +49,14 @@ func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
 			return tx.Put(s.bucket, []byte(id), data)
 		})
 	}
+
 	if err != nil {
 		return false, status.Errorf(codes.Internal, "state: %s %s: %v", s.bucket, id, err)
 	}
+
 	s.agent.mu.Lock()
 	defer s.agent.mu.Unlock()
+
 	s.byID[id] = options
 	return true, nil
 }
@@ -126,25 +130,30 @@ func (s optionsServer) UpdateNetworkOptions(
 		return nil, err
 	}
 	defer end()
+
 	want := req.GetOptions()
 	id, o, err := s.networks.permitted(ctx, true, want.GetName())
 	if err == nil && o.deleting {
 		err = s.networks.beingDeleted(id)
 	}
+
 	if err == nil {
 		err = checkNetworkOptions(id, want)
 	}
 	if err != nil {
 		return nil, err
 	}
+
 	kept := &opibridge.NetworkOptions{SourceFilter: want.GetSourceFilter(), Mtu: want.GetMtu()}
 	changed, err := s.networkOptions.set(id, kept)
 	if err != nil {
 		return nil, err
 	}
+
 	if changed {
 		s.networks.reconcile(id, true)
 	}
+
 	return s.networkOptionsOf(id), nil
 }
 
@@ -154,11 +163,13 @@ func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
 			"options of logical bridge %s: source_filter %d is not known",
 			id, want.GetSourceFilter())
 	}
+
 	if mtu := want.GetMtu(); mtu != 0 && (mtu < 68 || mtu > 65535) {
 		return status.Errorf(codes.InvalidArgument,
 			"options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known",
 			id, mtu)
 	}
+
 	return nil
 }
 
@@ -189,6 +200,7 @@ func (s optionsServer) UpdatePortOptions(
 		return nil, err
 	}
 	defer end()
+
 	id, o, err := s.ports.permitted(ctx, true, req.GetOptions().GetName())
 	if err == nil && o.deleting {
 		err = s.ports.beingDeleted(id)
@@ -196,17 +208,21 @@ func (s optionsServer) UpdatePortOptions(
 	if err != nil {
 		return nil, err
 	}
+
 	addresses, err := normalAddresses(id, req.GetOptions().GetAddresses())
 	if err != nil {
 		return nil, err
 	}
+
 	changed, err := s.portOptions.set(id, &opibridge.PortOptions{Addresses: addresses})
 	if err != nil {
 		return nil, err
 	}
+
 	if changed {
 		s.ports.reconcile(id, false)
 	}
+
 	return s.portOptionsOf(id), nil
 }
 
@@ -226,6 +242,7 @@ func normalAddresses(id string, texts []string) ([]string, error) {
 			"options of bridge port %s: %d addresses, at most %d may be given", id, len(texts),
 			maxAddresses)
 	}
+
 	var addresses []string
 	for _, text := range texts {
 		address, err := netip.ParseAddr(text)
@@ -237,6 +254,7 @@ func normalAddresses(id string, texts []string) ([]string, error) {
 		}
 		addresses = append(addresses, address.Unmap().String())
 	}
+
 	slices.Sort(addresses)
 	return slices.Compact(addresses), nil
 }

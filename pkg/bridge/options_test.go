@@ -52,6 +52,7 @@ func TestOptionsStay(t *testing.T) {
 	if got, code := a.addresses(t, p1); got != "10.1.0.2 fd00::2" || code != codes.OK {
 		t.Errorf("after a restart the port has %q, %s", got, code)
 	}
+
 	network, err := optionsServer{Agent: a}.GetNetworkOptions(t.Context(),
 		&opibridge.GetNetworkOptionsRequest{Name: "logicalBridges/net-blue"})
 	if err != nil || network.GetMtu() != 9000 ||
@@ -59,10 +60,12 @@ func TestOptionsStay(t *testing.T) {
 		network.GetName() != blue {
 		t.Errorf("after a restart the network has %v, %v", network, err)
 	}
+
 	must.Succeed(t, a.delete(t, p1, false))
 	if _, code := a.addresses(t, p1); code != codes.NotFound {
 		t.Errorf("after delete: %s", code)
 	}
+
 	must.Succeed(t, a.state.Close())
 	a = open(t, a.cfg.State, plane)
 	_, err = a.create(t, p1, access(mac1, blue))
@@ -76,6 +79,7 @@ func TestOptionsThatAreWrong(t *testing.T) {
 	a, plane := onPaper(t)
 	_, err := a.create(t, p1, access(mac1, blue))
 	must.Succeed(t, err)
+
 	for _, addresses := range [][]string{
 		{"10.1.0.2/24"}, {"10.1.0.2", "ten"}, {"::"}, {"0.0.0.0"}, {"224.0.0.1"}, {"ff02::1"},
 		{"fe80::1%eth0"}, {"127.0.0.1"}, make([]string, 65),
@@ -85,6 +89,7 @@ func TestOptionsThatAreWrong(t *testing.T) {
 			t.Errorf("addresses %q: %v", addresses, err)
 		}
 	}
+
 	for what, options := range map[string]*opibridge.NetworkOptions{
 		"an MTU that is too small": {Name: blue, Mtu: 67},
 		"an MTU that is too large": {Name: blue, Mtu: 65536},
@@ -96,16 +101,19 @@ func TestOptionsThatAreWrong(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	if _, err := a.setAddresses(t, portKind.prefix+"vf-0000-03-00-7",
 		"10.1.0.2"); status.Code(err) != codes.NotFound {
 		t.Errorf("addresses of a port that does not exist: %v", err)
 	}
+
 	if _, err := a.setOptions(t,
 		&opibridge.NetworkOptions{
 			Name: "logicalBridges/net-none",
 		}); status.Code(err) != codes.NotFound {
 		t.Errorf("options of a network that does not exist: %v", err)
 	}
+
 	plane.failure = errors.New("busy")
 	if err := a.delete(t, p1, false); err == nil {
 		t.Fatal("deleted although the data plane fails")
@@ -121,28 +129,34 @@ func TestMTUAboveWhatIsCarried(t *testing.T) {
 	a, plane := onPaper(t)
 	plane.mtu = 1450
 	a.networks.reconcile("net-red", false)
+
 	network := func(mtu uint32) (up bool, details string) {
 		t.Helper()
 		got, err := a.setOptions(t, &opibridge.NetworkOptions{Name: red, Mtu: mtu})
 		if err != nil || got.GetMaxMtu() != 1450 {
 			t.Fatalf("options %v, %v", got, err)
 		}
+
 		is, err := a.networks.get(t.Context(), red)
 		must.Succeed(t, err)
+
 		return state(is.GetStatus().GetOperStatus()) == stateUp,
 			is.GetStatus().GetComponents()[0].GetDetails()
 	}
+
 	for _, mtu := range []uint32{0, 1280, 1450} {
 		if up, details := network(mtu); !up {
 			t.Errorf("MTU %d: down: %s", mtu, details)
 		}
 	}
+
 	up, details := network(1500)
 	for _, text := range []string{"1500", "1450"} {
 		if up || !strings.Contains(details, text) {
 			t.Errorf("MTU 1500: up %t, %q lacks %s", up, details, text)
 		}
 	}
+
 	plane.mtu = 1500
 	a.networks.reconcileEach(a.networks.by.of(keyVXLAN))
 	if is, err := a.networks.get(t.Context(), red); err != nil ||
@@ -173,6 +187,7 @@ func TestUplinkFor(t *testing.T) {
 	rest, low, high := Uplink{Name: "rest"}, Uplink{"low", 1, 99}, Uplink{"high", 1000, 1999}
 	all := []Uplink{rest, low, high}
 	must.Succeed(t, checkUplinks(all))
+
 	for vni, want := range map[uint32]string{
 		1: "low", 99: "low", 100: "rest", 1500: "high", 2000: "rest",
 	} {
@@ -180,9 +195,11 @@ func TestUplinkFor(t *testing.T) {
 			t.Errorf("VNI %d: %+v, want %s", vni, got, want)
 		}
 	}
+
 	if got := uplinkFor([]Uplink{low, high}, 100); got != nil {
 		t.Errorf("VNI 100 has uplink %+v, want none", got)
 	}
+
 	for _, both := range [][]Uplink{{rest, {Name: "p1"}}, {low, {"p1", 99, 200}}} {
 		if err := checkUplinks(both); err == nil ||
 			!strings.Contains(err.Error(), both[0].Name+" and p1 have VNIs in common") {

@@ -37,17 +37,20 @@ type answer[T any] struct {
 func (p *patience[T]) do() (value T, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	if p.pending != nil {
 		if _, err := p.wait(); errors.Is(err, errNoAnswer) {
 			return value, err
 		}
 	}
+
 	a := &answer[T]{began: time.Now(), done: make(chan struct{})}
 	p.pending = a
 	go func() {
 		a.value, a.err = p.call()
 		close(a.done)
 	}()
+
 	return p.wait()
 }
 
@@ -59,8 +62,10 @@ func (p *patience[T]) wait() (value T, err error) {
 		return a.value, a.err
 	default:
 	}
+
 	late := time.NewTimer(time.Until(a.began.Add(p.limit)))
 	defer late.Stop()
+
 	select {
 	case <-a.done:
 		p.pending = nil

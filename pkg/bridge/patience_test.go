@@ -20,6 +20,7 @@ func TestPatience(t *testing.T) {
 			time.Sleep(takes)
 			return n, nil
 		}}
+
 		ask := func(want int, wantErr error, within time.Duration) {
 			t.Helper()
 			begin := time.Now()
@@ -29,6 +30,7 @@ func TestPatience(t *testing.T) {
 					wantErr, within)
 			}
 		}
+
 		ask(1, nil, 0)
 		takes = time.Second
 		ask(2, nil, time.Second)

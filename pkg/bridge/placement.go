@@ -123,6 +123,7 @@ func (p *placement) gather(
 		case !p.fixed(n.id, port):
 		case !p.fixed(first.id, port):
 			first = n
+
 		case p.bridges[n.id] != p.bridges[first.id]:
 			const format = "the port cannot be in both logical bridges %s and %s: they have " +
 				"ports in different bridges of the kernel, %s and %s, " +
@@ -133,6 +134,7 @@ func (p *placement) gather(
 			return 0, nil, fmt.Errorf(format, first.id, n.id, here, there, maxBridgePorts)
 		}
 	}
+
 	before, placed := p.bridges[first.id]
 	number = p.place(first.id, port, from)
 	for _, n := range networks {
@@ -144,5 +146,6 @@ func (p *placement) gather(
 			moved = append(moved, n)
 		}
 	}
+
 	return number, moved, nil
 }

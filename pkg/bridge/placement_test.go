@@ -36,11 +36,13 @@ func TestPlacementOfManyPorts(t *testing.T) {
 			used[number]++
 		}
 	}
+
 	for number, ports := range used {
 		if ports > maxBridgePorts {
 			t.Errorf("bridge %d has %d ports", number, ports)
 		}
 	}
+
 	if len(used) != 7 {
 		t.Errorf("there are %d bridges, want 7 with 512 to 611 ports", len(used))
 	}
@@ -56,12 +58,14 @@ func TestPlacementOfTrunks(t *testing.T) {
 		p.bridges["net-b"] != 0 || p.bridges["net-c"] != 0 {
 		t.Errorf("bridge %d, %v; networks are in %v", number, err, p.bridges)
 	}
+
 	// A port of its own holds no network.
 	p.remove("a-1")
 	if number, moved, err := p.gather(named("net-a", "net-b", "net-c"), "trunk", 3); number != 3 ||
 		len(moved) != 3 || err != nil {
 		t.Errorf("bridge %d, moved %v, %v", number, moved, err)
 	}
+
 	p.bridges["net-d"] = 1
 	_, err = p.join("d-1", "net-d")
 	must.Succeed(t, err)
@@ -71,6 +75,7 @@ func TestPlacementOfTrunks(t *testing.T) {
 			"the kernel, br-opi-3 and br-opi-1") {
 		t.Errorf("a trunk of networks in two bridges: %v", err)
 	}
+
 	if p.bridges["net-b"] != 3 || p.bridges["net-d"] != 1 {
 		t.Errorf("what is refused has moved networks: %v", p.bridges)
 	}

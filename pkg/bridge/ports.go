@@ -152,9 +152,11 @@ func validPort(spec *evpn.BridgePortSpec) error {
 		}
 		named[network] = true
 	}
+
 	if len(named) < n {
 		return errors.New("logical_bridges: must name each only once")
 	}
+
 	return nil
 }
 
@@ -184,13 +186,16 @@ func (a *Agent) checkPort(
 		case n.deleting:
 			return nil, a.networks.beingDeleted(network)
 		}
+
 		if other := a.ports.by.other(keyMAC(network, mac), id); other != "" {
 			return refuse(codes.AlreadyExists,
 				"mac_address %s is already in use on logical bridge %s by %s",
 				mac, network, a.name(who, task{taskPort, other}))
 		}
+
 		networks = append(networks, networkKind.prefix+network)
 	}
+
 	slices.Sort(networks)
 	return &evpn.BridgePortSpec{
 		MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks,
@@ -206,12 +211,15 @@ func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) membership {
 		trunk:    spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
 		filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE,
 	}
+
 	if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
 		m.addresses = a.addressesOf(id)
 	}
+
 	for _, network := range networks {
 		m.networks = append(m.networks, a.segment(network))
 	}
+
 	return m
 }
 
@@ -221,6 +229,7 @@ func (a *Agent) portFailure(p *port) error {
 	if p.failure != nil {
 		return p.failure
 	}
+
 	for _, id := range networksOf(p.spec) {
 		switch n := a.networks.objects[id]; {
 		case n == nil:
@@ -229,5 +238,6 @@ func (a *Agent) portFailure(p *port) error {
 			return fmt.Errorf("%s is down: %w", id, n.failure)
 		}
 	}
+
 	return nil
 }

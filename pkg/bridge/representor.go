@@ -19,6 +19,7 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	if err != nil && !isNoRepresentor(err) {
 		return nil, err
 	}
+
 	b.forget(port, link)
 	if err != nil {
 		return nil, err
@@ -29,6 +30,7 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if other != "" {
 		return nil, reference{
 			to: task{taskPort, other},
@@ -38,10 +40,12 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 				attrs.Name),
 		}
 	}
+
 	uplink, err := b.carriesUplink(link)
 	if err != nil {
 		return nil, err
 	}
+
 	own := isOurs(link) || attrs.Group == linkGroup
 	if uplink || own || attrs.Flags&net.FlagLoopback != 0 || link.Type() == "bridge" {
 		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a bridge, a loopback "+
@@ -53,12 +57,14 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	if err != nil {
 		return nil, linkError(err, link, "addresses")
 	}
+
 	for _, addr := range addrs {
 		if !addr.Addr().IsLinkLocalUnicast() {
 			return nil, fmt.Errorf("netdev %s: has the address %s, so this machine uses it itself",
 				attrs.Name, addr)
 		}
 	}
+
 	return link, nil
 }
 
@@ -73,6 +79,7 @@ func (b *bridgePlane) carriesUplink(link netlink.Link) (bool, error) {
 			}
 			lower, err = b.handle.LinkByIndex(lower.Attrs().ParentIndex)
 		}
+
 		if err != nil {
 			return false, linkError(err, link, "whether it is beneath uplink %s", u.Name)
 		}
@@ -111,11 +118,13 @@ func (b *bridgePlane) choose(port string, named netlink.Link) (netlink.Link, err
 			return named, nil
 		}
 	}
+
 	for again := false; ; again = true {
 		index, err := b.representors.ifindex(port)
 		if err != nil {
 			return nil, notFound(byName, err)
 		}
+
 		link, err := b.handle.LinkByIndex(index)
 		if err == nil {
 			return link, nil
@@ -123,6 +132,7 @@ func (b *bridgePlane) choose(port string, named netlink.Link) (netlink.Link, err
 		if !errors.Is(err, links.ErrNotFound) || again {
 			return nil, fmt.Errorf("netdev with ifindex %d: %w", index, err)
 		}
+
 		b.representors.stale.Store(true) // its event has not been read yet
 	}
 }
@@ -145,6 +155,7 @@ func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	if known.kind != taskPort || known.id == port {
 		return "", nil
 	}
+
 	its, err := b.locate(known.id)
 	if isNoRepresentor(err) || err == nil && its.Attrs().Index != link.Attrs().Index {
 		return "", nil
@@ -152,6 +163,7 @@ func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	if err == nil {
 		return known.id, nil
 	}
+
 	text := linkError(err, link, "whether it is the representor of port %s", known.id).Error()
 	return known.id, reference{
 		to: task{taskPort, known.id}, text: text,
@@ -165,6 +177,7 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 	if rep.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
+
 	master, err := b.master(rep)
 	if err != nil {
 		return err
@@ -176,6 +189,7 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 	if err := b.disableIPv6(rep); err != nil {
 		return err
 	}
+
 	b.forwarding.forget(rep.Attrs().Index)
 	return b.enslave(rep, bridge)
 }
@@ -185,6 +199,7 @@ func (b *bridgePlane) detach(port string) error {
 	if err != nil && !isNoRepresentor(err) {
 		return err
 	}
+
 	b.forget(port, link)
 	b.placement.remove(port)
 	if link == nil {
@@ -193,10 +208,12 @@ func (b *bridgePlane) detach(port string) error {
 	if other, err := b.holder(link, port); err != nil || other != "" {
 		return err
 	}
+
 	err = b.release(link)
 	if err == nil {
 		b.users.remove(link.Attrs().Index)
 	}
+
 	return err
 }
 
@@ -220,6 +237,7 @@ func (b *bridgePlane) takeOut(link netlink.Link) error {
 	if err := b.handle.LinkSetDown(link); err != nil {
 		return linkError(err, link, "set down")
 	}
+
 	return linkError(b.handle.LinkSetNoMaster(link), link, "take out of bridge %s",
 		master.Attrs().Name)
 }
@@ -239,6 +257,7 @@ func (b *bridgePlane) forget(port string, now netlink.Link) {
 		if now != nil && now.Attrs().Index == index {
 			continue
 		}
+
 		b.users.remove(index)
 		link, err := b.handle.LinkByIndex(index)
 		if err != nil {
@@ -246,6 +265,7 @@ func (b *bridgePlane) forget(port string, now netlink.Link) {
 			_ = b.filter.Remove(index) // as below
 			continue
 		}
+
 		_ = b.release(link) // sweep tries again at the next start
 	}
 }

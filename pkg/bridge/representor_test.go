@@ -37,16 +37,19 @@ func newByAddress(t *testing.T) *byAddress {
 		r.bridgePlane, err = openBridgePlane(nil, UnderlayAuto, resolver, false)
 		return err
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.close)
+
 	r.representor = r.netdev(t, "eth7")
 	r.representors.ports = func() ([]devlink.Port, error) {
 		port := devlink.Port{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 3}
 		port.NetdevIndex = r.representor.Attrs().Index
 		return []devlink.Port{port}, r.broken
 	}
+
 	return r
 }
 
@@ -93,6 +96,7 @@ func (r *byAddress) wantMaster(t *testing.T, want string) {
 		}
 		got = master.Attrs().Name
 	}
+
 	if got != want {
 		t.Errorf("the representor is in bridge %q, want %q", got, want)
 	}
@@ -107,6 +111,7 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	own, physical, hosts := r.netdev(t, "en3f0pf0sf88"), r.netdev(t,
 		"enp3s0f1"), r.netdev(t, "c1rep88")
 	ownVF := r.netdev(t, "pf0vf0")
@@ -119,6 +124,7 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 		vf.Flavour, vf.VF, vf.NetdevIndex = devlink.PCIVF, 0, ownVF.Attrs().Index
 		return []devlink.Port{sf, uplink, external, vf}, r.broken
 	}
+
 	if _, err := r.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
@@ -145,12 +151,14 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 				t.Errorf("%s: %s: %v, want it to say %q", name, id, err, says)
 			}
 		}
+
 		for _, id := range []string{"c1pf0sf88", "c1rep88"} {
 			if err := errors.Join(r.attachBlue(id), r.detach(id)); err != nil {
 				t.Errorf("%s: %s: %v", name, id, err)
 			}
 		}
 	}
+
 	for _, link := range []netlink.Link{own, physical, ownVF} {
 		if r.link(t, link.Attrs().Name).Attrs().MasterIndex != 0 {
 			t.Errorf("%s is in a bridge", link.Attrs().Name)
@@ -168,6 +176,7 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 	if err := r.handle.LinkSetMaster(own, r.link(t, "br-net-blue")); err != nil {
 		t.Fatal(err)
 	}
+
 	ports := map[string]membership{"sf-03-00-0-88": blueMember, "en3f0pf0sf88": blueMember}
 	err = r.sweep([]string{"net-blue"}, ports)
 	if index := r.link(t, own.Attrs().Name).Attrs().MasterIndex; index != 0 || err != nil {
@@ -194,6 +203,7 @@ func TestConfiguredNames(t *testing.T) {
 		LinkAttrs: netlink.LinkAttrs{Name: "underlay", ParentIndex: uplink.Attrs().Index},
 		VlanId:    7,
 	}
+
 	if err := r.handle.LinkAdd(vlan); errors.Is(err, unix.EOPNOTSUPP) {
 		t.Log("the kernel has no VLAN netdevs")
 	} else if err != nil {
@@ -201,18 +211,22 @@ func TestConfiguredNames(t *testing.T) {
 	} else {
 		r.uplinks = []Uplink{{Name: "underlay"}}
 	}
+
 	if _, err := r.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
+
 	r.representors.resolver.representors = []string{"lab-*", "enp3s0f0", "br-*"}
 	if err := r.attachBlue("lab-wire"); err != nil ||
 		r.link(t, "lab-wire").Attrs().MasterIndex == 0 {
 		t.Errorf("%s: %v, want it in the bridge", lab.Attrs().Name, err)
 	}
+
 	refused := []string{"br-net-blue"}
 	if r.uplinks != nil {
 		refused = append(refused, "enp3s0f0") // the uplink is on top of it
 	}
+
 	for _, id := range refused {
 		if err := r.attachBlue(id); err == nil ||
 			!strings.Contains(err.Error(), "is no representor") {
@@ -230,6 +244,7 @@ func TestSweepKnowsRules(t *testing.T) {
 	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
 		t.Error(err)
 	}
+
 	r.wantMaster(t, "br-net-blue")
 
 	r.broken = errors.New("devlink is broken")
@@ -238,12 +253,14 @@ func TestSweepKnowsRules(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "representor of port "+vfPort) {
 		t.Errorf("devlink is broken: %v", err)
 	}
+
 	r.wantMaster(t, "br-net-blue")
 
 	r.broken = nil
 	if err := plane.sweep(networks, nil); err != nil {
 		t.Error(err)
 	}
+
 	r.wantMaster(t, "")
 }
 
@@ -255,6 +272,7 @@ func TestNamesComeFirst(t *testing.T) {
 	if err := r.bridgePlane.attach(vfPort, blueMember); err != nil {
 		t.Fatal(err)
 	}
+
 	r.wantMaster(t, "")
 	if r.link(t, named.Attrs().Name).Attrs().MasterIndex == 0 {
 		t.Error("the netdev with the port's name is in no bridge")
@@ -269,6 +287,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	if err := r.handle.LinkAddAltName(r.representor, other); err != nil {
 		t.Fatal(err)
 	}
+
 	plane := r.bridgePlane
 	err := plane.attach(other, blueMember)
 	if err == nil || !strings.Contains(err.Error(), "is already the representor of port "+vfPort) {
@@ -277,10 +296,12 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	if err := plane.detach(other); err != nil {
 		t.Error(err)
 	}
+
 	r.wantMaster(t, "br-net-blue")
 
 	r.broken = errors.New("devlink is broken")
 	r.representors.stale.Store(true)
+
 	for what, err := range map[string]error{
 		"attach": plane.attach(other, blueMember), "detach": plane.detach(other),
 	} {
@@ -289,6 +310,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 			t.Errorf("%s while devlink is broken: %v, want it to say what is not known", what, err)
 		}
 	}
+
 	r.wantMaster(t, "br-net-blue")
 	r.broken = nil
 	r.representors.stale.Store(true)
@@ -296,10 +318,12 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	if err := plane.detach(vfPort); err != nil {
 		t.Error(err)
 	}
+
 	r.wantMaster(t, "")
 	if err := plane.attach(other, blueMember); err != nil {
 		t.Errorf("after the other port was deleted: %v", err)
 	}
+
 	r.wantMaster(t, "br-net-blue")
 }
 
@@ -310,6 +334,7 @@ func TestArrivals(t *testing.T) {
 	if _, err := r.locate(vfPort); err != nil {
 		t.Fatal(err)
 	}
+
 	arrival := func(link netlink.Link, removed, bridging bool) bool {
 		return slices.Contains(r.tasksOf(link, removed, bridging), task{kind: taskArrival})
 	}
@@ -317,10 +342,12 @@ func TestArrivals(t *testing.T) {
 	if arrival(r.representor, true, true); arrival(r.representor, false, false) {
 		t.Error("what left a bridge is new")
 	}
+
 	later := r.netdev(t, "eth8")
 	if !arrival(later, false, false) || arrival(later, false, false) {
 		t.Error("a netdev that came is new once")
 	}
+
 	arrival(later, true, false)
 	if !arrival(later, false, false) {
 		t.Error("a netdev that went and came is not new")
@@ -333,11 +360,13 @@ func TestRepresentorVanishesUnseen(t *testing.T) {
 	if _, err := r.locate(vfPort); err != nil {
 		t.Fatal(err)
 	}
+
 	old := r.representor
 	r.representor = r.netdev(t, "eth9")
 	if err := r.handle.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
 		t.Fatal(err)
 	}
+
 	link, err := r.locate(vfPort)
 	if err != nil || link.Attrs().Name != "eth9" {
 		t.Errorf("%+v, %v, want eth9", link, err)

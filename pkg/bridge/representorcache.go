@@ -57,6 +57,7 @@ func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
 		functions: map[int][]eswitchPort{}, ports: map[string][]namedPort{}, noDevlink: noDevlink,
 		netdevs: map[string][]namedPhysPort{}, uplinks: map[pci.Address][]string{},
 	}
+
 	for _, p := range ports {
 		if name := nameOf(p); name != (portName{}) {
 			v.ports[name.function] = append(v.ports[name.function], namedPort{p, name})
@@ -64,6 +65,7 @@ func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
 			v.functions[p.NetdevIndex] = append(v.functions[p.NetdevIndex], eswitchPort{at, name})
 		}
 	}
+
 	for _, n := range netdevs {
 		switch name, represents := parsePortName(n.portName); {
 		case represents:
@@ -75,6 +77,7 @@ func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
 			v.uplinks[n.parent] = append(v.uplinks[n.parent], n.switchID)
 		}
 	}
+
 	return v
 }
 
@@ -105,15 +108,18 @@ func (c *representorCache) ifindex(port string) (int, error) {
 	if err != nil {
 		return 0, errNoRepresentor{err}
 	}
+
 	if !c.stale.Load() {
 		index, err := c.view.find(at)
 		if err == nil || time.Since(c.taken) <= maxAge {
 			return index, err
 		}
 	}
+
 	if err := c.refresh(); err != nil {
 		return 0, err
 	}
+
 	return c.view.find(at)
 }
 
@@ -124,6 +130,7 @@ func (c *representorCache) admits(port string, index int) error {
 	if c.resolver.mayBePort(port) {
 		return nil
 	}
+
 	serves := func() bool { return slices.ContainsFunc(c.view.functions[index], c.resolver.serves) }
 	if c.stale.Load() || !serves() && time.Since(c.taken) > maxAge {
 		if err := c.refresh(); err != nil {
@@ -134,11 +141,13 @@ func (c *representorCache) admits(port string, index int) error {
 	if serves() {
 		return nil
 	}
+
 	if err := c.view.noDevlink; err != nil {
 		return fmt.Errorf(
 			"netdev %s: whether it represents a function of the host is not known: %w", port, err,
 		)
 	}
+
 	return errNoRepresentor{fmt.Errorf("netdev %s: represents no function of the host; if it is "+
 		"to be a "+
 		"port all the same, give it to opi-bridge with --representor %s", port, port)}
@@ -154,9 +163,11 @@ func (c *representorCache) refresh() error {
 		c.stale.Store(true)
 		return fmt.Errorf("list netdevs: %w", err)
 	}
+
 	// The ports are listed after the netdevs, so that the view has the port of each netdev in it.
 	ports, noDevlink := c.ports()
 	c.view, c.taken = newView(ports, noDevlink, netdevs), time.Now()
+
 	return nil
 }
 
@@ -183,15 +194,18 @@ func (v view) find(at eswitchPort) (int, error) {
 	if byPort == nil {
 		return index, nil
 	}
+
 	index, byName := v.byName(at)
 	if byName == nil {
 		return index, nil
 	}
+
 	err := fmt.Errorf("%s has no representor (it has one in eswitch mode switchdev only): %w; %w",
 		at, byPort, byName)
 	if v.noDevlink != nil {
 		return 0, err // there may be a representor that only devlink knows
 	}
+
 	return 0, errNoRepresentor{err}
 }
 
@@ -199,6 +213,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	if v.noDevlink != nil {
 		return 0, v.noDevlink
 	}
+
 	var found []string
 	var index int
 	// a Function with the same number at another controller or PF, which --host-pf should perhaps
@@ -215,6 +230,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 				port.Device.Name)
 		}
 	}
+
 	switch {
 	case len(found) > 1:
 		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at,
@@ -224,6 +240,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	case index == 0:
 		return 0, fmt.Errorf("devlink port %s has no netdev in this network namespace", found[0])
 	}
+
 	return index, nil
 }
 
@@ -237,6 +254,7 @@ func (v view) byName(at eswitchPort) (int, error) {
 			index = n.index
 		}
 	}
+
 	switch {
 	case len(found) > 1:
 		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "),
@@ -244,6 +262,7 @@ func (v view) byName(at eswitchPort) (int, error) {
 	case len(found) == 0:
 		return 0, fmt.Errorf("no netdev is %s by phys_port_name and phys_switch_id", at)
 	}
+
 	return index, nil
 }
 
@@ -270,12 +289,14 @@ func (b *bridgePlane) physPorts() ([]physPort, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	all := make([]physPort, len(messages))
 	for i, message := range messages {
 		if all[i], err = parsePhysPort(message); err != nil {
 			return nil, err
 		}
 	}
+
 	return all, nil
 }
 
@@ -284,6 +305,7 @@ func parsePhysPort(message []byte) (physPort, error) {
 	if err != nil {
 		return physPort{}, err
 	}
+
 	parent, _ := pci.Parse(attrs.Text(unix.IFLA_PARENT_DEV_NAME))
 	return physPort{
 		index: int(nl.DeserializeIfInfomsg(message).Index), name: attrs.Text(unix.IFLA_IFNAME),

@@ -52,6 +52,7 @@ func FuzzParsePhysPort(f *testing.F) {
 	f.Add(header)
 	f.Add(append(header, 10, 0, unix.IFLA_PHYS_PORT_NAME, 0, 'p', 'f', '0', 'v', 'f', 0, 0, 0))
 	f.Add(append(header, 6, 0, unix.IFLA_PHYS_SWITCH_ID, 0, 1, 2, 0, 0))
+
 	f.Fuzz(func(t *testing.T, message []byte) {
 		p, err := parsePhysPort(message)
 		if err == nil && p.index != int(int32(binary.NativeEndian.Uint32(message[4:]))) {
@@ -96,6 +97,7 @@ func TestFind(t *testing.T) {
 		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true,
 			NetdevIndex: 151},
 	}
+
 	own := func(pf, function string) eswitchPort {
 		return eswitchPort{eswitch: slot(pf), name: portName{function: function}}
 	}
@@ -129,6 +131,7 @@ func TestFind(t *testing.T) {
 			"there is c1pf0vf3 of 0000:03:00.0"},
 		{"host's PF that could be two", all, host("", ""), 0, "eswitch= tells which"},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			index, err := test.view.find(test.at)
@@ -139,6 +142,7 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
+
 	if _, err := broken.find(own("02", "vf4")); err == nil || isNoRepresentor(err) {
 		t.Errorf("%v: is taken for certain while devlink is broken", err)
 	}
@@ -176,10 +180,12 @@ func TestDumpAgainIfInterrupted(t *testing.T) {
 		}
 		return twoCards, nil
 	})
+
 	if want := newView(nil, devlink.ErrNoDevlink, twoCards); c.refresh() != nil ||
 		!reflect.DeepEqual(c.view.netdevs, want.netdevs) {
 		t.Errorf("netdevs %+v, want %+v", c.view.netdevs, want.netdevs)
 	}
+
 	dumps, interrupted = 0, 1000
 	if err := c.refresh(); err == nil || !c.stale.Load() {
 		t.Errorf("%v, want an error, and another view next time", err)
@@ -198,12 +204,14 @@ func TestDevlinkRecovers(t *testing.T) {
 					NetdevIndex: 13},
 			}, broken
 		}
+
 		noNetdevs := func() ([]physPort, error) { return nil, nil }
 		c := newCache(root, noNetdevs)
 		c.ports = ports
 		if _, err := c.ifindex("vf-0000-01-02-4"); !errors.Is(err, broken) {
 			t.Errorf("%v, want what devlink says", err)
 		}
+
 		broken = nil
 		time.Sleep(time.Second)
 		if index, err := c.ifindex("vf-0000-01-02-4"); index != 13 {
@@ -224,6 +232,7 @@ func TestRefreshOnlyWhenNeeded(t *testing.T) {
 			dumps++
 			return netdevs, nil
 		})
+
 		const vf3, vf4 = "vf-0000-01-02-3", "vf-0000-01-02-4"
 		want := func(when, port string, index, times int) {
 			t.Helper()
@@ -233,16 +242,19 @@ func TestRefreshOnlyWhenNeeded(t *testing.T) {
 					index, times)
 			}
 		}
+
 		want("at first", vf3, 0, 1)
 		want("another that is missing", vf4, 0, 1)
 		netdevs = twoCards[:2]
 		if !c.arrived(12) || c.arrived(12) {
 			t.Error("a netdev is new once")
 		}
+
 		want("after an event", vf3, 12, 2)
 		if c.arrived(12) {
 			t.Error("what was told is new")
 		}
+
 		time.Sleep(time.Hour)
 		want("what was found, later", vf3, 12, 2)
 		want("what was not found, later", vf4, 0, 3)

@@ -87,20 +87,24 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative",
 			size)
 	}
+
 	size = min(cmp.Or(size, 50), 250)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", status.Errorf(codes.InvalidArgument,
 			"page_token %q: is none of this agent's", token)
 	}
+
 	first, found := slices.BinarySearch(ids, string(last))
 	if found {
 		first++
 	}
+
 	ids = ids[first:]
 	if len(ids) <= int(size) {
 		return ids, "", nil
 	}
+
 	ids = ids[:size]
 	return ids, pageToken(ids[size-1]), nil
 }
@@ -119,6 +123,7 @@ func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, erro
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
 		return want, nil
 	}
+
 	merged := proto.CloneOf(have)
 	from, to := want.ProtoReflect(), merged.ProtoReflect()
 	for _, path := range paths {
@@ -128,10 +133,12 @@ func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, erro
 			return merged, status.Errorf(codes.InvalidArgument,
 				"update_mask: %q: must be spec or a field of it", path)
 		}
+
 		to.Clear(field)
 		if from.Has(field) {
 			to.Set(field, from.Get(field))
 		}
 	}
+
 	return merged, nil
 }

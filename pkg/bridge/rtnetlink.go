@@ -32,11 +32,13 @@ func openBridgePlane(
 		vlanAware: vlanAware, vlans: map[string]uint16{}, placement: newPlacement(),
 		settled: map[int]bool{}, users: newUsers(), forwarding: newForwarding(),
 	}
+
 	defer func() {
 		if err != nil {
 			b.close()
 		}
 	}()
+
 	// The subscription comes before any list of netdevs, so that no change is missed.
 	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV6_IFADDR)
@@ -57,23 +59,27 @@ func openBridgePlane(
 	if b.strict.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+
 	// Without it (before Linux 4.20) lists have everything, and cost more.
 	_ = unix.SetsockoptInt(b.strict.Socket.GetFd(), unix.SOL_NETLINK,
 		unix.NETLINK_GET_STRICT_CHK, 1)
 	if b.handle, err = links.Open(netns.None()); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+
 	for _, u := range uplinks {
 		if link, err := b.find(u.Name); err == nil && link != nil {
 			b.uplinksNow[u.Name] = uplinkStateOf(link.Attrs())
 		}
 	}
+
 	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {
 		return nil, err
 	}
 	if b.filter, err = sourcefilter.Open(); err != nil {
 		return nil, err
 	}
+
 	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: b.devlink.Ports}
 	b.representors = &representorCache{
 		resolver: resolver, ports: ports.do, physPorts: b.physPorts, known: map[int]bool{},
@@ -97,17 +103,22 @@ func (b *bridgePlane) close() {
 	if b.events != nil {
 		_ = b.events.Close()
 	}
+
 	if b.entries != nil {
 		_ = b.entries.Close()
 	}
+
 	_ = b.raw.Close()
 	_ = b.strict.Close()
+
 	if b.handle != nil {
 		b.handle.Close()
 	}
+
 	if b.devlink != nil {
 		b.devlink.Close()
 	}
+
 	if b.filter != nil {
 		_ = b.filter.Close()
 	}
@@ -165,6 +176,7 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 	if err != nil {
 		return nil, err
 	}
+
 	attrs := link.Attrs()
 	unmarked := attrs.Alias == "" && attrs.Group == linkGroup
 	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
@@ -177,9 +189,11 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 			instead: taken,
 		}
 	}
+
 	if !unmarked {
 		return link, nil
 	}
+
 	return link, linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
@@ -199,6 +213,7 @@ func (b *bridgePlane) settle(bridge netlink.Link) error {
 	if b.settled[index] {
 		return b.up(bridge)
 	}
+
 	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_STP_STATE, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_FORWARD_DELAY, nl.Uint32Attr(0)),
@@ -209,6 +224,7 @@ func (b *bridgePlane) settle(bridge netlink.Link) error {
 	if err := b.disableIPv6(bridge); err != nil {
 		return err
 	}
+
 	b.settled[index] = true
 	return b.up(bridge)
 }
@@ -224,6 +240,7 @@ func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error 
 	for _, attr := range attrs {
 		data.AddChild(attr)
 	}
+
 	_, err := request.Send(&b.raw, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, info)
 	return err
 }
@@ -239,10 +256,12 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
 	}
+
 	addrs, err := b.addresses(link.Attrs().Index, unix.AF_INET6)
 	if err != nil {
 		return linkError(err, link, "addresses")
 	}
+
 	for _, addr := range addrs {
 		if !addr.Addr().IsLinkLocalUnicast() {
 			continue
@@ -252,6 +271,7 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 			return linkError(err, link, "remove %s", addr)
 		}
 	}
+
 	return nil
 }
 
@@ -267,25 +287,30 @@ func (b *bridgePlane) addresses(index, family int) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var all []netip.Prefix
 	for _, m := range messages {
 		if len(m) < unix.SizeofIfAddrmsg {
 			return nil, fmt.Errorf("address of %d bytes, want at least %d", len(m),
 				unix.SizeofIfAddrmsg)
 		}
+
 		have := nl.DeserializeIfAddrmsg(m)
 		attrs, err := attribute.Parse(m[unix.SizeofIfAddrmsg:])
 		if err != nil {
 			return nil, fmt.Errorf("address: %w", err)
 		}
+
 		local := attrs[unix.IFA_LOCAL] // IPv4's own; IFA_ADDRESS may be a peer's
 		if local == nil {
 			local = attrs[unix.IFA_ADDRESS]
 		}
+
 		if addr, ok := netip.AddrFromSlice(local); ok && int(have.Index) == index {
 			all = append(all, netip.PrefixFrom(addr, int(have.Prefixlen)))
 		}
 	}
+
 	return all, nil
 }
 
@@ -301,11 +326,13 @@ func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	if link.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
+
 	err := b.handle.LinkSetMaster(link, bridge)
 	if errors.Is(err, unix.EXFULL) {
 		err = fmt.Errorf("%w: a bridge has at most %d ports, VXLAN ports included",
 			err, maxBridgePorts)
 	}
+
 	return linkError(err, link, "add to bridge %s", bridge.Attrs().Name)
 }
 

@@ -39,6 +39,7 @@ func running(t *testing.T) (*Agent, eventful) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
+
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -46,12 +47,15 @@ func running(t *testing.T) (*Agent, eventful) {
 		}
 		close(e.tasks)
 	})
+
 	e.fail(a, errors.New("no representor"))
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
 		t.Fatal(err)
 	}
+
 	time.Sleep(longPause)
 	synctest.Wait()
+
 	return a, e
 }
 
@@ -96,13 +100,16 @@ func TestRetryInSpiteOfArrivals(t *testing.T) {
 		a, e := running(t)
 		createNetwork(t, a, "net-red", 20)
 		e.fail(a, nil)
+
 		for range 20 {
 			e.tasks <- task{kind: taskArrival}
 			time.Sleep(100 * time.Millisecond)
 		}
+
 		synctest.Wait()
 		a.mu.RLock()
 		defer a.mu.RUnlock()
+
 		if err := a.networks.objects["net-red"].failure; err != nil {
 			t.Errorf("network: %v", err)
 		}
@@ -118,12 +125,14 @@ func TestRetrySoonAfterDelete(t *testing.T) {
 		if _, err := a.create(t, other, access(mac2, blue)); err != nil {
 			t.Fatal(err)
 		}
+
 		time.Sleep(longPause)
 		synctest.Wait()
 		e.fail(a, nil)
 		if err := a.delete(t, other, false); err != nil {
 			t.Fatal(err)
 		}
+
 		wantUp(t, a, 1100*time.Millisecond)
 	})
 }
@@ -135,6 +144,7 @@ func createNetwork(t *testing.T, a *Agent, id string, vlan uint32) {
 			LogicalBridgeId: id,
 			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
 		})
+
 	if err != nil {
 		t.Fatal(err)
 	}

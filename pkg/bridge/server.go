@@ -39,12 +39,14 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 		// a TRUNK port may name 4094 logical bridges, of 100 bytes each
 		grpc.MaxRecvMsgSize(1<<20),
 	)...)
+
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
 	opibridge.RegisterOptionsServiceServer(s, optionsServer{Agent: a})
 	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: devlinkPorts}
 	inventory.RegisterInventoryServiceServer(s,
 		inventoryServer{hostPFs: a.cfg.HostPFs, ports: ports.do, serial: cardid.Read})
+
 	return s
 }
 

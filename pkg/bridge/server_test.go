@@ -28,10 +28,12 @@ func served(t *testing.T) *bufconn.Listener {
 	listener, server := bufconn.Listen(1<<20), a.NewServer()
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
+
 	t.Cleanup(func() {
 		server.Stop()
 		must.Succeed(t, <-ended)
 	})
+
 	return listener
 }
 
@@ -44,8 +46,10 @@ func TestLargeRequest(t *testing.T) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return listener.DialContext(ctx)
 		}))
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
+
 	create := func(networks int) error {
 		spec := &evpn.BridgePortSpec{
 			MacAddress: []byte{2, 0, 0, 0, 0, 1}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
@@ -54,12 +58,15 @@ func TestLargeRequest(t *testing.T) {
 			spec.LogicalBridges = append(spec.LogicalBridges,
 				networkKind.prefix+"net-"+strings.Repeat("x", 54)+fmt.Sprintf("%05d", i))
 		}
+
 		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(t.Context(),
 			&evpn.CreateBridgePortRequest{
 				BridgePortId: p1, BridgePort: &evpn.BridgePort{Spec: spec},
 			})
+
 		return err
 	}
+
 	if err := create(maxVLAN); status.Code(err) != codes.NotFound {
 		t.Errorf("a request with all logical bridges: %v, want that the first does not exist", err)
 	}
@@ -74,12 +81,15 @@ func TestSilentClient(t *testing.T) {
 		conn, err := served(t).Dial()
 		must.Succeed(t, err)
 		begin := time.Now()
+
 		if _, err := io.Copy(io.Discard, conn); err != nil {
 			t.Logf("the connection ended with %v", err)
 		}
+
 		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("it was kept for %s", took)
 		}
+
 		must.Succeed(t, conn.Close())
 	})
 }

@@ -21,17 +21,21 @@ func (a *Agent) openState() (fresh bool, err error) {
 		case !networks || !ports:
 			return fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 		}
+
 		return errors.Join(a.networks.load(tx), a.ports.load(tx), a.networkOptions.load(tx),
 			a.portOptions.load(tx))
 	})
+
 	if errors.Is(err, boltfile.ErrCorrupt) {
 		return false, fmt.Errorf("state %s: %w; put a backup in its place, or move it away and "+
 			"start once with --new-state: all ports are then "+
 			"out of service until clients ask for them again", a.cfg.State, err)
 	}
+
 	if err != nil {
 		return false, fmt.Errorf("state %s: %w", a.cfg.State, err)
 	}
+
 	return fresh, nil
 }
 
@@ -42,6 +46,7 @@ func (a *Agent) beginState() error {
 	if err != nil {
 		return err
 	}
+
 	if len(made) > 0 && !a.cfg.NewState {
 		const some = 5
 		names := strings.Join(made[:min(some, len(made))], ", ")
@@ -53,6 +58,7 @@ func (a *Agent) beginState() error {
 			"--new-state, which takes them out of service until clients ask for them again",
 			a.cfg.State, names)
 	}
+
 	err = a.state.Update(func(tx *boltfile.Tx) error {
 		for _, kind := range []kind{networkKind, portKind} {
 			if err := tx.CreateBucket(kind.bucket); err != nil {
@@ -61,8 +67,10 @@ func (a *Agent) beginState() error {
 		}
 		return nil
 	})
+
 	if err != nil {
 		return fmt.Errorf("state %s: %w", a.cfg.State, err)
 	}
+
 	return nil
 }

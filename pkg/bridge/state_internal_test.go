@@ -26,6 +26,7 @@ func writeState(t testing.TB, path string, records []record) {
 	t.Helper()
 	file, err := boltfile.Open(path, func(*boltfile.Tx) error { return nil })
 	must.Succeed(t, err)
+
 	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
 		for _, r := range records {
 			if err := tx.CreateBucket(r.bucket); err != nil {
@@ -40,6 +41,7 @@ func writeState(t testing.TB, path string, records []record) {
 		}
 		return nil
 	}))
+
 	must.Succeed(t, file.Close())
 }
 
@@ -52,6 +54,7 @@ func FuzzState(f *testing.F) {
 		must.Succeed(f, err)
 		return data
 	}
+
 	network := marshal(&evpn.LogicalBridge{Spec: segmentOf(10, 1000)})
 	port := marshal(&evpn.BridgePort{Spec: access(mac1, blue)})
 	leaving := marshal(&evpn.BridgePort{
@@ -78,12 +81,14 @@ func FuzzState(f *testing.F) {
 			{networkKind.bucket + "-options", networkID, networkOptions},
 			{portKind.bucket + "-options", portID, portOptions},
 		})
+
 		plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}, vlans: true}
 		a, err := newAgent(Config{State: path, SourceFilter: true}, logr.Discard(),
 			func() (dataplane, error) { return plane, nil })
 		if errors.Is(err, boltfile.ErrCorrupt) {
 			return
 		}
+
 		must.Succeed(t, err)
 		defer a.Close()
 
@@ -93,11 +98,13 @@ func FuzzState(f *testing.F) {
 				t.Errorf("network %q is %+v", id, s)
 			}
 		}
+
 		for id, p := range a.ports.objects {
 			if m := a.membership(id, p.spec); len(m.networks) == 0 || len(m.mac) != 6 {
 				t.Errorf("port %q is %+v", id, m)
 			}
 		}
+
 		a.reconcileAll()
 		for _, list := range []func() error{
 			func() error { _, _, err := a.networks.list(t.Context(), 0, ""); return err },
@@ -141,6 +148,7 @@ func TestStateWithStrangeRecords(t *testing.T) {
 			must.Succeed(t, a.Close())
 			continue
 		}
+
 		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), says) ||
 			!strings.Contains(err.Error(), "--new-state") {
 			t.Errorf("%v, want %v that says %q and what to do", err, boltfile.ErrCorrupt, says)

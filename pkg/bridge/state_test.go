@@ -40,6 +40,7 @@ func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 	path := x.cfg.State
 	kept, err := os.ReadFile(path)
 	must.Succeed(t, err)
+
 	for name, lose := range map[string]func(){
 		"missing":      func() { must.Succeed(t, os.Remove(path)) },
 		"empty":        func() { must.Succeed(t, os.Truncate(path, 0)) },
@@ -55,10 +56,12 @@ func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 					name, err)
 			}
 		}
+
 		reach(t, one, two)
 		x.cfg.State = path
 		must.Succeed(t, os.WriteFile(path, kept, 0o600))
 	}
+
 	must.Succeed(t, x.open())
 	reach(t, one, two)
 
@@ -80,6 +83,7 @@ func TestStateIsDamaged(t *testing.T) {
 	path := x.cfg.State
 	content, err := os.ReadFile(path)
 	must.Succeed(t, err)
+
 	for name, damaged := range map[string][]byte{
 		"a name":    bytes.ReplaceAll(content, []byte("net-blue"), []byte("net-clue")),
 		"truncated": content[:8192],
@@ -95,10 +99,12 @@ func TestStateIsDamaged(t *testing.T) {
 			t.Errorf("%s: error %v, want %v with the path and what to do", name, err,
 				boltfile.ErrCorrupt)
 		}
+
 		if !x.hasLink("br-net-blue") && !x.hasLink("br-opi") {
 			t.Fatalf("%s: the data plane is gone", name)
 		}
 	}
+
 	must.Succeed(t, os.WriteFile(path, content, 0o600))
 	must.Succeed(t, x.open())
 }

@@ -33,15 +33,18 @@ func ParseUplink(text string) (Uplink, error) {
 		return Uplink{},
 			fmt.Errorf("%q: must be the name of a netdev, or with VNIs, such as p0=1-9999", text)
 	}
+
 	u := Uplink{Name: parts[1]}
 	if parts[2] == "" {
 		return u, nil
 	}
+
 	first, _ := strconv.ParseUint(parts[2], 10, 32) // of at most 8 digits
 	last, _ := strconv.ParseUint(parts[3], 10, 32)
 	if first < 1 || first > last || last > maxVNI {
 		return Uplink{}, fmt.Errorf("%q: VNIs must be in 1-%d, the lowest first", text, maxVNI)
 	}
+
 	u.First, u.Last = uint32(first), uint32(last)
 	return u, nil
 }
@@ -65,6 +68,7 @@ func checkUplinks(uplinks []Uplink) error {
 			}
 		}
 	}
+
 	return errors.Join(failed...)
 }
 
@@ -132,6 +136,7 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 	if named == nil {
 		return underlay{}, fmt.Errorf("vni %d: no uplink of the agent has it (--uplink)", vni)
 	}
+
 	uplink, err := b.find(named.Name)
 	if err != nil {
 		return underlay{}, err
@@ -146,6 +151,7 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 		if b.underlay != UnderlayAuto && b.underlay != v.underlay {
 			continue
 		}
+
 		wanted = append(wanted, v.name)
 		has, err := b.canSend(uplink, v.family)
 		if err != nil {
@@ -154,13 +160,17 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 		if !has {
 			continue
 		}
+
 		group := slices.Clone(v.groups)
 		copy(group[len(group)-3:], []byte{byte(vni >> 16), byte(vni >> 8), byte(vni)})
+
 		return underlay{uplink, group, uplink.Attrs().MTU - v.overhead, blocked}, nil
 	}
+
 	if blocked != nil { // which takes IPv6 addresses away
 		return underlay{}, blocked
 	}
+
 	return underlay{}, fmt.Errorf("netdev %s, the uplink, has no %s address to send VXLAN from",
 		named.Name, strings.Join(wanted, " or "))
 }
@@ -172,10 +182,12 @@ func blockage(uplink *netlink.LinkAttrs) error {
 		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip "+
 			"link set %[1]s up)",
 			uplink.Name)
+
 	case uplink.RawFlags&unix.IFF_LOWER_UP == 0:
 		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port "+
 			"at the other end",
 			uplink.Name)
+
 	case uplink.RawFlags&unix.IFF_RUNNING == 0: // such as dormant, before 802.1X has let it in
 		return fmt.Errorf("netdev %s, the uplink, is not operational but %s (ip link show %[1]s)",
 			uplink.Name, uplink.OperState)
@@ -214,10 +226,12 @@ func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) (cha
 		if !is && attrs.Index != before.index {
 			continue
 		}
+
 		now := uplinkStateOf(attrs)
 		if removed || !is {
 			now = uplinkState{}
 		}
+
 		b.uplinksNow[u.Name] = now
 		changed = changed || now != before
 	}

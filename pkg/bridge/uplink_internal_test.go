@@ -15,6 +15,7 @@ func FuzzParseUplink(f *testing.F) {
 	f.Add("p0")
 	f.Add("p0=1-9999")
 	f.Add("bond0.7=16777215-16777215")
+
 	f.Fuzz(func(t *testing.T, text string) {
 		u, err := ParseUplink(text)
 		if err != nil {
@@ -42,6 +43,7 @@ func TestUplinkAfterLostEvents(t *testing.T) {
 		Name: "p0", Index: 7, MTU: 1500,
 		RawFlags: unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING,
 	}
+
 	noCarrier := *up
 	noCarrier.RawFlags = unix.IFF_UP
 	for i, test := range []struct {
@@ -53,6 +55,7 @@ func TestUplinkAfterLostEvents(t *testing.T) {
 		if test.lost {
 			b.uplinksUnknown()
 		}
+
 		if got := b.uplinkChanged(test.attrs, false); got != test.want {
 			t.Errorf("event %d: changed is %t, want %t", i, got, test.want)
 		}

@@ -25,9 +25,11 @@ func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
 	b.start()
 	addAddress(t, a.Namespace, "p0", "2001:db8::1/64")
 	addAddress(t, b.Namespace, "p0", "2001:db8::2/64")
+
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 70000)
 	}
+
 	left, right := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
 	a.port(rep1, "net-blue", left.mac)
 	b.port(rep1, "net-blue", right.mac)
@@ -40,12 +42,14 @@ func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
 	// An uplink that gets an IPv4 address changes over; both have to.
 	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
 	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")
+
 	for _, x := range []*xpu{a, b} {
 		must.Eventually(t, "IPv4 is preferred", func() bool {
 			link, err := x.Handle().LinkByName("vx-net-blue") // it is made anew
 			return err == nil && link.Attrs().MTU == 1450
 		})
 	}
+
 	reach(t, left, right)
 }
 
@@ -63,6 +67,7 @@ func testUnderlayIsChosen(t *testing.T, plane bridge.DataPlane) {
 		!strings.Contains(err.Error(), "p0, the uplink, has no IPv6 address to send VXLAN from") {
 		t.Errorf("without an IPv6 address: %v", err)
 	}
+
 	addAddress(t, x.Namespace, "p0", "2001:db8::1/64")
 	must.Eventually(t, "up", func() bool {
 		return x.client.EnsureNetwork(x.ctx(),
@@ -81,20 +86,24 @@ func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
 		netns.Connect(t, x.Namespace, name, wire, name)
 		addAddress(t, x.Namespace, name, net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
 	}
+
 	x.start()
 	x.network("net-blue", 10, 999)
 	x.network("net-red", 20, 1000)
+
 	for network, uplink := range map[string]string{"net-blue": "p0", "net-red": "p1"} {
 		if at := x.link("vx-" +
 			network).(*netlink.Vxlan).VtepDevIndex; at != x.link(uplink).Attrs().Index {
 			t.Errorf("%s is at ifindex %d, want %s", network, at, uplink)
 		}
 	}
+
 	vni := uint32(2000)
 	err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-green", VLAN: 30, VNI: &vni})
 	if err == nil || !strings.Contains(err.Error(), "vni 2000: the agent has no uplink") {
 		t.Errorf("a network with a VNI of no uplink: %v", err)
 	}
+
 	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p1"), 1400))
 	must.Eventually(t, "the MTU follows that of its own uplink", func() bool {
 		return x.link("vx-net-red").Attrs().MTU == 1350
@@ -122,6 +131,7 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 		t.Run(name, func(t *testing.T) {
 			a, b := newXPU(t, plane, "uplink"), newXPU(t, plane, "uplink")
 			netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
+
 			for i, x := range []*xpu{a, b} {
 				port := x.link("p0")
 				if err := x.Handle().LinkAdd(make(port)); errors.Is(err, unix.EOPNOTSUPP) {
@@ -129,11 +139,13 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 				} else if err != nil {
 					t.Fatal(err)
 				}
+
 				uplink := x.link("uplink")
 				if uplink.Type() == "bond" {
 					must.Succeed(t, x.Handle().LinkSetDown(port))
 					must.Succeed(t, x.Handle().LinkSetMaster(port, uplink))
 				}
+
 				must.Succeed(t, x.Handle().LinkSetUp(port))
 				must.Succeed(t, x.Handle().LinkSetUp(uplink))
 				addAddress(t, x.Namespace, "uplink",
@@ -141,6 +153,7 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 				x.start()
 				x.network("net-blue", 10, 1000)
 			}
+
 			left, right := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
 			a.port(rep1, "net-blue", left.mac)
 			b.port(rep1, "net-blue", right.mac)
@@ -156,6 +169,7 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
+
 	a.network("net-local", 20, 0)
 	left, right, local := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2), newPod(t, a, rep2, 3)
 	a.port(rep1, "net-blue", left.mac)
@@ -167,6 +181,7 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 		"the other end"
 	const setDown = "netdev p0, the uplink, is administratively down: set it up (ip link set p0 up)"
 	ends := func(x *xpu, set func(netlink.Link) error) { must.Succeed(t, set(x.link("p0"))) }
+
 	isDown := func(why string) {
 		t.Helper()
 		must.Eventually(t, "the network is down: "+why, func() bool {
@@ -176,14 +191,17 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 					n.Detail == "bridge: "+why
 			})
 		})
+
 		if said := a.down(rep1); said != "representor: net-blue is down: "+why {
 			t.Errorf("the port says %q, want %q", said, why)
 		}
+
 		a.up(rep2)
 		if vxlan := a.link("vx-net-blue").Attrs(); vxlan.MTU != 1450 || vxlan.MasterIndex == 0 {
 			t.Errorf("the VXLAN port is %+v, want it in place as before", vxlan)
 		}
 	}
+
 	for range 2 {
 		ends(b, b.Handle().LinkSetDown)
 		isDown(noCarrier)
@@ -219,8 +237,10 @@ func testBlockedWithoutAddress(t *testing.T, plane bridge.DataPlane) {
 	if err == nil || !strings.Contains(err.Error(), "is administratively down") {
 		t.Errorf("an uplink that is down: %v", err)
 	}
+
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	must.Succeed(t, x.Handle().LinkSetUp(x.link("p0")))
+
 	must.Eventually(t, "up", func() bool {
 		return x.client.EnsureNetwork(x.ctx(),
 			opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
@@ -244,6 +264,7 @@ func testMTUIsRefused(t *testing.T, plane bridge.DataPlane) {
 	if mtu := x.client.MTU("net-blue"); mtu != 1450 {
 		t.Errorf("the client was told %d, want 1450", mtu)
 	}
+
 	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p0"), 1550))
 	must.Eventually(t, "up with a larger MTU", func() bool {
 		return x.client.EnsureNetwork(x.ctx(), blue) == nil

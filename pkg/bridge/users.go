@@ -37,13 +37,16 @@ func (u *users) set(index int, user task) (changed bool) {
 	if before, used := u.of(index); used && before == user {
 		return false
 	}
+
 	u.remove(index)
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	u.byIndex[index] = user
 	if u.byUser[user] == nil {
 		u.byUser[user] = map[int]bool{}
 	}
+
 	u.byUser[user][index] = true
 	return true
 }
@@ -51,10 +54,12 @@ func (u *users) set(index int, user task) (changed bool) {
 func (u *users) remove(index int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	user, used := u.byIndex[index]
 	if !used {
 		return
 	}
+
 	delete(u.byIndex, index)
 	if delete(u.byUser[user], index); len(u.byUser[user]) == 0 {
 		delete(u.byUser, user)

@@ -30,11 +30,13 @@ func (b *bridgePlane) filterVLANs(bridge netlink.Link) error {
 	if err != nil {
 		return linkError(err, bridge, "filter VLANs")
 	}
+
 	name := bridge.Attrs().Name
 	bridge, err = b.find(name)
 	if err == nil && !isVLANFiltering(bridge) {
 		err = fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", name, errNoVLANFiltering)
 	}
+
 	return err
 }
 
@@ -53,6 +55,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 	if err != nil {
 		return linkError(err, link, "VLANs")
 	}
+
 	right := map[uint16]bool{} // VLANs that need no change
 	for vlan, flags := range have {
 		if slices.Contains(want, vlan) {
@@ -62,6 +65,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 			return err
 		}
 	}
+
 	for _, vlan := range want {
 		if !right[vlan] {
 			if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false,
@@ -70,6 +74,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -80,12 +85,14 @@ func (b *bridgePlane) vlansOf(index int) (map[uint16]uint16, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	vlans := map[uint16]uint16{}
 	for _, m := range messages {
 		if err := addVLANs(vlans, m); err != nil {
 			return nil, err
 		}
 	}
+
 	return vlans, nil
 }
 
@@ -114,27 +121,33 @@ func addVLANs(vlans map[uint16]uint16, message []byte) error {
 	if len(message) < sizeofBridgeVLANs {
 		return fmt.Errorf("VLANs of %d bytes, want at least %d", len(message), sizeofBridgeVLANs)
 	}
+
 	for kind, value := range attribute.All(message[sizeofBridgeVLANs:]) {
 		if kind != vlanEntry {
 			continue
 		}
+
 		entry, err := attribute.Parse(value)
 		if err != nil {
 			return fmt.Errorf("VLAN: %w", err)
 		}
+
 		info := entry[vlanEntryInfo]
 		if len(info) < 4 {
 			return fmt.Errorf("VLAN of %d bytes, want 4", len(info))
 		}
+
 		flags, first := binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
 		last := max(first, entry.Uint16(vlanEntryRange))
 		if last > maxVLAN {
 			return fmt.Errorf("VLAN %d: must be at most %d", last, maxVLAN)
 		}
+
 		for vlan := first; vlan <= last; vlan++ {
 			vlans[vlan] = flags
 		}
 	}
+
 	return nil
 }
 
@@ -145,6 +158,7 @@ func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
 	if err != nil {
 		return linkError(err, link, "forwarding database")
 	}
+
 	for _, e := range entries {
 		if !isOwnEntry(e) || e.Vlan != int(vlan) {
 			continue
@@ -155,9 +169,11 @@ func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
 				e.HardwareAddr, vlan)
 		}
 	}
+
 	if err := b.handle.BridgeVlanDel(link, vlan, false, false, false, true); !errors.Is(err,
 		unix.ENOENT) {
 		return linkError(err, link, "remove from VLAN %d", vlan)
 	}
+
 	return nil
 }

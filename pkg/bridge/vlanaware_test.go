@@ -29,6 +29,7 @@ func (x *xpu) vlans(name string) []string {
 	if err != nil {
 		x.t.Fatal(err)
 	}
+
 	var got []string
 	for _, vlan := range all[int32(x.link(name).Attrs().Index)] {
 		text := fmt.Sprint(vlan.Vid)
@@ -37,6 +38,7 @@ func (x *xpu) vlans(name string) []string {
 		}
 		got = append(got, text)
 	}
+
 	return got
 }
 
@@ -47,12 +49,14 @@ func (x *xpu) forwarded(name string, mac net.HardwareAddr) []int {
 	if err != nil {
 		x.t.Fatal(err)
 	}
+
 	vlans := map[int]bool{}
 	for _, entry := range entries {
 		if entry.State == netlink.NUD_NOARP && entry.HardwareAddr.String() == mac.String() {
 			vlans[entry.Vlan] = true
 		}
 	}
+
 	return slices.Sorted(maps.Keys(vlans))
 }
 
@@ -70,6 +74,7 @@ func (p *pod) tagged(t *testing.T, vlan int, ip string) *pod {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = fmt.Sprintf("eth0.%d", vlan)
 	attrs.ParentIndex = eth0.Attrs().Index
@@ -80,6 +85,7 @@ func (p *pod) tagged(t *testing.T, vlan int, ip string) *pod {
 	if err := p.Handle().LinkSetUp(link); err != nil {
 		t.Fatal(err)
 	}
+
 	return p.view(t, attrs.Name, ip)
 }
 
@@ -117,6 +123,7 @@ func TestTrunk(t *testing.T) {
 		x.port(id, network, p.mac)
 		access[network] = p.view(t, "eth0", fmt.Sprintf("198.18.%d.2", (i+1)*10))
 	}
+
 	p := newPod(t, x, trunk, 9)
 	port := opi.Port{ID: trunk, MAC: p.mac, Networks: []string{"net-red", "net-blue"}, Trunk: true}
 	ensure := func() {
@@ -125,6 +132,7 @@ func TestTrunk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	ensure()
 	slices.Reverse(port.Networks) // is the same port
 	ensure()
@@ -153,6 +161,7 @@ func TestTrunk(t *testing.T) {
 	if err := x.client.DeletePort(x.ctx(), trunk); err != nil {
 		t.Fatal(err)
 	}
+
 	noReach(t, blue, access["net-blue"])
 }
 
@@ -174,17 +183,20 @@ func TestVLANIDChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, name := range []string{rep1, "vx-net-blue"} {
 		if diff := cmp.Diff([]string{"11 untagged"}, a.vlans(name)); diff != "" {
 			t.Errorf("VLANs of %s (-want +got):\n%s", name, diff)
 		}
 	}
+
 	if diff := cmp.Diff([]int{11}, a.forwarded(rep1, podA.mac)); diff != "" {
 		t.Errorf("static entries (-want +got):\n%s", diff)
 	}
 	if got := a.vlans("br-opi"); got != nil {
 		t.Errorf("the bridge itself is in VLANs %s: the machine must not be", got)
 	}
+
 	reach(t, podA, podB)
 }
 
@@ -195,31 +207,37 @@ func TestVLANsHeal(t *testing.T) {
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
+
 	podA, podB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
 	a.port(rep1, "net-blue", podA.mac)
 	b.port(rep1, "net-blue", podB.mac)
 	reach(t, podA, podB)
+
 	for _, name := range []string{rep1, "vx-net-blue"} {
 		if err := a.Handle().BridgeVlanDel(a.link(name), 10, false, false, false,
 			true); err != nil {
 			t.Fatal(err)
 		}
+
 		must.Eventually(t, name+" is in its VLAN again", func() bool {
 			return slices.Equal(a.vlans(name), []string{"10 untagged"})
 		})
 		if err := a.Handle().BridgeVlanAdd(a.link(name), 20, true, true, false, true); err != nil {
 			t.Fatal(err)
 		}
+
 		must.Eventually(t, name+" is in no other VLAN", func() bool {
 			return slices.Equal(a.vlans(name), []string{"10 untagged"})
 		})
 	}
+
 	bare := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{
 		Name: "br-opi", Index: a.link("br-opi").Attrs().Index, MTU: -1, TxQLen: -1,
 	}}
 	if err := a.Handle().BridgeSetVlanFiltering(bare, false); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "VLANs are filtered again", func() bool {
 		return *a.link("br-opi").(*netlink.Bridge).VlanFiltering
 	})
@@ -234,9 +252,11 @@ func TestDataPlaneChanges(t *testing.T) {
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
+
 	if err := a.sameVLAN("net-red", 10); err != nil {
 		t.Fatal(err)
 	}
+
 	podA, podB, podC := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2), newPod(t, a, rep2, 3)
 	a.port(rep1, "net-blue", podA.mac)
 	a.port(rep2, "net-red", podC.mac)
@@ -287,6 +307,7 @@ func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	if err := x.sameVLAN("net-red", 10); err != nil {
 		t.Fatal(err)
 	}
+
 	pod1 := newPod(t, x, rep1, 1)
 	x.port(rep1, "net-red", pod1.mac)
 	x.stop()
@@ -298,6 +319,7 @@ func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	if err := x.client.DeleteNetwork(x.ctx(), "net-blue"); err != nil {
 		t.Fatal(err)
 	}
+
 	x.up(rep1)
 	if diff := cmp.Diff([]string{"10 untagged"}, x.vlans(rep1)); diff != "" {
 		t.Errorf("VLANs (-want +got):\n%s", diff)
@@ -315,6 +337,7 @@ func TestDataPlaneChoice(t *testing.T) {
 			return agent.Close()
 		})
 	}
+
 	x := newXPU(t, "", "")
 	if err := open(x, "ovs"); err == nil ||
 		!strings.Contains(err.Error(), `data plane "ovs": must be`) {
@@ -323,10 +346,12 @@ func TestDataPlaneChoice(t *testing.T) {
 	if err := open(x, bridge.DataPlaneAuto); err != nil {
 		t.Errorf("auto: %v", err)
 	}
+
 	able := hasVLANFiltering(t)
 	if x.hasLink("br-opi") != able {
 		t.Errorf("VLAN filtering is there: %t, br-opi: %t", able, x.hasLink("br-opi"))
 	}
+
 	err := open(x, bridge.DataPlaneVLANAware)
 	if able && err != nil {
 		t.Error(err)

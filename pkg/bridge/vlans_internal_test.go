@@ -22,6 +22,7 @@ func vlanMessage(entries ...[]uint16) []byte {
 		}
 		m = append(m, entry.Serialize()...)
 	}
+
 	return m
 }
 
@@ -32,11 +33,13 @@ func TestAddVLANs(t *testing.T) {
 		vlanMessage([]uint16{access, 10}, []uint16{0, 20, 23}, []uint16{0, 4094})); err != nil {
 		t.Fatal(err)
 	}
+
 	if want := map[uint16]uint16{
 		10: access, 20: 0, 21: 0, 22: 0, 23: 0, 4094: 0,
 	}; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+
 	for name, message := range map[string][]byte{
 		"short": {1, 2, 3},
 		"no info": slices.Concat(bridgeVLANs{}.Serialize(),

@@ -34,6 +34,7 @@ func (x *xpu) ensureNetworks(n int) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -55,6 +56,7 @@ func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	if err == nil {
 		t.Fatal("all networks are up without more groups")
 	}
+
 	for _, want := range []string{
 		"net.ipv4.igmp_max_memberships", "net.core.optmem_max", "sysctl -w",
 	} {

@@ -10,10 +10,12 @@ func (b *bridgePlane) wantedVXLAN(n segment) (want *netlink.Vxlan, blocked, err 
 	if n.vni == 0 {
 		return nil, nil, nil
 	}
+
 	under, err := b.underlayOf(n.vni)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = vxlanName(n.id), under.mtu
 	return &netlink.Vxlan{
@@ -31,6 +33,7 @@ func (b *bridgePlane) ensureVXLAN(
 	if err != nil {
 		return nil, err
 	}
+
 	if have, ok := link.(*netlink.Vxlan); ok &&
 		(have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
 			!have.Group.Equal(want.Group) || have.Port != want.Port) {
@@ -38,22 +41,27 @@ func (b *bridgePlane) ensureVXLAN(
 			link, err = b.ensure(want, n.id)
 		}
 	}
+
 	if err == nil && link == want { // it was just made
 		err = b.disableIPv6(link)
 	}
+
 	if err == nil && link.Attrs().MTU != want.MTU {
 		err = linkError(b.handle.LinkSetMTU(link, want.MTU), link, "set MTU %d", want.MTU)
 	}
+
 	if err == nil {
 		err = linkError(b.filter.SetVXLAN(n.id, link.Attrs().Index), link,
 			"filter foreign source addresses")
 	}
+
 	if err == nil {
 		err = b.enslave(link, bridge)
 	}
 	if err != nil {
 		return nil, err
 	}
+
 	b.users.set(link.Attrs().Index, task{taskNetwork, n.id})
 	return link, explainGroupLimits(b.up(link))
 }

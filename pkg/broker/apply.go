@@ -21,16 +21,20 @@ func configuration(
 	if err != nil {
 		return nil, err
 	}
+
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
 		return nil, err
 	}
+
 	u := &unstructured.Unstructured{Object: content}
 	u.SetGroupVersionKind(gvk)
 	unstructured.RemoveNestedField(content, "metadata", "creationTimestamp")
+
 	for _, field := range without {
 		delete(content, field)
 	}
+
 	return u, nil
 }
 

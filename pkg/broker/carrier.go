@@ -56,6 +56,7 @@ func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error)
 	if err != nil {
 		return nil, err
 	}
+
 	var tenant v1alpha1.XPUTenant
 	err = b.infra.Get(ctx, client.ObjectKey{Name: req.ClusterName.String()}, &tenant)
 	if apierrors.IsNotFound(err) {
@@ -64,6 +65,7 @@ func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error)
 	if err != nil {
 		return nil, fmt.Errorf("XPUTenant %s: %w", req.ClusterName, err)
 	}
+
 	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(),
 		member: member}, nil
 }
@@ -82,21 +84,26 @@ func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.
 			return reconcile.Result{}, nil
 		}
 		defer b.turns.Done(req)
+
 		s, err := b.site(ctx, req)
 		if err != nil {
 			b.again.Forget(req)
 			return reconcile.Result{}, err
 		}
+
 		ctx, cancel := context.WithTimeout(ctx, b.RequestTimeout)
 		defer cancel()
+
 		result, err := look(ctx, s, req)
 		if apierrors.IsConflict(err) || err == nil && result == behind {
 			return reconcile.Result{RequeueAfter: b.again.When(req)}, nil
 		}
+
 		b.again.Forget(req)
 		if err == nil {
 			b.reached.set(s.Name, objectOfKind{kind, req}, s.waitsFor)
 		}
+
 		return result, brief(err)
 	})
 }
@@ -131,6 +138,7 @@ func original(copied client.Object) (_ mcreconcile.Request, ok bool) {
 	if tenant == "" || origin == "" {
 		return mcreconcile.Request{}, false
 	}
+
 	namespace, name, found := strings.Cut(origin, "/")
 	if !found {
 		namespace, name = "", origin
@@ -152,6 +160,7 @@ func copyMeta(tenant string, of client.Object, namespace, name string) metav1.Ob
 	if of.GetNamespace() != "" {
 		origin = of.GetNamespace() + "/" + origin
 	}
+
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name,
 		Labels: map[string]string{v1alpha1.LabelTenant: tenant},
@@ -206,11 +215,13 @@ func (b *base) there(
 		list, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		return nil // the cache is not running
 	}
+
 	_ = meta.EachListItem(list, func(item runtime.Object) error {
 		o := item.(client.Object)
 		requests = append(requests, request(tenant, o.GetNamespace(), o.GetName()))
 		return nil
 	})
+
 	return requests
 }
 
@@ -230,6 +241,7 @@ func remove(ctx context.Context, c client.Client, o client.Object) error {
 	if !o.GetDeletionTimestamp().IsZero() {
 		return nil
 	}
+
 	uid := o.GetUID()
 	err := c.Delete(ctx, o.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
@@ -249,11 +261,13 @@ func changeFinalizer(
 	if !change(changed, finalizer) {
 		return nil
 	}
+
 	err := c.Patch(ctx, changed,
 		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("finalizer of %T %s: %w", o, client.ObjectKeyFromObject(o), err)
 	}
+
 	return nil
 }
 

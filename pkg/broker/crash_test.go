@@ -40,11 +40,13 @@ func (c crashing) RoundTrip(request *http.Request) (*http.Response, error) {
 	if already || now && !c.after {
 		return nil, errCrashed
 	}
+
 	response, err := c.next.RoundTrip(request)
 	if now && err == nil {
 		_ = response.Body.Close()
 		return nil, errCrashed
 	}
+
 	return response, err
 }
 
@@ -52,11 +54,13 @@ func (c crashing) RoundTrip(request *http.Request) (*http.Response, error) {
 func (c *crash) note(request *http.Request) (now, already bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	select {
 	case <-c.dead:
 		return false, true
 	default:
 	}
+
 	if request.Method == http.MethodGet || isLease(request) {
 		return false, false
 	}
@@ -64,6 +68,7 @@ func (c *crash) note(request *http.Request) (now, already bool) {
 		close(c.dead)
 		return true, false
 	}
+
 	return false, false
 }
 
@@ -76,6 +81,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 	w := newWorld(t)
 	tenant, agent := w.scene(w.a, nil)
 	w.stopBroker()
+
 	for _, after := range []bool{false, true} {
 		for nth := 1; ; nth++ {
 			c := &crash{nth: nth, after: after, dead: make(chan struct{})}
@@ -88,14 +94,17 @@ func TestKilledAtEachWrite(t *testing.T) {
 				return w.a.get(port) == nil &&
 					port.Status.BridgePort != ""
 			})
+
 			if !died {
 				w.a.delete(o)
 				w.a.delete(port)
 				w.a.delete(network)
 				died = w.untilDeadOr(c, func() bool { return w.a.get(network) != nil })
 			}
+
 			stop()
 			w.startBroker()
+
 			if died {
 				w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 				if w.a.get(o) == nil {
@@ -105,15 +114,18 @@ func TestKilledAtEachWrite(t *testing.T) {
 					w.a.delete(network)
 				}
 			}
+
 			w.a.gone(port)
 			w.a.gone(network)
 			w.serves(agent)
+
 			w.infra.eventually("no segment is left", func() error {
 				if err := w.infra.get(tenant); err != nil || len(tenant.Status.Networks) != 1 {
 					return fmt.Errorf("%+v: %w", tenant.Status.Networks, err)
 				}
 				return nil
 			})
+
 			w.stopBroker()
 			if !died {
 				t.Logf("a life takes %d writes", nth-1)
@@ -121,6 +133,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 			}
 		}
 	}
+
 	var left v1alpha1.XPUNetworkList
 	if err := w.infra.List(t.Context(), &left); err != nil || len(left.Items) != 1 {
 		t.Errorf("the infra cluster has %d networks, want that of the scene: %v",
@@ -138,11 +151,14 @@ func (w *world) untilDeadOr(c *crash, done func() bool) (died bool) {
 			return nil
 		default:
 		}
+
 		if !done() {
 			return errors.New("neither")
 		}
+
 		return nil
 	})
+
 	return died
 }
 
@@ -154,11 +170,13 @@ func TestTwoBrokers(t *testing.T) {
 	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
 		spec.VLANs.Last, spec.VNIs = 1099, nil
 	})
+
 	for n := range 10 {
 		name := fmt.Sprint("net-", n)
 		w.a.network(name, 10)
 		w.a.pool(name, name)
 	}
+
 	var ports []*v1alpha1.XPUPort
 	for n := range 10 {
 		name := fmt.Sprint("net-", n)
@@ -170,15 +188,18 @@ func TestTwoBrokers(t *testing.T) {
 			w.a.gone(port)
 		}()
 	}
+
 	for _, port := range ports {
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	}
+
 	if got := agent.Calls("CreateBridgePort"); got != 10 {
 		t.Errorf("the agent was asked for %d ports", got)
 	}
 	if err := w.infra.get(tenant); err != nil {
 		t.Fatal(err)
 	}
+
 	given := map[int32]string{}
 	for _, segment := range tenant.Status.Networks {
 		if other := given[segment.VLAN]; other != "" {
@@ -186,6 +207,7 @@ func TestTwoBrokers(t *testing.T) {
 		}
 		given[segment.VLAN] = segment.Name
 	}
+
 	w.stopBroker() // one of the two
 	t.Run("after another infra cluster took the tenant", func(t *testing.T) {
 		lease := &coordinationv1.Lease{
@@ -201,6 +223,7 @@ func TestTwoBrokers(t *testing.T) {
 				return w.a.Update(t.Context(), lease)
 			})
 		}
+
 		hold("infra-3")
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConflict)
 		_, port := w.a.claim("other", "node1", "net-0", vf(20))
@@ -209,10 +232,12 @@ func TestTwoBrokers(t *testing.T) {
 		if err := w.infra.get(w.copied("a", port)); !apierrors.IsNotFound(err) {
 			t.Errorf("it was carried over: %v", err)
 		}
+
 		hold("") // the other one lets it go
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	})
+
 	t.Run("of another infra cluster", func(t *testing.T) {
 		w.infra.startBroker("infra-2", nil)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConflict)

@@ -38,12 +38,14 @@ func (m *Members) credentials(
 	if name := tenant.Spec.Member.ClusterProfile; name != "" {
 		return m.ofProfile(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name})
 	}
+
 	key := client.ObjectKey{Namespace: m.Namespace, Name: tenant.Spec.Member.SecretName}
 	var secret corev1.Secret
 	exists, err := found(ctx, m.infra, key, &secret)
 	if err != nil {
 		return credentials{}, "", err
 	}
+
 	content := secret.Data[kubeconfig.DefaultKubeconfigSecretKey]
 	if !exists || len(content) == 0 {
 		return credentials{}, fmt.Sprintf("there is no Secret %s with a kubeconfig in its key %s "+
@@ -52,6 +54,7 @@ func (m *Members) credentials(
 				kubeconfig.DefaultKubeconfigSecretLabel),
 			nil
 	}
+
 	return credentials{
 		origin: "the kubeconfig of Secret " + key.String(), content: content,
 		config: func() (*rest.Config, string, error) { return clientConfig(content) },
@@ -67,6 +70,7 @@ func (m *Members) ofProfile(
 		return credentials{}, "the broker was started without --clusterprofile-provider-file, so " +
 			"that it can use no ClusterProfiles", nil
 	}
+
 	var profile inventory.ClusterProfile
 	exists, err := found(ctx, m.infra, key, &profile)
 	if err != nil {
@@ -76,6 +80,7 @@ func (m *Members) ofProfile(
 		return credentials{},
 			fmt.Sprintf("there is no ClusterProfile %s; create it, or name another one", key), nil
 	}
+
 	content, err := json.Marshal([]any{
 		profile.Status.CredentialProviders, profile.Status.AccessProviders,
 	})
@@ -101,12 +106,14 @@ func profileConfig(
 			return nil, fmt.Errorf("access provider %q: %w", cutName(provider.Name), err)
 		}
 	}
+
 	// It adds what a profile says to the arguments that it was given, which all profiles have in
 	// common.
 	own := access.New(slices.Clone(programs.Providers))
 	for i := range own.Providers {
 		own.Providers[i].ExecConfig = own.Providers[i].ExecConfig.DeepCopy()
 	}
+
 	return own.BuildConfigFromCP(profile)
 }
 
@@ -118,11 +125,13 @@ func clientConfig(content []byte) (*rest.Config, string, error) {
 	if err != nil {
 		return nil, "", brief(err)
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(raw.AuthInfos)) {
 		if err := checkUser(raw.AuthInfos[name]); err != nil {
 			return nil, "", fmt.Errorf("user %q: %w", cutName(name), err)
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(raw.Clusters)) {
 		server := raw.Clusters[name]
 		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority,
@@ -131,21 +140,25 @@ func clientConfig(content []byte) (*rest.Config, string, error) {
 			return nil, "", fmt.Errorf("cluster %q: %w", cutName(name), err)
 		}
 	}
+
 	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext,
 		&clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, "", brief(err)
 	}
+
 	at := raw.Contexts[raw.CurrentContext]
 	if at == nil || raw.Clusters[at.Cluster] == nil || raw.AuthInfos[at.AuthInfo] == nil {
 		return nil, "", errors.New("current-context: it must name a context, and that a cluster " +
 			"and a user which are there")
 	}
+
 	if problems := validation.IsDNS1123Label(at.Namespace); at.Namespace != "" &&
 		len(problems) > 0 {
 		return nil, "", fmt.Errorf("context %q: namespace %q is no name of a namespace",
 			cutName(raw.CurrentContext), cutName(at.Namespace))
 	}
+
 	return config, at.Namespace, nil
 }
 
@@ -176,6 +189,7 @@ func checkUser(user *clientcmdapi.AuthInfo) error {
 			return fmt.Errorf("%s may not be used; %s", field.name, field.instead)
 		}
 	}
+
 	return nil
 }
 
@@ -186,10 +200,12 @@ func checkServer(server, proxy, authority string, insecure bool) error {
 	case proxy != "":
 		return errors.New("proxy-url may not be used; leave it out, and have the broker reach " +
 			"the server directly")
+
 	case insecure:
 		return errors.New("insecure-skip-tls-verify may not be used, because whoever is in " +
 			"between would get the token; use " +
 			"certificate-authority-data")
+
 	case authority != "":
 		return errors.New("certificate-authority may not be used: the broker reads no files for " +
 			"a tenant; use certificate-authority-data")
@@ -200,5 +216,6 @@ func checkServer(server, proxy, authority string, insecure bool) error {
 		return errors.New("server: it may not have a user, a query or a fragment; write " +
 			"https://host:port")
 	}
+
 	return nil
 }

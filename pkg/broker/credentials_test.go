@@ -33,6 +33,7 @@ func TestKubeconfigOfMember(t *testing.T) {
 		config.BearerToken != "s3cr3t-token" {
 		t.Errorf("config %v, namespace %q, error %v", config, namespace, err)
 	}
+
 	for name, test := range map[string]struct{ cluster, user, want string }{
 		"http": {
 			`"server":"http://10.0.0.1:8080"`, goodUser,
@@ -101,6 +102,7 @@ func TestKubeconfigOfMember(t *testing.T) {
 			}
 		})
 	}
+
 	for name, content := range map[string]string{
 		"empty": "", "no context": `{"apiVersion":"v1","kind":"Config"}`,
 		"context of no cluster": strings.Replace(string(kubeconfigWith(goodServer, goodUser)),
@@ -126,11 +128,13 @@ func TestServerOfClusterProfile(t *testing.T) {
 			Args: []string{"token"},
 		},
 	}})
+
 	profile := func(server clientcmdv1.Cluster) *inventory.ClusterProfile {
 		p := &inventory.ClusterProfile{}
 		p.Status.AccessProviders = []inventory.AccessProvider{{Name: "file", Cluster: server}}
 		return p
 	}
+
 	for name, server := range map[string]clientcmdv1.Cluster{
 		"http":                     {Server: "http://10.0.0.1"},
 		"proxy-url":                {Server: "https://10.0.0.1", ProxyURL: "http://10.0.0.2"},
@@ -142,6 +146,7 @@ func TestServerOfClusterProfile(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
+
 	for range 2 {
 		config, err := profileConfig(programs,
 			profile(clientcmdv1.Cluster{Server: "https://10.0.0.1",
@@ -149,6 +154,7 @@ func TestServerOfClusterProfile(t *testing.T) {
 					Name:      "clusterprofiles.multicluster.x-k8s.io/exec/additional-args",
 					Extension: runtime.RawExtension{Raw: []byte(`["--of=a"]`)},
 				}}}))
+
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,6 +172,7 @@ func FuzzClientConfig(f *testing.F) {
 	f.Add(kubeconfigWith(goodServer+`,"proxy-url":"http://10.0.0.2"`, `"as":"admin"`))
 	f.Add([]byte("apiVersion: v1\nkind: Config\nclusters: &a [*a]\n"))
 	f.Add([]byte("current-context: \xff\n"))
+
 	f.Fuzz(func(t *testing.T, content []byte) {
 		config, namespace, err := clientConfig(content)
 		if err != nil {
@@ -174,10 +181,12 @@ func FuzzClientConfig(f *testing.F) {
 			}
 			return
 		}
+
 		at, err := url.Parse(config.Host)
 		if err != nil || at.Scheme != "https" || at.Host == "" || at.User != nil {
 			t.Errorf("server %q", config.Host)
 		}
+
 		if config.Proxy != nil || config.Insecure || config.CAFile != "" || config.CertFile != "" ||
 			config.KeyFile != "" ||
 			config.BearerTokenFile != "" || config.ExecProvider != nil ||
@@ -186,6 +195,7 @@ func FuzzClientConfig(f *testing.F) {
 			len(config.Impersonate.Groups) > 0 {
 			t.Errorf("config %+v", config)
 		}
+
 		if strings.ContainsAny(namespace, "/.") {
 			t.Errorf("namespace %q", namespace)
 		}
@@ -197,6 +207,7 @@ func FuzzCut(f *testing.F) {
 	f.Add("x", 10)
 	f.Add(strings.Repeat("\xff", 2000), 1024)
 	f.Add(strings.Repeat("\u20ac", 500)+"\x1b[2J", 1024)
+
 	f.Fuzz(func(t *testing.T, text string, most int) {
 		most = 16 + max(most, -most, 0)%4096
 		got := cutTo(text, most)

@@ -21,6 +21,7 @@ func (s *testCluster) force(o client.Object) {
 		if err := s.get(o); err != nil {
 			return client.IgnoreNotFound(err)
 		}
+
 		before := o.DeepCopyObject().(client.Object)
 		o.SetFinalizers(nil)
 		if err := s.Patch(context.Background(), o, client.MergeFrom(before)); err != nil {
@@ -47,11 +48,13 @@ func TestByHand(t *testing.T) {
 		w.a.portIs(port, v1alpha1.ReasonUp)
 		w.serves(agent, "c1pf0vf0")
 	})
+
 	t.Run("XPUPort of the infra cluster by force", func(t *testing.T) {
 		w.infra.force(copied)
 		w.infra.portIs(copied, v1alpha1.ReasonUp)
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	})
+
 	t.Run("XPU of the tenant's cluster", func(t *testing.T) {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
 		if err := w.a.get(xpu); err != nil {
@@ -61,6 +64,7 @@ func TestByHand(t *testing.T) {
 		w.a.gone(xpu)
 		w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
 	})
+
 	t.Run("XPUNode of the infra cluster", func(t *testing.T) {
 		node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.node1"}}
 		if err := w.infra.get(node); err != nil {
@@ -71,6 +75,7 @@ func TestByHand(t *testing.T) {
 		w.infra.eventually("it comes back", func() error { return w.infra.get(node) })
 		w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
 	})
+
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	t.Run("XPUNetwork of the infra cluster", func(t *testing.T) {
 		made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.blue"}}
@@ -83,13 +88,16 @@ func TestByHand(t *testing.T) {
 		}
 		w.a.networkIs(network, v1alpha1.ReasonUp)
 	})
+
 	t.Run("XPUNetwork that is in use", func(t *testing.T) {
 		w.a.delete(network)
 		w.a.networkIs(network, v1alpha1.ReasonInUse)
 	})
+
 	t.Run("XPUPort of the tenant's cluster by force", func(t *testing.T) {
 		uid := port.UID
 		w.a.force(port)
+
 		w.infra.eventually("another one stands for the next", func() error {
 			err := w.infra.get(copied)
 			if err == nil && copied.Annotations[v1alpha1.AnnotationOriginUID] == string(uid) {
@@ -97,6 +105,7 @@ func TestByHand(t *testing.T) {
 			}
 			return client.IgnoreNotFound(err)
 		})
+
 		w.serves(agent) // the network is being deleted, so there is no next one
 		w.a.gone(network)
 	})
@@ -121,11 +130,13 @@ func TestBrokerAway(t *testing.T) {
 	if err := w.infra.get(tenant); err != nil {
 		t.Fatal(err)
 	}
+
 	w.serves(agent, "c1pf0vf0", "c1pf0vf1")
 	w.startBroker()
 	w.a.portIs(waits, v1alpha1.ReasonUp)
 	w.a.gone(stays)
 	w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
+
 	w.infra.eventually("only what is wanted is served", func() error {
 		for _, id := range agent.Ports() {
 			if id == "c1pf0vf0" {
@@ -156,6 +167,7 @@ func TestTenantAway(t *testing.T) {
 	w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
 	_, port := w.a.claim("nic", "node1", "fast", vf(0))
 	w.a.portIs(port, v1alpha1.ReasonUp)
+
 	for n, mode := range []linkMode{linkDown, linkHangs} {
 		w.a.link.set(mode)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonUnreachable)
@@ -175,6 +187,7 @@ func TestTenantAway(t *testing.T) {
 		w.a.gone(meanwhile)
 		w.serves(agent, "c1pf0vf0")
 	}
+
 	t.Run("dropped watches", func(t *testing.T) {
 		w.a.link.set(linkUp) // ends the connections
 		o, quick := w.a.claim("dropped", "node1", "fast", vf(5))
@@ -184,6 +197,7 @@ func TestTenantAway(t *testing.T) {
 		w.a.delete(quick)
 		w.a.gone(quick)
 	})
+
 	w.serves(other, "c1pf0vf1", "c1pf0vf2")
 }
 
@@ -197,6 +211,7 @@ func TestInfraAway(t *testing.T) {
 	_, agent := w.scene(w.a, nil)
 	stays, port := w.a.claim("stays", "node1", "fast", vf(0))
 	w.a.portIs(port, v1alpha1.ReasonUp)
+
 	for n, mode := range []linkMode{linkDown, linkHangs} {
 		w.infra.link.set(mode)
 		o, comes := w.a.claim(fmt.Sprint("comes-", n), "node1", "fast", vf(1+n)) // while it is away
@@ -209,10 +224,12 @@ func TestInfraAway(t *testing.T) {
 		if err := w.a.get(comes); err != nil {
 			t.Errorf("the XPUPort is gone while nobody can say that the xPU has let go: %v", err)
 		}
+
 		w.infra.link.set(linkUp)
 		w.a.gone(comes)
 		w.serves(agent, "c1pf0vf0")
 	}
+
 	w.a.delete(stays)
 	w.a.delete(port)
 	w.a.gone(port)
@@ -240,10 +257,12 @@ func TestCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	rotated := memberSecret(t, "a", rights)
 	if err := w.infra.Update(t.Context(), rotated); err != nil {
 		t.Fatal(err)
 	}
+
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 	w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
@@ -264,6 +283,7 @@ func TestCredentials(t *testing.T) {
 			w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonInvalidConfig)
 		})
 	}
+
 	w.infra.delete(rotated)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonMemberNotFound)
 	rotated.Data["kubeconfig"], rotated.ResourceVersion, rotated.UID = good, "", ""
@@ -291,6 +311,7 @@ func TestLeaving(t *testing.T) {
 	if err := w.infra.get(w.copied("a", port)); err != nil {
 		t.Errorf("Retain: %v", err)
 	}
+
 	w.infra.delete(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
 	})
@@ -301,6 +322,7 @@ func TestLeaving(t *testing.T) {
 	if made.UID != uid {
 		t.Error("the network was made anew")
 	}
+
 	w.infra.eventually("the segment is written down again", func() error {
 		if err := w.infra.get(tenant); err != nil {
 			return err
@@ -323,6 +345,7 @@ func TestLeaving(t *testing.T) {
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) {
 		t.Error("the XPUPort of a tenant that came back has no finalizer")
 	}
+
 	w.serves(agent, "c1pf0vf0")
 	w.infra.delete(tenant)
 	w.infra.gone(tenant)
@@ -334,6 +357,7 @@ func TestLeaving(t *testing.T) {
 	w.a.gone(port)
 	w.a.delete(network)
 	w.a.gone(network)
+
 	for _, o := range []client.Object{
 		made, w.copied("a", port),
 		&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.node1"}},
@@ -342,6 +366,7 @@ func TestLeaving(t *testing.T) {
 			t.Errorf("%T %s is still there: %v", o, o.GetName(), err)
 		}
 	}
+
 	if err := w.a.get(&v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
 	}); !apierrors.IsNotFound(err) {

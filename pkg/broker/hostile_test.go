@@ -49,9 +49,11 @@ func newHostile(t *testing.T, instead does) *hostile {
 		case r.Method == http.MethodGet:
 			h.lists.Add(1)
 		}
+
 		if instead != nil && instead(w, r) {
 			return
 		}
+
 		w.Header().Set("Content-Type", "application/json")
 		switch {
 		case isLease(r):
@@ -60,18 +62,22 @@ func newHostile(t *testing.T, instead does) *hostile {
 			}
 			lease.Namespace, lease.Name, lease.ResourceVersion = systemNamespace, v1alpha1.BrokerLease, "1"
 			_ = json.NewEncoder(w).Encode(lease)
+
 		case isWatch(r):
 			w.WriteHeader(http.StatusOK)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
+
 		default:
 			_, _ = io.WriteString(w, emptyList(r))
 		}
 	}))
+
 	t.Cleanup(func() {
 		h.CloseClientConnections()
 		h.Close()
 	})
+
 	return h
 }
 
@@ -167,6 +173,7 @@ func newAlone(t *testing.T, o Options) *alone {
 			<-known.stopped
 		}
 	})
+
 	return m
 }
 
@@ -191,6 +198,7 @@ func (m *alone) is(t testing.TB, tenant, reason string) memberState {
 			}
 			return state
 		}
+
 		if time.Now().After(end) {
 			t.Fatalf("tenant %s is %+v, want %s", tenant, state, reason)
 		}
@@ -208,8 +216,10 @@ func TestOrdinaryServer(t *testing.T) {
 		}
 		return false
 	})
+
 	m.joinsAt(t, "a", h)
 	m.is(t, "a", v1alpha1.ReasonConnected)
+
 	for range len(asked) {
 		url := <-asked
 		known := strings.Contains(url, "/leases") ||
@@ -228,6 +238,7 @@ func TestRedirectedMember(t *testing.T) {
 		reached.Add(1)
 	}))
 	defer inside.Close()
+
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		for what, when := range map[string]func(*http.Request) bool{
 			"Lease": isLease, "list": func(r *http.Request) bool {
@@ -243,6 +254,7 @@ func TestRedirectedMember(t *testing.T) {
 					}
 					return when(r)
 				})
+
 				m := newAlone(t, Options{})
 				m.joinsAt(t, "a", h)
 				state := m.is(t, "a", v1alpha1.ReasonInvalidAnswer)
@@ -269,6 +281,7 @@ func TestEndlessMember(t *testing.T) {
 			}
 		}
 	}
+
 	isList := func(r *http.Request) bool { return !isLease(r) && !isWatch(r) }
 	blank := strings.Repeat(" ", 1<<16)
 	for name, test := range map[string]struct {
@@ -298,6 +311,7 @@ func TestEndlessMember(t *testing.T) {
 			for n := range 50 {
 				items = append(items, item(r, from+n, ""))
 			}
+
 			head := strings.Replace(listHead(r), `"1"`, fmt.Sprintf(`"1","continue":"%d"`, from+50),
 				1)
 			_, _ = io.WriteString(w, head+strings.Join(items, ",")+"]}")
@@ -332,9 +346,11 @@ func TestEndlessMember(t *testing.T) {
 				test.do(w, r)
 				return true
 			})
+
 			before := heap()
 			m := newAlone(t, Options{Limits: Limits{Objects: 300, AnswerBytes: 1 << 20}})
 			m.joinsAt(t, "a", h)
+
 			state := m.is(t, "a",
 				map[bool]string{
 					true: v1alpha1.ReasonInvalidAnswer, false: v1alpha1.ReasonLimitExceeded,
@@ -364,22 +380,29 @@ func TestMemberEndsWithItsTenant(t *testing.T) {
 		if isLease(r) {
 			return false
 		}
+
 		open.Add(1)
 		defer open.Add(-1)
+
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, listHead(r))
+
 		for r.Context().Err() == nil {
 			_, _ = io.WriteString(w, " ")
 			w.(http.Flusher).Flush()
 			time.Sleep(time.Millisecond)
 		}
+
 		return true
 	})
+
 	m := newAlone(t, Options{})
 	m.joinsAt(t, "a", h)
+
 	for open.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	m.leave("a")
 	for end := time.Now().Add(5 * time.Second); open.Load() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -458,6 +481,7 @@ func TestLongTextsOfMember(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	failure := fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%s,"code":403,"message":%s,`+
 		`"details":{"name":%s,"kind":%s,"causes":[{"message":%s}]}}`, quoted, quoted, quoted,
 		quoted, quoted)

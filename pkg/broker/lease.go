@@ -41,10 +41,12 @@ func newLease(config *rest.Config, namespace string, o Options) (*lease, error) 
 	if err := coordinationv1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
+
 	mapper, err := restMapper(nil, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	c, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
 	return &lease{
 		client: c, key: client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerLease},
@@ -70,12 +72,14 @@ const leaseAttempts = 3
 func (l *lease) renew(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
+
 	for range leaseAttempts {
 		if err = l.attempt(ctx); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 		l.last = nil
 	}
+
 	return err
 }
 
@@ -91,6 +95,7 @@ func (l *lease) attempt(ctx context.Context) error {
 		}
 		l.last = &got
 	}
+
 	next := l.last.DeepCopy()
 	if holder := ptr.Deref(next.Spec.HolderIdentity, ""); holder != l.identity && holder != "" {
 		if l.others.IsZero() {
@@ -102,11 +107,13 @@ func (l *lease) attempt(ctx context.Context) error {
 		next.Spec.LeaseTransitions = new(ptr.Deref(next.Spec.LeaseTransitions, 0) + 1)
 		next.Spec.AcquireTime = now()
 	}
+
 	next.Spec.HolderIdentity, next.Spec.RenewTime = &l.identity, now()
 	next.Spec.LeaseDurationSeconds = new(int32(max(l.duration, time.Second).Seconds()))
 	if err := l.client.Update(ctx, next); err != nil {
 		return fmt.Errorf("renew Lease %s: %w", l.key, err)
 	}
+
 	l.last, l.others = next, time.Time{}
 	return nil
 }
@@ -131,9 +138,11 @@ func (l *lease) create(ctx context.Context) error {
 			LeaseDurationSeconds: new(int32(max(l.duration, time.Second).Seconds())),
 		},
 	}
+
 	if err := l.client.Create(ctx, made); err != nil {
 		return fmt.Errorf("create Lease %s: %w", l.key, err)
 	}
+
 	l.last = made
 	return nil
 }

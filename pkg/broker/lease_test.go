@@ -31,16 +31,19 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 	if err := coordinationv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
+
 	key := client.ObjectKey{Namespace: systemNamespace, Name: v1alpha1.BrokerLease}
 	api := fake.NewClientBuilder().WithScheme(scheme).Build()
 	held := func(identity string) *lease {
 		return &lease{client: api, key: key, identity: identity, duration: 40 * time.Second,
 			timeout: time.Second}
 	}
+
 	first, second := held("infra-1"), held("infra-2")
 	if err := first.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	renewSkewed := func() {
 		if err := first.renew(t.Context()); err != nil {
 			t.Fatal(err)
@@ -50,6 +53,7 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 			t.Fatal(err)
 		}
 	}
+
 	refused := func(when string) {
 		t.Helper()
 		var taken *takenError
@@ -57,19 +61,23 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 			t.Errorf("%s: error %v, want that infra-1 has it", when, err)
 		}
 	}
+
 	for range 12 { // two minutes
 		renewSkewed()
 		refused("while it is renewed")
 		time.Sleep(10 * time.Second)
 	}
+
 	for range 3 {
 		refused("a moment after")
 		time.Sleep(10 * time.Second)
 	}
+
 	time.Sleep(time.Hour) // the first one is gone
 	if err := second.renew(t.Context()); err != nil {
 		t.Errorf("an hour later: %v", err)
 	}
+
 	var taken *takenError
 	if err := first.renew(t.Context()); !errors.As(err, &taken) || taken.holder != "infra-2" {
 		t.Errorf("back again the first gets %v, want that infra-2 has it", err)

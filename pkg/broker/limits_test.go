@@ -41,6 +41,7 @@ func TestMaxPorts(t *testing.T) {
 		name := fmt.Sprint("nic-", n)
 		claims[name], ports[name] = w.a.claim(name, "node1", "fast", vf(n))
 	}
+
 	var served, waiting []string
 	w.a.eventually("two are served and two wait", func() error {
 		served, waiting = nil, nil
@@ -55,16 +56,21 @@ func TestMaxPorts(t *testing.T) {
 				waiting = append(waiting, name)
 			}
 		}
+
 		if len(served) != 2 || len(waiting) != 2 {
 			return fmt.Errorf("%v are served, %v wait", served, waiting)
 		}
+
 		return nil
 	})
+
 	if got := len(agent.Ports()); got != 2 {
 		t.Errorf("the agent has %d ports", got)
 	}
+
 	w.a.delete(claims[served[0]])
 	w.a.delete(ports[served[0]])
+
 	w.a.eventually("one of those that wait is served", func() error {
 		for _, name := range waiting {
 			if err := w.a.get(ports[name]); err != nil {
@@ -122,6 +128,7 @@ func TestFlood(t *testing.T) {
 		func(next http.RoundTripper) http.RoundTripper {
 			return gated{g, next}
 		})
+
 	_, flooded := w.scene(w.a, nil)
 	_, quiet := w.scene(w.b, nil)
 	var ports []*v1alpha1.XPUPort
@@ -130,14 +137,17 @@ func TestFlood(t *testing.T) {
 		ports = append(ports, w.a.agentPort("node1", vf(n), "card-a", "blue"))
 		names = append(names, fmt.Sprintf("c1pf0vf%d", n))
 	}
+
 	g.waits(w.a, 4)
 	w.b.portIs(w.b.agentPort("node1", vf(0), "card-b", "blue"), v1alpha1.ReasonUp)
 	w.serves(quiet, "c1pf0vf0")
 	w.serves(flooded)
 	close(g.open)
+
 	for _, port := range ports {
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	}
+
 	slices.Sort(names)
 	w.serves(flooded, names...)
 	if g.most > 4 {
@@ -203,19 +213,23 @@ func TestFloodOfEachKind(t *testing.T) {
 			g := &gate{text: test.text(w), open: make(chan struct{})}
 			open := sync.OnceFunc(func() { close(g.open) })
 			t.Cleanup(open)
+
 			w.infra.startBrokerWith(Options{
 				Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4,
 			}, func(next http.RoundTripper) http.RoundTripper {
 				return gated{g, next}
 			})
+
 			wide := func(spec *v1alpha1.XPUTenantSpec) {
 				spec.VLANs.Last, spec.VNIs.Last = spec.VLANs.First+99, spec.VNIs.First+99
 			}
 			w.scene(w.a, wide)
 			w.scene(w.b, wide)
+
 			for n := range many {
 				test.flood(w, n)
 			}
+
 			g.waits(w.a, 4)
 			test.other(w)
 			open()
@@ -223,6 +237,7 @@ func TestFloodOfEachKind(t *testing.T) {
 				t.Errorf("%d %s of one tenant were carried over at once, want 4 at most",
 					g.most, name)
 			}
+
 			g.mu.Unlock()
 		})
 	}
@@ -240,6 +255,7 @@ func (r refusing) RoundTrip(request *http.Request) (*http.Response, error) {
 	if request.Method == http.MethodGet || !strings.HasSuffix(request.URL.Path, r.path) {
 		return r.next.RoundTrip(request)
 	}
+
 	r.count.Add(1)
 	body := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"again"}`
 	return &http.Response{
@@ -258,9 +274,11 @@ func TestConflictsWithoutEnd(t *testing.T) {
 		return refusing{"/xpunetworks/blue/status", &asked, next}
 	})
 	w.scene(w.a, nil)
+
 	for asked.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	before := asked.Load()
 	time.Sleep(3 * time.Second) // how often it is asked in this time: 50 ms after, 100 ms and so on
 	if n := asked.Load() - before; n > 12 {
@@ -281,6 +299,7 @@ func TestMaxNodes(t *testing.T) {
 		node := w.a.node(fmt.Sprint("more-", n), fmt.Sprint("MT-more-", n))
 		nodes["a."+node.Name] = node
 	}
+
 	has := func(want int) (names []string) {
 		t.Helper()
 		w.infra.eventually(fmt.Sprintf("it has %d XPUNodes", want), func() error {
@@ -288,25 +307,30 @@ func TestMaxNodes(t *testing.T) {
 			if err := w.infra.List(t.Context(), &all); err != nil || len(all.Items) != want {
 				return fmt.Errorf("it has %d: %w", len(all.Items), err)
 			}
+
 			names = nil
 			for _, node := range all.Items {
 				names = append(names, node.Name)
 			}
 			return nil
 		})
+
 		return names
 	}
+
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
 	names := has(3)
 	first := slices.IndexFunc(names, func(name string) bool { return nodes[name] != nil })
 	gone := names[first]
 	w.a.delete(nodes[gone])
+
 	w.infra.eventually("another comes in its place", func() error {
 		if now := has(3); slices.Contains(now, gone) {
 			return fmt.Errorf("there are %v", now)
 		}
 		return nil
 	})
+
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
 
 	w.infra.eventually("it may have more", func() error {
@@ -316,6 +340,7 @@ func TestMaxNodes(t *testing.T) {
 		tenant.Spec.MaxNodes = nil
 		return w.infra.Update(t.Context(), tenant)
 	})
+
 	has(4)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
 }
@@ -335,13 +360,16 @@ func TestLargeObjects(t *testing.T) {
 			Address: fmt.Sprintf("0000:%02x:00.0", n), Serial: strings.Repeat("s", 200),
 		})
 	}
+
 	w.a.create(node)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+
 	if err := w.infra.get(&v1alpha1.XPUNode{
 		ObjectMeta: metav1.ObjectMeta{Name: "a.large"},
 	}); !apierrors.IsNotFound(err) {
 		t.Errorf("the infra cluster has the XPUNode: error %v", err)
 	}
+
 	w.a.delete(node)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
 
@@ -353,6 +381,7 @@ func TestLargeObjects(t *testing.T) {
 		network.Spec.AllowedNamespaces.Selector.MatchLabels[fmt.Sprint("l",
 			n)] = strings.Repeat("v", 60)
 	}
+
 	w.a.create(network)
 	w.a.networkIs(network, v1alpha1.ReasonQuotaExceeded)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
@@ -372,10 +401,12 @@ func TestForeignXPU(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
 	w.scene(w.b, nil)
+
 	t.Run("named in an XPUPort", func(t *testing.T) {
 		port := w.b.agentPort("node1", vf(7), "card-a", "blue")
 		w.b.portIs(port, v1alpha1.ReasonForbidden)
 	})
+
 	t.Run("card of another tenant", func(t *testing.T) {
 		w.b.node("thief", "MT-a") // it says that it has a's card
 		w.infra.eventually("the infra cluster hears of it", func() error {
@@ -384,12 +415,14 @@ func TestForeignXPU(t *testing.T) {
 		_, port := w.a.claim("nic", "node1", "fast", vf(0))
 		w.a.portIs(port, v1alpha1.ReasonUp)
 		w.serves(agent, "c1pf0vf0")
+
 		if err := w.b.get(&v1alpha1.XPU{
 			ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
 		}); !apierrors.IsNotFound(err) {
 			t.Errorf("the thief has the XPU: %v", err)
 		}
 	})
+
 	t.Run("taken away", func(t *testing.T) {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
 		w.infra.eventually("relabel", func() error {
@@ -399,6 +432,7 @@ func TestForeignXPU(t *testing.T) {
 			xpu.Labels["rack"] = "nobody"
 			return w.infra.Update(t.Context(), xpu)
 		})
+
 		w.a.eventually("the tenant has it no more", func() error {
 			if err := w.a.get(&v1alpha1.XPU{
 				ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
@@ -424,16 +458,19 @@ func TestAbandonedFunctions(t *testing.T) {
 		xpu.Spec.AbandonedFunctions = given
 		return w.infra.Update(t.Context(), xpu)
 	})
+
 	w.a.eventually("the tenant's nodes learn it", func() error {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
 		if err := w.a.get(xpu); err != nil {
 			return err
 		}
+
 		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionFunctions)
 		if !slices.Equal(xpu.Spec.AbandonedFunctions, given) || condition == nil {
 			return fmt.Errorf("it has %q and the conditions %+v", xpu.Spec.AbandonedFunctions,
 				xpu.Status.Conditions)
 		}
+
 		return nil
 	})
 }
@@ -485,11 +522,13 @@ func TestAgentPorts(t *testing.T) {
 		got.BridgePort != "c1pf0vf0" {
 		t.Errorf("status %+v", got)
 	}
+
 	closed := w.a.network("closed", 11)
 	closed.Spec.AllowedNamespaces.From = v1alpha1.NamespacesFromNone
 	if err := w.a.Update(t.Context(), closed); err != nil && !apierrors.IsConflict(err) {
 		t.Fatal(err)
 	}
+
 	w.a.eventually("the network is closed", func() error {
 		if err := w.a.get(closed); err != nil {
 			return err
@@ -497,6 +536,7 @@ func TestAgentPorts(t *testing.T) {
 		closed.Spec.AllowedNamespaces.From = v1alpha1.NamespacesFromNone
 		return w.a.Update(t.Context(), closed)
 	})
+
 	refused := w.a.agentPort("node1", vf(1), "card-a", "closed")
 	w.a.portIs(refused, v1alpha1.ReasonForbidden)
 	w.serves(agent, "c1pf0vf0")
@@ -525,12 +565,14 @@ func TestSegments(t *testing.T) {
 		t.Errorf("VLAN %d, want the one that the infra cluster does not use: %v",
 			made.Spec.VLAN, err)
 	}
+
 	second := w.a.network("second", 0, "10.2.0.0/24")
 	w.a.networkIs(second, v1alpha1.ReasonQuotaExceeded)
 	waits := w.a.agentPort("node1", vf(0), "card-a", "second")
 	w.a.portIs(waits, v1alpha1.ReasonNetworkNotReady)
 	w.a.delete(first)
 	w.a.gone(first)
+
 	w.infra.eventually("a larger range", func() error {
 		if err := w.infra.get(tenant); err != nil {
 			return err
@@ -538,6 +580,7 @@ func TestSegments(t *testing.T) {
 		tenant.Spec.VLANs.Last = 110
 		return w.infra.Update(t.Context(), tenant)
 	})
+
 	w.a.networkIs(second, v1alpha1.ReasonUp)
 	w.a.portIs(waits, v1alpha1.ReasonUp)
 
@@ -556,6 +599,7 @@ func TestSegmentOfNobody(t *testing.T) {
 	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}},
 		v1alpha1.ReasonUp)
 	w.stopBroker()
+
 	w.infra.eventually("a segment of a network that nobody has", func() error {
 		if err := w.infra.get(tenant); err != nil {
 			return err
@@ -564,6 +608,7 @@ func TestSegmentOfNobody(t *testing.T) {
 			v1alpha1.TenantNetwork{Name: "gone", VLAN: 1009})
 		return w.infra.Status().Update(t.Context(), tenant)
 	})
+
 	w.startBroker()
 	w.infra.eventually("it is given back", func() error {
 		if err := w.infra.get(tenant); err != nil {
@@ -586,10 +631,12 @@ func TestRights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	broker, err := client.New(rights, client.Options{Scheme: w.a.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Run("roles", func(t *testing.T) {
 		w.a.create(&corev1.ServiceAccount{
 			ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "nobody"},
@@ -603,6 +650,7 @@ func TestRights(t *testing.T) {
 			}
 		}
 	})
+
 	// Policies take effect a moment after they were made.
 	refused := func(what string, try func() error) {
 		t.Helper()
@@ -613,12 +661,14 @@ func TestRights(t *testing.T) {
 			return nil
 		})
 	}
+
 	patch := func(o client.Object, body string) func() error {
 		return func() error {
 			return broker.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)),
 				client.DryRunAll)
 		}
 	}
+
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	port := w.a.agentPort("node1", vf(0), "card-a", "blue")
 	own := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
@@ -641,10 +691,12 @@ func TestRights(t *testing.T) {
 	refused("reading claims", func() error {
 		return broker.List(t.Context(), &resourceapi.ResourceClaimList{})
 	})
+
 	refused("making a port", func() error {
 		made := claim.NewPort(systemNamespace, vf(1), "fast", *port.Spec.DeepCopy())
 		return broker.Create(t.Context(), made, client.DryRunAll)
 	})
+
 	for what, try := range map[string]func() error{
 		"the status of a port": func() error {
 			return patchStatus(t, broker, port, `{"status":{"bridgePort":"x"}}`)
@@ -668,20 +720,24 @@ func (s *testCluster) rules(t *testing.T, namespace, name string) (rules []strin
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c, err := client.New(rights, client.Options{Scheme: s.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	review := &authorizationv1.SelfSubjectRulesReview{
 		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"},
 	}
 	if err := c.Create(t.Context(), review); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, rule := range review.Status.ResourceRules {
 		rules = append(rules,
 			strings.Join(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), " "))
 	}
+
 	return rules
 }
 

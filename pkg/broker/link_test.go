@@ -32,15 +32,18 @@ func newLink(t *testing.T, host string) *link {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	l := &link{listener: listener, target: target.Host, conns: map[net.Conn]bool{}}
 	t.Cleanup(func() {
 		_ = listener.Close()
 		l.set(linkDown)
 	})
+
 	go l.serve()
 	return l
 }
@@ -79,11 +82,13 @@ func (l *link) serve() {
 		if l.add(conn) != linkUp {
 			continue
 		}
+
 		there, err := net.Dial("tcp", l.target)
 		if err != nil || l.add(there) != linkUp {
 			_ = conn.Close()
 			continue
 		}
+
 		go pipe(conn, there)
 		go pipe(there, conn)
 	}

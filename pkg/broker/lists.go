@@ -81,6 +81,7 @@ func (s *shelf) newInformer(
 		sizes:  map[types.NamespacedName]int{},
 		begins: rate.NewLimiter(rate.Every(watchPace), watchBurst),
 	}
+
 	bounded := &listed{ListWatch: &toolscache.ListWatch{
 		ListWithContextFunc: kind.list, WatchFuncWithContext: kind.watch,
 	}}
@@ -136,13 +137,16 @@ func (k *shelfKind) note(err error, isList bool) error {
 	if err != nil && !isRefusal {
 		return brief(err)
 	}
+
 	k.mu.Lock()
 	defer k.mu.Unlock()
+
 	of := k.refusals[k.name]
 	if of == nil {
 		of = &refused{}
 		k.refusals[k.name] = of
 	}
+
 	known := of.current() != nil
 	switch {
 	case err == nil:
@@ -153,12 +157,14 @@ func (k *shelfKind) note(err error, isList bool) error {
 	default:
 		of.watch, of.watched = r, time.Now()
 	}
+
 	if !known {
 		select {
 		case k.news <- struct{}{}:
 		default:
 		}
 	}
+
 	return r
 }
 
@@ -180,14 +186,17 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 		if err != nil {
 			return nil, err
 		}
+
 		at, err := meta.ListAccessor(page)
 		if err != nil {
 			return nil, err
 		}
+
 		kept, err := k.keepAll(page, sizes)
 		if err != nil {
 			return nil, err
 		}
+
 		items = append(items, kept...)
 		options.Continue = at.GetContinue()
 		switch {
@@ -197,10 +206,12 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 				return nil, err
 			}
 			return page, k.replace(sizes)
+
 		case len(kept) == 0:
 			return nil, misbehaves("the API server of tenant %s says that its list of %s goes "+
 				"on, with an empty page; see what "+
 				"is at the kubeconfig's server", k.tenant, k.name)
+
 		case len(items) > k.limits.Objects:
 			return nil, k.tooMany()
 		}
@@ -215,15 +226,18 @@ func (k *shelfKind) keepAll(
 	for _, size := range sizes {
 		total += size
 	}
+
 	err = meta.EachListItem(page, func(item runtime.Object) error {
 		o, ok := item.(client.Object)
 		if !ok || reflect.TypeOf(item) != k.of {
 			return fmt.Errorf("a list of %s has a %T", k.name, item)
 		}
+
 		size, err := k.keep(o)
 		if err != nil {
 			return err
 		}
+
 		sizes[client.ObjectKeyFromObject(o)] = size
 		items = append(items, o)
 		if total += size; total > k.limits.CacheBytes {
@@ -232,8 +246,10 @@ func (k *shelfKind) keepAll(
 		if len(sizes) > k.limits.Objects {
 			return k.tooMany()
 		}
+
 		return nil
 	})
+
 	return items, err
 }
 
@@ -249,17 +265,21 @@ func (k *shelfKind) keep(o client.Object) (size int, err error) {
 	if err := k.checkIdentity(o); err != nil {
 		return 0, err
 	}
+
 	trim(o)
 	if size, err = sizeOf(o); err != nil || size <= k.limits.ObjectBytes {
 		return size, err
 	}
+
 	large := size
 	leaveOut(o)
+
 	if size, err = sizeOf(o); err != nil || size > k.limits.ObjectBytes {
 		return 0, misbehaves("%s %s of tenant %s has metadata of %d bytes, more than the %d that "+
 			"--tenant-object-bytes allows; "+
 			"delete it there", k.name, cutName(o.GetName()), k.tenant, size, k.limits.ObjectBytes)
 	}
+
 	o.SetAnnotations(map[string]string{annotationBytes: strconv.Itoa(large)})
 	return size, nil
 }
@@ -287,10 +307,12 @@ func trim(o client.Object) {
 	if node, ok := o.(*v1alpha1.XPUNode); ok {
 		node.Status.Pools = nil
 	}
+
 	var labels map[string]string
 	if tenant := o.GetLabels()[v1alpha1.LabelTenant]; tenant != "" {
 		labels = map[string]string{v1alpha1.LabelTenant: tenant}
 	}
+
 	o.SetLabels(labels)
 	o.SetAnnotations(nil)
 	o.SetOwnerReferences(nil)
@@ -330,17 +352,20 @@ func (k *shelfKind) checkIdentity(o client.Object) error {
 		return misbehaves("the API server of tenant %s has %s with the name %q, which no object "+
 			"can have; see what is at the "+
 			"kubeconfig's server", k.tenant, k.name, cutName(name))
+
 	case isNamespaced && len(validation.IsDNS1123Label(namespace)) > 0,
 		!isNamespaced && namespace != "":
 		return misbehaves("the API server of tenant %s has %s in the namespace %q, which they "+
 			"cannot be in; see what is at "+
 			"the kubeconfig's server", k.tenant, k.name, cutName(namespace))
+
 	case o.GetUID() == "", len(o.GetUID()) > 64, len(o.GetResourceVersion()) > 64:
 		return misbehaves("the API server of tenant %s has %s %s with the UID %q and the "+
 			"resource version %q; an object has "+
 			"both, with 64 characters at most", k.tenant, k.name, name, cutName(string(o.GetUID())),
 			cutName(o.GetResourceVersion()))
 	}
+
 	return nil
 }
 
@@ -348,18 +373,23 @@ func (k *shelfKind) checkIdentity(o client.Object) error {
 func (k *shelfKind) replace(sizes map[types.NamespacedName]int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+
 	before, after := 0, 0
 	for _, size := range k.sizes {
 		before += size
 	}
+
 	for _, size := range sizes {
 		after += size
 	}
+
 	if k.bytes-before+after > k.limits.CacheBytes {
 		return k.tooLarge()
 	}
+
 	k.bytes += after - before
 	k.sizes = sizes
+
 	return nil
 }
 
@@ -374,6 +404,7 @@ func (k *shelfKind) tooLarge() error {
 func (k *shelfKind) change(key types.NamespacedName, size int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+
 	before, has := k.sizes[key]
 	switch {
 	case size > 0 && !has && len(k.sizes) >= k.limits.Objects:
@@ -381,10 +412,12 @@ func (k *shelfKind) change(key types.NamespacedName, size int) error {
 	case size > before && k.bytes-before+size > k.limits.CacheBytes:
 		return k.tooLarge()
 	}
+
 	k.bytes += size - before
 	if k.sizes[key] = size; size == 0 {
 		delete(k.sizes, key)
 	}
+
 	return nil
 }
 
@@ -395,12 +428,14 @@ func (k *shelfKind) watch(
 	if err := k.begins.Wait(ctx); err != nil {
 		return nil, fmt.Errorf("wait to watch %s of tenant %s: %w", k.name, k.tenant, err)
 	}
+
 	ctx, stop := context.WithCancel(reporting(ctx, func(err error) { _ = k.note(err, false) }))
 	from, err := k.from.WatchWithContext(ctx, options)
 	if err != nil {
 		stop()
 		return nil, k.note(err, false)
 	}
+
 	w := &watching{from: from, result: make(chan watch.Event), ctx: ctx, stop: stop}
 	go w.run(func(event watch.Event) watch.Event {
 		if k.events.Wait(ctx) != nil { // it was stopped
@@ -408,6 +443,7 @@ func (k *shelfKind) watch(
 		}
 		return k.admit(event)
 	})
+
 	return w, nil
 }
 
@@ -420,22 +456,26 @@ func (k *shelfKind) admit(event watch.Event) watch.Event {
 	if event.Type == watch.Bookmark {
 		return event
 	}
+
 	o, ok := event.Object.(client.Object)
 	if !ok || reflect.TypeOf(event.Object) != k.of {
 		return k.failure(misbehaves("the API server of tenant %s has a %T in its watch of %s; "+
 			"see what is at the kubeconfig's "+
 			"server", k.tenant, event.Object, k.name))
 	}
+
 	size, err := k.keep(o)
 	if event.Type == watch.Deleted {
 		size = 0
 	}
+
 	if err == nil {
 		err = k.change(client.ObjectKeyFromObject(o), size)
 	}
 	if err != nil {
 		return k.failure(err)
 	}
+
 	return event
 }
 
@@ -467,6 +507,7 @@ func (w *watching) Stop() {
 func (w *watching) run(through func(watch.Event) watch.Event) {
 	defer close(w.result)
 	defer w.Stop()
+
 	for event := range w.from.ResultChan() {
 		event = through(event)
 		select {
@@ -474,6 +515,7 @@ func (w *watching) run(through func(watch.Event) watch.Event) {
 		case <-w.ctx.Done():
 			return
 		}
+
 		if event.Type == watch.Error {
 			return
 		}

@@ -102,6 +102,7 @@ func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 	if o.ProfileAccess != nil {
 		c.Watches(&inventory.ClusterProfile{}, handler.EnqueueRequestsFromMapFunc(ofProfile))
 	}
+
 	return c.Complete(m)
 }
 
@@ -113,10 +114,12 @@ func (m *Members) requests(
 	if err := m.infra.List(ctx, &tenants, options...); err != nil {
 		return nil // the cache is not running
 	}
+
 	for i := range tenants.Items {
 		requests = append(requests,
 			reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
 	}
+
 	return requests
 }
 
@@ -130,10 +133,12 @@ func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
 	for _, known := range m.byTenant {
 		all = append(all, known)
 	}
+
 	m.mu.Unlock()
 	for _, known := range all {
 		<-known.stopped
 	}
+
 	return nil
 }
 
@@ -156,6 +161,7 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	case <-ctx.Done():
 		return ctrl.Result{}, ctx.Err()
 	}
+
 	var tenant v1alpha1.XPUTenant
 	exists, err := found(ctx, m.infra, req.NamespacedName, &tenant)
 	if err != nil {
@@ -165,10 +171,12 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		m.leave(req.Name)
 		return ctrl.Result{}, nil
 	}
+
 	how, problem, err := m.credentials(ctx, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	m.join(req.Name, how, problem)
 	return ctrl.Result{}, nil
 }
@@ -183,22 +191,27 @@ func (m *Members) join(tenant string, how credentials, problem string) {
 		m.mu.Unlock()
 		return
 	}
+
 	ctx, stop := context.WithCancel(m.ctx)
 	next := &member{fingerprint: fingerprint, stop: stop, stopped: make(chan struct{})}
 	m.byTenant[tenant] = next
 	m.mu.Unlock()
+
 	go func() {
 		defer close(next.stopped)
 		defer next.running.Wait()
+
 		if before != nil {
 			before.stop()
 			<-before.stopped
 		}
+
 		if problem != "" {
 			m.note(tenant, next,
 				memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
 			return
 		}
+
 		m.run(ctx, tenant, next, how)
 	}()
 }
@@ -232,6 +245,7 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 	news := known.state != state
 	known.state = state
 	m.mu.Unlock()
+
 	if news {
 		connected := 0.0
 		if state.reason == v1alpha1.ReasonConnected {
@@ -255,10 +269,12 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		})
 		return
 	}
+
 	config = rest.AddUserAgent(config, "xpu-broker")
 	if m.wrap != nil {
 		m.wrap(config)
 	}
+
 	traffic := newTraffic(tenant, m.Limits)
 	kept := newShelf(traffic)
 	lease, err := newLease(traffic.client(ctx, config), cmp.Or(namespace, m.MemberNamespace),
@@ -270,27 +286,33 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		})
 		return
 	}
+
 	var leave context.CancelFunc // nil unless it is joined
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := lease.renew(ctx)
 		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
+
 		if err == nil && leave == nil {
 			kept = newShelf(traffic)
 			if leave, err = m.engage(ctx, known, config, kept); err == nil {
 				m.joined(tenant)
 			}
 		}
+
 		if err == nil {
 			err = kept.problem()
 		}
+
 		if _, taken := errors.AsType[*takenError](err); taken && leave != nil {
 			leave()
 			leave = nil
 		}
+
 		if ctx.Err() != nil {
 			return
 		}
+
 		state := stateOf(err, config.Host)
 		state.joined = leave != nil
 		m.note(tenant, known, state)
@@ -310,18 +332,22 @@ func stateOf(err error, host string) memberState {
 	switch {
 	case isRefused:
 		return memberState{reason: refused.reason, message: refused.message}
+
 	case err == nil:
 		return memberState{
 			reason:  v1alpha1.ReasonConnected,
 			message: fmt.Sprintf("the cluster at %s answers", host),
 		}
+
 	case isTaken:
 		return memberState{reason: v1alpha1.ReasonConflict, message: taken.Error()}
+
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
 		return memberState{reason: v1alpha1.ReasonUnauthorized,
 			message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+
 				"the Secret, and see what the ServiceAccount may do there: %s", host, err)}
 	}
+
 	return memberState{
 		reason:  v1alpha1.ReasonUnreachable,
 		message: fmt.Sprintf("the cluster at %s does not answer: %s", host, err),
@@ -347,41 +373,50 @@ func (m *Members) engage(
 			leave = nil
 		}
 	}()
+
 	cl, err := cluster.New(kept.client(ctx, config), func(o *cluster.Options) {
 		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", kept.tenant)
 		o.MapperProvider = restMapper
 		o.Cache = cache.Options{NewInformer: kept.newInformer, ReaderFailOnMissingInformer: true}
 	})
+
 	if err != nil {
 		return leave, err
 	}
+
 	for _, kind := range memberKinds() {
 		if _, err := cl.GetCache().GetInformer(ctx,
 			kind, cache.BlockUntilSynced(false)); err != nil {
 			return leave, err
 		}
 	}
+
 	known.running.Go(func() {
 		if err := cl.Start(ctx); err != nil {
 			m.log.Error(brief(err), "The caches of a tenant's cluster ended", "tenant", kept.tenant)
 		}
 	})
+
 	if err := m.read(ctx, cl.GetCache(), kept); err != nil {
 		return leave, err
 	}
+
 	m.mu.Lock()
 	indexes := m.indexes
 	m.mu.Unlock()
+
 	for _, index := range indexes {
 		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field,
 			index.Extractor); err != nil {
 			return leave, err
 		}
 	}
+
 	name := multicluster.ClusterName(kept.tenant)
 	if err := errors.Join(m.Engage(ctx, name, cl), m.aware.Engage(ctx, name, cl)); err != nil {
 		return leave, err
 	}
+
 	return leave, nil
 }
 
@@ -389,6 +424,7 @@ func (m *Members) engage(
 func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error {
 	ctx, done := context.WithTimeout(ctx, m.JoinTimeout)
 	defer done()
+
 	synced := make(chan bool, 1)
 	go func() { synced <- from.WaitForCacheSync(ctx) }()
 

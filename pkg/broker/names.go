@@ -46,6 +46,7 @@ func fit(tenant, name string, most int) string {
 	if _, ok := local(tenant, fitted); ok && len(validation.IsDNS1123Subdomain(fitted)) == 0 {
 		return fitted
 	}
+
 	// Of an XPUTenant's 32 characters at most, a label value leaves 30 for the digest.
 	return tenant + "." + hex.EncodeToString(sum[:15])
 }

@@ -83,11 +83,13 @@ func FuzzScoped(f *testing.F) {
 	f.Add("a", "b.c", "a-b", "c")
 	long := strings.Repeat("n", 300)
 	f.Add(strings.Repeat("t", 32), long, strings.Repeat("t", 31), "t."+long)
+
 	f.Fuzz(func(t *testing.T, tenant, text, other, otherText string) {
 		tenant, other = tenantName(tenant), tenantName(other)
 		namespace, name, _ := strings.Cut(text, "/")
 		port := scopedPort(tenant, types.NamespacedName{Namespace: namespace, Name: name})
 		checkScoped(t, tenant, text, port, validation.DNS1123SubdomainMaxLength)
+
 		for most, of := range map[int]func(tenant, name string) string{
 			validation.DNS1123SubdomainMaxLength: scoped,
 			validation.LabelValueMaxLength:       scopedNetwork,

@@ -80,6 +80,7 @@ func (r *networks) look(
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)},
 		&copied)
 	switch {
@@ -90,6 +91,7 @@ func (r *networks) look(
 	case !network.DeletionTimestamp.IsZero(), s.leaving():
 		return ctrl.Result{}, r.release(ctx, s, &network, &copied, has)
 	}
+
 	err = r.carry(ctx, s, &network, &copied, has)
 	if p, ok := errors.AsType[*problem](err); ok {
 		if p.reason == v1alpha1.ReasonQuotaExceeded && s.waitsFor == limitNone {
@@ -97,6 +99,7 @@ func (r *networks) look(
 		}
 		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, &network, p)
 	}
+
 	return ctrl.Result{}, err
 }
 
@@ -108,6 +111,7 @@ func (r *networks) orphan(
 	if !has && segmentOf(s.XPUTenant, req.Name) == nil {
 		return ctrl.Result{}, nil
 	}
+
 	var network v1alpha1.XPUNetwork
 	exists, err := found(ctx, s.live, req.NamespacedName, &network)
 	if err != nil {
@@ -116,6 +120,7 @@ func (r *networks) orphan(
 	if exists {
 		return behind, nil
 	}
+
 	_, err = r.retire(ctx, s, req.Name, copied, has)
 	return ctrl.Result{}, err
 }
@@ -130,9 +135,11 @@ func (r *networks) retire(
 			return false, err
 		}
 	}
+
 	if has {
 		return false, remove(ctx, r.infra, copied)
 	}
+
 	return true, r.giveBack(ctx, s.XPUTenant, name)
 }
 
@@ -145,6 +152,7 @@ func (r *networks) release(
 	if has && s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return nil
 	}
+
 	gone, err := r.retire(ctx, s, network.Name, copied, has)
 	if err != nil {
 		return err
@@ -152,11 +160,13 @@ func (r *networks) release(
 	if !gone {
 		return r.report(ctx, s, network, copied)
 	}
+
 	if network.DeletionTimestamp.IsZero() {
 		if err := r.refuse(ctx, s, network, leavingProblem()); err != nil {
 			return err
 		}
 	}
+
 	return changeFinalizer(ctx, s.client, network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
@@ -169,15 +179,18 @@ func (r *networks) carry(
 	if err := s.tooLarge(network, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
+
 	if len(network.Name) > validation.LabelValueMaxLength {
 		return problemf(v1alpha1.ReasonInvalidConfig,
 			"its name has %d characters, and the infra cluster takes %d; make another one",
 			len(network.Name), validation.LabelValueMaxLength)
 	}
+
 	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer,
 		v1alpha1.FinalizerNetwork); err != nil {
 		return err
 	}
+
 	segment := segmentOf(s.XPUTenant, network.Name)
 	if segment == nil {
 		var err error
@@ -185,6 +198,7 @@ func (r *networks) carry(
 			return err
 		}
 	}
+
 	want := &v1alpha1.XPUNetwork{
 		ObjectMeta: copyMeta(s.Name, network, "", scopedNetwork(s.Name, network.Name)),
 		Spec: v1alpha1.XPUNetworkSpec{
@@ -194,15 +208,18 @@ func (r *networks) carry(
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone},
 		},
 	}
+
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
 	if !same {
 		if err := taken(apply(ctx, r.infra, want, "status")); err != nil {
 			return err
 		}
 	}
+
 	if !has {
 		return nil
 	}
+
 	return r.report(ctx, s, network, copied)
 }
 
@@ -228,18 +245,21 @@ func (r *networks) report(
 	if condition == nil {
 		return nil
 	}
+
 	told := v1alpha1.XPUNetworkStatus{XPUs: copied.Status.XPUs, ReadyXPUs: copied.Status.ReadyXPUs}
 	for _, failure := range copied.Status.Failures {
 		told.Failures = append(told.Failures, v1alpha1.XPUNetworkFailure{
 			XPU: failure.XPU, Message: localText(s.Name, failure.Message),
 		})
 	}
+
 	there := network.Status
 	same := there.XPUs == told.XPUs && there.ReadyXPUs == told.ReadyXPUs &&
 		slices.Equal(there.Failures, told.Failures)
 	if same && has(there.Conditions, *condition) {
 		return nil
 	}
+
 	meta.SetStatusCondition(&told.Conditions, *condition)
 	return applyStatus(ctx, s.client,
 		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: told})

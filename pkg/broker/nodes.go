@@ -49,6 +49,7 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	name := scoped(s.Name, req.Name)
 	has, err := found(ctx, r.infra, client.ObjectKey{Name: name}, &copied)
 	switch {
@@ -56,6 +57,7 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 		return ctrl.Result{}, err
 	case s.leaving():
 		return ctrl.Result{}, nil
+
 	case exists:
 		err := r.allow(s, &node, name, req)
 		// which the XPUTenant says: an XPUNode has no conditions
@@ -63,15 +65,18 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 			return ctrl.Result{RequeueAfter: lastRetry}, nil
 		}
 		return ctrl.Result{}, r.carry(ctx, s, &node, &copied)
+
 	case !has:
 		r.quota.leave(s.Name, req)
 		// it may have been counted and not been made
 		r.wakeups.Add(0, r.quota.give(s.Name, name)...)
 		return ctrl.Result{}, nil
 	}
+
 	if exists, err = found(ctx, s.live, req.NamespacedName, &node); err != nil || exists {
 		return behind, err
 	}
+
 	return ctrl.Result{}, remove(ctx, r.infra, &copied)
 }
 

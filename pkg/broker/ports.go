@@ -36,6 +36,7 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
 		return r.there(ctx, tenant.Name, &v1alpha1.XPUPortList{})
 	}
+
 	// which they may have waited for
 	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request {
 		of, ok := original(network)
@@ -45,19 +46,23 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByNetwork: of.Name})
 	}
+
 	// which may not have been of their node
 	atXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request {
 		tenants, err := r.tenants(ctx)
 		if err != nil {
 			return nil // the cache is not running
 		}
+
 		owner := v1alpha1.TenantOf(xpu, tenants)
 		if owner == nil {
 			return nil
 		}
+
 		return r.there(ctx, owner.Name, &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByXPU: xpu.Name})
 	}
+
 	for index, value := range map[string]func(*v1alpha1.XPUPort) string{
 		portsByNetwork: func(port *v1alpha1.XPUPort) string { return port.Spec.Network },
 		portsByXPU:     func(port *v1alpha1.XPUPort) string { return port.Spec.XPU },
@@ -68,6 +73,7 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			return fmt.Errorf("index %s of XPUPorts: %w", index, err)
 		}
 	}
+
 	return newController(mgr, "port", r.Concurrency).
 		For(&v1alpha1.XPUPort{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, inNetwork,
@@ -106,6 +112,7 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	key := types.NamespacedName{
 		Namespace: r.Namespace, Name: scopedPort(s.Name, req.NamespacedName),
 	}
@@ -113,11 +120,13 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
+
 	case !exists && !has:
 		r.quota.leave(s.Name, req)
 		// it may have been counted and not been made
 		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...)
 		return ctrl.Result{}, nil
+
 	case !exists, has && !isCopyOf(&copied, &port):
 		return r.orphan(ctx, s, req, &copied)
 	case !port.DeletionTimestamp.IsZero(), s.leaving():
@@ -125,6 +134,7 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	case !has:
 		return r.carry(ctx, s, &port, key)
 	}
+
 	return ctrl.Result{}, r.report(ctx, s, &port, &copied)
 }
 
@@ -141,6 +151,7 @@ func (r *ports) orphan(
 	if exists && isCopyOf(copied, &port) {
 		return behind, nil
 	}
+
 	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port",
 		client.ObjectKeyFromObject(copied))
 	return ctrl.Result{}, remove(ctx, r.infra, copied)
@@ -154,12 +165,14 @@ func (r *ports) release(
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) && !has {
 		return nil
 	}
+
 	if !has { // it may have been made a moment ago
 		var err error
 		if has, err = found(ctx, r.live, key, copied); err != nil {
 			return err
 		}
 	}
+
 	if has {
 		if s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 			return nil
@@ -169,11 +182,13 @@ func (r *ports) release(
 		}
 		return r.report(ctx, s, port, copied)
 	}
+
 	if s.leaving() && port.DeletionTimestamp.IsZero() {
 		if err := r.refuse(ctx, s, port, leavingProblem()); err != nil {
 			return err
 		}
 	}
+
 	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerPort)
 }
@@ -185,6 +200,7 @@ func (r *ports) carry(
 	if !v1alpha1.IsAdmitted(port) {
 		return ctrl.Result{}, nil
 	}
+
 	err := r.allow(ctx, s, port, key.Name)
 	if p, ok := errors.AsType[*problem](err); ok {
 		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, port, p)
@@ -197,6 +213,7 @@ func (r *ports) carry(
 		v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	copied := &v1alpha1.XPUPort{
 		ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy(),
 	}
@@ -206,6 +223,7 @@ func (r *ports) carry(
 	if len(copied.Spec.Addresses) == 0 {
 		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster gave it
 	}
+
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
 	err = taken(apply(ctx, r.infra, copied, "status"))
 	if p, ok := errors.AsType[*problem](err); ok {
@@ -219,6 +237,7 @@ func (r *ports) carry(
 		return ctrl.Result{}, r.refuse(ctx, s, port,
 			problemf(v1alpha1.ReasonProvisioning, "the infra cluster has it now"))
 	}
+
 	return ctrl.Result{}, nil
 }
 
@@ -227,22 +246,26 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if err := s.tooLarge(port, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
+
 	var xpu v1alpha1.XPU
 	exists, err := found(ctx, r.infra, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
 	if err != nil {
 		return err
 	}
+
 	mine := false
 	if exists {
 		if mine, err = r.isOf(ctx, s, &xpu); err != nil {
 			return err
 		}
 	}
+
 	if !mine {
 		return problemf(v1alpha1.ReasonForbidden, "XPU %s does not serve this cluster; ask the "+
 			"administrator of the infra cluster to add it "+
 			"to spec.xpus of XPUTenant %s", port.Spec.XPU, s.Name)
 	}
+
 	if xpu.Node() != scoped(s.Name, port.Spec.NodeName) {
 		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU,
 			port.Spec.NodeName)
@@ -250,6 +273,7 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
 		return err
 	}
+
 	most := maxPorts(s.XPUTenant, r.Limits)
 	if !r.quota.take(s.Name, name, most, request(s.Name, port.Namespace, port.Name)) {
 		s.waitsFor = limitPorts
@@ -257,6 +281,7 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 			"this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
 				"administrator of the infra cluster for more", most)
 	}
+
 	return nil
 }
 
@@ -267,6 +292,7 @@ func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 		&copied); err != nil || has {
 		return err
 	}
+
 	exists, err := found(ctx, s.client, client.ObjectKey{Name: name}, &network)
 	if err != nil {
 		return err
@@ -274,6 +300,7 @@ func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 	if !exists {
 		return problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist", name)
 	}
+
 	return problemf(v1alpha1.ReasonNetworkNotReady,
 		"the infra cluster does not have XPUNetwork %s yet: %s", name,
 		cmp.Or(v1alpha1.ReadyOf(network.Status.Conditions).Message, "it is being carried over"))
@@ -295,11 +322,13 @@ func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *
 	if has(port.Status.Conditions, condition) {
 		return nil
 	}
+
 	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason &&
 		p.reason != v1alpha1.ReasonProvisioning {
 		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, p.reason,
 			"Provision", "%s", p.message)
 	}
+
 	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name},
 		Status: v1alpha1.XPUPortStatus{
@@ -314,6 +343,7 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	if condition == nil {
 		return nil
 	}
+
 	// The spec never changes; the deletion, which counts as another generation, is not worth a
 	// write.
 	condition.ObservedGeneration = cmp.Or(
@@ -324,6 +354,7 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 		told.Addresses, told.MTU, told.Pod, told.Predecessor = nil, 0, "", ""
 		there.Addresses, there.MTU, there.Pod, there.Predecessor = nil, 0, "", ""
 	}
+
 	told.Conditions = []metav1.Condition{*condition}
 	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool {
 		return c.Type != condition.Type
@@ -331,11 +362,13 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	if equality.Semantic.DeepEqual(told, there) {
 		return nil
 	}
+
 	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason &&
 		condition.Status == metav1.ConditionFalse {
 		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
 			condition.Reason, "Provision", "%s", condition.Message)
 	}
+
 	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *told,
 	})

@@ -24,6 +24,7 @@ import (
 func TestClusterProfile(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
+
 	_, err := envtest.InstallCRDs(w.infra.Config,
 		envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{{
 			ObjectMeta: metav1.ObjectMeta{Name: "clusterprofiles.multicluster.x-k8s.io",
@@ -47,48 +48,59 @@ func TestClusterProfile(t *testing.T) {
 				}},
 			},
 		}}})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	admin, err := client.New(w.infra.Config, client.Options{Scheme: brokerScheme(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	profile := &inventory.ClusterProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
 		Spec: inventory.ClusterProfileSpec{
 			ClusterManager: inventory.ClusterManager{Name: "us"},
 		},
 	}
+
 	if err := admin.Create(t.Context(), profile); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Delete(t.Context(), profile) })
+
 	profile.Status.AccessProviders = []inventory.AccessProvider{{
 		Name: "file", Cluster: clientcmdv1.Cluster{
 			Server: w.a.Config.Host, CertificateAuthorityData: w.a.Config.CAData,
 		},
 	}}
+
 	if err := admin.Status().Update(t.Context(), profile); err != nil {
 		t.Fatal(err)
 	}
+
 	rights, err := w.a.as(t.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	token, err := json.Marshal(&clientauthenticationv1.ExecCredential{
 		TypeMeta: metav1.TypeMeta{
 			APIVersion: "client.authentication.k8s.io/v1", Kind: "ExecCredential",
 		},
 		Status: &clientauthenticationv1.ExecCredentialStatus{Token: rights.BearerToken},
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	path := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(path, token, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	tenant := w.joins(w.a, func(spec *v1alpha1.XPUTenantSpec) {
 		spec.Member = v1alpha1.TenantMember{ClusterProfile: "a"}
 	})
@@ -97,6 +109,7 @@ func TestClusterProfile(t *testing.T) {
 		defer stop()
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonMemberNotFound)
 	})
+
 	w.infra.startBrokerWith(Options{Identity: "infra-1",
 		ProfileAccess: access.New([]access.Provider{{
 			Name: "file", ExecConfig: &clientcmdapi.ExecConfig{
@@ -104,6 +117,7 @@ func TestClusterProfile(t *testing.T) {
 				Args: []string{path},
 			},
 		}})}, nil)
+
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 }

@@ -37,12 +37,15 @@ const wokenForQuota = 4
 func (q *quota) take(tenant, name string, most int, req mcreconcile.Request) (ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	if names := q.names[tenant]; names.Len() >= most && !names.Has(name) {
 		insert(q.waiting, tenant, req)
 		return false
 	}
+
 	insert(q.names, tenant, name)
 	q.stopWaiting(tenant, req)
+
 	return true
 }
 
@@ -51,14 +54,17 @@ func (q *quota) take(tenant, name string, most int, req mcreconcile.Request) (ok
 func (q *quota) give(tenant, name string) (woken []mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	if q.names[tenant].Delete(name); q.names[tenant].Len() == 0 {
 		delete(q.names, tenant)
 	}
+
 	for req := range q.waiting[tenant] { // in any order, so that each is woken at some time
 		if woken = append(woken, req); len(woken) == wokenForQuota {
 			break
 		}
 	}
+
 	return woken
 }
 

@@ -17,6 +17,7 @@ func TestQuota(t *testing.T) {
 			t.Errorf("take %s of %s: %t, want %t", name, tenant, ok, want)
 		}
 	}
+
 	there := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
 		Name: "there", Labels: map[string]string{v1alpha1.LabelTenant: "a"},
 	}}
@@ -33,14 +34,17 @@ func TestQuota(t *testing.T) {
 	if woken := q.give("a", "x"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
 		t.Errorf("woken %v, want y", woken)
 	}
+
 	take("a", "y", 2, false) // as the limit was higher a while
 	if woken := q.give("a", "many"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
 		t.Errorf("woken %v, want y again", woken)
 	}
+
 	take("a", "y", 2, true)
 	for _, name := range []string{"there", "y", "never"} {
 		q.give("a", name)
 	}
+
 	q.give("b", "y")
 	if len(q.names) != 0 || len(q.waiting) != 0 {
 		t.Errorf("it remembers %v and %v", q.names, q.waiting)
@@ -51,10 +55,12 @@ func TestQuota(t *testing.T) {
 func TestReached(t *testing.T) {
 	r, heard := newReached(), 0
 	r.changed = func(string) { heard++ }
+
 	tenant := &v1alpha1.XPUTenant{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
 		Spec:       v1alpha1.XPUTenantSpec{MaxPorts: new(int32(2))},
 	}
+
 	port := func(name string) objectOfKind {
 		return objectOfKind{"XPUPorts", request("a", "default", name)}
 	}
@@ -82,6 +88,7 @@ func TestReached(t *testing.T) {
 				step.message, step.heard)
 		}
 	}
+
 	if len(r.by) > 0 {
 		t.Errorf("it remembers %v", r.by)
 	}

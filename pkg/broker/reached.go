@@ -50,6 +50,7 @@ func (r *reached) set(tenant string, object objectOfKind, by limit) {
 		r.mu.Unlock()
 		return
 	}
+
 	before := r.limits(tenant)
 	if by == limitNone {
 		delete(r.by[tenant], object)
@@ -59,11 +60,14 @@ func (r *reached) set(tenant string, object objectOfKind, by limit) {
 		}
 		r.by[tenant][object] = by
 	}
+
 	if len(r.by[tenant]) == 0 {
 		delete(r.by, tenant)
 	}
+
 	news := !slices.Equal(before, r.limits(tenant))
 	r.mu.Unlock()
+
 	if news {
 		r.changed(tenant)
 	}
@@ -89,6 +93,7 @@ func (r *reached) forget(tenant string) {
 func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	var all []string
 	for _, text := range r.limits(t.Name) {
 		by, kind, _ := strings.Cut(text, " ")
@@ -97,14 +102,17 @@ func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 			all = append(all,
 				fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise "+
 					"spec.maxPorts", maxPorts(t, l)))
+
 		case limitNodes:
 			all = append(all,
 				fmt.Sprintf("it has %d XPUNodes, as many as it may have, and cards of others are "+
 					"not found; raise "+
 					"spec.maxNodes", maxNodes(t, l)))
+
 		case limitSegments:
 			all = append(all, "all of its segments are in use, and others of its XPUNetworks "+
 				"wait; enlarge spec.vlans and spec.vnis")
+
 		case limitSize:
 			all = append(all,
 				fmt.Sprintf("some of its %s have more than %d bytes and are not carried over; "+
@@ -112,6 +120,7 @@ func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 					l.ObjectBytes))
 		}
 	}
+
 	return strings.Join(all, "; ")
 }
 

@@ -31,15 +31,18 @@ func (r *networks) allocate(
 	if err := r.checkRanges(ctx, tenant); err != nil {
 		return nil, err
 	}
+
 	if len(tenant.Status.Networks) >= v1alpha1.MaxTenantNetworks {
 		return nil, problemf(v1alpha1.ReasonQuotaExceeded,
 			"this cluster has %d networks, as many as it may have; delete some",
 			len(tenant.Status.Networks))
 	}
+
 	var all v1alpha1.XPUNetworkList
 	if err := r.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUNetworks: %w", err)
 	}
+
 	segment := v1alpha1.TenantNetwork{Name: network}
 	vlans, vnis := sets.New[int32](), sets.New[int32]()
 	for i := range all.Items {
@@ -48,22 +51,26 @@ func (r *networks) allocate(
 		if taken.Name == scopedNetwork(tenant.Name, network) {
 			segment.VLAN, segment.VNI = taken.Spec.VLAN, taken.Spec.VNI
 		}
+
 		vlans.Insert(taken.Spec.VLAN)
 		if taken.Spec.VNI != nil {
 			vnis.Insert(*taken.Spec.VNI)
 		}
 	}
+
 	for _, other := range tenant.Status.Networks {
 		vlans.Insert(other.VLAN)
 		if other.VNI != nil {
 			vnis.Insert(*other.VNI)
 		}
 	}
+
 	if segment.VLAN == 0 {
 		vlan, ok := lowest(tenant.Spec.VLANs.First, tenant.Spec.VLANs.Last, vlans)
 		if !ok {
 			return nil, noSegment("VLAN", tenant.Spec.VLANs.First, tenant.Spec.VLANs.Last)
 		}
+
 		segment.VLAN = vlan
 		if of := tenant.Spec.VNIs; of != nil {
 			vni, ok := lowest(of.First, of.Last, vnis)
@@ -73,6 +80,7 @@ func (r *networks) allocate(
 			segment.VNI = &vni
 		}
 	}
+
 	err := r.writeNetworks(ctx, tenant, append(slices.Clone(tenant.Status.Networks), segment))
 	return &segment, err
 }
@@ -121,6 +129,7 @@ func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) erro
 	if err != nil {
 		return err
 	}
+
 	for i := range tenants {
 		other := &tenants[i]
 		if other.UID == tenant.UID || !other.Precedes(tenant) {
@@ -135,6 +144,7 @@ func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) erro
 			return overlap("vnis", ours.First, ours.Last, other.Name)
 		}
 	}
+
 	return nil
 }
 

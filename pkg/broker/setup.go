@@ -84,6 +84,7 @@ func CacheOptions(namespace string, profiles bool) cache.Options {
 	if err != nil {
 		panic(err) // the label is a constant
 	}
+
 	selector := labels.NewSelector().Add(*ofTenants)
 	options := cache.Options{
 		DefaultTransform: kubecache.Trim,
@@ -99,11 +100,13 @@ func CacheOptions(namespace string, profiles bool) cache.Options {
 			&v1alpha1.XPUNode{}: {Label: selector},
 		},
 	}
+
 	if profiles {
 		options.ByObject[&inventory.ClusterProfile{}] = cache.ByObject{
 			Namespaces: map[string]cache.Config{namespace: {}},
 		}
 	}
+
 	return options
 }
 
@@ -134,6 +137,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	if err := addIndexes(ctx, mgr.GetLocalManager().GetFieldIndexer()); err != nil {
 		return err
 	}
+
 	infra := mgr.GetLocalManager()
 	reached := newReached()
 	newBase := func() base {
@@ -145,11 +149,13 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 			reached: reached,
 		}
 	}
+
 	ports := &ports{base: newBase(), quota: newQuota()}
 	networks := &networks{base: newBase()}
 	nodes := &nodes{base: newBase(), quota: newQuota()}
 	xpus := &xpus{base: newBase()}
 	leaving := &xpuTenants{base: newBase()}
+
 	tenants.joined = func(tenant string) {
 		for _, carrier := range []interface{ wake(context.Context, string) }{
 			ports, networks, nodes, xpus,
@@ -157,6 +163,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 			carrier.wake(ctx, tenant)
 		}
 	}
+
 	tenants.changed, reached.changed = leaving.wake, leaving.wake
 	err := errors.Join(
 		tenants.setup(mgr, o),
@@ -166,9 +173,11 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 		xpus.setup(mgr),
 		leaving.setup(infra),
 	)
+
 	if err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
+
 	return nil
 }
 
@@ -182,6 +191,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	profile := func(o client.Object) []string {
 		return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.ClusterProfile)
 	}
+
 	return errors.Join(
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsBySecret, secret),
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsByProfile, profile),

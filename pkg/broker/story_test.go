@@ -25,6 +25,7 @@ func TestStory(t *testing.T) {
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 	}
+
 	for _, s := range []*testCluster{w.a, w.b} {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + s.name}}
 		s.has(xpu, func() []metav1.Condition {
@@ -33,6 +34,7 @@ func TestStory(t *testing.T) {
 		if xpu.Spec.Endpoint != "" || xpu.Status.NodeName != "node1" {
 			t.Errorf("%s is told of XPU %+v %+v", s.name, xpu.Spec, xpu.Status)
 		}
+
 		o, port := s.claim("nic", "node1", "fast", vf(3))
 		s.portIs(port, v1alpha1.ReasonUp)
 		want := v1alpha1.XPUPortStatus{
@@ -45,6 +47,7 @@ func TestStory(t *testing.T) {
 		if got := agents[s.name].Ports(); len(got) != 1 {
 			t.Errorf("the agent of %s has the ports %v", s.name, got)
 		}
+
 		s.delete(o)
 		s.delete(port) // as the garbage collector does
 		s.gone(port)
@@ -52,10 +55,12 @@ func TestStory(t *testing.T) {
 			t.Errorf("%s: its XPUPort is gone, and the agent still has %v", s.name, got)
 		}
 	}
+
 	var networks v1alpha1.XPUNetworkList
 	if err := w.infra.List(t.Context(), &networks); err != nil {
 		t.Fatal(err)
 	}
+
 	var segments []int32
 	for _, network := range networks.Items {
 		segments = append(segments, network.Spec.VLAN, *network.Spec.VNI)
@@ -73,6 +78,7 @@ func TestStory(t *testing.T) {
 		blue.Spec.MTU, blue.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterMAC
 		return w.a.Update(t.Context(), blue)
 	})
+
 	w.infra.eventually("the change is carried over", func() error {
 		err := w.infra.get(copied)
 		if got := copied.Spec; err == nil &&

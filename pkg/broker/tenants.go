@@ -51,18 +51,22 @@ func (r *xpuTenants) setup(mgr manager.Manager) error {
 		}
 		return []reconcile.Request{{NamespacedName: key}}
 	}
+
 	// a younger one may have waited for its ranges
 	others := func(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
 		all, err := r.tenants(ctx)
 		if err != nil {
 			return nil // the cache is not running
 		}
+
 		for i := range all {
 			requests = append(requests,
 				reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all[i])})
 		}
+
 		return requests
 	}
+
 	return ctrl.NewControllerManagedBy(mgr).Named("xputenant").
 		For(&v1alpha1.XPUTenant{}).
 		Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(others), whenSpecChanged).
@@ -87,6 +91,7 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.reached.forget(req.Name)
 		return ctrl.Result{}, nil
 	}
+
 	if tenant.DeletionTimestamp.IsZero() {
 		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerTenant); err != nil {
@@ -94,15 +99,18 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return later(r.tell(ctx, &tenant, ""))
 	}
+
 	left, err := r.left(ctx, &tenant)
 	if err != nil {
 		return later(err)
 	}
+
 	if left != "" {
 		// What is left in the tenant's cluster comes with no event.
 		return ctrl.Result{RequeueAfter: time.Second},
 			client.IgnoreNotFound(ignoreConflict(r.tell(ctx, &tenant, left)))
 	}
+
 	return later(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerTenant))
 }
@@ -128,6 +136,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	if state.reason == "" {
 		return nil // not known yet: another event comes
 	}
+
 	changed := tenant.DeepCopy()
 	set := func(kind, reason, message string, good bool) {
 		status := metav1.ConditionFalse
@@ -139,6 +148,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 			Message: message,
 		})
 	}
+
 	connected := state.reason == v1alpha1.ReasonConnected
 	switch limits := r.reached.message(tenant, r.Limits); {
 	case state.reason == v1alpha1.ReasonLimitExceeded:
@@ -149,6 +159,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits,
 			"nothing of it waits because of a limit", true)
 	}
+
 	set(v1alpha1.ConditionConnected, state.reason, state.message, connected)
 	err := r.checkRanges(ctx, tenant)
 	p, isProblem := errors.AsType[*problem](err)
@@ -166,6 +177,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 		set(v1alpha1.ConditionSynced, v1alpha1.ReasonFrozen,
 			"what it has here stays as it is until its cluster answers", false)
 	}
+
 	if equality.Semantic.DeepEqual(changed.Status, tenant.Status) {
 		return nil
 	}
@@ -173,6 +185,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 		client.MergeFromWithOptions(tenant, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("status of XPUTenant %s: %w", tenant.Name, err)
 	}
+
 	return nil
 }
 
@@ -181,6 +194,7 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 	if tenant.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return "", nil
 	}
+
 	for _, kind := range []struct {
 		list      client.ObjectList
 		name      string
@@ -195,20 +209,24 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 		if err != nil {
 			return "", fmt.Errorf("list %s of the tenant: %w", kind.name, err)
 		}
+
 		items, err := objects(kind.list)
 		if err != nil {
 			return "", err
 		}
+
 		for _, o := range items {
 			if err := remove(ctx, r.infra, o); err != nil {
 				return "", err
 			}
 		}
+
 		if len(items) > 0 {
 			return fmt.Sprintf("%d %s of it are being deleted, such as %s", len(items), kind.name,
 				items[0].GetName()), nil
 		}
 	}
+
 	return r.leftThere(ctx, tenant)
 }
 
@@ -223,6 +241,7 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 	if err != nil {
 		return "", err
 	}
+
 	waiting := map[string]func(client.Object) bool{
 		"XPUPorts": func(o client.Object) bool {
 			return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
@@ -234,6 +253,7 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 			return o.GetLabels()[v1alpha1.LabelTenant] == tenant.Name
 		},
 	}
+
 	for name, list := range map[string]client.ObjectList{
 		"XPUPorts": &v1alpha1.XPUPortList{}, "XPUNetworks": &v1alpha1.XPUNetworkList{},
 		"XPUs": &v1alpha1.XPUList{},
@@ -241,10 +261,12 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 		if err := s.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return "", fmt.Errorf("list %s of the tenant's cluster: %w", name, err)
 		}
+
 		items, err := objects(list)
 		if err != nil {
 			return "", err
 		}
+
 		for _, o := range items {
 			if waiting[name](o) {
 				return fmt.Sprintf("%s of its cluster are being let go, such as %s",
@@ -252,6 +274,7 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 			}
 		}
 	}
+
 	return "", nil
 }
 
@@ -261,6 +284,7 @@ func objects(list client.ObjectList) ([]client.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	all := make([]client.Object, 0, len(items))
 	for _, item := range items {
 		all = append(all, item.(client.Object))

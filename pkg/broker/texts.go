@@ -22,6 +22,7 @@ func cutTo(text string, most int) string {
 	if long {
 		text = text[:most]
 	}
+
 	text = strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsSpace(r):
@@ -31,10 +32,12 @@ func cutTo(text string, most int) string {
 		}
 		return r
 	}, text)
+
 	if long {
 		text = strings.TrimRight(strings.ToValidUTF8(text[:min(len(text), most-len(end))], ""),
 			" ") + end
 	}
+
 	return text
 }
 

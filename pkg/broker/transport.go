@@ -78,6 +78,7 @@ func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 		stop()
 		cancel()
 	}
+
 	if err := b.requests.Wait(ctx); err != nil {
 		end()
 		if request.Body != nil {
@@ -91,11 +92,13 @@ func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 		end()
 		return nil, brief(err)
 	}
+
 	response.Body = &body{ReadCloser: response.Body, ctx: ctx, end: end, traffic: b.traffic}
 	if err := b.check(request, response); err != nil {
 		_ = response.Body.Close()
 		return nil, err
 	}
+
 	return response, nil
 }
 
@@ -110,22 +113,26 @@ func (b *bounded) check(request *http.Request, response *http.Response) error {
 			"broker follows no redirects; "+
 			"write the address of the API server itself into the kubeconfig's server",
 			b.tenant, status, cutName(response.Header.Get("Location")))
+
 	case status >= 400:
 		return cutFailure(response)
 	case status == http.StatusNoContent || response.ContentLength == 0:
 		return nil
 	}
+
 	kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if err != nil || kind != runtime.ContentTypeJSON {
 		return misbehaves("the API server of tenant %s answers in %q in place of %s; see what is "+
 			"at the kubeconfig's server",
 			b.tenant, cutName(response.Header.Get("Content-Type")), runtime.ContentTypeJSON)
 	}
+
 	answer := response.Body.(*body)
 	answer.meter = &meter{whole: request.URL.Query().Get("watch") == ""}
 	if answer.meter.whole && response.ContentLength > int64(b.limits.AnswerBytes) {
 		return answer.tooLong()
 	}
+
 	return nil
 }
 
@@ -135,6 +142,7 @@ func clampRetryAfter(header http.Header) {
 	if header.Get(key) == "" {
 		return
 	}
+
 	seconds, err := strconv.Atoi(header.Get(key))
 	if err != nil {
 		seconds = 1
@@ -164,8 +172,10 @@ func cutFailure(response *http.Response) error {
 		text = []byte(cut(string(text)))
 		response.Header.Set("Content-Type", "text/plain")
 	}
+
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	response.Header.Set("Content-Length", strconv.Itoa(len(text)))
+
 	return nil
 }
 
@@ -213,6 +223,7 @@ func (b *body) Read(p []byte) (int, error) {
 	if b.meter == nil {
 		return n, err
 	}
+
 	b.meter.read(p[:n])
 	if refused := b.exceeded(); refused != nil {
 		if report, ok := b.ctx.Value(reportKey{}).(func(error)); ok {
@@ -220,6 +231,7 @@ func (b *body) Read(p []byte) (int, error) {
 		}
 		return 0, refused
 	}
+
 	return n, err
 }
 
@@ -236,10 +248,12 @@ func (b *body) exceeded() error {
 	switch m := b.meter; {
 	case m.bytes > b.limits.AnswerBytes:
 		return b.tooLong()
+
 	case m.items > maxAnswerItems:
 		return tooMuch("the API server of tenant %s answers with a list of more than %d objects "+
 			"where %d were asked for; "+
 			"see what is at the kubeconfig's server", b.tenant, maxAnswerItems, pageSize)
+
 	case m.objects > maxAnswerObjects:
 		return tooMuch("the API server of tenant %s answers with more than %d JSON objects at "+
 			"once; see which of its "+
@@ -287,6 +301,7 @@ func (m *meter) read(p []byte) {
 			m.inText = true
 		case c == '{', c == '[':
 			m.open(c)
+
 		case c == '}', c == ']':
 			if m.depth--; m.depth <= 0 && !m.whole {
 				*m = meter{}
@@ -300,9 +315,11 @@ func (m *meter) open(c byte) {
 	if m.depth == 2 {
 		m.inArray = c == '['
 	}
+
 	if c != '{' {
 		return
 	}
+
 	m.objects++
 	if m.depth == 3 && m.inArray {
 		m.items++

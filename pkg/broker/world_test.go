@@ -80,6 +80,7 @@ func runTests(m *testing.M) int {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return m.Run()
 	}
+
 	var mu sync.Mutex
 	var started sync.WaitGroup
 	var errs []error
@@ -92,6 +93,7 @@ func runTests(m *testing.M) int {
 			apiServers[name], errs = s, append(errs, err)
 		})
 	}
+
 	started.Wait()
 	defer func() {
 		for name, s := range apiServers {
@@ -100,10 +102,12 @@ func runTests(m *testing.M) int {
 			}
 		}
 	}()
+
 	if err := errors.Join(errs...); err != nil {
 		fmt.Fprintln(os.Stderr, "API servers for tests:", err)
 		return 1
 	}
+
 	return m.Run()
 }
 
@@ -113,10 +117,12 @@ func startAPIServer(files []string) (*apiServer, error) {
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: 2 * time.Minute,
 	}}
+
 	started, err := s.Start()
 	if err != nil {
 		return s, err
 	}
+
 	started.QPS = -1
 	scheme, err := controller.Scheme()
 	if err != nil {
@@ -125,11 +131,13 @@ func startAPIServer(files []string) (*apiServer, error) {
 	if s.client, err = client.New(started, client.Options{Scheme: scheme}); err != nil {
 		return s, err
 	}
+
 	for _, file := range files {
 		if err := s.install(filepath.Join("..", "..", "deploy", file)); err != nil {
 			return s, err
 		}
 	}
+
 	return s, nil
 }
 
@@ -140,6 +148,7 @@ func (s *apiServer) install(path string) error {
 		return err
 	}
 	defer file.Close()
+
 	for decoder := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
 		var object unstructured.Unstructured
 		if err := decoder.Decode(&object); errors.Is(err, io.EOF) {
@@ -147,6 +156,7 @@ func (s *apiServer) install(path string) error {
 		} else if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
+
 		if object.Object == nil {
 			continue
 		}
@@ -168,6 +178,7 @@ func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Confi
 	if err := s.client.SubResource("token").Create(ctx, account, request); err != nil {
 		return nil, fmt.Errorf("token of ServiceAccount %s/%s: %w", namespace, name, err)
 	}
+
 	c := rest.AnonymousClientConfig(s.Config)
 	c.BearerToken, c.QPS = request.Status.Token, -1
 	return c, nil
@@ -196,21 +207,25 @@ func newWorld(t *testing.T) *world {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
 			"kube-apiserver and kubectl")
 	}
+
 	w := &world{T: t}
 	t.Cleanup(func() { // last, when nothing runs any more
 		w.infra.sweep()
 		w.a.sweep()
 		w.b.sweep()
 	})
+
 	for name, at := range map[string]**testCluster{"infra": &w.infra, "a": &w.a, "b": &w.b} {
 		*at = &testCluster{
 			T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name,
 		}
 	}
+
 	w.infra.startController(controller.RoleInfra)
 	w.a.startController(controller.RoleTenant)
 	w.b.startController(controller.RoleTenant)
 	w.startBroker()
+
 	return w
 }
 
@@ -219,12 +234,14 @@ func (s *testCluster) run(start func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- start(ctx) }()
+
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			s.Errorf("%s: %v", s.name, err)
 		}
 	})
+
 	s.Cleanup(stop)
 	return stop
 }
@@ -235,15 +252,18 @@ func (s *testCluster) startController(role controller.Role) {
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	mgr, err := ctrl.NewManager(rights, ctrl.Options{
 		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName(s.name),
 		Cache:      controller.CacheOptions(systemNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
+
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	err = controller.Setup(context.Background(), mgr, controller.Options{
 		Role: role, Installation: opitest.Installation, Namespace: systemNamespace,
 		Registerer:   prometheus.NewRegistry(),
@@ -252,9 +272,11 @@ func (s *testCluster) startController(role controller.Role) {
 		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace,
 		BridgeGrace: 100 * time.Millisecond,
 	})
+
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	s.stop = s.run(mgr.Start)
 }
 
@@ -292,29 +314,35 @@ func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (st
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	if s.link != nil {
 		rights.Host = "https://" + s.link.address()
 	}
+
 	members := NewMembers()
 	if wrap != nil {
 		rights.Wrap(wrap)
 		members.wrap = func(c *rest.Config) { c.Wrap(wrap) }
 	}
+
 	mgr, err := mcmanager.New(rights, members, ctrl.Options{
 		Scheme: brokerScheme(s.T), Logger: testr.New(s.T).WithName("broker"),
 		Cache:      CacheOptions(tenantsNamespace, o.ProfileAccess != nil),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
+
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	o.Namespace, o.Registerer, o.RenewPeriod = tenantsNamespace, prometheus.NewRegistry(), renewPeriod
 	o.JoinTimeout, o.RequestTimeout = 5*time.Second, 5*time.Second
 	err = Setup(context.Background(), mgr, members, o)
 	if err != nil {
 		s.Fatal(err)
 	}
+
 	return s.run(mgr.Start)
 }
 
@@ -335,6 +363,7 @@ func (s *testCluster) sweep() {
 				o.GetNamespace() != systemNamespace {
 				return nil
 			}
+
 			if len(o.GetFinalizers()) > 0 {
 				before := o.DeepCopyObject().(client.Object)
 				o.SetFinalizers(nil)
@@ -343,12 +372,15 @@ func (s *testCluster) sweep() {
 					s.Errorf("sweep: %v", err)
 				}
 			}
+
 			if err := s.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
 				s.Errorf("sweep: %v", err)
 			}
+
 			return nil
 		})
 	}
+
 	secrets := &corev1.Secret{}
 	if err := s.DeleteAllOf(ctx, secrets, client.InNamespace(tenantsNamespace)); err != nil {
 		s.Errorf("sweep: %v", err)
@@ -363,6 +395,7 @@ func (s *testCluster) eventually(what string, check func() error) {
 			last = check()
 			return last == nil, nil
 		})
+
 	if err != nil {
 		s.Fatalf("%s: %s: %v", s.name, what, last)
 	}
@@ -441,9 +474,11 @@ func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1a
 	if err != nil {
 		w.Fatal(err)
 	}
+
 	if s.link != nil {
 		rights.Host = "https://" + s.link.address()
 	}
+
 	w.infra.create(memberSecret(w.T, s.name, rights))
 	first := map[string]int32{"a": 1000, "b": 2000}[s.name]
 	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: s.name},
@@ -457,9 +492,11 @@ func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1a
 				First: 10 * first, Last: 10*first + 9,
 			},
 		}}
+
 	if change != nil {
 		change(&tenant.Spec)
 	}
+
 	w.infra.create(tenant)
 	return tenant
 }
@@ -480,6 +517,7 @@ func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: tenantsNamespace, Name: name,
@@ -513,10 +551,12 @@ func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 	w.Helper()
 	agent := opitest.Start(w.T)
 	agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c1pf0 serial " + serial} })
+
 	x := &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": rack}},
 		Spec:       v1alpha1.XPUSpec{Endpoint: agent.Config().Endpoint, Insecure: true},
 	}
+
 	w.infra.create(x)
 	return x, agent
 }
@@ -531,6 +571,7 @@ func (s *testCluster) network(name string, vlan int32, subnets ...string) *v1alp
 			},
 			Subnets: subnets,
 		}}
+
 	s.create(n)
 	return n
 }
@@ -556,6 +597,7 @@ func (s *testCluster) claim(
 			{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"}},
 		}}},
 	}
+
 	s.create(o)
 	o.Status.Allocation = &resourceapi.AllocationResult{
 		AllocationTimestamp: ptr.To(metav1.Now()),
@@ -564,12 +606,14 @@ func (s *testCluster) claim(
 			Pool: claim.PoolID{Node: node, PF: testPF, DevicePool: pool}.String(),
 		}}},
 	}
+
 	o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
 		{Resource: "pods", Name: "pod-" + name, UID: "pod-" + o.UID},
 	}
 	if err := s.Status().Update(context.Background(), o); err != nil {
 		s.Fatal(err)
 	}
+
 	return o, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)},
 	}

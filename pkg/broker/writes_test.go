@@ -46,6 +46,7 @@ func (w *writes) are(s *testCluster, what string, want ...string) {
 	s.eventually(what+" costs what it must", func() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
+
 		ports := slices.DeleteFunc(slices.Clone(w.made), func(write string) bool {
 			return !strings.Contains(write, " xpuports")
 		})
@@ -53,6 +54,7 @@ func (w *writes) are(s *testCluster, what string, want ...string) {
 		if diff := cmp.Diff(want, ports); diff != "" {
 			return fmt.Errorf("writes (-want +got):\n%s", diff)
 		}
+
 		w.made = nil
 		return nil
 	})
@@ -91,6 +93,7 @@ func TestWrites(t *testing.T) {
 	w.a.gone(port)
 	made.are(w.infra, "an XPUPort that goes", "DELETE xpuports", "PATCH xpuports")
 	w.serves(agent, "c1pf0vf9")
+
 	t.Run("nothing happens", func(t *testing.T) {
 		w.stopBroker = func() {}
 		second := &writes{}
@@ -99,6 +102,7 @@ func TestWrites(t *testing.T) {
 		})
 		other := w.a.network("another", 0)
 		w.a.networkIs(other, v1alpha1.ReasonUp)
+
 		for _, write := range second.take() {
 			if write == "PATCH xpuports" || write == "PATCH xpuports/status" ||
 				write == "PATCH xpus" || write == "PATCH xpus/status" ||

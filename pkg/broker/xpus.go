@@ -59,15 +59,18 @@ func (r *xpus) ofTenant(
 	if err := r.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache is not running
 	}
+
 	tenants, err := r.tenants(ctx)
 	if err != nil {
 		return nil
 	}
+
 	for i := range all.Items {
 		xpu := &all.Items[i]
 		if !claims(tenant, xpu) {
 			continue
 		}
+
 		requests = append(requests, request(tenant.Name, "", xpu.Name))
 		for j := range tenants {
 			if claims(&tenants[j], xpu) {
@@ -75,6 +78,7 @@ func (r *xpus) ofTenant(
 			}
 		}
 	}
+
 	return requests
 }
 
@@ -91,10 +95,12 @@ func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	exists, err := found(ctx, r.infra, req.NamespacedName, &xpu)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	if exists && xpu.DeletionTimestamp.IsZero() && !s.leaving() {
 		node, err := r.nodeOf(ctx, s, &xpu)
 		if err != nil {
@@ -104,12 +110,14 @@ func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl
 			return ctrl.Result{}, r.tell(ctx, s, &xpu, &told, node)
 		}
 	}
+
 	if s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return ctrl.Result{}, nil
 	}
 	if has && told.Labels[v1alpha1.LabelTenant] == s.Name { // XPUs that somebody else made stay
 		return ctrl.Result{}, remove(ctx, s.client, &told)
 	}
+
 	return ctrl.Result{}, nil
 }
 
@@ -119,6 +127,7 @@ func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, 
 	if mine, err := r.isOf(ctx, s, xpu); err != nil || !mine {
 		return "", err
 	}
+
 	var node v1alpha1.XPUNode
 	if _, err := found(ctx, r.infra, client.ObjectKey{Name: xpu.Node()}, &node); err != nil {
 		return "", err
@@ -127,6 +136,7 @@ func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, 
 	if of, ok := original(&node); ok && of.ClusterName.String() == s.Name {
 		return of.Name, nil
 	}
+
 	name, _ := local(s.Name, xpu.Node())
 	return name, nil
 }
@@ -142,12 +152,14 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 			AbandonedFunctions: xpu.Spec.AbandonedFunctions,
 		},
 	}
+
 	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) ||
 		told.Labels[v1alpha1.LabelTenant] != s.Name {
 		if err := apply(ctx, s.client, want, "status"); err != nil {
 			return err
 		}
 	}
+
 	status := v1alpha1.XPUStatus{NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs}
 	for _, kind := range []string{
 		v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions,
@@ -160,9 +172,11 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 			status.Conditions = append(status.Conditions, copied)
 		}
 	}
+
 	if equality.Semantic.DeepEqual(status, told.Status) {
 		return nil
 	}
+
 	return applyStatus(ctx, s.client,
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
 }

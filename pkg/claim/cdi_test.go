@@ -17,6 +17,7 @@ func TestParseCDIDevice(t *testing.T) {
 	if !ok || got != uid || id != vf {
 		t.Errorf("ParseCDIDevice = %s, %s, %t", got, id, ok)
 	}
+
 	for _, name := range []string{
 		"", claim.CDIKind, claim.CDIKind + "=all", claim.CDIKind + "=" + string(uid),
 		claim.CDIKind + "=" + string(uid) + "-x",

@@ -53,11 +53,13 @@ func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, nil
 	}
+
 	var devices []Device
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver != v1alpha1.GroupName {
 			continue
 		}
+
 		device, err := newDevice(claim, result)
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %q: %w", claim.Namespace, claim.Name,
@@ -65,6 +67,7 @@ func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 		}
 		devices = append(devices, device)
 	}
+
 	return devices, nil
 }
 
@@ -75,10 +78,12 @@ func newDevice(
 	if err != nil {
 		return Device{}, err
 	}
+
 	function, err := function.ParseDeviceName(result.Device)
 	if err != nil {
 		return Device{}, err
 	}
+
 	device := Device{
 		Request:    result.Request,
 		Pool:       result.Pool,
@@ -87,23 +92,28 @@ func newDevice(
 		Function:   function,
 		BeforeBind: slices.Contains(result.BindingConditions, v1alpha1.ConditionProvisioned),
 	}
+
 	if result.ShareID != nil {
 		device.Share = *result.ShareID
 		device.Function = chosen(claim, result)
 		device.Bandwidth = bandwidth(result)
 	}
+
 	if device.Admin = ptr.Deref(result.AdminAccess, false); device.Admin {
 		return device, nil
 	}
+
 	device.Config, device.Privileged, device.ConfigErr = config(
 		claim.Status.Allocation.Devices.Config, result,
 	)
 	if device.ConfigErr == nil {
 		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
 	}
+
 	if device.ConfigErr == nil && device.Bandwidth > 0 {
 		device.Interface.VF, device.ConfigErr = limited(device.Interface.VF, device.Bandwidth)
 	}
+
 	return device, nil
 }
 
@@ -123,16 +133,20 @@ func config(
 			if c.Source != source.kind || c.Opaque.Driver != v1alpha1.GroupName {
 				continue
 			}
+
 			one, err := decode(c.Opaque.Parameters.Raw)
 			if err != nil {
 				return v1alpha1.InterfaceConfig{}, nil, fmt.Errorf("parameters in the %s: %w",
 					source.name, err)
 			}
+
 			if source.kind == resourceapi.AllocationConfigSourceClaim {
 				ofClaim = append(ofClaim, privileged(one)...)
 			}
+
 			merged = merge(merged, one)
 		}
 	}
+
 	return merged, ofClaim, nil
 }

@@ -28,9 +28,11 @@ func TestDevices(t *testing.T) {
 			}
 		},
 	))
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	id := claim.PoolID{Node: "node1", PF: "0000:3b:00.0", DevicePool: "fast"}
 	want := []claim.Device{
 		{Request: "blue", Pool: testPool, Name: "0000-3b-00-2", ID: id,
@@ -38,6 +40,7 @@ func TestDevices(t *testing.T) {
 		{Request: "red", Pool: testPool, Name: "0000-3b-00-0-sf7", ID: id,
 			Function: function.SubfunctionID("0000:3b:00.0", 7), BeforeBind: true},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Devices: -want +got\n%s", diff)
 	}
@@ -49,6 +52,7 @@ func TestDevicesOfOthers(t *testing.T) {
 	if got, err := claim.Devices(unallocated); err != nil || got != nil {
 		t.Errorf("Devices of a claim that is not allocated = %v, %v; want none", got, err)
 	}
+
 	foreign := claimtest.Allocated("net", claimtest.Result("gpu", "not one of ours", "gpu-0"),
 		func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
@@ -167,6 +171,7 @@ func TestConfigMerging(t *testing.T) {
 			if test.request == "" {
 				test.request = request
 			}
+
 			options := append([]claimtest.Option{
 				claimtest.Result(test.request, testPool, "0000-3b-00-2"),
 			}, test.configs...)
@@ -187,9 +192,11 @@ func TestInterface(t *testing.T) {
 		"interfaceName": "fast0", "mtu": 9000, "mac": "02:00:00:00:00:0A", "addresses": ["10.1.0.5/24", "fd00::5/64"],
 		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"}], "allMulticast": true,
 		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
+
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
+
 	want := function.Interface{
 		Name: "fast0", MTU: 9000, MAC: "02:00:00:00:00:0a",
 		Addresses: []netip.Prefix{
@@ -205,6 +212,7 @@ func TestInterface(t *testing.T) {
 			Trust: ptr.To(true), SpoofCheck: ptr.To(false),
 			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
 	}
+
 	comparers := cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := cmp.Diff(want, devices[0].Interface, comparers); diff != "" {
 		t.Errorf("Interface: -want +got\n%s", diff)
@@ -220,6 +228,7 @@ func TestUserspace(t *testing.T) {
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
+
 	want := function.Interface{
 		MAC: "02:00:00:00:00:0a", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		VF: &function.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
@@ -322,6 +331,7 @@ func wantConfigError(t *testing.T, config claimtest.Option, want ...string) {
 	if devices[0].ConfigErr == nil {
 		t.Fatalf("ConfigErr is nil, want one with %q", want)
 	}
+
 	for _, text := range want {
 		if !strings.Contains(devices[0].ConfigErr.Error(), text) {
 			t.Errorf("ConfigErr %q: want %q in it", devices[0].ConfigErr, text)
@@ -338,6 +348,7 @@ func TestOneBadRequestDoesNotHideTheOthers(t *testing.T) {
 	if err != nil || len(devices) != 2 {
 		t.Fatalf("Devices = %v, %v; want two", devices, err)
 	}
+
 	if devices[0].ConfigErr == nil || devices[1].ConfigErr != nil ||
 		devices[1].Interface.MTU != 1500 {
 		t.Errorf("errors are %v and %v, want one for blue only", devices[0].ConfigErr,
@@ -369,6 +380,7 @@ func FuzzInterfaceConfig(f *testing.F) {
 		if devices[0].ConfigErr != nil {
 			return
 		}
+
 		wanted := devices[0].Interface
 		if wanted.Name == "" {
 			wanted.Name = "net1"

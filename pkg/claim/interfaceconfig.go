@@ -41,6 +41,7 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	case err != nil:
 		return v1alpha1.InterfaceConfig{}, err
 	}
+
 	config.TypeMeta = metav1.TypeMeta{}
 	return *config, nil
 }
@@ -85,22 +86,27 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		VF:           vfOf(c.VF),
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
 	}
+
 	if i.Name == "lo" || i.Name == "eth0" {
 		errs = append(errs,
 			fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
 	}
+
 	if err := function.ValidateInterfaceName(i.Name); err != nil {
 		errs = append(errs, fmt.Errorf("interfaceName: %w", err))
 	}
+
 	if c.MTU != nil && (*c.MTU < minMTU || *c.MTU > maxMTU) {
 		errs = append(errs, fmt.Errorf("mtu %d: must be %d-%d", *c.MTU, minMTU, maxMTU))
 	}
+
 	var err error
 	if c.MAC != "" {
 		if i.MAC, err = function.ParseMAC(c.MAC); err != nil {
 			errs = append(errs, fmt.Errorf("mac: %w", err))
 		}
 	}
+
 	for n, text := range c.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -111,6 +117,7 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		}
 		i.Addresses = append(i.Addresses, address)
 	}
+
 	for n, r := range c.Routes {
 		route, err := routeOf(r)
 		if err != nil {
@@ -119,19 +126,23 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		}
 		i.Routes = append(i.Routes, route)
 	}
+
 	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
 		errs = append(errs,
 			fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver,
 				v1alpha1.DriverVFIO))
 	}
+
 	if len(errs) == 0 {
 		errs = append(errs, i.Validate())
 	}
+
 	i.Name = c.InterfaceName
 	if c.Driver != "" {
 		i, err = Userspace(i)
 		errs = append(errs, err)
 	}
+
 	return i, errors.Join(errs...)
 }
 
@@ -146,10 +157,12 @@ func Userspace(i function.Interface) (function.Interface, error) {
 					setting))
 		}
 	}
+
 	refuse(i.MTU != 0, fmt.Sprintf("mtu %d", i.MTU))
 	refuse(len(i.Routes) > 0, "routes")
 	refuse(i.AllMulticast, "allMulticast")
 	i.Userspace = true
+
 	return i, errors.Join(errs...)
 }
 
@@ -158,6 +171,7 @@ func routeOf(r v1alpha1.Route) (function.Route, error) {
 	if err != nil {
 		return function.Route{}, fmt.Errorf("to %q: must be a prefix such as 10.2.0.0/16", r.To)
 	}
+
 	route := function.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
 	if r.Via != "" {
 		if route.Via, err = netip.ParseAddr(r.Via); err != nil {
@@ -165,6 +179,7 @@ func routeOf(r v1alpha1.Route) (function.Route, error) {
 				r.Via)
 		}
 	}
+
 	return route, nil
 }
 

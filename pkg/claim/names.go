@@ -35,6 +35,7 @@ func ParsePoolID(name string) (PoolID, error) {
 	if len(parts) != 3 || parts[0] == "" || parts[2] == "" {
 		return PoolID{}, fmt.Errorf("pool %q: want <node>/<PF>/<DevicePool>", name)
 	}
+
 	pf, err := pci.ParseDeviceName(parts[1])
 	if err != nil {
 		return PoolID{}, fmt.Errorf("pool %q: %w", name, err)
@@ -62,6 +63,7 @@ func NewPort(
 	if spec.Ahead {
 		name += aheadSuffix
 	}
+
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace,

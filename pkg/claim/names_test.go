@@ -77,6 +77,7 @@ func TestDerivedMAC(t *testing.T) {
 	if bytes := mac.HardwareAddr(); len(bytes) != 6 || bytes[0] != 0x02 {
 		t.Errorf("%s is not a locally administered unicast address", mac)
 	}
+
 	others := []function.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf),
 		DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
 	if slices.Contains(others, mac) {
@@ -94,6 +95,7 @@ func TestXPUOf(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{PFs: pfs},
 		}
 	}
+
 	going := xpu("aa-going", "0000:3b:00.0")
 	going.DeletionTimestamp = new(metav1.Now())
 	for _, test := range []struct {

@@ -16,9 +16,11 @@ func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 			fields = append(fields, f)
 		}
 	}
+
 	add(c.MAC != "", v1alpha1.FieldMAC)
 	add(len(c.Addresses) > 0, v1alpha1.FieldAddresses)
 	add(c.Driver != "", v1alpha1.FieldDriver)
+
 	if vf := c.VF; vf != nil {
 		add(vf.VLAN != nil || vf.VLANProtocol != "", v1alpha1.FieldVLAN)
 		add(vf.QoS != nil, v1alpha1.FieldQoS)
@@ -28,6 +30,7 @@ func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate)
 		add(vf.LinkState != "", v1alpha1.FieldLinkState)
 	}
+
 	return fields
 }
 
@@ -43,6 +46,7 @@ func (d Device) Allowed(pool v1alpha1.DevicePoolSpec) error {
 	if len(forbidden) == 0 {
 		return nil
 	}
+
 	return fmt.Errorf("%s: Forbidden: DevicePool %s lets only a DeviceClass set this; have its "+
 		"administrator make a class with it, "+
 		"or add it to the pool's spec.allow", joined(forbidden), d.ID.DevicePool)

@@ -44,6 +44,7 @@ func TestPrivileged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			err = devices[0].Allowed(v1alpha1.DevicePoolSpec{Network: "lab", Allow: test.allow})
 			if (err == nil) != (test.wrong == "") ||
 				err != nil && !strings.Contains(err.Error(), test.wrong) {

@@ -88,8 +88,10 @@ func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, erro
 				rate.field, *rate.value, bandwidth, CapacityBandwidth)
 		}
 	}
+
 	if ptr.Deref(config.MaxTxRate, 0) == 0 { // 0 is without a limit
 		config.MaxTxRate = &bandwidth
 	}
+
 	return &config, nil
 }

@@ -46,6 +46,7 @@ func TestShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	devices, err := claim.Devices(claimtest.Allocated("net", share("one", ""), share("two", "25G"),
 		share("three", ""), share("four", ""),
 		chose("two", string(choice.Raw)), chose("three", `{"function": "eth0"}`),
@@ -53,6 +54,7 @@ func TestShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i, want := range []function.ID{{}, {Address: "0000:3b:00.3"}, {}, {}} {
 		if devices[i].Function != want || devices[i].Name != "0000-3b-00-0" ||
 			devices[i].Share == "" {
@@ -60,6 +62,7 @@ func TestShares(t *testing.T) {
 				devices[i].Function, want)
 		}
 	}
+
 	if devices[1].Bandwidth != 25000 || devices[0].Bandwidth != 0 {
 		t.Errorf("bandwidth %d and %d Mbit/s, want 0 and 25000", devices[0].Bandwidth,
 			devices[1].Bandwidth)
@@ -89,6 +92,7 @@ func TestBandwidth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		d := devices[0]
 		if (d.ConfigErr == nil) != (test.wrong == "") || d.ConfigErr != nil &&
 			!strings.Contains(d.ConfigErr.Error(), test.wrong) {
@@ -97,6 +101,7 @@ func TestBandwidth(t *testing.T) {
 		if test.wrong != "" {
 			continue
 		}
+
 		vf := ptr.Deref(d.Interface.VF, function.VFConfig{})
 		if !ptr.Equal(vf.MaxTxRate, test.max) || !ptr.Equal(vf.MinTxRate, test.min) {
 			t.Errorf("%+v: rates %v to %v", test, vf.MinTxRate, vf.MaxTxRate)

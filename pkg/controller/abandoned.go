@@ -46,10 +46,12 @@ func tellOfFunctions(xpu *v1alpha1.XPU) {
 		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionFunctions)
 		return
 	}
+
 	names := strings.Join(given[:min(len(given), maxNamed)], ", ")
 	if len(given) > maxNamed {
 		names += fmt.Sprintf(" and %d more", len(given)-maxNamed)
 	}
+
 	message := names +
 		": given up, and kept from pods; once the OPI agent has no ports of them any " +
 		"more, take them from spec.abandonedFunctions"

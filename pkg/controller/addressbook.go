@@ -61,9 +61,11 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 			b.give(port, s.key, successor{key: key, uid: port.UID})
 		}
 	}
+
 	if _, taken := b.macs[port.Spec.MAC]; !taken {
 		b.macs[port.Spec.MAC] = key
 	}
+
 	b.take(key, addressesOf(port))
 }
 
@@ -85,9 +87,11 @@ func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName
 			return holder, "address " + text
 		}
 	}
+
 	if holder, taken := b.macs[port.Spec.MAC]; taken && holder != key {
 		return holder, "MAC address " + port.Spec.MAC
 	}
+
 	return holder, ""
 }
 
@@ -163,6 +167,7 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to
 	if b.macs[port.Spec.MAC] == from {
 		b.macs[port.Spec.MAC] = to.key
 	}
+
 	var moved []string
 	for _, text := range slices.Concat(addressesOf(port), b.assigned[from].addresses) {
 		if address, err := netip.ParsePrefix(text); err == nil &&
@@ -171,6 +176,7 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to
 			moved = append(moved, text)
 		}
 	}
+
 	if len(moved) > 0 { // it may not be in the status of the one that has it now
 		delete(b.assigned, from)
 		b.assigned[to.key] = assignment{to.uid, moved}
@@ -181,22 +187,27 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to
 func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	b.resign(port)
+
 	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
 		b.give(port, key, waiting[len(waiting)-1])
 	}
+
 	if b.macs[port.Spec.MAC] == key {
 		delete(b.macs, port.Spec.MAC)
 	}
+
 	free := addressesOf(port)
 	if a, ok := b.assigned[key]; ok && a.to == port.UID {
 		free = slices.Concat(free, a.addresses)
 		delete(b.assigned, key)
 	}
+
 	for _, text := range free {
 		address, err := netip.ParsePrefix(text)
 		if err != nil || b.addresses[address.Addr()] != key {
 			continue
 		}
+
 		delete(b.addresses, address.Addr())
 		for subnet, list := range b.subnets {
 			if subnet.Contains(address.Addr()) {
@@ -225,9 +236,11 @@ func (b *addressBook) assign(
 	} else if ok {
 		return has.addresses, nil
 	}
+
 	if has := port.Status.Addresses; len(has) > 0 { // of a time before this controller
 		return has, b.keep(key, port)
 	}
+
 	var wanted []netip.Prefix
 	for i, text := range port.Spec.Addresses {
 		prefix, err := netip.ParsePrefix(text)
@@ -238,13 +251,16 @@ func (b *addressBook) assign(
 		}
 		wanted = append(wanted, prefix)
 	}
+
 	addresses, err := b.choose(rules, wanted)
 	if err != nil {
 		return nil, err
 	}
+
 	given := texts(addresses)
 	b.assigned[key] = assignment{port.UID, given}
 	b.take(key, given)
+
 	return given, nil
 }
 
@@ -260,8 +276,10 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 				"use by XPUPort %s; delete the pod of one of them", text, holder)
 		}
 	}
+
 	b.assigned[key] = assignment{port.UID, port.Status.Addresses}
 	b.take(key, port.Status.Addresses)
+
 	return nil
 }
 
@@ -273,16 +291,19 @@ func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.
 		free = &freeList{next: subnet.Addr().Next()}
 		b.subnets[subnet] = free
 	}
+
 	usable := func(ip netip.Addr) bool {
 		_, taken := b.addresses[ip]
 		return !taken && !reserved.Contains(ip)
 	}
+
 	for len(free.below) > 0 {
 		if ip := free.below[0]; usable(ip) {
 			return ip
 		}
 		heap.Pop(free)
 	}
+
 	for ; subnet.Contains(free.next) && !unusable(subnet, free.next); free.next = free.next.Next() {
 		if r, is := rangeOf(reserved, free.next); is {
 			free.next = r.To()
@@ -292,6 +313,7 @@ func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.
 			return free.next
 		}
 	}
+
 	return netip.Addr{}
 }
 
@@ -300,11 +322,13 @@ func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
 	if !set.Contains(ip) {
 		return netipx.IPRange{}, false
 	}
+
 	for _, r := range set.Ranges() {
 		if r.Contains(ip) {
 			return r, true
 		}
 	}
+
 	return netipx.IPRange{}, false
 }
 
@@ -357,6 +381,7 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 		gateways[ip.Is4()] = true
 		reserved.Add(ip)
 	}
+
 	for i, text := range network.Spec.Subnets {
 		subnet, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -364,11 +389,13 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 				fmt.Sprintf("spec.subnets[%d] %q must be a prefix such as 10.1.0.0/24", i, text))
 			continue
 		}
+
 		rules.subnets = append(rules.subnets, subnet)
 		if !gateways[subnet.Addr().Is4()] {
 			reserved.Add(subnet.Addr().Next())
 		}
 	}
+
 	for i, text := range network.Spec.Reserved {
 		if r, err := parseRange(text); err == nil {
 			reserved.AddRange(r)
@@ -378,15 +405,18 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 					"10.1.0.10-10.1.0.19", i, text))
 		}
 	}
+
 	if len(wrong) > 0 {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
 			strings.Join(wrong, "; "))
 	}
+
 	var err error
 	if rules.reserved, err = reserved.IPSet(); err != nil {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
 			oneLine(err))
 	}
+
 	return rules, nil
 }
 
@@ -404,9 +434,11 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 	if len(wanted) > 0 {
 		return wanted, b.check(rules, wanted)
 	}
+
 	if b.generation != rules.generation { // what was reserved may be free now
 		b.generation, b.subnets = rules.generation, map[netip.Prefix]*freeList{}
 	}
+
 	var free []netip.Prefix
 	for _, subnet := range rules.subnets {
 		address := b.lowest(subnet, rules.reserved)
@@ -418,6 +450,7 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 		}
 		free = append(free, netip.PrefixFrom(address, subnet.Bits()))
 	}
+
 	return free, nil
 }
 
@@ -432,16 +465,20 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 		case wrong != "":
 		case seen[ip]:
 			wrong = "is in the list twice"
+
 		case held:
 			reason = v1alpha1.ReasonConflict
 			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod "+
 				"that has it", holder)
+
 		default:
 			seen[ip] = true
 			continue
 		}
+
 		return problemf(reason, "addresses[%d] %s of the InterfaceConfig %s", i, address, wrong)
 	}
+
 	return nil
 }
 
@@ -451,6 +488,7 @@ func (r *addressRules) wrong(address netip.Prefix) string {
 	if len(r.subnets) == 0 {
 		return ""
 	}
+
 	for _, subnet := range r.subnets {
 		switch {
 		case !subnet.Contains(ip):
@@ -466,6 +504,7 @@ func (r *addressRules) wrong(address netip.Prefix) string {
 		}
 		return ""
 	}
+
 	return fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); choose one inside, or "+
 		"leave addresses away to be given one",
 		r.network, strings.Join(texts(r.subnets), ", "))

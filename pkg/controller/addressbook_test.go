@@ -21,12 +21,14 @@ func FuzzAddressRules(f *testing.F) {
 	f.Add("10.1.0.0/32 ::/0", "::1", "::-ffff::", "10.1.0.0/32")
 	f.Add("0.0.0.0/0", "0.0.0.1", "0.0.0.0/1", "255.255.255.255/0 1.2.3.4/0")
 	f.Add("::ffff:10.0.0.0/120", "x", "10.1.0.9-10.1.0.2", "fe80::1%eth0/64")
+
 	f.Fuzz(func(t *testing.T, subnets, gateways, reserved, wanted string) {
 		network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 			Spec: v1alpha1.XPUNetworkSpec{
 				Subnets: strings.Fields(subnets), Gateways: strings.Fields(gateways),
 				Reserved: strings.Fields(reserved),
 			}}
+
 		rules, err := rulesOf(network)
 		if err != nil {
 			return
@@ -38,12 +40,14 @@ func FuzzAddressRules(f *testing.F) {
 			if err != nil {
 				continue
 			}
+
 			for _, address := range given {
 				if _, taken := book.addresses[address.Addr()]; taken {
 					t.Errorf("%s is given twice", address)
 				}
 				checkGiven(t, rules, address)
 			}
+
 			book.take(types.NamespacedName{Name: strconv.Itoa(i)}, texts(given))
 		}
 	})

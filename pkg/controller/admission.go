@@ -29,6 +29,7 @@ func (r *admission) admit(
 	if err := r.checkMaker(port); err != nil {
 		return nil, err
 	}
+
 	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
 		err := r.base.admit(ctx, network, namespaceOf(port))
 		if p, ok := errors.AsType[*problem](err); ok {
@@ -38,6 +39,7 @@ func (r *admission) admit(
 			return nil, err
 		}
 	}
+
 	return r.addressesOf(ctx, port, network)
 }
 
@@ -75,12 +77,14 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
 			" takes its place")
 	}
+
 	f := claim.FunctionOf(port.Spec.Function)
 	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
 		return problemf(v1alpha1.ReasonForbidden,
 			"MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
 			port.Spec.NodeName, mac)
 	}
+
 	pool := port.Labels[v1alpha1.LabelPool]
 	wanted, err := r.makesAhead(ctx, pool, port.Spec.Network)
 	switch {
@@ -91,6 +95,7 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
 		return r.endAhead(ctx, port, "its DevicePool does not ask for it")
 	}
+
 	p := problemf(v1alpha1.ReasonForbidden,
 		"DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
 	p.retry = aheadGrace
@@ -111,13 +116,16 @@ func (r *admission) addressesOf(
 	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec
 		return port.Status.Addresses, nil
 	}
+
 	if err := r.standBy(ctx, port); err != nil {
 		return nil, err
 	}
+
 	addresses, err := r.allocator.adopt(ctx, port, network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = cmp.Or(p.retry, addressRetry)
 	}
+
 	return addresses, err
 }
 

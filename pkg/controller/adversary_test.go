@@ -44,6 +44,7 @@ func someone(t *testing.T, agent *opitest.Agent, installation opi.Installation) 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
+
 	return c
 }
 
@@ -62,6 +63,7 @@ func (c *cluster) stays(agent *opitest.Agent, ids ...string) {
 		}
 		return nil
 	})
+
 	for _, id := range ids {
 		if !slices.Contains(agent.Ports(), id) {
 			c.Fatalf("port %s is gone; the agent has %q", id, agent.Ports())
@@ -82,13 +84,16 @@ func TestOrphans(t *testing.T) {
 		ours.EnsurePort(t.Context(), portIn(left.ID, "sf-3b-00-0-5", 5)),
 		theirs.EnsurePort(t.Context(), portIn(foreign.ID, "vf-0000-3b-02-7", 7)),
 		theirs.EnsurePort(t.Context(), portIn(foreign.ID, "uplink", 8)))
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c.network("blue", 100)
 	xpu := c.xpu("card", agent)
 	c.up(c.blue("a", 0), vf(0))
 	c.has(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
+
 	c.eventually("only networks that are needed or others'", func() error {
 		want := []string{opitest.Installation.NetworkID("blue"), foreign.ID}
 		if got := agent.Networks(); len(got) != 2 || !slices.Contains(got, want[0]) ||
@@ -97,21 +102,26 @@ func TestOrphans(t *testing.T) {
 		}
 		return nil
 	})
+
 	c.told("XPU", "card", "OrphanDeleted")
 	c.eventually("what is others' is told", func() error {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
+
 		want := &v1alpha1.XPUForeign{
 			Ports: 2, Networks: 1, Examples: []string{
 				"network other-red (VLAN 8)", "port uplink", "port vf-0000-3b-02-7",
 			},
 		}
+
 		if diff := gocmp.Diff(want, xpu.Status.Foreign); diff != "" {
 			return errors.New("status.foreign -want +got: " + diff)
 		}
+
 		return nil
 	})
+
 	c.stays(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
 }
 
@@ -127,6 +137,7 @@ func TestForeignPort(t *testing.T) {
 		theirs.EnsurePort(t.Context(), foreign)); err != nil {
 		t.Fatal(err)
 	}
+
 	c.network("blue", 100)
 	c.xpu("card", agent)
 	o := c.blue("a", 0)
@@ -140,6 +151,7 @@ func TestForeignPort(t *testing.T) {
 		got.State != opi.StateUp {
 		t.Errorf("their port is %+v, %v", got, err)
 	}
+
 	// Nor is their VLAN taken.
 	c.network("late", 8)
 	late := c.claim(want{name: "late", pool: "fast", function: vf(1), config: `{"network":"late"}`})
@@ -160,6 +172,7 @@ func TestUnknownPort(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.portReason(port, v1alpha1.ReasonUnknown, "does not tell")
 	c.delete(o)
 	c.portReason(port, v1alpha1.ReasonUnknown, "kept from other pods")
@@ -181,12 +194,14 @@ func TestUntoldPortsAreTold(t *testing.T) {
 		ours.EnsurePort(t.Context(), portIn(net.ID, "vf-0000-3b-02-7", 7))); err != nil {
 		t.Fatal(err)
 	}
+
 	agent.Set(func(b *opitest.Behaviour) { b.Untold = true })
 	xpu := c.xpu("card", agent)
 	c.eventually("what is unknown is told", func() error {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
+
 		want := &v1alpha1.XPUForeign{
 			Unknown: 1, Examples: []string{"port vf-0000-3b-02-7 (unknown whose)"},
 		}
@@ -194,8 +209,10 @@ func TestUntoldPortsAreTold(t *testing.T) {
 		if got != nil && got.Networks == 0 && gocmp.Equal(want, got) {
 			return nil
 		}
+
 		return fmt.Errorf("status.foreign is %+v, want %+v", got, want)
 	})
+
 	c.stays(agent, "vf-0000-3b-02-7")
 }
 
@@ -287,6 +304,7 @@ func TestXPUAbandoned(t *testing.T) {
 	if err := c.get(port); err != nil {
 		t.Errorf("the XPUPort went with its XPU: %v", err)
 	}
+
 	c.abandon(xpu)
 	c.gone(port)
 	c.gone(xpu)
@@ -307,8 +325,10 @@ func TestXPUAbandoned(t *testing.T) {
 	if err := next.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.xpuReason(xpu, v1alpha1.ReasonAbandoned, "is back")
 	next.Set(func(b *opitest.Behaviour) { b.StuckDelete = false })
+
 	c.eventually("the card is of use again", func() error {
 		next.Kill() // what is stuck goes with the agent
 		if err := next.Run(); err != nil {
@@ -386,6 +406,7 @@ func (c *cluster) functions(xpu *v1alpha1.XPU, names string) {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
+
 		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionFunctions)
 		switch {
 		case condition == nil && names == "":
@@ -393,6 +414,7 @@ func (c *cluster) functions(xpu *v1alpha1.XPU, names string) {
 		case condition == nil || names == "":
 			return fmt.Errorf("it is %+v, want %q in it", condition, names)
 		}
+
 		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionFunctions,
 			v1alpha1.ReasonAbandoned, names)
 	})
@@ -424,6 +446,7 @@ func TestNetworkDeletedWhileAway(t *testing.T) {
 		impatient(o)
 		o.BridgeGrace = time.Hour
 	})
+
 	agent := opitest.Start(t)
 	agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
 	network := c.network("blue", 100)
@@ -442,6 +465,7 @@ func TestNetworkDeletedWhileAway(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"green"}`}),
 		vf(1))
 	if got := agent.Networks(); !slices.Equal(got,
@@ -463,6 +487,7 @@ func TestPortDeletedBehindTheBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	id, network := port.Status.BridgePort, opitest.Installation.NetworkID("blue")
 	wanted := opi.Port{ID: id, MAC: mac, Networks: []string{network}}
 	for name, damage := range map[string]func() error{
@@ -494,6 +519,7 @@ func TestAgentHangs(t *testing.T) {
 		impatient(o)
 		o.AgentTimeout = 100 * time.Millisecond
 	})
+
 	agent := opitest.Start(t)
 	c.network("blue", 100)
 	xpu := c.xpu("card", agent)
@@ -520,6 +546,7 @@ func TestLongTextsOfAgents(t *testing.T) {
 			return nil
 		}
 	})
+
 	c.network("blue", 100)
 	c.xpu("card", agent)
 	o := c.blue("a", 0)
@@ -566,6 +593,7 @@ func forward(t *testing.T, endpoint string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
+
 	go func() {
 		for {
 			conn, err := listener.Accept()
@@ -575,6 +603,7 @@ func forward(t *testing.T, endpoint string) string {
 			go pass(conn, endpoint)
 		}
 	}()
+
 	return listener.Addr().String()
 }
 
@@ -585,10 +614,12 @@ func pass(conn net.Conn, endpoint string) {
 		return
 	}
 	defer to.Close()
+
 	go func() {
 		_, _ = io.Copy(to, conn)
 		_ = to.Close()
 	}()
+
 	_, _ = io.Copy(conn, to)
 }
 
@@ -602,12 +633,14 @@ func TestQuota(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "none"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: none},
 	}
+
 	c.create(quota)
 	// kube-controller-manager's part
 	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
 	if err := c.Status().Update(t.Context(), quota); err != nil {
 		t.Fatal(err)
 	}
+
 	o := c.claim(want{
 		name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p",
 	})
@@ -638,6 +671,7 @@ func TestNodeOfAllocation(t *testing.T) {
 			},
 		}}}}
 	}
+
 	for name, test := range map[string]struct {
 		allocation *resourceapi.AllocationResult
 		want       bool
@@ -654,6 +688,7 @@ func TestNodeOfAllocation(t *testing.T) {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
+
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
@@ -679,6 +714,7 @@ func TestPortWithoutFinalizer(t *testing.T) {
 	if !slices.Contains(made.Finalizers, v1alpha1.FinalizerPort) {
 		t.Errorf("finalizers %q", made.Finalizers)
 	}
+
 	c.delete(made)
 	c.gone(made)
 	c.has(agent, "vf-0000-3b-02-0")
@@ -712,6 +748,7 @@ func TestTakenFromOthers(t *testing.T) {
 		c.claimReason(o, v1alpha1.ConditionProvisioned, test.reason, test.text)
 		c.delete(o)
 	}
+
 	// What it had is free again once it is gone.
 	c.delete(c.named("victim"))
 	c.gone(victim)

@@ -26,6 +26,7 @@ func withAhead(t *testing.T) (*cluster, *opitest.Agent, *v1alpha1.XPUPort) {
 	port := c.aheadPort(vf(0), "blue")
 	c.create(port)
 	c.portReason(port, v1alpha1.ReasonUp, "")
+
 	return c, agent, port
 }
 
@@ -44,6 +45,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 	if len(ahead.Status.Addresses) != 0 {
 		t.Errorf("the Port that was made ahead has the addresses %v", ahead.Status.Addresses)
 	}
+
 	made, deleted := agent.Calls("CreateBridgePort"), agent.Calls("DeleteBridgePort")
 	o := c.claim(want{name: "a", namespace: "default", pool: "fast", function: vf(0)})
 	port := c.up(o, vf(0))
@@ -59,6 +61,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 		d != 0 {
 		t.Errorf("the agent was asked to make %d ports and to delete %d, want none", m, d)
 	}
+
 	c.has(agent, port.Status.BridgePort)
 
 	// Its MAC address is in the network's book from now on.
@@ -66,6 +69,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 		name: "thief", namespace: "default", pool: "fast", function: vf(1),
 		config: fmt.Sprintf(`{"mac":%q}`, port.Spec.MAC),
 	})
+
 	c.claimReason(thief, v1alpha1.ConditionProvisioned, v1alpha1.ReasonConflict,
 		"is that of XPUPort default/"+port.Name)
 	c.delete(thief) // it would take the address in the moment that nobody has it
@@ -76,6 +80,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 	if again := c.up(o, vf(0)); again.Spec.MAC != port.Spec.MAC {
 		t.Errorf("made again, the Port has MAC address %s, want %s", again.Spec.MAC, port.Spec.MAC)
 	}
+
 	c.delete(o)
 	c.has(agent)
 }
@@ -88,6 +93,7 @@ func TestMACOfFunctionIsTaken(t *testing.T) {
 		name: "taker", pool: "fast", function: vf(1),
 		config: fmt.Sprintf(`{"mac":%q}`, ahead.Spec.MAC),
 	})
+
 	c.portReason(c.port(taker, vf(1)), v1alpha1.ReasonConflict, "already associated")
 	o := c.claim(want{name: "a", namespace: "default", pool: "fast", function: vf(0)})
 	if port := c.up(o, vf(0)); port.Spec.MAC == ahead.Spec.MAC {
@@ -117,6 +123,7 @@ func TestPortMadeAheadAtAnotherXPU(t *testing.T) {
 		NodeName: c.node, PFs: []string{string(testPF)}, Endpoint: other.Config().Endpoint,
 		Insecure: true,
 	}})
+
 	c.xpuReason(c.xpuNamed("other"), v1alpha1.ReasonConnected, "")
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy,
@@ -147,13 +154,16 @@ func TestPoolMakesNoMoreAhead(t *testing.T) {
 func TestClaimWantsOtherThanAhead(t *testing.T) {
 	c, agent, ahead := withAhead(t)
 	c.network("green", 200)
+
 	o := c.claim(want{
 		name: "a", pool: "fast", function: vf(0),
 		config: `{"network":"green","mac":"02:00:00:00:00:07"}`, ofClass: true,
 	})
+
 	c.up(o, vf(0))
 	c.gone(ahead)
 	c.has(agent, "vf-0000-3b-02-0")
+
 	c.eventually("the networks at the agent", func() error {
 		if got := agent.Networks(); len(got) != 1 {
 			return fmt.Errorf("%v, want green alone", got)
@@ -173,12 +183,14 @@ func TestClaimComesWhilePortIsMadeAhead(t *testing.T) {
 	agent.Set(func(b *opitest.Behaviour) { b.Latency = 300 * time.Millisecond })
 	ahead := c.aheadPort(vf(0), "blue")
 	c.create(ahead)
+
 	c.eventually("the agent is asked", func() error {
 		if agent.Calls("CreateLogicalBridge")+agent.Calls("CreateBridgePort") == 0 {
 			return fmt.Errorf("not yet")
 		}
 		return nil
 	})
+
 	o := c.claim(want{
 		name: "a", pool: "fast", function: vf(0), config: `{"network":"green"}`, ofClass: true,
 	})
@@ -190,6 +202,7 @@ func TestClaimComesWhilePortIsMadeAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+
 	got, err := client.GetPort(t.Context(), port.Status.BridgePort)
 	if err != nil || got.MAC.String() != port.Spec.MAC {
 		t.Errorf("the agent's port has MAC address %s (%v), want the claim's, %s", got.MAC,
@@ -219,15 +232,18 @@ func TestPortMadeAheadForNobody(t *testing.T) {
 	agent.Kill()
 	c.change(pool, func() { pool.Spec.Provision = v1alpha1.ProvisionAhead })
 	c.portReason(port, v1alpha1.ReasonXPUUnavailable, "")
+
 	c.eventually("the time to provision is over", func() error {
 		if age := time.Since(port.CreationTimestamp.Time); age < 2*time.Second {
 			return fmt.Errorf("the Port is %s old", age)
 		}
 		return nil
 	})
+
 	c.portReason(port, v1alpha1.ReasonXPUUnavailable, "")
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.portReason(port, v1alpha1.ReasonUp, "")
 }

@@ -60,8 +60,10 @@ func (l *allocator) assume(
 	if err != nil {
 		return err
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
 	// A Port that was promised to the same allocation may be there already: it can only be that
@@ -73,17 +75,21 @@ func (l *allocator) assume(
 	if err := l.checkFunction(ctx, port); err != nil {
 		return err
 	}
+
 	book := l.book(network.Name)
 	if err := book.checkMAC(port); err != nil {
 		return err
 	}
+
 	addresses, err := book.choose(rules, wanted)
 	if err != nil {
 		return err
 	}
+
 	port.Spec.Addresses = texts(addresses)
 	l.assumed[key] = assumedPort{port: port.DeepCopy(), since: time.Now()}
 	book.add(port)
+
 	return nil
 }
 
@@ -97,8 +103,10 @@ func (l *allocator) adopt(
 	if err != nil {
 		return nil, err
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.expire()
 	book := l.book(network.Name)
 	if err := l.complete(ctx, network.Name, book); err != nil {
@@ -107,19 +115,23 @@ func (l *allocator) adopt(
 	if !l.exists(ctx, port) {
 		return nil, &problem{retry: firstRetry}
 	}
+
 	key := client.ObjectKeyFromObject(port)
 	if err := book.checkMAC(port); err != nil {
 		return nil, err
 	}
+
 	book.macs[port.Spec.MAC] = key
 	if !port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 {
 		return nil, nil
 	}
+
 	if len(rules.subnets) == 0 {
 		return nil, problemf(v1alpha1.ReasonInvalidConfig,
 			"XPUNetwork %s has no subnets to give addresses from; "+
 				"set spec.subnets, or use another IPAM plugin than xpu", network.Name)
 	}
+
 	return book.assign(key, port, rules)
 }
 
@@ -129,14 +141,17 @@ func (l *allocator) adopt(
 func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	holder, what := l.book(port.Spec.Network).other(port)
 	if what == "" {
 		return nil
 	}
+
 	var other v1alpha1.XPUPort
 	if err := l.reader.Get(ctx, holder, &other); err != nil {
 		return &problem{retry: firstRetry} // it is going, and the book is about to hear of that
 	}
+
 	p := problemf(v1alpha1.ReasonConflict,
 		"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
 		what, holder, port.Spec.Network)
@@ -194,15 +209,18 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 	if book.complete {
 		return nil
 	}
+
 	ports, err := listPorts(ctx, l.reader, client.MatchingFields{portsByNetwork: network})
 	if err != nil {
 		return err
 	}
+
 	for i := range ports {
 		if holds(&ports[i]) && !book.notes(&ports[i]) {
 			return &problem{retry: firstRetry}
 		}
 	}
+
 	book.complete = true
 	return nil
 }
@@ -214,11 +232,13 @@ func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) e
 	if err != nil {
 		return err
 	}
+
 	for _, a := range l.assumed {
 		if functionOf(a.port) == functionOf(port) {
 			holders = append(holders, *a.port)
 		}
 	}
+
 	// One that was made ahead gives way; one at another XPU, which served the PF before, must be
 	// gone first.
 	holders = slices.DeleteFunc(holders, func(p v1alpha1.XPUPort) bool {
@@ -228,6 +248,7 @@ func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) e
 	if len(holders) > 0 {
 		return busy(&holders[0])
 	}
+
 	return nil
 }
 
@@ -267,8 +288,10 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	if !holds(port) {
 		return
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
 		delete(l.assumed, key)
@@ -309,6 +332,7 @@ func busy(holder *v1alpha1.XPUPort) *problem {
 	case holder.Spec.Pod != nil:
 		user = "pod " + holder.Spec.Pod.Namespace + "/" + holder.Spec.Pod.Name
 	}
+
 	return problemf(v1alpha1.ReasonFunctionBusy,
 		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that "+
 			"is gone",

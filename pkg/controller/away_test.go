@@ -31,6 +31,7 @@ func TestAPIServerAway(t *testing.T) {
 		_, err := (&claims{base: b}).networkOf(t.Context(), &resourceapi.ResourceClaim{}, &d)
 		return err
 	}
+
 	for what, err := range map[string]error{
 		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
 		"XPUNetwork": network(claim.Device{

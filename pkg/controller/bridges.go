@@ -60,6 +60,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 	}
 	ofXPU := func(_ context.Context, xpu string) []bridge { return r.ofXPU(xpu) }
 	onXPU := func(_ context.Context, o client.Object) []bridge { return r.ofXPU(o.GetName()) }
+
 	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[bridge]{
 			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
@@ -84,6 +85,7 @@ func (r *bridges) portMade(
 	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	state := r.all[b]
 	if state == nil {
 		state = &bridgeState{ports: sets.New[types.NamespacedName]()}
@@ -91,6 +93,7 @@ func (r *bridges) portMade(
 		insert(r.byXPU, b.xpu, b)
 		insert(r.byNetwork, b.network, b)
 	}
+
 	state.ports.Insert(client.ObjectKeyFromObject(e.Object))
 	if state.ports.Len() == 1 {
 		queue.Add(b)
@@ -103,10 +106,12 @@ func (r *bridges) portGone(
 	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	state := r.all[b]
 	if state == nil {
 		return
 	}
+
 	if state.ports.Delete(client.ObjectKeyFromObject(e.Object)); state.ports.Len() == 0 {
 		queue.AddAfter(b, r.BridgeGrace)
 	}
@@ -152,6 +157,7 @@ type bridgeReport struct {
 func (r *bridges) reports(network string) map[string]bridgeReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	reports := map[string]bridgeReport{}
 	for b := range r.byNetwork[network] {
 		state := r.all[b]
@@ -159,6 +165,7 @@ func (r *bridges) reports(network string) map[string]bridgeReport {
 			needed: state.ports.Len() > 0, known: state.known, err: state.err,
 		}
 	}
+
 	return reports
 }
 
@@ -178,6 +185,7 @@ func (r *bridges) note(b bridge, known bool, err error) {
 		r.mu.Unlock()
 		return
 	}
+
 	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
 	state.known, state.err = known, err
 	gone := known && state.ports.Len() == 0 && (err == nil || errors.Is(err, errNoXPU))
@@ -186,10 +194,12 @@ func (r *bridges) note(b bridge, known bool, err error) {
 		remove(r.byXPU, b.xpu, b)
 		remove(r.byNetwork, b.network, b)
 	}
+
 	r.mu.Unlock()
 	if news || gone {
 		r.changed(b.network)
 	}
+
 	if gone {
 		r.sessions.tell(b.xpu, healthChanged) // an XPU that is being deleted waits for it
 	}
@@ -200,6 +210,7 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 	if err := r.Fence.Check(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
@@ -209,19 +220,23 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 		r.note(b, true, errNoXPU)
 		return ctrl.Result{}, nil
 	}
+
 	way := r.sessions.connection(b.xpu)
 	if way.agent == nil {
 		r.note(b, way.health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
+
 	if r.isNeeded(b) {
 		err = r.serve(ctx, bounded, way.agent, b)
 	} else if err = way.agent.DeleteNetwork(bounded,
 		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil // a Port came meanwhile
 	}
+
 	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {
 		if p, isProblem := errors.AsType[*problem](err); isProblem {
 			r.note(b, true, errors.New(p.message)) // the XPUNetwork's events wake the bridge
@@ -229,10 +244,12 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 		}
 		return ctrl.Result{}, err
 	}
+
 	r.note(b, true, err)
 	if err != nil {
 		return ctrl.Result{RequeueAfter: r.retries.When(b)}, nil
 	}
+
 	r.retries.Forget(b)
 	return ctrl.Result{}, nil
 }

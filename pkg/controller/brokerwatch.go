@@ -40,12 +40,14 @@ func (r *brokerWatch) setup(mgr ctrl.Manager) error {
 	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetName() == lease.Name
 	}))
+
 	begin := source.Func(func(
 		_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request],
 	) error {
 		queue.Add(reconcile.Request{NamespacedName: lease}) // there may be none
 		return nil
 	})
+
 	return newController(mgr, "broker", 1).
 		Watches(&coordinationv1.Lease{}, &handler.EnqueueRequestForObject{}, onLease).
 		WatchesRawSource(begin).
@@ -63,15 +65,18 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if err := r.client.Get(ctx, req.NamespacedName, &lease); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("Lease %s: %w", req, err)
 	}
+
 	left, changed := r.observe(&lease)
 	if changed {
 		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
 			"away", left <= 0)
 		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{})...)
 	}
+
 	if left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
+
 	return ctrl.Result{}, r.tellXPUs(ctx)
 }
 
@@ -80,12 +85,15 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if renewal := fmt.Sprint(lease.UID, lease.Spec.RenewTime); renewal != r.last {
 		r.last, r.seen = renewal, time.Now()
 	}
+
 	left = r.BrokerGrace - time.Since(r.seen)
 	changed = r.away != (left <= 0)
 	r.away = left <= 0
+
 	return left, changed
 }
 
@@ -95,6 +103,7 @@ func (r *brokerWatch) tellXPUs(ctx context.Context) error {
 	if err := r.client.List(ctx, &xpus); err != nil {
 		return fmt.Errorf("list XPUs: %w", err)
 	}
+
 	for i := range xpus.Items {
 		xpu := &xpus.Items[i]
 		before := xpu.DeepCopy()
@@ -105,6 +114,7 @@ func (r *brokerWatch) tellXPUs(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

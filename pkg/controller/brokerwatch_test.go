@@ -26,6 +26,7 @@ func TestBrokerWatch(t *testing.T) {
 						t.Errorf("%s: away %t, news %t", when, watch.isAway(), news)
 					}
 				}
+
 				renew := func() {
 					lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(skew)}
 				}
@@ -35,11 +36,13 @@ func TestBrokerWatch(t *testing.T) {
 				is("there has never been one", true, true)
 				renew()
 				is("it comes", false, true)
+
 				for range 12 {
 					time.Sleep(10 * time.Second)
 					renew()
 					is("it is renewed", false, false)
 				}
+
 				time.Sleep(39 * time.Second)
 				is("three renewals were missed", false, false)
 				time.Sleep(2 * time.Second)

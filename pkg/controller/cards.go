@@ -36,6 +36,7 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		}
 		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), whenSpecChanged)
 	}
+
 	return c.
 		// Also after its own writes: it may have found a node that came back while the cache did
 		// not have yet that the card was nowhere.
@@ -85,17 +86,20 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+
 	again, err := r.ask(ctx, &xpu)
 	if err != nil { // the session finds out whether the agent answers at all
 		ctrl.LoggerFrom(ctx).Info("The OPI agent does not say which PFs it serves", "error",
 			err.Error())
 		return ctrl.Result{RequeueAfter: r.retries.When(req)}, nil
 	}
+
 	r.retries.Forget(req)
 	before := xpu.DeepCopy()
 	if err := r.locate(ctx, &xpu); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	return again, r.writeStatus(ctx, &xpu, before)
 }
 
@@ -106,12 +110,15 @@ func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, 
 	if agent == nil {
 		return again, nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
+
 	pfs, err := agent.HostPFs(ctx)
 	if err != nil {
 		return again, err
 	}
+
 	r.told.set(xpu.Name, pfs)
 	return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 }
@@ -123,6 +130,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 		xpu.Status.NodeName = xpu.Node()
 		return nil
 	}
+
 	var nodes []v1alpha1.XPUNode
 	seen := sets.New[string]()
 	for _, pf := range told {
@@ -132,6 +140,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 				client.UnsafeDisableDeepCopy); err != nil {
 				return fmt.Errorf("XPUNodes with %s: %w", key, err)
 			}
+
 			for _, node := range found.Items {
 				if !seen.Has(node.Name) {
 					seen.Insert(node.Name)
@@ -140,10 +149,12 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 			}
 		}
 	}
+
 	nodes, err := r.ofTenant(ctx, xpu, nodes)
 	if err != nil {
 		return err
 	}
+
 	card := locate(xpu, told, nodes)
 	if rival, err := r.rival(ctx, xpu, card); err != nil {
 		return err
@@ -153,11 +164,13 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 				"%s of node %s, which XPU %s has; see which of the two agents has the card",
 				card.pfs[0].Address, card.node, rival)}
 	}
+
 	xpu.Status.NodeName, xpu.Status.Serial, xpu.Status.PFs = card.node, card.serial, card.pfs
 	if card.reason == "" {
 		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionCard)
 		return nil
 	}
+
 	meta.SetStatusCondition(&xpu.Status.Conditions,
 		newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
 	return nil
@@ -171,14 +184,17 @@ func (r *cards) ofTenant(
 	if r.Role != RoleInfra {
 		return nodes, nil
 	}
+
 	var tenants v1alpha1.XPUTenantList
 	if err := r.client.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUTenants: %w", err)
 	}
+
 	var name string // of no tenant
 	if tenant := v1alpha1.TenantOf(xpu, tenants.Items); tenant != nil {
 		name = tenant.Name
 	}
+
 	return slices.DeleteFunc(nodes, func(n v1alpha1.XPUNode) bool {
 		return n.Labels[v1alpha1.LabelTenant] != name
 	}), nil
@@ -192,6 +208,7 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 		client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("XPUs of node %s: %w", card.node, err)
 	}
+
 	for i := range others.Items {
 		other := &others.Items[i]
 		for _, pf := range card.pfs {
@@ -205,6 +222,7 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 			}
 		}
 	}
+
 	return "", nil
 }
 
@@ -233,10 +251,12 @@ func (t *toldPFs) by(key string) []string {
 func (t *toldPFs) set(xpu string, pfs []opi.HostPF) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	t.drop(xpu)
 	if t.byXPU == nil {
 		t.byXPU, t.byKey = map[string][]opi.HostPF{}, map[string]sets.Set[string]{}
 	}
+
 	t.byXPU[xpu] = pfs
 	for _, pf := range pfs {
 		for _, key := range keysOf(pf) {

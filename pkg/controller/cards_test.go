@@ -51,6 +51,7 @@ func (c *cluster) card(xpu *v1alpha1.XPU, node, reason string) {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
+
 		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionCard)
 		if condition == nil && reason == "" {
 			condition = &metav1.Condition{}
@@ -58,6 +59,7 @@ func (c *cluster) card(xpu *v1alpha1.XPU, node, reason string) {
 		if condition == nil || condition.Reason != reason || xpu.Node() != node {
 			return fmt.Errorf("it is on %q: %+v", xpu.Node(), condition)
 		}
+
 		return nil
 	})
 }
@@ -79,15 +81,18 @@ func TestCards(t *testing.T) {
 	if port.Spec.XPU != "card" || port.Status.BridgePort != "c1pf0vf3" {
 		t.Errorf("XPU %s, bridge port %s", port.Spec.XPU, port.Status.BridgePort)
 	}
+
 	c.has(agent, "c1pf0vf3")
 	if xpu.Status.Serial != "MT1" || len(xpu.Status.PFs) != 1 {
 		t.Errorf("status %+v", xpu.Status)
 	}
+
 	t.Run("an agent that takes its word for another's card", func(t *testing.T) {
 		thief := c.registered("thief", c.dpu("MT1"))
 		c.card(thief, "", v1alpha1.ReasonConflict)
 		c.card(xpu, c.node, v1alpha1.ReasonFound)
 	})
+
 	t.Run("an XPU whose spec names another's PF later", func(t *testing.T) {
 		second := c.xpuOn(c.node, "second", opitest.Start(t).Config().Endpoint)
 		c.change(second, func() { second.Spec.PFs = []string{string(testPF)} })
@@ -96,6 +101,7 @@ func TestCards(t *testing.T) {
 		c.delete(second)
 		c.gone(second)
 	})
+
 	t.Run("a status that says something else", func(t *testing.T) {
 		c.eventually("change it", func() error {
 			if err := c.get(xpu); err != nil {
@@ -106,22 +112,26 @@ func TestCards(t *testing.T) {
 		})
 		c.card(xpu, c.node, v1alpha1.ReasonFound)
 	})
+
 	t.Run("the agent is started anew with another name for the PF", func(t *testing.T) {
 		agent.Kill()
 		agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c2pf0 serial MT1"} })
 		if err := agent.Run(); err != nil {
 			t.Fatal(err)
 		}
+
 		c.eventually("its name is c2pf0", func() error {
 			if err := c.get(xpu); err != nil || xpu.Status.PFs[0].Name != "c2pf0" {
 				return fmt.Errorf("%v, %+v", err, xpu.Status.PFs)
 			}
 			return nil
 		})
+
 		c.has(agent, "c1pf0vf3") // a Port keeps its id
 		c.up(c.claim(want{name: "b", pool: "fast", function: vf(4)}), vf(4))
 		c.has(agent, "c1pf0vf3", "c2pf0vf4")
 	})
+
 	c.delete(o)
 	c.delete(port)
 	c.gone(port)
@@ -183,10 +193,12 @@ func TestAgentFallsSilent(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.card(xpu, c.node, v1alpha1.ReasonNotTold)
 	if xpu.PF(string(testPF)) == nil {
 		t.Errorf("its PFs are %+v", xpu.Status.PFs)
 	}
+
 	c.change(xpu, func() { xpu.Spec.Endpoint = opitest.Start(t).Config().Endpoint })
 	c.card(xpu, "", v1alpha1.ReasonNotTold)
 }
@@ -212,6 +224,7 @@ func TestFunctionOfNoCard(t *testing.T) {
 		c.portReason(port, v1alpha1.ReasonNoXPU, "XPU card does not have Function "+f.String()+
 			": its PFs are 0000:3b:00.0 with at most 64 VFs")
 	}
+
 	own := c.podPort(function.SubfunctionID(testPF, 88), "blue")
 	c.create(own)
 	c.portReason(own, v1alpha1.ReasonUp, "")
@@ -229,6 +242,7 @@ func TestTwoCards(t *testing.T) {
 		second.Address, second.Serial = "0000:5e:00.0", "MT2"
 		host.Status.PFs = append(host.Status.PFs, second)
 	})
+
 	first, second := c.dpu("MT1"), c.dpu("MT2")
 	c.card(c.registered("second", second), c.node, v1alpha1.ReasonFound)
 	c.card(c.registered("first", first), c.node, v1alpha1.ReasonFound)
@@ -270,6 +284,7 @@ func TestMovedCardHasPorts(t *testing.T) {
 		t.Errorf("the agent was asked %d times to delete the port that the other node's Function "+
 			"has now", n)
 	}
+
 	c.has(agent, "c1pf0vf3")
 	c.delete(after)
 	c.delete(port)
@@ -289,6 +304,7 @@ func TestCardByHand(t *testing.T) {
 	c.card(silent, c.node, "")
 	nobody := c.registered("nobody", opitest.Start(t))
 	c.card(nobody, "", v1alpha1.ReasonNotTold)
+
 	c.eventually("the agent of the node sees its XPU", func() error {
 		var seen v1alpha1.XPUList
 		err := c.List(t.Context(), &seen, client.MatchingFields{"status.nodeName": c.node})

@@ -96,12 +96,15 @@ func (r *claims) portChanged(
 	if before.UID != after.UID {
 		r.portGone(ctx, event.DeleteEvent{Object: before}, queue)
 	}
+
 	if before.UID != after.UID || before.Status.BridgePort != after.Status.BridgePort {
 		r.allocator.made(after)
 	}
+
 	if before.DeletionTimestamp.IsZero() && !after.DeletionTimestamp.IsZero() {
 		r.allocator.leaving(after)
 	}
+
 	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
 }
 
@@ -135,6 +138,7 @@ func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []r
 		waiting := r.dependents(ctx, onAddresses(network))
 		woken = append(woken, waiting[:min(len(waiting), wokenForAddress)]...)
 	}
+
 	return woken
 }
 
@@ -164,6 +168,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 			keys = append(keys, onPool(pool.Name))
 		}
 	}
+
 	return keys
 }
 
@@ -183,6 +188,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	if err := r.client.Get(ctx, req.NamespacedName, &c); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("ResourceClaim %s: %w", req, err)
 	}
+
 	devices, err := claim.Devices(&c)
 	if err != nil {
 		// No Port is touched, as it is unknown what is allocated.
@@ -190,16 +196,19 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 			oneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
+
 	ports, err := listPorts(ctx, r.client, client.InNamespace(req.Namespace),
 		client.MatchingFields{portsByClaim: req.Name})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	after, err := r.retire(ctx, &c, devices, ports)
 	if err != nil || len(devices) == 0 {
 		r.busy.reset(req)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
+
 	before := c.DeepCopy()
 	for i := range devices {
 		switch {
@@ -209,13 +218,16 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		case devices[i].Function == (function.ID{}):
 			continue // a share, for which the agent has not chosen a VF yet
 		}
+
 		told, again, err := r.device(ctx, &c, &devices[i], ports)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
+
 		setConditions(&c, &devices[i], told)
 		after = smaller(after, again)
 	}
+
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
@@ -239,15 +251,18 @@ func (r *claims) retire(
 		if backed || !port.DeletionTimestamp.IsZero() {
 			continue
 		}
+
 		if !current || ending(c) {
 			if waited := r.gone.elapsed(port.UID); waited < r.CollectGrace {
 				after = smaller(after, r.CollectGrace-waited)
 				continue
 			}
 		}
+
 		if err := r.deletePort(ctx, port, "the claim no longer has the Function"); err != nil {
 			return 0, err
 		}
+
 		r.gone.reset(port.UID)
 	}
 	return after, nil
@@ -286,6 +301,7 @@ func (r *claims) device(
 	if i >= 0 {
 		return r.existing(ctx, c, d, &ports[i])
 	}
+
 	// The claim is in the queue before it looks, so that it finds the Function free or hears when
 	// it is.
 	key := functionKey(d.ID.Node, d.Function)
@@ -295,6 +311,7 @@ func (r *claims) device(
 	if !ok || p.reason != v1alpha1.ReasonFunctionBusy {
 		r.queues.leave(key, requestFor(c))
 	}
+
 	if ok {
 		// A Function that just changed hands is no news.
 		if p.reason == v1alpha1.ReasonFunctionBusy {
@@ -305,9 +322,11 @@ func (r *claims) device(
 		// Events wake the claim, except when something was only assumed to be taken.
 		return provisioned(c, p.reason, p.message), cmp.Or(p.retry, assumedFor), nil
 	}
+
 	if err == nil && !needed && d.BeforeBind {
 		return provisioned(c, v1alpha1.ReasonNoPortNeeded, "the interface joins no network"), 0, nil
 	}
+
 	return nil, 0, err
 }
 
@@ -328,6 +347,7 @@ func (r *claims) existing(
 	if port.Annotations[annotationAllocation] != allocationStamp(c) {
 		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
+
 	r.busy.reset(requestFor(c))
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
@@ -338,14 +358,17 @@ func (r *claims) existing(
 	case everUp: // what happens to the Port later is not told to the claim
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
 	}
+
 	told := provisioned(c, ready.Reason, ready.Message)
 	if !d.BeforeBind || !v1alpha1.Refused(ready.Reason) {
 		return told, 0, nil
 	}
+
 	wait, err := r.untilTainted(ctx, c, d, port)
 	if err != nil || wait > 0 {
 		return told, wait, err
 	}
+
 	failed := told[0]
 	failed.Type, failed.Status = v1alpha1.ConditionProvisionFailed, metav1.ConditionTrue
 	return append(told, failed), 0, nil
@@ -365,6 +388,7 @@ func (r *claims) untilTainted(
 	if told || r.tainted.elapsed(port.UID) >= r.TaintGrace {
 		return 0, nil
 	}
+
 	var found resourceapi.ResourceSliceList
 	err := r.live.List(ctx, &found, client.MatchingFields{
 		resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
@@ -373,19 +397,23 @@ func (r *claims) untilTainted(
 	if err != nil {
 		return 0, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
 	}
+
 	var pause time.Duration // a device that is not offered any more cannot be picked again either
 	for _, slice := range found.Items {
 		for _, device := range slice.Spec.Devices {
 			if slice.Spec.Pool.Name != d.Pool || device.Name != d.Name {
 				continue
 			}
+
 			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
 				return t.Key == v1alpha1.TaintProvisionFailed
 			}) {
 				return 0, nil
 			}
+
 			pause = taintPause
 		}
 	}
+
 	return pause, nil
 }

@@ -38,6 +38,7 @@ func TestLife(t *testing.T) {
 	c := newCluster(t, func(o *Options) { o.CollectGrace = time.Hour })
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
+
 	c.create(&v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 		Spec: v1alpha1.XPUNetworkSpec{
@@ -46,6 +47,7 @@ func TestLife(t *testing.T) {
 			}, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"},
 		},
 	})
+
 	c.pool("fast", "blue")
 	// the first Port of a network at an xPU costs a status
 	c.up(c.claim(want{name: "neighbour", pool: "fast", function: vf(9)}), vf(9))
@@ -59,6 +61,7 @@ func TestLife(t *testing.T) {
 		MAC:     port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.3/24", "fd00:1::3/64"},
 		Claim: v1alpha1.ClaimRef{Name: "a", UID: o.UID, Request: "nic", Pod: "p"},
 	}
+
 	if diff := gocmp.Diff(wantSpec, port.Spec); diff != "" {
 		t.Errorf("XPUPort spec (-want +got):\n%s", diff)
 	}
@@ -75,6 +78,7 @@ func TestLife(t *testing.T) {
 	if port.Status.BridgePort != "vf-0000-3b-02-0" {
 		t.Errorf("bridge port %q", port.Status.BridgePort)
 	}
+
 	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-03-1")
 
 	// The garbage collector's part, which this API server has not.
@@ -128,16 +132,19 @@ func (c *cluster) writesSettle() {
 				return err
 			}
 		}
+
 		needed := sets.New[bridge]()
 		for i := range ports.Items {
 			needed.Insert(bridgeOf(&ports.Items[i]))
 		}
+
 		for _, x := range xpus.Items {
 			if err := hasReason(x.Status.Conditions, v1alpha1.ConditionReady,
 				v1alpha1.ReasonConnected, ""); err != nil {
 				return fmt.Errorf("XPU %s: %w", x.Name, err)
 			}
 		}
+
 		for _, n := range networks.Items {
 			ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady)
 			xpus := 0
@@ -146,18 +153,22 @@ func (c *cluster) writesSettle() {
 					xpus++
 				}
 			}
+
 			if ready == nil || ready.ObservedGeneration != n.Generation ||
 				ready.Status != metav1.ConditionTrue || int(n.Status.ReadyXPUs) != xpus {
 				return fmt.Errorf("XPUNetwork %s: %+v", n.Name, n.Status)
 			}
 		}
+
 		for _, p := range pools.Items {
 			if meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady) == nil {
 				return fmt.Errorf("DevicePool %s has no condition", p.Name)
 			}
 		}
+
 		return nil
 	})
+
 	c.writes.reset()
 }
 
@@ -197,11 +208,13 @@ func TestEnding(t *testing.T) {
 	pod := []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "1", Controller: ptr.To(true)},
 	}
+
 	reserved := resourceapi.ResourceClaimStatus{
 		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
 			{Resource: "pods", Name: "p", UID: "1"},
 		},
 	}
+
 	allocated := resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}
 	now := metav1.Now()
 	for name, test := range map[string]struct {
@@ -255,6 +268,7 @@ func TestClaimReallocated(t *testing.T) {
 	if err := c.get(o); err != nil {
 		t.Fatal(err)
 	}
+
 	if allocationStamp(o) == first.Annotations[annotationAllocation] {
 		// Stamps are to the second.
 		c.deallocate(o)
@@ -264,8 +278,10 @@ func TestClaimReallocated(t *testing.T) {
 			}
 			return nil
 		})
+
 		c.allocate(o, w)
 	}
+
 	c.start(nil)
 	c.eventually("a Port of the second allocation", func() error {
 		port := c.port(o, vf(0))
@@ -295,6 +311,7 @@ func TestBeforeBind(t *testing.T) {
 		!meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
 		t.Errorf("the claim was provisioned before its Port: %v, %+v", err, port.Status)
 	}
+
 	bare := c.claim(want{name: "b", pool: "bare", function: vf(1), beforeBind: true})
 	c.claimReason(bare, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoPortNeeded, "")
 	if err := c.get(c.port(bare, vf(1))); !apierrors.IsNotFound(err) {
@@ -312,6 +329,7 @@ func TestOnlySeen(t *testing.T) {
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
 	c.pool("fast", "blue")
+
 	c.eventually("the namespace allows adminAccess", func() error {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace}}
 		if err := c.get(namespace); err != nil {
@@ -321,6 +339,7 @@ func TestOnlySeen(t *testing.T) {
 			"true")
 		return c.Update(context.Background(), namespace)
 	})
+
 	user := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.portReason(c.port(user, vf(0)), v1alpha1.ReasonUp, "")
 	monitor := c.claim(want{
@@ -351,10 +370,12 @@ func TestChosen(t *testing.T) {
 			if err := c.get(o); err != nil {
 				return err
 			}
+
 			data, err := claim.Choice{Function: f}.Data()
 			if err != nil {
 				return err
 			}
+
 			result := o.Status.Allocation.Devices.Results[0]
 			i := slices.IndexFunc(o.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
 				return claim.IsOf(&d, result.Pool, result.Device, share)
@@ -364,14 +385,17 @@ func TestChosen(t *testing.T) {
 				o.Status.Devices = append(o.Status.Devices,
 					claim.NewEntry(result.Pool, result.Device, share))
 			}
+
 			o.Status.Devices[i].Data = data
 			return c.Status().Update(context.Background(), o)
 		})
 	}
+
 	choose(vf(0))
 	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonUp, "")
 	choose(vf(1))
 	c.portReason(c.port(o, vf(1)), v1alpha1.ReasonUp, "")
+
 	c.eventually("the Port of the first choice is gone", func() error {
 		if err := c.get(c.port(o, vf(0))); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %w", err)
@@ -393,6 +417,7 @@ func TestClaimStatusShared(t *testing.T) {
 		WithDevice(d.Device).WithConditions(
 		metaapply.Condition().WithType(v1alpha1.ConditionReady).WithStatus(metav1.ConditionFalse).
 			WithReason("Waiting").WithMessage("m").WithLastTransitionTime(metav1.Now()))
+
 	apply := func(status *resourceapply.ResourceClaimStatusApplyConfiguration) {
 		t.Helper()
 		err := c.Status().Apply(t.Context(),
@@ -402,6 +427,7 @@ func TestClaimStatusShared(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	apply(resourceapply.ResourceClaimStatus().WithDevices(entry))
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
@@ -411,6 +437,7 @@ func TestClaimStatusShared(t *testing.T) {
 		"m"); err != nil {
 		t.Error(err)
 	}
+
 	apply(resourceapply.ResourceClaimStatus())
 	if err := c.get(o); err != nil || deviceHas(o, v1alpha1.ConditionReady) {
 		t.Errorf("the agent cannot take back what it wrote: %v, %+v", err, o.Status.Devices)
@@ -587,13 +614,16 @@ func TestProblems(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := newCluster(t, nil)
 			c.xpu("card", c.agent())
+
 			if test.before != nil {
 				test.before(c)
 			}
+
 			pool := test.pool
 			if pool == "" {
 				pool = "fast"
 			}
+
 			o := c.claim(want{name: "a", pool: pool, function: vf(0), config: test.config,
 				pod: "p-" + c.namespace})
 			c.claimReason(o, v1alpha1.ConditionProvisioned, test.reason, test.message)
@@ -602,6 +632,7 @@ func TestProblems(t *testing.T) {
 			if test.cure == nil {
 				return
 			}
+
 			test.cure(c)
 			c.up(o, vf(0))
 			c.claimQuiet(o)
@@ -645,6 +676,7 @@ func TestFunctionHandOver(t *testing.T) {
 		name: "a", pool: "fast", function: vf(0),
 		config: `{"network":"blue","mac":"02:00:00:00:00:01"}`,
 	})
+
 	firstPort := c.up(first, vf(0))
 	agent.Set(func(b *opitest.Behaviour) { b.DeleteTail = 500 * time.Millisecond })
 	c.writes.reset()
@@ -658,10 +690,12 @@ func TestFunctionHandOver(t *testing.T) {
 		}
 		return err
 	})
+
 	c.up(second, vf(0))
 	if got := c.writes.of("ResourceClaim"); len(got) > 0 {
 		t.Errorf("a Function that just changed hands was worth %q", got)
 	}
+
 	c.has(agent, "vf-0000-3b-02-0")
 }
 
@@ -684,6 +718,7 @@ func TestProvisionFailed(t *testing.T) {
 	if deviceHas(o, v1alpha1.ConditionProvisionFailed) {
 		t.Error("the claim was told before the device was tainted")
 	}
+
 	taint := resourceapi.DeviceTaint{
 		Key: v1alpha1.TaintProvisionFailed, Effect: resourceapi.DeviceTaintEffectNoSchedule,
 	}
@@ -691,6 +726,7 @@ func TestProvisionFailed(t *testing.T) {
 	if err := c.Update(t.Context(), slice); err != nil {
 		t.Fatal(err)
 	}
+
 	c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed,
 		"no such representor")
 
@@ -743,9 +779,11 @@ func (c *cluster) slice(pool string, functions ...function.ID) *resourceapi.Reso
 			},
 		},
 	}
+
 	for _, f := range functions {
 		s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: f.DeviceName()})
 	}
+
 	c.create(s)
 	return s
 }
@@ -761,6 +799,7 @@ func TestAddressRace(t *testing.T) {
 	for i := range claims {
 		c.claim(want{name: fmt.Sprintf("c%d", i), pool: "fast", function: vf(i)})
 	}
+
 	addresses := map[string]string{}
 	c.within(time.Minute, "all addresses are given", func() error {
 		var found v1alpha1.XPUPortList
@@ -768,6 +807,7 @@ func TestAddressRace(t *testing.T) {
 			client.InNamespace(c.namespace)); err != nil {
 			return err
 		}
+
 		clear(addresses)
 		up := 0
 		for _, p := range found.Items {
@@ -779,21 +819,26 @@ func TestAddressRace(t *testing.T) {
 				up++
 			}
 		}
+
 		var waiting resourceapi.ResourceClaimList
 		if err := c.List(context.Background(), &waiting,
 			client.InNamespace(c.namespace)); err != nil {
 			return err
 		}
+
 		without := slices.DeleteFunc(waiting.Items, func(o resourceapi.ResourceClaim) bool {
 			return len(o.Status.Devices) != 1 ||
 				hasReason(o.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned,
 					v1alpha1.ReasonNoFreeAddress, "") != nil
 		})
+
 		if up != room || len(without) != claims-room {
 			return fmt.Errorf("%d Ports are up, %d claims without address", up, len(without))
 		}
+
 		return nil
 	})
+
 	for _, reserved := range []string{"10.1.0.0/26", "10.1.0.1/26", "10.1.0.63/26"} {
 		if name, given := addresses[reserved]; given {
 			t.Errorf("%s was given to %s", reserved, name)
@@ -821,12 +866,14 @@ func TestRestart(t *testing.T) {
 	// Something new that is seen through proves that everything old has been looked at.
 	last := c.claim(want{name: "c", pool: "fast", function: vf(2)})
 	c.up(last, vf(2))
+
 	c.eventually("old Ports are verified", func() error {
 		if got := agent.Calls("GetBridgePort"); got < verified+4 {
 			return fmt.Errorf("%d calls", got-verified)
 		}
 		return nil
 	})
+
 	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort"},
 		c.writes.of("XPUPort", "ResourceClaim", "XPU", "XPUNetwork", "DevicePool")); diff != "" {
 		t.Errorf("writes (-want +got):\n%s", diff)
@@ -866,6 +913,7 @@ func TestAddressBook(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	book := newAddressBook()
 	have := map[string]*v1alpha1.XPUPort{} // by address
 	lowest := func() string {
@@ -877,6 +925,7 @@ func TestAddressBook(t *testing.T) {
 		}
 		return ""
 	}
+
 	for n := range 5000 {
 		if len(have) > 0 && random.IntN(100) < 48 {
 			for text, port := range have {
@@ -886,6 +935,7 @@ func TestAddressBook(t *testing.T) {
 			}
 			continue
 		}
+
 		want := lowest()
 		got, err := book.choose(rules, nil)
 		if (err != nil) != (want == "") || err == nil && got[0].String() != want {
@@ -894,10 +944,12 @@ func TestAddressBook(t *testing.T) {
 		if want == "" {
 			continue
 		}
+
 		port := &v1alpha1.XPUPort{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(n)},
 			Spec:       v1alpha1.XPUPortSpec{Addresses: texts(got)},
 		}
+
 		book.add(port)
 		have[want] = port
 	}
@@ -911,6 +963,7 @@ func TestChooseAddresses(t *testing.T) {
 		}
 		return m
 	}
+
 	tests := []struct {
 		name               string
 		subnets            []string
@@ -972,6 +1025,7 @@ func TestChooseAddresses(t *testing.T) {
 			reason: v1alpha1.ReasonInvalidConfig},
 		{name: "bad subnet", subnets: []string{"10.1.0.0"}, reason: v1alpha1.ReasonNetworkNotReady},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
@@ -981,6 +1035,7 @@ func TestChooseAddresses(t *testing.T) {
 			for _, w := range test.wanted {
 				wanted = append(wanted, netip.MustParsePrefix(w))
 			}
+
 			var got []netip.Prefix
 			rules, err := rulesOf(network)
 			if err == nil {
@@ -988,6 +1043,7 @@ func TestChooseAddresses(t *testing.T) {
 				maps.Copy(book.addresses, test.taken)
 				got, err = book.choose(rules, wanted)
 			}
+
 			var p *problem
 			if errors.As(err, &p) != (test.reason != "") || p != nil && p.reason != test.reason {
 				t.Fatalf("error %v, want reason %q", err, test.reason)

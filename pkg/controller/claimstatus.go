@@ -33,6 +33,7 @@ func (r *claims) report(
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil
 	}
+
 	wanted := c.DeepCopy() // an API server without status.devices gives the claim back without them
 	err := r.client.Status().Update(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -41,6 +42,7 @@ func (r *claims) report(
 	if err != nil {
 		return fmt.Errorf("status of ResourceClaim %s/%s: %w", c.Namespace, c.Name, err)
 	}
+
 	for i := range devices {
 		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
 		is := deviceCondition(wanted, &devices[i], v1alpha1.ConditionProvisioned)
@@ -48,6 +50,7 @@ func (r *claims) report(
 			is.Reason == was.Reason && is.Message == was.Message {
 			continue
 		}
+
 		r.events.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Provision", "%s", is.Message)
 		for _, consumer := range c.Status.ReservedFor {
 			if consumer.APIGroup == "" && consumer.Resource == "pods" {
@@ -59,6 +62,7 @@ func (r *claims) report(
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -89,6 +93,7 @@ func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav
 	if deviceStatus(c, d) == nil {
 		c.Status.Devices = append(c.Status.Devices, claim.NewEntry(d.Pool, d.Name, d.Share))
 	}
+
 	conditions := &deviceStatus(c, d).Conditions
 	for _, conditionType := range claimConditions {
 		if condition := meta.FindStatusCondition(wanted, conditionType); condition != nil {
@@ -97,6 +102,7 @@ func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav
 			meta.RemoveStatusCondition(conditions, conditionType)
 		}
 	}
+
 	c.Status.Devices = slices.DeleteFunc(c.Status.Devices,
 		func(s resourceapi.AllocatedDeviceStatus) bool {
 			return s.Driver == v1alpha1.GroupName && len(s.Conditions) == 0 && s.Data == nil &&

@@ -62,27 +62,32 @@ func runTests(m *testing.M) int {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return m.Run()
 	}
+
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "deploy", "crds")},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
 	}
+
 	started, err := environment.Start()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "API server for tests:", err)
 		return 1
 	}
+
 	started.QPS, started.Burst = -1, 0
 	apiServer = started
 	if err := addController(environment); err != nil {
 		fmt.Fprintln(os.Stderr, "user for the controller:", err)
 		return 1
 	}
+
 	code := m.Run()
 	if err := environment.Stop(); err != nil {
 		fmt.Fprintln(os.Stderr, "API server for tests:", err)
 		return 1
 	}
+
 	return code
 }
 
@@ -93,18 +98,22 @@ func addController(environment *envtest.Environment) error {
 	if err != nil {
 		return err
 	}
+
 	controllerUser = user.Config()
 	direct, err := client.New(apiServer, client.Options{})
 	if err != nil {
 		return err
 	}
+
 	role := &rbacv1.ClusterRole{}
 	own := &rbacv1.Role{}
 	if err := readRights(role, own); err != nil {
 		return err
 	}
+
 	role.ObjectMeta = metav1.ObjectMeta{Name: controllerUserName}
 	namespaceRules = own.Rules
+
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: role.ObjectMeta,
 		RoleRef: rbacv1.RoleRef{
@@ -114,6 +123,7 @@ func addController(environment *envtest.Environment) error {
 			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
 		},
 	}
+
 	return errors.Join(direct.Create(context.Background(), role),
 		direct.Create(context.Background(), binding))
 }
@@ -124,6 +134,7 @@ func readRights(objects ...any) error {
 	if err != nil {
 		return err
 	}
+
 	for _, document := range strings.Split(string(text), "\n---\n") {
 		for _, o := range objects {
 			kind := reflect.TypeOf(o).Elem().Name()
@@ -135,6 +146,7 @@ func readRights(objects ...any) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -158,6 +170,7 @@ type writes struct {
 func (w *writes) note(verb string, o any, scheme *runtime.Scheme) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	kind := "?"
 	switch o := o.(type) {
 	case runtime.Object:
@@ -166,6 +179,7 @@ func (w *writes) note(verb string, o any, scheme *runtime.Scheme) {
 	case interface{ GetKind() *string }:
 		kind = *o.GetKind()
 	}
+
 	w.made = append(w.made, verb+" "+kind)
 }
 
@@ -173,6 +187,7 @@ func (w *writes) note(verb string, o any, scheme *runtime.Scheme) {
 func (w *writes) of(kinds ...string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	var found []string
 	for _, one := range w.made {
 		if slices.ContainsFunc(kinds, func(kind string) bool {
@@ -181,6 +196,7 @@ func (w *writes) of(kinds ...string) []string {
 			found = append(found, one)
 		}
 	}
+
 	return found
 }
 
@@ -260,23 +276,29 @@ func newCluster(t testing.TB, set func(*Options)) *cluster {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
 			"kube-apiserver and kubectl")
 	}
+
 	scheme, err := Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	direct, err := client.New(apiServer, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
 	if err := direct.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
+
 	c := &cluster{TB: t, Client: direct, namespace: namespace.Name, node: "node-" + namespace.Name,
 		writes: &writes{}}
 	t.Cleanup(c.sweep)
+
 	own := metav1.ObjectMeta{Namespace: c.namespace, Name: controllerUserName}
 	c.create(&rbacv1.Role{ObjectMeta: own, Rules: namespaceRules})
+
 	c.create(&rbacv1.RoleBinding{
 		ObjectMeta: own,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
@@ -284,6 +306,7 @@ func newCluster(t testing.TB, set func(*Options)) *cluster {
 			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
 		},
 	})
+
 	c.start(set)
 	return c
 }
@@ -298,9 +321,11 @@ func (c *cluster) start(set func(*Options)) {
 		TaintGrace: 20 * time.Second,
 		Debounce:   50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
 	}
+
 	if set != nil {
 		set(&o)
 	}
+
 	mgr, err := ctrl.NewManager(controllerUser, ctrl.Options{
 		Scheme:     c.Scheme(),
 		Logger:     c.logger(),
@@ -312,21 +337,26 @@ func (c *cluster) start(set func(*Options)) {
 			return c.writes.wrap(unwatched{cached}), err
 		},
 	})
+
 	if err != nil {
 		c.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	if err := Setup(ctx, mgr, o); err != nil {
 		c.Fatal(err)
 	}
+
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
+
 	c.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			c.Errorf("controller: %v", err)
 		}
 	})
+
 	c.Cleanup(func() { c.stop() })
 }
 
@@ -351,9 +381,11 @@ func (c *cluster) sweep() {
 					c.Errorf("sweep: %v", err)
 				}
 			}
+
 			if err := c.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
 				c.Errorf("sweep: %v", err)
 			}
+
 			return nil
 		})
 	}
@@ -373,6 +405,7 @@ func (c *cluster) within(limit time.Duration, what string, check func() error) {
 			last = check()
 			return last == nil, nil
 		})
+
 	if err != nil {
 		c.Fatalf("%s: %v", what, last)
 	}
@@ -435,6 +468,7 @@ func (c *cluster) network(name string, vlan int32, subnets ...string) *v1alpha1.
 			}, Subnets: subnets,
 		},
 	}
+
 	c.create(n)
 	return n
 }
@@ -449,6 +483,7 @@ func (c *cluster) pool(name, network string) *v1alpha1.DevicePool {
 			Allow: v1alpha1.PrivilegedFields(),
 		},
 	}
+
 	c.create(p)
 	return p
 }
@@ -488,6 +523,7 @@ func (c *cluster) claim(w want) *resourceapi.ResourceClaim {
 			{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"}},
 		}}},
 	}
+
 	c.create(o)
 	return c.allocate(o, w)
 }
@@ -501,22 +537,27 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		}.String(),
 		Device: w.function.DeviceName(),
 	}
+
 	if w.admin {
 		result.AdminAccess = &w.admin
 	}
+
 	if w.share != "" {
 		result.ShareID = &w.share
 	}
+
 	if w.beforeBind {
 		result.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		result.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
+
 	o.Status.Allocation = &resourceapi.AllocationResult{
 		Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{result},
 		},
 		AllocationTimestamp: ptr.To(metav1.Now()),
 	}
+
 	if w.on != "" {
 		o.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchFields: []corev1.NodeSelectorRequirement{
@@ -524,6 +565,7 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 			},
 		}}}
 	}
+
 	if w.config != "" {
 		raw := `{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig",` +
 			strings.TrimPrefix(w.config, "{")
@@ -531,6 +573,7 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		if w.ofClass {
 			source = resourceapi.AllocationConfigSourceClass
 		}
+
 		o.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 			Source: source,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -538,14 +581,17 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 			}},
 		}}
 	}
+
 	if w.pod != "" {
 		o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
 			{Resource: "pods", Name: w.pod, UID: "pod-" + o.UID},
 		}
 	}
+
 	if err := c.Status().Update(context.Background(), o); err != nil {
 		c.Fatal(err)
 	}
+
 	return o
 }
 
@@ -581,6 +627,7 @@ func (c *cluster) up(o *resourceapi.ResourceClaim, f function.ID) *v1alpha1.XPUP
 		}
 		return hasReason(port.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonUp, "")
 	})
+
 	return port
 }
 
@@ -605,6 +652,7 @@ func hasReason(conditions []metav1.Condition, conditionType, reason, text string
 		return fmt.Errorf("condition %s is %s, %s: %s; want %s: ...%s...", conditionType,
 			condition.Status, condition.Reason, condition.Message, reason, text)
 	}
+
 	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade ||
 		reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected ||
 		reason == v1alpha1.ReasonNoPortNeeded ||
@@ -613,6 +661,7 @@ func hasReason(conditions []metav1.Condition, conditionType, reason, text string
 		return fmt.Errorf("condition %s has reason %s with status %s", conditionType, reason,
 			condition.Status)
 	}
+
 	return nil
 }
 
@@ -637,6 +686,7 @@ func (c *cluster) claimQuiet(o *resourceapi.ResourceClaim) {
 		if err := c.get(o); err != nil {
 			return err
 		}
+
 		for _, d := range o.Status.Devices {
 			for _, conditionType := range claimConditions {
 				if condition := meta.FindStatusCondition(d.Conditions,
@@ -645,6 +695,7 @@ func (c *cluster) claimQuiet(o *resourceapi.ResourceClaim) {
 				}
 			}
 		}
+
 		return nil
 	})
 }
@@ -657,6 +708,7 @@ func (c *cluster) told(kind, name, reason string) {
 		if err := c.List(context.Background(), &found); err != nil {
 			return err
 		}
+
 		var seen []string
 		for _, e := range found.Items {
 			if e.Regarding.Kind == kind && e.Regarding.Name == name {
@@ -666,6 +718,7 @@ func (c *cluster) told(kind, name, reason string) {
 				seen = append(seen, e.Reason)
 			}
 		}
+
 		return fmt.Errorf("there are only %q", seen)
 	})
 }

@@ -62,6 +62,7 @@ func (r *devicePools) changed(before, after client.Object, queue queueOf[reconci
 			queue.AddAfter(poolRequest(name), r.PoolPause)
 		}
 	}
+
 	for name := range is {
 		if _, had := was[name]; !had {
 			queue.AddAfter(poolRequest(name), r.PoolPause)
@@ -93,6 +94,7 @@ func (r *devicePools) Reconcile(
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+
 	hasNetwork := true
 	if name := pool.Spec.Network; name != "" {
 		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.XPUNetwork{})
@@ -101,12 +103,15 @@ func (r *devicePools) Reconcile(
 		}
 		hasNetwork = err == nil
 	}
+
 	sumUp(pool, entries, hasNetwork)
 	if err := r.namePFs(ctx, pool); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	sumUpSupply(pool, entries)
 	sumUpFallbacks(pool, entries)
+
 	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
 }
 
@@ -123,10 +128,12 @@ func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, er
 		client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUNodes: %w", err)
 	}
+
 	var entries []poolEntry
 	for i := range nodes.Items {
 		entries = append(entries, poolEntry{nodes.Items[i].Name, poolsOf(&nodes.Items[i])[pool]})
 	}
+
 	slices.SortFunc(entries, func(a, b poolEntry) int { return cmp.Compare(a.node, b.node) })
 	return entries, nil
 }
@@ -149,48 +156,59 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		if e.Functions > 0 {
 			status.NodeCount++
 		}
+
 		if e.Error != "" {
 			wrong = append(wrong, fmt.Sprintf("node %s: %s", e.node, e.Error))
 		}
+
 		for _, p := range e.Problems {
 			problems = append(problems,
 				fmt.Sprintf("node %s: %d Functions: %s", e.node, p.Functions, p.Message))
 		}
+
 		for _, o := range e.Overlapping {
 			overlaps = append(overlaps, fmt.Sprintf("%s on node %s", o, e.node))
 		}
 	}
+
 	message := fmt.Sprintf("%d Functions on %d nodes", status.Functions, status.NodeCount)
 	if unhealthy := status.Functions - status.Healthy; unhealthy > 0 {
 		message += fmt.Sprintf(", of which %d cannot be used now: %s", unhealthy,
 			strings.Join(firstOf(problems), "; "))
 	}
+
 	if len(overlaps) > 0 {
 		message += fmt.Sprintf("; at least %d more that the selectors match belong to other "+
 			"pools: %s; narrow the selectors of "+
 			"one pool", len(overlaps), strings.Join(firstOf(overlaps), ", "))
 	}
+
 	reason := v1alpha1.ReasonPublished
 	switch {
 	case len(wrong) > 0:
 		reason = v1alpha1.ReasonInvalidConfig
 		message += "; " + strings.Join(firstOf(wrong), "; ")
+
 	case !hasNetwork:
 		reason = v1alpha1.ReasonNetworkNotFound
 		message += fmt.Sprintf("; XPUNetwork %s does not exist; create it, or name another one "+
 			"in spec.network", pool.Spec.Network)
+
 	case status.Functions == 0 && len(overlaps) > 0:
 		reason = v1alpha1.ReasonOverlap
+
 	case status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
 		message = "no node has a Function that a selector matches; " +
 			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
+
 	case status.Healthy == 0:
 		reason = v1alpha1.ReasonUnhealthy
 	case pool.Spec.Model == v1alpha1.ModelPorts && len(fallbacksOf(entries)) > 0:
 		reason = v1alpha1.ReasonFeatureMissing
 		message += "; see condition " + v1alpha1.ConditionSupported
 	}
+
 	meta.SetStatusCondition(&status.Conditions,
 		newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
@@ -201,10 +219,12 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 	if ready == nil || ready.Reason != v1alpha1.ReasonNoFunctions {
 		return nil
 	}
+
 	var nodes v1alpha1.XPUNodeList
 	if err := r.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list XPUNodes: %w", err)
 	}
+
 	var pfs []string
 	for _, node := range nodes.Items {
 		for _, pf := range node.Status.PFs {
@@ -213,11 +233,13 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 					pf.Device))
 		}
 	}
+
 	slices.Sort(pfs)
 	found := "no agent has told of a PF: see whether xpu-agent runs on the nodes"
 	if len(pfs) > 0 {
 		found = "PFs of nodes are " + strings.Join(firstOf(pfs), ", ")
 	}
+
 	ready.Message = opi.Short(ready.Message + "; " + found)
 	return nil
 }
@@ -230,6 +252,7 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupplied)
 		return
 	}
+
 	reason := v1alpha1.ReasonMaking
 	invalid := false
 	var short, behind []string
@@ -238,6 +261,7 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 			behind = append(behind, e.node)
 			continue
 		}
+
 		invalid = invalid || e.Error != ""
 		for _, s := range e.Shortages {
 			if reason == v1alpha1.ReasonMaking {
@@ -246,6 +270,7 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 			short = append(short, fmt.Sprintf("node %s: %s", e.node, s.Message))
 		}
 	}
+
 	short = firstOf(short)
 	if len(behind) > 0 {
 		short = append(short,
@@ -254,18 +279,22 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 				"see whether their agents run", pool.Generation,
 				strings.Join(firstOf(behind), ", ")))
 	}
+
 	message := strings.Join(short, "; ")
 	switch {
 	case invalid:
 		reason, message = v1alpha1.ReasonInvalidConfig, "see condition Ready"
+
 	case len(entries) == 0:
 		reason = v1alpha1.ReasonNoPF
 		message = "no node has a PF that spec.selectors name; compare pfNames and rootDevices " +
 			"with the nodes' PFs"
+
 	case len(short) == 0:
 		reason, message = v1alpha1.ReasonAllMade, "every PF that spec.selectors name has what is "+
 			"asked for"
 	}
+
 	meta.SetStatusCondition(&pool.Status.Conditions,
 		newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
 }
@@ -276,11 +305,13 @@ func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupported)
 		return
 	}
+
 	reason, message := v1alpha1.ReasonSupported, "the cluster has the feature gates that the "+
 		"pool needs"
 	if missing := fallbacksOf(entries); len(missing) > 0 {
 		reason, message = v1alpha1.ReasonFeatureMissing, strings.Join(firstOf(missing), "; ")
 	}
+
 	meta.SetStatusCondition(&pool.Status.Conditions,
 		newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
 }
@@ -307,6 +338,7 @@ func fallbacksOf(entries []poolEntry) (list []string) {
 			}
 		}
 	}
+
 	return list
 }
 

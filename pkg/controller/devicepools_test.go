@@ -28,6 +28,7 @@ func (c *cluster) reports(pool string, entries map[string]v1alpha1.XPUNodePool) 
 			c.delete(node)
 			continue
 		}
+
 		entry.Name = pool
 		node.Status.Pools = []v1alpha1.XPUNodePool{entry}
 		switch {
@@ -51,6 +52,7 @@ func TestDevicePools(t *testing.T) {
 	c := newCluster(t, quickPools)
 	pool := c.pool("fast", "")
 	n1, n2 := "node n1-"+c.namespace, "node n2-"+c.namespace
+
 	reason := func(reason, text string, functions, healthy, nodes int32) {
 		t.Helper()
 		c.eventually("DevicePool is "+reason, func() error {
@@ -64,6 +66,7 @@ func TestDevicePools(t *testing.T) {
 			return hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, reason, text)
 		})
 	}
+
 	type nodes = map[string]v1alpha1.XPUNodePool
 	reason(v1alpha1.ReasonNoFunctions, "no agent has told of a PF", 0, 0, 0)
 	c.reports("fast", nodes{"n1": healthy(8), "n2": healthy(4), "n3": {}})
@@ -106,6 +109,7 @@ func TestDevicePools(t *testing.T) {
 		"n1": {ObservedGeneration: 2, Functions: 8, Healthy: 8},
 		"n2": {ObservedGeneration: 1, Functions: 8, Healthy: 8},
 	})
+
 	reason(v1alpha1.ReasonPublished, "16 Functions", 16, 16, 2)
 	if ready := meta.FindStatusCondition(pool.Status.Conditions,
 		v1alpha1.ConditionReady); ready.ObservedGeneration != 1 {
@@ -141,12 +145,14 @@ func TestManyNodesStart(t *testing.T) {
 			},
 		})
 	}
+
 	c.eventually("all are counted", func() error {
 		if err := c.get(pool); err != nil || pool.Status.Functions != 2*nodes {
 			return fmt.Errorf("%d Functions, %w", pool.Status.Functions, err)
 		}
 		return nil
 	})
+
 	atMost := int(time.Since(begin)/time.Second) + 1
 	if n := len(c.writes.of("DevicePool")); n > atMost {
 		t.Errorf("%d writes in %s, want at most %d", n, time.Since(begin), atMost)
@@ -161,24 +167,30 @@ func TestSumUpFallbacks(t *testing.T) {
 			Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}},
 		}
 	}
+
 	pool := &v1alpha1.DevicePool{
 		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts},
 	}
+
 	entries := []poolEntry{
 		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
 		{"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
 	}
+
 	sumUp(pool, entries, true)
 	sumUpFallbacks(pool, entries)
+
 	err := errors.Join(
 		hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported,
 			v1alpha1.ReasonFeatureMissing,
 			"node n1: model Ports offers nothing; turn on feature gate DRAConsumableCapacity"),
 		hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing,
 			"see condition Supported"))
+
 	if err != nil {
 		t.Error(err)
 	}
+
 	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
 	sumUp(pool, entries, true)
 	sumUpFallbacks(pool, entries)
@@ -186,6 +198,7 @@ func TestSumUpFallbacks(t *testing.T) {
 		v1alpha1.ReasonSupported, ""); err != nil {
 		t.Error(err)
 	}
+
 	pool.Spec.Model = v1alpha1.ModelFunctions
 	sumUpFallbacks(pool, entries)
 	if c := meta.FindStatusCondition(pool.Status.Conditions,
@@ -206,8 +219,10 @@ func TestDevicePoolSupplied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	n := func(name string) string { return name + "-" + c.namespace }
 	type nodes = map[string]v1alpha1.XPUNodePool
+
 	report := func(nodes nodes) {
 		t.Helper()
 		for name, entry := range nodes {
@@ -216,12 +231,14 @@ func TestDevicePoolSupplied(t *testing.T) {
 		}
 		c.reports("made", nodes)
 	}
+
 	want := func(n *int32) {
 		t.Helper()
 		change(func() { pool.Spec.NumVFs = n }, func(p client.Patch) error {
 			return c.Patch(t.Context(), pool, p)
 		})
 	}
+
 	reason := func(reason, text string) {
 		t.Helper()
 		c.eventually("DevicePool is "+reason, func() error {
@@ -231,19 +248,23 @@ func TestDevicePoolSupplied(t *testing.T) {
 			return hasReason(pool.Status.Conditions, v1alpha1.ConditionSupplied, reason, text)
 		})
 	}
+
 	short := func(pf, reason string) v1alpha1.Shortage {
 		return v1alpha1.Shortage{PF: pf, Reason: reason, Message: "PF " + pf + " " + reason}
 	}
+
 	change(func() {
 		pool.Spec.Selectors = []v1alpha1.FunctionSelector{{PFNames: []string{"ens1f0"}}}
 	},
 		func(p client.Patch) error { return c.Patch(t.Context(), pool, p) })
+
 	want(ptr.To[int32](4))
 	reason(v1alpha1.ReasonNoPF, "pfNames")
 	report(nodes{
 		"n1": {Shortages: []v1alpha1.Shortage{short("0000:3b:00.0", v1alpha1.ReasonMaking)}},
 	})
 	reason(v1alpha1.ReasonMaking, "node "+n("n1")+": PF 0000:3b:00.0")
+
 	report(nodes{
 		"n1": {Shortages: []v1alpha1.Shortage{
 			short("0000:3b:00.0", v1alpha1.ReasonMaking),
@@ -254,6 +275,7 @@ func TestDevicePoolSupplied(t *testing.T) {
 			short("0000:3b:00.0", v1alpha1.ReasonBusy), short("0000:3b:00.1", v1alpha1.ReasonBusy),
 		}},
 	})
+
 	reason(v1alpha1.ReasonInUse, "node "+n("n3")+": PF 0000:3b:00.0 Busy; and 1 more")
 	report(nodes{"n1": {Error: "resource a.example/b is that of DevicePool first"}})
 	reason(v1alpha1.ReasonInvalidConfig, "Ready")
@@ -266,21 +288,25 @@ func TestDevicePoolSupplied(t *testing.T) {
 	reason(v1alpha1.ReasonMaking,
 		fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s:",
 			old+1, n("n1")))
+
 	report(nodes{
 		"n1": {ObservedGeneration: old, Error: "x"},
 		"n2": {ObservedGeneration: old,
 			Shortages: []v1alpha1.Shortage{short("0000:3b:00.0", v1alpha1.ReasonBusy)}},
 		"n3": {Functions: 6},
 	})
+
 	reason(v1alpha1.ReasonMaking, "on nodes "+n("n1")+", "+n("n2")+":")
 	report(nodes{
 		"n1": {ObservedGeneration: old},
 		"n3": {Shortages: []v1alpha1.Shortage{short("0000:3b:00.0", v1alpha1.ReasonInUse)}},
 	})
+
 	reason(v1alpha1.ReasonInUse, "node "+n("n3")+": PF 0000:3b:00.0 InUse; generation")
 	report(nodes{"n1": {Functions: 6}})
 	reason(v1alpha1.ReasonAllMade, "every PF")
 	want(nil)
+
 	c.eventually("DevicePool without numVFs has no condition Supplied", func() error {
 		if err := c.get(pool); err != nil {
 			return err

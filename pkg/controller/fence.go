@@ -51,19 +51,23 @@ func (f *Fence) Check(ctx context.Context) error {
 	if f == nil {
 		return nil
 	}
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	if recent(f.checked) {
 		return nil
 	}
 
 	ctx, cancel := context.WithTimeout(ctx, fenceTimeout)
 	defer cancel()
+
 	var lease coordinationv1.Lease
 	asked := time.Now()
 	if err := f.reader.Get(ctx, f.lease, &lease); err != nil {
 		return fmt.Errorf("whether this is still the leader: Lease %s: %w", f.lease, err)
 	}
+
 	now := term{ptr.Deref(lease.Spec.HolderIdentity, ""), ptr.Deref(lease.Spec.LeaseTransitions, 0)}
 	if f.elected == (term{}) && strings.HasPrefix(now.holder, f.prefix) {
 		f.elected = now
@@ -72,6 +76,7 @@ func (f *Fence) Check(ctx context.Context) error {
 		return fmt.Errorf("this is not the leader any more: Lease %s is held by %q; nothing is done "+
 			"until it is elected again", f.lease, now.holder)
 	}
+
 	f.checked = asked
 	return nil
 }

@@ -46,12 +46,15 @@ func TestFence(t *testing.T) {
 	key := client.ObjectKey{Namespace: "xpu-system", Name: "xpu-controller"}
 	fence := NewFence(reader, key, "pod-1")
 	later := func() { fence.checked = fence.checked.Add(-fenceAge) }
+
 	for range 3 {
 		must.Succeed(t, fence.Check(t.Context()))
 	}
+
 	if asked := reader.asked.Load(); asked != 1 {
 		t.Errorf("the API server was asked %d times at once", asked)
 	}
+
 	for what, change := range map[string]func(){
 		"another holder":              func() { reader.spec = heldBy("pod-2_uid", 4) },
 		"another process of the host": func() { reader.spec = heldBy("pod-1_other", 3) },
@@ -72,10 +75,12 @@ func TestFence(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	if err := NewFence(&leaseReader{spec: heldBy("pod-2_uid", 1)}, key,
 		"pod-1").Check(t.Context()); err == nil {
 		t.Error("a process acts that was never elected")
 	}
+
 	must.Succeed(t, (*Fence)(nil).Check(t.Context()))
 }
 
@@ -94,15 +99,18 @@ func TestNoLeaderAnyMore(t *testing.T) {
 	o := c.blue("a", 0)
 	port := c.podPort(vf(1), "blue")
 	c.create(port)
+
 	c.eventually("the controller has looked at its Lease several times", func() error {
 		if reader.asked.Load() < 10 {
 			return errors.New("it has not")
 		}
 		return nil
 	})
+
 	if err := c.get(c.port(o, vf(0))); !apierrors.IsNotFound(err) {
 		t.Errorf("the XPUPort of the claim: %v", err)
 	}
+
 	must.Succeed(t, c.get(port))
 	if port.Status.Conditions != nil || len(agent.Ports()) > 0 {
 		t.Errorf("conditions %+v, and ports %v", port.Status.Conditions, agent.Ports())
@@ -123,6 +131,7 @@ func TestAddressGivenTwice(t *testing.T) {
 		Namespace: c.namespace, Name: claim.PortName(c.node, vf(1)),
 		Annotations: map[string]string{annotationAllocation: allocationStamp(o)},
 	}
+
 	second.Spec.Function, second.Spec.MAC, second.Status = claim.FunctionRef(
 		vf(1),
 	), "02:00:00:00:00:77", v1alpha1.XPUPortStatus{}
@@ -137,6 +146,7 @@ func TestAddressGivenTwice(t *testing.T) {
 			if err := c.get(told); err != nil {
 				return err
 			}
+
 			ready := v1alpha1.ReadyOf(told.Status.Conditions)
 			if ready.Reason == v1alpha1.ReasonConflict &&
 				strings.Contains(ready.Message, "address "+first.Spec.Addresses[0]+
@@ -146,5 +156,6 @@ func TestAddressGivenTwice(t *testing.T) {
 		}
 		return errors.New("none does")
 	})
+
 	c.portReason(other, v1alpha1.ReasonUp, "")
 }

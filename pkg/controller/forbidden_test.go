@@ -22,6 +22,7 @@ func (c *cluster) closedNetwork(name string, vlan int32) *v1alpha1.XPUNetwork {
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}},
 			},
 		}}
+
 	c.create(n)
 	return n
 }
@@ -82,12 +83,14 @@ func TestAllowedNamespaces(t *testing.T) {
 func TestNobodyAllowed(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
+
 	c.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 		Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
 				From: v1alpha1.NamespacesFromNone,
 			},
 		}})
+
 	c.pool("fast", "blue") // the DevicePool's network is no way around it
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden, "XPUNetwork blue")

@@ -17,9 +17,11 @@ type functionQueues struct {
 func (q *functionQueues) add(function string, claim reconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+
 	if q.byFunction == nil {
 		q.byFunction = map[string]sets.Set[reconcile.Request]{}
 	}
+
 	if q.byFunction[function] == nil {
 		q.byFunction[function] = sets.New[reconcile.Request]()
 	}

@@ -73,6 +73,7 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	if err != nil {
 		return nil
 	}
+
 	keys := sets.New[string]()
 	for i := range devices {
 		d := &devices[i]
@@ -81,10 +82,12 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 		if d.Config.Network != "" {
 			network = onNetwork(d.Config.Network)
 		}
+
 		keys.Insert(network)
 		if len(d.Privileged) > 0 {
 			keys.Insert(onPool(d.ID.DevicePool)) // which allows them or not
 		}
+
 		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
 		case v1alpha1.ReasonNoFreeAddress:
 			keys.Insert(onAddresses(network))
@@ -92,6 +95,7 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 			keys.Insert(onConflict(network))
 		}
 	}
+
 	return keys.UnsortedList()
 }
 
@@ -118,6 +122,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 			return err
 		}
 	}
+
 	endpoint := func(x *v1alpha1.XPU) []string {
 		return []string{opi.NormalEndpoint(x.Spec.Endpoint)}
 	}
@@ -138,6 +143,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 			addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 		)
 	}
+
 	if role != RoleTenant {
 		err = errors.Join(err,
 			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
@@ -147,6 +153,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
 		)
 	}
+
 	return err
 }
 

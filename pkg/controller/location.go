@@ -55,12 +55,14 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 	if len(told) == 0 {
 		return untold(xpu)
 	}
+
 	byNode := map[string][]v1alpha1.XPUPF{}
 	for i := range nodes {
 		if pfs := join(told, nodes[i].Status.PFs); len(pfs) > 0 {
 			byNode[nodes[i].Name] = pfs
 		}
 	}
+
 	at := location{node: xpu.Spec.NodeName, serial: told[0].Serial}
 	names := slices.Sorted(maps.Keys(byNode))
 	keeper := keeperOf(xpu, byNode)
@@ -70,18 +72,22 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"no node has told of %s yet; see whether xpu-agent runs on the "+
 				"node that has the card, or set spec.nodeName", describe(told))
+
 	case len(names) == 0:
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"node %s does not have %s; correct spec.nodeName, or wait for "+
 				"its xpu-agent", at.node, describe(told))
+
 	case at.node != "" && byNode[at.node] == nil:
 		return at.because(v1alpha1.ReasonContradiction,
 			"spec.nodeName is %s, but %s has %s; correct it, or leave it out",
 			at.node, strings.Join(names, ", "), describe(told))
+
 	case at.node == "" && len(names) > 1 && keeper == "":
 		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
 			strings.Join(names, ", "), describe(told))
 	}
+
 	at.node = cmp.Or(at.node, keeper, names[0])
 	at.pfs = byNode[at.node]
 	if xpu.Spec.NodeName == "" && len(names) > 1 {
@@ -90,6 +96,7 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 				"first; see which agent is wrong, and set spec.nodeName", strings.Join(names, ", "),
 			describe(told), at.node)
 	}
+
 	return at.found(xpu.Spec.PFs)
 }
 
@@ -100,6 +107,7 @@ func untold(xpu *v1alpha1.XPU) location {
 	if at.node != "" {
 		return at
 	}
+
 	said := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionCard)
 	if len(xpu.Status.PFs) > 0 && said != nil && said.ObservedGeneration == xpu.Generation {
 		at = location{node: xpu.Status.NodeName, serial: xpu.Status.Serial, pfs: xpu.Status.PFs}
@@ -107,6 +115,7 @@ func untold(xpu *v1alpha1.XPU) location {
 			"the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
 				"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
 	}
+
 	return at.because(v1alpha1.ReasonNotTold,
 		"the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
 			"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
@@ -134,6 +143,7 @@ func (l location) found(wanted []string) location {
 	for _, pf := range l.pfs {
 		texts = append(texts, fmt.Sprintf("PF %s is %s", pf.Address, pf.Name))
 	}
+
 	list := strings.Join(texts, ", ")
 
 	for _, pf := range wanted {
@@ -143,6 +153,7 @@ func (l location) found(wanted []string) location {
 					"correct it, or leave it out", pf, list)
 		}
 	}
+
 	return l.because(v1alpha1.ReasonFound, "node %s has the card: %s", l.node, list)
 }
 
@@ -157,9 +168,11 @@ func join(told []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF)
 			})
 		}
 	}
+
 	slices.SortFunc(joined, func(a, b v1alpha1.XPUPF) int {
 		return strings.Compare(a.Address, b.Address)
 	})
+
 	return slices.CompactFunc(joined, func(a, b v1alpha1.XPUPF) bool {
 		return a.Address == b.Address
 	})
@@ -183,6 +196,7 @@ func describe(told []opi.HostPF) string {
 	for _, pf := range told[:min(len(told), most)] {
 		texts = append(texts, strings.TrimPrefix(pf.String(), opi.HostPFPrefix))
 	}
+
 	if len(told) > most {
 		texts = append(texts, fmt.Sprintf("%d more", len(told)-most))
 	}
@@ -195,12 +209,14 @@ func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	if port.Status.BridgePort != "" {
 		return port.Status.BridgePort, nil
 	}
+
 	f := claim.FunctionOf(port.Spec.Function)
 	if xpu != nil && !foreign(port, xpu) {
 		if id := eswitchPort(xpu.Status.PFs, f); id != "" {
 			return id, nil
 		}
 	}
+
 	return opi.PortID(f)
 }
 
@@ -217,6 +233,7 @@ func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
 	if pf == nil {
 		return ""
 	}
+
 	id := opi.PortIDAt(pf.Name, part)
 	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
 		return ""
@@ -232,6 +249,7 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 			return &pfs[i], f.Subfunction
 		}
 	}
+
 	if f.Subfunction != "" {
 		return nil, "" // only PFs have SFs
 	}
@@ -247,5 +265,6 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
 		}
 	}
+
 	return of, part
 }

@@ -18,11 +18,13 @@ func TestLocate(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.XPUNodeStatus{PFs: pfs},
 		}
 	}
+
 	pf := func(address, serial, mac string) v1alpha1.XPUNodePF {
 		return v1alpha1.XPUNodePF{
 			Address: address, Serial: serial, MAC: mac, VFOffset: 2, VFStride: 1, TotalVFs: 16,
 		}
 	}
+
 	at := func(address, name string) v1alpha1.XPUPF {
 		return v1alpha1.XPUPF{Address: address, Name: name, VFOffset: 2, VFStride: 1, TotalVFs: 16}
 	}
@@ -135,6 +137,7 @@ func TestLocate(t *testing.T) {
 		if !strings.Contains(got.message, test.want.message) {
 			t.Errorf("%s: message %q, want %q", what, got.message, test.want.message)
 		}
+
 		got.message = test.want.message
 		if diff := gocmp.Diff(test.want, got, gocmp.AllowUnexported(location{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)

@@ -91,8 +91,10 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 	default:
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+
 	count, err := c.count(ctx)
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(portsDesc, err)
@@ -113,6 +115,7 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 	if err := c.cache.List(ctx, &xpus, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUs: %w", err)
 	}
+
 	exists := map[string]bool{}
 	for i := range xpus.Items {
 		exists[xpus.Items[i].Name] = true
@@ -122,6 +125,7 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	count := map[portSeries]int{}
 	for i := range ports {
 		xpu := ports[i].Spec.XPU
@@ -130,6 +134,7 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 		}
 		count[portSeries{xpu, stateOf(&ports[i])}]++
 	}
+
 	return count, nil
 }
 
@@ -147,5 +152,6 @@ func stateOf(port *v1alpha1.XPUPort) string {
 	case ready.Reason == v1alpha1.ReasonStandby:
 		return "standby"
 	}
+
 	return "waiting"
 }

@@ -39,6 +39,7 @@ func TestPortsOfNoXPU(t *testing.T) {
 		}
 		builder = builder.WithObjects(port)
 	}
+
 	elected := make(chan struct{})
 	close(elected)
 
@@ -57,6 +58,7 @@ func TestPortsOfNoXPU(t *testing.T) {
 			}
 		}
 	}
+
 	want := map[string]float64{"card": 1, "_other": 499}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Ports by XPU, -want +got:\n%s", diff)

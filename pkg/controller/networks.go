@@ -66,11 +66,13 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 	if r.Role == RoleTenant {
 		return nil
 	}
+
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
 		requests = append(requests,
 			r.requests(ctx, &v1alpha1.XPUNetworkList{},
 				client.MatchingFields{networksByID: key})...)
 	}
+
 	return requests
 }
 
@@ -84,11 +86,13 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 		return problemf(v1alpha1.ReasonInvalidConfig,
 			"spec.vlan is not set; make another XPUNetwork with it")
 	}
+
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
 		if err := r.client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
 			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
+
 		for i := range same.Items {
 			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
 				return problemf(v1alpha1.ReasonConflict,
@@ -97,6 +101,7 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -105,6 +110,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	if err := r.client.Get(ctx, req.NamespacedName, &network); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+
 	if network.DeletionTimestamp.IsZero() {
 		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerNetwork); err != nil {
@@ -114,12 +120,14 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		message, err := r.sumUp(ctx, &network)
 		return r.conclude(ctx, &network, before, &network.Status.Conditions, message, err)
 	}
+
 	if !controllerutil.ContainsFinalizer(&network, v1alpha1.FinalizerNetwork) {
 		return ctrl.Result{}, nil
 	}
 	if err := r.unused(ctx, &network); err != nil {
 		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
 	}
+
 	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
@@ -135,6 +143,7 @@ func (r *networks) sumUp(
 	if err := r.checkSegment(ctx, network); err != nil {
 		return "", err
 	}
+
 	states := r.bridges.reports(network.Name)
 	var failure *problem
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
@@ -146,20 +155,24 @@ func (r *networks) sumUp(
 			status.XPUs, status.ReadyXPUs, status.Failures = before.XPUs, before.ReadyXPUs, before.Failures
 			return "", &problem{}
 		}
+
 		status.XPUs++
 		if state.err == nil {
 			status.ReadyXPUs++
 			continue
 		}
+
 		if !isAway(state.err) && failure == nil {
 			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s",
 				xpu, oneLine(state.err))
 		}
+
 		if len(status.Failures) < v1alpha1.MaxNetworkFailures {
 			status.Failures = append(status.Failures,
 				v1alpha1.XPUNetworkFailure{XPU: xpu, Message: oneLine(state.err)})
 		}
 	}
+
 	switch {
 	case failure != nil:
 		return "", failure
@@ -169,6 +182,7 @@ func (r *networks) sumUp(
 		return "", problemf(v1alpha1.ReasonXPUUnavailable,
 			"none of the %d XPUs that need it can be reached", status.XPUs)
 	}
+
 	return fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs), nil
 }
 
@@ -179,11 +193,13 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 	if err != nil {
 		return err
 	}
+
 	if len(ports) > 0 {
 		return problemf(v1alpha1.ReasonInUse,
 			"%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
+
 	states := r.bridges.reports(network.Name)
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		switch err := states[xpu].err; {
@@ -199,6 +215,7 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 			return &problem{} // about to go
 		}
 	}
+
 	return nil
 }
 
@@ -209,11 +226,13 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	if allowed.From == v1alpha1.NamespacesFromAll {
 		return nil
 	}
+
 	if namespace == "" {
 		return problemf(v1alpha1.ReasonForbidden,
 			"XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
 				"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
 	}
+
 	pods := namespaceMetadata()
 	err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
 	if apierrors.IsNotFound(err) {
@@ -223,6 +242,7 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", namespace, err)
 	}
+
 	ok, err := allowed.Allows(pods.Labels)
 	switch {
 	case err != nil:
@@ -234,6 +254,7 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 			"the namespace in spec.allowedNamespaces, or name another network",
 			network.Name, namespace)
 	}
+
 	return nil
 }
 
@@ -254,13 +275,16 @@ func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNet
 				"or name another one in the InterfaceConfig, the CNI configuration or the "+
 				"DevicePool", name)
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
+
 	err = r.checkSegment(ctx, &network)
 	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s",
 			name, rival.message)
 	}
+
 	return &network, err
 }

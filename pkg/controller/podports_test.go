@@ -53,6 +53,7 @@ func TestPortOfPod(t *testing.T) {
 	if port.Status.BridgePort != "vf-0000-3b-02-0" || port.Status.MTU != 1450 {
 		t.Errorf("status %+v", port.Status)
 	}
+
 	c.delete(network)
 	c.networkReason(network, v1alpha1.ReasonInUse, "1 XPUPorts use it, such as "+c.namespace+
 		"/"+port.Name)
@@ -81,6 +82,7 @@ func TestPortOfNoAgent(t *testing.T) {
 func TestNumberOfPorts(t *testing.T) {
 	scheme, err := Scheme()
 	must.Succeed(t, err)
+
 	for _, test := range []struct {
 		up        int
 		functions int32
@@ -94,6 +96,7 @@ func TestNumberOfPorts(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "node1"},
 			Status:     v1alpha1.XPUNodeStatus{Functions: test.functions},
 		}}
+
 		port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{NodeName: "node1", XPU: "card"}}
 		for i := range test.up + 2 { // two wait
 			other := port.DeepCopy()
@@ -103,6 +106,7 @@ func TestNumberOfPorts(t *testing.T) {
 			}
 			objects = append(objects, other)
 		}
+
 		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithIndex(port,
 			portsByXPU, func(o client.Object) []string {
 				return []string{o.(*v1alpha1.XPUPort).Spec.XPU}
@@ -114,6 +118,7 @@ func TestNumberOfPorts(t *testing.T) {
 			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err,
 				test.refused)
 		}
+
 		port.Status.BridgePort = "up"
 		must.Succeed(t, (&ports{base: base{client: c}}).checkNumber(t.Context(), port))
 	}
@@ -128,6 +133,7 @@ func (c *cluster) watchesLeases() {
 		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
 		Verbs: []string{"list", "watch"},
 	}}})
+
 	c.create(&rbacv1.RoleBinding{
 		ObjectMeta: own,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
@@ -152,9 +158,11 @@ func TestFinalizerOfStranger(t *testing.T) {
 				c.delete(port)
 				ports = append(ports, port)
 			}
+
 			if role == RoleTenant { // the broker, when the infra cluster has let go of it
 				c.change(ports[0], func() { ports[0].Finalizers = []string{"example.com/mine"} })
 			}
+
 			for _, port := range ports {
 				c.gone(port)
 			}
@@ -198,6 +206,7 @@ func TestClaimWaitsForPod(t *testing.T) {
 		other); !apierrors.IsNotFound(err) {
 		t.Errorf("the claim's XPUPort: %v, want none", err)
 	}
+
 	c.delete(port)
 	c.up(o, vf(0))
 }
@@ -230,6 +239,7 @@ func TestTwoPortsOfOneFunction(t *testing.T) {
 	if again := agent.Calls("CreateBridgePort"); again != created {
 		t.Errorf("%d ports were made for one that must wait", again-created)
 	}
+
 	c.delete(first)
 	c.gone(first)
 	c.portReason(third, v1alpha1.ReasonForbidden, "")
@@ -262,6 +272,7 @@ func TestPortOnXPUOfAnotherNode(t *testing.T) {
 	if agent.Calls("CreateBridgePort") != created || agent.Calls("DeleteBridgePort") != deleted {
 		t.Error("the agent was asked to change a port")
 	}
+
 	c.has(agent, "vf-0000-3b-02-0")
 }
 
@@ -275,6 +286,7 @@ func TestComesBefore(t *testing.T) {
 			Status: v1alpha1.XPUPortStatus{BridgePort: bridgePort},
 		}
 	}
+
 	ordered := []*v1alpha1.XPUPort{at("z", "vf", 9), at("y", "", 1), at("a", "", 2), at("b", "", 2)}
 	for i, a := range ordered {
 		for j, b := range ordered {
@@ -301,12 +313,14 @@ func TestPortIsForOneUser(t *testing.T) {
 func TestAddressesOfPods(t *testing.T) {
 	c, _ := withCard(t)
 	c.network("blue", 100, "10.1.0.0/29") // .2 to .6
+
 	assigned := func(n int, addresses ...string) *v1alpha1.XPUPort {
 		port := c.podPort(vf(n), "blue")
 		port.Spec.AssignAddresses, port.Spec.Addresses = true, addresses
 		c.create(port)
 		return port
 	}
+
 	is := func(port *v1alpha1.XPUPort, want string) {
 		t.Helper()
 		c.portReason(port, v1alpha1.ReasonUp, "")
@@ -314,11 +328,13 @@ func TestAddressesOfPods(t *testing.T) {
 			t.Errorf("XPUPort %s has addresses %q, want %s", port.Name, got, want)
 		}
 	}
+
 	first := assigned(0)
 	is(first, "10.1.0.2/29")
 	if got := c.up(c.blue("a", 1), vf(1)).Spec.Addresses; len(got) != 1 || got[0] != "10.1.0.3/29" {
 		t.Errorf("the claim has addresses %q, want 10.1.0.3/29", got)
 	}
+
 	is(assigned(2, "10.1.0.6/29"), "10.1.0.6/29")
 	c.portReason(assigned(3, "10.1.0.3/29"), v1alpha1.ReasonConflict, "is in use by XPUPort "+
 		c.namespace)

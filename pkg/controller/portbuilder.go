@@ -39,32 +39,39 @@ func (r *claims) create(
 	if err := r.assume(ctx, c, d, port, network); err != nil {
 		return true, err
 	}
+
 	_, end := r.Tracer.Stage(ctx, c.UID, "create XPUPort", attributesOf(port)...)
 	err = r.client.Create(ctx, port)
 	end(client.IgnoreAlreadyExists(err))
+
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		r.allocator.failed(port)
 	}
+
 	switch {
 	case err == nil:
 		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port),
 			"device", d.Name,
 			"network", network.Name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
+
 	case apierrors.IsAlreadyExists(err): // the cache is behind: its event is on the way
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// the claim goes with its namespace
 	case apierrors.IsInvalid(err):
 		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
 			oneLine(err))
+
 	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
 		p := problemf(v1alpha1.ReasonForbidden,
 			"request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
 				"or ask who refuses it: %s", d.Request, oneLine(err))
 		p.retry = lastRetry
 		return true, p
+
 	default:
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}
+
 	return true, nil
 }
 
@@ -81,6 +88,7 @@ func (r *claims) assume(
 		port.Spec.MAC == own {
 		return err
 	}
+
 	port.Spec.MAC = own
 	return r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 }
@@ -95,9 +103,11 @@ func (r *claims) buildPort(
 			"pool %s is named after node %s, but the allocation is for another node; "+
 				"see who wrote the ResourceSlice", d.Pool, d.ID.Node)
 	}
+
 	if d.ConfigErr != nil {
 		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
 	}
+
 	network, err := r.networkOf(ctx, c, d)
 	if err != nil || network == nil {
 		return nil, nil, err
@@ -105,10 +115,12 @@ func (r *claims) buildPort(
 	if err := r.admit(ctx, network, c.Namespace); err != nil {
 		return nil, nil, err
 	}
+
 	var xpus v1alpha1.XPUList
 	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
 		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
 	}
+
 	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
 	if xpu == nil {
 		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "%s", claim.NoXPU(d.ID.Node, d.ID.PF))
@@ -117,12 +129,15 @@ func (r *claims) buildPort(
 		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
+
 	mac, err := r.macOf(ctx, c, d, network)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	owner := metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"))
 	owner.BlockOwnerDeletion = nil // the Port must not hold up the claim's deletion
+
 	port := claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool, v1alpha1.XPUPortSpec{
 		NodeName: d.ID.Node,
 		XPU:      xpu.Name,
@@ -133,6 +148,7 @@ func (r *claims) buildPort(
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
 	})
+
 	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, network, nil
@@ -158,14 +174,17 @@ func (r *claims) macOf(
 	if d.Interface.MAC != "" {
 		return string(d.Interface.MAC), nil
 	}
+
 	ahead, err := r.makesAhead(ctx, d.ID.DevicePool, network.Name)
 	if err != nil {
 		return "", err
 	}
+
 	of := c.UID
 	if ahead {
 		of = ""
 	}
+
 	return string(claim.DerivedMAC(of, d.ID.Node, d.Function)), nil
 }
 
@@ -208,12 +227,14 @@ func (r *claims) networkOf(
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
 	}
+
 	name := cmp.Or(d.Config.Network, pool.Spec.Network)
 	if err != nil && name == "" {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
 			"DevicePool %s, which would name the network, does not exist; "+
 				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
 	}
+
 	// A pod that has its Function keeps it when the pool allows less.
 	attached := deviceCondition(c, d, v1alpha1.ConditionReady).Reason != ""
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
@@ -222,12 +243,14 @@ func (r *claims) networkOf(
 	if name == "" {
 		return nil, nil
 	}
+
 	network, err := r.usableNetwork(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+
 				"DevicePool", name)
 	}
+
 	return network, err
 }
 

@@ -47,14 +47,17 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		return r.requests(ctx, &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByNetwork: network.GetName()})
 	}
+
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
+
 	c := newController(mgr, "xpuport", r.Concurrency)
 	if r.admission != nil {
 		c.Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged)
 	}
+
 	return c.
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
@@ -82,12 +85,14 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
+
 	var requests []reconcile.Request
 	for i := range all {
 		if !isReady(&all[i]) || !all[i].DeletionTimestamp.IsZero() {
 			requests = append(requests, requestFor(&all[i]))
 		}
 	}
+
 	return requests
 }
 
@@ -111,27 +116,33 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		r.turns.Done(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+
 	if !r.turns.Take(port.Spec.XPU, req) {
 		return ctrl.Result{}, nil
 	}
 	defer r.turns.Done(req)
+
 	// Who waited for another Port of the Function finds it in the cache then.
 	unlock, err := r.functions.Lock(ctx, functionOf(&port))
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	defer unlock()
+
 	if port.DeletionTimestamp.IsZero() {
 		if port.Status.BridgePort == "" {
 			r.seen.elapsed(port.UID)
 		}
+
 		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
 		}
+
 		before := port.DeepCopy()
 		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
 	}
+
 	r.seen.reset(port.UID)
 	if isReleased(&port) {
 		return ctrl.Result{}, r.letGo(ctx, &port)
@@ -142,8 +153,10 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if err := r.letGo(ctx, &port); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	r.retries.Forget(req)
 	ctrl.LoggerFrom(ctx).Info("XPUPort is released", "xpu", port.Spec.XPU)
+
 	return ctrl.Result{}, nil
 }
 
@@ -157,11 +170,13 @@ func (r *ports) conclude(
 	if err != nil || ready.Reason == v1alpha1.ReadyOf(before.Status.Conditions).Reason {
 		return result, err
 	}
+
 	log := ctrl.LoggerFrom(ctx).WithValues("xpu", port.Spec.XPU)
 	if ready.Status != metav1.ConditionTrue {
 		log.Info("XPUPort is not up", "reason", ready.Reason, "message", ready.Message)
 		return result, nil
 	}
+
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
 	if before.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == "" {
 		took := r.sinceMade(port)
@@ -169,6 +184,7 @@ func (r *ports) conclude(
 		r.Tracer.Whole(ctx, traced(port), "claim to Ready", time.Now().Add(-took),
 			attributesOf(port)...)
 	}
+
 	r.seen.reset(port.UID)
 	return result, nil
 }
@@ -199,10 +215,12 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		p.reason == v1alpha1.ReasonNoFreeAddress:
 		return p // no xPU has refused anything
 	}
+
 	if left := r.left(port); left > 0 {
 		p.retry = smaller(p.retry, left)
 		return p
 	}
+
 	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
 	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
 		r.ProvisionTimeout, why)
@@ -226,6 +244,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case port.Spec.Ahead && r.admission != nil:
 		if err := r.admission.admitAhead(ctx, port, before); err != nil {
@@ -236,13 +255,16 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	case before != nil:
 		return busy(before)
 	}
+
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = lastRetry
 	}
+
 	if err != nil {
 		return err
 	}
+
 	xpu, err := r.xpuOf(ctx, port)
 	if err != nil {
 		return err
@@ -263,19 +285,23 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if isGivenUp(port, xpu) && port.Status.BridgePort == "" {
 		return keptFromPods(port, xpu)
 	}
+
 	addresses := port.Spec.Addresses
 	if r.admission != nil {
 		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
 			return err
 		}
 	}
+
 	carried, err := r.serve(ctx, port, addresses, network, xpu)
 	if err != nil {
 		return err
 	}
+
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
 	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
 		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
+
 	return nil
 }
 
@@ -287,10 +313,12 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || hasFunction(xpu.Status.PFs, f) {
 		return nil
 	}
+
 	var pfs []string
 	for _, pf := range xpu.Status.PFs {
 		pfs = append(pfs, fmt.Sprintf("%s with at most %d VFs", pf.Address, pf.TotalVFs))
 	}
+
 	return problemf(v1alpha1.ReasonNoXPU,
 		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
 			"node %s tells of the Function's PF in the XPUNode", xpu.Name,
@@ -308,10 +336,12 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if port.Status.BridgePort != "" {
 		return nil
 	}
+
 	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: port.Spec.XPU})
 	if err != nil || len(all) <= freePorts {
 		return err
 	}
+
 	var node v1alpha1.XPUNode // stays empty if there is none
 	err = r.client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
 	if client.IgnoreNotFound(err) != nil {
@@ -324,14 +354,17 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 			up++
 		}
 	}
+
 	most := min(mostPorts, max(freePorts, 2*int(node.Status.Functions)))
 	if up < most {
 		return nil
 	}
+
 	p := problemf(v1alpha1.ReasonForbidden,
 		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
 			"agent of the node made, and delete those that no pod uses", port.Spec.XPU,
 		up, port.Spec.NodeName, node.Status.Functions)
+
 	p.retry = lastRetry
 	return p
 }
@@ -346,6 +379,7 @@ func (r *ports) serve(
 	if p != nil {
 		return 0, p
 	}
+
 	want, err := r.portOf(port, xpu)
 	if err == nil {
 		want.Addresses, err = hostAddresses(addresses)
@@ -353,25 +387,32 @@ func (r *ports) serve(
 	if err != nil {
 		return 0, problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
+
 	timeout := r.AgentTimeout
 	if port.Spec.Ahead { // a claim's Port may be waiting for it
 		timeout = min(timeout, soon)
 	}
+
 	if left := r.left(port); left > 0 {
 		timeout = min(timeout, left)
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+
 	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", attributesOf(port)...)
 	err = agent.EnsurePort(bounded, want, r.opiNetwork(network))
 	end(err)
+
 	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU,
 			"error", err.Error())
 		return 0, r.failure(port, err)
 	}
+
 	r.retries.Forget(requestFor(port))
 	port.Status.BridgePort = want.ID
+
 	return int32(agent.MTU(want.Networks[0])), nil
 }
 
@@ -437,13 +478,16 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 		p.reason = v1alpha1.ReasonNetworkNotReady
 	case errors.Is(err, opi.ErrConflict):
 		p.reason, p.retry = v1alpha1.ReasonConflict, lastRetry
+
 	case errors.Is(err, opi.ErrUnknown):
 		p.reason, p.retry = v1alpha1.ReasonUnknown, lastRetry
 		p.message += "; look at what the OPI agent has there, and delete the port of this id if " +
 			"it is not somebody else's"
+
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
 		p.retry = lastRetry
 	}
+
 	return p
 }
 
@@ -456,24 +500,29 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return err
 	}
+
 	xpu, err := r.xpuOf(ctx, port)
 	switch {
 	case err != nil:
 		return err
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
 		return r.leaveTo(ctx, port, before, xpu)
+
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
 		return nil
+
 	case foreign(port, xpu) && port.Status.BridgePort == "":
 		return nil // the XPU never had it; what it has by this id is its own node's
 	}
+
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil && p.reason != "" && isGivenUp(port, xpu) {
 		r.giveUp(port, p.message)
 		return nil
 	}
+
 	if p != nil && p.reason != "" {
 		p.reason = v1alpha1.ReasonReleasing
 		p.message += "; the Function is free again once it says that the Port is gone"
@@ -481,16 +530,20 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if p != nil {
 		return p
 	}
+
 	id, err := portID(port, xpu)
 	if err != nil {
 		return nil // such a Port was never made
 	}
+
 	timeout := r.AgentTimeout
 	if isReady(port) { // nobody has been told yet that the Port goes, which most do at once
 		timeout = min(timeout, soon)
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+
 	err = r.deletePort(bounded, agent, port, xpu, id)
 	switch {
 	case err == nil:
@@ -499,6 +552,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		r.giveUp(port, oneLine(err))
 		return nil
 	}
+
 	return r.notReleased(port, err)
 }
 
@@ -511,6 +565,7 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
 			"kept from other pods: %s; look at what "+
 			"the OPI agent has there, and delete the port of this id", port.Spec.XPU, oneLine(err))
 	}
+
 	p.message += fmt.Sprintf("; if it never can, give the Function up: add %s to "+
 		"spec.abandonedFunctions of the XPU",
 		claim.FunctionOf(port.Spec.Function))
@@ -546,20 +601,25 @@ func (r *ports) leaveTo(
 	if err != nil || invalid == nil && has.Equal(wants) {
 		return nil
 	}
+
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
 		return nil // once it is back, the other Port has its own made in its place
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
+
 	got, err := agent.GetPort(bounded, has.ID)
 	if err == nil && got.Equal(has) {
 		err = agent.DeletePort(bounded, has.ID)
 	}
+
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error",
 			err.Error())
 	}
+
 	return nil
 }
 

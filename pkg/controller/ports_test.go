@@ -53,6 +53,7 @@ func TestAgentForgets(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-02-1")
 	c.eventually("the network is back", func() error {
 		if got := agent.Networks(); !slices.Equal(got, networks) {
@@ -60,12 +61,14 @@ func TestAgentForgets(t *testing.T) {
 		}
 		return nil
 	})
+
 	for _, p := range []*v1alpha1.XPUPort{port, other} {
 		was := p.ResourceVersion
 		if err := c.get(p); err != nil || p.ResourceVersion != was {
 			t.Errorf("XPUPort %s was written: %v, %+v", p.Name, err, p.Status)
 		}
 	}
+
 	if got := c.writes.of("XPUPort"); len(got) > 0 {
 		t.Errorf("writes %q", got)
 	}
@@ -90,10 +93,12 @@ func TestOptionsAreTold(t *testing.T) {
 	if err := c.get(network); err != nil {
 		t.Fatal(err)
 	}
+
 	network.Spec.MTU, network.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterNone
 	if err := c.Update(t.Context(), network); err != nil {
 		t.Fatal(err)
 	}
+
 	c.eventually("the agent is told of the change", func() error {
 		got := agent.NetworkOptions(agent.Networks()[0])
 		if got.GetMtu() != 1400 ||
@@ -102,6 +107,7 @@ func TestOptionsAreTold(t *testing.T) {
 		}
 		return nil
 	})
+
 	c.eventually("the Port has the network's MTU", func() error {
 		if err := c.get(port); err != nil || port.Status.MTU != 1400 {
 			return fmt.Errorf("it has %d, %v", port.Status.MTU, err)
@@ -125,6 +131,7 @@ func TestAgentDown(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	port := c.up(o, vf(0))
 	c.claimQuiet(o)
 	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
@@ -139,6 +146,7 @@ func TestAgentDown(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.gone(port)
 	c.has(agent)
 }
@@ -150,12 +158,14 @@ func TestAgentFlaps(t *testing.T) {
 	xpu := c.xpu("card", agent)
 	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
 	connected := xpu.ResourceVersion
+
 	for range 3 {
 		checks := agent.Calls("GetBridgePort")
 		agent.Stop()
 		if err := agent.Run(); err != nil {
 			t.Fatal(err)
 		}
+
 		c.eventually("the agent is checked again", func() error {
 			if agent.Calls("GetBridgePort") == checks {
 				return errors.New("not yet")
@@ -163,6 +173,7 @@ func TestAgentFlaps(t *testing.T) {
 			return nil
 		})
 	}
+
 	// Not the writes: one that comes of an old cache is tried, and refused.
 	if err := c.get(xpu); err != nil || xpu.ResourceVersion != connected {
 		t.Errorf("the XPU was written (%v): %+v", err, xpu.Status)
@@ -176,12 +187,14 @@ func TestAgentSlow(t *testing.T) {
 	})
 	slow, quick := opitest.Start(t), opitest.Start(t)
 	c.xpu("slow", slow)
+
 	c.create(&v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "quick"},
 		Spec: v1alpha1.XPUSpec{
 			NodeName: c.node + "-2", Endpoint: quick.Config().Endpoint, Insecure: true,
 		},
 	})
+
 	c.network("blue", 100)
 	c.up(c.blue("first", 20), vf(20)) // and so the network is on the slow XPU
 	slow.Set(func(b *opitest.Behaviour) { b.Held = true })
@@ -189,16 +202,19 @@ func TestAgentSlow(t *testing.T) {
 	for i := range 16 { // more than there are workers
 		late = append(late, c.blue(fmt.Sprintf("late%d", i), i))
 	}
+
 	c.portReason(c.port(late[0], vf(0)), v1alpha1.ReasonProvisioning, "pending")
 	c.claim(want{name: "b", node: c.node + "-2", pool: "fast", function: vf(1),
 		config: `{"network":"blue"}`})
 	c.has(quick, "vf-0000-3b-02-1")
+
 	for i, o := range late {
 		if port := c.port(o, vf(i)); meta.IsStatusConditionTrue(port.Status.Conditions,
 			v1alpha1.ConditionReady) {
 			t.Errorf("Port %s is up although its agent is not done", port.Name)
 		}
 	}
+
 	slow.Set(func(b *opitest.Behaviour) { b.Held = false })
 	for i, o := range late {
 		port := c.port(o, vf(i))
@@ -271,6 +287,7 @@ func TestStuckDelete(t *testing.T) {
 	if !slices.Contains(port.Finalizers, v1alpha1.FinalizerPort) {
 		t.Error("the finalizer is gone while the agent has the Port")
 	}
+
 	c.told("XPUPort", port.Name, v1alpha1.ReasonReleasing)
 	if err := testutil.GatherAndCompare(c.registry, strings.NewReader(`
 # HELP xpu_ports XPUPorts by XPU, _other for those whose XPU does not exist, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
@@ -279,6 +296,7 @@ xpu_ports{state="releasing",xpu="card"} 1
 `), "xpu_ports"); err != nil {
 		t.Error(err)
 	}
+
 	// The card is taken out, and the administrator says so: then the Port is gone with it.
 	agent.Stop()
 	xpu := c.xpuNamed("card")
@@ -298,6 +316,7 @@ func TestNetworkDeletion(t *testing.T) {
 		[]string{opitest.Installation.NetworkID("blue")}) {
 		t.Errorf("networks %q", got)
 	}
+
 	c.delete(network)
 	c.networkReason(network, v1alpha1.ReasonInUse, port.Namespace+"/"+port.Name)
 	c.told("XPUNetwork", "blue", v1alpha1.ReasonInUse)
@@ -323,10 +342,12 @@ func TestNetworkConflict(t *testing.T) {
 			}, VNI: &vni,
 		},
 	}
+
 	c.create(first)
 	c.networkReason(first, v1alpha1.ReasonUp, "no XPUPort")
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"a-first"}`})
 	c.up(o, vf(0))
+
 	second := &v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 101, AllowedNamespaces: v1alpha1.AllowedNamespaces{
@@ -334,6 +355,7 @@ func TestNetworkConflict(t *testing.T) {
 			}, VNI: &vni,
 		},
 	}
+
 	c.create(second)
 	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
 	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)
@@ -341,6 +363,7 @@ func TestNetworkConflict(t *testing.T) {
 		[]string{opitest.Installation.NetworkID("a-first")}) {
 		t.Errorf("networks %q", got)
 	}
+
 	c.delete(o)
 	c.delete(first)
 	c.networkReason(second, v1alpha1.ReasonUp, "")
@@ -366,6 +389,7 @@ func TestNetworkOnXPUs(t *testing.T) {
 	if got := append(one.Networks(), two.Networks()...); len(got) > 0 {
 		t.Errorf("networks %q that no Port needs", got)
 	}
+
 	c.up(c.blue("a", 0), vf(0))
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
 	two.FailNext("CreateLogicalBridge", 3, codes.Unknown, "out of bridges")
@@ -383,13 +407,16 @@ func TestNetworkOnXPUs(t *testing.T) {
 	if err := two.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	c.networkReason(network, v1alpha1.ReasonUp, "2 of 2")
 	// whether it answers
 	if more := one.Calls("GetLogicalBridge") + one.Calls("GetBridgePort") - asked; more > 1 {
 		t.Errorf("an xPU that flapped cost another one %d calls", more)
 	}
+
 	c.delete(b)
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
+
 	c.eventually("the network is gone with its last Port", func() error {
 		if got := two.Networks(); len(got) > 0 {
 			return fmt.Errorf("the agent has %q", got)
@@ -415,6 +442,7 @@ func TestXPUTLS(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	xpu := &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "card"},
 		Spec: v1alpha1.XPUSpec{
@@ -422,6 +450,7 @@ func TestXPUTLS(t *testing.T) {
 			TLS: &v1alpha1.XPUTLS{SecretName: "opi"},
 		},
 	}
+
 	c.create(xpu)
 	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, c.namespace+"/opi does not exist")
 	network := c.network("blue", 100)
@@ -434,6 +463,7 @@ func TestXPUTLS(t *testing.T) {
 			"tls.crt": []byte("x"), "tls.key": []byte("y"), "ca.crt": []byte("z"),
 		},
 	}
+
 	c.create(secret)
 	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, "PEM")
 
@@ -444,6 +474,7 @@ func TestXPUTLS(t *testing.T) {
 	if err := c.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
+
 	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "")
 
 	cert, key = authority.Issue(t, "client")
@@ -451,6 +482,7 @@ func TestXPUTLS(t *testing.T) {
 	if err := c.Update(t.Context(), secret); err != nil {
 		t.Fatal(err)
 	}
+
 	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
 	c.up(o, vf(0))
 }
@@ -470,6 +502,7 @@ func TestProvisioningIsMeasuredFinely(t *testing.T) {
 	took := time.Since(begin)
 	families, err := c.registry.Gather()
 	must.Succeed(t, err)
+
 	for _, f := range families {
 		if f.GetName() == "xpu_port_provisioning_seconds" {
 			if got := f.GetMetric()[0].GetHistogram().GetSampleSum(); got > took.Seconds() {
@@ -478,6 +511,7 @@ func TestProvisioningIsMeasuredFinely(t *testing.T) {
 			return
 		}
 	}
+
 	t.Error("nothing was measured")
 }
 
@@ -493,6 +527,7 @@ func TestXPUMoves(t *testing.T) {
 		xpu.Spec.Endpoint = next.Config().Endpoint
 		return c.Update(context.Background(), xpu)
 	})
+
 	c.has(next, "vf-0000-3b-02-0")
 }
 
@@ -504,6 +539,7 @@ func TestMetrics(t *testing.T) {
 		"xpu_port_provisioning_seconds"); err != nil || got != 1 {
 		t.Errorf("%d histograms: %v", got, err)
 	}
+
 	const want = `
 # HELP xpu_opi_errors_total Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.
 # TYPE xpu_opi_errors_total counter
@@ -512,6 +548,7 @@ xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"}
 # TYPE xpu_ports gauge
 xpu_ports{state="up",xpu="card"} 2
 `
+
 	// The gauges come from the controller's cache, which hears of the last status a moment after it
 	// was written.
 	c.eventually("metrics", func() error {

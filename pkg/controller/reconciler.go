@@ -108,11 +108,13 @@ func (r *base) requests(
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 		return nil
 	}
+
 	var requests []reconcile.Request
 	_ = meta.EachListItem(objects, func(o runtime.Object) error {
 		requests = append(requests, requestFor(o.(client.Object)))
 		return nil
 	})
+
 	return requests
 }
 
@@ -178,6 +180,7 @@ func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 		}
 		return !slices.Contains(ofCollector, f)
 	})
+
 	if len(port.Finalizers) == len(before.Finalizers) {
 		return nil
 	}
@@ -185,11 +188,13 @@ func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err := r.client.Patch(ctx, port, since(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("finalizers of XPUPort %s: %w", client.ObjectKeyFromObject(port), err)
 	}
+
 	if len(strangers) > 0 {
 		ctrl.LoggerFrom(ctx).Info("removed finalizers of others, which kept the Function of an "+
 			"XPUPort from being used",
 			"finalizers", strangers)
 	}
+
 	return nil
 }
 
@@ -237,6 +242,7 @@ func newCondition(conditionType string, generation int64, reason, message string
 		v1alpha1.ReasonFound, v1alpha1.ReasonSupported:
 		status = metav1.ConditionTrue
 	}
+
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message,
 		ObservedGeneration: generation}
 }
@@ -255,16 +261,19 @@ func (r *base) conclude(
 	} else if !isProblem {
 		return ctrl.Result{}, err
 	}
+
 	result := ctrl.Result{RequeueAfter: p.retry}
 	if p.reason == "" {
 		return result, nil
 	}
+
 	was := v1alpha1.ReadyOf(*conditions)
 	meta.SetStatusCondition(conditions,
 		newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
 	if err := r.writeStatus(ctx, object, before); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	if isProblem && was.Reason != p.reason {
 		kind := corev1.EventTypeWarning
 		if p.reason == v1alpha1.ReasonStandby {
@@ -272,6 +281,7 @@ func (r *base) conclude(
 		}
 		r.events.Eventf(object, nil, kind, p.reason, "Provision", "%s", p.message)
 	}
+
 	return result, nil
 }
 

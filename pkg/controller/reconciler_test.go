@@ -10,21 +10,25 @@ func TestDurations(t *testing.T) {
 	if got := s.elapsed("a"); got != 0 {
 		t.Errorf("%s at first", got)
 	}
+
 	first, _ := s.since.Load("a")
 	s.since.Store("a", first.(time.Time).Add(-time.Minute))
 	s.elapsed("b")
 	if got := s.elapsed("a"); got < time.Minute {
 		t.Errorf("%s after a minute", got)
 	}
+
 	s.retain(func(key string) bool { return key == "b" })
 	if got := s.elapsed("a"); got != 0 {
 		t.Errorf("%s after it was dropped", got)
 	}
+
 	s.reset("a")
 	left := 0
 	for range s.since.Range {
 		left++
 	}
+
 	if _, ok := s.since.Load("a"); ok || left != 1 {
 		t.Errorf("%d left, want b", left)
 	}

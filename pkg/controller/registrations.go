@@ -36,6 +36,7 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 			{NamespacedName: types.NamespacedName{Namespace: slice.GetNamespace(), Name: name}},
 		}
 	}
+
 	ofXPU := func(_ context.Context, xpu client.Object) []reconcile.Request {
 		name := xpu.GetLabels()[v1alpha1.LabelAgents]
 		if name == "" {
@@ -45,6 +46,7 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 			{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: name}},
 		}
 	}
+
 	return newController(mgr, "registration", 1).
 		For(&corev1.Service{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(ofSlice)).
@@ -57,17 +59,20 @@ func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	if err := r.client.Get(ctx, req.NamespacedName, &service); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+
 	var slicesOf discoveryv1.EndpointSliceList
 	if err := r.client.List(ctx, &slicesOf, client.InNamespace(req.Namespace),
 		client.MatchingLabels{discoveryv1.LabelServiceName: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list EndpointSlices of Service %s: %w", req, err)
 	}
+
 	endpoints := endpointsByNode(slicesOf.Items)
 	for _, node := range slices.Sorted(maps.Keys(endpoints)) {
 		if err := r.register(ctx, &service, node, endpoints[node]); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
+
 	return ctrl.Result{}, nil
 }
 
@@ -79,6 +84,7 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 		if len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
 			continue
 		}
+
 		port := strconv.Itoa(int(*slice.Ports[0].Port))
 		for _, endpoint := range slice.Endpoints {
 			node := ptr.Deref(endpoint.NodeName, "")
@@ -86,12 +92,14 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 				!ptr.Deref(endpoint.Conditions.Ready, true) {
 				continue
 			}
+
 			address := net.JoinHostPort(endpoint.Addresses[0], port)
 			if other := found[node]; other == "" || address < other {
 				found[node] = address
 			}
 		}
 	}
+
 	return found
 }
 
@@ -104,6 +112,7 @@ func (r *registrations) register(
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s: %w", node, err)
 	}
+
 	before := xpu.DeepCopy()
 	spec := &xpu.Spec
 	spec.Endpoint, spec.TLS, spec.Insecure = endpoint, nil, service.Annotations[v1alpha1.AnnotationInsecure] == "true"
@@ -113,6 +122,7 @@ func (r *registrations) register(
 			ServerName: service.Annotations[v1alpha1.AnnotationServerName],
 		}
 	}
+
 	switch {
 	case apierrors.IsNotFound(err):
 		xpu.ObjectMeta = metav1.ObjectMeta{
@@ -122,17 +132,21 @@ func (r *registrations) register(
 		if err := r.client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create XPU %s for Service %s: %w", node, service.Name, err)
 		}
+
 		ctrl.LoggerFrom(ctx).Info("created XPU", "xpu", node, "endpoint", endpoint)
 		return nil
+
 	case before.Labels[v1alpha1.LabelAgents] != service.Name:
 		return nil
 	case before.Spec.Endpoint == spec.Endpoint && before.Spec.Insecure == spec.Insecure &&
 		ptr.Equal(before.Spec.TLS, spec.TLS):
 		return nil
 	}
+
 	if err := r.client.Patch(ctx, &xpu, since(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s for Service %s: %w", node, service.Name, err)
 	}
+
 	ctrl.LoggerFrom(ctx).Info("XPU has another endpoint", "xpu", node, "endpoint", endpoint)
 	return nil
 }

@@ -44,6 +44,7 @@ func (c *cluster) endpoint(service, node, address string, ready bool) *discovery
 			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 		}},
 	}
+
 	c.create(slice)
 	return slice
 }
@@ -61,6 +62,7 @@ func (c *cluster) registeredAt(name, endpoint string) *v1alpha1.XPU {
 		}
 		return nil
 	})
+
 	return xpu
 }
 
@@ -74,12 +76,14 @@ func TestRegistration(t *testing.T) {
 	if !xpu.Spec.Insecure || xpu.Spec.TLS != nil || xpu.Spec.NodeName != "" {
 		t.Errorf("spec %+v", xpu.Spec)
 	}
+
 	t.Run("another address", func(t *testing.T) {
 		c.endpoint("dpus", "dpu-1", "192.0.2.9", false) // it is not ready
 		c.endpoint("dpus", "dpu-1", "192.0.2.2", true)
 		c.delete(slice)
 		c.registeredAt("dpu-1", "192.0.2.2:50151")
 	})
+
 	t.Run("changed by hand", func(t *testing.T) {
 		xpu := c.registeredAt("dpu-1", "192.0.2.2:50151")
 		before := xpu.DeepCopy()
@@ -89,6 +93,7 @@ func TestRegistration(t *testing.T) {
 		}
 		c.registeredAt("dpu-1", "192.0.2.2:50151")
 	})
+
 	t.Run("written by hand", func(t *testing.T) {
 		c.xpuOn("elsewhere", "dpu-2", "10.0.0.2:50151")
 		c.endpoint("dpus", "dpu-2", "192.0.2.3", true)
@@ -96,6 +101,7 @@ func TestRegistration(t *testing.T) {
 		c.registeredAt("dpu-3", "192.0.2.4:50151") // which comes after it
 		c.registeredAt("dpu-2", "10.0.0.2:50151")
 	})
+
 	t.Run("with TLS", func(t *testing.T) {
 		c.agents("careful", map[string]string{
 			v1alpha1.AnnotationTLSSecret: "keys", v1alpha1.AnnotationServerName: "opi-bridge",

@@ -49,17 +49,21 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
+
 	// In this order: a port is made only for an XPUPort that the cache has.
 	networks, err := agent.ListNetworks(bounded)
 	if err != nil {
 		return r.later(ctx, xpu, err)
 	}
+
 	listed, err := agent.ListPorts(bounded)
 	if err != nil {
 		return r.later(ctx, xpu, err)
 	}
+
 	r.retries.Forget(requestFor(xpu))
 	orphans := sets.New[orphan]()
 	foreign := &v1alpha1.XPUForeign{}
@@ -67,15 +71,18 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	if err := r.comparePorts(ctx, xpu, listed, up, orphans, foreign); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	after := r.collect(ctx, bounded, agent, xpu, orphans)
 	r.sessions.compared(xpu.Name, agent, orphans.Len() == 0)
 	before := xpu.DeepCopy()
+
 	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {
 		xpu.Status.Foreign = nil
 	}
 	if err := r.writeStatus(ctx, xpu, before); err != nil {
 		return ctrl.Result{}, err
 	}
+
 	// The jitter keeps the looks at many agents from coming together.
 	period := r.ResyncPeriod + rand.N(r.ResyncPeriod/4+1)
 	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
@@ -104,10 +111,12 @@ func (r *resyncs) comparePorts(
 	if err != nil {
 		return err
 	}
+
 	has := map[string]opi.PortStatus{}
 	for _, port := range listed {
 		has[port.ID] = port
 	}
+
 	backed := sets.New[string]()
 	for i := range wanted {
 		port := &wanted[i]
@@ -120,6 +129,7 @@ func (r *resyncs) comparePorts(
 			r.ports.wakeups.Add(0, requestFor(port))
 		}
 	}
+
 	for _, port := range listed {
 		switch {
 		case port.State == opi.StateUnknown:
@@ -133,6 +143,7 @@ func (r *resyncs) comparePorts(
 			orphans.Insert(orphan{xpu.Name, "port", port.ID})
 		}
 	}
+
 	return nil
 }
 
@@ -148,6 +159,7 @@ func (r *resyncs) compareNetworks(
 			up.Insert(network.ID)
 		}
 	}
+
 	known := sets.New[string]()
 	for _, b := range r.bridges.ofXPU(xpu.Name) {
 		id := r.Installation.NetworkID(b.network)
@@ -156,6 +168,7 @@ func (r *resyncs) compareNetworks(
 			r.bridges.wakeups.Add(0, b)
 		}
 	}
+
 	for _, network := range listed {
 		switch { // the id alone says whose a network is
 		case !r.Installation.Owns(network.ID):
@@ -166,6 +179,7 @@ func (r *resyncs) compareNetworks(
 			orphans.Insert(orphan{xpu.Name, "network", network.ID})
 		}
 	}
+
 	return up
 }
 
@@ -195,15 +209,18 @@ func (r *resyncs) collect(
 			after = smaller(after, r.OrphanGrace-waited)
 			continue
 		}
+
 		remove := agent.DeletePort
 		if o.kind == "network" {
 			remove = agent.DeleteNetwork
 		}
+
 		if err := remove(bounded, o.id); err != nil {
 			log.Info("cannot delete an orphan", o.kind, o.id, "error", err.Error())
 			after = smaller(after, r.OrphanGrace)
 			continue
 		}
+
 		r.seen.reset(o)
 		r.metrics.orphans.WithLabelValues(xpu.Name, o.kind).Inc()
 		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
@@ -212,11 +229,13 @@ func (r *resyncs) collect(
 			r.OrphanGrace)
 		deleted = true
 	}
+
 	if deleted {
 		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
 		// had an object come for it in this very moment, it may have been the object's
 		after = smaller(after, firstRetry)
 	}
+
 	return after
 }
 
@@ -228,11 +247,13 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
+
 	var own v1alpha1.XPU
 	if err := r.client.Get(ctx, client.ObjectKey{Name: xpu},
 		&own); client.IgnoreNotFound(err) != nil {
 		return "an XPU that cannot be read: " + err.Error()
 	}
+
 	elsewhere := ""
 	for i := range same {
 		other := &same[i]
@@ -241,16 +262,19 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 		if standsBy(other) {
 			continue
 		}
+
 		var its v1alpha1.XPU
 		if err := r.client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
 			continue // it is gone, and nothing of it is served
 		}
+
 		want, err := r.portOf(other, &its)
 		switch {
 		case err != nil || !port.Equal(want):
 		case other.Spec.XPU == xpu:
 			return ""
 		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
+
 		default:
 			elsewhere = fmt.Sprintf(
 				"XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace,
@@ -258,6 +282,7 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 			)
 		}
 	}
+
 	return elsewhere
 }
 

@@ -68,8 +68,10 @@ func (s *sessions) Start(ctx context.Context) error {
 	for xpu := range s.byXPU {
 		s.end(xpu)
 	}
+
 	s.mu.Unlock()
 	s.running.Wait()
+
 	return nil
 }
 
@@ -96,16 +98,19 @@ func (s *sessions) setClean(xpu string, agent *opi.Session, clean bool) (changed
 func (s *sessions) peers(xpu string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	own := s.byXPU[xpu]
 	if own == nil || own.Session == nil || own.Peer() == "" {
 		return nil
 	}
+
 	var found []string
 	for name, other := range s.byXPU {
 		if name != xpu && other.Session != nil && other.Peer() == own.Peer() {
 			found = append(found, name)
 		}
 	}
+
 	return found
 }
 
@@ -114,12 +119,14 @@ func (s *sessions) peers(xpu string) []string {
 func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.closed {
 		return errors.New("the controller is shutting down")
 	}
 	if known := s.byXPU[xpu]; known != nil && known.fingerprint == fingerprint {
 		return nil
 	}
+
 	log := s.log.WithValues("xpu", xpu)
 	opened, err := opi.NewSession(config, opi.SessionOptions{
 		Debounce: s.Debounce, CheckInterval: s.CheckInterval,
@@ -131,9 +138,11 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 		Changed: func() { s.tell(xpu, healthChanged) },
 		Failed:  func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
 	})
+
 	if err != nil {
 		return err
 	}
+
 	s.end(xpu)
 	ctx, stop := context.WithCancel(context.Background())
 	s.byXPU[xpu] = &session{Session: opened, fingerprint: fingerprint, stop: stop}
@@ -142,6 +151,7 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 			log.Error(err, "The session with the OPI agent ended")
 		}
 	})
+
 	return nil
 }
 
@@ -192,6 +202,7 @@ func sourceOf[R comparable](
 	) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+
 		s.listeners = append(s.listeners, func(xpu string, c change) {
 			if c != kind {
 				return
@@ -200,6 +211,7 @@ func sourceOf[R comparable](
 				queue.Add(request)
 			}
 		})
+
 		return nil
 	})
 }
@@ -213,6 +225,7 @@ func theXPU(_ context.Context, xpu string) []reconcile.Request {
 func (s *sessions) connection(xpu string) connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	opened := s.byXPU[xpu]
 	if opened == nil {
 		return connection{}
@@ -220,9 +233,11 @@ func (s *sessions) connection(xpu string) connection {
 	if opened.Session == nil {
 		return connection{health: opi.Health{Known: true}, refusal: opened.refusal}
 	}
+
 	way := connection{health: opened.Health(), clean: opened.clean}
 	if way.health.Connected {
 		way.agent = opened.Session
 	}
+
 	return way
 }

@@ -183,6 +183,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer(), o.Role); err != nil {
 		return err
 	}
+
 	m := newMetrics(o.Registerer, mgr.GetCache(), mgr.Elected())
 	s := &setup{
 		manager: mgr, allocator: newAllocator(mgr.GetClient()),
@@ -193,19 +194,23 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 				byXPU: map[string]*session{}},
 		},
 	}
+
 	parts := map[Role][]func() error{
 		RoleAll:    {s.cluster, s.xPUs},
 		RoleTenant: {s.cluster, s.tenant},
 		RoleInfra:  {s.xPUs},
 	}[o.Role]
+
 	if parts == nil {
 		return fmt.Errorf("role %q: must be %s, %s or %s", o.Role, RoleAll, RoleTenant, RoleInfra)
 	}
+
 	for _, part := range parts {
 		if err := part(); err != nil {
 			return fmt.Errorf("set up controllers: %w", err)
 		}
 	}
+
 	return nil
 }
 
@@ -236,15 +241,18 @@ func (s *setup) xPUs() error {
 	if err := s.manager.Add(s.sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
+
 	ports := &ports{
 		base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU),
 	}
 	if s.Role == RoleAll {
 		ports.admission = &admission{base: s.newBase(), allocator: s.allocator}
 	}
+
 	bridges := &bridges{base: s.newBase()}
 	networks := &networks{base: s.newBase(), bridges: bridges}
 	bridges.changed = networks.changed
+
 	return errors.Join(
 		ports.setup(s.manager),
 		bridges.setup(s.manager),

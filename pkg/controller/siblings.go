@@ -28,6 +28,7 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 	if err != nil {
 		return nil, err
 	}
+
 	var first *v1alpha1.XPUPort
 	for i := range all {
 		if all[i].UID != port.UID && r.counts(&all[i]) &&
@@ -35,6 +36,7 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 			first = &all[i]
 		}
 	}
+
 	return first, nil
 }
 

@@ -28,6 +28,7 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if holder == (types.NamespacedName{}) {
 		return nil
 	}
+
 	conflict := macConflict(port, holder)
 	conflict.retry = addressRetry
 	var predecessor v1alpha1.XPUPort
@@ -35,31 +36,37 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPUPort %s: %w", holder, err)
 	}
+
 	known := port.Status.Predecessor == holder.String()
 	switch {
 	case err == nil &&
 		(predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
 		// the next Port of its Function, and the allocator is about to hear of that
 		return &problem{retry: firstRetry}
+
 	case err != nil && known:
 		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
 	case err != nil: // or to hear that it was made
 		return conflict
+
 	case !known:
 		conflict.retry = lastRetry // an event comes when it goes
 		if err := r.mayStandBy(ctx, port, &predecessor, conflict); err != nil {
 			return err
 		}
 	}
+
 	if !r.allocator.promise(ctx, port, holder) {
 		return &problem{retry: firstRetry}
 	}
+
 	port.Status.Predecessor = holder.String()
 	port.Status.MTU, port.Status.Addresses = predecessor.Status.MTU, predecessor.Status.Addresses
 	p := problemf(v1alpha1.ReasonStandby, "pod %s of the same virtual machine has MAC address %s "+
 		"and XPUPort %s; this Port takes its place, "+
 		"with the same addresses, once that pod has ended", predecessor.Spec.Pod.Name,
 		port.Spec.MAC, holder)
+
 	p.retry = lastRetry
 	return p
 }
@@ -73,6 +80,7 @@ func (r *admission) mayStandBy(
 	if !sameAddresses(port, predecessor) {
 		return conflict
 	}
+
 	same, err := r.sameVirtualMachine(ctx, port, predecessor)
 	if err != nil {
 		return err
@@ -80,11 +88,13 @@ func (r *admission) mayStandBy(
 	if !same {
 		return conflict
 	}
+
 	var xpu v1alpha1.XPU
 	if err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU},
 		&xpu); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
 	}
+
 	if ready := v1alpha1.ReadyOf(xpu.Status.Conditions); ready.Status != metav1.ConditionTrue {
 		p := problemf(v1alpha1.ReasonXPUUnavailable,
 			"XPU %s cannot serve the virtual machine: %s: %s", port.Spec.XPU,
@@ -93,6 +103,7 @@ func (r *admission) mayStandBy(
 		p.retry = addressRetry
 		return p
 	}
+
 	return nil
 }
 
@@ -114,10 +125,12 @@ func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPo
 		a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
 	}
+
 	of, err := r.virtualMachineOf(ctx, a)
 	if err != nil || of == "" {
 		return false, err
 	}
+
 	other, err := r.virtualMachineOf(ctx, b)
 	return of == other, err
 }
@@ -138,11 +151,13 @@ func (r *admission) virtualMachineOf(
 		pod.Spec.NodeName != port.Spec.NodeName {
 		return "", nil
 	}
+
 	owner := metav1.GetControllerOf(&pod)
 	if owner == nil ||
 		schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() != virtualMachine {
 		return "", nil
 	}
+
 	return owner.UID, nil
 }
 

@@ -33,12 +33,14 @@ func (c *cluster) launcherOn(node, namespace, name, machine string) *v1alpha1.Po
 			NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}},
 		},
 	}
+
 	if machine != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{
 			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm",
 			UID: types.UID(machine), Controller: new(true),
 		}}
 	}
+
 	c.create(pod)
 	return &v1alpha1.PodRef{Namespace: namespace, Name: pod.Name, UID: pod.UID}
 }
@@ -51,6 +53,7 @@ func (c *cluster) neverRefused(port *v1alpha1.XPUPort) {
 	if err := c.List(context.Background(), &list); err != nil {
 		c.Fatal(err)
 	}
+
 	for _, e := range list.Items {
 		if e.Regarding.UID == port.UID && e.Type != corev1.EventTypeNormal {
 			c.Errorf("event %s of XPUPort %s: %s", e.Reason, port.Name, e.Note)
@@ -89,6 +92,7 @@ func migrating(t *testing.T) (c *cluster, agent *opitest.Agent, source, target *
 	target = c.assignedPort(1, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
 	c.standsBy(target, source)
 	c.has(agent, "vf-0000-3b-02-0")
+
 	return c, agent, source, target
 }
 
@@ -141,9 +145,11 @@ func TestMigrationBetweenEqualNodes(t *testing.T) {
 		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionReady,
 			v1alpha1.ReasonConnected, "")
 	})
+
 	c.network("blue", 100, "10.1.0.0/29")
 	source := c.assignedPort(0, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
 	c.hasAddress(source, "10.1.0.2/29")
+
 	elsewhere := func(name string) *v1alpha1.XPUPort {
 		port := c.podPort(vf(0), "blue")
 		port.Name, port.Spec.NodeName, port.Spec.XPU = "elsewhere-0000-3b-02-0", "elsewhere", "other-card"
@@ -152,6 +158,7 @@ func TestMigrationBetweenEqualNodes(t *testing.T) {
 		c.create(port)
 		return port
 	}
+
 	target := elsewhere("virt-launcher-vm1")
 	c.standsBy(target, source)
 	c.stop()
@@ -212,6 +219,7 @@ func TestMigrationGivenUp(t *testing.T) {
 	if again := agent.Calls("CreateBridgePort"); again != asked {
 		t.Errorf("the agent was asked for %d ports meanwhile", again-asked)
 	}
+
 	// What it has is free once its own Port is gone.
 	c.delete(source)
 	c.gone(source)
@@ -246,6 +254,7 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 			t.Errorf("XPUPort of pod %v stands by for %s", pod, port.Status.Predecessor)
 		}
 	}
+
 	// Of the machine, but it asks for addresses, and the source has none to leave.
 	greedy := c.assignedPort(9, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
 	c.portReason(greedy, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
@@ -264,6 +273,7 @@ func TestMigrationOverRestart(t *testing.T) {
 		t.Run(fmt.Sprintf("first pod ends meanwhile %t", ends), func(t *testing.T) {
 			c, agent, source, target := migrating(t)
 			c.stop()
+
 			if ends { // as by a controller that died right after
 				agent.Lose("vf-0000-3b-02-0")
 				source.Finalizers = nil
@@ -272,13 +282,16 @@ func TestMigrationOverRestart(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			next := c.assignedPort(3, "", c.launcher("default", "web", ""))
 			c.start(nil)
 			c.hasAddress(next, "10.1.0.3/29")
+
 			if !ends {
 				c.standsBy(target, source)
 				c.delete(source)
 			}
+
 			c.hasAddress(target, "10.1.0.2/29")
 			c.has(agent, "vf-0000-3b-02-1", "vf-0000-3b-02-3")
 			c.neverRefused(target)
@@ -296,12 +309,14 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	named := func(uid types.UID) *v1alpha1.XPUPort {
 		return &v1alpha1.XPUPort{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "port", UID: uid},
 			Spec:       v1alpha1.XPUPortSpec{AssignAddresses: true, MAC: migratedMAC},
 		}
 	}
+
 	key := types.NamespacedName{Namespace: "ns", Name: "port"}
 	if got, err := book.assign(key, named("first"), rules); err != nil ||
 		!slices.Equal(got, []string{"10.1.0.2/29"}) {
@@ -310,11 +325,13 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	if got, err := book.assign(key, named("second"), rules); err == nil {
 		t.Fatalf("the second has %q before the first has gone", got)
 	}
+
 	book.remove(named("first"))
 	if got, err := book.assign(key, named("second"), rules); err != nil ||
 		!slices.Equal(got, []string{"10.1.0.2/29"}) {
 		t.Errorf("the second has %q, %v", got, err)
 	}
+
 	book.remove(named("first")) // heard late
 	if got, err := book.assign(key, named("second"), rules); err != nil ||
 		!slices.Equal(got, []string{"10.1.0.2/29"}) {

@@ -34,6 +34,7 @@ func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 		return r.requests(ctx, &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByNetwork: network.GetName()})
 	}
+
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{},
 			builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{},
@@ -53,12 +54,14 @@ func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+
 	switch {
 	case isReleased(&port):
 		return ctrl.Result{}, r.letGo(ctx, &port)
 	case !port.DeletionTimestamp.IsZero(): // the broker lets it go
 		return ctrl.Result{}, nil
 	}
+
 	before := port.DeepCopy()
 	err := r.admitNew(ctx, &port)
 	if err == nil && r.brokerAway() && port.Status.BridgePort == "" {
@@ -67,6 +70,7 @@ func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if err != nil {
 		return r.conclude(ctx, &port, before, &port.Status.Conditions, "", err)
 	}
+
 	return ctrl.Result{}, r.writeStatus(ctx, &port, before)
 }
 
@@ -82,33 +86,40 @@ func (r *tenantPorts) admitNew(ctx context.Context, port *v1alpha1.XPUPort) erro
 	if err != nil {
 		return err
 	}
+
 	if port.Spec.Ahead {
 		if err := r.admitAhead(ctx, port, other); err != nil {
 			return err
 		}
 	}
+
 	if v1alpha1.IsAdmitted(port) {
 		return nil
 	}
 	if other != nil {
 		return busy(other)
 	}
+
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = lastRetry
 	}
+
 	if err != nil {
 		return err
 	}
+
 	addresses, err := r.admit(ctx, port, network)
 	if err != nil {
 		return err
 	}
+
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
 	meta.SetStatusCondition(&port.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionAdmitted, Status: metav1.ConditionTrue,
 		ObservedGeneration: port.Generation,
 		Reason:             v1alpha1.ReasonAdmitted, Message: "the network lets it join",
 	})
+
 	return nil
 }

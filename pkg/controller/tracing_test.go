@@ -36,13 +36,16 @@ func TestTrace(t *testing.T) {
 		for _, s := range spans {
 			names[s.SpanContext.SpanID().String()] = s.Name
 		}
+
 		for _, s := range spans {
 			if s.SpanContext.TraceID().String() == trace {
 				parents[s.Name] = names[s.Parent.SpanID().String()]
 			}
 		}
+
 		return parents
 	}
+
 	const create = "opi_api.network.evpn_gw.v1alpha1.BridgePortService/CreateBridgePort"
 	want := map[string]string{"claim to Ready": "", "create XPUPort": "claim to Ready",
 		"serve Port": "claim to Ready", create: "serve Port"}
@@ -55,6 +58,7 @@ func TestTrace(t *testing.T) {
 		}
 		return nil
 	})
+
 	for _, s := range exporter.GetSpans() {
 		if !strings.HasPrefix(trace, s.SpanContext.TraceID().String()) {
 			t.Errorf("span %s is of trace %s, want none but %s", s.Name,

@@ -60,6 +60,7 @@ func TestUplinkOfXPU(t *testing.T) {
 		c.networkReason(network, v1alpha1.ReasonFailed, step.says)
 		c.portReason(port, v1alpha1.ReasonFailed, step.says)
 	}
+
 	must.Succeed(t, errors.Join(xpu.Handle().LinkSetUp(uplink), beyond.Handle().LinkSetUp(far)))
 	c.portReason(port, v1alpha1.ReasonUp, "")
 	c.networkReason(network, v1alpha1.ReasonUp, "")
@@ -76,11 +77,13 @@ func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
 		}, logr.Discard())
 		return err
 	}))
+
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	server := agent.NewServer()
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
+
 	for service := range server.GetServiceInfo() {
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 	}
@@ -88,6 +91,7 @@ func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(t.Context()) }()
 	go func() { ended <- server.Serve(listener) }()
+
 	t.Cleanup(func() { // the context of the test has ended
 		server.Stop()
 		for range 2 {
@@ -97,5 +101,6 @@ func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
 		}
 		must.Succeed(t, agent.Close())
 	})
+
 	return listener.Addr().String()
 }

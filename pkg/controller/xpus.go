@@ -34,6 +34,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 		return r.requests(ctx, &v1alpha1.XPUList{},
 			client.MatchingFields{xpusBySecret: secret.GetName()})
 	}
+
 	ofPort := func(ctx context.Context, port client.Object) []reconcile.Request {
 		return theXPU(ctx, port.(*v1alpha1.XPUPort).Spec.XPU)
 	}
@@ -61,20 +62,24 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		r.metrics.orphans.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
 		return ctrl.Result{}, nil
 	}
+
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	}
+
 	if xpu.DeletionTimestamp.IsZero() {
 		if err := r.changeFinalizer(ctx, &xpu, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerXPU); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
+
 	before := xpu.DeepCopy()
 	reason, message, err := r.state(ctx, &xpu)
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	}
+
 	if !xpu.DeletionTimestamp.IsZero() {
 		uses, err := r.uses(ctx, &xpu)
 		if err != nil {
@@ -86,10 +91,12 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		}
 		reason, message = v1alpha1.ReasonInUse, uses
 	}
+
 	tellOfFunctions(&xpu)
 	if reason == "" { // not known yet: another event comes
 		return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 	}
+
 	meta.SetStatusCondition(&xpu.Status.Conditions,
 		newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
@@ -102,9 +109,11 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 	if err == nil {
 		err = r.connect(ctx, xpu)
 	}
+
 	if err == nil {
 		err = r.checkSamePeer(ctx, xpu)
 	}
+
 	if p, isProblem := errors.AsType[*problem](err); isProblem {
 		r.sessions.refuse(xpu.Name, p.message)
 		if p.reason == v1alpha1.ReasonConflict {
@@ -112,29 +121,35 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		}
 		return p.reason, p.message, nil
 	}
+
 	if err != nil {
 		return "", "", err
 	}
+
 	way := r.sessions.connection(xpu.Name)
 	if way.health.Connected {
 		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
 	}
+
 	switch {
 	case way.health.Connected && xpu.Spec.Abandon && !way.clean:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
 			"abandoned XPUPorts are being deleted",
 			xpu.Spec.Endpoint), nil
+
 	case way.health.Connected:
 		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers",
 			xpu.Spec.Endpoint), nil
 	case way.health.Err == nil:
 		return "", "", nil
+
 	case xpu.Spec.Abandon:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
 			"%s does not answer, so the xPU may still "+
 			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint,
 			oneLine(way.health.Err)), nil
 	}
+
 	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s",
 		xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
 }
@@ -145,16 +160,19 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	if len(ports) > 0 {
 		return fmt.Sprintf("%d XPUPorts are served by it, such as %s/%s; it is deleted once they "+
 			"are gone. If the card never answers "+
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
+
 	left := r.bridges.ofXPU(xpu.Name)
 	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent != nil {
 		r.bridges.wakeups.Add(0, left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}
+
 	return "", nil
 }
 
@@ -164,6 +182,7 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return nil
 	}
+
 	var same v1alpha1.XPUList
 	err := r.client.List(ctx, &same,
 		client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)},
@@ -171,11 +190,13 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if err != nil {
 		return fmt.Errorf("list XPUs with its endpoint: %w", err)
 	}
+
 	for i := range same.Items {
 		if err := checkAgentOf(xpu, &same.Items[i]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -206,6 +227,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	case has(xpu) == has(other) && !older(other, xpu):
 		return nil
 	}
+
 	return problemf(v1alpha1.ReasonConflict,
 		"XPU %s has the OPI agent at %s already; delete one of them, "+
 			"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
@@ -217,10 +239,12 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no "+
 			"tenant cluster: set the address of the OPI agent")
 	}
+
 	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
 	if err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
 	}
+
 	name := xpu.Name
 	config := opi.Config{
 		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation,
@@ -230,6 +254,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 			return r.claimedElsewhere(context.Background(), name, port)
 		},
 	}
+
 	// The fingerprint changes with everything that a connection depends on.
 	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect,
 		xpu.Spec.Insecure)
@@ -242,9 +267,11 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+
 					"and ca.crt", key)
 		}
+
 		if err != nil {
 			return fmt.Errorf("Secret %s: %w", key, err)
 		}
+
 		cert, private := secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]
 		authorities, server := secret.Data[corev1.ServiceAccountRootCAKey], xpu.Spec.TLS.ServerName
 		config.TLS, err = opi.TLSConfig(cert, private, authorities, server)
@@ -252,10 +279,13 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 			return problemf(v1alpha1.ReasonInvalidTLSSecret,
 				"Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
 		}
+
 		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
 	}
+
 	if err := r.sessions.open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "%s", err)
 	}
+
 	return nil
 }

@@ -50,11 +50,14 @@ func Find(directories ...string) (string, error) {
 				lacks = append(lacks, program)
 			}
 		}
+
 		if len(lacks) == 0 {
 			return directory, nil
 		}
+
 		missing = append(missing, fmt.Sprintf("%s lacks %s", directory, strings.Join(lacks, ", ")))
 	}
+
 	return "", errors.New(strings.Join(missing, "; "))
 }
 
@@ -72,11 +75,13 @@ func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 		}
 		return nil, err
 	}
+
 	c.group.Go(func() error { // for cancel not to be forgotten
 		<-ctx.Done()
 		cancel()
 		return nil
 	})
+
 	return c, nil
 }
 
@@ -89,20 +94,24 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 	if err != nil {
 		return err
 	}
+
 	token, err := writeKeys(dir)
 	if err != nil {
 		return err
 	}
+
 	run := func(program string, args ...string) {
 		c.group.Go(func() error {
 			return process(ctx, filepath.Join(assets, program),
 				filepath.Join(dir, program+".log"), args)
 		})
 	}
+
 	run("etcd", etcdArgs(dir, ports)...)
 	run("kube-apiserver", apiServerArgs(dir, ports)...)
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+
 	host := fmt.Sprintf("https://127.0.0.1:%d", ports.apiServer)
 	insecure := &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	// before its certificate is there, nothing can be checked
@@ -112,13 +121,16 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 	if err := c.identify(dir, host, token); err != nil {
 		return err
 	}
+
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	if err := os.WriteFile(kubeconfig, c.Kubeconfig, 0o600); err != nil {
 		return err
 	}
+
 	run("kube-scheduler", schedulerArgs(kubeconfig, dir, ports.scheduler)...)
 	run("kube-controller-manager",
 		controllerManagerArgs(kubeconfig, dir, ports.controllerManager)...)
+
 	for program, port := range map[string]int{
 		"kube-scheduler": ports.scheduler, "kube-controller-manager": ports.controllerManager,
 	} {
@@ -130,6 +142,7 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 			return fmt.Errorf("%s: %w", program, err)
 		}
 	}
+
 	return nil
 }
 
@@ -146,6 +159,7 @@ func freePorts(n int) (ports, error) {
 		defer listener.Close() // so that all are different
 		numbers[i] = listener.Addr().(*net.TCPAddr).Port
 	}
+
 	return ports{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]}, nil
 }
 
@@ -206,10 +220,12 @@ func writeKeys(dir string) (token string, err error) {
 	if err != nil {
 		return "", err
 	}
+
 	private, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		return "", err
 	}
+
 	token = rand.Text()
 	for name, content := range map[string][]byte{
 		"service-account.key": private,
@@ -219,6 +235,7 @@ func writeKeys(dir string) (token string, err error) {
 			return "", err
 		}
 	}
+
 	return token, nil
 }
 
@@ -228,6 +245,7 @@ func (c *ControlPlane) identify(dir, host, token string) error {
 	if err != nil {
 		return err
 	}
+
 	const name = "xpuctl"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = &clientcmdapi.Cluster{
@@ -242,6 +260,7 @@ func (c *ControlPlane) identify(dir, host, token string) error {
 	if c.Config, err = clientcmd.RESTConfigFromKubeConfig(c.Kubeconfig); err != nil {
 		return err
 	}
+
 	c.Config.QPS = -1 // nobody else asks this API server
 	return nil
 }
@@ -252,14 +271,17 @@ func ready(ctx context.Context, config *rest.Config, path string) error {
 	if err != nil {
 		return err
 	}
+
 	var last error
 	err = wait.PollUntilContextCancel(ctx, pollPeriod,
 		true, func(ctx context.Context) (bool, error) {
 			last = get(ctx, client, config.Host+path)
 			return last == nil, nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, last)
 	}
+
 	return nil
 }

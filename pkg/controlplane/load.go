@@ -66,6 +66,7 @@ func withStatus(made client.Object, from runtime.Object) bool {
 				corev1.ResourcePods:   resource.MustParse("1000"),
 			}
 		}
+
 		return true
 	case *resourceapi.ResourceClaim:
 		made.Status = from.(*resourceapi.ResourceClaim).Status

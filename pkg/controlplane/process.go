@@ -23,9 +23,11 @@ func process(ctx context.Context, program, log string, args []string) error {
 		return err
 	}
 	defer file.Close()
+
 	// The kernel ends the program with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	command := exec.CommandContext(ctx, program, args...)
 	command.Stdout, command.Stderr = file, file
 	command.SysProcAttr = withParent()
@@ -35,6 +37,7 @@ func process(ctx context.Context, program, log string, args []string) error {
 	if ctx.Err() != nil {
 		return nil
 	}
+
 	return fmt.Errorf("%s ended: %w; it printed last:\n%s", filepath.Base(program), err, tail(log))
 }
 
@@ -53,13 +56,16 @@ func get(ctx context.Context, client *http.Client, url string) error {
 	if err != nil {
 		return err
 	}
+
 	response, err := client.Do(request)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
+
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s", url, response.Status)
 	}
+
 	return nil
 }

@@ -65,6 +65,7 @@ func newID(
 	if err != nil {
 		return ID{}, err
 	}
+
 	id := ID{Address: a, Subfunction: subfunction}
 	if !isSF {
 		return id, nil
@@ -73,6 +74,7 @@ func newID(
 		return ID{}, fmt.Errorf("Function %q: %q must be sf and a number, such as sf88", s,
 			subfunction)
 	}
+
 	return id, nil
 }
 

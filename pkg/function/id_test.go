@@ -59,6 +59,7 @@ func TestIDInJSON(t *testing.T) {
 	if err != nil || string(data) != `{"Function":"0000:3b:00.0/sf7"}` {
 		t.Fatalf("got %s, %v", data, err)
 	}
+
 	var got record
 	if err := json.Unmarshal(data, &got); err != nil || got != want {
 		t.Fatalf("read back %v, %v", got, err)

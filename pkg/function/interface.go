@@ -135,18 +135,21 @@ func (i Interface) Validate() error {
 		errs = append(errs,
 			fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
+
 	mac := i.MAC.HardwareAddr()
 	if i.MAC != "" && (len(mac) != 6 || mac[0]&1 != 0 || strings.Trim(string(i.MAC), "0:") == "") {
 		errs = append(errs,
 			fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01",
 				i.MAC))
 	}
+
 	for n, address := range i.Addresses {
 		switch {
 		case !address.IsValid():
 			errs = append(errs,
 				fmt.Errorf("addresses[%d]: must be an address with prefix length such as "+
 					"10.1.0.5/24", n))
+
 		case address.Addr().IsMulticast() || address.Addr().IsUnspecified():
 			errs = append(errs,
 				fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))
@@ -154,18 +157,22 @@ func (i Interface) Validate() error {
 			errs = append(errs, fmt.Errorf("addresses[%d] %s: is given twice", n, address))
 		}
 	}
+
 	for n, route := range i.Routes {
 		if err := route.validate(); err != nil {
 			errs = append(errs, fmt.Errorf("routes[%d]: %w", n, err))
 		}
 	}
+
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
+
 	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0 || i.AllMulticast) {
 		errs = append(errs,
 			errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -214,6 +221,7 @@ func (c *VFConfig) validate() error {
 			errs = append(errs, fmt.Errorf("vf.%s %d: must be 0-%d", field, *value, most))
 		}
 	}
+
 	oneOf := func(field, value string, allowed ...string) {
 		if value != "" && !slices.Contains(allowed, value) {
 			errs = append(errs,
@@ -221,6 +229,7 @@ func (c *VFConfig) validate() error {
 					strings.Join(allowed, ", ")))
 		}
 	}
+
 	inRange("vlan", c.VLAN, maxVLAN)
 	inRange("qos", c.QoS, maxQoS)
 	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
@@ -232,10 +241,12 @@ func (c *VFConfig) validate() error {
 		errs = append(errs,
 			errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))
 	}
+
 	if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate > 0 && *c.MinTxRate > *c.MaxTxRate {
 		errs = append(errs,
 			fmt.Errorf("vf.minTxRate %d: must be at most vf.maxTxRate %d", *c.MinTxRate,
 				*c.MaxTxRate))
 	}
+
 	return errors.Join(errs...)
 }

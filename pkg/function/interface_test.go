@@ -42,6 +42,7 @@ func TestValidate(t *testing.T) {
 			{To: prefix("0.0.0.0/0")},
 		},
 	}
+
 	tests := map[string]struct {
 		change func(*function.Interface)
 		want   string // "" is valid
@@ -128,6 +129,7 @@ func TestValidate(t *testing.T) {
 			i.VF = &function.VFConfig{LinkState: "up"}
 		}, `vf.linkState "up": must be one of auto, enable, disable`},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := function.Interface{Name: "net1"}
@@ -152,6 +154,7 @@ func TestMACText(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", text, mac, err, want)
 		}
 	}
+
 	var mac function.MAC
 	if err := json.Unmarshal([]byte(`"02:00"`), &mac); err == nil ||
 		!strings.Contains(err.Error(), `MAC "02:00": must be`) {

@@ -29,6 +29,7 @@ func TestPassthrough(t *testing.T) {
 		if got := test.f.Userspace(); got != (test.want != "") {
 			t.Errorf("driver %q: userspace %t", test.f.Driver, got)
 		}
+
 		test.f.Netdev = "eth5"
 		if test.f.Userspace() {
 			t.Errorf("driver %q: a Function with a netdev is for programs", test.f.Driver)

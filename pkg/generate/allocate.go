@@ -47,14 +47,17 @@ func claim(
 ) *resourceapi.ResourceClaim {
 	const request = "device"
 	name := fmt.Sprintf("taken-%05d", number)
+
 	result := resourceapi.DeviceRequestAllocationResult{
 		Request: request, Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name,
 		Device: device.Name,
 	}
+
 	if device.AllowMultipleAllocations != nil && *device.AllowMultipleAllocations {
 		share := types.UID(identity(name + "/share"))
 		result.ShareID, result.ConsumedCapacity = &share, consumed(device)
 	}
+
 	return &resourceapi.ResourceClaim{
 		TypeMeta: metav1.TypeMeta{
 			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",

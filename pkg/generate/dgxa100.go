@@ -84,6 +84,7 @@ func gpuDevices(gpu int) []resourceapi.Device {
 				name = fmt.Sprintf("gpu-%d-mig-%s-%d", gpu, strings.ReplaceAll(p.profile, ".", "-"),
 					begin)
 			}
+
 			devices = append(devices, resourceapi.Device{
 				Name: name,
 				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
@@ -108,6 +109,7 @@ func gpuDevices(gpu int) []resourceapi.Device {
 			})
 		}
 	}
+
 	return devices
 }
 
@@ -125,10 +127,12 @@ func (p partition) consumes(begin int) map[string]resourceapi.Counter {
 			}
 		}
 	}
+
 	for slot := range p.slots {
 		counters[fmt.Sprintf("memory-slice-%d", begin+slot)] = resourceapi.Counter{
 			Value: resource.MustParse("1"),
 		}
 	}
+
 	return counters
 }

@@ -35,6 +35,7 @@ func foozers() []Shape {
 			})
 		}
 	}
+
 	return shapes
 }
 
@@ -59,6 +60,7 @@ func foozerDevices(model string, numaNodes, perNUMA int) []resourceapi.Device {
 			})
 		}
 	}
+
 	return devices
 }
 

@@ -60,6 +60,7 @@ func Find(name string) (Shape, error) {
 		}
 		names = append(names, shape.Name)
 	}
+
 	return Shape{}, fmt.Errorf("there is no shape %q; there are %s", name,
 		strings.Join(names, ", "))
 }
@@ -78,15 +79,19 @@ func (c *Cluster) Objects() []runtime.Object {
 	for _, node := range c.Nodes {
 		all = append(all, node)
 	}
+
 	for _, class := range c.Classes {
 		all = append(all, class)
 	}
+
 	for _, slice := range c.Slices {
 		all = append(all, slice)
 	}
+
 	for _, claim := range c.Claims {
 		all = append(all, claim)
 	}
+
 	return all
 }
 
@@ -95,6 +100,7 @@ func Generate(shape Shape, o Options) (*Cluster, error) {
 	if err := check(shape, o); err != nil {
 		return nil, err
 	}
+
 	cluster := &Cluster{Classes: shape.Classes}
 	digits := len(fmt.Sprint(o.Nodes - 1))
 	for i := range o.Nodes {
@@ -104,6 +110,7 @@ func Generate(shape Shape, o Options) (*Cluster, error) {
 			cluster.Slices = append(cluster.Slices, p.resourceSlices(name)...)
 		}
 	}
+
 	cluster.allocate(shape, o.Allocated)
 	return cluster, nil
 }
@@ -112,11 +119,13 @@ func check(shape Shape, o Options) error {
 	switch {
 	case o.Nodes < 1 || o.Nodes > 100000:
 		return fmt.Errorf("nodes: is %d, must be 1 to 100000", o.Nodes)
+
 	case !shape.sized && (o.PFs != 0 || o.VFs != 0):
 		return fmt.Errorf(
 			"shape %s: its hosts always have the same devices, pfs and vfs do not apply",
 			shape.Name,
 		)
+
 	case o.PFs < 0 || o.PFs > 16:
 		return fmt.Errorf("pfs: is %d, must be 1 to 16", o.PFs)
 	case o.VFs < 0 || o.VFs > 256:
@@ -168,9 +177,11 @@ func (p pool) resourceSlices(node string) []*resourceapi.ResourceSlice {
 	for counters := range slices.Chunk(p.counters, resourceapi.ResourceSliceMaxCounterSets) {
 		specs = append(specs, resourceapi.ResourceSliceSpec{SharedCounters: counters})
 	}
+
 	for _, devices := range p.slices {
 		specs = append(specs, resourceapi.ResourceSliceSpec{Devices: devices})
 	}
+
 	made := make([]*resourceapi.ResourceSlice, len(specs))
 	for i, spec := range specs {
 		spec.Driver, spec.NodeName = p.driver, &node
@@ -187,6 +198,7 @@ func (p pool) resourceSlices(node string) []*resourceapi.ResourceSlice {
 			Spec: spec,
 		}
 	}
+
 	return made
 }
 

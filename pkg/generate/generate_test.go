@@ -18,10 +18,12 @@ func generated(t *testing.T, shape string, o Options) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cluster, err := Generate(s, o)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return cluster
 }
 
@@ -45,6 +47,7 @@ func TestShapes(t *testing.T) {
 				t.Errorf("%d nodes with %d devices, want 2 with %d", stats.Nodes, stats.Devices,
 					2*want[shape.Name])
 			}
+
 			slices, devices := sets.New[string](), sets.New[string]()
 			for _, slice := range cluster.Slices {
 				if slices.Has(slice.Name) ||
@@ -52,6 +55,7 @@ func TestShapes(t *testing.T) {
 					len(slice.Spec.SharedCounters) > resourceapi.ResourceSliceMaxCounterSets {
 					t.Errorf("ResourceSlice %s is there twice or is too large", slice.Name)
 				}
+
 				slices.Insert(slice.Name)
 				for _, d := range slice.Spec.Devices {
 					if devices.Has(slice.Spec.Pool.Name + d.Name) {
@@ -96,6 +100,7 @@ func TestAllocated(t *testing.T) {
 			t.Errorf("%s, %g: %d claims, want %d", tt.shape, tt.allocated,
 				len(cluster.Claims), tt.want)
 		}
+
 		taken := sets.New[string]()
 		for _, c := range cluster.Claims {
 			result := c.Status.Allocation.Devices.Results[0]
@@ -105,6 +110,7 @@ func TestAllocated(t *testing.T) {
 			}
 			taken.Insert(device)
 		}
+
 		if len(taken) != tt.want {
 			t.Errorf("%s, %g: %d devices are taken, want %d", tt.shape, tt.allocated,
 				len(taken), tt.want)
@@ -122,6 +128,7 @@ func TestSame(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if !bytes.Equal(texts[0], texts[1]) {
 		t.Error("the objects differ")
 	}

@@ -36,6 +36,7 @@ func sriovs() []Shape {
 					v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: model}, o)
 			}}
 	}
+
 	return []Shape{
 		shape("sriov", "VFs as devices, as xpu-agent publishes a DevicePool",
 			v1alpha1.ModelFunctions),
@@ -62,6 +63,7 @@ func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
 		p.PFs[made[0].PF] = pfOf(made)
 		p.Functions = append(p.Functions, made...)
 	}
+
 	healthy := func(function.Function) []function.Problem { return nil }
 	ahead := func(function.ID, string) bool { return false }
 	published := devicemodel.Resources(node, []nodepool.Pool{p}, healthy, ahead)
@@ -76,6 +78,7 @@ func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
 		}
 		pools = append(pools, made)
 	}
+
 	return pools
 }
 
@@ -95,6 +98,7 @@ func vfs(pf, count int) []function.Function {
 			NUMANode: numa, LinkUp: true,
 		}
 	}
+
 	return vfs
 }
 

@@ -30,18 +30,22 @@ func (c *Cluster) Stats() (Stats, error) {
 		if err != nil {
 			return Stats{}, fmt.Errorf("ResourceSlice %s: %w", slice.Name, err)
 		}
+
 		s.Bytes += len(content)
 		s.LargestSlice = max(s.LargestSlice, len(content))
 		s.Devices += len(slice.Spec.Devices)
 		id := poolID{slice.Spec.Driver, slice.Spec.Pool.Name}
 		pools.Insert(id)
+
 		if len(slice.Spec.Devices) > 0 {
 			writes[id]++
 			bytes[id] += len(content)
 		}
+
 		s.WritesPerLink, s.BytesPerLink = max(s.WritesPerLink,
 			writes[id]), max(s.BytesPerLink, bytes[id])
 	}
+
 	s.Pools = len(pools)
 	return s, nil
 }
@@ -61,5 +65,6 @@ func (s Stats) Text(to io.Writer) error {
 	} {
 		fmt.Fprintf(table, "%d\t %s\n", row.number, row.what)
 	}
+
 	return table.Flush()
 }

@@ -57,6 +57,7 @@ func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error
 	if err != nil {
 		return nil, err
 	}
+
 	state, err := nodestate.Decode(out)
 	if err != nil {
 		return nil, fmt.Errorf("agent of node %s: its answer %w", node, err)
@@ -73,12 +74,15 @@ func (a Agents) Release(
 	if r.Hook != "" {
 		args = append(args, "--hook="+r.Hook)
 	}
+
 	if r.PortGone {
 		args = append(args, "--port-gone")
 	}
+
 	if r.AsItIs {
 		args = append(args, "--as-it-is")
 	}
+
 	out, err := a.execute(ctx, node, args...)
 	return strings.TrimSpace(string(out)), err
 }
@@ -102,14 +106,17 @@ func (a Agents) execute(ctx context.Context, node string, args ...string) ([]byt
 	if err != nil {
 		return nil, fmt.Errorf("agent of node %s: %w", node, err)
 	}
+
 	i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
 	if i < 0 {
 		return nil, fmt.Errorf("agent of node %s: namespace %s: %w", node, a.Namespace, ErrNoAgent)
 	}
+
 	out, err := a.exec(ctx, pods[i].Name, append([]string{agentProgram}, args...))
 	if err != nil {
 		return nil, fmt.Errorf("agent of node %s: %w", node, err)
 	}
+
 	return out, nil
 }
 
@@ -122,14 +129,17 @@ func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte,
 	if err != nil {
 		return nil, err
 	}
+
 	request := api.Post().Resource("pods").Namespace(a.Namespace).Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
 			Container: agentName, Command: command, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
+
 	executor, err := newExecutor(config, request)
 	if err != nil {
 		return nil, err
 	}
+
 	stdout, stderr := limited{left: nodestate.MaxMessage}, limited{left: maxComplaint}
 	if err := executor.StreamWithContext(ctx,
 		remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
@@ -138,6 +148,7 @@ func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte,
 		}
 		return nil, err
 	}
+
 	return stdout.all.Bytes(), nil
 }
 
@@ -167,10 +178,12 @@ func newExecutor(config *rest.Config, request *rest.Request) (remotecommand.Exec
 	if err != nil {
 		return nil, err
 	}
+
 	spdy, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, request.URL())
 	if err != nil {
 		return nil, err
 	}
+
 	return remotecommand.NewFallbackExecutor(sockets, spdy, func(err error) bool {
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	})

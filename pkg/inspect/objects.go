@@ -31,12 +31,14 @@ func notesOf(conditions []metav1.Condition) []string {
 	if len(conditions) == 0 {
 		return []string{"nobody has looked at it yet: is xpu-controller running?"}
 	}
+
 	var notes []string
 	for _, c := range conditions {
 		if c.Status != metav1.ConditionTrue {
 			notes = append(notes, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
 		}
 	}
+
 	return notes
 }
 
@@ -69,18 +71,21 @@ func Pools(
 			return nil, Table{}, err
 		}
 	}
+
 	allocated := map[string]int{}
 	for i := range claims.Items {
 		for _, id := range allocatedPools(&claims.Items[i]) {
 			allocated[id.DevicePool]++
 		}
 	}
+
 	table := Table{
 		Header: []string{"NAME", "PUBLISH", "PROVISION", "NETWORK", "NODES", "FUNCTIONS", "HEALTHY",
 			"ALLOCATED", "READY", "AGE", "PRIORITY", "RESOURCE"},
 		Wide: 2, Empty: "There are no DevicePools: no Function is offered to pods. See " +
 			"docs/tutorial/first-pod.md.",
 	}
+
 	for i := range pools.Items {
 		p := &pools.Items[i]
 		status, _, notes := ready(p.Status.Conditions)
@@ -93,6 +98,7 @@ func Pools(
 		} else {
 			taken = strconv.Itoa(allocated[p.Name])
 		}
+
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
 				p.Name, string(p.Spec.Publish), provision, p.Spec.Network,
@@ -103,6 +109,7 @@ func Pools(
 			Notes: slices.Concat(notes, going(p), onNodes(p, nodes.Items)),
 		})
 	}
+
 	return &pools, table, nil
 }
 
@@ -113,6 +120,7 @@ func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 	if c.Status.Allocation == nil {
 		return nil
 	}
+
 	for _, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver != v1alpha1.GroupName || ptr.Deref(result.AdminAccess, false) {
 			continue
@@ -121,6 +129,7 @@ func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 			ids = append(ids, id)
 		}
 	}
+
 	return ids
 }
 
@@ -134,6 +143,7 @@ func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 		if i < 0 {
 			continue
 		}
+
 		has := node.Status.Pools[i]
 		note := func(format string, args ...any) {
 			notes = append(notes, "node "+node.Name+": "+fmt.Sprintf(format, args...))
@@ -143,19 +153,24 @@ func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 				"xpu-agent has not taken the last change of the DevicePool up; is it running there?",
 			)
 		}
+
 		if has.Error != "" {
 			note("%s", has.Error)
 		}
+
 		for _, problem := range has.Problems {
 			note("%d of %d Functions: %s", problem.Functions, has.Functions, problem.Message)
 		}
+
 		for _, shortage := range has.Shortages {
 			note("PF %s: %s: %s", shortage.PF, shortage.Reason, shortage.Message)
 		}
+
 		if len(has.Overlapping) > 0 {
 			note("other pools have %s", strings.Join(has.Overlapping, ", "))
 		}
 	}
+
 	return notes
 }
 
@@ -167,11 +182,13 @@ func Ports(
 	if err := reader.List(ctx, &ports, client.InNamespace(namespace)); err != nil {
 		return nil, Table{}, err
 	}
+
 	table := Table{
 		Header: []string{"NAMESPACE", "NAME", "NODE", "FUNCTION", "NETWORK", "FOR", "ADDRESSES",
 			"READY", "AGE", "XPU", "MAC", "BRIDGEPORT"},
 		Wide: 3, Empty: "There are no XPUPorts: no pod has a Function in a network.",
 	}
+
 	for i := range ports.Items {
 		p := &ports.Items[i]
 		status, _, notes := ready(p.Status.Conditions)
@@ -184,6 +201,7 @@ func Ports(
 			Notes: slices.Concat(notes, going(p)),
 		})
 	}
+
 	return &ports, table, nil
 }
 
@@ -213,10 +231,12 @@ func Networks(
 			return nil, Table{}, err
 		}
 	}
+
 	joined := map[string]int{}
 	for _, p := range ports.Items {
 		joined[p.Spec.Network]++
 	}
+
 	table := Table{
 		Header: []string{
 			"NAME", "VLAN", "VNI", "MTU", "SUBNETS", "PORTS", "XPUS", "READY", "AGE", "NAMESPACES",
@@ -224,12 +244,14 @@ func Networks(
 		Wide: 1, Empty: "There are no XPUNetworks: Functions are attached without a Port at " +
 			"their xPU.",
 	}
+
 	for i := range networks.Items {
 		n := &networks.Items[i]
 		status, _, notes := ready(n.Status.Conditions)
 		for _, failure := range n.Status.Failures {
 			notes = append(notes, "XPU "+failure.XPU+": "+failure.Message)
 		}
+
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
 				n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)),
@@ -241,6 +263,7 @@ func Networks(
 			Notes: slices.Concat(notes, going(n)),
 		})
 	}
+
 	return &networks, table, nil
 }
 
@@ -262,6 +285,7 @@ func XPUs(
 			return nil, Table{}, err
 		}
 	}
+
 	count, up := map[string]int{}, map[string]int{}
 	for _, p := range ports.Items {
 		count[p.Spec.XPU]++
@@ -269,6 +293,7 @@ func XPUs(
 			up[p.Spec.XPU]++
 		}
 	}
+
 	table := Table{
 		Header: []string{
 			"NAME", "NODE", "ENDPOINT", "SERIAL", "PORTS UP", "READY", "AGE", "DIALECT", "PFS",
@@ -276,6 +301,7 @@ func XPUs(
 		Wide: 2, Empty: "There are no XPUs: no OPI agent is known. See " +
 			"docs/tutorial/first-pod.md.",
 	}
+
 	for i := range xpus.Items {
 		x := &xpus.Items[i]
 		status, _, notes := ready(x.Status.Conditions)
@@ -289,6 +315,7 @@ func XPUs(
 			Notes: slices.Concat(notes, going(x)),
 		})
 	}
+
 	return &xpus, table, nil
 }
 
@@ -318,11 +345,13 @@ func foreignTo(x *v1alpha1.XPU) []string {
 	if foreign == nil {
 		return nil
 	}
+
 	note := fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this "+
 		"cluster's", foreign.Ports, foreign.Networks)
 	if foreign.Unknown > 0 {
 		note += fmt.Sprintf(", and %d ports of which it does not tell whose they are",
 			foreign.Unknown)
 	}
+
 	return []string{note + ": " + strings.Join(foreign.Examples, ", ")}
 }

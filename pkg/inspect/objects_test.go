@@ -49,6 +49,7 @@ func want(t *testing.T, table inspect.Table, err error, wide bool, text string) 
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var out bytes.Buffer
 	if err := table.Write(&out, wide); err != nil {
 		t.Fatal(err)
@@ -67,6 +68,7 @@ func TestPools(t *testing.T) {
 			AdminAccess: new(true)},
 		{Driver: "gpu.example.com", Pool: "node1/0000-3b-00-0/fast", Device: "gpu-0"},
 	}
+
 	fast := &v1alpha1.DevicePool{
 		ObjectMeta: named("", "fast"),
 		Spec: v1alpha1.DevicePoolSpec{
@@ -78,12 +80,14 @@ func TestPools(t *testing.T) {
 				"2 of 16 Functions have problems"),
 		},
 	}
+
 	fast.Generation = 3
 	plain := &v1alpha1.DevicePool{ObjectMeta: named("", "plain"), Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{
 			ResourceName: "nics", ProvisionAt: v1alpha1.ProvisionAtAdd,
 		},
 	}}
+
 	node := &v1alpha1.XPUNode{ObjectMeta: named("", "node1"),
 		Status: v1alpha1.XPUNodeStatus{Pools: []v1alpha1.XPUNodePool{{
 			Name: "fast", ObservedGeneration: 2, Functions: 16,
@@ -93,6 +97,7 @@ func TestPools(t *testing.T) {
 			},
 			Overlapping: []string{"0000:3b:02.0 in plain"},
 		}}}}
+
 	_, table, err := inspect.Pools(t.Context(), reader(t, fast, plain, node, allocated), now)
 	want(t, table, err, true, `
 NAME    PUBLISH        PROVISION    NETWORK   NODES   FUNCTIONS   HEALTHY   ALLOCATED   READY     AGE   PRIORITY   RESOURCE
@@ -105,6 +110,7 @@ fast    DRA            BeforeBind   blue      1       16          14        1   
 plain   DevicePlugin   Add          -         0       0           0         -           Unknown   60m   -          xpu.opiproject.org/nics
   nobody has looked at it yet: is xpu-controller running?
 `)
+
 	_, table, err = inspect.Pools(t.Context(), reader(t), now)
 	want(t, table, err, false, "There are no DevicePools: no Function is offered to pods. See "+
 		"docs/tutorial/first-pod.md.\n")
@@ -120,24 +126,30 @@ func TestPorts(t *testing.T) {
 			Status: v1alpha1.XPUPortStatus{Conditions: conditions},
 		}
 	}
+
 	up := port("default", "node1-0000-3b-01-0", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"},
 		Claim:    v1alpha1.ClaimRef{Name: "web-nic"},
 	}, ready(metav1.ConditionTrue, "Up", ""))
+
 	up.Status.Pod, up.Status.Addresses, up.Status.BridgePort = "web", []string{
 		"10.1.0.2/24",
 	}, "vf-0000-3b-01-0"
+
 	going := port("default", "node1-0000-3b-01-1", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: new(int64(88))},
 		Claim:    v1alpha1.ClaimRef{Name: "old"},
 	}, ready(metav1.ConditionFalse, "Releasing", "the OPI agent of XPU xpu-1 cannot be reached"))
+
 	going.DeletionTimestamp, going.Finalizers = &metav1.Time{Time: now}, []string{
 		v1alpha1.FinalizerPort,
 	}
+
 	other := port("xpu-system", "node1-0000-3b-01-2", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.2"},
 		Pod:      &v1alpha1.PodRef{Namespace: "shop", Name: "cart"},
 	}, ready(metav1.ConditionTrue, "Up", ""))
+
 	ahead := port("xpu-system", "node1-0000-3b-01-3-ahead", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.3"}, Ahead: true,
 	}, ready(metav1.ConditionTrue, "Up", ""))
@@ -152,6 +164,7 @@ default      node1-0000-3b-01-1         node1   0000:3b:00.0/sf88   blue      cl
 xpu-system   node1-0000-3b-01-2         node1   0000:3b:01.2        blue      pod shop/cart        -             True    60m
 xpu-system   node1-0000-3b-01-3-ahead   node1   0000:3b:01.3        blue      whoever comes next   -             True    60m
 `)
+
 	_, table, err = inspect.Ports(t.Context(), all, "default", now)
 	if err != nil || len(table.Rows) != 2 {
 		t.Errorf("%d rows of namespace default, %v; want 2", len(table.Rows), err)
@@ -177,6 +190,7 @@ func TestNetworksAndXPUs(t *testing.T) {
 			Conditions: ready(metav1.ConditionFalse, "Failed", "1 of 2 XPUs does not serve it"),
 		},
 	}
+
 	xpu := &v1alpha1.XPU{
 		ObjectMeta: named("", "xpu-1"),
 		Spec:       v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151", Dialect: v1alpha1.DialectEVPNGW},
@@ -188,10 +202,12 @@ func TestNetworksAndXPUs(t *testing.T) {
 					Reason: "Contradiction", Message: "the card is node2's\x1b[2J"}),
 		},
 	}
+
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: named("default", "p"),
 		Spec:       v1alpha1.XPUPortSpec{XPU: "xpu-1", Network: "blue"},
 	}
+
 	all := reader(t, network, xpu, port)
 	_, table, err := inspect.Networks(t.Context(), all, now)
 	want(t, table, err, true, `
@@ -200,6 +216,7 @@ blue   10     10010   1400   10.1.0.0/24   1       1/2    False   60m   team=sho
   Ready Failed: 1 of 2 XPUs does not serve it
   XPU xpu-2: VLAN 10 is another network's
 `)
+
 	_, table, err = inspect.XPUs(t.Context(), all, now)
 	want(t, table, err, true, `
 NAME    NODE    ENDPOINT         SERIAL   PORTS UP   READY   AGE   DIALECT   PFS

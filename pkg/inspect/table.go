@@ -29,25 +29,30 @@ func (t Table) Write(to io.Writer, wide bool) error {
 		_, err := fmt.Fprintln(to, t.Empty)
 		return err
 	}
+
 	columns := len(t.Header)
 	if !wide {
 		columns -= t.Wide
 	}
+
 	rows := [][]string{shownCells(t.Header[:columns])}
 	for _, row := range t.Rows {
 		rows = append(rows, shownCells(row.Cells[:columns]))
 	}
+
 	lines := terminal.Columns(3, rows)
 
 	paint := terminal.NewPainter(to)
 	var out strings.Builder
 	out.WriteString(lines[0])
+
 	for i, row := range t.Rows {
 		out.WriteString(lines[i+1])
 		for _, note := range row.Notes {
 			out.WriteString("  " + paint(terminal.Bad, note) + "\n")
 		}
 	}
+
 	_, err := io.WriteString(to, out.String())
 	return err
 }

@@ -45,6 +45,7 @@ func (l *Locks[K]) TakeOver(
 		if other == nil {
 			return ctx, unlock, nil
 		}
+
 		other.cancel(reason)
 		select {
 		case <-other.released:

@@ -24,15 +24,18 @@ func Trim(o any) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trim a watched object: %w", err)
 	}
+
 	object.SetManagedFields(nil)
 
 	own := maps.Clone(object.GetAnnotations())
 	maps.DeleteFunc(own, func(key, _ string) bool {
 		return !strings.HasPrefix(key, v1alpha1.GroupName+"/")
 	})
+
 	if len(own) == 0 {
 		own = nil
 	}
+
 	object.SetAnnotations(own)
 	return o, nil
 }
@@ -45,6 +48,7 @@ func TrimClaim(o any) (any, error) {
 	if !ok {
 		return Trim(o)
 	}
+
 	c.ManagedFields, c.Annotations, c.Labels, c.Finalizers = nil, nil, nil, nil
 	c.OwnerReferences = controllerOnly(c)
 	c.Spec = resourceapi.ResourceClaimSpec{}
@@ -52,6 +56,7 @@ func TrimClaim(o any) (any, error) {
 		c.Status.Allocation, c.Status.Devices = withoutContents(c.Status.Allocation), nil
 		c.Status.ReservedFor = first(c.Status.ReservedFor)
 	}
+
 	return c, nil
 }
 
@@ -59,11 +64,13 @@ func hasOwnDevices(c *resourceapi.ResourceClaim) bool {
 	if c.Status.Allocation == nil {
 		return false
 	}
+
 	for _, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver == v1alpha1.GroupName {
 			return true
 		}
 	}
+
 	return false
 }
 

@@ -27,6 +27,7 @@ func largest() metav1.ObjectMeta {
 			{Manager: "m", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 64<<10))},
 		},
 	}
+
 	yes := true
 	m.OwnerReferences = []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "pod-uid", Controller: &yes},
@@ -38,6 +39,7 @@ func largest() metav1.ObjectMeta {
 		m.OwnerReferences = append(m.OwnerReferences,
 			metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: name, UID: "other"})
 	}
+
 	return m
 }
 
@@ -49,27 +51,32 @@ func largeClaim(driver string) *resourceapi.ResourceClaim {
 			Driver: driver, Parameters: runtime.RawExtension{Raw: make([]byte, n)},
 		}}
 	}
+
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{
 			{Request: "nic", Driver: driver, Pool: "node1/p", Device: "d"},
 		},
 	}}
+
 	for range resourceapi.DeviceConfigMaxSize {
 		c.Spec.Devices.Config = append(c.Spec.Devices.Config,
 			resourceapi.DeviceClaimConfiguration{DeviceConfiguration: opaque(10 << 10)})
 		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config,
 			resourceapi.DeviceAllocationConfiguration{DeviceConfiguration: opaque(10 << 10)})
 	}
+
 	for i := range resourceapi.ResourceClaimReservedForMaxSize {
 		c.Status.ReservedFor = append(c.Status.ReservedFor,
 			resourceapi.ResourceClaimConsumerReference{
 				Resource: "pods", Name: fmt.Sprintf("%0253d", i), UID: "u",
 			})
 	}
+
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
 		{Driver: driver, Pool: "node1/p", Device: "d",
 			Data: &runtime.RawExtension{Raw: make([]byte, 10<<10)}},
 	}
+
 	return c
 }
 
@@ -99,6 +106,7 @@ func TestOthersClaims(t *testing.T) {
 		if size := sizeOf(t, c); size > 1<<10 {
 			t.Errorf("%s: %d bytes are kept", what, size)
 		}
+
 		owner := metav1.GetControllerOf(c)
 		known := c.Namespace == "default" && c.Name == "large" && c.UID == "uid" &&
 			c.ResourceVersion == "7" && owner != nil && owner.Kind == "Pod"
@@ -117,6 +125,7 @@ func TestOwnClaims(t *testing.T) {
 	if diff := gocmp.Diff(want, &trimmed.(*resourceapi.ResourceClaim).Status); diff != "" {
 		t.Errorf("status: -want +got\n%s", diff)
 	}
+
 	c.Status = resourceapi.ResourceClaimStatus{}
 	if size := sizeOf(t, c); size > 1<<10 {
 		t.Errorf("%d bytes are kept beside the status", size)

@@ -33,5 +33,6 @@ func (o *Options) Logger(w io.Writer) (logr.Logger, error) {
 	case "json":
 		return logr.FromSlogHandler(slog.NewJSONHandler(w, settings)), nil
 	}
+
 	return logr.Logger{}, fmt.Errorf("--log-format %q: must be text or json", o.format)
 }

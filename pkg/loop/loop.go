@@ -19,6 +19,7 @@ func Until(
 ) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
+
 	changes := subscribe(waiting)
 	for !done() {
 		select {
@@ -27,6 +28,7 @@ func Until(
 			return context.Cause(ctx)
 		}
 	}
+
 	return nil
 }
 
@@ -37,12 +39,14 @@ func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) boo
 	if pause > 0 {
 		elapsed = time.After(pause)
 	}
+
 	select {
 	case <-changes:
 	case <-elapsed:
 	case <-ctx.Done():
 		return false
 	}
+
 	return true
 }
 
@@ -51,6 +55,7 @@ func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) boo
 func Debounce(ctx context.Context, changes <-chan struct{}, quiet, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
+
 	for {
 		select {
 		case <-ctx.Done():
@@ -89,9 +94,11 @@ func Retry(
 		if err == nil || ctx.Err() != nil {
 			return
 		}
+
 		if time.Since(begin) > slowest {
 			pauses = Backoff(first, slowest)
 		}
+
 		pause := pauses.Step()
 		failed(err, pause)
 		if !Sleep(ctx, pause) {

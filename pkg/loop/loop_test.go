@@ -15,21 +15,25 @@ func TestUntil(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("too late"))
 		defer cancel()
+
 		changes := make(chan struct{}, 1)
 		var waiting context.Context
 		subscribe := func(ctx context.Context) <-chan struct{} { waiting = ctx; return changes }
 		if err := loop.Until(ctx, subscribe, func() bool { return true }); err != nil {
 			t.Errorf("what is done already: %v", err)
 		}
+
 		asked := 0
 		time.AfterFunc(time.Second, func() { changes <- struct{}{} })
 		time.AfterFunc(2*time.Second, func() { changes <- struct{}{} })
+
 		if err := loop.Until(ctx, subscribe, func() bool {
 			asked++
 			return asked == 3
 		}); err != nil {
 			t.Errorf("after two changes: %v", err)
 		}
+
 		if waiting.Err() == nil {
 			t.Error("it is still subscribed")
 		}
@@ -55,9 +59,11 @@ func TestDebounce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				changes := make(chan struct{}, test.n)
 				begin := time.Now()
+
 				for n := range test.n {
 					time.AfterFunc(time.Duration(n+1)*test.every, func() { changes <- struct{}{} })
 				}
+
 				loop.Debounce(t.Context(), changes, 100*time.Millisecond, time.Second)
 				if took := time.Since(begin); took != test.want {
 					t.Errorf("took %s, want %s", took, test.want)
@@ -71,11 +77,13 @@ func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
+
 		changes := make(chan struct{}, 1)
 		begin := time.Now()
 		if !loop.Wait(ctx, changes, time.Second) || time.Since(begin) != time.Second {
 			t.Errorf("waited %s for a pause", time.Since(begin))
 		}
+
 		changes <- struct{}{}
 		if !loop.Wait(ctx, changes, 0) || time.Since(begin) != time.Second {
 			t.Errorf("waited %s for a change", time.Since(begin))
@@ -90,6 +98,7 @@ func TestSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
+
 		begin := time.Now()
 		if !loop.Sleep(ctx, time.Second) || time.Since(begin) != time.Second {
 			t.Errorf("slept %s", time.Since(begin))
@@ -125,6 +134,7 @@ func TestRetry(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), test.during)
 				defer cancel()
+
 				calls := 0
 				var pauses []time.Duration
 				loop.Retry(ctx, time.Second, 8*time.Second, func(context.Context) error {
@@ -140,6 +150,7 @@ func TestRetry(t *testing.T) {
 					}
 					pauses = append(pauses, pause)
 				})
+
 				if !slices.EqualFunc(pauses, test.pauses, func(got, want time.Duration) bool {
 					return got >= want && got <= want+want/10
 				}) {

@@ -65,13 +65,16 @@ func Serve(
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second,
 		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelInfo),
 	}
+
 	defer context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = server.Shutdown(grace)
 	})()
+
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	}
+
 	return nil
 }

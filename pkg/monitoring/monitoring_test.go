@@ -20,14 +20,17 @@ func TestBuildInfo(t *testing.T) {
 		len(families[0].GetMetric()) != 1 {
 		t.Fatalf("gathered %v, want xpu_build_info once", families)
 	}
+
 	metric := families[0].GetMetric()[0]
 	if value := metric.GetGauge().GetValue(); value != 1 {
 		t.Errorf("value is %v, want 1", value)
 	}
+
 	labels := map[string]string{}
 	for _, label := range metric.GetLabel() {
 		labels[label.GetName()] = label.GetValue()
 	}
+
 	want := map[string]string{
 		"program": "xpu-test", "version": version.String(), "goversion": runtime.Version(),
 	}

@@ -34,6 +34,7 @@ func ListenForProfiles(address string) (net.Listener, error) {
 	if err := CheckProfilesAddress(address); err != nil {
 		return nil, err
 	}
+
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
@@ -43,6 +44,7 @@ func ListenForProfiles(address string) (net.Listener, error) {
 	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
 		return nil, errors.Join(notLoopback(address), listener.Close())
 	}
+
 	return listener, nil
 }
 

@@ -33,6 +33,7 @@ func TestProfiles(t *testing.T) {
 		return monitoring.ServeProfiles(ctx, listener, logr.Discard())
 	})
 	defer stop()
+
 	for path, want := range map[string]string{
 		"": "goroutine", "goroutine?debug=1": "TestProfiles", "heap?debug=1": "heap profile",
 		"cmdline": "test",

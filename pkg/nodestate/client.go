@@ -37,6 +37,7 @@ func (c Client) State(ctx context.Context) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	state, err := Decode(answer)
 	if err != nil {
 		return nil, fmt.Errorf("answer of xpu-agent: %w", err)
@@ -50,6 +51,7 @@ func Decode(answer []byte) (*State, error) {
 	if len(answer) > MaxMessage {
 		return nil, fmt.Errorf("is longer than %d bytes", MaxMessage)
 	}
+
 	var state *State
 	if err := json.Unmarshal(answer, &state); err != nil {
 		return nil, fmt.Errorf("is no state of a node: %w", err)
@@ -57,6 +59,7 @@ func Decode(answer []byte) (*State, error) {
 	if state == nil {
 		return nil, errors.New("is no state of a node: it is null")
 	}
+
 	return state, nil
 }
 
@@ -83,12 +86,14 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
 	}}
+
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, method, "http://xpu-agent"+path,
 		bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
+
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
 		if cause := (*net.OpError)(nil); errors.As(err, &cause) {
@@ -96,6 +101,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 		}
 		return nil, fmt.Errorf("xpu-agent is away: %w", err)
 	}
+
 	defer response.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, MaxMessage+1))
 	switch {
@@ -106,6 +112,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	case response.StatusCode != http.StatusOK:
 		return nil, errors.New(strings.TrimSpace(string(answer)))
 	}
+
 	return answer, nil
 }
 

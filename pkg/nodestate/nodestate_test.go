@@ -36,6 +36,7 @@ func FuzzDecode(f *testing.F) {
 			Quarantine: &Quarantine{Reason: "MayLeak"},
 		}}},
 	})
+
 	must.Succeed(f, err)
 	for _, text := range []string{string(full), `{}`, `null`,
 		`{"functions": [{"function": "0000:3b:00.2/sf88", "pf": "x"}]}`,
@@ -43,6 +44,7 @@ func FuzzDecode(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
+
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		state, err := Decode(answer)
 		if (state == nil) != (err != nil) {
@@ -51,10 +53,12 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		written, err := json.Marshal(state)
 		if err != nil {
 			return // an ID or time that cannot be written
 		}
+
 		read, err := Decode(written)
 		must.Succeed(t, err)
 		again, err := json.Marshal(read)

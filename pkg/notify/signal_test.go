@@ -24,9 +24,11 @@ func TestSignal(t *testing.T) {
 	if woken(first) {
 		t.Error("woken by what was before the subscription")
 	}
+
 	second := signal.Subscribe(t.Context())
 	signal.Notify()
 	signal.Notify()
+
 	for name, subscriber := range map[string]<-chan struct{}{"first": first, "second": second} {
 		if !woken(subscriber) {
 			t.Errorf("%s: not woken", name)
@@ -35,6 +37,7 @@ func TestSignal(t *testing.T) {
 			t.Errorf("%s: woken twice by changes before it looked", name)
 		}
 	}
+
 	signal.Notify()
 	if !woken(first) {
 		t.Error("not woken by a change after it looked")
@@ -55,10 +58,12 @@ func TestSubscriptionEnds(t *testing.T) {
 		if !woken(other) {
 			t.Error("another subscriber was not woken")
 		}
+
 		kept := 0
 		for range signal.subscribers.Range {
 			kept++
 		}
+
 		if kept != 1 {
 			t.Errorf("%d subscribers are kept, want 1", kept)
 		}
@@ -82,6 +87,7 @@ func TestNothingIsMissed(t *testing.T) {
 				mutex.Unlock()
 			}
 		})
+
 		others.Go(func() { // comes and goes
 			for range 100 {
 				ctx, end := context.WithCancel(t.Context())
@@ -90,12 +96,14 @@ func TestNothingIsMissed(t *testing.T) {
 			}
 		})
 	}
+
 	for range last {
 		mutex.Lock()
 		state++
 		mutex.Unlock()
 		signal.Notify()
 	}
+
 	watchers.Wait()
 	others.Wait()
 }

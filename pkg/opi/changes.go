@@ -51,26 +51,32 @@ type change struct {
 func (c *changes) begin(o object, verb string) (own, other *change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if running := c.running[o]; running != nil {
 		return nil, running
 	}
+
 	if c.running == nil {
 		c.running, c.lost = map[object]*change{}, map[object]*change{}
 	}
+
 	own = &change{verb: verb, since: time.Now(), done: make(chan struct{})}
 	c.running[o] = own
+
 	return own, nil
 }
 
 func (c *changes) end(o object, ended *change, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	delete(c.running, o)
 	if answerLost(err) {
 		c.lost[o] = &change{verb: ended.verb, since: time.Now()}
 	} else if err == nil {
 		delete(c.lost, o)
 	}
+
 	ended.err = err
 	close(ended.done)
 }
@@ -95,15 +101,18 @@ func (c *changes) seen(o object, there bool) {
 func (c *changes) doubt(o object, verb string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	lost := c.lost[o]
 	if lost == nil || lost.verb != verb {
 		return ""
 	}
+
 	age := time.Since(lost.since)
 	if age >= doubtTime {
 		delete(c.lost, o)
 		return ""
 	}
+
 	const format = "the agent may still %s %s: its answer was lost %s ago, and is believed to have " +
 		"come to nothing after %s"
 	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), doubtTime)
@@ -127,15 +136,18 @@ func (c *Client) change(
 		if ctx.Err() != nil {
 			return status.FromContextError(ctx.Err()).Err()
 		}
+
 		own, other := c.changes.begin(o, verb)
 		if other != nil {
 			other.wait(ctx)
 			continue
 		}
+
 		go func() { c.changes.end(o, own, bounded(ctx, call)) }()
 		if !own.wait(ctx) {
 			return status.FromContextError(ctx.Err()).Err()
 		}
+
 		return own.err
 	}
 }

@@ -32,10 +32,12 @@ func TestCallThatOutlivesItsCaller(t *testing.T) {
 	a, c := start(t)
 	slow(a, "CreateBridgePort", 500*time.Millisecond)
 	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout)
+
 	for range 3 {
 		wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout,
 			"has not answered", "create port")
 	}
+
 	ok(t, c.EnsurePort(t.Context(), port1))
 	if calls := a.Calls("CreateBridgePort"); calls != 1 {
 		t.Errorf("%d calls, want 1", calls)
@@ -113,12 +115,14 @@ func TestLostDelete(t *testing.T) {
 func TestSlowAgentAnswers(t *testing.T) {
 	a, c := start(t)
 	slow(a, "CreateBridgePort", time.Second)
+
 	for i := range 20 {
 		id, err := opi.PortID(subfunction(i))
 		ok(t, err)
 		p := opi.Port{ID: id, MAC: []byte{2, 0, 0, 0, 0, byte(i)}, Networks: port1.Networks}
 		go func() { _ = c.EnsurePort(t.Context(), p) }()
 	}
+
 	must.Eventually(t, "many calls run", func() bool { return a.Calls("CreateBridgePort") >= 8 })
 	ok(t, c.Check(within(t, 500*time.Millisecond)))
 }

@@ -91,18 +91,22 @@ func NormalEndpoint(endpoint string) string {
 	if err != nil {
 		return endpoint
 	}
+
 	host = strings.TrimSuffix(strings.ToLower(host), ".")
 	if host == "localhost" {
 		host = "127.0.0.1"
 	}
+
 	if address, err := netip.ParseAddr(host); err == nil {
 		if host = address.Unmap().String(); address.Unmap() == netip.IPv6Loopback() {
 			host = "127.0.0.1"
 		}
 	}
+
 	if number, err := strconv.ParseUint(port, 10, 16); err == nil {
 		port = strconv.FormatUint(number, 10)
 	}
+
 	return net.JoinHostPort(host, port)
 }
 
@@ -137,10 +141,12 @@ func Dial(cfg Config) (*Client, error) {
 	if err := CheckEndpoint(cfg.Endpoint); err != nil {
 		return nil, err
 	}
+
 	c := &Client{
 		endpoint: cfg.Endpoint, installation: cfg.Installation, claimed: cfg.Claimed,
 		failedGrace: cmp.Or(cfg.FailedGrace, 3*time.Second),
 	}
+
 	dialer := newDialer()
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := dialer.DialContext(ctx, "tcp", cfg.Endpoint)
@@ -150,6 +156,7 @@ func Dial(cfg Config) (*Client, error) {
 		}
 		return conn, err
 	}
+
 	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an
 	// escape.
 	options := []grpc.DialOption{
@@ -169,13 +176,16 @@ func Dial(cfg Config) (*Client, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 	}
+
 	if cfg.Stats != nil {
 		options = append(options, grpc.WithStatsHandler(cfg.Stats))
 	}
+
 	conn, err := grpc.NewClient("passthrough:///agent", options...)
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
+
 	c.conn, c.agent = conn, cfg.Dialect(conn)
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
@@ -184,11 +194,13 @@ func Dial(cfg Config) (*Client, error) {
 		untold := got.State == StateDeleting && len(got.Networks) == 0
 		return got.Status, untold || c.ownerOf(got) == "", err
 	}
+
 	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
 	c.networks.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Network(ctx, id)
 		return got.Status, c.installation.Owns(id), err
 	}
+
 	return c, nil
 }
 
@@ -231,6 +243,7 @@ func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Rea
 func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {
 	var last connectivity.State = -1
 	var connection int64 // the one that was told of last
+
 	report := func(s connectivity.State) {
 		if s != last {
 			last = s
@@ -239,6 +252,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 			changed(s == connectivity.Ready)
 		}
 	}
+
 	for {
 		state := c.conn.GetState()
 		switch state {
@@ -250,6 +264,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 				connection = made
 			}
 			report(state)
+
 		case connectivity.TransientFailure:
 			report(state)
 		case connectivity.Idle:
@@ -257,9 +272,11 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 		case connectivity.Shutdown:
 			return errors.New("opi: " + c.endpoint + ": the client is closed")
 		}
+
 		if !c.conn.WaitForStateChange(ctx, state) {
 			return ctx.Err()
 		}
+
 		if state == connectivity.Ready {
 			// Report this even if the connection is up again: it is a new one, perhaps to an agent
 			// that was restarted.

@@ -99,6 +99,7 @@ func wantError(t *testing.T, err, kind error, texts ...string) {
 		t.Errorf("got error %v, want %q", err, kind)
 		return
 	}
+
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("error %q does not say %q", err, text)
@@ -161,6 +162,7 @@ func TestInvalidArguments(t *testing.T) {
 		{"short network id", c.EnsureNetwork(t.Context(), opi.Network{ID: "net", VLAN: 1}), "ID"},
 		{"delete of a bad id", c.DeletePort(t.Context(), "x"), "ID"},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			wantError(t, test.err, opi.ErrInvalid, test.says)
@@ -170,6 +172,7 @@ func TestInvalidArguments(t *testing.T) {
 			}
 		})
 	}
+
 	if got := a.Calls("CreateBridgePort") + a.Calls("GetBridgePort"); got != calls {
 		t.Errorf("invalid arguments reached the agent: %d calls", got-calls)
 	}
@@ -186,6 +189,7 @@ func TestPortFoundFailed(t *testing.T) {
 			return nil
 		}
 	})
+
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed,
 		"netdev vf-0000-03-00-2 does not exist")
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "does not exist")
@@ -211,11 +215,14 @@ func TestEndpointWithZone(t *testing.T) {
 	if err != nil {
 		t.Skipf("the machine has no IPv6: %v", err)
 	}
+
 	server := grpc.NewServer()
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
+
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	ok(t, err)
+
 	for _, host := range []string{"::1", "::1%lo"} {
 		c := dial(t,
 			opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect,
@@ -273,6 +280,7 @@ func TestLongTexts(t *testing.T) {
 	a.FailNext("GetBridgePort", 1, codes.Unknown, long)
 	_, other := c.GetPort(t.Context(), port1.ID)
 	wantError(t, other, opi.ErrFailed, "card on fire")
+
 	for _, err := range []error{err, other} {
 		if len(err.Error()) > 1000 || !utf8.ValidString(err.Error()) {
 			t.Errorf("an error has %d bytes", len(err.Error()))
@@ -303,28 +311,33 @@ func TestLostAnswers(t *testing.T) {
 			t.Errorf("%d creates, want 1: the first was carried out", got)
 		}
 	})
+
 	t.Run("create network", func(t *testing.T) {
 		a, c := start(t)
 		a.DropNext("CreateLogicalBridge", 1)
 		ok(t, c.EnsureNetwork(t.Context(), red))
 	})
+
 	t.Run("delete", func(t *testing.T) {
 		a, c := start(t)
 		ok(t, c.EnsurePort(t.Context(), port1))
 		a.DropNext("DeleteBridgePort", 1)
 		ok(t, c.DeletePort(t.Context(), port1.ID))
 	})
+
 	t.Run("delete network", func(t *testing.T) {
 		a, c := start(t)
 		a.DropNext("DeleteLogicalBridge", 1)
 		ok(t, c.DeleteNetwork(t.Context(), blue.ID))
 	})
+
 	t.Run("not carried out", func(t *testing.T) {
 		a, c := start(t)
 		a.FailNext("CreateBridgePort", 1, codes.Unavailable, "connection lost")
 		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnavailable, "connection lost")
 		ok(t, c.EnsurePort(t.Context(), port1))
 	})
+
 	t.Run("create says Unknown but was carried out", func(t *testing.T) {
 		a, c := start(t)
 		ok(t, c.EnsurePort(t.Context(), port1))
@@ -376,9 +389,11 @@ func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
 	a.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
 	done := make(chan error, 1)
 	go func() { done <- c.EnsurePort(within(t, 10*time.Second), port1) }()
+
 	for len(a.Ports()) == 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	a.Lose(port1.ID)
 	ok(t, <-done)
 	if got, err := c.GetPort(t.Context(), port1.ID); err != nil || got.State != opi.StateUp {
@@ -415,6 +430,7 @@ func TestUpIsNoticedSoon(t *testing.T) {
 			t.Errorf("the agent was up after %v, EnsurePort returned after %v, want at most "+
 				"twice that", delay, took)
 		}
+
 		ok(t, c.DeletePort(t.Context(), port1.ID))
 	}
 }
@@ -437,6 +453,7 @@ func TestAgentsThatCannotBeVerified(t *testing.T) {
 			"has the network, but does not tell its VLAN")
 		ok(t, c.Check(t.Context()))
 	})
+
 	t.Run("without lists", func(t *testing.T) {
 		a, c := start(t)
 		a.Set(func(b *opitest.Behaviour) {
@@ -445,6 +462,7 @@ func TestAgentsThatCannotBeVerified(t *testing.T) {
 		ok(t, c.EnsureNetwork(t.Context(), red))
 		ok(t, c.EnsurePort(t.Context(), port1))
 	})
+
 	t.Run("unimplemented", func(t *testing.T) {
 		a, c := start(t)
 		a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"GetBridgePort"} })
@@ -465,6 +483,7 @@ func TestListPages(t *testing.T) {
 					Networks: port1.Networks}))
 		want = append(want, id)
 	}
+
 	before := a.Calls("ListBridgePorts")
 	list, err := c.ListPorts(t.Context())
 	ok(t, err)
@@ -472,6 +491,7 @@ func TestListPages(t *testing.T) {
 	for _, p := range list {
 		got = append(got, p.ID)
 	}
+
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("got %d ports, want %d", len(got), len(want))
@@ -492,10 +512,12 @@ func TestWatch(t *testing.T) {
 	if c.Connected() {
 		t.Error("connected before the first use")
 	}
+
 	events := make(chan bool, 16)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Watch(ctx, func(connected bool) { events <- connected }) }()
+
 	next := func(want bool) {
 		t.Helper()
 		select {
@@ -507,10 +529,12 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("no event, want connected %t", want)
 		}
 	}
+
 	next(true)
 	if !c.Connected() {
 		t.Error("not connected")
 	}
+
 	ok(t, c.EnsureNetwork(t.Context(), blue))
 	ok(t, c.EnsurePort(t.Context(), port1))
 
@@ -602,16 +626,19 @@ func TestReloadedCertificates(t *testing.T) {
 		defer mutex.Unlock()
 		load = next
 	}
+
 	issue := func(by *opitest.Authority) func() (*tls.Config, error) {
 		cert, key := by.Issue(t, "agent")
 		return func() (*tls.Config, error) { return opi.TLSConfig(cert, key, ca.PEM(), "") }
 	}
+
 	cfg := agent.Config()
 	cfg.ReloadTLS = func() (*tls.Config, error) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		return load()
 	}
+
 	client := dial(t, cfg)
 	eventually := func(what string, check func(error) bool) {
 		t.Helper()
@@ -623,6 +650,7 @@ func TestReloadedCertificates(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
+
 	wantError(t, client.Check(t.Context()), opi.ErrUnavailable, "tls.key: no such file")
 	use(issue(ca))
 	eventually("the files are there", func(err error) bool { return err == nil })

@@ -46,13 +46,16 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
 	}
+
 	var asked time.Time
 	var refused error
 	o := k.object(id)
+
 	return await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
 		if said, err := c.answered(ctx, op, o); err != nil {
 			return false, said, err
 		}
+
 		got, ours, err := k.status(ctx, id)
 		err = c.failure(ctx, op, id, err)
 		if errors.Is(err, ErrNotFound) {
@@ -60,13 +63,16 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 			doubt := c.changes.doubt(o, creation)
 			return doubt == "", doubt, nil
 		}
+
 		if err != nil {
 			return false, "", err
 		}
+
 		c.changes.seen(o, got.State != StateDeleting)
 		if !ours {
 			return true, "", nil
 		}
+
 		said = got.of(k.noun)
 		switch {
 		case got.State == StateDeleting:
@@ -78,11 +84,13 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 				return k.delete(ctx, id)
 			})
 		}
+
 		switch {
 		case errors.Is(refused, ErrInUse):
 		case refused == nil || status.Code(refused) == codes.NotFound || outcomeUnknown(refused):
 			return false, said, nil
 		}
+
 		return false, said, c.failure(ctx, op, id, refused)
 	})
 }
@@ -101,6 +109,7 @@ func await(
 		last = cmp.Or(said, last)
 		return done, err
 	}
+
 	// The second look follows the first at once: an agent may have done in its answer what it was
 	// asked for, and a pause of less than a millisecond takes the Go runtime a millisecond.
 	done, err := step(ctx)
@@ -109,8 +118,10 @@ func await(
 			Steps: math.MaxInt32}
 		err = pauses.DelayFunc().Until(ctx, true, true, step)
 	}
+
 	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
 		return timeout(ctx, op, id, last)
 	}
+
 	return err
 }

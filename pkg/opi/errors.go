@@ -58,13 +58,16 @@ func (e *Error) Error() string {
 	if e.ID != "" {
 		text += " " + e.ID
 	}
+
 	text += ": " + e.Kind.Error()
 	if e.Field != "" {
 		text += " " + e.Field
 	}
+
 	if e.Detail != "" {
 		text += ": " + e.Detail
 	}
+
 	return text
 }
 
@@ -99,19 +102,23 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	if err == nil {
 		return nil
 	}
+
 	s := status.Convert(err)
 	if ended(ctx) {
 		return timeout(ctx, op, id, Short(s.Message()))
 	}
+
 	if e, ok := errors.AsType[*Error](err); ok { // the dialect knows better
 		named := *e
 		named.Op, named.ID = op, id
 		return &named
 	}
+
 	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: Short(s.Message()), Err: err}
 	if s.Code() == codes.Unauthenticated || s.Code() == codes.PermissionDenied {
 		e.Detail = "the agent refuses this client: " + Short(s.Message())
 	}
+
 	return e
 }
 

@@ -25,6 +25,7 @@ func TestTimeoutBeforeTheTimer(t *testing.T) {
 	if !errors.Is(err, ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("failure = %v, want a timeout", err)
 	}
+
 	err = await(ctx, "get port", "vf-0000-3b-02-0", func(context.Context) (bool, string, error) {
 		return false, "pending", client.failure(ctx, "get port", "vf-0000-3b-02-0", cut)
 	})

@@ -53,10 +53,12 @@ func ParseHostPF(text string) (p HostPF, err error) {
 		return p, fmt.Errorf("%q is not of the form \"host-pf c1pf0 hw_addr 02:00:00:00:00:01 "+
 			"serial MT2334XZ0LTK\"", Short(text))
 	}
+
 	p = HostPF{Name: parts[1], Serial: strings.TrimSpace(parts[3])}
 	if parts[2] == "" {
 		return p, nil
 	}
+
 	p.MAC, err = function.ParseMAC(parts[2])
 	return p, err
 }

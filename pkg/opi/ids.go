@@ -31,10 +31,12 @@ func PortID(f function.ID) (string, error) {
 			"0000:3b:00.0/sf88"
 		return "", invalid("port id", "", "Function", form, f)
 	}
+
 	sfnum, isSF := f.SFNum()
 	if !isSF {
 		return "vf-" + f.Address.DeviceName(), nil
 	}
+
 	return fmt.Sprintf("sf-%s-%d", strings.TrimPrefix(f.Address.DeviceName(), "0000-"), sfnum), nil
 }
 
@@ -48,6 +50,7 @@ func ParsePortID(id string) (f function.ID, ok bool) {
 			name = "0000-" + name
 		}
 	}
+
 	f, err := function.ParseDeviceName(name)
 	if err != nil {
 		return function.ID{}, false
@@ -56,6 +59,7 @@ func ParsePortID(id string) (f function.ID, ok bool) {
 	if again, err := PortID(f); err != nil || again != id {
 		return function.ID{}, false
 	}
+
 	return f, true
 }
 

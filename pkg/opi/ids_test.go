@@ -38,6 +38,7 @@ func TestPortID(t *testing.T) {
 		{vf("0000:3B:00.0"), ""},
 		{vf(""), ""},
 	}
+
 	for _, test := range tests {
 		got, err := opi.PortID(test.function)
 		if got != test.want || (err != nil) != (test.want == "") {
@@ -46,6 +47,7 @@ func TestPortID(t *testing.T) {
 		if err != nil && !errors.Is(err, opi.ErrInvalid) {
 			t.Errorf("PortID(%q): %v is not ErrInvalid", test.function, err)
 		}
+
 		parsed, ok := opi.ParsePortID(got)
 		if ok != (err == nil) || ok && parsed != test.function {
 			t.Errorf("ParsePortID(%q): %v, %v, want %v", got, parsed, ok, test.function)
@@ -68,6 +70,7 @@ func TestNetworkID(t *testing.T) {
 			if other, taken := seen[id]; taken {
 				t.Errorf("%q of %q has the id %s, as %s", name, identity, id, other)
 			}
+
 			seen[id] = identity + "/" + name
 			for _, owner := range []string{"4d2f5f3c-8a0e-4c3e-9f6e-3d1c7f0c1a2b", "other", ""} {
 				if got := opi.NewInstallation(owner).Owns(id); got != (owner == identity) {
@@ -76,6 +79,7 @@ func TestNetworkID(t *testing.T) {
 			}
 		}
 	}
+
 	if got := opi.NewInstallation("other").NetworkID("blue"); got != "n3euyuegr-czdxncga" {
 		// Ids are kept by agents: another function would orphan every network in service.
 		t.Errorf("NetworkID(blue) = %s has changed", got)
@@ -113,6 +117,7 @@ func TestParsePortID(t *testing.T) {
 func FuzzParsePortID(f *testing.F) {
 	f.Add("vf-0000-03-00-2")
 	f.Add("sf-0001-03-00-0-88")
+
 	f.Fuzz(func(t *testing.T, id string) {
 		of, ok := opi.ParsePortID(id)
 		if !ok {

@@ -50,6 +50,7 @@ func (n Network) check(op string, owner Installation) error {
 	if n.VNI != nil && (*n.VNI < 1 || *n.VNI > 1<<24-1) {
 		return invalid(op, n.ID, "VNI", "%d is not in 1-16777215", *n.VNI)
 	}
+
 	return nil
 }
 
@@ -80,6 +81,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op, c.installation); err != nil {
 		return err
 	}
+
 	o := c.networks.object(n.ID)
 	var failed time.Time // since when the network is failed
 	told := false        // its options
@@ -93,10 +95,12 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			return err
 		})
 	}
+
 	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
 		if said, err := c.answered(ctx, op, o); err != nil {
 			return false, said, err
 		}
+
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
@@ -104,18 +108,22 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			if err := c.checkRivals(ctx, op, n); err != nil {
 				return false, "", err
 			}
+
 			err := c.change(ctx, o, creation, func(ctx context.Context) error {
 				return c.agent.CreateNetwork(ctx, n)
 			})
 			if err := c.created(ctx, c.networks, op, n.ID, err); err != nil {
 				return false, "", err
 			}
+
 			_, err = tell(ctx)
 			return false, "created, not up yet", err
 		}
+
 		if err != nil {
 			return false, "", err
 		}
+
 		said = got.of("network")
 		c.changes.seen(o, got.State != StateDeleting)
 		if got.State == StateDeleting {
@@ -124,19 +132,23 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		if difference := n.differs(got.Network); difference != "" {
 			return false, said, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
 		}
+
 		if !told {
 			if again, err := tell(ctx); again || err != nil {
 				return false, said, err
 			}
 		}
+
 		if got.State == StateFailed {
 			failed = cmp.Or(failed, time.Now())
 			return false, said, c.failedFor(failed, op, n.ID, got.Status)
 		}
+
 		failed = time.Time{}
 		if doubt := c.changes.doubt(o, deletion); doubt != "" {
 			return false, doubt, nil
 		}
+
 		return got.State == StateUp, said, nil
 	})
 }
@@ -150,19 +162,23 @@ func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
 	} else if err != nil {
 		return err
 	}
+
 	for _, other := range all {
 		sameVNI := n.VNI != nil && other.VNI != nil && *n.VNI == *other.VNI
 		if other.ID == n.ID || other.VLAN != n.VLAN && !sameVNI {
 			continue
 		}
+
 		owner := "somebody else's"
 		if c.installation.Owns(other.ID) {
 			owner = "one of this installation that is to go"
 		}
+
 		detail := fmt.Sprintf("the agent has VLAN %d, VNI %d already in network %s, %s", other.VLAN,
 			ptr.Deref(other.VNI, 0), other.ID, owner)
 		return &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: detail}
 	}
+
 	return nil
 }
 

@@ -34,6 +34,7 @@ func (c *Client) setOptions(
 	if c.noOptions.Load() {
 		return false, nil
 	}
+
 	err = c.failure(ctx, op, o.id, c.change(ctx, o, update, set))
 	switch {
 	case errors.Is(err, ErrUnsupported):
@@ -42,6 +43,7 @@ func (c *Client) setOptions(
 	case errors.Is(err, ErrNotFound): // somebody else has deleted the object
 		return true, nil
 	}
+
 	return true, err
 }
 

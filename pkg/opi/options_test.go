@@ -39,6 +39,7 @@ func TestAddressesAreTold(t *testing.T) {
 			t.Errorf("the agent was told %q, want %q", got, want)
 		}
 	}
+
 	// The first answer is lost: the port is there, perhaps with addresses of somebody else.
 	must.Succeed(t, c.DeletePort(t.Context(), port1.ID))
 	a.DropNext("CreateBridgePort", 1)
@@ -54,6 +55,7 @@ func TestNetworkOptionsAreTold(t *testing.T) {
 	if got := c.MTU(blue.ID); got != 1450 {
 		t.Errorf("MTU %d, want what the agent says", got)
 	}
+
 	changed := blue
 	changed.MTU, changed.SourceFilter = 1400, opi.SourceFilterMAC
 	must.Succeed(t, c.EnsureNetwork(t.Context(), changed))
@@ -61,6 +63,7 @@ func TestNetworkOptionsAreTold(t *testing.T) {
 		got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_MAC {
 		t.Errorf("the agent was told %v", got)
 	}
+
 	must.Succeed(t, c.DeleteNetwork(t.Context(), blue.ID))
 	if got := c.MTU(blue.ID); got != 0 {
 		t.Errorf("MTU %d of a network that is gone", got)
@@ -89,6 +92,7 @@ func TestOptionsAreRefused(t *testing.T) {
 	if err := c.EnsurePort(t.Context(), with); !errors.Is(err, opi.ErrInvalid) {
 		t.Errorf("error %v, want that of the agent", err)
 	}
+
 	must.Succeed(t, c.EnsurePort(t.Context(), with))
 	if got := a.Addresses(port1.ID); len(got) != 1 {
 		t.Errorf("the agent was told %q", got)

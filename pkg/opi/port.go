@@ -70,6 +70,7 @@ func (p Port) check(op string, owner Installation) error {
 	if err := checkID(op, p.ID); err != nil {
 		return err
 	}
+
 	// Checked here because the reference agent takes any number of bytes.
 	switch {
 	case len(p.MAC) != 6:
@@ -79,10 +80,12 @@ func (p Port) check(op string, owner Installation) error {
 	case bytes.Equal(p.MAC, make([]byte, 6)):
 		return invalid(op, p.ID, "MAC", "is all zero")
 	}
+
 	if len(p.Networks) == 0 || !p.Trunk && len(p.Networks) > 1 {
 		return invalid(op, p.ID, "Networks", "has %d networks, want at least one, and no more "+
 			"for a port that is no trunk", len(p.Networks))
 	}
+
 	for i, id := range p.Networks {
 		if !objectID.MatchString(id) || !owner.Owns(id) {
 			return invalid(op, p.ID, "Networks", "%q is not the id of a network of installation %s",
@@ -92,6 +95,7 @@ func (p Port) check(op string, owner Installation) error {
 			return invalid(op, p.ID, "Networks", "%s is in it twice", id)
 		}
 	}
+
 	return nil
 }
 
@@ -143,6 +147,7 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 	if said, err := c.answered(ctx, ensurePort, e.object); err != nil {
 		return false, said, err
 	}
+
 	got, err := c.agent.Port(ctx, id)
 	err = c.failure(ctx, ensurePort, id, err)
 	missing := errors.Is(err, ErrNotFound)
@@ -158,6 +163,7 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 			}
 		}
 	}
+
 	if missing || got.State == StateDeleting || !got.Equal(e.port) {
 		said, err = e.remake(ctx, got, missing)
 		return false, said, err
@@ -169,13 +175,16 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 			return false, said, err
 		}
 	}
+
 	if got.State == StateFailed {
 		return false, said, e.retry(ctx, got)
 	}
+
 	e.failed = time.Time{}
 	if doubt := c.changes.doubt(e.object, deletion); doubt != "" {
 		return false, doubt, nil
 	}
+
 	return got.State == StateUp, said, nil
 }
 
@@ -192,6 +201,7 @@ func (e *ensuring) remake(
 			Detail: fmt.Sprintf(detail, e.made, got.MAC, got.Networks, got.State),
 		}
 	}
+
 	e.made, e.mayRetry, e.failed = e.made+1, false, time.Time{}
 	if !missing {
 		if err := c.delete(ctx, c.ports, ensurePort, id); err != nil {
@@ -213,6 +223,7 @@ func (e *ensuring) remake(
 		_, err = e.tell(ctx)
 		return "created, not up yet", err
 	}
+
 	return "created, not up yet", nil
 }
 
@@ -231,6 +242,7 @@ func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
 	if !e.mayRetry {
 		return e.client.failedFor(e.failed, ensurePort, e.port.ID, got.Status)
 	}
+
 	e.mayRetry = false
 	err := e.client.change(ctx, e.object, update, func(ctx context.Context) error {
 		return e.client.agent.RetryPort(ctx, e.port)
@@ -262,15 +274,18 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	if err := checkID(op, id); err != nil {
 		return PortStatus{}, err
 	}
+
 	o := c.ports.object(id)
 	if _, err := c.answered(ctx, op, o); err != nil {
 		return PortStatus{}, err
 	}
+
 	got, err := c.agent.Port(ctx, id)
 	err = c.failure(ctx, op, id, err)
 	if doubt := c.changes.doubt(o, creation); errors.Is(err, ErrNotFound) && doubt != "" {
 		return PortStatus{}, &Error{Kind: ErrUnavailable, Op: op, ID: id, Detail: doubt, Err: err}
 	}
+
 	return got, err
 }
 

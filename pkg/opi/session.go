@@ -83,33 +83,41 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 func (s *Session) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
+
 	stop := func() {}
 	defer func() { stop() }()
+
 	begin := func(connected bool) {
 		var during context.Context
 		during, stop = context.WithCancel(ctx)
 		following.Go(func() { s.follow(during, connected) })
 	}
+
 	begin(false)
 	connected := false
 	err := s.client.Watch(ctx, func(now bool) {
 		changed := now || connected // the first attempt may fail
 		connected = now
+
 		if changed {
 			// before the health is of this connection, which what follows the last one would still
 			// change
 			stop()
 		}
+
 		if !now {
 			s.report(ctx, false)
 		}
+
 		if changed {
 			begin(now)
 		}
 	})
+
 	if ctx.Err() != nil {
 		err = nil
 	}
+
 	return errors.Join(err, s.client.Close())
 }
 
@@ -119,12 +127,14 @@ func (s *Session) Run(ctx context.Context) error {
 func (s *Session) follow(ctx context.Context, connected bool) {
 	var up upCall
 	defer up.end()
+
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {
 			return
 		}
 		s.update(ctx, func(h *Health) { h.Away = true })
 	}
+
 	failing := time.Now() // since when the agent has not answered
 	for pauses := retries(); ; {
 		bounded, cancel := context.WithTimeout(ctx, s.options.CheckTimeout)
@@ -133,6 +143,7 @@ func (s *Session) follow(ctx context.Context, connected bool) {
 		if ctx.Err() != nil {
 			return
 		}
+
 		_ = s.counted("Check", err)
 		pause := s.options.CheckInterval
 		if err == nil && connected {
@@ -148,12 +159,14 @@ func (s *Session) follow(ctx context.Context, connected bool) {
 				up.end()
 				s.report(ctx, false)
 			}
+
 			s.update(ctx, func(h *Health) {
 				if !h.Connected {
 					h.Err, h.Away = err, h.Away || away
 				}
 			})
 		}
+
 		if !loop.Sleep(ctx, pause) {
 			return
 		}
@@ -190,22 +203,28 @@ func (u *upCall) end() {
 func (s *Session) report(ctx context.Context, up bool) (news bool) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
+
 	if ctx.Err() != nil {
 		return false
 	}
+
 	s.mu.Lock()
 	news = up != s.health.Connected || !s.health.Known
+
 	if up != s.health.Connected {
 		s.health = Health{Connected: up}
 		s.served.Clear()
 	}
+
 	s.health.Known = true
 	s.mu.Unlock()
+
 	if news {
 		s.options.Log.Info("Connection to OPI agent changed", "connected", up)
 		s.options.Connection(up)
 		s.options.Changed()
 	}
+
 	return news
 }
 
@@ -213,9 +232,11 @@ func (s *Session) report(ctx context.Context, up bool) (news bool) {
 func (s *Session) update(ctx context.Context, change func(*Health)) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
+
 	if ctx.Err() != nil {
 		return
 	}
+
 	s.mu.Lock()
 	before := s.health
 	change(&s.health)
@@ -225,6 +246,7 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 	if news && after.Err != nil {
 		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
+
 	if news || after.Away != before.Away {
 		s.options.Changed()
 	}
@@ -244,6 +266,7 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 		if err := s.network(ctx, network, false); err != nil {
 			return err
 		}
+
 		err := s.client.EnsurePort(ctx, port)
 		// the agent was restarted a moment ago, or somebody removed the network
 		if errors.Is(err, ErrNetworkMissing) {
@@ -252,6 +275,7 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 			}
 			err = s.client.EnsurePort(ctx, port)
 		}
+
 		return s.counted("EnsurePort", err)
 	})
 }
@@ -268,9 +292,11 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
+
 	if served, known := s.served.Load(network.ID); !ask && known && served.(Network).same(network) {
 		return nil
 	}
+
 	return s.lasting(func() error {
 		if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
 			s.served.Delete(network.ID)
@@ -330,15 +356,18 @@ func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	if err != nil {
 		return nil, s.counted("ListNetworks", err)
 	}
+
 	up := map[string]bool{}
 	for _, n := range networks {
 		up[n.ID] = n.State == StateUp
 	}
+
 	for id := range s.served.Range {
 		if !up[id.(string)] {
 			s.served.Delete(id)
 		}
 	}
+
 	return networks, nil
 }
 

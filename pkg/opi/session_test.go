@@ -46,6 +46,7 @@ func openWith(
 		defer r.mu.Unlock()
 		r.ups = append(r.ups, up)
 	}
+
 	options.Up = func(ctx context.Context) { r.during <- ctx }
 	options.Changed = func() { r.changed <- struct{}{} }
 	options.Failed = func(operation string, _ error) {
@@ -53,9 +54,11 @@ func openWith(
 		defer r.mu.Unlock()
 		r.failed = append(r.failed, operation)
 	}
+
 	s, err := opi.NewSession(config, options)
 	ok(t, err)
 	must.Run(t, s.Run)
+
 	return s, r
 }
 
@@ -87,11 +90,13 @@ func TestSessionHealth(t *testing.T) {
 	if h := s.Health(); (h.Away || h.Err != nil) && time.Since(before) < debounce {
 		t.Errorf("%+v after %s already", h, time.Since(before))
 	}
+
 	<-first.Done()
 	r.becomes(t, s, "away, with the reason", func(h opi.Health) bool {
 		return h.Away &&
 			errors.Is(h.Err, opi.ErrUnavailable)
 	})
+
 	if after := time.Since(before); after < debounce {
 		t.Errorf("away after %s", after)
 	}
@@ -111,6 +116,7 @@ func TestSessionHealth(t *testing.T) {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if len(r.ups) != 3 || !r.ups[0] || r.ups[1] || !r.ups[2] {
 		t.Errorf("connections %v, want up, down, up", r.ups)
 	}
@@ -127,13 +133,16 @@ func TestSessionHangs(t *testing.T) {
 		Debounce: 20 * time.Millisecond, CheckInterval: 20 * time.Millisecond,
 		CheckTimeout: 50 * time.Millisecond,
 	})
+
 	r.becomes(t, s, "answering", answers)
 	first := <-r.during
 	a.Set(func(b *opitest.Behaviour) { b.Hung = true })
+
 	r.becomes(t, s, "away", func(h opi.Health) bool {
 		return !h.Connected && h.Away &&
 			errors.Is(h.Err, opi.ErrTimeout)
 	})
+
 	<-first.Done()
 	a.Set(func(b *opitest.Behaviour) { b.Hung = false })
 	r.becomes(t, s, "answering again", answers)
@@ -158,6 +167,7 @@ func TestSessionConnectsLate(t *testing.T) {
 		},
 		Changed: func() {}, Failed: func(string, error) {},
 	})
+
 	ok(t, err)
 	must.Run(t, s.Run)
 	if h := <-told; !h.Connected || h.Away {
@@ -182,18 +192,21 @@ func TestSessionNetworks(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Millisecond)
 	r.becomes(t, s, "answering", answers)
+
 	made := func(want int) {
 		t.Helper()
 		if got := a.Calls("CreateLogicalBridge"); got != want {
 			t.Errorf("CreateLogicalBridge was called %d times, want %d", got, want)
 		}
 	}
+
 	asked := func() int { return a.Calls("GetLogicalBridge") }
 
 	var ports sync.WaitGroup
 	for _, port := range []opi.Port{port1, port2} {
 		ports.Go(func() { ok(t, s.EnsurePort(t.Context(), port, blue)) })
 	}
+
 	ports.Wait()
 	made(1)
 	before := asked()
@@ -201,6 +214,7 @@ func TestSessionNetworks(t *testing.T) {
 	if asked() != before {
 		t.Error("the agent was asked for a network that it was seen to have")
 	}
+
 	ok(t, s.EnsureNetwork(t.Context(), blue))
 	if asked() != before {
 		t.Error("EnsureNetwork asked for a network that the agent was seen to have")
@@ -225,8 +239,10 @@ func TestSessionNetworks(t *testing.T) {
 	if len(list) != 1 || list[0].ID != port2.ID {
 		t.Errorf("ports %+v", list)
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if len(r.failed) != 1 || r.failed[0] != "EnsureNetwork" {
 		t.Errorf("failed operations %q, want only that of the conflict", r.failed)
 	}
@@ -242,9 +258,11 @@ func TestSessionNetworkBusy(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	slow := make(chan error, 1)
 	go func() { slow <- s.EnsureNetwork(ctx, blue) }()
+
 	for a.Calls("CreateLogicalBridge") == 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	wantError(t, s.EnsurePort(within(t, 20*time.Millisecond), port1, blue), opi.ErrTimeout,
 		"another call for it has not ended")
 	wantError(t, s.DeleteNetwork(within(t, 20*time.Millisecond), blue.ID), opi.ErrTimeout,
@@ -291,6 +309,7 @@ func TestAnswerFromBeforeARestart(t *testing.T) {
 	}
 	s, r := open(t, config, time.Minute)
 	r.becomes(t, s, "answering", answers)
+
 	restart := func() {
 		a.Kill()
 		r.becomes(t, s, "down", func(h opi.Health) bool { return !h.Connected })
@@ -305,6 +324,7 @@ func TestAnswerFromBeforeARestart(t *testing.T) {
 	if got := a.Networks(); len(got) != 1 {
 		t.Errorf("the agent has the networks %q, want the one that was ensured", got)
 	}
+
 	late.port.Store(&restart)
 	ok(t, s.EnsurePort(t.Context(), port1, blue))
 	if got := a.Ports(); len(got) != 1 {

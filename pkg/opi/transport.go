@@ -56,10 +56,12 @@ func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opi: client certificate and key: %w", err)
 	}
+
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {
 		return nil, errors.New("opi: CA: no PEM certificate in it")
 	}
+
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS12, // the least the reference agent speaks
 		Certificates: []tls.Certificate{pair},
@@ -113,11 +115,13 @@ func limited() grpc.UnaryClientInterceptor {
 			return status.FromContextError(err).Err()
 		}
 		defer slots.Release(1)
+
 		if slots == looking {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, rpcTimeout)
 			defer cancel()
 		}
+
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 }

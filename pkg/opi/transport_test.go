@@ -26,6 +26,7 @@ func TestPeerVanishes(t *testing.T) {
 			if err := conn.SetReadDeadline(begin.Add(3 * silence)); err != nil {
 				t.Fatal(err)
 			}
+
 			_, err := conn.Read(make([]byte, 1))
 			if !errors.Is(err, unix.ETIMEDOUT) && !errors.Is(err, unix.EHOSTUNREACH) {
 				t.Errorf("after %s: %v, want the connection to be given up", time.Since(begin), err)
@@ -49,6 +50,7 @@ func connectAcross(t *testing.T) (conn net.Conn, vanish func()) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = listener.Close() })
 	if err := here.Do(func() (err error) {
 		conn, err = newDialer().DialContext(t.Context(), "tcp", listener.Addr().String())
@@ -56,12 +58,14 @@ func connectAcross(t *testing.T) (conn net.Conn, vanish func()) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = conn.Close() })
 	peer, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = peer.Close() })
+
 	return conn, func() {
 		t.Helper()
 		if err := there.Handle().AddrDel(address.link, address.Addr); err != nil {
@@ -81,6 +85,7 @@ func assign(t *testing.T, n *netns.Namespace, name, address string) assigned {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	parsed, err := netlink.ParseAddr(address)
 	if err != nil {
 		t.Fatal(err)
@@ -88,5 +93,6 @@ func assign(t *testing.T, n *netns.Namespace, name, address string) assigned {
 	if err := n.Handle().AddrAdd(link, parsed); err != nil {
 		t.Fatal(err)
 	}
+
 	return assigned{parsed, link}
 }

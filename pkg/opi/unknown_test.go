@@ -99,12 +99,14 @@ func TestListsThatAreNotEmpty(t *testing.T) {
 		}
 		ok(t, c.EnsurePort(t.Context(), p))
 	}
+
 	t.Run("first page", func(t *testing.T) {
 		a.FailNext("ListBridgePorts", 1, codes.NotFound,
 			"unable to find key //network.opiproject.org/ports/"+port1.ID)
 		_, err := c.ListPorts(t.Context())
 		wantError(t, err, opi.ErrFailed, "has lost one", port1.ID)
 	})
+
 	t.Run("later page", func(t *testing.T) {
 		a.Set(func(b *opitest.Behaviour) { b.ForgetPages = true })
 		_, err := c.ListPorts(t.Context())

@@ -38,16 +38,20 @@ func (t *Turns[R]) Source() source.TypedSource[R] { return t.wakeups.Source() }
 func (t *Turns[R]) Take(key string, request R) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if held, ok := t.holds[request]; ok && held == key {
 		return true
 	}
+
 	t.release(request) // its turn for another key
 	if t.taken[key] >= t.limit {
 		t.park(key, request)
 		return false
 	}
+
 	t.taken[key]++
 	t.holds[request] = key
+
 	return true
 }
 
@@ -72,6 +76,7 @@ func (t *Turns[R]) release(request R) {
 	if !ok {
 		return
 	}
+
 	delete(t.holds, request)
 	for len(t.parked[key]) > 0 {
 		next := t.parked[key][0]
@@ -85,6 +90,7 @@ func (t *Turns[R]) release(request R) {
 			return
 		}
 	}
+
 	delete(t.parked, key)
 	if t.taken[key]--; t.taken[key] == 0 {
 		delete(t.taken, key)

@@ -16,10 +16,12 @@ func TestTurns(t *testing.T) {
 		workqueue.DefaultTypedControllerRateLimiter[reconcile.Request](),
 	)
 	defer queue.ShutDown()
+
 	turns := NewTurns[reconcile.Request](2)
 	if err := turns.Source().Start(t.Context(), queue); err != nil {
 		t.Fatal(err)
 	}
+
 	request := func(name string) reconcile.Request {
 		return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 	}
@@ -29,6 +31,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("take %s: %t", name, got)
 		}
 	}
+
 	next := func(want string) {
 		t.Helper()
 		got, _ := queue.Get()
@@ -37,6 +40,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("next is %s, want %s", got, want)
 		}
 	}
+
 	take("a", true)
 	take("b", true)
 	take("c", false)
@@ -46,6 +50,7 @@ func TestTurns(t *testing.T) {
 	if !turns.Take("quick", request("e")) {
 		t.Error("one XPU holds up another")
 	}
+
 	turns.Done(request("e"))
 	turns.Done(request("a"))
 	next("c")
@@ -63,6 +68,7 @@ func TestTurns(t *testing.T) {
 	if !turns.Take("quick", request("c")) || turns.taken["slow"] != 0 {
 		t.Errorf("a Port at another XPU keeps its turn at the first: %v", turns.taken)
 	}
+
 	turns.Done(request("c"))
 	turns.Done(request("unknown"))
 	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds)+len(turns.at) > 0 {
@@ -95,37 +101,45 @@ func TestTurnsLosesNothing(t *testing.T) {
 		if err := turns.Source().Start(t.Context(), queue); err != nil {
 			t.Fatal(err)
 		}
+
 		requests := make([]reconcile.Request, 6)
 		xpu := map[reconcile.Request]string{} // of the Port; "" if it is gone
 		woken := map[reconcile.Request]bool{} // and has not run since
 		var running []reconcile.Request
+
 		for i := range requests {
 			requests[i] = reconcile.Request{
 				NamespacedName: types.NamespacedName{Name: fmt.Sprint(i)},
 			}
 		}
+
 		begin := func() {
 			request, _ := queue.Get()
 			switch at := xpu[request]; {
 			case at == "":
 				turns.Done(request)
+
 			case turns.Take(at, request):
 				woken[request] = false
 				running = append(running, request)
 				return
+
 			default:
 				queue.Done(request)
 				return
 			}
+
 			woken[request] = false
 			queue.Done(request)
 		}
+
 		end := func() {
 			i := random.IntN(len(running))
 			turns.Done(running[i])
 			queue.Done(running[i])
 			running = slices.Delete(running, i, i+1)
 		}
+
 		for range 200 {
 			switch step := random.IntN(3); {
 			case step == 0:
@@ -133,12 +147,14 @@ func TestTurnsLosesNothing(t *testing.T) {
 				xpu[request] = []string{"", "one", "two"}[random.IntN(3)]
 				woken[request] = true
 				queue.Add(request)
+
 			case step == 1 && queue.Len() > 0:
 				begin()
 			case step == 2 && len(running) > 0:
 				end()
 			}
 		}
+
 		for queue.Len() > 0 || len(running) > 0 {
 			if queue.Len() > 0 {
 				begin()
@@ -146,12 +162,14 @@ func TestTurnsLosesNothing(t *testing.T) {
 				end()
 			}
 		}
+
 		queue.ShutDown()
 		for request, still := range woken {
 			if still {
 				t.Errorf("seed %d: %s was woken and does not run", seed, request)
 			}
 		}
+
 		if len(turns.taken)+len(turns.holds)+len(turns.at) > 0 {
 			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, turns.taken, turns.holds)
 		}

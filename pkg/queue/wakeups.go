@@ -39,6 +39,7 @@ func (w *Wakeups[R]) Source() source.TypedSource[R] {
 func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.queue == nil {
 		if w.early == nil {
 			w.early = sets.New[R]()
@@ -46,6 +47,7 @@ func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 		w.early.Insert(requests...)
 		return
 	}
+
 	for _, request := range requests {
 		w.queue.AddAfter(request, delay)
 	}

@@ -16,15 +16,18 @@ func TestWakeups(t *testing.T) {
 		workqueue.DefaultTypedControllerRateLimiter[string](),
 	)
 	defer queue.ShutDown()
+
 	if err := w.Source().Start(t.Context(), queue); err != nil {
 		t.Fatal(err)
 	}
+
 	w.Add(0, "late")
 	for _, want := range []string{"early", "late"} {
 		if got, _ := queue.Get(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+
 	if n := queue.Len(); n > 0 {
 		t.Errorf("%d more", n)
 	}

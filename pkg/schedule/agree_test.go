@@ -30,11 +30,13 @@ func TestAgreesWithAllocator(t *testing.T) {
 			if len(reasons) > 0 {
 				t.Fatalf("seed %d: %+v", seed, reasons)
 			}
+
 			node, pending := s.nodes[0], []*resourceapi.ResourceClaim{claims[0].claim}
 			fits, err := allocates(t.Context(), s, node, pending)
 			if err != nil {
 				continue // it takes the allocator too long
 			}
+
 			if reasons := s.survey(t.Context(), node, pending).impossible(); len(reasons) > 0 {
 				impossible++
 				if fits {
@@ -42,6 +44,7 @@ func TestAgreesWithAllocator(t *testing.T) {
 						seed, i, reasons)
 				}
 			}
+
 			decision, err := s.Schedule(t.Context(), pod)
 			if err != nil {
 				t.Fatal(err)
@@ -49,6 +52,7 @@ func TestAgreesWithAllocator(t *testing.T) {
 			if (decision.Node != "") != fits {
 				t.Errorf("seed %d, pod %d: on node %q, want one: %t", seed, i, decision.Node, fits)
 			}
+
 			if !fits {
 				refused++
 				if len(decision.Refusals) != 1 || len(decision.Refusals[0].Reasons) == 0 ||
@@ -59,6 +63,7 @@ func TestAgreesWithAllocator(t *testing.T) {
 			}
 		}
 	}
+
 	if refused < 200 || impossible < refused*3/4 {
 		t.Errorf("%d pods refused, of which %d without a search: chance tries too little", refused,
 			impossible)
@@ -70,15 +75,18 @@ func allocates(
 ) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
+
 	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated,
 		s.classes, s.devices.slices, s.cel)
 	if err != nil {
 		return false, err
 	}
+
 	allocations, err := allocator.Allocate(ctx, node.Node, claims)
 	if errors.Is(err, structured.ErrFailedAllocationOnNode) {
 		err = nil
 	}
+
 	return allocations != nil, err
 }
 
@@ -99,16 +107,19 @@ func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
 	s := &snapshot.Snapshot{}
 	node := "node"
 	counted, shared := chance.IntN(2) == 0, chance.IntN(3) == 0
+
 	devices := resourceapi.ResourceSliceSpec{
 		Driver: testDriver, NodeName: &node, Pool: resourceapi.ResourcePool{
 			Name: node, ResourceSliceCount: 1,
 		},
 	}
+
 	counters := *devices.DeepCopy()
 	for pf := range 1 + chance.IntN(3) {
 		set := fmt.Sprintf("pf-%d", pf)
 		counters.SharedCounters = append(counters.SharedCounters,
 			resourceapi.CounterSet{Name: set, Counters: counter(2)})
+
 		for vf := range 1 + chance.IntN(4) {
 			device := resourceapi.Device{
 				Name: fmt.Sprintf("%s-vf-%d", set, vf),
@@ -120,47 +131,57 @@ func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
 					"bandwidth": {Value: resource.MustParse("10G")},
 				},
 			}
+
 			if chance.IntN(6) == 0 {
 				delete(device.Attributes, "root")
 			}
+
 			if chance.IntN(6) == 0 {
 				device.Taints = []resourceapi.DeviceTaint{
 					{Key: "down", Effect: resourceapi.DeviceTaintEffectNoSchedule},
 				}
 			}
+
 			if counted {
 				device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
 					{CounterSet: set, Counters: counter(1)},
 				}
 			}
+
 			if shared {
 				device.AllowMultipleAllocations = new(true)
 			}
+
 			devices.Devices = append(devices.Devices, device)
 		}
 	}
+
 	specs := []resourceapi.ResourceSliceSpec{devices}
 	if counted {
 		specs = append(specs, counters)
 	}
+
 	for i := range specs {
 		specs[i].Pool.ResourceSliceCount = int64(len(specs))
 		slice := &resourceapi.ResourceSlice{Spec: specs[i]}
 		slice.Name = fmt.Sprintf("slice-%d", i)
 		must(s.Put(slice))
 	}
+
 	n := &corev1.Node{}
 	n.Name = node
 	must(s.Put(n))
 	class := &resourceapi.DeviceClass{}
 	class.Name = "nic"
 	must(s.Put(class))
+
 	for i := range 12 {
 		template := &resourceapi.ResourceClaimTemplate{}
 		template.Name = fmt.Sprintf("template-%d", i)
 		template.Spec.Spec.Devices = chanceClaim(chance)
 		must(s.Put(template))
 	}
+
 	return s
 }
 
@@ -181,15 +202,18 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 		if chance.IntN(3) == 0 {
 			exactly.Selectors = expressions(`device.attributes["nic.example.com"].odd`)
 		}
+
 		if chance.IntN(3) == 0 {
 			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
 				"bandwidth": resource.MustParse(fmt.Sprintf("%dG", 1+chance.IntN(12))),
 			}}
 		}
+
 		if chance.IntN(5) == 0 {
 			exactly.AllocationMode, exactly.Count = resourceapi.DeviceAllocationModeAll, 0
 			exactly.AdminAccess = new(chance.IntN(2) == 0)
 		}
+
 		if chance.IntN(4) == 0 && exactly.Count > 0 {
 			request.FirstAvailable = []resourceapi.DeviceSubRequest{
 				{Name: "many", DeviceClassName: "nic", Count: 4},
@@ -199,13 +223,16 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 		} else {
 			request.Exactly = &exactly
 		}
+
 		claim.Requests = append(claim.Requests, request)
 	}
+
 	for range chance.IntN(3) {
 		constraint := resourceapi.DeviceConstraint{}
 		if chance.IntN(2) == 0 {
 			constraint.Requests = []string{"request-0"}
 		}
+
 		attribute := new(resourceapi.FullyQualifiedName(testDriver + "/" +
 			[]string{"pf", "root", "odd"}[chance.IntN(3)]))
 		if chance.IntN(2) == 0 {
@@ -213,8 +240,10 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 		} else {
 			constraint.DistinctAttribute = attribute
 		}
+
 		claim.Constraints = append(claim.Constraints, constraint)
 	}
+
 	return claim
 }
 

@@ -126,6 +126,7 @@ func refusals(nodes []*nodeState, answers []answer) []Refusal {
 		if len(a.reasons) == 0 {
 			continue
 		}
+
 		same := slices.IndexFunc(grouped, func(r Refusal) bool {
 			return slices.EqualFunc(r.Reasons, a.reasons, Reason.equal)
 		})
@@ -133,8 +134,10 @@ func refusals(nodes []*nodeState, answers []answer) []Refusal {
 			same = len(grouped)
 			grouped = append(grouped, Refusal{Reasons: a.reasons})
 		}
+
 		grouped[same].Nodes = append(grouped[same].Nodes, nodes[i].Name)
 	}
+
 	return grouped
 }
 

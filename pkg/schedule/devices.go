@@ -53,16 +53,19 @@ func newDevices(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTai
 		pools:  map[poolID]*pool{},
 		onNode: map[string][]*pool{},
 	}
+
 	for i, slice := range all {
 		d.slices[i] = tainted(slice, rules)
 		d.join(d.slices[i])
 	}
+
 	for _, p := range d.pools {
 		slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int {
 			return cmp.Compare(a.Name, b.Name)
 		})
 		d.place(p)
 	}
+
 	return d
 }
 
@@ -72,6 +75,7 @@ func (d *devices) place(p *pool) {
 	for _, slice := range p.slices {
 		nodes.Insert(ptr.Deref(slice.Spec.NodeName, ""))
 	}
+
 	for node := range nodes {
 		if node == "" {
 			d.shared = append(d.shared, p)
@@ -98,6 +102,7 @@ func tainted(
 			device.Taints = append(device.Taints, rule.Spec.Taint)
 		}
 	}
+
 	return slice
 }
 
@@ -121,6 +126,7 @@ func (d *devices) join(slice *resourceapi.ResourceSlice) {
 			want: slice.Spec.Pool.ResourceSliceCount}
 		d.pools[id] = p
 	}
+
 	if p.generation == slice.Spec.Pool.Generation {
 		p.slices = append(p.slices, slice)
 	}
@@ -143,12 +149,14 @@ func (p *pool) doCheck() {
 			}
 		}
 	}
+
 	names := sets.New[string]()
 	for _, slice := range p.slices {
 		for _, device := range slice.Spec.Devices {
 			if names.Has(device.Name) {
 				p.invalid = "it has the device " + device.Name + " twice"
 			}
+
 			names.Insert(device.Name)
 			for _, consumed := range device.ConsumesCounters {
 				for counter := range consumed.Counters {
@@ -172,12 +180,14 @@ func (d *devices) take(claim *resourceapi.ResourceClaim) {
 		if ptr.Deref(result.AdminAccess, false) {
 			continue
 		}
+
 		id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
 		d.owners[id] = append(d.owners[id], objectName{claim.Namespace, claim.Name})
 		if result.ShareID == nil {
 			d.allocated.AllocatedDevices.Insert(id)
 			continue
 		}
+
 		d.allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
 			result.ShareID))
 		d.allocated.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id,
@@ -198,6 +208,7 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 	for set, counters := range p.counters {
 		left[set] = maps.Clone(counters)
 	}
+
 	for _, slice := range p.slices {
 		for _, device := range slice.Spec.Devices {
 			if len(device.ConsumesCounters) == 0 ||
@@ -214,6 +225,7 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 			}
 		}
 	}
+
 	return left
 }
 
@@ -226,6 +238,7 @@ func (d *devices) uses(claim *resourceapi.ResourceClaim) []Use {
 		if device == nil {
 			continue
 		}
+
 		for _, consumed := range device.ConsumesCounters {
 			for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
 				uses[i].Counters = append(uses[i].Counters,
@@ -233,6 +246,7 @@ func (d *devices) uses(claim *resourceapi.ResourceClaim) []Use {
 			}
 		}
 	}
+
 	return uses
 }
 
@@ -242,6 +256,7 @@ func (d *devices) device(result resourceapi.DeviceRequestAllocationResult) *reso
 	if p == nil {
 		return nil
 	}
+
 	for _, slice := range p.slices {
 		for i := range slice.Spec.Devices {
 			if slice.Spec.Devices[i].Name == result.Device {
@@ -249,5 +264,6 @@ func (d *devices) device(result resourceapi.DeviceRequestAllocationResult) *reso
 			}
 		}
 	}
+
 	return nil
 }

@@ -48,6 +48,7 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 		}
 		return specs
 	}
+
 	all := map[featuregate.Feature]featuregate.VersionedSpecs{
 		adminAccess:         since("1.32", "1.34", "1.36"),
 		bindingConditions:   since("1.34", "1.36", ""),
@@ -64,11 +65,13 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 		partitionable:      since("1.33", "1.36", ""),
 		prioritizedList:    since("1.33", "1.34", "1.36"),
 	}
+
 	all[deviceTaintRules] = featuregate.VersionedSpecs{ // off while its API was beta
 		{Version: version.MustParse("1.35"), PreRelease: featuregate.Alpha},
 		{Version: version.MustParse("1.36"), PreRelease: featuregate.Beta},
 		{Version: version.MustParse("1.37"), Default: true, PreRelease: featuregate.GA},
 	}
+
 	return all
 }
 
@@ -98,23 +101,28 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 		return Features{}, fmt.Errorf("version of Kubernetes %q: must be like %s", kubernetes,
 			NewestKubernetes)
 	}
+
 	v = version.MajorMinor(v.Major(), v.Minor())
 	if v.LessThan(version.MustParse(OldestKubernetes)) {
 		return Features{}, fmt.Errorf("version of Kubernetes %s: the oldest is %s", kubernetes,
 			OldestKubernetes)
 	}
+
 	if newest := version.MustParse(NewestKubernetes); v.GreaterThan(newest) {
 		v = newest
 	}
+
 	gate := featuregate.NewVersionedFeatureGateWithMinCompatibility(v, v)
 	if err := gate.AddVersioned(gates()); err != nil {
 		return Features{}, err
 	}
+
 	if err := gate.Set(featureGates); err != nil {
 		return Features{},
 			fmt.Errorf("feature gates %q: %w; those that change how claims are allocated are %s",
 				featureGates, err, strings.Join(GateNames(), ", "))
 	}
+
 	return Features{
 		Kubernetes:        v.String(),
 		ExtendedResources: gate.Enabled(extendedResource),

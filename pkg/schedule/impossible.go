@@ -35,19 +35,23 @@ func (s *survey) seatings(claim *resourceapi.ResourceClaim) iter.Seq[[]seat] {
 			requests = append(requests, r)
 		}
 	}
+
 	return func(yield func([]seat) bool) {
 		var choose func(seats []seat, rest []*surveyedRequest) bool
 		choose = func(seats []seat, rest []*surveyedRequest) bool {
 			if len(rest) == 0 {
 				return yield(seats)
 			}
+
 			for _, a := range rest[0].alternatives {
 				if !choose(slices.Concat(seats, a.seats(rest[0].name)), rest[1:]) {
 					return false
 				}
 			}
+
 			return true
 		}
+
 		choose(nil, requests)
 	}
 }
@@ -69,11 +73,13 @@ func (s *survey) impossible() []Reason {
 	if reasons := s.tooFew(); len(reasons) > 0 {
 		return reasons
 	}
+
 	for _, claim := range s.claims {
 		if reason := s.claimImpossible(claim); reason != nil {
 			return []Reason{*reason}
 		}
 	}
+
 	return nil
 }
 
@@ -91,9 +97,11 @@ func (s *survey) claimImpossible(claim *resourceapi.ResourceClaim) *Reason {
 			first = reason
 		}
 	}
+
 	if first != nil {
 		first.Causes = s.taken(claim)
 	}
+
 	return first
 }
 
@@ -103,17 +111,20 @@ func seatsImpossible(claim *resourceapi.ResourceClaim, seats []seat) *Reason {
 			"the requests of the claim need %d devices together, and %d that match can be had",
 			len(seats), got)}
 	}
+
 	constraints := claim.Spec.Devices.Constraints
 	for i := range constraints {
 		if message := violated(&constraints[i], seats); message != "" {
 			return &Reason{Code: ConstraintImpossible, Claim: claim.Name, Message: message}
 		}
 	}
+
 	choices := 0
 	if len(constraints) > 1 && !satisfiable(constraints, seats, &choices) {
 		return &Reason{Code: ConstraintImpossible, Claim: claim.Name,
 			Message: "each constraint can be satisfied alone, and no devices satisfy all of them: " + describe(constraints)}
 	}
+
 	return nil
 }
 
@@ -128,12 +139,14 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 		}
 		return ""
 	}
+
 	most, best := 0, ""
 	for _, value := range values {
 		if got := assign(restricted(constraint, covered, value), byDevice); got > most {
 			most, best = got, value
 		}
 	}
+
 	switch {
 	case most == len(covered):
 		return ""
@@ -141,6 +154,7 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 		return fmt.Sprintf("matchAttribute %s: no device that can be had has the attribute",
 			*constraint.MatchAttribute)
 	}
+
 	return fmt.Sprintf("matchAttribute %s: needs %d devices with the same value, and can have at "+
 		"most %d, with %s",
 		*constraint.MatchAttribute, len(covered), most, best)
@@ -161,15 +175,18 @@ func satisfiable(constraints []resourceapi.DeviceConstraint, seats []seat, choic
 			return satisfiable(others, restricted(&constraints[i], seats, value), choices)
 		})
 	}
+
 	if *choices++; *choices > mostChoices {
 		return true
 	}
+
 	for i := range constraints {
 		if seats, _ := covered(&constraints[i],
 			seats); assign(seats, byValue(&constraints[i])) < len(seats) {
 			return false
 		}
 	}
+
 	return assign(seats, byDevice) == len(seats)
 }
 
@@ -182,6 +199,7 @@ func covered(constraint *resourceapi.DeviceConstraint, seats []seat) ([]seat, []
 		if !covers(constraint, s) {
 			continue
 		}
+
 		those = append(those, s)
 		for i := range s.options {
 			if value, has := attributeOf(constraint, &s.options[i]); has {
@@ -189,6 +207,7 @@ func covered(constraint *resourceapi.DeviceConstraint, seats []seat) ([]seat, []
 			}
 		}
 	}
+
 	return those, slices.Sorted(maps.Keys(values))
 }
 
@@ -205,6 +224,7 @@ func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value st
 		if !covers(constraint, s) {
 			continue
 		}
+
 		kept[i].options = nil
 		for j := range s.options {
 			if has, ok := attributeOf(constraint, &s.options[j]); ok && has == value {
@@ -212,6 +232,7 @@ func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value st
 			}
 		}
 	}
+
 	return kept
 }
 
@@ -227,6 +248,7 @@ func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string
 			attribute, has = c.Attributes[resourceapi.QualifiedName(id)]
 		}
 	}
+
 	switch {
 	case !has:
 		return "", false
@@ -239,6 +261,7 @@ func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string
 	case attribute.VersionValue != nil:
 		return "version " + *attribute.VersionValue, true
 	}
+
 	return "", false
 }
 
@@ -278,6 +301,7 @@ func augment(seats []seat, by key, sitting map[string]int, tried map[string]stru
 		if _, again := tried[k]; again || !ok {
 			continue
 		}
+
 		tried[k] = struct{}{}
 		other, taken := sitting[k]
 		if !taken || augment(seats, by, sitting, tried, other) {
@@ -304,5 +328,6 @@ func describe(constraints []resourceapi.DeviceConstraint) string {
 			all = append(all, "distinctAttribute "+string(*c.DistinctAttribute))
 		}
 	}
+
 	return strings.Join(all, ", ")
 }

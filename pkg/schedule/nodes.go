@@ -27,11 +27,13 @@ func newNodeStates(from *snapshot.Snapshot) []*nodeState {
 	for _, node := range from.Nodes {
 		byName[node.Name] = &nodeState{Node: node, requested: corev1.ResourceList{}}
 	}
+
 	for _, pod := range from.Pods {
 		if node, has := byName[pod.Spec.NodeName]; has {
 			node.add(pod)
 		}
 	}
+
 	return slices.SortedFunc(maps.Values(byName), func(a, b *nodeState) int {
 		return cmp.Compare(a.Name, b.Name)
 	})
@@ -72,16 +74,19 @@ func (n *nodeState) refuses(w wishes, byDRA func(corev1.ResourceName) bool) []Re
 			Reason{Code: NodeUnschedulable,
 				Message: "the node is cordoned: spec.unschedulable is set"})
 	}
+
 	if taint, untolerated := schedulingcorev1.FindMatchingUntoleratedTaint(klog.Background(),
 		n.Spec.Taints, tolerations, keepsAway, false); untolerated {
 		reasons = append(reasons, Reason{Code: NodeTainted,
 			Message: "the node has the taint " + taint.ToString() +
 				", which the pod does not tolerate"})
 	}
+
 	if matches, err := w.affinity.Match(n.Node); err != nil || !matches {
 		reasons = append(reasons, Reason{Code: NodeSelector,
 			Message: "the node's labels do not match the pod's nodeSelector or node affinity"})
 	}
+
 	return append(reasons, n.short(w.requests, byDRA)...)
 }
 
@@ -101,18 +106,22 @@ func (n *nodeState) short(
 		reasons = append(reasons,
 			Reason{Code: NodeResources, Message: "the node has as many pods as it may"})
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		asked := requests[name]
 		if asked.IsZero() || silent && !isExtended(name) || byDRA(name) {
 			continue
 		}
+
 		left := n.Status.Allocatable[name].DeepCopy()
 		left.Sub(n.requested[name])
+
 		if asked.Cmp(left) > 0 {
 			reasons = append(reasons, Reason{Code: NodeResources, Message: fmt.Sprintf(
 				"the node is short of %s: %s requested, %s left", name, asked.String(),
 				left.String())})
 		}
 	}
+
 	return reasons
 }

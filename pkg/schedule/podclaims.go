@@ -38,10 +38,12 @@ func (s *Scheduler) podClaims(pod *corev1.Pod) (claims []*podClaim, reasons []Re
 			reasons = append(reasons, s.unusable(pod, c.claim)...)
 		}
 	}
+
 	if s.features.ExtendedResources &&
 		slices.ContainsFunc(slices.Collect(maps.Keys(requests(pod))), s.hasClass) {
 		claims = append(claims, &podClaim{claim: extendedClaim(pod)})
 	}
+
 	return claims, reasons
 }
 
@@ -53,6 +55,7 @@ func (s *Scheduler) podClaim(pod *corev1.Pod, entry *corev1.PodResourceClaim) (*
 		}
 		return &podClaim{name: entry.Name, claim: claim}, nil
 	}
+
 	if made, _, err := resourceclaim.Name(pod, entry); err == nil {
 		if made == nil { // it is not needed
 			return nil, nil
@@ -63,15 +66,18 @@ func (s *Scheduler) podClaim(pod *corev1.Pod, entry *corev1.PodResourceClaim) (*
 		}
 		return &podClaim{name: entry.Name, claim: claim}, nil
 	}
+
 	template, has := s.templates[objectName{pod.Namespace, *entry.ResourceClaimTemplateName}]
 	if !has {
 		return nil, templateMissing(pod, *entry.ResourceClaimTemplateName)
 	}
+
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: *template.Spec.ObjectMeta.DeepCopy(), Spec: *template.Spec.Spec.DeepCopy(),
 	}
 	claim.Namespace, claim.Name = pod.Namespace, pod.Name+"-"+entry.Name
 	claim.OwnerReferences = []metav1.OwnerReference{ownedBy(pod)}
+
 	return &podClaim{name: entry.Name, template: template.Name, claim: claim}, nil
 }
 
@@ -87,6 +93,7 @@ func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) 
 	if claim.DeletionTimestamp != nil {
 		return []Reason{claimDeleted(claim)}
 	}
+
 	if claim.Status.Allocation != nil {
 		if len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&
 			!resourceclaim.IsReservedForPod(pod, claim, false) {
@@ -94,12 +101,14 @@ func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) 
 		}
 		return nil
 	}
+
 	var reasons []Reason
 	check := func(request, class string) {
 		if _, has := s.classes[class]; !has {
 			reasons = append(reasons, classMissing(claim, request, class))
 		}
 	}
+
 	for _, request := range claim.Spec.Devices.Requests {
 		if request.Exactly != nil {
 			check(request.Name, request.Exactly.DeviceClassName)
@@ -108,6 +117,7 @@ func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) 
 			check(resourceclaim.CreateSubRequestRef(request.Name, sub.Name), sub.DeviceClassName)
 		}
 	}
+
 	return reasons
 }
 
@@ -117,6 +127,7 @@ func isElsewhere(claim *resourceapi.ResourceClaim, node *nodeState) (Reason, boo
 	if terms == nil {
 		return Reason{}, false
 	}
+
 	selector, err := nodeaffinity.NewNodeSelector(terms)
 	if err == nil && selector.Match(node.Node) {
 		return Reason{}, false
@@ -169,11 +180,13 @@ func (s *Scheduler) onNode(pod *corev1.Pod, claims []*podClaim, node *nodeState)
 	if last < 0 || !claims[last].isExtended() {
 		return claims
 	}
+
 	claim := claims[last].claim.DeepCopy()
 	claim.Spec.Devices.Requests = s.extendedRequests(pod, node)
 	if len(claim.Spec.Devices.Requests) == 0 {
 		return claims[:last]
 	}
+
 	return append(slices.Clone(claims[:last]), &podClaim{claim: claim})
 }
 
@@ -190,6 +203,7 @@ func (s *Scheduler) extendedRequests(pod *corev1.Pod, node *nodeState) []resourc
 		class := s.extended.GetDeviceClass(resource).Name
 		all = append(all, containerRequests(pod, resource, class)...)
 	}
+
 	return all
 }
 
@@ -206,11 +220,13 @@ func containerRequests(
 			}
 		}
 	}
+
 	var extra resourceapi.DeviceRequest
 	for i := range pod.Spec.InitContainers {
 		if isLongLived(containers, i, len(pod.Spec.InitContainers)) {
 			continue
 		}
+
 		missing := count(containers[i], resource)
 		for _, reused := range counts[i:] {
 			missing -= reused
@@ -219,9 +235,11 @@ func containerRequests(
 			extra = deviceRequest(containers, i, resource, class, missing)
 		}
 	}
+
 	if extra.Exactly == nil {
 		return long
 	}
+
 	return append(long, extra)
 }
 

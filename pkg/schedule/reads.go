@@ -32,6 +32,7 @@ func (p property) isOn(c candidate) bool {
 	if p.domain == c.id.Driver.String() {
 		names = append(names, resourceapi.QualifiedName(p.id))
 	}
+
 	return slices.ContainsFunc(names, func(name resourceapi.QualifiedName) bool {
 		if p.of == "capacity" {
 			_, has := c.Capacity[name]
@@ -50,20 +51,24 @@ func reads(expression string) []property {
 	if err != nil {
 		return nil
 	}
+
 	parsed, issues := environment.Parse(expression)
 	if issues.Err() != nil {
 		return nil
 	}
+
 	var found []property
 	ast.PostOrderVisit(parsed.NativeRep().Expr(), ast.NewExprVisitor(func(e ast.Expr) {
 		if of, domain, id, is := read(e); is {
 			found = append(found, property{of, domain, id})
 		}
 	}))
+
 	slices.SortFunc(found, func(a, b property) int {
 		return cmp.Or(cmp.Compare(a.of, b.of), cmp.Compare(a.domain, b.domain),
 			cmp.Compare(a.id, b.id))
 	})
+
 	return slices.Compact(found)
 }
 
@@ -73,10 +78,12 @@ func read(e ast.Expr) (of, domain, id string, is bool) {
 	if !is {
 		return "", "", "", false
 	}
+
 	inner, domain, is = member(inner)
 	if !is || inner.Kind() != ast.SelectKind {
 		return "", "", "", false
 	}
+
 	of = inner.AsSelect().FieldName()
 	operand := inner.AsSelect().Operand()
 	return of, domain, id, operand.Kind() == ast.IdentKind && operand.AsIdent() == "device" &&
@@ -95,6 +102,7 @@ func member(e ast.Expr) (of ast.Expr, name string, is bool) {
 		default:
 			return nil, "", false
 		}
+
 		if literal := call.Args()[1]; literal.Kind() == ast.LiteralKind {
 			text, isText := literal.AsLiteral().(types.String)
 			return call.Args()[0], string(text), isText

@@ -45,10 +45,12 @@ func (s *Scheduler) conflict(
 			}
 		}
 	}
+
 	if s.fits(ctx, node, claims, s.uncounted(node)) {
 		return Reason{Code: Conflict, Message: "each device alone can be had; together they need " +
 			"more than is left of the counters that they share"}
 	}
+
 	return Reason{Code: Conflict, Message: "each device alone can be had, and not all of them: " +
 		"they need the same devices, capacity or counters"}
 }
@@ -60,11 +62,13 @@ func (s *Scheduler) fits(
 ) bool {
 	ctx, cancel := context.WithTimeout(ctx, relaxedTimeout)
 	defer cancel()
+
 	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated,
 		s.classes, from, s.cel)
 	if err != nil {
 		return false
 	}
+
 	allocations, err := allocator.Allocate(ctx, node.Node, claims)
 	return err == nil && allocations != nil
 }
@@ -81,6 +85,7 @@ func (s *Scheduler) uncounted(node *nodeState) []*resourceapi.ResourceSlice {
 			all = append(all, slice)
 		}
 	}
+
 	return all
 }
 
@@ -91,6 +96,7 @@ func (s *survey) tooFew() []Reason {
 			{Code: NoDevices, Message: "the node has no devices: no ResourceSlice is for it"},
 		}
 	}
+
 	var reasons []Reason
 	for _, r := range s.requests {
 		var short []Reason
@@ -99,10 +105,12 @@ func (s *survey) tooFew() []Reason {
 				short = append(short, *reason)
 			}
 		}
+
 		if len(short) == len(r.alternatives) {
 			reasons = append(reasons, short...)
 		}
 	}
+
 	return reasons
 }
 
@@ -117,6 +125,7 @@ func (s *survey) short(claim *resourceapi.ResourceClaim, a *alternative) *Reason
 			free++
 		}
 	}
+
 	wanted, needs := a.wanted, fmt.Sprintf("needs %d", a.wanted)
 	if a.all {
 		wanted, needs = max(match, 1), "needs all that match"
@@ -124,6 +133,7 @@ func (s *survey) short(claim *resourceapi.ResourceClaim, a *alternative) *Reason
 	if free >= wanted {
 		return nil
 	}
+
 	return &Reason{Code: TooFewDevices, Claim: claim.Name, Request: a.reference,
 		Causes: append(s.unusable(), s.causes(a)...), Message: fmt.Sprintf(
 			"%s of DeviceClass %s, and can have %d of the node's %d devices", needs, a.class.Name,
@@ -146,6 +156,7 @@ func (s *survey) unusable() []Cause {
 					Message: fmt.Sprintf("pool %s is invalid: %s", p, p.invalid)})
 		}
 	}
+
 	return causes
 }
 
@@ -165,6 +176,7 @@ func (s *survey) causes(a *alternative) []Cause {
 			with[o] = append(with[o], c)
 		}
 	}
+
 	order := []Code{Selector, InUse, CountersShort, DeviceTainted, CapacityShort}
 	var causes []Cause
 	for _, o := range slices.SortedFunc(maps.Keys(with), func(a, b obstacle) int {
@@ -176,6 +188,7 @@ func (s *survey) causes(a *alternative) []Cause {
 		causes = append(causes,
 			Cause{Code: o.code, Devices: len(with[o]), Message: s.tell(a, o, with[o])})
 	}
+
 	return causes
 }
 
@@ -185,6 +198,7 @@ func (s *survey) tell(a *alternative, o obstacle, those []candidate) string {
 	if len(those) == 1 {
 		is, do = "is", "does"
 	}
+
 	switch o.code {
 	case Selector:
 		return fmt.Sprintf("%d %s not match the selector %s", len(those),
@@ -198,6 +212,7 @@ func (s *survey) tell(a *alternative, o obstacle, those []candidate) string {
 		return fmt.Sprintf("%d %s tainted %s, which the request does not tolerate", len(those),
 			is, o.detail)
 	}
+
 	return fmt.Sprintf("%d %s short of capacity: %s", len(those), is, o.detail)
 }
 
@@ -228,6 +243,7 @@ func (s *survey) taken(claim *resourceapi.ResourceClaim) []Cause {
 			}
 		}
 	}
+
 	return append(s.unusable(), causes...)
 }
 
@@ -237,6 +253,7 @@ func (s selector) tell(those []candidate) string {
 	if s.of != "" {
 		text += " of " + s.of
 	}
+
 	lacking := map[string]int{}
 	for _, name := range reads(s.expression) {
 		for _, c := range those {
@@ -245,6 +262,7 @@ func (s selector) tell(those []candidate) string {
 			}
 		}
 	}
+
 	var notes []string
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		if lacking[name] == len(those) {
@@ -253,8 +271,10 @@ func (s selector) tell(those []candidate) string {
 			notes = append(notes, fmt.Sprintf("%d lack %s", lacking[name], name))
 		}
 	}
+
 	if len(notes) == 0 {
 		return text
 	}
+
 	return text + " (" + strings.Join(notes, ", ") + ")"
 }

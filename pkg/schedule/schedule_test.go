@@ -50,14 +50,17 @@ func decide(t *testing.T, featureGates, objects string) []*Decision {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	from, err := reader.Read("-")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	features, err := NewFeatures(NewestKubernetes, featureGates)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	scheduler := New(t.Context(), from, features)
 	var all []*Decision
 	for _, pod := range from.Pods {
@@ -70,6 +73,7 @@ func decide(t *testing.T, featureGates, objects string) []*Decision {
 		}
 		all = append(all, decision)
 	}
+
 	return all
 }
 
@@ -80,11 +84,13 @@ func said(d *Decision) string {
 	if d.Node != "" {
 		parts = append(parts, d.Node)
 	}
+
 	for _, claim := range d.Claims {
 		for _, result := range claim.Claim.Status.Allocation.Devices.Results {
 			parts = append(parts, result.Request+"="+result.Device)
 		}
 	}
+
 	codes := func(reasons []Reason) string {
 		var all []string
 		for _, r := range reasons {
@@ -95,12 +101,15 @@ func said(d *Decision) string {
 		}
 		return strings.Join(all, "+")
 	}
+
 	if d.Reasons != nil {
 		parts = append(parts, codes(d.Reasons))
 	}
+
 	for _, r := range d.Refusals {
 		parts = append(parts, strings.Join(r.Nodes, ",")+":"+codes(r.Reasons))
 	}
+
 	return strings.Join(parts, " ")
 }
 
@@ -208,6 +217,7 @@ func TestPools(t *testing.T) {
 			"resourceSliceCount: %d}}}\n",
 			name, rest, pool, generation, count)
 	}
+
 	base := `apiVersion: v1
 kind: List
 items:
@@ -215,6 +225,7 @@ items:
 - {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: nic}}
 - {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: one}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}}
 ` + pod("p", fmt.Sprintf(fromTemplate, "one"), "")
+
 	for name, tt := range map[string]struct{ slices, want string }{
 		"none": {"", "a:NoDevices"},
 		"of other nodes": {
@@ -282,10 +293,12 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("%s %s: %v", tt.version, tt.gates, err)
 			continue
 		}
+
 		got := slices.Sorted(slices.Values(features.Allocator.Set().UnsortedList()))
 		if features.ExtendedResources {
 			got = append(got, "extended")
 		}
+
 		if features.TaintRules {
 			got = append(got, "rules")
 		}

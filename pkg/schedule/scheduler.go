@@ -74,23 +74,28 @@ func New(ctx context.Context, from *snapshot.Snapshot, features Features) *Sched
 			EnableListTypeAttributes: features.Allocator.ListTypeAttributes,
 		}),
 	}
+
 	s.nodes = newNodeStates(from)
 	for _, class := range from.Classes {
 		s.classes[class.Name] = class
 		s.extended.OnAdd(class, true)
 	}
+
 	for _, template := range from.Templates {
 		s.templates[objectName{template.Namespace, template.Name}] = template
 	}
+
 	rules := from.TaintRules
 	if !features.TaintRules {
 		rules = nil
 	}
+
 	s.devices = newDevices(from.Slices, rules)
 	for _, claim := range from.Claims {
 		s.claims[objectName{claim.Namespace, claim.Name}] = claim
 		s.devices.take(claim)
 	}
+
 	return s
 }
 
@@ -102,11 +107,13 @@ func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, e
 		decision.Reasons = append(decision.Reasons, gated(pod))
 		return decision, nil
 	}
+
 	claims, reasons := s.podClaims(pod)
 	if len(reasons) > 0 {
 		decision.Reasons = reasons
 		return decision, nil
 	}
+
 	answers, err := s.ask(ctx, pod, claims)
 	if err != nil {
 		return nil, err
@@ -115,6 +122,7 @@ func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, e
 		decision.Reasons = append(decision.Reasons, broken(s.nodes[i], answers[i].fatal))
 		return decision, nil
 	}
+
 	best := -1
 	for i, a := range answers {
 		if !a.fits() {
@@ -125,10 +133,12 @@ func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, e
 			best = i
 		}
 	}
+
 	decision.Refusals = refusals(s.nodes, answers)
 	if best >= 0 {
 		s.assume(decision, s.nodes[best], answers[best])
 	}
+
 	return decision, nil
 }
 
@@ -153,6 +163,7 @@ func (s *Scheduler) ask(
 	if err != nil {
 		return nil, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+
 	a := &attempt{
 		scheduler: s, pod: pod, claims: claims, allocator: allocator, wishes: wishesOf(pod),
 	}
@@ -160,6 +171,7 @@ func (s *Scheduler) ask(
 	workqueue.ParallelizeUntil(ctx, runtime.GOMAXPROCS(0), len(s.nodes), func(i int) {
 		answers[i] = a.ask(ctx, s.nodes[i])
 	})
+
 	return answers, ctx.Err()
 }
 
@@ -181,6 +193,7 @@ func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 	}); len(reasons) > 0 {
 		return answer{reasons: reasons}
 	}
+
 	var pending []*resourceapi.ResourceClaim
 	for _, c := range claims {
 		if allocation := c.claim.Status.Allocation; allocation == nil {
@@ -189,13 +202,16 @@ func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 			return answer{reasons: []Reason{reason}}
 		}
 	}
+
 	result := answer{claims: claims}
 	if len(pending) > 0 {
 		result.allocations, result.reasons, result.fatal = a.allocate(ctx, node, pending)
 	}
+
 	if result.fits() {
 		result.score = score(claims, result.allocations)
 	}
+
 	return result
 }
 
@@ -217,11 +233,13 @@ func (a *attempt) allocate(
 			return nil, a.scheduler.why(ctx, node, claims), nil
 		}
 	}
+
 	survey := a.scheduler.survey(ctx, node, claims)
 	if reasons := survey.impossible(); len(reasons) > 0 {
 		a.hopeless.Store(true)
 		return nil, reasons, nil
 	}
+
 	allocations, err := a.search(ctx, node, claims, searchTimeout)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
@@ -231,6 +249,7 @@ func (a *attempt) allocate(
 	case allocations != nil:
 		return allocations, nil, nil
 	}
+
 	return nil, a.scheduler.why(ctx, node, claims), nil
 }
 
@@ -257,6 +276,7 @@ func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64
 		if allocation == nil {
 			allocation, allocations = &allocations[0], allocations[1:]
 		}
+
 		for _, request := range c.claim.Spec.Devices.Requests {
 			for i, sub := range request.FirstAvailable {
 				reference := resourceclaim.CreateSubRequestRef(request.Name, sub.Name)
@@ -269,6 +289,7 @@ func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64
 			}
 		}
 	}
+
 	return score
 }
 
@@ -284,10 +305,12 @@ func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 			given.Status.Allocation, allocations = &allocations[0], allocations[1:]
 			s.devices.take(given)
 		}
+
 		given.Status.ReservedFor = append(given.Status.ReservedFor,
 			resourceapi.ResourceClaimConsumerReference{
 				Resource: "pods", Name: decision.Pod.Name, UID: decision.Pod.UID,
 			})
+
 		s.claims[objectName{given.Namespace, given.Name}] = given
 		decision.Claims = append(decision.Claims, ClaimDecision{
 			PodClaim: c.name, Template: c.template, Claim: given, New: isNew,

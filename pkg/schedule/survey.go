@@ -83,6 +83,7 @@ func (s *Scheduler) survey(
 	for _, p := range found.pools {
 		left[p] = s.devices.left(p)
 	}
+
 	for _, claim := range claims {
 		for i := range claim.Spec.Devices.Requests {
 			r := &surveyedRequest{claim: claim, name: claim.Spec.Devices.Requests[i].Name,
@@ -95,9 +96,11 @@ func (s *Scheduler) survey(
 					found.broken = !s.judge(ctx, node, a, p, left[p]) || found.broken
 				}
 			}
+
 			found.requests = append(found.requests, r)
 		}
 	}
+
 	return found
 }
 
@@ -110,6 +113,7 @@ func (s *Scheduler) alternatives(request *resourceapi.DeviceRequest) []*alternat
 		a.selectors = selectors(a.class, e.Selectors)
 		return []*alternative{a}
 	}
+
 	var all []*alternative
 	for _, sub := range request.FirstAvailable {
 		a := &alternative{reference: resourceclaim.CreateSubRequestRef(request.Name, sub.Name),
@@ -119,6 +123,7 @@ func (s *Scheduler) alternatives(request *resourceapi.DeviceRequest) []*alternat
 		a.selectors = selectors(a.class, sub.Selectors)
 		all = append(all, a)
 	}
+
 	return all
 }
 
@@ -148,9 +153,11 @@ func (d *devices) reachable(node *nodeState) []*pool {
 			found = append(found, p)
 		}
 	}
+
 	slices.SortFunc(found, func(a, b *pool) int {
 		return cmp.Or(cmp.Compare(a.driver, b.driver), cmp.Compare(a.name, b.name))
 	})
+
 	return found
 }
 
@@ -188,12 +195,14 @@ func (s *Scheduler) judge(
 		if !reaches(node, slice) {
 			continue
 		}
+
 		perDevice := ptr.Deref(slice.Spec.PerDeviceNodeSelection, false)
 		for i := range slice.Spec.Devices {
 			device := &slice.Spec.Devices[i]
 			if perDevice && !isPlace(node, device.NodeName, device.AllNodes, device.NodeSelector) {
 				continue
 			}
+
 			c := candidate{
 				Device: device, id: structured.MakeDeviceID(p.driver, p.name, device.Name),
 			}
@@ -206,9 +215,11 @@ func (s *Scheduler) judge(
 			default:
 				s.obstruct(ctx, a, p, &c, left)
 			}
+
 			a.candidates = append(a.candidates, c)
 		}
 	}
+
 	return sound
 }
 
@@ -227,6 +238,7 @@ func (s *Scheduler) excludes(
 			return i, err
 		}
 	}
+
 	return -1, nil
 }
 
@@ -241,22 +253,26 @@ func (s *Scheduler) obstruct(
 		c.verdict, c.detail, c.ignored = CapacityShort, s.capacityLeft(a, c), true
 		return
 	}
+
 	shared := c.isShared() && consumable
 	if !a.admin && s.devices.allocated.AllocatedDevices.Has(c.id) {
 		c.verdict = InUse
 		return
 	}
+
 	if !shared || !s.devices.has(c.id) {
 		if c.detail = shortage(c.Device, left); c.detail != "" {
 			c.verdict = CountersShort
 			return
 		}
 	}
+
 	if taint := untolerated(c.Device, a.tolerate); taint != "" &&
 		s.features.Allocator.DeviceTaints {
 		c.verdict, c.detail = DeviceTainted, taint
 		return
 	}
+
 	if consumable && !s.holds(ctx, a, p, c, s.devices.allocated) {
 		c.verdict, c.detail = CapacityShort, s.capacityLeft(a, c)
 	}
@@ -282,14 +298,17 @@ func untolerated(device *resourceapi.Device, tolerations []resourceapi.DeviceTol
 		if taint.Effect == resourceapi.DeviceTaintEffectNone {
 			continue
 		}
+
 		if slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool {
 			return resourceclaim.ToleratesTaint(t, taint)
 		}) {
 			continue
 		}
+
 		if taint.Value == "" {
 			return fmt.Sprintf("%s:%s", taint.Key, taint.Effect)
 		}
+
 		return fmt.Sprintf("%s=%s:%s", taint.Key, taint.Value, taint.Effect)
 	}
 	return ""
@@ -304,12 +323,14 @@ func (s *Scheduler) holds(
 	if a.capacity == nil && !c.isShared() {
 		return true
 	}
+
 	const any = "any"
 	everywhere := true
 	var adminAccess *bool
 	if a.admin {
 		adminAccess = &a.admin
 	}
+
 	device := *c.Device
 	device.ConsumesCounters, device.Taints = nil, nil
 	device.NodeName, device.NodeSelector, device.AllNodes = nil, nil, nil
@@ -318,6 +339,7 @@ func (s *Scheduler) holds(
 		AllNodes: &everywhere,
 		Devices:  []resourceapi.Device{device},
 	}}
+
 	claim := &resourceapi.ResourceClaim{}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: any,
 		Exactly: &resourceapi.ExactDeviceRequest{
@@ -326,6 +348,7 @@ func (s *Scheduler) holds(
 			Capacity:    a.capacity,
 			AdminAccess: adminAccess,
 		}}}
+
 	class := &resourceapi.DeviceClass{}
 	class.Name = any
 	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, taken, classes{any: class},
@@ -333,6 +356,7 @@ func (s *Scheduler) holds(
 	if err != nil {
 		return false
 	}
+
 	allocations, err := allocator.Allocate(ctx, &corev1.Node{}, []*resourceapi.ResourceClaim{claim})
 	return err == nil && allocations != nil
 }
@@ -343,6 +367,7 @@ func (s *Scheduler) capacityLeft(a *alternative, c *candidate) string {
 	if a.capacity != nil {
 		names = slices.Sorted(maps.Keys(a.capacity.Requests))
 	}
+
 	var parts []string
 	for _, name := range names {
 		has, known := c.Capacity[name]
@@ -350,16 +375,20 @@ func (s *Scheduler) capacityLeft(a *alternative, c *candidate) string {
 			parts = append(parts, fmt.Sprintf("no %s", name))
 			continue
 		}
+
 		left := has.Value.DeepCopy()
 		if consumed := s.devices.allocated.AggregatedCapacity[c.id][name]; consumed != nil {
 			left.Sub(*consumed)
 		}
+
 		part := fmt.Sprintf("%s %s left of %s", left.String(), name, has.Value.String())
 		if a.capacity != nil {
 			asked := a.capacity.Requests[name]
 			part = fmt.Sprintf("%s, %s asked", part, asked.String())
 		}
+
 		parts = append(parts, part)
 	}
+
 	return strings.Join(parts, "; ")
 }

@@ -42,8 +42,10 @@ func escape(text string, kept func(rest string) int) string {
 			quoted := strconv.Quote(text[:size])
 			out.WriteString(quoted[1 : len(quoted)-1])
 		}
+
 		text = text[size:]
 	}
+
 	return out.String()
 }
 
@@ -65,6 +67,7 @@ func Columns(gap int, rows [][]string) []string {
 		}
 		fmt.Fprintln(table, strings.Join(cells, "\t"))
 	}
+
 	_ = table.Flush() // a strings.Builder takes everything
 
 	lines := strings.SplitAfter(text.String(), "\n")
@@ -99,11 +102,13 @@ func (w *Writer) kept(rest string) int {
 	if !w.colours {
 		return 0
 	}
+
 	for _, tone := range []Tone{Good, Bad, Faint, Strong, plain} {
 		if strings.HasPrefix(rest, tone.sequence()) {
 			return len(tone.sequence())
 		}
 	}
+
 	return 0
 }
 

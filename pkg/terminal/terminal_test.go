@@ -62,6 +62,7 @@ func TestColumns(t *testing.T) {
 		{},
 		{"\xff\v", "\f"},
 	})
+
 	want := []string{
 		"NODE          CLAIM  DEVICE\n",
 		`node1\nnode2  a\tb   d0\x1b[2J` + "\n",
@@ -69,6 +70,7 @@ func TestColumns(t *testing.T) {
 		"\n",
 		`\xff\v  \f` + "\n",
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -108,6 +110,7 @@ func TestColours(t *testing.T) {
 	if _, err := w.Write([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
+
 	want := "\x1b[32mfine\x1b[0m\x1b[31mbad" + `\x1b[2J\n` + "\x1b[0m" + `\x1b[2J\x1b[33m` + "\n"
 	if out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
@@ -139,6 +142,7 @@ func FuzzEscape(f *testing.F) {
 		if len(lines) != 3 {
 			t.Errorf("3 rows become %d lines: %q", len(lines), lines)
 		}
+
 		for _, line := range lines {
 			text, ended := strings.CutSuffix(line, "\n")
 			unprintable(t, text, "")
@@ -151,6 +155,7 @@ func FuzzEscape(f *testing.F) {
 		if _, err := NewWriter(&out).Write([]byte(a)); err != nil {
 			t.Fatal(err)
 		}
+
 		unprintable(t, out.String(), "\n\t")
 		for _, kept := range []string{"\n", "\t"} {
 			if strings.Count(out.String(), kept) != strings.Count(a, kept) {

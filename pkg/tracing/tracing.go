@@ -54,10 +54,12 @@ func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Trac
 		return nil, fmt.Errorf("collector %q: must be a URL such as http://collector:4317, or "+
 			"https:// for TLS", endpoint)
 	}
+
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
 	if err != nil {
 		return nil, fmt.Errorf("collector %s: %w", endpoint, err)
 	}
+
 	return New(sdktrace.NewBatchSpanProcessor(logging{exporter, log}), program, log)
 }
 
@@ -82,6 +84,7 @@ func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tr
 	if err != nil {
 		return nil, fmt.Errorf("description of the program: %w", err)
 	}
+
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor),
 		sdktrace.WithResource(described),
 		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sampler{}))
@@ -111,6 +114,7 @@ func (t *Tracer) Stage(
 	if t == nil || !ok {
 		return ctx, func(error) {}
 	}
+
 	ctx, span := t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, root), name,
 		trace.WithAttributes(attributes...))
 	return ctx, func(err error) {
@@ -152,6 +156,7 @@ func rootOf(uid types.UID) (trace.SpanContext, bool) {
 	if err != nil || len(raw) != len(id) {
 		return trace.SpanContext{}, false
 	}
+
 	copy(id[:], raw)
 	root := trace.SpanContextConfig{
 		TraceID: id, SpanID: trace.SpanID(id[8:]), TraceFlags: trace.FlagsSampled, Remote: true,

@@ -60,6 +60,7 @@ func TestTrace(t *testing.T) {
 	if len(spans) != 2 || spans[0].Name != "attach Function" || spans[1].Name != "prepare claim" {
 		t.Fatalf("spans %v, want attach Function and prepare claim", spans)
 	}
+
 	for _, s := range spans {
 		if got := s.SpanContext.TraceID().String(); got != traceID {
 			t.Errorf("%s is of trace %s, want %s", s.Name, got, traceID)
@@ -68,6 +69,7 @@ func TestTrace(t *testing.T) {
 			t.Errorf("%s is a part of span %s, want %s", s.Name, got, rootID)
 		}
 	}
+
 	failed := spans[1]
 	if failed.Status.Code != codes.Error || failed.Status.Description != "the xPU does not answer" {
 		t.Errorf("status %v, want the error", failed.Status)
@@ -79,6 +81,7 @@ func TestTrace(t *testing.T) {
 		attribute.String("service.name", "xpu-test")) {
 		t.Errorf("resource %v, want the program's name", failed.Resource)
 	}
+
 	whole := ofController.GetSpans()
 	if len(whole) != 1 || whole[0].SpanContext.TraceID().String() != traceID ||
 		whole[0].SpanContext.SpanID().String() != rootID ||
@@ -97,6 +100,7 @@ func TestNoTrace(t *testing.T) {
 	if handler := none.ClientHandler(); handler != nil {
 		t.Errorf("ClientHandler = %v, want nil", handler)
 	}
+
 	some, exporter := newTracer(t)
 	for _, tracer := range []*tracing.Tracer{none, some} {
 		for _, of := range []string{
@@ -111,6 +115,7 @@ func TestNoTrace(t *testing.T) {
 		}
 		tracer.Stop(t.Context())
 	}
+
 	none.Whole(t.Context(), uid, "claim to Ready", time.Now())
 	if spans := exporter.GetSpans(); len(spans) > 0 {
 		t.Errorf("spans %v, want none", spans)
@@ -132,15 +137,18 @@ func TestClientHandler(t *testing.T) {
 			parents = append(parents, strings.Join(headers["traceparent"], ","))
 			return handle(ctx, r)
 		}))
+
 	conn, err := grpc.NewClient(listener, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStatsHandler(tracer.ClientHandler()))
 	must.Succeed(t, err)
 	defer conn.Close()
+
 	check := func(ctx context.Context) {
 		t.Helper()
 		_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 		must.Succeed(t, err)
 	}
+
 	check(t.Context())
 	ctx, end := tracer.Stage(t.Context(), uid, "serve Port")
 	check(ctx)
@@ -157,10 +165,12 @@ func TestClientHandler(t *testing.T) {
 		}
 		return stage.Name != "" && call.Name != ""
 	})
+
 	if len(exporter.GetSpans()) != 2 || call.Name != "grpc.health.v1.Health/Check" ||
 		call.Parent.SpanID() != stage.SpanContext.SpanID() {
 		t.Errorf("spans %v, want serve Port and one call in it", exporter.GetSpans())
 	}
+
 	want := "00-" + traceID + "-" + call.SpanContext.SpanID().String() + "-01"
 	if len(parents) != 2 || strings.HasSuffix(parents[0], "-01") || parents[1] != want {
 		t.Errorf("the server was told %q, want nothing that is sampled and then %s", parents, want)
@@ -198,6 +208,7 @@ func TestDial(t *testing.T) {
 	if got := <-c.names; got != "attach Function" {
 		t.Errorf("the collector got %q, want attach Function", got)
 	}
+
 	for _, endpoint := range []string{"collector:4317", "grpc://collector:4317"} {
 		if _, err := tracing.Dial(t.Context(), endpoint, "xpu-test", testr.New(t)); err == nil ||
 			!strings.Contains(err.Error(), endpoint) {
@@ -215,6 +226,7 @@ func TestNoCollector(t *testing.T) {
 		defer mutex.Unlock()
 		logged = append(logged, args)
 	}, funcr.Options{})
+
 	tracer, err := tracing.Dial(t.Context(), "http://127.0.0.1:1", "xpu-test", log)
 	must.Succeed(t, err)
 	_, end := tracer.Stage(t.Context(), uid, "attach Function")
@@ -222,6 +234,7 @@ func TestNoCollector(t *testing.T) {
 	tracer.Stop(t.Context())
 	mutex.Lock()
 	defer mutex.Unlock()
+
 	if len(logged) == 0 || !strings.Contains(strings.ToLower(logged[0]), "traces are lost") {
 		t.Errorf("logged %q, want that traces are lost", logged)
 	}

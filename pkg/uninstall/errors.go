@@ -61,6 +61,7 @@ func whyNot(o *unstructured.Unstructured) string {
 	if isBrokers(o) {
 		return "a broker keeps it until the XPUTenant is deleted in the infra cluster"
 	}
+
 	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, c := range conditions {
 		condition, isMap := c.(map[string]any)
@@ -69,5 +70,6 @@ func whyNot(o *unstructured.Unstructured) string {
 		}
 		return fmt.Sprintf("%v: %v", condition["reason"], condition["message"])
 	}
+
 	return ""
 }

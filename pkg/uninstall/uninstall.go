@@ -58,19 +58,23 @@ func Run(ctx context.Context, api client.WithWatch, o Options) error {
 	if len(users) > 0 {
 		return &InUseError{Pods: users}
 	}
+
 	if err := r.needController(ctx); err != nil {
 		if !o.Force || !errors.Is(err, ErrNoController) {
 			return err
 		}
 		r.Timeout = 0
 	}
+
 	patience, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
+
 	for _, kind := range kinds() {
 		if err := r.remove(ctx, patience, kind); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -89,15 +93,18 @@ func (r *run) needController(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list Deployments of namespace %s: %w", r.Namespace, err)
 	}
+
 	isReady := func(d appsv1.Deployment) bool { return d.Status.ReadyReplicas > 0 }
 	if slices.ContainsFunc(deployments.Items, isReady) {
 		return nil
 	}
+
 	for _, kind := range kinds() {
 		list, err := r.list(ctx, kind)
 		if err != nil {
 			return err
 		}
+
 		hasFinalizers := func(o unstructured.Unstructured) bool {
 			return len(o.GetFinalizers()) > 0
 		}
@@ -105,6 +112,7 @@ func (r *run) needController(ctx context.Context) error {
 			return fmt.Errorf("namespace %s: %w", r.Namespace, ErrNoController)
 		}
 	}
+
 	return nil
 }
 
@@ -116,10 +124,12 @@ func (r *run) remove(ctx, patience context.Context, kind string) error {
 			return err
 		}
 	}
+
 	list, err := r.list(ctx, kind)
 	if err != nil {
 		return err
 	}
+
 	for i := range list.Items {
 		o := &list.Items[i]
 		if o.GetDeletionTimestamp() != nil || isBrokers(o) {
@@ -129,10 +139,12 @@ func (r *run) remove(ctx, patience context.Context, kind string) error {
 			return err
 		}
 	}
+
 	err = r.wait(patience, kind)
 	if err == nil || patience.Err() == nil || ctx.Err() != nil {
 		return err
 	}
+
 	return r.settle(ctx, kind)
 }
 
@@ -147,16 +159,19 @@ func (r *run) settle(ctx context.Context, kind string) error {
 	case !r.Force:
 		return remains(kind, list.Items)
 	}
+
 	if kind == "XPUPort" {
 		if err := r.removePolicy(ctx); err != nil {
 			return err
 		}
 	}
+
 	for i := range list.Items {
 		if err := r.abandon(ctx, kind, &list.Items[i]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -183,6 +198,7 @@ func (r *run) takeFinalizers(ctx context.Context, o *unstructured.Unstructured) 
 			// a policy may say either
 			return !apierrors.IsInvalid(failed) && !apierrors.IsForbidden(failed), nil
 		})
+
 	return failed
 }
 
@@ -193,12 +209,14 @@ func (r *run) removeServices(ctx context.Context) error {
 		client.HasLabels{v1alpha1.LabelAgents}); err != nil {
 		return fmt.Errorf("list Services of namespace %s: %w", r.Namespace, err)
 	}
+
 	for i := range services.Items {
 		o := &services.Items[i]
 		if err := r.delete(ctx, o, "Service", key(o)); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -220,6 +238,7 @@ func (r *run) delete(ctx context.Context, o client.Object, kind, name string) er
 	if err != nil {
 		return fmt.Errorf("delete %s %s: %w", kind, name, err)
 	}
+
 	r.report("%s %s is deleted", kind, name)
 	return nil
 }
@@ -235,6 +254,7 @@ func (r *run) list(ctx context.Context, kind string) (*unstructured.Unstructured
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", kind, err)
 	}
+
 	return list, nil
 }
 

@@ -68,6 +68,7 @@ func newWorld(t *testing.T) *world {
 					client.GracePeriodSeconds(0)))
 		}
 	})
+
 	return w
 }
 
@@ -123,11 +124,13 @@ func (w *world) declare() {
 	held := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{finalizer}}
 	}
+
 	because := []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Releasing",
 		Message:            "the OPI agent does not answer",
 		LastTransitionTime: metav1.Now(),
 	}}
+
 	w.create(
 		&v1alpha1.XPUTenant{ObjectMeta: held("", "a"), Spec: v1alpha1.XPUTenantSpec{
 			Member: v1alpha1.TenantMember{SecretName: "a"}, VLANs: v1alpha1.VLANRange{
@@ -196,12 +199,14 @@ func (w *world) control() {
 		watch, err := w.api.Watch(w.Context(), list)
 		must.Succeed(w, err)
 		w.Cleanup(watch.Stop)
+
 		go func() {
 			for event := range watch.ResultChan() {
 				o, isObject := event.Object.(client.Object)
 				if !isObject || o.GetDeletionTimestamp() == nil || len(o.GetFinalizers()) == 0 {
 					continue
 				}
+
 				before := o.DeepCopyObject().(client.Object)
 				o.SetFinalizers(nil)
 				if err := w.api.Patch(context.Background(), o,
@@ -223,6 +228,7 @@ func TestKindByKind(t *testing.T) {
 	if diff := cmp.Diff(want, w.deletions()); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
 	}
+
 	must.Succeed(t, w.run(uninstall.Options{})) // there is nothing to do
 }
 
@@ -241,6 +247,7 @@ func TestForeignXPU(t *testing.T) {
 			"in the infra cluster" {
 		t.Fatalf("error %v, want one that names the XPU", err)
 	}
+
 	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(kept), kept))
 	if kept.DeletionTimestamp != nil {
 		t.Error("the broker's XPU was deleted")
@@ -252,6 +259,7 @@ func TestInUse(t *testing.T) {
 	w.declare()
 	w.install()
 	w.control()
+
 	w.create(
 		pod("claims", corev1.PodRunning, nil),
 		claim("ours", v1alpha1.GroupName, "claims"),
@@ -264,6 +272,7 @@ func TestInUse(t *testing.T) {
 		pod("other", corev1.PodRunning,
 			corev1.ResourceList{"example.com/plain": resource.MustParse("1")}),
 	)
+
 	for _, force := range []bool{false, true} {
 		var inUse *uninstall.InUseError
 		if err := w.run(uninstall.Options{Force: force}); !errors.As(err, &inUse) {
@@ -275,9 +284,11 @@ func TestInUse(t *testing.T) {
 			t.Errorf("force %v: in use by %q, want %q", force, inUse.Pods, want)
 		}
 	}
+
 	if deleted := w.deletions(); len(deleted) > 0 {
 		t.Errorf("%q were deleted under pods", deleted)
 	}
+
 	w.api.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(namespace))
 	must.Succeed(t,
 		w.api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace),
@@ -294,6 +305,7 @@ func TestWithoutController(t *testing.T) {
 	if deleted := w.deletions(); len(deleted) > 0 {
 		t.Errorf("%q were deleted", deleted)
 	}
+
 	w.operate()
 	// and nothing is waited for
 	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Hour, Force: true}))
@@ -317,6 +329,7 @@ func TestRemains(t *testing.T) {
 	if want := []string{"XPUTenant", "DevicePool", "XPUPort"}; !slices.Equal(w.deletions(), want) {
 		t.Errorf("%q were deleted, want %q", w.deletions(), want)
 	}
+
 	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Second, Force: true}))
 	if last := w.reports[len(w.reports)-1]; last != "XPU dpu-1 is deleted by force, and no OPI "+
 		"agent was asked" {
@@ -334,11 +347,13 @@ func TestMissingKind(t *testing.T) {
 	must.Eventually(t, "the CRD is gone", func() bool {
 		return apierrors.IsNotFound(w.api.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
 	})
+
 	t.Cleanup(func() {
 		_, err := envtest.InstallCRDs(cluster.Admin(),
 			envtest.CRDInstallOptions{Paths: []string{"../../deploy/crds"}})
 		must.Succeed(t, err)
 	})
+
 	w = newWorld(t) // with a client that has not seen the kind
 	must.Succeed(t, w.run(uninstall.Options{}))
 }
@@ -369,12 +384,15 @@ func (w *world) operate() {
 		},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: operator}},
 	}
+
 	admin := w.api
 	must.Succeed(w, admin.Create(w.Context(), binding))
+
 	w.Cleanup(func() {
 		w.api = admin
 		must.Succeed(w, admin.Delete(context.Background(), binding))
 	})
+
 	config := cluster.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: operator, Groups: []string{"system:authenticated"},
@@ -411,16 +429,19 @@ func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "c"},
 		}}}},
 	}
+
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{
 			{Request: "nic", Driver: driver, Pool: "p", Device: "d"},
 		},
 	}}
+
 	for _, pod := range pods {
 		c.Status.ReservedFor = append(c.Status.ReservedFor,
 			resourceapi.ResourceClaimConsumerReference{
 				Resource: "pods", Name: pod, UID: "1",
 			})
 	}
+
 	return c
 }

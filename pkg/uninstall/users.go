@@ -32,6 +32,7 @@ func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
 	if err := r.api.List(ctx, &claims); err != nil {
 		return fmt.Errorf("list ResourceClaims: %w", err)
 	}
+
 	isOurs := func(d resourceapi.DeviceRequestAllocationResult) bool {
 		return d.Driver == v1alpha1.GroupName
 	}
@@ -46,6 +47,7 @@ func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -54,16 +56,19 @@ func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) erro
 	if err != nil || len(resources) == 0 {
 		return err
 	}
+
 	var pods corev1.PodList
 	if err := r.api.List(ctx, &pods); err != nil {
 		return fmt.Errorf("list pods: %w", err)
 	}
+
 	for _, pod := range pods.Items {
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
 			requests(pod, resources) {
 			users.Insert(pod.Namespace + "/" + pod.Name)
 		}
 	}
+
 	return nil
 }
 
@@ -77,12 +82,14 @@ func (r *run) resources(ctx context.Context) (sets.Set[corev1.ResourceName], err
 	if err != nil {
 		return nil, fmt.Errorf("list DevicePools: %w", err)
 	}
+
 	resources := sets.New[corev1.ResourceName]()
 	for _, pool := range pools.Items {
 		if name := pool.Spec.ResourceName(pool.Name); name != "" {
 			resources.Insert(corev1.ResourceName(name))
 		}
 	}
+
 	return resources, nil
 }
 

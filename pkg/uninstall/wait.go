@@ -20,10 +20,12 @@ func (r *run) wait(ctx context.Context, kind string) error {
 		if err != nil || len(list.Items) == 0 {
 			return err
 		}
+
 		if !reported {
 			reported = true
 			r.report("waiting until the last %s is gone (%d now)", kind, len(list.Items))
 		}
+
 		if err := r.watch(ctx, list); err != nil {
 			return fmt.Errorf("watch %s: %w", kind, err)
 		}
@@ -37,6 +39,7 @@ func (r *run) watch(ctx context.Context, list *unstructured.UnstructuredList) er
 	for _, o := range list.Items {
 		left.Insert(o.GetUID())
 	}
+
 	since := &client.ListOptions{
 		Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()},
 	}
@@ -45,6 +48,7 @@ func (r *run) watch(ctx context.Context, list *unstructured.UnstructuredList) er
 		return err
 	}
 	defer w.Stop()
+
 	for left.Len() > 0 {
 		select {
 		case <-ctx.Done():
@@ -58,5 +62,6 @@ func (r *run) watch(ctx context.Context, list *unstructured.UnstructuredList) er
 			}
 		}
 	}
+
 	return nil
 }

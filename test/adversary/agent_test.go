@@ -36,9 +36,11 @@ func TestHostileAgent(t *testing.T) {
 			w.claim("good", "node2", 1, `"network": "blue"`)
 			w.port("default", "node2", 1, v1alpha1.ReasonUp, "")
 			w.ready(bad, &bad.Status.Conditions, test.reason, "")
+
 			if name == "wordy" {
 				w.told(refused, v1alpha1.ReasonFailed, "no no")
 			}
+
 			compared(t, good)
 			w.port("default", "node2", 1, v1alpha1.ReasonUp, "")
 		})

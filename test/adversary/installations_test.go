@@ -18,12 +18,14 @@ func TestTwoClustersAtOneAgent(t *testing.T) {
 	second, err := kubeapitest.Start(deploy)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, second.Stop()) })
+
 	agent := opitest.Start(t)
 	us, them := newWorld(t, ours), newWorld(t, second)
 	for _, w := range []*world{us, them} {
 		w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, ""),
 			pool("fast"))
 	}
+
 	us.claim("a", "node1", 0, `"network": "blue"`)
 	first := us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 	networks := agent.Networks()
@@ -39,10 +41,12 @@ func TestTwoClustersAtOneAgent(t *testing.T) {
 	them.gone(network("blue", 100, ""))
 	them.gone(xpu("card", "node1", ""))
 	compared(t, agent)
+
 	if !slices.Contains(agent.Ports(), first.Status.BridgePort) ||
 		!slices.Equal(agent.Networks(), networks) {
 		t.Errorf("the agent has ports %q and networks %q, want %s in %q", agent.Ports(),
 			agent.Networks(), first.Status.BridgePort, networks)
 	}
+
 	us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 }

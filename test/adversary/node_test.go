@@ -42,6 +42,7 @@ func TestHostileNode(t *testing.T) {
 
 	status := client.RawPatch(types.MergePatchType,
 		[]byte(`{"status":{"functions":7,"bridgePort":"mine"}}`))
+
 	slice := func(node, pool string) *resourceapi.ResourceSlice {
 		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "hostile"},
 			Spec: resourceapi.ResourceSliceSpec{
@@ -50,6 +51,7 @@ func TestHostileNode(t *testing.T) {
 				},
 			}}
 	}
+
 	frozen := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node2"},
 		Status: v1alpha1.XPUNodeStatus{
 			Pools: []v1alpha1.XPUNodePool{
@@ -57,6 +59,7 @@ func TestHostileNode(t *testing.T) {
 					Shortages: []v1alpha1.Shortage{{PF: "x", Reason: "a b"}}},
 			},
 		}}
+
 	// the API server refuses such an object, as it forbids the others
 	invalid := func(err error) error {
 		if apierrors.IsInvalid(err) {
@@ -64,6 +67,7 @@ func TestHostileNode(t *testing.T) {
 		}
 		return err
 	}
+
 	theirs := agentsPort("node1", 1, "card1", "blue", "default")
 	for what, err := range map[string]error{
 		"writes node1's slice": hostile.Create(t.Context(),
@@ -111,6 +115,7 @@ func TestHostileNode(t *testing.T) {
 	must.Succeed(t, hostile.Create(t.Context(), disguised))
 	w.ready(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict,
 		"is that of XPUPort default/"+victim.Name)
+
 	ahead := func(n int, network, mac string) *v1alpha1.XPUPort {
 		p := claim.NewPort(kubeapitest.AgentNamespace, vf(n), "fast", v1alpha1.XPUPortSpec{
 			NodeName: "node2", XPU: "card2", Network: network, MAC: mac, Ahead: true,
@@ -118,6 +123,7 @@ func TestHostileNode(t *testing.T) {
 		must.Succeed(t, hostile.Create(t.Context(), p))
 		return p
 	}
+
 	thief := ahead(4, "blue", victim.Spec.MAC)
 	w.ready(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden, "is not that of Function")
 	unasked := ahead(5, "secret", string(claim.DerivedMAC("", "node2", vf(5))))

@@ -34,18 +34,22 @@ func (w *world) inDefault(user string, groups ...string) client.Client {
 		},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 	}
+
 	w.create(binding)
 	w.Cleanup(func() { must.Succeed(w, w.admin.Delete(context.Background(), binding)) })
+
 	config := w.cluster.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: user, Groups: append(groups, "system:authenticated"),
 	}
 	tenant, err := kubeapitest.Client(config)
 	must.Succeed(w, err)
+
 	must.Eventually(w, "the role is known", func() bool {
 		return tenant.List(w.Context(), &v1alpha1.XPUPortList{},
 			client.InNamespace("default")) == nil
 	})
+
 	return tenant
 }
 
@@ -85,6 +89,7 @@ func TestHostileTenant(t *testing.T) {
 		w.told(c, test.reason, test.text)
 		w.gone(c)
 	}
+
 	// The network need not be in the claim.
 	late := pool("late")
 	late.Spec.Network = secret.Name

@@ -64,15 +64,18 @@ func (w *world) startController() {
 	w.Helper()
 	scheme, err := controller.Scheme()
 	must.Succeed(w, err)
+
 	mgr, err := ctrl.NewManager(w.cluster.Controller(), ctrl.Options{
 		Scheme: scheme, Logger: logr.Discard(),
 		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	})
+
 	must.Succeed(w, err)
 	installation, err := controller.Installation(w.Context(), mgr.GetAPIReader())
 	must.Succeed(w, err)
+
 	must.Succeed(w, controller.Setup(w.Context(), mgr, controller.Options{
 		Installation: installation, Namespace: kubeapitest.AgentNamespace,
 		Registerer: prometheus.NewRegistry(),
@@ -82,6 +85,7 @@ func (w *world) startController() {
 		ResyncPeriod: 200 * time.Millisecond,
 		AgentTimeout: 2 * time.Second,
 	}))
+
 	must.Run(w, mgr.Start)
 }
 
@@ -130,6 +134,7 @@ func network(name string, vlan int32, namespace string, subnets ...string) *v1al
 				MatchLabels: map[string]string{corev1.LabelMetadataName: namespace},
 			}}
 	}
+
 	return &v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1alpha1.XPUNetworkSpec{
@@ -175,10 +180,12 @@ func (w *world) make(
 		c.Spec.Devices.Config = append(c.Spec.Devices.Config,
 			resourceapi.DeviceClaimConfiguration{DeviceConfiguration: one.DeviceConfiguration})
 	}
+
 	status := c.Status
 	if err := by.Create(w.Context(), c); err != nil {
 		return nil, err
 	}
+
 	c.Status = status
 	return c, w.admin.Status().Update(w.Context(), c)
 }
@@ -201,6 +208,7 @@ func (w *world) ready(o client.Object, conditions *[]metav1.Condition, reason, t
 			w.Logf("Ready of %s is %s", o.GetName(), last)
 		}
 	}()
+
 	must.Eventually(w, fmt.Sprintf("%T %s is %s: %s", o, o.GetName(), reason, text), func() bool {
 		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(o), o); err != nil {
 			last = err.Error()

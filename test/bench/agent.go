@@ -38,11 +38,13 @@ func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, f := range h.functions {
 		if err := h.showNetdev(f); err != nil {
 			return nil, errors.Join(err, h.close())
 		}
 	}
+
 	return h, h.clear()
 }
 
@@ -53,6 +55,7 @@ func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (
 	if err != nil {
 		return nil, err
 	}
+
 	h := &host{dir: dir, runDir: filepath.Join(b.runDir, filepath.Base(dir)), vfs: vfs}
 	config.Root, config.Cards, config.Log = dir, []simulate.Card{
 		{PFs: pfs, VFs: vfs / pfs},
@@ -60,6 +63,7 @@ func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (
 	if h.simulated, err = simulate.New(ctx, config); err != nil {
 		return nil, fmt.Errorf("simulated host: %w", err)
 	}
+
 	h.functions = h.simulated.Functions()
 	return h, nil
 }
@@ -71,12 +75,14 @@ func (h *host) showNetdev(f simulate.Function) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+
 	var errs []error
 	for name, value := range map[string]string{
 		"operstate": "up", "carrier": "1", "phys_port_name": "", "dev_port": "0", "mtu": "1500",
 	} {
 		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(value+"\n"), 0o644))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -133,10 +139,12 @@ func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	kubelet, err := kubelettest.ServePods(h.path("kubelet"))
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := b.start(h.dir, "xpu-agent", append([]string{
 		"--node-name=" + nodeName, "--sys-root=" + h.simulated.SysRoot(),
 		"--state-dir=" + h.path("state"), "--kubelet-dir=" + h.path("kubelet"), "--cdi-dir=" +
@@ -146,10 +154,12 @@ func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 		"--hooks-dir=" + h.path("hooks.d"), "--nri-socket=" + h.path("nri.sock"),
 		"--listen=" + address,
 	}, mode...)...)
+
 	if err != nil {
 		kubelet.Stop()
 		return nil, err
 	}
+
 	return &agent{p, address, kubelet}, nil
 }
 
@@ -178,11 +188,13 @@ func (a *agent) metric(ctx context.Context, name string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	for line := range strings.Lines(text) {
 		if value, found := strings.CutPrefix(line, name+" "); found {
 			return strconv.ParseFloat(strings.TrimSpace(value), 64)
 		}
 	}
+
 	return 0, fmt.Errorf("metric %s: is not there", name)
 }
 
@@ -192,15 +204,18 @@ func fetch(ctx context.Context, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	request.Header.Set("Accept-Encoding", "identity")
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return "", err
 	}
 	defer response.Body.Close()
+
 	text, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", url, response.Status)
 	}
+
 	return string(text), err
 }

@@ -80,6 +80,7 @@ func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
+
 	into := Measurement{What: "attach a Function, without the journal", Unit: Seconds,
 		Reference: "bare move into the pod", Goal: atMostTimes(1.15)}
 	back := Measurement{What: "detach a Function, without the journal", Unit: Seconds,
@@ -93,6 +94,7 @@ func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error)
 		if round < b.warmUp() {
 			continue // to warm up
 		}
+
 		into.Samples = append(into.Samples, t.attach.Seconds())
 		into.ReferenceSamples = append(into.ReferenceSamples, t.move.Seconds())
 		back.Samples = append(back.Samples, t.detach.Seconds())
@@ -101,6 +103,7 @@ func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error)
 		writes.Reference = fmt.Sprintf("%d x 4 kB written and synced", t.attachWrites)
 		writes.ReferenceSamples = append(writes.ReferenceSamples, t.attachFsync.Seconds())
 	}
+
 	return []Measurement{into, back, writes}, nil
 }
 
@@ -111,9 +114,11 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 			err = errors.Join(err, a.close())
 		}
 	}()
+
 	if a.host, err = b.newHost(ctx, pfs); err != nil {
 		return nil, err
 	}
+
 	a.vf = a.host.functions[len(a.host.functions)-1]
 	if a.own, err = netlink.NewHandle(); err != nil {
 		return nil, err
@@ -121,6 +126,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.ownNS, err = os.Open("/proc/self/ns/net"); err != nil {
 		return nil, err
 	}
+
 	a.sysRoot = a.host.path("sysfs")
 	err = errors.Join(os.Mkdir(a.sysRoot, 0o755), unix.Mount("sysfs", a.sysRoot, "sysfs", 0, ""))
 	if err != nil {
@@ -129,11 +135,13 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.pod, err = netns.Make(a.host.path("pod.netns")); err != nil {
 		return nil, err
 	}
+
 	for _, f := range a.host.functions {
 		if err := a.addNetdev(f); err != nil {
 			return nil, err
 		}
 	}
+
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.host.simulated.SysRoot(), Log: logr.Discard(),
 	})
@@ -141,6 +149,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	a.journal = &timedJournal{Journal: records}
 	if a.syncedFile, err = os.Create(filepath.Join(a.host.path("state"), "reference")); err != nil {
 		return nil, err
@@ -148,6 +157,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.engine, err = netdev.New(netdev.Options{SysRoot: a.sysRoot}); err != nil {
 		return nil, err
 	}
+
 	const bootID = "bench"
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{BootID: bootID},
 		logr.Discard())
@@ -167,21 +177,27 @@ func (a *attachment) close() error {
 	if a.engine != nil {
 		errs = append(errs, a.engine.Close())
 	}
+
 	if a.syncedFile != nil {
 		errs = append(errs, a.syncedFile.Close())
 	}
+
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())
 	}
+
 	if a.pod != nil {
 		errs = append(errs, a.pod.Close())
 	}
+
 	if a.sysRoot != "" {
 		errs = append(errs, unmount(a.sysRoot))
 	}
+
 	if a.ownNS != nil {
 		errs = append(errs, a.ownNS.Close())
 	}
+
 	if a.own != nil {
 		for _, f := range a.host.functions {
 			if l, err := a.own.LinkByName(f.Netdev); err == nil {
@@ -190,9 +206,11 @@ func (a *attachment) close() error {
 		}
 		a.own.Close()
 	}
+
 	if a.host != nil {
 		errs = append(errs, a.host.close())
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -202,10 +220,12 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if t.move, err = moveBare(a.vf.Netdev, a.own, a.pod.Fd()); err != nil {
 		return t, err
 	}
+
 	settle()
 	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), int(a.ownNS.Fd())); err != nil {
 		return t, err
 	}
+
 	id := function.ID{Address: a.vf.Address}
 	claim := types.UID(fmt.Sprintf("claim-%d", number))
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
@@ -217,13 +237,16 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
 		},
 	})
+
 	if err != nil {
 		return t, err
 	}
+
 	sandbox := lifecycle.Sandbox{
 		ID: string(claim), NetNS: a.pod.Path(),
 		Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
 	}
+
 	t.attach, t.attachJournal, t.attachWrites, err = a.time(func() error {
 		_, err := a.lifecycle.Attach(ctx, id, sandbox)
 		return err
@@ -231,6 +254,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if err != nil {
 		return t, err
 	}
+
 	t.detach, _, _, err = a.time(func() error { return a.lifecycle.Detach(ctx, id, sandbox.ID) })
 	if err != nil {
 		return t, err
@@ -238,6 +262,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if err := a.lifecycle.Unprepare(ctx, claim); err != nil {
 		return t, err
 	}
+
 	t.attachFsync, err = writeAndSync(a.syncedFile, t.attachWrites)
 	return t, err
 }
@@ -274,6 +299,7 @@ func settle() {
 func writeAndSync(file *os.File, n int) (time.Duration, error) {
 	page := make([]byte, 4096)
 	begin := time.Now()
+
 	for range n {
 		if _, err := file.Write(page); err != nil {
 			return 0, err
@@ -282,5 +308,6 @@ func writeAndSync(file *os.File, n int) (time.Duration, error) {
 			return 0, err
 		}
 	}
+
 	return time.Since(begin), nil
 }

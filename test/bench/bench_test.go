@@ -69,6 +69,7 @@ func TestPercentile(t *testing.T) {
 	for i := range hundred {
 		hundred[i] = float64(100 - i)
 	}
+
 	for name, test := range map[string]struct {
 		samples []float64
 		percent int
@@ -113,9 +114,11 @@ func TestPrintTable(t *testing.T) {
 		{What: "many", Unit: Count, Samples: []float64{5}, Goal: atMost(4),
 			Details: []string{"5 create things"}},
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := []string{
 		"what  median  min - max        reference     ratio  goal",
 		"fast  2.0 ms  1.0 ms - 3.0 ms  bare: 1.0 ms  2.00x  <= 3x  ok",
@@ -123,6 +126,7 @@ func TestPrintTable(t *testing.T) {
 		"", "many:", "  5 create things",
 		"", "2 measurements, 1 goals missed", "",
 	}
+
 	var got []string
 	for line := range strings.Lines(out.String() + "\n") {
 		got = append(got, strings.TrimRight(line, " \n"))
@@ -140,6 +144,7 @@ func TestWritesSince(t *testing.T) {
 			`","subresource":"` + subresource + `","namespace":"` + namespace +
 			`"},"requestReceivedTimestamp":"` + at.Format(time.RFC3339Nano) + `"}`
 	}
+
 	path := filepath.Join(t.TempDir(), "audit.log")
 	log := strings.Join([]string{
 		line(begin.Add(-time.Second), agentUser, "create", "resourceslices", ""),
@@ -149,9 +154,11 @@ func TestWritesSince(t *testing.T) {
 		line(begin.Add(time.Second), agentUser, "update", "resourceclaims", "status"),
 		`{"verb":"is being wri`,
 	}, "\n")
+
 	if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	writes, err := writesSince(path, begin, product)
 	if err != nil {
 		t.Fatal(err)
@@ -199,18 +206,22 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for network namespaces and containers")
 	}
+
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if _, err := os.Stat(filepath.Join(root, "bin", "images", "xpu-agent.tar")); err != nil {
 		t.Skip("needs the programs and images that make images builds in bin/")
 	}
+
 	program := filepath.Join(t.TempDir(), "bench")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,
 		".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+
 	cmd := exec.CommandContext(t.Context(), program, append(args, "--quick")...)
 	cmd.Dir = root
 	var problems bytes.Buffer
@@ -219,6 +230,7 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &problems)
 	}
+
 	t.Logf("\n%s", out)
 	for _, row := range rows {
 		if !strings.Contains(string(out), row) {
@@ -233,6 +245,7 @@ func TestAsDeployed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, variable := range asDeployed {
 		name, value, _ := strings.Cut(variable, "=")
 		if want := "{name: " + name + ", value: " + value +

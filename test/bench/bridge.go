@@ -57,9 +57,11 @@ func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error)
 				plane, err)
 			continue
 		}
+
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", plane, err)
 		}
+
 		for _, row := range rows {
 			row.What = fmt.Sprintf("%s: %s", plane, row.What)
 			all = append(all, row)
@@ -76,22 +78,27 @@ func (b *bench) measurePlane(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
+
 	sizes, networks := []int{10, 1000, 4000}, 1000
 	if b.quick {
 		sizes, networks = []int{2, 4}, 4
 	}
+
 	var first, last []float64
 	for _, size := range sizes {
 		if err := l.grow(ctx, size); err != nil {
 			return nil, err
 		}
+
 		rows, err := l.measurePorts(ctx)
 		if err != nil {
 			return nil, err
 		}
+
 		if all, last = append(all, rows...), rows[0].Samples; first == nil {
 			first = last
 		}
+
 		if size == sizes[1] {
 			rows, err := l.measureRestart(ctx)
 			if err != nil {
@@ -100,11 +107,13 @@ func (b *bench) measurePlane(
 			all = append(all, rows...)
 		}
 	}
+
 	all = append(all, Measurement{
 		What: fmt.Sprintf("port up, %d there", l.size), Unit: Seconds, Samples: last,
 		Reference: fmt.Sprintf("with %d there", sizes[0]), ReferenceSamples: first,
 		Goal: atMostTimes(1.2),
 	})
+
 	network, err := l.measureNetworks(ctx, networks)
 	return append(all, network), err
 }
@@ -120,6 +129,7 @@ func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 	if l.filtersVLANs() {
 		link.VlanFiltering, link.VlanDefaultPVID = new(true), new(uint16(0))
 	}
+
 	err := l.handle.LinkAdd(link)
 	if errors.Is(err, unix.EOPNOTSUPP) && l.filtersVLANs() {
 		return nil, errNoVLANFiltering
@@ -127,6 +137,7 @@ func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", name, err)
 	}
+
 	made, err := l.handle.LinkByName(name)
 	if err != nil {
 		return nil, err
@@ -134,6 +145,7 @@ func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 	if is := made.(*netlink.Bridge).VlanFiltering; l.filtersVLANs() && (is == nil || !*is) {
 		return nil, errNoVLANFiltering
 	}
+
 	return made, l.handle.LinkSetUp(made)
 }
 
@@ -146,34 +158,41 @@ func (b *bench) newBridgeLab(
 			err = errors.Join(err, l.close())
 		}
 	}()
+
 	if l.synced, err = os.Create(filepath.Join(b.dir, string(plane)+"-synced")); err != nil {
 		return nil, err
 	}
 	if l.ns, err = netns.Make(filepath.Join(b.dir, string(plane))); err != nil {
 		return nil, err
 	}
+
 	l.handle = l.ns.Handle()
 	if l.bare, err = l.newBridge("br-bare"); err != nil {
 		return nil, err
 	}
+
 	for _, name := range []string{"p0", "bare"} {
 		if _, err := l.representor(name); err != nil {
 			return nil, err
 		}
 	}
+
 	uplink, err := l.handle.LinkByName("p0")
 	if err != nil {
 		return nil, err
 	}
+
 	if err := l.handle.AddrAdd(uplink,
 		&netlink.Addr{IPNet: &net.IPNet{
 			IP: net.IPv4(198, 51, 100, 1), Mask: net.CIDRMask(24, 32),
 		}}); err != nil {
 		return nil, err
 	}
+
 	if err := l.handle.LinkSetUp(uplink); err != nil {
 		return nil, err
 	}
+
 	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -190,14 +209,17 @@ func (b *bench) newBridgeLab(
 			})
 			return conn, err
 		}))
+
 	if err != nil {
 		return nil, err
 	}
+
 	l.networks, l.ports = evpn.NewLogicalBridgeServiceClient(
 		l.conn,
 	), evpn.NewBridgePortServiceClient(l.conn)
 	l.health = healthpb.NewHealthClient(l.conn)
 	_, err = l.serve(ctx)
+
 	return l, err
 }
 
@@ -205,15 +227,19 @@ func (l *bridgeLab) close() (err error) {
 	if l.program != nil {
 		err = l.program.end()
 	}
+
 	if l.conn != nil {
 		err = errors.Join(err, l.conn.Close())
 	}
+
 	if l.ns != nil {
 		err = errors.Join(err, l.ns.Close())
 	}
+
 	if l.synced != nil {
 		err = errors.Join(err, l.synced.Close())
 	}
+
 	return err
 }
 
@@ -221,6 +247,7 @@ func (l *bridgeLab) close() (err error) {
 func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
+
 	begin := time.Now()
 	err = l.ns.Do(func() (err error) {
 		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0",
@@ -228,9 +255,11 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 			"--representor=rep-*", "--state="+filepath.Join(l.dir, string(l.plane)+".db"))
 		return err
 	})
+
 	if err != nil {
 		return 0, err
 	}
+
 	for {
 		reply, err := l.health.Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
 		if err == nil && reply.GetStatus() == healthpb.HealthCheckResponse_SERVING {
@@ -250,10 +279,12 @@ func (l *bridgeLab) representor(name string) (netlink.Link, error) {
 	if err := l.handle.LinkAdd(link); err != nil {
 		return nil, fmt.Errorf("netdev %s: %w", name, err)
 	}
+
 	peer, err := l.handle.LinkByName(link.PeerName)
 	if err == nil {
 		err = l.handle.LinkSetUp(peer)
 	}
+
 	return link, err
 }
 
@@ -271,6 +302,7 @@ func (l *bridgeLab) grow(ctx context.Context, size int) error {
 			return err
 		}
 	}
+
 	for ; l.size < size; l.size++ {
 		if l.size%portsOfANetwork == 0 {
 			if err := l.createNetwork(ctx, benchNetwork(l.size/portsOfANetwork),
@@ -282,6 +314,7 @@ func (l *bridgeLab) grow(ctx context.Context, size int) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -303,6 +336,7 @@ func (l *bridgeLab) createPort(ctx context.Context, i int) error {
 			LogicalBridges: []string{bridgeName + benchNetwork(min(i, l.size-1)/portsOfANetwork)},
 		}},
 	})
+
 	if err == nil && got.GetStatus().GetOperStatus() != evpn.BPOperStatus_BP_OPER_STATUS_UP {
 		err = fmt.Errorf("port %s is not up: %s", representorName(i), got.GetStatus())
 	}
@@ -330,6 +364,7 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	extra := l.size
 	name := "//network.opiproject.org/ports/" + representorName(extra)
 	for round := range l.runs(100) + l.warmUp() {
@@ -356,9 +391,11 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 			}
 			samples[i] = took.Seconds()
 		}
+
 		if round < l.warmUp() {
 			continue
 		}
+
 		up.Samples, up.ReferenceSamples = append(up.Samples,
 			samples[0]), append(up.ReferenceSamples, samples[4])
 		get.Samples, get.ReferenceSamples = append(get.Samples,
@@ -366,6 +403,7 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 		down.Samples, down.ReferenceSamples = append(down.Samples,
 			samples[3]), append(down.ReferenceSamples, samples[5])
 	}
+
 	for range l.runs(10) {
 		took, err := timed(func() error { return l.listPorts(ctx) })
 		if err != nil {
@@ -373,6 +411,7 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 		}
 		list.Samples = append(list.Samples, took.Seconds())
 	}
+
 	return []Measurement{up, get, list, down}, nil
 }
 
@@ -384,14 +423,17 @@ func (l *bridgeLab) listPorts(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		n += len(page.GetBridgePorts())
 		if token = page.GetNextPageToken(); token == "" {
 			break
 		}
 	}
+
 	if n != l.size {
 		return fmt.Errorf("listed %d ports, want %d", n, l.size)
 	}
+
 	return nil
 }
 
@@ -406,24 +448,30 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if len(took.Samples)%2 == 1 {
 			err = l.program.cmd.Process.Kill()
 		}
+
 		_ = l.program.end() // one that was killed says so
 		if err != nil {
 			return nil, err
 		}
+
 		serving, err := l.serve(ctx)
 		if err != nil {
 			return nil, err
 		}
+
 		_, missing, err := traffic.Stop()
 		if err != nil {
 			return nil, err
 		}
+
 		took.Samples, lost.Samples = append(took.Samples, serving.Seconds()), append(lost.Samples,
 			float64(missing))
 	}
+
 	return []Measurement{took, lost}, nil
 }
 
@@ -434,10 +482,12 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 		What: fmt.Sprintf("network with VNI up, %d there", n), Unit: Seconds,
 		Reference: "bare netlink, synced", Goal: atMostTimes(2),
 	}
+
 	uplink, err := l.handle.LinkByName("p0")
 	if err != nil {
 		return m, err
 	}
+
 	last := n - l.runs(50)
 	for i := range n {
 		id := uint32(2000 + i)
@@ -450,13 +500,16 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 		if i < last {
 			continue
 		}
+
 		reference, err := timed(func() error { return l.bareNetwork(uplink, i) })
 		if err != nil {
 			return m, err
 		}
+
 		m.Samples, m.ReferenceSamples = append(m.Samples,
 			took.Seconds()), append(m.ReferenceSamples, reference.Seconds())
 	}
+
 	return m, nil
 }
 
@@ -468,6 +521,7 @@ func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 			return err
 		}
 	}
+
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MasterIndex = fmt.Sprintf("barex-%d", i), bridge.Attrs().Index
 	vni := 100_000 + i
@@ -476,9 +530,11 @@ func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 		Learning: true,
 		Group:    net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
 	}
+
 	if err := errors.Join(l.handle.LinkAdd(vxlan), l.handle.LinkSetUp(vxlan)); err != nil {
 		return err
 	}
+
 	return errors.Join(l.bareVLAN(vxlan), l.sync())
 }
 
@@ -512,14 +568,17 @@ func (l *bridgeLab) newBarePort() (*barePort, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	p := &barePort{bridgeLab: l, link: link, entry: &netlink.Neigh{
 		LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE,
 		Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
 		State: netlink.NUD_NOARP, HardwareAddr: portMAC,
 	}}
+
 	if l.filtersVLANs() {
 		p.entry.Vlan = bareVLAN
 	}
+
 	return p, nil
 }
 

@@ -68,10 +68,12 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	if b.cluster != nil {
 		return b.cluster, nil
 	}
+
 	c, err := b.newCluster(ctx, "cluster")
 	if err != nil {
 		return nil, err
 	}
+
 	b.cluster = c
 	return c, c.prepare(ctx, b.source)
 }
@@ -81,25 +83,30 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	if err := b.buildAPIServer(ctx); err != nil {
 		return nil, err
 	}
+
 	c := &cluster{dir: filepath.Join(b.dir, name)}
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
 		return nil, err
 	}
+
 	policy := filepath.Join(c.dir, "audit-policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
 	}
+
 	c.environment = &envtest.Environment{
 		BinaryAssetsDirectory:    b.assets,
 		CRDDirectoryPaths:        []string{filepath.Join(b.source, "deploy", "crds")},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
 	}
+
 	c.environment.ControlPlane.GetAPIServer().Configure().
 		Set("audit-policy-file", policy).
 		Set("audit-log-path", c.auditLog()).
 		Set("endpoint-reconciler-type", "none").
 		Set("advertise-address", "127.0.0.1") // else it looks for a default route
+
 	var err error
 	if c.config, err = c.environment.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("API server of %s: %w", b.assets, err),
@@ -108,6 +115,7 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	if err := c.connect(); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
+
 	return c, nil
 }
 
@@ -117,6 +125,7 @@ func (b *bench) buildAPIServer(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(b.assets, "kube-apiserver")); err == nil {
 		return nil
 	}
+
 	build := exec.CommandContext(ctx, filepath.Join(b.bin, "devcluster"), "build",
 		"--bin", b.assets)
 	if out, err := build.CombinedOutput(); err != nil {
@@ -135,11 +144,13 @@ func (c *cluster) connect() (err error) {
 	if c.clientset, err = kubernetes.NewForConfig(c.config); err != nil {
 		return err
 	}
+
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme),
 		v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
 	}
+
 	c.client, err = client.New(c.config, client.Options{Scheme: scheme})
 	return err
 }
@@ -154,6 +165,7 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 			return err
 		}
 	}
+
 	node := &corev1.Node{}
 	node.Name = nodeName
 	if c.node, err = c.clientset.CoreV1().Nodes().Create(ctx,
@@ -166,6 +178,7 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.controllerKubeconfig, err = c.kubeconfig(ctx, namespace, "xpu-controller"); err != nil {
 		return err
 	}
+
 	// The API server opens the storage of a kind when it is first asked for, and sends watchers
 	// away for a second.
 	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}),
@@ -173,6 +186,7 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 		c.client.List(ctx, &v1alpha1.XPUNodeList{})); err != nil {
 		return err
 	}
+
 	return c.awaitRights(ctx)
 }
 
@@ -182,10 +196,12 @@ func (c *cluster) awaitRights(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	agent, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
+
 	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second,
 		true, func(ctx context.Context) (bool, error) {
 			_, err := agent.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
@@ -203,6 +219,7 @@ func (c *cluster) apply(ctx context.Context, path string) error {
 		return err
 	}
 	defer file.Close()
+
 	decoder := utilyaml.NewYAMLOrJSONDecoder(file, 4096)
 	for {
 		object := &unstructured.Unstructured{}
@@ -210,6 +227,7 @@ func (c *cluster) apply(ctx context.Context, path string) error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
+
 		if err == nil && len(object.Object) > 0 {
 			err = c.client.Create(ctx, object)
 		}
@@ -233,22 +251,26 @@ func (c *cluster) kubeconfig(ctx context.Context, namespace, account string) (st
 				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			}}},
 	}}
+
 	pod.Name = account
 	pod, err := c.clientset.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return "", err
 	}
+
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(3600)),
 		BoundObjectRef: &authenticationv1.BoundObjectReference{
 			Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
 		},
 	}}
+
 	token, err := c.clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account,
 		request, metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("token of service account %s: %w", account, err)
 	}
+
 	path := filepath.Join(c.dir, account+".kubeconfig")
 	return path, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{
@@ -268,14 +290,17 @@ func (c *cluster) reset(ctx context.Context) error {
 	if err := c.deleteSlices(ctx); err != nil {
 		return err
 	}
+
 	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{
 		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
 		Allow:     v1alpha1.PrivilegedFields(),
 	}}
+
 	pool.Name = poolName
 	if err := c.client.Delete(ctx, pool.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
+
 	return c.client.Create(ctx, pool)
 }
 
@@ -323,6 +348,7 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 		return nil, err
 	}
 	defer file.Close()
+
 	lines := bufio.NewReader(file)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -332,6 +358,7 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 		if err != nil {
 			return nil, err
 		}
+
 		var w write
 		if err := json.Unmarshal(line, &w); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
@@ -339,6 +366,7 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 		if strings.Contains(w.RequestURI, "dryRun=") {
 			continue // which writes nothing
 		}
+
 		if !w.RequestReceivedTimestamp.Before(begin) && which(w) {
 			out = append(out, w)
 		}

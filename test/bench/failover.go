@@ -19,6 +19,7 @@ func measureFailover(ctx context.Context, b *bench) (out []Measurement, err erro
 	if err != nil {
 		return nil, err
 	}
+
 	for _, end := range []struct {
 		what   string
 		signal syscall.Signal
@@ -35,8 +36,10 @@ func measureFailover(ctx context.Context, b *bench) (out []Measurement, err erro
 			}
 			m.Samples = append(m.Samples, took.Seconds())
 		}
+
 		out = append(out, m)
 	}
+
 	return out, nil
 }
 
@@ -49,29 +52,35 @@ func (b *bench) failOver(
 	if err != nil {
 		return 0, err
 	}
+
 	ended := false
 	defer func() {
 		if !ended {
 			err = errors.Join(err, leader.end())
 		}
 	}()
+
 	if err := c.works(ctx, leader); err != nil {
 		return 0, err
 	}
+
 	other, err := b.startReplica(ctx, c)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, other.end()) }()
+
 	begin := time.Now()
 	if err := leader.cmd.Process.Signal(signal); err != nil {
 		return 0, err
 	}
+
 	<-leader.ended
 	ended = true
 	if err := c.works(ctx, other); err != nil {
 		return 0, err
 	}
+
 	return time.Since(begin), nil
 }
 
@@ -81,17 +90,20 @@ func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig,
 		"--namespace="+namespace, "--leader-elect",
 		"--metrics-bind-address=0", "--health-probe-bind-address="+probes)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := p.await(ctx, "is ready", func(ctx context.Context) error {
 		return ready(ctx, probes)
 	}); err != nil {
 		return nil, errors.Join(err, p.end())
 	}
+
 	return p, nil
 }
 
@@ -108,10 +120,12 @@ func (c *cluster) works(ctx context.Context, controller *process) error {
 			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}},
 		},
 	}
+
 	pool.Name = "of-no-node"
 	if err := c.client.Create(ctx, pool); err != nil {
 		return err
 	}
+
 	err := controller.await(ctx, "leads", func(ctx context.Context) error {
 		if err := c.client.Get(ctx, client.ObjectKeyFromObject(pool), pool); err != nil {
 			return err
@@ -121,5 +135,6 @@ func (c *cluster) works(ctx context.Context, controller *process) error {
 		}
 		return nil
 	})
+
 	return errors.Join(err, c.remove(ctx, pool))
 }

@@ -26,17 +26,20 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		count = 24
 	}
+
 	s, err := b.newSite(ctx, "largest", 1, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
+
 	create := func(ctx context.Context, i int) error {
 		return s.client.Create(ctx, largestClaim(i))
 	}
 	if err := s.each(ctx, count, create); err != nil {
 		return nil, err
 	}
+
 	defer func() {
 		remove := func(ctx context.Context, i int) error {
 			return s.client.Delete(ctx, largestClaim(i))
@@ -48,6 +51,7 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 		What: fmt.Sprintf("controller, memory (peak), %d claims of others with 255 kB each", count),
 		Unit: Bytes, Goal: atMost(200e6),
 	}
+
 	for range b.runs(3) {
 		peak, err := b.peakOnce(ctx, s)
 		if err != nil {
@@ -55,6 +59,7 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 		}
 		memory.Samples = append(memory.Samples, peak)
 	}
+
 	return []Measurement{memory}, nil
 }
 
@@ -65,6 +70,7 @@ func (b *bench) peakOnce(ctx context.Context, s *site) (peak float64, err error)
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
+
 	if err := s.claim(ctx, 1); err != nil {
 		return 0, err
 	}
@@ -74,6 +80,7 @@ func (b *bench) peakOnce(ctx context.Context, s *site) (peak float64, err error)
 	if err := pauseWith(ctx, controller.process, 5*time.Second); err != nil {
 		return 0, err
 	}
+
 	return kilobytes(controller.cmd.Process.Pid, "status", peakSize)
 }
 

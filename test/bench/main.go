@@ -107,36 +107,44 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 			if !isolated {
 				return isolate(cmd.Context())
 			}
+
 			all := benchmarks()
 			if scale {
 				all = scaleBenchmarks()
 			}
+
 			if schedule {
 				all = scheduleBenchmarks()
 			}
+
 			selected, err := selectBenchmarks(all, only)
 			if err != nil {
 				return err
 			}
+
 			return b.run(cmd.Context(), selected)
 		},
 	}
+
 	flags := cmd.Flags()
 	flags.StringVar(&b.source, "source", ".", "root of the project")
 	flags.StringVar(&b.bin, "bin", "bin", "directory of the built programs and images")
 	flags.StringVar(&b.assets, "assets", "bin/kubernetes", "directory of etcd and kube-apiserver")
 	flags.BoolVar(&b.quick, "quick", false,
 		"measure everything once, small: shows that it runs, not how fast")
+
 	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name "+
 		"matches ("+strings.Join(names(benchmarks()), ", ")+
 		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+"; with --schedule "+
 		strings.Join(names(scheduleBenchmarks()), ", ")+")")
+
 	flags.BoolVar(&scale, "scale", false,
 		"measure what the control plane costs as clusters grow; takes an hour")
 	flags.BoolVar(&schedule, "schedule", false,
 		"measure xpuctl schedule; takes a quarter of an hour")
 	flags.BoolVar(&isolated, "isolated", false, "")
 	_ = flags.MarkHidden("isolated")
+
 	return cmd
 }
 
@@ -152,15 +160,18 @@ func selectBenchmarks(all []benchmark, only string) (out []benchmark, err error)
 	if err != nil {
 		return nil, fmt.Errorf("--only: %w", err)
 	}
+
 	for _, m := range all {
 		if pattern.MatchString(m.name) {
 			out = append(out, m)
 		}
 	}
+
 	if len(out) == 0 {
 		return nil, fmt.Errorf("--only %q: matches none of %s",
 			only, strings.Join(names(all), ", "))
 	}
+
 	return out, nil
 }
 
@@ -170,9 +181,11 @@ func isolate(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, to make network namespaces")
 	}
+
 	// The child gets its death signal when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", append(os.Args[1:], "--isolated")...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -186,6 +199,7 @@ func isolate(ctx context.Context) error {
 		}
 		return err
 	}
+
 	return nil
 }
 
@@ -204,6 +218,7 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 			return err
 		}
 	}
+
 	ctrllog.SetLogger(logr.Discard()) // what the API server's and the story's clients have to say
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
@@ -215,17 +230,20 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 	if b.dir, err = os.MkdirTemp("", "xpu-bench-"); err != nil {
 		return err
 	}
+
 	defer func() {
 		if b.cluster != nil {
 			err = errors.Join(err, b.cluster.stop())
 		}
 		err = errors.Join(err, unmount(b.runDir), os.RemoveAll(b.dir))
 	}()
+
 	b.runDir = filepath.Join(b.dir, "run")
 	if err := errors.Join(os.Mkdir(b.runDir, 0o755),
 		unix.Mount("bench", b.runDir, "tmpfs", 0, "")); err != nil {
 		return fmt.Errorf("mount %s: %w", b.runDir, err)
 	}
+
 	var measurements []Measurement
 	for _, m := range selected {
 		begin := time.Now()
@@ -237,5 +255,6 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 		fmt.Fprintf(os.Stderr, "%-9s %5.1f s\n", m.name, time.Since(begin).Seconds())
 		measurements = append(measurements, some...)
 	}
+
 	return printTable(os.Stdout, measurements)
 }

@@ -12,14 +12,17 @@ func measureControllerMemory(ctx context.Context, b *bench) (out []Measurement, 
 	if err != nil {
 		return nil, err
 	}
+
 	metrics, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
+
 	probes, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
+
 	m := Measurement{What: "controller, memory (RSS) idle", Unit: Bytes}
 	for range b.runs(3) {
 		resident, err := b.controllerOnce(ctx, c, metrics, probes)
@@ -28,6 +31,7 @@ func measureControllerMemory(ctx context.Context, b *bench) (out []Measurement, 
 		}
 		m.Samples = append(m.Samples, resident)
 	}
+
 	return []Measurement{m}, nil
 }
 
@@ -41,13 +45,16 @@ func (b *bench) controllerOnce(
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
+
 	if err := p.await(ctx, "is ready", func(ctx context.Context) error {
 		return ready(ctx, probes)
 	}); err != nil {
 		return 0, err
 	}
+
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return 0, err
 	}
+
 	return p.resident()
 }

@@ -37,10 +37,12 @@ func (h *host) writePools(n int) error {
 	type selectors struct {
 		PFNames []string `json:"pfNames"`
 	}
+
 	type resource struct {
 		Name      string    `json:"resourceName"`
 		Selectors selectors `json:"selectors"`
 	}
+
 	var config struct {
 		Resources []resource `json:"resourceList"`
 	}
@@ -55,10 +57,12 @@ func (h *host) writePools(n int) error {
 		}
 		config.Resources = append(config.Resources, r)
 	}
+
 	text, err := json.Marshal(config)
 	if err != nil {
 		return err
 	}
+
 	return os.WriteFile(h.path("config.json"), text, 0o600)
 }
 
@@ -79,16 +83,19 @@ func (b *bench) startPlugins(
 	if err := errors.Join(h.clear(), h.writePools(pools)); err != nil {
 		return nil, err
 	}
+
 	p := &plugins{Kubelet: kubelettest.New(h.path("kubelet"), kubelettest.Options{}),
 		resources: resources(pools)}
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
+
 	begin := time.Now()
 	if p.agent, err = b.startDirect(h, more...); err != nil {
 		p.Stop()
 		return nil, err
 	}
+
 	if err = p.until(ctx, "are registered", p.known); err == nil {
 		p.registered = time.Since(begin)
 		err = p.until(ctx, fmt.Sprintf("have %d VFs", h.vfs), func() bool {
@@ -96,9 +103,11 @@ func (b *bench) startPlugins(
 		})
 		p.listed = time.Since(begin)
 	}
+
 	if err != nil {
 		return nil, errors.Join(err, p.close())
 	}
+
 	return p, nil
 }
 
@@ -140,6 +149,7 @@ func measurePlugins(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		sizes = sizes[:1]
 	}
+
 	for _, size := range sizes {
 		some, err := b.startManyPlugins(ctx, size.vfs, size.pools)
 		if err != nil {
@@ -147,6 +157,7 @@ func measurePlugins(ctx context.Context, b *bench) (out []Measurement, err error
 		}
 		out = append(out, some...)
 	}
+
 	return out, nil
 }
 
@@ -158,10 +169,12 @@ func (b *bench) startManyPlugins(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	what := fmt.Sprintf("start to %d VFs in %d pools ", vfs, pools)
 	if pools == 1 {
 		what = fmt.Sprintf("start to %d VFs in 1 pool ", vfs)
 	}
+
 	const reference = "start it bare, read the tree"
 	registered := Measurement{
 		What: what + "registered", Unit: Seconds, Goal: lessThan(0.3), Reference: reference,
@@ -177,6 +190,7 @@ func (b *bench) startManyPlugins(
 		if err := p.close(); err != nil {
 			return nil, err
 		}
+
 		bare, err := timed(func() error { return b.startBare(ctx, h) })
 		if err != nil {
 			return nil, err
@@ -184,11 +198,13 @@ func (b *bench) startManyPlugins(
 		if round < b.warmUp() {
 			continue // it brought the program and the tree into memory
 		}
+
 		registered.Samples = append(registered.Samples, p.registered.Seconds())
 		listed.Samples = append(listed.Samples, p.listed.Seconds())
 		listed.ReferenceSamples = append(listed.ReferenceSamples, bare.Seconds())
 		registered.ReferenceSamples = listed.ReferenceSamples
 	}
+
 	return []Measurement{registered, listed}, nil
 }
 
@@ -199,11 +215,13 @@ func (b *bench) startBare(ctx context.Context, h *host) error {
 		"--version").Run(); err != nil {
 		return err
 	}
+
 	devices := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices")
 	entries, err := os.ReadDir(devices)
 	if err != nil {
 		return err
 	}
+
 	for _, entry := range entries {
 		dir := filepath.Join(devices, entry.Name())
 		for _, name := range []string{"class", "vendor", "device", "numa_node"} {
@@ -211,11 +229,13 @@ func (b *bench) startBare(ctx context.Context, h *host) error {
 				return err
 			}
 		}
+
 		for _, name := range []string{"driver", "physfn"} {
 			_, _ = os.Readlink(filepath.Join(dir, name)) // not every device has them
 		}
 		_, _ = os.ReadDir(filepath.Join(dir, "net"))
 	}
+
 	return nil
 }
 
@@ -225,16 +245,19 @@ func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 	if b.quick {
 		vfs = 16
 	}
+
 	h, err := b.newLiveHost(ctx, vfs)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	p, err := b.startPlugins(ctx, h, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+
 	pf := h.functions[slices.IndexFunc(h.functions, func(f simulate.Function) bool {
 		return f.Index < 0
 	})].Address
@@ -243,14 +266,17 @@ func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 		What: fmt.Sprintf("VF added to %d others, listed", others), Unit: Seconds,
 		Goal: lessThan(1), Reference: "make the VF",
 	}
+
 	removed := Measurement{
 		What: "VF removed, listed", Unit: Seconds, Goal: lessThan(1), Reference: "remove the VF",
 	}
+
 	if err := p.change(ctx, nil, others, func() error {
 		return h.simulated.RemoveVFs(pf)
 	}); err != nil {
 		return nil, err
 	}
+
 	for range b.runs(6) {
 		if err := p.change(ctx, &added, others+1, func() error {
 			return h.simulated.AddVFs(pf, 1)
@@ -263,6 +289,7 @@ func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 			return nil, err
 		}
 	}
+
 	return []Measurement{added, removed}, nil
 }
 
@@ -276,16 +303,19 @@ func (p *plugins) change(
 	if err != nil {
 		return err
 	}
+
 	err = p.until(ctx, fmt.Sprintf("have %d VFs", healthy), func() bool {
 		return p.healthy() == healthy
 	})
 	if err != nil {
 		return err
 	}
+
 	if m != nil {
 		m.Samples = append(m.Samples, time.Since(begin).Seconds())
 		m.ReferenceSamples = append(m.ReferenceSamples, bare.Seconds())
 	}
+
 	return sleep(ctx, 500*time.Millisecond) // until the simulation has nothing more to tell
 }
 
@@ -296,10 +326,12 @@ func (b *bench) newLiveHost(ctx context.Context, vfs int) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := b.simulate(ctx, vfs, simulate.Config{HostNS: "/proc/self/ns/net", XPUNS: xpu.Path()})
 	if err != nil {
 		return nil, errors.Join(err, xpu.Close())
 	}
+
 	h.xpu = xpu
 	return h, h.clear()
 }
@@ -311,14 +343,17 @@ func measureAllocate(ctx context.Context, b *bench) (out []Measurement, err erro
 	if b.quick {
 		vfs, calls = 64, 100
 	}
+
 	h, err := b.newHost(ctx, vfs)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	if out, err = b.allocateMany(ctx, h, calls); err != nil {
 		return nil, err
 	}
+
 	memory, err := b.measureDirectMemory(ctx, h)
 	return append(out, memory), err
 }
@@ -331,11 +366,13 @@ func (b *bench) allocateMany(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+
 	conn, err := kubelettest.Dial(p.Endpoints(p.resources[0])[0])
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
+
 	client := pluginapi.NewDevicePluginClient(conn)
 	const reference = "empty call of the same server"
 	what := fmt.Sprintf("Allocate one of %d VFs, ", h.vfs)
@@ -351,6 +388,7 @@ func (b *bench) allocateMany(
 		if round < b.warmUp() {
 			continue // each VF has its device-info file since
 		}
+
 		for _, m := range []struct {
 			*Measurement
 			percent int
@@ -359,6 +397,7 @@ func (b *bench) allocateMany(
 			m.ReferenceSamples = append(m.ReferenceSamples, percentile(bare, m.percent))
 		}
 	}
+
 	return []Measurement{middle, worst}, nil
 }
 
@@ -378,17 +417,21 @@ func (h *host) allocate(
 					{DevicesIds: []string{id}},
 				},
 			}, grpc.WaitForReady(true))
+
 			if err == nil &&
 				(len(response.ContainerResponses) != 1 ||
 					len(response.ContainerResponses[0].Envs) == 0) {
 				err = fmt.Errorf("allocate %s: response %v, want one container with an environment",
 					id, response)
 			}
+
 			return err
 		})
+
 		if err != nil {
 			return nil, nil, err
 		}
+
 		empty, err := timed(func() error {
 			_, err := client.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 			return err
@@ -396,8 +439,10 @@ func (h *host) allocate(
 		if err != nil {
 			return nil, nil, err
 		}
+
 		took, bare = append(took, one.Seconds()), append(bare, empty.Seconds())
 	}
+
 	return took, bare, nil
 }
 
@@ -416,6 +461,7 @@ func (b *bench) measureDirectMemory(ctx context.Context, h *host) (m Measurement
 		What: fmt.Sprintf("agent with %d VFs, direct mode, memory (RSS) idle", h.vfs), Unit: Bytes,
 		Goal: lessThan(50e6),
 	}
+
 	for range b.runs(3) {
 		resident, err := b.directMemoryOnce(ctx, h)
 		if err != nil {
@@ -423,6 +469,7 @@ func (b *bench) measureDirectMemory(ctx context.Context, h *host) (m Measurement
 		}
 		m.Samples = append(m.Samples, resident)
 	}
+
 	return m, nil
 }
 
@@ -432,6 +479,7 @@ func (b *bench) directMemoryOnce(ctx context.Context, h *host) (resident float64
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return 0, err
 	}

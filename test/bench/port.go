@@ -24,6 +24,7 @@ func measurePort(ctx context.Context, b *bench) ([]Measurement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("OPI agent with a delay: %w", err)
 	}
+
 	bridge, err := b.portOfBridge(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("opi-bridge: %w", err)
@@ -39,6 +40,7 @@ func (b *bench) portOfSlowAgent(ctx context.Context) (m Measurement, err error) 
 		return m, err
 	}
 	defer agent.Kill()
+
 	agent.Set(func(behaviour *opitest.Behaviour) { behaviour.UpDelay = delay })
 	return b.comparePorts(ctx, agent.Config().Endpoint,
 		fmt.Sprintf("Port up at an OPI agent that needs %s", delay))
@@ -51,15 +53,18 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 		return m, fmt.Errorf("representor: %w", err)
 	}
 	defer func() { err = errors.Join(err, netlink.LinkDel(representor)) }()
+
 	address, err := freeAddress()
 	if err != nil {
 		return m, err
 	}
+
 	p, err := b.startBridge(ctx, address, filepath.Join(b.dir, "opi-bridge.db"))
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
+
 	return b.comparePorts(ctx, address, "Port up at opi-bridge")
 }
 
@@ -71,6 +76,7 @@ func (b *bench) startBridge(ctx context.Context, address, state string) (*proces
 	if err != nil {
 		return nil, err
 	}
+
 	err = p.await(ctx, "listens", func(context.Context) error {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
@@ -78,9 +84,11 @@ func (b *bench) startBridge(ctx context.Context, address, state string) (*proces
 		}
 		return conn.Close()
 	})
+
 	if err != nil {
 		return nil, errors.Join(err, p.end())
 	}
+
 	return p, nil
 }
 
@@ -100,6 +108,7 @@ func (b *bench) comparePorts(
 ) (m Measurement, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+
 	ours, err := opi.Dial(opi.Config{
 		Endpoint: endpoint, Dialect: evpngw.Dialect, Installation: installation,
 	})
@@ -107,17 +116,20 @@ func (b *bench) comparePorts(
 		return m, err
 	}
 	defer func() { err = errors.Join(err, ours.Close()) }()
+
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy())
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
+
 	bare := evpn.NewBridgePortServiceClient(conn)
 	network := installation.Network("blue", 10, nil)
 	if err := ours.EnsureNetwork(ctx, network); err != nil {
 		return m, err
 	}
+
 	port := opi.Port{ID: portID, MAC: portMAC, Networks: []string{network.ID}}
 
 	m = Measurement{
@@ -128,6 +140,7 @@ func (b *bench) comparePorts(
 		if err := errors.Join(err, ours.DeletePort(ctx, port.ID)); err != nil {
 			return m, err
 		}
+
 		reference, bareErr := timed(func() error { return createBarePort(ctx, bare, network.ID) })
 		if err := errors.Join(bareErr, ours.DeletePort(ctx, port.ID)); err != nil {
 			return m, err
@@ -135,9 +148,11 @@ func (b *bench) comparePorts(
 		if round < b.warmUp() {
 			continue // it also made the connections
 		}
+
 		m.Samples = append(m.Samples, took.Seconds())
 		m.ReferenceSamples = append(m.ReferenceSamples, reference.Seconds())
 	}
+
 	return m, nil
 }
 
@@ -152,6 +167,7 @@ func createBarePort(
 				MacAddress: portMAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
 				LogicalBridges: []string{bridgeName + network},
 			}}})
+
 	for err == nil && port.GetStatus().GetOperStatus() != evpn.BPOperStatus_BP_OPER_STATUS_UP {
 		port, err = client.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portName})
 	}

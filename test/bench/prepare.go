@@ -47,49 +47,60 @@ func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		one, many = 4, 4
 	}
+
 	c, err := b.startCluster(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := b.newHost(ctx, 256)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	if err := c.reset(ctx); err != nil {
 		return nil, err
 	}
+
 	stopRuntime, err := h.startRuntime()
 	if err != nil {
 		return nil, err
 	}
 	defer stopRuntime()
+
 	a, err := b.startAgent(c, h)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return nil, err
 	}
+
 	driver, err := h.register(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer driver.Close()
+
 	claims, err := c.makeClaims(ctx, h, max(one, many)+1)
 	if err != nil {
 		return nil, err
 	}
+
 	// When the agent has seen the Port that was made last it has seen them all.
 	last := claims[len(claims)-1]
 	if err := errors.Join(prepare(ctx, driver, last), driver.Unprepare(ctx, last)); err != nil {
 		return nil, err
 	}
+
 	alone, err := b.prepareAlone(ctx, c, h, driver, claims[:one])
 	if err != nil {
 		return nil, err
 	}
+
 	together, err := b.prepareTogether(ctx, driver, claims[:many])
 	return []Measurement{alone, together}, err
 }
@@ -106,11 +117,13 @@ func (b *bench) prepareAlone(
 		return m, err
 	}
 	defer file.Close()
+
 	for _, one := range claims {
 		took, err := timed(func() error { return prepare(ctx, driver, one) })
 		if err != nil {
 			return m, err
 		}
+
 		m.Samples = append(m.Samples, took.Seconds())
 		reference, err := timed(func() error {
 			if _, err := c.clientset.ResourceV1().ResourceClaims(one.Namespace).Get(ctx, one.Name,
@@ -120,14 +133,17 @@ func (b *bench) prepareAlone(
 			_, err := writeAndSync(file, 1)
 			return err
 		})
+
 		if err != nil {
 			return m, err
 		}
+
 		m.ReferenceSamples = append(m.ReferenceSamples, reference.Seconds())
 		if err := driver.Unprepare(ctx, one); err != nil {
 			return m, err
 		}
 	}
+
 	return m, nil
 }
 
@@ -142,11 +158,14 @@ func (b *bench) prepareTogether(
 		errs := make([]error, len(claims))
 		var group sync.WaitGroup
 		begin := time.Now()
+
 		for i, one := range claims {
 			group.Go(func() { errs[i] = prepare(ctx, driver, one) })
 		}
+
 		group.Wait()
 		m.Samples = append(m.Samples, time.Since(begin).Seconds()/float64(len(claims)))
+
 		for _, one := range claims {
 			errs = append(errs, driver.Unprepare(ctx, one))
 		}
@@ -154,6 +173,7 @@ func (b *bench) prepareTogether(
 			return m, err
 		}
 	}
+
 	return m, nil
 }
 
@@ -165,6 +185,7 @@ func (c *cluster) makeClaims(
 		if f.Index < 0 || len(claims) == n {
 			continue
 		}
+
 		one, err := c.makeClaim(ctx, f, fmt.Sprintf("claim-%d", len(claims)))
 		if err != nil {
 			return nil, err
@@ -172,11 +193,14 @@ func (c *cluster) makeClaims(
 		if err := c.makePort(ctx, f, one, len(claims)); err != nil {
 			return nil, err
 		}
+
 		claims = append(claims, one)
 	}
+
 	if len(claims) < n {
 		return nil, fmt.Errorf("%d VFs for %d claims", len(claims), n)
 	}
+
 	return claims, nil
 }
 
@@ -192,11 +216,13 @@ func (c *cluster) makeClaim(
 			{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
 		},
 	}}}
+
 	made.Name = name
 	made, err := client.Create(ctx, made, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
+
 	made.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{
@@ -220,6 +246,7 @@ func (c *cluster) makeClaim(
 			{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-" + name)},
 		},
 	}
+
 	return client.UpdateStatus(ctx, made, metav1.UpdateOptions{})
 }
 
@@ -234,13 +261,16 @@ func (c *cluster) makePort(
 		Addresses: []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
 		Claim:     v1alpha1.ClaimRef{Name: one.Name, UID: one.UID, Request: request},
 	}}
+
 	port.Namespace, port.Name = one.Namespace, claim.PortName(nodeName, id)
 	if err := c.client.Create(ctx, port); err != nil {
 		return err
 	}
+
 	port.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp,
 		LastTransitionTime: metav1.Now(),
 	}}
+
 	return c.client.Status().Update(ctx, port)
 }

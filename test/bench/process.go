@@ -40,6 +40,7 @@ func (b *bench) startWith(
 		return nil, err
 	}
 	defer log.Close()
+
 	p.cmd = exec.Command(filepath.Join(b.bin, program), args...)
 	p.cmd.Env = append(os.Environ(), variables...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
@@ -48,10 +49,12 @@ func (b *bench) startWith(
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w; make images builds it", err)
 	}
+
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.ended)
 	}()
+
 	return p, nil
 }
 
@@ -62,9 +65,11 @@ func (p *process) end() error {
 		return p.died()
 	default:
 	}
+
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
+
 	select {
 	case <-p.ended:
 		if p.err != nil {
@@ -105,10 +110,12 @@ func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	found := pattern.FindStringSubmatch(string(text))
 	if found == nil {
 		return 0, fmt.Errorf("%s: has no %s", path, pattern)
 	}
+
 	kB, err := strconv.ParseFloat(found[1], 64)
 	return kB * 1024, err
 }
@@ -118,11 +125,13 @@ func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
 func (p *process) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+
 	for {
 		err := check(ctx)
 		if err == nil {
 			return nil
 		}
+
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-p.ended:
@@ -149,12 +158,14 @@ func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Measurement
 	for _, program := range programs {
 		info, err := os.Stat(filepath.Join(b.bin, program.Name()))
 		if err != nil {
 			return nil, fmt.Errorf("%w; make images builds it", err)
 		}
+
 		m := Measurement{What: program.Name() + ", size of the program", Unit: Bytes,
 			Samples: []float64{float64(info.Size())}}
 		if program.Name() == shim {
@@ -162,5 +173,6 @@ func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 		}
 		out = append(out, m)
 	}
+
 	return out, nil
 }

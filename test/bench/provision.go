@@ -23,23 +23,28 @@ func measureProvision(ctx context.Context, b *bench) (out []Measurement, err err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+
 	endpoint, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
+
 	bridge, err := b.startBridge(ctx, endpoint, p.path("opi-bridge.db"))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, bridge.end()) }()
+
 	direct, err := b.provisionDirect(ctx, p, endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("direct: %w", err)
 	}
+
 	crd, err := b.provisionCRD(ctx, p, endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("crd: %w", err)
 	}
+
 	return []Measurement{direct, crd}, nil
 }
 
@@ -56,6 +61,7 @@ func (b *bench) provisionDirect(
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return m, err
 	}
+
 	a, err := p.startAgent(func() (*agent, error) {
 		return b.startDirect(p.host, "--direct-config="+file)
 	})
@@ -63,6 +69,7 @@ func (b *bench) provisionDirect(
 		return m, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	return b.compareProvisioned(ctx, p, a, "ADD with a network, direct, opi-bridge")
 }
 
@@ -74,6 +81,7 @@ func (b *bench) provisionCRD(
 	if err != nil {
 		return m, err
 	}
+
 	xpu := &v1alpha1.XPU{
 		Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true},
 	}
@@ -88,6 +96,7 @@ func (b *bench) provisionCRD(
 	if err != nil {
 		return m, err
 	}
+
 	controller, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig,
 		"--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0")
@@ -95,6 +104,7 @@ func (b *bench) provisionCRD(
 		return m, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
+
 	// The claims of other benchmarks are about the same VFs.
 	if err := errors.Join(c.removeClaims(ctx), c.reset(ctx),
 		c.publishByDevicePlugin(ctx)); err != nil {
@@ -104,11 +114,13 @@ func (b *bench) provisionCRD(
 		return m, err
 	}
 	defer func() { err = errors.Join(err, c.remove(ctx, network), c.remove(ctx, xpu)) }()
+
 	a, err := p.startAgent(func() (*agent, error) { return b.startAgent(c, p.host) })
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	return b.compareProvisioned(ctx, p, a, "ADD with a network, crd, opi-bridge")
 }
 
@@ -120,11 +132,13 @@ func (b *bench) compareProvisioned(
 	if err := p.serves(ctx, a); err != nil {
 		return m, err
 	}
+
 	for round := range b.runs(10) + 1 {
 		bare, err := p.timeAdd(ctx, a, "")
 		if err != nil {
 			return m, err
 		}
+
 		took, err := p.timeAdd(ctx, a, networkName)
 		if err != nil {
 			return m, err
@@ -132,9 +146,11 @@ func (b *bench) compareProvisioned(
 		if round == 0 {
 			continue // it made the connections and the network
 		}
+
 		m.Samples = append(m.Samples, took.Seconds())
 		m.ReferenceSamples = append(m.ReferenceSamples, bare.Seconds())
 	}
+
 	return m, nil
 }
 
@@ -144,6 +160,7 @@ func (p *pods) timeAdd(ctx context.Context, a *agent, network string) (time.Dura
 	if err != nil {
 		return 0, err
 	}
+
 	took, err := p.run(ctx, "ADD", i)
 	if err != nil {
 		return 0, fmt.Errorf("%w\n%s", err, a.lastWords())
@@ -154,6 +171,7 @@ func (p *pods) timeAdd(ctx context.Context, a *agent, network string) (time.Dura
 	if _, err := p.run(ctx, "DEL", i); err != nil {
 		return 0, err
 	}
+
 	return took, p.free(ctx, a)
 }
 
@@ -175,16 +193,19 @@ func (c *cluster) removeClaims(ctx context.Context) error {
 		metav1.ListOptions{}); err != nil {
 		return err
 	}
+
 	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true,
 		func(ctx context.Context) (bool, error) {
 			list, err := claims.List(ctx, metav1.ListOptions{})
 			if err != nil || len(list.Items) > 0 {
 				return false, err
 			}
+
 			var ports v1alpha1.XPUPortList
 			if err := c.client.List(ctx, &ports); err != nil || len(ports.Items) == 0 {
 				return err == nil, err
 			}
+
 			return false, c.client.DeleteAllOf(ctx, &v1alpha1.XPUPort{},
 				client.InNamespace(metav1.NamespaceDefault))
 		})

@@ -18,10 +18,12 @@ func measurePublish(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		sizes = []int{64}
 	}
+
 	c, err := b.startCluster(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, vfs := range sizes {
 		m, err := b.publishMany(ctx, c, vfs)
 		if err != nil {
@@ -29,6 +31,7 @@ func measurePublish(ctx context.Context, b *bench) (out []Measurement, err error
 		}
 		out = append(out, m)
 	}
+
 	return out, nil
 }
 
@@ -38,10 +41,12 @@ func (b *bench) publishMany(ctx context.Context, c *cluster, vfs int) (m Measure
 		return m, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	m = Measurement{What: fmt.Sprintf("start to %d VFs published", vfs), Unit: Seconds}
 	if vfs == 1024 {
 		m.Goal = lessThan(0.5)
 	}
+
 	for round := range b.runs(7) + b.warmUp() {
 		took, published, err := b.publishOnce(ctx, c, h)
 		if err != nil {
@@ -50,14 +55,17 @@ func (b *bench) publishMany(ctx context.Context, c *cluster, vfs int) (m Measure
 		if round < b.warmUp() {
 			continue // it brought the program and the tree into memory
 		}
+
 		m.Samples = append(m.Samples, took.Seconds())
 		bare, err := c.createBare(ctx, published)
 		if err != nil {
 			return m, err
 		}
+
 		m.Reference = fmt.Sprintf("create the %d slices", len(published))
 		m.ReferenceSamples = append(m.ReferenceSamples, bare.Seconds())
 	}
+
 	return m, nil
 }
 
@@ -68,30 +76,36 @@ func (b *bench) publishOnce(
 	if err := errors.Join(h.clear(), c.reset(ctx)); err != nil {
 		return 0, nil, err
 	}
+
 	before, err := c.slices(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
+
 	events, err := c.clientset.ResourceV1().ResourceSlices().Watch(ctx,
 		metav1.ListOptions{ResourceVersion: before.ResourceVersion})
 	if err != nil {
 		return 0, nil, err
 	}
 	defer events.Stop()
+
 	begin := time.Now()
 	a, err := b.startAgent(c, h)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	if err := a.watchSlices(ctx, events, h.vfs); err != nil {
 		return 0, nil, err
 	}
+
 	took = time.Since(begin)
 	// What comes now, if anything, must not take devices away either.
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return 0, nil, err
 	}
+
 	list, err := c.slices(ctx)
 	return took, list.Items, err
 }
@@ -107,10 +121,12 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 			if !open {
 				return errors.New("the watch of ResourceSlices ended")
 			}
+
 			slice, ok := event.Object.(*resourceapi.ResourceSlice)
 			if !ok {
 				return fmt.Errorf("watch of ResourceSlices: %v", event.Object)
 			}
+
 			now := len(slice.Spec.Devices)
 			if event.Type == watch.Deleted {
 				now = 0
@@ -119,8 +135,10 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 				return fmt.Errorf("ResourceSlice %s: %s with %d devices, it had %d", slice.Name,
 					event.Type, now, seen[slice.Name])
 			}
+
 			total += now - seen[slice.Name]
 			seen[slice.Name] = now
+
 		case <-a.ended:
 			return a.died()
 		case <-time.After(30 * time.Second):
@@ -129,6 +147,7 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 			return ctx.Err()
 		}
 	}
+
 	return nil
 }
 
@@ -139,8 +158,10 @@ func (c *cluster) createBare(
 	if err := c.deleteSlices(ctx); err != nil {
 		return 0, err
 	}
+
 	client := c.clientset.ResourceV1().ResourceSlices()
 	begin := time.Now()
+
 	for _, slice := range slices {
 		copied := &resourceapi.ResourceSlice{Spec: slice.Spec}
 		copied.GenerateName = slice.GenerateName
@@ -149,6 +170,7 @@ func (c *cluster) createBare(
 			return 0, err
 		}
 	}
+
 	return time.Since(begin), nil
 }
 
@@ -159,18 +181,22 @@ func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		vfs, idle = 64, 2*time.Second
 	}
+
 	c, err := b.startCluster(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := b.newHost(ctx, vfs)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
+
 	if _, _, err := b.publishOnce(ctx, c, h); err != nil {
 		return nil, err
 	}
+
 	restart := Measurement{
 		What: fmt.Sprintf("restart with %d VFs, writes", vfs), Unit: Count, Goal: atMost(0),
 	}
@@ -188,6 +214,7 @@ func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error
 		quiet.Samples = append(quiet.Samples, idleWrites)
 		memory.Samples = append(memory.Samples, resident)
 	}
+
 	return []Measurement{restart, quiet, memory}, nil
 }
 
@@ -198,12 +225,14 @@ func (b *bench) restartOnce(
 	if err != nil {
 		return 0, 0, 0, err
 	}
+
 	begin := time.Now()
 	a, err := b.startAgent(c, h)
 	if err != nil {
 		return 0, 0, 0, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return 0, 0, 0, err
 	}
@@ -212,6 +241,7 @@ func (b *bench) restartOnce(
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return 0, 0, 0, err
 	}
+
 	quiet := time.Now()
 	if resident, err = a.resident(); err != nil {
 		return 0, 0, 0, err
@@ -219,12 +249,14 @@ func (b *bench) restartOnce(
 	if err := sleep(ctx, idle); err != nil {
 		return 0, 0, 0, err
 	}
+
 	all, err := writesSince(c.auditLog(), begin, func(w write) bool {
 		return w.User.Username == agentUser
 	})
 	if err != nil {
 		return 0, 0, 0, err
 	}
+
 	for _, w := range all {
 		if w.RequestReceivedTimestamp.Before(quiet) {
 			writes++
@@ -232,10 +264,12 @@ func (b *bench) restartOnce(
 			idleWrites++
 		}
 	}
+
 	after, err := c.slices(ctx)
 	if err == nil && after.ResourceVersion != before.ResourceVersion && len(all) == 0 {
 		err = checkVersions(before.Items, after.Items)
 	}
+
 	return writes, idleWrites, resident, err
 }
 
@@ -245,11 +279,13 @@ func checkVersions(before, after []resourceapi.ResourceSlice) error {
 	for _, slice := range before {
 		versions[slice.Name] = slice.ResourceVersion
 	}
+
 	for _, slice := range after {
 		if versions[slice.Name] != slice.ResourceVersion {
 			return fmt.Errorf("ResourceSlice %s was written, but the audit log does not tell",
 				slice.Name)
 		}
 	}
+
 	return nil
 }

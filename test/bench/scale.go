@@ -59,12 +59,14 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 	if err != nil {
 		return nil, err
 	}
+
 	s = &site{cluster: c, b: b, name: name}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.end(ctx))
 		}
 	}()
+
 	for range xpus {
 		agent, err := opitest.New()
 		if err != nil {
@@ -72,6 +74,7 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 		}
 		s.agents = append(s.agents, agent)
 	}
+
 	var objects []client.Object
 	for i, agent := range s.agents {
 		objects = append(objects,
@@ -79,6 +82,7 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 				NodeName: s.node(i), Endpoint: agent.Config().Endpoint, Insecure: true,
 			}})
 	}
+
 	for i := range networks {
 		s.networks = append(s.networks, fmt.Sprintf("%s-%d", name, i))
 		objects = append(objects,
@@ -89,6 +93,7 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 					Subnets:           []string{fmt.Sprintf("10.%d.0.0/16", i)},
 				}})
 	}
+
 	return s, s.each(ctx, len(objects), func(ctx context.Context, i int) error {
 		return s.client.Create(ctx, objects[i])
 	})
@@ -127,6 +132,7 @@ func (s *site) claim(ctx context.Context, n int) error {
 func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 	claims := make([]*resourceapi.ResourceClaim, n)
 	begin := time.Now()
+
 	err = s.each(ctx, n, func(ctx context.Context, i int) error {
 		c := s.claimNumber(len(s.claims) + i)
 		c.Name += "-bare"
@@ -136,13 +142,16 @@ func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 		if err := s.client.Create(ctx, c); err != nil {
 			return err
 		}
+
 		claims[i], c.Status = c, status
 		return s.client.Status().Update(ctx, c)
 	})
+
 	seconds = time.Since(begin).Seconds()
 	if err != nil {
 		return 0, err
 	}
+
 	return seconds, s.each(ctx, n, func(ctx context.Context, i int) error {
 		return s.client.Delete(ctx, claims[i])
 	})
@@ -151,14 +160,17 @@ func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 func (s *site) claimNumber(number int) *resourceapi.ResourceClaim {
 	xpu, index := number%len(s.agents), number/len(s.agents)
 	id := claim.PoolID{Node: s.node(xpu), PF: "0000:3b:00.0", DevicePool: s.name}
+
 	vf := function.ID{
 		Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x40+index/256,
 			index%256/8, index%8)),
 	}
+
 	c := claimtest.Allocated(fmt.Sprintf("%s-%d", s.name, number),
 		claimtest.Result("nic", id.String(), vf.DeviceName()),
 		claimtest.FromClaim(fmt.Sprintf(`"network": %q`,
 			s.networks[(number/len(s.agents)+number)%len(s.networks)])))
+
 	c.UID = ""
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{
 		{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
@@ -173,6 +185,7 @@ func (s *site) up(ctx context.Context, controller *process, n int) error {
 		for _, agent := range s.agents {
 			have += len(agent.Ports())
 		}
+
 		if have == n {
 			return s.allReady(ctx, controller, n)
 		}
@@ -190,6 +203,7 @@ func (s *site) atAgents(ctx context.Context, controller *process, n int) error {
 		for _, agent := range s.agents {
 			have += agent.Calls("CreateBridgePort")
 		}
+
 		if have >= n {
 			return nil
 		}
@@ -206,12 +220,14 @@ func (s *site) allReady(ctx context.Context, controller *process, n int) error {
 		if err := s.client.List(ctx, &ports); err != nil {
 			return err
 		}
+
 		ready := 0
 		for i := range ports.Items {
 			if v1alpha1.ReadyOf(ports.Items[i].Status.Conditions).Status == metav1.ConditionTrue {
 				ready++
 			}
 		}
+
 		if ready == n {
 			return nil
 		}
@@ -245,9 +261,11 @@ func (s *site) end(ctx context.Context) error {
 	} {
 		errs = append(errs, s.clear(ctx, list))
 	}
+
 	for _, agent := range s.agents {
 		agent.Kill()
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -256,10 +274,12 @@ func (s *site) clear(ctx context.Context, list client.ObjectList) error {
 	if err := s.client.List(ctx, list); err != nil {
 		return err
 	}
+
 	items, err := meta.ExtractList(list)
 	if err != nil {
 		return err
 	}
+
 	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 	return s.each(ctx, len(items), func(ctx context.Context, i int) error {
 		o := items[i].(client.Object)
@@ -292,14 +312,17 @@ func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, err
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := b.startWith(asDeployed, dir, "xpu-controller", "--role="+role,
 		"--kubeconfig="+kubeconfig, "--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0", "--resync-period=1h",
 		"--provision-timeout=1h",
 		"--kube-api-qps=5000", "--kube-api-burst=10000", "--log-verbosity=-1")
+
 	if err != nil {
 		return nil, err
 	}
+
 	return &scaled{p, metrics}, nil
 }
 
@@ -333,17 +356,20 @@ func (p *scaled) sum(ctx context.Context, wanted func(series string) bool) (n fl
 	if err != nil {
 		return 0, err
 	}
+
 	for line := range strings.Lines(text) {
 		series, value, _ := strings.Cut(line, "} ")
 		if !wanted(series) {
 			continue
 		}
+
 		count, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
 			return 0, err
 		}
 		n += count
 	}
+
 	return n, nil
 }
 
@@ -359,6 +385,7 @@ func (s *site) rpcs() (calls []int) {
 		} {
 			n += agent.Calls(rpc)
 		}
+
 		calls = append(calls, n)
 	}
 	return calls
@@ -370,28 +397,33 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	if b.quick {
 		xpus, networks, ports, window = 4, 2, 16, time.Second
 	}
+
 	s, err := b.newSite(ctx, "flap", xpus, networks)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
+
 	controller, err := b.startScaled(s.cluster)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
+
 	if err := s.claim(ctx, ports); err != nil {
 		return nil, err
 	}
 	if err := s.up(ctx, controller.process, ports); err != nil {
 		return nil, err
 	}
+
 	// count is what the first agent is asked in the window, what all others are, and what is
 	// written.
 	count := func(during func() error) (first, others, writes float64, err error) {
 		if err := pauseWith(ctx, controller.process, window); err != nil { // for what went before
 			return 0, 0, 0, err
 		}
+
 		before := s.rpcs()
 		written, err := controller.writes(ctx)
 		if err != nil {
@@ -400,17 +432,21 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 		if err := errors.Join(during(), pauseWith(ctx, controller.process, window)); err != nil {
 			return 0, 0, 0, err
 		}
+
 		after := s.rpcs()
 		for i := 1; i < len(after); i++ {
 			others += float64(after[i] - before[i])
 		}
+
 		now, err := controller.writes(ctx)
 		return float64(after[0] - before[0]), others, now - written, err
 	}
+
 	_, quietOthers, quietWrites, err := count(func() error { return nil })
 	if err != nil {
 		return nil, err
 	}
+
 	agent := s.agents[0]
 	first, others, writes, err := count(func() error { agent.Kill(); return agent.Run() })
 	if err != nil {
@@ -419,6 +455,7 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	if err := s.up(ctx, controller.process, ports); err != nil {
 		return nil, err
 	}
+
 	size := fmt.Sprintf("%d xPUs x %d networks, %d Ports", xpus, networks, ports)
 	const quiet = "in the same time without"
 	return []Measurement{
@@ -439,6 +476,7 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 		sizes = sizes[:1]
 		sizes[0].xpus, sizes[0].networks, sizes[0].ports = 4, 2, 16
 	}
+
 	var reference float64
 	for i, size := range sizes {
 		took, writes, memory, err := b.startOnce(ctx, fmt.Sprintf("start%d", i), size.xpus,
@@ -446,6 +484,7 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 		if err != nil {
 			return nil, err
 		}
+
 		what := fmt.Sprintf("start: %d xPUs x %d networks x %d Ports", size.xpus, size.networks,
 			size.ports)
 		m := Measurement{
@@ -455,6 +494,7 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 			m.Reference, m.ReferenceSamples = "a tenth of it", []float64{reference}
 			m.Goal = atMostTimes(15)
 		}
+
 		reference = took.Seconds()
 		out = append(out, m,
 			Measurement{
@@ -462,6 +502,7 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 			},
 			Measurement{What: "  memory (RSS)", Unit: Bytes, Samples: []float64{memory}})
 	}
+
 	return out, nil
 }
 
@@ -476,6 +517,7 @@ func (b *bench) startOnce(
 		return 0, 0, 0, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
+
 	first, err := b.startScaled(s.cluster)
 	if err != nil {
 		return 0, 0, 0, err
@@ -489,6 +531,7 @@ func (b *bench) startOnce(
 	if err := errors.Join(pauseWith(ctx, first.process, settling), first.end()); err != nil {
 		return 0, 0, 0, err
 	}
+
 	before := s.rpcs()
 	begin := time.Now()
 	second, err := b.startScaled(s.cluster)
@@ -496,28 +539,34 @@ func (b *bench) startOnce(
 		return 0, 0, 0, err
 	}
 	defer func() { err = errors.Join(err, second.end()) }()
+
 	// It has started once it has asked every agent for all that is there and asks nothing more.
 	last := before
 	for quiet := time.Now(); time.Since(quiet) < time.Second; {
 		if err := pauseWith(ctx, second.process, 20*time.Millisecond); err != nil {
 			return 0, 0, 0, err
 		}
+
 		now, asked := s.rpcs(), true
 		for i := range now {
 			asked = asked && now[i] > before[i]
 		}
+
 		if !asked || !slices.Equal(now, last) {
 			quiet = time.Now()
 			took = quiet.Sub(begin)
 		}
+
 		last = now
 	}
+
 	if err := pauseWith(ctx, second.process, settling); err != nil {
 		return 0, 0, 0, err
 	}
 	if writes, err = second.writes(ctx); err != nil {
 		return 0, 0, 0, err
 	}
+
 	memory, err = second.resident()
 	return took, writes, memory, err
 }
@@ -528,16 +577,19 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 	if b.quick {
 		few, many, batch, batches, xpus = 4, 16, 8, 1, 2
 	}
+
 	s, err := b.newSite(ctx, "ports", xpus, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
+
 	controller, err := b.startScaled(s.cluster)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
+
 	// batchesTake makes batches more Ports.
 	batchesTake := func() (took portTimes, err error) {
 		for range batches {
@@ -545,10 +597,12 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 			if err != nil {
 				return took, err
 			}
+
 			before, err := controller.writes(ctx)
 			if err != nil {
 				return took, err
 			}
+
 			begin := time.Now()
 			if err := s.claim(ctx, batch); err != nil {
 				return took, err
@@ -556,29 +610,35 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 			if err := s.atAgents(ctx, controller.process, len(s.claims)); err != nil {
 				return took, err
 			}
+
 			seconds := time.Since(begin).Seconds()
 			if err := controller.awaitUp(ctx, len(s.claims)); err != nil {
 				return took, err
 			}
+
 			after, err := controller.writes(ctx)
 			if err != nil {
 				return took, err
 			}
+
 			took.seconds = append(took.seconds, seconds/float64(batch))
 			took.bare = append(took.bare, seconds/bare)
 			took.writes = append(took.writes, (after-before)/float64(batch))
 		}
 		return took, nil
 	}
+
 	fill := func(n int) error {
 		if err := s.claim(ctx, n-len(s.claims)); err != nil {
 			return err
 		}
 		return s.up(ctx, controller.process, n)
 	}
+
 	if err := fill(few); err != nil {
 		return nil, err
 	}
+
 	atFew, err := batchesTake()
 	if err != nil {
 		return nil, err
@@ -586,14 +646,17 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 	if err := fill(many); err != nil {
 		return nil, err
 	}
+
 	atMany, err := batchesTake()
 	if err != nil {
 		return nil, err
 	}
+
 	memory, err := controller.resident()
 	if err != nil {
 		return nil, err
 	}
+
 	reference := fmt.Sprintf("%d there", few)
 	return []Measurement{
 		{What: fmt.Sprintf("a Port more, %d there in its network", many), Unit: Seconds,
@@ -625,16 +688,19 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 	if b.quick {
 		few, many, more = 4, 16, 8
 	}
+
 	s, err := b.newSite(ctx, "nodes", 1, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
+
 	controller, err := b.startScaled(s.cluster)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
+
 	pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nodes"},
 		Spec: v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
@@ -642,20 +708,24 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 	if err := s.client.Create(ctx, pool); err != nil {
 		return nil, err
 	}
+
 	heard, stop, err := s.listenAsAgent(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
+
 	nodes := 0
 	start := func(n int) (bytes float64, err error) {
 		first, before := nodes, heard.Load()
 		nodes += n
+
 		if err := s.each(ctx, n, func(ctx context.Context, i int) error {
 			return s.client.Create(ctx, xpuNode(first+i))
 		}); err != nil {
 			return 0, err
 		}
+
 		for pool.Status.NodeCount != int32(nodes) {
 			if err := pauseWith(ctx, controller.process, 100*time.Millisecond); err != nil {
 				return 0, err
@@ -664,11 +734,14 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 				return 0, err
 			}
 		}
+
 		return float64(heard.Load() - before), nil
 	}
+
 	if _, err := start(few); err != nil {
 		return nil, err
 	}
+
 	fewBytes, err := start(more)
 	if err != nil {
 		return nil, err
@@ -676,14 +749,17 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 	if _, err := start(many - nodes); err != nil {
 		return nil, err
 	}
+
 	manyBytes, err := start(more)
 	if err != nil {
 		return nil, err
 	}
+
 	largest, err := s.largest(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	return []Measurement{
 		{What: fmt.Sprintf("bytes to an agent while %d nodes start, %d there", more, many),
 			Unit: KiloBytes, Samples: []float64{manyBytes},
@@ -704,6 +780,7 @@ func xpuNode(i int) *v1alpha1.XPUNode {
 			Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", VFs: 64,
 		})
 	}
+
 	n.Status.Pools = []v1alpha1.XPUNodePool{
 		{Name: "nodes", ObservedGeneration: 1, Functions: 128, Healthy: 128},
 	}
@@ -721,6 +798,7 @@ func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop fun
 	if err != nil {
 		return nil, stop, err
 	}
+
 	go func() {
 		defer stream.Close()
 		for lines := bufio.NewReader(stream); ; {
@@ -731,6 +809,7 @@ func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop fun
 			}
 		}
 	}()
+
 	return heard, stop, nil
 }
 
@@ -743,10 +822,12 @@ func (s *site) largest(ctx context.Context) (most float64, err error) {
 		if err := s.client.List(ctx, list); err != nil {
 			return 0, err
 		}
+
 		items, err := meta.ExtractList(list)
 		if err != nil {
 			return 0, err
 		}
+
 		for _, item := range items {
 			text, err := json.Marshal(item)
 			if err != nil {

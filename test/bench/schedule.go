@@ -54,6 +54,7 @@ func questions() []question {
 				vfs(8, new(resourceapi.FullyQualifiedName(root)), nil)},
 		)
 	}
+
 	return all
 }
 
@@ -64,11 +65,13 @@ func vfs(count int64, match, distinct *resourceapi.FullyQualifiedName) resourcea
 			DeviceClassName: v1alpha1.GroupName,
 			AllocationMode:  resourceapi.DeviceAllocationModeExactCount, Count: count,
 		}}}}
+
 	if match != nil || distinct != nil {
 		claim.Constraints = []resourceapi.DeviceConstraint{
 			{MatchAttribute: match, DistinctAttribute: distinct},
 		}
 	}
+
 	return claim
 }
 
@@ -85,6 +88,7 @@ func measureSchedule(ctx context.Context, b *bench) ([]Measurement, error) {
 			rows = append(rows, some...)
 		}
 	}
+
 	return rows, nil
 }
 
@@ -101,11 +105,13 @@ func (b *bench) hosts(nodes, pfs, vfs int, allocated float64) (path string, err 
 	if err != nil {
 		return "", err
 	}
+
 	cluster, err := generate.Generate(shape,
 		generate.Options{Nodes: nodes, PFs: pfs, VFs: vfs, Allocated: allocated})
 	if err != nil {
 		return "", err
 	}
+
 	path = filepath.Join(b.dir, "cluster.json")
 	content, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "List", "items": cluster.Objects(),
@@ -113,6 +119,7 @@ func (b *bench) hosts(nodes, pfs, vfs int, allocated float64) (path string, err 
 	if err != nil {
 		return "", err
 	}
+
 	return path, os.WriteFile(path, content, 0o600)
 }
 
@@ -123,6 +130,7 @@ func (b *bench) askCluster(
 	if err != nil {
 		return nil, err
 	}
+
 	var asked []question
 	var rows []Measurement
 	for _, q := range questions() {
@@ -135,15 +143,18 @@ func (b *bench) askCluster(
 			})
 		}
 	}
+
 	for round := range b.runs(3) + b.warmUp() {
 		ours, err := answersOf(ctx, path, asked, readOwn)
 		if err != nil {
 			return nil, err
 		}
+
 		reference, err := answersOf(ctx, path, asked, readBare)
 		if err != nil {
 			return nil, err
 		}
+
 		for i := range rows {
 			if ours[i].fits != reference[i].fits {
 				return nil, fmt.Errorf("%s fits on %d nodes, and the allocator says %d",
@@ -152,6 +163,7 @@ func (b *bench) askCluster(
 			if round < b.warmUp() {
 				continue
 			}
+
 			rows[i].Samples = append(rows[i].Samples, ours[i].seconds())
 			rows[i].ReferenceSamples = append(rows[i].ReferenceSamples, reference[i].seconds())
 			rows[i].Details = []string{fmt.Sprintf("read in %s and answered in %s; the "+
@@ -161,6 +173,7 @@ func (b *bench) askCluster(
 				ours[i].fits)}
 		}
 	}
+
 	return rows, nil
 }
 
@@ -188,6 +201,7 @@ func answersOf[R reading](
 	if err != nil {
 		return nil, err
 	}
+
 	took := time.Since(begin)
 	all := make([]answered, len(questions))
 	for i, q := range questions {
@@ -196,6 +210,7 @@ func answersOf[R reading](
 			return nil, err
 		}
 	}
+
 	return all, nil
 }
 
@@ -206,12 +221,15 @@ func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	const pf = v1alpha1.GroupName + "/pf"
 	claim := vfs(5, nil, new(resourceapi.FullyQualifiedName(pf)))
+
 	row := Measurement{
 		What: "xpuctl schedule, 5 VFs of different PFs, where there are 4 with 32 VFs, 1 node",
 		Unit: Seconds, Goal: lessThan(0.1),
 	}
+
 	for range b.runs(5) {
 		answers, err := answersOf(ctx, path, []question{{claim: claim}}, readOwn)
 		if err != nil {
@@ -222,16 +240,20 @@ func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 		}
 		row.Samples = append(row.Samples, answers[0].seconds())
 	}
+
 	patience := 30 * time.Second
 	if b.quick {
 		patience = 100 * time.Millisecond
 	}
+
 	bare, err := readBare(path)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+
 	switch took, _, err := bare.ask(ctx, claim); {
 	case errors.Is(err, context.DeadlineExceeded):
 		row.Details = []string{fmt.Sprintf("the allocator alone has no answer after %s", patience)}
@@ -240,6 +262,7 @@ func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	default:
 		row.Reference, row.ReferenceSamples = "the allocator alone, once", []float64{took.Seconds()}
 	}
+
 	return []Measurement{row}, nil
 }
 
@@ -262,6 +285,7 @@ func (r *ownReading) ask(
 	if err != nil {
 		return 0, 0, err
 	}
+
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = "default", "asked"
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{
@@ -272,11 +296,13 @@ func (r *ownReading) ask(
 	if err := r.objects.Put(asked); err != nil {
 		return 0, 0, err
 	}
+
 	begin := time.Now()
 	decision, err := schedule.New(ctx, r.objects, features).Schedule(ctx, pod)
 	if err != nil {
 		return 0, 0, err
 	}
+
 	return time.Since(begin), decision.Fits, nil
 }
 
@@ -306,20 +332,24 @@ func readBare(path string) (*bareReading, error) {
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
+
 	decoder := serializer.NewCodecFactory(scheme).UniversalDeserializer()
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
+
 	var list corev1.List
 	if err := json.Unmarshal(content, &list); err != nil {
 		return nil, err
 	}
+
 	r := &bareReading{state: structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}}
+
 	for _, item := range list.Items {
 		object, _, err := decoder.Decode(item.Raw, nil, nil)
 		if err != nil {
@@ -327,6 +357,7 @@ func readBare(path string) (*bareReading, error) {
 		}
 		r.add(object)
 	}
+
 	return r, nil
 }
 
@@ -338,6 +369,7 @@ func (r *bareReading) add(object kruntime.Object) {
 		r.slices = append(r.slices, o)
 	case *resourceapi.DeviceClass:
 		r.classes = append(r.classes, o)
+
 	case *resourceapi.ResourceClaim:
 		for _, result := range o.Status.Allocation.Devices.Results {
 			r.state.AllocatedDevices.Insert(structured.MakeDeviceID(result.Driver, result.Pool,
@@ -354,6 +386,7 @@ func (r *bareReading) ask(
 	if err != nil {
 		return 0, 0, err
 	}
+
 	asked := []*resourceapi.ResourceClaim{{Spec: resourceapi.ResourceClaimSpec{Devices: claim}}}
 	begin := time.Now()
 	allocator, err := structured.NewAllocator(ctx, features.Allocator, r.state, r.classes, r.slices,
@@ -361,6 +394,7 @@ func (r *bareReading) ask(
 	if err != nil {
 		return 0, 0, err
 	}
+
 	var fit atomic.Int64
 	failures := make([]error, len(r.nodes))
 	workqueue.ParallelizeUntil(ctx, runtime.GOMAXPROCS(0), len(r.nodes), func(i int) {
@@ -369,5 +403,6 @@ func (r *bareReading) ask(
 			fit.Add(1)
 		}
 	})
+
 	return time.Since(begin), int(fit.Load()), errors.Join(failures...)
 }

@@ -56,6 +56,7 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
+
 	if p.own, err = netlink.NewHandle(); err != nil {
 		return p, err
 	}
@@ -65,22 +66,26 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 	if p.host, err = b.newHost(ctx, max(n, pfs)); err != nil {
 		return p, err
 	}
+
 	p.programs = b.bin
 	p.shim, err = p.installShim("shim", cni.Paths{Socket: p.cniSocket(), SpoolDir: p.spoolDir()})
 	if err != nil {
 		return p, err
 	}
+
 	for _, f := range p.functions {
 		representor := f.Representor
 		if f.Index >= 0 {
 			representor = f.PortID()
 			p.vfs = append(p.vfs, f)
 		}
+
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: representor}
 		if err := p.own.LinkAdd(veth); err != nil {
 			return p, fmt.Errorf("netdev %s: %w", f.Netdev, err)
 		}
 	}
+
 	for i := range n {
 		pod, err := netns.Make(p.path(fmt.Sprintf("pod-%d.netns", i)))
 		if err != nil {
@@ -88,6 +93,7 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 		}
 		p.netns = append(p.netns, pod)
 	}
+
 	return p, nil
 }
 
@@ -98,6 +104,7 @@ func (p *pods) installShim(dir string, paths cni.Paths) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	content, err := json.Marshal(paths)
 	if err != nil {
 		return "", err
@@ -117,14 +124,17 @@ func (p *pods) startAgent(start func() (*agent, error)) (*agent, error) {
 	if err := errors.Join(p.clear(), p.writePools(1)); err != nil {
 		return nil, err
 	}
+
 	a, err := start()
 	if err != nil {
 		return nil, err
 	}
+
 	var given []*podresourcesapi.PodResources
 	for i := range p.netns {
 		given = append(given, kubelettest.Pod(podName(i), "intel.com/pool0", p.id(i)))
 	}
+
 	a.kubelet.Set(given...)
 	return a, nil
 }
@@ -138,6 +148,7 @@ func (p *pods) close() error {
 	for _, pod := range p.netns {
 		errs = append(errs, pod.Close())
 	}
+
 	if p.host != nil {
 		for _, f := range p.functions {
 			if l, err := p.own.LinkByName(f.Netdev); err == nil {
@@ -146,12 +157,15 @@ func (p *pods) close() error {
 		}
 		errs = append(errs, p.host.close())
 	}
+
 	if p.ownNS != nil {
 		errs = append(errs, p.ownNS.Close())
 	}
+
 	if p.own != nil {
 		_ = p.own.Close()
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -173,6 +187,7 @@ func (p *pods) invoke(number int, network string) (invocation, error) {
 			"ips": []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
 		},
 	})
+
 	return invocation{
 		fmt.Sprintf("container-%d", p.lastName), podName(number), p.netns[number].Path(), config,
 	}, err
@@ -194,6 +209,7 @@ func runShim(cmd *exec.Cmd) (time.Duration, error) {
 	if stderr.Len() > 0 { // it left it for an agent that is away
 		return 0, fmt.Errorf("%s %s: %s", shim, cmd.Env[0], &stderr)
 	}
+
 	return took, nil
 }
 
@@ -207,6 +223,7 @@ func shimCommand(ctx context.Context, binary, command string, i invocation) *exe
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + i.pod +
 			";K8S_POD_UID=" + i.pod,
 	}
+
 	cmd.Stdin = bytes.NewReader(i.config)
 	return cmd
 }
@@ -233,27 +250,33 @@ func measureShim(ctx context.Context, b *bench) (out []Measurement, err error) {
 	if b.quick {
 		many = 4
 	}
+
 	p, err := b.newPods(ctx, many)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
+
 	a, err := p.startAgent(func() (*agent, error) { return b.startDirect(p.host) })
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.end()) }()
+
 	if err := p.serves(ctx, a); err != nil {
 		return nil, err
 	}
+
 	one, err := b.oneInterface(ctx, p, a)
 	if err != nil {
 		return nil, err
 	}
+
 	all, err := b.manyInterfaces(ctx, p, a)
 	if err != nil {
 		return nil, err
 	}
+
 	memory, err := b.measureShimMemory(ctx, p)
 	return append(append(one, all...), memory), err
 }
@@ -285,6 +308,7 @@ func (b *bench) oneInterface(ctx context.Context, p *pods, a *agent) ([]Measurem
 		return nil, err
 	}
 	defer bare.listener.Close()
+
 	var t interfaceTimes
 	for round := range b.runs(30) + b.warmUp() {
 		if err := p.round(ctx, a, bare, &t); err != nil {
@@ -294,6 +318,7 @@ func (b *bench) oneInterface(ctx context.Context, p *pods, a *agent) ([]Measurem
 			t = interfaceTimes{}
 		}
 	}
+
 	return []Measurement{
 		{
 			What: "start of the shim (VERSION)", Unit: Seconds, Samples: t.start,
@@ -327,12 +352,14 @@ func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfac
 	if err != nil {
 		return err
 	}
+
 	add := func(samples *[]float64) func(time.Duration, error) error {
 		return func(took time.Duration, err error) error {
 			*samples = append(*samples, took.Seconds())
 			return err
 		}
 	}
+
 	for _, step := range []func() error{
 		func() error { return add(&t.least)(timed(exec.CommandContext(ctx, "/bin/true").Run)) },
 		func() error { return add(&t.start)(p.run(ctx, "VERSION", i)) },
@@ -353,6 +380,7 @@ func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfac
 			return err
 		}
 	}
+
 	return p.free(ctx, a)
 }
 
@@ -380,6 +408,7 @@ func (b *bareAgent) accept() (net.Conn, error) {
 	if err := b.listener.SetDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
+
 	conn, err := b.listener.Accept()
 	if err != nil {
 		return nil, err
@@ -387,6 +416,7 @@ func (b *bareAgent) accept() (net.Conn, error) {
 	if _, err := io.ReadAll(conn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+
 	return conn, nil
 }
 
@@ -401,6 +431,7 @@ func (b *bareAgent) run(
 			return err
 		})
 	}()
+
 	_, err = runShim(shimCommand(ctx, b.shim, command, i))
 	return took, errors.Join(err, <-served)
 }
@@ -411,9 +442,11 @@ func (b *bareAgent) serve(f func() error) error {
 		return err
 	}
 	defer conn.Close()
+
 	if err := f(); err != nil {
 		return err
 	}
+
 	return json.NewEncoder(conn).Encode(api.Reply{
 		Version: api.Version,
 		Result:  json.RawMessage(`{"cniVersion":"1.1.0","interfaces":[{"name":"net1"}]}`),
@@ -427,6 +460,7 @@ func (b *bench) manyInterfaces(ctx context.Context, p *pods, a *agent) ([]Measur
 		What: fmt.Sprintf("%d ADDs at once", n), Unit: Seconds, Reference: "in a row",
 		Goal: lessThanTimes(1),
 	}
+
 	dels := Measurement{
 		What: fmt.Sprintf("%d DELs at once", n), Unit: Seconds, Reference: "in a row",
 	}
@@ -445,6 +479,7 @@ func (b *bench) manyInterfaces(ctx context.Context, p *pods, a *agent) ([]Measur
 			*way.add, *way.dels = append(*way.add, add.Seconds()), append(*way.dels, del.Seconds())
 		}
 	}
+
 	return []Measurement{adds, dels}, nil
 }
 
@@ -457,6 +492,7 @@ func (p *pods) comeAndGo(
 			return 0, 0, err
 		}
 	}
+
 	do := func(command string) (time.Duration, error) {
 		return timed(func() error {
 			return run(len(all), func(i int) error {
@@ -465,6 +501,7 @@ func (p *pods) comeAndGo(
 			})
 		})
 	}
+
 	if add, err = do("ADD"); err != nil {
 		return 0, 0, err
 	}
@@ -474,6 +511,7 @@ func (p *pods) comeAndGo(
 	if del, err = do("DEL"); err != nil {
 		return 0, 0, err
 	}
+
 	return add, del, p.free(ctx, a)
 }
 
@@ -506,10 +544,12 @@ func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, 
 		return m, err
 	}
 	defer bare.listener.Close()
+
 	i, err := p.invoke(0, "")
 	if err != nil {
 		return m, err
 	}
+
 	for range b.runs(5) {
 		resident, err := bare.waitingShim(ctx, i)
 		if err != nil {
@@ -517,6 +557,7 @@ func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, 
 		}
 		m.Samples = append(m.Samples, resident)
 	}
+
 	return m, nil
 }
 
@@ -528,14 +569,17 @@ func (b *bareAgent) waitingShim(ctx context.Context, i invocation) (resident flo
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
+
 	defer func() {
 		_ = cmd.Process.Kill() // it would wait for long
 		_ = cmd.Wait()
 	}()
+
 	conn, err := b.accept()
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
+
 	return kilobytes(cmd.Process.Pid, "smaps_rollup", mappedSize)
 }

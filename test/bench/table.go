@@ -108,13 +108,16 @@ func (m Measurement) columns() []string {
 	if m.Reference != "" {
 		columns[3] = m.Reference + ": " + m.number(m.ReferenceSamples)
 	}
+
 	if ratio, ok := m.ratio(); ok {
 		columns[4] = fmt.Sprintf("%.2fx", ratio)
 	}
+
 	if m.Goal.set {
 		columns[5] = m.Goal.text(m.Unit)
 		columns[6] = map[bool]string{true: "MISSED", false: "ok"}[m.missed()]
 	}
+
 	return columns
 }
 
@@ -157,14 +160,17 @@ func printTable(out io.Writer, measurements []Measurement) error {
 			missed++
 		}
 	}
+
 	if err := w.Flush(); err != nil {
 		return err
 	}
+
 	for _, m := range measurements {
 		if len(m.Details) > 0 {
 			fmt.Fprintf(out, "\n%s:\n  %s\n", m.What, strings.Join(m.Details, "\n  "))
 		}
 	}
+
 	_, err := fmt.Fprintf(out, "\n%d measurements, %d goals missed\n", len(measurements), missed)
 	return err
 }

@@ -61,6 +61,7 @@ func measureTenants(ctx context.Context, b *bench) (out []Measurement, err error
 	if b.quick {
 		tenants, ports, more, samples = []int{2}, 8, 4, 2
 	}
+
 	for _, n := range tenants {
 		rows, err := b.measureFederation(ctx, n, ports, more, samples)
 		if err != nil {
@@ -68,6 +69,7 @@ func measureTenants(ctx context.Context, b *bench) (out []Measurement, err error
 		}
 		out = append(out, rows...)
 	}
+
 	return out, nil
 }
 
@@ -79,31 +81,38 @@ func (b *bench) measureFederation(
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.end()) }()
+
 	if err := f.fill(ctx, f.tenants, tenants); err != nil { // which brings XPUs and networks about
 		return nil, err
 	}
+
 	filled, err := f.brokerWrites(ctx, func() error {
 		return f.fill(ctx, f.tenants, ports-tenants)
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	quiet, err := f.propagations(ctx, samples)
 	if err != nil {
 		return nil, err
 	}
+
 	flooded, err := f.whileOneFloods(ctx, more, samples)
 	if err != nil {
 		return nil, err
 	}
+
 	gone, err := f.brokerWrites(ctx, func() error { return f.drain(ctx, f.tenants[0], more) })
 	if err != nil {
 		return nil, err
 	}
+
 	start, err := f.restartBroker(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	const relay = "bare relay"
 	return []Measurement{
 		{What: fmt.Sprintf("XPUPort to infra and status back, %d tenants, %d there, p50", tenants,
@@ -138,6 +147,7 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 	if err != nil {
 		return nil, err
 	}
+
 	f = &federation{
 		site: &site{cluster: c, b: b, name: name}, tenants: make([]*tenantCluster, tenants),
 	}
@@ -146,6 +156,7 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 			err = errors.Join(err, f.end())
 		}
 	}()
+
 	if err := f.startRoles(ctx); err != nil {
 		return f, err
 	}
@@ -156,6 +167,7 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 		&corev1.ConfigMap{}); err != nil {
 		return f, err
 	}
+
 	for range tenants {
 		agent, err := opitest.New()
 		if err != nil {
@@ -163,11 +175,13 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 		}
 		f.agents = append(f.agents, agent)
 	}
+
 	// what it starts goes on when all have joined
 	join := func(_ context.Context, i int) error { return f.join(ctx, i) }
 	if err := f.each(ctx, tenants, join); err != nil {
 		return f, err
 	}
+
 	return f, f.awaitConnected(ctx)
 }
 
@@ -177,6 +191,7 @@ func (f *federation) startRoles(ctx context.Context) (err error) {
 	if err := os.Mkdir(f.tenantsDir(), 0o700); err != nil {
 		return err
 	}
+
 	for _, file := range []string{
 		"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml",
 	} {
@@ -184,6 +199,7 @@ func (f *federation) startRoles(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	if f.controllerKubeconfig, err = f.kubeconfig(ctx, namespace, "xpu-controller"); err != nil {
 		return err
 	}
@@ -194,6 +210,7 @@ func (f *federation) startRoles(ctx context.Context) (err error) {
 		namespace); err != nil {
 		return err
 	}
+
 	f.broker, err = f.startBroker()
 	return err
 }
@@ -211,6 +228,7 @@ func (f *federation) startServers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "ready")); err == nil {
 			return nil
@@ -234,6 +252,7 @@ func (f *federation) join(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
+
 	config.QPS = -1
 	if t.client, err = client.New(config, client.Options{Scheme: f.client.Scheme()}); err != nil {
 		return err
@@ -242,10 +261,12 @@ func (f *federation) join(ctx context.Context, i int) error {
 		&v1alpha1.DevicePool{}); err != nil {
 		return err
 	}
+
 	go f.relay(ctx, t)
 	if err := f.tell(ctx, i, file); err != nil {
 		return err
 	}
+
 	return t.client.Create(ctx,
 		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 			Spec: v1alpha1.XPUNetworkSpec{
@@ -259,6 +280,7 @@ func (f *federation) tell(ctx context.Context, i int, file string) error {
 	if err != nil {
 		return err
 	}
+
 	t, first := f.tenants[i], int32(1+i*10)
 	for _, o := range []client.Object{
 		&corev1.Secret{
@@ -283,6 +305,7 @@ func (f *federation) tell(ctx context.Context, i int, file string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -315,6 +338,7 @@ func (t *tenantCluster) port() *v1alpha1.XPUPort {
 			Name: fmt.Sprintf("claim-%d", n), UID: types.UID(fmt.Sprintf("uid-%d", n)),
 		},
 	})
+
 	t.ports = append(t.ports, p)
 	return p
 }
@@ -326,11 +350,13 @@ func (f *federation) fill(ctx context.Context, tenants []*tenantCluster, n int) 
 		of[i] = tenants[i%len(tenants)]
 		ports[i] = of[i].port()
 	}
+
 	if err := f.each(ctx, n, func(ctx context.Context, i int) error {
 		return of[i].client.Create(ctx, ports[i])
 	}); err != nil {
 		return err
 	}
+
 	return f.each(ctx, n, func(ctx context.Context, i int) error {
 		_, err := of[i].observer.await(ctx, ports[i].Name)
 		return err
@@ -346,6 +372,7 @@ func (f *federation) drain(ctx context.Context, t *tenantCluster, n int) error {
 	}); err != nil {
 		return err
 	}
+
 	for {
 		var left v1alpha1.XPUPortList
 		if err := t.client.List(ctx, &left); err != nil || len(left.Items) == len(t.ports) {
@@ -368,6 +395,7 @@ func (f *federation) brokerWrites(ctx context.Context, during func() error) (flo
 	if err := errors.Join(during(), pauseWith(ctx, f.broker.process, settling)); err != nil {
 		return 0, err
 	}
+
 	after, err := f.broker.patches(ctx)
 	return after - before, err
 }
@@ -395,6 +423,7 @@ func (f *federation) propagations(ctx context.Context, samples int) (p propagati
 		if err != nil {
 			return p, err
 		}
+
 		p.broker = append(p.broker, took)
 		pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "relayed-" + port.Name},
 			Spec: v1alpha1.DevicePoolSpec{
@@ -403,6 +432,7 @@ func (f *federation) propagations(ctx context.Context, samples int) (p propagati
 		if took, err = f.propagate(ctx, t, pool, t.name+"."+pool.Name, pool.Name); err != nil {
 			return p, err
 		}
+
 		p.relay = append(p.relay, took)
 	}
 	return p, nil
@@ -414,15 +444,18 @@ func (f *federation) propagate(
 	if err := t.client.Create(ctx, o); err != nil {
 		return 0, err
 	}
+
 	created := time.Now()
 	there1, err := f.infra.await(ctx, there)
 	if err != nil {
 		return 0, err
 	}
+
 	back, err := t.observer.await(ctx, here)
 	if err != nil {
 		return 0, err
 	}
+
 	return (there1.seen.Sub(created) + back.ready.Sub(there1.ready)).Seconds(), nil
 }
 
@@ -436,6 +469,7 @@ func (f *federation) whileOneFloods(
 		defer close(flooded)
 		return f.fill(ctx, f.tenants[:1], n)
 	})
+
 	group.Go(func() error {
 		for len(p.broker) < samples {
 			select {
@@ -443,14 +477,17 @@ func (f *federation) whileOneFloods(
 				return nil
 			default:
 			}
+
 			few, err := f.propagations(ctx, 1)
 			if err != nil {
 				return err
 			}
+
 			p.broker, p.relay = append(p.broker, few.broker...), append(p.relay, few.relay...)
 		}
 		return nil
 	})
+
 	return p, group.Wait()
 }
 
@@ -465,19 +502,23 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 	if err := f.broker.end(); err != nil {
 		return s, err
 	}
+
 	begin := time.Now()
 	if f.broker, err = f.startBroker(); err != nil {
 		return s, err
 	}
+
 	if err := f.broker.await(ctx, "metrics", func(ctx context.Context) error {
 		_, err := f.broker.patches(ctx)
 		return err
 	}); err != nil {
 		return s, err
 	}
+
 	if err := f.awaitConnected(ctx); err != nil {
 		return s, err
 	}
+
 	// It has started once it looks at nothing more.
 	last := -1.0
 	for quiet := time.Now(); time.Since(quiet) < 2*time.Second; {
@@ -487,6 +528,7 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 		if err != nil {
 			return s, err
 		}
+
 		if looked != last {
 			quiet, last = time.Now(), looked
 			s.took = quiet.Sub(begin)
@@ -495,9 +537,11 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 			return s, err
 		}
 	}
+
 	if s.writes, err = f.broker.patches(ctx); err != nil {
 		return s, err
 	}
+
 	s.memory, err = f.broker.resident()
 	return s, err
 }
@@ -509,20 +553,25 @@ func (f *federation) end() error {
 			errs = append(errs, p.end())
 		}
 	}
+
 	for _, t := range f.tenants {
 		if t != nil && t.observer != nil {
 			t.observer.stop()
 		}
 	}
+
 	if f.infra != nil {
 		f.infra.stop()
 	}
+
 	if f.servers != nil {
 		errs = append(errs, f.servers.end())
 	}
+
 	for _, agent := range f.agents {
 		agent.Kill()
 	}
+
 	return errors.Join(append(errs, f.stop())...)
 }
 
@@ -535,6 +584,7 @@ func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 		if err != nil {
 			return
 		}
+
 		there := &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: t.name + "." + name},
 		}
@@ -544,6 +594,7 @@ func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 		if _, err := f.infra.await(ctx, there.Name); err != nil {
 			return
 		}
+
 		pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		told := client.RawPatch(types.MergePatchType, []byte(`{"status":{"nodeCount":1}}`))
 		if err := t.client.Status().Patch(ctx, pool, told); err != nil {
@@ -577,11 +628,13 @@ func observe(
 	if err != nil {
 		return o, err
 	}
+
 	for _, kind := range kinds {
 		informer, err := objects.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
 			return o, err
 		}
+
 		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 			AddFunc: func(object any) {
 				o.note(object)
@@ -591,18 +644,22 @@ func observe(
 			},
 			UpdateFunc: func(_, object any) { o.note(object) },
 		})
+
 		if err != nil {
 			return o, err
 		}
 	}
+
 	go func() {
 		if err := objects.Start(ctx); err != nil {
 			stop()
 		}
 	}()
+
 	if !objects.WaitForCacheSync(ctx) {
 		return o, fmt.Errorf("watch %s: %w", config.Host, context.Cause(ctx))
 	}
+
 	return o, nil
 }
 
@@ -628,15 +685,19 @@ func (o *observer) note(object any) {
 	default:
 		return
 	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	known := o.objects[name]
 	if known.seen.IsZero() {
 		known.seen = now
 	}
+
 	if ready && known.ready.IsZero() {
 		known.ready = now
 	}
+
 	o.objects[name] = known
 	o.changed.Broadcast()
 }
@@ -646,11 +707,13 @@ func (o *observer) await(ctx context.Context, name string) (observed, error) {
 	defer context.AfterFunc(ctx, o.changed.Broadcast)()
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	for o.objects[name].ready.IsZero() {
 		if ctx.Err() != nil {
 			return observed{}, fmt.Errorf("%s is not ready: %w", name, ctx.Err())
 		}
 		o.changed.Wait()
 	}
+
 	return o.objects[name], nil
 }

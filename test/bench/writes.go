@@ -63,12 +63,14 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 		StateDir: filepath.Join(b.dir, "story"),
 		Detail:   func(string, ...any) {},
 	}
+
 	defer func() { err = errors.Join(err, world.End(context.WithoutCancel(ctx))) }()
 	for _, step := range world.Acts()[0].Steps[:prepareSteps] {
 		if err := step.Run(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.Title, err)
 		}
 	}
+
 	idle := newKinds + settled
 	if b.quick {
 		idle = 2 * time.Second
@@ -76,6 +78,7 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 	if err := sleep(ctx, idle); err != nil {
 		return nil, err
 	}
+
 	manifest := filepath.Join(b.dir, "life.yaml")
 	// Parts of the life, each with a time for what is written in the background.
 	var writes [4][]write
@@ -92,6 +95,7 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 			return nil, err
 		}
 	}
+
 	life := slices.Concat(writes[0], writes[3])
 	return []Measurement{
 		{
@@ -115,9 +119,11 @@ func startPods(ctx context.Context, c story.Devcluster, manifest string) error {
 	for n := range lifePods {
 		fmt.Fprintf(&pods, "---"+lifePod, n)
 	}
+
 	if err := os.WriteFile(manifest, []byte(pods.String()), 0o600); err != nil {
 		return err
 	}
+
 	for _, args := range [][]string{
 		{"apply", "-f", manifest},
 		{"wait", "--for=condition=Ready", "--timeout=60s", "-f", manifest},
@@ -126,6 +132,7 @@ func startPods(ctx context.Context, c story.Devcluster, manifest string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -142,10 +149,12 @@ func writesDuring(
 	if err := sleep(ctx, settled); err != nil {
 		return nil, err
 	}
+
 	cluster, err := c.Inspect(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	return writesSince(filepath.Join(cluster.Logs, "audit.log"), begin, func(write) bool {
 		return true
 	})
@@ -183,14 +192,17 @@ func kinds(writes []write, which func(write) bool) (out []string) {
 				1:]]++
 		}
 	}
+
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		if counts[a] != counts[b] {
 			return counts[b] - counts[a]
 		}
 		return strings.Compare(a, b)
 	})
+
 	for _, name := range names {
 		out = append(out, fmt.Sprintf("%d %s", counts[name], name))
 	}
+
 	return out
 }

@@ -65,10 +65,12 @@ func render(t testing.TB, namespace string, set ...string) ([]unstructured.Unstr
 	for _, value := range set {
 		args = append(args, "--set", value)
 	}
+
 	out, err := helm(t, args...)
 	if err != nil {
 		return nil, err
 	}
+
 	return objects(t, out), nil
 }
 
@@ -81,6 +83,7 @@ func objects(t testing.TB, manifests string) (all []unstructured.Unstructured) {
 		if err == io.EOF {
 			return all
 		}
+
 		must.Succeed(t, err)
 		if len(object.Object) > 0 {
 			all = append(all, object)
@@ -98,6 +101,7 @@ func byName(all []unstructured.Unstructured) map[string]any {
 			"app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
 			"app.kubernetes.io/part-of"))
 		o.SetAnnotations(without(o.GetAnnotations(), "helm.sh/resource-policy"))
+
 		if pod, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec"); ok {
 			order(pod["volumes"], "name")
 			for _, c := range pod["containers"].([]any) {
@@ -105,8 +109,10 @@ func byName(all []unstructured.Unstructured) map[string]any {
 			}
 			o.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"] = pod
 		}
+
 		found[fmt.Sprintf("%s %s/%s", o.GetKind(), o.GetNamespace(), o.GetName())] = o.Object
 	}
+
 	return found
 }
 
@@ -139,10 +145,12 @@ func TestSameAsKustomize(t *testing.T) {
 				if bridge {
 					dirs = append(dirs, "deploy/opi-bridge")
 				}
+
 				var all []unstructured.Unstructured
 				for _, dir := range dirs {
 					all = append(all, kustomize(t, filepath.Join(root, dir))...)
 				}
+
 				want := byName(all)
 				// The release's namespace is made by whoever installs it.
 				delete(want, "Namespace /"+namespace)
@@ -156,6 +164,7 @@ func TestSameAsKustomize(t *testing.T) {
 					}
 					delete(got, name)
 				}
+
 				for name := range got {
 					t.Errorf("the chart alone has %s", name)
 				}
@@ -170,9 +179,11 @@ func TestNamespaceIsFree(t *testing.T) {
 		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers",
 			"opiBridge.enabled=true", "networkPolicies.enabled=true")
 		must.Succeed(t, err)
+
 		for _, o := range rendered {
 			text, err := o.MarshalJSON()
 			must.Succeed(t, err)
+
 			for _, wrong := range []string{namespace, "xpu-tenants"} {
 				// CRDs' descriptions have the defaults.
 				if o.GetKind() != "CustomResourceDefinition" &&
@@ -307,13 +318,16 @@ func TestParts(t *testing.T) {
 			for _, value := range test.set {
 				args = append(args, "--set", value)
 			}
+
 			out, err := helm(t, args...)
 			must.Succeed(t, err)
+
 			for _, text := range test.present {
 				if !strings.Contains(out, text) {
 					t.Errorf("%q is not there", text)
 				}
 			}
+
 			for _, text := range test.absent {
 				if strings.Contains(out, text) {
 					t.Errorf("%q is there", text)

@@ -47,6 +47,7 @@ func pieces(t testing.TB) (all []string) {
 		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil,
 			parser.SkipObjectResolution)
 		must.Succeed(t, err)
+
 		for node := range ast.Preorder(parsed) {
 			if text, ok := constant(node); ok {
 				for _, piece := range verb.Split(text, -1) {
@@ -58,6 +59,7 @@ func pieces(t testing.TB) (all []string) {
 			}
 		}
 	}
+
 	return all
 }
 
@@ -90,6 +92,7 @@ func strange(message string, known []string) (words []string) {
 			at += i + len(piece)
 		}
 	}
+
 	at := 0
 	for _, word := range strings.Split(message, " ") {
 		if prose.MatchString(word) && !names.MatchString(word) && !covered[at] {
@@ -97,6 +100,7 @@ func strange(message string, known []string) (words []string) {
 		}
 		at += len(word) + 1
 	}
+
 	return words
 }
 
@@ -109,12 +113,15 @@ func messages(t testing.TB) map[string]string {
 	}) {
 		content, err := os.ReadFile(filepath.Join(root, file))
 		must.Succeed(t, err)
+
 		for _, match := range logs.FindAllStringSubmatch(string(content), -1) {
 			found[strings.ReplaceAll(match[1], `\"`, `"`)] = file
 		}
+
 		if file != "docs/how-to/debug.md" {
 			continue
 		}
+
 		for line := range strings.Lines(string(content)) {
 			if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| ") &&
 				len(cells) == 4 {
@@ -126,6 +133,7 @@ func messages(t testing.TB) map[string]string {
 			}
 		}
 	}
+
 	return found
 }
 
@@ -138,6 +146,7 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%s: %q: no program says %q", file, message, words)
 		}
 	}
+
 	if len(all) < 40 {
 		t.Errorf("only %d messages were found", len(all))
 	}

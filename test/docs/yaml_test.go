@@ -52,20 +52,25 @@ func files(t testing.TB, want func(path string) bool) (found []string) {
 		if err != nil {
 			return err
 		}
+
 		relative, err := filepath.Rel(root, path)
 		if err != nil {
 			return err
 		}
+
 		if entry.IsDir() &&
 			(relative == "bin" || entry.Name() == "node_modules" ||
 				strings.HasPrefix(entry.Name(), ".") && relative != ".") {
 			return filepath.SkipDir
 		}
+
 		if entry.Type().IsRegular() && want(relative) {
 			found = append(found, relative)
 		}
+
 		return nil
 	})
+
 	must.Succeed(t, err)
 	return found
 }
@@ -97,14 +102,17 @@ func shown(t testing.TB) (all []manifest) {
 				manifest{fmt.Sprintf("%s:%d", path, strings.Count(text[:match[4]], "\n")+1), block})
 		}
 	}
+
 	examples := files(t, func(path string) bool {
 		return filepath.Ext(path) == ".yaml" &&
 			(strings.HasPrefix(path, "deploy/samples/") || strings.HasPrefix(path, "examples/") ||
 				strings.HasPrefix(path, "cni/examples/"))
 	})
+
 	for _, path := range examples {
 		all = append(all, manifest{path, read(t, path)})
 	}
+
 	return all
 }
 
@@ -143,10 +151,12 @@ func TestYAML(t *testing.T) {
 	cluster.Need(t)
 	admin, err := kubeapitest.Client(cluster.Admin())
 	must.Succeed(t, err)
+
 	for _, name := range []string{"xpu-tenants"} {
 		must.Succeed(t,
 			admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
+
 	strict := client.WithFieldValidation(admin, metav1.FieldValidationStrict)
 	var kinds []string
 	parts := 0
@@ -156,9 +166,11 @@ func TestYAML(t *testing.T) {
 			t.Errorf("%s: %v", m.where, err)
 			continue
 		}
+
 		if len(objects) == 0 {
 			parts++
 		}
+
 		for _, object := range objects {
 			if _, ok := others[object.GetKind()]; ok {
 				continue
@@ -169,6 +181,7 @@ func TestYAML(t *testing.T) {
 			}
 		}
 	}
+
 	slices.Sort(kinds)
 	t.Logf("%d objects of kinds %v; %d blocks are parts of objects", len(kinds),
 		slices.Compact(kinds), parts)
@@ -186,12 +199,15 @@ func apply(
 	if err != nil {
 		return err
 	}
+
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace && object.GetNamespace() == "" {
 		object.SetNamespace("default")
 	}
+
 	if err := parameters(object); err != nil {
 		return err
 	}
+
 	return c.Create(ctx, object, client.DryRunAll)
 }
 
@@ -203,26 +219,32 @@ func parameters(object *unstructured.Unstructured) error {
 		"ResourceClaimTemplate": {"spec", "spec", "devices", "config"},
 		"DeviceClass":           {"spec", "config"},
 	}[object.GetKind()]
+
 	if !ok {
 		return nil
 	}
+
 	configs, _, err := unstructured.NestedSlice(object.Object, path...)
 	if err != nil {
 		return err
 	}
+
 	for i, config := range configs {
 		raw, found, err := unstructured.NestedMap(config.(map[string]any), "opaque", "parameters")
 		if err != nil || !found {
 			return fmt.Errorf("config %d has no parameters: %w", i, err)
 		}
+
 		text, err := strictyaml.Marshal(raw)
 		if err != nil {
 			return err
 		}
+
 		var decoded v1alpha1.InterfaceConfig
 		if err := strictyaml.UnmarshalStrict(bytes.TrimSpace(text), &decoded); err != nil {
 			return fmt.Errorf("config %d: %w", i, err)
 		}
 	}
+
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 func TestStory(t *testing.T) {
 	world := newWorld(t)
 	endAfter(t, world)
+
 	for _, act := range world.Acts() {
 		t.Run(act.Title, func(t *testing.T) {
 			run(t, slices.Concat(act.Steps, act.Trouble), world)
@@ -98,14 +99,17 @@ func newWorld(t *testing.T) *story.World {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, for network namespaces and containers")
 	}
+
 	source, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	bin := filepath.Join(source, "bin")
 	if _, err := os.Stat(filepath.Join(bin, "images", "xpu-agent.tar")); err != nil {
 		t.Skip("needs the programs and images that make images builds in bin/")
 	}
+
 	return &story.World{
 		Cluster:  story.Devcluster{Program: filepath.Join(bin, "devcluster"), Name: "e2e"},
 		Source:   source,

@@ -22,6 +22,7 @@ func write(t *testing.T, files map[string]string) (root string) {
 			t.Fatal(err)
 		}
 	}
+
 	return root
 }
 
@@ -41,6 +42,7 @@ func TestTargets(t *testing.T) {
 		"module/go.mod":            "module m\n",
 		"module/cmd/a/one_test.go": one,
 	})
+
 	t.Chdir(root)
 	got, err := targets([]string{".", "./p"})
 	want := []target{{"module/cmd/a", "FuzzOne"}, {"p", "FuzzOne"}, {"p", "FuzzTwo"}}
@@ -115,6 +117,7 @@ func TestOnlyLate(t *testing.T) {
 	if !onlyLate.MatchString(late) {
 		t.Error("the end of the time is taken for a failure")
 	}
+
 	said := strings.Replace(late, "    context",
 		"    --- FAIL: FuzzOne (0.00s)\n        one_test.go:7: context", 1)
 	if onlyLate.MatchString(said) {

@@ -36,6 +36,7 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "only targets whose names match, a regular expression")
 	flag.IntVar(&o.parallel, "parallel", 0,
 		"how many inputs are tried at a time; 0 is as many as there are CPUs")
+
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: fuzz [flags] [DIRECTORY...]\n\n"+
 			"Fuzzes the targets below the directories; if none is named, those of all modules.\n\n"+
@@ -44,9 +45,11 @@ func main() {
 			"something else\n\n")
 		flag.PrintDefaults()
 	}
+
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
+
 	if err := run(ctx, o, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)
 		os.Exit(1)
@@ -64,10 +67,12 @@ func run(ctx context.Context, o options, directories []string) error {
 	if o.time <= 0 {
 		return fmt.Errorf("-time is %s: must be more than 0, such as 30s", o.time)
 	}
+
 	pattern, err := regexp.Compile(o.run)
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
+
 	if len(directories) == 0 {
 		directories = []string{"."}
 	}
@@ -76,6 +81,7 @@ func run(ctx context.Context, o options, directories []string) error {
 	if err != nil {
 		return err
 	}
+
 	all = slices.DeleteFunc(all, func(t target) bool { return !pattern.MatchString(t.name) })
 	if len(all) == 0 {
 		return fmt.Errorf("no fuzz target that matches %q below %s",
@@ -91,6 +97,7 @@ func run(ctx context.Context, o options, directories []string) error {
 		}
 		done = append(done, result)
 	}
+
 	return errors.Join(list(done), err)
 }
 
@@ -102,9 +109,11 @@ func (t target) fuzz(ctx context.Context, o options) (outcome, error) {
 		"test", "-run=^$", "-fuzz=^" + t.name + "$",
 		"-fuzztime=" + o.time.String(), "-fuzzminimizetime=1s",
 	}
+
 	if o.parallel > 0 {
 		args = append(args, fmt.Sprintf("-parallel=%d", o.parallel))
 	}
+
 	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
 	cmd.Dir = t.dir
 	// Packages with other tests than fuzz targets would start API servers, each worker its own.
@@ -130,6 +139,7 @@ func (t target) fuzz(ctx context.Context, o options) (outcome, error) {
 	case result.execs == "":
 		return result, fmt.Errorf("%s: go test says nothing of fuzzing:\n%s", t, output)
 	}
+
 	return result, nil
 }
 
@@ -150,12 +160,14 @@ func lastOf(expression *regexp.Regexp, output []byte) string {
 	if len(all) == 0 {
 		return ""
 	}
+
 	last := all[len(all)-1]
 	for _, group := range last[1:] {
 		if len(group) > 0 {
 			return string(group)
 		}
 	}
+
 	return ""
 }
 
@@ -170,6 +182,7 @@ func (t target) failure(output []byte, err error) error {
 		return fmt.Errorf("%s fails on %s, one of its seeds. Again: %s'\n%s",
 			t, entry, again, output)
 	}
+
 	return fmt.Errorf("%s: %w, without an input that fails:\n%s", t, err, output)
 }
 
@@ -178,8 +191,10 @@ func list(done []outcome) error {
 	if len(done) == 0 {
 		return nil
 	}
+
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(out, "package\ttarget\tinputs\ttook")
+
 	for _, d := range done {
 		fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", d.dir, d.name, d.execs, d.took.Round(time.Second))
 	}

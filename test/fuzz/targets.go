@@ -29,23 +29,28 @@ func targets(directories []string) (all []target, err error) {
 			if err != nil {
 				return err
 			}
+
 			if entry.IsDir() {
 				if path != root && leftOut(entry.Name()) {
 					return filepath.SkipDir
 				}
 				return nil
 			}
+
 			found, err := targetsIn(path)
 			all = append(all, found...)
+
 			return err
 		})
 		if err != nil {
 			return nil, fmt.Errorf("look for fuzz targets in %s: %w", root, err)
 		}
 	}
+
 	slices.SortFunc(all, func(a, b target) int {
 		return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.name, b.name))
 	})
+
 	return slices.Compact(all), nil
 }
 
@@ -62,14 +67,17 @@ func targetsIn(path string) (all []target, err error) {
 	if !strings.HasSuffix(path, "_test.go") {
 		return nil, nil
 	}
+
 	dir, name := filepath.Split(path)
 	if matches, err := build.Default.MatchFile(dir, name); err != nil || !matches {
 		return nil, err
 	}
+
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, declaration := range file.Decls {
 		f, ok := declaration.(*ast.FuncDecl)
 		if !ok || f.Recv != nil || !takesF(f.Type.Params) {
@@ -79,6 +87,7 @@ func targetsIn(path string) (all []target, err error) {
 			all = append(all, target{dir: filepath.Clean("./" + dir), name: f.Name.Name})
 		}
 	}
+
 	return all, nil
 }
 
@@ -87,10 +96,12 @@ func takesF(params *ast.FieldList) bool {
 	if params.NumFields() != 1 {
 		return false
 	}
+
 	pointer, ok := params.List[0].Type.(*ast.StarExpr)
 	if !ok {
 		return false
 	}
+
 	of, ok := pointer.X.(*ast.SelectorExpr)
 	return ok && of.Sel.Name == "F"
 }

@@ -60,6 +60,7 @@ func TestArm64Schedule(t *testing.T) {
 		"schedule", "-f", filepath.Join(root, "test", "scenarios", "capacity", "ports.yaml"),
 		"-f", scenario,
 	}
+
 	cmd := newEmulator(t).command("xpuctl", "xpuctl", args...)
 	out, err := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(string(out), "rails") {
@@ -74,6 +75,7 @@ func TestArm64CNI(t *testing.T) {
 	listener, err := net.Listen("unix", socket)
 	must.Succeed(t, err)
 	defer listener.Close()
+
 	asked := make(chan wire.Request, 1)
 	go func() {
 		conn, err := listener.Accept()
@@ -82,10 +84,12 @@ func TestArm64CNI(t *testing.T) {
 			return
 		}
 		defer conn.Close()
+
 		var request wire.Request
 		if err := json.NewDecoder(conn).Decode(&request); err != nil {
 			t.Error(err)
 		}
+
 		reply := wire.Reply{
 			Version: wire.Version,
 			Result:  json.RawMessage(`{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}`),
@@ -93,12 +97,15 @@ func TestArm64CNI(t *testing.T) {
 		if err := json.NewEncoder(conn).Encode(reply); err != nil {
 			t.Error(err)
 		}
+
 		asked <- request
 	}()
+
 	cmd := e.command("xpu-agent", "xpu-cni")
 	paths := cni.PathsFile(cmd.Args[1])
 	must.Succeed(t, os.WriteFile(paths, fmt.Appendf(nil, `{"socket":%q}`, socket), 0o644))
 	defer os.Remove(paths)
+
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c1",
 		"CNI_NETNS="+netns.New(t).Path(), "CNI_IFNAME=net1", "CNI_PATH=/nonexistent")
 	cmd.Stdin = strings.NewReader(
@@ -121,14 +128,17 @@ func TestArm64Controller(t *testing.T) {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
 			"kube-apiserver and kubectl")
 	}
+
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join(root, "deploy", "crds")},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
 	}
+
 	_, err := environment.Start()
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, environment.Stop()) })
+
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Succeed(t, os.WriteFile(kubeconfig, environment.KubeConfig, 0o600))
 	probes := freeAddress(t)
@@ -138,6 +148,7 @@ func TestArm64Controller(t *testing.T) {
 	var logs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &logs, &logs
 	must.Succeed(t, cmd.Start())
+
 	must.Eventually(t, "the controller is ready", func() bool {
 		response, err := http.Get("http://" + probes + "/readyz")
 		if err != nil {
@@ -146,6 +157,7 @@ func TestArm64Controller(t *testing.T) {
 		defer response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
+
 	must.Succeed(t, cmd.Process.Signal(syscall.SIGTERM))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, &logs)

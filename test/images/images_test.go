@@ -62,11 +62,13 @@ func newEngine(t testing.TB) *engine {
 	if os.Getuid() != 0 {
 		t.Skip("buildah mounts containers: run as root")
 	}
+
 	e := &engine{t: t, program: program(t, "buildah", "buildah"), dir: t.TempDir()}
 	t.Cleanup(func() {
 		e.run("umount", "--all")
 		e.run("rm", "--all")
 	})
+
 	return e
 }
 
@@ -81,6 +83,7 @@ func (e *engine) run(args ...string) string {
 	if err != nil {
 		e.t.Fatalf("buildah %s: %v\n%s", strings.Join(args, " "), err, &stderr)
 	}
+
 	return strings.TrimSpace(string(out))
 }
 
@@ -98,6 +101,7 @@ type content struct {
 func (e *engine) look(image, arch string) (content, string) {
 	e.t.Helper()
 	container := e.run("from", "--os", "linux", "--arch", arch, image)
+
 	var inspected struct {
 		OCIv1 struct {
 			Created      time.Time
@@ -111,11 +115,13 @@ func (e *engine) look(image, arch string) (content, string) {
 			} `json:"config"`
 		}
 	}
+
 	must.Succeed(e.t,
 		json.Unmarshal([]byte(e.run("inspect", "--type", "container", container)), &inspected))
 	config := inspected.OCIv1.Config
 	delete(config.Labels, "io.buildah.version") // buildah signs its work
 	mount := e.run("mount", container)
+
 	return content{
 		OS: inspected.OCIv1.OS, Arch: inspected.OCIv1.Architecture,
 		Created: inspected.OCIv1.Created,
@@ -139,6 +145,7 @@ func files(t testing.TB, dir string) map[string]string {
 		}
 		return err
 	})
+
 	must.Succeed(t, err)
 	return found
 }
@@ -158,6 +165,7 @@ func TestEngineMakesTheSame(t *testing.T) {
 				"--build-arg", "REVISION="+ours.Labels["org.opencontainers.image.revision"],
 				"--file", filepath.Join(root, "images", name, "Containerfile"),
 				filepath.Join(root, "bin"))
+
 			theirs, _ := e.look("localhost/"+tag, arch)
 			if diff := cmp.Diff(theirs, ours); diff != "" {
 				t.Errorf("%s for %s: -buildah +make images:\n%s", name, arch, diff)
@@ -179,10 +187,12 @@ func TestReproducible(t *testing.T) {
 	copySource(t, tree)
 	info, err := os.Stat(filepath.Join(root, "bin", "linux", "amd64", "xpu-cni"))
 	must.Succeed(t, err)
+
 	build := exec.Command("sh", "-c", `umask 077; exec make -C "$0" archives "$@"`,
 		tree, "DEVCLUSTER="+devcluster,
 		"ARCHES="+strings.Join(arches, " "),
 		"REVISION="+ours.Labels["org.opencontainers.image.revision"])
+
 	build.Env = append(os.Environ(), "TZ=Asia/Kathmandu", "LC_ALL=C",
 		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", ours.Created.Unix()))
 	if output, err := build.CombinedOutput(); err != nil {
@@ -192,6 +202,7 @@ func TestReproducible(t *testing.T) {
 		os.SameFile(info, again) {
 		t.Fatalf("the second build is not one: %v", err)
 	}
+
 	for _, name := range names {
 		for _, file := range []string{name + ".tar", name + ".cdx.json"} {
 			first, err := os.ReadFile(filepath.Join(root, "bin", "images", file))
@@ -214,6 +225,7 @@ func copySource(t testing.TB, to string) {
 	if err != nil {
 		t.Fatalf("git ls-files: %v", err)
 	}
+
 	for _, file := range strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00") {
 		source, target := filepath.Join(root, file), filepath.Join(to, file)
 		must.Succeed(t, os.MkdirAll(filepath.Dir(target), 0o755))
@@ -221,10 +233,12 @@ func copySource(t testing.TB, to string) {
 			must.Succeed(t, os.Symlink(link, target))
 			continue
 		}
+
 		content, err := os.ReadFile(source)
 		if os.IsNotExist(err) {
 			continue // removed, and not yet committed
 		}
+
 		must.Succeed(t, err)
 		must.Succeed(t, os.WriteFile(target, content, 0o644))
 	}

@@ -96,20 +96,24 @@ func list(t *testing.T, goos string, patterns ...string) map[string]pkg {
 		}
 		return err
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	command := exec.CommandContext(t.Context(), "go",
 		append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
 	if goos != "" {
 		command.Env = append(os.Environ(), "GOOS="+goos)
 	}
+
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, &stderr)
 	}
+
 	found := map[string]pkg{}
 	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p pkg
@@ -136,6 +140,7 @@ func TestForbidden(t *testing.T) {
 			if !matches(module+rule.packages, path) {
 				continue
 			}
+
 			none = false
 			for _, dep := range p.Deps {
 				if slices.ContainsFunc(rule.not, func(not string) bool {
@@ -145,6 +150,7 @@ func TestForbidden(t *testing.T) {
 				}
 			}
 		}
+
 		if none {
 			t.Errorf("there is no package %s, of which the table says what it may not import",
 				rule.packages)
@@ -177,10 +183,12 @@ func TestStages(t *testing.T) {
 		if !isStage || strings.HasSuffix(name, "test") {
 			continue
 		}
+
 		place := slices.Index(stages, name)
 		if place < 0 {
 			t.Errorf("the table of stages lacks pkg/node/%s", name)
 		}
+
 		for _, imported := range p.Imports {
 			other, isStage := strings.CutPrefix(imported, node)
 			if isStage && slices.Index(stages, other) >= place {

@@ -53,6 +53,7 @@ func Run(t *testing.T, newStage func(t *testing.T) Stage) {
 			must.Succeed(t, err)
 			first.index = l.Attrs().Index
 			trick.play(t, first)
+
 			switch err := s.Release(t, first.Namespace); {
 			case err != nil && s.MayKeep(err):
 				return
@@ -73,12 +74,14 @@ func newTenant(t *testing.T, host *netns.Namespace) *tenant {
 	hidden, err := netns.Make(filepath.Join(t.TempDir(), "hidden"))
 	must.Succeed(t, err)
 	must.Succeed(t, hidden.Unmount())
+
 	t.Cleanup(func() {
 		if err := hidden.Close(); err != nil && !errors.Is(err, os.ErrNotExist) &&
 			!errors.Is(err, unix.EINVAL) {
 			t.Error(err)
 		}
 	})
+
 	return &tenant{Namespace: netns.New(t), host: host, accomplice: netns.New(t), hidden: hidden}
 }
 
@@ -99,12 +102,14 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	must.Succeed(t, err)
 	in, err := netns.Send(far, near)
 	must.Succeed(t, err)
+
 	for range 50 {
 		for _, f := range forgers {
 			f.forge(near.MAC)
 		}
 		time.Sleep(time.Millisecond) // between frames, as a sender that is not detected would
 	}
+
 	var ends sync.WaitGroup // at the same time, as each waits for late frames
 	for direction, traffic := range map[string]*netns.Traffic{"sent": out, "received": in} {
 		ends.Go(func() {
@@ -114,12 +119,14 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 			}
 		})
 	}
+
 	ends.Wait()
 	for _, spy := range spies {
 		if n := spy.count(t, netns.TestType); n > 0 {
 			t.Errorf("the first tenant read %d frames of the second", n)
 		}
 	}
+
 	if n := forged.count(t, forgedType); n > 0 {
 		t.Errorf("the first tenant forged %d frames of the second", n)
 	}
@@ -148,6 +155,7 @@ func listen(t *testing.T, ns *netns.Namespace, etherType uint16) socket {
 			int(networkOrder(etherType)))
 		return err
 	}))
+
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return socket(fd)
 }
@@ -185,6 +193,7 @@ func newForger(t *testing.T, ns *netns.Namespace) forger {
 			f.indexes = append(f.indexes, l.Attrs().Index)
 		}
 	}
+
 	return f
 }
 

@@ -101,6 +101,7 @@ func (p *tenant) stack(
 	if got := l.Attrs().ParentIndex; got != p.index {
 		t.Fatalf("evil0 is on %d, want %d", got, p.index)
 	}
+
 	must.Succeed(t, to.Handle().LinkSetUp(l))
 	must.Succeed(t, to.Handle().SetPromiscOn(l))
 }
@@ -127,6 +128,7 @@ func mirror(t *testing.T, p *tenant) {
 		LinkIndex: out.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0),
 		Parent: netlink.HANDLE_INGRESS,
 	}
+
 	unlessUnknown(t, "sch_ingress", p.Handle().QdiscAdd(&netlink.Ingress{QdiscAttrs: ingress}))
 	unlessUnknown(t, "cls_matchall or act_mirred", p.Handle().FilterAdd(&netlink.MatchAll{
 		FilterAttrs: netlink.FilterAttrs{
@@ -154,14 +156,17 @@ func redirect(t *testing.T, p *tenant) {
 	out, err := p.Handle().LinkByName("out0")
 	must.Succeed(t, err)
 	setUp(t, p.accomplice)
+
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R1, int32(out.Attrs().Index)), asm.Mov.Imm(asm.R2, 0),
 			asm.FnRedirect.Call(), asm.Return(),
 		},
 	})
+
 	must.Succeed(t, err)
 	defer program.Close()
+
 	must.Succeed(t, p.Do(func() error {
 		return link.RawAttachProgram(link.RawAttachProgramOptions{
 			Target: p.index, Program: program, Attach: ebpf.AttachTCXIngress,
@@ -177,8 +182,10 @@ func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 			asm.Mov.Imm(asm.R0, verdict), asm.Return(),
 		},
 	})
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Close() })
+
 	return p
 }
 

@@ -107,11 +107,13 @@ func (k *Kubelet) RemoveSockets() error {
 	if err != nil {
 		return err
 	}
+
 	for _, path := range paths {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -119,11 +121,13 @@ func (k *Kubelet) validate(resource string, versions ...string) error {
 	if !slices.Contains(versions, pluginapi.Version) {
 		return fmt.Errorf("versions %q: want %s", versions, pluginapi.Version)
 	}
+
 	if k.options.Refuse != nil {
 		if reason := k.options.Refuse(resource); reason != "" {
 			return errors.New(reason)
 		}
 	}
+
 	return nil
 }
 
@@ -132,6 +136,7 @@ func (k *Kubelet) watch(ctx context.Context) error {
 	if err := os.MkdirAll(k.watchedDir(), 0o750); err != nil {
 		return err
 	}
+
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -140,14 +145,17 @@ func (k *Kubelet) watch(ctx context.Context) error {
 		watcher.Close()
 		return err
 	}
+
 	paths, err := filepath.Glob(filepath.Join(k.watchedDir(), "*.sock"))
 	if err != nil {
 		watcher.Close()
 		return err
 	}
+
 	for _, path := range paths {
 		k.running.Go(func() { k.found(ctx, path) })
 	}
+
 	k.running.Go(func() {
 		defer watcher.Close()
 		for {
@@ -165,6 +173,7 @@ func (k *Kubelet) watch(ctx context.Context) error {
 			}
 		}
 	})
+
 	return nil
 }
 
@@ -188,9 +197,11 @@ func (k *Kubelet) register(running context.Context, path string) error {
 		return err
 	}
 	defer connection.Close()
+
 	client := registerapi.NewRegistrationClient(connection)
 	ctx, cancel := context.WithTimeout(running, time.Second)
 	defer cancel()
+
 	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
 	if err != nil {
 		return err
@@ -198,18 +209,22 @@ func (k *Kubelet) register(running context.Context, path string) error {
 	if info.Type != registerapi.DevicePlugin {
 		return fmt.Errorf("%s: is a %s", path, info.Type)
 	}
+
 	endpoint := info.Endpoint
 	if endpoint == "" {
 		endpoint = path
 	}
+
 	err = k.validate(info.Name, info.SupportedVersions...)
 	if err == nil {
 		err = k.connect(running, info.Name, endpoint)
 	}
+
 	status := &registerapi.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
 		status.Error = err.Error()
 	}
+
 	_, notifyErr := client.NotifyRegistrationStatus(ctx, status)
 	return errors.Join(err, notifyErr)
 }
@@ -241,19 +256,23 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	if known {
 		return fmt.Errorf("device plugin already connected: %s", path)
 	}
+
 	connection, err := Dial(path)
 	if err != nil {
 		return err
 	}
+
 	p := &plugin{
 		path: path, connection: connection, client: pluginapi.NewDevicePluginClient(connection),
 	}
 	asking, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+
 	if _, err := p.client.GetDevicePluginOptions(asking, &pluginapi.Empty{}); err != nil {
 		connection.Close()
 		return err
 	}
+
 	watching, end := context.WithCancel(ctx)
 	p.end = end
 	k.mutex.Lock()
@@ -261,6 +280,7 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	k.registrations[resource]++
 	k.notify()
 	k.mutex.Unlock()
+
 	k.running.Go(func() {
 		defer connection.Close()
 		if !k.options.Blind {
@@ -270,6 +290,7 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 		}
 		<-watching.Done()
 	})
+
 	return nil
 }
 
@@ -279,11 +300,13 @@ func (k *Kubelet) follow(ctx context.Context, resource string, p *plugin) {
 	if err != nil {
 		return
 	}
+
 	for {
 		list, err := stream.Recv()
 		if err != nil {
 			return
 		}
+
 		k.mutex.Lock()
 		k.devices[resource] = list.Devices
 		k.lists[resource]++
@@ -297,23 +320,28 @@ func (k *Kubelet) follow(ctx context.Context, resource string, p *plugin) {
 func (k *Kubelet) disconnect(path string) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
+
 	for resource, plugins := range k.plugins {
 		i := slices.IndexFunc(plugins, func(p *plugin) bool { return p.path == path })
 		if i < 0 {
 			continue
 		}
+
 		plugins[i].end()
 		if k.plugins[resource] = slices.Delete(plugins, i, i+1); len(k.plugins[resource]) > 0 {
 			continue
 		}
+
 		delete(k.plugins, resource)
 		var stale []*pluginapi.Device
 		for _, d := range k.devices[resource] {
 			stale = append(stale,
 				&pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy, Topology: d.Topology})
 		}
+
 		k.devices[resource] = stale
 	}
+
 	k.notify()
 }
 
@@ -333,6 +361,7 @@ func (k *Kubelet) Wait(ctx context.Context, condition func() bool) error {
 		if condition() {
 			return nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -410,6 +439,7 @@ func (k *Kubelet) Allocate(
 	if err != nil {
 		return nil, err
 	}
+
 	response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
@@ -419,6 +449,7 @@ func (k *Kubelet) Allocate(
 	if n := len(response.ContainerResponses); n != 1 {
 		return nil, fmt.Errorf("resource %s: %d containers in the response, want 1", resource, n)
 	}
+
 	return response.ContainerResponses[0], nil
 }
 
@@ -430,17 +461,20 @@ func (k *Kubelet) Prefer(
 	if err != nil {
 		return nil, err
 	}
+
 	response, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must,
 				AllocationSize: int32(size)},
 		},
 	})
+
 	if err != nil {
 		return nil, err
 	}
 	if n := len(response.ContainerResponses); n != 1 {
 		return nil, fmt.Errorf("resource %s: %d containers in the response, want 1", resource, n)
 	}
+
 	return response.ContainerResponses[0].DeviceIDs, nil
 }

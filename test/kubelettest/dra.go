@@ -29,20 +29,24 @@ func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error
 		return nil, err
 	}
 	defer connection.Close()
+
 	registration := registerapi.NewRegistrationClient(connection)
 	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, fmt.Errorf("registration socket %s: %w", socket, err)
 	}
+
 	if info.Type != registerapi.DRAPlugin || info.Name != name ||
 		!slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
 		return nil, fmt.Errorf("registration socket %s: %v, want DRA driver %s with %s", socket,
 			info, name, drapb.DRAPluginService)
 	}
+
 	status := &registerapi.RegistrationStatus{PluginRegistered: true}
 	if _, err := registration.NotifyRegistrationStatus(ctx, status); err != nil {
 		return nil, fmt.Errorf("registration socket %s: %w", socket, err)
 	}
+
 	return ConnectDRADriver(info.Endpoint)
 }
 
@@ -69,10 +73,12 @@ func (d *DRADriver) Prepare(
 	if err != nil {
 		return nil, err
 	}
+
 	answer := response.Claims[string(c.UID)]
 	if answer.GetError() != "" {
 		return nil, errors.New(answer.Error)
 	}
+
 	return answer.GetDevices(), nil
 }
 

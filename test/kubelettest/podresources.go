@@ -32,13 +32,16 @@ func ServePods(kubeletDir string) (*Pods, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, err
 	}
+
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
+
 	p := &Pods{server: grpc.NewServer()}
 	podresourcesapi.RegisterPodResourcesListerServer(p.server, p)
 	go func() { _ = p.server.Serve(listener) }()
+
 	return p, nil
 }
 
@@ -78,6 +81,7 @@ func ClaimPod(name, driver string, devices ...string) *podresourcesapi.PodResour
 				DriverName: driver, PoolName: "node1", DeviceName: device,
 			})
 	}
+
 	return pod(name,
 		&podresourcesapi.ContainerResources{
 			DynamicResources: []*podresourcesapi.DynamicResource{claim},

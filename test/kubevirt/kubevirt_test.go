@@ -39,21 +39,25 @@ func TestNetworkStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var info nad.DeviceInfo
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(&info); err != nil {
 		t.Fatalf("device-info %s: %v", text, err)
 	}
+
 	const name, mac = "pod37a8eec1ce1", "02:00:00:00:00:51"
 	result := &types100.Result{
 		CNIVersion: "1.1.0",
 		Interfaces: []*types100.Interface{{Name: name, Mac: mac, Sandbox: "/run/netns/p"}},
 	}
+
 	all, err := utils.CreateNetworkStatuses(result, "default/blue-vms", false, &info)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("network-status %v, %v, want one", all, err)
 	}
+
 	status := all[0]
 	if status.Interface != name || status.Mac != mac || status.DeviceInfo == nil ||
 		status.DeviceInfo.Type != nad.DeviceInfoTypePCI ||
@@ -61,6 +65,7 @@ func TestNetworkStatus(t *testing.T) {
 		t.Errorf("network-status %+v lacks what KubeVirt reads: the interface, its MAC, and the "+
 			"PCI address of the VF", status)
 	}
+
 	if _, err := net.ParseMAC(status.Mac); err != nil {
 		t.Error(err)
 	}
@@ -82,6 +87,7 @@ func TestOwnerOfPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	kind := kubevirt.VirtualMachineInstanceGroupVersionKind
 	if want := fmt.Sprintf("schema.GroupKind{Group: %q, Kind: %q}", kind.Group,
 		kind.Kind); !strings.Contains(string(text), want) {
@@ -96,6 +102,7 @@ func TestManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	vms := 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").
 		FindAllStringSubmatch(string(text), -1) {
@@ -104,14 +111,17 @@ func TestManifests(t *testing.T) {
 			if !strings.Contains(document, "kind: VirtualMachine\n") {
 				continue
 			}
+
 			vms++
 			if err := yaml.Unmarshal([]byte(document), &vm); err != nil {
 				t.Fatal(err)
 			}
+
 			kept, err := yaml.Marshal(vm)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			var before, after any
 			if err := yaml.Unmarshal([]byte(document), &before); err != nil {
 				t.Fatal(err)
@@ -122,9 +132,11 @@ func TestManifests(t *testing.T) {
 			if lost := lost("", before, after); len(lost) > 0 {
 				t.Errorf("VirtualMachine %s: KubeVirt has no fields %v", vm.Name, lost)
 			}
+
 			named(t, string(text), vm)
 		}
 	}
+
 	if vms < 2 {
 		t.Errorf("the page has %d VirtualMachines, want one for each way", vms)
 	}
@@ -138,6 +150,7 @@ func named(t *testing.T, page string, vm kubevirt.VirtualMachine) {
 	for _, n := range spec.Networks {
 		networks[n.Name] = n
 	}
+
 	for _, i := range spec.Domain.Devices.Interfaces {
 		network, ok := networks[i.Name]
 		if !ok {
@@ -148,6 +161,7 @@ func named(t *testing.T, page string, vm kubevirt.VirtualMachine) {
 				vm.Name, network.Multus.NetworkName)
 		}
 	}
+
 	for _, c := range spec.ResourceClaims {
 		if c.ResourceClaimTemplateName != nil &&
 			!strings.Contains(page, "name: "+*c.ResourceClaimTemplateName) {

@@ -43,9 +43,11 @@ func rules(t testing.TB) (spec map[string]any, all []rule) {
 		Groups []struct{ Rules []rule }
 	}
 	must.Succeed(t, json.Unmarshal(text, &typed))
+
 	for _, g := range typed.Groups {
 		all = append(all, g.Rules...)
 	}
+
 	return object.Spec, all
 }
 
@@ -54,12 +56,14 @@ func queries(t testing.TB) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, "dashboard.json"))
 	must.Succeed(t, err)
+
 	var dashboard struct {
 		Panels []struct {
 			Title, Type, Description string
 			Targets                  []struct{ Expr string }
 		}
 	}
+
 	must.Succeed(t, json.Unmarshal(content, &dashboard))
 	found := map[string][]string{}
 	for _, p := range dashboard.Panels {
@@ -70,6 +74,7 @@ func queries(t testing.TB) map[string][]string {
 			found[p.Title] = append(found[p.Title], target.Expr)
 		}
 	}
+
 	return found
 }
 
@@ -94,6 +99,7 @@ func metrics(t testing.TB) map[string]bool {
 		}
 		known[m[1]] = true
 	}
+
 	return known
 }
 
@@ -103,11 +109,13 @@ func TestMetricsExist(t *testing.T) {
 	if len(known) < 40 {
 		t.Fatalf("the reference has only %d metrics", len(known))
 	}
+
 	_, all := rules(t)
 	used := queries(t)
 	for _, r := range all {
 		used[r.Alert] = append(used[r.Alert], r.Expr)
 	}
+
 	for where, expressions := range used {
 		for _, expression := range expressions {
 			found := name.FindAllString(matchers.ReplaceAllString(expression, ""), -1)
@@ -144,6 +152,7 @@ func TestRunbooks(t *testing.T) {
 			t.Errorf("%s: has no summary, description or severity", r.Alert)
 		}
 	}
+
 	for _, section := range regexp.MustCompile(`(?m)^### (.*)$`).FindAllStringSubmatch(string(page),
 		-1) {
 		if !slices.Contains(names, section[1]) {
@@ -159,6 +168,7 @@ func TestAlerts(t *testing.T) {
 	if _, err := os.Stat(promtool); err != nil {
 		t.Skipf("there is no promtool: scripts/test builds it: %v", err)
 	}
+
 	spec, _ := rules(t)
 	text, err := yaml.Marshal(spec)
 	must.Succeed(t, err)
@@ -167,6 +177,7 @@ func TestAlerts(t *testing.T) {
 	tests, err := os.ReadFile("rules_test.yaml")
 	must.Succeed(t, err)
 	must.Succeed(t, os.WriteFile(filepath.Join(work, "rules_test.yaml"), tests, 0o600))
+
 	for _, args := range [][]string{
 		{"check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"},
 		{"test", "rules", "rules_test.yaml"},

@@ -39,12 +39,14 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx) }()
+
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("ended with %v", err)
 		}
 	})
+
 	t.Cleanup(stop)
 	return stop
 }

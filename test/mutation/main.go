@@ -40,6 +40,7 @@ func main() {
 		"how long the tests may take with one mutant; longer counts as noticed")
 	flag.Float64Var(&o.least, "least", 0, "fail if a package's score is below this, in percent")
 	flag.StringVar(&o.run, "run", "", "only tests that match, as with go test")
+
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: mutation [flags] PACKAGE...\n\n"+
 			"Changes one thing of each package at a time and lists what its tests do not "+
@@ -49,6 +50,7 @@ func main() {
 			"  mutation -most 200 -seed 7 ./pkg/node/hooks # others, and more of them\n\n")
 		flag.PrintDefaults()
 	}
+
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
@@ -79,6 +81,7 @@ func run(ctx context.Context, o options, packages []string) error {
 		}
 		scores = append(scores, s)
 	}
+
 	return report(o, scores)
 }
 
@@ -89,6 +92,7 @@ func try(ctx context.Context, o options, pkg string) (score, error) {
 	if err != nil {
 		return s, err
 	}
+
 	var all []mutant
 	for _, file := range files {
 		found, err := mutants(file)
@@ -97,14 +101,17 @@ func try(ctx context.Context, o options, pkg string) (score, error) {
 		}
 		all = append(all, found...)
 	}
+
 	dir, err := os.MkdirTemp("", "mutation")
 	if err != nil {
 		return s, err
 	}
 	defer os.RemoveAll(dir)
+
 	if out, err := test(ctx, o, pkg, ""); err != nil {
 		return s, fmt.Errorf("its tests fail as it is: %w\n%s", err, out)
 	}
+
 	for _, m := range choose(all, o, pkg) {
 		outcome, err := m.test(ctx, o, pkg, dir)
 		if err != nil {
@@ -113,14 +120,17 @@ func try(ctx context.Context, o options, pkg string) (score, error) {
 		if outcome == invalid {
 			continue
 		}
+
 		s.tried++
 		if outcome == killed {
 			s.killed++
 		} else {
 			s.survivors = append(s.survivors, m.String())
 		}
+
 		fmt.Fprintf(os.Stderr, "\r%s: %d tried, %d survive ", pkg, s.tried, len(s.survivors))
 	}
+
 	fmt.Fprintln(os.Stderr)
 	s.took = time.Since(begin)
 	return s, nil
@@ -132,12 +142,14 @@ func sources(pkg string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	files = slices.DeleteFunc(files, func(f string) bool {
 		return strings.HasSuffix(f, "_test.go") || strings.Contains(f, "zz_generated")
 	})
 	if len(files) == 0 {
 		return nil, errors.New("has no Go files")
 	}
+
 	return files, nil
 }
 
@@ -164,14 +176,17 @@ func (m mutant) test(ctx context.Context, o options, pkg, dir string) (outcome, 
 	if err := os.WriteFile(changed, m.source(), 0o600); err != nil {
 		return invalid, err
 	}
+
 	path, err := filepath.Abs(m.file)
 	if err != nil {
 		return invalid, err
 	}
+
 	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
 	if err != nil {
 		return invalid, err
 	}
+
 	file := filepath.Join(dir, "overlay.json")
 	if err := os.WriteFile(file, overlay, 0o600); err != nil {
 		return invalid, err
@@ -182,6 +197,7 @@ func (m mutant) test(ctx context.Context, o options, pkg, dir string) (outcome, 
 	if _, err := test(ctx, o, pkg, file); err != nil {
 		return killed, nil
 	}
+
 	return survived, nil
 }
 
@@ -208,16 +224,20 @@ func report(o options, scores []score) error {
 			low = append(low, s.pkg)
 		}
 	}
+
 	if err := out.Flush(); err != nil {
 		return err
 	}
+
 	for _, s := range scores {
 		for _, survivor := range s.survivors {
 			fmt.Println(survivor)
 		}
 	}
+
 	if len(low) > 0 {
 		return fmt.Errorf("below %.0f %%: %s", o.least, strings.Join(low, ", "))
 	}
+
 	return nil
 }

@@ -41,13 +41,16 @@ func mutants(path string) ([]mutant, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, path, original, 0)
 	if err != nil {
 		return nil, err
 	}
+
 	f := finder{path: path, original: original, files: files}
 	ast.Inspect(parsed, f.visit)
+
 	return f.found, nil
 }
 
@@ -74,16 +77,20 @@ func (f *finder) visit(n ast.Node) bool {
 			f.add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), n.Op.String()+" to "+to.String(),
 				to.String())
 		}
+
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
 			f.add(n.OpPos, n.OpPos+1, "! left out", "")
 		}
+
 	case *ast.ReturnStmt:
 		f.lostError(n)
+
 	case *ast.ExprStmt:
 		if call, ok := n.X.(*ast.CallExpr); ok && !f.tells(call) {
 			f.add(n.Pos(), n.End(), "left out: "+f.source(call), "{}")
 		}
+
 	case *ast.Ident:
 		if n.Name == "true" || n.Name == "false" {
 			other := map[string]string{"true": "false", "false": "true"}[n.Name]
@@ -117,11 +124,13 @@ func (f *finder) tells(call *ast.CallExpr) bool {
 	if !ok {
 		return false
 	}
+
 	switch selector.Sel.Name {
 	case "Info", "Error", "Inc", "Dec", "Add", "Set", "Observe", "Close", "Lock", "Unlock",
 		"RLock", "RUnlock", "MustRegister":
 		return true
 	}
+
 	return false
 }
 

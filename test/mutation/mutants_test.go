@@ -20,14 +20,17 @@ func f(a, b int, ok bool) error {
 	return fmt.Errorf("no %d", b)
 }
 `
+
 	path := filepath.Join(t.TempDir(), "p.go")
 	if err := os.WriteFile(path, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	found, err := mutants(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var got []string
 	for _, m := range found {
 		_, what, _ := strings.Cut(m.String(), "p.go:")
@@ -36,6 +39,7 @@ func f(a, b int, ok bool) error {
 			t.Errorf("%s changes nothing", m)
 		}
 	}
+
 	slices.Sort(got)
 	want := []string{
 		"4: ! left out", "4: && to ||", "4: == to !=", "6: err to nil", "8: left out: do(a)",

@@ -28,10 +28,12 @@ func Main(run func() int) int {
 	case !Isolated():
 		return again()
 	}
+
 	if err := connect(); err != nil {
 		fmt.Fprintln(os.Stderr, "network of the tests:", err)
 		return 1
 	}
+
 	return run()
 }
 
@@ -44,6 +46,7 @@ func again() int {
 		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS,
 		Pdeathsig: syscall.SIGKILL,
 	}
+
 	err := command.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return exit.ExitCode()
@@ -52,6 +55,7 @@ func again() int {
 		fmt.Fprintln(os.Stderr, "tests in a network namespace of their own:", err)
 		return 1
 	}
+
 	return 0
 }
 
@@ -65,6 +69,7 @@ func connect() error {
 	}); err != nil {
 		return err
 	}
+
 	for _, name := range []string{"lo", "nowhere", "uplink"} {
 		link, err := netlink.LinkByName(name)
 		if err != nil {
@@ -74,14 +79,17 @@ func connect() error {
 			return err
 		}
 	}
+
 	uplink, err := netlink.LinkByName("uplink")
 	if err != nil {
 		return err
 	}
+
 	address := &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}
 	if err := netlink.AddrAdd(uplink, &netlink.Addr{IPNet: address}); err != nil {
 		return err
 	}
+
 	return netlink.RouteAdd(&netlink.Route{
 		LinkIndex: uplink.Attrs().Index, Gw: net.IPv4(192, 0, 2, 2),
 	})

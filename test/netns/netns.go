@@ -31,19 +31,23 @@ func New(t testing.TB) *Namespace {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make a network namespace")
 	}
+
 	n, err := Make(filepath.Join(t.TempDir(), "netns"))
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("may not make a network namespace here (CAP_SYS_ADMIN is needed): %v", err)
 	}
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	// Registered after TempDir, hence run before the directory is removed.
 	t.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	return n
 }
 
@@ -56,10 +60,12 @@ func Current(t testing.TB) *Namespace {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.ns.Close() })
+
 	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.handle.Close() })
+
 	return n
 }
 
@@ -69,17 +75,20 @@ func Make(path string) (_ *Namespace, err error) {
 	if err := create(path); err != nil {
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
+
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
 		}
 	}()
+
 	if n.ns, err = vnetns.GetFromPath(path); err != nil {
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("network namespace %s: netlink: %w", path, err)
 	}
+
 	lo, err := n.handle.LinkByName("lo")
 	if err == nil {
 		err = n.handle.LinkSetUp(lo)
@@ -87,6 +96,7 @@ func Make(path string) (_ *Namespace, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("network namespace %s: lo: %w", path, err)
 	}
+
 	return n, nil
 }
 
@@ -95,13 +105,16 @@ func (n *Namespace) Close() error {
 	if n.handle != nil {
 		_ = n.handle.Close()
 	}
+
 	if n.ns.IsOpen() {
 		_ = n.ns.Close()
 	}
+
 	// MNT_DETACH also succeeds while in use.
 	if err := n.Unmount(); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("network namespace: %w", err)
 	}
+
 	return nil
 }
 
@@ -113,6 +126,7 @@ func create(path string) (err error) {
 	if err := os.WriteFile(path, nil, 0o400); err != nil {
 		return err
 	}
+
 	runtime.LockOSThread()
 	old, err := vnetns.Get()
 	if err != nil {
@@ -120,10 +134,12 @@ func create(path string) (err error) {
 		return fmt.Errorf("current network namespace: %w", err)
 	}
 	defer old.Close()
+
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("unshare: %w", err)
 	}
+
 	defer func() {
 		if back := vnetns.Set(old); back != nil {
 			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
@@ -132,10 +148,12 @@ func create(path string) (err error) {
 		}
 		runtime.UnlockOSThread()
 	}()
+
 	own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
 	if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s: %w", path, err)
 	}
+
 	return nil
 }
 
@@ -173,10 +191,12 @@ func do(ns vnetns.NsHandle, path string, f func() error) (err error) {
 		return fmt.Errorf("current network namespace: %w", err)
 	}
 	defer old.Close()
+
 	if err := vnetns.Set(ns); err != nil {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("enter network namespace %s: %w", path, err)
 	}
+
 	defer func() {
 		if back := vnetns.Set(old); back != nil {
 			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
@@ -185,6 +205,7 @@ func do(ns vnetns.NsHandle, path string, f func() error) (err error) {
 		}
 		runtime.UnlockOSThread()
 	}()
+
 	return f()
 }
 
@@ -218,6 +239,7 @@ func ConnectQueues(
 	if err := a.handle.LinkAdd(veth); err != nil {
 		t.Fatalf("veth %s - %s: %v", aName, bName, err)
 	}
+
 	for _, end := range []struct {
 		n    *Namespace
 		name string

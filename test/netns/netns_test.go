@@ -28,9 +28,11 @@ func TestDoRunsInsideAndComesBack(t *testing.T) {
 			return err
 		}
 		defer inside.Close()
+
 		if inside.Equal(before) {
 			t.Error("Do ran outside of the namespace")
 		}
+
 		links, err := netlink.LinkList()
 		if err != nil {
 			return err
@@ -39,16 +41,20 @@ func TestDoRunsInsideAndComesBack(t *testing.T) {
 			links[0].Attrs().Flags&net.FlagUp == 0 {
 			t.Errorf("a new namespace has %v, want lo alone and up", links)
 		}
+
 		return failure
 	})
+
 	if !errors.Is(err, failure) {
 		t.Errorf("Do returned %v, want the function's error", err)
 	}
+
 	after, err := vnetns.Get()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer after.Close()
+
 	if !after.Equal(before) {
 		t.Error("Do did not come back")
 	}
@@ -60,6 +66,7 @@ func TestNewLeavesNoThreadInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer before.Close()
+
 	for range 20 {
 		n := New(t)
 		done := make(chan error)
@@ -68,10 +75,12 @@ func TestNewLeavesNoThreadInside(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, thread := range threads {
 		ns, err := vnetns.GetFromPath(thread)
 		if errors.Is(err, os.ErrNotExist) { // it has ended
@@ -83,6 +92,7 @@ func TestNewLeavesNoThreadInside(t *testing.T) {
 		if !ns.Equal(before) {
 			t.Errorf("%s is another namespace than the test's", thread)
 		}
+
 		_ = ns.Close()
 	}
 }
@@ -95,11 +105,13 @@ func TestIn(t *testing.T) {
 			return err
 		}
 		defer here.Close()
+
 		if !here.Equal(n.ns) {
 			t.Error("In is not in the namespace of its path")
 		}
 		return nil
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,6 +130,7 @@ func TestDoNested(t *testing.T) {
 		defer here.Close()
 		return here.Equal(n.ns)
 	}
+
 	err := a.Do(func() error {
 		err := b.Do(func() error {
 			if !same(b) {
@@ -125,11 +138,14 @@ func TestDoNested(t *testing.T) {
 			}
 			return nil
 		})
+
 		if !same(a) {
 			t.Error("after the inner Do the outer one is not in its namespace")
 		}
+
 		return err
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +167,7 @@ func TestConnectCarriesTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pc.Close()
+
 	err = a.Do(func() (err error) {
 		client, err = net.Dial("udp4", "192.0.2.2:7")
 		return err
@@ -159,9 +176,11 @@ func TestConnectCarriesTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+
 	if _, err := client.Write([]byte("over the wire")); err != nil {
 		t.Fatal(err)
 	}
+
 	buf := make([]byte, 64)
 	size, _, err := pc.ReadFrom(buf)
 	if err != nil {
@@ -212,6 +231,7 @@ func address(t *testing.T, n *Namespace, name, cidr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	addr, err := netlink.ParseAddr(cidr)
 	if err != nil {
 		t.Fatal(err)

@@ -21,12 +21,14 @@ func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bo
 	}); err != nil {
 		return false, fmt.Errorf("ping %s from %s: %w", to, from, err)
 	}
+
 	defer conn.Close()
 	id := rand.IntN(1 << 16)
 	request, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: id}}).Marshal(nil)
 	if err != nil {
 		return false, err
 	}
+
 	buffer := make([]byte, 1500)
 	for end := time.Now().Add(within); time.Now().Before(end); {
 		// Sending fails as long as the other's MAC is unknown.
@@ -34,10 +36,12 @@ func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bo
 		if err := conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 			return false, err
 		}
+
 		size, source, err := conn.ReadFrom(buffer)
 		if err != nil || source.String() != to.String() {
 			continue
 		}
+
 		reply, err := icmp.ParseMessage(1, buffer[:size]) // 1 is ICMP's protocol number
 		if err != nil || reply.Type != ipv4.ICMPTypeEchoReply {
 			continue
@@ -46,5 +50,6 @@ func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bo
 			return true, nil
 		}
 	}
+
 	return false, nil
 }

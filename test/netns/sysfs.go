@@ -15,10 +15,12 @@ func (n *Namespace) Sysfs(t testing.TB) string {
 	if err := n.Do(func() error { return unix.Mount("sysfs", path, "sysfs", 0, "") }); err != nil {
 		t.Fatalf("sysfs of network namespace %s: %v", n.path, err)
 	}
+
 	t.Cleanup(func() {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 			t.Errorf("unmount %s: %v", filepath.Base(path), err)
 		}
 	})
+
 	return path
 }

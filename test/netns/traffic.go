@@ -38,6 +38,7 @@ func Send(from, to End) (_ *Traffic, err error) {
 			t.close()
 		}
 	}()
+
 	var index int
 	if t.sender, index, err = from.open(); err != nil {
 		return nil, err
@@ -50,10 +51,12 @@ func Send(from, to End) (_ *Traffic, err error) {
 		&unix.Timeval{Sec: 1}); err != nil {
 		return nil, err
 	}
+
 	frame := slices.Concat(to.MAC, from.MAC, []byte{TestType >> 8, TestType & 0xff},
 		make([]byte, 46))
 	t.done.Go(func() error { return t.send(index, frame) })
 	t.done.Go(t.receive)
+
 	return t, nil
 }
 
@@ -63,6 +66,7 @@ func (e End) open() (socket, index int, err error) {
 	if err != nil {
 		return -1, 0, fmt.Errorf("netdev %s: %w", e.Netdev, err)
 	}
+
 	err = e.NetNS.Do(func() (err error) {
 		socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		return err
@@ -70,6 +74,7 @@ func (e End) open() (socket, index int, err error) {
 	if err != nil {
 		return -1, 0, err
 	}
+
 	const networkOrder = TestType>>8 | TestType<<8&0xffff
 	err = unix.Bind(socket,
 		&unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index})
@@ -95,12 +100,14 @@ func (t *Traffic) receive() error {
 		switch _, err := unix.Read(t.receiver, buffer); {
 		case err == nil:
 			t.received++
+
 		case errors.Is(err, unix.EAGAIN):
 			select {
 			case <-t.stop:
 				return nil
 			default: // all are lost, for the time being
 			}
+
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("receive: %w", err)
 		}

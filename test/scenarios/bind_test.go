@@ -30,6 +30,7 @@ func (w *world) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	if err := w.Create(t.Context(), made); err != nil {
 		t.Fatal(err)
 	}
+
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true,
 		func(ctx context.Context) (bool, error) {
 			err := w.Get(ctx, client.ObjectKeyFromObject(made), made)
@@ -41,9 +42,11 @@ func (w *world) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 			}
 			return len(made.Status.ResourceClaimStatuses) >= templates, err
 		})
+
 	if err != nil {
 		t.Fatalf("claims of pod %s are not made: %v", made.Name, err)
 	}
+
 	return made
 }
 
@@ -71,9 +74,11 @@ func TestBind(t *testing.T) {
 			pods := objects.Pods
 			objects.Pods = nil
 			t.Cleanup(func() { w.clear(t) })
+
 			if err := controlplane.Load(t.Context(), w, objects); err != nil {
 				t.Fatal(err)
 			}
+
 			for _, pod := range pods {
 				made := w.create(t, pod)
 				d := w.decideLive(t, made)
@@ -84,18 +89,22 @@ func TestBind(t *testing.T) {
 					}
 					continue
 				}
+
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				var want []string
 				for _, c := range d.Claims {
 					want = append(want, told(c.Claim)...)
 				}
+
 				if err := w.Get(t.Context(), client.ObjectKeyFromObject(made), made); err != nil ||
 					made.Spec.NodeName != d.Node {
 					t.Errorf("pod %s is on node %q, want %s: %v", made.Name, made.Spec.NodeName,
 						d.Node, err)
 				}
+
 				if diff := gocmp.Diff(want, w.devices(t, made)); diff != "" {
 					t.Errorf("pod %s (-decided +has):\n%s", made.Name, diff)
 				}
@@ -123,6 +132,7 @@ func TestBindWaits(t *testing.T) {
 			pod := w.waiting(t, waits, fails)
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
+
 			done := make(chan error, 1)
 			go func() { done <- w.tell(ctx, test.condition) }()
 			err := bind.Binder{
@@ -136,6 +146,7 @@ func TestBindWaits(t *testing.T) {
 				err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
+
 			var claim resourceapi.ResourceClaim
 			if err := w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "net"},
 				&claim); err != nil {
@@ -166,12 +177,14 @@ func (w *world) waiting(t *testing.T, waits, fails string) *corev1.Pod {
 					BindingFailureConditions: []string{fails}},
 			},
 		}}
+
 	claim := &resourceapi.ResourceClaim{ObjectMeta: meta("net"),
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 			Requests: []resourceapi.DeviceRequest{
 				{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "net"}},
 			},
 		}}}
+
 	for _, o := range []client.Object{
 		node, slice, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "net"}}, claim,
 	} {
@@ -179,10 +192,12 @@ func (w *world) waiting(t *testing.T, waits, fails string) *corev1.Pod {
 			t.Fatal(err)
 		}
 	}
+
 	node.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")}
 	if err := w.Status().Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
+
 	return w.create(t, &corev1.Pod{ObjectMeta: meta("web"), Spec: corev1.PodSpec{
 		ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: &claim.Name}},
 		Containers:     []corev1.Container{{Name: "main", Image: "none"}},
@@ -201,6 +216,7 @@ func (w *world) tell(ctx context.Context, condition string) error {
 			if err != nil || claim.Status.Allocation == nil {
 				return false, err
 			}
+
 			result := claim.Status.Allocation.Devices.Results[0]
 			claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
 				Driver: result.Driver, Pool: result.Pool, Device: result.Device,
@@ -209,10 +225,12 @@ func (w *world) tell(ctx context.Context, condition string) error {
 					LastTransitionTime: metav1.Now(),
 				}},
 			}}
+
 			if _, err := w.clientset.ResourceV1().ResourceClaims("default").UpdateStatus(ctx, claim,
 				metav1.UpdateOptions{}); err != nil {
 				return false, fmt.Errorf("the driver's condition: %w", err)
 			}
+
 			return true, nil
 		})
 }

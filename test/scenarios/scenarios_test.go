@@ -42,30 +42,36 @@ func start(t *testing.T) *world {
 		t.Skip("needs an API server and a scheduler: KUBEBUILDER_ASSETS must be a directory with " +
 			"their programs")
 	}
+
 	ctx, stop := context.WithCancel(context.Background())
 	plane, err := controlplane.Start(ctx, assets, t.TempDir())
 	if err != nil {
 		stop()
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		stop()
 		if err := plane.Wait(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
+
 	api, err := client.New(plane.Config, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	clientset, err := kubernetes.NewForConfig(plane.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return &world{api, clientset}
 }
 
@@ -78,15 +84,18 @@ func TestScheduler(t *testing.T) {
 	if err != nil || len(files) < 41 {
 		t.Fatalf("%d scenarios, want at least 41: %v", len(files), err)
 	}
+
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(file, ".yaml"), func(t *testing.T) {
 			objects := objectsOf(t, file)
 			pods := objects.Pods
 			objects.Pods = nil
 			t.Cleanup(func() { w.clear(t) })
+
 			if err := controlplane.Load(t.Context(), w, objects); err != nil {
 				t.Fatal(err)
 			}
+
 			for _, pod := range pods {
 				w.compare(t, pod)
 			}
@@ -101,22 +110,26 @@ func objectsOf(t *testing.T, file string) *snapshot.Snapshot {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_, rest, _ := strings.Cut(string(content), "# Run: ")
 	line, _, _ := strings.Cut(rest, "\n")
 	reader, err := snapshot.NewReader(strings.NewReader(""), report.GroupVersionKind())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var paths []string
 	for i, words := 0, strings.Fields(line); i < len(words)-1; i++ {
 		if words[i] == "-f" && words[i+1] != "-" {
 			paths = append(paths, filepath.Join("../..", words[i+1]))
 		}
 	}
+
 	objects, err := reader.Read(paths...)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if command, _, piped := strings.Cut(line, "|"); piped {
 		for _, object := range generated(t, strings.Fields(command)).Objects() {
 			if err := objects.Put(object); err != nil {
@@ -124,6 +137,7 @@ func objectsOf(t *testing.T, file string) *snapshot.Snapshot {
 			}
 		}
 	}
+
 	return objects
 }
 
@@ -134,6 +148,7 @@ func generated(t *testing.T, words []string) *generate.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	o := generate.Options{Nodes: 1}
 	flags := map[string]*int{"--nodes": &o.Nodes, "--pfs": &o.PFs, "--vfs": &o.VFs}
 	for i := 3; i < len(words)-1; i++ {
@@ -143,10 +158,12 @@ func generated(t *testing.T, words []string) *generate.Cluster {
 			}
 		}
 	}
+
 	cluster, err := generate.Generate(shape, o)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return cluster
 }
 
@@ -158,18 +175,22 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	if err := w.Create(t.Context(), made); err != nil {
 		t.Fatal(err)
 	}
+
 	node := w.settle(t, made, foretold)
 	want, fits := foretold[node]
 	switch {
 	case node == "" && len(foretold) > 0:
 		t.Fatalf("pod %s is pending, and was to be on one of %v: %+v", pod.Name, foretold,
 			made.Status.Conditions)
+
 	case node == "": // it goes, so as not to take what the next ones are to have
 		if err := w.Delete(t.Context(), made, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)
 		}
+
 	case !fits:
 		t.Fatalf("pod %s is on node %s, and was to be on one of %v", pod.Name, node, foretold)
+
 	default:
 		if diff := gocmp.Diff(want, w.devices(t, made)); diff != "" {
 			t.Errorf("pod %s on %s (-foretold +has):\n%s", pod.Name, node, diff)
@@ -189,19 +210,23 @@ func (w *world) foretell(t *testing.T, pod *corev1.Pod) map[string][]string {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, node := range from.Nodes {
 			_, told := nodes[node.Name]
 			node.Spec.Unschedulable = told
 		}
+
 		decision := decide(t, from, pod)
 		if decision.Node == "" || decision.Score < best {
 			return nodes
 		}
+
 		best = decision.Score
 		var devices []string
 		for _, c := range decision.Claims {
 			devices = append(devices, told(c.Claim)...)
 		}
+
 		nodes[decision.Node] = devices
 	}
 }
@@ -212,10 +237,12 @@ func decide(t *testing.T, from *snapshot.Snapshot, pod *corev1.Pod) *schedule.De
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	decision, err := schedule.New(t.Context(), from, features).Schedule(t.Context(), pod)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return decision
 }
 
@@ -224,6 +251,7 @@ func told(claim *resourceapi.ResourceClaim) []string {
 	if claim.Status.Allocation == nil {
 		return nil
 	}
+
 	var devices []string
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		var takes []string
@@ -234,6 +262,7 @@ func told(claim *resourceapi.ResourceClaim) []string {
 		devices = append(devices,
 			fmt.Sprintf("%s=%s/%s/%s %v", r.Request, r.Driver, r.Pool, r.Device, takes))
 	}
+
 	return devices
 }
 
@@ -247,19 +276,23 @@ func (w *world) settle(t *testing.T, pod *corev1.Pod, foretold map[string][]stri
 			if err := w.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
 				return false, err
 			}
+
 			node = pod.Spec.NodeName
 			if want := foretold[pod.Status.NominatedNodeName]; node == "" && len(want) > 0 &&
 				len(w.devices(t, pod)) == len(want) {
 				node = pod.Status.NominatedNodeName
 			}
+
 			refused := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 				return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
 			})
 			return node != "" || refused && len(foretold) == 0, nil
 		})
+
 	if err != nil && len(foretold) == 0 {
 		t.Fatalf("pod %s: the scheduler says nothing: %v", pod.Name, err)
 	}
+
 	return node
 }
 
@@ -277,9 +310,11 @@ func (w *world) devices(t *testing.T, pod *corev1.Pod) []string {
 			}
 		}
 	}
+
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		names = append(names, extended.ResourceClaimName)
 	}
+
 	for _, name := range names {
 		var claim resourceapi.ResourceClaim
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: name},
@@ -288,6 +323,7 @@ func (w *world) devices(t *testing.T, pod *corev1.Pod) []string {
 		}
 		devices = append(devices, told(&claim)...)
 	}
+
 	return devices
 }
 
@@ -309,12 +345,14 @@ func (w *world) clear(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, time.Minute, true,
 		func(ctx context.Context) (bool, error) {
 			var claims resourceapi.ResourceClaimList // their controller takes the finalizers off
 			err := w.List(ctx, &claims)
 			return len(claims.Items) == 0, err
 		})
+
 	if err != nil {
 		t.Fatalf("claims stay: %v", err)
 	}

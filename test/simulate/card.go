@@ -67,30 +67,37 @@ func (c Card) complete() (Card, error) {
 	if !twoHex.MatchString(c.Bus) || c.Bus == "00" {
 		return c, fmt.Errorf("card: bus %q: must be two hex digits, 01 or higher", c.Bus)
 	}
+
 	if c.PCIeRoot == "" {
 		c.PCIeRoot = fmt.Sprintf("pci0000:%02x", c.bus()-1)
 	}
+
 	if !rootName.MatchString(c.PCIeRoot) {
 		errs = append(errs, fmt.Errorf("PCIe root %q: must be like pci0000:3a", c.PCIeRoot))
 	}
+
 	if c.PFs < 1 || c.PFs > functionsPerDevice {
 		errs = append(errs, fmt.Errorf("%d PFs: must be 1-%d", c.PFs, functionsPerDevice))
 	}
+
 	if c.TotalVFs < 1 || c.TotalVFs > maxVFs || c.VFs < 0 || c.VFs > c.TotalVFs {
 		errs = append(errs,
 			fmt.Errorf("%d of %d VFs: must be at most %d", c.VFs, c.TotalVFs,
 				min(max(c.TotalVFs, 0), maxVFs)))
 	}
+
 	for _, id := range []string{c.Vendor, c.Device, c.VFDevice} {
 		if !fourHex.MatchString(id) {
 			errs = append(errs, fmt.Errorf("PCI id %q: must be four hex digits", id))
 		}
 	}
+
 	if len(c.Serial) > 255 || c.Controller < 0 {
 		errs = append(errs,
 			fmt.Errorf("serial number %q, controller %d: must be at most 255 characters, and 0 "+
 				"or more", c.Serial, c.Controller))
 	}
+
 	if !driver.MatchString(c.Driver) {
 		errs = append(errs,
 			fmt.Errorf("driver %q: must be a module's name such as mlx5_core", c.Driver))
@@ -102,6 +109,7 @@ func (c Card) complete() (Card, error) {
 		return c, fmt.Errorf("card on bus %s: %d x %d VFs do not fit on the buses behind it",
 			c.Bus, c.PFs, c.TotalVFs)
 	}
+
 	return c, nil
 }
 
@@ -115,12 +123,14 @@ func Repeat(card Card, n int) ([]Card, error) {
 	if n > 1 && card.PCIeRoot != "" {
 		return nil, errors.New("cards: one PCIe root has one slot")
 	}
+
 	var out []Card
 	for range n {
 		complete, err := card.complete()
 		if err != nil {
 			return nil, err
 		}
+
 		out = append(out, complete)
 		// One bus for the last VFs, one for the next root port.
 		if next := complete.last()>>8 + 2; next <= 0xff {
@@ -129,6 +139,7 @@ func Repeat(card Card, n int) ([]Card, error) {
 			return nil, fmt.Errorf("cards: there are buses for %d of %d", len(out), n)
 		}
 	}
+
 	return out, nil
 }
 

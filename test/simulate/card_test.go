@@ -60,6 +60,7 @@ func TestNoAddressTwice(t *testing.T) {
 	if cards, err = completeCards(cards); err != nil {
 		t.Fatal(err)
 	}
+
 	seen := map[pci.Address]bool{}
 	see := func(a pci.Address) {
 		if _, err := pci.Parse(string(a)); err != nil || seen[a] {
@@ -67,6 +68,7 @@ func TestNoAddressTwice(t *testing.T) {
 		}
 		seen[a] = true
 	}
+
 	for _, card := range cards {
 		see(card.rootPort())
 		for pf := range card.PFs {

@@ -30,6 +30,7 @@ func (h *Host) follow(ctx context.Context) error {
 	if h.pairs == nil {
 		return nil
 	}
+
 	for ns, handle := range map[netns.NsHandle]func(netlink.LinkUpdate) error{
 		h.pairs.hostNS: h.hostChanged, h.pairs.xpuNS: h.xpuChanged,
 	} {
@@ -37,6 +38,7 @@ func (h *Host) follow(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("subscribe to links: %w", err)
 		}
+
 		h.workers.Go(func() {
 			for {
 				for update := range updates {
@@ -46,6 +48,7 @@ func (h *Host) follow(ctx context.Context) error {
 						h.catchUp(ctx)
 					}
 				}
+
 				done()
 				if updates, done = h.resubscribe(ctx, ns); updates == nil {
 					return
@@ -53,6 +56,7 @@ func (h *Host) follow(ctx context.Context) error {
 			}
 		})
 	}
+
 	return nil
 }
 
@@ -106,8 +110,10 @@ func (h *Host) hostChanged(update netlink.LinkUpdate) error {
 	if update.Family == unix.AF_BRIDGE {
 		return nil // of a bridge's port, not of the netdev
 	}
+
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	for _, f := range h.functions {
 		switch update.Header.Type {
 		case unix.RTM_NEWLINK:
@@ -120,6 +126,7 @@ func (h *Host) hostChanged(update netlink.LinkUpdate) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -128,13 +135,16 @@ func (h *Host) xpuChanged(update netlink.LinkUpdate) error {
 	if update.Family == unix.AF_BRIDGE {
 		return nil
 	}
+
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	for _, f := range h.functions {
 		if f.pair.representor == int(update.Index) {
 			return h.lookAtRepresentor(f)
 		}
 	}
+
 	return nil
 }
 
@@ -142,12 +152,14 @@ func (h *Host) xpuChanged(update netlink.LinkUpdate) error {
 func (h *Host) lookAtAll() error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	var errs []error
 	for _, f := range h.functions {
 		if f.pair.representor != 0 {
 			errs = append(errs, h.lookAtRepresentor(f), h.lookAt(f))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -163,15 +175,18 @@ func (h *Host) lookAtRepresentor(f *function) error {
 	if ignoreMissing(err) != nil {
 		return fmt.Errorf("representor %s: %w", f.Representor, err)
 	}
+
 	h.log.Info("The netdev was destroyed with its network namespace, making it anew", "function",
 		f.Address, "netdev", f.Netdev)
 	if err := h.apply(f, nil); err != nil {
 		return err
 	}
+
 	err = h.makeNetdev(f, f.Netdev)
 	if errors.Is(err, unix.EEXIST) {
 		err = h.makeNetdev(f, "dev%d") // as the kernel does where the name is taken
 	}
+
 	return err
 }
 
@@ -197,12 +212,14 @@ func (h *Host) apply(f *function, link netlink.Link) error {
 	if err := h.tree.show(f.device, f.shown, now); err != nil {
 		return fmt.Errorf("netdev of %s: %w", f.Address, err)
 	}
+
 	f.shown = now
 	for _, g := range []*function{h.functions[f.PF], f} {
 		if g != nil && g.pair.netdev != 0 {
 			return h.pairs.announce(g.pair.netdev)
 		}
 	}
+
 	return nil
 }
 
@@ -213,6 +230,7 @@ func netdevOf(f *function, link netlink.Link) netdev {
 		state: a.OperState.String(),
 		up:    a.RawFlags&unix.IFF_UP != 0, carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 	}
+
 	if f.Index < 0 {
 		n.portName, n.speed = "p"+strconv.Itoa(f.pf), f.card.LinkSpeed
 	}
@@ -226,6 +244,7 @@ func (h *Host) watchNumVFs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	pfs := map[string]*function{}
 	for _, f := range h.functions {
 		if f.Index < 0 {
@@ -236,6 +255,7 @@ func (h *Host) watchNumVFs(ctx context.Context) error {
 			}
 		}
 	}
+
 	h.workers.Go(func() {
 		defer watcher.Close()
 		for {
@@ -251,6 +271,7 @@ func (h *Host) watchNumVFs(ctx context.Context) error {
 			}
 		}
 	})
+
 	return nil
 }
 
@@ -261,10 +282,12 @@ func (h *Host) numVFs(pf *function) string {
 func (h *Host) numVFsWritten(pf *function) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	text, err := os.ReadFile(h.numVFs(pf))
 	if err == nil && len(text) == 0 || errors.Is(err, fs.ErrNotExist) {
 		return // in the middle of a write, or of Close
 	}
+
 	var n int
 	if err == nil {
 		n, err = strconv.Atoi(strings.TrimSpace(string(text)))
@@ -272,6 +295,7 @@ func (h *Host) numVFsWritten(pf *function) {
 	if err == nil && n == len(pf.vfs) {
 		return
 	}
+
 	switch {
 	case err != nil:
 	case n == 0:
@@ -279,6 +303,7 @@ func (h *Host) numVFsWritten(pf *function) {
 	default:
 		err = h.addVFs(pf, n)
 	}
+
 	if err == nil {
 		return // the file says so already, and by now may say what is written next
 	}

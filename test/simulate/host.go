@@ -113,25 +113,30 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 	if config.Root, err = filepath.Abs(config.Root); err != nil {
 		return nil, fmt.Errorf("root: %w", err)
 	}
+
 	ctx, stop := context.WithCancel(ctx)
 	h := &Host{config: config, log: config.Log, functions: map[pci.Address]*function{}, stop: stop}
 	if h.tree, err = newTree(config.Root); err != nil { // what is there is not ours to remove
 		stop()
 		return nil, fmt.Errorf("tree: %w", err)
 	}
+
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Close())
 		}
 	}()
+
 	if config.HostNS != "" {
 		if h.pairs, err = openPairs(config); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := h.follow(ctx); err != nil {
 		return nil, err
 	}
+
 	number := 0
 	for _, card := range cards {
 		for pf := range card.PFs {
@@ -141,9 +146,11 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 			number++
 		}
 	}
+
 	if err := h.watchNumVFs(ctx); err != nil {
 		return nil, fmt.Errorf("watch sriov_numvfs: %w", err)
 	}
+
 	return h, nil
 }
 
@@ -151,20 +158,24 @@ func completeCards(cards []Card) ([]Card, error) {
 	if len(cards) == 0 {
 		return nil, errors.New("a host needs a card")
 	}
+
 	out := make([]Card, 0, len(cards))
 	for _, card := range cards {
 		card, err := card.complete()
 		if err != nil {
 			return nil, err
 		}
+
 		for _, other := range out {
 			if other.overlaps(card) {
 				return nil, fmt.Errorf("card on bus %s: overlaps with the card on bus %s",
 					card.Bus, other.Bus)
 			}
 		}
+
 		out = append(out, card)
 	}
+
 	return out, nil
 }
 
@@ -189,6 +200,7 @@ func (h *Host) Close() error {
 	h.workers.Wait()
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	var errs []error
 	if h.pairs != nil {
 		for _, f := range h.functions {
@@ -197,6 +209,7 @@ func (h *Host) Close() error {
 		errs = append(errs, h.pairs.close())
 		h.pairs = nil
 	}
+
 	clear(h.functions)
 	return errors.Join(append(errs, h.tree.remove())...)
 }
@@ -227,6 +240,7 @@ func (h *Host) RemoveVFs(pf pci.Address) error {
 func (h *Host) SetLink(pf pci.Address, up bool) error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	f, err := h.physical(pf)
 	if err != nil {
 		return err
@@ -234,6 +248,7 @@ func (h *Host) SetLink(pf pci.Address, up bool) error {
 	if h.pairs == nil {
 		return fmt.Errorf("PF %s: has no netdev", pf)
 	}
+
 	return h.pairs.setRepresentor(f.pair, up)
 }
 
@@ -248,16 +263,19 @@ func (h *Host) physical(pf pci.Address) (*function, error) {
 func (h *Host) addPF(card Card, pf, number int) error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	port := &device{
 		address: card.rootPort(), parent: card.PCIeRoot, driver: "pcieport",
 		attributes: map[string]string{"vendor": "0x8086", "device": "0x347a", "class": "0x060400",
 			"numa_node": strconv.Itoa(card.NUMANode)},
 	}
+
 	if pf == 0 {
 		if err := h.tree.add(port); err != nil {
 			return fmt.Errorf("root port %s: %w", port.address, err)
 		}
 	}
+
 	address := card.pf(pf)
 	attributes := card.attributes(card.Device)
 	maps.Copy(attributes, map[string]string{
@@ -266,9 +284,11 @@ func (h *Host) addPF(card Card, pf, number int) error {
 		"sriov_stride": strconv.Itoa(stride), "sriov_vf_device": card.VFDevice,
 		"sriov_drivers_autoprobe": "1",
 	})
+
 	if card.Serial != "" {
 		attributes["vpd"] = card.vitalProductData()
 	}
+
 	f := &function{
 		Function: Function{Address: address, PF: address, Index: -1, Netdev: card.netdev(pf),
 			Representor: fmt.Sprintf("pf%dhpf", number)},
@@ -279,12 +299,14 @@ func (h *Host) addPF(card Card, pf, number int) error {
 		card: card,
 		pf:   pf,
 	}
+
 	if err := h.add(f); err != nil {
 		return err
 	}
 	if card.VFs == 0 {
 		return nil
 	}
+
 	return errors.Join(h.addVFs(f, card.VFs), h.showNumVFs(f))
 }
 
@@ -303,6 +325,7 @@ func (h *Host) addVFs(pf *function, n int) error {
 	if n < 1 || n > pf.card.TotalVFs {
 		return fmt.Errorf("PF %s: %d VFs: must be 1-%d", pf.Address, n, pf.card.TotalVFs)
 	}
+
 	for index := range n {
 		address := pf.card.vf(pf.pf, index)
 		f := &function{
@@ -320,11 +343,13 @@ func (h *Host) addVFs(pf *function, n int) error {
 			},
 			card: pf.card,
 		}
+
 		pf.vfs = append(pf.vfs, f)
 		if err := h.add(f); err != nil {
 			return errors.Join(err, h.removeVFs(pf))
 		}
 	}
+
 	return nil
 }
 
@@ -337,12 +362,14 @@ func (h *Host) add(f *function) error {
 			return err
 		}
 	}
+
 	if err := h.tree.add(f.device); err != nil {
 		return fmt.Errorf("device %s: %w", f.Address, err)
 	}
 	if h.pairs == nil {
 		return nil
 	}
+
 	return h.makeNetdev(f, f.Netdev)
 }
 
@@ -352,12 +379,14 @@ func (h *Host) makeNetdev(f *function, name string) (err error) {
 	if f.Index >= 0 {
 		want.altNames = append(want.altNames, f.PortID())
 	}
+
 	if f.EswitchName != "" {
 		want.altNames = append(want.altNames, f.EswitchName)
 	}
 	if f.pair, err = h.pairs.add(f.pair, want); err != nil {
 		return fmt.Errorf("netdev %s of %s: %w", name, f.Address, err)
 	}
+
 	return h.lookAt(f)
 }
 
@@ -371,10 +400,12 @@ func (h *Host) removeVFs(pf *function) error {
 			errs = append(errs, h.pairs.remove(f.pair))
 		}
 	}
+
 	pf.vfs = nil
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("PF %s: remove VFs: %w", pf.Address, err)
 	}
+
 	return nil
 }
 

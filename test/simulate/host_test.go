@@ -54,11 +54,13 @@ func start(t *testing.T, config simulate.Config) *simulate.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	return h
 }
 
@@ -87,6 +89,7 @@ func list(t *testing.T, dir string) (names []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -112,9 +115,11 @@ func untilChanged(t *testing.T, dir string, holds func() bool) {
 		t.Fatal(err)
 	}
 	defer watcher.Close()
+
 	if err := watcher.Add(dir); err != nil {
 		t.Fatal(err)
 	}
+
 	limit := time.After(soon)
 	for !holds() {
 		select {
@@ -166,6 +171,7 @@ func TestTree(t *testing.T) {
 			t.Errorf("%s is %q, want %q", path, got, want)
 		}
 	}
+
 	for path, want := range map[string]string{
 		"bus/pci/devices/0000:3b:02.1":         "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:02.1",
 		"bus/pci/devices/0000:3b:02.1/driver":  "../../../../bus/pci/drivers/mlx5_core",
@@ -186,6 +192,7 @@ func TestNetdevs(t *testing.T) {
 	if len(functions) != 36 {
 		t.Fatalf("%d functions, want 36", len(functions))
 	}
+
 	macs := map[string]bool{}
 	for _, f := range functions {
 		netdev, representor := link(t, w.host, f.Netdev), link(t, w.xpu, f.Representor)
@@ -193,11 +200,13 @@ func TestNetdevs(t *testing.T) {
 			representor.Attrs().ParentIndex != netdev.Attrs().Index {
 			t.Errorf("%s and %s are no pair", f.Netdev, f.Representor)
 		}
+
 		if mac := netdev.Attrs().HardwareAddr.String(); macs[mac] {
 			t.Errorf("%s: MAC %s belongs to another netdev", f.Netdev, mac)
 		} else {
 			macs[mac] = true
 		}
+
 		dir := filepath.Join(w.device(f.Address), "net", f.Netdev)
 		if got, want := read(t,
 			filepath.Join(dir, "address")), netdev.Attrs().HardwareAddr.String(); got != want {
@@ -217,6 +226,7 @@ func TestNetdevs(t *testing.T) {
 			t.Errorf("%s: is up from the start", f.Netdev)
 		}
 	}
+
 	if got := functions[len(functions)-1].Representor; got != "pf3vf7" {
 		t.Errorf("last representor is %s, want pf3vf7: PFs of all cards of an xPU are counted "+
 			"through", got)
@@ -231,12 +241,15 @@ func TestMACsDifferBetweenHostsAndStay(t *testing.T) {
 				Root: root, HostNS: host.Path(), XPUNS: xpu.Path(),
 				Cards: []simulate.Card{{PFs: 1}},
 			})
+
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer h.Close()
+
 		return link(t, host, "enp59s0f0").Attrs().HardwareAddr.String()
 	}
+
 	one, other := t.TempDir(), t.TempDir()
 	if a, b := mac(one), mac(one); a != b {
 		t.Errorf("the same root has MACs %s and %s", a, b)
@@ -253,22 +266,27 @@ func TestLink(t *testing.T) {
 		t.Helper()
 		untilChanged(t, dir, func() bool { return read(t, filepath.Join(dir, "carrier")) == want })
 	}
+
 	carrier("1")
 	if err := w.SetLink(pf0, false); err != nil {
 		t.Fatal(err)
 	}
+
 	carrier("0")
 	if err := w.SetLink(pf0, true); err != nil {
 		t.Fatal(err)
 	}
+
 	carrier("1")
 	if err := w.host.Handle().LinkSetDown(link(t, w.host, "enp59s0f0")); err != nil {
 		t.Fatal(err)
 	}
+
 	untilChanged(t, dir, func() bool {
 		_, err := os.Stat(filepath.Join(dir, "carrier"))
 		return errors.Is(err, os.ErrNotExist) && read(t, filepath.Join(dir, "operstate")) == "down"
 	})
+
 	if err := w.SetLink(vf0, true); err == nil || !strings.Contains(err.Error(), string(vf0)) {
 		t.Errorf("SetLink of a VF: %v, want an error", err)
 	}
@@ -285,11 +303,13 @@ func TestNetdevFollowed(t *testing.T) {
 	if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"), pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.untilShown(t, vf0, "")
 	if _, err := os.Lstat(filepath.Join(w.SysRoot(), "class/net/enp59s0f0v0")); !errors.Is(err,
 		os.ErrNotExist) {
 		t.Errorf("class/net still has the netdev: %v", err)
 	}
+
 	squatter := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "enp59s0f0v0", Index: index}}
 	if err := w.host.Handle().LinkAdd(squatter); err != nil {
 		t.Fatal(err)
@@ -303,11 +323,13 @@ func TestNetdevFollowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.untilShown(t, vf0, "net1")
 	back := link(t, w.host, "net1")
 	if back.Attrs().Index == index {
 		t.Fatalf("the netdev has ifindex %d again, so this shows nothing", index)
 	}
+
 	for name, want := range map[string]string{
 		"ifindex": fmt.Sprint(back.Attrs().Index), "mtu": "1400", "address": mac.String(),
 	} {
@@ -319,10 +341,12 @@ func TestNetdevFollowed(t *testing.T) {
 	if err := w.host.Handle().LinkSetName(back, "later"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.untilShown(t, vf0, "later")
 	if got := w.shown(t, vf1); got != "enp59s0f0v1" {
 		t.Errorf("the other VF shows %q", got)
 	}
+
 	// The tree has a netdev's device first, as the kernel.
 	class := filepath.Join(w.SysRoot(), "class/net")
 	untilChanged(t, class, func() bool {
@@ -338,10 +362,12 @@ func TestAnnouncement(t *testing.T) {
 	updates := make(chan netlink.LinkUpdate, 64)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+
 	err := w.host.Do(func() error { return netlink.LinkSubscribe(updates, ctx.Done()) })
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	until := func(want string) {
 		t.Helper()
 		limit := time.After(soon)
@@ -353,11 +379,13 @@ func TestAnnouncement(t *testing.T) {
 			}
 		}
 	}
+
 	for range 20 {
 		if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"),
 			pod.Fd()); err != nil {
 			t.Fatal(err)
 		}
+
 		until("")
 		if err := pod.Handle().LinkSetNsFd(link(t, pod, "enp59s0f0v0"), w.host.Fd()); err != nil {
 			t.Fatal(err)
@@ -378,11 +406,13 @@ func TestAddAndRemoveVFs(t *testing.T) {
 	if got := read(t, filepath.Join(w.device(pf0), "sriov_numvfs")); got != "2" {
 		t.Errorf("sriov_numvfs is %s, want 2", got)
 	}
+
 	for what, n := range map[string]int{"set it to 0 first": 3, "has 2 VFs": 17} {
 		if err := w.AddVFs(pf0, n); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("AddVFs to what has some: %v, want an error with %q", err, what)
 		}
 	}
+
 	if err := w.AddVFs(vf0, 1); err == nil {
 		t.Error("AddVFs to a VF: no error")
 	}
@@ -393,6 +423,7 @@ func TestAddAndRemoveVFs(t *testing.T) {
 	if err := w.RemoveVFs(pf0); err != nil {
 		t.Fatal(err)
 	}
+
 	for n, name := range map[*netns.Namespace]string{
 		pod: "enp59s0f0v0", w.host: "enp59s0f0v1", w.xpu: "pf0vf0",
 	} {
@@ -400,11 +431,13 @@ func TestAddAndRemoveVFs(t *testing.T) {
 			t.Errorf("%s is still there", name)
 		}
 	}
+
 	for _, a := range []pci.Address{vf0, vf1} {
 		if _, err := os.Lstat(w.device(a)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is still there: %v", a, err)
 		}
 	}
+
 	if err := w.AddVFs(pf0, 16); err != nil {
 		t.Fatal(err)
 	}
@@ -421,6 +454,7 @@ func TestNumVFs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(text, want string, functions int) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -431,6 +465,7 @@ func TestNumVFs(t *testing.T) {
 				len(w.Functions()) == functions
 		})
 	}
+
 	write("4\n", "4", 5)
 	write("4", "4", 5)
 	write("6\n", "4", 5) // refused: EBUSY
@@ -451,6 +486,7 @@ func TestNamespaceDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for range 3 {
 		dying(t, w.host, link(t, w.host, "enp59s0f0v0"))
 		// The pod is over; the kernel takes its namespace apart some time later.
@@ -463,6 +499,7 @@ func TestNamespaceDies(t *testing.T) {
 			t.Errorf("representor is %s with ifindex %d, want pf0vf0 with %d", again.Name,
 				again.Index, representor.Attrs().Index)
 		}
+
 		if again.MasterIndex != bridge.Index || again.Flags&net.FlagUp == 0 {
 			t.Errorf("representor: bridge %d, flags %v, want bridge %d and up", again.MasterIndex,
 				again.Flags, bridge.Index)
@@ -489,6 +526,7 @@ func TestClose(t *testing.T) {
 		Cards:  []simulate.Card{{PFs: 1, VFs: 2}},
 		Uplink: &simulate.Uplink{NetNS: wire.Path(), Bridge: "wire"},
 	}
+
 	h, err := simulate.New(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -500,17 +538,20 @@ func TestClose(t *testing.T) {
 	if err := host.Handle().LinkSetNsFd(link(t, host, "enp59s0f0v0"), pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
+
 	for range 2 {
 		if err := h.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	for name, n := range map[string]*netns.Namespace{"host": host, "xPU": xpu, "pod": pod} {
 		links, err := n.Handle().LinkList()
 		if err != nil || len(links) != 1 {
 			t.Errorf("%s: %d links, %v, want lo alone", name, len(links), err)
 		}
 	}
+
 	if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
 		t.Errorf("root has %v, %v, want nothing", entries, err)
 	}
@@ -523,11 +564,13 @@ func TestRootOfSomethingElse(t *testing.T) {
 		os.WriteFile(file, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
+
 	if _, err := simulate.New(t.Context(),
 		simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 1}}}); err == nil ||
 		!strings.Contains(err.Error(), root) {
 		t.Errorf("%v, want an error that names %s", err, root)
 	}
+
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
 	}
@@ -572,6 +615,7 @@ func TestUplink(t *testing.T) {
 			},
 		})
 	}
+
 	var there net.PacketConn
 	err := xpus[1].Do(func() (err error) {
 		there, err = net.ListenPacket("udp4", "192.0.2.2:4789")
@@ -581,6 +625,7 @@ func TestUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer there.Close()
+
 	err = xpus[0].Do(func() error {
 		here, err := net.Dial("udp4", "192.0.2.2:4789")
 		if err != nil {
@@ -590,12 +635,14 @@ func TestUplink(t *testing.T) {
 		_, err = here.Write([]byte("over the uplink"))
 		return err
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := there.SetReadDeadline(time.Now().Add(soon)); err != nil {
 		t.Fatal(err)
 	}
+
 	buf := make([]byte, 64)
 	n, _, err := there.ReadFrom(buf)
 	if got := string(buf[:n]); err != nil || got != "over the uplink" {

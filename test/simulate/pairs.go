@@ -57,6 +57,7 @@ func openPairs(config Config) (_ *pairs, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
+
 	if p.hostNS, p.host, err = openNamespace(config.HostNS); err != nil {
 		return nil, fmt.Errorf("host: %w", err)
 	}
@@ -69,11 +70,13 @@ func openPairs(config Config) (_ *pairs, err error) {
 	if p.xpuID, err = namespaceID(p.host, int(p.xpuNS)); err != nil {
 		return nil, fmt.Errorf("number of the xPU's network namespace: %w", err)
 	}
+
 	if config.Uplink != nil {
 		if err := p.addUplink(*config.Uplink, config.number()); err != nil {
 			return nil, fmt.Errorf("uplink: %w", err)
 		}
 	}
+
 	return p, nil
 }
 
@@ -82,6 +85,7 @@ func openNamespace(path string) (netns.NsHandle, *netlink.Handle, error) {
 	if err != nil {
 		return netns.None(), nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
+
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return ns, nil, fmt.Errorf("network namespace %s: netlink: %w", path, err)
@@ -106,16 +110,19 @@ func (p *pairs) close() error {
 	if p.uplink != nil {
 		err = ignoreMissing(p.xpu.LinkDel(p.uplink))
 	}
+
 	for _, handle := range []*netlink.Handle{p.host, p.xpu} {
 		if handle != nil {
 			_ = handle.Close()
 		}
 	}
+
 	for _, ns := range []netns.NsHandle{p.hostNS, p.xpuNS} {
 		if ns.IsOpen() {
 			_ = ns.Close()
 		}
 	}
+
 	return err
 }
 
@@ -134,28 +141,34 @@ func (p *pairs) add(old pair, w wanted) (pair, error) {
 	if err != nil {
 		return old, err
 	}
+
 	now := pair{representor: veth.Index, up: w.up}
 	if old.representor != 0 {
 		now.up, now.master = old.up, old.master
 	}
+
 	for _, name := range w.altNames {
 		if err := p.xpu.LinkAddAltName(veth, name); err != nil {
 			return now, fmt.Errorf("representor %s: altname %s: %w", w.representor, name, err)
 		}
 	}
+
 	if now.master != 0 {
 		if err := p.xpu.LinkSetMasterByIndex(veth, now.master); err != nil {
 			return now, fmt.Errorf("representor %s: back into its bridge: %w", w.representor, err)
 		}
 	}
+
 	if now.up {
 		if err := p.setRepresentor(now, true); err != nil {
 			return now, err
 		}
 	}
+
 	if !w.up {
 		return now, nil
 	}
+
 	netdev, err := p.netdev(now)
 	if err == nil && netdev != nil {
 		err = p.host.LinkSetUp(netdev)
@@ -163,6 +176,7 @@ func (p *pairs) add(old pair, w wanted) (pair, error) {
 	if err != nil {
 		return now, fmt.Errorf("netdev %s: up: %w", w.name, err)
 	}
+
 	return now, nil
 }
 
@@ -172,6 +186,7 @@ func (p *pairs) netdev(of pair) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	// The other end may be in another namespace, where the same ifindex means another netdev.
 	link, err := p.host.LinkByIndex(representor.Attrs().ParentIndex)
 	if ignoreMissing(err) != nil {
@@ -180,6 +195,7 @@ func (p *pairs) netdev(of pair) (netlink.Link, error) {
 	if err != nil || p.representorOf(link) != of.representor {
 		return nil, nil
 	}
+
 	return link, nil
 }
 
@@ -226,18 +242,22 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 	if u.Name == "" {
 		u.Name = "p0"
 	}
+
 	ns, network, err := openNamespace(u.NetNS)
 	if ns.IsOpen() {
 		defer ns.Close()
 	}
+
 	if err != nil {
 		return err
 	}
 	defer network.Close()
+
 	bridge, err := ensureBridge(network, u.Bridge)
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", u.Bridge, err)
 	}
+
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = u.Name
 	far := fmt.Sprintf("%s-%06x", u.Name, number&0xffffff)
@@ -245,6 +265,7 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 	if err := p.xpu.LinkAdd(veth); err != nil {
 		return fmt.Errorf("%s: %w", u.Name, err)
 	}
+
 	p.uplink = veth
 	peer, err := network.LinkByName(far)
 	if err != nil {
@@ -254,6 +275,7 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 		network.LinkSetUp(peer)); err != nil {
 		return fmt.Errorf("%s: %w", far, err)
 	}
+
 	if u.Address.IsValid() {
 		address := &netlink.Addr{IPNet: &net.IPNet{
 			IP:   u.Address.Addr().AsSlice(),
@@ -263,9 +285,11 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 			return fmt.Errorf("%s: address %s: %w", u.Name, u.Address, err)
 		}
 	}
+
 	if err := p.xpu.LinkSetUp(veth); err != nil {
 		return fmt.Errorf("%s: up: %w", u.Name, err)
 	}
+
 	return nil
 }
 
@@ -279,6 +303,7 @@ func ensureBridge(h *netlink.Handle, name string) (netlink.Link, error) {
 	if err := h.LinkAdd(bridge); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
+
 	link, err := h.LinkByName(name)
 	if err != nil {
 		return nil, err
@@ -286,6 +311,7 @@ func ensureBridge(h *netlink.Handle, name string) (netlink.Link, error) {
 	if link.Type() != "bridge" {
 		return nil, fmt.Errorf("is a %s: must be a bridge", link.Type())
 	}
+
 	return link, h.LinkSetUp(link)
 }
 

@@ -26,15 +26,18 @@ func newTree(root string) (tree, error) {
 			return t, err
 		}
 	}
+
 	if entries, err := os.ReadDir(t.sys); err == nil && len(entries) > 0 {
 		return t, fmt.Errorf("%s: is not empty, and not of an earlier simulation", t.sys)
 	}
+
 	for _, dir := range []string{t.sys, t.tmp, t.at("bus/pci/devices"), t.at("bus/pci/drivers"),
 		t.at("bus/auxiliary/devices"), t.at("class/net"), t.at("devices")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return t, err
 		}
 	}
+
 	return t, nil
 }
 
@@ -95,6 +98,7 @@ func (t tree) add(d *device) error {
 	if err := t.link(filepath.Join(dir, "subsystem"), t.at("bus/pci")); err != nil {
 		return err
 	}
+
 	if d.driver != "" {
 		driver := t.at("bus/pci/drivers", d.driver)
 		if err := errors.Join(os.MkdirAll(driver, 0o755),
@@ -102,12 +106,14 @@ func (t tree) add(d *device) error {
 			return err
 		}
 	}
+
 	if d.physfn != nil {
 		if err := errors.Join(t.link(t.virtfn(d), dir),
 			t.link(filepath.Join(dir, "physfn"), t.dir(d.physfn))); err != nil {
 			return err
 		}
 	}
+
 	return t.link(t.onBus(d), dir)
 }
 
@@ -145,12 +151,14 @@ func (t tree) show(d *device, before, now netdev) error {
 	if before == now {
 		return nil
 	}
+
 	if before.name != now.name || now.name == "" {
 		if err := t.hide(d, before); err != nil || now.name == "" {
 			return err
 		}
 		return t.register(d, now)
 	}
+
 	dir := filepath.Join(t.dir(d), "net", now.name)
 	for name, value := range now.attributes() {
 		if value == before.attributes()[name] {
@@ -160,10 +168,12 @@ func (t tree) show(d *device, before, now netdev) error {
 			return err
 		}
 	}
+
 	if !now.up {
 		return errors.Join(os.RemoveAll(filepath.Join(dir, "carrier")),
 			os.RemoveAll(filepath.Join(dir, "speed")))
 	}
+
 	return nil
 }
 
@@ -176,14 +186,17 @@ func (t tree) register(d *device, n netdev) error {
 	if err := os.Symlink("../../../"+string(d.address), filepath.Join(tmp, "device")); err != nil {
 		return err
 	}
+
 	dir := filepath.Join(t.dir(d), "net", n.name)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o755), os.Rename(tmp, dir)); err != nil {
 		return err
 	}
+
 	class := t.at("class/net", n.name)
 	if err := os.Remove(class); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	return t.link(class, dir)
 }
 
@@ -191,6 +204,7 @@ func (t tree) hide(d *device, n netdev) error {
 	if n.name == "" {
 		return nil
 	}
+
 	dir := filepath.Join(t.dir(d), "net", n.name)
 	gone := filepath.Join(t.tmp, "gone-"+n.name)
 	class := t.at("class/net", n.name)
@@ -201,9 +215,11 @@ func (t tree) hide(d *device, n netdev) error {
 			return err
 		}
 	}
+
 	if err := os.Rename(dir, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	return os.RemoveAll(gone)
 }
 
@@ -216,14 +232,17 @@ func (n netdev) attributes() map[string]string {
 		"dev_port":  "0", "dev_id": "0x0", "type": "1", "addr_len": "6",
 		"broadcast": "ff:ff:ff:ff:ff:ff",
 	}
+
 	if n.up {
 		a["carrier"] = map[bool]string{false: "0", true: "1"}[n.carrier]
 		if n.speed > 0 {
 			a["speed"] = map[bool]string{false: "-1", true: strconv.Itoa(n.speed)}[n.carrier]
 		}
 	}
+
 	if n.portName != "" {
 		a["phys_port_name"] = n.portName
 	}
+
 	return a
 }

@@ -49,16 +49,19 @@ var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) e
 var clockSet = fault{"clock set", func(n *node, random *rand.Rand) error {
 	n.killAgent()
 	defer n.startAgent()
+
 	by := time.Duration(random.Int64N(int64(4*time.Hour))) - 2*time.Hour
 	n.skew.Add(int64(by))
 	j, err := journal.Open(n.path("state/journal.db"))
 	if err != nil {
 		return err
 	}
+
 	for _, a := range j.All() {
 		shift(reflect.ValueOf(&a).Elem(), -by)
 		err = errors.Join(err, j.Put(a))
 	}
+
 	return errors.Join(err, j.Close())
 }}
 
@@ -156,10 +159,12 @@ func (n *node) strike(
 			return count
 		case <-time.After(time.Duration(random.Int64N(int64(2 * every)))):
 		}
+
 		f := among[random.IntN(len(among))]
 		if err := f.hits(n, random); err != nil {
 			n.t.Errorf("%s: %v", f.name, err)
 		}
+
 		count[f.name]++
 	}
 }

@@ -32,6 +32,7 @@ func (l *life) harm(s sandbox) error {
 		}
 		return fmt.Errorf("net1: %w", err)
 	}
+
 	if l.accomplice, err = netns.Make(l.path("ns-accomplice-" + s.id)); err != nil {
 		return err
 	}
@@ -45,11 +46,13 @@ func (l *life) harm(s sandbox) error {
 		h.LinkSetMTU(net1, 1000+l.random.IntN(400)),
 		h.LinkAdd(&netlink.Macvlan{LinkAttrs: spy, Mode: netlink.MACVLAN_MODE_PRIVATE}),
 	}
+
 	for n := range manyNames {
 		name := fmt.Sprintf("%s-%d-", l.name, n)
 		steps = append(steps,
 			h.LinkAddAltName(net1, name+strings.Repeat("x", nameLength-len(name))))
 	}
+
 	steps = append(steps, h.LinkSetDown(net1), h.LinkSetName(net1, "eth7"), h.LinkSetUp(net1))
 	if link, err := l.accomplice.Handle().LinkByName("spy"); err == nil {
 		steps = append(steps, l.accomplice.Handle().LinkSetUp(link))
@@ -57,6 +60,7 @@ func (l *life) harm(s sandbox) error {
 	if err := errors.Join(steps...); err != nil && !l.cards.justReset() {
 		return fmt.Errorf("harm: %w", err)
 	}
+
 	return nil
 }
 
@@ -67,15 +71,18 @@ func (l *life) betray() error {
 		return nil
 	}
 	defer l.accomplice.Close()
+
 	return await(l.t.Context(), "nothing is left on the interface of "+l.name, func() error {
 		if _, err := l.accomplice.Handle().LinkByName("spy"); err != nil {
 			return nil
 		}
+
 		kept, err := l.quarantined()
 		if err == nil && kept[l.function] == "" {
 			err = fmt.Errorf("Function %s still has a macvlan in another namespace, and is not "+
 				"in quarantine", l.function)
 		}
+
 		return err
 	})
 }
@@ -85,6 +92,7 @@ func (n *node) quarantined() (map[function.ID]string, error) {
 	client := nodestate.Client{Socket: n.path("state/admin.sock")}
 	ctx, cancel := context.WithTimeout(n.t.Context(), 5*time.Second)
 	defer cancel()
+
 	state, err := client.State(ctx)
 	if err != nil {
 		return nil, err
@@ -96,5 +104,6 @@ func (n *node) quarantined() (map[function.ID]string, error) {
 			kept[f.ID] = f.Attachment.Quarantine.Message
 		}
 	}
+
 	return kept, nil
 }

@@ -95,22 +95,26 @@ func (l *life) claimed(ctx context.Context) error {
 		return err
 	}
 	defer l.has(l.name, nil)
+
 	l.has(l.name, kubelettest.ClaimPod(l.name, v1alpha1.GroupName, l.function.DeviceName()))
 	prepared := l.prepare(ctx, object)
 	if prepared == nil && l.way != neverRuns {
 		prepared = l.runClaimed(ctx, object, begin)
 	}
+
 	end := time.Now()
 	if err := await(ctx, "claim is unprepared", func() error {
 		return l.unprepare(ctx, object)
 	}); err != nil {
 		return errors.Join(prepared, err)
 	}
+
 	if l.way == twice {
 		prepared = errors.Join(prepared, await(ctx, "claim is unprepared again", func() error {
 			return l.unprepare(ctx, object)
 		}))
 	}
+
 	l.ended = time.Since(end)
 	return errors.Join(prepared, l.forget(ctx, object))
 }
@@ -123,9 +127,11 @@ func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error)
 			NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Image: "none"}},
 		},
 	}
+
 	if err := l.admin.Create(ctx, pod); err != nil {
 		return nil, err
 	}
+
 	l.uid = string(pod.UID)
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: l.name},
@@ -133,9 +139,11 @@ func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error)
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "any"},
 		}}}},
 	}
+
 	if err := l.admin.Create(ctx, c); err != nil {
 		return nil, err
 	}
+
 	c.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{
 			Devices: resourceapi.DeviceAllocationResult{
@@ -163,6 +171,7 @@ func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error)
 			{Resource: "pods", Name: l.name, UID: pod.UID},
 		},
 	}
+
 	return c, l.admin.Status().Update(ctx, c)
 }
 
@@ -171,17 +180,21 @@ func (l *life) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error 
 	return await(ctx, "claim is prepared", func() error {
 		l.kubelet.RLock()
 		defer l.kubelet.RUnlock()
+
 		ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
 		defer cancel()
+
 		if l.way == neverRuns && l.random.IntN(2) == 0 {
 			ctx, cancel = context.WithTimeout(ctx,
 				time.Duration(l.random.IntN(100))*time.Millisecond)
 			defer cancel()
 		}
+
 		_, err := l.driver.Prepare(ctx, c)
 		if err != nil && l.way == neverRuns {
 			return nil // it is deleted before the kubelet tries again
 		}
+
 		return err
 	})
 }
@@ -201,10 +214,12 @@ func (l *life) forget(ctx context.Context, c *resourceapi.ResourceClaim) error {
 		pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
 		return err
 	}
+
 	return await(ctx, "claim is deleted", func() error {
 		if err := l.admin.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
 			return client.IgnoreNotFound(err)
 		}
+
 		c.Status.Allocation, c.Status.ReservedFor, c.Status.Devices = nil, nil, nil
 		if err := l.admin.Status().Update(ctx, c); err != nil {
 			return client.IgnoreNotFound(err)
@@ -212,6 +227,7 @@ func (l *life) forget(ctx context.Context, c *resourceapi.ResourceClaim) error {
 		if err := l.admin.Delete(ctx, c); err != nil {
 			return client.IgnoreNotFound(err)
 		}
+
 		return errors.New("it is being deleted")
 	})
 }
@@ -224,14 +240,17 @@ func (l *life) runClaimed(
 	if l.way == sandboxAgain {
 		sandboxes = 2
 	}
+
 	for range sandboxes {
 		s, err := l.start(ctx, c)
 		if err != nil {
 			return err
 		}
+
 		if l.started == 0 {
 			l.started = time.Since(begin)
 		}
+
 		l.work(ctx)
 		err = l.workedWell(ctx, s)
 		if stopped := l.stop(ctx, s); err == nil {
@@ -241,6 +260,7 @@ func (l *life) runClaimed(
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -260,14 +280,17 @@ func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandb
 		if s, failed = l.newSandbox(); failed != nil {
 			return failed
 		}
+
 		if failed = l.runPodSandbox(ctx, s); failed == nil {
 			failed = await(ctx, "container starts", func() error {
 				return l.createContainer(ctx, s, c)
 			})
 		}
+
 		if failed == nil {
 			return nil
 		}
+
 		_ = l.stop(ctx, s)
 		return failed
 	})
@@ -278,14 +301,18 @@ func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandb
 func (l *life) runPodSandbox(ctx context.Context, s sandbox) error {
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
+
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+
 	pod := l.sandboxOf(s)
 	// as containerd does: a plugin that connects now hears of the sandbox in one way
 	defer l.nri.BlockPluginSync().Unblock()
+
 	l.mutex.Lock()
 	l.sandboxes[s.id] = pod
 	l.mutex.Unlock()
+
 	return l.nri.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod})
 }
 
@@ -298,33 +325,40 @@ func (l *life) sandboxOf(s sandbox) *adaptation.PodSandbox {
 func (l *life) createContainer(ctx context.Context, s sandbox, c *resourceapi.ResourceClaim) error {
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
+
 	name := v1alpha1.GroupName + "/function=" + string(c.UID) + "-" + l.function.DeviceName()
 	files, err := cdi.NewCache(cdi.WithSpecDirs(l.path("cdi")), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return err
 	}
+
 	device := files.GetDevice(name)
 	if device == nil {
 		return fmt.Errorf("unresolvable CDI device %s", name)
 	}
+
 	for _, mount := range device.ContainerEdits.Mounts {
 		if _, err := os.Stat(mount.HostPath); err != nil {
 			return err
 		}
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+
 	_, err = l.nri.CreateContainer(ctx,
 		&adaptation.CreateContainerRequest{Pod: l.sandboxOf(s), Container: &adaptation.Container{
 			Id: s.id + "-main", PodSandboxId: s.id, Name: "main",
 			CDIDevices: []*adaptation.CDIDevice{{Name: name}},
 		}})
+
 	if err != nil {
 		return err
 	}
 	if err := l.inPod(s); err != nil && !l.cards.justReset() {
 		l.t.Errorf("a container of %s starts without its interface: %v", l.name, err)
 	}
+
 	return nil
 }
 
@@ -335,19 +369,23 @@ func (l *life) stop(ctx context.Context, s sandbox) error {
 			return err
 		}
 	}
+
 	l.mutex.Lock()
 	delete(l.sandboxes, s.id)
 	l.mutex.Unlock()
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
+
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+
 	pod := l.sandboxOf(s)
 	if l.way != unheard {
 		// the runtime goes on whatever plugins say
 		_ = l.nri.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: pod})
 		_ = l.nri.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod})
 	}
+
 	return s.Close()
 }
 
@@ -360,15 +398,18 @@ func (l *life) inPod(s sandbox) error {
 	if a := net1.Attrs(); a.MTU != 1450 || a.RawFlags&unix.IFF_UP == 0 {
 		return fmt.Errorf("net1 has MTU %d and flags %s", a.MTU, a.Flags)
 	}
+
 	addresses, err := s.Handle().AddrList(net1, netlink.FAMILY_V4)
 	if err != nil {
 		return err
 	}
+
 	if !slices.ContainsFunc(addresses, func(a netlink.Addr) bool {
 		return a.IPNet.String() == l.address.String()
 	}) {
 		return fmt.Errorf("net1 has addresses %v, want %s", addresses, l.address)
 	}
+
 	return nil
 }
 
@@ -390,32 +431,40 @@ func (l *life) plugIn(ctx context.Context) error {
 	begin := time.Now()
 	l.uid = l.name + "-uid"
 	defer l.has(l.name, nil)
+
 	given, err := l.give(ctx)
 	if err != nil || !given || l.way == neverRuns {
 		return err
 	}
+
 	sandboxes := 1
 	if l.way == sandboxAgain {
 		sandboxes = 2
 	}
+
 	for range sandboxes {
 		s, err := l.add(ctx)
 		if err != nil {
 			return err
 		}
+
 		if l.started == 0 {
 			l.started = time.Since(begin)
 		}
+
 		l.work(ctx)
 		if err := l.workedWell(ctx, s); err != nil {
 			return err
 		}
+
 		end := time.Now()
 		if err := l.del(ctx, s); err != nil {
 			return err
 		}
+
 		l.ended = time.Since(end)
 	}
+
 	return nil
 }
 
@@ -425,14 +474,18 @@ func (l *life) give(ctx context.Context) (given bool, err error) {
 	err = await(ctx, "Function is offered", func() error {
 		l.kubelet.RLock()
 		defer l.kubelet.RUnlock()
+
 		if !slices.Contains(l.plugins.Healthy(resource), l.function.String()) {
 			return fmt.Errorf("%s is not healthy", l.function)
 		}
+
 		l.has(l.name, kubelettest.Pod(l.name, resource, l.function.String()))
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
+
 		_, failed := l.plugins.Allocate(ctx, resource, l.function.String())
 		given = failed == nil
+
 		return nil
 	})
 	return given, err
@@ -445,18 +498,22 @@ func (l *life) add(ctx context.Context) (s sandbox, err error) {
 		if s, failed = l.newSandbox(); failed != nil {
 			return failed
 		}
+
 		failed = l.shim().Add(l.arguments(s))
 		if failed == nil && l.way == twice {
 			failed = l.shim().Add(l.arguments(s))
 		}
+
 		if failed == nil {
 			if missing := l.inPod(s); missing != nil && !l.cards.justReset() {
 				l.t.Errorf("ADD of %s succeeded without its interface: %v", l.name, missing)
 			}
 		}
+
 		if failed == nil {
 			return nil
 		}
+
 		_ = l.del(ctx, s)
 		return failed
 	})
@@ -473,14 +530,17 @@ func (l *life) del(ctx context.Context, s sandbox) error {
 			arguments.Netns = ""
 		}
 	}
+
 	if err := await(ctx, "DEL", func() error { return l.shim().Del(arguments) }); err != nil {
 		return err
 	}
+
 	if l.way == twice {
 		if err := l.shim().Del(arguments); err != nil {
 			return fmt.Errorf("DEL again: %w", err)
 		}
 	}
+
 	return s.Close()
 }
 
@@ -503,9 +563,11 @@ func (l *life) arguments(s sandbox) *skel.CmdArgs {
 			"ips": []string{l.address.String()}, "CNIDeviceInfoFile": l.path("devinfo/cni/" + s.id),
 		},
 	})
+
 	if err != nil {
 		l.t.Error(err)
 	}
+
 	return &skel.CmdArgs{
 		ContainerID: s.id, Netns: s.Path(), IfName: "net1", Path: l.path("bin"), StdinData: config,
 		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + l.name +

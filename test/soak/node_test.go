@@ -112,41 +112,51 @@ func newNode(t *testing.T) *node {
 	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+
 	bootID, err := uptime.BootID("/proc")
 	must.Succeed(t, err)
+
 	n := &node{
 		t: t, dir: dir, bootID: bootID, pods: map[string]*podresourcesapi.PodResources{},
 		sandboxes: map[string]*adaptation.PodSandbox{},
 	}
+
 	hostLog, err := os.Create(n.path("host.log"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = hostLog.Close() })
+
 	n.host, err = simulate.New(t.Context(), simulate.Config{
 		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(),
 		Log:   logr.FromSlogHandler(slog.NewTextHandler(hostLog, nil)),
 		Cards: []simulate.Card{{PFs: 2, VFs: vfsOfPF, Bus: "3b"}},
 	})
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, n.host.Close()) })
+
 	n.vfs = map[pci.Address][]function.ID{}
 	for _, f := range n.host.Functions() {
 		if f.Index >= 0 {
 			n.vfs[f.PF] = append(n.vfs[f.PF], function.ID{Address: f.Address})
 		}
 	}
+
 	ctrl.SetLogger(logr.Discard())
 	must.Succeed(t, os.MkdirAll(n.path("state"), 0o700))
 	must.Succeed(t,
 		unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(n.path("state"), unix.MNT_DETACH)) })
+
 	must.Succeed(t, os.MkdirAll(n.path("kubelet/plugins_registry"), 0o750))
 	n.opi = opitest.Start(t)
 	n.declare()
 	n.startController()
 	n.startKubelet()
 	t.Cleanup(n.stopKubelet)
+
 	n.startRuntime()
 	t.Cleanup(n.stopRuntime)
+
 	n.writeKubeconfig()
 	return n
 }
@@ -159,6 +169,7 @@ func (n *node) declare() {
 	admin, err := kubeapitest.Client(cluster.Admin())
 	must.Succeed(n.t, err)
 	n.admin = admin
+
 	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
 		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: v1alpha1.DevicePoolSpec{
@@ -169,6 +180,7 @@ func (n *node) declare() {
 				Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldAddresses},
 			}}
 	}
+
 	for _, object := range []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
@@ -194,17 +206,20 @@ func (n *node) startController() {
 	n.t.Helper()
 	scheme, err := controller.Scheme()
 	must.Succeed(n.t, err)
+
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
 		Scheme: scheme, Logger: logr.Discard(),
 		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
+
 	must.Succeed(n.t, err)
 	must.Succeed(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
 		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
 		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 	}))
+
 	must.Run(n.t, manager.Start)
 }
 
@@ -217,6 +232,7 @@ func (n *node) writeKubeconfig() {
 	n.api, err = openGate("tcp", "127.0.0.1:0", server.Host)
 	must.Succeed(n.t, err)
 	n.t.Cleanup(n.api.close)
+
 	file := clientcmdapi.NewConfig()
 	file.Clusters["api"] = &clientcmdapi.Cluster{
 		Server: "https://" + n.api.address(), CertificateAuthorityData: config.CAData,
@@ -227,6 +243,7 @@ func (n *node) writeKubeconfig() {
 		ImpersonateGroups:    config.Impersonate.Groups,
 		ImpersonateUserExtra: config.Impersonate.Extra,
 	}
+
 	file.Contexts["agent"] = &clientcmdapi.Context{Cluster: "api", AuthInfo: "agent"}
 	file.CurrentContext = "agent"
 	must.Succeed(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
@@ -339,6 +356,7 @@ func (n *node) launch() *process {
 	log, err := os.OpenFile(n.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must.Succeed(n.t, err)
 	defer log.Close()
+
 	agent := exec.Command(agentProgram,
 		"--node-name="+nodeName, "--listen="+metricsAddress, "--kubeconfig="+n.path("kubeconfig"),
 		"--sys-root="+n.host.SysRoot(), "--state-dir="+n.path("state"),
@@ -349,11 +367,13 @@ func (n *node) launch() *process {
 		"--hooks-dir="+n.path("hooks.d"),
 		"--provision-timeout=10s",
 	)
+
 	agent.Stdout, agent.Stderr = log, log
 	agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must.Succeed(n.t, agent.Start())
 	p := &process{agent, make(chan struct{})}
 	go func() { _ = agent.Wait(); close(p.exited) }()
+
 	return p
 }
 
@@ -373,14 +393,17 @@ func (n *node) now() time.Time { return time.Now().Add(time.Duration(n.skew.Load
 func (n *node) endAgent() error {
 	agent := n.theAgent()
 	_ = agent.Process.Signal(syscall.SIGTERM)
+
 	select {
 	case <-agent.exited:
 	case <-time.After(30 * time.Second):
 		return errors.New("the agent did not end within 30 s of SIGTERM")
 	}
+
 	if code := agent.ProcessState.ExitCode(); code != 0 {
 		return fmt.Errorf("the agent ended with status %d", code)
 	}
+
 	return nil
 }
 
@@ -400,10 +423,12 @@ func get(path string) (string, error) {
 		return "", err
 	}
 	defer response.Body.Close()
+
 	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", response.Status, body)
 	}
+
 	return string(body), err
 }
 
@@ -411,15 +436,18 @@ func get(path string) (string, error) {
 func await(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+
 	var last error
 	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
 		true, func(context.Context) (bool, error) {
 			last = check()
 			return last == nil, nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("%s: not within %s: %w", what, patience, last)
 	}
+
 	return nil
 }
 
@@ -475,6 +503,7 @@ func (g *gate) accept() {
 		if err != nil {
 			return
 		}
+
 		out, err := net.Dial(g.network, g.to)
 		if err != nil || !g.enter(in, out) {
 			in.Close()
@@ -483,6 +512,7 @@ func (g *gate) accept() {
 			}
 			continue
 		}
+
 		for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
 			g.working.Go(func() {
 				_, _ = io.Copy(pair[0], pair[1])

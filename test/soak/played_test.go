@@ -26,6 +26,7 @@ func TestClockIsShifted(t *testing.T) {
 			Next: "port", Attempts: 2, RetryAt: at,
 		},
 	}
+
 	got := record
 	shift(reflect.ValueOf(&got).Elem(), time.Hour)
 
@@ -47,12 +48,15 @@ func TestHarm(t *testing.T) {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
 	}
+
 	pod, xpu := netns.New(t), netns.New(t)
 	netns.Connect(t, pod, "net1", xpu, "port1")
+
 	l := &life{
 		node: &node{t: t, dir: t.TempDir()}, random: rand.New(rand.NewPCG(1, 2)), way: hostile,
 		name: "pod-1",
 	}
+
 	must.Succeed(t, l.harm(sandbox{pod, "s1"}))
 	defer l.accomplice.Close()
 
@@ -61,6 +65,7 @@ func TestHarm(t *testing.T) {
 	if spy.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("the macvlan has flags %s", spy.Attrs().Flags)
 	}
+
 	renamed, err := pod.Handle().LinkByName("eth7")
 	must.Succeed(t, err)
 	if a := renamed.Attrs(); len(a.AltNames) != manyNames || a.Promisc == 0 || a.MTU == 1500 {

@@ -62,11 +62,13 @@ func run(m *testing.M) (code int, err error) {
 	if !netns.Isolated() {
 		return m.Run(), nil
 	}
+
 	dir, err := os.MkdirTemp("", "soak")
 	if err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
+
 	agentProgram = filepath.Join(dir, "xpu-agent")
 	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", agentProgram,
 		"../../cmd/xpu-agent")
@@ -78,6 +80,7 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, cluster.Stop()) }()
+
 	return m.Run(), nil
 }
 
@@ -95,6 +98,7 @@ func TestSoak(t *testing.T) {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
 	}
+
 	cluster.Need(t)
 	n := newNode(t)
 	before := n.hostState()
@@ -102,6 +106,7 @@ func TestSoak(t *testing.T) {
 		taken: map[function.ID]bool{}}
 	n.startAgent()
 	t.Cleanup(func() { s.explain() })
+
 	must.Succeed(t, n.ready(t.Context()))
 	must.Succeed(t, await(t.Context(), "all is offered", n.allOffered))
 
@@ -124,9 +129,11 @@ func TestSoak(t *testing.T) {
 			delete(after, a.Before.Name)
 		}
 	}
+
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("the host's netdevs (-before +now):\n%s", diff)
 	}
+
 	s.report(first, last)
 }
 
@@ -158,6 +165,7 @@ func (s *soak) live(pods int, among []fault) {
 			}
 		})
 	}
+
 	var living sync.WaitGroup
 	for _, by := range []struct {
 		pf    pci.Address
@@ -168,6 +176,7 @@ func (s *soak) live(pods int, among []fault) {
 		for range pods / 2 {
 			left <- struct{}{}
 		}
+
 		close(left)
 		for range atOnce {
 			random := s.fork()
@@ -184,6 +193,7 @@ func (s *soak) live(pods int, among []fault) {
 			})
 		}
 	}
+
 	living.Wait()
 	stop()
 	striking.Wait()
@@ -199,16 +209,19 @@ func (s *soak) lastLap() {
 	s.t.Helper()
 	kept, err := s.quarantined()
 	must.Succeed(s.t, err)
+
 	for pf, first := range map[pci.Address]int{claimPF: 1, pluginPF: 101} {
 		for vf := range vfsOfPF {
 			if kept[s.vfs[pf][vf]] != "" {
 				continue
 			}
+
 			l := s.newLife(s.random, ordinary, pf, vf, first+vf)
 			live := l.claimed
 			if pf == pluginPF {
 				live = l.plugIn
 			}
+
 			must.Succeed(s.t, live(s.t.Context()))
 			if l.started == 0 {
 				s.t.Errorf("pod %s on %s did not run although nothing was wrong",
@@ -253,6 +266,7 @@ func (s *soak) choose(
 	healthy := s.plugins.Healthy(resource)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+
 	chosen := -1
 	for _, vf := range random.Perm(vfsOfPF) {
 		id := s.vfs[pf][vf]
@@ -264,9 +278,11 @@ func (s *soak) choose(
 			break
 		}
 	}
+
 	if chosen < 0 {
 		return 0, false
 	}
+
 	s.taken[s.vfs[pf][chosen]] = true
 	return chosen, true
 }
@@ -290,6 +306,7 @@ func (s *soak) sample() sample {
 		}
 		return err
 	}))
+
 	time.Sleep(3 * time.Second) // what was just done is forgotten: idle connections, timers
 	values := map[string]float64{}
 	for _, name := range []string{
@@ -299,8 +316,10 @@ func (s *soak) sample() sample {
 		must.Succeed(s.t, err)
 		values[name] = value
 	}
+
 	file, err := os.Stat(s.path("state/journal.db"))
 	must.Succeed(s.t, err)
+
 	return sample{
 		int(values["go_goroutines"]), int(values["process_open_fds"]),
 		int(values["process_resident_memory_bytes"]), int(file.Size()),
@@ -313,11 +332,13 @@ func metric(name string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			return strconv.ParseFloat(strings.TrimSpace(value), 64)
 		}
 	}
+
 	return 0, fmt.Errorf("metrics have no %s", name)
 }
 
@@ -336,11 +357,14 @@ func (s *soak) report(first, last sample) {
 		last.resident > first.resident+moreResident || last.journal > first.journal+64<<10 {
 		s.t.Errorf("the agent grew: %s before, %s after", first, last)
 	}
+
 	s.t.Logf("%d lives in %s, %d of them ran; the agent was started %d times", s.number,
 		s.took.Round(time.Second), len(s.starts), s.node.starts)
+
 	for _, name := range slices.Sorted(maps.Keys(s.count)) {
 		s.t.Logf("%5d x %s", s.count[name], name)
 	}
+
 	s.t.Logf("from pod to container: median %s, 99 of 100 within %s", quantile(s.starts, 0.5),
 		quantile(s.starts, 0.99))
 	s.t.Logf("end: median %s, 99 of 100 within %s", quantile(s.ends, 0.5), quantile(s.ends, 0.99))
@@ -368,6 +392,7 @@ func (s *soak) explain() {
 			s.t.Log(err)
 			continue
 		}
+
 		lines := strings.Split(string(text), "\n")
 		s.t.Logf("the end of %s, which is in %s:\n%s", name, kept,
 			strings.Join(lines[max(0, len(lines)-60):], "\n"))
@@ -381,16 +406,19 @@ func (n *node) allOffered() error {
 	if err != nil {
 		return err
 	}
+
 	plugged := slices.DeleteFunc(slices.Clone(n.vfs[pluginPF]), func(id function.ID) bool {
 		return kept[id] != ""
 	})
 	if healthy := n.plugins.Healthy(resource); len(healthy) != len(plugged) {
 		return fmt.Errorf("healthy are %v, in quarantine %v", healthy, kept)
 	}
+
 	var list resourceapi.ResourceSliceList
 	if err := n.admin.List(n.t.Context(), &list); err != nil {
 		return err
 	}
+
 	devices := 0
 	for _, slice := range list.Items {
 		for _, d := range slice.Spec.Devices {
@@ -403,9 +431,11 @@ func (n *node) allOffered() error {
 			}
 		}
 	}
+
 	if devices != vfsOfPF {
 		return fmt.Errorf("slices have %d devices", devices)
 	}
+
 	return nil
 }
 
@@ -427,6 +457,7 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 	engine, err := netdev.New(netdev.Options{})
 	must.Succeed(n.t, err)
 	defer engine.Close()
+
 	state := map[string]netdev.Snapshot{}
 	for _, l := range links {
 		s, err := engine.Snapshot(n.t.Context(), netdev.Device{Name: l.Attrs().Name})
@@ -435,6 +466,7 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 		s.Identity.Index, s.Identity.Peer, s.Identity.PeerNS = 0, 0, 0
 		state[s.Name] = s
 	}
+
 	return state
 }
 
@@ -445,6 +477,7 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 	j, err := journal.Open(n.path("state/journal.db"))
 	must.Succeed(n.t, err)
 	defer j.Close()
+
 	for _, a := range j.All() {
 		if q := a.Quarantine; q != nil {
 			n.t.Logf("Function %s is in quarantine: %s: %s", a.Function, q.Reason, q.Message)
@@ -453,6 +486,7 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 		}
 		n.t.Errorf("the journal still has %+v", a)
 	}
+
 	for _, pattern := range []string{
 		"devinfo/cni/*", "spool/*.json", "cdi/*", "kubelet/plugins/*/dra-device-metadata/*", "ns-*",
 	} {
@@ -462,17 +496,22 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 			n.t.Errorf("%s is left behind", file)
 		}
 	}
+
 	// Those of the device plugin stay ten minutes.
 	if files, err := filepath.Glob(n.path("devinfo/dp/*")); err != nil || len(files) > vfsOfPF {
 		n.t.Errorf("device-info files %q, %v", files, err)
 	}
+
 	var ports v1alpha1.XPUPortList
 	must.Succeed(n.t, n.admin.List(n.t.Context(), &ports))
+
 	for _, p := range ports.Items {
 		n.t.Errorf("XPUPort %s/%s is left behind", p.Namespace, p.Name)
 	}
+
 	if ports := n.opi.Ports(); len(ports) > 0 {
 		n.t.Errorf("the OPI agent still has ports %v", ports)
 	}
+
 	return kept
 }

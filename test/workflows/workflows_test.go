@@ -60,12 +60,14 @@ func all(t *testing.T) map[string]string {
 	if len(paths) == 0 {
 		t.Fatal("there are no workflows")
 	}
+
 	texts := map[string]string{}
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		must.Succeed(t, err)
 		texts[filepath.Base(path)] = string(text)
 	}
+
 	return texts
 }
 
@@ -94,18 +96,21 @@ func TestPermissions(t *testing.T) {
 			top["contents"] != "read" {
 			t.Errorf("%s: permissions: are %v, must be {contents: read}", name, w.Permissions)
 		}
+
 		for id, job := range w.Jobs {
 			permissions, isMap := job.Permissions.(map[string]any)
 			if job.Permissions != nil && !isMap {
 				t.Errorf("%s: job %s: permissions: %v gives all; name each", name,
 					id, job.Permissions)
 			}
+
 			var writable []string
 			for _, scope := range slices.Sorted(maps.Keys(permissions)) {
 				if permissions[scope] == "write" {
 					writable = append(writable, scope)
 				}
 			}
+
 			if want := writes()[name+" "+id]; !slices.Equal(writable, want) {
 				t.Errorf("%s: job %s may write %v, and needs %v", name, id, writable, want)
 			}
@@ -118,6 +123,7 @@ func TestCredentialsDoNotPersist(t *testing.T) {
 	for name, text := range all(t) {
 		var w workflow
 		must.Succeed(t, yaml.Unmarshal([]byte(text), &w))
+
 		for id, job := range w.Jobs {
 			for _, step := range job.Steps {
 				if strings.HasPrefix(step.Uses, "actions/checkout@") &&
@@ -140,11 +146,13 @@ func TestPublishesWhatWasTested(t *testing.T) {
 	if !uploads {
 		t.Error("job test uploads nothing")
 	}
+
 	for _, id := range []string{"push", "page"} {
 		downloads, compares := false, false
 		for _, step := range w.Jobs[id].Steps {
 			downloads = downloads || strings.HasPrefix(step.Uses, "actions/download-artifact@")
 			compares = compares || strings.Contains(step.Run, "sha256sum --check --strict")
+
 			for _, builds := range []string{
 				"make images", "make chart", "make build", "go build", ".ci/run",
 			} {
@@ -153,6 +161,7 @@ func TestPublishesWhatWasTested(t *testing.T) {
 				}
 			}
 		}
+
 		if !downloads || !compares {
 			t.Errorf("job %s downloads: %v, and compares digests: %v", id, downloads, compares)
 		}

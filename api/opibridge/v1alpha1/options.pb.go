@@ -108,6 +108,7 @@ func (x *GetNetworkOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -152,6 +153,7 @@ func (x *UpdateNetworkOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -197,6 +199,7 @@ func (x *GetPortOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -241,6 +244,7 @@ func (x *UpdatePortOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -293,6 +297,7 @@ func (x *NetworkOptions) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -363,6 +368,7 @@ func (x *PortOptions) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
+
 	return mi.MessageOf(x)
 }
 
@@ -492,6 +498,7 @@ func file_api_opibridge_v1alpha1_options_proto_init() {
 	if File_api_opibridge_v1alpha1_options_proto != nil {
 		return
 	}
+
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
@@ -510,6 +517,7 @@ func file_api_opibridge_v1alpha1_options_proto_init() {
 		EnumInfos:         file_api_opibridge_v1alpha1_options_proto_enumTypes,
 		MessageInfos:      file_api_opibridge_v1alpha1_options_proto_msgTypes,
 	}.Build()
+
 	File_api_opibridge_v1alpha1_options_proto = out.File
 	file_api_opibridge_v1alpha1_options_proto_goTypes = nil
 	file_api_opibridge_v1alpha1_options_proto_depIdxs = nil

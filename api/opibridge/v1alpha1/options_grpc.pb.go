@@ -186,10 +186,12 @@ func _OptionsService_GetNetworkOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).GetNetworkOptions(ctx, in)
 	}
+
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_GetNetworkOptions_FullMethodName,
 	}
+
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).GetNetworkOptions(ctx, req.(*GetNetworkOptionsRequest))
 	}
@@ -207,14 +209,17 @@ func _OptionsService_UpdateNetworkOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).UpdateNetworkOptions(ctx, in)
 	}
+
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_UpdateNetworkOptions_FullMethodName,
 	}
+
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).UpdateNetworkOptions(ctx,
 			req.(*UpdateNetworkOptionsRequest))
 	}
+
 	return interceptor(ctx, in, info, handler)
 }
 
@@ -229,10 +234,12 @@ func _OptionsService_GetPortOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).GetPortOptions(ctx, in)
 	}
+
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_GetPortOptions_FullMethodName,
 	}
+
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).GetPortOptions(ctx, req.(*GetPortOptionsRequest))
 	}
@@ -250,10 +257,12 @@ func _OptionsService_UpdatePortOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).UpdatePortOptions(ctx, in)
 	}
+
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_UpdatePortOptions_FullMethodName,
 	}
+
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).UpdatePortOptions(ctx, req.(*UpdatePortOptionsRequest))
 	}

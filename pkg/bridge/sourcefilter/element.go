@@ -72,20 +72,25 @@ func (f *Filter) portNeeds(p Port) needed {
 	if p.MAC == nil {
 		return all
 	}
+
 	var foreign []int
 	for _, network := range p.Networks {
 		if index := f.vxlans[network]; index != 0 {
 			foreign = append(foreign, index)
 		}
 	}
+
 	all.add(setFiltered, p.Index, nil)
 	all.add(setMACs, p.Index, p.MAC)
+
 	for _, index := range foreign {
 		all.add(setForeignMACs, index, p.MAC)
 	}
+
 	if len(p.Addresses) == 0 {
 		return all
 	}
+
 	all.add(setAddressed, p.Index, nil)
 	for _, a := range append([]netip.Addr{linkLocal(p.MAC)}, p.Addresses...) {
 		set, foreignSet := setIPv4, setForeignIPv4
@@ -97,6 +102,7 @@ func (f *Filter) portNeeds(p Port) needed {
 			all.add(foreignSet, index, a.AsSlice())
 		}
 	}
+
 	return all
 }
 

@@ -69,6 +69,7 @@ func Open() (_ *Filter, err error) {
 		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]needed{},
 		elements: map[element]int{},
 	}
+
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
 	if errors.Is(err, unix.EPROTONOSUPPORT) { // no netlink of netfilter at all
 		f.unsupported = fmt.Errorf("%w: %w", ErrUnsupported, err)
@@ -83,6 +84,7 @@ func Open() (_ *Filter, err error) {
 	if f.events, err = nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, errors.Join(fmt.Errorf("nftables: subscribe to events: %w", err), f.Close())
 	}
+
 	err = f.adopt()
 	if errors.Is(err, ErrUnsupported) {
 		f.unsupported = err
@@ -91,6 +93,7 @@ func Open() (_ *Filter, err error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
+
 	return f, nil
 }
 
@@ -100,18 +103,22 @@ func (f *Filter) socket(conn *netlink.Conn) error {
 	if err != nil {
 		return err
 	}
+
 	var name unix.Sockaddr
 	if errControl := raw.Control(func(fd uintptr) {
 		name, err = unix.Getsockname(int(fd))
 	}); errControl != nil {
 		return errControl
 	}
+
 	if own, ok := name.(*unix.SockaddrNetlink); ok {
 		f.portID = own.Pid
 	}
+
 	if err != nil {
 		return err
 	}
+
 	return errors.Join(conn.SetWriteBuffer(8<<20), conn.SetReadBuffer(8<<20))
 }
 
@@ -121,12 +128,14 @@ func (f *Filter) Close() error {
 	if f.events != nil {
 		_ = f.events.Close()
 	}
+
 	var failed []error
 	for _, conn := range []*nftables.Conn{f.conn, f.reader} {
 		if conn != nil {
 			failed = append(failed, conn.CloseLasting())
 		}
 	}
+
 	return errors.Join(failed...)
 }
 
@@ -151,6 +160,7 @@ func (f *Filter) SetVXLAN(network string, index int) error {
 	if before == index {
 		return nil
 	}
+
 	f.vxlans[network] = index
 	for _, port := range f.ports {
 		if !slices.Contains(port.Networks, network) {
@@ -161,11 +171,13 @@ func (f *Filter) SetVXLAN(network string, index int) error {
 			return err
 		}
 	}
+
 	if index == 0 {
 		delete(f.vxlans, network)
 	} else if err := f.change(index, needed{}.isolated(index)); err != nil {
 		return err
 	}
+
 	return f.change(before, nil)
 }
 
@@ -194,11 +206,13 @@ func (f *Filter) Restore() error {
 	if f.unsupported != nil {
 		return nil
 	}
+
 	f.conn.AddTable(f.table) // so that there is one to remove
 	f.conn.DelTable(f.table)
 	if err := f.declare(); err != nil {
 		return err
 	}
+
 	maps.DeleteFunc(f.elements, func(_ element, users int) bool { return users == 0 })
 	return f.send(slices.Collect(maps.Keys(f.elements)), nil)
 }
@@ -212,28 +226,34 @@ func (f *Filter) change(index int, want needed) error {
 			add = append(add, e)
 		}
 	}
+
 	for e := range have {
 		if !want[e] && f.elements[e] == 1 {
 			remove = append(remove, e)
 		}
 	}
+
 	if err := f.apply(add, remove); err != nil {
 		return err
 	}
+
 	for e := range have {
 		if !want[e] && f.elements[e] > 0 {
 			f.elements[e]--
 		}
 	}
+
 	for e := range want {
 		if !have[e] {
 			f.elements[e]++
 		}
 	}
+
 	f.needs[index] = want
 	if len(want) == 0 {
 		delete(f.needs, index)
 	}
+
 	return nil
 }
 
@@ -243,6 +263,7 @@ func (f *Filter) apply(add, remove []element) error {
 	if len(add)+len(remove) == 0 || f.unsupported != nil {
 		return nil
 	}
+
 	err := f.send(add, remove)
 	if errors.Is(err, unix.ENOENT) {
 		for _, e := range remove {
@@ -252,14 +273,18 @@ func (f *Filter) apply(add, remove []element) error {
 			err = f.send(add, nil)
 		}
 	}
+
 	if err != nil {
 		return err
 	}
+
 	for _, e := range add {
 		f.elements[e] = 0
 	}
+
 	for _, e := range remove {
 		delete(f.elements, e)
 	}
+
 	return nil
 }

@@ -49,15 +49,18 @@ func newLab(t *testing.T) *lab {
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	must.Succeed(t, l.Handle().LinkAdd(bridge))
 	must.Succeed(t, l.Handle().LinkSetUp(bridge))
+
 	for name, s := range map[string]**station{
 		"pod": &l.pod, "remote": &l.remote, "listener": &l.listener,
 	} {
 		*s = l.connect(bridge, name)
 	}
+
 	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
 	for _, from := range []*station{l.pod, l.remote} {
 		l.await(from)
 	}
+
 	return l
 }
 
@@ -67,8 +70,10 @@ func (l *lab) open() {
 		l.filter, err = sourcefilter.Open()
 		return err
 	}))
+
 	filter := l.filter
 	l.t.Cleanup(func() { _ = filter.Close() })
+
 	if err := filter.Supported(); err != nil {
 		l.t.Skip(err)
 	}
@@ -92,9 +97,11 @@ func (l *lab) connect(bridge netlink.Link, name string) *station {
 		}
 		return err
 	}))
+
 	l.t.Cleanup(func() { _ = unix.Close(s.socket) })
 	must.Succeed(l.t,
 		unix.SetsockoptTimeval(s.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
+
 	return s
 }
 
@@ -127,11 +134,14 @@ func (l *lab) passes(from *station, frame []byte) bool {
 	if from == l.remote {
 		marker = ethernet(otherMAC, unix.ETH_P_IP, ipv4(other4, l.markers))
 	}
+
 	from.send(frame)
 	from.send(marker)
+
 	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
 		frame = slices.Delete(slices.Clone(frame), 12, 16) // packet sockets get the outer tag apart
 	}
+
 	passed := false
 	for {
 		buffer := make([]byte, 2000)
@@ -139,6 +149,7 @@ func (l *lab) passes(from *station, frame []byte) bool {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
+
 		must.Succeed(l.t, err)
 		switch got := buffer[:n]; {
 		case bytes.Equal(got, marker):
@@ -184,10 +195,12 @@ func ipv4(src netip.Addr, data ...uint32) []byte {
 	for i := 0; i < len(header); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(header[i:]))
 	}
+
 	binary.BigEndian.PutUint16(header[10:], ^uint16(sum+sum>>16))
 	for _, word := range data {
 		header = binary.BigEndian.AppendUint32(header, word)
 	}
+
 	return header
 }
 
@@ -215,11 +228,13 @@ func TestPortWithAddresses(t *testing.T) {
 			pod4, pod6, unspecified4,
 		},
 	}))
+
 	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
 		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{
 			pod4, pod6,
 		},
 	}))
+
 	router, none := netip.Addr{}, netip.Addr{}
 	const rs, ra, ns, na, redirect = 133, 134, 135, 136, 137
 	for name, test := range map[string]struct {
@@ -360,6 +375,7 @@ func TestPortWithAddresses(t *testing.T) {
 			t.Errorf("%s: passes: %t, want %t", name, got, test.passes)
 		}
 	}
+
 	dropped, err := l.filter.Dropped()
 	if err != nil || len(dropped) != 1 || dropped[l.pod.port] < 20 {
 		t.Errorf("dropped %v, %v; want some 20 frames of port %d", dropped, err, l.pod.port)
@@ -373,6 +389,7 @@ func TestForeign(t *testing.T) {
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC,
 		Addresses: []netip.Addr{pod4, pod6}}
 	must.Succeed(t, l.filter.SetPort(port))
+
 	lies := map[string][]byte{
 		"MAC address": ethernet(podMAC, etherTypeTest, nil),
 		"ARP":         ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)),
@@ -384,11 +401,13 @@ func TestForeign(t *testing.T) {
 			discovery(other6, 136, podLinkLocal, option(2, otherMAC)...)),
 		"MAC address, no frame": ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)),
 	}
+
 	for name, frame := range lies {
 		if l.passes(l.remote, frame) {
 			t.Errorf("%s: passes", name)
 		}
 	}
+
 	for name, frame := range map[string][]byte{
 		"ARP": ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, other4)),
 		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6,
@@ -443,11 +462,13 @@ func TestAdopt(t *testing.T) {
 	if l.passes(l.pod, lie) {
 		t.Error("a lie passes after the filter was opened again")
 	}
+
 	must.Succeed(t, l.filter.SetPort(port))
 	must.Succeed(t, l.filter.Sweep())
 	if l.passes(l.pod, lie) {
 		t.Error("a lie passes after sweep")
 	}
+
 	l.open()
 	must.Succeed(t, l.filter.Sweep())
 	if !l.passes(l.pod, lie) {
@@ -463,6 +484,7 @@ func TestTakenAway(t *testing.T) {
 		conn, err = nftables.New(nftables.AsLasting())
 		return err
 	}))
+
 	t.Cleanup(func() { _ = conn.CloseLasting() })
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
 	must.Succeed(t, l.filter.SetPort(port))
@@ -478,12 +500,14 @@ func TestTakenAway(t *testing.T) {
 			}
 		})
 	})
+
 	conn.FlushRuleset()
 	must.Succeed(t, conn.Flush())
 	<-changed
 	if !l.passes(l.pod, lie) {
 		t.Fatal("a lie does not pass without a table")
 	}
+
 	must.Succeed(t, l.filter.Restore())
 	if l.passes(l.pod, lie) {
 		t.Error("a lie passes after restore")
@@ -496,6 +520,7 @@ func TestTakenAway(t *testing.T) {
 	if l.passes(l.pod, lie) || l.passes(l.pod, ethernet(podMAC, unix.ETH_P_IP, ipv4(other4))) {
 		t.Error("a lie passes after the next change")
 	}
+
 	must.Succeed(t, l.filter.Remove(port.Index))
 	if !l.passes(l.pod, lie) {
 		t.Error("the port is filtered although it was removed")
@@ -511,6 +536,7 @@ func TestOwnChanges(t *testing.T) {
 		conn, err = nftables.New(nftables.AsLasting())
 		return err
 	}))
+
 	t.Cleanup(func() { _ = conn.CloseLasting() })
 	var others atomic.Bool
 	changed := make(chan bool, 100)
@@ -518,6 +544,7 @@ func TestOwnChanges(t *testing.T) {
 		defer context.AfterFunc(ctx, func() { _ = l.filter.Close() })()
 		return l.filter.Watch(func() { changed <- others.Load() })
 	})
+
 	for range 3 {
 		must.Succeed(t,
 			l.filter.SetPort(sourcefilter.Port{
@@ -525,6 +552,7 @@ func TestOwnChanges(t *testing.T) {
 			}))
 		must.Succeed(t, l.filter.Remove(l.pod.port))
 	}
+
 	must.Succeed(t, l.filter.Restore())
 	other := conn.AddTable(&nftables.Table{Name: "other", Family: nftables.TableFamilyBridge})
 	must.Succeed(t, conn.Flush())

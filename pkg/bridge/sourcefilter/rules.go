@@ -127,17 +127,21 @@ func ipv6Rules() [][]expr.Any {
 			rules = append(rules, rule(with, when(optionType, option), accept()))
 			return
 		}
+
 		rules = append(rules,
 			rule(with, when(optionType, option), whenOwn(setMACs, optionMAC), accept()))
 	}
+
 	discovery(routerSolicitation, 8, own, nil, optionSourceMAC)
 	discovery(routerSolicitation, 8, none, nil, optionNonce)
 	discovery(solicitation, 24, own, nil, optionSourceMAC)
 	discovery(solicitation, 24, none, nil, optionNonce)
 	discovery(advertisement, 24, own, whenOwn(setIPv6, ndTarget()), optionTargetMAC)
+
 	for kind := byte(routerSolicitation); kind <= redirect; kind++ {
 		rules = append(rules, rule(icmpv6(kind), goTo(chainDrop)))
 	}
+
 	return append(rules,
 		rule(none, accept()), // MLD of one that has no address yet (RFC 3590)
 		rule(own, accept()),

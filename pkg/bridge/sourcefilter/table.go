@@ -27,10 +27,12 @@ func (f *Filter) adopt() error {
 			KeyByteOrder:  binaryutil.NativeEndian,
 		}
 	}
+
 	f.sets[setDroppedFrames].Dynamic, f.sets[setDroppedFrames].Size = true, 1<<16
 	if err := f.load(); err != nil {
 		return err
 	}
+
 	err := f.declareAndSend()
 	// made by another version, in another way
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
@@ -41,6 +43,7 @@ func (f *Filter) adopt() error {
 		errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
+
 	return err
 }
 
@@ -63,24 +66,29 @@ func (f *Filter) load() error {
 	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName }) {
 		return nil
 	}
+
 	there, err := f.conn.GetSets(f.table)
 	if err != nil {
 		return fmt.Errorf("nftables: sets of table bridge %s: %w", TableName, err)
 	}
+
 	for name, set := range f.sets {
 		if set.Dynamic || !slices.ContainsFunc(there, func(s *nftables.Set) bool {
 			return s.Name == name
 		}) {
 			continue
 		}
+
 		list, err := f.conn.GetSetElements(set)
 		if err != nil {
 			return fmt.Errorf("nftables: set %s of table bridge %s: %w", name, TableName, err)
 		}
+
 		for _, e := range list {
 			f.elements[element{name, string(e.Key)}] = 0
 		}
 	}
+
 	return nil
 }
 
@@ -93,17 +101,20 @@ func (f *Filter) declare() error {
 			return fmt.Errorf("nftables: set %s: %w", set.Name, err)
 		}
 	}
+
 	for _, c := range f.chains() {
 		c.Table = f.table
 		f.conn.AddChain(&c.Chain)
 		f.conn.FlushChain(&c.Chain)
 	}
+
 	for _, c := range f.chains() { // a rule may lead to any chain
 		c.Table = f.table
 		for _, rule := range c.rules {
 			f.conn.AddRule(&nftables.Rule{Table: f.table, Chain: &c.Chain, Exprs: rule})
 		}
 	}
+
 	return nil
 }
 
@@ -116,6 +127,7 @@ func (f *Filter) send(add, remove []element) error {
 			}
 		}
 	}
+
 	for name, elements := range bySet(remove) {
 		for some := range slices.Chunk(elements, perMessage) {
 			if err := f.conn.SetDeleteElements(f.sets[name], some); err != nil {
@@ -123,9 +135,11 @@ func (f *Filter) send(add, remove []element) error {
 			}
 		}
 	}
+
 	if err := f.conn.Flush(); err != nil {
 		return fmt.Errorf("nftables: table bridge %s: %w", TableName, err)
 	}
+
 	return nil
 }
 
@@ -143,10 +157,12 @@ func (f *Filter) Dropped() (map[int]uint64, error) {
 	if f.unsupported != nil {
 		return nil, nil
 	}
+
 	list, err := f.reader.GetSetElements(f.sets[setDroppedFrames])
 	if err != nil {
 		return nil, fmt.Errorf("nftables: counters of table bridge %s: %w", TableName, err)
 	}
+
 	dropped := map[int]uint64{}
 	for _, e := range list {
 		index, err := portOf(e.Key)
@@ -157,5 +173,6 @@ func (f *Filter) Dropped() (map[int]uint64, error) {
 			dropped[index] = e.Counter.Packets
 		}
 	}
+
 	return dropped, nil
 }

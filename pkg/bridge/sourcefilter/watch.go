@@ -32,6 +32,7 @@ func (f *Filter) Watch(changed func()) error {
 		case from.Pid != nl.PidKernel:
 			continue // any process may send to a netlink socket
 		}
+
 		othersDo := func(m syscall.NetlinkMessage) bool {
 			return m.Header.Pid != f.portID && takesAway(m)
 		}
@@ -50,10 +51,12 @@ func takesAway(m syscall.NetlinkMessage) bool {
 	default:
 		return false
 	}
+
 	const header = 4 // struct nfgenmsg
 	if len(m.Data) < header || m.Data[0] != unix.NFPROTO_BRIDGE {
 		return false
 	}
+
 	attrs, err := attribute.Parse(m.Data[header:])
 	// The attribute has the same number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and so
 	// on.

@@ -24,6 +24,7 @@ func Allocated(name string, options ...Option) *resourceapi.ResourceClaim {
 		},
 		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
 	}
+
 	for _, option := range options {
 		option(c)
 	}

@@ -64,6 +64,7 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add(s)
 	}
+
 	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`) // RFC 1123
 	f.Fuzz(func(t *testing.T, s string) {
 		a, err := Parse(s)
@@ -73,6 +74,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
+
 		if again, err := Parse(string(a)); err != nil || again != a {
 			t.Fatalf("Parse(%q) = %q, which reads as %q, %v", s, a, again, err)
 		}
@@ -98,12 +100,14 @@ func TestVFIndex(t *testing.T) {
 		{"0000:3b:0f.6", 0, false}, // below the first
 		{"0001:3b:10.0", 0, false}, // of another domain
 	}
+
 	for _, test := range tests {
 		if index, _, ok := VFIndex("0000:3b:00.1", test.address, 127, 2); index != test.index ||
 			ok != test.ok {
 			t.Errorf("%s: VF %d, %v, want %d, %v", test.address, index, ok, test.index, test.ok)
 		}
 	}
+
 	if _, _, ok := VFIndex("0000:3b:00.0", "0000:3b:00.0", 0, 0); ok {
 		t.Error("a PF without offset and stride has VFs")
 	}

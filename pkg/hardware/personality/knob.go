@@ -146,11 +146,13 @@ func (s Setting) validate() error {
 		return fmt.Errorf("knob %s: %q must be one of %s",
 			s.Knob, s.Value, strings.Join(words[k.Kind], ", "))
 	}
+
 	n, err := strconv.ParseUint(s.Value, 10, 31)
 	limit, limited := most[k.Kind]
 	if err != nil || int(n) < least[k.Kind] || limited && int(n) > limit {
 		return fmt.Errorf("knob %s: %q is no %s", s.Knob, s.Value, k.Kind)
 	}
+
 	return nil
 }
 
@@ -165,6 +167,7 @@ func AnswerOf(err error) string {
 	if !errors.As(err, &errno) {
 		return "EIO"
 	}
+
 	name := unix.ErrnoName(errno)
 	switch errno {
 	case unix.EOPNOTSUPP:
@@ -172,8 +175,10 @@ func AnswerOf(err error) string {
 	case 524:
 		name = "ENOTSUPP" // of include/linux/errno.h, which has no name for programs
 	}
+
 	if !slices.Contains(words[Answer], name) {
 		return "EIO"
 	}
+
 	return name
 }

@@ -74,12 +74,15 @@ func (s *Settings) UnmarshalYAML(node *yaml.Node) error {
 			return fmt.Errorf("line %d: knob %q: the value must be a word or a number",
 				value.Line, key.Value)
 		}
+
 		setting := Setting{key.Value, value.Value}
 		if err := setting.validate(); err != nil {
 			return fmt.Errorf("line %d: %w", key.Line, err)
 		}
+
 		*s = append(*s, setting)
 	}
+
 	return nil
 }
 
@@ -104,14 +107,17 @@ func Parse(content []byte) (Personality, error) {
 	var p Personality
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	decoder.KnownFields(true)
+
 	if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
 		return Personality{}, errors.New("the file is empty")
 	} else if err != nil {
 		return Personality{}, err
 	}
+
 	if err := decoder.Decode(new(Personality)); !errors.Is(err, io.EOF) {
 		return Personality{}, errors.New("the file must have one document")
 	}
+
 	return p, p.validate()
 }
 
@@ -125,6 +131,7 @@ func (p Personality) Marshal() ([]byte, error) {
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
 	err := errors.Join(encoder.Encode(p), encoder.Close())
+
 	return out.Bytes(), err
 }
 
@@ -158,6 +165,7 @@ func (p Personality) validate() error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -176,6 +184,7 @@ func (p Personality) Value(knob string) string {
 			}
 		}
 	}
+
 	return k.Default
 }
 

@@ -93,6 +93,7 @@ func TestAnswerOf(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte("deviations: [{play: {max.needs: 10000, speed: 10000}}]"))
+
 	f.Fuzz(func(t *testing.T, content []byte) {
 		p, err := personality.Parse(content)
 		if err != nil {

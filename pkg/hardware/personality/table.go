@@ -65,6 +65,7 @@ func (p Personality) field(field, knob string) string {
 	if answer == OK {
 		answer = p.Value(knob)
 	}
+
 	switch {
 	case answer == Ignore:
 		return "no effect"
@@ -77,17 +78,21 @@ func (p Personality) field(field, knob string) string {
 		known := map[string]string{"carrier": "needs a carrier", "up": "needs the PF to be up"}
 		says = append(says, cmp.Or(known[needs], "needs "+needs+" Mbit/s"))
 	}
+
 	if zero := p.Value(field + ".zero"); zero == Ignore {
 		says = append(says, "cannot be taken away")
 	} else if zero != OK {
 		says = append(says, "none is refused ("+zero+")")
 	}
+
 	if delay := p.Value(field + ".delay"); delay != "0" {
 		says = append(says, "after "+delay+" ms")
 	}
+
 	if p.Value(field+".tell") == "unknown" {
 		says = append(says, "not told")
 	}
+
 	return strings.Join(append([]string{"taken"}, says...), ", ")
 }
 

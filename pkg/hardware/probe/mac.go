@@ -25,6 +25,7 @@ func (p *prober) mac(ctx context.Context) error {
 		p.observe("mac.tell-none", "own",
 			"tells the VF's own MAC where no administrative one was set")
 	}
+
 	first := probeMAC(1)
 	if err := p.setMAC(ctx, first); err != nil {
 		p.observe("mac", personality.AnswerOf(err), "answers %v to a MAC", err)
@@ -37,6 +38,7 @@ func (p *prober) mac(ctx context.Context) error {
 	p.opens(ctx)
 	p.others(ctx)
 	p.zeros(context.WithoutCancel(ctx))
+
 	return ctx.Err()
 }
 
@@ -49,6 +51,7 @@ func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
 		if err == nil || !busy(err) && p.own() == mac.String() {
 			break
 		}
+
 		if busy(err) {
 			reset = true
 			p.observeOnce("vf.mac.busy", personality.AnswerOf(err),
@@ -56,6 +59,7 @@ func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
 		} else if refused = err; time.Since(begin) > effectTime {
 			break
 		}
+
 		if time.Since(begin) > settleTime || !loop.Sleep(ctx, pause) {
 			break
 		}
@@ -66,6 +70,7 @@ func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
 		p.observe("vf.mac.equal", personality.AnswerOf(refused),
 			"answers %v to the VF that wants the administrative MAC", refused)
 	}
+
 	if reset {
 		p.observeTime("mac.reset", took, "resets the VF when its MAC is set")
 	} else if refused != nil && p.own() == mac.String() {
@@ -80,6 +85,7 @@ func (p *prober) opens(ctx context.Context) {
 	if err := p.setMAC(ctx, mac); err != nil {
 		return
 	}
+
 	follow := func(when string) {
 		p.observe("mac.follow", when, "gives the VF's netdev the MAC that the PF set (%s)", when)
 	}
@@ -88,10 +94,12 @@ func (p *prober) opens(ctx context.Context) {
 	if p.value("mac.reset") != "0" {
 		limit = settleTime
 	}
+
 	var took time.Duration
 	for p.own() != mac.String() && took < limit && loop.Sleep(ctx, pause) {
 		took = time.Since(begin)
 	}
+
 	switch {
 	case p.own() == mac.String() && p.value("mac.reset") != "0" && took > p.noticed:
 		follow("reset")
@@ -103,6 +111,7 @@ func (p *prober) opens(ctx context.Context) {
 		}
 		return
 	}
+
 	p.settle(ctx, "")
 	if p.own() == mac.String() {
 		follow("open")
@@ -125,6 +134,7 @@ func (p *prober) others(ctx context.Context) {
 		if err == nil && told != nil && told.MAC == function.MAC(other.String()) {
 			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
 		}
+
 		if back, err := net.ParseMAC(admin); err == nil {
 			_ = p.setOwn(back)
 		}
@@ -136,11 +146,14 @@ func (p *prober) others(ctx context.Context) {
 	if p.host.LinkSetVfTrust(p.pf, p.vf, true) != nil {
 		return
 	}
+
 	p.await(ctx, func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
 	p.settle(ctx, "")
+
 	if p.setOwn(probeMAC(4)) != nil {
 		p.observe("vf.mac.trusted", "no", "refuses another MAC to a trusted VF as well")
 	}
+
 	_ = p.patiently(context.WithoutCancel(ctx), func() error {
 		return p.host.LinkSetVfTrust(p.pf, p.vf, false)
 	})

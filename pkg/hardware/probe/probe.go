@@ -62,6 +62,7 @@ func VF(
 	if options.Trace == nil {
 		options.Trace = func(string) {}
 	}
+
 	err = inScratch(ctx, func(ctx context.Context, path string) error {
 		want := function.Interface{Name: interfaceName}
 		snapshot, place, err := options.Engine.Plan(ctx, device, path, want)
@@ -78,10 +79,13 @@ func VF(
 			observed = p.observed
 			p.close()
 		}
+
 		restored, undo := restore(ctx, options.Engine, device, snapshot, place)
 		notes = restored.Notes
+
 		return errors.Join(err, undo)
 	})
+
 	return observed, notes, err
 }
 
@@ -92,6 +96,7 @@ func restore(
 ) (netdev.Restored, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer cancel()
+
 	for {
 		restored, err := engine.Restore(ctx, device, before, place)
 		if err == nil || errors.Is(err, netdev.ErrLeaks) || ctx.Err() != nil {
@@ -125,12 +130,14 @@ func newProber(device netdev.Device, path string, options Options) (*prober, err
 	if p.host, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, err
 	}
+
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
 		p.close()
 		return nil, err
 	}
 	defer ns.Close()
+
 	if p.pod, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
 		p.close()
 		return nil, err
@@ -141,6 +148,7 @@ func newProber(device netdev.Device, path string, options Options) (*prober, err
 	if err == nil {
 		p.link, err = p.pod.LinkByName(interfaceName)
 	}
+
 	if err == nil {
 		p.own0 = p.link.Attrs().HardwareAddr
 		err = p.pod.LinkSetDown(p.link)
@@ -149,6 +157,7 @@ func newProber(device netdev.Device, path string, options Options) (*prober, err
 		p.close()
 		return nil, err
 	}
+
 	return p, nil
 }
 
@@ -180,6 +189,7 @@ func (p *prober) all(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	const times = 10 // that one asks while something settles
 	p.noticed = noticed + times*time.Since(begin)
 
@@ -188,14 +198,17 @@ func (p *prober) all(ctx context.Context) error {
 	} else {
 		p.observe("get", "EOPNOTSUPP", "tells nothing of its VFs")
 	}
+
 	if p.Speed > 0 {
 		p.observe("speed", strconv.Itoa(p.Speed), "has a link of %d Mbit/s", p.Speed)
 	}
+
 	p.rates()
 
 	if err := p.mac(ctx); err != nil {
 		return err
 	}
+
 	err = p.properties(ctx)
 	return errors.Join(err, p.putRateBack(context.WithoutCancel(ctx)))
 }
@@ -331,6 +344,7 @@ func (p *prober) field(ctx context.Context, f field) {
 	if of, ok := base[f.knob]; ok && p.value(of) != personality.OK {
 		return
 	}
+
 	err := p.patiently(ctx, func() error { return f.set(p) })
 	if err != nil {
 		p.observe(f.knob, personality.AnswerOf(err), "answers %v to a %s", err, f.name)
@@ -343,6 +357,7 @@ func (p *prober) field(ctx context.Context, f field) {
 		p.settle(ctx, "")
 		return
 	}
+
 	if err != nil {
 		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s",
 			err, f.name)
@@ -350,6 +365,7 @@ func (p *prober) field(ctx context.Context, f field) {
 		p.observe(f.knob+".zero", personality.Ignore,
 			"answers success to the end of a %s, which stays", f.name)
 	}
+
 	p.settle(ctx, "")
 }
 
@@ -364,6 +380,7 @@ func (p *prober) effect(ctx context.Context, f field) {
 	if !p.told {
 		return
 	}
+
 	begin := time.Now()
 	if plain(f.knob) {
 		p.settle(ctx, f.knob)
@@ -397,12 +414,14 @@ func (p *prober) await(ctx context.Context, shows func(netdev.VFState) bool) tim
 			p.silent()
 			limit = settleTime
 		}
+
 		if err == nil && told != nil && shows(*told) {
 			if first {
 				return 0
 			}
 			return time.Since(begin)
 		}
+
 		first = false
 		if time.Since(begin) > limit || !loop.Sleep(ctx, pause) {
 			return -1
@@ -428,6 +447,7 @@ func (p *prober) patiently(ctx context.Context, do func() error) error {
 		if !busy(err) || time.Since(begin) > settleTime {
 			return err
 		}
+
 		p.observeOnce("set.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to a change for a while after another")
 		if !loop.Sleep(ctx, pause) {
@@ -444,17 +464,21 @@ func (p *prober) settle(ctx context.Context, field string) {
 	for busy(err) && time.Since(begin) < settleTime {
 		p.observeOnce("vf.up.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to the VF being set up while it resets")
+
 		if told, err := p.Engine.Told(p.device.PF); p.told && err == nil && told == nil {
 			p.silent()
 		}
+
 		if !loop.Sleep(ctx, pause) {
 			break
 		}
 		err = p.pod.LinkSetUp(p.link)
 	}
+
 	if field != "" && p.value("vf.up.busy") != personality.OK {
 		p.observeTime(field+".reset", time.Since(begin), "resets the VF when its "+field+" is set")
 	}
+
 	_ = p.pod.LinkSetDown(p.link)
 }
 

@@ -40,10 +40,12 @@ func TestWaitsEndWithContext(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), ends)
 				defer cancel()
+
 				p := &prober{
 					Options: Options{Engine: engine},
 					device:  netdev.Device{PF: &netdev.PF{Name: "no-such-pf"}},
 				}
+
 				begin := time.Now()
 				wait(ctx, t, p)
 				if took := time.Since(begin); took != ends {

@@ -30,6 +30,7 @@ func Report(card Card, observed []Observation, when time.Time) personality.Perso
 			card.Vendor, card.Device, card.PF, card.VF),
 		PF: card.PF, VF: card.VF, Kernel: card.Kernel, Switchdev: card.Switchdev, Observed: true,
 	}
+
 	if card.Board != "" {
 		p.Title += ", board " + card.Board
 	}
@@ -39,6 +40,7 @@ func Report(card Card, observed []Observation, when time.Time) personality.Perso
 			Does: o.Does, Play: personality.Settings{o.Setting}, Source: source,
 		})
 	}
+
 	return p
 }
 

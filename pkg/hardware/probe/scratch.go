@@ -20,10 +20,12 @@ func inScratch(ctx context.Context, do func(ctx context.Context, path string) er
 		made <- err
 		<-done
 	}()
+
 	defer close(done)
 
 	if err := <-made; err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
+
 	return do(ctx, path)
 }

@@ -63,6 +63,7 @@ func (s Sources) kinds() []kind {
 	apps := func(name string) schema.GroupVersionKind {
 		return schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: name}
 	}
+
 	return []kind{
 		ours("DevicePool"), ours("XPU"), ours("XPUNetwork"), ours("XPUNode"), ours("XPUPort"),
 		ours("XPUTenant"),
@@ -108,11 +109,13 @@ func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 	if s.Step == nil {
 		s.Step = func() {}
 	}
+
 	compressed := gzip.NewWriter(to)
 	a := &archive{
 		Writer: tar.NewWriter(compressed), dir: "xpu-" + now.UTC().Format("20060102-150405"),
 		time: now,
 	}
+
 	a.add("version.txt", []byte("xpuctl "+version.String()+"\n"))
 	for _, collect := range []func(context.Context, *archive){s.objects, s.nodes, s.logs} {
 		collect(ctx, a)
@@ -120,13 +123,16 @@ func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 			return ctx.Err()
 		}
 	}
+
 	a.add("errors.txt", a.problems.Bytes())
 	if a.err == nil {
 		a.err = a.Close()
 	}
+
 	if a.err == nil {
 		a.err = compressed.Close()
 	}
+
 	return a.err
 }
 
@@ -143,6 +149,7 @@ func (a *archive) add(name string, content []byte) {
 	if a.err != nil {
 		return
 	}
+
 	header := &tar.Header{
 		Name: path.Join(a.dir, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.time,
 	}
@@ -164,20 +171,24 @@ func (s Sources) objects(ctx context.Context, a *archive) {
 			a.problem(name, err)
 			continue
 		}
+
 		var out bytes.Buffer
 		for i := range all.Items {
 			o := &all.Items[i]
 			if k.only != nil && !k.only(o) {
 				continue
 			}
+
 			text, err := yaml.Marshal(redact(k.Kind, o, s.Namespace))
 			if err != nil {
 				a.problem(name, err)
 				continue
 			}
+
 			out.WriteString("---\n")
 			out.Write(text)
 		}
+
 		a.add(name, out.Bytes())
 		s.Step()
 	}
@@ -188,6 +199,7 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 	if err != nil {
 		a.problem("nodes", err)
 	}
+
 	for _, node := range nodes {
 		name := "nodes/" + node + ".json"
 		state, err := s.State(ctx, node)
@@ -195,11 +207,13 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 			a.problem(name, err)
 			continue
 		}
+
 		text, err := json.MarshalIndent(redactState(state), "", "  ")
 		if err != nil {
 			a.problem(name, err)
 			continue
 		}
+
 		a.add(name, text)
 		s.Step()
 	}
@@ -214,10 +228,12 @@ func (s Sources) logs(ctx context.Context, a *archive) {
 		a.problem("logs", err)
 		return
 	}
+
 	for _, pod := range pods.Items {
 		if !isOurPod(&pod, pod.Spec.ServiceAccountName, s.Namespace) {
 			continue
 		}
+
 		for _, status := range pod.Status.ContainerStatuses {
 			if !isOurContainer(status.Name) {
 				continue
@@ -227,6 +243,7 @@ func (s Sources) logs(ctx context.Context, a *archive) {
 				s.log(ctx, a, pod.Name, status.Name, true)
 			}
 		}
+
 		s.Step()
 	}
 }
@@ -236,6 +253,7 @@ func (s Sources) log(ctx context.Context, a *archive, pod, container string, pre
 	if previous {
 		name = "logs/" + pod + "-" + container + "-previous.log"
 	}
+
 	text, err := s.Clientset.CoreV1().Pods(s.Namespace).GetLogs(pod, &corev1.PodLogOptions{
 		Container: container, Previous: previous, TailLines: &s.LogLines, Timestamps: true,
 	}).DoRaw(ctx)
@@ -243,5 +261,6 @@ func (s Sources) log(ctx context.Context, a *archive, pod, container string, pre
 		a.problem(name, err)
 		return
 	}
+
 	a.add(name, redactLog(text))
 }

@@ -35,6 +35,7 @@ func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 			corev1.LastAppliedConfigAnnotation: secret, "example.com/token": secret,
 			"k8s.v1.cni.cncf.io/networks": "blue",
 		}}}
+
 	p.Spec.Containers = []corev1.Container{{
 		Name: "main", Command: []string{"serve", secret}, Args: []string{"--password=" + secret},
 		Env: []corev1.EnvVar{{Name: "PASSWORD", Value: secret}},
@@ -47,9 +48,11 @@ func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 			ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{secret}}},
 		},
 	}}
+
 	if change != nil {
 		change(p)
 	}
+
 	return p
 }
 
@@ -62,6 +65,7 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, gvk := range []schema.GroupVersionKind{
 		{Group: "apps", Version: "v1", Kind: "DaemonSet"},
 		{Group: "apps", Version: "v1", Kind: "Deployment"},
@@ -69,12 +73,14 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 		scheme.AddKnownTypeWithName(gvk.GroupVersion().WithKind(gvk.Kind+"List"),
 			&unstructured.UnstructuredList{})
 	}
+
 	agent := pod("xpu-system", "xpu-agent-1", func(p *corev1.Pod) {
 		own(p, "xpu-agent")
 		p.Status.ContainerStatuses = []corev1.ContainerStatus{
 			{Name: "xpu-agent", RestartCount: 1}, {Name: "istio-proxy"},
 		}
 	})
+
 	return written(t, Sources{
 		Reader:    fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
 		Clientset: fake.NewClientset(agent),
@@ -101,10 +107,12 @@ func written(t *testing.T, s Sources) map[string]string {
 	if err := Write(t.Context(), &out, s, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
+
 	compressed, err := gzip.NewReader(&out)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	files := map[string]string{}
 	for reader := tar.NewReader(compressed); ; {
 		header, err := reader.Next()
@@ -114,6 +122,7 @@ func written(t *testing.T, s Sources) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		content, err := io.ReadAll(reader)
 		if err != nil {
 			t.Fatal(err)
@@ -121,6 +130,7 @@ func written(t *testing.T, s Sources) map[string]string {
 		if dir := path.Dir(header.Name); !strings.HasPrefix(dir, "xpu-19700101-000000") {
 			t.Errorf("%s is not below the archive's own directory", header.Name)
 		}
+
 		_, name, _ := strings.Cut(header.Name, "/")
 		files[name] = string(content)
 	}
@@ -143,12 +153,14 @@ func TestBundle(t *testing.T) {
 				}},
 			})
 	}
+
 	slice := func(driver string) *resourceapi.ResourceSlice {
 		return &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: driver},
 			Spec:       resourceapi.ResourceSliceSpec{Driver: driver},
 		}
 	}
+
 	files := archived(t,
 		pod("default", "web", nil),
 		pod("default", "unconcerned", func(p *corev1.Pod) { p.Annotations = nil }),
@@ -160,11 +172,13 @@ func TestBundle(t *testing.T) {
 		},
 		claim, slice(v1alpha1.GroupName), slice("gpu.example.com"),
 	)
+
 	for name, text := range files {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s has a secret:\n%s", name, text)
 		}
 	}
+
 	for name, want := range map[string]string{
 		"version.txt": "xpuctl ", "objects/xpu.yaml": "10.0.0.1:50151",
 		"objects/pod.yaml":                        "k8s.v1.cni.cncf.io/networks: blue",
@@ -179,6 +193,7 @@ func TestBundle(t *testing.T) {
 			t.Errorf("%s is %q, want %q in it", name, files[name], want)
 		}
 	}
+
 	for name, not := range map[string]string{
 		"objects/pod.yaml": "unconcerned", "objects/resourceslice.yaml": "gpu.example.com",
 	} {
@@ -186,6 +201,7 @@ func TestBundle(t *testing.T) {
 			t.Errorf("%s has %s", name, not)
 		}
 	}
+
 	if _, has := files["logs/xpu-agent-1-istio-proxy.log"]; has {
 		t.Error("the log of a container of others is in the archive")
 	}

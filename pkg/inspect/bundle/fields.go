@@ -23,6 +23,7 @@ func parse(list string, views map[string]view) *fields {
 		if !isBelow {
 			prefix, names = "", prefix
 		}
+
 		at := root.at(prefix)
 		for _, name := range strings.Fields(names) {
 			path, viewName, viewed := strings.Cut(name, "=")
@@ -32,6 +33,7 @@ func parse(list string, views map[string]view) *fields {
 			}
 		}
 	}
+
 	return root
 }
 
@@ -40,6 +42,7 @@ func (f *fields) at(path string) *fields {
 	if path == "" {
 		return f
 	}
+
 	for name := range strings.SplitSeq(path, ".") {
 		name, lists := strings.TrimRight(name, "[]"), strings.Count(name, "[]")
 		if name != "" {
@@ -51,6 +54,7 @@ func (f *fields) at(path string) *fields {
 			}
 			f = f.of[name]
 		}
+
 		for range lists {
 			if f.each == nil {
 				f.each = &fields{}
@@ -58,6 +62,7 @@ func (f *fields) at(path string) *fields {
 			f = f.each
 		}
 	}
+
 	return f
 }
 
@@ -67,15 +72,18 @@ func (f *fields) shown(value any) any {
 	if f.view != nil {
 		return f.view(value)
 	}
+
 	switch v := value.(type) {
 	case map[string]any:
 		return f.shownMap(v)
 	case []any:
 		return f.shownList(v)
 	}
+
 	if f.of != nil || f.each != nil {
 		return nil
 	}
+
 	return value
 }
 
@@ -83,6 +91,7 @@ func (f *fields) shownMap(all map[string]any) any {
 	if f.of == nil {
 		return nil
 	}
+
 	kept := map[string]any{}
 	for name, value := range all {
 		field := f.of[name]
@@ -92,10 +101,12 @@ func (f *fields) shownMap(all map[string]any) any {
 		if field == nil {
 			continue
 		}
+
 		if value = field.shown(value); value != nil {
 			kept[name] = value
 		}
 	}
+
 	return kept
 }
 
@@ -103,11 +114,13 @@ func (f *fields) shownList(all []any) any {
 	if f.each == nil {
 		return nil
 	}
+
 	kept := []any{}
 	for _, value := range all {
 		if value = f.each.shown(value); value != nil {
 			kept = append(kept, value)
 		}
 	}
+
 	return kept
 }

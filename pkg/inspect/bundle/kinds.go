@@ -203,6 +203,7 @@ func shownFields(kind string, o *unstructured.Unstructured, namespace string) *f
 	if kind == "Pod" && isOurPod(o, account("spec"), namespace) {
 		return parse(metadataFields+ourPodFields, ourViews())
 	}
+
 	if (kind == "DaemonSet" || kind == "Deployment") &&
 		isOurWorkload(o, account("spec", "template", "spec"), namespace) {
 		return parse(metadataFields+workloadFields+"spec.template: metadata.labels=labels\n"+
@@ -218,9 +219,11 @@ func shownFields(kind string, o *unstructured.Unstructured, namespace string) *f
 		"DaemonSet": workloadFields, "Deployment": workloadFields,
 		"NetworkAttachmentDefinition": networkFields,
 	}[kind]
+
 	if !isShown {
 		return nil
 	}
+
 	known := views()
 	known["message"] = func(any) any { return eventMessage(o) }
 	return parse(metadataFields+list, known)
@@ -238,6 +241,7 @@ func below(path, list string) string {
 			out.WriteString(path + ": " + line + "\n")
 		}
 	}
+
 	return out.String()
 }
 

@@ -74,6 +74,7 @@ func TestArguments(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
 	}
+
 	if strings.Contains(text, secret) {
 		t.Errorf("there is a secret in\n%s", text)
 	}
@@ -89,6 +90,7 @@ func shownPod(t *testing.T, p *corev1.Pod) string {
 	encoder.SetEscapeHTML(false)
 	must.Succeed(t,
 		encoder.Encode(redact("Pod", &unstructured.Unstructured{Object: object}, "xpu-system")))
+
 	return out.String()
 }
 
@@ -99,10 +101,12 @@ func TestHooks(t *testing.T) {
 			Attachment: &nodestate.Attachment{Hook: &nodestate.Hook{Name: hook, Error: secret}},
 		}
 	}
+
 	state := &nodestate.State{
 		Functions:   []nodestate.Function{attached("10-wipe"), {}},
 		DeadLetters: []nodestate.DeadLetter{{Hook: "10-wipe", Error: secret}},
 	}
+
 	text, err := json.Marshal(redactState(state))
 	must.Succeed(t, err)
 	if strings.Contains(string(text), secret) {
@@ -117,6 +121,7 @@ func TestHooks(t *testing.T) {
 			Functions: []nodestate.Function{attached(nodestate.PortHook)},
 		}),
 	)
+
 	must.Succeed(t, err)
 	if !strings.Contains(string(ours), secret) {
 		t.Errorf("why the Port is not gone is left out of %s", ours)
@@ -142,6 +147,7 @@ func FuzzRedact(f *testing.F) {
 		"ResourceClaimTemplate", "ResourceSlice", "Node", "Event", "Pod", "DaemonSet", "Deployment",
 		"NetworkAttachmentDefinition", "Secret",
 	}
+
 	for i, text := range []string{
 		`{"metadata": {"name": "a", "annotations": {"k8s.v1.cni.cncf.io/networks": "[{\"name\": \"a\"}]", "HIDDEN": "HIDDEN"}}}`,
 		`{"metadata": [], "spec": {"config": "{\"type\": \"xpu-cni\", \"plugins\": null, \"HIDDEN\": 1}"}}`,
@@ -153,11 +159,13 @@ func FuzzRedact(f *testing.F) {
 			f.Add(kind, []byte(text), i%2 == 0)
 		}
 	}
+
 	f.Fuzz(func(t *testing.T, kind string, text []byte, deep bool) {
 		var object map[string]any
 		if json.Unmarshal(text, &object) != nil || object == nil {
 			return
 		}
+
 		const hidden = "hidden-by-fuzz"
 		object["data"], object["stringData"] = hidden, map[string]any{hidden: hidden}
 		if spec, isMap := object["spec"].(map[string]any); isMap && deep {
@@ -172,6 +180,7 @@ func FuzzRedact(f *testing.F) {
 		if bytes.Contains(out, []byte(hidden)) {
 			t.Errorf("%s shows %s of %s", kind, out, text)
 		}
+
 		again, err := json.Marshal(redact(kind, &unstructured.Unstructured{Object: shown},
 			"xpu-system"))
 		must.Succeed(t, err)

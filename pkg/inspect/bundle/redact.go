@@ -52,6 +52,7 @@ func ourViews() map[string]view {
 		}
 		return others(value)
 	}
+
 	return all
 }
 
@@ -65,9 +66,11 @@ func chosen(keys []string) view {
 				shown[key] = text
 			}
 		}
+
 		if len(shown) == 0 {
 			return nil
 		}
+
 		return shown
 	}
 }
@@ -90,9 +93,11 @@ func annotations(value any) any {
 			shown[key] = show(text)
 		}
 	}
+
 	if shown == nil {
 		return nil
 	}
+
 	return shown
 }
 
@@ -105,11 +110,13 @@ func networks(text string) string {
 	if strings.HasPrefix(strings.TrimSpace(text), "[") {
 		return ofJSON(text, parse("[]: name namespace interface ips[] mac", nil))
 	}
+
 	for name := range strings.SplitSeq(text, ",") {
 		if !networkNames.MatchString(strings.TrimSpace(name)) {
 			return leftOut
 		}
 	}
+
 	return text
 }
 
@@ -129,6 +136,7 @@ func networkConfig(value any) any {
 	if text == "" {
 		return nil
 	}
+
 	plugin := func(value any) any {
 		list := "type name ipam.type"
 		if conf, _ := value.(map[string]any); conf["type"] == "xpu-cni" {
@@ -137,6 +145,7 @@ func networkConfig(value any) any {
 		}
 		return parse(oneLine(list)+" cniVersion", nil).shown(value)
 	}
+
 	list := parse("cniVersion name disableCheck plugins[]=plugin",
 		map[string]view{"plugin": plugin})
 	return ofJSON(text, &fields{view: func(value any) any {
@@ -153,6 +162,7 @@ func ofJSON(text string, f *fields) string {
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
 		return leftOut
 	}
+
 	shown, err := json.Marshal(f.shown(value))
 	if err != nil || string(shown) == "null" {
 		return leftOut
@@ -172,6 +182,7 @@ func opaque(value any) any {
 			parameters.vf: vlan qos vlanProtocol trust spoofCheck minTxRate maxTxRate linkState
 		`
 	}
+
 	return parse(list, nil).shown(value)
 }
 
@@ -182,12 +193,14 @@ func deviceStatus(value any) any {
 		driver pool device shareID
 		conditions[]: type status reason observedGeneration lastTransitionTime
 	`
+
 	if device, _ := value.(map[string]any); device["driver"] == v1alpha1.GroupName {
 		list += `
 			conditions[]: message
 			networkData: interfaceName ips[] hardwareAddress
 		`
 	}
+
 	return parse(list, nil).shown(value)
 }
 
@@ -212,6 +225,7 @@ func eventMessage(o *unstructured.Unstructured) any {
 	case from == "kubelet":
 		return ourPart(text)
 	}
+
 	return leftOut
 }
 
@@ -247,6 +261,7 @@ func isOurPod(o metav1.Object, account, namespace string) bool {
 		!slices.Contains(ourParts(), part) || !isAccountOf(part, account) {
 		return false
 	}
+
 	for _, owner := range o.GetOwnerReferences() {
 		if owner.Controller == nil || !*owner.Controller {
 			continue
@@ -255,6 +270,7 @@ func isOurPod(o metav1.Object, account, namespace string) bool {
 		ofDeployment := owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, part+"-")
 		return ofDaemonSet || ofDeployment
 	}
+
 	return false
 }
 
@@ -288,6 +304,7 @@ func arguments(value any) any {
 			shown = append(shown, leftOut)
 		}
 	}
+
 	return shown
 }
 
@@ -325,12 +342,14 @@ func redactState(state *nodestate.State) *nodestate.State {
 		attachment.Hook = &hook
 		shown.Functions[i].Attachment = &attachment
 	}
+
 	shown.DeadLetters = slices.Clone(state.DeadLetters)
 	for i := range shown.DeadLetters {
 		if l := &shown.DeadLetters[i]; l.Hook != nodestate.PortHook && l.Error != "" {
 			l.Error = leftOut
 		}
 	}
+
 	return &shown
 }
 
@@ -346,5 +365,6 @@ func redactLog(log []byte) []byte {
 		at, _, _ := strings.Cut(before, " ")
 		out.WriteString(at + " Post-delete hook " + leftOut + "\n")
 	}
+
 	return []byte(out.String())
 }

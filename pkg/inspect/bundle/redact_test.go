@@ -74,12 +74,14 @@ func (s *secrets) fill(v reflect.Value, path string) {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		s.fill(v.Elem(), path)
+
 	case reflect.Struct:
 		for i := range v.NumField() {
 			if field := v.Type().Field(i); field.IsExported() {
 				s.fill(v.Field(i), join(path, field))
 			}
 		}
+
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		s.fill(v.Index(0), path+"[]")
@@ -103,6 +105,7 @@ func (s *secrets) fillMap(v reflect.Value, path string) {
 	case "metadata.annotations":
 		keys = append(append(keys, shownAnnotations()...), networksAnnotation, statusAnnotation)
 	}
+
 	for i, name := range keys {
 		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
 		key.SetString(name)
@@ -110,6 +113,7 @@ func (s *secrets) fillMap(v reflect.Value, path string) {
 		if i > 0 {
 			at = path + " " + name
 		}
+
 		s.fill(value, at)
 		switch name {
 		case networksAnnotation:
@@ -118,6 +122,7 @@ func (s *secrets) fillMap(v reflect.Value, path string) {
 		case statusAnnotation:
 			value.SetString(s.json(at, "name", "interface", "mac", "mtu", "dns"))
 		}
+
 		v.SetMapIndex(key, value)
 	}
 }
@@ -128,11 +133,13 @@ func (s *secrets) json(path string, fields ...string) string {
 	for _, name := range fields {
 		object[name] = s.next(path + " " + name)
 	}
+
 	object["deep"] = map[string]any{s.next(path + " names"): s.next(path + " values")}
 	text, err := json.Marshal([]any{object})
 	if err != nil {
 		panic(err)
 	}
+
 	return string(text)
 }
 
@@ -144,6 +151,7 @@ func (s *secrets) raw(to *runtime.RawExtension, path string) {
 	if err != nil {
 		panic(err)
 	}
+
 	object[s.next(path+" (names)")] = map[string]any{"deep": []any{s.next(path + ".*")}}
 	if to.Raw, err = json.Marshal(object); err != nil {
 		panic(err)
@@ -190,9 +198,11 @@ func (s *secrets) whereabouts(path string) string {
 				}},
 		},
 	})
+
 	if err != nil {
 		panic(err)
 	}
+
 	return string(conf)
 }
 
@@ -236,14 +246,17 @@ func ourPod(part string, below ...string) change {
 			for _, name := range append(slices.Clone(below), "spec") {
 				object = object[name].(map[string]any)
 			}
+
 			ours := object["containers"].([]any)[0].(map[string]any)
 			sidecar := runtime.DeepCopyJSON(ours)
 			ours["name"] = part
 			ours["args"] = []any{"--sys-root=" + s.next("args[] --sys-root"), s.next("args[]"),
 				"--tracing-endpoint=" + s.next("args[] --tracing-endpoint")}
+
 			for _, key := range []string{"image", "env", "command", "volumeMounts"} {
 				delete(sidecar, key)
 			}
+
 			sidecar["args"] = []any{"--sys-root=" + s.next("args[] of a sidecar")}
 			object["containers"] = []any{ours, sidecar}
 		},
@@ -286,6 +299,7 @@ func examples() []example {
 	from := func(component string) change {
 		return all(about, set(component, "reportingComponent"))
 	}
+
 	return []example{
 		{"DevicePool", "", &v1alpha1.DevicePool{}, nil}, {"XPU", "", &v1alpha1.XPU{}, nil},
 		{"XPUNetwork", "", &v1alpha1.XPUNetwork{}, nil}, {"XPUNode", "", &v1alpha1.XPUNode{}, nil},
@@ -345,6 +359,7 @@ func (e example) shownOf(t *testing.T) []string {
 	s.fill(reflect.ValueOf(e.object).Elem(), "")
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(e.object)
 	must.Succeed(t, err)
+
 	if e.change != nil {
 		e.change(object, &s)
 	}
@@ -354,10 +369,12 @@ func (e example) shownOf(t *testing.T) []string {
 		Clientset: fake.NewClientset(), Namespace: "xpu-system",
 		Nodes: func(context.Context) ([]string, error) { return nil, nil },
 	})
+
 	var text strings.Builder
 	for _, content := range files {
 		text.WriteString(content)
 	}
+
 	return s.found(text.String())
 }
 
@@ -373,6 +390,7 @@ func TestShownFields(t *testing.T) {
 		if len(shown[title]) == 0 {
 			t.Errorf("%s: the archive has nothing of it", title)
 		}
+
 		if e.of != "" { // what is shown of all is in the list before
 			shown[title] = slices.DeleteFunc(shown[title], func(path string) bool {
 				return slices.Contains(shown[e.kind], path) && e.kind != title
@@ -412,15 +430,18 @@ func lines(paths []string) string {
 			i := strings.LastIndex(prefix, ".")
 			prefix, name = path[:max(i, 0)], path[i+1:]
 		}
+
 		if _, known := names[prefix]; !known {
 			prefixes = append(prefixes, prefix)
 		}
 		names[prefix] = append(names[prefix], name)
 	}
+
 	var out strings.Builder
 	for _, prefix := range prefixes {
 		fmt.Fprintf(&out, "  %s\n",
 			strings.TrimPrefix(prefix+": "+strings.Join(names[prefix], ", "), ": "))
 	}
+
 	return out.String()
 }

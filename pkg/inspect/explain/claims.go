@@ -20,10 +20,12 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.why}}},
 		}
 	}
+
 	requested := Stage{Name: Requested, Status: Done, Time: c.claim.CreationTimestamp.Time}
 	if c.claim.Status.Allocation == nil {
 		return []Interface{{Claim: c.claim.Name, Stages: []Stage{requested, f.notAllocated()}}}
 	}
+
 	devices, err := claim.Devices(c.claim)
 	if err != nil {
 		return []Interface{
@@ -31,53 +33,64 @@ func (f *facts) claimed(c *podClaim) []Interface {
 				Stages: []Stage{requested, {Name: Allocated, Status: Failed, Text: err.Error()}}},
 		}
 	}
+
 	var out []Interface
 	for _, device := range devices {
 		if device.Admin {
 			out = append(out, f.onlySeen(c.claim.Name, device, requested))
 			continue
 		}
+
 		i := Interface{Claim: c.claim.Name, Request: device.Request, Pool: device.ID.DevicePool}
 		what := "Function " + device.Function.String()
 		if device.Share != "" {
 			what = "a port of PF " + string(device.ID.PF)
 		}
+
 		// else the agent has not chosen a VF for the share yet
 		if device.Function != (function.ID{}) {
 			i.Function = device.Function.String()
 		}
+
 		port := f.portOf(func(p *v1alpha1.XPUPort) bool {
 			return p.Spec.Claim.UID == c.claim.UID &&
 				claim.FunctionOf(p.Spec.Function) == device.Function
 		})
+
 		f.addPort(&i, port)
 		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool {
 			return a.Claim.UID == string(c.claim.UID)
 		})
 		told := toldOf(c.claim, device)
 		i.addHost(attachment, told)
+
 		allocated := Stage{
 			Name: Allocated, Status: Done,
 			Text: fmt.Sprintf("%s of pool %s on node %s", what, i.Pool, device.ID.Node),
 		}
+
 		if at := c.claim.Status.Allocation.AllocationTimestamp; at != nil {
 			allocated.Time = at.Time
 		}
+
 		provisioned := f.provisioned(&i, port, f.network(device), told)
 		i.Stages = []Stage{requested, allocated, f.bound(), provisioned}
 		if device.BeforeBind {
 			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}
 		}
+
 		if device.ConfigErr != nil {
 			i.Stages = append(i.Stages,
 				Stage{Name: Prepared, Status: Failed, Text: device.ConfigErr.Error()})
 			out = append(out, i)
 			continue
 		}
+
 		i.Stages = append(i.Stages, f.prepared(attachment, told), f.attached(attachment, told))
 		i.Stages = append(i.Stages, f.ending(attachment)...)
 		out = append(out, i)
 	}
+
 	return out
 }
 

@@ -123,18 +123,22 @@ func Of(ctx context.Context, sources Sources, key types.NamespacedName) (*Pod, e
 	if err != nil {
 		return nil, err
 	}
+
 	out := &Pod{
 		Namespace: key.Namespace, Name: key.Name, Node: facts.pod.Spec.NodeName,
 		Phase: string(facts.pod.Status.Phase), Interfaces: []Interface{},
 		Why: facts.why, Events: facts.events, Unknown: facts.unknown,
 	}
+
 	for i := range facts.claims {
 		out.Interfaces = append(out.Interfaces, facts.claimed(&facts.claims[i])...)
 	}
+
 	out.Interfaces = append(out.Interfaces, facts.extended()...)
 	for i := range out.Interfaces {
 		compare(&out.Interfaces[i])
 	}
+
 	out.OK, out.Verdict = verdict(facts, out)
 	return out, nil
 }

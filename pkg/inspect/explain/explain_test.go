@@ -47,6 +47,7 @@ func newCluster() *cluster {
 		return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid"),
 			CreationTimestamp: metav1.NewTime(at)}
 	}
+
 	c := &cluster{
 		pod: &corev1.Pod{
 			ObjectMeta: meta("web"),
@@ -108,6 +109,7 @@ func newCluster() *cluster {
 			},
 		}}},
 	}
+
 	c.claim.Status.Allocation = &resourceapi.AllocationResult{
 		AllocationTimestamp: &metav1.Time{Time: at.Add(time.Second)},
 	}
@@ -115,6 +117,7 @@ func newCluster() *cluster {
 		{Request: "nic", Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast",
 			Device: "0000-3b-01-0"},
 	}
+
 	return c
 }
 
@@ -138,19 +141,24 @@ func (c *cluster) explain(t *testing.T) *Pod {
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
+
 	objects := []client.Object{c.pod, c.pool}
 	if c.claim != nil {
 		objects = append(objects, c.claim)
 	}
+
 	if c.port != nil {
 		objects = append(objects, c.port)
 	}
+
 	if c.network != nil {
 		objects = append(objects, c.network)
 	}
+
 	for i := range c.events {
 		objects = append(objects, &c.events[i])
 	}
+
 	p, err := Of(t.Context(), Sources{
 		Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
 		State:  func(context.Context, string) (*nodestate.State, error) { return c.state, c.agent },
@@ -158,9 +166,11 @@ func (c *cluster) explain(t *testing.T) *Pod {
 			return c.why, c.target, nil
 		},
 	}, types.NamespacedName{Namespace: "default", Name: "web"})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return p
 }
 
@@ -333,6 +343,7 @@ func TestVerdict(t *testing.T) {
 			if p.OK != test.ok || p.Verdict != test.want {
 				t.Errorf("%t, %q\nwant %t, %q", p.OK, p.Verdict, test.ok, test.want)
 			}
+
 			var out bytes.Buffer
 			if err := p.Text(&out); err != nil ||
 				!strings.HasPrefix(out.String(), "pod default/web: "+test.want) {
@@ -361,6 +372,7 @@ func TestOrder(t *testing.T) {
 				t.Errorf("stage %+v is not done, or without its time", s)
 			}
 		}
+
 		if got := strings.Join(names, " "); got != test.want {
 			t.Errorf("stages %s, want %s", got, test.want)
 		}
@@ -375,6 +387,7 @@ func TestText(t *testing.T) {
 	if err := c.explain(t).Text(&out); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, want := range []string{
 		"interface net1, request nic of claim web-nic: Function 0000:3b:01.0, pool fast, network " +
 			"blue, XPU xpu-1\n",
@@ -397,6 +410,7 @@ func TestTextOfOthers(t *testing.T) {
 		hostile = "\x1b[2J\r\nFORGED\t\u202e\x9b31m"
 		shown   = `\x1b[2J\r\nFORGED\t\u202e\x9b31m`
 	)
+
 	p := &Pod{
 		Namespace: "default" + hostile, Name: "web" + hostile, Verdict: "verdict" + hostile,
 		Interfaces: []Interface{{
@@ -417,6 +431,7 @@ func TestTextOfOthers(t *testing.T) {
 		}},
 		Unknown: []string{"unknown" + hostile},
 	}
+
 	var out bytes.Buffer
 	if err := p.Text(&out); err != nil {
 		t.Fatal(err)
@@ -432,6 +447,7 @@ func TestTextOfOthers(t *testing.T) {
 			t.Errorf("line %q is forged", line)
 		}
 	}
+
 	for _, want := range []string{
 		"default", "web", "verdict", "net1", "claim", "request", "pool", "function",
 		"network", "xpu",

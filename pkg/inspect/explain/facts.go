@@ -49,6 +49,7 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
 		return nil, err
 	}
+
 	f.askAgent(ctx, s)
 	for _, collect := range []func(context.Context, Sources) error{
 		f.readDeclarations, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
@@ -57,6 +58,7 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 			return nil, fmt.Errorf("pod %s: %w", key, err)
 		}
 	}
+
 	return f, nil
 }
 
@@ -68,12 +70,15 @@ func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 			return err
 		}
 	}
+
 	for i := range pools.Items {
 		f.pools[pools.Items[i].Name] = &pools.Items[i]
 	}
+
 	for i := range networks.Items {
 		f.networks[networks.Items[i].Name] = &networks.Items[i]
 	}
+
 	return nil
 }
 
@@ -93,13 +98,16 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 		case name == nil: // none is needed
 			continue
 		}
+
 		if err := f.readClaim(ctx, s, wanted.Name, *name); err != nil {
 			return err
 		}
 	}
+
 	if made := f.pod.Status.ExtendedResourceClaimStatus; made != nil {
 		return f.readClaim(ctx, s, "", made.ResourceClaimName)
 	}
+
 	return nil
 }
 
@@ -113,6 +121,7 @@ func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) er
 			})
 		return nil
 	}
+
 	f.claims = append(f.claims, podClaim{inPod: inPod, claim: found})
 	return err
 }
@@ -124,12 +133,14 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	if err := s.Reader.List(ctx, &ports); err != nil {
 		return err
 	}
+
 	ours := sets.New[types.UID]()
 	for _, c := range f.claims {
 		if c.claim != nil {
 			ours.Insert(c.claim.UID)
 		}
 	}
+
 	has := func(a *nodestate.Attachment) bool {
 		return a.Resource != "" && a.Pod.UID == string(f.pod.UID)
 	}
@@ -143,6 +154,7 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 		return p.Spec.NodeName != f.pod.Spec.NodeName || p.Spec.Ahead ||
 			f.attachment(claim.FunctionOf(p.Spec.Function).String(), has) == nil
 	})
+
 	return nil
 }
 
@@ -150,15 +162,18 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 func (f *facts) readEvents(ctx context.Context, s Sources) error {
 	about := sets.New(f.pod.UID)
 	namespaces := sets.New(f.pod.Namespace)
+
 	for _, c := range f.claims {
 		if c.claim != nil {
 			about.Insert(c.claim.UID)
 		}
 	}
+
 	for _, p := range f.ports {
 		about.Insert(p.UID)
 		namespaces.Insert(p.Namespace)
 	}
+
 	for _, namespace := range sets.List(namespaces) {
 		var events corev1.EventList
 		if err := s.Reader.List(ctx, &events, client.InNamespace(namespace)); err != nil {
@@ -170,6 +185,7 @@ func (f *facts) readEvents(ctx context.Context, s Sources) error {
 			}
 		}
 	}
+
 	slices.SortStableFunc(f.events, func(a, b Event) int { return a.Time.Compare(b.Time) })
 	return nil
 }
@@ -180,16 +196,19 @@ func newEvent(e corev1.Event) Event {
 			"/" + e.InvolvedObject.Name,
 		From: cmp.Or(e.ReportingController, e.Source.Component), Message: e.Message, Count: e.Count,
 	}
+
 	last := []time.Time{e.EventTime.Time, e.LastTimestamp.Time}
 	if e.Series != nil {
 		last = append(last, e.Series.LastObservedTime.Time)
 		out.Count = e.Series.Count
 	}
+
 	for _, t := range last {
 		if t.After(out.Time) {
 			out.Time = t
 		}
 	}
+
 	return out
 }
 
@@ -225,11 +244,13 @@ func (f *facts) attachment(
 	if f.state == nil {
 		return nil
 	}
+
 	for _, known := range f.state.Functions {
 		if known.ID.String() == function && known.Attachment != nil && owns(known.Attachment) {
 			return known.Attachment
 		}
 	}
+
 	return nil
 }
 

@@ -27,14 +27,18 @@ func (f *facts) extended() []Interface {
 				}
 			}
 		}
+
 		for len(found) < int(wanted) {
 			found = append(found, f.notHandedOut(resource))
 		}
+
 		out = append(out, found...)
 	}
+
 	slices.SortFunc(out, func(a, b Interface) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Function, b.Function))
 	})
+
 	return out
 }
 
@@ -45,6 +49,7 @@ func (f *facts) resources() map[string]int64 {
 		if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
 			continue
 		}
+
 		spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 		name := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
 			cmp.Or(spec.ResourceName, p.Name)
@@ -54,6 +59,7 @@ func (f *facts) resources() map[string]int64 {
 			}
 		}
 	}
+
 	return wanted
 }
 
@@ -65,15 +71,18 @@ func (f *facts) handedOut(resource, function, pool string, a *nodestate.Attachme
 	f.addPort(&i, port)
 	i.Network = cmp.Or(i.Network, a.Network)
 	i.addHost(a, nil)
+
 	allocated := Stage{
 		Name: Allocated, Status: Done, Time: a.ReservedAt,
 		Text: fmt.Sprintf("Function %s by the kubelet", function),
 	}
+
 	i.Stages = []Stage{
 		{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}, f.bound(), allocated,
 		f.provisioned(&i, port, i.Network, nil),
 		f.attached(a, nil),
 	}
+
 	i.Stages = append(i.Stages, f.ending(a)...)
 	return i
 }
@@ -83,13 +92,16 @@ func (f *facts) notHandedOut(resource string) Interface {
 		Resource: resource,
 		Stages:   []Stage{{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}},
 	}
+
 	switch {
 	case f.pod.Spec.NodeName == "":
 		i.Stages = append(i.Stages, f.notAllocated())
+
 	case f.state == nil:
 		i.Stages = append(i.Stages, f.bound(),
 			Stage{Name: Allocated, Status: Unknown,
 				Text: "only the kubelet and xpu-agent know the Function"})
+
 	default:
 		wait := Stage{Name: Allocated, Status: Waiting, Text: "the kubelet has given the pod no " +
 			"Function of the resource, or no CNI plugin has asked for it yet"}
@@ -98,5 +110,6 @@ func (f *facts) notHandedOut(resource string) Interface {
 		}
 		i.Stages = append(i.Stages, f.bound(), wait)
 	}
+
 	return i
 }

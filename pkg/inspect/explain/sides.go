@@ -17,6 +17,7 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	if port == nil {
 		return
 	}
+
 	i.Network, i.XPU = port.Spec.Network, port.Spec.XPU
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	i.Card = &Side{
@@ -24,6 +25,7 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 		Port:  port.Status.BridgePort,
 		State: cmp.Or(ready.Reason, "not looked at yet"),
 	}
+
 	if network := f.networks[port.Spec.Network]; network != nil {
 		i.Card.VLAN = network.Spec.VLAN
 	}
@@ -50,6 +52,7 @@ func compare(i *Interface) {
 	if i.Host == nil || i.Card == nil || i.Host.State != "Attached" && i.Host.State != "" {
 		return
 	}
+
 	differ := func(format string, args ...any) {
 		i.Differences = append(i.Differences, fmt.Sprintf(format, args...))
 	}
@@ -58,16 +61,19 @@ func compare(i *Interface) {
 			"the interface has MAC %s in the pod, but the xPU knows %s: it drops what the pod sends", i.Host.MAC, i.Card.MAC,
 		)
 	}
+
 	if i.Card.MTU != 0 && i.Host.MTU > i.Card.MTU {
 		differ("the interface has MTU %d in the pod, but the network carries %d: large packets "+
 			"are lost", i.Host.MTU, i.Card.MTU)
 	}
+
 	if i.Host.VLAN != 0 {
 		differ(
 			"the PF tags what the pod sends with VLAN %d, but the xPU's port takes untagged frames",
 			i.Host.VLAN,
 		)
 	}
+
 	for _, address := range i.Card.Addresses {
 		if !slices.Contains(i.Host.Addresses, address) {
 			differ("the network gave the interface %s, but the pod does not have it", address)

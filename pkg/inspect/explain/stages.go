@@ -23,11 +23,13 @@ func (f *facts) notAllocated() Stage {
 			"waits for something else", f.target)
 	case len(f.why) > 0:
 		s.Status, s.Text = Failed, f.why[0]
+
 	default:
 		if e := f.warning("FailedScheduling"); e != nil {
 			s.Status, s.Text = Failed, e.Message
 		}
 	}
+
 	return s
 }
 
@@ -40,10 +42,12 @@ func (f *facts) bound() Stage {
 		}
 		return s
 	}
+
 	s := Stage{Name: Bound, Status: Done, Text: "node " + f.pod.Spec.NodeName}
 	if c := podCondition(f.pod, corev1.PodScheduled); c != nil {
 		s.Time = c.LastTransitionTime.Time
 	}
+
 	return s
 }
 
@@ -59,10 +63,12 @@ func (f *facts) provisioned(
 		switch {
 		case c.Status == metav1.ConditionTrue:
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, where
+
 		case c.Reason == v1alpha1.ReasonStandby:
 			// the pod of a virtual machine that is being migrated does not wait for it
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s",
 				where, c.Reason, c.Message)
+
 		case c.Reason == "":
 			s.Text = where + ": xpu-controller has not said anything of it yet: is it running?"
 		case v1alpha1.Refused(c.Reason):
@@ -70,8 +76,10 @@ func (f *facts) provisioned(
 		default:
 			s.Text = fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
 		}
+
 	case network == "":
 		s.Status, s.Text = Skipped, "neither the InterfaceConfig nor the DevicePool names a network"
+
 	default:
 		i.Network = network
 		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it "+
@@ -84,6 +92,7 @@ func (f *facts) provisioned(
 			s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", c.Reason, c.Message)
 		}
 	}
+
 	return s
 }
 
@@ -108,9 +117,11 @@ func (f *facts) prepared(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 	case f.pod.Spec.NodeName != "" && f.state == nil:
 		s.Status, s.Text = Unknown, ""
 	}
+
 	if e := f.warning("FailedPrepareDynamicResources"); s.Status == Waiting && e != nil {
 		s.Status, s.Text = Failed, e.Message
 	}
+
 	return s
 }
 
@@ -125,12 +136,14 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 			s.Text = "without a netdev, for a program of the pod"
 		}
 		return s
+
 	case a != nil && a.State == "Lost" || ready != nil && ready.Status == metav1.ConditionFalse:
 		s.Status, s.Text = Failed, "the device went while the pod had it"
 		if ready != nil && ready.Message != "" {
 			s.Text = ready.Message
 		}
 		return s
+
 	case a != nil && a.Quarantine != nil:
 		s.Status, s.Time, s.Text = Failed, a.Quarantine.Since, "quarantined: "+a.Quarantine.Message
 		return s
@@ -142,9 +155,11 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 	case f.pod.Spec.NodeName != "" && f.state == nil:
 		s.Status, s.Text = Unknown, ""
 	}
+
 	if e := f.warning("FailedCreatePodSandBox", "FunctionLost"); e != nil {
 		s.Status, s.Text = Failed, e.Message
 	}
+
 	return s
 }
 
@@ -161,15 +176,19 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 		case a.Quarantine != nil:
 			s.Status, s.Time = Done, a.Quarantine.Since
 			s.Text = "the pod may go, and the Function is quarantined: " + a.Quarantine.Message
+
 		case a.Hook != nil && a.Hook.Attempts > 0:
 			s.Status, s.Time = Failed, a.RestoredAt
 			s.Text = fmt.Sprintf("post-delete hook %s failed %d times: %s", a.Hook.Name,
 				a.Hook.Attempts, a.Hook.Error)
+
 		case a.Hook != nil:
 			s.Time, s.Text = a.RestoredAt, "post-delete hook "+a.Hook.Name+" runs"
 		}
+
 		return []Stage{s}
 	}
+
 	s := Stage{Name: Running, Status: Waiting, Text: "the containers have not all started yet"}
 	if c := podCondition(f.pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
 		s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, ""
@@ -178,6 +197,7 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 	} else if waits := notReady(f.pod); waits != "" {
 		s.Text = waits
 	}
+
 	return []Stage{s}
 }
 
@@ -196,6 +216,7 @@ func notReady(pod *corev1.Pod) string {
 				fmt.Sprintf("container %s ended with %d", c.Name, c.State.Terminated.ExitCode))
 		}
 	}
+
 	return strings.Join(waits, "; ")
 }
 

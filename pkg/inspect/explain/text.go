@@ -20,8 +20,10 @@ func (p *Pod) Text(to io.Writer) error {
 	if p.OK {
 		tone = terminal.Good
 	}
+
 	fmt.Fprintf(&out, "pod %s: %s\n", terminal.Escape(p.Namespace+"/"+p.Name),
 		paint(tone, p.Verdict))
+
 	for _, i := range p.Interfaces {
 		out.WriteString("\n" + paint(terminal.Strong, i.Title()) + terminal.Escape(where(i)) + "\n")
 		stages(&out, i.Stages, paint)
@@ -30,11 +32,14 @@ func (p *Pod) Text(to io.Writer) error {
 			out.WriteString("  " + paint(terminal.Bad, difference) + "\n")
 		}
 	}
+
 	p.why(&out)
 	p.lastEvents(&out)
+
 	for _, unknown := range p.Unknown {
 		out.WriteString("\nnot known: " + terminal.Escape(unknown) + "\n")
 	}
+
 	_, err := io.WriteString(to, out.String())
 	return err
 }
@@ -49,9 +54,11 @@ func where(i Interface) string {
 			parts = append(parts, part.name+" "+part.value)
 		}
 	}
+
 	if len(parts) == 0 {
 		return ""
 	}
+
 	return ": " + strings.Join(parts, ", ")
 }
 
@@ -61,11 +68,13 @@ func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
 		Done: terminal.Good, Failed: terminal.Bad, Waiting: terminal.Bad,
 		Skipped: terminal.Faint, Unknown: terminal.Faint,
 	}
+
 	marks := map[Status]string{Done: "✓", Failed: "✗", Waiting: "…", Skipped: "-", Unknown: "?"}
 	var rows [][]string
 	for _, s := range all {
 		rows = append(rows, []string{s.Name, shown(s.Time), s.Text})
 	}
+
 	for i, line := range terminal.Columns(2, rows) {
 		mark := paint(tones[all[i].Status], marks[all[i].Status])
 		out.WriteString("  " + mark + " " + strings.TrimRight(line, " \n") + "\n")
@@ -77,6 +86,7 @@ func sides(out *strings.Builder, i Interface) {
 	if i.Host == nil && i.Card == nil {
 		return
 	}
+
 	rows := [][]string{{"    ", "MAC", "VLAN", "MTU", "ADDRESSES", "PORT", "STATE"}}
 	for _, side := range []struct {
 		name string
@@ -91,6 +101,7 @@ func sides(out *strings.Builder, i Interface) {
 			dash(strings.Join(side.Addresses, ",")), dash(side.Port), dash(side.State),
 		})
 	}
+
 	writeRows(out, rows)
 }
 
@@ -108,6 +119,7 @@ func (p *Pod) lastEvents(out *strings.Builder) {
 	if len(p.Events) == 0 {
 		return
 	}
+
 	out.WriteString("\nlast events:\n")
 	var rows [][]string
 	for _, e := range p.Events[max(0, len(p.Events)-mostEvents):] {
@@ -117,6 +129,7 @@ func (p *Pod) lastEvents(out *strings.Builder) {
 		}
 		rows = append(rows, []string{"  " + shown(e.Time), e.Object, e.Reason, e.Message + times})
 	}
+
 	writeRows(out, rows)
 }
 

@@ -11,6 +11,7 @@ func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no " +
 			"extended resource of a DevicePool"
 	}
+
 	for _, status := range []Status{Failed, Waiting} {
 		for _, i := range p.Interfaces {
 			for _, s := range i.Stages {
@@ -20,17 +21,20 @@ func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 			}
 		}
 	}
+
 	for _, i := range p.Interfaces {
 		if len(i.Differences) > 0 {
 			return false, fmt.Sprintf("%s: %s", i.Title(), i.Differences[0])
 		}
 	}
+
 	if f.state == nil && f.pod.Spec.NodeName != "" {
 		return true, "nothing wrong is known, but the agent of the node could not be asked"
 	}
 	if len(p.Interfaces) == 1 {
 		return true, "nothing is wrong"
 	}
+
 	return true, fmt.Sprintf("nothing is wrong with any of the %d interfaces", len(p.Interfaces))
 }
 
@@ -40,6 +44,7 @@ func (i Interface) Title() string {
 	if i.Name != "" {
 		parts = append(parts, "interface "+i.Name)
 	}
+
 	switch {
 	case i.Claim != "" && i.Request != "":
 		parts = append(parts, fmt.Sprintf("request %s of claim %s", i.Request, i.Claim))
@@ -48,5 +53,6 @@ func (i Interface) Title() string {
 	case i.Resource != "":
 		parts = append(parts, i.Resource)
 	}
+
 	return strings.Join(parts, ", ")
 }

@@ -19,6 +19,7 @@ func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 		if len(b) < unix.NLA_HDRLEN {
 			return fmt.Errorf("attribute of %d bytes, want at least %d", len(b), unix.NLA_HDRLEN)
 		}
+
 		length := int(binary.NativeEndian.Uint16(b))
 		if length < unix.NLA_HDRLEN || length > len(b) {
 			return fmt.Errorf("attribute of length %d in %d bytes", length, len(b))
@@ -26,6 +27,7 @@ func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 		if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.NLA_HDRLEN:length]) {
 			return nil
 		}
+
 		padded := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
 		b = b[min(padded, len(b)):]
 	}

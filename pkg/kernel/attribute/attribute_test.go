@@ -13,6 +13,7 @@ func message() []byte {
 	var m []byte
 	nested := nl.NewRtAttr(7|unix.NLA_F_NESTED, nil)
 	nested.AddRtAttr(1, nl.Uint8Attr(5))
+
 	for _, a := range []*nl.RtAttr{
 		nl.NewRtAttr(1, nl.Uint8Attr(1)), nl.NewRtAttr(2, nl.Uint16Attr(2)),
 		nl.NewRtAttr(3, nl.Uint32Attr(3)), nested,
@@ -21,6 +22,7 @@ func message() []byte {
 	} {
 		m = append(m, a.Serialize()...)
 	}
+
 	return m
 }
 
@@ -40,6 +42,7 @@ func TestParse(t *testing.T) {
 	if inner, err := attribute.Parse(s[7]); err != nil || inner.Uint8(1) != 5 {
 		t.Errorf("nested %v, %v", inner, err)
 	}
+
 	for _, broken := range [][]byte{{1}, {3, 0, 1, 0}, {9, 0, 1, 0, 5}, append(message(), 0)} {
 		if s, err := attribute.Parse(broken); err == nil {
 			t.Errorf("%v is read as %v", broken, s)
@@ -55,6 +58,7 @@ func TestAll(t *testing.T) {
 	if len(kinds) != 7 || kinds[0] != 1 || kinds[3] != 7 || kinds[6] != 1 {
 		t.Errorf("walked over %d", kinds)
 	}
+
 	for kind := range attribute.All(message()) {
 		if kind != 1 {
 			t.Error("goes on after a break")
@@ -79,6 +83,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(message())
 	f.Add([]byte{5, 0, 1, 0, 7})
 	f.Add([]byte{0xff})
+
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := attribute.Parse(b)
 		walked := 0
@@ -88,6 +93,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("attribute %d of %d bytes is not in %v", kind, len(value), s)
 			}
 		}
+
 		if err == nil && walked < len(s) {
 			t.Errorf("%d walked over, %d read", walked, len(s))
 		}

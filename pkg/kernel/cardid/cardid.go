@@ -43,10 +43,12 @@ func ofDriver(pf pci.Address) (function.Card, error) {
 		return function.Card{}, err
 	}
 	defer conn.Close()
+
 	info, err := conn.Info(devlink.OfPCI(pf))
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
 		return function.Card{}, nil
 	}
+
 	return function.Card{
 		Serial: info.Serial, Board: cmp.Or(info.Fixed[versionPSID], info.Fixed[versionBoardID]),
 	}, err
@@ -62,9 +64,11 @@ func inVPD(sysRoot string, pf pci.Address) (string, error) {
 		return "", err
 	}
 	defer file.Close()
+
 	serial, err := vpd.SerialNumber(file)
 	if err != nil {
 		return "", fmt.Errorf("vpd: %w", err)
 	}
+
 	return serial, nil
 }

@@ -39,6 +39,7 @@ func TestRead(t *testing.T) {
 			test.write(filepath.Join(dir, "vpd"))); err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := Read(root, pf)
 		if got != (function.Card{Serial: test.want}) || (err == nil) != (test.problem == "") ||
 			err != nil && !strings.Contains(err.Error(), test.problem) {

@@ -43,11 +43,13 @@ func Dial(netNS string) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	family, err := findFamily(ns)
 	if err != nil && !errors.Is(err, ErrNoDevlink) {
 		ns.Close()
 		return nil, err
 	}
+
 	return &Conn{ns: ns, family: family.ID}, nil
 }
 
@@ -64,13 +66,16 @@ func (c *Conn) Close() {
 func (c *Conn) open() (*nl.NetlinkSocket, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	if c.closed {
 		return nil, fmt.Errorf("the connection: %w", os.ErrClosed)
 	}
+
 	socket, err := nl.GetNetlinkSocketAt(c.ns, netns.None(), unix.NETLINK_GENERIC)
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
+
 	return socket, nil
 }
 
@@ -105,18 +110,21 @@ func list[T any](
 	if err != nil {
 		return nil, err
 	}
+
 	var all []T
 	for _, m := range messages {
 		attrs, err := attribute.Parse(m)
 		if err != nil {
 			return nil, err
 		}
+
 		object, err := decode(attrs)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, object)
 	}
+
 	return all, nil
 }
 
@@ -124,11 +132,13 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	if c.family == 0 {
 		return nil, ErrNoDevlink
 	}
+
 	socket, err := c.open()
 	if err != nil {
 		return nil, err
 	}
 	defer socket.Close()
+
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
 	header := request.GenericHeader{Command: command, Version: nl.GENL_DEVLINK_VERSION}
 	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, int(c.family),
@@ -136,12 +146,14 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	if err != nil {
 		return nil, err
 	}
+
 	for i, m := range messages {
 		if len(m) < nl.SizeofGenlmsg {
 			return nil, fmt.Errorf("answer of %d bytes, want at least %d", len(m), nl.SizeofGenlmsg)
 		}
 		messages[i] = m[nl.SizeofGenlmsg:]
 	}
+
 	return messages, nil
 }
 
@@ -164,11 +176,13 @@ func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, g := range family.Groups {
 		if g.Name == "config" {
 			return []uint32{g.ID}, nil
 		}
 	}
+
 	return nil, errors.New("devlink: the kernel has no multicast group config")
 }
 
@@ -180,6 +194,7 @@ func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 		return netlink.GenlFamily{}, fmt.Errorf("devlink: netlink socket: %w", err)
 	}
 	defer handle.Close()
+
 	family, err := handle.GenlFamilyGet(nl.GENL_DEVLINK_NAME)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -187,6 +202,7 @@ func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 	case err != nil:
 		return netlink.GenlFamily{}, fmt.Errorf("devlink: generic netlink family: %w", err)
 	}
+
 	return *family, nil
 }
 

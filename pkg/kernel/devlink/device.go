@@ -84,28 +84,34 @@ func (c *Conn) Info(d Device) (info Info, err error) {
 	if err != nil {
 		return info, err
 	}
+
 	info.Fixed, info.Running = map[string]string{}, map[string]string{}
 	versions := map[uint16]map[string]string{
 		unix.DEVLINK_ATTR_INFO_VERSION_FIXED:   info.Fixed,
 		unix.DEVLINK_ATTR_INFO_VERSION_RUNNING: info.Running,
 	}
+
 	for _, message := range messages {
 		for kind, value := range attribute.All(message) {
 			if kind == unix.DEVLINK_ATTR_INFO_SERIAL_NUMBER {
 				info.Serial = unix.ByteSliceToString(value)
 			}
+
 			if versions[kind] == nil {
 				continue
 			}
+
 			version, err := attribute.Parse(value)
 			if err != nil {
 				return info, err
 			}
+
 			versions[kind][version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(
 				unix.DEVLINK_ATTR_INFO_VERSION_VALUE,
 			)
 		}
 	}
+
 	return info, nil
 }
 
@@ -138,10 +144,12 @@ func decodeReporter(attrs attribute.Set) (Reporter, error) {
 	if err != nil {
 		return Reporter{}, fmt.Errorf("health reporter: %w", err)
 	}
+
 	port := -1
 	if attrs.Has(unix.DEVLINK_ATTR_PORT_INDEX) {
 		port = int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX))
 	}
+
 	return Reporter{
 		Device: deviceOf(attrs),
 		Port:   port,

@@ -41,6 +41,7 @@ func sfPort() []byte {
 	function.AddRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, []byte{2, 0, 0, 0, 0, 88})
 	function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(1))
 	function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_OPSTATE, nl.Uint8Attr(1))
+
 	return message(append(handle(),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(32768)),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX, nl.Uint32Attr(7)),
@@ -97,6 +98,7 @@ func TestDecodePort(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			got, err := devlink.DecodePort(attrs)
 			if err != nil {
 				t.Fatal(err)
@@ -113,10 +115,12 @@ func TestDecodeReporter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	got, err := devlink.DecodeReporter(attrs)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := devlink.Reporter{
 		Device: card, Port: 0, Name: "tx", Failed: true, Errors: 3, Recoveries: 2,
 	}
@@ -175,6 +179,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add(portReporter())
 	f.Add([]byte{5, 0, 3, 0, 'x'}) // without padding
 	f.Add([]byte{3, 0, 1, 0})
+
 	f.Fuzz(func(t *testing.T, message []byte) {
 		// so that reading beyond the end is seen
 		message = append(make([]byte, 0, len(message)), message...)
@@ -182,10 +187,12 @@ func FuzzMessage(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		size := 0
 		for _, value := range attrs {
 			size += len(value)
 		}
+
 		if size > len(message) {
 			t.Errorf("attributes of %d bytes in a message of %d", size, len(message))
 		}
@@ -207,6 +214,7 @@ func refusals(c *devlink.Conn) map[string]error {
 		device = "pci/ffff:ff:1f.7"
 		port   = device + "/3"
 	)
+
 	nowhere := devlink.OfPCI("ffff:ff:1f.7")
 	_, mode := c.EswitchMode(nowhere)
 	_, add := c.AddSF(nowhere, 0, 88)
@@ -224,6 +232,7 @@ func refusals(c *devlink.Conn) map[string]error {
 		" state inactive"] = change(devlink.FunctionChange{Active: new(false)})
 	errs["devlink port function rate set "+port+" tx_share 1mbit tx_max 2mbit"] =
 		c.SetRate(nowhere, 3, function.Rate{Min: 1, Max: 2})
+
 	return errs
 }
 
@@ -235,11 +244,13 @@ func TestNoSuchDevice(t *testing.T) {
 	if !devlink.HasDevlink() {
 		want = devlink.ErrNoDevlink
 	}
+
 	for command, err := range refusals(c) {
 		if !errors.Is(err, want) || !strings.HasPrefix(err.Error(), command+": ") {
 			t.Errorf("%s: error %v, want %v", command, err, want)
 		}
 	}
+
 	nowhere := devlink.OfPCI("ffff:ff:1f.7")
 	if ports, err := c.PortsOf(nowhere); err != nil || len(ports) > 0 {
 		t.Errorf("ports %v, %v", ports, err)
@@ -250,6 +261,7 @@ func TestNoSuchDevice(t *testing.T) {
 	if err := c.SetFunction(nowhere, 3, devlink.FunctionChange{}); err != nil {
 		t.Errorf("no change: %v", err)
 	}
+
 	for _, all := range []func() (int, error){
 		func() (int, error) { ports, err := c.Ports(); return len(ports), err },
 		func() (int, error) { reporters, err := c.Reporters(); return len(reporters), err },
@@ -292,6 +304,7 @@ func TestClosed(t *testing.T) {
 	if !devlink.HasDevlink() {
 		t.Skip("the kernel has no devlink, which is said before anything else")
 	}
+
 	c := dial(t, "")
 	c.Close()
 	c.Close()

@@ -29,12 +29,14 @@ func realCard(t *testing.T, c *devlink.Conn) devlink.Port {
 	if os.Getenv(plan.GuestVariable) == "" {
 		t.Skip("changes the eswitch of the machine's cards: make test-qemu runs it in guest simnic")
 	}
+
 	ports, err := c.Ports()
 	must.Succeed(t, err)
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Flavour == devlink.Physical })
 	if i < 0 {
 		t.Fatalf("no physical port in %+v", ports)
 	}
+
 	return ports[i]
 }
 
@@ -57,10 +59,12 @@ func TestHardware(t *testing.T) {
 	woken.expect(t, "the eswitch's mode", func() {
 		must.Succeed(t, c.SetEswitchMode(d, devlink.Switchdev))
 	})
+
 	t.Cleanup(func() {
 		must.Succeed(t, c.SetEswitchMode(d, devlink.Legacy))
 		mode(t, c, d, devlink.Legacy)
 	})
+
 	mode(t, c, d, devlink.Switchdev)
 
 	t.Run("VFs have ports with representors", func(t *testing.T) { representors(t, c, uplink) })
@@ -87,6 +91,7 @@ func TestHardware(t *testing.T) {
 				}
 			})
 		}
+
 		group.Wait()
 	})
 
@@ -113,6 +118,7 @@ func representors(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 		if p.Flavour != devlink.PCIVF {
 			continue
 		}
+
 		indices = append(indices, p.VF)
 		name, err := os.ReadFile(filepath.Join("/sys/class/net", p.Netdev, "phys_port_name"))
 		must.Succeed(t, err)
@@ -123,6 +129,7 @@ func representors(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 			t.Errorf("port %+v is not of PF %d here", p, uplink.Number)
 		}
 	}
+
 	slices.Sort(indices)
 	var want []uint16
 	for i := range vfs {
@@ -142,6 +149,7 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 		port, err = c.AddSF(d, pf, sfnum)
 		must.Succeed(t, err)
 	})
+
 	want := devlink.Port{
 		Device: d, Index: port.Index, Flavour: devlink.PCISF, PF: pf, SF: sfnum,
 		Netdev: port.Netdev, NetdevIndex: port.NetdevIndex,
@@ -152,15 +160,18 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 	if _, err := c.AddSF(d, pf, sfnum); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("once more: error %v, want EEXIST", err)
 	}
+
 	woken.expect(t, "a subfunction's state", func() {
 		must.Succeed(t,
 			c.SetFunction(d, port.Index,
 				devlink.FunctionChange{MAC: "02:00:00:00:00:58", Active: new(true)}))
 	})
+
 	want.Function = devlink.Function{MAC: "02:00:00:00:00:58", Active: true, Attached: true}
 	if diff := cmp.Diff([]devlink.Port{want}, at(t, c, port)); diff != "" {
 		t.Errorf("active (-want +got):\n%s", diff)
 	}
+
 	devices, err := filepath.Glob(filepath.Join("/sys/bus/pci/devices", d.Name, "*.sf.*", "net",
 		"*", "address"))
 	must.Succeed(t, err)
@@ -170,11 +181,13 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 	if mac, err := os.ReadFile(devices[0]); err != nil || string(mac) != "02:00:00:00:00:58\n" {
 		t.Errorf("MAC %q, %v", mac, err)
 	}
+
 	must.Succeed(t, c.SetFunction(d, port.Index, devlink.FunctionChange{Active: new(false)}))
 	want.Function.Active, want.Function.Attached = false, false
 	if diff := cmp.Diff([]devlink.Port{want}, at(t, c, port)); diff != "" {
 		t.Errorf("inactive (-want +got):\n%s", diff)
 	}
+
 	woken.expect(t, "a subfunction's end", func() { must.Succeed(t, c.DeletePort(d, port.Index)) })
 	if err := c.DeletePort(d, port.Index); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("once more: error %v, want ENODEV", err)
@@ -188,6 +201,7 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	ports, err := c.Ports()
 	must.Succeed(t, err)
+
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
 		return p.Device.Bus == d.Bus &&
 			p.Device != d
@@ -195,15 +209,18 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	if i < 0 {
 		t.Fatalf("no other card in %+v", ports)
 	}
+
 	const slow = "/sys/module/simnic/parameters/slow"
 	must.Succeed(t, os.WriteFile(slow, []byte("500"), 0))
 	defer func() { must.Succeed(t, os.WriteFile(slow, []byte("0"), 0)) }()
+
 	asked, told := make(chan struct{}), make(chan error, 1)
 	go func() {
 		close(asked)
 		_, err := c.EswitchMode(d)
 		told <- err
 	}()
+
 	<-asked
 	for n := 0; ; n++ {
 		select {
@@ -216,6 +233,7 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 			return
 		default:
 		}
+
 		_, err := c.PortsOf(ports[i].Device)
 		must.Succeed(t, err)
 	}
@@ -237,6 +255,7 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 	if err := c.SetRate(d, uplink.Index, function.Rate{Max: 1}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("rate of the uplink: error %v, want ENODEV", err)
 	}
+
 	ports, err := c.PortsOf(d)
 	must.Succeed(t, err)
 	vf := ports[slices.IndexFunc(ports, func(p devlink.Port) bool {
@@ -249,6 +268,7 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 			t.Errorf("rate %+v, %v, %v; want %+v", got, exists, err, want)
 		}
 	}
+
 	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left
 	// half set.
 	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{Min: 5, Max: 50}))
@@ -259,6 +279,7 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 	if got, _, err := c.Rate(d, vf.Index); err != nil || got != (function.Rate{Min: 5, Max: 50}) {
 		t.Errorf("rate %+v, %v after a refusal", got, err)
 	}
+
 	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{}))
 }
 
@@ -274,15 +295,18 @@ func reporters(t *testing.T, c *devlink.Conn, d devlink.Device) {
 			}
 		}
 	}
+
 	slices.Sort(names)
 	want := []string{d.String() + " fw"}
 	ports, err := c.PortsOf(d)
 	must.Succeed(t, err)
+
 	for _, p := range ports {
 		if p.Flavour == devlink.PCIVF {
 			want = append(want, fmt.Sprintf("%s/%d vnic", d, p.Index))
 		}
 	}
+
 	slices.Sort(want)
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -312,10 +336,12 @@ func watch(t *testing.T) watched {
 			}
 		}, testr.New(t))
 	})
+
 	t.Cleanup(func() {
 		cancel()
 		following.Wait()
 	})
+
 	<-w // it listens
 	return w
 }
@@ -332,8 +358,10 @@ func (w watched) expect(t *testing.T, what string, f func()) {
 			quiet = true
 		}
 	}
+
 	begin := time.Now()
 	f()
+
 	select {
 	case <-w:
 		t.Logf("told of %s %s after it was asked for",

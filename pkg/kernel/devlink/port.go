@@ -83,9 +83,11 @@ func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (port Port, err error) {
 			nl.Uint16Attr(uint16(slices.Index(flavours, PCISF)))),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER, nl.Uint16Attr(pf)),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER, nl.Uint32Attr(sfnum)))
+
 	if err != nil {
 		return Port{}, err
 	}
+
 	return decodePort(attrs)
 }
 
@@ -116,6 +118,7 @@ func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error
 		words += " hw_addr " + string(to.MAC)
 		function.AddRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, address)
 	}
+
 	if to.Active != nil {
 		state, word := nl.DEVLINK_PORT_FN_STATE_INACTIVE, "inactive"
 		if *to.Active {
@@ -124,10 +127,12 @@ func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error
 		words += " state " + word
 		function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(uint8(state)))
 	}
+
 	if words == "" {
 		return nil
 	}
 	defer explain(&err, "port function set %s/%d%s", d, index, words)
+
 	_, err = c.do(unix.DEVLINK_CMD_PORT_SET, d, portIndex(index), function)
 	return err
 }
@@ -137,6 +142,7 @@ func decodePort(attrs attribute.Set) (Port, error) {
 	if err != nil {
 		return Port{}, fmt.Errorf("port function: %w", err)
 	}
+
 	return Port{
 		Device:      deviceOf(attrs),
 		Index:       attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX),
@@ -184,6 +190,7 @@ func (c *Conn) Rate(d Device, index uint32) (rate function.Rate, exists bool, er
 	if err != nil {
 		return rate, false, err
 	}
+
 	return decodeRate(attrs), true, nil
 }
 
@@ -209,11 +216,13 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	}
 	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index,
 		to.Min, to.Max)
+
 	port := portIndex(index)
 	before, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, port)
 	if err != nil {
 		return err
 	}
+
 	now := decodeRate(before)
 	changes := []*nl.RtAttr{port}
 	if now.Min != to.Min {
@@ -221,6 +230,7 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 			nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_SHARE,
 				nl.Uint64Attr(uint64(to.Min)*bytesPerMbit)))
 	}
+
 	if now.Max != to.Max {
 		changes = append(changes,
 			nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(uint64(to.Max)*bytesPerMbit)))
@@ -228,6 +238,7 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	if len(changes) == 1 {
 		return nil
 	}
+
 	_, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, changes...)
 	// the kernel sets the share first, and does not undo it if it fails at the maximum
 	if err != nil && len(changes) > 2 {
@@ -238,5 +249,6 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 			return errors.Join(err, fmt.Errorf("put tx_share back: %w", failed))
 		}
 	}
+
 	return err
 }

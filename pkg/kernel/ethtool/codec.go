@@ -32,6 +32,7 @@ func (n number) decode(f field, answer attribute.Set) map[string]string {
 	case n == 1:
 		return map[string]string{f.name: strconv.Itoa(int(value[0]))}
 	}
+
 	return map[string]string{
 		f.name: strconv.FormatUint(uint64(binary.NativeEndian.Uint32(value)), 10),
 	}
@@ -42,6 +43,7 @@ func (n number) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	if !wanted {
 		return nil, nil
 	}
+
 	value, err := strconv.ParseUint(text, 10, 8*int(n))
 	if err != nil {
 		return nil, fmt.Errorf("%s %q: must be a number of %d bits", f.name, text, 8*n)
@@ -49,6 +51,7 @@ func (n number) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	if n == 1 {
 		return nl.NewRtAttr(int(f.kind), []byte{byte(value)}), nil
 	}
+
 	return nl.NewRtAttr(int(f.kind), nl.Uint32Attr(uint32(value))), nil
 }
 
@@ -79,6 +82,7 @@ func (bits) decode(f field, answer attribute.Set) map[string]string {
 			settings[name] = Off
 		}
 	}
+
 	return settings
 }
 
@@ -101,6 +105,7 @@ func parseBits(data []byte) map[string]bool {
 			}
 		}
 	}
+
 	return set
 }
 
@@ -114,9 +119,11 @@ func parseBit(bit []byte) (name string, set bool) {
 			set = true
 		}
 	}
+
 	if len(name) > maxName || !utf8.ValidString(name) {
 		return "", set
 	}
+
 	return name, set
 }
 
@@ -124,6 +131,7 @@ func (bits) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	if len(to) == 0 {
 		return nil, nil
 	}
+
 	set := nl.NewRtAttr(int(f.kind)|unix.NLA_F_NESTED, nil)
 	all := set.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil)
 	for name, value := range to {
@@ -135,6 +143,7 @@ func (bits) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 			bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
 		}
 	}
+
 	return set, nil
 }
 
@@ -171,6 +180,7 @@ func (list) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	for _, name := range strings.Fields(text) {
 		addBit(all, name)
 	}
+
 	return set, nil
 }
 
@@ -186,6 +196,7 @@ func (binaryText) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	if !wanted {
 		return nil, nil
 	}
+
 	value, err := hex.DecodeString(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: must be in hexadecimal: %w", f.name, err)
@@ -213,6 +224,7 @@ func (table) decode(f field, answer attribute.Set) map[string]string {
 			return map[string]string{f.name: strings.Trim(fmt.Sprint(queues), "[]")}
 		}
 	}
+
 	return map[string]string{f.name: equal + strconv.Itoa(n)}
 }
 
@@ -233,5 +245,6 @@ func (table) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 		}
 		value = append(value, nl.Uint32Attr(uint32(queue))...)
 	}
+
 	return nl.NewRtAttr(int(f.kind), value), nil
 }

@@ -25,6 +25,7 @@ func bitset(kind int, values map[string]bool, list bool) *nl.RtAttr {
 	if list {
 		set.AddRtAttr(unix.ETHTOOL_A_BITSET_NOMASK, nil)
 	}
+
 	set.AddRtAttr(unix.ETHTOOL_A_BITSET_SIZE, nl.Uint32Attr(uint32(len(values))))
 	all := set.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil)
 	for i, name := range slices.Sorted(maps.Keys(values)) {
@@ -35,6 +36,7 @@ func bitset(kind int, values map[string]bool, list bool) *nl.RtAttr {
 			bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
 		}
 	}
+
 	return set
 }
 
@@ -116,11 +118,13 @@ func TestTable(t *testing.T) {
 		if got := (table{}).decode(f, map[uint16][]byte{rssTable: value}); got["table"] != text {
 			t.Errorf("%d is %q, want %q", queues, got["table"], text)
 		}
+
 		attr, err := table{}.encode(f, map[string]string{"table": text})
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 			continue
 		}
+
 		if strings.HasPrefix(text, equal) {
 			value = nil
 		}
@@ -135,6 +139,7 @@ func FuzzParse(f *testing.F) {
 	for _, test := range answers {
 		f.Add(test.answer)
 	}
+
 	f.Add([]byte{4, 0, 3, 0, 9})
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		for _, g := range groups {

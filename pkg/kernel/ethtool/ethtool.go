@@ -178,6 +178,7 @@ func Dial(ns netns.NsHandle) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ethtool: netlink socket: %w", err)
 	}
+
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
 	return &Conn{family: family.ID, socket: &nl.SocketHandle{Socket: socket}}, nil
 }
@@ -206,6 +207,7 @@ func (c *Conn) Read(index int, groupName string) (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ethtool %s: %w", g.name, err)
 	}
+
 	return settings, nil
 }
 
@@ -223,6 +225,7 @@ func (c *Conn) Change(index int, groupName string, to map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("ethtool %s: %w", g.name, err)
 	}
+
 	return nil
 }
 
@@ -240,6 +243,7 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 	if c.family == 0 {
 		return nil, fmt.Errorf("the kernel has no ethtool netlink: %w", unix.EOPNOTSUPP)
 	}
+
 	netdev := nl.NewRtAttr(header|unix.NLA_F_NESTED, nil)
 	netdev.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
 
@@ -248,6 +252,7 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 		request.GenericHeader{Command: command, Version: unix.ETHTOOL_GENL_VERSION},
 		append([]*nl.RtAttr{netdev}, attributes...)...,
 	)
+
 	if err != nil || len(answers) == 0 {
 		return nil, err
 	}
@@ -255,6 +260,7 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 		return nil, fmt.Errorf("answer of %d bytes, want %d or more", len(answers[0]),
 			nl.SizeofGenlmsg)
 	}
+
 	return answers[0][nl.SizeofGenlmsg:], nil
 }
 
@@ -264,12 +270,14 @@ func (g group) parse(answer []byte) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	settings := map[string]string{}
 	for _, f := range g.fields {
 		if attrs.Has(f.kind) {
 			maps.Copy(settings, f.codec.decode(f, attrs))
 		}
 	}
+
 	return settings, nil
 }
 
@@ -285,5 +293,6 @@ func (g group) attributes(to map[string]string) ([]*nl.RtAttr, error) {
 			list = append(list, attr)
 		}
 	}
+
 	return list, nil
 }

@@ -23,6 +23,7 @@ func dial(t testing.TB) (*ethtool.Conn, int) {
 	conn, err := ethtool.Dial(netns.NsHandle(host.Fd()))
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
+
 	return conn, link.Attrs().Index
 }
 
@@ -42,6 +43,7 @@ func TestChange(t *testing.T) {
 	} {
 		want, err := conn.Read(index, test.group)
 		must.Succeed(t, err)
+
 		for name, value := range test.to {
 			if want[name] == value {
 				t.Errorf("%s %s is %s already", test.group, name, value)
@@ -52,6 +54,7 @@ func TestChange(t *testing.T) {
 		must.Succeed(t, conn.Change(index, test.group, test.to))
 		got, err := conn.Read(index, test.group)
 		must.Succeed(t, err)
+
 		for name, value := range want {
 			if got[name] != value {
 				t.Errorf("%s: %s is %s, want %s", test.group, name, got[name], value)
@@ -84,6 +87,7 @@ func TestErrors(t *testing.T) {
 	if _, err := conn.Read(index, "rocket"); err == nil {
 		t.Error("a group that does not exist is read")
 	}
+
 	for group, to := range map[string]map[string]string{
 		"channels": {"rx": "1000"}, "features": {"no-such-feature": ethtool.On},
 		"pause": {"rx": "300"}, "rocket": {"a": "b"},

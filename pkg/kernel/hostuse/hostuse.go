@@ -58,6 +58,7 @@ func Read(netNS string) (Netdevs, error) {
 			return nil, err
 		}
 	}
+
 	return r.netdevs(), nil
 }
 
@@ -85,6 +86,7 @@ func (r *reader) netdevs() Netdevs {
 			Carrier: a.RawFlags&running == running, Parent: a.ParentDev,
 		}
 	}
+
 	return found
 }
 
@@ -111,6 +113,7 @@ func (r *reader) readUses() {
 		} else if a.MasterIndex != 0 {
 			r.note(a.Index, "is a port of the netdev with index %d", a.MasterIndex)
 		}
+
 		if a.Xdp != nil && a.Xdp.Attached {
 			r.note(a.Index, "has XDP program %d", a.Xdp.ProgId)
 		}
@@ -148,6 +151,7 @@ func (r *reader) readAddresses() error {
 			r.note(a.LinkIndex, "has address %s", a.IPNet)
 		}
 	}
+
 	return nil
 }
 
@@ -164,17 +168,21 @@ func (r *reader) readRoutes() error {
 				}
 				return true
 			}
+
 			err := r.handle.RouteListFilteredIter(family, every, netlink.RT_FILTER_TABLE, keep)
 			return found, err
 		})
+
 		noIPv6 := errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 		if err != nil && !noIPv6 {
 			return fmt.Errorf("list routes: %w", err)
 		}
+
 		for _, route := range routes {
 			r.noteRoute(route)
 		}
 	}
+
 	return nil
 }
 

@@ -64,6 +64,7 @@ func (h *host) route(netdev, to string, table int) {
 	_, destination, err := net.ParseCIDR(to)
 	must.Succeed(h.t, err)
 	must.Succeed(h.t, h.handle.LinkSetUp(h.link(netdev)))
+
 	must.Succeed(h.t, h.handle.RouteAdd(&netlink.Route{
 		Dst: destination, Table: table, LinkIndex: h.link(netdev).Attrs().Index,
 		Scope:    unix.RT_SCOPE_LINK,
@@ -155,13 +156,16 @@ func TestCarrier(t *testing.T) {
 	if h.read().Carrier {
 		t.Error("a netdev that is down has a carrier")
 	}
+
 	must.Succeed(t, h.handle.LinkSetUp(h.link("vf")))
 	must.Succeed(t, h.handle.LinkSetUp(h.link("peer")))
+
 	for end := time.Now().Add(10 * time.Second); !h.read().Carrier; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no carrier")
 		}
 	}
+
 	if got := h.read().Use; got != "" {
 		t.Errorf("the netdev %q because it is up", got)
 	}
@@ -180,6 +184,7 @@ func TestDefaultRoute(t *testing.T) {
 				names = append(names, name)
 			}
 		}
+
 		slices.Sort(names)
 		return names
 	}
@@ -193,11 +198,13 @@ func TestDefaultRoute(t *testing.T) {
 	h.address("vf", "10.2.0.1/24")
 	h.address("peer", "10.3.0.1/24")
 	must.Succeed(t, h.handle.LinkSetUp(h.link("peer")))
+
 	must.Succeed(t,
 		h.handle.RouteAdd(&netlink.Route{Dst: all, Priority: 500, MultiPath: []*netlink.NexthopInfo{
 			{LinkIndex: h.link("vf").Attrs().Index, Gw: net.IPv4(10, 2, 0, 9)},
 			{LinkIndex: h.link("peer").Attrs().Index, Gw: net.IPv4(10, 3, 0, 9)},
 		}}))
+
 	if got := defaults(); !slices.Equal(got, []string{"peer", "vf"}) {
 		t.Errorf("default routes over %q, want peer and vf", got)
 	}

@@ -40,12 +40,14 @@ func Open(ns netns.NsHandle) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	handle.DisableVFInfoCollection()
 	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // to no group
 	if err != nil {
 		handle.Close()
 		return nil, err
 	}
+
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
 	return &Handle{Handle: handle, socket: &nl.SocketHandle{Socket: socket}}, nil
 }
@@ -86,6 +88,7 @@ func (h *Handle) LinkList() ([]netlink.Link, error) {
 		}
 		list = append(list, link)
 	}
+
 	return list, err
 }
 
@@ -112,6 +115,7 @@ func (h *Handle) each() (messages [][]byte, err error) {
 		if len(s) < size {
 			return nil, fmt.Errorf("statistics of %d bytes, want at least %d", len(s), size)
 		}
+
 		message, err := h.Ask(int(int32(binary.NativeEndian.Uint32(s[indexAt:]))), noStatistics())
 		switch {
 		case err == nil:
@@ -120,6 +124,7 @@ func (h *Handle) each() (messages [][]byte, err error) {
 			return nil, err
 		}
 	}
+
 	return messages, listErr
 }
 
@@ -145,6 +150,7 @@ func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	if len(answers) != 1 || len(answers[0]) < unix.SizeofIfInfomsg {
 		return nil, errors.New("link: the kernel's answer is too short")
 	}
+
 	return answers[0], nil
 }
 
@@ -177,6 +183,7 @@ func Parse(message []byte) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	link, err := netlink.LinkDeserialize(nil, kept)
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
@@ -215,15 +222,19 @@ func trim(message []byte) ([]byte, error) {
 			kept = append(kept, nl.NewRtAttr(int(kind), value).Serialize()...)
 			continue
 		}
+
 		// The kernel writes IFLA_INFO_KIND first (rtnl_link_info_fill of net/core/rtnetlink.c).
 		name := kindOf(value)
 		if slices.Contains(plain, name) {
 			return message, nil
 		}
+
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.ZeroTerminated(name))
+
 		return append(kept, info.Serialize()...), nil
 	}
+
 	return message, nil
 }
 

@@ -55,6 +55,7 @@ func TestHugeNetdevs(t *testing.T) {
 			h, err := links.Open(netns.NsHandle(ns.Fd()))
 			must.Succeed(t, err)
 			defer h.Close()
+
 			list, err := h.LinkList()
 			must.Succeed(t, err)
 			var names []string
@@ -64,11 +65,13 @@ func TestHugeNetdevs(t *testing.T) {
 					t.Errorf("mv0 is a %s", l.Type())
 				}
 			}
+
 			for _, want := range []string{"lo", "net1", "net2"} {
 				if !slices.Contains(names, want) {
 					t.Errorf("%s is not among %q", want, names)
 				}
 			}
+
 			l, err := h.LinkByName("net1")
 			must.Succeed(t, err)
 			if name == "altnames" && len(l.Attrs().AltNames) != 496 {
@@ -88,6 +91,7 @@ func TestNotFound(t *testing.T) {
 	h, err := links.Open(netns.NsHandle(ns.Fd()))
 	must.Succeed(t, err)
 	defer h.Close()
+
 	if _, err := h.LinkByName("nope"); !errors.Is(err, links.ErrNotFound) ||
 		!strings.Contains(err.Error(), "nope") {
 		t.Errorf("error %v, want %v", err, links.ErrNotFound)
@@ -108,9 +112,11 @@ func message(kind string, filler int, after ...*nl.RtAttr) []byte {
 	for ; filler > 0; filler -= 1004 {
 		m = append(m, nl.NewRtAttr(unix.IFLA_PAD, make([]byte, 1000)).Serialize()...)
 	}
+
 	for _, a := range after {
 		m = append(m, a.Serialize()...)
 	}
+
 	return m
 }
 
@@ -121,6 +127,7 @@ func TestForgedAttributes(t *testing.T) {
 		nl.NewRtAttr(unix.IFLA_PARENT_DEV_NAME, nl.ZeroTerminated("0000:3b:00.2")),
 		nl.NewRtAttr(unix.IFLA_MTU, []byte{1}),
 	}
+
 	for name, test := range map[string]struct {
 		message []byte
 		parent  string
@@ -135,12 +142,14 @@ func TestForgedAttributes(t *testing.T) {
 			if a := l.Attrs(); a.ParentDev != test.parent || a.Name != "net1" || a.Index != 7 {
 				t.Errorf("link %+v", a)
 			}
+
 			attrs, err := links.Attributes(test.message)
 			if err != nil || attrs.Text(unix.IFLA_PARENT_DEV_NAME) != test.parent {
 				t.Errorf("parent %q, %v", attrs.Text(unix.IFLA_PARENT_DEV_NAME), err)
 			}
 		})
 	}
+
 	if _, err := links.Parse(make([]byte, 3)); err == nil {
 		t.Error("a link of 3 bytes is read")
 	}

@@ -79,10 +79,12 @@ func (s Source) listen(ctx context.Context, netNS string, changed func(), log lo
 	}
 	defer socket.Close()
 	defer context.AfterFunc(ctx, func() { _ = socket.SetReadDeadline(time.Unix(1, 0)) })()
+
 	conn, err := socket.SyscallConn()
 	if err != nil {
 		return err
 	}
+
 	changed() // for what changed while nobody listened
 	buf := make([]byte, os.Getpagesize())
 	for {
@@ -124,19 +126,23 @@ func (s Source) open(netNS string) (*os.File, error) {
 		return nil, err
 	}
 	defer ns.Close()
+
 	groups, err := s.Groups(ns)
 	if err != nil {
 		return nil, err
 	}
+
 	var fd int
 	err = namespace.Do(ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
 			s.Protocol)
 		return err
 	})
+
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
+
 	socket := os.NewFile(uintptr(fd), s.Name)
 	// Without CAP_NET_ADMIN the buffer stays as it is.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
@@ -144,6 +150,7 @@ func (s Source) open(netNS string) (*os.File, error) {
 		socket.Close()
 		return nil, fmt.Errorf("bind: %w", err)
 	}
+
 	for _, group := range groups {
 		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP,
 			int(group)); err != nil {
@@ -151,5 +158,6 @@ func (s Source) open(netNS string) (*os.File, error) {
 			return nil, fmt.Errorf("join multicast group %d: %w", group, err)
 		}
 	}
+
 	return socket, nil
 }

@@ -72,12 +72,14 @@ func TestMessagesLost(t *testing.T) {
 		})
 		return false
 	}), host.Path(), logr.Discard())
+
 	receiveSoon(t, "subscription", woken)
 
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "storm"}}
 	if err := host.Handle().LinkAdd(bridge); err != nil {
 		t.Fatal(err)
 	}
+
 	receiveSoon(t, "first message", first)
 	// The kernel counts at least 512 bytes for each message, and twice the buffer's size as its
 	// limit (socket(7)).
@@ -86,6 +88,7 @@ func TestMessagesLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	close(goOn)
 	receiveSoon(t, "news of lost messages", woken)
 }
@@ -101,11 +104,13 @@ func TestSubscribesAgain(t *testing.T) {
 	if err := os.Symlink(host.Path(), path); err != nil {
 		t.Fatal(err)
 	}
+
 	receiveSoon(t, "subscription", woken)
 	if err := host.Handle().
 		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
 		t.Fatal(err)
 	}
+
 	receiveSoon(t, "message", woken)
 }
 
@@ -117,6 +122,7 @@ func TestForeignMessages(t *testing.T) {
 		messages <- bytes.Clone(message)
 		return false
 	})
+
 	receiveSoon(t, "subscription", listen(t, s, host.Path(), logr.Discard()))
 	forged := []byte("add@/forged\x00SUBSYSTEM=pci\x00")
 	err := host.Do(func() error {
@@ -128,6 +134,7 @@ func TestForeignMessages(t *testing.T) {
 		defer unix.Close(fd)
 		return unix.Sendto(fd, forged, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1})
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,6 +142,7 @@ func TestForeignMessages(t *testing.T) {
 		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
 		t.Fatal(err)
 	}
+
 	select {
 	case got := <-messages:
 		if bytes.Equal(got, forged) {
@@ -183,6 +191,7 @@ func TestFollow(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), test.during)
 				defer cancel()
+
 				var logged []string
 				log := funcr.New(func(_, args string) {
 					logged = append(logged, args)
@@ -191,11 +200,13 @@ func TestFollow(t *testing.T) {
 				if n := len(test.times); n < test.min || n > test.max {
 					t.Errorf("%d watches, want %d-%d", n, test.min, test.max)
 				}
+
 				for _, line := range logged {
 					if !strings.Contains(line, test.log) {
 						t.Errorf("logged %s, want %s", line, test.log)
 					}
 				}
+
 				if (len(logged) > 0) != (test.log != "") {
 					t.Errorf("logged %q", logged)
 				}

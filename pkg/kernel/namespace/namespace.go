@@ -51,17 +51,21 @@ func onThread(ns netns.NsHandle, f func() error) error {
 			defer own.Close()
 			err = netns.Set(ns)
 		}
+
 		if err != nil {
 			runtime.UnlockOSThread()
 			done <- fmt.Errorf("enter network namespace: %w", err)
 			return
 		}
+
 		err = f()
 		if netns.Set(own) == nil {
 			runtime.UnlockOSThread() // else the thread ends with this goroutine
 		}
+
 		done <- err
 	}()
+
 	return <-done
 }
 
@@ -80,5 +84,6 @@ func New() (ns netns.NsHandle, err error) {
 		}
 		return nil
 	})
+
 	return ns, err
 }

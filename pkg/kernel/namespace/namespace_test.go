@@ -23,13 +23,16 @@ func TestThreadsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
+
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	const goroutines = 64 // each has a thread of its own, so that one has the first
 	var inside, running sync.WaitGroup
 	inside.Add(goroutines)
+
 	for range goroutines {
 		running.Go(func() {
 			err := namespace.Do(ns, func() error {
@@ -46,11 +49,13 @@ func TestThreadsStay(t *testing.T) {
 			}
 		})
 	}
+
 	running.Wait()
 	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil || len(threads) == 0 {
 		t.Fatalf("threads %q, %v", threads, err)
 	}
+
 	for _, thread := range threads {
 		// it may have ended meanwhile
 		if now, err := os.Readlink(thread); err == nil && now != own {
@@ -65,10 +70,12 @@ func TestOpen(t *testing.T) {
 		!strings.Contains(err.Error(), path) {
 		t.Errorf("error %v", err)
 	}
+
 	ns, err := namespace.Open("")
 	if err != nil || ns.IsOpen() {
 		t.Errorf("namespace %v, %v", ns, err)
 	}
+
 	called := false
 	if err := namespace.Do(ns, func() error { called = true; return os.ErrInvalid }); !called ||
 		!errors.Is(err, os.ErrInvalid) {
@@ -84,11 +91,13 @@ func TestNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer made.Close()
+
 	own, err := vnetns.GetFromPath("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer own.Close()
+
 	if made.Equal(own) {
 		t.Error("the namespace is that of the process")
 	}

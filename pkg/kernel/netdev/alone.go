@@ -35,6 +35,7 @@ func (e *Engine) makeAlone(
 	if on, err = e.stackedAnywhere(ctx, l); on == "" || err != nil {
 		return errors.Join(err, ctx.Err())
 	}
+
 	left := fmt.Errorf("%s is on top of it in a network namespace that is not found, made by the "+
 		"pod: %w", on, ErrLeaks)
 	if ctx.Err() != nil {
@@ -47,6 +48,7 @@ func (e *Engine) makeAlone(
 	if err := e.rebind(ctx, l.Identity, rebinding.Intend); err != nil {
 		return errors.Join(left, searchErr, fmt.Errorf("bind its driver again: %w", err))
 	}
+
 	return fmt.Errorf("netdev %s is registered anew: %w", l.Name, ErrGone)
 }
 
@@ -71,6 +73,7 @@ func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	if known && (on == "" || err != nil) {
 		return "a VLAN or another netdev", true, nil
 	}
+
 	return on, known, err
 }
 
@@ -86,6 +89,7 @@ type probes struct {
 func (p *probes) place() (ns netns.NsHandle, name string, err error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
+
 	if p.name != "" {
 		return p.ns, p.name, nil
 	}
@@ -100,10 +104,12 @@ func (p *probes) place() (ns netns.NsHandle, name string, err error) {
 		err = own.LinkAddAltName(reference(loopback), name)
 		own.Handle.Close()
 	}
+
 	if err != nil {
 		_ = ns.Close()
 		return ns, "", err
 	}
+
 	p.ns, p.name = ns, name
 	return ns, name, nil
 }
@@ -125,6 +131,7 @@ func (e *Engine) handled(l *link) (string, error) {
 	if l.linkType != unix.ARPHRD_ETHER {
 		return "", nil // the kernel has no macvlans on others
 	}
+
 	ns, name, err := e.probes.place()
 	if err != nil {
 		return "", fmt.Errorf("namespace for probes: %w", err)
@@ -151,6 +158,7 @@ func (e *Engine) handled(l *link) (string, error) {
 	case err == nil:
 		return "", fmt.Errorf("the kernel made a probe whose name %s is taken", name)
 	}
+
 	return "", fmt.Errorf("ask whether a macvlan is on top of it: %w", err)
 }
 
@@ -165,6 +173,7 @@ func (e *Engine) noHandlers() error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
+
 	return errors.New("whether an ipvlan is on top of it cannot be seen without the kernel's " +
 		"module macvlan: load it")
 }
@@ -180,11 +189,13 @@ func (e *Engine) tagged(ctx context.Context, l *link) (string, error) {
 		return "", fmt.Errorf("MTU %d: must be below %d, so that VLANs on top of it can be found",
 			l.MTU, probeMTU)
 	}
+
 	for _, protocol := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
 		if on, err := e.taggedAs(ctx, l.Identity.Index, protocol); on != "" || err != nil {
 			return on, err
 		}
 	}
+
 	return "", nil
 }
 
@@ -205,6 +216,7 @@ func (e *Engine) taggedAs(ctx context.Context, index int, protocol uint16) (stri
 			return "", fmt.Errorf("ask whether VLAN %d is on top of it: %w", id, err)
 		}
 	}
+
 	return "", nil
 }
 
@@ -218,6 +230,7 @@ func vlanProbe(index int, protocol, id uint16) request.Message {
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
 	data.AddRtAttr(nl.IFLA_VLAN_ID, nl.Uint16Attr(id))
 	data.AddRtAttr(nl.IFLA_VLAN_PROTOCOL, []byte{byte(protocol >> 8), byte(protocol)})
+
 	return request.Message{
 		Type: unix.RTM_NEWLINK, Flags: unix.NLM_F_CREATE | unix.NLM_F_EXCL, Header: linkHeader(0),
 		Attributes: []*nl.RtAttr{
@@ -236,12 +249,14 @@ func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) err
 		if unix.Stat(path, &stat) != nil || seen[[2]uint64{stat.Dev, stat.Ino}] {
 			continue
 		}
+
 		seen[[2]uint64{stat.Dev, stat.Ino}] = true
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 		errs = append(errs, e.dropThere(ctx, path, index))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -251,11 +266,13 @@ func (e *Engine) namespaces(place Place) []string {
 	if place.NetNS != "" {
 		patterns = append(patterns, filepath.Join(filepath.Dir(place.NetNS), "*"))
 	}
+
 	var paths []string
 	for _, pattern := range patterns {
 		found, _ := filepath.Glob(pattern)
 		paths = append(paths, found...)
 	}
+
 	return paths
 }
 
@@ -268,13 +285,16 @@ func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 		return nil
 	}
 	defer there.close()
+
 	// the kernel gives the host an id when it lists what is above its netdevs
 	if _, err := there.LinkList(); err != nil {
 		return err
 	}
+
 	host, err := there.GetNetNsIdByFd(int(e.host.ns))
 	if err != nil || host == ownNamespace {
 		return err
 	}
+
 	return e.dropStacked(ctx, there, index, host)
 }

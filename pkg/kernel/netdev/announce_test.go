@@ -24,17 +24,21 @@ func TestAnnounce(t *testing.T) {
 				netns.Connect(t, host, "vf0", xpu, "rep0")
 				rep, err := xpu.Handle().LinkByName("rep0")
 				must.Succeed(t, err)
+
 				if late {
 					must.Succeed(t, xpu.Handle().LinkSetDown(rep))
 				}
+
 				heard := listen(t, xpu, rep.Attrs().Index)
 				engine, err := netdev.New(netdev.Options{HostNetNS: host.Path()})
 				must.Succeed(t, err)
 				defer engine.Close()
+
 				want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01",
 					Addresses: []netip.Prefix{
 						netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00:1::5/64"),
 					}}
+
 				device := netdev.Device{Name: "vf0"}
 				before, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 				must.Succeed(t, err)
@@ -43,11 +47,14 @@ func TestAnnounce(t *testing.T) {
 				place.Index = observed.Index
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
+
 				done := make(chan error, 1)
 				go func() { done <- engine.Announce(ctx, place, observed) }()
+
 				if late {
 					must.Succeed(t, xpu.Handle().LinkSetUp(rep))
 				}
+
 				must.Succeed(t, <-done)
 				for _, what := range []string{"ARP of 10.1.0.5", "advertisement of fd00:1::5"} {
 					for got := ""; got != what; {
@@ -76,6 +83,7 @@ func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 		}
 		return unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: all>>8 | all<<8, Ifindex: index})
 	}))
+
 	must.Succeed(t,
 		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 			&unix.Timeval{Usec: 100_000}))
@@ -90,10 +98,12 @@ func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 				return
 			default:
 			}
+
 			size, _, err := unix.Recvfrom(socket, frame, 0)
 			if err != nil || size < 42 || frame[11] != 1 {
 				continue
 			}
+
 			switch f := frame[:size]; {
 			case f[12] == 0x08 && f[13] == 0x06 && string(f[28:32]) == string(f[38:42]):
 				arp <- "ARP of " + netip.AddrFrom4([4]byte(f[28:32])).String()
@@ -102,11 +112,13 @@ func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 			}
 		}
 	}()
+
 	t.Cleanup(func() {
 		close(stop)
 		<-stopped
 		unix.Close(socket)
 	})
+
 	heard := make(chan string)
 	go func() {
 		for _, source := range []<-chan string{arp, na} {
@@ -125,5 +137,6 @@ func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 			}
 		}
 	}()
+
 	return heard
 }

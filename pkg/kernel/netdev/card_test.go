@@ -62,6 +62,7 @@ func attachCard(t *testing.T, w *world, want function.Interface) (a attached, er
 	if a.before, a.place, err = w.engine.Plan(t.Context(), device, w.pod.Path(), want); err != nil {
 		return a, err
 	}
+
 	a.observed, err = w.engine.Attach(t.Context(), device, a.before, a.place, want)
 	return a, err
 }
@@ -93,6 +94,7 @@ func notes(t *testing.T, restored netdev.Restored, want ...string) {
 			t.Errorf("note %q, want %q", note, want)
 		}
 	}
+
 	if len(restored.Notes) < len(want) {
 		t.Errorf("notes %q, want %q", restored.Notes, want)
 	}
@@ -112,6 +114,7 @@ func TestCardRoundTrip(t *testing.T) {
 	before := c.Enforced()
 	a, err := attachCard(t, w, everything())
 	must.Succeed(t, err)
+
 	want := []string{
 		"MAC " + podsMAC, "VLAN 100 qos 3 proto 802.1q", "rates of 0-500 Mbit/s", "spoof check off",
 		"trust on", "link state enable",
@@ -122,6 +125,7 @@ func TestCardRoundTrip(t *testing.T) {
 	if got, err := a.check(t, w, netdev.Expected{MAC: podsMAC}); err != nil || len(got) > 0 {
 		t.Errorf("check: %q, %v", got, err)
 	}
+
 	restored, err := a.restore(t, w)
 	must.Succeed(t, err)
 	notes(t, restored)
@@ -145,11 +149,13 @@ func TestAdministratorsMAC(t *testing.T) {
 		}
 		return nil
 	}
+
 	a, err := attachCard(t, w, function.Interface{Name: "net1"})
 	must.Succeed(t, err)
 	if a.observed.MAC != adminsMAC {
 		t.Errorf("the pod has %s, want %s", a.observed.MAC, adminsMAC)
 	}
+
 	restored, err := a.restore(t, w)
 	must.Succeed(t, err)
 	notes(t, restored, "mac is "+adminsMAC+", was ")
@@ -169,6 +175,7 @@ func TestOwnMACIsNotWrittenBack(t *testing.T) {
 	if got, err := a.check(t, w, netdev.Expected{}); err != nil || len(got) > 0 {
 		t.Errorf("check: %q, %v", got, err)
 	}
+
 	restored, err := a.restore(t, w)
 	must.Succeed(t, err)
 	notes(t, restored, "vf mac is 02:00:00:00:00:33, was ")
@@ -184,12 +191,14 @@ func TestZerosRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, c := newCard(t)
 			own := function.MAC(get(t, w.host, hostName).Attrs().HardwareAddr.String())
+
 			c.Refuse = func(order string) error {
 				if order == "MAC "+zeros {
 					return unix.EINVAL
 				}
 				return nil
 			}
+
 			a, err := attachCard(t,
 				w, function.Interface{Name: "net1", MAC: podsMAC, Userspace: userspace})
 			must.Succeed(t, err)
@@ -199,6 +208,7 @@ func TestZerosRefused(t *testing.T) {
 			if got == podsMAC || got == zeros || !userspace && got != own {
 				t.Errorf("MAC %s stays", got)
 			}
+
 			notes(t, restored, "vf mac is "+string(got)+", was "+zeros+
 				": the old value was refused: ")
 			c.Orders()
@@ -283,6 +293,7 @@ func TestThreeOutcomes(t *testing.T) {
 			if test.before != nil {
 				c.VF = *test.before
 			}
+
 			a, err := attachCard(t, w, function.Interface{Name: "net1", VF: &test.wish})
 			must.Succeed(t, err)
 			c.Refuse, c.Down = func(string) error { return test.refuse }, test.down
@@ -295,9 +306,11 @@ func TestThreeOutcomes(t *testing.T) {
 				notes(t, restored, test.note)
 				return
 			}
+
 			if test.down && !test.leaks {
 				mentions(t, err, "administratively down")
 			}
+
 			c.Refuse, c.Down = nil, false
 			restored, err = a.restore(t, w)
 			must.Succeed(t, err)
@@ -324,10 +337,12 @@ func TestSilentPF(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, c := newCard(t)
 			before := c.Enforced()
+
 			want := function.Interface{
 				Name: "net1", Userspace: userspace,
 				VF: &function.VFConfig{VLAN: new(100), Trust: new(true)},
 			}
+
 			a, err := attachCard(t, w, want)
 			must.Succeed(t, err)
 			const unknown = "tells nothing about the VF, whose state is unknown"
@@ -341,6 +356,7 @@ func TestSilentPF(t *testing.T) {
 				if errors.Is(err, netdev.ErrLeaks) {
 					t.Errorf("error %v is final", err)
 				}
+
 				_, err = w.engine.Restore(t.Context(), netdev.Device{PF: deviceOfCard().PF},
 					a.before.WithoutNetdev(), netdev.Place{})
 				mentions(t, err, unknown)
@@ -370,6 +386,7 @@ func TestVFThatIsGone(t *testing.T) {
 	if got, err := a.check(t, w, netdev.Expected{}); err != nil || len(got) != 1 {
 		t.Errorf("check: %q, %v", got, err)
 	}
+
 	_, err = a.restore(t, w)
 	must.Succeed(t, err)
 	_, err = attachCard(t, w, function.Interface{Name: "net1"})
@@ -412,14 +429,17 @@ func TestBaselineOfSilentPF(t *testing.T) {
 			} else {
 				attach()
 			}
+
 			if test.says != "" {
 				mentions(t, err, test.says)
 				return
 			}
+
 			must.Succeed(t, err)
 			if told := a.before.VF != nil; told != test.told {
 				t.Errorf("snapshot has %+v", a.before.VF)
 			}
+
 			_, err = a.restore(t, w)
 			must.Succeed(t, err)
 			if orders := c.Orders(); !test.told && len(orders) > 0 {
@@ -457,6 +477,7 @@ func TestVFResets(t *testing.T) {
 			if diff := cmp.Diff([]string{"MAC " + podsMAC}, c.Orders()); diff != "" {
 				t.Errorf("orders (-want +got):\n%s", diff)
 			}
+
 			_, err = a.restore(t, w)
 			must.Succeed(t, err)
 			if diff := cmp.Diff([]string{"MAC " + zeros}, c.Orders()); diff != "" {
@@ -468,6 +489,7 @@ func TestVFResets(t *testing.T) {
 			if orders := c.Orders(); len(orders) != 6 {
 				t.Errorf("orders %q", orders)
 			}
+
 			_, err = a.restore(t, w)
 			must.Succeed(t, err)
 			if orders := c.Orders(); len(orders) != 6 {
@@ -487,11 +509,13 @@ func TestBusyForEver(t *testing.T) {
 		}
 		return nil
 	}
+
 	begin := time.Now()
 	impatiently(w, c, func() {
 		_, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC})
 		mentions(t, err, "resource temporarily unavailable (after waiting for 20ms)")
 	})
+
 	if took := time.Since(begin); took > 2*time.Second {
 		t.Errorf("took %s", took)
 	}
@@ -524,6 +548,7 @@ func TestRenamedPF(t *testing.T) {
 	if orders := c.Orders(); len(orders) > 0 {
 		t.Errorf("orders %q", orders)
 	}
+
 	c.Address = pfAddress
 	_, err = w.engine.Restore(t.Context(), netdev.Device{PF: deviceOfCard().PF}, before, place)
 	must.Succeed(t, err)
@@ -542,6 +567,7 @@ func TestRateOfTheLink(t *testing.T) {
 	if got, err := a.check(t, w, netdev.Expected{}); err != nil || len(got) > 0 {
 		t.Errorf("check: %q, %v", got, err)
 	}
+
 	restored, err := a.restore(t, w)
 	must.Succeed(t, err)
 	notes(t, restored)
@@ -573,6 +599,7 @@ func TestDroppedValues(t *testing.T) {
 					function.Interface{Name: "net1", MAC: podsMAC, VF: &test.wish})
 				mentions(t, err, test.says)
 			})
+
 			if diff := cmp.Diff(before, c.Enforced()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -601,6 +628,7 @@ func TestRestoreEndsWithItsContext(t *testing.T) {
 	a, err := attachCard(t,
 		w, function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}})
 	must.Succeed(t, err)
+
 	for name, silent := range map[string]int{"silent": -1, "busy": 0} {
 		t.Run(name, func(t *testing.T) {
 			c.Silent, c.Refuse = silent, func(string) error { return unix.EBUSY }
@@ -613,12 +641,14 @@ func TestRestoreEndsWithItsContext(t *testing.T) {
 			}
 		})
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := w.engine.Restore(ctx, device(), a.before, a.place); !errors.Is(err,
 		context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
+
 	c.Silent, c.Refuse = 0, nil
 	_, err = a.restore(t, w)
 	must.Succeed(t, err)
@@ -636,11 +666,13 @@ func TestForcedMAC(t *testing.T) {
 		}
 		return nil
 	}
+
 	a, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC})
 	must.Succeed(t, err)
 	if a.observed.MAC != podsMAC {
 		t.Errorf("observed %+v", a.observed)
 	}
+
 	restored, err := a.restore(t, w)
 	must.Succeed(t, err)
 	notes(t, restored, "vf mac is "+string(own)+", was "+zeros)
@@ -701,6 +733,7 @@ func TestMACOfPFThatIsDown(t *testing.T) {
 		}
 		return nil
 	}
+
 	_, err = a.restore(t, w)
 	mentions(t, err, "the PF is administratively down")
 	if errors.Is(err, netdev.ErrLeaks) {

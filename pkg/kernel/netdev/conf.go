@@ -55,13 +55,16 @@ func (c Conf) properties() []property {
 			})
 		}
 	}
+
 	if len(c.IPv6) != len(conf6) {
 		return list
 	}
+
 	for i, s := range conf6 {
 		list = append(list,
 			property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
 	}
+
 	return list
 }
 
@@ -76,9 +79,11 @@ func parseConf(data []byte) (*Conf, []uint32, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	four, fourErr := attribute.Parse(families[unix.AF_INET])
 	six, sixErr := attribute.Parse(families[unix.AF_INET6])
 	told := uint32s(six[unix.IFLA_INET6_CONF])
+
 	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]),
 		IPv6: conf6Of(told, six[unix.IFLA_INET6_ADDR_GEN_MODE]),
@@ -99,6 +104,7 @@ func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 			return nil
 		}
 	}
+
 	return list
 }
 

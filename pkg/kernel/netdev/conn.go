@@ -30,11 +30,13 @@ func dial(path string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	c := &conn{ns: ns}
 	if err := c.connect(); err != nil {
 		_ = c.close()
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
+
 	return c, nil
 }
 
@@ -55,6 +57,7 @@ func (c *conn) connect() (err error) {
 		unix.SO_NETNS_COOKIE); err != nil {
 		return fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)
 	}
+
 	return nil
 }
 
@@ -117,19 +120,23 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	case err != nil:
 		return nil, err
 	}
+
 	attrs, err := links.Attributes(message)
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
+
 	l, err := links.Parse(message)
 	if err != nil {
 		return nil, err
 	}
+
 	s := snapshotOf(l, attrs)
 	conf, conf6, err := parseConf(attrs[unix.IFLA_AF_SPEC])
 	if err != nil {
 		return nil, fmt.Errorf("sysctls: %w", err)
 	}
+
 	if !c.conf6 {
 		conf.IPv6 = nil
 	}

@@ -38,6 +38,7 @@ func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
 		return nil, fmt.Errorf("PF %s (%s): the netdev of this name belongs to device %q", address,
 			pf, parent)
 	}
+
 	return parseVFCounters(message[unix.SizeofIfInfomsg:]), nil
 }
 
@@ -55,6 +56,7 @@ func parseVFCounters(attributes []byte) map[int]Counters {
 				stats = value
 			}
 		}
+
 		if known := maps.Collect(attribute.All(stats)); index >= 0 && len(known) > 0 {
 			counters[index] = Counters{
 				RxPackets:   counter(known[nl.IFLA_VF_STATS_RX_PACKETS]),
@@ -68,6 +70,7 @@ func parseVFCounters(attributes []byte) map[int]Counters {
 			}
 		}
 	}
+
 	return counters
 }
 
@@ -87,14 +90,17 @@ func (e *Engine) Counters(place Place) (counters Counters, exists bool, err erro
 		return Counters{}, false, err
 	}
 	defer pod.close()
+
 	link, err := pod.LinkByIndex(place.Index)
 	if err != nil {
 		return Counters{}, false, nil
 	}
+
 	s := link.Attrs().Statistics
 	if s == nil {
 		return Counters{}, false, nil
 	}
+
 	return Counters{
 		RxPackets: s.RxPackets, TxPackets: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes,
 		RxDropped: s.RxDropped, TxDropped: s.TxDropped, RxMulticast: s.Multicast,

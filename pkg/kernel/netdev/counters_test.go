@@ -30,6 +30,7 @@ func counting(index uint32) func(*nl.RtAttr) {
 func TestParseVFCounters(t *testing.T) {
 	got := parseVFCounters(pfMessage(counting(0), describe(1, unix.ETH_P_8021Q, 1, 0, 0),
 		counting(2)))
+
 	of := func(i uint64) Counters {
 		return Counters{
 			RxPackets: 10*nl.IFLA_VF_STATS_RX_PACKETS +
@@ -41,6 +42,7 @@ func TestParseVFCounters(t *testing.T) {
 				i, RxMulticast: 10*nl.IFLA_VF_STATS_MULTICAST + i,
 		}
 	}
+
 	// the driver of VF 1 counts nothing
 	if diff := cmp.Diff(map[int]Counters{0: of(0), 2: of(2)}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -50,6 +52,7 @@ func TestParseVFCounters(t *testing.T) {
 func FuzzParseVFCounters(f *testing.F) {
 	f.Add(pfMessage(counting(3)))
 	f.Add(pfMessage())
+
 	f.Fuzz(func(t *testing.T, message []byte) {
 		for index := range parseVFCounters(message) {
 			if index < 0 {

@@ -87,6 +87,7 @@ func New(options Options) (*Engine, error) {
 		eswitches: options.Eswitches, trace: options.Trace,
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
+
 	e.settings = e.settingGroups()
 	e.tcx = newTCXLister(e.procRoot)
 	if e.trace == nil {
@@ -97,6 +98,7 @@ func New(options Options) (*Engine, error) {
 		host.conf6 = unix.Access(string(e.conf6Dir("default"))+"/forwarding", unix.W_OK) == nil
 		return nil
 	})
+
 	if err == nil {
 		e.ethtool, err = ethtool.Dial(host.ns)
 	}
@@ -104,6 +106,7 @@ func New(options Options) (*Engine, error) {
 		_ = host.close()
 		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
 	}
+
 	return e, nil
 }
 
@@ -133,8 +136,10 @@ func (e *Engine) Plan(
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
+
 	before, settings, err := e.snapshot(ctx, device, want)
 	defer settings()
+
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -150,6 +155,7 @@ func (e *Engine) Plan(
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
+
 	before.Settings = settings()
 	return before, place, nil
 }
@@ -163,6 +169,7 @@ func (e *Engine) planPlace(
 	if err != nil {
 		return Place{}, err
 	}
+
 	defer func() {
 		if err != nil {
 			_ = pod.close()
@@ -174,6 +181,7 @@ func (e *Engine) planPlace(
 	if pod.cookie == e.host.cookie {
 		return Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
 	}
+
 	place = Place{NetNS: netNS, Cookie: pod.cookie}
 	if want.Userspace {
 		return place, nil
@@ -184,6 +192,7 @@ func (e *Engine) planPlace(
 	if place.Index, err = freeIndex(pod, before.Identity.Index); err != nil {
 		return Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
 	}
+
 	return place, nil
 }
 
@@ -215,10 +224,12 @@ func (e *Engine) snapshot(
 	if err != nil {
 		return s, settings, err
 	}
+
 	settings = e.startReading(l, e.settings)
 	if err := e.checkUnused(l); err != nil {
 		return s, settings, err
 	}
+
 	s, err = e.plan(ctx, l.Snapshot, device, want)
 	return s, settings, err
 }
@@ -231,10 +242,12 @@ func (e *Engine) checkUnused(l *link) error {
 	case l.Carried.XDP != "":
 		return inUse(l.Name, "by XDP program "+l.Carried.XDP)
 	}
+
 	use, err := e.carriedOnHost(l)
 	if use != "" {
 		err = errors.Join(inUse(l.Name, "by "+use), err)
 	}
+
 	return err
 }
 
@@ -250,6 +263,7 @@ func (e *Engine) plan(
 		}
 		s.VF = r.vf
 	}
+
 	if s.VF != nil {
 		s.Sets = &Sets{MAC: want.MAC != "", Rate: want.VF.Rated()}
 	}
@@ -258,6 +272,7 @@ func (e *Engine) plan(
 	if s.Rate != nil && s.Sets != nil {
 		s.Sets.Rate = false // the eswitch limits it instead
 	}
+
 	return s, err
 }
 
@@ -281,10 +296,12 @@ func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 	if device.Port == nil || e.eswitches == nil {
 		return s, nil
 	}
+
 	rate, limits, err := e.rate(*device.Port)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("rate of %s: %w", device.Port, err)
 	}
+
 	if limits {
 		s.Rate = &rate
 		if s.VF != nil {
@@ -292,6 +309,7 @@ func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0
 		}
 	}
+
 	return s, nil
 }
 
@@ -305,6 +323,7 @@ func nameFree(pod *conn, name string) error {
 	case other.Name == name:
 		return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
 	}
+
 	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Name)
 }
 
@@ -313,14 +332,17 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	if l, err := pod.at(preferred); err != nil || l == nil {
 		return preferred, err
 	}
+
 	links, err := request.Consistent(pod.LinkList)
 	if err != nil {
 		return 0, err
 	}
+
 	highest := 0
 	for _, l := range links {
 		highest = max(highest, l.Attrs().Index)
 	}
+
 	return highest + 1, nil
 }
 
@@ -334,8 +356,10 @@ func (e *Engine) Attach(
 	if err == nil {
 		return observed, nil
 	}
+
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
+
 	if _, undo := e.Restore(ctx, device, before, place); undo != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undo))
 	}
@@ -351,6 +375,7 @@ func (e *Engine) dialAgain(place Place) (*conn, error) {
 		}
 		_ = pod.close()
 	}
+
 	pod, err := e.dial(place.NetNS)
 	if err != nil {
 		return nil, err
@@ -359,6 +384,7 @@ func (e *Engine) dialAgain(place Place) (*conn, error) {
 		_ = pod.close()
 		return nil, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
 	}
+
 	return pod, nil
 }
 
@@ -390,11 +416,13 @@ func (e *Engine) attach(
 	if err != nil {
 		return Observed{}, err
 	}
+
 	observed, err := e.configure(ctx, p, pod, index, want)
 	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
 		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name,
 			want.MAC, observed.MAC)
 	}
+
 	return observed, err
 }
 
@@ -428,15 +456,19 @@ func transferTo(before Snapshot, place Place, want function.Interface) transfer 
 		t.wishes += fmt.Sprintf(" with MTU %d", want.MTU)
 		t.properties = append(t.properties, number(unix.IFLA_MTU, want.MTU))
 	}
+
 	if !t.wanted {
 		t.mac = before.administrativeMAC()
 	}
+
 	if t.mac == before.MAC {
 		t.mac = ""
 	}
+
 	if t.mac != "" {
 		t.wishes += fmt.Sprintf(" with MAC %s", t.mac)
 	}
+
 	return t
 }
 
@@ -450,6 +482,7 @@ func (e *Engine) moveToPod(
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return 0, err
 	}
+
 	t := transferTo(before, place, want)
 	e.trace("move to pod")
 	if err := e.move(ctx, p, pod, t); err != nil {
@@ -463,6 +496,7 @@ func (e *Engine) moveToPod(
 	if err != nil {
 		return 0, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
 	}
+
 	return l.Identity.Index, nil
 }
 
@@ -473,6 +507,7 @@ func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) er
 	if t.mac != "" {
 		message = append(message, hardwareAddr(unix.IFLA_ADDRESS, t.mac))
 	}
+
 	var moved *link
 	var refused error
 	err := p.retry(ctx, busy, func() error {
@@ -485,12 +520,15 @@ func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) er
 		if refused == nil {
 			return nil
 		}
+
 		moved, _ = find(pod, who, Identity.same, t.place.Index, t.before.Name)
 		if moved != nil {
 			return nil
 		}
+
 		return refused
 	})
+
 	if moved == nil {
 		return err
 	}
@@ -504,6 +542,7 @@ func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) er
 			return errors.Join(refused, err)
 		}
 	}
+
 	return p.retry(ctx, busy, func() error {
 		return e.set(pod, moved.Identity.Index, 0, 0, t.properties...)
 	})
@@ -530,6 +569,7 @@ func (e *Engine) adoptMAC(
 			return p.retry(ctx, busy, func() error { return e.set(c, index, flags, unix.IFF_UP) })
 		})
 	}
+
 	if err := flags("up to reset the VF", unix.IFF_UP); err != nil {
 		return err
 	}
@@ -544,12 +584,14 @@ func (e *Engine) adoptMAC(
 	if adopted, err := has(); adopted || err != nil {
 		return err
 	}
+
 	e.trace("MAC " + string(mac))
 	address := hardwareAddr(unix.IFLA_ADDRESS, mac)
 	err := p.retry(ctx, busy, func() error { return e.set(c, index, 0, 0, address) })
 	if err == nil || !follows {
 		return err
 	}
+
 	// qede gives the netdev the PF's MAC a moment later, and refuses every one that it is asked to
 	// take.
 	late := p.atMost(e.settleTime)
@@ -594,28 +636,34 @@ func (e *Engine) configure(
 			err = e.step(what, func() error { return p.retry(ctx, busy, change) })
 		}
 	}
+
 	for _, address := range want.Addresses {
 		unlessFailed("address "+address.String(), func() error {
 			return e.address(pod, index, want.Name, address)
 		})
 	}
+
 	if want.AllMulticast {
 		unlessFailed("allmulticast", func() error {
 			return e.set(pod, index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI)
 		})
 	}
+
 	if err == nil {
 		e.announceItself(pod, index, want.Name, want.Addresses)
 	}
+
 	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
 		unlessFailed("route to "+route.To.String(), func() error {
 			return addRoute(pod, index, route)
 		})
 	}
+
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
 	}
+
 	return observe(pod, index)
 }
 
@@ -627,10 +675,12 @@ func (e *Engine) address(pod *conn, index int, name string, address netip.Prefix
 	if !errors.Is(err, unix.EACCES) || !address.Addr().Is6() {
 		return err
 	}
+
 	e.trace("disable_ipv6 0")
 	if on := e.writeConf6(pod, name, "disable_ipv6", 0); on != nil {
 		return errors.Join(err, fmt.Errorf("switch IPv6 on for the interface: %w", on))
 	}
+
 	return addAddress(pod, index, address)
 }
 
@@ -639,10 +689,12 @@ func observe(pod *conn, index int) (Observed, error) {
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
 	}
+
 	all, err := addresses(pod, index)
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: addresses: %w", l.Name, err)
 	}
+
 	global := slices.DeleteFunc(all, func(p netip.Prefix) bool {
 		return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6()
 	})
@@ -669,6 +721,7 @@ func find(
 	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
 	}
+
 	for _, name := range names {
 		if name == "" {
 			continue
@@ -677,19 +730,23 @@ func find(
 			return l, err
 		}
 	}
+
 	if !who.certain() {
 		return nil, nil
 	}
+
 	links, err := request.Consistent(c.LinkList)
 	if err != nil {
 		return nil, err
 	}
+
 	matches := slices.DeleteFunc(links, func(l netlink.Link) bool {
 		return !same(who, identityOf(l))
 	})
 	if len(matches) != 1 {
 		return nil, nil
 	}
+
 	return c.at(matches[0].Attrs().Index)
 }
 
@@ -718,6 +775,7 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
 	}
+
 	pod, err := e.dial(place.NetNS)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, errNotMounted):
@@ -728,6 +786,7 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 		pod.close()
 		return nil, nil
 	}
+
 	return pod, nil
 }
 

@@ -51,6 +51,7 @@ func newWorldOfQueues(t testing.TB, queues int, trace func(string)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { engine.Close() })
+
 	w.engine = engine
 	return w
 }
@@ -72,10 +73,12 @@ func names(t testing.TB, ns *netns.Namespace) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var names []string
 	for _, l := range links {
 		names = append(names, l.Attrs().Name)
 	}
+
 	slices.Sort(names)
 	return names
 }
@@ -137,9 +140,11 @@ func TestRoundTrip(t *testing.T) {
 	}, observed, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}
+
 	if got := names(t, w.host); slices.Contains(got, hostName) {
 		t.Errorf("host still has %q", got)
 	}
+
 	checkRoutes(t, w)
 
 	pod := w.pod.Handle()
@@ -161,6 +166,7 @@ func TestRoundTrip(t *testing.T) {
 	if diff := cmp.Diff(netdev.Restored{Name: hostName}, restored); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
+
 	w.checkRestored(t, before)
 	if restored, err = w.engine.Restore(t.Context(), device(), before, place); err != nil ||
 		restored.Name != hostName {
@@ -176,6 +182,7 @@ func checkRoutes(t *testing.T, w *world) {
 	for _, r := range routes {
 		got = append(got, fmt.Sprintf("%v via %v metric %d", r.Dst, r.Gw, r.Priority))
 	}
+
 	for _, want := range []string{
 		"10.2.0.0/16 via 10.1.0.1 metric 7", "10.3.0.0/16 via <nil> metric 0",
 		"fd01::/64 via fd00::1 metric 1024",
@@ -200,6 +207,7 @@ func TestCounters(t *testing.T) {
 		}
 		return counters.TxPackets > 0 && counters.TxBytes > counters.TxPackets
 	})
+
 	_, err := w.engine.Restore(t.Context(), device(), before, place)
 	must.Succeed(t, err)
 	if counters, exists, err := w.engine.Counters(place); exists || err != nil {
@@ -232,6 +240,7 @@ func TestRestoreWithTakenNames(t *testing.T) {
 	if got := names(t, w.pod); !slices.Equal(got, []string{"lo"}) {
 		t.Errorf("pod has %q", got)
 	}
+
 	now := w.snapshot(t, "xpu0")
 	if diff := netdev.Diff(before, now); !slices.Equal(diff,
 		[]string{`name is "xpu0", was "ens1f0v0"`}) {
@@ -243,6 +252,7 @@ func TestRestoreWithTakenNames(t *testing.T) {
 		before, place); err != nil || restored.Name != hostName {
 		t.Errorf("restore after the name is free: %+v, %v", restored, err)
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -255,6 +265,7 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 			must.Succeed(t, w.host.Handle().LinkSetName(get(t, w.host, hostName), "another"))
 		}
 	})
+
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	netns.Connect(t, w.host, hostName, w.xpu, "rep-other")
 
@@ -263,6 +274,7 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 	if diff := cmp.Diff(netdev.Restored{Name: hostName}, restored); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -276,9 +288,11 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 				panic(crash{step})
 			}
 		})
+
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
 		before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), fullInterface)
 		must.Succeed(t, err)
+
 		crashed := func() (crashed bool) {
 			defer func() {
 				if _, crashed = recover().(crash); !crashed {
@@ -288,6 +302,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 			_, err = w.engine.Attach(t.Context(), device(), before, place, fullInterface)
 			return
 		}()
+
 		armed = false
 		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {
 			restored, err := w.engine.Restore(t.Context(), device(), before, place)
@@ -297,6 +312,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 			}
 			w.checkRestored(t, before)
 		})
+
 		if !crashed {
 			if step < 9 {
 				t.Errorf("only %d steps were tried", step)
@@ -318,6 +334,7 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 				}
 			}
 		})
+
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
 		write(t, w.sysRoot, hostName, "queues/rx-1/rps_cpus", "3")
 		before, place, _ := w.attach(t, fullInterface)
@@ -325,16 +342,19 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 		write(t, w.pod.Sysfs(t), "net1", "gro_flush_timeout", "7")
 		changeEthtool(t, w.pod, "net1", "channels", "rx", "1")
 		armed = true
+
 		crashed := func() (crashed bool) {
 			defer func() { _, crashed = recover().(crash) }()
 			_, err := w.engine.Restore(t.Context(), device(), before, place)
 			must.Succeed(t, err)
 			return
 		}()
+
 		armed = false
 		_, err := w.engine.Restore(t.Context(), device(), before, place)
 		must.Succeed(t, err)
 		w.checkRestored(t, before)
+
 		if !crashed {
 			if step < 7 {
 				t.Errorf("only %d steps were tried", step)
@@ -389,6 +409,7 @@ func TestPlanErrors(t *testing.T) {
 			want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
 			err:  "addresses[0] 0.0.0.0/0: must be a unicast address"},
 	}
+
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
@@ -401,10 +422,12 @@ func TestPlanErrors(t *testing.T) {
 			}
 		})
 	}
+
 	t.Run("namespace", func(t *testing.T) {
 		w := newWorld(t, nil)
 		plain := filepath.Join(t.TempDir(), "plain")
 		must.Succeed(t, os.WriteFile(plain, nil, 0o600))
+
 		for path, want := range map[string]string{
 			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file",
 			plain: "is a plain file",
@@ -457,13 +480,16 @@ func TestAttachUndoes(t *testing.T) {
 			w := newWorld(t, nil)
 			before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), test.want)
 			must.Succeed(t, err)
+
 			if test.given != nil {
 				test.given(t, w)
 			}
+
 			_, err = w.engine.Attach(t.Context(), device(), before, place, test.want)
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("error %v, want one with %q", err, test.err)
 			}
+
 			w.checkRestored(t, before)
 		})
 	}
@@ -482,10 +508,12 @@ func TestAttachTwiceSameAddress(t *testing.T) {
 	if err := netdev.AddAddress(w.pod.Path(), place.Index, want.Addresses[0]); err != nil {
 		t.Errorf("same address again: %v", err)
 	}
+
 	connected := function.Route{To: netip.MustParsePrefix("10.1.0.0/24")}
 	if err := netdev.AddRoute(w.pod.Path(), place.Index, connected); err != nil {
 		t.Errorf("the route that the kernel made for the address: %v", err)
 	}
+
 	netns.Connect(t, w.pod, "net2", w.xpu, "other")
 	if err := netdev.AddRoute(w.pod.Path(), get(t, w.pod, "net2").Attrs().Index,
 		connected); err == nil {
@@ -503,10 +531,12 @@ func TestIndexTaken(t *testing.T) {
 		}
 		netns.Connect(t, w.pod, fmt.Sprintf("eth%d", i), w.xpu, fmt.Sprintf("peer%d", i))
 	}
+
 	before, place, observed := w.attach(t, function.Interface{Name: "net1"})
 	if place.Index == index || observed.Index != place.Index {
 		t.Errorf("index %d on the host, %d planned, %d got", index, place.Index, observed.Index)
 	}
+
 	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must.Succeed(t, err)
 	w.checkRestored(t, before)
@@ -531,6 +561,7 @@ func TestIndexTakenAndMACRefused(t *testing.T) {
 	if !slices.Contains(steps, "down to reset the VF") {
 		t.Errorf("the VF was not reset: %q", steps)
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -544,11 +575,13 @@ func TestNamespaceGone(t *testing.T) {
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
+
 	// a runtime may leave the mount point behind
 	must.Succeed(t, os.WriteFile(place.NetNS, nil, 0o600))
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
 	}
+
 	must.Succeed(t, os.Remove(place.NetNS))
 	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err,
 		netdev.ErrGone) {
@@ -564,6 +597,7 @@ func TestNamespaceGone(t *testing.T) {
 	if restored.Name != hostName {
 		t.Errorf("restored %+v", restored)
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -632,6 +666,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		must.Succeed(b, err)
 		attach, restore = attach+middle.Sub(start), restore+time.Since(middle)
 	}
+
 	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
 	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
 }
@@ -660,18 +695,21 @@ func TestNamespaceOfProcess(t *testing.T) {
 	}
 	must.Succeed(t, pause.Start())
 	t.Cleanup(func() { _ = pause.Process.Kill(); _ = pause.Wait() })
+
 	proc := t.TempDir()
 	must.Succeed(t,
 		os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
 	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), ProcRoot: proc})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	const path = "/proc/4711/ns/net"
 	before, place, err := engine.Plan(t.Context(), device(), path, fullInterface)
 	must.Succeed(t, err)
 	if place.NetNS != path {
 		t.Errorf("place %+v, want the host's path", place)
 	}
+
 	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
 	must.Succeed(t, err)
 	attached := netdev.Attached{
@@ -681,17 +719,20 @@ func TestNamespaceOfProcess(t *testing.T) {
 		len(differences) > 0 {
 		t.Errorf("differences %q, %v", differences, err)
 	}
+
 	alive, err := engine.Alive(place)
 	holds, errHolds := engine.Holds(place, before.Identity)
 	if !alive || !holds || err != nil || errHolds != nil {
 		t.Errorf("alive %t, %v; holds %t, %v", alive, err, holds, errHolds)
 	}
+
 	_, err = engine.Restore(t.Context(), device(), before, place)
 	must.Succeed(t, err)
 	w.checkRestored(t, before)
 	if holds, err := engine.Holds(place, before.Identity); holds || err != nil {
 		t.Errorf("holds %t, %v after the netdev went", holds, err)
 	}
+
 	must.Succeed(t, pause.Process.Kill())
 	_ = pause.Wait()
 	if alive, err := engine.Alive(place); alive || err != nil {

@@ -82,6 +82,7 @@ func TestRates(t *testing.T) {
 					2: {}, 3: {}, 7: {Max: 7},
 				},
 			}
+
 			engine := &Engine{eswitches: e, trace: func(string) {}}
 			rate, ok, err := engine.rate(test.function)
 			if ok != (test.want != 0) || rate != (function.Rate{}) || !errors.Is(err, test.err) {
@@ -90,6 +91,7 @@ func TestRates(t *testing.T) {
 			if test.want == 0 {
 				return
 			}
+
 			to := function.Rate{Min: 10, Max: 100}
 			err = engine.changeRate(Device{Port: &test.function}, &rate, &to)
 			if err != nil || e.rates[test.want] != (function.Rate{Min: 10, Max: 100}) {
@@ -100,6 +102,7 @@ func TestRates(t *testing.T) {
 			}
 		})
 	}
+
 	gone := function.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
 	engine := &Engine{eswitches: &eswitches{}, trace: func(string) {}}
 	err := engine.changeRate(Device{Port: &gone}, &function.Rate{}, &function.Rate{Max: 1})

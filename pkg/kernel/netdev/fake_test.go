@@ -60,14 +60,17 @@ func (c *Card) isBusy() bool { return time.Now().Before(c.until) }
 func (c *Card) askPF(_ string, vf int) (pfReport, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	r := pfReport{index: 1, bus: "pci", parent: c.Address, operations: !c.NoOperations,
 		others: c.Others, vfs: vf + 1}
 	if c.NoVFs {
 		r.vfs = 0
 	}
+
 	if !c.Down {
 		r.flags = unix.IFF_UP | unix.IFF_LOWER_UP
 	}
+
 	switch {
 	case c.NoOperations, c.NoVFs, c.isBusy() && !c.Talkative:
 	case c.Silent == 0:
@@ -75,25 +78,30 @@ func (c *Card) askPF(_ string, vf int) (pfReport, error) {
 	case c.Silent > 0:
 		c.Silent--
 	}
+
 	return r, nil
 }
 
 func (c *Card) orderVF(_, _ int, change vfChange) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	if c.isBusy() {
 		return unix.EAGAIN
 	}
+
 	if c.Refuse != nil {
 		if err := c.Refuse(change.what); err != nil {
 			return err
 		}
 	}
+
 	c.orders = append(c.orders, change.what)
 	c.until = time.Now().Add(c.ResetTime)
 	if c.Drop != nil && c.Drop(change.what) {
 		return nil
 	}
+
 	c.VF = change.apply(c.VF)
 	return nil
 }
@@ -115,6 +123,7 @@ func (c vfChange) apply(s VFState) VFState {
 	case vfLinkState:
 		s.LinkState = to.LinkState
 	}
+
 	return s
 }
 
@@ -129,6 +138,7 @@ func (c *Card) set(conn *conn, index int, flags, mask uint32, attributes ...*nl.
 		}
 		return nil
 	}
+
 	if err := c.refused(flags, mask, value); err != nil {
 		if value(unix.IFLA_NET_NS_FD) != nil {
 			move := slices.DeleteFunc(slices.Clone(attributes), func(a *nl.RtAttr) bool {
@@ -138,16 +148,19 @@ func (c *Card) set(conn *conn, index int, flags, mask uint32, attributes ...*nl.
 		}
 		return err
 	}
+
 	err := conn.set(index, flags, mask, attributes...)
 	if mac := c.Enforced().MAC; c.Forced && !isZero(mac) && mask != 0 {
 		_ = conn.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
 	}
+
 	return err
 }
 
 func (c *Card) refused(flags, mask uint32, value func(uint16) []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	mac, mtu := value(unix.IFLA_ADDRESS), value(unix.IFLA_MTU)
 	switch {
 	case mac != nil && c.isBusy():
@@ -159,6 +172,7 @@ func (c *Card) refused(flags, mask uint32, value func(uint16) []byte) error {
 	case mtu != nil && c.MTU != nil:
 		return c.MTU(int(nl.NativeEndian().Uint32(mtu)))
 	}
+
 	return nil
 }
 

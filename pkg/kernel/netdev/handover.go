@@ -22,9 +22,11 @@ const handoverTime = time.Second
 func (h *handover) give(place Place, pod *conn, atMost time.Duration) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+
 	if h.conns == nil {
 		h.conns = map[Place]*conn{}
 	}
+
 	_ = h.conns[place].close()
 	h.conns[place] = pod
 

@@ -23,6 +23,7 @@ func TestHandover(t *testing.T) {
 	e, err := New(Options{HostNetNS: host.Path()})
 	must.Succeed(t, err)
 	defer e.Close()
+
 	device, want := Device{Name: "v0"}, function.Interface{Name: "net1"}
 
 	before, place, err := e.Plan(t.Context(), device, pod.Path(), want)
@@ -31,6 +32,7 @@ func TestHandover(t *testing.T) {
 	if planned == nil || !planned.isPod || planned.cookie != place.Cookie {
 		t.Fatalf("kept %+v, want the connection to the pod's namespace", planned)
 	}
+
 	e.planned.give(place, planned, time.Hour)
 
 	_, err = e.Attach(t.Context(), device, before, place, want)
@@ -50,6 +52,7 @@ func TestHandoverOfAnotherNamespace(t *testing.T) {
 	e, err := New(Options{HostNetNS: host.Path()})
 	must.Succeed(t, err)
 	defer e.Close()
+
 	device, want := Device{Name: "v0"}, function.Interface{Name: "net1"}
 	path := filepath.Join(t.TempDir(), "netns")
 	must.Succeed(t, os.Symlink(pod.Path(), path))
@@ -77,6 +80,7 @@ func TestHandoverEnds(t *testing.T) {
 		must.Succeed(t, err)
 		return c
 	}
+
 	var h handover
 	late, first, second := open(), open(), open()
 	place := Place{NetNS: pod.Path(), Cookie: late.cookie, Index: 1}
@@ -93,6 +97,7 @@ func TestHandoverEnds(t *testing.T) {
 	if first.ns.IsOpen() {
 		t.Error("the first connection is open still")
 	}
+
 	h.close()
 	if second.ns.IsOpen() || h.take(place) != nil {
 		t.Error("the second connection is open still")

@@ -32,6 +32,7 @@ func realVF(t *testing.T) netdev.Device {
 			}
 		}
 	}
+
 	t.Skip(skip)
 	return netdev.Device{}
 }
@@ -58,10 +59,12 @@ func TestHardwareVF(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	before := hardwareSnapshot(t, engine, device)
 	if before.VF == nil {
 		t.Fatalf("PF %s tells nothing about VF %d", device.PF.Name, device.PF.VF)
 	}
+
 	t.Logf("before: %+v, VF %+v", before, *before.VF)
 
 	t.Run("round trip", func(t *testing.T) {
@@ -76,10 +79,12 @@ func TestHardwareVF(t *testing.T) {
 		if observed.Name != "net1" || observed.MTU != 1400 {
 			t.Errorf("observed %+v", observed)
 		}
+
 		attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
 		if got, err := engine.Check(t.Context(), device, attached); err != nil || len(got) > 0 {
 			t.Errorf("check: %q, %v", got, err)
 		}
+
 		restored, err := engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 		must.Succeed(t, err)
 		if diff := cmp.Diff(netdev.Restored{Name: device.Name}, restored); diff != "" {
@@ -102,6 +107,7 @@ func TestHardwareVF(t *testing.T) {
 		if observed.MAC != want.MAC {
 			t.Errorf("observed %+v", observed)
 		}
+
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
@@ -121,6 +127,7 @@ func TestHardwareVF(t *testing.T) {
 		if observed.MAC != want.MAC || observed.Name != want.Name {
 			t.Errorf("observed %+v", observed)
 		}
+
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
@@ -141,6 +148,7 @@ func TestHardwareVF(t *testing.T) {
 			") refuses rates"; err == nil || !strings.Contains(err.Error(), refuses) {
 			t.Errorf("error %v, want one with %q", err, refuses)
 		}
+
 		t.Log(err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after the refusal: %q", left)
@@ -154,6 +162,7 @@ func TestHardwareVF(t *testing.T) {
 			Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{VLAN: new(100)},
 			Userspace: true,
 		}
+
 		snapshot, place, err := engine.Plan(t.Context(), netdev.Device{PF: device.PF},
 			pod.Path(), want)
 		must.Succeed(t, err)
@@ -163,11 +172,13 @@ func TestHardwareVF(t *testing.T) {
 		if diff := cmp.Diff(netdev.Observed{Name: "net1", MAC: want.MAC}, observed); diff != "" {
 			t.Errorf("observed (-want +got):\n%s", diff)
 		}
+
 		attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
 		if got, err := engine.Check(t.Context(), netdev.Device{PF: device.PF},
 			attached); err != nil || len(got) > 0 {
 			t.Errorf("check: %q, %v", got, err)
 		}
+
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
@@ -186,6 +197,7 @@ func TestHardwareVF(t *testing.T) {
 		_, err = engine.Attach(t.Context(), device, snapshot, place, want)
 		must.Succeed(t, err)
 	})
+
 	t.Run("namespace ended", func(t *testing.T) {
 		var err error
 		patience := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Steps: 14}
@@ -193,6 +205,7 @@ func TestHardwareVF(t *testing.T) {
 			_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 			return err == nil, nil
 		})
+
 		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after restore: %q", left)

@@ -81,14 +81,17 @@ func TestHugeAnswers(t *testing.T) {
 		w := newWorld(t, nil)
 		before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 		addAltNames(t, w.pod, "net1")
+
 		must.Succeed(t,
 			w.pod.Handle().LinkSetNsFd(&netlink.Device{
 				LinkAttrs: netlink.LinkAttrs{Index: place.Index},
 			}, w.host.Fd()))
+
 		must.Succeed(t, w.pod.Unmount())
 		if _, err := w.host.Handle().LinkList(); err == nil {
 			t.Error("the library lists the netdevs: nothing is shown")
 		}
+
 		_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 		must.Succeed(t, err)
 		w.checkRestored(t, before)
@@ -103,6 +106,7 @@ func TestStackedElsewhere(t *testing.T) {
 		gone  bool // the engine finds it
 		fd    func(t *testing.T, w *world) int
 	}
+
 	accomplices := []accomplice{
 		{"host", true, func(_ *testing.T, w *world) int { return w.host.Fd() }},
 		{"process", true, func(t *testing.T, _ *world) int { return process(t) }},
@@ -122,6 +126,7 @@ func TestStackedElsewhere(t *testing.T) {
 			return fd
 		}},
 	}
+
 	for _, a := range accomplices {
 		for _, moved := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s moved %t", a.where, moved), func(t *testing.T) {
@@ -138,6 +143,7 @@ func TestStackedElsewhere(t *testing.T) {
 func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 	t.Helper()
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+
 	if moved {
 		m := macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
 		must.Succeed(t, w.pod.Handle().LinkSetNsFd(m, to))
@@ -153,6 +159,7 @@ func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 		}
 		return
 	}
+
 	must.Succeed(t, err)
 	w.checkRestored(t, before)
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
@@ -193,6 +200,7 @@ func hideOnTop(t *testing.T, w *world, upper netlink.Link, name string) {
 	if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), name) {
 		t.Errorf("error %v, want %v by %s", err, netdev.ErrLeaks, name)
 	}
+
 	must.Succeed(t, hidden.Handle().LinkDel(get(t, hidden, upper.Attrs().Name)))
 	start := time.Now()
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
@@ -210,10 +218,12 @@ func process(t *testing.T) int {
 	}
 	must.Succeed(t, sleep.Start())
 	t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
+
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", sleep.Process.Pid),
 		unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
+
 	return fd
 }
 
@@ -253,6 +263,7 @@ func TestManyStacked(t *testing.T) {
 			end()
 		}
 	})
+
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	for i := range count {
 		macvlan(t, w.pod, "net1", fmt.Sprintf("mv%d", i), netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
@@ -260,6 +271,7 @@ func TestManyStacked(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	end = cancel
+
 	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err,
 		context.Canceled) ||
 		!strings.Contains(err.Error(), "2000 netdevs that the pod made on top of it are left") {
@@ -279,12 +291,15 @@ func TestManyStacked(t *testing.T) {
 		if err == nil {
 			break
 		}
+
 		now := len(names(t, w.pod))
 		if now >= left {
 			t.Fatalf("try %d: %d are left after %d: %v", try, now, left, err)
 		}
+
 		left = now
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -296,8 +311,10 @@ func program(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 			asm.Mov.Imm(asm.R0, verdict), asm.Return(),
 		},
 	})
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Close() })
+
 	return p
 }
 
@@ -311,6 +328,7 @@ func attachTCX(t *testing.T, index int, held bool) {
 		}))
 		return
 	}
+
 	l, err := bpflink.AttachTCX(bpflink.TCXOptions{
 		Interface: index, Program: p, Attach: ebpf.AttachTCXEgress,
 	})

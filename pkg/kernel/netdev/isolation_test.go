@@ -18,6 +18,7 @@ func TestIsolation(t *testing.T) {
 		w := newWorld(t, nil)
 		var before netdev.Snapshot
 		var place netdev.Place
+
 		return isolation.Stage{
 			Host: w.host, Far: w.xpu, FarNetdev: "pf0vf0",
 			Attach: func(t *testing.T, pod *netns.Namespace) {

@@ -48,10 +48,12 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
 				&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 			must.Succeed(t, err)
+
 			for _, r := range routes {
 				if r.Gw == nil {
 					continue
 				}
+
 				must.Succeed(t, h.RouteDel(&r))
 				onLink := netlink.Route{LinkIndex: r.LinkIndex, Dst: prefixOf("10.1.0.0/24"),
 					Scope: netlink.SCOPE_LINK, Table: 100}
@@ -71,6 +73,7 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
 				&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 			must.Succeed(t, err)
+
 			for _, r := range routes {
 				if r.Gw != nil {
 					must.Succeed(t, h.RouteDel(&r))
@@ -85,6 +88,7 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 			if got := w.check(t, a); len(got) > 0 {
 				t.Errorf("check: %q", got)
 			}
+
 			_, err := w.engine.Restore(t.Context(), netdev.Device{}, a.Before, a.Place)
 			must.Succeed(t, err)
 			w.checkRestored(t, a.Before)
@@ -149,6 +153,7 @@ func TestIPv6SwitchedOff(t *testing.T) {
 	if len(observed.Addresses) != len(fullInterface.Addresses) {
 		t.Errorf("addresses %v", observed.Addresses)
 	}
+
 	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must.Succeed(t, err)
 	w.checkRestored(t, before)
@@ -165,6 +170,7 @@ func TestStableSecret(t *testing.T) {
 	if left := netdev.Diff(before, w.snapshot(t, hostName)); len(left) != len(restored.Notes) {
 		t.Errorf("left %q, notes %q", left, restored.Notes)
 	}
+
 	for _, note := range restored.Notes {
 		if !strings.HasPrefix(note, "net.ipv6.conf addr_gen_mode is ") {
 			t.Errorf("note %q", note)
@@ -178,6 +184,7 @@ func TestAnnounceOfDownInterface(t *testing.T) {
 	w := newWorld(t, nil)
 	a := chained(t, w)
 	must.Succeed(t, w.xpu.Handle().LinkSetDown(get(t, w.xpu, "pf0vf0")))
+
 	for down, says := range map[bool]string{
 		true: "is administratively down", false: "has no carrier yet",
 	} {
@@ -187,6 +194,7 @@ func TestAnnounceOfDownInterface(t *testing.T) {
 		} else {
 			must.Succeed(t, w.pod.Handle().LinkSetUp(l))
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		mentions(t, w.engine.Announce(ctx, a.Place, a.Observed), says)
 		cancel()

@@ -195,6 +195,7 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 			notes = append(notes, fmt.Sprintf(note, p))
 		}
 	}
+
 	if len(open)+len(again) == 0 {
 		return notes, nil
 	}
@@ -203,5 +204,6 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 	if len(open) > 0 {
 		err = fmt.Errorf("%w; %s %w", err, strings.Join(open, ", "), ErrLeaks)
 	}
+
 	return nil, errors.Join(err, refused.all())
 }

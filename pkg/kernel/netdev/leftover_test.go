@@ -28,6 +28,7 @@ func TestLeftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	used := map[string]bool{}
 	for _, p := range fullSnapshot().properties() {
 		found := ""
@@ -38,10 +39,12 @@ func TestLeftovers(t *testing.T) {
 				break
 			}
 		}
+
 		if used[found] = true; found == "" {
 			t.Errorf("%s: leftovers has no rule", p.name)
 		}
 	}
+
 	for _, rule := range leftovers {
 		if !used[rule.property] {
 			t.Errorf("%q: no property has this name", rule.property)
@@ -134,11 +137,13 @@ func TestConclude(t *testing.T) {
 	if !errors.Is(err, ErrLeaks) || !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("error %v", err)
 	}
+
 	_, err = r.conclude([]property{trust, rate},
 		refusals{"vf max_tx_rate": unix.EINVAL, "vf trust": unix.EAGAIN})
 	if errors.Is(err, ErrLeaks) || err == nil {
 		t.Errorf("error %v", err)
 	}
+
 	notes, err := r.conclude([]property{rate}, refusals{"vf max_tx_rate": unix.EINVAL})
 	if err != nil || len(notes) != 1 {
 		t.Errorf("notes %q, error %v", notes, err)

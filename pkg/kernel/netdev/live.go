@@ -48,6 +48,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if a.Want.Userspace || err != nil {
 		return d, err
 	}
+
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return nil, err
@@ -56,6 +57,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 		return append(d, fmt.Sprintf("network namespace %s is gone", a.Place.NetNS)), nil
 	}
 	defer pod.close()
+
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
@@ -66,15 +68,18 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if a.Expected.MAC != "" && l.master == 0 { // a bond gives its ports its own MAC
 		compared = append(compared, property{name: "mac", value: a.Expected.MAC, now: l.MAC})
 	}
+
 	for _, p := range compared {
 		if p.value != p.now {
 			d = append(d, p.String())
 		}
 	}
+
 	more, err := missing(pod, l, a)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", a.Want.Name, err)
 	}
+
 	return append(d, more...), nil
 }
 
@@ -85,6 +90,7 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 		return nil, errors.New(
 			"its PF has no netdev on the host: what it enforces for the VF is unknown")
 	}
+
 	enforced, err := e.enforced(ctx, e.patient(ctx), Snapshot{}, device)
 	if err != nil {
 		return nil, err
@@ -101,6 +107,7 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 		}
 		d = append(d, p.String())
 	}
+
 	return d, nil
 }
 
@@ -112,6 +119,7 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
 	}
+
 	if l.master != 0 {
 		more, err := addresses(pod, l.master)
 		if err != nil {
@@ -125,9 +133,11 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))
 		}
 	}
+
 	if l.master != 0 {
 		return d, nil
 	}
+
 	for _, route := range a.Want.Routes {
 		there, err := routed(pod, l.Identity.Index, route)
 		if err != nil {
@@ -137,6 +147,7 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
+
 	return d, nil
 }
 
@@ -149,10 +160,12 @@ func routed(pod *conn, index int, route function.Route) (bool, error) {
 		return route.Yield ||
 			same(other)
 	})
+
 	if found == nil && err == nil {
 		r.Table = unix.RT_TABLE_UNSPEC
 		found, err = routeLike(pod, r, same)
 	}
+
 	return found != nil, err
 }
 
@@ -168,9 +181,11 @@ func (e *Engine) Add(
 		return Observed{}, fmt.Errorf("network namespace %s: %w", a.Place.NetNS, unix.ENOENT)
 	}
 	defer pod.close()
+
 	if l == nil {
 		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
+
 	more := function.Interface{Name: l.Name, Addresses: addresses, Routes: routes}
 	return e.configure(ctx, e.patient(ctx), pod, l.Identity.Index, more)
 }
@@ -181,14 +196,17 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 	if address.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
 	}
+
 	err := pod.AddrAdd(reference(index), a)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
+
 	have, listErr := addresses(pod, index)
 	if slices.Contains(have, address) {
 		return nil
 	}
+
 	return errors.Join(err, listErr)
 }
 
@@ -206,6 +224,7 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	if route.Yield {
 		return nil
 	}
+
 	other, listErr := routeLike(pod, r, func(netlink.Route) bool { return true })
 	if other == nil {
 		return errors.Join(err, listErr)
@@ -213,10 +232,12 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	if sameWay(*other, r) {
 		return nil
 	}
+
 	gateway := "none"
 	if other.Gw != nil {
 		gateway = other.Gw.String()
 	}
+
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w",
 		other.LinkIndex, gateway, err)
 }
@@ -228,12 +249,15 @@ func routeOut(index int, route function.Route) netlink.Route {
 		Scope: netlink.SCOPE_LINK,
 		MTU:   route.MTU, AdvMSS: route.AdvMSS,
 	}
+
 	if route.Via.IsValid() {
 		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
 	}
+
 	if route.Scope != nil {
 		r.Scope = netlink.Scope(*route.Scope)
 	}
+
 	return r
 }
 
@@ -247,6 +271,7 @@ func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*net
 		// IP6_RT_PRIO_USER, net/ip6_route.h
 		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024)
 	}
+
 	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
 	routes, err := request.Consistent(func() ([]netlink.Route, error) {
 		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
@@ -254,11 +279,13 @@ func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*net
 	if err != nil {
 		return nil, err
 	}
+
 	for _, other := range routes {
 		if other.Priority == metric && meant(other) {
 			return &other, nil
 		}
 	}
+
 	return nil, nil
 }
 
@@ -269,12 +296,14 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var prefixes []netip.Prefix
 	for _, a := range list {
 		if p, ok := netipx.FromStdIPNet(a.IPNet); ok {
 			prefixes = append(prefixes, p)
 		}
 	}
+
 	return prefixes, nil
 }
 
@@ -287,6 +316,7 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 		e.trace("arp_notify")
 		_ = pod.set(index, 0, 0, conf4(arpNotify, 1))
 	}
+
 	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 		e.trace("ndisc_notify")
 		_ = e.writeConf6(pod, name, "ndisc_notify", 1)
@@ -300,14 +330,17 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
 	}
+
 	pod, err := e.dialPlace(place)
 	if pod == nil || err != nil {
 		return err
 	}
 	defer pod.close()
+
 	if err := pod.awaitCarrier(ctx, observed.Index); err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
+
 	l, err := pod.existing(observed.Index)
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
@@ -320,6 +353,7 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, l.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
+
 	return nil
 }
 
@@ -330,20 +364,24 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer listening.Wait() // the socket keeps the network namespace
 	defer stop()
+
 	listening.Go(func() {
 		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify,
 			logr.Discard())
 	})
+
 	var l *link
 	seen := func() bool {
 		l, err = c.existing(index)
 		return err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0
 	}
+
 	if ended := loop.Until(ctx, changes.Subscribe, seen); ended != nil {
 		if l != nil && !l.Up {
 			return fmt.Errorf("is administratively down: %w", ended)
 		}
 		return fmt.Errorf("has no carrier yet: %w", ended)
 	}
+
 	return err
 }

@@ -36,12 +36,14 @@ func TestCheck(t *testing.T) {
 	if got := w.check(t, attached); len(got) > 0 {
 		t.Errorf("just attached: %q", got)
 	}
+
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
 	must.Succeed(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
 	must.Succeed(t, h.LinkSetName(l, "mine0"))
 	must.Succeed(t, h.LinkSetMTU(l, 1300))
 	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
+
 	want := []string{
 		`name is "mine0", was "net1"`, "up is false, was true",
 		"mac is 02:00:00:00:00:66, was 02:00:00:00:00:01",
@@ -49,14 +51,17 @@ func TestCheck(t *testing.T) {
 		"route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
 	}
+
 	if diff := cmp.Diff(want, w.check(t, attached)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+
 	must.Succeed(t, h.LinkSetNsFd(l, netns.New(t).Fd()))
 	if got := w.check(t, attached); !slices.Equal(got,
 		[]string{"interface net1 is not in the pod"}) {
 		t.Errorf("moved on: %q", got)
 	}
+
 	must.Succeed(t, w.pod.Unmount())
 	if got := w.check(t, attached); len(got) != 1 || !strings.HasSuffix(got[0], "is gone") {
 		t.Errorf("without the namespace: %q", got)
@@ -72,6 +77,7 @@ func TestRoutes(t *testing.T) {
 	must.Succeed(t,
 		h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute),
 			Scope: netlink.SCOPE_LINK}))
+
 	want := function.Interface{
 		Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		Routes: []function.Route{
@@ -81,17 +87,20 @@ func TestRoutes(t *testing.T) {
 			{To: netip.MustParsePrefix("10.3.0.0/16"), Scope: new(int(netlink.SCOPE_LINK))},
 		},
 	}
+
 	before, place, observed := w.attach(t, want)
 	attached := netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}
 	if got := w.check(t, attached); len(got) > 0 {
 		t.Errorf("just attached: %q", got)
 	}
+
 	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100},
 		netlink.RT_FILTER_TABLE)
 	must.Succeed(t, err)
 	if len(routes) != 1 || routes[0].MTU != 1300 || routes[0].AdvMSS != 1200 {
 		t.Errorf("table 100: %v", routes)
 	}
+
 	stubborn := []function.Route{{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1")}}
 	if _, err := w.engine.Add(t.Context(), attached, nil, stubborn); err == nil ||
 		!strings.Contains(err.Error(), "the pod has one already") {
@@ -119,12 +128,14 @@ func TestAdd(t *testing.T) {
 			t.Errorf("observed %+v", observed)
 		}
 	}
+
 	checkRoutes(t, w)
 	must.Succeed(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), netns.New(t).Fd()))
 	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); err == nil ||
 		!strings.Contains(err.Error(), "is not in the pod") {
 		t.Errorf("error %v", err)
 	}
+
 	must.Succeed(t, w.pod.Unmount())
 	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); !errors.Is(err,
 		unix.ENOENT) {
@@ -147,13 +158,16 @@ func TestUserspace(t *testing.T) {
 	if alive, err := w.engine.Alive(place); err != nil || !alive {
 		t.Errorf("alive %t, %v", alive, err)
 	}
+
 	if got := w.check(t, netdev.Attached{
 		Before: before, Place: place, Want: want, Observed: observed,
 	}); len(got) > 0 {
 		t.Errorf("check: %q", got)
 	}
+
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must.Succeed(t, err)
+
 	for name, refused := range map[string]function.Interface{
 		"VF properties could be set with": {
 			Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(1)},

@@ -61,6 +61,7 @@ func neighboursOf(answers [][]byte, index int) map[string]string {
 		if len(answer) < neighbourHeaderSize {
 			continue
 		}
+
 		parameters := attribute.First(answer[neighbourHeaderSize:], neighbourParameters)
 		of := attribute.First(parameters, parametersIndex)
 		if len(of) != 4 || binary.NativeEndian.Uint32(of) != uint32(index) {
@@ -84,5 +85,6 @@ func textsOf(parameters attribute.Set) map[string]string {
 			told[s.name] = s.unit.text(binary.NativeEndian.Uint64(value))
 		}
 	}
+
 	return told
 }

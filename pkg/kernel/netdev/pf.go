@@ -48,6 +48,7 @@ func (c *conn) askPF(name string, vf int) (pfReport, error) {
 	if err != nil {
 		return pfReport{}, err
 	}
+
 	header := nl.DeserializeIfInfomsg(message)
 
 	report := parsePF(message[unix.SizeofIfInfomsg:], vf)
@@ -75,6 +76,7 @@ func parsePF(attributes []byte, vf int) (report pfReport) {
 			report.others = true
 		}
 	}
+
 	return report
 }
 
@@ -84,12 +86,14 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 	switch change.field {
 	case vfMAC:
 		return c.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
+
 	case vfTag:
 		if to.tagsAD() {
 			return c.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
 		}
 		// The older message, which more drivers know.
 		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
+
 	case vfRates:
 		return c.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
 	case vfSpoofCheck:
@@ -99,6 +103,7 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 	case vfLinkState:
 		return c.LinkSetVfState(pf, vf, linkStateNumber(to.LinkState))
 	}
+
 	return fmt.Errorf("VF field %d: must be one of the known fields", change.field)
 }
 
@@ -112,12 +117,14 @@ func (e *Engine) report(pf *PF) (pfReport, error) {
 	if err != nil {
 		return r, fmt.Errorf("PF %s: %w", pf, err)
 	}
+
 	other := pf.Address != "" && r.parent != pf.Address
 	if other && (r.bus == "pci" || r.operations) {
 		return r, fmt.Errorf("PF %s: netdev %s belongs to device %s by now: it was renamed "+
 			"meanwhile",
 			pf, pf.Name, r.parent)
 	}
+
 	return r, nil
 }
 
@@ -130,14 +137,17 @@ func (e *Engine) known(ctx context.Context, p patience, pf *PF) (r pfReport, err
 		if r, err = e.report(pf); err != nil {
 			return err
 		}
+
 		switch told := r.operations && !r.silent(pf.VF); {
 		case told:
 			return nil
 		case r.flags&unix.IFF_UP == 0:
 			return fmt.Errorf("PF %s, VF %d: %w; %w", pf, pf.VF, errSilent, errDown)
 		}
+
 		return fmt.Errorf("PF %s, VF %d: %w", pf, pf.VF, errSilent)
 	})
+
 	return r, err
 }
 
@@ -159,10 +169,12 @@ func (e *Engine) baseline(ctx context.Context, pf *PF, want function.Interface) 
 	case r.others || needed:
 		return e.known(ctx, e.patient(ctx), pf)
 	}
+
 	later, err := e.known(ctx, patienceFor(atMostHalf(ctx, e.settleTime)), pf)
 	if errors.Is(err, errSilent) && ctx.Err() == nil {
 		return r, nil
 	}
+
 	return later, err
 }
 
@@ -202,6 +214,7 @@ func (p patience) retry(ctx context.Context, passes func(error) bool, try func()
 		if err == nil || !passes(err) {
 			return err
 		}
+
 		left := time.Until(p.end)
 		if left <= 0 {
 			return fmt.Errorf("%w (after waiting for %s)", err, p.whole.Round(time.Millisecond))
@@ -240,6 +253,7 @@ func (e *Engine) gated(pf *PF, c vfChange, refusal error) error {
 	if quirk.NotSupported(refusal) {
 		return refusal
 	}
+
 	r, err := e.report(pf)
 	switch {
 	case err != nil:
@@ -248,6 +262,7 @@ func (e *Engine) gated(pf *PF, c vfChange, refusal error) error {
 	case c.field == vfRates && r.flags&unix.IFF_LOWER_UP == 0:
 		return fmt.Errorf("%w; %w", refusal, errNoCarrier)
 	}
+
 	return refusal
 }
 
@@ -259,6 +274,7 @@ func (e *Engine) order(ctx context.Context, p patience, pf *PF, from, to VFState
 	if len(changes) == 0 {
 		return nil
 	}
+
 	r, err := e.report(pf)
 	if err != nil {
 		return err
@@ -273,6 +289,7 @@ func (e *Engine) order(ctx context.Context, p patience, pf *PF, from, to VFState
 			return err
 		}
 	}
+
 	return e.readBack(ctx, p, pf, changes)
 }
 
@@ -292,12 +309,14 @@ func (e *Engine) readBack(ctx context.Context, p patience, pf *PF, changes []vfC
 		if r.vf == nil {
 			return fmt.Errorf("PF %s: does not have VF %d any more", pf, pf.VF)
 		}
+
 		for _, c := range changes {
 			if told := c.told(*r.vf); told != "" {
 				return fmt.Errorf("%s: PF %s tells %s for VF %d, and not %s: %w",
 					c.fields, pf, told, pf.VF, c.what, errDropped)
 			}
 		}
+
 		return nil
 	})
 }

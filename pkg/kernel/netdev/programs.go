@@ -20,6 +20,7 @@ func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	if use, _, err = e.onTop(l); use != "" || err != nil {
 		return use, err
 	}
+
 	err = namespace.Do(e.host.ns, func() error {
 		for _, at := range tcxSides {
 			programs, err := e.tcx.programs(l.Identity.Index, at)
@@ -32,6 +33,7 @@ func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 		}
 		return nil
 	})
+
 	return use, err
 }
 
@@ -65,6 +67,7 @@ func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 		case err != nil:
 			return fmt.Errorf("%w: %w", err, ErrLeaks)
 		}
+
 		for _, p := range programs {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -75,9 +78,11 @@ func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 			}
 		}
 	}
+
 	if l.Carried.XDP == "" {
 		return nil
 	}
+
 	return e.detachXDPLinks(ctx, index)
 }
 
@@ -86,11 +91,13 @@ func detachTCX(index int, at ebpf.AttachType, p bpflink.AttachedProgram) error {
 	if id, held := p.LinkID(); held {
 		return unlessEnded(detachLink(id))
 	}
+
 	program, err := ebpf.NewProgramFromID(p.ID)
 	if err != nil {
 		return unlessEnded(err)
 	}
 	defer program.Close()
+
 	return unlessEnded(bpflink.RawDetachProgram(bpflink.RawDetachProgramOptions{
 		Target: index, Program: program, Attach: at,
 	}))
@@ -120,26 +127,32 @@ func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
 	if err != nil {
 		return err
 	}
+
 	all := new(bpflink.Iterator)
 	defer all.Close()
+
 	for all.Next() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		info, err := all.Link.Info()
 		if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != index ||
 			!programs[uint32(info.Program)] {
 			continue
 		}
+
 		e.trace(fmt.Sprintf("detach BPF link %d of XDP program %d", info.ID, info.Program))
 		if err := all.Link.Detach(); err != nil {
 			return fmt.Errorf("detach BPF link %d of XDP program %d: %w: %w", info.ID, info.Program,
 				err, ErrLeaks)
 		}
 	}
+
 	if err := all.Err(); err != nil {
 		return fmt.Errorf("list BPF links: %w", err)
 	}
+
 	return nil
 }
 
@@ -149,10 +162,12 @@ func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	attrs, err := links.Attributes(message)
 	if err != nil {
 		return nil, err
 	}
+
 	xdp, err := attribute.Parse(attrs[unix.IFLA_XDP])
 	programs := map[uint32]bool{}
 	for _, kind := range []uint16{
@@ -163,5 +178,6 @@ func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
 			programs[xdp.Uint32(kind)] = true
 		}
 	}
+
 	return programs, err
 }

@@ -34,6 +34,7 @@ func (p *ProtoDown) properties() []property {
 	if p == nil {
 		return nil
 	}
+
 	reason := nl.NewRtAttr(unix.IFLA_PROTO_DOWN_REASON|unix.NLA_F_NESTED, nil)
 	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_MASK, nl.Uint32Attr(math.MaxUint32))
 	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_VALUE, nl.Uint32Attr(p.Reason))
@@ -42,6 +43,7 @@ func (p *ProtoDown) properties() []property {
 	if p.On {
 		on = 1
 	}
+
 	return []property{
 		{name: "proto_down reason", value: p.Reason, attribute: reason},
 		{name: "proto_down", value: p.On,

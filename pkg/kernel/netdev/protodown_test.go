@@ -25,6 +25,7 @@ func TestProtoDownReturns(t *testing.T) {
 		w.host.Handle().LinkAdd(&netlink.Macvlan{
 			LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE,
 		}))
+
 	dev, want := netdev.Device{Name: attrs.Name}, function.Interface{Name: "net1"}
 	before, place, err := w.engine.Plan(t.Context(), dev, w.pod.Path(), want)
 	must.Succeed(t, err)
@@ -50,6 +51,7 @@ func TestProtoDownReturns(t *testing.T) {
 	if left := netdev.Diff(before, w.snapshot(t, attrs.Name)); len(left) > 0 {
 		t.Errorf("after restore: %q", left)
 	}
+
 	sysfs := filepath.Join(w.sysRoot, "class/net", attrs.Name, "proto_down")
 	if text, err := os.ReadFile(sysfs); err != nil || strings.TrimSpace(string(text)) != "0" {
 		t.Errorf("proto_down %q, %v", text, err)

@@ -72,6 +72,7 @@ func (e *Engine) readQueues(l *link) map[string]string {
 	if !ok {
 		return nil
 	}
+
 	queues := dir.Dir("queues")
 	directories, _, _ := queues.Names()
 	count := map[string]int{
@@ -96,6 +97,7 @@ func (e *Engine) readQueues(l *link) map[string]string {
 			values[f.name][queue] = canonical(text)
 		}
 	}
+
 	return settingTexts(values)
 }
 
@@ -106,6 +108,7 @@ func countQueues(direction string, directories []string) (count int) {
 	for _, name := range directories {
 		exists[name] = true
 	}
+
 	for count < maxQueues && exists[f.directory(count)] {
 		count++
 	}
@@ -145,6 +148,7 @@ func (e *Engine) changeQueues(l *link, to map[string]string) error {
 	if !ok {
 		return errNotInSysfs
 	}
+
 	now := e.readQueues(l)
 
 	var errs []error
@@ -153,15 +157,18 @@ func (e *Engine) changeQueues(l *link, to map[string]string) error {
 		if !wanted {
 			continue
 		}
+
 		want, err := parseQueues(text)
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
+
 		have, _ := parseQueues(now[f.name])
 		for queue, value := range want.instead(have, f.neutral) {
 			errs = append(errs, dir.Dir("queues", f.directory(queue)).Write(f.name, value))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -190,11 +197,13 @@ func (v queueValues) instead(now queueValues, neutral string) queueValues {
 			changes[queue] = neutral
 		}
 	}
+
 	for queue, value := range v {
 		if now[queue] != value {
 			changes[queue] = value
 		}
 	}
+
 	return changes
 }
 
@@ -219,5 +228,6 @@ func parseQueues(text string) (queueValues, error) {
 		}
 		values[queue] = value
 	}
+
 	return values, nil
 }

@@ -53,11 +53,13 @@ func FuzzParseQueues(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		for queue := range values {
 			if queue < 0 || queue >= maxQueues {
 				t.Errorf("%q has queue %s", text, strconv.Itoa(queue))
 			}
 		}
+
 		if again, err := parseQueues(values.String()); err != nil || !maps.Equal(again, values) {
 			t.Errorf("%q is %v, and then %v, %v", text, values, again, err)
 		}

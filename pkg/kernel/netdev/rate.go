@@ -34,11 +34,13 @@ func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 	if device.Port == nil || from == nil || to == nil || *from == *to {
 		return nil
 	}
+
 	e.trace("eswitch: " + to.String() + " for " + device.Port.String())
 	port, ok, err := e.port(*device.Port)
 	if err == nil && !ok {
 		err = fmt.Errorf("it has no port any more: %w", unix.ENODEV)
 	}
+
 	if err == nil {
 		err = e.eswitches.SetRate(port.Device, port.Index, *to)
 	}
@@ -46,6 +48,7 @@ func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 		return fmt.Errorf("%s: the eswitch refuses %s for %s: %w", rateFields(*from, *to), to,
 			device.Port, err)
 	}
+
 	return nil
 }
 
@@ -64,6 +67,7 @@ func (e *Engine) port(f function.EswitchPort) (port devlink.Port, ok bool, err e
 			return devlink.Port{}, false, err
 		}
 	}
+
 	ports, err := e.eswitches.PortsOf(device)
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
 		return !p.External && p.Flavour == flavour &&
@@ -72,5 +76,6 @@ func (e *Engine) port(f function.EswitchPort) (port devlink.Port, ok bool, err e
 	if err != nil || i < 0 {
 		return devlink.Port{}, false, err
 	}
+
 	return ports[i], true, nil
 }

@@ -81,11 +81,13 @@ func TestRate(t *testing.T) {
 			if diff := cmp.Diff(&before, snapshot.Rate); diff != "" || r.rate != before {
 				t.Errorf("planned: %v; snapshot (-want +got):\n%s", r.rate, diff)
 			}
+
 			observed, err := w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
 			must.Succeed(t, err)
 			if r.rate != (function.Rate{Min: 10, Max: 500}) {
 				t.Errorf("attached: %v", r.rate)
 			}
+
 			attached := netdev.Attached{
 				Before: snapshot, Place: place, Want: want, Observed: observed,
 			}
@@ -93,12 +95,14 @@ func TestRate(t *testing.T) {
 				len(got) > 0 {
 				t.Errorf("check: %q, %v", got, err)
 			}
+
 			r.rate.Max = 7
 			got, err := w.engine.Check(t.Context(), subfunction(), attached)
 			if diff := cmp.Diff([]string{"eswitch max_tx_rate is 7, was 500"}, got); diff != "" ||
 				err != nil {
 				t.Errorf("check: %v; (-want +got):\n%s", err, diff)
 			}
+
 			_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
 			must.Succeed(t, err)
 			if r.rate != before {
@@ -137,6 +141,7 @@ func TestRateRefused(t *testing.T) {
 	if !errors.Is(err, r.refuse) || !strings.Contains(err.Error(), says) {
 		t.Errorf("error %v, want one with %q", err, says)
 	}
+
 	w.checkRestored(t, before)
 
 	r.refuse = nil
@@ -148,6 +153,7 @@ func TestRateRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), left) {
 		t.Errorf("error %v, want one with %q", err, left)
 	}
+
 	r.none = true // it is gone, and its rate with it
 	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
 	must.Succeed(t, err)

@@ -37,12 +37,14 @@ func (e *Engine) rebind(
 	case driver == "":
 		return errors.New("has no driver")
 	}
+
 	switch vfs, err := dir.Number("sriov_numvfs"); {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	case vfs > 0:
 		return fmt.Errorf("has %d VFs, which would end", vfs)
 	}
+
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -56,6 +58,7 @@ func (e *Engine) rebind(
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -75,6 +78,7 @@ func (e *Engine) bind(who Identity, driver string) error {
 	if current, _ := dir.Link("driver"); current != "" {
 		return nil
 	}
+
 	return err
 }
 

@@ -25,15 +25,18 @@ func newBus(t *testing.T, driver string) bus {
 	t.Helper()
 	b := bus{t, t.TempDir()}
 	must.Succeed(t, os.MkdirAll(b.device(), 0o700))
+
 	for _, known := range []string{"iavf", "ice", "vfio-pci"} {
 		must.Succeed(t, os.MkdirAll(b.driver(known), 0o700))
 		for _, order := range []string{"unbind", "bind"} {
 			must.Succeed(t, os.WriteFile(filepath.Join(b.driver(known), order), nil, 0o600))
 		}
 	}
+
 	if driver != "" {
 		must.Succeed(t, os.Symlink(b.driver(driver), filepath.Join(b.device(), "driver")))
 	}
+
 	return b
 }
 
@@ -52,6 +55,7 @@ func (b bus) wantOrders(driver string, orders ...string) {
 			got = append(got, order)
 		}
 	}
+
 	if strings.Join(got, " ") != strings.Join(orders, " ") {
 		b.t.Errorf("orders to %s %q, want %q", driver, got, orders)
 	}
@@ -89,12 +93,14 @@ func TestRebind(t *testing.T) {
 				file := filepath.Join(b.device(), "sriov_numvfs")
 				must.Succeed(t, os.WriteFile(file, []byte(test.vfs), 0o600))
 			}
+
 			intended := ""
 			err := b.engine(nil).Rebind(t.Context(), onBus, func(driver string) error {
 				b.wantOrders(driver)
 				intended = driver
 				return test.intend
 			})
+
 			if test.err != "" {
 				mentions(t, err, test.err)
 				for _, driver := range []string{"iavf", "ice"} {
@@ -102,6 +108,7 @@ func TestRebind(t *testing.T) {
 				}
 				return
 			}
+
 			must.Succeed(t, err)
 			b.wantOrders(test.driver, "unbind", "bind")
 			if intended != test.driver {
@@ -109,6 +116,7 @@ func TestRebind(t *testing.T) {
 			}
 		})
 	}
+
 	gone := newBus(t, "iavf")
 	must.Succeed(t, os.RemoveAll(gone.device()))
 	intend := func(string) error { return errors.New("intended for a device that is gone") }
@@ -126,14 +134,17 @@ func TestKilledBetweenUnbindAndBind(t *testing.T) {
 				t.Fatalf("ended by %v", p)
 			}
 		}()
+
 		e := b.engine(func(step string) {
 			if step == "bind iavf of "+busDevice {
 				panic(killed{})
 			}
 		})
+
 		err := e.Rebind(t.Context(), onBus, func(driver string) error { kept = driver; return nil })
 		t.Errorf("not killed: %v", err)
 	}()
+
 	b.wantOrders("iavf", "unbind")
 	must.Succeed(t, os.Remove(filepath.Join(b.device(), "driver"))) // as the kernel does
 
@@ -143,6 +154,7 @@ func TestKilledBetweenUnbindAndBind(t *testing.T) {
 	if !errors.Is(err, netdev.ErrGone) {
 		t.Errorf("error %v, want that the netdev is not there yet", err)
 	}
+
 	b.wantOrders("iavf", "unbind", "bind")
 }
 
@@ -181,11 +193,13 @@ func TestRestoreBindsADriver(t *testing.T) {
 			if test.gone != "" {
 				must.Succeed(t, os.RemoveAll(filepath.Join(b.root, "bus/pci", test.gone)))
 			}
+
 			e := b.engine(nil)
 			var place netdev.Place
 			if test.alive {
 				place = placeOf(t, netns.New(t))
 			}
+
 			device := netdev.Device{Rebinding: &netdev.Rebinding{Driver: test.was}}
 			before := netdev.Snapshot{Name: "eth1", Identity: onBus}
 			_, err := e.Restore(t.Context(), device, before, place)
@@ -196,6 +210,7 @@ func TestRestoreBindsADriver(t *testing.T) {
 			if !errors.Is(err, test.wants) {
 				t.Errorf("error %v, want %v", err, test.wants)
 			}
+
 			if test.gone == "" {
 				b.wantOrders("vfio-pci")
 				if test.binds {

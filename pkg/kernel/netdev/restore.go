@@ -42,11 +42,13 @@ func (e *Engine) Restore(
 	if before.userspace() {
 		return e.reconcile(ctx, p, device, before, 0)
 	}
+
 	pod, l, err := e.locate(place, before.Identity)
 	if err != nil {
 		return Restored{}, err
 	}
 	defer pod.close()
+
 	index := before.Identity.Index
 	if l != nil {
 		index = l.Identity.Index
@@ -54,27 +56,32 @@ func (e *Engine) Restore(
 			return Restored{}, err
 		}
 	}
+
 	l, err = find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
 	switch {
 	case err != nil:
 		return Restored{}, err
+
 	case l == nil && device.Rebinding.unfinished() && before.Identity.IsHardware():
 		// The netdev is in no namespace, because it ended with its driver or is about to.
 		if err := e.bind(before.Identity, device.Rebinding.Driver); err != nil {
 			return Restored{}, fmt.Errorf("%s: bind its driver again: %w", before.Name, err)
 		}
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
+
 	case l == nil && pod != nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrAway)
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
+
 	if err := e.detachForeign(ctx, l, place, device.Rebinding); err != nil {
 		return Restored{}, fmt.Errorf("netdev %s on the host: %w", l.Name, err)
 	}
 	if err := e.awaitNames(ctx, p, before, l.Snapshot); err != nil {
 		return Restored{}, err
 	}
+
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
@@ -91,6 +98,7 @@ func (e *Engine) moveToHost(
 	if err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
+
 	if device.PF != nil && before.sets().MAC {
 		// Some drivers refuse the netdev its own MAC while the PF gives the VF the pod's. reconcile
 		// reports the error.
@@ -98,10 +106,12 @@ func (e *Engine) moveToHost(
 			_, _ = e.undoVFMAC(ctx, p, device.PF, r, before)
 		}
 	}
+
 	flags, mask := before.flags()
 	if before.Conf != nil {
 		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
 	}
+
 	now.Carried, now.Conf = nil, nil // which reconcile restores
 	toHost := number(unix.IFLA_NET_NS_FD, int(e.host.ns))
 	message := []*nl.RtAttr{toHost}
@@ -110,6 +120,7 @@ func (e *Engine) moveToHost(
 			message = append(message, d.attribute)
 		}
 	}
+
 	e.trace("move to host")
 	failed := e.set(pod, index, flags, mask, message...)
 	if failed == nil {
@@ -123,12 +134,14 @@ func (e *Engine) moveToHost(
 	if err := e.dropForeignAltNames(pod, index, now, nil); err != nil {
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
+
 	e.trace("move to host under another name")
 	name := text(unix.IFLA_IFNAME, fallbackName)
 	err = p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, toHost, name) })
 	if err != nil {
 		return fmt.Errorf("netdev %s: move to the host: %w", now.Name, errors.Join(failed, err))
 	}
+
 	return nil
 }
 
@@ -159,11 +172,13 @@ func (e *Engine) reconcile(
 		if len(d.left) == 0 {
 			return Restored{Name: d.now.Name, Notes: d.notes}, nil
 		}
+
 		if err := ctx.Err(); err != nil {
 			words := strings.Join(d.words(), "; ")
 			err = fmt.Errorf("%s is not as it was: %s: %w", d.now.title(), words, err)
 			return Restored{}, errors.Join(err, refused.all())
 		}
+
 		if round == rounds {
 			r := remains{before: d.before, now: d.now, neutral: neutralMAC(device.PF, before)}
 			notes, err := r.conclude(d.left, refused)
@@ -172,6 +187,7 @@ func (e *Engine) reconcile(
 			}
 			return Restored{Name: d.now.Name, Notes: append(d.notes, notes...)}, nil
 		}
+
 		refused, last = e.undo(ctx, p, index, device, d.before, d.now), d
 	}
 }
@@ -215,15 +231,18 @@ func (e *Engine) differences(
 		if l == nil {
 			return d, fmt.Errorf("%s: %w", before.Name, ErrGone)
 		}
+
 		d.now = l.Snapshot
 		d.now.Settings = e.settingsNow(l, before.Settings, last.now.Settings, last.left)
 	}
+
 	if d.now, err = e.enforced(ctx, p, d.now, device); err != nil {
 		return d, err
 	}
 	if d.before, d.notes, err = e.acceptTaken(before, d.now); err != nil {
 		return d, err
 	}
+
 	ownMAC := !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC
 	for _, p := range compare(d.before, d.now) {
 		if p.name == "vf mac" && ownMAC { // or an administrator's
@@ -232,6 +251,7 @@ func (e *Engine) differences(
 		}
 		d.left = append(d.left, p)
 	}
+
 	return d, nil
 }
 
@@ -250,6 +270,7 @@ func (e *Engine) settle(
 		}
 		return err
 	})
+
 	if !errors.Is(err, errDropped) {
 		return d, err
 	}
@@ -259,6 +280,7 @@ func (e *Engine) settle(
 			refused.add(errNotYet, left.name)
 		}
 	}
+
 	return d, nil
 }
 
@@ -278,9 +300,11 @@ func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapsho
 		e.trace("wait: " + strings.Join(notes, ", "))
 		return errNameHeld
 	})
+
 	if held(err) && ctx.Err() == nil {
 		return nil // reconcile accepts it
 	}
+
 	return err
 }
 
@@ -294,13 +318,16 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 		if err != nil || name == now.Name || slices.Contains(now.AltNames, name) {
 			return false
 		}
+
 		var other *link
 		if other, err = e.host.with(name); other == nil {
 			return false
 		}
+
 		notes = append(notes, fmt.Sprintf("%s %s is taken by another netdev", kind, name))
 		return true
 	}
+
 	accepted = before
 	accepted.AltNames = slices.DeleteFunc(slices.Clone(before.AltNames), func(alt string) bool {
 		return taken("altname", alt)
@@ -310,6 +337,7 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 			accepted.Name = fallbackName
 		}
 	}
+
 	return accepted, notes, err
 }
 
@@ -320,12 +348,15 @@ func (e *Engine) undo(
 ) refusals {
 	refused := refusals{}
 	e.undoEnforced(ctx, p, device, before, &now, refused, true)
+
 	if !before.userspace() {
 		e.undoNetdev(ctx, p, index, before, now, refused)
 	}
+
 	e.undoEnforced(ctx, p, device, before, &now, refused, false)
 	err := e.changeRate(device, now.Rate, before.Rate)
 	refused.add(err, "eswitch min_tx_rate", "eswitch max_tx_rate")
+
 	return refused
 }
 
@@ -338,16 +369,19 @@ func (e *Engine) undoEnforced(
 	if now.VF == nil || before.VF == nil {
 		return
 	}
+
 	to := before.giveBack(*now.VF)
 	if first {
 		to = now.VF.with(nil, to.MAC)
 	} else {
 		to.MAC = now.VF.MAC
 	}
+
 	changes := vfChanges(*now.VF, to)
 	if len(changes) == 0 {
 		return
 	}
+
 	r, err := e.known(ctx, p, device.PF)
 	if err != nil || r.vf == nil {
 		refused.add(err, vfProperties(changes)...)
@@ -360,6 +394,7 @@ func (e *Engine) undoEnforced(
 		refused.add(err, "vf mac")
 		return
 	}
+
 	for _, c := range changes {
 		refused.add(e.changeVF(ctx, p, device.PF, r.index, c), vfProperties([]vfChange{c})...)
 	}
@@ -391,6 +426,7 @@ func (e *Engine) undoVFMAC(
 	if err == nil {
 		return was, nil
 	}
+
 	neutral := neutralMAC(pf, before)
 	if passes(err) || !isZero(was) || r.vf.MAC == neutral || neutral == "" {
 		return r.vf.MAC, err
@@ -401,6 +437,7 @@ func (e *Engine) undoVFMAC(
 			return r.vf.MAC, errors.Join(err, other)
 		}
 	}
+
 	return neutral, err
 }
 
@@ -413,6 +450,7 @@ func (e *Engine) undoNetdev(
 			return p.retry(ctx, busy, func() error { return e.set(e.host, index, flags, mask) })
 		})
 	}
+
 	refused.add(e.dropForeignAltNames(e.host, index, now, before.AltNames), "altnames")
 	left := compare(before, now)
 	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when
@@ -421,6 +459,7 @@ func (e *Engine) undoNetdev(
 		return d.name == "mac" ||
 			d.name == "link mode"
 	})
+
 	if reset && now.Up {
 		refused.add(flags("down", 0, unix.IFF_UP), "mac", "link mode")
 	}
@@ -428,18 +467,21 @@ func (e *Engine) undoNetdev(
 	for name, err := range e.undoSettings(now, left) {
 		refused.add(err, name)
 	}
+
 	for _, d := range left {
 		if ctx.Err() != nil {
 			return
 		}
 		refused.add(e.undoProperty(ctx, p, index, before, now, d), d.name)
 	}
+
 	to, mask := before.flags()
 	if seen, _ := now.flags(); reset || seen&mask != to {
 		if err := flags("flags", to, mask); err != nil {
 			refused.add(err, flagNames(left)...)
 		}
 	}
+
 	for _, alt := range before.AltNames {
 		if !slices.Contains(now.AltNames, alt) {
 			refused.add(e.step("altname "+alt, func() error {
@@ -471,6 +513,7 @@ func (e *Engine) undoProperty(
 			name = now.Name
 		}
 		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
+
 	case d.attribute != nil:
 		// Before Linux 6.2 a name is EBUSY as long as the netdev is up.
 		passes := func(err error) bool { return d.name != "name" && busy(err) }
@@ -479,6 +522,7 @@ func (e *Engine) undoProperty(
 				return e.set(e.host, index, 0, 0, d.attribute)
 			})
 		})
+
 		switch {
 		case err != nil && !busy(err) && d.name == "mac" && before.VF != nil:
 			follows := now.VF != nil && now.VF.MAC == before.MAC
@@ -486,12 +530,15 @@ func (e *Engine) undoProperty(
 		case err != nil && d.name == "mtu":
 			return e.largestMTU(index, before.MTU, now.MTU, err)
 		}
+
 		return err
+
 	case d.name == "XDP program":
 		return e.step("detach XDP program "+now.Carried.XDP, func() error {
 			return e.detachXDP(index)
 		})
 	}
+
 	return nil
 }
 
@@ -503,14 +550,17 @@ func (e *Engine) largestMTU(index, before, now int, refused error) error {
 	if err != nil {
 		return errors.Join(refused, err)
 	}
+
 	attrs, err := links.Attributes(message)
 	if err != nil {
 		return errors.Join(refused, err)
 	}
+
 	largest := int(attrs.Uint32(unix.IFLA_MAX_MTU))
 	if largest == 0 || largest >= before || largest == now {
 		return refused
 	}
+
 	err = e.step(fmt.Sprintf("mtu %d", largest), func() error {
 		return e.set(e.host, index, 0, 0, number(unix.IFLA_MTU, largest))
 	})
@@ -533,7 +583,9 @@ func (e *Engine) detachXDP(index int) error {
 			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's "+
 				"program: %w", err)
 		}
+
 		errs = append(errs, err)
 	}
+
 	return errors.Join(errs...)
 }

@@ -48,6 +48,7 @@ func (e *Engine) settingGroups() []settingGroup {
 		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), tellConf6),
 		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, tellNothing),
 	}
+
 	for _, name := range ethtool.Groups() {
 		list = append(list, settingGroup{
 			name: "ethtool " + name, source: fromDriver,
@@ -60,6 +61,7 @@ func (e *Engine) settingGroups() []settingGroup {
 			},
 		})
 	}
+
 	return append(list,
 		settingGroup{"sysfs", fromDevice, e.readSysfs, e.changeSysfs},
 		settingGroup{"queues", fromDevice, e.readQueues, e.changeQueues},
@@ -118,6 +120,7 @@ func (e *Engine) settingsNow(l *link, before, last Settings, restored []property
 	for _, g := range again {
 		delete(settings, g.name)
 	}
+
 	maps.Copy(settings, e.startReading(l, again)())
 	return settings
 }
@@ -134,6 +137,7 @@ func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 				to[p.key] = string(p.value.(setting))
 			}
 		}
+
 		if len(to) == 0 {
 			continue
 		}
@@ -143,6 +147,7 @@ func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 			refused[g.name+" "+name] = err
 		}
 	}
+
 	return refused
 }
 
@@ -164,6 +169,7 @@ func (g settingGroup) restore(l *link, to map[string]string) map[string]error {
 			refused[name] = fmt.Errorf("%s %s: %w", g.name, name, err)
 		}
 	}
+
 	return refused
 }
 
@@ -203,5 +209,6 @@ func (s Settings) properties() []property {
 			})
 		}
 	}
+
 	return list
 }

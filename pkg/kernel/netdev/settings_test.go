@@ -51,6 +51,7 @@ func TestQueueSettingsReturn(t *testing.T) {
 	if diff := cmp.Diff(want, onlyKeys(before.Settings["queues"], want)); diff != "" {
 		t.Errorf("settings of the queues (-want +got):\n%s", diff)
 	}
+
 	inPod := w.pod.Sysfs(t)
 	write(t, inPod, "net1", "queues/rx-3/rps_cpus", "1")
 	write(t, inPod, "net1", "queues/rx-1/rps_cpus", "2")
@@ -63,6 +64,7 @@ func TestQueueSettingsReturn(t *testing.T) {
 	if len(restored.Notes) > 0 {
 		t.Errorf("notes %q", restored.Notes)
 	}
+
 	w.checkRestored(t, before)
 }
 
@@ -99,6 +101,7 @@ func TestUnknownSettingIsNoted(t *testing.T) {
 	blind, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), SysRoot: t.TempDir()})
 	must.Succeed(t, err)
 	defer blind.Close()
+
 	restored, err := blind.Restore(t.Context(), device(), before, place)
 	must.Succeed(t, err)
 	want := "sysfs gro_flush_timeout is not known, was 0: "
@@ -158,6 +161,7 @@ func TestSettingsOfOtherVersions(t *testing.T) {
 			if (test.note == "") != (notes == "") || !strings.HasPrefix(notes, test.note) {
 				t.Errorf("notes %q, want one that begins with %q", restored.Notes, test.note)
 			}
+
 			w.checkRestored(t, read.WithoutSettings())
 		})
 	}
@@ -177,12 +181,14 @@ func TestStableSecretReturns(t *testing.T) {
 				})
 				return text, err
 			}
+
 			must.Succeed(t, w.host.Do(func() error {
 				return errors.Join(
 					os.WriteFile(filepath.Join(sysctl, "stable_secret"), []byte("fd00::7"), 0),
 					os.WriteFile(filepath.Join(sysctl, "addr_gen_mode"), []byte(mode), 0),
 				)
 			}))
+
 			must.Succeed(t, w.host.Handle().LinkSetDown(get(t, w.host, hostName)))
 			must.Succeed(t, w.host.Handle().LinkSetUp(get(t, w.host, hostName)))
 			secret, err := read("stable_secret")

@@ -145,9 +145,11 @@ func (s Snapshot) enforcing(want function.Interface) Snapshot {
 		}
 		s.VF = &vf
 	}
+
 	if s.Rate != nil {
 		s.Rate = new(want.VF.Rate(*s.Rate))
 	}
+
 	return s
 }
 
@@ -183,6 +185,7 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	case s.Sets != nil && now.Sets != nil:
 		s.Sets = &Sets{MAC: s.Sets.MAC || now.Sets.MAC, Rate: s.Sets.Rate || now.Sets.Rate}
 	}
+
 	s.Rate = cmp.Or(s.Rate, now.Rate)
 	return s
 }
@@ -218,9 +221,11 @@ func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 		Multicast: a.RawFlags&unix.IFF_MULTICAST != 0, LinkMode: attrs.Uint8(unix.IFLA_LINKMODE),
 		Broadcast: macOf(attrs[unix.IFLA_BROADCAST]), ProtoDown: protoDownOf(attrs),
 	}
+
 	if a.Xdp != nil && a.Xdp.Attached {
 		carried.XDP = fmt.Sprint(a.Xdp.ProgId)
 	}
+
 	return Snapshot{
 		Name: a.Name, AltNames: slices.Sorted(slices.Values(a.AltNames)), Alias: a.Alias,
 		MTU: a.MTU, MAC: macOf(a.HardwareAddr),
@@ -283,14 +288,17 @@ func (s Snapshot) properties() []property {
 	if v := s.VF; v != nil {
 		add("vf mac", v.MAC, nil)
 		add("vf vlan", v.tag(), nil)
+
 		if s.sets().Rate {
 			add("vf min_tx_rate", v.MinTxRate, nil)
 			add("vf max_tx_rate", v.MaxTxRate, nil)
 		}
+
 		add("vf spoofchk", onOff(v.SpoofCheck), nil)
 		add("vf trust", onOff(v.Trust), nil)
 		add("vf link-state", v.LinkState, nil)
 	}
+
 	if r := s.Rate; r != nil {
 		add("eswitch min_tx_rate", r.Min, nil)
 		add("eswitch max_tx_rate", r.Max, nil)
@@ -301,12 +309,14 @@ func (s Snapshot) properties() []property {
 		add("gso_max_size", c.GSOMaxSize, number(unix.IFLA_GSO_MAX_SIZE, c.GSOMaxSize))
 		add("gso_max_segs", c.GSOMaxSegs, number(unix.IFLA_GSO_MAX_SEGS, c.GSOMaxSegs))
 		add("gro_max_size", c.GROMaxSize, number(unix.IFLA_GRO_MAX_SIZE, c.GROMaxSize))
+
 		if c.GSOIPv4MaxSize != 0 {
 			add("gso_ipv4_max_size", c.GSOIPv4MaxSize,
 				number(unix.IFLA_GSO_IPV4_MAX_SIZE, c.GSOIPv4MaxSize))
 			add("gro_ipv4_max_size", c.GROIPv4MaxSize,
 				number(unix.IFLA_GRO_IPV4_MAX_SIZE, c.GROIPv4MaxSize))
 		}
+
 		flag("multicast", c.Multicast, unix.IFF_MULTICAST)
 		add("link mode", c.LinkMode, nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{c.LinkMode}))
 		add("broadcast", c.Broadcast, hardwareAddr(unix.IFLA_BROADCAST, c.Broadcast))
@@ -318,6 +328,7 @@ func (s Snapshot) properties() []property {
 	if s.Conf != nil {
 		list = append(list, s.Conf.properties()...)
 	}
+
 	return list
 }
 
@@ -332,6 +343,7 @@ func (p property) String() string {
 	if _, isText := p.value.(string); isText {
 		return fmt.Sprintf("%s is %q, was %q", p.name, p.now, p.value)
 	}
+
 	return fmt.Sprintf("%s is %v, was %v", p.name, p.now, p.value)
 }
 
@@ -342,6 +354,7 @@ func compare(before, now Snapshot) []property {
 	for _, p := range now.properties() {
 		values[p.name] = p.value
 	}
+
 	var list []property
 	for _, p := range before.properties() {
 		value, known := values[p.name]
@@ -350,6 +363,7 @@ func compare(before, now Snapshot) []property {
 			list = append(list, p)
 		}
 	}
+
 	return list
 }
 

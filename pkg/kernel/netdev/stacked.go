@@ -27,6 +27,7 @@ func (e *Engine) dropAltNames(c *conn, index int, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
+
 	messages := make([]request.Message, len(names))
 	for i, name := range names {
 		list := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
@@ -42,6 +43,7 @@ func (e *Engine) dropAltNames(c *conn, index int, names []string) error {
 			return fmt.Errorf("remove altname %s: %w", names[i], err)
 		}
 	}
+
 	return nil
 }
 
@@ -58,6 +60,7 @@ func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return slices.DeleteFunc(list, func(l netlink.Link) bool {
 		a := l.Attrs()
 		// The kernel does not say what is below a netdev whose description is too large. In the pod
@@ -83,19 +86,23 @@ func (e *Engine) dropStacked(ctx context.Context, c *conn, index, lowerNS int) e
 
 	e.trace(fmt.Sprintf("delete %d netdevs on top of it, such as %s", len(left),
 		left[0].Attrs().Name))
+
 	for len(left) > 0 {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("%d netdevs that the pod made on top of it are left: %w",
 				len(left), err)
 		}
+
 		part := left[:min(dropped, len(left))]
 		if err := deleteAll(ctx, c, part); err != nil {
 			what := part[0].Type() + " " + part[0].Attrs().Name
 			return fmt.Errorf("delete %s and other netdevs on top of it, %d in all: %w", what,
 				len(left), err)
 		}
+
 		left = left[len(part):]
 	}
+
 	return nil
 }
 
@@ -113,11 +120,13 @@ func deleteAll(ctx context.Context, c *conn, list []netlink.Link) error {
 			Attributes: []*nl.RtAttr{group},
 		}
 	}
+
 	for _, err := range request.SendAll(ctx, c.Socket(), messages) {
 		if unlessGone(err) != nil {
 			return err
 		}
 	}
+
 	_, err := request.Send(c.Socket(), unix.RTM_DELLINK, unix.NLM_F_ACK, linkHeader(0), group)
 	return unlessGone(err)
 }

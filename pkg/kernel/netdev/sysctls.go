@@ -110,6 +110,7 @@ func (e *Engine) sysctlGroup(
 		if !e.hasProtocol(directory) {
 			return nil // a later call asks again
 		}
+
 		all, exists, err := of("lo").Names()
 		if err != nil || !exists {
 			return nil
@@ -119,6 +120,7 @@ func (e *Engine) sysctlGroup(
 			return slices.Contains(except, name)
 		})
 		listed.Store(&all)
+
 		return all
 	}
 
@@ -140,6 +142,7 @@ func (e *Engine) sysctlGroup(
 		}
 		return err
 	}
+
 	return settingGroup{name, fromProtocols, read, change}
 }
 
@@ -170,9 +173,11 @@ func readSysctls(dir sysfs.Dir, names []string, told map[string]string) map[stri
 
 	texts, failed := dir.Attributes(files...)
 	maps.Copy(settings, texts)
+
 	if errors.Is(failed[stableSecret], unix.EIO) {
 		settings[stableSecret] = ""
 	}
+
 	return settings
 }
 
@@ -182,12 +187,14 @@ func (e *Engine) keepAddrGenMode(l *link) error {
 	if l.Conf == nil || len(l.Conf.IPv6) == 0 {
 		return nil
 	}
+
 	i := slices.IndexFunc(conf6, func(s sysctl6) bool { return s.name == "addr_gen_mode" })
 	mode := byte(l.Conf.IPv6[i])
 
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	family := spec.AddRtAttr(unix.AF_INET6|unix.NLA_F_NESTED, nil)
 	family.AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{mode})
+
 	return e.host.set(l.Identity.Index, 0, 0, spec)
 }
 

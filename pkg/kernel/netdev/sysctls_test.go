@@ -48,9 +48,11 @@ func TestSysctlsAreThoseOfProcfs(t *testing.T) {
 						}
 					}
 				}
+
 				want, _ = dir.Attributes(names...)
 				return err
 			}))
+
 			if len(want) < 10 {
 				t.Fatalf("procfs has %v", want)
 			}

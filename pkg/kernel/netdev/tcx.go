@@ -53,6 +53,7 @@ func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedP
 	case err != nil:
 		return nil, fmt.Errorf("list %s programs: %w", at, err)
 	}
+
 	return programs, nil
 }
 
@@ -63,6 +64,7 @@ func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedP
 func (t *tcxLister) supported() (bool, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
+
 	if t.known {
 		return t.has, nil
 	}
@@ -73,13 +75,16 @@ func (t *tcxLister) supported() (bool, error) {
 	case err == nil:
 		t.has = true
 	case errors.Is(err, unix.EINVAL):
+
 	case refusesBPF(err):
 		if err := t.withoutBPF(err); err != nil {
 			return false, err
 		}
+
 	default:
 		return false, fmt.Errorf("ask whether the kernel has tcx: %w", err)
 	}
+
 	t.known = true
 	return t.has, nil
 }

@@ -67,6 +67,7 @@ func TestTCXSupport(t *testing.T) {
 				must.Succeed(t,
 					os.WriteFile(filepath.Join(dir, "unprivileged_bpf_disabled"), nil, 0o644))
 			}
+
 			for range 2 {
 				_, err := lister.programs(netdev, ebpf.AttachTCXIngress)
 				if (err == nil) != (test.says == "") ||
@@ -74,6 +75,7 @@ func TestTCXSupport(t *testing.T) {
 					t.Errorf("error %v, want %q", err, test.says)
 				}
 			}
+
 			if got := fmt.Sprint(k.asked); got != test.asked {
 				t.Errorf("asked about netdevs %s, want %s", got, test.asked)
 			}
@@ -88,6 +90,7 @@ func TestTCXSupportLater(t *testing.T) {
 	if _, err := lister.supported(); err == nil {
 		t.Error("no error")
 	}
+
 	k.answers[1] = nil
 	if has, err := lister.supported(); !has || err != nil {
 		t.Errorf("has tcx: %t, %v", has, err)
@@ -100,6 +103,7 @@ func TestTCXOfThisKernel(t *testing.T) {
 	lister := newTCXLister("/proc")
 	has, err := lister.supported()
 	must.Succeed(t, err)
+
 	if !has {
 		t.Skip("needs Linux 6.6 with tcx")
 	}

@@ -40,6 +40,7 @@ func (u *uppers) load() error {
 			u.err = fmt.Errorf("BPF program that looks for netdevs on top of another one: %w", err)
 			return
 		}
+
 		u.program = program
 		const loopback = 1
 		if _, err := u.on(loopback); err != nil {
@@ -76,6 +77,7 @@ func (u *uppers) on(index int) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for netdevs on top of netdev %d: %w", index, err)
 	}
+
 	return verdict == someUpper, nil
 }
 
@@ -85,18 +87,22 @@ func loadUppers() (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var cast *btf.Func
 	if err := types.TypeByName("bpf_cast_to_kern_ctx", &cast); err != nil {
 		return nil, err
 	}
+
 	castID, err := types.TypeID(cast)
 	if err != nil {
 		return nil, err
 	}
+
 	dev, err := offset(types, "sk_buff", "dev")
 	if err != nil {
 		return nil, err
 	}
+
 	upper, err := offset(types, "net_device", "adj_list", "upper")
 	if err != nil {
 		return nil, err
@@ -106,6 +112,7 @@ func loadUppers() (*ebpf.Program, error) {
 		OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call),
 		Src:    asm.PseudoKfuncCall, Constant: int64(castID),
 	}
+
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "xpu_uppers", Type: ebpf.SchedCLS, License: "GPL", // which the function wants
 		Instructions: asm.Instructions{
@@ -137,10 +144,12 @@ func offset(types *btf.Spec, name string, path ...string) (int16, error) {
 		}
 		members, at = membersOf(m.Type), at+before
 	}
+
 	if at > math.MaxInt16 {
 		return 0, fmt.Errorf("struct %s of the kernel: field %s is at %d, must be below %d",
 			name, path[len(path)-1], at, math.MaxInt16)
 	}
+
 	return int16(at), nil
 }
 
@@ -190,11 +199,13 @@ func (e *Engine) upper(l *link) (has, known bool, err error) {
 		has, err = e.uppers.on(l.Identity.Index)
 		return err
 	})
+
 	switch {
 	case errors.Is(err, unix.ENODEV):
 		return false, false, fmt.Errorf("%s: %w", l.Name, ErrGone)
 	case err != nil:
 		return false, false, fmt.Errorf("%s: %w", l.Name, err)
 	}
+
 	return has, true, nil
 }

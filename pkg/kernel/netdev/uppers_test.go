@@ -22,6 +22,7 @@ func seeing(t *testing.T, test func(t *testing.T, w *world)) {
 		needsUppers(t, w.engine)
 		test(t, w)
 	})
+
 	t.Run("probed", func(t *testing.T) {
 		w := newWorld(t, nil)
 		w.engine.WithoutUppers()
@@ -48,6 +49,7 @@ func addOnTop(t *testing.T, ns *netns.Namespace, lower int, upper netlink.Link, 
 		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them",
 			upper.Type())
 	}
+
 	must.Succeed(t, err)
 }
 
@@ -126,6 +128,7 @@ func TestUppersFail(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, netdev.ErrLeaks) {
 		t.Errorf("release: error %v, want %q, and to try again", err, says)
 	}
+
 	device := netdev.Device{Name: hostName}
 	_, _, err = w.engine.Plan(t.Context(), device, w.pod.Path(), function.Interface{Name: "net1"})
 	if err == nil || !strings.Contains(err.Error(), says) {

@@ -44,9 +44,11 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	if c == nil {
 		return s
 	}
+
 	if c.VLAN != nil {
 		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, function.VLAN8021Q
 	}
+
 	s.QoS = *cmp.Or(c.QoS, &s.QoS)
 	s.Proto = cmp.Or(c.Proto, s.Proto)
 	rate := c.Rate(s.rate())
@@ -54,6 +56,7 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	s.SpoofCheck = cmp.Or(c.SpoofCheck, s.SpoofCheck)
 	s.Trust = cmp.Or(c.Trust, s.Trust)
 	s.LinkState = cmp.Or(c.LinkState, s.LinkState)
+
 	return s
 }
 
@@ -135,6 +138,7 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 			changes = append(changes, vfChange{field, to.words(field), fields, to})
 		}
 	}
+
 	add(vfMAC, to.MAC != "" && from.MAC != to.MAC, "mac")
 	add(vfTag, from.tag() != to.tag(), fields(field{"vf.vlan", from.VLAN != to.VLAN},
 		field{"vf.qos", from.QoS != to.QoS},
@@ -145,6 +149,7 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 	add(vfTrust, differ(from.Trust, to.Trust), "vf.trust")
 	settable := slices.Contains(linkStates, to.LinkState)
 	add(vfLinkState, settable && from.LinkState != to.LinkState, "vf.linkState")
+
 	return changes
 }
 
@@ -168,10 +173,12 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 		switch words := uint32s(value); {
 		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
 			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
+
 		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
 			if state.VLAN, state.QoS = int(words[1]), int(words[2]); state.VLAN == noVLAN {
 				state.VLAN, state.QoS = 0, 0
 			}
+
 		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
 		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2 && words[1] != unknown:
@@ -182,6 +189,7 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 			state.LinkState = linkStates[words[1]]
 		}
 	}
+
 	return index, state
 }
 
@@ -219,6 +227,7 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	if c == nil || *c == (function.VFConfig{}) {
 		return nil
 	}
+
 	if before.VF != nil {
 		untold := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
 			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
@@ -229,12 +238,14 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		}
 		return nil
 	}
+
 	onlyPF := fields(
 		field{"vf.vlan", c.VLAN != nil}, field{"vf.qos", c.QoS != nil},
 		field{"vf.vlanProtocol", c.Proto != ""},
 		field{"vf.trust", c.Trust != nil}, field{"vf.spoofCheck", c.SpoofCheck != nil},
 		field{"vf.linkState", c.LinkState != ""},
 	)
+
 	// also an eswitch
 	rates := fields(field{"vf.minTxRate", c.MinTxRate != nil},
 		field{"vf.maxTxRate", c.MaxTxRate != nil})
@@ -248,6 +259,7 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it",
 			rates, device.Port)
 	}
+
 	return fmt.Errorf("%s: %s has no PF that VF properties could be set with",
 		cmp.Or(onlyPF, rates), before.title())
 }

@@ -57,6 +57,7 @@ func TestParseVF(t *testing.T) {
 		describe(0, unix.ETH_P_8021Q, 1, 0, nl.IFLA_VF_LINK_STATE_AUTO),
 		describe(1, unix.ETH_P_8021AD, unknown, unknown, nl.IFLA_VF_LINK_STATE_DISABLE),
 	)
+
 	for vf, want := range []VFState{
 		{MAC: "02:00:00:00:00:00", VLAN: 100, QoS: 3, Proto: "802.1q", MinTxRate: 10,
 			MaxTxRate: 1000, SpoofCheck: new(true), Trust: new(false), LinkState: "auto"},
@@ -67,6 +68,7 @@ func TestParseVF(t *testing.T) {
 			t.Errorf("VF %d (-want +got):\n%s", vf, diff)
 		}
 	}
+
 	for name, message := range map[string][]byte{
 		"other VFs only": message, "no VFs": pfMessage(), "short": {1, 2, 3},
 	} {
@@ -85,6 +87,7 @@ func TestParseOddVF(t *testing.T) {
 		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO,
 			append(words(0, 4095, 7), 0, 0, 0, 0))
 	})
+
 	want := &VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q"}
 	if diff := cmp.Diff(want, parsePF(message, 0).vf); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -100,6 +103,7 @@ func TestParsePF(t *testing.T) {
 			nl.NewRtAttr(unix.IFLA_PARENT_DEV_BUS_NAME, nl.ZeroTerminated("pci")).Serialize(),
 			nl.NewRtAttr(unix.IFLA_NUM_VF, words(vfs)).Serialize())
 	}
+
 	vf1 := pfMessage(describe(1, unix.ETH_P_8021Q, 1, 0, 0))
 	for name, test := range map[string]struct {
 		message []byte
@@ -133,6 +137,7 @@ func TestParsePF(t *testing.T) {
 func FuzzParseVF(f *testing.F) {
 	f.Add(pfMessage(describe(0, unix.ETH_P_8021Q, 1, 0, 0)), 0)
 	f.Add(pfMessage(), 1)
+
 	f.Fuzz(func(t *testing.T, message []byte, vf int) {
 		state := parsePF(message, vf).vf
 		if state == nil {
@@ -190,6 +195,7 @@ func TestVFChanges(t *testing.T) {
 			says: []string{"link state enable"},
 		},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			to := test.from.with(&test.want, test.mac)
@@ -213,9 +219,11 @@ func TestDiff(t *testing.T) {
 		VF: &VFState{MAC: "02:00:00:00:00:01", VLAN: 5, Proto: "802.1q", MinTxRate: 1,
 			MaxTxRate: 2, Trust: new(true), LinkState: "auto"},
 		Identity: Identity{Index: 3}}
+
 	now := Snapshot{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:02", TxQLen: 5, NoARP: true,
 		Promiscuous: true, AllMulticast: true,
 		VF: &VFState{Trust: new(false), SpoofCheck: new(true)}, Identity: Identity{Index: 9}}
+
 	want := []string{
 		`name is "net1", was "ens1"`, `altnames are [], were ["a"]`, `alias is "", was "x"`,
 		"mtu is 1400, was 1500",
@@ -228,12 +236,14 @@ func TestDiff(t *testing.T) {
 		`vf spoofchk is "on", was "unknown"`,
 		`vf trust is "off", was "on"`, `vf link-state is "", was "auto"`,
 	}
+
 	if diff := cmp.Diff(want, Diff(before, now)); diff != "" {
 		t.Errorf("diff (-want +got):\n%s", diff)
 	}
 	if same := Diff(before, before); len(same) > 0 {
 		t.Errorf("from itself it differs: %q", same)
 	}
+
 	now = before
 	now.VF, now.Identity.Index = nil, 9
 	if same := Diff(before, now); len(same) > 0 {

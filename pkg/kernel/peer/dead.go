@@ -17,6 +17,7 @@ func RemoveDead(pattern string) error {
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, path := range paths {
 		conn, err := net.DialTimeout("unix", path, time.Second)
@@ -27,9 +28,11 @@ func RemoveDead(pattern string) error {
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			continue // it is gone, or no socket
 		}
+
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }

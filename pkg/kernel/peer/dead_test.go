@@ -18,11 +18,13 @@ func TestRemoveDead(t *testing.T) {
 		t.Cleanup(func() { l.Close() })
 		return l
 	}
+
 	socket("a-served.sock")
 	must.Succeed(t, socket("a-dead.sock").Close())
 	must.Succeed(t, socket("other-dead.sock").Close())
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "a-file.sock"), nil, 0o600))
 	must.Succeed(t, RemoveDead(filepath.Join(dir, "a-*.sock")))
+
 	for name, want := range map[string]bool{
 		"a-served.sock": true, "a-dead.sock": false, "other-dead.sock": true, "a-file.sock": false,
 	} {

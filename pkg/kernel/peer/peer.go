@@ -17,6 +17,7 @@ func Check(conn syscall.Conn) error {
 	if err != nil {
 		return fmt.Errorf("peer credentials: %w", err)
 	}
+
 	var peer *unix.Ucred
 	var peerErr error
 	err = raw.Control(func(fd uintptr) {
@@ -29,5 +30,6 @@ func Check(conn syscall.Conn) error {
 		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket",
 			peer.Uid, peer.Pid, os.Geteuid())
 	}
+
 	return nil
 }

@@ -18,16 +18,19 @@ func TestAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	seen := map[string]bool{}
 	for _, q := range quirk.All() {
 		if q.Driver == "" || q.Name == "" || q.Does == "" || q.Answer == "" || q.Source == "" {
 			t.Errorf("%+v: something is missing", q)
 		}
+
 		if key := q.Driver + ": " + q.Name; seen[key] {
 			t.Errorf("%s: is there twice", key)
 		} else {
 			seen[key] = true
 		}
+
 		if !strings.Contains(string(page), "\n| "+q.Row+" | ") {
 			t.Errorf("%s: hardware.md has no row %q", q.Name, q.Row)
 		}

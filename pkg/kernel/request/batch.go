@@ -29,6 +29,7 @@ func SendAll(ctx context.Context, socket *nl.SocketHandle, messages []Message) [
 			results[i] = err
 		}
 	}
+
 	return results
 }
 
@@ -42,6 +43,7 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 	if err != nil {
 		return err
 	}
+
 	var datagram []byte
 	exchanges := make([]exchange, len(messages))
 	for i, m := range messages {
@@ -53,6 +55,7 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 			datagram = append(datagram, 0)
 		}
 	}
+
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	if err := unix.Sendto(socket.Socket.GetFd(), datagram, 0, to); err != nil {
 		return err
@@ -63,6 +66,7 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 			return err
 		}
 	}
+
 	return nil
 }
 

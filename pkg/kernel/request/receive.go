@@ -49,9 +49,11 @@ func execute(socket *nl.NetlinkSocket, request *nl.NetlinkRequest) ([][]byte, er
 			return nil, err
 		}
 	}
+
 	if e.interrupted {
 		return e.bodies, nl.ErrDumpInterrupted
 	}
+
 	return e.bodies, nil
 }
 
@@ -70,10 +72,12 @@ func (e *exchange) read(datagram []byte) error {
 	if err != nil {
 		return fmt.Errorf("netlink message: %w", err)
 	}
+
 	for _, m := range messages {
 		if m.Header.Seq != e.sequence || m.Header.Pid != e.pid || e.done {
 			continue
 		}
+
 		e.interrupted = e.interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
 		switch m.Header.Type {
 		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
@@ -86,6 +90,7 @@ func (e *exchange) read(datagram []byte) error {
 			e.done = m.Header.Flags&unix.NLM_F_MULTI == 0
 		}
 	}
+
 	return nil
 }
 
@@ -95,10 +100,12 @@ func errorOf(m syscall.NetlinkMessage) error {
 	if len(m.Data) < 4 {
 		return nil // an NLMSG_DONE without a status
 	}
+
 	number := int32(binary.NativeEndian.Uint32(m.Data))
 	if number == 0 {
 		return nil
 	}
+
 	err := error(syscall.Errno(-number))
 	if m.Header.Flags&unix.NLM_F_ACK_TLVS == 0 {
 		return err
@@ -109,20 +116,25 @@ func errorOf(m syscall.NetlinkMessage) error {
 		if len(rest) < unix.NLMSG_HDRLEN {
 			return err
 		}
+
 		echoed := int(binary.NativeEndian.Uint32(rest))
 		if m.Header.Flags&unix.NLM_F_CAPPED != 0 {
 			echoed = unix.NLMSG_HDRLEN
 		}
+
 		padded := (echoed + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
 		if padded < 0 || padded > len(rest) {
 			return err
 		}
+
 		rest = rest[padded:]
 	}
+
 	words, _ := attribute.Parse(rest)
 	if text := words.Text(nl.NLMSGERR_ATTR_MSG); text != "" {
 		return fmt.Errorf("%w: %s", err, text)
 	}
+
 	return err
 }
 
@@ -135,11 +147,13 @@ func receive(fd, limit int) ([]byte, error) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
+
 		case errors.Is(err, unix.EAGAIN):
 			if err := await(fd, deadline); err != nil {
 				return nil, err
 			}
 			continue
+
 		case err != nil:
 			return nil, err
 		}
@@ -155,6 +169,7 @@ func receive(fd, limit int) ([]byte, error) {
 		if size > limit {
 			return nil, fmt.Errorf("%w: it has %d", ErrTooLarge, size)
 		}
+
 		return buffer[:n], nil
 	}
 }
@@ -165,10 +180,12 @@ func await(fd int, deadline time.Time) error {
 	if left <= 0 {
 		return fmt.Errorf("no answer within %s: %w", patience, unix.EAGAIN)
 	}
+
 	_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}},
 		int(left.Milliseconds())+1)
 	if errors.Is(err, unix.EINTR) {
 		return nil
 	}
+
 	return err
 }

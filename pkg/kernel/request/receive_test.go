@@ -67,6 +67,7 @@ func TestRead(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error %v, want one with %q", err, test.says)
 			}
+
 			other := exchange{sequence: 8, pid: 4711}
 			if _ = other.read(test.datagram); len(other.bodies) > 0 || other.done {
 				t.Error("it is taken for the answer to another request")
@@ -93,6 +94,7 @@ func TestTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer socket.Close()
+
 	ask := func() {
 		request := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
 		header := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -102,6 +104,7 @@ func TestTooLarge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	ask()
 	ask()
 	if _, err := receive(socket.GetFd(), 100); !errors.Is(err, ErrTooLarge) {

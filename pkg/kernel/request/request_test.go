@@ -37,9 +37,11 @@ func TestConsistent(t *testing.T) {
 				}
 				return []int{1, 2}, nil
 			})
+
 			if lists != test.lists {
 				t.Errorf("%d lists, want %d", lists, test.lists)
 			}
+
 			switch failed := test.failures >= test.lists; {
 			case failed && !errors.Is(err, test.err):
 				t.Errorf("error %v, want %v", err, test.err)

@@ -16,6 +16,7 @@ func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[st
 	if len(names) == 0 {
 		return texts, failed
 	}
+
 	dir, err := unix.Open(string(d), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		for _, name := range names {
@@ -23,6 +24,7 @@ func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[st
 		}
 		return texts, failed
 	}
+
 	defer unix.Close(dir)
 
 	var buf [maxAttribute + 1]byte
@@ -34,6 +36,7 @@ func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[st
 		}
 		texts[name] = text
 	}
+
 	return texts, failed
 }
 
@@ -52,5 +55,6 @@ func attributeAt(dir int, name string, buf []byte) (string, error) {
 	case n > maxAttribute || !utf8.Valid(buf[:n]):
 		return "", errors.New("is not an attribute")
 	}
+
 	return strings.Trim(string(buf[:n]), " \t\r\n\x00"), nil
 }

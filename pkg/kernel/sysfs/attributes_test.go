@@ -19,6 +19,7 @@ import (
 func TestAttributes(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "rx-0"), 0o700))
+
 	for name, text := range map[string]string{
 		"ifindex": "7\n", "empty": "", "rx-0/rps_cpus": " 00000000,0000000f \n",
 		"long": strings.Repeat("a", 4097), "binary": "\xff",

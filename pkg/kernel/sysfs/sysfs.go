@@ -81,6 +81,7 @@ func (d Dir) Names() (names []string, exists bool, err error) {
 		return nil, false, &fs.PathError{Op: "open", Path: string(d), Err: err}
 	}
 	defer unix.Close(fd)
+
 	var buf [4096]byte
 	for {
 		n, err := unix.Getdents(fd, buf[:])
@@ -93,6 +94,7 @@ func (d Dir) Names() (names []string, exists bool, err error) {
 		if n <= 0 {
 			return names, true, nil
 		}
+
 		_, _, names = unix.ParseDirent(buf[:n], -1, names)
 	}
 }
@@ -112,6 +114,7 @@ func (d Dir) Attribute(name string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+
 	var buf [maxAttribute + 1]byte
 	n, err := f.Read(buf[:])
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -120,6 +123,7 @@ func (d Dir) Attribute(name string) (string, error) {
 	if n > maxAttribute || !utf8.Valid(buf[:n]) {
 		return "", fmt.Errorf("%s: is not an attribute", name)
 	}
+
 	return strings.Trim(string(buf[:n]), " \t\r\n\x00"), nil
 }
 
@@ -129,6 +133,7 @@ func (d Dir) Number(name string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
 		return 0, fmt.Errorf("%s: %q: must be a number", d.Dir(name), text)
@@ -184,12 +189,14 @@ func (d Dir) VFs() ([]VF, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var vfs []VF
 	for _, name := range names {
 		index, ok := VFIndex(name)
 		if !ok {
 			continue
 		}
+
 		target, err := d.Link(name)
 		if err != nil {
 			return nil, err
@@ -197,12 +204,15 @@ func (d Dir) VFs() ([]VF, error) {
 		if target == "" {
 			continue
 		}
+
 		address, err := pci.Parse(target)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", d.Dir(name), err)
 		}
+
 		vfs = append(vfs, VF{index, address})
 	}
+
 	slices.SortFunc(vfs, func(a, b VF) int { return cmp.Compare(a.Index, b.Index) })
 	return vfs, nil
 }
@@ -239,6 +249,7 @@ func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	if err != nil {
 		return "", nil, err
 	}
+
 	for _, child := range children {
 		if !strings.HasPrefix(child, "virtio") {
 			continue
@@ -247,6 +258,7 @@ func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 			return dir, names, err
 		}
 	}
+
 	return "", nil, nil
 }
 
@@ -266,6 +278,7 @@ func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error)
 	if err != nil {
 		return "", err
 	}
+
 	for _, core := range []struct {
 		module string
 		is     function.Passthrough
@@ -274,5 +287,6 @@ func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error)
 			return core.is, nil
 		}
 	}
+
 	return function.PassthroughOf(driver), nil
 }

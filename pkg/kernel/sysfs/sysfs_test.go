@@ -25,10 +25,12 @@ func tree(t *testing.T, entries map[string]string) sysfs.Root {
 		} else {
 			err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644))
 		}
+
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	return sysfs.Root(root)
 }
 
@@ -38,22 +40,26 @@ func TestAttribute(t *testing.T) {
 		"binary": "\xff\xfe", "n": "12\n",
 		"negative": "-1\n",
 	}).Dir()
+
 	for name, want := range map[string]string{"vendor": "0x15b3", "model": "Card of a board"} {
 		if got, err := dir.Attribute(name); got != want || err != nil {
 			t.Errorf("%s is %q, %v, want %q", name, got, err, want)
 		}
 	}
+
 	for _, name := range []string{"long", "binary"} {
 		if got, err := dir.Attribute(name); err == nil {
 			t.Errorf("%s is %q", name, got)
 		}
 	}
+
 	if _, err := dir.Attribute("none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}
 	if n, err := dir.Number("n"); n != 12 || err != nil {
 		t.Errorf("n is %d, %v", n, err)
 	}
+
 	for _, name := range []string{"negative", "vendor", "none"} {
 		if n, err := dir.Number(name); err == nil {
 			t.Errorf("%s is %d", name, n)
@@ -84,12 +90,14 @@ func TestVFs(t *testing.T) {
 		"bus/pci/devices/0000:3b:00.1/virtfn0":  "-> ../nonsense",
 		"bus/pci/devices/0000:3b:00.2/physfn":   "-> ../0000:3b:00.0",
 	})
+
 	vfs, err := root.PCI("0000:3b:00.0").VFs()
 	if want := []sysfs.VF{
 		{0, "0000:3b:00.2"}, {1, "0000:3b:00.3"}, {10, "0000:3b:01.4"},
 	}; err != nil || !slices.Equal(vfs, want) {
 		t.Errorf("VFs %v, %v, want %v", vfs, err, want)
 	}
+
 	if vfs, err := root.PCI("0000:3b:00.1").VFs(); err == nil ||
 		!strings.Contains(err.Error(), "0000:3b:00.1/virtfn0") {
 		t.Errorf("VFs %v, %v", vfs, err)
@@ -112,9 +120,11 @@ func TestNetdevs(t *testing.T) {
 		"bus/pci/devices/0000:00:04.0/driver":                "-> ../../drivers/virtio-pci",
 		"bus/pci/devices/0000:00:04.0/virtio5/block/vda/dev": "1:1\n",
 	})
+
 	if err := os.MkdirAll(string(root.PCI("0000:00:05.0").Dir("net")), 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for address, want := range map[string]struct {
 		dir   string
 		names []string

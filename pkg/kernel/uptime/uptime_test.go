@@ -49,6 +49,7 @@ func TestBootID(t *testing.T) {
 	if _, err := BootID(root); err == nil {
 		t.Error("a boot ID without a file")
 	}
+
 	must.Succeed(t, os.MkdirAll(filepath.Join(root, "sys/kernel/random"), 0o755))
 	must.Succeed(t,
 		os.WriteFile(filepath.Join(root, "sys/kernel/random/boot_id"), []byte("b-1\n"), 0o644))

@@ -35,12 +35,14 @@ func SerialNumber(r io.Reader) (string, error) {
 		if err != nil {
 			return "", err
 		}
+
 		if tag != tagReadOnly {
 			if _, err := in.take(length); err != nil {
 				return "", err
 			}
 			continue
 		}
+
 		return in.keyword(serialNumber, length)
 	}
 }
@@ -67,6 +69,7 @@ func (r *reader) resource() (tag byte, length int, err error) {
 	if _, err := io.ReadFull(r.from, head[:]); err != nil {
 		return 0, 0, err
 	}
+
 	at := r.at
 	r.at++
 	switch tag := head[0]; {
@@ -76,6 +79,7 @@ func (r *reader) resource() (tag byte, length int, err error) {
 			return 0, 0, err
 		}
 		return tag, int(binary.LittleEndian.Uint16(size)), nil
+
 	case tag&^7 == tagEnd:
 		return tagEnd, 0, nil
 	default:
@@ -90,11 +94,13 @@ func (r *reader) keyword(name string, length int) (string, error) {
 		if err != nil {
 			return "", err
 		}
+
 		size := int(head[2])
 		if length -= 3 + size; length < 0 {
 			return "", fmt.Errorf("keyword %q before byte %d is longer than what it is in",
 				head[:2], r.at)
 		}
+
 		value, err := r.take(size)
 		if err != nil {
 			return "", err

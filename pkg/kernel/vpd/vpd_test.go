@@ -78,6 +78,7 @@ func TestReadsNoMoreThanItMust(t *testing.T) {
 func FuzzSerialNumber(f *testing.F) {
 	f.Add([]byte(resource(0x82, name) + resource(0x90, keyword("SN", "MT2334XZ0LTK")) + "\x78"))
 	f.Add([]byte("\xff\xff\xff"))
+
 	f.Fuzz(func(t *testing.T, data []byte) {
 		serial, err := SerialNumber(bytes.NewReader(data))
 		if err != nil && serial != "" {

@@ -19,9 +19,11 @@ func open(t *testing.T, path string, matters func(fsnotify.Event) bool) *watchdi
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
+
 	if err := d.Watch(); err != nil {
 		t.Fatal(err)
 	}
+
 	return d
 }
 
@@ -48,6 +50,7 @@ func drained(t *testing.T, d *watchdir.Dir, dir string) {
 	t.Helper()
 	marker := filepath.Join(dir, "marker")
 	changed(t, d, "marker", write(marker))
+
 	for {
 		select {
 		case <-d.Changes():
@@ -63,6 +66,7 @@ func TestChanges(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	d := open(t, dir, nil)
 	changed(t, d, "a file came", write(filepath.Join(dir, "a")))
 	drained(t, d, dir)
@@ -72,10 +76,12 @@ func TestChanges(t *testing.T) {
 	if err := d.Watch(); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("error %v, want one that names %s", err, dir)
 	}
+
 	changed(t, d, "the directory came", func() error { return os.Mkdir(dir, 0o700) })
 	if err := d.Watch(); err != nil {
 		t.Fatal(err)
 	}
+
 	changed(t, d, "a file came into it", write(filepath.Join(dir, "b")))
 }
 
@@ -85,24 +91,29 @@ func TestMatters(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	asked := make(chan string, 100)
 	d := open(t, dir, func(event fsnotify.Event) bool {
 		asked <- event.Name
 		return event.Has(fsnotify.Create) && filepath.Base(event.Name) == "wanted"
 	})
+
 	for _, path := range []string{filepath.Join(parent, "beside"), filepath.Join(dir, "other")} {
 		if err := write(path)(); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	// what is beside the directory is not asked about
 	if first := <-asked; first != filepath.Join(dir, "other") {
 		t.Errorf("asked about %s", first)
 	}
+
 	select {
 	case <-d.Changes():
 		t.Error("told of what does not matter")
 	default:
 	}
+
 	changed(t, d, "what matters", write(filepath.Join(dir, "wanted")))
 }

@@ -27,6 +27,7 @@ func Handler(config *rest.Config, next http.Handler, log logr.Logger) (http.Hand
 	if err != nil {
 		return nil, fmt.Errorf("client for reviews: %w", err)
 	}
+
 	filter, err := filters.WithAuthenticationAndAuthorization(config, client)
 	if err != nil {
 		return nil, fmt.Errorf("reviews of who may read metrics: %w", err)
@@ -51,14 +52,17 @@ func OpenCertificate(dir string) (*Certificate, error) {
 		}
 		return &Certificate{watcher: watcher}, nil
 	}
+
 	name, err := os.Hostname()
 	if err != nil {
 		return nil, err
 	}
+
 	cert, key, err := certutil.GenerateSelfSignedCertKey(name, []net.IP{{127, 0, 0, 1}}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("self-signed certificate: %w", err)
 	}
+
 	c := &Certificate{}
 	c.selfSigned, err = tls.X509KeyPair(cert, key)
 	return c, err

@@ -52,6 +52,7 @@ func allowMetrics(t *testing.T, api client.Client, account string) {
 			{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}},
 		},
 	}))
+
 	must.Succeed(t, api.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: account},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: account},
@@ -76,16 +77,21 @@ func TestHandler(t *testing.T) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
 			"https://"+address+"/metrics", nil)
 		must.Succeed(t, err)
+
 		if token != "" {
 			request.Header.Set("Authorization", "Bearer "+token)
 		}
+
 		transport := &http.Transport{TLSClientConfig: trust}
 		defer transport.CloseIdleConnections()
+
 		response, err := (&http.Client{Transport: transport}).Do(request)
 		must.Succeed(t, err)
 		must.Succeed(t, response.Body.Close())
+
 		return response.StatusCode
 	}
+
 	for name, test := range map[string]struct {
 		token string
 		want  int
@@ -99,6 +105,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("%s: status %d, want %d", name, got, test.want)
 		}
 	}
+
 	must.Eventually(t, "the token that may is let in", func() bool {
 		return get(prometheus) == http.StatusOK
 	})
@@ -108,14 +115,17 @@ func TestHandler(t *testing.T) {
 func TestCertificate(t *testing.T) {
 	dir := t.TempDir()
 	first, second := opitest.NewAuthority(t), opitest.NewAuthority(t)
+
 	issue := func(by *opitest.Authority) {
 		cert, key := by.Issue(t, "127.0.0.1")
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, "tls.crt"), cert, 0o600))
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, "tls.key"), key, 0o600))
 	}
+
 	if _, err := secure.OpenCertificate(dir); err == nil {
 		t.Error("a directory without a certificate is no error")
 	}
+
 	issue(first)
 	address, _ := serve(t, dir, http.NotFoundHandler())
 	trusts := func(pool *x509.CertPool) bool {
@@ -125,9 +135,11 @@ func TestCertificate(t *testing.T) {
 		}
 		return err == nil
 	}
+
 	if !trusts(first.Pool()) {
 		t.Error("the certificate is not that of the directory")
 	}
+
 	issue(second)
 	must.Eventually(t, "the new certificate is served", func() bool {
 		return trusts(second.Pool())
@@ -146,6 +158,7 @@ func serve(t *testing.T, dir string, handler http.Handler) (address string, trus
 	t.Cleanup(must.Run(t, func(ctx context.Context) error {
 		return monitoring.Serve(ctx, certificate.Listener(inner), handler, logr.Discard())
 	}))
+
 	// #nosec G402 -- self-signed
 	return inner.Addr().String(), &tls.Config{InsecureSkipVerify: true}
 }

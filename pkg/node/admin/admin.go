@@ -58,6 +58,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("socket for administrators: %w", err)
 	}
+
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Socket, Net: "unix"})
 	if err != nil {
 		return fmt.Errorf("socket for administrators: %w", err)
@@ -66,14 +67,17 @@ func (s *Server) Run(ctx context.Context) error {
 		listener.Close()
 		return fmt.Errorf("socket for administrators: %w", err)
 	}
+
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+nodestate.StatePath, s.state)
 	mux.HandleFunc("POST "+nodestate.ReleasePath, s.release)
 	server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
+
 	if err := server.Serve(checked{listener, s.Log}); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("socket for administrators: %w", err)
 	}
+
 	return nil
 }
 
@@ -89,11 +93,13 @@ func (l checked) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if err := peer.Check(conn); err != nil {
 			l.log.Error(err, "Connection to the socket for administrators refused")
 			conn.Close()
 			continue
 		}
+
 		return conn, nil
 	}
 }
@@ -118,6 +124,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		s.releaseQuarantined(w, r, wanted)
 		return
 	}
+
 	if wanted.Hook == nodestate.PortHook && !wanted.PortGone {
 		http.Error(w,
 			fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would "+
@@ -125,10 +132,12 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 				"not, and say so by --port-gone", wanted.Function), http.StatusConflict)
 		return
 	}
+
 	if err := s.GiveUp(r.Context(), wanted.Function, wanted.Hook); err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
+
 	s.Log.Info("An administrator gave a post-delete hook up", "function", wanted.Function.String(),
 		"hook", wanted.Hook)
 	fmt.Fprintf(w, "Function %s: hook %s is given up\n", wanted.Function, wanted.Hook)
@@ -140,6 +149,7 @@ func (s *Server) releaseQuarantined(
 ) {
 	ctx, cancel := context.WithTimeout(r.Context(), releaseTimeout)
 	defer cancel()
+
 	outcome, err := s.Release(ctx, wanted.Function, wanted.AsItIs)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)

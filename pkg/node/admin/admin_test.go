@@ -30,6 +30,7 @@ func server(t *testing.T) *Server {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
+
 	vfs := pooltest.VFs(0x3b, 2)
 	must.Succeed(t, j.Put(journal.Attachment{
 		Function: function.ID{Address: "0000:3b:07.0"}, PF: pf, PFName: "ens3f0", VFIndex: 48,
@@ -39,6 +40,7 @@ func server(t *testing.T) *Server {
 			Name: "net1", VF: &function.VFConfig{VLAN: new(7)},
 		},
 	}))
+
 	fast := pooltest.DRA("fast",
 		vfs[1], function.PotentialSF(function.Function{ID: function.ID{Address: pf}}, 88))
 	return &Server{
@@ -85,14 +87,17 @@ func TestState(t *testing.T) {
 		state, err = client.State(t.Context())
 		return err == nil
 	})
+
 	info, err := os.Stat(s.Socket)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v; want mode 0600", info.Mode(), err)
 	}
+
 	var got []string
 	for _, f := range state.Functions {
 		got = append(got, strings.TrimSpace(f.ID.String()+" "+f.Pool))
 	}
+
 	want := "0000:3b:00.0, 0000:3b:00.0/sf88 fast, 0000:3b:00.2, 0000:3b:00.3 fast, 0000:3b:07.0"
 	if strings.Join(got, ", ") != want {
 		t.Fatalf("Functions %q, want %s", got, want)
@@ -107,6 +112,7 @@ func TestState(t *testing.T) {
 		f.Attachment.Claim.Name != "c" || f.Attachment.Interface.VLAN != 7 {
 		t.Errorf("a VF that is gone: %+v", f)
 	}
+
 	for asItIs, want := range map[bool]string{
 		false: "Function 0000:3b:00.3: is as it was", true: "Function 0000:3b:00.3: is let go",
 	} {
@@ -116,6 +122,7 @@ func TestState(t *testing.T) {
 			t.Errorf("as it is %t: %q, error %v; want %q", asItIs, outcome, err, want)
 		}
 	}
+
 	for body, want := range map[nodestate.Release]string{
 		{}:                                "request: ",
 		{Function: state.Functions[2].ID}: "0000:3b:00.2 is not quarantined",
@@ -144,17 +151,20 @@ func TestSocketInTheWay(t *testing.T) {
 func TestGarbage(t *testing.T) {
 	s := server(t)
 	must.Run(t, s.Run)
+
 	must.Eventually(t, "a connection", func() bool {
 		conn, err := net.Dial("unix", s.Socket)
 		if err != nil {
 			return false
 		}
 		defer conn.Close()
+
 		_, err = conn.Write(
 			[]byte("POST /release HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{{{"),
 		)
 		return err == nil
 	})
+
 	if _, err := (nodestate.Client{Socket: s.Socket}).State(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -169,11 +179,13 @@ func TestStateOfQuarantine(t *testing.T) {
 			Reason: journal.WrongDriver, Message: "driver is vfio-pci, was igbvf", Attempts: 2,
 		},
 	}
+
 	got := attachment(a)
 	if q := got.Quarantine; q == nil || q.Reason != "WrongDriver" ||
 		q.Message != a.Quarantine.Message || q.Attempts != 2 || got.Hook != nil {
 		t.Errorf("quarantine %+v, hook %+v", q, got.Hook)
 	}
+
 	a.Hooks = &journal.Hooks{Next: "port", Attempts: 1}
 	if got := attachment(a); got.Hook == nil || got.Hook.Name != "port" {
 		t.Errorf("hook %+v", got.Hook)

@@ -28,34 +28,42 @@ func (s *Server) State() nodestate.State {
 			}
 		}
 	}
+
 	attachments := map[function.ID]journal.Attachment{}
 	for _, a := range s.Journal.All() {
 		attachments[a.Function] = a
 	}
+
 	for _, f := range functions {
 		told := nodestate.NewFunction(f)
 		if f.Kind == function.PF {
 			card := s.Card(f.PF)
 			told.Serial, told.Board = card.Serial, card.Board
 		}
+
 		if p, has := pools[f.ID]; has {
 			told.Pool, told.Publish = p.Name, string(p.Spec.Publish)
 			for _, problem := range s.Problems(p, f) {
 				told.Problems = append(told.Problems, nodestate.Problem(problem))
 			}
 		}
+
 		if a, has := attachments[f.ID]; has {
 			told.Attachment = attachment(a)
 			delete(attachments, f.ID)
 		}
+
 		state.Functions = append(state.Functions, told)
 	}
+
 	for _, a := range attachments {
 		state.Functions = append(state.Functions, gone(a))
 	}
+
 	slices.SortFunc(state.Functions, func(a, b nodestate.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
+
 	for _, letter := range s.Journal.DeadLetters() {
 		state.DeadLetters = append(state.DeadLetters, nodestate.DeadLetter{
 			Hook: letter.Hook, Function: letter.Attachment.Function,
@@ -63,6 +71,7 @@ func (s *Server) State() nodestate.State {
 			Attempts: letter.Attempts, Error: letter.Error, Time: letter.At,
 		})
 	}
+
 	return state
 }
 
@@ -73,12 +82,14 @@ func gone(a journal.Attachment) nodestate.Function {
 		Index: a.VFIndex, NUMANode: -1,
 		Gone: true, Attachment: attachment(a),
 	}
+
 	switch {
 	case a.Function.Subfunction != "":
 		f.Kind = function.SF
 	case a.IsVF():
 		f.Kind = function.VF
 	}
+
 	return f
 }
 
@@ -90,9 +101,11 @@ func attachment(a journal.Attachment) *nodestate.Attachment {
 		LostAt: a.LostAt, StoppedAt: a.StoppedAt,
 		RestoredAt: a.RestoredAt,
 	}
+
 	if a.Port != nil {
 		out.Network = a.Port.Network
 	}
+
 	// the Port of a quarantined Function is gone, and other hooks do not run yet
 	if a.Hooks != nil && a.Hooks.Next != "" {
 		out.Hook = &nodestate.Hook{
@@ -100,12 +113,14 @@ func attachment(a journal.Attachment) *nodestate.Attachment {
 			RetryAt: a.Hooks.RetryAt,
 		}
 	}
+
 	if q := a.Quarantine; q != nil {
 		out.Quarantine = &nodestate.Quarantine{
 			Reason: string(q.Reason), Message: q.Message, Since: q.Since, Attempts: q.Attempts,
 			RetryAt: q.RetryAt,
 		}
 	}
+
 	return out
 }
 
@@ -117,12 +132,15 @@ func interfaceOf(a journal.Attachment) nodestate.Interface {
 		Addresses: a.Interface.Addresses,
 		Userspace: a.Interface.Userspace,
 	}
+
 	if a.Interface.VF != nil {
 		out.VLAN = ptr.Deref(a.Interface.VF.VLAN, 0)
 	}
+
 	if seen := a.Observed; seen != nil {
 		out.Name, out.MAC, out.MTU, out.Addresses = seen.Name, seen.MAC, seen.MTU, seen.Addresses
 	}
+
 	return out
 }
 

@@ -17,11 +17,13 @@ func (s *site) stateOf(id function.ID) nodestate.Function {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, f := range state.Functions {
 		if f.ID == id {
 			return f
 		}
 	}
+
 	s.t.Fatalf("Function %s is not in %+v", id, state)
 	return nodestate.Function{}
 }
@@ -47,10 +49,12 @@ func TestAdministrator(t *testing.T) {
 			f.Publish != "DevicePlugin" || f.Netdev == "" || f.Attachment != nil {
 			t.Errorf("a free VF: %+v", f)
 		}
+
 		p := newPod(t, "pod1")
 		if _, err := s.give(p.name, vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(p, vf)
 		s.eventually("the netdev is seen to be in the pod", func() bool {
 			return s.stateOf(vf).Netdev == ""
@@ -72,30 +76,36 @@ func TestAdministrator(t *testing.T) {
 			f.Attachment.Hook.Name != nodestate.PortHook || len(f.Problems) != 1 {
 			t.Errorf("a VF whose Port does not go: %+v, %+v", f, f.Attachment)
 		}
+
 		wish := nodestate.Release{Function: vf, Hook: nodestate.PortHook}
 		if _, err := s.administrators().Release(t.Context(), wish); err == nil ||
 			!strings.Contains(err.Error(), "may still serve its Port") {
 			t.Errorf("a Port that is there is given up: %v", err)
 		}
+
 		wish.PortGone = true
 		if _, err := s.administrators().Release(t.Context(), wish); err != nil {
 			t.Fatal(err)
 		}
+
 		s.eventually("the executable has failed", func() bool {
 			hook := s.stateOf(vf).Attachment.Hook
 			return hook.Name == "10-note" && hook.Attempts > 0 &&
 				strings.Contains(hook.Error, "cannot note")
 		})
+
 		wish = nodestate.Release{Function: vf, Hook: "10-note"}
 		if _, err := s.administrators().Release(t.Context(), wish); err != nil {
 			t.Fatal(err)
 		}
+
 		s.wantHealthy(s.vfs...)
 		state, err := s.administrators().State(t.Context())
 		if err != nil || len(state.DeadLetters) != 2 || state.DeadLetters[1].Hook != "10-note" ||
 			state.DeadLetters[1].Pod.Name != "pod1" {
 			t.Errorf("dead letters %+v, %v", state.DeadLetters, err)
 		}
+
 		s.end()
 		if _, err := s.administrators().State(t.Context()); err == nil ||
 			!strings.Contains(err.Error(), "xpu-agent is away: dial unix") {

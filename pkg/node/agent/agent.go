@@ -38,12 +38,14 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	defer tracer.Stop(ctx)
+
 	a := &agent{config: config, log: log, registry: registry, tracer: tracer}
 	served, err := a.serveReadiness(ctx)
 	if err != nil {
 		return err
 	}
 	defer served()
+
 	// Without a UID its sockets have the names of those of an agent that is still there.
 	if config.Provisioner == ProvisionerCRD && config.PodUID != "" {
 		if err := a.openFront(ctx); err != nil {
@@ -51,16 +53,20 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		}
 		defer a.front.close()
 	}
+
 	if a.predecessor, err = a.takeOver(ctx); err != nil {
 		return err
 	}
+
 	if a.predecessor != nil {
 		defer a.predecessor.Close() // which tells it that this agent has ended
 	}
+
 	successor, err := a.work(ctx)
 	if err != nil || successor == nil {
 		return err
 	}
+
 	return a.standAside(ctx, successor)
 }
 
@@ -73,16 +79,19 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 		return nil, err
 	}
 	defer a.journal.Close()
+
 	if config.Provisioner == ProvisionerCRD && a.front == nil {
 		if err := a.openFront(ctx); err != nil {
 			return nil, err
 		}
 		defer a.front.close()
 	}
+
 	if a.devlink, err = devlink.Dial(""); err != nil {
 		return nil, err
 	}
 	defer a.devlink.Close()
+
 	a.engine, err = netdev.New(netdev.Options{
 		ProcRoot: config.ProcRoot, SysRoot: config.SysRoot, Eswitches: a.devlink,
 	})
@@ -90,6 +99,7 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 		return nil, err
 	}
 	defer a.engine.Close()
+
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
 	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees,
 		a.log.WithName("kubelet"))
@@ -97,9 +107,11 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 		return nil, err
 	}
 	defer a.kubelet.Close()
+
 	if err := a.assemble(ctx); err != nil {
 		return nil, err
 	}
+
 	a.setReadiness(a.ready)
 	return a.run(ctx)
 }
@@ -115,6 +127,7 @@ func takeJournal(
 		log.Info("Waiting for another agent to end, which has the journal", "path", path)
 		waiting()
 	}
+
 	for errors.Is(err, boltfile.ErrLocked) && ctx.Err() == nil {
 		records, err = journal.Open(path)
 	}
@@ -140,6 +153,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	// The parts that others depend on end last, so that requests that run when ctx ends can finish.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+
 	group.Go(func() error { return a.inventory.Run(lasting) })
 	group.Go(func() error { return a.faults.Run(lasting) })
 	group.Go(func() error { return a.connect(lasting) })
@@ -148,12 +162,14 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	group.Go(func() error { return serveMonitoring(ctx, a.config, a.registry, a.ready, a.log) })
 	group.Go(func() error { return serveProfiles(ctx, a.config.ProfilesAddress, a.log) })
 	group.Go(func() error { return a.file.Run(ctx) })
+
 	group.Go(func() error {
 		defer end()
 		// Functions are brought back whether the API server is there or not.
 		if !a.inventory.Synced(ctx) || !a.faults.Synced(ctx) {
 			return nil
 		}
+
 		a.recover(ctx)
 		a.conflicts.look(ctx)
 		running, ctx := errgroup.WithContext(ctx)
@@ -164,9 +180,11 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return a.admin.Run(ctx) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.conflicts.run(ctx, forConflicts) })
+
 		if a.clustered != nil {
 			running.Go(func() error { return a.clustered.serve(ctx) })
 		}
+
 		running.Go(func() error { return a.serveCNI(ctx) })
 		running.Go(func() error { return a.lifecycle.Run(ctx, forLifecycle) })
 		running.Go(func() error { return a.setUpAgain(ctx) })
@@ -180,16 +198,20 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 			a.stopLingering()
 			err = errors.Join(err, a.lingering.Wait())
 		}
+
 		return err
 	})
+
 	err = group.Wait()
 	if errors.Is(err, errSucceeded) {
 		return successor, nil
 	}
+
 	a.stopLingering()
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
+
 	return nil, err
 }
 
@@ -245,6 +267,7 @@ func (a *agent) ready() error {
 	if err := a.plugins.Registered(); err != nil || a.clustered == nil {
 		return err
 	}
+
 	pools, _ := a.tracker.Pools()
 	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool {
 		return p.Spec.Publish != v1alpha1.PublishDevicePlugin
@@ -252,6 +275,7 @@ func (a *agent) ready() error {
 	if byClaim && !a.clustered.nri.Connected() { // extended resources do not need the runtime
 		return fmt.Errorf("not connected to the container runtime at %s", a.config.NRISocket)
 	}
+
 	return nil
 }
 
@@ -282,6 +306,7 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 	if a.recorder == nil || pod.Name == "" {
 		return
 	}
+
 	kind, reason := corev1.EventTypeWarning, "FunctionLost"
 	var message string
 	switch name := attachment.Interface.Name; {
@@ -294,6 +319,7 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 		message = fmt.Sprintf("the device of interface %s went: it comes back to the pod with "+
 			"the device", name)
 	}
+
 	about := &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 	}
@@ -312,6 +338,7 @@ func (a *agent) reportQuarantine(attachment journal.Attachment) {
 		a.event(about, corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function,
 			"is kept from other pods: "+q.Message)
 	}
+
 	a.event(a.nodeReference(), corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function,
 		"did not come back from its pod as it was, and is kept from others: "+q.Message)
 }

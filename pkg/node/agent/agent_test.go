@@ -76,21 +76,25 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
 	}
+
 	dir := must.SocketDir(t)
 	functions.Root, functions.Log = dir, testr.New(t)
 	host, err := simulate.New(t.Context(), functions)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := host.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	registry := filepath.Join(dir, "kubelet", "plugins_registry")
 	if err := os.MkdirAll(registry, 0o750); err != nil {
 		t.Fatal(err)
 	}
+
 	return &world{t: t, host: host, config: Config{
 		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev",
 		StateDir:      filepath.Join(dir, "state"),
@@ -113,10 +117,12 @@ func (w *world) connect() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	w.admin = admin
 	w.config.Provisioner, w.config.Namespace = ProvisionerCRD, kubeapitest.AgentNamespace
 	w.config.Kubernetes = cluster.Agent(nodeName)
 	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+
 	w.t.Cleanup(func() {
 		for _, slice := range w.slices() {
 			w.delete(&slice)
@@ -141,6 +147,7 @@ func (w *world) delete(object client.Object) {
 	if err := w.admin.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
 	}
+
 	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 	if err := w.admin.Patch(ctx, object, final); client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
@@ -170,6 +177,7 @@ func (w *world) start() {
 			w.t.Errorf("Run = %v, want nil when its context ends", err)
 		}
 	}
+
 	w.t.Cleanup(w.end)
 }
 
@@ -187,13 +195,16 @@ func (w *world) slices() map[string]resourceapi.ResourceSlice {
 			resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
 			resourceapi.ResourceSliceSelectorNodeName: nodeName,
 		})})
+
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	out := map[string]resourceapi.ResourceSlice{}
 	for _, slice := range list.Items {
 		out[slice.Name] = slice
 	}
+
 	return out
 }
 
@@ -241,10 +252,12 @@ func (w *world) readyz() (int, string) {
 		return 0, err.Error()
 	}
 	defer response.Body.Close()
+
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		return 0, err.Error()
 	}
+
 	return response.StatusCode, string(body)
 }
 
@@ -287,6 +300,7 @@ func (w *world) allocateFor(
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
 		}}}},
 	}
+
 	w.create(c)
 	c.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{
@@ -319,6 +333,7 @@ func (w *world) allocateFor(
 			{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")},
 		},
 	}
+
 	for i := range share {
 		result := &c.Status.Allocation.Devices.Results[i]
 		result.ShareID = &share[i]
@@ -326,9 +341,11 @@ func (w *world) allocateFor(
 			claim.CapacityPorts: apiresource.MustParse("1"),
 		}
 	}
+
 	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
 		w.t.Fatal(err)
 	}
+
 	return c
 }
 
@@ -347,6 +364,7 @@ func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 			},
 		},
 	}
+
 	w.create(port)
 	port.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp,
@@ -368,15 +386,18 @@ func (w *world) wantPrepared(
 	if err != nil || len(got) != 1 || !slices.Contains(got[0].CdiDeviceIds, device) {
 		w.t.Fatalf("NodePrepareResources = %v, %v, want CDI device %s", got, err, device)
 	}
+
 	files, err := cdi.NewCache(cdi.WithSpecDirs(w.config.CDIDir), cdi.WithAutoRefresh(false))
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	for _, id := range got[0].CdiDeviceIds {
 		if has := files.GetDevice(id) != nil; has != (attached || id != device) {
 			w.t.Errorf("a CDI file has device %s: %t, attached: %t", id, has, attached)
 		}
 	}
+
 	if d := files.GetDevice(device); d != nil &&
 		!slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
 		w.t.Errorf("environment of the container is %q, want the interface's name",
@@ -399,6 +420,7 @@ func TestAgent(t *testing.T) {
 	if len(first) != 16 {
 		t.Errorf("%d slices, want 16", len(first))
 	}
+
 	for name, slice := range first {
 		if len(slice.Spec.Devices) > 64 || slice.Spec.Pool.ResourceSliceCount != 4 ||
 			slice.Spec.Pool.Generation != 1 {
@@ -406,6 +428,7 @@ func TestAgent(t *testing.T) {
 				"generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
 		}
 	}
+
 	w.eventually("the XPUNode says so", func() bool {
 		var node v1alpha1.XPUNode
 		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: nodeName},
@@ -422,6 +445,7 @@ func TestAgent(t *testing.T) {
 		code, text := w.readyz()
 		return code == http.StatusServiceUnavailable && strings.Contains(text, w.config.NRISocket)
 	})
+
 	w.startRuntime()
 	w.eventually("it is ready", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
 
@@ -433,6 +457,7 @@ func TestAgent(t *testing.T) {
 			claim.PortName(nodeName, vf)) {
 		t.Errorf("NodePrepareResources = %v, %v, want an error that says what is missing", got, err)
 	}
+
 	w.provision(c, vf)
 	w.wantPrepared(driver, c, vf, false)
 
@@ -445,12 +470,14 @@ func TestAgent(t *testing.T) {
 	if err := w.host.AddVFs("0000:c0:00.0", 8); err != nil {
 		t.Fatal(err)
 	}
+
 	w.shake()
 	w.eventually("the new VFs are published", func() bool { return w.devices() == 1032 })
 	w.wantUntouched("the restart, and new VFs", before)
 	if err := w.host.RemoveVFs("0000:c0:00.0"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.shake()
 	w.eventually("the VFs that went are no longer published", func() bool {
 		return w.devices() == 1024
@@ -461,6 +488,7 @@ func TestAgent(t *testing.T) {
 	for _, slice := range w.slices() {
 		w.delete(&slice)
 	}
+
 	w.eventually("the slices are there again", func() bool { return w.devices() == 1024 })
 
 	w.unprepare(driver, c)
@@ -479,9 +507,11 @@ func (w *world) functions(pf pci.Address) []pci.Address {
 			out = append(out, f.Address)
 		}
 	}
+
 	if len(out) == 0 {
 		w.t.Fatal(fmt.Errorf("PF %s has no VFs", pf))
 	}
+
 	return out
 }
 
@@ -493,6 +523,7 @@ func TestPod(t *testing.T) {
 		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net",
 		XPUNS: xpu.Path(),
 	})
+
 	sandbox := nritest.Sandbox("sandbox1", "pod1", "pod1-uid", pod.Path())
 	w.startRuntime(sandbox)
 	w.start()
@@ -500,10 +531,12 @@ func TestPod(t *testing.T) {
 	vf := function.ID{Address: w.functions("0000:3b:00.0")[1]}
 	c := w.allocate("pod-net", vf)
 	w.provision(c, vf)
+
 	w.eventually("the Port is known", func() bool {
 		_, err := driver.Prepare(t.Context(), c)
 		return err == nil
 	})
+
 	w.wantPrepared(driver, c, vf, false)
 	w.eventually("the runtime is connected", func() bool {
 		code, _ := w.readyz()
@@ -519,22 +552,26 @@ func TestPod(t *testing.T) {
 		_, err := pod.Handle().LinkByName("fast0")
 		return err == nil
 	})
+
 	l, err := pod.Handle().LinkByName("fast0")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	addresses, err := pod.Handle().AddrList(l, netlink.FAMILY_V4)
 	if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.1.0.2/24" ||
 		l.Attrs().HardwareAddr.String() != "02:00:00:00:00:01" {
 		t.Errorf("fast0 has MAC %s and addresses %v, %v; want those of the Port",
 			l.Attrs().HardwareAddr, addresses, err)
 	}
+
 	w.eventually("the claim says so", func() bool {
 		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
 			t.Fatal(err)
 		}
 		return len(c.Status.Devices) == 1
 	})
+
 	want := &resourceapi.NetworkDeviceData{
 		InterfaceName: "fast0", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"},
 	}
@@ -550,10 +587,12 @@ func TestPod(t *testing.T) {
 	if _, err := pod.Handle().LinkByName("fast0"); err != nil {
 		t.Errorf("the agent's restart took the pod's interface: %v", err)
 	}
+
 	w.unprepare(driver, c)
 	if _, err := pod.Handle().LinkByName("fast0"); err == nil {
 		t.Error("fast0 is still in the pod after NodeUnprepareResources")
 	}
+
 	for _, f := range w.host.Functions() {
 		if f.Netdev == "" {
 			continue

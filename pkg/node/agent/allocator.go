@@ -41,6 +41,7 @@ func (a *podAllocator) Reserve(
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
 		Setup: setup.Wanted(p.Spec, f.ID, "", mac), Nodes: givesNodes(f, p),
 	}
+
 	if deviceplugin.ProvisionsAtAllocate(p) {
 		reservation.Port = a.port(f, p)
 		reservation.Interface = function.Interface{MAC: mac}
@@ -52,10 +53,12 @@ func (a *podAllocator) Reserve(
 	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {
 		return f, err
 	}
+
 	now, exists := a.find(f.ID)
 	if !exists {
 		return f, errors.New("is gone from this node")
 	}
+
 	return now, nil
 }
 

@@ -56,6 +56,7 @@ func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, p
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { records.Close() })
+
 	w, log := &workshop{makes: map[function.ID]*journal.Setup{}}, testr.New(t)
 	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
 	return &podAllocator{
@@ -79,10 +80,12 @@ func TestAllocateMakesSF(t *testing.T) {
 	if err != nil || got.Potential || got.Netdev != "eth7" {
 		t.Fatalf("Reserve = %+v, %v, want the SF as it is once it is made", got, err)
 	}
+
 	want := &journal.Setup{SF: true, MAC: provisioning.MAC("node1", f.ID)}
 	if diff := cmp.Diff(want, w.makes[f.ID]); diff != "" {
 		t.Errorf("made: -want +got\n%s", diff)
 	}
+
 	record, _ := records.Get(f.ID)
 	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" ||
 		record.Port != nil {
@@ -91,6 +94,7 @@ func TestAllocateMakesSF(t *testing.T) {
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Errorf("Reserve again: %v", err)
 	}
+
 	a.GiveUp(t.Context(), f, p)
 	if len(w.makes) > 0 || len(records.All()) > 0 {
 		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
@@ -104,6 +108,7 @@ func TestAllocateCannotMakeSF(t *testing.T) {
 	if _, err := a.Reserve(t.Context(), p.Functions[0], p); !errors.Is(err, w.err) {
 		t.Errorf("Reserve = %v, want %v", err, w.err)
 	}
+
 	a.GiveUp(t.Context(), p.Functions[0], p)
 	if len(w.makes) > 0 || len(records.All()) > 0 {
 		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
@@ -124,6 +129,7 @@ func TestAllocateAfterThePoolChanged(t *testing.T) {
 	if w.makes[f.ID].Driver != "vfio-pci" {
 		t.Fatalf("set up with %+v, want vfio-pci", w.makes[f.ID])
 	}
+
 	p.Spec.Driver = ""
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
@@ -141,14 +147,17 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	queue := &oneHook{journal: records}
 	a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
 	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+
 	p.Spec = v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
 		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
 	}
+
 	put(t, records, journal.Attachment{
 		Function: f.ID, Resource: p.ResourceName(), State: journal.Reserved,
 		Port: &journal.Port{Network: "red"},
 	})
+
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +178,7 @@ func TestAllocateForTheSamePod(t *testing.T) {
 		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
 		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
 	}
+
 	vf := function.Function{
 		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Netdev: "ens3f0v0",
 	}
@@ -206,6 +216,7 @@ func TestAllocateForTheSamePod(t *testing.T) {
 			if _, err := a.Reserve(t.Context(), test.function, p); err != nil {
 				t.Fatal(err)
 			}
+
 			record, _ := records.Get(test.function.ID)
 			test.change(&record)
 			put(t, records, record)
@@ -216,6 +227,7 @@ func TestAllocateForTheSamePod(t *testing.T) {
 			if len(queue.ran) != test.hooks {
 				t.Errorf("%d hooks ran, want %d", len(queue.ran), test.hooks)
 			}
+
 			now, _ := records.Get(test.function.ID)
 			if now.State != journal.Reserved || now.Port == nil || now.Port.Network != "blue" ||
 				now.ReservedAt.Before(record.ReservedAt) && name != "clock set back" {
@@ -233,6 +245,7 @@ func TestAllocateKeepsSF(t *testing.T) {
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
+
 	made := w.makes[f.ID]
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)

@@ -120,6 +120,7 @@ func (a *agent) assemble(ctx context.Context) error {
 	if a.config.Provisioner == ProvisionerDirect {
 		provision = a.provisionDirect
 	}
+
 	for _, stage := range []func(context.Context) error{
 		provision, a.discover, a.release, a.allocate,
 	} {
@@ -127,6 +128,7 @@ func (a *agent) assemble(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -137,16 +139,19 @@ func (a *agent) discover(context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	a.bootID = bootID
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry,
 		Log: a.log.WithName("inventory"),
 	})
+
 	a.kubelet.Auxiliary = a.inventory.Auxiliary
 	a.cards = card.New(card.Options{
 		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify,
 		Log: a.log.WithName("cards"),
 	})
+
 	a.faults = health.NewReporters(health.ReportersOptions{
 		SysRoot: a.config.SysRoot, Devlink: a.devlink,
 		Follow: func(ctx context.Context, changed func()) {
@@ -154,17 +159,20 @@ func (a *agent) discover(context.Context) error {
 		},
 		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("health"),
 	})
+
 	a.sfs = &sriov.SFMaker{
 		Devlink: a.devlink, Functions: a.inventory, Fault: a.faults.Fault,
 		Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
 		Log: a.log.WithName("sfs"),
 	}
+
 	a.setup = &setup.Runner{SFs: a.sfs, Drivers: &setup.PCIDrivers{
 		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot,
 		BootID:    a.bootID,
 		Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe,
 		Engine: a.engine, Log: a.log.WithName("drivers"),
 	}}
+
 	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
 	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
@@ -177,14 +185,17 @@ func (a *agent) discover(context.Context) error {
 		Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
 		Log: a.log.WithName("vfs"),
 	}
+
 	poolOf := func(id function.ID) string {
 		p, _ := a.tracker.PoolOf(id)
 		return p.Name
 	}
+
 	counts := &traffic.Collector{
 		Functions: a.inventory.Snapshot, Attachments: a.journal.All, PoolOf: poolOf,
 		Kernel: a.engine, Log: a.log.WithName("traffic"),
 	}
+
 	return errors.Join(a.registry.Register(a.vfs), a.registry.Register(counts))
 }
 
@@ -194,11 +205,13 @@ func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	if a.config.ConfigFile == "" {
 		return nil
 	}
+
 	a.file, err = source.OpenFile(source.FileOptions{
 		Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Adapt: adapt,
 		Changed:  a.inputs.Notify,
 		Registry: a.registry, Log: a.log.WithName("declare"),
 	})
+
 	return err
 }
 
@@ -210,9 +223,11 @@ func (a *agent) release(context.Context) (err error) {
 		Attempts: a.config.HookAttempts,
 		Recorder: a.recorder, Changed: a.outputs.Notify,
 	}, a.registry)
+
 	if err != nil {
 		return err
 	}
+
 	a.conflicts = &conflicts{
 		tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times,
 	}
@@ -226,6 +241,7 @@ func (a *agent) release(context.Context) (err error) {
 		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
+
 	a.conflicts.lifecycle = a.lifecycle
 	return a.registry.Register(a.lifecycle)
 }
@@ -239,6 +255,7 @@ func (a *agent) allocate(context.Context) (err error) {
 			return err
 		}
 	}
+
 	a.plugins = &deviceplugin.Manager{
 		KubeletDir: a.config.KubeletDir,
 		Pools:      a.tracker.Pools,
@@ -256,10 +273,12 @@ func (a *agent) allocate(context.Context) (err error) {
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}
+
 	inherited, err := a.inheritedSocket()
 	if err != nil {
 		return err
 	}
+
 	a.cni = &cniserver.Server{
 		BootID: a.bootID, Path: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
 		Inherited: inherited, Succeeded: a.succeeded.Load,
@@ -276,11 +295,13 @@ func (a *agent) allocate(context.Context) (err error) {
 		Metrics:    cniserver.NewMetrics(a.registry),
 		Log:        a.log.WithName("cni"),
 	}
+
 	if a.clustered != nil {
 		if err := a.clustered.attach(); err != nil {
 			return err
 		}
 	}
+
 	a.admin = &admin.Server{
 		Socket:    filepath.Join(a.config.StateDir, filepath.Base(nodestate.DefaultSocket)),
 		Node:      a.config.NodeName,
@@ -288,6 +309,7 @@ func (a *agent) allocate(context.Context) (err error) {
 		Card: a.cards.Of, Journal: a.journal,
 		GiveUp: a.hooks.GiveUp, Release: a.lifecycle.Release, Log: a.log.WithName("admin"),
 	}
+
 	return nil
 }
 
@@ -350,19 +372,23 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 			return err
 		}
 	}
+
 	if config.Installation == "" {
 		if config.Installation, err = a.machine(); err != nil {
 			return err
 		}
 	}
+
 	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
 		Installation: opi.NewInstallation(config.Installation),
 		Changed:      a.outputs.Notify, Registry: a.registry, Tracer: a.tracer,
 		Log: a.log.WithName("provision"),
 	})
+
 	if err != nil {
 		return err
 	}
+
 	a.provisioner, a.connect, a.report = direct, direct.Run, func(journal.Claim) {}
 	err = a.openFile(func(p *v1alpha1.DevicePool) error {
 		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // nobody would publish it
@@ -373,6 +399,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 		p.Spec.Network = cmp.Or(config.Pools[p.Name], p.Spec.Network)
 		return nil
 	})
+
 	a.declarations = a.file
 	return err
 }

@@ -29,16 +29,19 @@ func TestUsedByTheHost(t *testing.T) {
 	bridge := &netlink.Bridge{LinkAttrs: attributes}
 	must.Succeed(t, netlink.LinkAdd(bridge))
 	defer func() { _ = netlink.LinkDel(bridge) }()
+
 	must.Succeed(t, netlink.LinkSetMaster(link, bridge))
 	s.wantHealthy(other)
 	if problems := s.stateOf(vf).Problems; len(problems) != 1 ||
 		problems[0].Taint != v1alpha1.TaintInUse {
 		t.Errorf("problems %+v, want %s", problems, v1alpha1.TaintInUse)
 	}
+
 	_, err = s.give(p.name, vf)
 	if err == nil {
 		t.Error("the VF is allocated although the host uses it")
 	}
+
 	_, err = s.add(p, vf)
 	wantError(t, "ADD", err, cniserver.CodeAttach, "netdev "+name+" is a port of bridge host-br")
 	if left := s.stateOf(vf).Attachment; left != nil {
@@ -68,6 +71,7 @@ func TestVFWithoutDriver(t *testing.T) {
 		problems[0].Taint != v1alpha1.TaintFault {
 		t.Errorf("problems %+v, want %s", problems, v1alpha1.TaintFault)
 	}
+
 	_, err := s.add(p, vf)
 	wantError(t, "ADD", err, cniserver.CodeAttach, "the Function has no driver")
 	s.mustAdd(p, other)

@@ -31,6 +31,7 @@ func (s *site) offered() (free, inUse []string) {
 			}
 		}
 	}
+
 	slices.Sort(free)
 	return free, inUse
 }
@@ -51,6 +52,7 @@ func (s *site) awaitOffer(what string, free, inUse []function.ID) {
 		}
 		return list
 	}
+
 	s.eventually(what, func() bool {
 		nowFree, nowInUse := s.offered()
 		return slices.Equal(nowFree, names(free)) && slices.Equal(nowInUse, names(inUse))
@@ -118,6 +120,7 @@ func TestMoveToDRA(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	s.mustAdd(p, vf)
 
 	s.declare(byDRA())
@@ -135,6 +138,7 @@ func TestMoveToDRA(t *testing.T) {
 		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the "+
 			"Function", got, err)
 	}
+
 	s.wantInPod(p, vf)
 
 	// Both must agree that it is gone: the runtime and the kubelet.
@@ -181,11 +185,13 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if _, err := s.give("pod2", other); err != nil {
 		t.Fatal(err)
 	}
+
 	if got, err := driver.Prepare(t.Context(), second); err == nil ||
 		!strings.Contains(err.Error(), "pod default/pod2") {
 		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the "+
 			"Function", got, err)
 	}
+
 	s.pods.Set()
 
 	s.unprepare(driver, first)
@@ -196,6 +202,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	done := make(chan error, 1)
 	go func() { _, err := s.add(p, vf); done <- err }()
 	s.delete(first)
@@ -203,6 +210,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("ADD: %v", err)
 	}
+
 	s.eventually("the xPU does not serve the claims any more", func() bool {
 		return len(s.opi.Ports()) == 1
 	})
@@ -233,6 +241,7 @@ func TestBothOnOnePod(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	resources := kubelettest.Pod(p.name, resource, vf.String())
 	ofClaim := kubelettest.ClaimPod(p.name, v1alpha1.GroupName, claimed.DeviceName())
 	resources.Containers[0].DynamicResources = ofClaim.Containers[0].DynamicResources
@@ -240,14 +249,17 @@ func TestBothOnOnePod(t *testing.T) {
 	if _, err := s.add(p, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	s.eventually("the runtime's plugin attached the claim's interface", func() bool {
 		s.runSandbox(p)
 		_, err := p.Handle().LinkByName("fast0")
 		return err == nil
 	})
+
 	if _, err := p.Handle().LinkByName("net1"); err != nil {
 		t.Errorf("net1 of the CNI plugin: %v", err)
 	}
+
 	s.wantPorts(vf, claimed)
 
 	s.stopSandbox(p)
@@ -255,6 +267,7 @@ func TestBothOnOnePod(t *testing.T) {
 	if _, err := p.Handle().LinkByName("net1"); err != nil {
 		t.Errorf("net1 went with the claim's interface, before DEL: %v", err)
 	}
+
 	s.del(p, vf)
 	s.unprepare(driver, c)
 	s.delete(c)
@@ -290,12 +303,14 @@ func TestClaimByCNI(t *testing.T) {
 	if _, err := s.add(p, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	mac := function.MAC(s.portOf(c).Spec.MAC)
 	s.wantInterface(p, "net1", mac, podAddress)
 	s.wantPorts(vf)
 	s.runSandbox(p)
 	s.wantInterface(p, "net1", mac, podAddress)
 	s.wantGone(p, "fast0")
+
 	s.eventually("the claim says so", func() bool {
 		if err := s.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
 			t.Fatal(err)
@@ -306,6 +321,7 @@ func TestClaimByCNI(t *testing.T) {
 		data := c.Status.Devices[0].NetworkData
 		return data != nil && data.InterfaceName == "net1"
 	})
+
 	s.end()
 	s.start() // and the runtime tells of the sandbox that it has
 	s.awaitRuntime()
@@ -330,6 +346,7 @@ func TestXPUAwayByDRA(t *testing.T) {
 	s.start()
 	s.awaitOffer("both are offered", s.vfs, nil)
 	s.opi.Kill()
+
 	s.eventually("both are tainted", func() bool {
 		tainted := 0
 		for _, slice := range s.slices() {
@@ -339,10 +356,13 @@ func TestXPUAwayByDRA(t *testing.T) {
 				}
 			}
 		}
+
 		return tainted == len(s.vfs)
 	})
+
 	if err := s.opi.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	s.awaitOffer("both are offered again", s.vfs, nil)
 }

@@ -51,10 +51,12 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	if err := a.openFile(nil); err != nil {
 		return err
 	}
+
 	clientset := a.front.clientset
 	if a.recorder, err = kubeapi.NewRecorder(ctx, clientset); err != nil {
 		return err
 	}
+
 	metrics := dra.NewMetrics(a.registry)
 	c := &clustered{
 		agent: a, api: api, clientset: clientset, metrics: metrics, driver: &dra.Driver{},
@@ -67,6 +69,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics,
 			a.log.WithName("status")),
 	}
+
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
 	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
@@ -75,6 +78,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID,
 			attachment.Function)
 	}
+
 	return nil
 }
 
@@ -99,11 +103,13 @@ func (c *clustered) attach() error {
 	if err != nil {
 		return err
 	}
+
 	c.nri = &nri.Plugin{
 		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle,
 		Claimed: c.kubelet.Claimed,
 		Report:  c.status.Report, Log: c.log.WithName("nri"),
 	}
+
 	*c.driver = dra.Driver{
 		Function:         c.tracker.Get,
 		DevicePool:       c.tracker.DevicePool,
@@ -124,6 +130,7 @@ func (c *clustered) attach() error {
 		Log:              c.log.WithName("dra"),
 		ProvisionTimeout: c.config.ProvisionTimeout,
 	}
+
 	return nil
 }
 
@@ -138,16 +145,20 @@ func (c *clustered) serve(ctx context.Context) error {
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
 		return nil
 	}
+
 	c.driver.Recover(c.journal.All())
 	for _, attachment := range c.journal.All() {
 		c.status.Report(attachment.Claim)
 	}
+
 	c.front.gate.Open(c.driver)
 	defer c.front.close()
+
 	features := &dra.Features{
 		Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify,
 		Log: c.log.WithName("features"),
 	}
+
 	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName,
 		HandleError: func(ctx context.Context, err error, msg string) {
 			if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped ||
@@ -156,12 +167,14 @@ func (c *clustered) serve(ctx context.Context) error {
 			}
 			c.driver.HandleError(ctx, err, msg)
 		}}
+
 	defer slices.Stop()
 	publisher := &dra.Publisher{
 		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker,
 		Ahead: c.api.ProvisionedAhead, Features: features.Current,
 		Publish: slices.PublishResources, Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
+
 	ahead := &provisioning.Ahead{
 		API: c.api, Pools: c.tracker.Pools, Node: c.config.NodeName, Namespace: c.config.Namespace,
 		Log: c.log.WithName("ahead"),
@@ -170,11 +183,13 @@ func (c *clustered) serve(ctx context.Context) error {
 			return !used && len(c.checker.Problems(f)) == 0
 		},
 	}
+
 	// Who has a Function is no problem of it.
 	problems := &health.Checker{
 		Pool: c.tracker.PoolOf, Held: c.held, Fault: c.faults.Fault, XPUAway: c.provisioner.Away,
 		Quarantined: c.lifecycle.Quarantined, Lost: c.lifecycle.Lost,
 	}
+
 	reporter := &pool.Reporter{
 		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: c.cards.Of,
 		Supply: c.vfs.Supply, Fallbacks: features.Fallbacks, Log: c.log.WithName("pool"),
@@ -191,5 +206,6 @@ func (c *clustered) serve(ctx context.Context) error {
 		return c.driver.RemoveLeftovers(ctx, driverDir(c.config), c.config.CDIDir)
 	})
 	group.Go(func() error { return c.nri.Run(ctx) })
+
 	return group.Wait()
 }

@@ -69,14 +69,17 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 			"host's name if empty")
 	flags.StringVar(&c.Namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "xpu-system"),
 		"namespace of this pod, where it makes XPUPorts (environment: POD_NAMESPACE)")
+
 	flags.StringVar(&c.PodName, "pod-name", os.Getenv("POD_NAME"),
 		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is "+
 			"not believed. "+
 			"Empty where the agent does not run in a pod")
+
 	flags.StringVar(&c.PodUID, "pod-uid", os.Getenv("POD_UID"),
 		"UID of this pod (environment: POD_UID), so that the kubelet can tell two agents that "+
 			"replace each other. "+
 			"Empty where only one is started at a time")
+
 	flags.StringVar(&c.SysRoot, "sys-root", "/sys", "where the host's sysfs is")
 	flags.StringVar(&c.ProcRoot, "proc-root", "/proc", "where procfs is")
 	flags.StringVar(&c.DevRoot, "dev-root", "/dev",
@@ -91,10 +94,12 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"the container runtime's NRI socket")
 	flags.StringVar(&c.ListenAddress, "listen", ":9810",
 		"address that serves /healthz, /readyz and /metrics")
+
 	flags.BoolVar(&c.MetricsSecure, "metrics-secure", false,
 		"serve --listen by TLS, and /metrics only to those who may get it, as the API server "+
 			"says: with a bearer token of, for example, "+
 			"a ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
+
 	flags.StringVar(&c.MetricsCertDir, "metrics-cert-dir", "",
 		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; "+
 			"empty makes a self-signed certificate")
@@ -102,6 +107,7 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"loopback address that serves Go profiles at /debug/pprof, such as 127.0.0.1:6060; "+
 			"empty: none")
 	flags.StringVar(&c.TracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
+
 	flags.StringVar(&c.ReadySocket, "ready-socket", "",
 		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks "+
 			"whether this agent is ready; "+
@@ -130,16 +136,20 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it "+
 			"changes; need not exist where "+
 			"it is not given")
+
 	flags.StringVar(&c.ResourcePrefix, "resource-prefix", sriovdp.DefaultPrefix,
 		"prefix of resources in a configuration of sriov-network-device-plugin that name none")
+
 	flags.StringVar((*string)(&c.Provisioner), "provisioner", string(ProvisionerCRD),
 		"who has the xPU serve Functions: crd (xpu-controller, by XPUPorts) or direct (the agent "+
 			"itself; no API server, "+
 			"no DRA)")
+
 	flags.DurationVar(&c.ProvisionTimeout, "provision-timeout", 40*time.Second,
 		"how long one Prepare waits for the xPU; a kubelet gives up after 45s and asks again "+
 			"only with its next sync of "+
 			"the pod, a minute later or more")
+
 	flags.StringVar(&c.DirectConfig, "direct-config", "",
 		"file with the OPI agents, networks and pools of --provisioner=direct; without, no "+
 			"network can be named")

@@ -86,6 +86,7 @@ func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 			loop.Wait(ctx, changes, pause)
 			continue
 		}
+
 		c.look(ctx)
 		asked = time.Now()
 	}
@@ -102,5 +103,6 @@ func (c *conflicts) exist() bool {
 			return true
 		}
 	}
+
 	return false
 }

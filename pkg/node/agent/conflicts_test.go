@@ -54,20 +54,24 @@ func newUses(
 	kubelet, err := kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
+
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)
 	}
+
 	pods, err := podresources.NewClient(dir, podresources.Self{}, nil, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pods.Close() })
+
 	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
 	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken},
 		testr.New(t))
 	u.lifecycle = manager
+
 	return u, manager, kubelet, dir
 }
 
@@ -116,6 +120,7 @@ func TestElsewhere(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			records := openJournal(t)
 			u, _, kubelet, _ := newUses(t, records, test.publish)
+
 			if test.record.State != "" {
 				test.record.Function = vf
 				if test.record.State == journal.Attached {
@@ -123,9 +128,11 @@ func TestElsewhere(t *testing.T) {
 				}
 				put(t, records, test.record)
 			}
+
 			if test.kubelet != nil {
 				kubelet.Set(test.kubelet)
 			}
+
 			u.look(t.Context())
 			got := u.elsewhere(vf)
 			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
@@ -146,6 +153,7 @@ func TestPrepareAsksAgain(t *testing.T) {
 	if err := manager.Reserve(t.Context(), want); err != nil {
 		t.Errorf("Reserve = %v", err)
 	}
+
 	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	if err := manager.Reserve(t.Context(), want); err == nil ||
 		!strings.Contains(err.Error(), "default/web") {
@@ -194,6 +202,7 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	if !u.away.Load() {
 		t.Fatal("the kubelet does not count as away")
 	}
+
 	begin := time.Now()
 	for range 10 {
 		want := journal.Attachment{
@@ -204,9 +213,11 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if took := time.Since(begin); took > lookTimeout {
 		t.Errorf("10 reservations took %s: each asks a kubelet that does not answer", took)
 	}
+
 	u.times.conflict = time.Millisecond
 	asked := make(chan struct{})
 	u.changed = sync.OnceFunc(func() { close(asked) })
@@ -215,12 +226,14 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(again.Stop)
+
 	again.Set(kubelettest.Pod("web", "intel.com/other", vf.String()))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { u.run(ctx, nil) })
 	defer running.Wait()
 	defer stop()
+
 	select {
 	case <-asked:
 	case <-time.After(20 * time.Second):

@@ -18,14 +18,17 @@ import (
 func TestMaxAllocated(t *testing.T) {
 	w := newNode(t, simulate.Config{Cards: []simulate.Card{{PFs: 1, VFs: 70, Bus: "3b"}}})
 	w.connect()
+
 	declared := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"},
 		Spec: v1alpha1.DevicePoolSpec{
 			Selectors:    []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
 			MaxAllocated: new(int32(40)),
 		}}
+
 	w.create(declared)
 	w.start()
 	w.eventually("70 devices are published", func() bool { return w.devices() == 70 })
+
 	w.eventually("one slice of 3 says that 40 may be allocated, and each device is one",
 		func() bool {
 			slices := w.slices()
@@ -42,25 +45,31 @@ func TestMaxAllocated(t *testing.T) {
 					}
 				}
 			}
+
 			return len(slices) == 3 && counters == 1 && consumers == 70
 		})
+
 	before := versions(w.slices())
 	w.end()
 	w.start()
+
 	const published = `# HELP xpu_dra_devices Devices in this node's ResourceSlices.
 # TYPE xpu_dra_devices gauge
 xpu_dra_devices 70
 `
+
 	w.eventually("the next agent has compared them", func() bool {
 		return testutil.GatherAndCompare(w.metrics, strings.NewReader(published),
 			"xpu_dra_devices") == nil
 	})
+
 	w.wantUntouched("the restart", before)
 
 	unlimited := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"maxAllocated":null}}`))
 	if err := w.admin.Patch(t.Context(), declared, unlimited); err != nil {
 		t.Fatal(err)
 	}
+
 	w.eventually("nothing is counted any more", func() bool {
 		slices := w.slices()
 		for _, slice := range slices {

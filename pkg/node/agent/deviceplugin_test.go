@@ -34,16 +34,19 @@ func TestExtendedResource(t *testing.T) {
 			!strings.Contains(env["PCIDEVICE_XPU_OPIPROJECT_ORG_FAST_INFO"], vf.String()) {
 			t.Fatalf("Allocate = %q, %v; want the Function %s in the environment", env, err, vf)
 		}
+
 		info, err := os.ReadFile(s.path("devinfo/dp/xpu.opiproject.org-fast-" + vf.String() +
 			"-device.json"))
 		if err != nil || !strings.Contains(string(info), `"pci-address":"`+vf.String()+`"`) {
 			t.Errorf("device-info file is %s, %v; want one of the Function", info, err)
 		}
+
 		s.wantPorts()
 
 		if err := s.shim(io.Discard).Status(s.request(first, vf, nil)); err != nil {
 			t.Errorf("STATUS: %v", err)
 		}
+
 		out := s.mustAdd(first, vf)
 		r := decodeResult(t, out)
 		if len(r.Interfaces) != 1 || r.Interfaces[0].Name != "net1" || len(r.IPs) != 1 ||
@@ -53,6 +56,7 @@ func TestExtendedResource(t *testing.T) {
 		if again := s.mustAdd(first, vf); again != out {
 			t.Errorf("the second ADD printed\n%s, the first\n%s", again, out)
 		}
+
 		previous := s.request(first, vf, map[string]any{"prevResult": json.RawMessage(out)})
 		if err := s.shim(io.Discard).Check(previous); err != nil {
 			t.Errorf("CHECK: %v", err)
@@ -60,6 +64,7 @@ func TestExtendedResource(t *testing.T) {
 		if _, err := os.Stat(s.path("devinfo/cni/" + first.sandbox)); err != nil {
 			t.Errorf("device-info of the interface: %v", err)
 		}
+
 		s.wantHealthy(vf, other)
 
 		// The netdev is back when DEL returns, but the Function is not free before the xPU serves
@@ -72,6 +77,7 @@ func TestExtendedResource(t *testing.T) {
 		if notes := s.noted(); len(notes) > 0 {
 			t.Errorf("the administrator's hook ran before the Port was gone: %+v", notes)
 		}
+
 		s.pods.Set(kubelettest.Pod(second.name, resource, vf.String()))
 		early := make(chan error, 1)
 		go func() { _, err := s.add(second, vf); early <- err }()
@@ -79,6 +85,7 @@ func TestExtendedResource(t *testing.T) {
 		if err := <-early; err != nil {
 			t.Fatalf("ADD of a Function that was being released: %v", err)
 		}
+
 		s.wantInPod(second, vf)
 		s.del(second, vf)
 		s.del(second, vf)
@@ -91,9 +98,11 @@ func TestExtendedResource(t *testing.T) {
 			want[i].Pod.Namespace, want[i].Pod.Name, want[i].Pod.UID = "default", p.name, p.name+
 				"-uid"
 		}
+
 		if diff := cmp.Diff(want[:], s.noted()); diff != "" {
 			t.Errorf("what the hook was told: -want +got\n%s", diff)
 		}
+
 		s.endClean()
 	})
 }
@@ -123,10 +132,12 @@ func TestProvisionAtAllocate(t *testing.T) {
 		if _, err := s.give("pod1", vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.wantPorts(vf)
 		if _, err := s.give("pod2", other); err != nil {
 			t.Fatal(err)
 		}
+
 		s.eventually("what no pod has is released", func() bool { return len(s.opi.Ports()) == 1 })
 		s.wantPorts(other)
 		s.pods.Set()
@@ -141,13 +152,16 @@ func TestProvisionAtAllocate(t *testing.T) {
 			!strings.Contains(err.Error(), "no room for a port") {
 			t.Errorf("Allocate: %v, want what the OPI agent says", err)
 		}
+
 		s.awaitHooks()
 		s.wantPorts()
+
 		if s.config.Provisioner == ProvisionerDirect {
 			s.wantHealthy(vf, other)
 		} else {
 			s.wantHealthy(other) // others are tried first for a minute
 		}
+
 		s.endClean()
 	})
 }
@@ -168,6 +182,7 @@ func TestXPUAway(t *testing.T) {
 		if err := s.opi.Run(); err != nil { // it forgot everything
 			t.Fatal(err)
 		}
+
 		s.wantHealthy(vf, other)
 		s.eventually("the xPU serves the pod's Port again", func() bool {
 			return len(s.opi.Ports()) == 1
@@ -187,10 +202,12 @@ func TestLinkDown(t *testing.T) {
 	if err := s.host.SetLink("0000:3b:00.0", false); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantHealthy()
 	if err := s.host.SetLink("0000:3b:00.0", true); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantHealthy(s.vfs...)
 	s.endClean()
 }
@@ -207,6 +224,7 @@ func TestRefusedAdd(t *testing.T) {
 		if _, err := s.give(p.name, vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.opi.Set(func(b *opitest.Behaviour) {
 			b.Realise = func(string) error { return errors.New("no room for a port") }
 		})
@@ -215,12 +233,14 @@ func TestRefusedAdd(t *testing.T) {
 		s.wantOnHost()
 		s.opi.Set(func(b *opitest.Behaviour) { b.Realise = nil })
 		s.del(p, vf) // as runtimes do
+
 		// And they try again: a busy machine takes longer than the second until the xPU has let go
 		// of the port.
 		must.Eventually(t, "the Function is served", func() bool {
 			_, err = s.add(p, vf)
 			return err == nil
 		})
+
 		s.mustAdd(p, vf)
 		s.wantHealthy(s.vfs...)
 		s.del(p, vf)

@@ -25,16 +25,19 @@ func TestDisturbed(t *testing.T) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
 		s.start()
 		s.wantHealthy(s.vfs...)
+
 		d := &disturbed{
 			site: s, steps: make(chan struct{}), again: make(chan struct{}),
 			has: map[string]*podresourcesapi.PodResources{},
 		}
+
 		var running sync.WaitGroup
 		for i, vf := range s.vfs {
 			var pods []pod
 			for n := range podsPerFunction {
 				pods = append(pods, newPod(t, fmt.Sprintf("pod%d-%d", i, n)))
 			}
+
 			running.Go(func() {
 				for _, p := range pods {
 					if err := d.live(p, vf); err != nil {
@@ -44,6 +47,7 @@ func TestDisturbed(t *testing.T) {
 				}
 			})
 		}
+
 		go func() { running.Wait(); close(d.steps) }()
 		disturb := []func(){
 			func() { s.end(); s.start() },
@@ -54,12 +58,14 @@ func TestDisturbed(t *testing.T) {
 				}
 			},
 		}
+
 		n := 0
 		for range d.steps {
 			disturb[n%len(disturb)]()
 			n++
 			d.tell()
 		}
+
 		s.wantHealthy(s.vfs...)
 		s.endClean()
 	})
@@ -94,14 +100,17 @@ func (d *disturbed) next() <-chan struct{} {
 func (d *disturbed) set(p pod, f function.ID, has bool) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
+
 	delete(d.has, p.name)
 	if has {
 		d.has[p.name] = kubelettest.Pod(p.name, resource, f.String())
 	}
+
 	var all []*podresourcesapi.PodResources
 	for _, one := range d.has {
 		all = append(all, one)
 	}
+
 	d.pods.Set(all...)
 }
 
@@ -109,6 +118,7 @@ func (d *disturbed) set(p pod, f function.ID, has bool) {
 func (d *disturbed) live(p pod, f function.ID) error {
 	d.set(p, f, true)
 	defer d.set(p, f, false)
+
 	err := d.untilDone(func(ctx context.Context) error {
 		_, err := d.kubelet.Allocate(ctx, resource, f.String())
 		return err
@@ -116,6 +126,7 @@ func (d *disturbed) live(p pod, f function.ID) error {
 	if err != nil {
 		return fmt.Errorf("Allocate: %w", err)
 	}
+
 	d.steps <- struct{}{}
 	err = d.untilDone(func(context.Context) error {
 		_, err := d.add(p, f)
@@ -124,9 +135,11 @@ func (d *disturbed) live(p pod, f function.ID) error {
 		}
 		return err
 	})
+
 	if err != nil {
 		return fmt.Errorf("ADD: %w", err)
 	}
+
 	for range 2 {
 		next := d.next()
 		d.steps <- struct{}{}
@@ -139,6 +152,7 @@ func (d *disturbed) live(p pod, f function.ID) error {
 			return fmt.Errorf("net1 has MAC %s, want %s", l.Attrs().HardwareAddr, mac)
 		}
 	}
+
 	d.del(p, f)
 	return nil
 }
@@ -151,8 +165,10 @@ func (d *disturbed) untilDone(try func(context.Context) error) error {
 			last = try(ctx)
 			return last == nil, nil
 		})
+
 	if err != nil {
 		return last
 	}
+
 	return nil
 }

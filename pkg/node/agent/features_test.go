@@ -40,10 +40,12 @@ func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
 	if !known {
 		t.Fatal("the features are not known")
 	}
+
 	slices, err := clientset.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(slices.Items) > 0 {
 		t.Errorf("the question was stored: %v, %v", slices.Items, err)
 	}
+
 	return features
 }
 
@@ -54,6 +56,7 @@ func TestOlderCluster(t *testing.T) {
 	older, err := kubeapitest.Start("../../../deploy", [2]string{"emulated-version", "1.34"})
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, older.Stop()) })
+
 	if diff := gocmp.Diff(devicemodel.Features{}, featuresOf(t, older)); diff != "" {
 		t.Errorf("features of 1.34: -want +got\n%s", diff)
 	}
@@ -64,13 +67,16 @@ func TestOlderCluster(t *testing.T) {
 	admin, err := kubeapitest.Client(older.Admin())
 	must.Succeed(t, err)
 	c := allocatedClaim(t, admin)
+
 	writer := func(config *kubeapitest.Cluster, node string) client.Client {
 		agent, err := kubeapitest.Client(config.Agent(node))
 		must.Succeed(t, err)
 		return agent
 	}
+
 	controller, err := kubeapitest.Client(older.Controller())
 	must.Succeed(t, err)
+
 	own := func(c *resourceapi.ResourceClaim) {
 		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
 			Driver: v1alpha1.GroupName, Pool: c.Status.Allocation.Devices.Results[0].Pool,
@@ -81,6 +87,7 @@ func TestOlderCluster(t *testing.T) {
 			},
 		})
 	}
+
 	free := func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} }
 	steal := func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Name = "thief" }
 	for _, test := range []struct {
@@ -121,6 +128,7 @@ func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClai
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
 		}}}},
 	}
+
 	must.Succeed(t, admin.Create(t.Context(), c))
 	c.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
@@ -131,6 +139,7 @@ func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClai
 			{Resource: "pods", Name: "pod1", UID: types.UID("pod1-uid")},
 		},
 	}
+
 	must.Succeed(t, admin.Status().Update(t.Context(), c))
 	return c
 }

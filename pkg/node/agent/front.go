@@ -49,10 +49,12 @@ func (a *agent) openFront(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("client for the API server: %w", err)
 	}
+
 	data := driverDir(config)
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("DRA driver: %w", err)
 	}
+
 	registrars := filepath.Join(config.KubeletDir, "plugins_registry")
 	// Those of pods that were killed: the kubelet would try them again and again.
 	err = errors.Join(peer.RemoveDead(filepath.Join(registrars, v1alpha1.GroupName+"*.sock")),
@@ -60,6 +62,7 @@ func (a *agent) openFront(ctx context.Context) error {
 	if err != nil {
 		log.Error(err, "A socket that nobody serves remains")
 	}
+
 	f := &front{clientset: clientset, gate: dra.NewGate(), registered: make(chan struct{})}
 	// The context is not that of the process: calls that run when it ends may finish.
 	f.helper, err = kubeletplugin.Start(logr.NewContext(context.WithoutCancel(ctx), log), f.gate,
@@ -78,9 +81,11 @@ func (a *agent) openFront(ctx context.Context) error {
 		// A Prepare waits for its xPU and must not hold up others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)
+
 	if err != nil {
 		return fmt.Errorf("DRA driver: %w", err)
 	}
+
 	a.front = f
 	return nil
 }

@@ -25,6 +25,7 @@ func TestTwoRegistrationsAtOnce(t *testing.T) {
 			}
 		})
 	}
+
 	close(begin)
 	calls.Wait()
 	f.awaitRegistered(t.Context(), time.Minute)

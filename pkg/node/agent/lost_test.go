@@ -59,6 +59,7 @@ func TestServedAgain(t *testing.T) {
 			if err := a.servePort(t.Context(), test.record); !errors.Is(err, test.want) {
 				t.Errorf("error %v, want %v", err, test.want)
 			}
+
 			var want []journal.Attachment
 			if test.asks {
 				want = append(want, test.record)
@@ -79,17 +80,20 @@ func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
 func TestUsers(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
 	node := &agent{report: claims.Report, recorder: recorder, config: Config{NodeName: "node1"}}
+
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
 		Pod:   journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
 		Claim: journal.Claim{Name: "c", UID: "c-uid"},
 	}
+
 	a.State = journal.Lost
 	node.reportLoss(a)
 	a.State = journal.Attached
 	node.reportLoss(a)
 	a.State, a.Interface.Userspace, a.Claim = journal.Lost, true, journal.Claim{}
 	node.reportLoss(a)
+
 	for _, want := range []string{
 		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 " +
 			"went: it comes back to the pod with the device",
@@ -101,10 +105,12 @@ func TestUsers(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
+
 	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}},
 		*claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
+
 	(&agent{report: claims.Report}).reportLoss(a) // without an API server
 }
 
@@ -112,15 +118,18 @@ func TestUsers(t *testing.T) {
 func TestQuarantineIsTold(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	node := &agent{recorder: recorder, config: Config{NodeName: "node1"}}
+
 	a := journal.Attachment{
 		Function:   function.ID{Address: "0000:3b:02.1"},
 		Pod:        journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
 		Quarantine: &journal.Quarantine{Message: "driver is vfio-pci, was igbvf"},
 	}
+
 	node.reportQuarantine(a)
 	a.Pod = journal.Pod{}
 	node.reportQuarantine(a)
 	node.reportRelease(a, "is as it was")
+
 	for _, want := range []string{
 		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: is kept from other " +
 			"pods: driver is vfio-pci, was igbvf",
@@ -134,5 +143,6 @@ func TestQuarantineIsTold(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
+
 	(&agent{}).reportQuarantine(a) // without an API server
 }

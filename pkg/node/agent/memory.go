@@ -24,11 +24,13 @@ func trim(ctx context.Context, log logr.Logger) error {
 	if !loop.Sleep(ctx, startTime) {
 		return nil
 	}
+
 	debug.FreeOSMemory()
 	if err := unmapProgram(); err != nil {
 		log.V(1).Info("The pages of the program that only its start needed stay in memory",
 			"error", err.Error())
 	}
+
 	return nil
 }
 
@@ -40,14 +42,17 @@ func unmapProgram() error {
 	if err != nil {
 		return err
 	}
+
 	program, err := self.Executable()
 	if err != nil {
 		return err
 	}
+
 	mappings, err := self.ProcMaps()
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, m := range mappings {
 		if m.Pathname != program || m.Perms.Write {
@@ -58,5 +63,6 @@ func unmapProgram() error {
 			errs = append(errs, fmt.Errorf("madvise %x-%x: %w", m.StartAddr, m.EndAddr, errno))
 		}
 	}
+
 	return errors.Join(errs...)
 }

@@ -14,12 +14,15 @@ func TestUnmapProgram(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		status, err := self.NewStatus()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return status.RssFile
 	}
+
 	before := mapped()
 	if err := unmapProgram(); err != nil {
 		t.Fatal(err)

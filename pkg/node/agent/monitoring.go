@@ -23,6 +23,7 @@ func serveMonitoring(
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
+
 	log.Info("Serving health and metrics", "address", listener.Addr().String(), "secure",
 		config.MetricsSecure)
 	mux := http.NewServeMux()
@@ -35,21 +36,25 @@ func serveMonitoring(
 		return monitoring.Serve(ctx, listener, mux, log)
 	}
 	defer listener.Close()
+
 	metrics, err := secure.Handler(config.Kubernetes, monitoring.Handler(registry),
 		log.WithName("metrics"))
 	if err != nil {
 		return fmt.Errorf("--metrics-secure: %w", err)
 	}
+
 	mux.Handle("GET /metrics", metrics)
 	certificate, err := secure.OpenCertificate(config.MetricsCertDir)
 	if err != nil {
 		return fmt.Errorf("--metrics-cert-dir: %w", err)
 	}
+
 	serving, ctx := errgroup.WithContext(ctx)
 	serving.Go(func() error { return certificate.Follow(ctx) })
 	serving.Go(func() error {
 		return monitoring.Serve(ctx, certificate.Listener(listener), mux, log)
 	})
+
 	return serving.Wait()
 }
 

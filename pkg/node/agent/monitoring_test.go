@@ -24,6 +24,7 @@ func TestServeMonitoring(t *testing.T) {
 			addresses <- address
 		}
 	}, funcr.Options{})
+
 	registry := monitoring.NewRegistry("xpu-test")
 	var problem atomic.Pointer[error]
 	notYet := errors.New("not connected to the container runtime at /run/nri.sock")
@@ -35,6 +36,7 @@ func TestServeMonitoring(t *testing.T) {
 			return *problem.Load()
 		}, log)
 	}()
+
 	base := "http://" + <-addresses
 	want := func(path string, code int, text string) {
 		t.Helper()
@@ -43,6 +45,7 @@ func TestServeMonitoring(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer response.Body.Close()
+
 		body, err := io.ReadAll(response.Body)
 		if err != nil {
 			t.Fatal(err)
@@ -51,6 +54,7 @@ func TestServeMonitoring(t *testing.T) {
 			t.Errorf("GET %s: %d %q, want %d with %q", path, response.StatusCode, body, code, text)
 		}
 	}
+
 	want("/healthz", http.StatusOK, "ok")
 	want("/readyz", http.StatusServiceUnavailable, notYet.Error())
 	want("/metrics", http.StatusOK, `program="xpu-test"`)

@@ -27,6 +27,7 @@ func (s *site) rebind(f function.ID, driver string) (before string) {
 	// A real driver changes netdevs, which has the inventory look again.
 	signal := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "signal"}}
 	must.Succeed(s.t, errors.Join(netlink.LinkAdd(signal), netlink.LinkDel(signal)))
+
 	return filepath.Base(old)
 }
 
@@ -50,12 +51,14 @@ func TestDriverLeftByARuntime(t *testing.T) {
 		if q == nil || q.Reason != "WrongDriver" || q.Message != reason+own {
 			t.Fatalf("quarantine %+v, want one with %q", q, reason+own)
 		}
+
 		s.wantHealthy(s.vfs[1])
 		s.eventually("the Port is gone", func() bool { return len(s.opi.Ports()) == 0 })
 		if _, err := s.give(next.name, vf); err == nil ||
 			!strings.Contains(err.Error(), vf.String()) {
 			t.Errorf("Allocate: %v, want a refusal", err)
 		}
+
 		_, err = s.add(next, vf)
 		wantError(t, "ADD", err, cniserver.CodeTaken,
 			"is quarantined, as it did not come back as it was from pod default/pod1: "+reason+own)
@@ -71,6 +74,7 @@ func TestDriverLeftByARuntime(t *testing.T) {
 		if err != nil || outcome != "Function "+vf.String()+": is as it was" {
 			t.Errorf("outcome %q, error %v", outcome, err)
 		}
+
 		s.wantHealthy(s.vfs...)
 		s.wantPorts()
 	})

@@ -23,6 +23,7 @@ func TestPortsByHand(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	s.mustAdd(p, vf)
 	ports := func() map[string]v1alpha1.XPUPort {
 		t.Helper()
@@ -31,21 +32,26 @@ func TestPortsByHand(t *testing.T) {
 			&list, client.InNamespace(s.config.Namespace)); err != nil {
 			t.Fatal(err)
 		}
+
 		byName := map[string]v1alpha1.XPUPort{}
 		for _, port := range list.Items {
 			byName[port.Name] = port
 		}
+
 		return byName
 	}
+
 	name, otherName := claim.PortName(nodeName, vf), claim.PortName(nodeName, other)
 	first := ports()[name]
 	if err := s.admin.Delete(t.Context(), &first); err != nil {
 		t.Fatal(err)
 	}
+
 	s.eventually("the pod has another Port", func() bool {
 		port, exists := ports()[name]
 		return exists && port.UID != first.UID && len(s.opi.Ports()) == 1
 	})
+
 	again := ports()[name]
 	if again.Labels[v1alpha1.LabelPool] != first.Labels[v1alpha1.LabelPool] ||
 		again.Spec.MAC != first.Spec.MAC {
@@ -64,13 +70,16 @@ func TestPortsByHand(t *testing.T) {
 			MAC:     string(provisioning.MAC(nodeName, other)),
 		},
 	}
+
 	if err := s.admin.Create(t.Context(), stray); err != nil {
 		t.Fatal(err)
 	}
+
 	s.eventually("the Port of nobody is gone", func() bool {
 		_, exists := ports()[otherName]
 		return !exists
 	})
+
 	s.wantInPod(p, vf)
 	s.del(p, vf)
 	s.pods.Set()
@@ -89,6 +98,7 @@ func TestMaybe(t *testing.T) {
 			t.Errorf("%s: %t, want %t", when, got, want)
 		}
 	}
+
 	want("no pod has it", false)
 	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	want("a pod has it", true)

@@ -36,6 +36,7 @@ func TestRestart(t *testing.T) {
 		if _, err := s.give(p.name, vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.wantPorts(vf)
 		restart()
 		s.wantHealthy(vf, other)
@@ -60,6 +61,7 @@ func TestRestart(t *testing.T) {
 		if files, err := os.ReadDir(s.config.SpoolDir); err != nil || len(files) == 0 {
 			t.Errorf("the spool has %v, %v; want the DEL", files, err)
 		}
+
 		s.wantInPod(p, vf)
 		s.start()
 		s.wantHealthy(other)
@@ -70,24 +72,29 @@ func TestRestart(t *testing.T) {
 		restart()
 		s.wantHealthy(other)
 		s.restartOPI()
+
 		s.eventually("the second hook runs", func() bool {
 			_, err := os.Stat(gate + ".reached")
 			return err == nil
 		})
+
 		s.end()
 		if left := s.records(); len(left) != 1 || !left[0].Restored() ||
 			left[0].Hooks.Next != "20-wait" {
 			t.Errorf("the journal has %+v, want the release at its second hook", left)
 		}
+
 		s.start()
 		s.wantHealthy(other)
 		if err := os.WriteFile(gate, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
+
 		s.wantHealthy(vf, other)
 		if notes := s.noted(); len(notes) != 1 || notes[0].ContainerID != p.sandbox {
 			t.Errorf("the first hook ran for %+v, want once, for %s", notes, p.sandbox)
 		}
+
 		s.endClean()
 	})
 }
@@ -103,11 +110,13 @@ func TestLostPod(t *testing.T) {
 		if _, err := s.give(lost.name, vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(lost, vf)
 		s.end()
 		if err := lost.Close(); err != nil {
 			t.Fatal(err)
 		}
+
 		s.start()
 		s.wantHealthy(vf, other)
 
@@ -118,6 +127,7 @@ func TestLostPod(t *testing.T) {
 		if notes := s.noted(); len(notes) != 1 || notes[0].ContainerID != lost.sandbox {
 			t.Errorf("the hook ran for %+v, want once, for the pod that was lost", notes)
 		}
+
 		s.mustAdd(next, vf)
 		s.del(lost, vf) // late
 		s.wantInPod(next, vf)
@@ -146,6 +156,7 @@ func TestReboot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	vf, other := s.vfs[0], s.vfs[1]
 	p := newPod(t, "pod1")
 	boot("first")
@@ -154,17 +165,20 @@ func TestReboot(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
+
 	s.mustAdd(p, vf)
 	s.end()
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	s.awaitOnHost()
 	s.opi.Kill()
 	boot("second")
 	if err := s.opi.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	s.start()
 	s.wantHealthy(vf, other) // else the kubelet would refuse the pod
 	again := newPod(t, "pod1")
@@ -191,6 +205,7 @@ func TestEndDuringAdd(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatalf("ADD: %v", err)
 		}
+
 		s.wantInPod(p, vf)
 		s.start()
 		s.wantHealthy(s.vfs...)
@@ -211,6 +226,7 @@ func TestAllocateBeforeDel(t *testing.T) {
 		if _, err := s.give(first.name, vf); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(first, vf)
 		done := make(chan error, 1)
 		go func() { _, err := s.give(second.name, vf); done <- err }()
@@ -218,6 +234,7 @@ func TestAllocateBeforeDel(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatalf("Allocate: %v", err)
 		}
+
 		s.mustAdd(second, vf)
 		s.del(second, vf)
 		s.endClean()
@@ -232,26 +249,32 @@ func TestTwoAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	waiting := make(chan struct{}, 10)
 	log := funcr.New(func(_, args string) { waiting <- struct{}{} }, funcr.Options{})
+
 	type taken struct {
 		records *journal.Journal
 		err     error
 	}
+
 	done := make(chan taken, 1)
 	go func() {
 		records, err := takeJournal(t.Context(), path, func() {}, log)
 		done <- taken{records, err}
 	}()
+
 	<-waiting
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	second := <-done
 	if second.err != nil {
 		t.Fatal(second.err)
 	}
 	defer second.records.Close()
+
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := takeJournal(ended, path, func() {}, testr.New(t)); !errors.Is(err,

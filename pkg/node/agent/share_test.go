@@ -27,10 +27,12 @@ func (s *site) chosenFor(c *resourceapi.ResourceClaim) function.ID {
 	if err := s.admin.Get(s.t.Context(), client.ObjectKeyFromObject(c), &now); err != nil {
 		s.t.Fatal(err)
 	}
+
 	devices, err := claim.Devices(&now)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	return devices[0].Function
 }
 
@@ -46,6 +48,7 @@ func TestSharedPF(t *testing.T) {
 	s.startRuntime()
 	s.start()
 	s.awaitOffer("the PF is offered", []function.ID{pf}, nil)
+
 	for _, slice := range s.slices() {
 		ports, bandwidth := slice.Spec.Devices[0].Capacity[claim.CapacityPorts].Value, slice.Spec.Devices[0].Capacity[claim.CapacityBandwidth].Value
 		shared := slice.Spec.Devices[0].AllowMultipleAllocations
@@ -54,6 +57,7 @@ func TestSharedPF(t *testing.T) {
 				slice.Spec.Devices[0])
 		}
 	}
+
 	s.awaitRuntime()
 
 	driver := s.register()
@@ -70,6 +74,7 @@ func TestSharedPF(t *testing.T) {
 	if a, b := s.chosenFor(one), s.chosenFor(two); a != s.vfs[0] || b != s.vfs[1] {
 		t.Errorf("claims were told Functions %s and %s, want %s", a, b, s.vfs)
 	}
+
 	three := s.allocateFor("pod3", "fast", "three", pf, thirdShare)
 	if _, err := driver.Prepare(t.Context(), three); err == nil ||
 		!strings.Contains(err.Error(), "none of the 2 VFs of DevicePool fast is free") {
@@ -85,6 +90,7 @@ func TestSharedPF(t *testing.T) {
 			t.Errorf("VF %s: %+v, want it to be of %s", s.vfs[i], f.Attachment, p.name)
 		}
 	}
+
 	s.stopSandbox(first)
 	s.unprepare(driver, one)
 	s.delete(one)
@@ -92,11 +98,13 @@ func TestSharedPF(t *testing.T) {
 	if got := s.chosenFor(three); got != s.vfs[0] {
 		t.Errorf("the third claim was told Function %s, want %s", got, s.vfs[0])
 	}
+
 	s.stopSandbox(second)
 	for _, c := range []*resourceapi.ResourceClaim{two, three} {
 		s.unprepare(driver, c)
 		s.delete(c)
 	}
+
 	s.eventually("the xPU serves nothing", func() bool { return len(s.opi.Ports()) == 0 })
 	s.endClean()
 }

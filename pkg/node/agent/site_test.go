@@ -83,27 +83,32 @@ func newSite(t *testing.T) *site {
 		Cards:  []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b", LinkSpeed: 25000}},
 		HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
 	})
+
 	w.config.ProvisionTimeout = 30 * time.Second
 	s := &site{world: w, opi: opitest.Start(t), dir: filepath.Dir(w.config.KubeletDir),
 		before: netdevs(t)}
 	for _, address := range w.functions("0000:3b:00.0") {
 		s.vfs = append(s.vfs, function.ID{Address: address})
 	}
+
 	s.kubelet = kubelettest.New(w.config.KubeletDir, kubelettest.Options{})
 	if err := s.kubelet.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.kubelet.Stop)
+
 	pods, err := kubelettest.ServePods(w.config.KubeletDir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pods.Stop)
+
 	s.pods = pods
 	s.script("bin/fixed",
 		`test "$CNI_COMMAND" != ADD || echo '{"cniVersion": "1.1.0", "ips": [{"address": "`+
 			podAddress+`"}]}'`)
 	s.script("hooks.d/10-note", "cat >>"+s.path("noted"))
+
 	return s
 }
 
@@ -119,9 +124,11 @@ xpus: [{name: card, endpoint: %q, insecure: true}]
 networks: {lab: {vlan: 100, mtu: %d, allowedNamespaces: {from: All}}}
 pools: {fast: lab}
 `, s.opi.Config().Endpoint, labMTU))
+
 	s.write("pools", `{"resourceList": [
 		{"resourceName": "fast", "selectors": {"vendors": ["15b3"], "drivers": ["mlx5_core"]}}
 	]}`)
+
 	s.declare = func(spec v1alpha1.DevicePoolSpec) {
 		text, err := yaml.Marshal(v1alpha1.DevicePool{
 			TypeMeta: metav1.TypeMeta{
@@ -129,11 +136,14 @@ pools: {fast: lab}
 			},
 			ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: spec,
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		s.write("pools", string(text))
 	}
+
 	return s
 }
 
@@ -142,10 +152,12 @@ func newCRDSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
 	s.connect()
+
 	s.create(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
 		NodeName: nodeName, PFs: []string{"0000:3b:00.0"}, Endpoint: s.opi.Config().Endpoint,
 		Insecure: true,
 	}})
+
 	s.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"},
 		Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
@@ -153,10 +165,12 @@ func newCRDSite(t *testing.T) *site {
 			},
 			MTU: new(int32(labMTU)),
 		}})
+
 	pool := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: byDevicePlugin(v1alpha1.ProvisionAtAdd),
 	}
 	s.create(pool)
+
 	s.declare = func(spec v1alpha1.DevicePoolSpec) {
 		if err := s.admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil {
 			t.Fatal(err)
@@ -166,6 +180,7 @@ func newCRDSite(t *testing.T) *site {
 			t.Fatal(err)
 		}
 	}
+
 	s.startController()
 	return s
 }
@@ -204,23 +219,28 @@ func (s *site) startController() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
 		Scheme: scheme, Logger: logr.Discard(),
 		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
+
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	err = controller.Setup(s.t.Context(), manager, controller.Options{
 		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
 		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 		Debounce: 50 * time.Millisecond,
 	})
+
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	must.Run(s.t, manager.Start)
 }
 
@@ -252,8 +272,10 @@ func (s *site) wantHealthy(functions ...function.ID) {
 	for _, f := range functions {
 		want = append(want, f.String())
 	}
+
 	ctx, cancel := context.WithTimeout(s.t.Context(), 60*time.Second)
 	defer cancel()
+
 	if err := s.kubelet.Wait(ctx, func() bool {
 		return slices.Equal(s.kubelet.Healthy(resource), want)
 	}); err != nil {
@@ -290,11 +312,13 @@ func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs 
 		"ipam":          map[string]any{"type": "fixed"},
 		"runtimeConfig": map[string]any{"CNIDeviceInfoFile": s.path("devinfo/cni/" + p.sandbox)},
 	}
+
 	maps.Copy(config, more)
 	text, err := json.Marshal(config)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	return &skel.CmdArgs{
 		ContainerID: p.sandbox, Netns: p.Path(), IfName: "net1", Path: s.path("bin"),
 		StdinData: text,
@@ -354,10 +378,12 @@ func (s *site) wantInterface(p pod, name string, mac function.MAC, address strin
 	if err != nil {
 		s.t.Fatalf("%s is not in %s: %v", name, p.name, err)
 	}
+
 	addresses, err := p.Handle().AddrList(l, netlink.FAMILY_V4)
 	if err != nil || len(addresses) != 1 {
 		s.t.Fatalf("addresses of %s: %v, %v; want one", name, addresses, err)
 	}
+
 	a := l.Attrs()
 	if a.HardwareAddr.String() != string(mac) || a.MTU != labMTU || a.Flags&net.FlagUp == 0 ||
 		addresses[0].IPNet.String() != address {
@@ -408,11 +434,13 @@ func (s *site) awaitHooks() {
 		if err != nil {
 			s.t.Fatal(err)
 		}
+
 		for _, f := range families {
 			if f.GetName() == "xpu_hook_queue_length" {
 				return f.GetMetric()[0].GetGauge().GetValue() == 0
 			}
 		}
+
 		return false
 	})
 }
@@ -425,6 +453,7 @@ func (s *site) endClean() {
 		files, err := filepath.Glob(filepath.Join(s.config.SpoolDir, "*.json"))
 		return err == nil && len(files) == 0
 	})
+
 	s.awaitHooks()
 	s.end()
 	s.wantOnHost()
@@ -432,6 +461,7 @@ func (s *site) endClean() {
 	if left := s.records(); len(left) > 0 {
 		s.t.Errorf("the journal still has %+v", left)
 	}
+
 	for _, dir := range []string{"devinfo/cni", "state/spool", "cdi", "run"} {
 		err := filepath.WalkDir(s.path(dir), func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() {
@@ -443,9 +473,11 @@ func (s *site) endClean() {
 			s.t.Error(err)
 		}
 	}
+
 	if s.admin == nil {
 		return
 	}
+
 	var ports v1alpha1.XPUPortList
 	if err := s.admin.List(s.t.Context(), &ports); err != nil || len(ports.Items) > 0 {
 		s.t.Errorf("XPUPorts %+v, %v are left behind", ports.Items, err)
@@ -470,6 +502,7 @@ func (s *site) noted() []hookInput {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.t.Fatal(err)
 	}
+
 	var all []hookInput
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
 		var one hookInput
@@ -507,6 +540,7 @@ func netdevs(t *testing.T) map[string]hostNetdev {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out := map[string]hostNetdev{}
 	for _, l := range links {
 		addresses, err := netns.Listed(func() ([]netlink.Addr, error) {
@@ -515,17 +549,21 @@ func netdevs(t *testing.T) map[string]hostNetdev {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		a := l.Attrs()
 		n := hostNetdev{
 			Type: l.Type(), MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU,
 			TxQLen: a.TxQLen,
 			Up:     a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
 		}
+
 		for _, address := range addresses {
 			n.Addresses = append(n.Addresses, address.String())
 		}
+
 		out[a.Name] = n
 	}
+
 	return out
 }
 

@@ -22,6 +22,7 @@ func TestNumVFs(t *testing.T) {
 		if _, err := s.give(p.name, s.vfs[0]); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(p, s.vfs[0])
 
 		spec := byDevicePlugin(v1alpha1.ProvisionAtAdd)
@@ -38,6 +39,7 @@ func TestNumVFs(t *testing.T) {
 		for _, address := range s.functions("0000:3b:00.0") {
 			vfs = append(vfs, function.ID{Address: address})
 		}
+
 		s.wantHealthy(vfs...)
 		s.wantSupply(v1alpha1.ReasonAllMade, "every PF")
 
@@ -45,6 +47,7 @@ func TestNumVFs(t *testing.T) {
 		if _, err := s.give(again.name, vfs[2]); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(again, vfs[2])
 		s.del(again, vfs[2])
 		s.end()
@@ -61,16 +64,20 @@ func (s *site) wantSupply(reason, text string) {
 # TYPE xpu_supply_shortages gauge
 xpu_supply_shortages{pool="fast",reason="` + reason + `"} 1
 `
+
 	if reason == v1alpha1.ReasonAllMade {
 		want = ""
 	}
+
 	s.eventually("metrics of the supply", func() bool {
 		return testutil.GatherAndCompare(s.metrics, strings.NewReader(want),
 			"xpu_supply_shortages") == nil
 	})
+
 	if s.admin == nil {
 		return
 	}
+
 	s.eventually("condition Supplied is "+reason, func() bool {
 		var pool v1alpha1.DevicePool
 		if err := s.admin.Get(s.t.Context(), client.ObjectKey{Name: "fast"}, &pool); err != nil {

@@ -39,6 +39,7 @@ func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 		return errors.New("does not have the node yet: another agent has it, and was asked to " +
 			"hand over")
 	})
+
 	p, err := handover.Dial(ctx, a.handoverSocket())
 	if err == nil && p != nil {
 		if a.front != nil {
@@ -50,9 +51,11 @@ func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 			return p, nil
 		}
 	}
+
 	if err != nil && ctx.Err() == nil {
 		a.log.Error(err, "The agent that has the node does not hand over; waiting for its end")
 	}
+
 	return nil, ctx.Err()
 }
 
@@ -69,11 +72,13 @@ func (a *agent) awaitSuccessor(ctx context.Context, successor **handover.Success
 	if err != nil || found == nil {
 		return err
 	}
+
 	// else a rolling update would end it before the successor is ready
 	a.setReadiness(func() error { return nil })
 	a.succeeded.Store(true)
 	a.plugins.StandAside()
 	*successor = found
+
 	return errSucceeded
 }
 
@@ -99,12 +104,14 @@ func (a *agent) standAside(ctx context.Context, successor *handover.Successor) e
 	if err := successor.Give(files...); err != nil {
 		return err
 	}
+
 	a.log.Info("Another agent has the node; this one waits for its end")
 	successor.AwaitGone(ctx)
 	var err error
 	if ctx.Err() == nil {
 		err = errors.New("the agent that took the node over is gone; starting again")
 	}
+
 	a.stopLingering()
 	return errors.Join(err, a.lingering.Wait())
 }
@@ -115,17 +122,21 @@ func (a *agent) inheritedSocket() (*net.UnixListener, error) {
 	if a.predecessor == nil || len(a.predecessor.Files) == 0 {
 		return nil, nil
 	}
+
 	file := a.predecessor.Files[0]
 	defer file.Close()
+
 	listener, err := net.FileListener(file)
 	if err != nil {
 		return nil, fmt.Errorf("CNI socket that was handed over: %w", err)
 	}
+
 	socket, ok := listener.(*net.UnixListener)
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("CNI socket that was handed over: is a %T", listener),
 			listener.Close())
 	}
+
 	return socket, nil
 }
 
@@ -164,16 +175,19 @@ func (a *agent) serveReadiness(ctx context.Context) (closed func(), err error) {
 	if err := os.Remove(a.config.ReadySocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("--ready-socket: %w", err)
 	}
+
 	listener, err := new(net.ListenConfig).Listen(ctx, "unix", a.config.ReadySocket)
 	if err != nil {
 		return nil, fmt.Errorf("--ready-socket: %w", err)
 	}
+
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+nodestate.ReadyPath, answerReady(func() error {
 		return (*a.readiness.Load())()
 	}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(listener) }() // until it is closed
+
 	return func() { server.Close() }, nil
 }
 

@@ -49,6 +49,7 @@ func TestSuccession(t *testing.T) {
 		if _, err := s.give(staying.name, s.vfs[0]); err != nil {
 			t.Fatal(err)
 		}
+
 		s.mustAdd(staying, s.vfs[0])
 
 		stop, done := make(chan struct{}), make(chan error, 1)
@@ -61,15 +62,18 @@ func TestSuccession(t *testing.T) {
 					return
 				default:
 				}
+
 				p := coming
 				p.sandbox = fmt.Sprintf("sandbox-%d", lives.Load())
 				if err := s.live(staying, p); err != nil {
 					done <- fmt.Errorf("life %d: %w", lives.Load(), err)
 					return
 				}
+
 				lives.Add(1)
 			}
 		}()
+
 		for i := range 5 {
 			endFirst := s.beside(fmt.Sprintf("agent%d", i))
 			s.awaitReady()
@@ -80,10 +84,12 @@ func TestSuccession(t *testing.T) {
 					len(done) > 0
 			})
 		}
+
 		close(stop)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+
 		s.awaitHooks()
 		s.wantInPod(staying, s.vfs[0])
 		s.del(staying, s.vfs[0])
@@ -106,6 +112,7 @@ func (s *site) live(staying, p pod) error {
 	if err := s.shim(io.Discard).Del(s.request(p, vf, nil)); err != nil {
 		return fmt.Errorf("DEL: %w", err)
 	}
+
 	return nil
 }
 
@@ -128,9 +135,11 @@ func TestSuccessorDies(t *testing.T) {
 	if err := (nodestate.Client{Socket: s.config.ReadySocket}).Ready(ctx); err != nil {
 		t.Errorf("the agent is not ready while it waits for its end: %v", err)
 	}
+
 	for _, file := range p.Files {
 		file.Close()
 	}
+
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -66,6 +66,7 @@ func New(options Options) *Cards {
 			return cardid.Read(options.SysRoot, pf)
 		}
 	}
+
 	if options.PermanentMAC == nil {
 		options.PermanentMAC = permanentMAC
 	}
@@ -98,6 +99,7 @@ func (c *Cards) look(ctx context.Context) {
 	there := map[pci.Address]bool{}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	for _, f := range c.options.Functions() {
 		if f.Kind != function.PF {
 			continue
@@ -105,6 +107,7 @@ func (c *Cards) look(ctx context.Context) {
 		there[f.PF] = true
 		c.ask(ctx, question{f.PF, f.Driver, f.Netdev})
 	}
+
 	for address, known := range c.pfs {
 		if !there[address] {
 			known.cancel()
@@ -126,6 +129,7 @@ func (c *Cards) ask(ctx context.Context, q question) {
 		known = &pf{}
 		c.pfs[q.address] = known
 	}
+
 	ctx, known.cancel = context.WithCancel(ctx)
 	known.asked = q
 	go c.untilAnswered(ctx, q)
@@ -155,13 +159,16 @@ func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.
 		c.mutex.Unlock()
 		return
 	}
+
 	before := known.card
 	known.card = function.Card{
 		Serial: cmp.Or(answer.Serial, before.Serial), Board: cmp.Or(answer.Board, before.Board),
 		MAC: cmp.Or(answer.MAC, before.MAC),
 	}
+
 	changed := known.card != before
 	c.mutex.Unlock()
+
 	if changed {
 		c.options.Changed()
 	}

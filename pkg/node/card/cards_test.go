@@ -37,6 +37,7 @@ func begin(t *testing.T) *node {
 	n := &node{t: t, wake: make(chan struct{}), serials: map[pci.Address]func() (string, error){},
 		macs: map[string]function.MAC{}}
 	n.set(pf0, "mlx5_core", "ens3f0")
+
 	n.cards = New(Options{
 		Functions: func() []function.Function {
 			n.mutex.Lock()
@@ -51,6 +52,7 @@ func begin(t *testing.T) *node {
 			if answer == nil {
 				return function.Card{}, nil
 			}
+
 			serial, err := answer()
 			return function.Card{Serial: serial}, err
 		},
@@ -67,8 +69,10 @@ func begin(t *testing.T) *node {
 		},
 		Log: logr.Discard(),
 	})
+
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
+
 	go func() { _ = n.cards.Run(ctx, n.wake) }()
 	return n
 }
@@ -140,6 +144,7 @@ func TestCards(t *testing.T) {
 		if n.changed != 1 {
 			t.Errorf("told of %d changes, want 1", n.changed)
 		}
+
 		n.set(pf1, "mlx5_core", "ens4f0")
 		n.look("gone", function.Card{}, "0000:5e:00.0 ens4f0")
 		n.set(pf0, "mlx5_core", "ens3f0")

@@ -18,6 +18,7 @@ func permanentMAC(netdev string) (function.MAC, error) {
 		return "", fmt.Errorf("socket: %w", err)
 	}
 	defer handle.Close()
+
 	link, err := handle.LinkByName(netdev)
 	if errors.Is(err, links.ErrNotFound) {
 		return "", nil
@@ -25,9 +26,11 @@ func permanentMAC(netdev string) (function.MAC, error) {
 	if err != nil {
 		return "", fmt.Errorf("netdev %s: %w", netdev, err)
 	}
+
 	address := link.Attrs().PermHWAddr
 	if len(address) != 6 { // InfiniBand's are longer
 		return "", nil
 	}
+
 	return function.MAC(address.String()), nil
 }

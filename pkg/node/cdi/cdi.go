@@ -38,11 +38,13 @@ func removeUnfinished(path string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, dir := range unfinished {
 		if err := os.RemoveAll(dir); err != nil { // no error if it is gone already
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -78,6 +80,7 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
 	}
+
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
 	// the oldest, for old runtimes
@@ -87,6 +90,7 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
+
 	return nil
 }
 
@@ -94,6 +98,7 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 func (d *Dir) place(spec *specs.Spec, file string) (err error) {
 	dir := staging(d.path, file)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return err
@@ -102,6 +107,7 @@ func (d *Dir) place(spec *specs.Spec, file string) (err error) {
 	if err := cache.WriteSpec(spec, file); err != nil {
 		return err
 	}
+
 	return os.Rename(filepath.Join(dir, file), filepath.Join(d.path, file))
 }
 

@@ -30,16 +30,19 @@ func TestFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cdi")
 	d, err := cdi.Open(path)
 	must.Succeed(t, err)
+
 	devices := []specs.Device{{Name: "a", ContainerEdits: specs.ContainerEdits{
 		DeviceNodes: []*specs.DeviceNode{
 			{HostPath: "/dev/vfio/noiommu-1", Path: "/dev/vfio/1", Permissions: "rw"},
 		},
 	}}}
+
 	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, devices))
 	must.Succeed(t, d.Write("xpu.opiproject.org-2.yaml", "xpu.opiproject.org/other", devices))
 	if !d.Has("xpu.opiproject.org-1.yaml") || d.Has("xpu.opiproject.org-3.yaml") {
 		t.Errorf("the directory has %q", names(t, path))
 	}
+
 	again, err := cdi.Open(path)
 	must.Succeed(t, err)
 	files := again.Files(kind)
@@ -48,6 +51,7 @@ func TestFiles(t *testing.T) {
 		*got[0].ContainerEdits.DeviceNodes[0] != *devices[0].ContainerEdits.DeviceNodes[0] {
 		t.Errorf("files of the kind are %+v", files)
 	}
+
 	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, nil)) // no devices, no file
 	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
 	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
@@ -67,6 +71,7 @@ func TestUnfinished(t *testing.T) {
 		must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(path, name)), 0o700))
 		must.Succeed(t, os.WriteFile(filepath.Join(path, name), nil, 0o600))
 	}
+
 	_, err := cdi.Open(path)
 	must.Succeed(t, err)
 	if left := names(t, path); !slices.Equal(left,

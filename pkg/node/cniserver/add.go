@@ -34,15 +34,18 @@ func (a cniRequest) needsVF() error {
 	if a.vf == nil || a.function.Kind == function.VF {
 		return nil
 	}
+
 	fields, rest := "vlan, vlanQoS, vlanProto, spoofchk, trust, link_state", *a.vf
 	if a.function.Kind == function.SF {
 		rest.MinTxRate, rest.MaxTxRate = nil, nil
 	} else {
 		fields += ", min_tx_rate, max_tx_rate"
 	}
+
 	if rest == (function.VFConfig{}) {
 		return nil
 	}
+
 	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
 }
 
@@ -59,19 +62,23 @@ func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachme
 		return record, fail(types.ErrTryAgainLater,
 			"Function %s: an ADD for container %s runs already", a.device, other)
 	}
+
 	ctx, end, err := s.takeOver(ctx, a.Request, errAddedAgain)
 	if err != nil {
 		s.adding.Delete(a.device)
 		return record, err
 	}
+
 	defer func() {
 		// first, as the DEL that waits for the end may be followed by an ADD
 		s.adding.Delete(a.device)
 		end()
 	}()
+
 	if record, err = s.makeReady(ctx, a); err == nil && record.State != journal.Attached {
 		record, err = s.attach(ctx, a, record)
 	}
+
 	return record, err
 }
 
@@ -97,6 +104,7 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 		Function: a.device, Pod: a.pod,
 		CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	}
+
 	var reservation journal.Attachment
 	var refused error // what is wrong with the request
 	admitted := false
@@ -107,14 +115,18 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 			if a.function, refused = s.find(a.device); refused == nil {
 				reservation, refused = s.reservation(a, have)
 			}
+
 			if refused == nil {
 				refused = s.mayAsk(a, reservation)
 			}
+
 			if refused == nil {
 				refused = a.checkResult(reservation)
 			}
+
 			return reservation, refused
 		})
+
 	switch {
 	case refused != nil:
 		return journal.Attachment{}, refused
@@ -128,6 +140,7 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	case reservation.Port != nil && reservation.Claim.UID == "":
 		return reservation, s.provision(ctx, a, reservation)
 	}
+
 	return reservation, nil
 }
 
@@ -155,6 +168,7 @@ func (s *Server) provision(
 	if err != nil {
 		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
 	}
+
 	before := reservation.Interface
 	if reservation.Port.AssignAddresses {
 		if reservation, err = a.addressed(reservation, done.Addresses); err != nil {
@@ -164,6 +178,7 @@ func (s *Server) provision(
 			return err
 		}
 	}
+
 	if !reservation.Interface.Userspace {
 		reservation.Interface.MTU = smaller(reservation.Interface.MTU, done.MTU)
 	}
@@ -173,6 +188,7 @@ func (s *Server) provision(
 	if err := s.Lifecycle.Reserve(ctx, reservation); err != nil {
 		return notReserved(ctx, reservation, err)
 	}
+
 	return nil
 }
 
@@ -189,6 +205,7 @@ func (s *Server) attach(
 		}
 		return journal.Attachment{}, fail(CodeAttach, "%s", message)
 	}
+
 	record, err := s.attachedFor(a)
 	// the claim was prepared again in between, and its interface took the place of the request's
 	if err != nil {
@@ -196,6 +213,7 @@ func (s *Server) attach(
 		err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
 		err = fail(types.ErrTryAgainLater, "Function %s: %w", a.device, err)
 	}
+
 	return record, err
 }
 
@@ -219,11 +237,13 @@ func (s *Server) added(
 	if reply.Result, err = a.encode(record); err != nil {
 		return reply, err
 	}
+
 	if a.conf.Runtime.DeviceInfoFile != "" {
 		// the request may have come while its last owner still had it
 		if now, exists := s.Function(a.device); exists {
 			a.function = now
 		}
+
 		p, _ := s.Pools.PoolOf(a.device)
 		// The device-info specification cannot describe an SF without a vDPA device.
 		if info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != ""); info != nil {
@@ -232,8 +252,10 @@ func (s *Server) added(
 			}
 		}
 	}
+
 	s.Report(record.Claim)
 	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC,
 		"resource", record.Resource)
+
 	return reply, nil
 }

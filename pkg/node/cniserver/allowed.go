@@ -19,10 +19,12 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 			fields[f] = name
 		}
 	}
+
 	add(a.mac != "", v1alpha1.FieldMAC, "mac")
 	add(joins && a.ipam.result != nil, v1alpha1.FieldAddresses, "ipam")
 	add(joins && a.ipam.result == nil && len(a.ipam.addresses) > 0, v1alpha1.FieldAddresses,
 		"runtimeConfig.ips")
+
 	if vf := a.vf; vf != nil {
 		add(vf.VLAN != nil, v1alpha1.FieldVLAN, "vlan")
 		add(vf.QoS != nil, v1alpha1.FieldQoS, "vlanQoS")
@@ -32,6 +34,7 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate, "max_tx_rate")
 		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
 	}
+
 	return fields
 }
 
@@ -46,6 +49,7 @@ func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 			names, fields = append(names, name), append(fields, string(field))
 		}
 	}
+
 	if len(names) == 0 {
 		return nil
 	}
@@ -53,12 +57,14 @@ func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 		return fail(types.ErrTryAgainLater,
 			"Function %s: pools have not been read yet since it came", a.device)
 	}
+
 	slices.Sort(names)
 	slices.Sort(fields)
 	pool := "a DevicePool"
 	if known {
 		pool = "DevicePool " + p.Name
 	}
+
 	return a.conf.invalid("%s: Forbidden: needs %s in spec.allow of %s, which is the "+
 		"administrator's",
 		strings.Join(names, ", "), strings.Join(fields, ", "), pool)

@@ -97,6 +97,7 @@ func TestAssigned(t *testing.T) {
 			if test.pools != nil {
 				s.Pools = test.pools
 			}
+
 			checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), test.code)
 			if a, _ := c.Journal.Get(vf); a.Resource != test.resource {
 				t.Errorf("resource %q, want %q", a.Resource, test.resource)
@@ -115,6 +116,7 @@ func TestAssignedToAnother(t *testing.T) {
 			Resource: "xpu.opiproject.org/fast",
 		},
 	}}
+
 	s.Lifecycle = c.lifecycle()
 	c.attachErr = errors.New("not yet")
 	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), CodeAttach)

@@ -33,11 +33,13 @@ func buildChained(t *testing.T, names ...string) string {
 		path := "github.com/containernetworking/plugins/plugins/meta/" + name
 		args = append(args, path+"@"+chainedVersion)
 	}
+
 	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go %q: %v\n%s", args, err, output)
 	}
+
 	return dir
 }
 
@@ -61,6 +63,7 @@ func (c chained) run(
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=c1", "CNI_IFNAME=net1",
 		"CNI_NETNS=" + pod.Path(), "CNI_PATH=" + dir,
 	}
+
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s of plugin %s: %v: %s%s", command, c["type"], err, &stdout, &stderr)
@@ -68,6 +71,7 @@ func (c chained) run(
 	if command != "ADD" {
 		return nil
 	}
+
 	return decodeResult(t, stdout.Bytes())
 }
 
@@ -90,6 +94,7 @@ func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 		return pod.Handle().RouteListFiltered(netlink.FAMILY_ALL, filter, mask)
 	})
 	must.Succeed(t, err)
+
 	return routes
 }
 
@@ -106,6 +111,7 @@ func TestChain(t *testing.T) {
 			"net.ipv6.conf.IFNAME.accept_ra": "0",
 		},
 	}
+
 	for name, test := range map[string]struct {
 		chain []chained
 		see   func(t *testing.T, pod *netns.Namespace) // that the plugins did what they are for
@@ -152,15 +158,18 @@ func runChain(
 			chain[i]["dataDir"] = data
 			result = chain[i].run(t, bin, "ADD", pod, result)
 		}
+
 		see(t, pod)
 
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		must.Succeed(t, r.engine.Announce(t.Context(), record.Place, *record.Observed))
 		must.Succeed(t, r.Lifecycle.Recover(t.Context()))
 		r.must(request(wire.Check, 0, "c1", pod, map[string]any{"mtu": 1400, "prevResult": result}))
+
 		for _, plugin := range chain {
 			plugin.run(t, bin, "CHECK", pod, result)
 		}
+
 		see(t, pod)
 
 		if undone {
@@ -168,6 +177,7 @@ func runChain(
 				plugin.run(t, bin, "DEL", pod, result)
 			}
 		}
+
 		r.must(request(wire.Del, 0, "c1", pod, map[string]any{"prevResult": result}))
 		r.checkFree(0, before)
 	})

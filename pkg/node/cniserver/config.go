@@ -125,13 +125,16 @@ func decode(config json.RawMessage) (netConf, error) {
 			"network configuration: %s: is a %s, must be %s",
 			cmp.Or(wrong.Field, "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
 	}
+
 	if err != nil {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
 	}
+
 	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0") // what no version means in the specification
 	if dns := n.Runtime.DNS; len(dns.Servers)+len(dns.Searches)+len(dns.Options) > 0 {
 		n.DNS = types.DNS{Nameservers: dns.Servers, Search: dns.Searches, Options: dns.Options}
 	}
+
 	return n, nil
 }
 
@@ -155,6 +158,7 @@ func (p parser) parse(r wire.Request) (cniRequest, error) {
 	if err != nil {
 		return cniRequest{}, err
 	}
+
 	pod, argsMAC, err := parseArgs(r.Args)
 	if err == nil {
 		err = checkPod(pod)
@@ -175,10 +179,12 @@ func (p parser) parse(r wire.Request) (cniRequest, error) {
 		_, err := w.printed(nil)
 		return w, err
 	}
+
 	w.ipam, err = parseIPAM(r.IPAM)
 	if w.ipam.result == nil {
 		w.ipam.addresses = ips
 	}
+
 	return w, err
 }
 
@@ -192,8 +198,10 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)",
 			short(key), strings.Join(ownKeys, ", "))
 	}
+
 	errs.version(n.CNIVersion)
 	errs.limits(n, n.IPAM.Routes, w.IPAM)
+
 	if w.Command == wire.Add {
 		errs.capabilities(w.Config, n.IPAM.Type, p.allowed)
 	}
@@ -203,16 +211,19 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC),
 		errs.mac("mac", n.MAC),
 	)
+
 	w.vf = errs.vf(n)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
+
 	if n.PrevResult != nil {
 		var err error
 		if w.prev, err = cni.DecodeResult(*n.PrevResult, n.CNIVersion); err != nil {
 			errs.add("prevResult: %w", err)
 		}
 	}
+
 	return errs
 }
 
@@ -236,12 +247,14 @@ func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, b
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
 		return function.ID{}
 	}
+
 	if id, err := function.ParseDeviceName(text); err == nil {
 		return id
 	}
 	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
 		return id
 	}
+
 	if auxiliaryName.MatchString(text) && auxiliary != nil {
 		id, exists := auxiliary(text)
 		if !exists {
@@ -250,10 +263,12 @@ func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, b
 		}
 		return id
 	}
+
 	id, err := function.ParseID(short(text))
 	if err != nil {
 		m.add("deviceID: %w", err)
 	}
+
 	return id
 }
 
@@ -261,11 +276,13 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 	if text == "" {
 		return ""
 	}
+
 	mac, err := function.ParseMAC(text)
 	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
 		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field,
 			short(text))
 	}
+
 	return mac
 }
 
@@ -280,6 +297,7 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 		}
 		ips = append(ips, ip)
 	}
+
 	return ips
 }
 
@@ -292,6 +310,7 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 		LinkState:  strings.ToLower(n.LinkState),
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
 	}
+
 	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
 	case tagged:
 		c.QoS, c.Proto = n.VLANQoS, proto
@@ -300,12 +319,15 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	case proto != "" && proto != function.VLAN8021Q:
 		m.add("vlanProto %q: needs a vlan of 1-4094", proto)
 	}
+
 	if err := (function.Interface{Name: "any", VF: c}).Validate(); err != nil {
 		m.add("%s", asWritten.Replace(err.Error()))
 	}
+
 	if *c == (function.VFConfig{}) {
 		return nil
 	}
+
 	return c
 }
 
@@ -334,18 +356,22 @@ func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name,
 		"K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,
 	}
+
 	for pair := range strings.SplitSeq(text, ";") {
 		if pair == "" {
 			continue
 		}
+
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
 			return pod, mac, fail(types.ErrInvalidEnvironmentVariables,
 				"CNI_ARGS: %q: must be KEY=value", short(pair))
 		}
+
 		if field := fields[key]; field != nil {
 			*field = value
 		}
 	}
+
 	return pod, mac, nil
 }

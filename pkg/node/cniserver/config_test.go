@@ -29,6 +29,7 @@ var comparePrefixes = cmp.Options{
 func TestParse(t *testing.T) {
 	vf := function.ID{Address: "0000:3b:02.1"}
 	minimal := cniRequest{conf: netConf{CNIVersion: "0.1.0"}, device: vf}
+
 	tests := map[string]struct {
 		config, args string
 		want         func(*cniRequest)
@@ -90,6 +91,7 @@ func TestParse(t *testing.T) {
 			}
 		}},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -155,6 +157,7 @@ func TestParseRefuses(t *testing.T) {
 		"prevResult": {`"prevResult":{"ips":5}`, "prevResult: "},
 		"version":    {`"cniVersion":"7.0.0","prevResult":{}`, "prevResult: "},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -162,6 +165,7 @@ func TestParseRefuses(t *testing.T) {
 			if strings.HasSuffix(name, " device") {
 				device = ""
 			}
+
 			_, err := parser{}.parse(wire.Request{
 				Config: json.RawMessage("{" + device + test.config + "}"),
 			})
@@ -173,6 +177,7 @@ func TestParseRefuses(t *testing.T) {
 			}
 		})
 	}
+
 	_, err := parser{}.parse(wire.Request{
 		Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`),
 	})
@@ -189,10 +194,12 @@ func TestParseIPAM(t *testing.T) {
 		"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"2001:db8::5/64","gateway":"2001:db8::1"},{"address":"10.3.0.5/24","gateway":"10.3.0.1"}],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"10.2.7.0/16","gw":"10.1.0.9","mtu":1400,"advmss":1300,"priority":7,"table":100,"scope":0}]}`))
 	must.Succeed(t, err)
+
 	addresses := []netip.Prefix{
 		netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("2001:db8::5/64"),
 		netip.MustParsePrefix("10.3.0.5/24"),
 	}
+
 	routes := []function.Route{
 		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: gateway4, Yield: true},
 		{To: netip.MustParsePrefix("::/0"), Via: gateway6, Yield: true},
@@ -202,17 +209,20 @@ func TestParseIPAM(t *testing.T) {
 			MTU:   1400, AdvMSS: 1300, Metric: 7, Table: 100, Scope: new(0),
 		},
 	}
+
 	if diff := cmp.Diff(addresses, got.addresses, comparePrefixes); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(routes, got.routes, comparePrefixes); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
+
 	for _, nothing := range []string{"", "null"} {
 		if got, err := parseIPAM(json.RawMessage(nothing)); err != nil || got.result != nil {
 			t.Errorf("%q: %+v, %v", nothing, got, err)
 		}
 	}
+
 	for text, want := range map[string]string{
 		`{"cniVersion":"1.1.0","ips":[{"gateway":"10.1.0.1"}]}`: "ips[0]",
 		`{"cniVersion":"1.1.0","ips":[{"address":"224.0.0.1/24"}]}`: "addresses[0] " +
@@ -240,22 +250,26 @@ func FuzzParse(f *testing.F) {
 			`{"deviceID":"0000:3b:02.1","vlan":1,"vlanQoS":1,"vlanProto":"802.1ad","trust":"on","mac":"02:00:00:00:00:01"}`,
 		), "K8S_POD_UID=1;MAC=02:00:00:00:00:01",
 	)
+
 	f.Add(
 		[]byte(
 			`{"deviceID":"0000:3b:02.1","cniVersion":"1.0.0","prevResult":{"interfaces":[{"name":"x"}],"ips":[{"address":"10.0.0.1/8"}]}}`,
 		), "",
 	)
+
 	f.Add([]byte(`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`), ";=;")
 	f.Add(
 		[]byte(
 			`{"deviceID":"mlx5_core.sf.4","cniVersion":"0.2.0","runtimeConfig":{"bandwidth":{"egressRate":1},"dns":{"servers":["x"]}}}`,
 		), "",
 	)
+
 	f.Add(
 		[]byte(
 			`{"deviceID":"0000:3b:02.1","network":"..","runtimeConfig":{"ips":["10.0.0.1/8"],"infinibandGUID":[0]},"vlna":null}`,
 		), "K8S_POD_NAME=",
 	)
+
 	sf := func(string) (function.ID, bool) {
 		return function.SubfunctionID("0000:3b:00.0", 4), true
 	}
@@ -267,12 +281,14 @@ func FuzzParse(f *testing.F) {
 			either(err)); len(reply.Error.Error()) > maxError+100 {
 			t.Errorf("an error of %d bytes", len(reply.Error.Error()))
 		}
+
 		if err != nil {
 			if _, ok := errors.AsType[*types.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
 			}
 			return
 		}
+
 		i := function.Interface{Name: "net1", MTU: w.conf.MTU, MAC: w.mac, VF: w.vf}
 		if err := i.Validate(); err != nil {
 			t.Errorf("%+v: %v", i, err)
@@ -280,10 +296,12 @@ func FuzzParse(f *testing.F) {
 		if back, err := function.ParseID(w.device.String()); err != nil || back != w.device {
 			t.Errorf("device %+v", w.device)
 		}
+
 		a := journal.Attachment{
 			Function: w.device, Interface: i, CNI: &journal.CNI{},
 			Observed: &netdev.Observed{Name: "net1"},
 		}
+
 		raw, err := w.encode(a)
 		if err == nil && !json.Valid(raw) {
 			t.Errorf("result %q", raw)
@@ -302,20 +320,24 @@ func FuzzIPAM(f *testing.F) {
 			`{"cniVersion":"0.2.0","ip4":{"ip":"10.1.0.5/24","gateway":"10.1.0.1","routes":[{"dst":"0.0.0.0/0"}]}}`,
 		),
 	)
+
 	f.Add([]byte(`{"cniVersion":"1.0.0","ips":[null],"routes":[{"dst":"::/0","gw":"1.2.3.4"}]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		a, err := parseIPAM(raw)
 		if err != nil {
 			return
 		}
+
 		if err := (function.Interface{
 			Name: "net1", Addresses: a.addresses, Routes: a.routes,
 		}).Validate(); err != nil {
 			t.Error(err)
 		}
+
 		if a.result == nil {
 			return
 		}
+
 		record := journal.Attachment{CNI: &journal.CNI{IPAM: raw}, Observed: &netdev.Observed{}}
 		if _, err := (cniRequest{conf: netConf{CNIVersion: "1.1.0"}}).encode(record); err != nil {
 			t.Errorf("%s: %v", raw, err)
@@ -356,6 +378,7 @@ func TestUnknownKeys(t *testing.T) {
 			t.Errorf("%s: %q, want %q", config, got, want)
 		}
 	}
+
 	_, err := parser{}.parse(wire.Request{
 		Config: json.RawMessage(`{"deviceID":"0000:3b:02.1","vlna":100}`),
 	})

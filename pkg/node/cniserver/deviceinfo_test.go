@@ -16,11 +16,13 @@ func TestDeviceInfoOfNow(t *testing.T) {
 	before, now := c.function, c.function
 	before.VDPA = function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
 	now.VDPA = function.VDPA{Name: "vdpa1", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-1"}
+
 	s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{before},
 		Spec: v1alpha1.DevicePoolSpec{
 			Publish:   v1alpha1.PublishDevicePlugin,
 			Selectors: []v1alpha1.FunctionSelector{{VDPAType: "vhost"}},
 		}}, true}
+
 	looks := 0
 	s.Function = func(function.ID) (function.Function, bool) {
 		if looks++; looks == 1 {
@@ -28,6 +30,7 @@ func TestDeviceInfoOfNow(t *testing.T) {
 		}
 		return now, true
 	}
+
 	reply := s.answer(t.Context(),
 		addVF("c1", map[string]any{"runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}}),
 		nil)

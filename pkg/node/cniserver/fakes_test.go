@@ -126,6 +126,7 @@ func newCard(t *testing.T) (*card, *Server) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
+
 	c := &card{Journal: j, function: function.Function{
 		ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf",
 	}}
@@ -162,6 +163,7 @@ func TestVF(t *testing.T) {
 		map[string]any{
 			"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"},
 		})
+
 	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{
@@ -180,6 +182,7 @@ func TestVF(t *testing.T) {
 		a.PFName != "ens1f0" || !a.IsVF() {
 		t.Errorf("record %+v", a)
 	}
+
 	c.alive = true
 	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	c.alive = false
@@ -198,6 +201,7 @@ func TestUserspace(t *testing.T) {
 	add.IPAM = []byte(ipamResult)
 	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
+
 	want := function.Interface{
 		Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)},
 		Userspace: true,
@@ -205,11 +209,13 @@ func TestUserspace(t *testing.T) {
 	if diff := cmp.Diff(want, c.attached); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
+
 	got := decodeResult(t, reply.Result)
 	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" ||
 		got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
 		t.Errorf("result %s", reply.Result)
 	}
+
 	c.alive = true
 	checkCode(t, s.answer(t.Context(), add, nil), 0)
 }
@@ -262,6 +268,7 @@ func TestFailures(t *testing.T) {
 			c.prepare = func() { must.Succeed(t, c.Put(claimed)) }
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
@@ -276,10 +283,12 @@ func TestOver(t *testing.T) {
 	base := &function.VFConfig{
 		VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10),
 	}
+
 	more := &function.VFConfig{
 		VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3),
 		LinkState: "auto",
 	}
+
 	want := &function.VFConfig{
 		VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3),
 		MaxTxRate: new(10), LinkState: "auto",
@@ -384,11 +393,13 @@ func TestForbidden(t *testing.T) {
 				Name: "fast", Functions: []function.Function{c.function},
 				Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
 			}, true}
+
 			reply := s.answer(t.Context(), addVF("c1", test.config), nil)
 			if test.says == "" {
 				checkCode(t, reply, 0)
 				return
 			}
+
 			checkCode(t, reply, uint(types.ErrInvalidNetworkConfig))
 			if !strings.Contains(reply.Error.Msg, test.says) {
 				t.Errorf("message %q, want %q in it", reply.Error.Msg, test.says)
@@ -421,12 +432,14 @@ func TestAddressesOfClaim(t *testing.T) {
 			s.Pools = withSetup{
 				pool.Pool{Name: "fast", Functions: []function.Function{c.function}}, true,
 			}
+
 			must.Succeed(t, c.Journal.Put(journal.Attachment{
 				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "net1"},
 				ReservedAt: time.Now(),
 				Claim:      journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
 				Pod:        journal.Pod{Namespace: "default", Name: "pod1"},
 			}))
+
 			add := addVF("c1", test.config)
 			add.Args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1"
 			reply := s.answer(t.Context(), add, nil)

@@ -38,16 +38,20 @@ func (m *fieldErrors) limits(n netConf, routes json.RawMessage, ipam json.RawMes
 	if len(n.Name) > maxName {
 		m.add("name: has %d bytes, at most %d are allowed", len(n.Name), maxName)
 	}
+
 	if problems := validation.IsDNS1123Subdomain(n.Network); n.Network != "" && len(problems) > 0 {
 		m.add("network %q: must be the name of an XPUNetwork: %s", short(n.Network), problems[0])
 	}
+
 	if len(n.Runtime.IPs) > maxAddresses {
 		m.add("runtimeConfig.ips: has %d addresses, at most %d are allowed", len(n.Runtime.IPs),
 			maxAddresses)
 	}
+
 	if len(routes) > maxIPAM {
 		m.add("ipam.routes: has %d bytes, at most %d are allowed", len(routes), maxIPAM)
 	}
+
 	if len(ipam) > maxIPAM {
 		m.add("ipam: the plugin's result has %d bytes, at most %d are allowed", len(ipam), maxIPAM)
 	}
@@ -133,10 +137,12 @@ func (m *fieldErrors) capabilities(config json.RawMessage, ipam string, allowed 
 		if told++; told > maxUnknown {
 			return
 		}
+
 		reason, defined := notServed[key]
 		if !defined {
 			reason = "take it out of capabilities"
 		}
+
 		m.add("runtimeConfig.%s: xpu-cni does not serve this capability: %s", short(key), reason)
 	}
 }

@@ -27,6 +27,7 @@ func refusal(t *testing.T, add wire.Request) *types.Error {
 	if a, reserved := c.Journal.Get(vf); reserved || c.attached.Name != "" {
 		t.Errorf("attached %+v, record %+v", c.attached, a)
 	}
+
 	return reply.Error
 }
 
@@ -40,6 +41,7 @@ func TestVersionsWithoutAddresses(t *testing.T) {
 			t.Errorf("version %v: error %v", version, said)
 		}
 	}
+
 	for name, config := range map[string]map[string]any{
 		"0.3.0": {"cniVersion": "0.3.0"},
 		"0.2.0, the pod's": {
@@ -56,6 +58,7 @@ func TestVersionsWithoutAddresses(t *testing.T) {
 			checkCode(t, s.answer(t.Context(), add, nil), 0)
 		})
 	}
+
 	said := refusal(t, addVF("c1", map[string]any{"cniVersion": "7.0.0"}))
 	if said.Code != types.ErrInvalidNetworkConfig ||
 		!strings.Contains(said.Msg, `cniVersion "7.0.0": is not known; known are 0.1.0`) {
@@ -116,6 +119,7 @@ func TestCapabilities(t *testing.T) {
 				}
 				return
 			}
+
 			_, s := newCard(t)
 			checkCode(t, s.answer(t.Context(), add, nil), 0)
 		})
@@ -147,6 +151,7 @@ func TestLimits(t *testing.T) {
 		}
 		return all
 	}
+
 	huge := strings.Repeat("x", 300<<10)
 	ipam := func(text string) func(*wire.Request) {
 		return func(r *wire.Request) { r.IPAM = json.RawMessage(text) }
@@ -155,6 +160,7 @@ func TestLimits(t *testing.T) {
 	for i := range 1000 {
 		unknown[fmt.Sprintf("%s%d", huge[:200], i)] = i
 	}
+
 	for name, test := range map[string]struct {
 		config map[string]any
 		change func(*wire.Request)
@@ -253,11 +259,13 @@ func TestAuxiliaryDevice(t *testing.T) {
 		"deviceID: no SF of this node has the auxiliary device mlx5_core.sf.5") {
 		t.Errorf("error %v", reply.Error)
 	}
+
 	for _, text := range []string{"mlx5_core.eth.4", "mlx5_core.sf.", "../sf.4", "a.sf.4.b"} {
 		var m fieldErrors
 		if m.device(text, s.Auxiliary); len(m) == 0 {
 			t.Errorf("%s was taken", text)
 		}
 	}
+
 	must.Succeed(t, c.Journal.Delete(sf))
 }

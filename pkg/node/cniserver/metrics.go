@@ -65,11 +65,13 @@ func (m *Metrics) request(command wire.Command, begin time.Time, err *types.Erro
 	if !slices.Contains(commands, command) {
 		command = "unknown"
 	}
+
 	code := uint(0)
 	if err != nil {
 		code = err.Code
 		m.errors.WithLabelValues(string(command)).Inc()
 	}
+
 	m.seconds.WithLabelValues(string(command),
 		strconv.FormatUint(uint64(code), 10)).Observe(time.Since(begin).Seconds())
 }

@@ -56,11 +56,13 @@ func newNode(t testing.TB, functions int) *node {
 		functions: map[function.ID]function.Function{},
 		xpuAgent:  &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 	}
+
 	fast := pool.Pool{
 		Name: "fast", Spec: v1alpha1.DevicePoolSpec{
 			Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields(),
 		},
 	}
+
 	for i := range functions {
 		f := function.Function{
 			ID: lifecycletest.ID(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0",
@@ -69,6 +71,7 @@ func newNode(t testing.TB, functions int) *node {
 		n.functions[f.ID] = f
 		fast.Functions = append(fast.Functions, f)
 	}
+
 	n.pools = []pool.Pool{fast}
 	return n
 }
@@ -103,6 +106,7 @@ func (n *node) start() (r *running, stop func()) {
 		queue.journal = a.Journal
 		return queue
 	})
+
 	r = &running{node: n, engine: agent.Engine}
 	r.Server = &Server{
 		BootID: n.BootID, Path: filepath.Join(n.dir, "run", "cni.sock"),
@@ -112,6 +116,7 @@ func (n *node) start() (r *running, stop func()) {
 		Ready: func() error { return nil }, Report: r.reports.Report,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
+
 	return r, sync.OnceFunc(func() {
 		queue.wait.Wait()
 		end()
@@ -202,13 +207,16 @@ func request(
 		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-" + container +
 			";K8S_POD_UID=uid-" + container,
 	}
+
 	if ns != nil {
 		r.NetNS = ns.Path()
 	}
+
 	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni",
 		"deviceID": lifecycletest.ID(i).String()}
 	maps.Copy(all, config)
 	r.Config, _ = json.Marshal(all)
+
 	return r
 }
 
@@ -240,8 +248,10 @@ func (x *xpuAgent) Provision(
 		<-ctx.Done()
 		return done, context.Cause(ctx)
 	}
+
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
+
 	x.calls++
 	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it
 	// got.

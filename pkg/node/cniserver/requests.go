@@ -30,6 +30,7 @@ func (s *Server) del(
 	if err != nil {
 		return err
 	}
+
 	end()
 	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
 		return fail(CodeRelease, "%w", err)
@@ -55,6 +56,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	if r.At.IsZero() {
 		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
 	}
+
 	n, err := decode(r.Config)
 	if err != nil {
 		return err
@@ -62,21 +64,25 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	if n.Name == "" || n.ValidAttachments == nil {
 		return n.invalid("name and cni.dev/valid-attachments: must be there for GC")
 	}
+
 	valid := func(a journal.Attachment) bool {
 		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
 		return a.CNI.Network != n.Name || s.since(r)(a) ||
 			slices.Contains(n.ValidAttachments, attachment) ||
 			s.adds.Held(attachment) // an ADD that came after the list was made
 	}
+
 	var errs []error
 	for _, a := range s.Journal.All() {
 		if a.CNI != nil && !valid(a) {
 			errs = append(errs, s.Lifecycle.EndRequest(ctx, a.CNI.ContainerID, a.CNI.IfName, valid))
 		}
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return fail(CodeRelease, "%w", err)
 	}
+
 	return nil
 }
 
@@ -87,10 +93,12 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 	if _, err := s.attachedFor(a); err != nil {
 		return err
 	}
+
 	var expect func(*netdev.Attached)
 	if a.prev != nil {
 		expect = func(is *netdev.Attached) { expectPrevious(is, a.prev) }
 	}
+
 	differences, err := s.Lifecycle.Check(ctx, a.device, expect)
 	if err != nil {
 		return fail(types.ErrIOFailure, "%w", err)
@@ -99,6 +107,7 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
 			a.IfName, a.device, strings.Join(differences, "; "))
 	}
+
 	return nil
 }
 
@@ -115,6 +124,7 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 				return ok && to.Masked() == route.To
 			})
 		})
+
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Name == is.Want.Name && i.Sandbox == is.Place.NetNS
 	})
@@ -126,6 +136,7 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	if mac, err := function.ParseMAC(prev.Interfaces[index].Mac); err == nil {
 		is.Expected.MAC = mac
 	}
+
 	for _, ip := range prev.IPs {
 		address, ok := netipx.FromStdIPNet(&ip.Address)
 		ours := ip.Interface == nil || *ip.Interface == index
@@ -141,16 +152,19 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 	if a.ipam.result == nil {
 		return record, a.conf.invalid("no result of an IPAM plugin")
 	}
+
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	have, _ := s.Journal.Get(a.device)
 	if err := s.mayAsk(a, have); err != nil {
 		return record, err
 	}
+
 	if have.CNI != nil && have.CNI.Claimed != nil {
 		if err := addressesOfClaim(a, *have.CNI.Claimed, have.Claim.Name); err != nil {
 			return record, err
 		}
 	}
+
 	if have.Interface.Userspace {
 		// the program in the pod reads them from the result
 		add.Addresses, add.Routes = []netip.Prefix{}, nil
@@ -159,5 +173,6 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 		add); err != nil {
 		return record, fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
+
 	return s.attachedFor(a)
 }

@@ -23,6 +23,7 @@ func TestResult(t *testing.T) {
 		if got := r.must(result); string(got.Result) != string(first.Result) {
 			t.Errorf("result %s, that of ADD was %s", got.Result, first.Result)
 		}
+
 		r.mustFail(request(wire.Result, 0, "c2", pod, nil), types.ErrUnknownContainer,
 			"container c2")
 		r.must(request(wire.Del, 0, "c1", pod, nil))

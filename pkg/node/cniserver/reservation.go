@@ -21,31 +21,37 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if err != nil {
 		return fail(types.ErrIOFailure, "Function %s: CNI_NETNS: %w", a.device, err)
 	}
+
 	if !there {
 		return fail(CodeTaken, "Function %s is attached as %s of this container in network "+
 			"namespace %s, and CNI_NETNS %s is "+
 			"another one; DEL must come before an ADD that changes it", a.device, a.IfName,
 			have.Place.NetNS, a.NetNS)
 	}
+
 	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return err
 	}
+
 	i := reservation.Interface
 	i.Addresses, i.Routes = have.Interface.Addresses, have.Interface.Routes
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
+
 	// the network limits it
 	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU {
 		i.MTU = have.Interface.MTU
 	}
+
 	// The Function may belong to another pool by now, and the pool may have another network.
 	samePort := a.conf.Network == "" || have.Port != nil &&
 		reservation.Port.Network == have.Port.Network && reservation.Port.MAC == have.Port.MAC
 	if samePort && reflect.DeepEqual(i, have.Interface) {
 		return nil
 	}
+
 	return fail(CodeTaken,
 		"Function %s is attached as %s of this container with another configuration; "+
 			"DEL must come before an ADD that changes it", a.device, a.IfName)
@@ -60,6 +66,7 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 			ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM,
 		},
 	}
+
 	complete := s.ofResource
 	if have.Claim.UID != "" {
 		complete = ofClaim
@@ -67,15 +74,18 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	if err := complete(&r, a, have); err != nil {
 		return journal.Attachment{}, err
 	}
+
 	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
 		// The program in the pod sets MTU and addresses; the CNI result says which.
 		r.Interface = function.Interface{
 			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
 		}
 	}
+
 	if err := r.Interface.Validate(); err != nil {
 		return journal.Attachment{}, a.conf.invalid("%w", err)
 	}
+
 	return r, nil
 }
 
@@ -89,6 +99,7 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC,
 			have.Port.MAC)
 	}
+
 	port.MAC = cmp.Or(port.MAC, s.MAC(a.device))
 	p, inPool := s.Pools.PoolOf(a.device)
 	if inPool {
@@ -99,12 +110,14 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
+
 	// Its pool may name a network. Pools are not known at the start, and for a moment after a card
 	// came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
 		return fail(types.ErrTryAgainLater,
 			"Function %s: pools have not been read yet since it came", a.device)
 	}
+
 	// The resource stays empty if the kubelet gave the Function to no pod; package health reports
 	// that.
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
@@ -112,6 +125,7 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 			"Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 				"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
+
 	port.AssignAddresses = a.assigned()
 	if port.AssignAddresses {
 		if port.Network == "" {
@@ -119,19 +133,23 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 				"neither network nor the DevicePool names one",
 				wire.IPAM)
 		}
+
 		port.Addresses = a.ipam.addresses // runtimeConfig.ips
 		if have.Port != nil && have.Port.AssignAddresses && have.Port.Network == port.Network &&
 			len(port.Addresses) == 0 {
 			port.Addresses = have.Port.Addresses // an ADD that is made again
 		}
 	}
+
 	r.Interface = function.Interface{
 		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses,
 		Routes: a.ipam.routes,
 	}
+
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
 	}
+
 	return nil
 }
 
@@ -143,24 +161,29 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	if have.CNI != nil && have.CNI.Claimed != nil {
 		claimed = *have.CNI.Claimed
 	}
+
 	if a.conf.Network != "" {
 		return a.conf.invalid("network %q: Function %s belongs to claim %s, which decides about "+
 			"the network; leave network out",
 			a.conf.Network, a.device, have.Claim.Name)
 	}
+
 	if a.assigned() {
 		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its "+
 			"addresses; leave ipam out",
 			wire.IPAM, a.device, have.Claim.Name)
 	}
+
 	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
 		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the "+
 			"xPU may count on it; leave mac out",
 			a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
+
 	if err := addressesOfClaim(a, claimed, have.Claim.Name); err != nil {
 		return err
 	}
+
 	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
 	r.CNI.Claimed = &claimed
 	r.Interface = claimed
@@ -171,9 +194,11 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	if len(a.ipam.addresses) > 0 {
 		r.Interface.Addresses = a.ipam.addresses
 	}
+
 	if a.ipam.result != nil {
 		r.Interface.Routes = a.ipam.routes
 	}
+
 	return nil
 }
 
@@ -205,10 +230,12 @@ func mergeVF(base, over *function.VFConfig) *function.VFConfig {
 	if base == nil || over == nil {
 		return cmp.Or(over, base)
 	}
+
 	vlan := base
 	if over.VLAN != nil {
 		vlan = over
 	}
+
 	return &function.VFConfig{
 		VLAN: vlan.VLAN, QoS: vlan.QoS, Proto: vlan.Proto,
 		Trust:      cmp.Or(over.Trust, base.Trust),

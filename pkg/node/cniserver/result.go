@@ -32,31 +32,37 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return a, nil
 	}
+
 	defer func() {
 		if err != nil {
 			err = fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
 		}
 	}()
+
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
 	}
+
 	if ips, routes := len(a.result.IPs), len(a.result.Routes); ips > maxAddresses ||
 		routes > maxRoutes {
 		return a, fmt.Errorf("has %d addresses and %d routes, at most %d and %d are allowed",
 			ips, routes, maxAddresses, maxRoutes)
 	}
+
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
 		address, ok := netipx.FromStdIPNet(&ip.Address)
 		if !ok {
 			return a, fmt.Errorf("ips[%d]: must have an address with prefix length", i)
 		}
+
 		a.addresses = append(a.addresses, address)
 		gateway, ok := netipx.FromStdIP(ip.Gateway)
 		if is4 := gateway.Is4(); ok && !gateways[is4].IsValid() {
 			gateways[is4] = gateway
 		}
 	}
+
 	for i, r := range a.result.Routes {
 		to, ok := netipx.FromStdIPNet(&r.Dst)
 		via, isAddress := gateways[to.Addr().Is4()], true
@@ -67,6 +73,7 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where "+
 				"there is one", i)
 		}
+
 		a.routes = append(a.routes, function.Route{
 			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0),
 			Scope: r.Scope,
@@ -74,6 +81,7 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 			Yield: true, // a route that the pod has already stays, as with other CNI plugins
 		})
 	}
+
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
@@ -89,19 +97,23 @@ func (r cniRequest) addressed(
 		return reservation, fail(CodeProvision, "network %s gave Function %s no address; see its "+
 			"XPUPort", reservation.Port.Network, r.device)
 	}
+
 	text, err := r.printed(addresses)
 	if err != nil {
 		return reservation, err
 	}
+
 	given, err := parseIPAM(text)
 	if err != nil {
 		return reservation, err
 	}
+
 	reservation.CNI, reservation.Port = new(*reservation.CNI), new(*reservation.Port)
 	reservation.CNI.IPAM, reservation.Port.Addresses = text, given.addresses
 	if !reservation.Interface.Userspace {
 		reservation.Interface.Addresses, reservation.Interface.Routes = given.addresses, given.routes
 	}
+
 	return reservation, nil
 }
 
@@ -114,9 +126,11 @@ func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 			return nil, r.conf.invalid("ipam.routes: %w", err)
 		}
 	}
+
 	for _, address := range addresses {
 		result.IPs = append(result.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
 	}
+
 	text, err := json.Marshal(result)
 	if err == nil {
 		_, err = parseIPAM(text)
@@ -124,6 +138,7 @@ func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 	if err != nil {
 		return nil, r.conf.invalid("ipam.routes: %w", err)
 	}
+
 	return text, nil
 }
 
@@ -135,27 +150,33 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	given := cmp.Or(ipam.result, withoutIPAM(a.Interface))
 	result := new(types100.Result)
 	if r.prev != nil {
 		*result = *r.prev
 	}
+
 	result.Interfaces, result.IPs, result.Routes = slices.Clone(result.Interfaces), slices.Clone(
 		result.IPs,
 	), slices.Clone(result.Routes)
 	index := len(result.Interfaces)
+
 	attached := &types100.Interface{
 		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU,
 		Sandbox: a.Place.NetNS,
 	}
+
 	if a.Function.Subfunction == "" {
 		attached.PciID = string(a.Function.Address)
 	}
+
 	result.Interfaces = append(result.Interfaces, attached)
 	for _, ip := range given.IPs {
 		result.IPs = append(result.IPs,
 			&types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
 	}
+
 	result.Routes = append(result.Routes, given.Routes...)
 	switch {
 	case !given.DNS.IsEmpty():
@@ -163,11 +184,13 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	case result.DNS.IsEmpty():
 		result.DNS = r.conf.DNS
 	}
+
 	versioned, err := result.GetAsVersion(r.conf.CNIVersion)
 	if err != nil {
 		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w",
 			r.conf.CNIVersion, err)
 	}
+
 	return json.Marshal(versioned)
 }
 
@@ -197,6 +220,7 @@ func (r cniRequest) checkResult(want journal.Attachment) error {
 		return r.conf.invalid("prevResult and ipam: make a result of %d bytes, at most %d are "+
 			"allowed", len(result), most)
 	}
+
 	return nil
 }
 
@@ -206,11 +230,13 @@ func withoutIPAM(i function.Interface) *types100.Result {
 	for _, address := range i.Addresses {
 		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
 	}
+
 	for _, to := range i.Routes {
 		r.Routes = append(r.Routes,
 			&types.Route{
 				Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric,
 			})
 	}
+
 	return r
 }

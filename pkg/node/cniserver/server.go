@@ -100,6 +100,7 @@ func (s *Server) answer(
 	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" && checkPod(pod) == nil {
 		log = log.WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	}
+
 	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
 		reply = failed(types.ErrInternal, err) // without a code it is a mistake of the agent
@@ -108,6 +109,7 @@ func (s *Server) answer(
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
+
 	s.Metrics.request(r.Command, begin, reply.Error)
 	return reply
 }
@@ -120,16 +122,20 @@ func (s *Server) do(
 			"this agent speaks version %d of the contract, not %d: "+
 				"the CNI plugin is of another release", wire.Version, r.Version)
 	}
+
 	if err := cmp.Or(checkLengths(r), checkEnvironment(r)); err != nil {
 		return wire.Reply{}, err
 	}
+
 	timeout := shortTimeout
 	if r.Command == wire.Add {
 		timeout = cmp.Or(s.AddTimeout, 90*time.Second)
 	}
+
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
 		fmt.Errorf("the agent waited %s", timeout))
 	defer cancel()
+
 	switch r.Command {
 	case wire.Add, wire.Address, wire.Result, wire.Check:
 		return s.doInterface(ctx, r)
@@ -140,6 +146,7 @@ func (s *Server) do(
 	case wire.Status:
 		return wire.Reply{}, s.status()
 	}
+
 	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown",
 		short(string(r.Command)))
 }
@@ -159,6 +166,7 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 	if err := a.needsVF(); err != nil {
 		return wire.Reply{}, err
 	}
+
 	ctx = logr.NewContext(ctx,
 		logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
 	var record journal.Attachment
@@ -167,15 +175,18 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 		record, err = s.add(ctx, a)
 	case wire.Address:
 		record, err = s.address(ctx, a)
+
 	case wire.Result:
 		// of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
 		if record, err = s.attachedFor(a); err == nil {
 			err = s.sameAsBefore(a, record)
 		}
 	}
+
 	if err != nil {
 		return wire.Reply{}, err
 	}
+
 	return s.added(ctx, a, record)
 }
 
@@ -193,9 +204,11 @@ func checkEnvironment(r wire.Request) error {
 	case r.NetNS == "":
 		return fail(types.ErrInvalidEnvironmentVariables, "CNI_NETNS: is missing")
 	}
+
 	if err := function.ValidateInterfaceName(r.IfName); err != nil {
 		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: %w", err)
 	}
+
 	return nil
 }
 

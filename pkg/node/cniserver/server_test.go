@@ -53,6 +53,7 @@ func TestAddAndDel(t *testing.T) {
 		"network": "blue", "mtu": 1480,
 		"runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/any"},
 	})
+
 	add.IPAM = json.RawMessage(ipamResult)
 	n.serve(func(r *running) {
 		reply, err := r.call(add)
@@ -60,21 +61,25 @@ func TestAddAndDel(t *testing.T) {
 		if reply.Error != nil {
 			t.Fatal(reply.Error)
 		}
+
 		want := &types100.Result{
 			CNIVersion: "1.1.0",
 			Interfaces: []*types100.Interface{
 				{Name: "net1", Mac: "02:00:00:00:00:aa", Mtu: 1450, Sandbox: pod.Path()},
 			},
 		}
+
 		got := decodeResult(t, reply.Result)
 		if diff := cmp.Diff(want.Interfaces, got.Interfaces); diff != "" {
 			t.Errorf("interfaces (-want +got):\n%s", diff)
 		}
+
 		if len(got.IPs) != 1 || *got.IPs[0].Interface != 0 ||
 			got.IPs[0].Address.String() != "10.1.0.5/24" ||
 			got.IPs[0].Gateway.String() != "10.1.0.1" {
 			t.Errorf("IPs %v", got.IPs)
 		}
+
 		if len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
 		}
@@ -82,34 +87,41 @@ func TestAddAndDel(t *testing.T) {
 		if len(reply.DeviceInfo) > 0 {
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
+
 		port, _ := n.xpuAgent.port(lifecycletest.ID(0))
 		wantPort := journal.Attachment{
 			Function: lifecycletest.ID(0), PF: n.functions[lifecycletest.ID(0)].PF,
 			Port: &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa"},
 			Pod:  journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		}
+
 		if diff := cmp.Diff(wantPort, port); diff != "" {
 			t.Errorf("Port (-want +got):\n%s", diff)
 		}
+
 		l := mustLink(t, pod, "net1")
 		routes, err := pod.Handle().RouteList(l, netlink.FAMILY_V4)
 		must.Succeed(t, err)
 		if len(routes) != 3 { // the address's own, and two
 			t.Errorf("routes %v", routes)
 		}
+
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if record.Resource != "" || record.State != journal.Attached || record.Sandbox != "c1" {
 			t.Errorf("record %+v", record)
 		}
+
 		again, err := r.call(add)
 		must.Succeed(t, err)
 		if !bytes.Equal(again.Result, reply.Result) || n.xpuAgent.calls != 1 {
 			t.Errorf("second ADD: %s %v, want %s", again.Result, again.Error, reply.Result)
 		}
+
 		result := with(add, func(r *wire.Request) { r.Command, r.IPAM = wire.Result, nil })
 		if again := r.must(result); !bytes.Equal(again.Result, reply.Result) {
 			t.Errorf("RESULT: %s, want %s", again.Result, reply.Result)
 		}
+
 		r.mustFail(with(result, func(r *wire.Request) { r.ContainerID = "c2" }),
 			types.ErrUnknownContainer, "of container c2")
 		changed := with(add, func(r *wire.Request) {
@@ -126,6 +138,7 @@ func TestAddAndDel(t *testing.T) {
 				t.Fatal(reply.Error)
 			}
 		}
+
 		r.checkFree(0, before)
 	})
 }
@@ -142,6 +155,7 @@ func TestResultVersions(t *testing.T) {
 		"routes": []any{map[string]any{"dst": "198.51.100.0/24"}},
 		"dns":    map[string]any{"nameservers": []any{"192.0.2.53"}},
 	}
+
 	n := newNode(t, 1)
 	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -156,12 +170,14 @@ func TestResultVersions(t *testing.T) {
 					add.IPAM = bytes.Replace(add.IPAM, []byte(`{"address"`),
 						[]byte(`{"version":"4","address"`), 1)
 				}
+
 				raw := r.must(add).Result
 				var head struct{ CNIVersion string }
 				must.Succeed(t, json.Unmarshal(raw, &head))
 				if head.CNIVersion != version {
 					t.Errorf("version %s", head.CNIVersion)
 				}
+
 				got := decodeResult(t, raw)
 				if len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" ||
 					got.Interfaces[1].Name != "net1" ||
@@ -169,12 +185,14 @@ func TestResultVersions(t *testing.T) {
 					(got.Interfaces[1].Mtu == 1500) != (version >= "1.0.0") {
 					t.Errorf("interfaces %v", got.Interfaces)
 				}
+
 				if len(got.IPs) != 2 || *got.IPs[0].Interface != 0 || *got.IPs[1].Interface != 1 {
 					t.Errorf("IPs %v", got.IPs)
 				}
 				if len(got.Routes) != 3 || got.DNS.Nameservers[0] != "10.1.0.53" {
 					t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
 				}
+
 				r.must(request(wire.Del, 0, "c1", nil, nil))
 			})
 		})
@@ -193,6 +211,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 			},
 			"dns": map[string]any{"nameservers": []string{"192.0.2.53"}},
 		})
+
 		add.Args += ";MAC=02:00:00:00:00:02"
 		got := decodeResult(t, r.must(add).Result)
 		n.pools[0].Spec.Network = "blue"
@@ -208,6 +227,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 		if _, ok := n.xpuAgent.port(lifecycletest.ID(0)); ok {
 			t.Error("a Port without a network")
 		}
+
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, was)
 	})
@@ -243,6 +263,7 @@ func TestAddAfterAllocate(t *testing.T) {
 						DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b",
 					},
 				}))
+
 				n.pools = []pool.Pool{{ // moved on since; the pod has its Function
 					Name:      "claimed",
 					Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
@@ -250,6 +271,7 @@ func TestAddAfterAllocate(t *testing.T) {
 						Publish: v1alpha1.PublishDRA, Allow: v1alpha1.PrivilegedFields(),
 					},
 				}}
+
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
 				record, _ := r.Journal.Get(lifecycletest.ID(0))
 				if !reflect.DeepEqual(*record.Port, test.want) ||
@@ -257,6 +279,7 @@ func TestAddAfterAllocate(t *testing.T) {
 					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource,
 						record.Observed.MAC)
 				}
+
 				r.must(request(wire.Del, 0, "c1", nil, nil))
 				r.checkFree(0, before)
 			})
@@ -316,6 +339,7 @@ func TestAddRefuses(t *testing.T) {
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
+
 		r.must(request(wire.Del, 0, "c2", nil, nil))
 		if left := r.Journal.All(); len(left) > 0 {
 			t.Errorf("left: %+v", left)
@@ -338,27 +362,32 @@ func TestTakesOver(t *testing.T) {
 			n.run(func(r *running) {
 				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
 				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
+
 				// a veth would end with its namespace, so here it goes back as that of a card does
 				if test.gone {
 					must.Succeed(t, first.Unmount())
 					must.Succeed(t,
 						first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.Host.Fd()))
 				}
+
 				if test.samePod {
 					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
 				}
+
 				r.must(add)
 				port, _ := n.xpuAgent.port(lifecycletest.ID(0))
 				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" ||
 					port.Port.Network != "red" {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
+
 				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
 				if record, _ := r.Journal.Get(
 					lifecycletest.ID(0),
 				); record.State != journal.Attached {
 					t.Errorf("record %+v after a late DEL", record)
 				}
+
 				r.must(request(wire.Del, 0, "c2", nil, nil))
 				r.checkFree(0, before)
 			})
@@ -378,6 +407,7 @@ func TestProvisionFails(t *testing.T) {
 			record.Port == nil {
 			t.Errorf("record %+v", record)
 		}
+
 		n.xpuAgent.err = nil
 		r.must(add) // the runtime tries again
 		r.must(request(wire.Del, 0, "c1", nil, nil))
@@ -404,11 +434,13 @@ func TestAddWithAnotherNetNS(t *testing.T) {
 		r.mustFail(gone, CodeTaken, "CNI_NETNS /run/netns/never is another one")
 		link := filepath.Join(t.TempDir(), "ns")
 		must.Succeed(t, os.Symlink(pod.Path(), link))
+
 		if again := r.must(with(add, func(r *wire.Request) {
 			r.NetNS = link
 		})); !bytes.Equal(again.Result, first.Result) {
 			t.Errorf("result %s, want %s", again.Result, first.Result)
 		}
+
 		mustLink(t, pod, "net1")
 	})
 }
@@ -425,6 +457,7 @@ func TestDelEndsAdd(t *testing.T) {
 			r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}),
 				CodeProvision, errDeleted.Error())
 		})
+
 		<-n.xpuAgent.entered
 		r.mustFail(request(wire.Add, 0, "c2", pod, nil), types.ErrTryAgainLater,
 			"an ADD for container c1 runs already")
@@ -450,6 +483,7 @@ func TestCrash(t *testing.T) {
 			r.IPAM = json.RawMessage(ipamResult)
 		})
 	}
+
 	del := request(wire.Del, 0, "c1", nil, nil)
 	heals := map[string]func(t *testing.T, r *running, pod *netns.Namespace){
 		"DEL": func(_ *testing.T, r *running, _ *netns.Namespace) { r.must(del) },
@@ -466,6 +500,7 @@ func TestCrash(t *testing.T) {
 				Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`)})
 		},
 	}
+
 	operations := map[string]struct {
 		added   bool
 		do      func(t *testing.T, r *running, pod *netns.Namespace)
@@ -476,6 +511,7 @@ func TestCrash(t *testing.T) {
 		}, 10},
 		"DEL": {true, func(_ *testing.T, r *running, _ *netns.Namespace) { r.must(del) }, 4},
 	}
+
 	for name, operation := range operations {
 		for healName, heal := range heals {
 			t.Run(name+", then "+healName, func(t *testing.T) {
@@ -486,14 +522,17 @@ func TestCrash(t *testing.T) {
 					if operation.added {
 						n.run(func(r *running) { r.must(addRequest(pod)) })
 					}
+
 					crashed := n.crashes(at, func(r *running) { operation.do(t, r, pod) })
 					n.run(func(r *running) {
 						heal(t, r, pod)
 						r.checkFree(0, before)
 					})
+
 					if t.Failed() {
 						t.Fatalf("failed at event %d", at)
 					}
+
 					if !crashed {
 						if at-1 < operation.atLeast {
 							t.Errorf("only %d events", at-1)
@@ -516,6 +555,7 @@ func TestConcurrent(t *testing.T) {
 		pods[i] = netns.New(t)
 		before[i] = n.Snapshot(i)
 	}
+
 	n.serve(func(r *running) {
 		ask := func(command wire.Command) {
 			var group sync.WaitGroup
@@ -528,15 +568,19 @@ func TestConcurrent(t *testing.T) {
 					}
 				})
 			}
+
 			group.Wait()
 		}
+
 		ask(wire.Add)
 		ask(wire.Check)
+
 		for _, a := range r.Journal.All() {
 			if a.State != journal.Attached {
 				t.Errorf("Function %s is %s", a.Function, a.State)
 			}
 		}
+
 		ask(wire.Del)
 		for i := range functions {
 			r.checkFree(i, before[i])
@@ -551,6 +595,7 @@ func TestGC(t *testing.T) {
 			Version: wire.Version, Command: wire.GC, At: at, Config: json.RawMessage(config),
 		}
 	}
+
 	n.run(func(r *running) {
 		for i := range 4 {
 			config := map[string]any{}
@@ -559,12 +604,14 @@ func TestGC(t *testing.T) {
 			}
 			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), config))
 		}
+
 		left := func() (containers []string) {
 			for _, a := range r.Journal.All() {
 				containers = append(containers, a.CNI.ContainerID)
 			}
 			return containers
 		}
+
 		r.mustFail(gc(time.Now(), `{"name":"sriov"}`), types.ErrInvalidNetworkConfig,
 			"cni.dev/valid-attachments")
 		r.mustFail(gc(time.Now(), `{"cni.dev/valid-attachments":[]}`),
@@ -575,6 +622,7 @@ func TestGC(t *testing.T) {
 		if got := left(); len(got) != 4 {
 			t.Errorf("left after a GC of before: %q", got)
 		}
+
 		r.must(gc(time.Now(),
 			`{"name":"sriov","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"},{"containerID":"c2","ifname":"net9"}]}`))
 		if got := left(); !slices.Equal(got, []string{"c1", "c3"}) {
@@ -591,11 +639,13 @@ func TestCheck(t *testing.T) {
 			change(t, pod.Handle(), mustLink(t, pod, "net1"))
 		}
 	}
+
 	address := func(t *testing.T, text string) *netlink.Addr {
 		a, err := netlink.ParseAddr(text)
 		must.Succeed(t, err)
 		return a
 	}
+
 	changes := map[string]struct {
 		change func(t *testing.T, pod *netns.Namespace)
 		want   string // "" is no difference
@@ -637,6 +687,7 @@ func TestCheck(t *testing.T) {
 			must.Succeed(t, pod.Unmount())
 		}, "is gone"},
 	}
+
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
@@ -670,6 +721,7 @@ func TestCheckPrevious(t *testing.T) {
 			must.Succeed(t, change(pod.Handle(), mustLink(t, pod, "net1")))
 		}
 	}
+
 	setMAC := link(func(h *netlink.Handle, l netlink.Link) error {
 		return h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr())
 	})
@@ -754,18 +806,22 @@ func TestCheckPrevious(t *testing.T) {
 				add := request(wire.Add, 0, "c1", pod, nil)
 				add.IPAM = json.RawMessage(ipamResult)
 				result := decodeResult(t, r.must(add).Result)
+
 				if test.change != nil {
 					test.change(t, pod)
 				}
+
 				if test.result != nil {
 					test.result(result)
 				}
+
 				check := request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": result})
 				if test.want == "" {
 					r.must(check)
 				} else {
 					r.mustFail(check, CodeCheck, test.want)
 				}
+
 				r.must(request(wire.Del, 0, "c1", pod, map[string]any{"prevResult": result}))
 				r.checkFree(0, before)
 			})
@@ -788,10 +844,12 @@ func moveRoutes(h *netlink.Handle, l netlink.Link, table int) error {
 			}
 		}
 	}
+
 	for _, route := range slices.Backward(routes) {
 		route.Table = unix.RT_TABLE_MAIN
 		errs = append(errs, h.RouteDel(&route))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -846,22 +904,26 @@ func TestAddress(t *testing.T) {
 			r.must(request(wire.Add, 0, "c1", pod, nil)).Result); len(got.IPs) > 0 {
 			t.Errorf("IPs %v", got.IPs)
 		}
+
 		r.mustFail(request(wire.Address, 0, "c1", pod, nil), types.ErrInvalidNetworkConfig,
 			"no result of an IPAM plugin")
 		r.mustFail(with(address, func(r *wire.Request) { r.ContainerID = "c2" }), CodeAttach,
 			"is not attached for this request")
+
 		for range 2 {
 			got := decodeResult(t, r.must(address).Result)
 			if len(got.IPs) != 1 || len(got.Routes) != 2 || len(got.Interfaces) != 1 {
 				t.Errorf("result %v", got)
 			}
 		}
+
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if want := []netip.Prefix{
 			netip.MustParsePrefix("10.1.0.5/24"),
 		}; !slices.Equal(record.Observed.Addresses, want) {
 			t.Errorf("observed %v", record.Observed.Addresses)
 		}
+
 		r.must(request(wire.Check, 0, "c1", pod, nil))
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, before)
@@ -875,6 +937,7 @@ func TestClaim(t *testing.T) {
 	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
 	before := n.Snapshot(0)
 	first, second := netns.New(t), netns.New(t)
+
 	claimed := journal.Attachment{
 		Function: lifecycletest.ID(0), PF: "0000:3b:00.0",
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
@@ -884,6 +947,7 @@ func TestClaim(t *testing.T) {
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
 		},
 	}
+
 	n.run(func(r *running) {
 		must.Succeed(t, r.Lifecycle.Reserve(t.Context(), claimed))
 		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken,
@@ -902,6 +966,7 @@ func TestClaim(t *testing.T) {
 		if told := r.reports.told; len(told) != 1 || told[0].UID != "claim-1" {
 			t.Errorf("reported %v", told)
 		}
+
 		// The pod gets another sandbox; the DEL of the first one comes late.
 		again := request(wire.Add, 0, "c2", second, map[string]any{"mtu": 1480})
 		again.Args = request(wire.Add, 0, "c1", nil, nil).Args
@@ -916,6 +981,7 @@ func TestClaim(t *testing.T) {
 			got.IPs[0].Address.String() != "10.9.0.1/24" || len(got.Routes) != 2 {
 			t.Errorf("result %v", got)
 		}
+
 		late := with(again, func(r *wire.Request) {
 			r.Command, r.IPAM = wire.Address, json.RawMessage(ipamResult)
 		})
@@ -924,6 +990,7 @@ func TestClaim(t *testing.T) {
 		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
+
 		r.must(request(wire.Del, 0, "c2", nil, nil))
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if record.State != journal.Reserved || record.CNI != nil ||
@@ -931,6 +998,7 @@ func TestClaim(t *testing.T) {
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)
 		}
+
 		must.Succeed(t, r.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		r.checkFree(0, before)
 	})
@@ -955,6 +1023,7 @@ func BenchmarkAddAndDel(b *testing.B) {
 	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk
 	must.Succeed(b, os.Mkdir(n.dir, 0o700))
 	b.Cleanup(func() { must.Succeed(b, os.RemoveAll(n.dir)) })
+
 	pod := netns.New(b)
 	n.serve(func(r *running) {
 		var add, del time.Duration
@@ -966,6 +1035,7 @@ func BenchmarkAddAndDel(b *testing.B) {
 			}
 			return time.Since(start)
 		}
+
 		for b.Loop() {
 			request := request(wire.Add, 0, "c1", pod, nil)
 			request.IPAM = json.RawMessage(ipamResult)
@@ -973,6 +1043,7 @@ func BenchmarkAddAndDel(b *testing.B) {
 			request.Command = wire.Del
 			del += ask(request)
 		}
+
 		b.ReportMetric(float64(add.Microseconds())/float64(b.N), "add-us")
 		b.ReportMetric(float64(del.Microseconds())/float64(b.N), "del-us")
 	})
@@ -1001,18 +1072,21 @@ func TestAssignedAddresses(t *testing.T) {
 			len(got.Routes) != 1 || got.Routes[0].GW.String() != "10.1.0.1" {
 			t.Errorf("result %v", got)
 		}
+
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if !record.Port.AssignAddresses ||
 			!slices.Equal(record.Port.Addresses, n.xpuAgent.addresses) ||
 			!slices.Equal(record.Observed.Addresses, n.xpuAgent.addresses) {
 			t.Errorf("Port %+v, observed %+v", record.Port, record.Observed)
 		}
+
 		asked := n.xpuAgent.calls
 		again := decodeResult(t, r.must(add).Result)
 		if diff := cmp.Diff(got, again); diff != "" || n.xpuAgent.calls != asked {
 			t.Errorf("the second ADD asked the xPU, or has another result (-first +second):\n%s",
 				diff)
 		}
+
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, before)
 	})

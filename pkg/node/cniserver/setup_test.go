@@ -80,6 +80,7 @@ func TestReservationHasSetup(t *testing.T) {
 				},
 				MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			}
+
 			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
 			a.ContainerID, a.IfName = "c1", "net1"
 			got, err := s.reservation(a, test.have)
@@ -113,6 +114,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"},
 		Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"},
 	}))
+
 	c.options.Setup = hostile{undo: func() {
 		c.function.Driver, c.function.Netdev = "iavf", "eth1"
 	}}
@@ -148,8 +150,10 @@ func TestSetupFails(t *testing.T) {
 		Spec: v1alpha1.DevicePoolSpec{
 			Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 		}}, true}
+
 	reply := s.answer(t.Context(), addVF("c1", nil), nil)
 	checkCode(t, reply, CodeAttach)
+
 	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(
 		reply.Error.Msg, want,
 	) {

@@ -50,12 +50,14 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("CNI spool: %w", err)
 	}
+
 	first, cancel := context.WithTimeout(ctx, firstTimeout)
 	s.drainSpool(first, changes)
 	cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.followSpool(ctx, changes) })
 	group.Go(func() error { return s.serve(ctx) })
+
 	return group.Wait()
 }
 
@@ -66,12 +68,15 @@ func (s *Server) serve(ctx context.Context) error {
 		return fmt.Errorf("CNI socket: %w", err)
 	}
 	defer watch.Close()
+
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(s.patience(), end) })()
+
 	var requests sync.WaitGroup
 	defer requests.Wait()
+
 	for again := false; ; again = true {
 		l, err := s.listen(watch, again)
 		switch {
@@ -84,6 +89,7 @@ func (s *Server) serve(ctx context.Context) error {
 			}
 			continue
 		}
+
 		requests.Go(func() { s.accept(working, l, &requests) })
 		socket, _ := os.Lstat(s.Path) // nil, which is no file, if it was removed already
 		ended := loop.Until(ctx, func(context.Context) <-chan struct{} {
@@ -92,15 +98,18 @@ func (s *Server) serve(ctx context.Context) error {
 			now, err := os.Lstat(s.Path)
 			return err != nil || !os.SameFile(now, socket)
 		})
+
 		if ended != nil && s.Succeeded != nil && s.Succeeded() {
 			s.left, err = l.File()
 			return errors.Join(err, l.Close())
 		}
+
 		l.Close()
 		if ended != nil {
 			_ = os.Remove(s.Path)
 			return nil
 		}
+
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Path)
 	}
 }
@@ -137,15 +146,18 @@ func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, err
 	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Path, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
+
 	l.SetUnlinkOnClose(false) // by then the path may be another socket
 	if err := os.Chmod(s.Path, 0o600); err != nil {
 		l.Close()
 		return nil, err
 	}
+
 	return l, nil
 }
 
@@ -155,20 +167,24 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 	if err := os.MkdirAll(dir, ownMode); err != nil {
 		return err
 	}
+
 	info, err := os.Stat(dir)
 	if err != nil || info.Mode().Perm() == ownMode {
 		return err
 	}
+
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
+
 	for _, entry := range entries {
 		if !ours(entry.Name()) {
 			return fmt.Errorf("%s: must be a directory of its own, of mode %04o; this one has %s in it",
 				dir, ownMode, entry.Name())
 		}
 	}
+
 	return os.Chmod(dir, ownMode)
 }
 
@@ -179,11 +195,13 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+
 		if err != nil { // out of file descriptors, say: requests that end give some back
 			s.Log.Error(err, "Connection of the CNI plugin cannot be taken")
 			time.Sleep(retryPause)
 			continue
 		}
+
 		requests.Go(func() { s.talk(ctx, conn) })
 	}
 }
@@ -195,22 +213,27 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	if err == nil {
 		err = peer.Check(conn)
 	}
+
 	if err != nil {
 		s.Metrics.refused.Inc()
 		s.Log.Error(err, "Connection to the CNI socket refused")
 		return
 	}
+
 	var request wire.Request
 	var reply wire.Reply
+
 	if err = conn.SetReadDeadline(time.Now().Add(messageTimeout)); err == nil {
 		request, err = readRequest(conn)
 	}
+
 	if err == nil {
 		reply = s.answerConnected(ctx, conn, raw, request)
 	} else {
 		reply = failed(types.ErrDecodingFailure, err)
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
 	}
+
 	if err := send(conn, reply); err != nil {
 		s.Log.Error(err, "CNI plugin did not wait for its answer",
 			"command", request.Command, "container", request.ContainerID)
@@ -225,16 +248,20 @@ func (s *Server) answerConnected(
 	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
 		return s.answer(ctx, request, nil)
 	}
+
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+
 	var watching sync.WaitGroup
 	defer watching.Wait()
+
 	watching.Go(func() {
 		// The runtime's poller wakes this for every change of the socket, and for the deadline.
 		if raw.Read(hungUp) == nil {
 			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
+
 	defer conn.SetReadDeadline(time.Unix(1, 0))
 	return s.answer(ctx, request, nil)
 }
@@ -253,12 +280,14 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 	if err == nil && len(data) > wire.MaxMessage {
 		return r, fmt.Errorf("request: is longer than %d bytes", wire.MaxMessage)
 	}
+
 	if err == nil {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil {
 		return wire.Request{}, fmt.Errorf("request: %w", err)
 	}
+
 	return r, nil
 }
 
@@ -272,9 +301,11 @@ func send(conn *net.UnixConn, reply wire.Reply) error {
 			fmt.Sprintf("answer: is longer than %d bytes", wire.MaxMessage), "")
 		data, err = json.Marshal(wire.Reply{Version: wire.Version, Error: tooLong})
 	}
+
 	err = errors.Join(err, conn.SetWriteDeadline(time.Now().Add(messageTimeout)))
 	if err == nil {
 		_, err = conn.Write(data)
 	}
+
 	return err
 }

@@ -40,6 +40,7 @@ func TestSocket(t *testing.T) {
 	must.Succeed(t, err)
 	stale.SetUnlinkOnClose(false)
 	must.Succeed(t, stale.Close())
+
 	n.serve(func(r *running) {
 		if mode(t, socket) != 0o600 || mode(t, filepath.Dir(socket)) != 0o700 ||
 			mode(t, r.SpoolDir) != 0o700 {
@@ -57,6 +58,7 @@ func TestSocket(t *testing.T) {
 			})
 		}
 	})
+
 	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("socket after the end: %v", err)
 	}
@@ -80,6 +82,7 @@ func TestGarbage(t *testing.T) {
 				(reply.Error == nil || reply.Error.Code != types.ErrDecodingFailure) {
 				t.Errorf("%s: %+v", name, reply)
 			}
+
 			conn.Close()
 		}
 		if reply, err := r.call(wire.Request{Command: wire.Status}); err != nil ||
@@ -100,22 +103,27 @@ func dialAs(path string, uid uintptr) error {
 			result <- errno
 			return
 		}
+
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			result <- err
 			return
 		}
 		defer unix.Close(fd)
+
 		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 			result <- err
 			return
 		}
+
 		n, err := unix.Read(fd, make([]byte, 1))
 		if err == nil && n == 0 {
 			err = errClosed
 		}
+
 		result <- err
 	}()
+
 	return <-result
 }
 
@@ -126,12 +134,14 @@ func TestPeer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become another user")
 	}
+
 	const nobody = 65534
 	n := newNode(t, 0)
 	n.serve(func(r *running) {
 		if err := dialAs(r.Path, nobody); !errors.Is(err, unix.EACCES) {
 			t.Errorf("error %v, want %v", err, unix.EACCES)
 		}
+
 		for path := r.Path; path != os.TempDir() && path != "/"; path = filepath.Dir(path) {
 			must.Succeed(t, os.Chmod(path, 0o777))
 		}
@@ -156,6 +166,7 @@ func TestShimGone(t *testing.T) {
 				t.Error("no error")
 			}
 		})
+
 		<-n.xpuAgent.entered
 		kill()
 		shim.Wait()
@@ -165,6 +176,7 @@ func TestShimGone(t *testing.T) {
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
+
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 	})
 }
@@ -183,10 +195,12 @@ func TestStop(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				var server, shim sync.WaitGroup
 				server.Go(func() { must.Succeed(t, r.Run(ctx)) })
+
 				must.Eventually(t, "the server answers", func() bool {
 					_, err := r.call(wire.Request{Command: wire.Status})
 					return err == nil
 				})
+
 				shim.Go(func() {
 					reply, err := r.call(request(wire.Add, 0, "c1", pod,
 						map[string]any{"network": "blue"}))
@@ -197,6 +211,7 @@ func TestStop(t *testing.T) {
 						t.Errorf("reply %v", reply.Error)
 					}
 				})
+
 				<-n.xpuAgent.entered
 				stop()
 				server.Wait()
@@ -217,6 +232,7 @@ func TestDirectoriesOfOthers(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			must.Succeed(t, os.Mkdir(dir, 0o755))
 			must.Succeed(t, os.WriteFile(filepath.Join(dir, "other.pid"), nil, 0o644))
+
 			n.run(func(r *running) {
 				choose(r.Server, dir)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -225,6 +241,7 @@ func TestDirectoriesOfOthers(t *testing.T) {
 					t.Errorf("error %v, want that the directory has other files", err)
 				}
 			})
+
 			if got := mode(t, dir); got != 0o755 {
 				t.Errorf("mode %04o", got)
 			}

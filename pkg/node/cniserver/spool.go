@@ -40,6 +40,7 @@ func (s *Server) watchSpool(changes *watchdir.Dir) error {
 			return err
 		}
 	}
+
 	return changes.Watch()
 }
 
@@ -53,6 +54,7 @@ func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 		} else {
 			pause = backoff.Step()
 		}
+
 		if !loop.Wait(ctx, changes.Changes(), pause) {
 			return nil
 		}
@@ -85,6 +87,7 @@ func (s *Server) order(a, b wire.Request) int {
 	case bNow:
 		return -1
 	}
+
 	return a.At.Compare(b.At)
 }
 
@@ -99,11 +102,13 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 		s.Log.Error(err, "CNI spool cannot be read; trying again", "spool", s.SpoolDir)
 		return false
 	}
+
 	var files []spooled
 	for _, entry := range entries {
 		if !isRequest(entry.Name()) {
 			continue
 		}
+
 		file, err := s.readSpooled(entry)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // somebody removed it
@@ -113,13 +118,16 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 			files = append(files, file)
 		}
 	}
+
 	slices.SortStableFunc(files, func(a, b spooled) int { return s.order(a.request, b.request) })
 	s.Metrics.spool.Set(float64(len(files)))
 	var group errgroup.Group
 	group.SetLimit(spoolParallel)
+
 	for _, file := range files {
 		group.Go(func() error { return s.doSpooled(ctx, file) })
 	}
+
 	return group.Wait() == nil
 }
 
@@ -133,14 +141,17 @@ func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	if !file.info.Mode().IsRegular() {
 		return file, errors.New("is no regular file")
 	}
+
 	content, err := os.Open(file.path)
 	if err != nil {
 		return file, err
 	}
 	defer content.Close()
+
 	if file.request, err = readRequest(content); err != nil {
 		return file, err
 	}
+
 	switch r := file.request; {
 	case r.Version > wire.Version:
 		return file, nil
@@ -151,6 +162,7 @@ func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	case r.At.IsZero():
 		return file, errors.New("at: is missing")
 	}
+
 	return file, checkEnvironment(file.request)
 }
 
@@ -159,11 +171,13 @@ func (s *Server) putAside(path string, reason error) {
 	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
 	log := s.Log.WithValues("file", path, "movedTo", to)
 	s.Metrics.badFile.Inc()
+
 	if err := os.Rename(path, to); err != nil {
 		log.Error(errors.Join(reason, err),
 			"File in the CNI spool is no request, and cannot be moved away")
 		return
 	}
+
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be "+
 		"released until the next GC")
 }
@@ -173,19 +187,24 @@ func (s *Server) putAside(path string, reason error) {
 func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
+
 	if reply := s.answer(ctx, file.request, s.since(file.request)); reply.Error != nil {
 		return reply.Error
 	}
+
 	now, err := os.Lstat(file.path)
 	if err == nil && !(os.SameFile(now, file.info) && now.ModTime().Equal(file.info.ModTime())) {
 		return errors.New("was replaced by a later request")
 	}
+
 	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed",
 			"file", file.path)
 		return err
 	}
+
 	s.Metrics.spooled.Inc()
 	s.Metrics.spool.Dec()
+
 	return nil
 }

@@ -52,12 +52,14 @@ func TestSpool(t *testing.T) {
 	for i := range before {
 		before[i] = n.Snapshot(i)
 	}
+
 	n.run(func(r *running) {
 		for i := range before {
 			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t),
 				map[string]any{"network": "blue"}))
 		}
 	})
+
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spoolFile("bad.json", []byte(`{"version":1,"command":"ADD"}`))
 	n.spoolFile("worse.json", []byte(`{`))
@@ -69,6 +71,7 @@ func TestSpool(t *testing.T) {
 	later.Version = wire.Version + 1
 	n.spool("later.json", later)
 	n.spoolFile("unfinished", []byte(`{`))
+
 	n.serve(func(r *running) {
 		r.checkFree(0, before[0]) // done before the first connection was taken
 		if _, ok := r.Journal.Get(lifecycletest.ID(1)); !ok {
@@ -77,20 +80,24 @@ func TestSpool(t *testing.T) {
 		if bad := testutil.ToFloat64(r.Metrics.badFile); bad != 5 {
 			t.Errorf("%v bad files", bad)
 		}
+
 		entries, err := os.ReadDir(filepath.Join(n.dir, "spool", badDir))
 		if err != nil || len(entries) != 5 {
 			t.Errorf("%d files put aside, error %v", len(entries), err)
 		}
+
 		n.spool("b.json", request(wire.Del, 2, "c2", nil, nil))
 		must.Eventually(t, "a request is left", func() bool { return len(n.spooled()) == 1 })
 		r.checkFree(2, before[2])
 		if left := testutil.ToFloat64(r.Metrics.spool); left != 1 {
 			t.Errorf("%v files left", left)
 		}
+
 		n.spool("later.json", wire.Request{
 			Version: wire.Version, Command: wire.GC, At: time.Now(),
 			Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`),
 		})
+
 		must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 		r.checkFree(1, before[1])
 	})
@@ -105,6 +112,7 @@ func TestSpoolLate(t *testing.T) {
 	del := request(wire.Del, 0, "c1", nil, nil)
 	del.At = time.Now().Add(-time.Hour)
 	n.spool("late.json", del)
+
 	n.serve(func(r *running) {
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Attached {
 			t.Errorf("record %+v", a)
@@ -123,14 +131,17 @@ func TestSpoolRetries(t *testing.T) {
 	for i := range before {
 		before[i] = n.Snapshot(i)
 	}
+
 	n.run(func(r *running) {
 		r.must(request(wire.Add, 0, "c0", pod, nil))
 		r.must(request(wire.Add, 1, "c1", netns.New(t), nil))
 	})
+
 	// the pod moved it on
 	must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd()))
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spool("b.json", request(wire.Del, 1, "c1", nil, nil))
+
 	n.serve(func(r *running) {
 		if left := n.spooled(); len(left) != 1 || filepath.Base(left[0]) != "a.json" {
 			t.Errorf("left: %q", left)
@@ -151,12 +162,14 @@ func TestSpoolReplaced(t *testing.T) {
 			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), nil))
 		}
 	})
+
 	collect := func(valid string) wire.Request {
 		return wire.Request{
 			Version: wire.Version, Command: wire.GC, At: time.Now(),
 			Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[` + valid + `]}`),
 		}
 	}
+
 	n.spool("GC:sriov.json", collect(`{"containerID":"c1","ifname":"net1"}`))
 	later := sync.OnceFunc(func() { n.spool("GC:sriov.json", collect("")) })
 	n.Event = func(what string) {
@@ -164,6 +177,7 @@ func TestSpoolReplaced(t *testing.T) {
 			later()
 		}
 	}
+
 	n.serve(func(r *running) {
 		must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 		for i := range before {
@@ -218,6 +232,7 @@ func TestClockSetWhileAway(t *testing.T) {
 				record, _ := r.Journal.Get(lifecycletest.ID(0))
 				del.At, del.Asked = record.AttachedAt.Add(test.clock), test.asked(record.Made)
 			})
+
 			n.spool("a.json", del)
 			n.serve(func(r *running) {
 				if test.done {
@@ -249,6 +264,7 @@ func TestOrderOfRequests(t *testing.T) {
 			At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: since},
 		}
 	}
+
 	want := []wire.Request{at(1, "", 0), at(2, "boot-0", 9), at(3, "", 0), at(9, "boot-1", 1),
 		at(5, "boot-1", 2), at(7, "boot-1", 3)}
 	got := slices.Clone(want)

@@ -47,6 +47,7 @@ func Of(f function.Function, asVDPA bool) *Info {
 	case function.SF:
 		address = ""
 	}
+
 	if asVDPA && f.VDPA.Name != "" {
 		vdpa := &VDPA{
 			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"),
@@ -57,8 +58,10 @@ func Of(f function.Function, asVDPA bool) *Info {
 		}
 		return &Info{Type: "vdpa", Version: version, VDPA: vdpa}
 	}
+
 	if address == "" {
 		return nil
 	}
+
 	return &Info{Type: "pci", Version: version, PCI: &PCI{Address: address, PFAddress: pfAddress}}
 }

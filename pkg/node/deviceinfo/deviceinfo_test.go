@@ -18,10 +18,12 @@ func TestOf(t *testing.T) {
 	sf := function.Function{
 		ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF, PF: "0000:3b:00.0",
 	}
+
 	with := func(f function.Function, driver, device string) function.Function {
 		f.VDPA = function.VDPA{Name: "vdpa0", Driver: driver, CharDevice: device}
 		return f
 	}
+
 	for _, test := range []struct {
 		name     string
 		function function.Function

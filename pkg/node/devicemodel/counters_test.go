@@ -35,6 +35,7 @@ func TestSharedCounters(t *testing.T) {
 	if len(slices) != 4 {
 		t.Fatalf("%d slices, want one of counters, two of VFs and one of SFs", len(slices))
 	}
+
 	for i, slice := range slices {
 		if (len(slice.SharedCounters) > 0) != (i == 0) || (len(slice.Devices) > 0) != (i > 0) {
 			t.Errorf("slice %d has %d sets of counters and %d devices; the first has counters, "+
@@ -42,10 +43,12 @@ func TestSharedCounters(t *testing.T) {
 				i, len(slice.SharedCounters), len(slice.Devices))
 		}
 	}
+
 	set := slices[0].SharedCounters[0]
 	if value := set.Counters[counterFunctions].Value; value.Value() != 5 {
 		t.Errorf("counter is %s, want 5", value.String())
 	}
+
 	for _, slice := range slices[1:] {
 		for _, d := range slice.Devices {
 			if len(d.ConsumesCounters) != 1 || d.ConsumesCounters[0].CounterSet != set.Name {
@@ -56,6 +59,7 @@ func TestSharedCounters(t *testing.T) {
 			}
 		}
 	}
+
 	if without := published(pooltest.DRA("fast", functions...)).
 		Pools["node1/0000-3b-00-0/fast"].Slices; len(without) != 3 ||
 		without[0].SharedCounters != nil || without[0].Devices[0].ConsumesCounters != nil {
@@ -73,6 +77,7 @@ func TestAnSFIsPublishedTheSameWhetherItExists(t *testing.T) {
 		PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true, LinkType: "ether", Netdev: "ens59f0",
 		IOMMUGroup: "7",
 	}
+
 	potential := function.PotentialSF(pf, 88)
 	existing := potential
 	existing.Potential, existing.Driver = false, "mlx5_core.sf"
@@ -120,12 +125,14 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 			})
 		}
 	}
+
 	class := classes{{ObjectMeta: metav1.ObjectMeta{Name: "xpu"}}}
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
+
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
@@ -135,6 +142,7 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 			},
 		}}}},
 	}
+
 	allocated := map[string]int{}
 	for {
 		features := structured.Features{PartitionableDevices: true, DeviceTaints: true}
@@ -144,6 +152,7 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		results, err := allocator.Allocate(t.Context(), node, []*resourceapi.ResourceClaim{claim})
 		if err != nil {
 			t.Fatal(err)
@@ -151,6 +160,7 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 		if results == nil {
 			return allocated
 		}
+
 		got := results[0].Devices.Results[0]
 		state.AllocatedDevices.Insert(structured.MakeDeviceID(v1alpha1.GroupName, got.Pool,
 			got.Device))

@@ -40,6 +40,7 @@ func Resources(
 		return p.Spec.Provision == v1alpha1.ProvisionBeforeBind ||
 			p.Spec.Provision == v1alpha1.ProvisionAhead && !ahead(f.ID, p.Spec.Network)
 	}
+
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
 		if p.Spec.Publish != v1alpha1.PublishDRA {
@@ -50,15 +51,18 @@ func Resources(
 			toDevice := func(f function.Function) resourceapi.Device {
 				return device(p, f, problems(f), mustWait(p, f))
 			}
+
 			if Shared(p.Spec) {
 				out.Pools[id.String()] = resourceslice.Pool{
 					Slices: shared(p, p.PFs[pf], functions, problems),
 				}
 				continue
 			}
+
 			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, toDevice)}
 		}
 	}
+
 	return out
 }
 
@@ -73,11 +77,13 @@ func Devices(p pool.Pool) []function.Function {
 			}
 			continue
 		}
+
 		if f, whole := wholePF(p, functions); whole {
 			out = append(out, f)
 		}
 		out = append(out, functions...)
 	}
+
 	return out
 }
 
@@ -123,6 +129,7 @@ func slicesOf(
 			Name: counterSetPF, Counters: functionCounter(total),
 		}}})
 	}
+
 	sameSlice := func(a, b function.Function) bool {
 		return a.Kind == b.Kind && a.Index/devicesPerSlice == b.Index/devicesPerSlice
 	}
@@ -133,6 +140,7 @@ func slicesOf(
 		last := &out[len(out)-1]
 		last.Devices = append(last.Devices, toDevice(f))
 	}
+
 	if pf, whole := wholePF(p, functions); whole {
 		d := toDevice(pf)
 		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
@@ -144,11 +152,13 @@ func slicesOf(
 			out = append(out, resourceslice.Slice{Devices: []resourceapi.Device{d}})
 		}
 	}
+
 	for _, slice := range out {
 		slices.SortStableFunc(slice.Devices, func(a, b resourceapi.Device) int {
 			return cmp.Compare(len(a.BindingConditions), len(b.BindingConditions))
 		})
 	}
+
 	return out
 }
 
@@ -177,6 +187,7 @@ func wholePF(p pool.Pool, functions []function.Function) (function.Function, boo
 			vfs++
 		}
 	}
+
 	return pf, p.Spec.Model == v1alpha1.ModelCounters && exists && vfs == pf.NumVFs &&
 		!pf.DefaultRoute
 }
@@ -197,16 +208,19 @@ func device(
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
+
 	if counted(p) {
 		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
 			{CounterSet: counterSetPF, Counters: functionCounter(1)},
 		}
 	}
+
 	for _, problem := range problems {
 		d.Taints = append(d.Taints, resourceapi.DeviceTaint{
 			Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule,
 		})
 	}
+
 	return d
 }
 
@@ -220,11 +234,13 @@ func Attributes(
 	if f.Kind != function.PF {
 		out["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
 	}
+
 	if f.NUMANode >= 0 {
 		out[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{
 			IntValue: new(int64(f.NUMANode)),
 		}
 	}
+
 	texts := map[resourceapi.QualifiedName]string{
 		"kind":                         string(f.Kind),
 		"pool":                         p.Name,
@@ -236,9 +252,11 @@ func Attributes(
 		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	}
+
 	if !Shared(p.Spec) { // else the pod's device is a VF
 		texts["k8s.cni.cncf.io/deviceID"] = f.ID.String()
 	}
+
 	for name, value := range texts {
 		// Unknown values are left out: devices without a PCIe root or PF name must not match each
 		// other by it. The API refuses a longer value, such as the resource name of a DevicePool
@@ -247,5 +265,6 @@ func Attributes(
 			out[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}
 	}
+
 	return out
 }

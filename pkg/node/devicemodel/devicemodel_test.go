@@ -34,9 +34,11 @@ func differing(a, b resourceslice.DriverResources) int {
 	for name := range a.Pools {
 		names[name] = true
 	}
+
 	for name := range b.Pools {
 		names[name] = true
 	}
+
 	for name := range names {
 		before, after := a.Pools[name].Slices, b.Pools[name].Slices
 		for i := range max(len(before), len(after)) {
@@ -46,6 +48,7 @@ func differing(a, b resourceslice.DriverResources) int {
 			}
 		}
 	}
+
 	return count
 }
 
@@ -54,10 +57,12 @@ func Test1024VFsOn4PFs(t *testing.T) {
 	for bus := range 4 {
 		all = append(all, pooltest.VFs(0x10+0x10*bus, 256)...)
 	}
+
 	got := published(pooltest.DRA("fast", all...))
 	if len(got.Pools) != 4 {
 		t.Fatalf("%d DRA pools, want one for each PF", len(got.Pools))
 	}
+
 	seen := map[string]bool{}
 	for name, p := range got.Pools {
 		if len(p.Slices) != 4 {
@@ -73,15 +78,18 @@ func Test1024VFsOn4PFs(t *testing.T) {
 					t.Errorf("device %d in slice %d of pool %s has index %d: not in order",
 						n, i, name, index)
 				}
+
 				if problems := validation.IsDNS1123Label(device.Name); len(problems) > 0 ||
 					seen[device.Name] {
 					t.Errorf("device name %q is no DNS label or not unique: %v",
 						device.Name, problems)
 				}
+
 				seen[device.Name] = true
 			}
 		}
 	}
+
 	if len(seen) != 1024 {
 		t.Errorf("%d devices, want 1024", len(seen))
 	}
@@ -102,10 +110,12 @@ func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
 		all = append(all, pooltest.VF(0x10, index), pooltest.SF(0x10, index),
 			pooltest.VF(0x20, index))
 	}
+
 	before := published(pooltest.DRA("fast", all...))
 	if got := len(before.Pools); got != 2 {
 		t.Fatalf("%d DRA pools, want 2", got)
 	}
+
 	for i, f := range all {
 		after := published(pooltest.DRA("fast", slices.Delete(slices.Clone(all), i, i+1)...))
 		if n := differing(before, after); n != 1 {
@@ -122,6 +132,7 @@ func TestAPoolThatComesLeavesTheOthersAlone(t *testing.T) {
 		t.Errorf("%d slices differ in %d pools, want only the one of the new pool",
 			n, len(both.Pools))
 	}
+
 	unpublished := pooltest.DRA("other", pooltest.VFs(0x20, 3)...)
 	unpublished.Spec.Publish = "DevicePlugin"
 	if n := differing(alone, published(fast, unpublished)); n != 0 {
@@ -151,6 +162,7 @@ func TestDevice(t *testing.T) {
 			"resource.kubernetes.io/numaNode": int64(1),
 		},
 	}
+
 	if diff := gocmp.Diff(want, attributes(got)); diff != "" {
 		t.Errorf("attributes: -want +got\n%s", diff)
 	}
@@ -174,6 +186,7 @@ func TestUnknownIsAbsent(t *testing.T) {
 			t.Errorf("%s is %q, want it to be absent", absent, value)
 		}
 	}
+
 	for name, value := range got {
 		if text, ok := value.(string); ok &&
 			(text == "" || len(text) > resourceapi.DeviceAttributeMaxValueLength) {
@@ -205,6 +218,7 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 			{Taint: v1alpha1.TaintReleasePending},
 		}
 	}, noneAhead)
+
 	devices := got.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	for _, d := range devices {
 		if !slices.Equal(d.BindingConditions, []string{v1alpha1.ConditionProvisioned}) ||
@@ -213,6 +227,7 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 				d.BindingFailureConditions)
 		}
 	}
+
 	want := []resourceapi.DeviceTaint{
 		{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		{Key: v1alpha1.TaintReleasePending, Effect: resourceapi.DeviceTaintEffectNoSchedule},
@@ -221,6 +236,7 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 		t.Errorf("taints of the healthy device: %v; of the other one: -want +got\n%s",
 			devices[0].Taints, diff)
 	}
+
 	p.Spec.Provision = v1alpha1.ProvisionOnPrepare
 	d := published(p).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0]
 	if d.BindingConditions != nil || d.BindingFailureConditions != nil {
@@ -246,6 +262,7 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -268,6 +285,7 @@ func TestDevicesWithPortsMadeAheadComeFirst(t *testing.T) {
 				i, d.BindingConditions, d.BindingFailureConditions)
 		}
 	}
+
 	if want := []int64{1, 3, 0, 2, 4}; !slices.Equal(order, want) {
 		t.Errorf("VFs in the order %v, want %v", order, want)
 	}

@@ -35,6 +35,7 @@ func (f Features) Missing() []string {
 			missing = append(missing, gate)
 		}
 	}
+
 	slices.Sort(missing)
 	return missing
 }
@@ -44,6 +45,7 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 	if spec.Publish != v1alpha1.PublishDRA {
 		return nil
 	}
+
 	add := func(feature, message string) {
 		list = append(list, v1alpha1.Fallback{Feature: feature, Message: message})
 	}
@@ -51,10 +53,12 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 		add(v1alpha1.FeatureBindingConditions,
 			"provision BeforeBind works as OnPrepare: the API server drops binding conditions")
 	}
+
 	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionAhead {
 		add(v1alpha1.FeatureBindingConditions, "a pod that gets a Function whose Port is not "+
 			"made yet is bound at once and waits on the node")
 	}
+
 	switch {
 	case f.Counters:
 	case spec.MaxAllocated != nil:
@@ -64,10 +68,12 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 		add(v1alpha1.FeatureCounters,
 			"model Counters works as Functions: no claim gets a PF as a whole")
 	}
+
 	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {
 		add(v1alpha1.FeatureSharedCapacity,
 			"model Ports offers nothing: claims would get the PF as a whole")
 	}
+
 	return list
 }
 
@@ -97,6 +103,7 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 		if len(slice.SharedCounters) > 0 && !f.Counters {
 			continue
 		}
+
 		devices := slice.Devices
 		slice.Devices = nil
 		for _, d := range devices {
@@ -106,13 +113,17 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 					continue
 				}
 			}
+
 			if !f.keeps(d) {
 				continue
 			}
+
 			slice.Devices = append(slice.Devices, f.reduce(d))
 		}
+
 		out.Slices = append(out.Slices, slice)
 	}
+
 	return out
 }
 
@@ -144,9 +155,11 @@ func (f Features) reduce(d resourceapi.Device) resourceapi.Device {
 	if !f.Taints {
 		d.Taints = nil
 	}
+
 	if !f.BindingConditions {
 		d.BindingConditions, d.BindingFailureConditions = nil, nil
 	}
+
 	if !f.Counters {
 		d.ConsumesCounters = nil
 	}

@@ -38,6 +38,7 @@ func offered(
 			}
 		}
 	}
+
 	return devices, slices
 }
 
@@ -47,12 +48,14 @@ func TestReduce(t *testing.T) {
 	for _, f := range vfs {
 		names = append(names, f.ID.DeviceName())
 	}
+
 	second := func(f function.Function) []function.Problem {
 		if f.Index == 1 {
 			return []function.Problem{{Taint: v1alpha1.TaintLinkDown}}
 		}
 		return nil
 	}
+
 	careful := pooltest.DRA("fast", vfs...)
 	careful.Spec.Provision = v1alpha1.ProvisionBeforeBind
 	for name, test := range map[string]struct {
@@ -101,6 +104,7 @@ func TestReduceModels(t *testing.T) {
 		p.PFs = map[pci.Address]function.Function{pf.PF: pf}
 		return p
 	}
+
 	f := AllFeatures()
 	f.Counters = false
 	if got, _ := offered(t, f, model(v1alpha1.ModelCounters), healthy); len(got) != 4 ||
@@ -110,6 +114,7 @@ func TestReduceModels(t *testing.T) {
 	if got, _ := offered(t, AllFeatures(), model(v1alpha1.ModelCounters), healthy); len(got) != 5 {
 		t.Errorf("model Counters offers %v, want the VFs and the PF", got)
 	}
+
 	f = AllFeatures()
 	f.SharedCapacity = false
 	if got, count := offered(t, f, model(v1alpha1.ModelPorts), healthy); len(got) != 0 ||
@@ -123,6 +128,7 @@ func TestMissing(t *testing.T) {
 	if got := AllFeatures().Missing(); got != nil {
 		t.Errorf("missing %v", got)
 	}
+
 	want := []string{"DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
 		"DRAPartitionableDevices"}
 	if diff := gocmp.Diff(want, Features{}.Missing()); diff != "" {

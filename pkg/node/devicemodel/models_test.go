@@ -50,6 +50,7 @@ func TestCounters(t *testing.T) {
 		f.DefaultRoute = true
 		return f
 	}(own.PFs[pfAddress])
+
 	gone := modelled(v1alpha1.ModelCounters, 4, 0)
 	gone.PFs = nil
 	fewer := modelled(v1alpha1.ModelCounters, 4, 0)
@@ -78,15 +79,18 @@ func TestCounters(t *testing.T) {
 				t.Fatalf("%d devices, the last is %s; want the PF: %t", len(devices),
 					last.Name, test.pf)
 			}
+
 			if !test.pf {
 				return
 			}
+
 			uses := last.ConsumesCounters[0].Counters[counterFunctions].Value
 			if kind := *last.Attributes["kind"].StringValue; uses.Value() != test.uses ||
 				kind != "PF" {
 				t.Errorf("device %s of kind %s consumes %s, want %d", last.Name, kind,
 					uses.String(), test.uses)
 			}
+
 			if _, has := last.Attributes["index"]; has {
 				t.Error("a PF has an index")
 			}
@@ -104,6 +108,7 @@ func TestEitherPFOrVFs(t *testing.T) {
 			}
 			return nil
 		}
+
 		got := allocateUntilFull(t,
 			Resources("node1", []pool.Pool{modelled(v1alpha1.ModelCounters, 4, 0)}, problems,
 				noneAhead))
@@ -136,6 +141,7 @@ func TestPorts(t *testing.T) {
 			return nil
 		}
 	}
+
 	each := func(f function.Function) []function.Problem {
 		return []function.Problem{{Taint: fmt.Sprint("broken-", f.Index), Message: "broken"}}
 	}
@@ -175,18 +181,21 @@ func TestPorts(t *testing.T) {
 				!ptr.Deref(devices[0].AllowMultipleAllocations, false) {
 				t.Fatalf("devices %+v, want the PF alone, for several claims", devices)
 			}
+
 			ports := devices[0].Capacity[claim.CapacityPorts].Value
 			bandwidth := ""
 			if c, has := devices[0].Capacity[claim.CapacityBandwidth]; has {
 				bandwidth = fmt.Sprintf("%s, %s", c.Value.String(),
 					c.RequestPolicy.Default.String())
 			}
+
 			if ports.Value() != test.ports || bandwidth != test.bandwidth ||
 				len(devices[0].Taints) != test.taints {
 				t.Errorf("%d ports, bandwidth %q, taints %v; want %d, %q and %d",
 					ports.Value(), bandwidth, devices[0].Taints, test.ports, test.bandwidth,
 					test.taints)
 			}
+
 			if _, has := devices[0].Attributes["k8s.cni.cncf.io/deviceID"]; has {
 				t.Error(
 					"the PF has the attribute by which Multus would take it for the pod's device",
@@ -194,6 +203,7 @@ func TestPorts(t *testing.T) {
 			}
 		})
 	}
+
 	if without := devicesOf(t, pool.Pool{Name: "fast", Spec: few.Spec, Functions: few.Functions},
 		healthy); len(without) > 0 {
 		t.Errorf("a PF that is gone is offered: %+v", without)

@@ -23,11 +23,13 @@ func shared(
 	if len(vfs) == 0 || pf.Kind != function.PF {
 		return nil
 	}
+
 	common, usable := ofAll(vfs, problems)
 	// the taints keep claims away, and the API refuses a capacity of 0 of which claims take 1
 	if usable == 0 {
 		usable = int64(len(vfs))
 	}
+
 	d := device(p, pf, common, false)
 	d.ConsumesCounters, d.AllowMultipleAllocations = nil, new(true)
 	one, most := quantity(1), min(allocatable(p, vfs), int64(len(vfs)))
@@ -39,9 +41,11 @@ func shared(
 			},
 		},
 	}
+
 	if pf.LinkSpeed > 0 {
 		d.Capacity[claim.CapacityBandwidth] = bandwidth(int64(pf.LinkSpeed), most)
 	}
+
 	return []resourceslice.Slice{{Devices: []resourceapi.Device{d}}}
 }
 
@@ -66,9 +70,11 @@ func ofAll(
 		}
 		common = both(common, has)
 	}
+
 	if usable == 0 && len(common) == 0 && len(vfs) > 0 {
 		common = problems(vfs[0])
 	}
+
 	return common, usable
 }
 
@@ -101,5 +107,6 @@ func both(a, b []function.Problem) []function.Problem {
 			}
 		}
 	}
+
 	return out
 }

@@ -48,11 +48,13 @@ func (s *server) GetPreferredAllocation(
 				response, err = successor.GetPreferredAllocation(ctx, r)
 				return err
 			})
+
 		if err == nil {
 			return response, nil
 		}
 		s.log.Error(err, "The agent that has the node did not choose Functions for a container")
 	}
+
 	o := s.offer.Load()
 	response = &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
@@ -63,6 +65,7 @@ func (s *server) GetPreferredAllocation(
 					s.manager.Taken),
 			})
 	}
+
 	return response, nil
 }
 
@@ -79,6 +82,7 @@ func (s *server) Allocate(
 			})
 		return response, err
 	}
+
 	metrics := s.manager.Metrics
 	response = &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests { // the kubelet sends one
@@ -86,16 +90,19 @@ func (s *server) Allocate(
 		one, err := s.allocate(ctx, c.DevicesIds)
 		took := time.Since(begin)
 		metrics.allocateSeconds.WithLabelValues(s.resource).Observe(took.Seconds())
+
 		if err != nil {
 			metrics.allocateErrors.WithLabelValues(s.resource).Inc()
 			s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
 			return nil, err
 		}
+
 		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
 		s.log.Info("Functions allocated", "functions", firstOf(c.DevicesIds), "count",
 			len(c.DevicesIds))
 		response.ContainerResponses = append(response.ContainerResponses, one)
 	}
+
 	return response, nil
 }
 
@@ -108,10 +115,12 @@ func (s *server) allocate(
 	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
 	defer cancel()
 	defer func() { budget.ended(ctx, err) }()
+
 	functions, p, err := s.awaitHealthy(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
+
 	one, err := s.prepare(ctx, functions, p)
 	// For other pools, Reserve and Ready change nothing.
 	if err != nil && (p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p)) {
@@ -120,6 +129,7 @@ func (s *server) allocate(
 			return nil
 		})
 	}
+
 	return one, err
 }
 
@@ -134,6 +144,7 @@ func (s *server) awaitHealthy(
 		if err != nil {
 			return nil, pool.Pool{}, err
 		}
+
 		pending := "" // says which release to wait for
 		for _, f := range functions {
 			for _, problem := range s.manager.Problems(f) {
@@ -144,9 +155,11 @@ func (s *server) awaitHealthy(
 				}
 			}
 		}
+
 		if pending == "" {
 			return functions, o.pool, nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil, pool.Pool{}, status.Errorf(codes.DeadlineExceeded, "%s (waited for it: %v)",
@@ -170,11 +183,13 @@ func (s *server) prepare(
 	if err != nil {
 		return nil, err
 	}
+
 	for i, c := range contents { // before the xPU is asked, as this may fail
 		if contents[i], err = contentOf(&m.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
+
 	if ProvisionsAtAllocate(p) {
 		err := s.each(functions, func(i int, _ function.Function) error {
 			if err := m.Allocator.Ready(ctx, contents[i].function, p); err != nil {
@@ -186,17 +201,20 @@ func (s *server) prepare(
 			return nil, err
 		}
 	}
+
 	for _, c := range contents {
 		if err := writeDeviceInfo(m.DeviceInfoDir, s.resource, c); err != nil {
 			return nil, status.Errorf(codes.Internal, "device-info file of Function %s: %v",
 				c.function.ID, err)
 		}
 	}
+
 	if m.CDI != nil {
 		if err := m.CDI.include(s.resource, contents); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
+
 	return response(s.resource, contents, m.CDI != nil), nil
 }
 
@@ -214,10 +232,12 @@ func (s *server) each(
 			}
 		})
 	}
+
 	group.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
+
 	return nil
 }
 

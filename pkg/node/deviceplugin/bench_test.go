@@ -29,6 +29,7 @@ func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 				Index: i, LinkUp: true,
 			})
 		}
+
 		all = append(all, poolOf(fmt.Sprint("pool", p), functions...))
 		resources = append(resources, fmt.Sprint("xpu.opiproject.org/pool", p))
 	}
@@ -48,6 +49,7 @@ func BenchmarkStart(b *testing.B) {
 				if err := kubelet.Start(); err != nil {
 					b.Fatal(err)
 				}
+
 				n := &node{pools: pools, known: true}
 				m := newManager(b, dir, n, logr.Discard())
 				ctx, stop := context.WithCancel(b.Context())
@@ -63,6 +65,7 @@ func BenchmarkStart(b *testing.B) {
 					}
 					return true
 				})
+
 				b.StopTimer()
 				cancel()
 				stop()
@@ -72,6 +75,7 @@ func BenchmarkStart(b *testing.B) {
 				if err := <-done; err != nil {
 					b.Fatal(err)
 				}
+
 				kubelet.Stop()
 				b.StartTimer()
 			}
@@ -87,6 +91,7 @@ func BenchmarkAllocate(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer kubelet.Stop()
+
 	pools, resources := bigPools(1024, 1)
 	n := &node{pools: pools, known: true}
 	m := newManager(b, dir, n, logr.Discard())
@@ -94,11 +99,13 @@ func BenchmarkAllocate(b *testing.B) {
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx, nil) }()
+
 	if err := kubelet.Wait(ctx, func() bool {
 		return len(kubelet.Devices(resources[0])) == 1024
 	}); err != nil {
 		b.Fatal(err)
 	}
+
 	var took []time.Duration
 	i := 0
 	for b.Loop() {
@@ -110,6 +117,7 @@ func BenchmarkAllocate(b *testing.B) {
 		took = append(took, time.Since(begin))
 		i++
 	}
+
 	b.ReportMetric(float64(percentile(took, 99).Microseconds()), "p99-µs")
 	stop()
 	if err := <-done; err != nil {

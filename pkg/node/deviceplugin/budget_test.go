@@ -18,17 +18,21 @@ func TestAllocateBudget(t *testing.T) {
 			begin := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), p.timeout(allocateTimeout))
 			defer cancel()
+
 			select {
 			case <-ctx.Done():
 			case <-time.After(takes):
 			}
+
 			if works && ctx.Err() == nil {
 				p.ended(ctx, nil)
 			} else {
 				p.ended(ctx, refused)
 			}
+
 			return time.Since(begin)
 		}
+
 		for i, want := range []time.Duration{
 			2500 * time.Millisecond, 500 * time.Millisecond, 500 * time.Millisecond,
 		} {
@@ -36,10 +40,12 @@ func TestAllocateBudget(t *testing.T) {
 				t.Errorf("Allocate %d waited %s, want %s", i, got, want)
 			}
 		}
+
 		allocate(true, 100*time.Millisecond)
 		if got := allocate(false, time.Second); got != time.Second {
 			t.Errorf("after one that worked, Allocate had %s, want the usual time", got)
 		}
+
 		allocate(false, time.Hour)
 		time.Sleep(impatience)
 		if got := allocate(false, time.Hour); got != allocateTimeout {

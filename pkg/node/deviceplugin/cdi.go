@@ -47,10 +47,12 @@ func NewCDI(dir string) (*CDI, error) {
 func (c *CDI) include(resource string, contents []content) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	devices := map[string]specs.Device{}
 	for _, d := range c.files[cdiFile(resource)] {
 		devices[d.Name] = d
 	}
+
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
 		if delete(devices, name); len(one.Nodes) > 0 {
@@ -59,6 +61,7 @@ func (c *CDI) include(resource string, contents []content) error {
 			}
 		}
 	}
+
 	return c.replace(cdiFile(resource),
 		slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {
 			return cmp.Compare(a.Name, b.Name)
@@ -70,6 +73,7 @@ func (c *CDI) include(resource string, contents []content) error {
 func (c *CDI) prune(needed map[string]bool) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	var errs []error
 	before := c.unneeded
 	c.unneeded = map[string]bool{}
@@ -80,6 +84,7 @@ func (c *CDI) prune(needed map[string]bool) error {
 		})
 		errs = append(errs, c.replace(file, left))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -92,6 +97,7 @@ func (c *CDI) replace(file string, devices []specs.Device) error {
 	if err := c.dir.Write(file, cdiKind, devices); err != nil {
 		return err
 	}
+
 	c.files[file] = devices
 	return nil
 }

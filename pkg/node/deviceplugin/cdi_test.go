@@ -29,14 +29,17 @@ func injected(t *testing.T, dir string, names ...string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	container := &ocispec.Spec{}
 	if unresolved, err := cache.InjectDevices(container, names...); err != nil {
 		t.Fatalf("unresolved %q: %v", unresolved, err)
 	}
+
 	var nodes []string
 	for _, d := range container.Linux.Devices {
 		nodes = append(nodes, d.Path)
 	}
+
 	return nodes
 }
 
@@ -59,6 +62,7 @@ func TestAllocateByCDI(t *testing.T) {
 	if s.manager.CDI, err = NewCDI(dir); err != nil {
 		t.Fatal(err)
 	}
+
 	s.manager.Nodes.SysRoot = tree(t,
 		"bus/pci/devices/0000:3b:00.2/uio/null/dev", "bus/pci/devices/0000:3b:00.3/uio/zero/dev")
 	s.set(poolOf("fast", nullFunction(0), nullFunction(1), vf("3b", 2)))
@@ -69,6 +73,7 @@ func TestAllocateByCDI(t *testing.T) {
 	if diff := cmp.Diff([]string{"/dev/zero"}, injected(t, dir, name1)); diff != "" {
 		t.Errorf("before the Allocate, as after a reboot: -want +got\n%s", diff)
 	}
+
 	got, err := s.kubelet.Allocate(t.Context(), fast, vf0, vf2)
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +116,7 @@ func TestCDIFileNotWritten(t *testing.T) {
 	if s.manager.CDI, err = NewCDI(dir); err != nil {
 		t.Fatal(err)
 	}
+
 	s.manager.Nodes.SysRoot = tree(t, "bus/pci/devices/0000:3b:00.2/uio/null/dev")
 	s.set(poolOf("fast", nullFunction(0)))
 	s.run()
@@ -137,6 +143,7 @@ func TestCDILeftovers(t *testing.T) {
 	nodes := func(f function.Function) content {
 		return content{function: f, Set: nullNodes()}
 	}
+
 	restart := func() {
 		t.Helper()
 		var err error
@@ -145,15 +152,18 @@ func TestCDILeftovers(t *testing.T) {
 		}
 		m.reset()
 	}
+
 	restart()
 	if err := m.CDI.include(fast,
 		[]content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {
 		t.Fatal(err)
 	}
+
 	written, err := os.Stat(filepath.Join(dir, cdiFile(fast)))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0))}); err != nil {
 		t.Fatal(err)
@@ -177,10 +187,12 @@ func TestCDILeftovers(t *testing.T) {
 				}
 			}
 		}
+
 		if listed != want {
 			t.Errorf("after look %d: %s are listed, want %s", i, listed, want)
 		}
 	}
+
 	delete(m.servers, fast)
 	m.Assigned = assigned{}.Assigned
 	m.sweep(t.Context())
@@ -197,6 +209,7 @@ func TestCDIWithoutNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	netdev := content{function: vf("3b", 0)}
 	user := content{function: vf("3b", 0), Set: nullNodes()}
 	for _, step := range []struct {

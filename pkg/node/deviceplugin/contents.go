@@ -35,6 +35,7 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)
 	}
+
 	set.Info["generic"] = map[string]string{"deviceID": f.ID.String()}
 	if extra := devicePlugin(p).AdditionalInfo; extra != nil {
 		set.Info["extra"] = map[string]string{}
@@ -42,6 +43,7 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 			maps.Copy(set.Info["extra"], extra[key])
 		}
 	}
+
 	return content{function: f, Set: set}, nil
 }
 
@@ -54,12 +56,14 @@ func writeDeviceInfo(dir, resource string, c content) error {
 	if info == nil {
 		return nil
 	}
+
 	if info.PCI != nil {
 		info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
 		if _, ok := c.Info["rdma"]; ok {
 			info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
 		}
 	}
+
 	text, err := json.Marshal(info)
 	if err != nil {
 		return err
@@ -67,11 +71,13 @@ func writeDeviceInfo(dir, resource string, c content) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+
 	name := deviceInfoName(resource, c.function.ID)
 	temporary := filepath.Join(dir, "."+name)
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
 		return err
 	}
+
 	return os.Rename(temporary, filepath.Join(dir, name))
 }
 
@@ -103,10 +109,12 @@ func response(
 		id := c.function.ID.String()
 		ids = append(ids, id)
 		info[id] = c.Info
+
 		if byCDI && len(c.Nodes) > 0 {
 			name := cdiKind + "=" + cdiDeviceName(resource, c.function.ID)
 			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: name})
 		}
+
 		for _, n := range c.Nodes {
 			if !byCDI && !seen[n.HostPath] {
 				seen[n.HostPath] = true
@@ -117,9 +125,11 @@ func response(
 			}
 		}
 	}
+
 	text, _ := json.Marshal(info) // maps of strings have no error
 	name := environmentName(resource)
 	out.Envs = map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}
+
 	return out
 }
 

@@ -29,6 +29,7 @@ func tree(t *testing.T, paths ...string) string {
 			t.Fatal(err)
 		}
 	}
+
 	return root
 }
 
@@ -54,21 +55,25 @@ func TestContents(t *testing.T) {
 		"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_verbs/uverbs9/dev",
 		"bus/pci/devices/0000:3b:00.4/uio/uio3/dev",
 	)
+
 	nodes := devnode.Finder{
 		SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm"),
 	}
 	rdma := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].IsRdma = true }
 	vhostVDPA := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].VDPAType = "vhost" }
+
 	spec := func(host, container, permissions string) *pluginapi.DeviceSpec {
 		return &pluginapi.DeviceSpec{
 			HostPath: host, ContainerPath: container, Permissions: permissions,
 		}
 	}
+
 	sf := function.Function{
 		ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF,
 		PF: "0000:3b:00.0", Index: 88,
 		AuxDevice: "mlx5_core.sf.7", RDMA: true, RDMADevices: []string{"mlx5_9"},
 	}
+
 	for _, test := range []struct {
 		name      string
 		functions []function.Function
@@ -177,6 +182,7 @@ func TestContents(t *testing.T) {
 			if test.pool != nil {
 				test.pool(&p.Spec)
 			}
+
 			var all []content
 			dir := t.TempDir()
 			var files strings.Builder
@@ -185,23 +191,28 @@ func TestContents(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				all = append(all, c)
 				if err := writeDeviceInfo(dir, "intel.com/fast", c); err != nil {
 					t.Fatal(err)
 				}
+
 				text, err := os.ReadFile(filepath.Join(dir,
 					"intel.com-fast-"+strings.ReplaceAll(f.ID.String(), "/", "-")+"-device.json"))
 				if err != nil && test.files != "" {
 					t.Error(err)
 				}
+
 				files.Write(text)
 			}
+
 			got := response("intel.com/fast", all, false)
 			want := &pluginapi.ContainerAllocateResponse{Devices: test.devices,
 				Envs: map[string]string{
 					"PCIDEVICE_INTEL_COM_FAST":      strings.Join(deviceIDs(test.functions), ","),
 					"PCIDEVICE_INTEL_COM_FAST_INFO": test.info,
 				}}
+
 			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("response: -want +got\n%s", diff)
 			}
@@ -240,6 +251,7 @@ func TestContentsThatContainersCouldNotUse(t *testing.T) {
 			if test.pool != nil {
 				test.pool(&p.Spec)
 			}
+
 			_, err := contentOf(&nodes, f, p)
 			if err == nil || !strings.Contains(err.Error(), test.want) ||
 				!strings.Contains(err.Error(), "0000:3b:00.2") {

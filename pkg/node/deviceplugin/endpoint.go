@@ -47,33 +47,40 @@ func openEndpoint(s *server) (*endpoint, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
+
 	label := strings.ReplaceAll(filepath.Base(s.resource), ".", "-")
 	path := filepath.Join(dir, fmt.Sprintf(socketName, label, rand.Uint32()))
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
+
 	// the kubelet cuts calls off when the socket goes: it goes last
 	listener.SetUnlinkOnClose(false)
 	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		_ = errors.Join(listener.Close(), os.Remove(path))
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
+
 	e := &endpoint{
 		server: s, path: path,
 		grpc:   grpc.NewServer(grpc.StatsHandler(allocates{&s.manager.allocating})),
 		ending: make(chan struct{}),
 	}
+
 	if info, err := os.Stat(path); err == nil {
 		e.made = info.ModTime()
 	}
+
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	registerapi.RegisterRegistrationServer(e.grpc, e)
+
 	s.manager.running.Go(func() {
 		if err := e.grpc.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			s.log.Error(err, "Device plugin socket ended", "path", path)
 		}
 	})
+
 	return e, nil
 }
 
@@ -105,6 +112,7 @@ func (e *endpoint) NotifyRegistrationStatus(
 ) (*registerapi.RegistrationStatusResponse, error) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
+
 	name, result, refusal := filepath.Base(e.path), "error", ""
 	if r.PluginRegistered {
 		result = "ok"
@@ -116,8 +124,10 @@ func (e *endpoint) NotifyRegistrationStatus(
 			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint",
 			name, "error", refusal)
 	}
+
 	e.refusal = refusal
 	e.manager.Metrics.registrations.WithLabelValues(e.resource, result).Inc()
+
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -127,6 +137,7 @@ func (e *endpoint) ListAndWatch(
 ) error {
 	e.countStream(+1)
 	defer e.countStream(-1)
+
 	var sent *pluginapi.ListAndWatchResponse
 	for ending := false; ; {
 		next := e.offer.Load()
@@ -137,9 +148,11 @@ func (e *endpoint) ListAndWatch(
 			}
 			sent = list
 		}
+
 		if ending {
 			return nil
 		}
+
 		select {
 		case <-stream.Context().Done():
 			return stream.Context().Err()

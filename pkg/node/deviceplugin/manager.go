@@ -110,16 +110,19 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 		return fmt.Errorf("device plugin: %w", err)
 	}
 	defer sockets.Close()
+
 	if err := m.watchSockets(sockets); err != nil {
 		return fmt.Errorf("device plugin: %w", err)
 	}
 	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil {
 		m.Log.Error(err, "A socket that nobody serves remains")
 	}
+
 	m.running.Go(func() { m.followPools(ctx, changes) })
 	m.running.Go(func() { m.followSockets(ctx, sockets) })
 	m.running.Go(func() { m.sweepRegularly(ctx) })
 	m.running.Wait()
+
 	return nil
 }
 
@@ -157,8 +160,10 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 			wanted[resource] = p
 		}
 	}
+
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	for resource, p := range wanted {
 		if s, runs := m.servers[resource]; runs {
 			s.update(p)
@@ -167,11 +172,13 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 			m.resources.Insert(resource)
 		}
 	}
+
 	for resource, s := range m.servers {
 		if _, stays := wanted[resource]; !stays {
 			m.retire(ctx, s)
 		}
 	}
+
 	m.updated = true
 }
 
@@ -216,13 +223,16 @@ func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) {
 		return false
 	}
+
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	for _, s := range m.servers {
 		if s.endpoint != nil && s.endpoint.path == event.Name {
 			return true
 		}
 	}
+
 	return false
 }
 

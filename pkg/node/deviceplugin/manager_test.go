@@ -109,6 +109,7 @@ func (n *node) hurt(taint, message string, ids ...string) {
 			n.problems[id] = function.Problem{Taint: taint, Message: message}
 		}
 	}
+
 	n.mutex.Unlock()
 	n.changed.Notify()
 }
@@ -142,6 +143,7 @@ func newScene(t *testing.T, options kubelettest.Options) *scene {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.kubelet.Stop)
+
 	s.manager = newManager(t, dir, s.node, testr.New(t))
 	return s
 }
@@ -152,12 +154,14 @@ func (s *scene) run() (stop func()) {
 	done := make(chan error, 1)
 	changes := s.changed.Subscribe(ctx)
 	go func() { done <- s.manager.Run(ctx, changes) }()
+
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			s.Errorf("Run = %v, want nil when its context ends", err)
 		}
 	})
+
 	s.Cleanup(stop)
 	return stop
 }
@@ -194,12 +198,14 @@ func TestManager(t *testing.T) {
 		pool.Pool{Name: "dra", Functions: vfs("5e:0"),
 			Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}}, poolOf("none"))
 	s.awaitHealthy("registered", fast, vf0, vf1)
+
 	want := []*pluginapi.Device{
 		{ID: vf0, Health: "Healthy",
 			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
 		{ID: vf1, Health: "Healthy",
 			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
 	}
+
 	if diff := cmp.Diff(want, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
 		t.Errorf("devices: -want +got\n%s", diff)
 	}
@@ -230,6 +236,7 @@ func TestManager(t *testing.T) {
 	if got := s.kubelet.Registrations(fast); got != 1 {
 		t.Errorf("registered %d times, want once", got)
 	}
+
 	for health, want := range map[string]float64{"Healthy": 2, "Unhealthy": 1} {
 		if got := testutil.ToFloat64(s.manager.Metrics.devices.WithLabelValues(fast,
 			health)); got != want {
@@ -239,11 +246,13 @@ func TestManager(t *testing.T) {
 
 	s.set(poolOf("fast"))
 	s.await("all Functions went", func() bool { return len(s.kubelet.Devices(fast)) == 0 })
+
 	if len(s.kubelet.Endpoints(fast)) != 1 {
 		t.Error(
 			"the server of a pool that had Functions is gone, want it to say that there are none",
 		)
 	}
+
 	s.set(excluded, poolOf("slow", vfs("5e:0")...))
 	s.awaitHealthy("they are back", fast, vf1, vf2)
 	s.awaitHealthy("another pool", "xpu.opiproject.org/slow", "0000:5e:00.2")
@@ -253,6 +262,7 @@ func TestManager(t *testing.T) {
 	if devices := s.kubelet.Devices(fast); len(devices) != 0 {
 		t.Errorf("the kubelet still has %v: its Node would show capacity for minutes", devices)
 	}
+
 	for _, other := range []string{"xpu.opiproject.org/none", "xpu.opiproject.org/dra"} {
 		if got := s.kubelet.Registrations(other); got != 0 {
 			t.Errorf("%s was registered", other)
@@ -265,10 +275,12 @@ func TestManager(t *testing.T) {
 func TestManagerKeepsServers(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.run()
+
 	named := func(p pool.Pool) pool.Pool {
 		p.Spec.DevicePlugin.ResourcePrefix, p.Spec.DevicePlugin.ResourceName = "intel.com", "sriov_dpdk"
 		return p
 	}
+
 	s.set(named(poolOf("old", vfs("3b:0")...)))
 	s.awaitHealthy("registered", "intel.com/sriov_dpdk", vf0)
 	broken := named(poolOf("broken"))
@@ -291,6 +303,7 @@ func TestKubeletRestarts(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...), poolOf("slow", vfs("5e:0")...))
 	s.run()
+
 	for i := range 10 {
 		s.awaitHealthy(fmt.Sprint("start ", i), fast, vf0)
 		s.awaitHealthy(fmt.Sprint("start ", i), "xpu.opiproject.org/slow", "0000:5e:00.2")
@@ -298,6 +311,7 @@ func TestKubeletRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	s.awaitHealthy("the last start", fast, vf0)
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
 		t.Errorf("Allocate: %v", err)
@@ -312,6 +326,7 @@ func TestSocketsRemoved(t *testing.T) {
 			s := newScene(t, kubelettest.Options{Blind: blind})
 			s.set(poolOf("fast", vfs("3b:0")...))
 			s.run()
+
 			for i := range 10 {
 				s.await(fmt.Sprint("registration ", i), func() bool {
 					return len(s.kubelet.Endpoints(fast)) == 1
@@ -319,18 +334,21 @@ func TestSocketsRemoved(t *testing.T) {
 				if err := s.kubelet.RemoveSockets(); err != nil {
 					t.Fatal(err)
 				}
+
 				if i%2 == 1 {
 					if err := s.kubelet.RemoveSockets(); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
+
 			s.await("the last registration", func() bool {
 				return len(s.kubelet.Endpoints(fast)) == 1
 			})
 			if blind {
 				return
 			}
+
 			s.awaitHealthy("after all", fast, vf0)
 		})
 	}
@@ -341,9 +359,11 @@ func TestDirectoryRemoved(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
+
 	for range 3 {
 		s.awaitHealthy("registered", fast, vf0)
 		s.kubelet.Stop()
+
 		// The server may be putting a socket there.
 		for os.RemoveAll(filepath.Join(s.dir, pluginsRegistry)) != nil {
 			time.Sleep(time.Millisecond)
@@ -352,6 +372,7 @@ func TestDirectoryRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	s.awaitHealthy("after all", fast, vf0)
 }
 
@@ -361,11 +382,13 @@ func TestStreamLost(t *testing.T) {
 	s.manager.unwatchedFor = 100 * time.Millisecond
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
+
 	for range 3 {
 		s.awaitHealthy("registered", fast, vf0)
 		s.kubelet.EndStreams(fast)
 		s.await("the stream ended", func() bool { return len(s.kubelet.Healthy(fast)) == 0 })
 	}
+
 	s.awaitHealthy("found again", fast, vf0)
 }
 
@@ -376,11 +399,13 @@ func TestRetired(t *testing.T) {
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
+
 	server := func() *server {
 		s.manager.mutex.Lock()
 		defer s.manager.mutex.Unlock()
 		return s.manager.servers[fast]
 	}
+
 	retired := server()
 	s.set()
 	s.awaitHealthy("retired", fast)
@@ -419,6 +444,7 @@ func TestRefused(t *testing.T) {
 		defer mutex.Unlock()
 		return reason
 	}
+
 	s := newScene(t, options)
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
@@ -428,6 +454,7 @@ func TestRefused(t *testing.T) {
 			t.Fatal("the refusal was not noticed, or not tried again")
 		}
 	}
+
 	mutex.Lock()
 	reason = ""
 	mutex.Unlock()
@@ -444,29 +471,35 @@ func TestLeftovers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		listener.(*net.UnixListener).SetUnlinkOnClose(false)
 		if alive {
 			t.Cleanup(func() { listener.Close() })
 		} else {
 			listener.Close()
 		}
+
 		return path
 	}
+
 	dead, alive, other := listen("xpu-dp-fast-00000001.sock",
 		false), listen("xpu-dp-fast-00000002.sock", true), listen("other.sock", false)
 	s.set(poolOf("fast", vfs("3b:0")...))
 	stop := s.run()
 	s.awaitHealthy("registered", fast, vf0)
+
 	for path, want := range map[string]bool{dead: false, alive: true, other: true} {
 		if got := exists(path); got != want {
 			t.Errorf("%s is there: %t, want %t", path, got, want)
 		}
 	}
+
 	endpoint := s.kubelet.Endpoints(fast)[0]
 	stop()
 	if exists(endpoint) {
 		t.Errorf("%s is still there after the end", endpoint)
 	}
+
 	s.await("the end", func() bool { return len(s.kubelet.Endpoints(fast)) == 0 })
 	if devices := s.kubelet.Devices(fast); len(devices) != 1 {
 		t.Errorf("the kubelet has %v, want it to keep the Function: only the agent ended", devices)
@@ -482,6 +515,7 @@ func TestAllocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{
 		"PCIDEVICE_XPU_OPIPROJECT_ORG_FAST":      vf1 + "," + vf0,
 		"PCIDEVICE_XPU_OPIPROJECT_ORG_FAST_INFO": `{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"}},"0000:3b:00.3":{"generic":{"deviceID":"0000:3b:00.3"}}}`,
@@ -489,11 +523,13 @@ func TestAllocate(t *testing.T) {
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("response: -want +got\n%s", diff)
 	}
+
 	names, err := filepath.Glob(filepath.Join(s.dir, "devinfo/dp/*"))
 	if err != nil || len(names) != 2 ||
 		filepath.Base(names[0]) != "xpu.opiproject.org-fast-0000:3b:00.2-device.json" {
 		t.Errorf("device-info files are %q, %v", names, err)
 	}
+
 	preferred, err := s.kubelet.Prefer(t.Context(),
 		fast, []string{vf0, vf1, vf2, "0000:5e:00.2", "0000:99:00.0"}, []string{"0000:5e:00.3"}, 2)
 	if diff := cmp.Diff([]string{"0000:5e:00.3", "0000:5e:00.2"}, preferred); diff != "" ||
@@ -516,12 +552,14 @@ func TestAllocate(t *testing.T) {
 			t.Errorf("Allocate(%q) = %v, want %s", test.ids, err, test.code)
 			continue
 		}
+
 		for _, text := range test.want {
 			if !strings.Contains(err.Error(), text) {
 				t.Errorf("Allocate(%q): error %q, want %q in it", test.ids, err, text)
 			}
 		}
 	}
+
 	m := s.manager.Metrics
 	if got := testutil.ToFloat64(m.allocations.WithLabelValues(fast)); got != 2 {
 		t.Errorf("metric of allocations = %v, want 2", got)
@@ -545,10 +583,12 @@ func TestAllocateWaitsForRelease(t *testing.T) {
 		!strings.Contains(err.Error(), "is not back yet") || !strings.Contains(err.Error(), vf0) {
 		t.Errorf("Allocate = %v, want that it gave up on %s, which is not back yet", err, vf0)
 	}
+
 	go func() {
 		time.Sleep(2 * settle)
 		s.hurt("", "", vf0)
 	}()
+
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
 		t.Errorf("Allocate = %v, want success once it is back", err)
 	}
@@ -561,10 +601,12 @@ func TestAllocateLooksFirst(t *testing.T) {
 	p := poolOf("fast", vfs("3b:0")...)
 	p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "blue", v1alpha1.ProvisionAtAllocate
 	p.Spec.DevicePlugin.NeedVhostNet = true
+
 	s.ready = func(context.Context, function.Function, pool.Pool) error {
 		t.Error("the xPU was asked")
 		return nil
 	}
+
 	s.set(p)
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
@@ -588,6 +630,7 @@ func TestAllocateProvisions(t *testing.T) {
 		if len(asked) == 2 {
 			close(both)
 		}
+
 		mutex.Unlock()
 		select {
 		case <-both: // one after the other would never get here
@@ -596,21 +639,25 @@ func TestAllocateProvisions(t *testing.T) {
 			return fmt.Errorf("XPUPort of %s: %w", f.ID, ctx.Err())
 		}
 	}
+
 	s.set(p)
 	s.run()
 	s.awaitHealthy("registered", fast, vf0, vf1)
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0, vf1); err != nil {
 		t.Fatal(err)
 	}
+
 	slices.Sort(asked)
 	if diff := cmp.Diff([]string{"blue " + vf0, "blue " + vf1}, asked); diff != "" {
 		t.Errorf("asked for: -want +got\n%s", diff)
 	}
+
 	both = make(chan struct{})
 	_, err := s.kubelet.Allocate(t.Context(), fast, vf0)
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "XPUPort of "+vf0) {
 		t.Errorf("Allocate = %v, want the reason of the xPU", err)
 	}
+
 	p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{
 		ProvisionAt: v1alpha1.ProvisionAtAdd, ExcludeTopology: true,
 	}
@@ -652,19 +699,23 @@ func TestSweepDoesNotHold(t *testing.T) {
 			looked.Add(1)
 			return nil, true
 		}, Assigned: kubelet.Assigned, Log: testr.New(t)}
+
 		m.reset()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
+
 		changes := make(chan struct{}, 1)
 		var loops sync.WaitGroup
 		loops.Go(func() { m.followPools(ctx, changes) })
 		loops.Go(func() { m.sweepRegularly(ctx) })
+
 		for i := range 3 {
 			time.Sleep(sweepEvery)
 			synctest.Wait()
 			if got := kubelet.asked.Load(); int(got) != i+1 {
 				t.Errorf("the kubelet was asked %d times, want %d", got, i+1)
 			}
+
 			before := looked.Load()
 			changes <- struct{}{}
 			time.Sleep(2 * settle)
@@ -673,6 +724,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 				t.Error("a change is not followed while the kubelet does not answer")
 			}
 		}
+
 		stop()
 		loops.Wait()
 	})
@@ -685,10 +737,12 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	foreign := filepath.Join(m.DeviceInfoDir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
 	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, resource := range []string{fast, "intel.com/dpdk", "other.com/nic"} {
 		for _, f := range vfs("3b:0-1") {
 			if err := writeDeviceInfo(m.DeviceInfoDir, resource, content{function: f}); err != nil {
@@ -696,6 +750,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 			}
 		}
 	}
+
 	changedAt := func(at time.Time) {
 		paths, err := filepath.Glob(filepath.Join(m.DeviceInfoDir, "*"))
 		for _, path := range paths {
@@ -705,20 +760,24 @@ func TestDeviceInfoRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	changedAt(time.Now().Add(-2 * young))
 	left := func() string {
 		entries, err := os.ReadDir(m.DeviceInfoDir)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var names []string
 		for _, entry := range entries {
 			names = append(names,
 				strings.TrimSuffix(strings.ReplaceAll(entry.Name(), "0000:3b:00.", ""),
 					"-device.json"))
 		}
+
 		return strings.Join(names, " ")
 	}
+
 	m.reset()
 	m.resources.Insert("intel.com/dpdk")
 	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 " +
@@ -727,11 +786,13 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	if got := left(); got != all {
 		t.Errorf("without podresources, files are %q, want all", got)
 	}
+
 	m.Assigned = assigned(nil).Assigned
 	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
+
 	m.Assigned = assigned{
 		vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"},
 	}.Assigned
@@ -741,6 +802,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written "+
 			"down the pod yet", got)
 	}
+
 	changedAt(time.Now().Add(-2 * young))
 	m.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 "+

@@ -23,6 +23,7 @@ func (o *offer) prefer(available, must []string, size int, taken func(function.I
 			c.take(f)
 		}
 	}
+
 	var free, rest []function.Function
 	for _, id := range available {
 		f, known := o.functions[id]
@@ -34,9 +35,11 @@ func (o *offer) prefer(available, must []string, size int, taken func(function.I
 			free = append(free, f)
 		}
 	}
+
 	policy := devicePlugin(o.pool).PreferredAllocation
 	c.takeFrom(free, size, policy)
 	c.takeFrom(rest, size, policy)
+
 	return c.chosen
 }
 
@@ -51,6 +54,7 @@ func (c *choice) takeFrom(
 	for _, f := range functions {
 		c.free[f.PF] = append(c.free[f.PF], f)
 	}
+
 	for len(c.chosen) < size && len(c.free) > 0 {
 		// of PFs that are equally good, the first is chosen
 		byAddress := slices.Sorted(maps.Keys(c.free))
@@ -61,6 +65,7 @@ func (c *choice) takeFrom(
 			}
 			return c.pack(a, b, size-len(c.chosen))
 		})
+
 		c.take(c.free[pf][0])
 		if c.free[pf] = c.free[pf][1:]; len(c.free[pf]) == 0 {
 			delete(c.free, pf)

@@ -23,12 +23,14 @@ func vf(bus string, index int) function.Function {
 			bus, Index: index, LinkUp: true,
 		PCIeRoot: "pci0000:3a",
 	}
+
 	switch bus {
 	case "5e":
 		f.PCIeRoot = "pci0000:5d"
 	case "af", "b0":
 		f.PCIeRoot, f.NUMANode = "pci0000:ae", 1
 	}
+
 	return f
 }
 
@@ -45,6 +47,7 @@ func vfs(text string) []function.Function {
 			functions = append(functions, vf(bus, i))
 		}
 	}
+
 	return functions
 }
 

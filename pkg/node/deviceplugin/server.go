@@ -53,10 +53,12 @@ func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *serv
 		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), stop: stop,
 		patience: m.unwatchedFor,
 	}
+
 	m.Metrics.begin(resource)
 	s.offer.Store(newOffer(pool.Pool{}, nil))
 	s.update(p)
 	m.running.Go(func() { s.keepRegistered(ctx) })
+
 	return s
 }
 
@@ -74,10 +76,12 @@ func (s *server) keepRegistered(ctx context.Context) {
 			s.manager.Metrics.registrations.WithLabelValues(s.resource, "error").Inc()
 			s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
 		}
+
 		if !loop.Wait(ctx, changes, pause) {
 			break
 		}
 	}
+
 	if s.endpoint != nil {
 		s.manager.awaitAllocates()
 		s.endpoint.close(stopTimeout)
@@ -91,26 +95,32 @@ func (s *server) register() (pause time.Duration, err error) {
 	m := s.manager
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	if m.servers[s.resource] != s || m.aside.Load() {
 		return 0, nil
 	}
+
 	old, left := s.endpoint, time.Until(s.lostAt)
 	lost := !s.lostAt.IsZero() && left <= 0
 	if old != nil && exists(old.path) && !lost {
 		return max(left, 0), nil
 	}
+
 	next, err := openEndpoint(s)
 	if err != nil {
 		return 0, err
 	}
+
 	s.endpoint, s.lostAt = next, time.Time{}
 	if lost {
 		s.patience = min(2*s.patience, unwatchedAtMost)
 	}
+
 	if old != nil {
 		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
 		m.running.Go(func() { old.close(m.AllocateTimeout) })
 	}
+
 	return 0, nil
 }
 
@@ -124,11 +134,13 @@ func (s *server) update(p pool.Pool) {
 				contents = append(contents, c)
 			}
 		}
+
 		if err := s.manager.CDI.include(s.resource, contents); err != nil {
 			s.log.Error(err, "Containers that are made again after a reboot may lack device "+
 				"nodes until this is repaired")
 		}
 	}
+
 	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
 	devices.WithLabelValues(s.resource,
@@ -172,6 +184,7 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem
 		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{},
 		replaced: make(chan struct{}),
 	}
+
 	for _, f := range p.Functions {
 		id := f.ID.String()
 		o.functions[id] = f
@@ -187,13 +200,16 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem
 				o.reasons[id] = strings.Join(messages, "; ")
 			}
 		}
+
 		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
 			device.Topology = &pluginapi.TopologyInfo{
 				Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}},
 			}
 		}
+
 		o.devices = append(o.devices, device)
 	}
+
 	return o
 }
 
@@ -211,6 +227,7 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 		}
 		functions = append(functions, f)
 	}
+
 	return functions, nil
 }
 
@@ -224,6 +241,7 @@ func (o *offer) report(before *offer, log logr.Logger) {
 			changed[reason] = append(changed[reason], d.ID)
 		}
 	}
+
 	for _, reason := range slices.Sorted(maps.Keys(changed)) {
 		ids := changed[reason]
 		if reason == "" {
@@ -233,6 +251,7 @@ func (o *offer) report(before *offer, log logr.Logger) {
 				"reason", reason)
 		}
 	}
+
 	if len(o.devices) != len(before.devices) {
 		log.Info("Functions came or went", "before", len(before.devices), "now", len(o.devices))
 	}

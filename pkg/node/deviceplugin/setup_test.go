@@ -25,9 +25,11 @@ func madePool() (p pool.Pool, ids []string) {
 		PFName:   "ens3f0",
 		NUMANode: 1, LinkUp: true,
 	}
+
 	p = poolOf("fast", function.PotentialSF(pf, 1), function.PotentialSF(pf, 2))
 	p.Spec.SFs = &v1alpha1.SFSpec{FirstNumber: 1, Count: 2}
 	p.Spec.Selectors = []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0"}, IsRdma: true}}
+
 	return p, []string{p.Functions[0].ID.String(), p.Functions[1].ID.String()}
 }
 
@@ -53,10 +55,12 @@ func TestAllocateSetsUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	info := response.Envs[environmentName(fast)+"_INFO"]
 	if !strings.Contains(info, `"rdma_dev":"mlx5_4"`) {
 		t.Errorf("the container is told %s, want its RDMA device", info)
 	}
+
 	p.Functions[0] = made(p.Functions[0])
 	s.set(p)
 	if diff := cmp.Diff(before, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
@@ -99,11 +103,13 @@ func TestAllocateGivesUp(t *testing.T) {
 			s := newScene(t, kubelettest.Options{})
 			p, ids := madePool()
 			p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "blue", v1alpha1.ProvisionAtAllocate
+
 			s.reserve, s.ready = test.reserve, func(
 				context.Context, function.Function, pool.Pool,
 			) error {
 				return test.ready
 			}
+
 			s.set(p)
 			s.run()
 			s.awaitHealthy("registered", fast, ids...)

@@ -90,6 +90,7 @@ func (m *Manager) Reconnect(ctx context.Context) {
 	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil {
 		m.Log.Error(err, "A socket that nobody serves remains")
 	}
+
 	m.mutex.Lock()
 	m.unwatchedFor = reconnectPatience
 	for _, s := range m.servers {
@@ -98,10 +99,12 @@ func (m *Manager) Reconnect(ctx context.Context) {
 			s.streamsChanged()
 		}
 	}
+
 	m.mutex.Unlock()
 	loop.Sleep(ctx, reconnecting)
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	m.unwatchedFor = unwatchedFor
 	for _, s := range m.servers {
 		s.patience = max(s.patience, unwatchedFor)
@@ -112,14 +115,17 @@ func (m *Manager) Reconnect(ctx context.Context) {
 func (m *Manager) Registered() error {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	if !m.updated {
 		return errors.New("resources are not offered to the kubelet yet")
 	}
+
 	for resource, s := range m.servers {
 		if s.refusal == "" && (s.endpoint == nil || s.endpoint.streams == 0) {
 			return fmt.Errorf("resource %s is not registered with the kubelet", resource)
 		}
 	}
+
 	return nil
 }
 
@@ -130,6 +136,7 @@ func (s *server) forward(
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
+
 	sockets, err := watchdir.Open(s.manager.socketDir(), func(event fsnotify.Event) bool {
 		return event.Has(fsnotify.Create)
 	})
@@ -140,6 +147,7 @@ func (s *server) forward(
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
+
 	for {
 		if conn := s.successor(ctx); conn != nil {
 			defer conn.Close()
@@ -165,6 +173,7 @@ func (s *server) successor(ctx context.Context) *grpc.ClientConn {
 			return conn
 		}
 	}
+
 	return nil
 }
 
@@ -173,14 +182,17 @@ func (s *server) successor(ctx context.Context) *grpc.ClientConn {
 func (s *server) dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
+
 	conn, err := grpc.NewClient("unix:"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(
 			grpc.ConnectParams{Backoff: backoff.Config{
 				BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond,
 			}}))
+
 	if err != nil {
 		return nil, err
 	}
+
 	info, err := registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{},
 		grpc.WaitForReady(true))
 	if err == nil && info.Name != s.resource {
@@ -189,6 +201,7 @@ func (s *server) dial(ctx context.Context, path string) (*grpc.ClientConn, error
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+
 	return conn, nil
 }
 

@@ -40,16 +40,20 @@ func (m *Manager) sweep(ctx context.Context) {
 	if m.Assigned == nil || m.aside.Load() {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+
 	assigned, err := m.Assigned(ctx)
 	if err != nil {
 		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry",
 			sweepEvery.String())
 		return
 	}
+
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // the names that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
@@ -57,11 +61,13 @@ func (m *Manager) sweep(ctx context.Context) {
 			cdiDevices[cdiDeviceName(a.Resource, id)] = true
 		}
 	}
+
 	for resource, s := range m.servers {
 		for _, f := range s.offer.Load().functions {
 			cdiDevices[cdiDeviceName(resource, f.ID)] = true
 		}
 	}
+
 	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
 		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
@@ -80,11 +86,13 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("device-info files: %w", err)
 	}
+
 	var errs []error
 	for _, entry := range entries {
 		if needed[entry.Name()] || !ours(entry.Name(), resources) {
 			continue
 		}
+
 		info, err := entry.Info()
 		if err != nil || time.Since(info.ModTime()) < young {
 			continue // it is gone, or new
@@ -92,6 +100,7 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 		// no error if it is gone already
 		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name())))
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -105,6 +114,7 @@ func ours(name string, resources []string) bool {
 	if strings.HasPrefix(name, v1alpha1.GroupName+"-") {
 		return true
 	}
+
 	return slices.ContainsFunc(resources, func(resource string) bool {
 		id, ok := strings.CutPrefix(name, deviceInfoPrefix(resource))
 		_, err := pci.Parse(id)

@@ -61,6 +61,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	if wish.Driver != "" {
 		of.Driver, handedBy = wish.Driver, function.PassthroughOf(wish.Driver)
 	}
+
 	isVFIO, isUIO := handedBy == function.VFIO, handedBy == function.UIO
 	set := Set{Info: map[string]map[string]string{}}
 	for _, part := range []struct {
@@ -82,6 +83,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 			return Set{}, err
 		}
 	}
+
 	return set, nil
 }
 
@@ -90,11 +92,13 @@ func vfio(set *Set, of function.Function) error {
 		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the "+
 			"no-IOMMU mode of vfio", of.Driver)
 	}
+
 	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
 	node := set.add("vfio", "dev-mount",
 		"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
 	// Without an IOMMU the path on the host has a prefix, which programs do not know.
 	node.HostPath = "/dev/vfio/" + of.IOMMUGroup
+
 	return nil
 }
 
@@ -106,6 +110,7 @@ func (f *Finder) uio(set *Set, of function.Function) error {
 	if len(names) == 0 {
 		return fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
 	}
+
 	set.add("uio", "mount", "/dev/"+names[0], "rwm")
 	return nil
 }
@@ -125,6 +130,7 @@ func (f *Finder) rdma(set *Set, of function.Function) error {
 		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of " +
 			"the NIC")
 	}
+
 	set.Info["rdma"]["rdma_dev"] = of.RDMADevices[0]
 	// Each directory has an entry for every character device, which is below /dev/infiniband:
 	// uverbs0, umad0, issm0.
@@ -137,9 +143,11 @@ func (f *Finder) rdma(set *Set, of function.Function) error {
 			set.add("rdma", strings.TrimRight(name, "0123456789"), "/dev/infiniband/"+name, "rw")
 		}
 	}
+
 	if f.exists("infiniband/rdma_cm") {
 		set.add("rdma", "rdma_cm", "/dev/infiniband/rdma_cm", "rw")
 	}
+
 	return nil
 }
 

@@ -41,6 +41,7 @@ func TestOf(t *testing.T) {
 			"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_mad/umad9"),
 		DevRoot: tree(t, "vhost-net", "net/tun"),
 	}
+
 	rdma := with(func(f *function.Function) { f.RDMADevices = []string{"mlx5_2"} })
 	sf := with(func(f *function.Function) {
 		f.Kind, f.AuxDevice, f.RDMADevices = function.SF, "mlx5_core.sf.7", []string{"mlx5_9"}
@@ -92,6 +93,7 @@ func TestOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			var paths []string
 			for _, n := range got.Nodes {
 				paths = append(paths, n.HostPath)

@@ -24,23 +24,27 @@ func (d *Driver) withoutAdmins(
 			others = append(others, device)
 			continue
 		}
+
 		sight.Functions = append(sight.Functions, device.Function)
 		attributes, err := d.seen(device)
 		if err != nil {
 			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace,
 				c.Name, device.Request, device.Function, err)
 		}
+
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests: []string{device.Request}, PoolName: device.Pool, DeviceName: device.Name,
 			Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes},
 		})
 	}
+
 	if len(prepared) == 0 {
 		return nil, others, nil
 	}
 	if err := d.Journal.PutSight(c.UID, sight); err != nil {
 		return nil, nil, err
 	}
+
 	return prepared, others, nil
 }
 
@@ -54,25 +58,31 @@ func (d *Driver) seen(device claim.Device) (map[string]resourceapi.DeviceAttribu
 		if p.Name != device.ID.DevicePool || len(functions) == 0 {
 			continue
 		}
+
 		f, offered := devicemodel.Find(p, device.Name)
 		if !offered {
 			break
 		}
+
 		out := map[string]resourceapi.DeviceAttribute{}
 		for name, attribute := range devicemodel.Attributes(p, f) {
 			out[string(name)] = attribute
 		}
+
 		var used int64
 		for _, other := range functions {
 			if _, has := d.Journal.Get(other.ID); has {
 				used++
 			}
 		}
+
 		out["adminAccess"] = resourceapi.DeviceAttribute{BoolValue: new(true)}
 		out["functions"] = resourceapi.DeviceAttribute{IntValue: new(int64(len(functions)))}
 		out["functionsInUse"] = resourceapi.DeviceAttribute{IntValue: &used}
+
 		return out, nil
 	}
+
 	return nil, errGone
 }
 
@@ -87,11 +97,13 @@ func (d *Driver) excluded(device claim.Device) error {
 		}
 		return nil
 	}
+
 	if p, has := d.DevicePool(device.ID.DevicePool); has && devicemodel.Shared(p) {
 		return fmt.Errorf("DevicePool %s has claims share the PF, but this cluster allocates it "+
 			"as a whole: feature gate "+
 			"DRAConsumableCapacity is off; turn it on, or use another model", device.ID.DevicePool)
 	}
+
 	for _, a := range d.Journal.All() {
 		if a.PF == pf.Address && a.Function != pf {
 			return fmt.Errorf("pod %s/%s has its VF or SF %s, and this cluster allocates the PF "+
@@ -100,5 +112,6 @@ func (d *Driver) excluded(device claim.Device) error {
 				a.Pod.Name, a.Function)
 		}
 	}
+
 	return nil
 }

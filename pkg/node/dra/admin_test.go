@@ -42,6 +42,7 @@ func TestAdminAccess(t *testing.T) {
 	if result.Err != nil || len(result.Devices) != 2 {
 		t.Fatalf("prepared %+v, want two devices", result)
 	}
+
 	for i, device := range result.Devices {
 		a := device.Metadata.Attributes
 		if len(device.CDIDeviceIDs) > 0 || *a["index"].IntValue != int64(i) ||
@@ -50,12 +51,14 @@ func TestAdminAccess(t *testing.T) {
 			t.Errorf("device %s: %v, %v", device.DeviceName, device.CDIDeviceIDs, a)
 		}
 	}
+
 	if after := n.journal.All(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("reserved %+v", after)
 	}
 	if !n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
 		t.Error("it is not written down that the claim only looks")
 	}
+
 	results, err := d.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{
 		NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID,
 	}})
@@ -63,6 +66,7 @@ func TestAdminAccess(t *testing.T) {
 		n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
 		t.Errorf("unprepared: %v, %v; the claim still looks", err, results[c.UID])
 	}
+
 	gone := of("monitor-1", "gone", claimtest.Result("all", fastPool, "0000-3b-07-0"), looking)
 	if err := prepare(t, d, gone)[gone.UID].Err; err == nil ||
 		!strings.Contains(err.Error(),
@@ -105,6 +109,7 @@ func TestExcluded(t *testing.T) {
 				Pod:      journal.Pod{Namespace: "default", Name: "other"},
 				Claim:    journal.Claim{UID: "other"},
 			}))
+
 			c := of("pod1", "net", claimtest.Result("nic", fastPool, test.device))
 			if err := prepare(t, n.driver(), c)[c.UID].Err; err == nil ||
 				!strings.Contains(err.Error(), test.want) {

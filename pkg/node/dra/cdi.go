@@ -66,8 +66,10 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 	if uid == "" {
 		return nil
 	}
+
 	d.files.Lock()
 	defer d.files.Unlock()
+
 	var contents []content
 	for _, a := range d.Journal.ByClaim(uid) {
 		if a.Function == current.Function {
@@ -76,13 +78,16 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 		if a.State != journal.Attached {
 			continue
 		}
+
 		set, err := d.deviceNodes(a)
 		if err != nil {
 			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace,
 				a.Claim.Name, a.Function, err)
 		}
+
 		contents = append(contents, content{a, set})
 	}
+
 	var devices []specs.Device
 	for _, c := range contents {
 		devices = append(devices, specs.Device{
@@ -99,9 +104,11 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 			},
 		})
 	}
+
 	if err := d.CDI.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
 		return fmt.Errorf("claim %s: %w", uid, err)
 	}
+
 	return nil
 }
 
@@ -115,11 +122,13 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 		return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants",
 			function.Driver, a.Setup.Driver)
 	}
+
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
 		spec, _ := d.DevicePool(id.DevicePool)
 		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 	}
+
 	return d.DeviceNodes.Of(function, wish)
 }
 
@@ -141,6 +150,7 @@ func environment(suffix, request string, contents []content) []string {
 		{"XPU_RDMA_", func(c content) string { return c.Info["rdma"]["rdma_dev"] }},
 		{"XPU_VDPA_", func(c content) string { return c.Info["vdpa"]["mount"] }},
 	}
+
 	var out []string
 	for _, v := range variables {
 		var values []string
@@ -149,10 +159,12 @@ func environment(suffix, request string, contents []content) []string {
 				values = append(values, value)
 			}
 		}
+
 		if len(values) > 0 {
 			out = append(out, v.name+suffix+"="+strings.Join(values, ","))
 		}
 	}
+
 	return out
 }
 
@@ -167,6 +179,7 @@ func (d *Driver) suffix(a journal.Attachment) string {
 		}) {
 		return environmentName(cmp.Or(a.Claim.PodClaim, a.Claim.Name)) + "_" + suffix
 	}
+
 	return suffix
 }
 

@@ -43,9 +43,11 @@ func (a API) Consumers(
 	case object.UID != known.UID || !allocated(&object.Status, known):
 		return nil, false, nil
 	}
+
 	for _, consumer := range object.Status.ReservedFor {
 		pods = append(pods, consumer.UID)
 	}
+
 	return pods, true, nil
 }
 
@@ -104,6 +106,7 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 		if shutdown {
 			return nil
 		}
+
 		if err := r.write(ctx, c); err != nil && ctx.Err() == nil {
 			r.metrics.statusWrites.WithLabelValues("error").Inc()
 			r.log.Error(err, "Status of claim is written later", "claim",
@@ -112,6 +115,7 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 		} else {
 			r.queue.Forget(c)
 		}
+
 		r.queue.Done(c)
 	}
 }
@@ -128,6 +132,7 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	if err != nil {
 		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
+
 	before := object.Status.DeepCopy()
 	for _, a := range r.journal.ByClaim(c.UID) {
 		if a.State != journal.Attached && a.State != journal.Lost && a.Claim.Share == "" {
@@ -138,13 +143,16 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 				a.Function, err)
 		}
 	}
+
 	if equality.Semantic.DeepEqual(before, &object.Status) {
 		return nil
 	}
+
 	_, err = claims.UpdateStatus(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("write status of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
+
 	r.metrics.statusWrites.WithLabelValues("success").Inc()
 	return nil
 }
@@ -156,6 +164,7 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	if !allocated(status, a.Claim) {
 		return nil
 	}
+
 	i := slices.IndexFunc(status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
 		return claim.IsOf(&d, a.Claim.Pool, a.Claim.Device, a.Claim.Share)
 	})
@@ -164,6 +173,7 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 		status.Devices = append(status.Devices,
 			claim.NewEntry(a.Claim.Pool, a.Claim.Device, a.Claim.Share))
 	}
+
 	entry := &status.Devices[i]
 	if a.Claim.Share != "" {
 		data, err := claim.Choice{Function: a.Function}.Data()
@@ -172,10 +182,12 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 		}
 		entry.Data = data
 	}
+
 	if a.State == journal.Attached || a.State == journal.Lost {
 		entry.NetworkData = networkData(a)
 		meta.SetStatusCondition(&entry.Conditions, ready(a))
 	}
+
 	return nil
 }
 
@@ -190,12 +202,14 @@ func ready(a journal.Attachment) metav1.Condition {
 			LastTransitionTime: metav1.NewTime(a.AttachedAt),
 		}
 	}
+
 	message := "pod %s lost Function %s with its device; it gets it back when the device is " +
 		"there again"
 	if a.Interface.Userspace {
 		message = "pod %s lost Function %s with its device, and its program cannot get it back: " +
 			"delete the pod"
 	}
+
 	return metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLost,
 		Message:            fmt.Sprintf(message, a.Pod.Name, a.Function),

@@ -127,11 +127,14 @@ func (d *Driver) PrepareResourceClaims(
 			} else {
 				log.V(1).Info("Claim prepared", "devices", len(devices))
 			}
+
 			mutex.Lock()
 			defer mutex.Unlock()
+
 			results[c.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 		})
 	}
+
 	group.Wait()
 	return results, nil
 }
@@ -144,38 +147,47 @@ func (d *Driver) prepare(
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, end, err := d.calls.TakeOver(ctx, c.UID, errPreparedAgain)
 	if err != nil {
 		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace,
 			c.Name, err)
 	}
 	defer end()
+
 	prepared, devices, err := d.withoutAdmins(c, devices)
 	if err != nil || len(devices) == 0 {
 		return prepared, err
 	}
+
 	pod, err := consumer(c)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, stop := d.whilePodStays(ctx, pod)
 	defer stop()
+
 	forRuntime, cancel := context.WithTimeout(ctx, runtimeTimeout)
 	defer cancel()
+
 	if err := d.RuntimeConnected(forRuntime); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	if err := d.choose(ctx, c, pod, devices); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, loop.WithCause(ctx, err))
 	}
+
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
 	waiting, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
 	defer cancel()
+
 	for _, device := range devices {
 		attachment, err := d.wanted(waiting, c, pod, device, names[placeOf(c.UID, device)])
 		if err == nil {
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
+
 		if err == nil {
 			// Prepare fails if containers could not get their device nodes
 			_, err = d.deviceNodes(attachment)
@@ -184,6 +196,7 @@ func (d *Driver) prepare(
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
 				c.Namespace, c.Name, device.Request, device.Function, loop.WithCause(ctx, err))
 		}
+
 		ready := kubeletplugin.Device{
 			Requests:   []string{device.Request},
 			PoolName:   device.Pool,
@@ -192,11 +205,14 @@ func (d *Driver) prepare(
 				claim.CDIDeviceName(c.UID, device.Function.DeviceName())},
 			Metadata: metadata(attachment),
 		}
+
 		if device.Share != "" {
 			ready.ShareID = &device.Share
 		}
+
 		prepared = append(prepared, ready)
 	}
+
 	return prepared, nil
 }
 
@@ -214,6 +230,7 @@ func (d *Driver) whilePodStays(
 			}
 		}
 	})
+
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
@@ -229,11 +246,13 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 				"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name,
 				len(c.Status.ReservedFor))
 	}
+
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
 		return journal.Pod{}, fmt.Errorf("claim %s/%s: reserved for %s %s, want a pod", c.Namespace,
 			c.Name, pod.Resource, pod.Name)
 	}
+
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
@@ -246,6 +265,7 @@ func (d *Driver) wanted(
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
+
 	want := reservation(c, pod, device)
 	want.AnyName = device.Interface.Name == ""
 	if err := d.excluded(device); err != nil {
@@ -254,11 +274,13 @@ func (d *Driver) wanted(
 	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}
+
 	// Before Admit returned, the Function may have had the driver of its last owner.
 	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
 	}
+
 	want.PF, want.PFName, want.VFIndex = function.PF, function.PFName, function.Index
 	spec, _ := d.DevicePool(device.ID.DevicePool)
 	var port *v1alpha1.XPUPort
@@ -269,24 +291,29 @@ func (d *Driver) wanted(
 			return want, err
 		}
 	}
+
 	if device.Config.Network != "" || spec.Network != "" {
 		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
 			return want, err
 		}
 	}
+
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
 	}
+
 	want.Interface, err = wantedInterface(device, driver != "" || function.Userspace(), port)
 	if err != nil {
 		return want, err
 	}
+
 	if port == nil && earlier.Claim.UID != "" {
 		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said
 		// then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
+
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
 	want.Interface.Name = name.name
 	return want, name.err
@@ -327,6 +354,7 @@ func ownersDriver(
 	if earlier.Setup != nil && earlier.Setup.Driver != "" {
 		return v1alpha1.FunctionDriver(earlier.Setup.Driver), nil
 	}
+
 	if device.Config.Driver != "" && spec.Driver == "" && f.Kind != function.SF &&
 		f.IOMMUGroup == "" {
 		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a "+
@@ -335,6 +363,7 @@ func ownersDriver(
 			"is the administrator's",
 			device.Config.Driver, device.ID.DevicePool)
 	}
+
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
@@ -354,6 +383,7 @@ func (d *Driver) UnprepareResourceClaims(
 		}
 		results[c.UID] = err
 	}
+
 	return results, nil
 }
 
@@ -365,12 +395,14 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 		return fmt.Errorf("wait for the claim's last call: %w", err)
 	}
 	defer end()
+
 	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {
 		return err
 	}
 	if err := d.Journal.DeleteSight(claim); err != nil {
 		return err
 	}
+
 	return d.CDI.Remove(cdiFile(claim))
 }
 
@@ -407,15 +439,18 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 				LastUpdated:        now,
 				HealthCheckTimeout: healthTimeout,
 			}
+
 			var messages []string
 			for _, problem := range devicemodel.Problems(p, f, d.Health.Problems) {
 				device.Health = kubeletplugin.HealthStatusUnhealthy
 				messages = append(messages, problem.Message)
 			}
+
 			device.Message = strings.Join(messages, "; ")
 			out.Devices = append(out.Devices, device)
 		}
 	}
+
 	return out
 }
 

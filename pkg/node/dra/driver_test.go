@@ -62,6 +62,7 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
+
 	n := &node{
 		t: t, journal: j, cdiDir: t.TempDir(),
 		functions: map[function.ID]function.Function{},
@@ -71,6 +72,7 @@ func newNode(t *testing.T) *node {
 		},
 		ports: map[function.ID]*v1alpha1.XPUPort{},
 	}
+
 	for _, f := range pooltest.VFs(0x3b, 4) {
 		f.IOMMUGroup = "42"
 		n.functions[f.ID] = f
@@ -79,6 +81,7 @@ func newNode(t *testing.T) *node {
 			Addresses: []string{"10.1.0.2/24"},
 		}}
 	}
+
 	return n
 }
 
@@ -102,6 +105,7 @@ func (n *node) Wait(
 	if port != nil {
 		return port, nil
 	}
+
 	<-ctx.Done()
 	return nil, errors.New("the xPU is not provisioned")
 }
@@ -146,6 +150,7 @@ func (n *node) driver() *Driver {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	return &Driver{
 		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal,
 		CDI:              files,
@@ -165,6 +170,7 @@ func (n *node) attach(d *Driver) {
 		if a.Claim.UID == "" || a.State == journal.Releasing {
 			continue
 		}
+
 		a.State, a.Sandbox = journal.Attached, "s-"+string(a.Pod.UID)
 		a.Before, a.Observed = &netdev.Snapshot{}, &netdev.Observed{Name: a.Interface.Name}
 		a.Place.NetNS = "/run/netns/" + a.Sandbox
@@ -243,10 +249,12 @@ func TestPrepare(t *testing.T) {
 		claimtest.FromClaim(
 			`"mtu": 9000, "mac": "02:00:00:00:00:99", "addresses": ["10.1.0.77/24"]`, "blue",
 		))
+
 	got := prepare(t, n.driver(), c)[c.UID]
 	if got.Err != nil {
 		t.Fatal(got.Err)
 	}
+
 	want := []kubeletplugin.Device{
 		{
 			Requests: []string{"blue"}, PoolName: fastPool, DeviceName: "0000-3b-00-2",
@@ -278,9 +286,11 @@ func TestPrepare(t *testing.T) {
 			},
 		},
 	}
+
 	if diff := gocmp.Diff(want, got.Devices); diff != "" {
 		t.Errorf("devices: -want +got\n%s", diff)
 	}
+
 	record, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 	wantRecord := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0",
@@ -298,6 +308,7 @@ func TestPrepare(t *testing.T) {
 		AnyName: true,
 		State:   journal.Reserved,
 	}
+
 	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt", "Made"),
 		cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
@@ -313,6 +324,7 @@ func TestPrepareIsTraced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	d := n.driver()
 	d.Tracer = tracer
 	c := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-7"))
@@ -394,12 +406,14 @@ func TestPortMissing(t *testing.T) {
 			claimtest.Result("red", fastPool, "0000-3b-00-3"))
 		second := of("pod1", "other", claimtest.Result("blue", fastPool, "0000-3b-00-4"))
 		begin := time.Now()
+
 		for uid, result := range prepare(t, d, first, second) {
 			if result.Err == nil ||
 				!strings.Contains(result.Err.Error(), "the xPU is not provisioned") {
 				t.Errorf("claim %s: error %v, want what is missing", uid, result.Err)
 			}
 		}
+
 		if waited := time.Since(begin); waited != d.ProvisionTimeout {
 			t.Errorf("Prepare took %s, want %s however many Functions and claims there are",
 				waited, d.ProvisionTimeout)
@@ -407,6 +421,7 @@ func TestPortMissing(t *testing.T) {
 		if all := n.journal.All(); len(all) != 0 {
 			t.Errorf("%v were reserved although the xPU does not serve them", all)
 		}
+
 		n.wantNoCDI()
 	})
 }
@@ -449,6 +464,7 @@ func TestInterfaceNames(t *testing.T) {
 	if err := n.journal.Delete(function.ID{Address: "0000:3b:00.3"}); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantPrepared(two)
 	n.wantPrepared(one)
 	n.wantInterfaces(names)
@@ -469,10 +485,12 @@ func TestClaimsOfAPodTogether(t *testing.T) {
 		of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-3")),
 		of("pod1", "three", claimtest.Result("a", fastPool, "0000-3b-00-4")),
 		of("pod2", "four", claimtest.Result("a", fastPool, "0000-3b-00-5")))
+
 	got := n.interfaces()
 	if got["0000-3b-00-5"] != "net1" {
 		t.Errorf("the other pod's interface is %q, want net1", got["0000-3b-00-5"])
 	}
+
 	delete(got, "0000-3b-00-5")
 	if names := slices.Sorted(maps.Values(got)); !slices.Equal(names,
 		[]string{"net1", "net2", "net3"}) {
@@ -496,6 +514,7 @@ func TestLastUserIsAwaited(t *testing.T) {
 		Resource: "xpu.opiproject.org/fast", Pod: journal.Pod{Namespace: "default", Name: "before"},
 		Hooks: &journal.Hooks{Next: "port", Error: "xPU xpu-1 is away"},
 	}
+
 	next := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
 	t.Run("and becomes free", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -503,21 +522,25 @@ func TestLastUserIsAwaited(t *testing.T) {
 			if err := n.journal.Put(last); err != nil {
 				t.Fatal(err)
 			}
+
 			time.AfterFunc(20*time.Second, func() { n.journal.Delete(last.Function) })
 			begin := time.Now()
 			n.wantPrepared(next)
 			if took := time.Since(begin); took != 20*time.Second {
 				t.Errorf("Prepare took %s, want until the hooks are done", took)
 			}
+
 			n.wantInterfaces(map[string]string{"0000-3b-00-2": "net1"})
 		})
 	})
+
 	t.Run("in vain", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n := newNode(t)
 			if err := n.journal.Put(last); err != nil {
 				t.Fatal(err)
 			}
+
 			n.wantRefused(next, "claim default/net", "0000:3b:00.2", "pod default/before",
 				"post-delete hook port", "xPU xpu-1 is away")
 			if n.waits > 0 {
@@ -533,6 +556,7 @@ func TestUnprepare(t *testing.T) {
 	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2"),
 		claimtest.Result("b", fastPool, "0000-3b-00-3")))
 	n.wantPrepared(of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-4")))
+
 	unprepare := func(names ...string) map[types.UID]error {
 		t.Helper()
 		var claims []kubeletplugin.NamespacedObject
@@ -543,10 +567,12 @@ func TestUnprepare(t *testing.T) {
 					UID:            types.UID(name + "-uid"),
 				})
 		}
+
 		results, err := d.UnprepareResourceClaims(t.Context(), claims)
 		if err != nil || len(results) != len(names) {
 			t.Fatalf("UnprepareResourceClaims = %v, %v; want %d results", results, err, len(names))
 		}
+
 		return results
 	}
 
@@ -569,10 +595,12 @@ func TestUnprepare(t *testing.T) {
 				t.Errorf("claim %s, again %t: %v", uid, again, err)
 			}
 		}
+
 		if diff := gocmp.Diff([]string{"xpu.opiproject.org/function=two-uid-0000-3b-00-4"},
 			n.devicesInCDI()); diff != "" {
 			t.Errorf("devices in CDI files: -want +got\n%s", diff)
 		}
+
 		n.wantInterfaces(map[string]string{"0000-3b-00-4": "net3"})
 	}
 }
@@ -590,6 +618,7 @@ func (n *node) runtime() *cdi.Cache {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+
 	for path, errs := range cache.GetErrors() {
 		n.t.Errorf("a runtime refuses %s: %v", path, errs)
 	}
@@ -608,6 +637,7 @@ func TestCDI(t *testing.T) {
 	n := newNode(t)
 	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
 		claimtest.Result("red-one/vf", fastPool, "0000-3b-00-3")))
+
 	want := map[string][]string{
 		"xpu.opiproject.org/function=net-uid-0000-3b-00-2": {
 			"XPU_FUNCTION_BLUE=0000:3b:00.2", "XPU_INTERFACE_BLUE=net1",
@@ -616,8 +646,10 @@ func TestCDI(t *testing.T) {
 			"XPU_FUNCTION_RED_ONE_VF=0000:3b:00.3", "XPU_INTERFACE_RED_ONE_VF=net2",
 		},
 	}
+
 	n.wantNoCDI()
 	n.attach(n.driver())
+
 	environment := func() map[string][]string {
 		out := map[string][]string{}
 		cache := n.runtime()
@@ -626,9 +658,11 @@ func TestCDI(t *testing.T) {
 		}
 		return out
 	}
+
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment: -want +got\n%s", diff)
 	}
+
 	// A container of a later sandbox does not start: this namespace is gone by then.
 	mounts := n.runtime().GetDevice("xpu.opiproject.org/function=net-uid-0000-3b-00-2").
 		ContainerEdits.Mounts
@@ -641,6 +675,7 @@ func TestCDI(t *testing.T) {
 	if err := os.RemoveAll(n.cdiDir); err != nil {
 		t.Fatal(err)
 	}
+
 	n.driver().Recover(n.journal.All())
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
@@ -655,6 +690,7 @@ func TestCDI(t *testing.T) {
 		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
 		t.Errorf("environment of a claim that loses one of its Functions: %v", got)
 	}
+
 	must.Succeed(t, n.driver().Expose(attached))
 
 	// The agent ended when it had written down that a pod lost a Function, and before its container
@@ -662,6 +698,7 @@ func TestCDI(t *testing.T) {
 	if err := n.journal.Put(lost); err != nil {
 		t.Fatal(err)
 	}
+
 	n.driver().Recover(n.journal.All())
 	if got := environment(); len(got) != 1 ||
 		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
@@ -678,6 +715,7 @@ func TestCDI(t *testing.T) {
 	if err := os.RemoveAll(n.cdiDir); err != nil {
 		t.Fatal(err)
 	}
+
 	n.driver().Recover(all)
 	if files, err := os.ReadDir(n.cdiDir); err == nil && len(files) > 0 {
 		t.Errorf("CDI directory has %v, want nothing", files)
@@ -691,11 +729,13 @@ func TestHandleError(t *testing.T) {
 		PoolName: fastPool, DesiredSlice: &resourceapi.ResourceSlice{},
 		ActualSlice: &resourceapi.ResourceSlice{},
 	}, "pool")
+
 	d.HandleError(t.Context(), errors.New("refused"), "pool")
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, family := range families {
 		if family.GetName() == "xpu_dra_background_errors_total" {
 			if got := family.GetMetric()[0].GetCounter().GetValue(); got != 1 {
@@ -705,6 +745,7 @@ func TestHandleError(t *testing.T) {
 			return
 		}
 	}
+
 	t.Error("xpu_dra_background_errors_total is missing")
 }
 
@@ -774,12 +815,14 @@ func TestVFIO(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			record := n.journal.All()[0]
 			if o := record.Setup; o == nil || o.Driver != "vfio-pci" ||
 				!record.Interface.Userspace || record.Interface.MTU != 0 ||
 				len(record.Interface.Addresses) != 1 {
 				t.Errorf("record %+v with setup %+v", record, o)
 			}
+
 			n.attach(d)
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
 
@@ -787,11 +830,13 @@ func TestVFIO(t *testing.T) {
 			if err := os.RemoveAll(n.cdiDir); err != nil {
 				t.Fatal(err)
 			}
+
 			d.Recover(n.journal.All())
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
 			if err := n.driver().CDI.Remove(cdiFile(c.UID)); err != nil {
 				t.Fatal(err)
 			}
+
 			n.functions[record.Function] = pooltest.VFs(0x3b, 4)[0]
 			d.Recover(n.journal.All())
 			n.wantNoCDI()
@@ -813,6 +858,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	if a, _ := n.journal.Get(id); a.Interface.Userspace || a.Interface.MTU != 1400 {
 		t.Errorf("interface %+v, want one of the kernel's with MTU 1400", a.Interface)
 	}
+
 	n.attach(n.driver())
 	n.wantNodes(nil, "XPU_INTERFACE_BLUE=net1")
 }
@@ -830,15 +876,18 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
 			t.Fatal(err)
 		}
+
 		a, _ := n.journal.Get(id)
 		if !a.Interface.Userspace || a.Setup == nil || a.Setup.Driver != "vfio-pci" {
 			t.Errorf("interface %+v with setup %+v, want one for a program", a.Interface, a.Setup)
 		}
+
 		n.attach(d)
 		n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
 		if err := n.journal.Put(a); err != nil { // the sandbox ended with the boot
 			t.Fatal(err)
 		}
+
 		n.specs["plain"] = v1alpha1.DevicePoolSpec{}
 		n.functions[id] = own
 	}
@@ -882,6 +931,7 @@ func TestRDMAAndVDPA(t *testing.T) {
 		"bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
 	for _, test := range []struct {
 		selector v1alpha1.FunctionSelector
@@ -902,9 +952,11 @@ func TestRDMAAndVDPA(t *testing.T) {
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
 			t.Fatal(err)
 		}
+
 		n.attach(d)
 		n.wantNodes(test.nodes, test.env)
 	}
+
 	f.RDMADevices = nil
 	n.functions[id] = f
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{
@@ -921,6 +973,7 @@ func (n *node) wantNodes(want []string, env string) {
 	if len(names) != 1 {
 		n.t.Fatalf("CDI devices %q, want one", names)
 	}
+
 	edits := cache.GetDevice(names[0]).ContainerEdits
 	var got []string
 	for _, d := range edits.DeviceNodes {

@@ -70,6 +70,7 @@ func (f *Features) Run(ctx context.Context) error {
 		} else {
 			pauses = loop.Backoff(firstRetry, slowestRetry)
 		}
+
 		if !loop.Wait(ctx, doubts, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
@@ -85,18 +86,22 @@ func (f *Features) look(ctx context.Context) error {
 			"The API server does not tell which features it has; it is taken to have all")
 		features, err = devicemodel.AllFeatures(), nil
 	}
+
 	if err != nil {
 		return err
 	}
+
 	before := f.current.Swap(&features)
 	if before != nil && *before == features {
 		return nil
 	}
+
 	if missing := features.Missing(); len(missing) > 0 {
 		f.Log.Info("The cluster lacks feature gates, which are on by default from Kubernetes "+
 			"1.36 on; pools that need them fall back, "+
 			"as their condition Supported says", "featureGates", strings.Join(missing, ","))
 	}
+
 	f.Changed()
 	return nil
 }
@@ -119,14 +124,17 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 			},
 		}},
 	}
+
 	kept, err := f.create(ctx, device)
 	if err != nil {
 		return devicemodel.Features{}, err
 	}
+
 	features := devicemodel.Features{
 		Taints: len(kept.Taints) > 0, BindingConditions: len(kept.BindingConditions) > 0,
 		SharedCapacity: kept.AllowMultipleAllocations != nil,
 	}
+
 	// Kubernetes 1.34 refuses counters of another slice, where ours are.
 	kept, err = f.create(ctx,
 		resourceapi.Device{Name: "question",
@@ -136,9 +144,11 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 					"functions": {Value: resource.MustParse("1")},
 				},
 			}}})
+
 	if err != nil && !apierrors.IsInvalid(err) {
 		return devicemodel.Features{}, err
 	}
+
 	features.Counters = err == nil && len(kept.ConsumesCounters) > 0
 	return features, nil
 }
@@ -157,6 +167,7 @@ func (f *Features) create(
 			Devices: []resourceapi.Device{device},
 		},
 	}
+
 	kept, err := f.Client.ResourceV1().ResourceSlices().Create(ctx, slice,
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
@@ -166,5 +177,6 @@ func (f *Features) create(
 		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %d devices came back",
 			len(kept.Spec.Devices))
 	}
+
 	return kept.Spec.Devices[0], nil
 }

@@ -69,9 +69,11 @@ func (g *Gate) await(ctx context.Context) (_ context.Context, stop func(), err e
 		return nil, nil, fmt.Errorf("%w: %w", errStarting, ctx.Err())
 	case <-g.ended.Done():
 	}
+
 	if g.ended.Err() != nil {
 		return nil, nil, errClosed
 	}
+
 	ctx, cancel := context.WithCancelCause(ctx)
 	detach := context.AfterFunc(g.ended, func() { cancel(errClosed) })
 	return ctx, func() { detach(); cancel(nil) }, nil
@@ -83,12 +85,15 @@ func (g *Gate) pass(ctx context.Context) (_ context.Context, leave func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
+
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
+
 	if g.closed {
 		stop()
 		return nil, nil, errClosed
 	}
+
 	g.calls.Add(1)
 	return ctx, func() { stop(); g.calls.Done() }, nil
 }

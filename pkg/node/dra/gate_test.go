@@ -19,12 +19,15 @@ func TestGateWaits(t *testing.T) {
 			_, err := g.UnprepareResourceClaims(t.Context(), nil)
 			done <- err
 		}()
+
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()
+
 		if _, err := g.PrepareResourceClaims(ctx, nil); !errors.Is(err, errStarting) ||
 			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Prepare = %v, want that the agent has not begun", err)
 		}
+
 		g.Open(&Driver{})
 		if err := <-done; err != nil {
 			t.Errorf("Unprepare = %v once the driver is there", err)
@@ -45,14 +48,17 @@ func TestGateCloses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		go func() { <-ctx.Done(); leave() }()
 		begin := time.Now()
 		g.Close()
+
 		if took := time.Since(begin); took != drainTimeout ||
 			!errors.Is(context.Cause(ctx), errClosed) {
 			t.Errorf("Close took %s, want %s; the call ended by %v", took, drainTimeout,
 				context.Cause(ctx))
 		}
+
 		if _, err := g.PrepareResourceClaims(t.Context(), nil); !errors.Is(err, errClosed) {
 			t.Errorf("Prepare = %v after Close", err)
 		}
@@ -72,6 +78,7 @@ func TestGateClosesUnopened(t *testing.T) {
 			_, err := g.PrepareResourceClaims(t.Context(), nil)
 			done <- err
 		}()
+
 		synctest.Wait()
 		g.Close()
 		if err := <-done; !errors.Is(err, errClosed) {

@@ -27,14 +27,17 @@ func wantedInterface(
 			return function.Interface{}, err
 		}
 	}
+
 	if port == nil {
 		return wanted, nil
 	}
+
 	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
 		return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace,
 			port.Name, err)
 	}
+
 	wanted.MAC = mac
 	if !userspace {
 		wanted.MTU = int(port.Spec.MTU)
@@ -43,6 +46,7 @@ func wantedInterface(
 			wanted.MTU = carried
 		}
 	}
+
 	wanted.Addresses = nil
 	for i, text := range port.Spec.Addresses {
 		address, err := netip.ParsePrefix(text)
@@ -52,6 +56,7 @@ func wantedInterface(
 		}
 		wanted.Addresses = append(wanted.Addresses, address)
 	}
+
 	return wanted, nil
 }
 
@@ -61,6 +66,7 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	if a.Observed != nil {
 		name, mac, addresses = a.Observed.Name, a.Observed.MAC, a.Observed.Addresses
 	}
+
 	data := &resourceapi.NetworkDeviceData{InterfaceName: name, HardwareAddress: string(mac)}
 	for _, address := range addresses {
 		data.IPs = append(data.IPs, address.String())
@@ -114,35 +120,42 @@ func chooseNames(
 		of := place{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
 		chosen[of], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
+
 	number := 0
 	for _, asked := range []bool{true, false} {
 		for _, c := range claims {
 			if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
 				continue
 			}
+
 			devices, _ := claim.Devices(c) // prepare reports the error
 			for _, device := range devices {
 				if device.Admin {
 					continue
 				}
+
 				name := device.Interface.Name
 				of := placeOf(c.UID, device)
 				if _, done := chosen[of]; done || asked != (name != "") {
 					continue
 				}
+
 				if asked && taken[name] != "" {
 					chosen[of] = chosenName{err: fmt.Errorf(
 						"interfaceName %q: claim %s of the same pod has that name already; "+
 							"choose another", name, taken[name])}
 					continue
 				}
+
 				for name == "" || taken[name] != "" {
 					number++
 					name = fmt.Sprintf("net%d", number)
 				}
+
 				chosen[of], taken[name] = chosenName{name: name}, c.Name
 			}
 		}
 	}
+
 	return chosen
 }

@@ -48,6 +48,7 @@ func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Atta
 	for _, a := range attachments() {
 		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
+
 	for _, path := range slices.Concat(files, unfinished, directories) {
 		claim := filepath.Base(path)
 		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."),
@@ -58,8 +59,10 @@ func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Atta
 			errs = append(errs, os.RemoveAll(path)) // no error if it is gone already
 		}
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("metadata of claims that are gone: %w", err)
 	}
+
 	return nil
 }

@@ -23,6 +23,7 @@ func TestLeftovers(t *testing.T) {
 			}
 		}
 	}
+
 	const cdi, metadata = "cdi/", "driver/dra-device-metadata/"
 	stays := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata +
@@ -33,6 +34,7 @@ func TestLeftovers(t *testing.T) {
 		// of a claim that follows one of its name
 		metadata + "default_again/nic/metadata.json",
 	}
+
 	goes := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi +
 			"xpu.opiproject.org_metadata_uid-2_other.json",
@@ -40,8 +42,10 @@ func TestLeftovers(t *testing.T) {
 		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata +
 			"default_gone/nic/metadata.json",
 	}
+
 	write(stays...)
 	write(goes...)
+
 	claims := func() []journal.Attachment {
 		return []journal.Attachment{
 			{Claim: journal.Claim{Namespace: "default", Name: "net", UID: "uid-1"}},
@@ -49,11 +53,13 @@ func TestLeftovers(t *testing.T) {
 			{Resource: "xpu.opiproject.org/fast"},
 		}
 	}
+
 	for range 2 { // the second time there is nothing left to do
 		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"),
 			claims); err != nil {
 			t.Fatal(err)
 		}
+
 		var left []string
 		err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 			if err == nil && !entry.IsDir() {
@@ -62,14 +68,17 @@ func TestLeftovers(t *testing.T) {
 			}
 			return err
 		})
+
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		slices.Sort(left)
 		if want := slices.Sorted(slices.Values(stays)); !slices.Equal(left, want) {
 			t.Errorf("left %q, want %q", left, want)
 		}
 	}
+
 	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"),
 		claims); err != nil {
 		t.Errorf("without directories: %v", err)

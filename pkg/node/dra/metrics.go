@@ -34,10 +34,12 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
 		NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 	}, []string{"operation"})
+
 	failures := factory.NewCounterVec(prometheus.CounterOpts{
 		Name: "xpu_dra_operation_errors_total",
 		Help: "Operations on one claim that failed; the kubelet tries again.",
 	}, []string{"operation"})
+
 	return &Metrics{
 		devices: factory.NewGauge(prometheus.GaugeOpts{
 			Name: "xpu_dra_devices", Help: "Devices in this node's ResourceSlices.",

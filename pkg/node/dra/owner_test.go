@@ -29,6 +29,7 @@ func TestConsumers(t *testing.T) {
 	known := journal.Claim{
 		Namespace: "default", Name: "c", UID: "c-uid", Request: "nic", Pool: "p", Device: "d",
 	}
+
 	claim := func(uid types.UID, device string) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid},
@@ -38,11 +39,13 @@ func TestConsumers(t *testing.T) {
 				{Request: "nic", Driver: v1alpha1.GroupName, Pool: "p", Device: device},
 			},
 		}}
+
 		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
 			{Resource: "pods", Name: "pod", UID: "pod-uid"},
 		}
 		return c
 	}
+
 	for name, test := range map[string]struct {
 		objects []runtime.Object
 		want    bool
@@ -96,6 +99,7 @@ func TestEarlierPrepare(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
+
 	first, second := function.ID{Address: "0000:3b:00.2"}, function.ID{Address: "0000:3b:00.3"}
 	claimed := function.Interface{Name: "net1", MTU: 9000}
 	for _, a := range []journal.Attachment{
@@ -113,6 +117,7 @@ func TestEarlierPrepare(t *testing.T) {
 	} {
 		must.Succeed(t, j.Put(a))
 	}
+
 	d := &Driver{Journal: j}
 	for id, want := range map[function.ID]struct {
 		driver v1alpha1.FunctionDriver
@@ -122,12 +127,14 @@ func TestEarlierPrepare(t *testing.T) {
 		if got := earlier.BackToReserved().Interface; got.Name != want.name {
 			t.Errorf("%s: earlier is %+v, want %s", id, got, want.name)
 		}
+
 		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{},
 			v1alpha1.DevicePoolSpec{})
 		if err != nil || driver != want.driver {
 			t.Errorf("%s: driver %q, %v, want %q", id, driver, err, want.driver)
 		}
 	}
+
 	if got := d.earlier("c-uid", function.ID{Address: "0000:3b:00.4"}); got.Claim.UID != "" {
 		t.Errorf("earlier is %+v of a Function that the claim does not have", got)
 	}
@@ -156,12 +163,14 @@ func TestCreateFirst(t *testing.T) {
 			func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, &resourceapi.ResourceSliceList{Items: test.existing}, test.err
 			})
+
 		creates := 0
 		client.PrependReactor("create", "resourceslices",
 			func(clienttesting.Action) (bool, runtime.Object, error) {
 				creates++
 				return true, &resourceapi.ResourceSlice{}, nil
 			})
+
 		w := &SliceWriter{Client: client, Node: "node1"}
 		if err := w.createFirst(context.Background(), owner, resources); !errors.Is(err,
 			test.err) || creates != test.creates {

@@ -177,6 +177,7 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 				"claim default/net: not connected to the container runtime") {
 			t.Errorf("error %v, want what is missing", err)
 		}
+
 		if _, exists := n.journal.Get(function.ID{Address: "0000:3b:00.2"}); exists {
 			t.Error("the Function is reserved")
 		}
@@ -197,6 +198,7 @@ func TestForbiddenField(t *testing.T) {
 	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
 		t.Fatal(err)
 	}
+
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
 	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
 		t.Errorf("prepared again: %v", err)

@@ -63,6 +63,7 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 		} else {
 			pauses = loop.Backoff(firstRetry, slowestRetry)
 		}
+
 		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
@@ -74,10 +75,12 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if !known {
 		return nil
 	}
+
 	features, known := p.Features()
 	if !known {
 		return nil
 	}
+
 	next := features.Reduce(devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead))
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
@@ -85,6 +88,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if err := p.Publish(ctx, next); err != nil {
 		return err
 	}
+
 	p.published = &next
 	devices, slices, tainted := 0, 0, 0
 	for _, pool := range next.Pools {
@@ -98,10 +102,12 @@ func (p *Publisher) publish(ctx context.Context) error {
 			}
 		}
 	}
+
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
 	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools",
 		len(next.Pools), "slices", slices)
+
 	return nil
 }
 
@@ -135,14 +141,17 @@ func (w *SliceWriter) PublishResources(
 		w.controller.Update(&resources)
 		return nil
 	}
+
 	node, err := w.Client.CoreV1().Nodes().Get(ctx, w.Node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("node %s: %w", w.Node, err)
 	}
+
 	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
 	if err := w.createFirst(ctx, owner, resources); err != nil {
 		w.HandleError(ctx, err, "ResourceSlices are created later")
 	}
+
 	w.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   v1alpha1.GroupName,
 		KubeClient:   w.Client,
@@ -151,6 +160,7 @@ func (w *SliceWriter) PublishResources(
 		SyncDelay:    new(syncDelay),
 		ErrorHandler: w.HandleError,
 	})
+
 	return err
 }
 
@@ -168,11 +178,14 @@ func (w *SliceWriter) createFirst(
 		}.String(),
 		Limit: 1,
 	})
+
 	if err != nil || len(existing.Items) > 0 {
 		return err
 	}
+
 	creates, ctx := errgroup.WithContext(ctx)
 	creates.SetLimit(parallelCreates)
+
 	for name, pool := range resources.Pools {
 		for index := range pool.Slices {
 			slice := firstSlice(owner, name, pool, index)
@@ -183,6 +196,7 @@ func (w *SliceWriter) createFirst(
 			})
 		}
 	}
+
 	return creates.Wait()
 }
 

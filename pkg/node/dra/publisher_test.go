@@ -75,9 +75,11 @@ func TestPublisher(t *testing.T) {
 			Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()),
 			Log: testr.New(t),
 		}
+
 		done := make(chan error)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { done <- p.Run(ctx, changes) }()
+
 		expect := func(what string, want int) {
 			t.Helper()
 			synctest.Wait()
@@ -85,6 +87,7 @@ func TestPublisher(t *testing.T) {
 				t.Errorf("%s: published %d times, want %d", what, len(written.all), want)
 			}
 		}
+
 		change := func() {
 			changes <- struct{}{}
 			time.Sleep(debounce)
@@ -121,6 +124,7 @@ func TestPublisher(t *testing.T) {
 		if taints := written.all[2].Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0].Taints; len(taints) != 1 {
 			t.Errorf("taints are %v, want one", taints)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v, want nil when its context ends", err)
@@ -134,11 +138,13 @@ func TestPublisherTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written := &pools{}, &writes{err: errors.New("refused")}
 		have.set()
+
 		p := &Publisher{
 			Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures,
 			Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()),
 			Log: testr.New(t),
 		}
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx, nil) }()
@@ -147,6 +153,7 @@ func TestPublisherTriesAgain(t *testing.T) {
 		if got := len(written.all); got < 3 || got > 6 {
 			t.Errorf("tried %d times in 5 s, want pauses that grow", got)
 		}
+
 		written.refuse(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -156,6 +163,7 @@ func TestPublisherTriesAgain(t *testing.T) {
 		if len(written.all) != before {
 			t.Errorf("published %d times more although nothing changed", len(written.all)-before)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v, want nil when its context ends", err)
@@ -177,10 +185,12 @@ func TestHealthReporter(t *testing.T) {
 			}
 			return ""
 		}
+
 		r := &Driver{
 			Node: "node1", Pools: have.Pools, Health: checker,
 			Changes: func(context.Context) <-chan struct{} { return changes },
 		}
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.WatchHealthStatus(ctx, reports) }()
@@ -196,6 +206,7 @@ func TestHealthReporter(t *testing.T) {
 				Message: "PF ens59f0 (0000:3b:00.0) has no link: check its cable and the xPU; " +
 					"not back yet"},
 		}
+
 		if len(first.Devices) != 2 || first.Devices[0] != want[0] || first.Devices[1] != want[1] {
 			t.Errorf("first report is %+v, want %+v", first.Devices, want)
 		}
@@ -207,10 +218,12 @@ func TestHealthReporter(t *testing.T) {
 			t.Errorf("report of a change has %d devices after %s, want 1 at once",
 				len(report.Devices), time.Since(begin))
 		}
+
 		<-reports
 		if refreshed := time.Since(begin); refreshed == 0 || refreshed >= healthTimeout/2 {
 			t.Errorf("refreshed after %s, want well before %s", refreshed, healthTimeout)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v, want nil when its context ends", err)

@@ -40,12 +40,14 @@ func (d *Driver) chooseVF(
 		return fmt.Errorf("the claim has %d Mbit/s of the link, which has %d by now: make the "+
 			"pod anew", device.Bandwidth, pf.LinkSpeed)
 	}
+
 	for _, a := range d.Journal.ByClaim(c.UID) {
 		if a.Claim.Share == device.Share {
 			device.Function = a.Function
 			return nil
 		}
 	}
+
 	told := device.Function // before the journal was lost
 	vfs := d.vfsOf(device.ID)
 	slices.SortStableFunc(vfs, func(a, b function.Function) int {
@@ -57,11 +59,13 @@ func (d *Driver) chooseVF(
 		}
 		return 0
 	})
+
 	var errs []error
 	for _, f := range vfs {
 		if _, used := d.Journal.Get(f.ID); used || len(d.Health.Problems(f)) > 0 {
 			continue
 		}
+
 		device.Function = f.ID
 		want := reservation(c, pod, *device)
 		want.PF, want.PFName, want.VFIndex = f.PF, f.PFName, f.Index
@@ -69,8 +73,10 @@ func (d *Driver) chooseVF(
 		if err == nil {
 			return nil
 		}
+
 		errs = append(errs, err) // somebody was faster
 	}
+
 	device.Function = function.ID{}
 	return errors.Join(append([]error{fmt.Errorf("none of the %d VFs of DevicePool %s is free: "+
 		"pods have them, or they have problems",
@@ -91,5 +97,6 @@ func (d *Driver) vfsOf(id claim.PoolID) []function.Function {
 			}
 		}
 	}
+
 	return vfs
 }

@@ -58,12 +58,14 @@ func (n *node) sharing(broken ...int) (d *Driver, reported *[]journal.Claim) {
 		}
 		return ""
 	}}
+
 	reported = &[]journal.Claim{}
 	d.Report = func(c journal.Claim) {
 		n.mutex.Lock()
 		defer n.mutex.Unlock()
 		*reported = append(*reported, c)
 	}
+
 	return d, reported
 }
 
@@ -80,6 +82,7 @@ func TestShares(t *testing.T) {
 			t.Fatalf("claim %s: %v", uid, result.Err)
 		}
 	}
+
 	rates, devices := map[types.UID]int{}, sets.New[string]()
 	for _, a := range n.journal.All() {
 		if a.Function == pooltest.VF(0x3b, 1).ID {
@@ -88,16 +91,19 @@ func TestShares(t *testing.T) {
 		rates[a.Claim.Share] = *a.Interface.VF.MaxTxRate
 		devices.Insert(a.Function.String() + " " + a.Interface.Name + " " + a.Pod.Name)
 	}
+
 	if fmt.Sprint(rates) != "map[s1:2000 s2:3000 s3:4000]" || len(devices) != 3 {
 		t.Errorf("rates %v of %v, want those that the claims have, each of its own VF", rates,
 			sets.List(devices))
 	}
+
 	for _, device := range results[both.UID].Devices {
 		if device.DeviceName != "0000-3b-00-0" || device.ShareID == nil ||
 			!strings.Contains(device.CDIDeviceIDs[0], "both-uid-0000-3b-0") {
 			t.Errorf("prepared %+v, want a share of the PF", device)
 		}
 	}
+
 	if len(*reported) != 3 {
 		t.Errorf("%d claims were reported, want 3", len(*reported))
 	}
@@ -107,6 +113,7 @@ func TestShares(t *testing.T) {
 		!strings.Contains(err.Error(), "none of the 4 VFs of DevicePool fast is free") {
 		t.Errorf("no VF is left: error %v", err)
 	}
+
 	before := n.journal.All()
 	again := prepare(t, d, both)
 	if again[both.UID].Err != nil || fmt.Sprint(n.journal.All()) != fmt.Sprint(before) {
@@ -125,6 +132,7 @@ func TestShareOfSlowerLink(t *testing.T) {
 			"of the link, which has 10000 by now") {
 		t.Errorf("error %v", err)
 	}
+
 	if left := n.journal.All(); len(left) > 0 {
 		t.Errorf("reserved %+v", left)
 	}
@@ -139,11 +147,13 @@ func TestToldShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := of("pod1", "net", shareOf("s1", 0), func(c *resourceapi.ResourceClaim) {
 		entry := claim.NewEntry(fastPool, "0000-3b-00-0", "s1")
 		entry.Data = data
 		c.Status.Devices = append(c.Status.Devices, entry)
 	})
+
 	if err := prepare(t, d, c)[c.UID].Err; err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +179,7 @@ func TestShareWithoutNetwork(t *testing.T) {
 			t.Errorf("reserved %+v", a.Interface)
 		}
 	}
+
 	greedy := of("pod2", "greedy", shareOf("s2", 2000),
 		claimtest.FromClaim(`"vf": {"trust": true}`))
 	if err := prepare(t, d, greedy)[greedy.UID].Err; err == nil ||

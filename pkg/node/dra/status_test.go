@@ -59,15 +59,18 @@ func reporting(
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
+
 	for _, a := range records {
 		if err := j.Put(a); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	clientset := fake.NewClientset(claims...)
 	r := NewStatusReporter(clientset.ResourceV1(), j, NewMetrics(prometheus.NewRegistry()),
 		testr.New(t))
 	must.Run(t, r.Run)
+
 	return r, clientset
 }
 
@@ -95,15 +98,18 @@ func TestStatus(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"),
 		claimtest.Result("b", fastPool, "0000-3b-00-3"),
 		claimtest.Result("c", fastPool, "0000-3b-00-4"))
+
 	provisioned := metav1.Condition{
 		Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionTrue,
 		Reason: v1alpha1.ReasonUp,
 	}
+
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
 		{Driver: "gpu.example.com", Pool: "p", Device: "gpu-0"},
 		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-2",
 			Conditions: []metav1.Condition{provisioned}},
 	}
+
 	notYet := attached(t, "net", 1)
 	notYet.State = journal.Attaching
 	lost := attached(t, "net", 3) // no longer allocated to the claim
@@ -119,6 +125,7 @@ func TestStatus(t *testing.T) {
 			Reason:  v1alpha1.ReasonAttached,
 			Message: "Function " + device + " is net1 in pod pod1"}
 	}
+
 	data := &resourceapi.NetworkDeviceData{
 		InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"},
 	}
@@ -129,6 +136,7 @@ func TestStatus(t *testing.T) {
 		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-4",
 			Conditions: []metav1.Condition{ready("0000:3b:00.4")}, NetworkData: data},
 	}
+
 	if diff := gocmp.Diff(want, statusOf(t, clientset, "net"),
 		cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime")); diff != "" {
 		t.Errorf("status.devices: -want +got\n%s", diff)
@@ -143,12 +151,14 @@ func TestStatusLost(t *testing.T) {
 	for _, a := range []*journal.Attachment{&comesBack, &ended} {
 		a.State, a.LostAt = journal.Lost, time.Now()
 	}
+
 	ended.Interface.Userspace = true
 	r, clientset := reporting(t, []runtime.Object{c}, comesBack, ended)
 	r.Report(comesBack.Claim)
 	must.Eventually(t, "status is written", func() bool {
 		return len(statusOf(t, clientset, "net")) == 2
 	})
+
 	for i, want := range []string{
 		"pod pod1 lost Function 0000:3b:00.2 with its device; it gets it back when the device is " +
 			"there again",
@@ -168,11 +178,13 @@ func TestStatusLost(t *testing.T) {
 func TestStatusRetries(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"))
 	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0))
+
 	failures := []error{
 		errors.New("the API server is away"),
 		apierrors.NewConflict(schema.GroupResource{Resource: "resourceclaims"}, "net",
 			errors.New("changed")),
 	}
+
 	var attempts atomic.Int32
 	clientset.PrependReactor("update", "resourceclaims",
 		func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -181,6 +193,7 @@ func TestStatusRetries(t *testing.T) {
 			}
 			return false, nil, nil
 		})
+
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID})
 	must.Eventually(t, "status is written", func() bool {
 		return len(statusOf(t, clientset, "net")) == 1
@@ -204,6 +217,7 @@ func TestStatusNotWritten(t *testing.T) {
 	for _, name := range []string{"gone", "later", "deallocated", "last"} {
 		r.Report(attached(t, name, 0).Claim)
 	}
+
 	must.Eventually(t, "last is written", func() bool {
 		return len(statusOf(t, clientset, "last")) == 1
 	})
@@ -216,9 +230,11 @@ func TestStatusNotWritten(t *testing.T) {
 			updated = append(updated, update.GetObject().(*resourceapi.ResourceClaim).Name)
 		}
 	}
+
 	if diff := gocmp.Diff([]string{"last"}, updated); diff != "" {
 		t.Errorf("updates: -want +got\n%s", diff)
 	}
+
 	if n := r.queue.NumRequeues(journal.Claim{
 		Namespace: "default", Name: "gone", UID: "gone-uid",
 	}); n != 0 {

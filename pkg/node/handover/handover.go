@@ -60,15 +60,18 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 	if err := os.Remove(h.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("handover socket: %w", err)
 	}
+
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.Socket, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("handover socket: %w", err)
 	}
 	defer listener.Close() // which removes it
+
 	if err := os.Chmod(h.Socket, 0o600); err != nil {
 		return nil, fmt.Errorf("handover socket: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { listener.Close() })()
+
 	for {
 		conn, err := listener.AcceptUnix()
 		if ctx.Err() != nil {
@@ -77,17 +80,20 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 		if errors.Is(err, net.ErrClosed) {
 			return nil, fmt.Errorf("handover socket: %w", err)
 		}
+
 		if err != nil { // out of file descriptors, say
 			h.Log.Error(err, "Connection to the handover socket cannot be taken")
 			loop.Sleep(ctx, acceptPause)
 			continue
 		}
+
 		program, err := listen(conn)
 		if err == nil {
 			h.Log.Info("Another agent asks for the node; it gets it once the requests that run "+
 				"are done", "version", program)
 			return &Successor{conn: conn}, nil
 		}
+
 		h.Log.Error(err, "Connection to the handover socket refused")
 		reply, _ := json.Marshal(answer{Error: err.Error()})
 		_, _ = conn.Write(reply)
@@ -103,6 +109,7 @@ func listen(conn *net.UnixConn) (program string, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return "", err
 	}
+
 	var asked hello
 	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&asked); err != nil {
 		return "", fmt.Errorf("request: %w", err)
@@ -111,6 +118,7 @@ func listen(conn *net.UnixConn) (program string, err error) {
 		return "", fmt.Errorf("handover in version %d of the protocol, this agent speaks %d",
 			asked.Version, version)
 	}
+
 	return asked.Program, conn.SetReadDeadline(time.Time{})
 }
 
@@ -123,6 +131,7 @@ func (s *Successor) Give(files ...*os.File) error {
 	if err != nil {
 		return err
 	}
+
 	var descriptors []int
 	for _, file := range files {
 		descriptors = append(descriptors, int(file.Fd()))
@@ -130,6 +139,7 @@ func (s *Successor) Give(files ...*os.File) error {
 	if _, _, err := s.conn.WriteMsgUnix(message, unix.UnixRights(descriptors...), nil); err != nil {
 		return fmt.Errorf("give the node to the other agent: %w", err)
 	}
+
 	return nil
 }
 
@@ -180,6 +190,7 @@ func ask(ctx context.Context, conn *net.UnixConn, program string) ([]*os.File, e
 	if err := json.NewEncoder(conn).Encode(hello{Version: version, Program: program}); err != nil {
 		return nil, err
 	}
+
 	message, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, rightsLen, _, _, err := conn.ReadMsgUnix(message, rights)
 	if err != nil {
@@ -188,10 +199,12 @@ func ask(ctx context.Context, conn *net.UnixConn, program string) ([]*os.File, e
 	if n == 0 {
 		return nil, errors.New("the other agent ended before it answered")
 	}
+
 	files, err := received(rights[:rightsLen])
 	if err != nil {
 		return nil, err
 	}
+
 	var got answer
 	if err := json.Unmarshal(message[:n], &got); err != nil {
 		return nil, errors.Join(fmt.Errorf("answer: %w", err), closeAll(files))
@@ -199,6 +212,7 @@ func ask(ctx context.Context, conn *net.UnixConn, program string) ([]*os.File, e
 	if got.Error != "" {
 		return nil, errors.Join(errors.New(got.Error), closeAll(files))
 	}
+
 	return files, nil
 }
 
@@ -208,6 +222,7 @@ func received(rights []byte) (files []*os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range messages {
 		descriptors, err := unix.ParseUnixRights(&messages[i])
 		if err != nil {
@@ -218,6 +233,7 @@ func received(rights []byte) (files []*os.File, err error) {
 			files = append(files, os.NewFile(uintptr(fd), "handed over"))
 		}
 	}
+
 	return files, nil
 }
 

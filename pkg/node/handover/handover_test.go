@@ -27,10 +27,12 @@ func hold(t *testing.T) (socket string, successors <-chan *Successor) {
 		}
 		found <- s
 	}()
+
 	must.Eventually(t, "the socket is there", func() bool {
 		_, err := os.Stat(socket)
 		return err == nil
 	})
+
 	return socket, found
 }
 
@@ -48,6 +50,7 @@ func TestHandover(t *testing.T) {
 		}
 		taken <- p
 	}()
+
 	successor := <-successors
 	listener, err := net.ListenUnix("unix",
 		&net.UnixAddr{Name: filepath.Join(must.SocketDir(t), "cni.sock"), Net: "unix"})
@@ -56,6 +59,7 @@ func TestHandover(t *testing.T) {
 	waiting, err := net.Dial("unix", listener.Addr().String())
 	must.Succeed(t, err)
 	defer waiting.Close()
+
 	file, err := listener.File()
 	must.Succeed(t, err)
 	must.Succeed(t, successor.Give(file))
@@ -65,9 +69,11 @@ func TestHandover(t *testing.T) {
 	if len(predecessor.Files) != 1 {
 		t.Fatalf("got %d files, want the listener", len(predecessor.Files))
 	}
+
 	inherited, err := net.FileListener(predecessor.Files[0])
 	must.Succeed(t, err)
 	defer inherited.Close()
+
 	conn, err := inherited.Accept()
 	must.Succeed(t, err)
 	_, err = io.WriteString(conn, "here")
@@ -95,11 +101,13 @@ func TestSuccessorEnds(t *testing.T) {
 		}
 		failed <- err
 	}()
+
 	successor := <-successors
 	cancel()
 	if err := <-failed; !errors.Is(err, context.Canceled) {
 		t.Errorf("Take = %v, want that it was cancelled", err)
 	}
+
 	successor.AwaitGone(t.Context())
 }
 
@@ -108,6 +116,7 @@ func TestNobodyListens(t *testing.T) {
 	if p, err := Dial(t.Context(), filepath.Join(dir, "none.sock")); p != nil || err != nil {
 		t.Errorf("without a socket: %v, %v", p, err)
 	}
+
 	dead := filepath.Join(dir, "dead.sock")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
 	must.Succeed(t, err)
@@ -135,6 +144,7 @@ func TestRefuses(t *testing.T) {
 		}
 		conn.Close()
 	}
+
 	select {
 	case s := <-successors:
 		t.Errorf("the node was given to %v", s)

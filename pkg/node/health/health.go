@@ -40,28 +40,35 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 			problems = append(problems, function.Problem{Taint: taint, Message: message})
 		}
 	}
+
 	if problem, ok := c.unusable(f); !ok {
 		problems = append(problems, problem)
 	}
+
 	if !f.LinkUp {
 		note(v1alpha1.TaintLinkDown, f.NoLink())
 	}
+
 	if c.Fault != nil {
 		note(v1alpha1.TaintFault, c.Fault(f))
 	}
+
 	if c.XPUAway != nil {
 		note(v1alpha1.TaintXPUAway, c.XPUAway(f))
 	}
+
 	noteFrom := func(taint string, source Source) {
 		if source != nil {
 			note(taint, source(f.ID))
 		}
 	}
+
 	noteFrom(v1alpha1.TaintProvisionFailed, c.ProvisionFailed)
 	noteFrom(v1alpha1.TaintReleasePending, c.ReleasePending)
 	noteFrom(v1alpha1.TaintQuarantined, c.Quarantined)
 	noteFrom(v1alpha1.TaintLost, c.Lost)
 	noteFrom(v1alpha1.TaintInUse, c.InUse)
+
 	return problems
 }
 

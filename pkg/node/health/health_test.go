@@ -18,6 +18,7 @@ func TestProblems(t *testing.T) {
 			return ""
 		}
 	}
+
 	all := &Checker{
 		XPUAway: func(f function.Function) string {
 			if f.PF == "0000:3b:00.0" && !f.LinkUp {
@@ -34,6 +35,7 @@ func TestProblems(t *testing.T) {
 		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"),
 		Quarantined: only("it leaks"), Lost: only("a pod lost it"), InUse: only("a pod has it"),
 	}
+
 	for _, test := range []struct {
 		name     string
 		checker  *Checker
@@ -66,6 +68,7 @@ func TestProblems(t *testing.T) {
 			if len(got) != len(test.want) {
 				t.Fatalf("Problems = %+v, want %+v", got, test.want)
 			}
+
 			for i, want := range test.want {
 				if got[i].Taint != want.Taint || !strings.Contains(got[i].Message, want.Message) {
 					t.Errorf("problem %d is %+v, want taint %s and %q in the message", i, got[i],

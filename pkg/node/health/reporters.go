@@ -70,6 +70,7 @@ func NewReporters(options ReportersOptions) *Reporters {
 		}),
 		looked: make(chan struct{}),
 	}
+
 	r.faults.Store(&[]fault{})
 	return r
 }
@@ -109,6 +110,7 @@ func (r *Reporters) Fault(f function.Function) (message string) {
 					fault.reporter))
 		}
 	}
+
 	return strings.Join(messages, "; ")
 }
 
@@ -119,11 +121,13 @@ func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
 		return true
+
 	case <-time.After(lookTime):
 		r.options.Log.Info("The kernel does not tell of health reporters, so faults are not "+
 			"known yet: a card may hang",
 			"waited", lookTime.String())
 		return true
+
 	case <-ctx.Done():
 		return false
 	}
@@ -135,6 +139,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 	changes := changed.Subscribe(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
+
 	following.Go(func() { r.options.Follow(ctx, changed.Notify) })
 	changed.Notify() // even if Follow cannot listen
 	looked := sync.OnceFunc(func() { close(r.looked) })
@@ -148,6 +153,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 		})
 		loop.Sleep(ctx, pause)
 	}
+
 	return nil
 }
 
@@ -158,6 +164,7 @@ func (r *Reporters) look() error {
 	if err != nil {
 		return err
 	}
+
 	failed := slices.DeleteFunc(reporters, func(reporter devlink.Reporter) bool {
 		return !reporter.Failed
 	})
@@ -169,28 +176,33 @@ func (r *Reporters) look() error {
 			return err
 		}
 	}
+
 	var faults []fault
 	for _, reporter := range failed {
 		if fault, here := r.fault(reporter, ports); here {
 			faults = append(faults, fault)
 		}
 	}
+
 	r.failed.Set(float64(len(failed)))
 	before := *r.faults.Swap(&faults)
 	if slices.Equal(before, faults) {
 		return nil
 	}
+
 	for _, f := range faults {
 		if !slices.Contains(before, f) {
 			r.options.Log.Info("A driver tells of an error that it did not recover from", "devlink",
 				f.reporter)
 		}
 	}
+
 	for _, f := range before {
 		if !slices.Contains(faults, f) {
 			r.options.Log.Info("A driver has recovered from its error", "devlink", f.reporter)
 		}
 	}
+
 	r.options.Changed()
 	return nil
 }
@@ -202,19 +214,23 @@ func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fa
 	if !here || reporter.Port < 0 {
 		return f, here
 	}
+
 	f.whole = false // a port's reporter is about the port's netdev
 	for _, port := range ports {
 		if port.Device != reporter.Device || int64(port.Index) != int64(reporter.Port) {
 			continue
 		}
+
 		switch port.Flavour {
 		case devlink.PCIVF:
 			f.kind, f.index = function.VF, int(port.VF)
 		case devlink.PCISF:
 			f.kind, f.index = function.SF, int(port.SF)
 		}
+
 		return f, !port.External // only ports of Functions are external
 	}
+
 	return f, false // the port is gone, and the reporter with it
 }
 
@@ -225,11 +241,13 @@ func (r *Reporters) instance(d devlink.Device) (f fault, here bool) {
 	if d.Bus == "pci" {
 		return fault{address: pci.Address(d.Name), whole: true}, true
 	}
+
 	dir, err := filepath.EvalSymlinks(filepath.Join(r.options.SysRoot, "bus", d.Bus,
 		"devices", d.Name))
 	if err != nil {
 		return fault{}, false
 	}
+
 	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		name := filepath.Base(dir)
 		if d.Bus == "auxiliary" && strings.Contains(name, ".sf.") {
@@ -239,5 +257,6 @@ func (r *Reporters) instance(d devlink.Device) (f fault, here bool) {
 			return fault{address: address}, true
 		}
 	}
+
 	return fault{}, false
 }

@@ -85,12 +85,14 @@ func functions() []function.Function {
 			ID: function.ID{Address: address}, Kind: function.VF, PF: pf, Index: index,
 		}
 	}
+
 	sf := func(sfnum uint32, device string) function.Function {
 		return function.Function{
 			ID: function.SubfunctionID(card, sfnum), Kind: function.SF, PF: card, Index: int(sfnum),
 			AuxDevice: device,
 		}
 	}
+
 	potential := sf(90, "")
 	potential.Potential = true
 	return []function.Function{
@@ -110,6 +112,7 @@ func auxiliary(t *testing.T) string {
 	if err := os.MkdirAll(bus, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, dir := range []string{
 		"0000:3b:00.0/mlx5_core.eth.0", "0000:3b:00.2/mlx5_core.eth.2",
 		"0000:3b:00.0/mlx5_core.sf.4", "0000:3b:00.0/mlx5_core.sf.4/mlx5_core.eth.4",
@@ -123,6 +126,7 @@ func auxiliary(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
+
 	return root
 }
 
@@ -140,6 +144,7 @@ func TestReportersSpeakFor(t *testing.T) {
 		{Device: aux("mlx5_core.sf.4"), Index: 0, Flavour: "virtual"},
 		{Device: aux("mlx5_core.eth.0"), Index: 65535, Flavour: devlink.Physical},
 	}
+
 	root := auxiliary(t)
 	for _, test := range []struct {
 		name     string
@@ -180,18 +185,21 @@ func TestReportersSpeakFor(t *testing.T) {
 			if err := r.look(); err != nil {
 				t.Fatal(err)
 			}
+
 			var got []string
 			for _, f := range functions() {
 				message := r.Fault(f)
 				if message == "" {
 					continue
 				}
+
 				got = append(got, f.ID.String())
 				if where := test.reporter.Handle() + " reporter " +
 					test.reporter.Name; !strings.Contains(message, where) {
 					t.Errorf("message %q lacks %q", message, where)
 				}
 			}
+
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -217,15 +225,18 @@ func follow(t *testing.T, k *kernel) *following {
 		defer f.mutex.Unlock()
 		f.logged = append(f.logged, args)
 	}, funcr.Options{Verbosity: 1})
+
 	f.Reporters = NewReporters(ReportersOptions{
 		Devlink: k, Follow: k.follow, Changed: func() {
 			f.changes.Add(1)
 		}, Registry: f.registry, Log: log,
 	})
+
 	must.Run(t, f.Run)
 	if !f.Synced(t.Context()) {
 		t.Fatal("not synced")
 	}
+
 	synctest.Wait()
 	return f
 }
@@ -257,6 +268,7 @@ func TestReportersFollow(t *testing.T) {
 		if n := testutil.ToFloat64(f.failed); n != 1 {
 			t.Errorf("metric tells %v failed reporters", n)
 		}
+
 		time.Sleep(time.Second)
 
 		f.kernel.set(func() { f.kernel.reporters[0].Errors++ })
@@ -265,10 +277,12 @@ func TestReportersFollow(t *testing.T) {
 
 		synctest.Wait()
 		looks := f.kernel.looks
+
 		for range 50 { // as if ports came and went
 			f.kernel.set(func() {})
 			time.Sleep(time.Millisecond)
 		}
+
 		synctest.Wait()
 		if n := f.kernel.looks - looks; n > 1 {
 			t.Errorf("%d looks in 50 ms", n)
@@ -314,6 +328,7 @@ func TestReportersHang(t *testing.T) {
 		if took := time.Since(begin); took != lookTime {
 			t.Errorf("waited %s, want %s", took, lookTime)
 		}
+
 		f.is(t, false, 0)
 		time.Sleep(time.Hour)
 		f.is(t, true, 1)

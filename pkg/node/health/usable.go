@@ -24,6 +24,7 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 	if fault == "" {
 		fault = cannotShare(f, p)
 	}
+
 	switch {
 	case driver == "" && fault != "":
 		return function.Problem{Taint: v1alpha1.TaintFault, Message: fault}, false
@@ -32,6 +33,7 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 			"the Function is offered again when that has ended", f.Netdev, f.HostUse)
 		return function.Problem{Taint: v1alpha1.TaintInUse, Message: message}, false
 	}
+
 	return function.Problem{}, true
 }
 
@@ -44,10 +46,12 @@ func cannotServe(f function.Function, p pool.Pool) string {
 	case f.Driver == "":
 		return "the Function has no driver: load the module and bind it; " +
 			"if sriov_drivers_autoprobe of the PF is 0, write 1 there, and make the VFs again"
+
 	case f.Userspace() && p.Name != "" && !p.NamesDriver(f.Driver):
 		return fmt.Sprintf("driver is %s, which makes no netdev, and its pool has netdevs: "+
 			"bind the Function's own driver again; if programs are to have the Function, "+
 			"name the driver in spec.selectors[].drivers of DevicePool %s", f.Driver, p.Name)
+
 	case f.Userspace() || !f.NoNetdev || f.VDPA.Name != "" || f.RDMA && p.Options(f).RDMA:
 		return ""
 	}
@@ -71,6 +75,7 @@ func cannotShare(f function.Function, p pool.Pool) string {
 			`and boot the node anew, or run "rdma system set netns shared" when it boots, as the ` +
 			"kernel refuses that once there are network namespaces"
 	}
+
 	return "whether a pod can open the RDMA device of the Function is not known: the agent's log " +
 		"says why /sys/module/ib_core/parameters/netns_mode cannot be read; make it readable"
 }

@@ -24,14 +24,17 @@ func TestUnusable(t *testing.T) {
 		PF: "0000:3b:00.0", PFName: "ens1f0",
 		Driver: "igbvf", Netdev: "eth5", LinkUp: true,
 	}
+
 	netdevs := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}})
 	programs := pools(v1alpha1.FunctionSelector{Drivers: []string{"vfio-pci", "mlx5_vfio_pci"}})
 	rdma := pools(v1alpha1.FunctionSelector{IsRdma: true})
+
 	with := func(change func(*function.Function)) function.Function {
 		f := vf
 		change(&f)
 		return f
 	}
+
 	bound := func(driver string) function.Function {
 		return with(func(f *function.Function) {
 			f.Driver, f.Netdev, f.NoNetdev = driver, "", true
@@ -117,14 +120,17 @@ func TestRDMAExclusive(t *testing.T) {
 		Driver: "mlx5_core", Netdev: "eth5", LinkUp: true, RDMA: true,
 		RDMADevices: []string{"mlx5_2"},
 	}
+
 	rdma := pools(v1alpha1.FunctionSelector{IsRdma: true})
 	plain := pools(v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
 	sfs := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}, IsRdma: true})
 	sfs.Spec.SFs = &v1alpha1.SFSpec{Count: 4, FirstNumber: 1}
+
 	potential := func(mode function.RDMAMode) function.Function {
 		pf.RDMAMode = mode
 		return function.PotentialSF(pf, 1)
 	}
+
 	in := func(mode function.RDMAMode) function.Function {
 		f := vf
 		f.RDMAMode = mode
@@ -179,9 +185,11 @@ func TestOnlyFreeFunctionsAreJudged(t *testing.T) {
 		},
 		Held: func(function.ID) bool { return held },
 	}
+
 	if got := c.Problems(f); len(got) > 0 {
 		t.Errorf("a Function of a pod has %+v", got)
 	}
+
 	held = false
 	if got := c.Problems(f); len(got) != 1 || got[0].Taint != v1alpha1.TaintFault {
 		t.Errorf("a free Function without driver has %+v", got)

@@ -67,12 +67,15 @@ func (d *directory) list() ([]string, error) {
 		return nil, fmt.Errorf("directory of post-delete hooks: %w", err)
 	}
 	defer root.Close()
+
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err := errors.Join(d.check(root), err); err != nil {
 		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
 	}
+
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
+
 	var list []string
 	refused := map[string]string{}
 	for _, entry := range entries {
@@ -88,6 +91,7 @@ func (d *directory) list() ([]string, error) {
 			list = append(list, name)
 		}
 	}
+
 	d.refused = refused
 	return list, nil
 }
@@ -98,6 +102,7 @@ func (d *directory) check(root *os.Root) error {
 	if err != nil {
 		return err
 	}
+
 	var fileSystem unix.Statfs_t
 	if err := unix.Statfs(d.Dir, &fileSystem); err != nil {
 		return err
@@ -106,6 +111,7 @@ func (d *directory) check(root *os.Root) error {
 		// Kubernetes makes the directories of its volumes writable, and mounts them read-only
 		return nil
 	}
+
 	return changeable(info)
 }
 
@@ -115,6 +121,7 @@ func usable(root *os.Root, name string) (bool, error) {
 	if strings.HasPrefix(name, ".") {
 		return false, nil
 	}
+
 	info, err := root.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -128,6 +135,7 @@ func usable(root *os.Root, name string) (bool, error) {
 	case name == portHook:
 		return false, errors.New("the name is that of the built-in hook; choose another")
 	}
+
 	return true, changeable(info)
 }
 
@@ -153,12 +161,14 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 		return err
 	}
 	defer d.running.Release(1)
+
 	output := &lines{log: d.Log.WithValues("function", a.Function.String(), "hook", name)}
 	err = d.exec(ctx, filepath.Join(d.Dir, name), stdin, output)
 	output.end()
 	if err != nil && output.last != "" {
 		return fmt.Errorf("%w: %s", err, output.last)
 	}
+
 	return err
 }
 
@@ -167,10 +177,12 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 func (d *directory) exec(ctx context.Context, path string, stdin []byte, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
+
 	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must
 	// live on meanwhile.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	cmd := exec.Command(path)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", []string{environment}, drain
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), output, output
@@ -179,18 +191,22 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+
 	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	killed := make(chan struct{})
 	inTime := context.AfterFunc(ctx, func() { kill(); close(killed) })
+
 	// WNOWAIT leaves the process to be waited for below. Until then no other process or group can
 	// have its ID.
 	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil),
 		unix.EINTR) {
 	}
+
 	late := !inTime()
 	if late {
 		<-killed
 	}
+
 	kill()
 	// Wait's error is in the state too, except that output is missing.
 	_ = cmd.Wait()
@@ -203,6 +219,7 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	case code == tryAgain || code < 0:
 		return errors.New(cmd.ProcessState.String()) // "exit status 75", "signal: killed"
 	}
+
 	return final{errors.New(cmd.ProcessState.String())}
 }
 
@@ -224,12 +241,14 @@ func (l *lines) Write(p []byte) (int, error) {
 		if room := maxLine - len(l.partial); len(line) > room {
 			line, after, complete = rest[:room], rest[room:], true
 		}
+
 		l.partial = append(l.partial, line...)
 		if complete {
 			l.flush()
 		}
 		rest = after
 	}
+
 	return len(p), nil
 }
 

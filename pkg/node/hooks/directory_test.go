@@ -87,15 +87,18 @@ func TestList(t *testing.T) {
 	} {
 		write(t, filepath.Join(dir, name), "#!/bin/sh\n", mode)
 	}
+
 	must.Succeed(t, os.Chown(filepath.Join(dir, "not-roots"), 12345, 0))
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "directory"), 0o755))
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "..data"), 0o755))
 	write(t, filepath.Join(dir, "..data", "x"), "#!/bin/sh\n", 0o755)
+
 	for name, target := range map[string]string{
 		"linked": "..data/x", "outside": "/bin/sh", "dangling": "nothing", "out-relative": "../x",
 	} {
 		must.Succeed(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
+
 	write(t, filepath.Join(filepath.Dir(dir), "x"), "#!/bin/sh\n", 0o755)
 
 	var log logged
@@ -108,15 +111,18 @@ func TestList(t *testing.T) {
 			t.Errorf("list (-want +got):\n%s", diff)
 		}
 	}
+
 	for _, name := range []string{"group-writable", "world-writable", "not-roots", "copy~",
 		"a space", "port", "outside", "out-relative"} {
 		if count := strings.Count(log.text(), dir+"/"+name+`"`); count != 1 {
 			t.Errorf("%q is in the log %d times, want once", name, count)
 		}
 	}
+
 	if len(log.lines) != 8 {
 		t.Errorf("log:\n%s\nwant 8 lines", log.text())
 	}
+
 	must.Succeed(t, os.Chmod(filepath.Join(dir, "group-writable"), 0o755))
 	list, err := d.list()
 	must.Succeed(t, err)
@@ -184,12 +190,14 @@ func TestRefusalIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	list()
 	list()
 	if len(told) != 1 || !strings.Contains(told[0], file) ||
 		!strings.Contains(told[0], "writable for root only") {
 		t.Errorf("told %q, want once that the file is refused, and why", told)
 	}
+
 	must.Succeed(t, os.Chown(file, 12345, 0))
 	list()
 	if len(told) != 2 || !strings.Contains(told[1], "must belong to root") {
@@ -206,6 +214,7 @@ func TestDirectoryReadOnly(t *testing.T) {
 		t.Fatalf("%v (these tests run as root)", err)
 	}
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+
 	must.Succeed(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	d := newDirectory(Options{Dir: dir, Log: logr.Discard()})
 	if list, err := d.list(); err != nil || len(list) != 1 {
@@ -235,6 +244,7 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 	must.Succeed(t, err)
 	data, err := os.ReadFile(out + ".json")
 	must.Succeed(t, err)
+
 	want := `{
 		"version": 1, "node": "node1",
 		"function": {"id": "0000:3b:00.0/sf88", "kind": "SF", "pciAddress": "0000:3b:00.0", "pf": "0000:3b:00.0", "pfName": "ens3f0", "index": 88},
@@ -245,11 +255,14 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 		"reservedAt": "2001-09-09T01:46:40Z", "attachedAt": "2001-09-09T01:46:41Z", "detachedAt": "2001-09-09T01:47:40Z",
 		"restoredAt": "2001-09-09T01:47:40.001Z",
 		"attempt": 3}`
+
 	if diff := cmp.Diff(object(t, []byte(want)), object(t, data)); diff != "" {
 		t.Errorf("input (-want +got):\n%s", diff)
 	}
+
 	env, err := os.ReadFile(out + ".env")
 	must.Succeed(t, err)
+
 	for line := range strings.Lines(string(env)) {
 		name, _, _ := strings.Cut(line, "=")
 		// what shells set
@@ -257,12 +270,14 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 			t.Errorf("environment has %q", line)
 		}
 	}
+
 	for _, text := range []string{`"output"="/"`, `"output"="to stderr"`, `"output"="unterminated"`,
 		`"function"="0000:3b:00.0/sf88"`, `"hook"="10-a"`} {
 		if !strings.Contains(log.text(), text) {
 			t.Errorf("log lacks %s:\n%s", text, log.text())
 		}
 	}
+
 	var pid, group int
 	for _, line := range log.lines {
 		if _, after, ok := strings.Cut(line, `"output"="pid `); ok {
@@ -270,6 +285,7 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 			must.Succeed(t, err)
 		}
 	}
+
 	if pid == 0 || pid != group {
 		t.Errorf("process %d is in group %d, want its own", pid, group)
 	}
@@ -294,12 +310,15 @@ func TestInput(t *testing.T) {
 		Pod: journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}, Sandbox: "s1",
 		AttachedAt: at, StoppedAt: at,
 	}
+
 	claim = claim.BackToReserved() // the sandbox stopped before the claim was released
 	claim.State, claim.RestoredAt = journal.Releasing, at
+
 	bare := journal.Attachment{
 		Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Releasing, Resource: "r",
 		ReservedAt: at, RestoredAt: at,
 	}
+
 	common := `"version": 1, "node": "n", "attempt": 1, "reservedAt": "2001-09-09T01:46:40Z", "restoredAt": "2001-09-09T01:46:40Z",
 		"function": {"id": "0000:3b:00.0/sf1", "kind": "SF", "pciAddress": "0000:3b:00.0", "pf": "0000:3b:00.0", "index": 1}`
 	for name, test := range map[string]struct {
@@ -389,6 +408,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if took := time.Since(begin); took > 20*time.Second {
 				t.Errorf("took %s", took)
 			}
+
 			text, err := os.ReadFile(pidFile)
 			must.Succeed(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
@@ -425,6 +445,7 @@ func TestRunawayHoldsOutput(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, unix.Kill(pid, unix.SIGKILL))
 	})
+
 	begin := time.Now()
 	_, err := runScript(t, "setsid sh -c 'echo $$ > "+pidFile+"; exec sleep 600' &\nwhile [ ! -s "+
 		pidFile+" ]; do sleep 0.01; done",
@@ -450,6 +471,7 @@ func TestRunCancelled(t *testing.T) {
 	must.Succeed(t, err)
 	go func() { done <- d.run(ctx, "10-a", released(1)) }() // waits for the only slot
 	cancel()
+
 	for range 2 {
 		if err := <-done; err == nil {
 			t.Error("run ended well")
@@ -465,6 +487,7 @@ func TestOutputFlood(t *testing.T) {
 	for _, line := range log.lines {
 		total += len(line)
 	}
+
 	if lines := len(log.lines); lines > maxOutput/17+3 || lines < maxOutput/17 ||
 		!strings.Contains(log.lines[lines-1], "wrote too much") {
 		t.Errorf("%d lines, %d bytes logged; the last one is %s", lines, total, log.lines[lines-1])
@@ -498,6 +521,7 @@ func TestLines(t *testing.T) {
 					t.Errorf("Write = %d, %v", n, err)
 				}
 			}
+
 			l.end()
 			if diff := cmp.Diff(test.lines, log.said); diff != "" {
 				t.Errorf("lines (-want +got):\n%s", diff)
@@ -513,10 +537,12 @@ func TestLines(t *testing.T) {
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("a\nb\xff\n"), 1)
 	f.Add([]byte(strings.Repeat("long", maxLine)), 3000)
+
 	f.Fuzz(func(t *testing.T, data []byte, chunk int) {
 		if chunk <= 0 || chunk > 1<<20 {
 			return
 		}
+
 		var log outputs
 		l := &lines{log: logr.New(&log)}
 		for rest := data; len(rest) > 0; {
@@ -526,6 +552,7 @@ func FuzzLines(f *testing.F) {
 			}
 			rest = rest[len(part):]
 		}
+
 		l.end()
 		total := 0
 		for _, line := range log.said {
@@ -535,6 +562,7 @@ func FuzzLines(f *testing.F) {
 			}
 			total += characters
 		}
+
 		if total > maxOutput {
 			t.Errorf("%d characters logged, want %d at most", total, maxOutput)
 		}

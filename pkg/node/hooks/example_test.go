@@ -18,6 +18,7 @@ import (
 func TestWorkedExample(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/how-to/post-delete-hooks.md")
 	must.Succeed(t, err)
+
 	block := func(language string) string {
 		_, rest, _ := strings.Cut(string(page), "\n```"+language+"\n")
 		text, _, found := strings.Cut(rest, "\n```\n")
@@ -26,6 +27,7 @@ func TestWorkedExample(t *testing.T) {
 		}
 		return text + "\n"
 	}
+
 	dir, state := hooksDir(t), filepath.Join(t.TempDir(), "state")
 	busybox := filepath.Join(t.TempDir(), "busybox")
 	write(t, busybox, "#!/bin/sh\nexec \"$@\"\n", 0o755)
@@ -38,6 +40,7 @@ func TestWorkedExample(t *testing.T) {
 		!strings.Contains(err.Error(), "exit status 75") {
 		t.Errorf("error %v without a directory, want one that asks for another try", err)
 	}
+
 	must.Succeed(t, os.Mkdir(state, 0o700))
 	a := released(0)
 	must.Succeed(t, d.run(t.Context(), "10-usage", a))

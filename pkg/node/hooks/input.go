@@ -67,19 +67,24 @@ func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 		RestoredAt: a.RestoredAt,
 		Attempt:    attempt,
 	}
+
 	if a.Claim.UID != "" {
 		in.Claim = &a.Claim
 		in.Claim.PodClaim = "" // hooks are not told
 	}
+
 	if a.Pod.Name != "" {
 		in.Pod = &a.Pod
 	}
+
 	if a.Port != nil {
 		in.Port = &journal.Port{Network: a.Port.Network, MAC: a.Port.MAC}
 	}
+
 	out, err := json.Marshal(in)
 	if err != nil {
 		return nil, fmt.Errorf("input of post-delete hooks: %w", err)
 	}
+
 	return append(out, '\n'), nil
 }

@@ -122,11 +122,13 @@ func newQueue(options Options, e executables, registry prometheus.Registerer) *Q
 			Help: "Post-delete hooks that were given up, by hook.",
 		}, []string{"hook"}),
 	}
+
 	factory.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "xpu_hook_queue_length",
 		Help: "Functions that are back from their pods and not free yet: " +
 			"their post-delete hooks run or wait to be run again.",
 	}, func() float64 { return float64(len(q.waiting(journal.Attachment.Restored))) })
+
 	return q
 }
 
@@ -150,11 +152,14 @@ func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
+
 	for _, a := range q.waiting(due) {
 		q.Add(a.Function)
 	}
+
 	var running sync.WaitGroup
 	defer running.Wait()
+
 	for {
 		id, ended := q.work.Get()
 		if ended {
@@ -174,11 +179,13 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		if !exists || !due(a) {
 			return
 		}
+
 		var err error
 		hook := q.First(a)
 		if hook == "" && a.Quarantined() {
 			return
 		}
+
 		pause := time.Until(progress(a, hook).RetryAt)
 		switch {
 		case hook == "":
@@ -188,13 +195,16 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name,
 					"hooksTook", time.Since(a.RestoredAt))
 			}
+
 		case pause > 0 && pause <= 2*slowest(hook):
 			// no pause is longer, unless the clock was set meanwhile
 			q.work.AddAfter(id, pause)
 			return
+
 		default:
 			err = q.run(ctx, a, hook)
 		}
+
 		if err != nil && !errors.Is(err, errChanged) && ctx.Err() == nil {
 			q.Log.Error(err,
 				"What a post-delete hook did cannot be written down; it will be run again",
@@ -202,6 +212,7 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 			q.work.AddAfter(id, writeRetry)
 			return
 		}
+
 		q.Changed()
 	}
 }
@@ -225,15 +236,18 @@ func (q *Queue) First(a journal.Attachment) (hook string) {
 	if a.Quarantined() {
 		return ""
 	}
+
 	names, err := q.executables.list()
 	if err != nil {
 		names = []string{directoryHook}
 	}
+
 	for _, name := range names {
 		if !slices.Contains(done, name) {
 			return name
 		}
 	}
+
 	return ""
 }
 
@@ -266,15 +280,18 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	begin := time.Now()
 	doing, stop := context.WithCancel(ctx)
 	defer stop()
+
 	q.running.Store(a.Function, stop)
 	failure := q.do(doing, a, hook)
 	q.running.Delete(a.Function)
+
 	switch {
 	case ctx.Err() != nil:
 		return nil // the agent ends; the next one runs the hook again
 	case doing.Err() != nil:
 		return errChanged
 	}
+
 	took := time.Since(begin)
 	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
 	if failure == nil {
@@ -284,6 +301,7 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 			return q.Journal.Put(q.after(now, hook))
 		})
 	}
+
 	failed := progress(a, hook)
 	failed.Attempts++
 	failed.Error = failure.Error()
@@ -295,9 +313,11 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 		q.ran(hook, "failed", took)
 		return q.giveUp(ctx, a, failed)
 	}
+
 	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts,
 		"at", failed.RetryAt)
 	q.ran(hook, "retry", took)
+
 	return q.write(ctx, a, func(now journal.Attachment) error {
 		now.Hooks = &failed
 		return q.Journal.Put(now)
@@ -322,14 +342,17 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal
 		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error,
 		At: time.Now().UTC(),
 	}
+
 	err := q.write(ctx, a, func(now journal.Attachment) error {
 		return q.Journal.GiveUp(letter, q.after(now, failed.Next))
 	})
 	if err != nil {
 		return err
 	}
+
 	q.deadLetters.WithLabelValues(failed.Next).Inc()
 	q.event(letter)
+
 	return nil
 }
 
@@ -338,6 +361,7 @@ func (q *Queue) event(letter journal.DeadLetter) {
 	if q.Recorder == nil {
 		return
 	}
+
 	node := &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node),
 	}
@@ -347,6 +371,7 @@ func (q *Queue) event(letter journal.DeadLetter) {
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		}
 	}
+
 	q.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
 		"post-delete hook %s of Function %s on node %s was given up after %d attempts: %s",
 		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
@@ -362,16 +387,20 @@ func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	if first := q.First(a); first != hook {
 		return fmt.Errorf("Function %s: waits for hook %q, not for %q", id, first, hook)
 	}
+
 	failed := progress(a, hook)
 	failed.Error = strings.TrimSuffix("given up by an administrator: "+failed.Error, ": ")
 	if err := q.giveUp(ctx, a, failed); err != nil {
 		return fmt.Errorf("Function %s: %w", id, err)
 	}
+
 	if stop, runs := q.running.Load(id); runs {
 		stop.(context.CancelFunc)()
 	}
+
 	q.Changed()
 	q.Add(id)
+
 	return nil
 }
 
@@ -388,11 +417,13 @@ func (q *Queue) write(
 		return err
 	}
 	defer unlock()
+
 	now, exists := q.Journal.Get(a.Function)
 	if !exists || !due(now) || !now.RestoredAt.Equal(a.RestoredAt) ||
 		!reflect.DeepEqual(now.Hooks, a.Hooks) {
 		return errChanged
 	}
+
 	return change(now)
 }
 

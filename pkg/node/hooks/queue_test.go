@@ -90,6 +90,7 @@ func (n *node) hook(ctx context.Context, id function.ID, name string) error {
 		return errDead
 	}
 	defer n.happens("after " + name)
+
 	n.mutex.Lock()
 	n.ran = append(n.ran, id.String()+" "+name)
 	fails := n.fails[name]
@@ -97,9 +98,11 @@ func (n *node) hook(ctx context.Context, id function.ID, name string) error {
 	if fails != nil {
 		return fails()
 	}
+
 	if name == n.hangs {
 		<-ctx.Done()
 	}
+
 	return ctx.Err()
 }
 
@@ -109,12 +112,14 @@ func (n *node) happens(what string) (dead bool) { return n.event != nil && n.eve
 func (n *node) runs(i int) []string {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+
 	var list []string
 	for _, run := range n.ran {
 		if name, is := strings.CutPrefix(run, vf(i).String()+" "); is {
 			list = append(list, name)
 		}
 	}
+
 	return list
 }
 
@@ -150,6 +155,7 @@ func (m mortal) around(what string, write func() error) error {
 	if m.n.happens("after " + what) {
 		return errDead
 	}
+
 	return nil
 }
 
@@ -183,16 +189,19 @@ func (n *node) start(attempts int) *agent {
 		Node: "node1", Attempts: attempts, Timeout: 30 * time.Second, Recorder: a.recorder,
 		Changed: func() { n.mutex.Lock(); defer n.mutex.Unlock(); a.changed++ },
 	}
+
 	a.Queue = newQueue(options, n, a.registry)
 	ctx, cancel := context.WithCancel(n.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
+
 	a.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			n.t.Errorf("Run = %v, want nil when its context ends", err)
 		}
 	})
+
 	n.t.Cleanup(a.stop)
 	return a
 }
@@ -241,15 +250,18 @@ func TestRunsAllInOrder(t *testing.T) {
 		if a.changed == 0 {
 			t.Error("nobody was told that the Function is free")
 		}
+
 		must.Succeed(t, n.journal.Put(released(1)))
 		if got := len(a.waiting(journal.Attachment.Restored)); got != 1 {
 			t.Errorf("queue length %v, want 1", got)
 		}
+
 		a.Add(vf(1))
 		a.Add(vf(1))
 		synctest.Wait()
 		n.wantRuns(1, "port", "10-a", "20-b")
 		n.wantFree(1, true)
+
 		must.Succeed(t, testutil.GatherAndCompare(a.registry, strings.NewReader(`
 # HELP xpu_hook_queue_length Functions that are back from their pods and not free yet: their post-delete hooks run or wait to be run again.
 # TYPE xpu_hook_queue_length gauge
@@ -276,10 +288,12 @@ func TestNotRestored(t *testing.T) {
 		for i := range 3 {
 			a.Add(vf(i))
 		}
+
 		synctest.Wait()
 		if len(n.ran) > 0 {
 			t.Errorf("ran %q", n.ran)
 		}
+
 		n.wantFree(0, false)
 		n.wantFree(1, false)
 	})
@@ -301,11 +315,13 @@ func TestPortIsNeverGivenUp(t *testing.T) {
 			h.Attempts < 24*60 || h.Attempts > 24*60*2+10 {
 			t.Errorf("hooks %+v, want some thousand attempts at the Port", h)
 		}
+
 		if letters := n.journal.DeadLetters(); len(letters) > 0 ||
 			slices.Contains(n.runs(0), "10-a") {
 			t.Errorf("dead letters %+v, runs of 10-a: %t", letters,
 				slices.Contains(n.runs(0), "10-a"))
 		}
+
 		n.mutex.Lock()
 		n.fails = nil
 		n.mutex.Unlock()
@@ -343,6 +359,7 @@ func TestGivenUp(t *testing.T) {
 				if len(letters) != 1 {
 					t.Fatalf("dead letters %+v, want one", letters)
 				}
+
 				letter := letters[0]
 				if letter.Hook != "10-a" || letter.Attempts != test.attempts ||
 					letter.Error != test.failure.Error() ||
@@ -350,6 +367,7 @@ func TestGivenUp(t *testing.T) {
 					letter.At.IsZero() {
 					t.Errorf("dead letter %+v", letter)
 				}
+
 				event := <-a.recorder.Events
 				for _, text := range []string{
 					"Warning PostDeleteHookFailed", "10-a", "0000:3b:00.0/sf0", "node1",
@@ -359,9 +377,11 @@ func TestGivenUp(t *testing.T) {
 						t.Errorf("event %q, want %q in it", event, text)
 					}
 				}
+
 				if got := testutil.ToFloat64(a.deadLetters.WithLabelValues("10-a")); got != 1 {
 					t.Errorf("%v dead letters counted, want 1", got)
 				}
+
 				for result, want := range map[string]float64{
 					"retry": float64(test.attempts - 1), "failed": 1, "done": 0,
 				} {
@@ -393,6 +413,7 @@ func TestEventRegards(t *testing.T) {
 	for _, a := range []journal.Attachment{released(0), unknown} {
 		q.event(journal.DeadLetter{Attachment: a, Hook: "10-a"})
 	}
+
 	if want := []string{
 		"Pod default pod1 pod1-uid", "Node  node1 node1",
 	}; !slices.Equal(r.objects, want) {
@@ -414,6 +435,7 @@ func TestRestartDuringBackOff(t *testing.T) {
 		if record.Hooks.Attempts < 3 || record.Hooks.Attempts != before-1 {
 			t.Fatalf("hooks %+v after %d runs", record.Hooks, before)
 		}
+
 		first.stop()
 		n.start(5)
 		synctest.Wait()
@@ -421,6 +443,7 @@ func TestRestartDuringBackOff(t *testing.T) {
 			t.Errorf("%d runs right after the restart, want none before %s", got-before,
 				record.Hooks.RetryAt)
 		}
+
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		n.wantRuns(0, append([]string{"port"}, slices.Repeat([]string{"10-a"}, 5)...)...)
@@ -446,6 +469,7 @@ func TestClockSetBack(t *testing.T) {
 			time.Since(begin) < 24*time.Hour; _, exists = n.journal.Get(vf(0)) {
 			time.Sleep(time.Second)
 		}
+
 		if took := time.Since(begin); took > 2*time.Minute {
 			t.Errorf("took %s", took)
 		}
@@ -462,6 +486,7 @@ func TestDirectoryChanges(t *testing.T) {
 			n.names = []string{"20-b", "30-c"}
 			return errors.New("busy")
 		}
+
 		must.Succeed(t, n.journal.Put(released(0)))
 		n.start(10)
 		synctest.Wait()
@@ -487,11 +512,13 @@ func TestDirectoryCannotBeRead(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				synctest.Wait()
 				n.wantFree(0, false)
+
 				if test.heals {
 					n.mutex.Lock()
 					n.listErr = nil
 					n.mutex.Unlock()
 				}
+
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				n.wantFree(0, true)
@@ -518,15 +545,18 @@ func TestParallel(t *testing.T) {
 			must.Succeed(t, n.journal.Put(released(i)))
 			a.Add(vf(i))
 		}
+
 		for len(n.journal.All()) > 0 && time.Since(begin) < time.Hour {
 			time.Sleep(time.Second)
 			for i := range functions {
 				a.Add(vf(i)) // as the sweep does
 			}
 		}
+
 		if took := time.Since(begin); took < 30*time.Second || took > 32*time.Second {
 			t.Errorf("took %s for %d Functions, want 30 s as for one", took, functions)
 		}
+
 		for i := range functions {
 			n.wantRuns(i, "port", "10-a", "20-b")
 		}
@@ -558,6 +588,7 @@ func TestNewGeneration(t *testing.T) {
 					}
 					return nil
 				}
+
 				first := released(0)
 				first.Hooks = &journal.Hooks{Done: []string{portHook}, Next: "10-a"}
 				must.Succeed(t, n.journal.Put(first))
@@ -584,6 +615,7 @@ func TestWriteFails(t *testing.T) {
 			defer n.mutex.Unlock()
 			return full && what == "before put"
 		}
+
 		n.start(10)
 		synctest.Wait()
 		n.wantRuns(0, "port")
@@ -621,6 +653,7 @@ func TestKilled(t *testing.T) {
 				if t.Failed() {
 					t.Fatalf("failed at event %d", at)
 				}
+
 				if !killed {
 					if at-1 != test.events {
 						t.Errorf("%d events, want %d", at-1, test.events)
@@ -645,12 +678,15 @@ func killAt(t *testing.T, at int, fails func(run int) error) (killed bool) {
 		if killed {
 			return true
 		}
+
 		if count++; count == at {
 			killed = true
 			go first.stop()
 		}
+
 		return killed
 	}
+
 	first = n.start(10)
 	close(ready)
 	time.Sleep(time.Minute)
@@ -667,6 +703,7 @@ func killAt(t *testing.T, at int, fails func(run int) error) (killed bool) {
 	if len(n.runs(0)) > 3+2+1 {
 		t.Errorf("event %d: ran %q: more than one run in vain", at, n.runs(0))
 	}
+
 	return killed
 }
 
@@ -695,6 +732,7 @@ func TestGiveUpByHand(t *testing.T) {
 		a := n.start(3)
 		time.Sleep(90 * time.Second)
 		synctest.Wait()
+
 		for hook, want := range map[string]string{
 			"10-a": `waits for hook "port"`, "": `waits for hook "port"`,
 		} {
@@ -703,10 +741,12 @@ func TestGiveUpByHand(t *testing.T) {
 				t.Errorf("giving up %q: error %v, want %q", hook, err, want)
 			}
 		}
+
 		if err := a.GiveUp(t.Context(), vf(1), portHook); err == nil ||
 			!strings.Contains(err.Error(), "waits for no post-delete hook") {
 			t.Errorf("a free Function: error %v", err)
 		}
+
 		must.Succeed(t, a.GiveUp(t.Context(), vf(0), portHook))
 		synctest.Wait() // 10-a runs
 		n.wantFree(0, false)
@@ -716,6 +756,7 @@ func TestGiveUpByHand(t *testing.T) {
 		if runs := n.runs(0); !slices.Equal(runs[len(runs)-2:], []string{"10-a", "20-b"}) {
 			t.Errorf("runs %v, want 10-a once, and then 20-b", runs)
 		}
+
 		letters := n.journal.DeadLetters()
 		if len(letters) != 2 ||
 			letters[0].Error != "given up by an administrator: xPU xpu-1 is away" ||
@@ -747,14 +788,17 @@ func TestQuarantinedPortGoes(t *testing.T) {
 			if tries++; tries > 1 {
 				return nil
 			}
+
 			again, _ := n.journal.Get(vf(0)) // the lifecycle tries again, in vain
 			again.Quarantine = &journal.Quarantine{
 				Reason: journal.MayLeak, Message: "macvlan evil1", Since: again.StoppedAt,
 				Attempts: 1,
 			}
+
 			must.Succeed(t, n.journal.Put(again))
 			return errors.New("xPU is away")
 		}
+
 		a := n.start(0)
 		time.Sleep(time.Minute)
 		synctest.Wait()

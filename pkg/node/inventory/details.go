@@ -51,9 +51,11 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 			downOpen: m.downOpen,
 			speed:    m.speed,
 		}
+
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
 	}
+
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
@@ -67,10 +69,12 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 		f.PFName, f.PFDriver, f.LinkUp, f.AdminDown, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.AdminDown, pf.DDPProfile
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
+
 	s.readRDMA(&f, device, &m)
 	if f.Kind != function.SF {
 		s.readIOMMUGroup(&f, device, &m)
 	}
+
 	s.lastSeen[f.ID] = m
 	return f
 }
@@ -88,6 +92,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 		f.Passthrough, err = device.Passthrough(f.Driver, s.sysfs)
 		s.report(device, reasonDriver, err)
 	}
+
 	if f.Netdev == "" {
 		// a netdev is set down before it moves to another namespace (dev_change_net_namespace in
 		// net/core/dev.c)
@@ -96,10 +101,12 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 		}
 		return
 	}
+
 	dir := netdevs.Dir(f.Netdev)
 	if f.Netdev != m.netdev || m.linkType == "" {
 		m.netdev, m.linkType = f.Netdev, linkTypes[s.attribute(device, dir, "type", reasonLinkType)]
 	}
+
 	if f.Kind == function.PF {
 		s.readLink(device, dir, m)
 	}
@@ -113,13 +120,16 @@ func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 		m.speed = cmp.Or(readSpeed(netdev), m.speed)
 		return
 	}
+
 	state := s.attribute(device, netdev, "operstate", reasonCarrier)
 	if state == "" {
 		return
 	}
+
 	if !m.closed {
 		m.downOpen = m.down
 	}
+
 	m.down, m.closed = state != "up", state != "up"
 }
 
@@ -131,6 +141,7 @@ func readSpeed(netdev sysfs.Dir) int {
 	if err != nil {
 		return 0
 	}
+
 	speed, err := strconv.Atoi(text)
 	if err != nil || speed < 0 {
 		return 0
@@ -166,10 +177,12 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 	if len(found) > 0 && !slices.Equal(found, m.rdma) {
 		m.rdma, m.pkey = found, ""
 	}
+
 	if len(found) > 0 && f.LinkType == "infiniband" {
 		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0",
 			reasonRDMA)
 	}
+
 	f.RDMA, f.RDMADevices, f.RDMAMode, f.PKey = true, m.rdma, s.rdmaMode(), m.pkey
 }
 
@@ -189,6 +202,7 @@ func (s *scanner) readRDMAMode() function.RDMAMode {
 		err = fmt.Errorf("mode of the RDMA system: netns_mode of ib_core: %q: must be Y or N",
 			shared)
 	}
+
 	s.report("", reasonRDMA, err)
 	return ""
 }
@@ -206,6 +220,7 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
+
 	f.IOMMUGroup = m.iommuGroup
 }
 
@@ -216,6 +231,7 @@ func (s *scanner) readVDPAs() {
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
 	entries, err := bus.Sorted()
 	s.report(bus, reasonVDPA, err)
+
 	for _, name := range entries {
 		parent, vdpa, err := readVDPA(name, bus.Dir(name))
 		s.report(bus.Dir(name), reasonVDPA, err)
@@ -231,17 +247,20 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	if err != nil {
 		return "", vdpa, err
 	}
+
 	parent, vdpa.Name = filepath.Base(filepath.Dir(link)), name
 	vdpa.Driver, err = dir.Link("driver")
 	if err != nil || vdpa.Driver != "vhost_vdpa" {
 		return parent, vdpa, err
 	}
+
 	children, _, err := dir.Names()
 	for _, child := range children {
 		if strings.HasPrefix(child, "vhost-vdpa-") {
 			vdpa.CharDevice = child
 		}
 	}
+
 	return parent, vdpa, err
 }
 
@@ -257,6 +276,7 @@ func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastS
 	if f.Driver != quirk.DDPDriver {
 		return ""
 	}
+
 	if known == nil || f.Netdev != "" && f.Netdev != known.netdev { // it is "" while it is in a pod
 		name, err := s.options.DDPProfile(f.PF)
 		if err != nil {
@@ -265,6 +285,7 @@ func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastS
 		}
 		known = &ddpProfile{f.Netdev, name}
 	}
+
 	m.ddp = known
 	return known.name
 }
@@ -277,9 +298,11 @@ func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
+
 	info, err := conn.Info(devlink.OfPCI(pf))
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return "", nil
 	}
+
 	return info.Running[quirk.DDPVersion], err
 }

@@ -23,13 +23,16 @@ func one(t *testing.T, s *scanner, id function.ID) function.Function {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for c, err := range s.problems {
 		t.Errorf("%s: %s: %v", c.entry, c.why, err)
 	}
+
 	i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID == id })
 	if i < 0 {
 		t.Fatalf("no Function %s in %+v", id, functions)
 	}
+
 	return functions[i]
 }
 
@@ -177,9 +180,11 @@ func TestDetails(t *testing.T) {
 			tree := host()
 			maps.Copy(tree, tt.tree)
 			tree.write(t, root)
+
 			for _, name := range tt.remove {
 				must.Succeed(t, os.RemoveAll(filepath.Join(root, name)))
 			}
+
 			want := wantVF(0, "ens3f0v0")
 			tt.want(&want)
 			s := testScanner(root)
@@ -202,6 +207,7 @@ func TestNetdevOfVDPA(t *testing.T) {
 		vf + "vdpa0/driver":                "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 		vf + "vdpa0/virtio4/net/eth9/type": "1",
 	}).write(t, root)
+
 	i := New(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) {
 		return nil, nil
 	}})
@@ -212,6 +218,7 @@ func TestNetdevOfVDPA(t *testing.T) {
 		}
 		must.Succeed(t, i.scan())
 	}
+
 	if name, err := i.Netdev(function.ID{Address: "0000:3b:00.0"}); name != "ens3f0" || err != nil {
 		t.Errorf("netdev %q of the PF, %v, want ens3f0", name, err)
 	}
@@ -230,6 +237,7 @@ func TestWhatPodsTake(t *testing.T) {
 		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff",
 		rdmaMode: "N",
 	}).write(t, root)
+
 	s := testScanner(root)
 	want := wantVF(0, "ens3f0v0")
 	want.LinkType, want.RDMA, want.RDMADevices, want.PKey, want.IOMMUGroup = "infiniband", true, []string{"mlx5_2"}, "0x7fff", "42"
@@ -240,6 +248,7 @@ func TestWhatPodsTake(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
+
 	remove := func(names ...string) {
 		t.Helper()
 		for _, name := range names {
@@ -248,6 +257,7 @@ func TestWhatPodsTake(t *testing.T) {
 			}
 		}
 	}
+
 	look("at first")
 	remove(dir+"net/ens3f0v0", dir+"infiniband/mlx5_2")
 	want.Netdev = ""
@@ -294,6 +304,7 @@ func TestRDMAMode(t *testing.T) {
 		"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
 			"0000:3b:00.0/mlx5_core.sf.2",
 	}).write(t, root)
+
 	s := testScanner(root)
 	look := func(what string, want function.RDMAMode, told bool) {
 		t.Helper()
@@ -311,6 +322,7 @@ func TestRDMAMode(t *testing.T) {
 				with++
 			}
 		}
+
 		if with != 2 {
 			t.Errorf("%s: %d Functions with RDMA, want 2", what, with)
 		}
@@ -351,6 +363,7 @@ func TestSubfunctionRDMA(t *testing.T) {
 		inTree + "0000:3b:00.0/acpi_index":            "3",
 		inTree + "0000:3b:00.0/mlx5_core.eth.0/name/": "",
 	}).write(t, root)
+
 	got := one(t, testScanner(root), function.SubfunctionID("0000:3b:00.0", 88))
 	want := wantPF()
 	want.ID, want.Kind, want.Index, want.Driver, want.Netdev, want.NoNetdev = got.ID, function.SF, 88, "", "", true
@@ -376,11 +389,13 @@ func TestRDMAUnreadable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			host().write(t, root)
+
 			if name == "partition table" {
 				if err := os.RemoveAll(filepath.Join(root, vf+"net")); err != nil {
 					t.Fatal(err)
 				}
 			}
+
 			tree.write(t, root)
 			s := testScanner(root)
 			functions, err := s.scan()
@@ -410,27 +425,32 @@ func TestDDPProfile(t *testing.T) {
 		}
 		return answer, failure
 	}
+
 	look := func(what, want string, wantAsked int) {
 		t.Helper()
 		functions, err := s.scan()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, f := range functions {
 			if f.DDPProfile != want {
 				t.Errorf("%s: %s has %q, want %q", what, f.ID, f.DDPProfile, want)
 			}
 		}
+
 		if asked != wantAsked {
 			t.Errorf("%s: asked %d times, want %d", what, asked, wantAsked)
 		}
 	}
+
 	netdev := filepath.Join(root, pf+"net/ens3f0")
 	look("at first", "ICE OS Default Package", 1)
 	look("again", "ICE OS Default Package", 1)
 	if err := os.RemoveAll(netdev); err != nil {
 		t.Fatal(err)
 	}
+
 	look("netdev in a pod", "ICE OS Default Package", 1)
 	sysfsTree{pf + "net/ens3f0/type": "1",
 		pf + "driver": "-> ../../../../bus/pci/drivers/none"}.write(t, root)
@@ -442,6 +462,7 @@ func TestDDPProfile(t *testing.T) {
 	if _, reported := s.problems[problem{onBus + "0000:3b:00.0", reasonDDP}]; !reported {
 		t.Errorf("no problem in %v", s.problems)
 	}
+
 	failure = nil
 	look("another package", "ICE COMMS Package", 3)
 }
@@ -456,6 +477,7 @@ func TestDefaultRoute(t *testing.T) {
 		"class/net/bond0/upper_br0":      "-> ../br0",
 		"class/net/ens3f0v0/upper_vlan5": "-> ../vlan5",
 	}).write(t, root)
+
 	s := testScanner(root)
 	var netdevs []string
 	failure := errors.New("no buffer space available")
@@ -466,22 +488,26 @@ func TestDefaultRoute(t *testing.T) {
 		}
 		return found, failure
 	}
+
 	look := func(what string, want ...string) {
 		t.Helper()
 		functions, err := s.scan()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var got []string
 		for _, f := range functions {
 			if f.DefaultRoute {
 				got = append(got, f.Netdev)
 			}
 		}
+
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: default route over %q, want %q", what, got, want)
 		}
 	}
+
 	look("unknown: all that have a netdev", "ens3f0", "ens3f0v0")
 	failure = nil
 	look("none")

@@ -71,6 +71,7 @@ func FuzzUevent(f *testing.F) {
 		"add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00",
 	))
 	f.Add([]byte("SUBSYSTEM=net"))
+
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if ueventMatters(message) && !bytes.Contains(message, []byte("SUBSYSTEM=")) {
 			t.Errorf("%q matters without a subsystem", message)

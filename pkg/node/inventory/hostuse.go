@@ -14,6 +14,7 @@ func (s *scanner) readHostUse() {
 		s.report("", reasonHostUse, err)
 		return
 	}
+
 	s.uses = uses
 
 	var found []string
@@ -30,6 +31,7 @@ func (s *scanner) readHostUse() {
 		if s.routed[netdev] {
 			continue
 		}
+
 		s.routed[netdev] = true
 		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names() // none if it went meanwhile
 		for _, name := range entries {
@@ -56,5 +58,6 @@ func (s *scanner) hostUse(netdev string, device sysfs.Dir) string {
 	case isPCI(now.Parent) && isPCI(device.Base()) && now.Parent != device.Base():
 		return "may be used by the host: it is being renamed"
 	}
+
 	return now.Use
 }

@@ -30,6 +30,7 @@ func TestHostUse(t *testing.T) {
 		t.Helper()
 		functions, err := s.scan()
 		must.Succeed(t, err)
+
 		for _, f := range functions {
 			switch {
 			case f.ID == vf &&
@@ -74,6 +75,7 @@ func TestUsesAreHeard(t *testing.T) {
 		heard[source.Name] = follow(t, source, host.Path())
 		receiveSoon(t, "subscription to "+source.Name, heard[source.Name])
 	}
+
 	for _, change := range []struct {
 		what, source string
 		make         func() error
@@ -177,6 +179,7 @@ func FuzzRtnetlink(f *testing.F) {
 	f.Add([]byte{24, 0, 0, 0, unix.RTM_NEWADDR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, unix.AF_INET,
 		24, 0, 0, 3, 0, 0, 0})
 	f.Add([]byte{})
+
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if routeMatters(message) && len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg ||
 			addressMatters(message) && len(message) < unix.SizeofNlMsghdr+unix.SizeofIfAddrmsg {

@@ -118,12 +118,14 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	if err == nil {
 		dir, names, err = netdevsOf(device, i.virtioVDPA(id))
 	}
+
 	if err == nil && dir == "" {
 		err = ErrNoNetdev
 	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
+
 	return ownNetdev(dir, names), nil
 }
 
@@ -135,12 +137,14 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	if err == nil {
 		driver, err = device.Link("driver")
 	}
+
 	if err == nil && driver == "" && !device.Exists() { // it went meanwhile
 		err = fs.ErrNotExist
 	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: driver: %w", id, err)
 	}
+
 	return driver, nil
 }
 
@@ -150,12 +154,15 @@ func (i *Inventory) virtioVDPA(id function.ID) string {
 	if f, known := i.Get(id); known {
 		return virtioVDPA(f.VDPA)
 	}
+
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	if err != nil {
 		return ""
 	}
+
 	s := newScanner(i.options)
 	s.readVDPAs()
+
 	return virtioVDPA(s.vdpas[filepath.Base(string(device))])
 }
 
@@ -169,14 +176,18 @@ func (i *Inventory) Synced(ctx context.Context) bool {
 func (i *Inventory) Run(ctx context.Context) error {
 	var changes notify.Signal
 	events := changes.Subscribe(ctx)
+
 	if devices := i.scanner.sysfs.Dir(sysfs.PCIDevices); !devices.Exists() {
 		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", string(devices))
 	}
+
 	var listeners sync.WaitGroup
 	defer listeners.Wait()
+
 	for _, source := range sources {
 		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, changes.Notify, i.options.Log) })
 	}
+
 	var failure error
 	for {
 		var pause time.Duration
@@ -185,14 +196,17 @@ func (i *Inventory) Run(ctx context.Context) error {
 			// reading the host's netdevs fails if they change meanwhile, and no event may follow
 			pause = retry
 		}
+
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry",
 				retry.String())
 		}
+
 		failure = err
 		if !loop.Wait(ctx, events, pause) {
 			return nil
 		}
+
 		loop.Debounce(ctx, events, quiet, patience)
 	}
 }
@@ -203,6 +217,7 @@ func (i *Inventory) scan() error {
 	begin := time.Now()
 	functions, err := i.scanner.scan()
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
+
 	for p, err := range i.scanner.problems {
 		if old := before[p]; old == nil || old.Error() != err.Error() {
 			i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
@@ -210,27 +225,34 @@ func (i *Inventory) scan() error {
 				p.why, "error", err.Error())
 		}
 	}
+
 	if err != nil {
 		return err
 	}
+
 	first := i.byID == nil // only this goroutine writes functions
 	if !first && reflect.DeepEqual(i.functions, functions) {
 		return nil
 	}
+
 	byID := make(map[function.ID]function.Function, len(functions))
 	for _, f := range functions {
 		byID[f.ID] = f
 	}
+
 	i.mutex.Lock()
 	i.functions, i.byID = functions, byID
 	i.mutex.Unlock()
 	i.metrics.counted(functions)
+
 	if first {
 		close(i.synced)
 	}
+
 	if i.options.Changed != nil {
 		i.options.Changed()
 	}
+
 	return nil
 }
 
@@ -242,15 +264,18 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 		}
 		return "", fs.ErrNotExist
 	}
+
 	sfs, err := subfunctions(root)
 	if err != nil {
 		return "", err
 	}
+
 	for _, sf := range sfs {
 		if sf.err == nil && sf.id == id {
 			return sf.dir, nil
 		}
 	}
+
 	return "", fs.ErrNotExist
 }
 

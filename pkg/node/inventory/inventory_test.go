@@ -56,17 +56,20 @@ func newWorld(t *testing.T, card simulate.Card) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := simulated.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+
 	w := &world{simulated: simulated, host: host, changes: make(chan struct{}, 1),
 		registry: prometheus.NewRegistry()}
 	w.Inventory = inventory.New(inventory.Options{
 		SysRoot: simulated.SysRoot(), NetNS: host.Path(), Changed: w.changed, Registry: w.registry,
 		Log: logr.Discard(),
 	})
+
 	run(t, w.Inventory)
 	return w
 }
@@ -88,10 +91,13 @@ func run(t *testing.T, i *inventory.Inventory) {
 			t.Error(err)
 		}
 	})
+
 	t.Cleanup(running.Wait)
 	t.Cleanup(cancel)
+
 	waiting, stop := context.WithTimeout(ctx, soon)
 	defer stop()
+
 	if !i.Synced(waiting) {
 		t.Fatal("the inventory does not become ready")
 	}
@@ -110,6 +116,7 @@ func (w *world) until(t *testing.T, what string, holds func() bool) time.Duratio
 			t.Fatalf("%s: never seen; the inventory has %+v", what, w.Snapshot())
 		}
 	}
+
 	return time.Since(begin)
 }
 
@@ -139,6 +146,7 @@ func TestKnowsTheCard(t *testing.T) {
 		NUMANode: 1, PCIeRoot: "pci0000:3a",
 		LinkType: "ether", LinkUp: true,
 	}
+
 	var want []function.Function
 	add := func(
 		address, pf pci.Address, kind function.Kind, index int, pfName, netdev, device string,
@@ -151,8 +159,10 @@ func TestKnowsTheCard(t *testing.T) {
 				f.VFOffset = 15
 			}
 		}
+
 		want = append(want, f)
 	}
+
 	add("0000:3b:00.0", "0000:3b:00.0", function.PF, -1, "enp59s0f0", "enp59s0f0", "a2dc")
 	add("0000:3b:00.1", "0000:3b:00.1", function.PF, -1, "enp59s0f1", "enp59s0f1", "a2dc")
 	add("0000:3b:01.0", "0000:3b:00.0", function.VF, 0, "enp59s0f0", "enp59s0f0v0", "101e")
@@ -162,6 +172,7 @@ func TestKnowsTheCard(t *testing.T) {
 	if diff := gocmp.Diff(want, w.Snapshot()); diff != "" {
 		t.Errorf("Functions (-want +got):\n%s", diff)
 	}
+
 	clear(w.Snapshot())
 	if diff := gocmp.Diff(want, w.Snapshot()); diff != "" {
 		t.Errorf("a snapshot is not the caller's own (-want +got):\n%s", diff)
@@ -169,12 +180,14 @@ func TestKnowsTheCard(t *testing.T) {
 	if _, ok := w.Get(function.ID{Address: "0000:3b:03.0"}); ok {
 		t.Error("Get found a Function that is not there")
 	}
+
 	const metrics = `# HELP xpu_inventory_functions Network functions of this node, by kind.
 # TYPE xpu_inventory_functions gauge
 xpu_inventory_functions{kind="PF"} 2
 xpu_inventory_functions{kind="SF"} 0
 xpu_inventory_functions{kind="VF"} 4
 `
+
 	if err := testutil.GatherAndCompare(w.registry, strings.NewReader(metrics),
 		"xpu_inventory_functions"); err != nil {
 		t.Error(err)
@@ -189,6 +202,7 @@ func TestFollowsVFs(t *testing.T) {
 	if err := w.simulated.AddVFs(firstPF, 8); err != nil {
 		t.Fatal(err)
 	}
+
 	took := w.until(t, "8 VFs with netdevs", func() bool {
 		n := 0
 		for _, f := range w.Snapshot() {
@@ -198,10 +212,12 @@ func TestFollowsVFs(t *testing.T) {
 		}
 		return n == 8
 	})
+
 	t.Logf("VFs added: seen after %v", took)
 	if err := w.simulated.RemoveVFs(firstPF); err != nil {
 		t.Fatal(err)
 	}
+
 	took = w.until(t, "no VFs", func() bool { return w.count(function.VF) == 0 })
 	t.Logf("VFs removed: seen after %v", took)
 }
@@ -229,10 +245,12 @@ func TestRoutesReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { simulated.Close() })
+
 	netdev := filepath.Join(simulated.SysRoot(), "bus/pci/devices", string(firstVF), "net/eth1")
 	if err := os.MkdirAll(netdev, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	w := &world{changes: make(chan struct{}, 1)}
 	var readable atomic.Bool
 	w.Inventory = inventory.New(inventory.Options{
@@ -245,11 +263,13 @@ func TestRoutesReadAgain(t *testing.T) {
 			return nil, nil
 		},
 	})
+
 	run(t, w.Inventory)
 	time.Sleep(300 * time.Millisecond) // until the scans that subscriptions cause are over
 	if f := w.get(t, firstVF); f.Netdev != "eth1" || !f.DefaultRoute {
 		t.Errorf("%+v is free of a default route that is not known", f)
 	}
+
 	readable.Store(true)
 	w.until(t, "the routes are read again", func() bool { return !w.get(t, firstVF).DefaultRoute })
 }
@@ -269,6 +289,7 @@ func TestNetdevMoves(t *testing.T) {
 	if err := w.host.Handle().LinkSetNsFd(link, pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.until(t, "the netdev in the pod", func() bool { return w.get(t, firstVF).Netdev == "" })
 	want := before
 	want.Netdev = ""
@@ -287,6 +308,7 @@ func TestNetdevMoves(t *testing.T) {
 		pod.Handle().LinkSetNsFd(link, w.host.Fd())); err != nil {
 		t.Fatal(err)
 	}
+
 	w.until(t, "the netdev back", func() bool { return w.get(t, firstVF).Netdev == "net1" })
 	want.Netdev = "net1"
 	if diff := gocmp.Diff(want, w.get(t, firstVF)); diff != "" {
@@ -310,10 +332,12 @@ func TestPFMoves(t *testing.T) {
 	if err := w.host.Handle().LinkSetDown(link); err != nil {
 		t.Fatal(err)
 	}
+
 	w.until(t, "the PF's netdev down", func() bool { return !w.get(t, firstPF).LinkUp })
 	if err := w.host.Handle().LinkSetNsFd(link, pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.until(t, "the PF's netdev in the pod", func() bool { return w.get(t, firstPF).Netdev == "" })
 	if diff := gocmp.Diff(before, w.get(t, firstVF)); diff != "" {
 		t.Errorf("VF (-want +got):\n%s", diff)
@@ -332,20 +356,24 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 	case <-time.After(soon):
 		t.Fatal("the first scan was not told")
 	}
+
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "storm"}}
 	if err := w.host.Handle().LinkAdd(bridge); err != nil {
 		t.Fatal(err)
 	}
+
 	for n := range 2000 {
 		if err := w.host.Handle().LinkSetMTU(bridge, 1000+n%2); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	// What comes after all of these has been seen when the inventory has seen a change that comes
 	// after them.
 	if err := w.simulated.SetLink(firstPF, false); err != nil {
 		t.Fatal(err)
 	}
+
 	changes := 0
 	limit := time.After(soon)
 	for w.get(t, firstPF).LinkUp {
@@ -356,6 +384,7 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 			t.Fatal("the change was not seen")
 		}
 	}
+
 	if changes > 1 {
 		t.Errorf("told of %d changes, want 1", changes)
 	}
@@ -390,10 +419,12 @@ func TestNetdevOfNoDriver(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			if err := os.Symlink("../../drivers/virtio-pci",
 				filepath.Join(device, "driver")); err != nil {
 				t.Fatal(err)
 			}
+
 			id := function.ID{Address: firstVF}
 			netdev, err := inventory.New(inventory.Options{
 				SysRoot: root, Log: logr.Discard(),
@@ -424,6 +455,7 @@ func TestBusUnreadable(t *testing.T) {
 	if err := os.MkdirAll(device, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for name, content := range map[string]string{
 		"class": "0x020000", "vendor": "0x15b3", "device": "0x1015",
 	} {
@@ -431,6 +463,7 @@ func TestBusUnreadable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	host := netns.New(t)
 	registry := prometheus.NewRegistry()
 	w := &world{changes: make(chan struct{}, 1), host: host, registry: registry}
@@ -440,6 +473,7 @@ func TestBusUnreadable(t *testing.T) {
 			failed <- struct{}{}
 		}
 	}, funcr.Options{})
+
 	w.Inventory = inventory.New(inventory.Options{
 		SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log,
 	})
@@ -453,6 +487,7 @@ func TestBusUnreadable(t *testing.T) {
 		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "event"}}); err != nil {
 		t.Fatal(err)
 	}
+
 	<-failed
 	if n := w.count(function.PF); n != 1 {
 		t.Errorf("%d PFs are known, want the one that was", n)
@@ -469,12 +504,14 @@ func TestComplainsOnce(t *testing.T) {
 	if err := os.MkdirAll(device, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(name, content string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(device, name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	write("class", "garbage")
 
 	var mutex sync.Mutex
@@ -486,6 +523,7 @@ func TestComplainsOnce(t *testing.T) {
 			lines = append(lines, args)
 		}
 	}, funcr.Options{})
+
 	registry := prometheus.NewRegistry()
 	w := &world{changes: make(chan struct{}, 1), host: host, registry: registry}
 	w.Inventory = inventory.New(inventory.Options{
@@ -499,6 +537,7 @@ func TestComplainsOnce(t *testing.T) {
 		if err := os.Mkdir(other, 0o755); err != nil {
 			t.Fatal(err)
 		}
+
 		for name, content := range map[string]string{
 			"class": "0x020000", "vendor": "0x15b3", "device": "0x1015",
 		} {
@@ -506,26 +545,33 @@ func TestComplainsOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		if n == 2 {
 			write("class", "other garbage")
 		}
+
 		if err := host.Handle().LinkAdd(&netlink.Bridge{
 			LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("event%d", n)},
 		}); err != nil {
 			t.Fatal(err)
 		}
+
 		w.until(t, "the other NIC", func() bool { return w.count(function.PF) == n+1 })
 	}
+
 	mutex.Lock()
 	defer mutex.Unlock()
+
 	if len(lines) != 2 || !strings.Contains(lines[0], `"garbage`) ||
 		!strings.Contains(lines[1], `other garbage`) {
 		t.Errorf("log lines:\n%s\nwant one for each of the two states", strings.Join(lines, "\n"))
 	}
+
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, family := range families {
 		if family.GetName() != "xpu_inventory_skipped_entries_total" {
 			continue
@@ -570,11 +616,13 @@ func large(b *testing.B) string {
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	b.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			b.Error(err)
 		}
 	})
+
 	return h.SysRoot()
 }
 
@@ -587,6 +635,7 @@ func TestDriver(t *testing.T) {
 	if _, err := i.Driver(function.ID{Address: firstVF}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a device that is gone: %v, want an ErrNotExist", err)
 	}
+
 	must.Succeed(t, os.MkdirAll(device, 0o755))
 	for _, want := range []string{"", "igbvf", "vfio-pci"} {
 		if want != "" {

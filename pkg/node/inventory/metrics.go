@@ -33,9 +33,11 @@ func newMetrics(registry prometheus.Registerer) metrics {
 			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
+
 	for _, r := range reasons {
 		m.skipped.WithLabelValues(string(r))
 	}
+
 	m.counted(nil)
 	return m
 }
@@ -47,6 +49,7 @@ func (m metrics) counted(functions []function.Function) {
 			count[f.Kind]++
 		}
 	}
+
 	for kind, n := range count {
 		m.functions.WithLabelValues(string(kind)).Set(float64(n))
 	}

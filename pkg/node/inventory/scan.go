@@ -102,9 +102,11 @@ func newScanner(options Options) *scanner {
 			return devlinkDDPProfile(options.NetNS, pf)
 		}
 	}
+
 	if options.HostNetdevs == nil {
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return hostuse.Read(options.NetNS) }
 	}
+
 	return &scanner{
 		sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{},
 	}
@@ -118,6 +120,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	s.readHardware(entries)
 	s.findVFs()
 	s.readVDPAs()
@@ -128,12 +131,14 @@ func (s *scanner) scan() ([]function.Function, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
 		return !s.sysfs.Dir(c.entry).Exists() // it was only about to go away
 	})
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
+
 	return functions, nil
 }
 
@@ -156,20 +161,24 @@ func (s *scanner) readHardware(entries []string) {
 				errors.New("is not a PCI address"))
 			continue
 		}
+
 		dir := s.sysfs.PCI(address)
 		now, err := instanceOf(dir)
 		if err != nil {
 			s.report(dir, reasonDevice, err)
 			continue
 		}
+
 		h := s.known[address]
 		if h == nil || !h.lasting || h.instance != now {
 			h = s.readDevice(address, now)
 		}
+
 		if h != nil {
 			known[address] = h
 		}
 	}
+
 	s.known = known
 }
 
@@ -197,22 +206,26 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		h.lasting = true
 		return h
 	}
+
 	for name, id := range map[string]*string{"vendor": &h.Vendor, "device": &h.Device} {
 		if *id, err = read(dir, name, parseID); err != nil {
 			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
 			return nil
 		}
 	}
+
 	numaNode, numaErr := read(dir, "numa_node", parseNUMANode)
 	if numaErr == nil {
 		h.NUMANode = numaNode
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
+
 	s.report(dir, reasonNUMANode, numaErr)
 	if link, err := dir.Target(); err == nil {
 		h.PCIeRoot = parseRoot(link)
 	}
+
 	h.ACPIIndex, _ = dir.Attribute("acpi_index") // few devices have one
 	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {
@@ -222,6 +235,7 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		s.report(dir, reasonPhysfn, err)
 		return nil
 	}
+
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in
 	// drivers/pci/iov.c).
@@ -239,6 +253,7 @@ func (s *scanner) findVFs() {
 		if pf.Class == "" || !pf.sriov {
 			continue
 		}
+
 		dir := s.sysfs.PCI(address)
 		entries, _, err := dir.Names()
 		s.report(dir, reasonDevice, err)
@@ -248,16 +263,19 @@ func (s *scanner) findVFs() {
 			if !ok {
 				continue
 			}
+
 			target, err := s.virtfnTarget(dir, name)
 			if err != nil {
 				s.report(dir.Dir(name), reasonVirtfn, err)
 				continue
 			}
+
 			pf.NumVFs++
 			vf := s.known[target]
 			if vf == nil || vf.Class == "" || vf.physfn != address && vf.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
+
 			if vf.Kind == function.PF || index < vf.Index {
 				vf.Kind, vf.PF, vf.Index = function.VF, address, index
 			}
@@ -277,6 +295,7 @@ func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
 			s.report(pf, reasonVFs, err)
 		}
 	}
+
 	return offset, stride, total
 }
 
@@ -309,11 +328,13 @@ func (s *scanner) pciFunctions() []function.Function {
 			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
 		}
 	}
+
 	for address, h := range s.known {
 		if h.Kind == function.VF { // VFs take some of what their PF has
 			functions = append(functions, s.complete(h.Function, s.sysfs.PCI(address), h.instance))
 		}
 	}
+
 	return functions
 }
 
@@ -322,6 +343,7 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 	if err != nil {
 		return nil, err
 	}
+
 	seen := map[function.ID]string{}
 	for _, sf := range found {
 		pf := s.pfs[sf.id.Address]
@@ -336,13 +358,16 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 		case taken:
 			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sfnum, first)
 		}
+
 		if sf.err != nil {
 			s.report(sf.dir, sf.why, sf.err)
 			continue
 		}
+
 		seen[sf.id] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
 		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
 		functions = append(functions, s.complete(f, sf.dir, now))
 	}
+
 	return functions, nil
 }

@@ -72,6 +72,7 @@ func (s sysfsTree) write(t testing.TB, root string) {
 		if err := os.RemoveAll(full); err != nil {
 			t.Fatal(err)
 		}
+
 		var err error
 		switch to, isLink := strings.CutPrefix(content, "-> "); {
 		case isLink:
@@ -81,6 +82,7 @@ func (s sysfsTree) write(t testing.TB, root string) {
 		default:
 			err = os.WriteFile(full, []byte(content+"\n"), 0o644)
 		}
+
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -386,6 +388,7 @@ func TestScan(t *testing.T) {
 						strings.HasPrefix(name, gone+"/")
 				})
 			}
+
 			tree.add(tt.change).write(t, root)
 			s := testScanner(root)
 			for range 2 { // the second time much is known already
@@ -396,6 +399,7 @@ func TestScan(t *testing.T) {
 				if diff := gocmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("Functions (-want +got):\n%s", diff)
 				}
+
 				problems := slices.SortedFunc(maps.Keys(s.problems), func(a, b problem) int {
 					return cmp.Compare(a.entry, b.entry)
 				})
@@ -432,12 +436,14 @@ func TestScanAgain(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
+
 	remove := func(name string) {
 		t.Helper()
 		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	scan("at first", healthy)
 
 	remove(inTree + "0000:3b:00.0/net/ens3f0")
@@ -448,6 +454,7 @@ func TestScanAgain(t *testing.T) {
 
 	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0",
 		inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
+
 	scan("it is back under another name and without link", append(
 		[]function.Function{changed(healthy[0], func(f *function.Function) {
 			f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false
@@ -464,6 +471,7 @@ func TestScanAgain(t *testing.T) {
 	remove(inTree + "0000:3b:01.1")
 	vf("0000:3b:01.1", "0000:3b:00.0",
 		"").add(sysfsTree{inTree + "0000:3b:01.1/device": "0xa2dd"}).write(t, root)
+
 	scan("another VF at the address",
 		[]function.Function{
 			healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *function.Function) {
@@ -474,10 +482,12 @@ func TestScanAgain(t *testing.T) {
 	for _, gone := range []string{"virtfn0", "virtfn1"} {
 		remove(inTree + "0000:3b:00.0/" + gone)
 	}
+
 	for _, gone := range []string{"0000:3b:01.0", "0000:3b:01.1"} {
 		remove(onBus + gone)
 		remove(inTree + gone)
 	}
+
 	alone := changed(healthy[0], func(f *function.Function) { f.NumVFs = 0 })
 	scan("no VFs", []function.Function{alone})
 
@@ -499,6 +509,7 @@ func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, f := range functions {
 		want, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(f.ID.Address),
 			deviceattribute.WithFSFromRoot(root))
@@ -516,6 +527,7 @@ func FuzzScan(f *testing.F) {
 	f.Add("0x020000", "0x15b3", "0x101e", "0", "../0000:3b:00.0", "88", "1")
 	f.Add("0x02", "15b3", "\xff", "-2", "/", "-1", "")
 	f.Add("", "", "", "", ".", "", "\x00")
+
 	f.Fuzz(func(t *testing.T, class, vendor, device, numaNode, link, sfnum, carrier string) {
 		root := t.TempDir()
 		host().add(under("0000:3b:01.2",
@@ -527,6 +539,7 @@ func FuzzScan(f *testing.F) {
 				inTree + "0000:3b:00.0/net/ens3f0/carrier":        carrier,
 				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": carrier,
 			}).write(t, root)
+
 		if link != "" && !strings.ContainsRune(link, 0) {
 			for _, name := range []string{
 				"0000:3b:01.2/physfn", "0000:3b:00.0/virtfn2", "0000:3b:01.2/driver",
@@ -534,10 +547,12 @@ func FuzzScan(f *testing.F) {
 				_ = os.Symlink(link, filepath.Join(root, inTree, name)) // names may be too long
 			}
 		}
+
 		functions, err := testScanner(root).scan()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		seen := map[function.ID]bool{}
 		for _, f := range functions {
 			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 ||
@@ -546,6 +561,7 @@ func FuzzScan(f *testing.F) {
 			}
 			seen[f.ID] = true
 		}
+
 		for _, id := range []function.ID{
 			{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"},
 		} {

@@ -43,12 +43,14 @@ func parseClass(s string) (function.Class, error) {
 	if !ok || err != nil {
 		return "", fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
 	}
+
 	switch class >> 16 { // the base class (PCI Code and ID Assignment Specification, 1.3 and 1.19)
 	case 0x02: // Ethernet is 0x020000, InfiniBand 0x020700
 		return function.Network, nil
 	case 0x12:
 		return function.Accelerator, nil
 	}
+
 	return "", nil
 }
 
@@ -123,16 +125,19 @@ func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	case 1:
 		return netdevs[0]
 	}
+
 	type candidate struct {
 		rank, port, index int
 		name              string
 	}
+
 	var candidates []candidate
 	for _, name := range netdevs {
 		port, _ := dir.Dir(name).Number("dev_port")
 		index, _ := dir.Dir(name).Number("ifindex")
 		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, index, name})
 	}
+
 	return slices.MinFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port),
 			cmp.Compare(a.index, b.index),
@@ -179,12 +184,14 @@ func readSubfunction(dir sysfs.Dir) subfunction {
 	if err != nil {
 		return subfunction{dir: dir, err: err, why: reasonParent}
 	}
+
 	pf, err := pci.Parse(filepath.Base(filepath.Dir(link)))
 	if err != nil {
 		return subfunction{
 			dir: dir, err: fmt.Errorf("%s: is not below a PCI device", link), why: reasonParent,
 		}
 	}
+
 	sfnum, err := read(dir, "sfnum", parseSFNum)
 	return subfunction{dir, function.SubfunctionID(pf, sfnum), err, reasonSFNum}
 }

@@ -265,12 +265,15 @@ func (a Attachment) BackToReserved() Attachment {
 		Interface: a.Interface, AnyName: a.AnyName, Driver: a.Driver,
 		State: Reserved, ReservedAt: a.ReservedAt, Made: a.Made,
 	}
+
 	if a.CNI != nil && a.CNI.Claimed != nil {
 		reserved.Interface, reserved.CNI = *a.CNI.Claimed, nil
 	}
+
 	if use, ok := a.LastUse(); ok {
 		reserved.Ended = &use
 	}
+
 	return reserved
 }
 

@@ -55,6 +55,7 @@ func TestQuarantine(t *testing.T) {
 			t.Errorf("state %s: error %v, want success: %t", state, err, allowed)
 		}
 	}
+
 	done := restored()
 	done.Quarantine = q
 	if err := j.Put(done); err == nil {

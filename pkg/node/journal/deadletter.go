@@ -76,5 +76,6 @@ func decodeLetter(key, value []byte) (DeadLetter, error) {
 	if err := letter.Attachment.check(); err != nil {
 		return DeadLetter{}, fmt.Errorf("attachment: %w", err)
 	}
+
 	return letter, nil
 }

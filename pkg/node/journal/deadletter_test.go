@@ -39,12 +39,14 @@ func TestDeadLettersAreKept(t *testing.T) {
 			Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC(),
 		}, next))
 	}
+
 	check := func(j *journal.Journal) {
 		t.Helper()
 		letters := j.DeadLetters()
 		if len(letters) != kept {
 			t.Fatalf("%d dead letters, want %d", len(letters), kept)
 		}
+
 		for i, letter := range letters {
 			a := restored()
 			a.Hooks = nil
@@ -54,10 +56,12 @@ func TestDeadLettersAreKept(t *testing.T) {
 				t.Fatalf("dead letter %d (-want +got):\n%s", i, diff)
 			}
 		}
+
 		if a, _ := j.Get(vf1); !cmp.Equal(next, a, comparePrefixes) {
 			t.Errorf("attachment (-want +got):\n%s", cmp.Diff(next, a, comparePrefixes))
 		}
 	}
+
 	check(j)
 	must.Succeed(t, j.Close())
 	j = open(t, path)
@@ -68,6 +72,7 @@ func TestDeadLettersAreKept(t *testing.T) {
 		!strings.Contains(err.Error(), "hooks must be empty") {
 		t.Errorf("error %v, want one about the state", err)
 	}
+
 	must.Succeed(t, j.Close())
 	next.State = journal.Releasing
 	if err := j.GiveUp(journal.DeadLetter{Attachment: restored()}, next); err == nil {
@@ -84,6 +89,7 @@ func TestOpenFirstVersion(t *testing.T) {
 	must.Succeed(t, open(t, path).Close())
 	db, err := bolt.Open(path, 0o600, nil)
 	must.Succeed(t, err)
+
 	must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
 		must.Succeed(t, tx.Bucket([]byte("attachments")).Put([]byte("0000:3b:02.1"),
 			[]byte(
@@ -91,6 +97,7 @@ func TestOpenFirstVersion(t *testing.T) {
 			)))
 		return tx.DeleteBucket([]byte("deadLetters"))
 	}))
+
 	must.Succeed(t, db.Close())
 	for range 2 {
 		j := open(t, path)
@@ -98,6 +105,7 @@ func TestOpenFirstVersion(t *testing.T) {
 		if !exists || a.Restored() || len(j.DeadLetters()) > 0 {
 			t.Errorf("attachment %+v, dead letters %v", a, j.DeadLetters())
 		}
+
 		must.Succeed(t, j.GiveUp(journal.DeadLetter{Hook: "h", Attachment: restored()}, restored()))
 		must.Succeed(t, j.Delete(vf1))
 		must.Succeed(t, j.Put(a))
@@ -115,6 +123,7 @@ func TestSubscribe(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+
 	changes := j.Subscribe(ctx)
 	for name, write := range map[string]func() error{
 		"put": func() error { return j.Put(full(vf1)) },
@@ -127,6 +136,7 @@ func TestSubscribe(t *testing.T) {
 			must.Succeed(t, j.Put(full(vf1)))
 			<-changes
 		}
+
 		must.Succeed(t, write())
 		select {
 		case <-changes:
@@ -134,6 +144,7 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%s: nobody was woken", name)
 		}
 	}
+
 	must.Succeed(t, j.Delete(vf2)) // free already
 	select {
 	case <-changes:
@@ -150,6 +161,7 @@ func TestLastUse(t *testing.T) {
 	if use, ok := reserved(vf1).BackToReserved().LastUse(); !ok || use.Sandbox != "sandbox-1" {
 		t.Errorf("last use %+v, %t; want the one that ended", use, ok)
 	}
+
 	again := reserved(vf1)
 	again.Sandbox = "sandbox-2"
 	if use, _ := again.LastUse(); use.Sandbox != "sandbox-2" || !use.StoppedAt.IsZero() {

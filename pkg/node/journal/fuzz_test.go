@@ -30,21 +30,26 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(a.Function.String(), value)
 	}
+
 	f.Add("0000:3b:02.1",
 		[]byte(`{"function":"0000:3b:02.1","state":"Reserved","interface":{"mac":"zz"}}`))
+
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
 		a, err := decode([]byte(key), value)
 		if err != nil {
 			return
 		}
+
 		again, err := json.Marshal(a)
 		if err != nil {
 			t.Fatalf("accepted, but cannot be written: %v", err)
 		}
+
 		b, err := decode([]byte(key), again)
 		if err != nil {
 			t.Fatalf("not accepted again: %v\n%s", err, again)
 		}
+
 		third, err := json.Marshal(b)
 		if err != nil || !reflect.DeepEqual(again, third) {
 			t.Fatalf("is not the same again: %v\n%s\n%s", err, again, third)
@@ -59,15 +64,18 @@ func FuzzDecodeLetter(f *testing.F) {
 		[]byte(
 			`{"hook":"10-a","attachment":{"function":"0000:3b:02.1","state":"Releasing","restoredAt":"2001-09-09T01:46:40Z"},"attempts":3}`,
 		))
+
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		letter, err := decodeLetter(key, value)
 		if err != nil {
 			return
 		}
+
 		again, err := json.Marshal(letter)
 		if err != nil {
 			t.Fatalf("accepted, but cannot be written: %v", err)
 		}
+
 		second, err := decodeLetter(key, again)
 		if err != nil {
 			t.Fatalf("not accepted again: %v\n%s", err, again)

@@ -81,6 +81,7 @@ func Open(path string) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
+
 	j.file = file
 	if complete {
 		return j, nil
@@ -88,6 +89,7 @@ func Open(path string) (*Journal, error) {
 	if err := file.Update(initialize); err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, errors.Join(err, file.Close()))
 	}
+
 	return j, nil
 }
 
@@ -109,6 +111,7 @@ func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
 		tx.ForEach(lettersBucket, j.loadLetter),
 		tx.ForEach(sightsBucket, j.loadSight),
 	)
+
 	return tx.Has(lettersBucket) && tx.Has(sightsBucket), err
 }
 
@@ -120,6 +123,7 @@ func (j *Journal) loadAttachment(key, value []byte) error {
 	if err != nil {
 		return fmt.Errorf("%w (record %q: %w)", boltfile.ErrCorrupt, key, err)
 	}
+
 	j.attachments[a.Function] = a
 	return nil
 }
@@ -149,6 +153,7 @@ func checkSchema(value []byte) error {
 	if !older {
 		readable = written
 	}
+
 	version, err := strconv.Atoi(written)
 	oldest, oldestErr := strconv.Atoi(readable)
 	switch {
@@ -159,6 +164,7 @@ func checkSchema(value []byte) error {
 			"go back to that one, end all pods that "+
 			"have Functions of this node, and change to this one then", version, schema)
 	}
+
 	return nil
 }
 
@@ -169,6 +175,7 @@ func initialize(tx *boltfile.Tx) error {
 			return err
 		}
 	}
+
 	if tx.Get(metaBucket, []byte(schemaKey)) != nil {
 		return nil // of this program, or of a newer one
 	}
@@ -194,24 +201,29 @@ func (a Attachment) check() error {
 	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
 		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
 	}
+
 	if a.Quarantine != nil &&
 		(a.State != Releasing && a.State != Detaching || !a.RestoredAt.IsZero()) {
 		return fmt.Errorf("state %s: quarantine must be empty, also once restoredAt is set",
 			a.State)
 	}
+
 	switch a.State {
 	case Reserved, Detaching, Releasing:
 	case Attaching:
 		if a.Before == nil {
 			return fmt.Errorf("state %s: before must be there", a.State)
 		}
+
 	case Attached, Lost, Reattaching:
 		if a.Before == nil || a.Observed == nil {
 			return fmt.Errorf("state %s: before and observed must be there", a.State)
 		}
+
 	default:
 		return fmt.Errorf("state %q: %w", a.State, errUnknownState)
 	}
+
 	return nil
 }
 
@@ -263,13 +275,16 @@ func (j *Journal) Delete(id function.ID) error {
 func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
+
 	if err := j.file.Update(toDisk); err != nil {
 		return fmt.Errorf("journal: Function %s: %w", id, err)
 	}
+
 	j.mutex.Lock()
 	toMemory()
 	j.mutex.Unlock()
 	j.changes.Notify()
+
 	return nil
 }
 
@@ -303,15 +318,18 @@ func (j *Journal) ByPod(uid types.UID) []Attachment {
 func (j *Journal) which(match func(Attachment) bool) []Attachment {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
+
 	var list []Attachment
 	for _, a := range j.attachments {
 		if match(a) {
 			list = append(list, a)
 		}
 	}
+
 	slices.SortFunc(list, func(a, b Attachment) int {
 		return cmp.Compare(a.Function.String(), b.Function.String())
 	})
+
 	return list
 }
 

@@ -103,6 +103,7 @@ func TestKeepsEverything(t *testing.T) {
 	for _, a := range want {
 		must.Succeed(t, j.Put(a))
 	}
+
 	check := func(j *journal.Journal) {
 		t.Helper()
 		if diff := cmp.Diff(want, j.All(), comparePrefixes); diff != "" {
@@ -115,6 +116,7 @@ func TestKeepsEverything(t *testing.T) {
 			t.Errorf("by pod (-want +got):\n%s", diff)
 		}
 	}
+
 	check(j)
 	must.Succeed(t, j.Close())
 	j = open(t, path)
@@ -125,10 +127,12 @@ func TestKeepsEverything(t *testing.T) {
 	if _, ok := j.Get(vf1); ok {
 		t.Error("still there after delete")
 	}
+
 	must.Succeed(t, j.Close())
 	if _, ok := open(t, path).Get(vf1); ok {
 		t.Error("there again after delete and open")
 	}
+
 	for _, p := range []string{path, filepath.Dir(path)} {
 		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s: mode %v, %v: others may use it", p, info.Mode(), err)
@@ -160,6 +164,7 @@ func TestPutRefuses(t *testing.T) {
 			a.State, a.Hooks = journal.Reserved, &journal.Hooks{}
 		},
 	}
+
 	for want, breakIt := range broken {
 		a := full(vf1)
 		breakIt(&a)
@@ -167,6 +172,7 @@ func TestPutRefuses(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
+
 	if got := j.All(); len(got) != 0 {
 		t.Errorf("kept %v", got)
 	}
@@ -201,11 +207,14 @@ func TestOpenDamaged(t *testing.T) {
 		for n := range uint32(64) { // several pages
 			must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 		}
+
 		must.Succeed(t, j.Close())
 		content, err := os.ReadFile(path)
 		must.Succeed(t, err)
+
 		return path, content
 	}
+
 	damages := map[string]func([]byte) []byte{
 		"garbage": func(b []byte) []byte {
 			return []byte(strings.Repeat("not a journal ", 1000))
@@ -221,6 +230,7 @@ func TestOpenDamaged(t *testing.T) {
 		},
 		"truncated": func(b []byte) []byte { return b[:8192] },
 	}
+
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			path, content := intact(t)
@@ -232,6 +242,7 @@ func TestOpenDamaged(t *testing.T) {
 			if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) {
 				t.Errorf("error %v, want %v with the path", err, boltfile.ErrCorrupt)
 			}
+
 			must.Succeed(t, os.Rename(path, path+".damaged"))
 			must.Succeed(t, open(t, path).Put(full(vf1)))
 		})
@@ -366,6 +377,7 @@ func TestVersions(t *testing.T) {
 	// written by an agent that did not say who may read it
 	before, err := os.ReadFile("testdata/schema-1.db")
 	must.Succeed(t, err)
+
 	for name, test := range map[string]struct {
 		schema string // in the file; "" for what it has
 		err    string
@@ -392,12 +404,14 @@ func TestVersions(t *testing.T) {
 				}
 				return
 			}
+
 			must.Succeed(t, err)
 			if diff := cmp.Diff([]journal.Attachment{full(vf1)}, j.All(),
 				cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}),
 				cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("records: -want +got\n%s", diff)
 			}
+
 			must.Succeed(t, j.Close())
 			if got := setSchema(t, path, ""); got != want {
 				t.Errorf("the file has schema %q afterwards, want %q", got, want)
@@ -411,6 +425,7 @@ func setSchema(t *testing.T, path, schema string) (has string) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
 	must.Succeed(t, err)
+
 	must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
 		meta := tx.Bucket([]byte("meta"))
 		if schema != "" {
@@ -419,6 +434,7 @@ func setSchema(t *testing.T, path, schema string) (has string) {
 		has = string(meta.Get([]byte("schema")))
 		return nil
 	}))
+
 	must.Succeed(t, db.Close())
 	return has
 }
@@ -438,6 +454,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 	}
+
 	file := filepath.Join(t.TempDir(), "j")
 	for round := range 5 {
 		writer := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilled$")
@@ -454,6 +471,7 @@ func TestKilled(t *testing.T) {
 			}
 			acknowledged += n
 		}
+
 		must.Succeed(t, writer.Process.Kill())
 		_ = writer.Wait() // "signal: killed"
 		j := open(t, file)
@@ -461,6 +479,7 @@ func TestKilled(t *testing.T) {
 			t.Errorf("round %d: write %d is the last one kept, want at least %d", round, a.VFIndex,
 				acknowledged)
 		}
+
 		must.Succeed(t, j.Close())
 	}
 }
@@ -470,12 +489,14 @@ func TestLockTooLate(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
+
 	for range 100 {
 		if unlock, err := j.Lock(ctx, vf1); !errors.Is(err, context.Canceled) {
 			unlock()
 			t.Fatalf("error %v, want %v", err, context.Canceled)
 		}
 	}
+
 	unlock, err := j.Lock(t.Context(), vf1)
 	must.Succeed(t, err)
 	unlock()
@@ -494,6 +515,7 @@ func TestLock(t *testing.T) {
 					t.Error(err)
 					return
 				}
+
 				most.Store(max(most.Load(), holders.Add(1)))
 				count++
 				holders.Add(-1)
@@ -501,6 +523,7 @@ func TestLock(t *testing.T) {
 			}
 		})
 	}
+
 	group.Wait()
 	if count != 8*200 || most.Load() != 1 {
 		t.Errorf("%d of %d entered, up to %d at once", count, 8*200, most.Load())
@@ -517,6 +540,7 @@ func TestLock(t *testing.T) {
 		!strings.Contains(err.Error(), "0000:3b:02.1: the kubelet gave up") {
 		t.Errorf("error %v, want the cause with the Function", err)
 	}
+
 	unlock()
 	unlock, err = j.Lock(t.Context(), vf1)
 	must.Succeed(t, err)
@@ -528,10 +552,12 @@ func BenchmarkPut(b *testing.B) {
 	dir, err := os.MkdirTemp(".", "bench")
 	must.Succeed(b, err)
 	b.Cleanup(func() { os.RemoveAll(dir) })
+
 	j := open(b, filepath.Join(dir, "j"))
 	for n := range 256 {
 		must.Succeed(b, j.Put(full(function.SubfunctionID("0000:3b:00.0", uint32(n)))))
 	}
+
 	a := full(vf1)
 	for b.Loop() {
 		must.Succeed(b, j.Put(a))
@@ -544,6 +570,7 @@ func BenchmarkTwoSyncedPages(b *testing.B) {
 	f, err := os.CreateTemp(".", "bench")
 	must.Succeed(b, err)
 	b.Cleanup(func() { f.Close(); os.Remove(f.Name()) })
+
 	page := make([]byte, 4096)
 	for b.Loop() {
 		for range 2 {
@@ -562,6 +589,7 @@ func TestOpenRandomDamage(t *testing.T) {
 	for n := range uint32(64) {
 		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
+
 	must.Succeed(t, j.Close())
 	intact, err := os.ReadFile(path)
 	must.Succeed(t, err)
@@ -574,18 +602,22 @@ func TestOpenRandomDamage(t *testing.T) {
 			at := random.IntN(len(content)/4096)*4096 + random.IntN(64)
 			content[at] = byte(random.IntN(256))
 		}
+
 		must.Succeed(t, os.WriteFile(path, content, 0o600))
 		j, err := journal.Open(path)
 		if err != nil {
 			refused++
 			continue
 		}
+
 		j.All()
 		must.Succeed(t, j.Close())
 	}
+
 	if refused == 0 {
 		t.Error("no damage was found")
 	}
+
 	t.Logf("%d of 400 refused", refused)
 }
 
@@ -597,6 +629,7 @@ func TestFlippedBits(t *testing.T) {
 	for n := range uint32(150) { // so many that there are branches
 		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
+
 	want := j.All()
 	must.Succeed(t, j.Close())
 	intact, err := os.ReadFile(path)
@@ -618,13 +651,17 @@ func TestFlippedBits(t *testing.T) {
 			refused++
 			continue
 		}
+
 		if got := j.All(); !reflect.DeepEqual(want, got) {
 			t.Fatalf("bit %d: -want +got\n%s", bit, cmp.Diff(want, got, comparePrefixes))
 		}
+
 		must.Succeed(t, j.Close())
 	}
+
 	if refused == 0 {
 		t.Error("no damage was found")
 	}
+
 	t.Logf("%d of 100 refused", refused)
 }

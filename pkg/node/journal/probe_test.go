@@ -15,6 +15,7 @@ func TestWritable(t *testing.T) {
 	if err := j.Writable(); err != nil {
 		t.Error(err)
 	}
+
 	j.Close()
 	if err := j.Writable(); err == nil {
 		t.Error("a closed journal is writable")

@@ -20,6 +20,7 @@ func TestRefusedWrites(t *testing.T) {
 		}
 		return nil
 	}
+
 	file, err := boltfile.Open(path, refuse)
 	must.Succeed(t, err)
 	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
@@ -33,6 +34,7 @@ func TestRefusedWrites(t *testing.T) {
 		}
 		return nil
 	})
+
 	must.Succeed(t, err)
 	must.Succeed(t, file.Close())
 }

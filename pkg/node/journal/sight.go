@@ -28,10 +28,12 @@ func (j *Journal) PutSight(claim types.UID, s Sight) error {
 	if same {
 		return nil
 	}
+
 	value, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("journal: sight of claim %s/%s: %w", s.Namespace, s.Name, err)
 	}
+
 	return j.changeSight(claim, func(tx *boltfile.Tx) error {
 		return tx.Put(sightsBucket, []byte(claim), value)
 	}, func() { j.sights[claim] = s })
@@ -55,11 +57,14 @@ func (j *Journal) changeSight(
 ) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
+
 	if err := j.file.Update(toDisk); err != nil {
 		return fmt.Errorf("journal: sight of claim %s: %w", claim, err)
 	}
+
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
+
 	toMemory()
 	return nil
 }

@@ -23,6 +23,7 @@ func TestSights(t *testing.T) {
 	j, err = journal.Open(path)
 	must.Succeed(t, err)
 	defer j.Close()
+
 	for _, test := range []struct {
 		namespace, name string
 		f               function.ID
@@ -36,9 +37,11 @@ func TestSights(t *testing.T) {
 				got, test.want)
 		}
 	}
+
 	if all := j.All(); len(all) > 0 {
 		t.Errorf("attachments %+v", all)
 	}
+
 	must.Succeed(t, j.DeleteSight("uid"))
 	if j.Sees("default", "all", seen) {
 		t.Error("the claim still sees the Function")

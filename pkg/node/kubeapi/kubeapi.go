@@ -59,6 +59,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
+
 	mapper := restMapper()
 	c, err := cache.New(config, cache.Options{
 		Scheme: scheme,
@@ -73,13 +74,16 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 		DefaultTransform:            kubecache.Trim,
 		ReaderFailOnMissingInformer: true,
 	})
+
 	if err != nil {
 		return nil, fmt.Errorf("watch the API server: %w", err)
 	}
+
 	writer, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
 	}
+
 	return &API{
 		node: node, cache: c, writer: writer, events: events, synced: make(chan struct{}),
 	}, nil
@@ -108,6 +112,7 @@ func (a *API) Run(ctx context.Context) error {
 		functionOf); err != nil {
 		return fmt.Errorf("watch XPUPorts: %w", err)
 	}
+
 	labelled := onChange(a.events.DeclarationsChanged)
 	labelled.UpdateFunc = func(before, after any) {
 		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels,
@@ -115,6 +120,7 @@ func (a *API) Run(ctx context.Context) error {
 			a.events.DeclarationsChanged()
 		}
 	}
+
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: a.poolHandler(),
@@ -128,12 +134,14 @@ func (a *API) Run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
+
 		registration, err := informer.AddEventHandler(handler)
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
 		read = append(read, registration.HasSyncedChecker())
 	}
+
 	go func() {
 		// The cache's own WaitForCacheSync polls every 100 ms, which would double the time that an
 		// agent takes to start.
@@ -141,6 +149,7 @@ func (a *API) Run(ctx context.Context) error {
 			close(a.synced)
 		}
 	}()
+
 	return a.cache.Start(ctx)
 }
 
@@ -200,6 +209,7 @@ func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var n v1alpha1.XPUNode
 	err = a.cache.Get(ctx, types.NamespacedName{Name: a.node}, &n)
 	if apierrors.IsNotFound(err) {
@@ -208,11 +218,13 @@ func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("XPUNode %s: %w", a.node, err)
 	}
+
 	if !slices.ContainsFunc(n.OwnerReferences, func(r metav1.OwnerReference) bool {
 		return r.UID == owner.UID
 	}) {
 		return nil, nil
 	}
+
 	return &n.Status, nil
 }
 
@@ -223,6 +235,7 @@ func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) e
 	if err != nil {
 		return err
 	}
+
 	n := v1alpha1.XPUNode{
 		TypeMeta: metav1.TypeMeta{
 			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "XPUNode",
@@ -232,10 +245,12 @@ func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) e
 		},
 		Status: status,
 	}
+
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&n)
 	if err != nil {
 		return err
 	}
+
 	return a.writer.Apply(ctx,
 		client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}),
 		client.FieldOwner("xpu-agent"), client.ForceOwnership)

@@ -56,15 +56,19 @@ func running(t *testing.T, node string) (*kubeapi.API, *events) {
 			e.ports.Add(1)
 		},
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	must.Run(t, api.Run)
 	synced, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
+
 	if !api.Synced(synced) {
 		t.Fatal("the API server was not read within 10 s")
 	}
+
 	return api, e
 }
 
@@ -85,25 +89,30 @@ func TestDeclarations(t *testing.T) {
 		}
 		return got
 	}
+
 	has := func(name string) bool {
 		t.Helper()
 		pools, err := api.DevicePools(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, p := range pools {
 			if p.Name == name {
 				return true
 			}
 		}
+
 		return false
 	}
+
 	if diff := cmp.Diff(map[string]string{"rack": "7"}, labels()); diff != "" {
 		t.Errorf("labels: -want +got\n%s", diff)
 	}
 	if !has("reads-first") {
 		t.Error("DevicePool reads-first is missing")
 	}
+
 	must.Eventually(t, "what was there is told", func() bool {
 		return told.declarations.Load() > 0
 	})
@@ -111,14 +120,17 @@ func TestDeclarations(t *testing.T) {
 	before := told.declarations.Load()
 	second := devicePool("reads-second")
 	created(t, second)
+
 	must.Eventually(t, "a DevicePool comes", func() bool {
 		return has("reads-second") &&
 			told.declarations.Load() > before
 	})
+
 	before = told.declarations.Load()
 	if err := admin.Delete(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "a DevicePool goes", func() bool {
 		return !has("reads-second") &&
 			told.declarations.Load() > before
@@ -129,10 +141,12 @@ func TestDeclarations(t *testing.T) {
 	if err := admin.Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "a label changes", func() bool {
 		return labels()["rack"] == "8" &&
 			told.declarations.Load() > before
 	})
+
 	if told.ports.Load() != 0 {
 		t.Errorf("%d events about Ports, want none", told.ports.Load())
 	}
@@ -157,6 +171,7 @@ func TestXPUNode(t *testing.T) {
 		_, err := api.NodeLabels(t.Context())
 		return err == nil
 	})
+
 	admin := newClient(t, cluster.Admin())
 	made := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
 	write := func(status v1alpha1.XPUNodeStatus) {
@@ -166,14 +181,17 @@ func TestXPUNode(t *testing.T) {
 		if diff := cmp.Diff(status, made.Status); diff != "" {
 			t.Errorf("status: -want +got\n%s", diff)
 		}
+
 		must.Eventually(t, "it is read", func() bool {
 			read, err := api.XPUNode(t.Context())
 			return err == nil && read != nil && cmp.Equal(*read, status)
 		})
 	}
+
 	if read, err := api.XPUNode(t.Context()); err != nil || read != nil {
 		t.Errorf("XPUNode = %+v, %v, want none", read, err)
 	}
+
 	status := v1alpha1.XPUNodeStatus{
 		Functions: 3, PFs: []v1alpha1.XPUNodePF{{Address: "0000:3b:00.0", Name: "ens3f0", VFs: 2}},
 		Pools: []v1alpha1.XPUNodePool{{
@@ -184,15 +202,18 @@ func TestXPUNode(t *testing.T) {
 			Overlapping: []string{"0000:3b:00.2 in slow"},
 		}},
 	}
+
 	write(status)
 	if len(made.OwnerReferences) != 1 || made.OwnerReferences[0].UID != node.UID {
 		t.Errorf("owners %+v, want the Node", made.OwnerReferences)
 	}
+
 	version := made.ResourceVersion
 	write(status)
 	if made.ResourceVersion != version {
 		t.Error("writing the same again changed the object")
 	}
+
 	status.PFs, status.Pools[0].Problems, status.Pools[0].Overlapping = nil, nil, nil
 	write(status)
 	status.Pools = nil
@@ -202,10 +223,12 @@ func TestXPUNode(t *testing.T) {
 	must.Succeed(t, admin.Delete(t.Context(), node.DeepCopy()))
 	must.Succeed(t,
 		admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}))
+
 	must.Eventually(t, "it belongs to a Node that is gone", func() bool {
 		read, err := api.XPUNode(t.Context())
 		return err == nil && read == nil
 	})
+
 	write(status)
 	must.Succeed(t, admin.Delete(t.Context(), made))
 }
@@ -273,6 +296,7 @@ func TestWaitUntilReady(t *testing.T) {
 	api, told := running(t, "wait")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
+
 	done := waitInBackground(ctx, api, allocated("wait-claim"), functionOf(2))
 
 	// In the order in which things may come: the Port of the Function's last claim, and then ours,
@@ -285,15 +309,18 @@ func TestWaitUntilReady(t *testing.T) {
 	if err := admin.Delete(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
+
 	ours := port("wait", 2, "wait-claim")
 	created(t, ours, port("wait", 3, "wait-claim"), port("wait-elsewhere", 2, "wait-claim"))
 	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonProvisioning, "not yet")
 	must.Eventually(t, "our Port is known", func() bool { return told.ports.Load() >= 6 })
+
 	select {
 	case r := <-done:
 		t.Fatalf("Wait = %+v, %v before the Port was ready", r.port, r.err)
 	default:
 	}
+
 	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
 	r := <-done
 	if r.err != nil || r.port.UID != ours.UID {
@@ -313,11 +340,13 @@ func TestServes(t *testing.T) {
 	created(t, ours)
 	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the card is away")
 	must.Eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
+
 	serves := func(c *resourceapi.ResourceClaim, f function.ID, within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		return api.Serves(ctx, c.Namespace, c.UID, f)
 	}
+
 	c := allocated("serves-claim")
 	if err := serves(c, functionOf(3), 20*time.Second); err != nil {
 		t.Errorf("a Function without a Port: %v", err)
@@ -329,6 +358,7 @@ func TestServes(t *testing.T) {
 		!strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
 		t.Errorf("a Port that is not up: %v", err)
 	}
+
 	done := make(chan error, 1)
 	go func() { done <- serves(c, functionOf(2), 20*time.Second) }()
 	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
@@ -347,12 +377,14 @@ func TestWaitGivesUp(t *testing.T) {
 					Message: message},
 			}}
 	}
+
 	seen := int64(0)
 	known := func(changes int64) {
 		t.Helper()
 		seen += changes
 		must.Eventually(t, "the Port is known", func() bool { return told.ports.Load() >= seen })
 	}
+
 	for i, test := range []struct {
 		name    string
 		prepare func(t *testing.T, index int)
@@ -397,6 +429,7 @@ func TestWaitGivesUp(t *testing.T) {
 			if err := admin.Delete(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
+
 			known(3)
 			t.Cleanup(func() {
 				if err := admin.Patch(context.Background(), p,
@@ -416,6 +449,7 @@ func TestWaitGivesUp(t *testing.T) {
 			t.Errorf("%s: Wait = %+v, want an error", test.name, r.port)
 			continue
 		}
+
 		for _, text := range test.want {
 			if !strings.Contains(r.err.Error(), text) {
 				t.Errorf("%s: error %q, want %q in it", test.name, r.err, text)
@@ -438,6 +472,7 @@ func TestProvisionFailed(t *testing.T) {
 		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not "+
 			"the Function's fault", message)
 	}
+
 	setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
 	must.Eventually(t, "the xPU took it after all", func() bool {
 		return api.ProvisionFailed(functionOf(2)) == ""
@@ -454,6 +489,7 @@ func TestSyncedEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- api.Run(ctx) }()

@@ -53,11 +53,13 @@ func administratorOf(
 		},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 	}))
+
 	c := as(t, cluster, user)
 	must.Eventually(t, "the role is known", func() bool {
 		return c.List(t.Context(), &resourceapi.ResourceClaimList{},
 			client.InNamespace(namespace)) == nil
 	})
+
 	return c
 }
 
@@ -77,6 +79,7 @@ func TestAllocationsAreTheSchedulers(t *testing.T) {
 		return kubeapitest.DeniedByPolicy(tenant.Status().Update(t.Context(), ours.DeepCopy(),
 			client.DryRunAll))
 	})
+
 	theirs.Status.Allocation = allocatedTo("gpu.example.com")
 	if err := tenant.Status().Update(t.Context(), theirs); err != nil {
 		t.Errorf("a tenant allocates a device of another driver: %v", err)
@@ -85,17 +88,20 @@ func TestAllocationsAreTheSchedulers(t *testing.T) {
 	if err := admin.Status().Update(t.Context(), ours); err != nil {
 		t.Fatalf("the scheduler allocates: %v", err)
 	}
+
 	ours.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
 		{Resource: "pods", Name: "p", UID: "u"},
 	}
 	if err := tenant.Status().Update(t.Context(), ours); err != nil {
 		t.Errorf("a tenant reserves his claim: %v", err)
 	}
+
 	change := ours.DeepCopy()
 	change.Status.Allocation.Devices.Results[0].Device = "another"
 	if err := tenant.Status().Update(t.Context(), change); err == nil {
 		t.Error("a tenant changes the allocation")
 	}
+
 	ours.Status = resourceapi.ResourceClaimStatus{}
 	if err := tenant.Status().Update(t.Context(), ours); err != nil {
 		t.Errorf("a tenant gives his device back: %v", err)
@@ -130,6 +136,7 @@ func TestPoliciesSpareOthers(t *testing.T) {
 			tenant.Create(t.Context(),
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
 	}
+
 	write("before", tenant)
 	must.Succeed(t, cluster.Restart())
 	write("at-start", as(t, cluster, "tenant"))
@@ -145,11 +152,13 @@ func TestPoliciesCostNothing(t *testing.T) {
 		}
 		return err
 	}))
+
 	policies := 0
 	for _, path := range files {
 		text, err := os.ReadFile(path)
 		must.Succeed(t, err)
 		policies += strings.Count(string(text), "\nkind: ValidatingAdmissionPolicy\n")
+
 		for _, word := range []string{
 			"paramKind:", "paramRef:", "WebhookConfiguration", "MutatingAdmissionPolicy",
 		} {
@@ -158,6 +167,7 @@ func TestPoliciesCostNothing(t *testing.T) {
 			}
 		}
 	}
+
 	if policies < 8 {
 		t.Errorf("%d policies in %v", policies, files)
 	}

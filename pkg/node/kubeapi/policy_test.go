@@ -42,12 +42,14 @@ func created(t *testing.T, objects ...client.Object) {
 		if err := admin.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
 		}
+
 		if xpu, isXPU := object.(*v1alpha1.XPU); isXPU {
 			xpu.Status.NodeName = xpu.Spec.NodeName
 			if err := admin.Status().Update(t.Context(), xpu); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		t.Cleanup(func() {
 			if err := admin.Delete(context.WithoutCancel(t.Context()),
 				object); client.IgnoreNotFound(err) != nil {
@@ -97,16 +99,19 @@ func TestPoliciesInAnyNamespace(t *testing.T) {
 				{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"},
 			},
 		})
+
 	agent := newClient(t, cluster.AgentIn(namespace, "policy-a"))
 	slice := resourceSlice("policy-4", v1alpha1.GroupName, "policy-a")
 	must.Eventually(t, "the role is known", func() bool {
 		return agent.Create(t.Context(), slice.DeepCopy(), client.DryRunAll) == nil
 	})
+
 	if err := agent.Create(t.Context(),
 		resourceSlice("policy-4", v1alpha1.GroupName,
 			"policy-b")); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("an agent creates another node's slice: error %v, want the policy's", err)
 	}
+
 	own, other := ownPort("policy-a", 5), ownPort("policy-b", 5)
 	own.Namespace, other.Namespace = namespace, namespace
 	if err := agent.Create(t.Context(), own, client.DryRunAll); err != nil {
@@ -128,6 +133,7 @@ func TestPortsAreTheControllers(t *testing.T) {
 		},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "tenant"}},
 	})
+
 	config := cluster.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "tenant", Groups: []string{"system:authenticated"},
@@ -140,13 +146,16 @@ func TestPortsAreTheControllers(t *testing.T) {
 		port("policy-a", 6, "mine")); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("a tenant creates an XPUPort: error %v, want the policy's", err)
 	}
+
 	p := port("policy-a", 6, "ours")
 	p.Finalizers = []string{v1alpha1.FinalizerPort}
 	created(t, p)
+
 	patch := func(c client.Client, p *v1alpha1.XPUPort, change string) error {
 		return c.Patch(t.Context(), p.DeepCopy(),
 			client.RawPatch(types.MergePatchType, []byte(change)))
 	}
+
 	for what, err := range map[string]error{
 		"takes the finalizer away": patch(tenant, p, `{"metadata":{"finalizers":null}}`),
 		"adds a finalizer": patch(tenant, p,
@@ -162,6 +171,7 @@ func TestPortsAreTheControllers(t *testing.T) {
 			t.Errorf("a tenant %s: error %v, want the policy's", what, err)
 		}
 	}
+
 	admin := newClient(t, cluster.Admin())
 	if err := patch(admin, p,
 		`{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/left"]}}`); err != nil {
@@ -171,6 +181,7 @@ func TestPortsAreTheControllers(t *testing.T) {
 		p, `{"metadata":{"finalizers":["xpu.opiproject.org/port"]}}`); err != nil {
 		t.Errorf("somebody takes away a finalizer that is not ours: %v", err)
 	}
+
 	config.Impersonate.UserName = "system:serviceaccount:kube-system:generic-garbage-collector"
 	config.Impersonate.Groups = []string{
 		"system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated",
@@ -180,6 +191,7 @@ func TestPortsAreTheControllers(t *testing.T) {
 		`{"metadata":{"ownerReferences":null,"finalizers":["xpu.opiproject.org/port","orphan"]}}`); err != nil {
 		t.Errorf("the garbage collector: %v", err)
 	}
+
 	if err := patch(admin, p, `{"metadata":{"finalizers":null}}`); err != nil {
 		t.Errorf("an administrator takes the finalizer away: %v", err)
 	}
@@ -196,6 +208,7 @@ func TestAdministratorsGiveUp(t *testing.T) {
 			{APIGroup: rbacv1.GroupName, Kind: "User", Name: "namespace-admin"},
 		},
 	})
+
 	config := cluster.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "namespace-admin", Groups: []string{"system:authenticated"},
@@ -211,6 +224,7 @@ func TestAdministratorsGiveUp(t *testing.T) {
 			t.Errorf("%s gives a Function up: error %v, want it to be forbidden", who, err)
 		}
 	}
+
 	admin := newClient(t, cluster.Admin())
 	must.Succeed(t,
 		admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}},
@@ -228,6 +242,7 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	cluster.Need(t)
 	own, other := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b"))
 	unbound := newClient(t, cluster.Agent(""))
+
 	taint := func(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 		s = s.DeepCopy()
 		s.Spec.Pool.Generation++
@@ -251,11 +266,13 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 			t.Errorf("an agent that %s: error %v, want the policy's", name, err)
 		}
 	}
+
 	if err := other.Create(t.Context(), slice.DeepCopy()); err == nil ||
 		!strings.Contains(err.Error(),
 			`an xpu-agent on node "policy-b" may only write ResourceSlices of that node`) {
 		t.Errorf("error %v, want one that says what is allowed", err)
 	}
+
 	if err := own.Create(t.Context(), slice); err != nil {
 		t.Fatalf("an agent creates its own: %v", err)
 	}
@@ -271,6 +288,7 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	if err := own.Delete(t.Context(), slice); err != nil {
 		t.Errorf("an agent deletes its own: %v", err)
 	}
+
 	admin := newClient(t, cluster.Admin())
 	created(t, resourceSlice("policy-3", "gpu.example.com", "policy-b"))
 	if err := admin.Get(t.Context(), client.ObjectKey{Name: "policy-3"},
@@ -284,10 +302,12 @@ func TestAgentsWriteTheirOwnXPUNodeOnly(t *testing.T) {
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "policy-a"}}
 	own, other, unbound := newClient(t, cluster.Agent("policy-a")), newClient(t,
 		cluster.Agent("policy-b")), newClient(t, cluster.Agent(""))
+
 	change := func(c client.Client) error {
 		return c.Patch(t.Context(), node.DeepCopy(),
 			client.RawPatch(types.MergePatchType, []byte(`{"status": {"functions": 7}}`)))
 	}
+
 	const message = `an xpu-agent on node "policy-b" may only write the XPUNode of that node`
 	if err := other.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) ||
 		!strings.Contains(err.Error(), message) {
@@ -297,16 +317,20 @@ func TestAgentsWriteTheirOwnXPUNodeOnly(t *testing.T) {
 		t.Errorf("an agent whose token is bound to no node creates one: error %v, want the "+
 			"policy's", err)
 	}
+
 	must.Succeed(t, own.Create(t.Context(), node.DeepCopy()))
 	t.Cleanup(func() {
 		_ = newClient(t, cluster.Admin()).Delete(context.WithoutCancel(t.Context()), node)
 	})
+
 	must.Succeed(t, change(own))
 	if err := change(other); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("an agent changes another node's: error %v, want the policy's", err)
 	}
+
 	pool := devicePool("policy-pool")
 	created(t, pool)
+
 	for _, status := range []string{
 		`{"spec": {"network": "mine"}}`, `{"status": {"functions": 7}}`,
 	} {
@@ -334,6 +358,7 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 		&c); err != nil {
 		t.Fatal(err)
 	}
+
 	c.Status.Allocation = &resourceapi.AllocationResult{
 		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
 			{Request: "nic", Driver: v1alpha1.GroupName, Pool: slicePool, Device: device},
@@ -345,9 +370,11 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 			},
 		}}},
 	}
+
 	if err := admin.Status().Update(t.Context(), &c); err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(node string) error {
 		changed := c.DeepCopy()
 		changed.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
@@ -356,12 +383,14 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 		}}
 		return newClient(t, cluster.Agent(node)).Status().Update(t.Context(), changed)
 	}
+
 	for _, node := range []string{"policy-b", ""} {
 		if err := write(node); err == nil ||
 			!strings.Contains(err.Error(), "changing status.devices requires") {
 			t.Errorf("the agent of node %q: error %v, want it to lack the permission", node, err)
 		}
 	}
+
 	if err := write("policy-a"); err != nil {
 		t.Errorf("the agent of the claim's node: %v", err)
 	}
@@ -379,6 +408,7 @@ func ownPort(node string, index int) *v1alpha1.XPUPort {
 func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 	cluster.Need(t)
 	own := newClient(t, cluster.Agent("policy-a"))
+
 	for name, test := range map[string]struct {
 		node   string
 		change func(*v1alpha1.XPUPort)
@@ -415,6 +445,7 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 			t.Errorf("an agent that %s: error %v, want the policy's with %q", name, err, test.want)
 		}
 	}
+
 	elsewhere := ownPort("policy-a", 2)
 	elsewhere.Namespace = "default"
 	if err := own.Create(t.Context(), elsewhere); !apierrors.IsForbidden(err) {
@@ -426,6 +457,7 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 	if err := own.Create(t.Context(), p); err != nil {
 		t.Fatalf("an agent creates its own: %v", err)
 	}
+
 	freed := p.DeepCopy()
 	freed.Finalizers = nil
 	if err := own.Update(t.Context(), freed); !apierrors.IsForbidden(err) {
@@ -438,6 +470,7 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 	if err := own.Delete(t.Context(), p); err != nil {
 		t.Errorf("an agent deletes its own: %v", err)
 	}
+
 	if err := newClient(t, cluster.Admin()).Patch(t.Context(),
 		p, client.RawPatch("application/merge-patch+json",
 			[]byte(`{"metadata":{"finalizers":null}}`))); err != nil {
@@ -457,10 +490,12 @@ func TestAgentsSendEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	recorder, err := kubeapi.NewRecorder(t.Context(), clientset)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid",
 	}}
@@ -511,10 +546,12 @@ func TestNamesakesOfOthers(t *testing.T) {
 	cluster.Need(t)
 	const namespace, driver = "gpu-operator", "gpu.example.com"
 	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+
 	created(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: namespace},
 		Rules: []rbacv1.PolicyRule{{
 			APIGroups: []string{"resource.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"},
 		}}})
+
 	for _, name := range []string{"xpu-agent", "xpu-controller", "xpu-broker"} {
 		created(t, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: namespace + "-" + name},
@@ -525,12 +562,14 @@ func TestNamesakesOfOthers(t *testing.T) {
 				{Kind: "ServiceAccount", Namespace: namespace, Name: name},
 			},
 		})
+
 		config := cluster.Admin()
 		config.Impersonate = rest.ImpersonationConfig{
 			UserName: "system:serviceaccount:" + namespace + ":" + name,
 			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
 				"system:authenticated"},
 		}
+
 		other := newClient(t, config)
 		must.Eventually(t, "the role is known", func() bool {
 			return other.List(t.Context(), &resourceapi.ResourceSliceList{}) == nil
@@ -542,6 +581,7 @@ func TestNamesakesOfOthers(t *testing.T) {
 		if err := other.Create(t.Context(), slice); err != nil {
 			t.Errorf("another driver's %s makes a slice: %v", name, err)
 		}
+
 		claim.Status.Allocation = allocatedTo(driver)
 		if err := other.Status().Update(t.Context(), claim); err != nil {
 			t.Errorf("another driver's %s allocates: %v", name, err)
@@ -549,6 +589,7 @@ func TestNamesakesOfOthers(t *testing.T) {
 		if err := other.Delete(t.Context(), slice); err != nil {
 			t.Errorf("another driver's %s deletes its slice: %v", name, err)
 		}
+
 		if name == "xpu-agent" {
 			err := other.Create(t.Context(),
 				resourceSlice("policy-ours", v1alpha1.GroupName, "node1"))

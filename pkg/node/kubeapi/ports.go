@@ -61,10 +61,12 @@ func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
 		return fmt.Errorf("node %s: %w", a.node, err)
 	}
+
 	port.OwnerReferences = []metav1.OwnerReference{
 		{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node.Name,
 			UID: node.UID},
 	}
+
 	return a.writer.Create(ctx, port)
 }
 
@@ -125,10 +127,12 @@ func (a *API) ProvisionedAhead(f function.ID, network string) bool {
 	default:
 		return false // a read would wait
 	}
+
 	ports, err := a.PortsOf(context.Background(), f)
 	if err != nil || len(ports) != 1 {
 		return false
 	}
+
 	port := &ports[0]
 	return port.Spec.Ahead && port.Spec.Network == network && port.DeletionTimestamp.IsZero() &&
 		v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
@@ -150,6 +154,7 @@ func (a *API) port(
 	if err != nil {
 		return nil, fmt.Errorf("XPUPort %s: %w", name, err)
 	}
+
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
@@ -161,6 +166,7 @@ func (a *API) port(
 		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s: %s: %s", name, ready.Reason,
 			ready.Message)
 	}
+
 	return &port, nil
 }
 
@@ -202,20 +208,24 @@ func (a *API) XPUAway(f function.Function) string {
 	default:
 		return "" // a read would wait
 	}
+
 	xpu, err := a.XPUOf(context.Background(), f.PF)
 	if err != nil || xpu == nil {
 		return ""
 	}
+
 	if slices.Contains(xpu.Spec.AbandonedFunctions, f.ID.String()) {
 		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still "+
 			"serve a port of its last pod; once that is "+
 			"gone, take the Function from spec.abandonedFunctions", xpu.Name,
 			v1alpha1.ReasonAbandoned)
 	}
+
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
 	if ready.Status != metav1.ConditionFalse {
 		return ""
 	}
+
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
 }
 
@@ -256,6 +266,7 @@ func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	if ready.Status == "" || !port.DeletionTimestamp.IsZero() {
 		return
 	}
+
 	f := claim.FunctionOf(port.Spec.Function)
 	if ready.Status != metav1.ConditionTrue && v1alpha1.Refused(ready.Reason) {
 		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason,
@@ -273,6 +284,7 @@ func (a *API) portDeleted(port *v1alpha1.XPUPort) {
 	if !refused || last.(refusal).port != port.UID {
 		return
 	}
+
 	time.AfterFunc(refusalTime, func() {
 		if a.refusals.CompareAndDelete(f, last) { // unless the xPU refused another Port since
 			a.portsChanged()

@@ -25,6 +25,7 @@ func TestRefusalIsHeld(t *testing.T) {
 		if reason == v1alpha1.ReasonUp {
 			status = metav1.ConditionTrue
 		}
+
 		return &v1alpha1.XPUPort{
 			ObjectMeta: metav1.ObjectMeta{UID: uid},
 			Spec:       v1alpha1.XPUPortSpec{Function: claim.FunctionRef(vf)},
@@ -36,10 +37,12 @@ func TestRefusalIsHeld(t *testing.T) {
 			},
 		}
 	}
+
 	synctest.Test(t, func(t *testing.T) {
 		var told atomic.Int32
 		api := &API{events: Events{PortsChanged: func() { told.Add(1) }}}
 		handler := api.portHandler()
+
 		want := func(what, message string) {
 			t.Helper()
 			if got := api.ProvisionFailed(vf); (message == "") != (got == "") ||
@@ -47,6 +50,7 @@ func TestRefusalIsHeld(t *testing.T) {
 				t.Errorf("%s: ProvisionFailed = %q, want %q in it", what, got, message)
 			}
 		}
+
 		leave := func(p *v1alpha1.XPUPort) {
 			p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 			p.Status.Conditions[0].Reason = v1alpha1.ReasonReleasing

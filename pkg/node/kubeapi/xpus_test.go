@@ -31,15 +31,19 @@ func TestXPUAway(t *testing.T) {
 	if message := api.XPUAway(f); message != "" {
 		t.Errorf("XPUAway = %q of a Function without xPU", message)
 	}
+
 	card := xpu("away-card", "away", "0000:3b:00.0")
 	created(t, card, xpu("away-elsewhere", "away-elsewhere"))
+
 	must.Eventually(t, "the XPU is known", func() bool {
 		chosen, err := api.XPUOf(t.Context(), f.PF)
 		return err == nil && chosen != nil && chosen.Name == card.Name
 	})
+
 	if message := api.XPUAway(f); message != "" {
 		t.Errorf("XPUAway = %q before xpu-controller said anything", message)
 	}
+
 	for _, step := range []struct {
 		status  metav1.ConditionStatus
 		reason  string
@@ -58,16 +62,20 @@ func TestXPUAway(t *testing.T) {
 		if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), card); err != nil {
 			t.Fatal(err)
 		}
+
 		must.Eventually(t, step.reason+" is known and told", func() bool {
 			return api.XPUAway(f) == step.want && told.ports.Load() > before
 		})
 	}
+
 	card.Spec.AbandonedFunctions = []string{f.ID.String()}
 	must.Succeed(t, newClient(t, cluster.Admin()).Update(t.Context(), card))
+
 	must.Eventually(t, "the Function is known to be given up", func() bool {
 		return strings.Contains(api.XPUAway(f),
 			"XPU away-card: Abandoned: the Function is given up")
 	})
+
 	if message := api.XPUAway(function.Function{ID: functionOf(3), PF: f.PF}); message != "" {
 		t.Errorf("XPUAway = %q of another Function", message)
 	}
@@ -83,9 +91,11 @@ func TestOwnPorts(t *testing.T) {
 	if err := api.CreatePort(t.Context(), ownPort("own", 2)); !apierrors.IsNotFound(err) {
 		t.Errorf("CreatePort on a node that is not there = %v, want NotFound", err)
 	}
+
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
 	ofClaim := port("own", 2, "own-claim")
 	created(t, node, ofClaim, port("own", 3, "own-claim"))
+
 	must.Eventually(t, "the node is known", func() bool {
 		_, err := api.NodeLabels(t.Context())
 		return err == nil
@@ -98,13 +108,16 @@ func TestOwnPorts(t *testing.T) {
 	if len(p.OwnerReferences) != 1 || p.OwnerReferences[0].UID != node.UID {
 		t.Errorf("owners %+v, want the Node", p.OwnerReferences)
 	}
+
 	must.Eventually(t, "both Ports of the Function are known, and no other", func() bool {
 		ports, err := api.PortsOf(t.Context(), claim.FunctionOf(p.Spec.Function))
 		return err == nil && len(ports) == 2
 	})
+
 	if ports, err := api.Ports(t.Context()); err != nil || len(ports) != 3 {
 		t.Errorf("Ports = %d, %v; want all 3 of the node", len(ports), err)
 	}
+
 	key := client.ObjectKeyFromObject(p)
 	if err := api.DeletePort(t.Context(), key, "another"); !apierrors.IsConflict(err) {
 		t.Errorf("DeletePort of another one by that name = %v, want Conflict", err)
@@ -115,11 +128,13 @@ func TestOwnPorts(t *testing.T) {
 	if err := api.DeletePort(t.Context(), key, ""); err != nil {
 		t.Errorf("DeletePort again before the xPU let go of it = %v", err)
 	}
+
 	if err := newClient(t, cluster.Admin()).Patch(t.Context(),
 		p, client.RawPatch("application/merge-patch+json",
 			[]byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := api.DeletePort(t.Context(), key, ""); !apierrors.IsNotFound(err) {
 		t.Errorf("DeletePort of what is gone = %v, want NotFound", err)
 	}

@@ -44,14 +44,17 @@ func (g *ages) of(a journal.Attachment, s stage) time.Duration {
 
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
+
 	if g.seen == nil {
 		g.seen = map[agedStage]sighting{}
 	}
+
 	seen, known := g.seen[key]
 	if !known || !seen.recorded.Equal(recorded) {
 		seen = sighting{recorded, time.Now()}
 		g.seen[key] = seen
 	}
+
 	return time.Since(seen.first)
 }
 

@@ -32,6 +32,7 @@ func TestAnnounceWhileRunEnds(t *testing.T) {
 				return nil
 			},
 		}, logr.Discard())
+
 		ctx, cancel := context.WithCancel(t.Context())
 		var attaching sync.WaitGroup
 		attaching.Go(func() {
@@ -40,6 +41,7 @@ func TestAnnounceWhileRunEnds(t *testing.T) {
 				m.announce(record)
 			}
 		})
+
 		must.Succeed(t, m.Run(ctx, nil))
 		ended.Store(true)
 		attaching.Wait()

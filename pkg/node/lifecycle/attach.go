@@ -48,6 +48,7 @@ func (m *Manager) ReserveAs(
 		}
 		return m.take(ctx, d.record, want)
 	})
+
 	return d.found(), err
 }
 
@@ -68,6 +69,7 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	if err := m.awaitUsable(ctx, want); err != nil {
 		return err
 	}
+
 	cni, wanted := want.CNI, want.Interface
 	want = want.BackToReserved()
 	want.CNI, want.Interface = cni, wanted
@@ -77,6 +79,7 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	if want.ReservedAt.IsZero() || again {
 		want.ReservedAt, want.Made = m.options.Now().UTC(), uptime.Of(m.options.BootID)
 	}
+
 	want.Driver = cmp.Or(have.Driver, m.driver(want.Function))
 	// the xPU may serve it already; only a release takes it away
 	want.Port = cmp.Or(want.Port, have.Port)
@@ -87,6 +90,7 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 			return err
 		}
 	}
+
 	if !reflect.DeepEqual(have, want) {
 		if err := m.put(want); err != nil {
 			return err
@@ -95,6 +99,7 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 			owner(want))
 		m.options.Taken(want.Function)
 	}
+
 	return m.setUp(ctx, want)
 }
 
@@ -104,11 +109,13 @@ func (m *Manager) driver(id function.ID) string {
 	if m.options.Driver == nil {
 		return ""
 	}
+
 	driver, err := m.options.Driver(id)
 	if err != nil {
 		m.log.V(1).Info("The driver of a Function cannot be read, and is not compared", "function",
 			id.String(), "error", err.Error())
 	}
+
 	return driver
 }
 
@@ -160,6 +167,7 @@ func (m *Manager) Attach(
 		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given",
 			sandbox.ID, sandbox.NetNS)
 	}
+
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
 	d, err := m.settle(ctx, t, id, func(d decision) (err error) {
 		ctx, end := m.options.Tracer.Stage(ctx, d.record.Owner(), "attach Function",
@@ -168,9 +176,11 @@ func (m *Manager) Attach(
 		end(err)
 		return err
 	})
+
 	if err == nil && d.step == Keep {
 		observed = *d.record.Observed
 	}
+
 	return observed, err
 }
 
@@ -185,15 +195,18 @@ func (m *Manager) move(
 	if err := m.awaitUsable(ctx, record); err != nil {
 		return netdev.Observed{}, err
 	}
+
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
 	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) &&
 		tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
+
 	if err != nil {
 		return netdev.Observed{}, err
 	}
+
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
 	return m.transfer(ctx, record, device, before, record.Interface)
@@ -210,12 +223,14 @@ func (m *Manager) transfer(
 	if err := m.put(record); err != nil {
 		return netdev.Observed{}, err
 	}
+
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
 		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, m.options.Now().UTC(), time.Time{}
 		record.Place.Index, record.Made = observed.Index, uptime.Of(m.options.BootID)
 		err = m.put(record)
 	}
+
 	if err == nil {
 		err = m.options.Expose(record)
 	}
@@ -223,15 +238,18 @@ func (m *Manager) transfer(
 		return netdev.Observed{}, errors.Join(err,
 			m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
+
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface",
 		observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took",
 		time.Since(start))
+
 	if state == journal.Reattaching {
 		m.healthChanged(record.Function)
 		m.options.Report(record)
 	}
+
 	return observed, nil
 }
 
@@ -256,11 +274,14 @@ func (m *Manager) announce(record journal.Attachment) {
 		len(record.Observed.Addresses) == 0 {
 		return
 	}
+
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	if m.lasting.Err() != nil {
 		return // Run has ended, and waits for no more
 	}
+
 	m.announcing.Go(func() {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
@@ -283,6 +304,7 @@ func (m *Manager) endAnnouncements() {
 func (m *Manager) otherName(record journal.Attachment) string {
 	var number int
 	_, _ = fmt.Sscanf(record.Interface.Name, "net%d", &number) // 0 for any other name
+
 	for {
 		number++
 		name := fmt.Sprintf("net%d", number)
@@ -321,9 +343,11 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		if record.Interface.Userspace {
 			device.Name, err = "", nil
 		}
+
 		if err == nil {
 			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
+
 		id, seen := record.Function, before.Identity
 		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" &&
 			seen.Parent != string(id.Address) {
@@ -331,6 +355,7 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name,
 				seen.Parent, netdev.ErrNoNetdev)
 		}
+
 		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
 	return device, before, place, err
@@ -343,6 +368,7 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	if number, isSF := record.Function.SFNum(); isSF {
 		device.Port = &function.EswitchPort{PF: record.PF, SF: true, Number: number}
 	}
+
 	if record.IsVF() {
 		device.Port = &function.EswitchPort{PF: record.PF, Number: uint32(record.VFIndex)}
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to
@@ -351,6 +377,7 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
 		}
 	}
+
 	name, err := netdevs.Netdev(record.Function)
 	if err != nil {
 		return device, fmt.Errorf("%w: %w", netdev.ErrNoNetdev, err)
@@ -358,6 +385,7 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	if name == "" {
 		return device, netdev.ErrNoNetdev
 	}
+
 	device.Name = name
 	return device, nil
 }
@@ -387,11 +415,13 @@ func (m *Manager) Check(
 			differences = []string{"is not attached"}
 			return nil
 		}
+
 		device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
 		is := attached(record)
 		if expect != nil {
 			expect(&is)
 		}
+
 		differences, err = m.engine.Check(ctx, device, is)
 		return err
 	})
@@ -408,6 +438,7 @@ func (m *Manager) Address(
 		if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
 			return errors.New("is not attached for this request")
 		}
+
 		record.CNI = new(*record.CNI) // the journal keeps the one that was read
 		record.CNI.IPAM = add.Result
 		record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
@@ -418,10 +449,12 @@ func (m *Manager) Address(
 		if err := m.put(record); err != nil {
 			return err
 		}
+
 		observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
 		if err != nil {
 			return err
 		}
+
 		record.Observed = &observed
 		return m.put(record)
 	})

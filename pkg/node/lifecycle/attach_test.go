@@ -189,6 +189,7 @@ func TestAttach(t *testing.T) {
 		"no netdev": {netdevs: netdevs{vf: "", pf: "ens3f0"}, err: netdev.ErrNoNetdev,
 			state: journal.Reserved},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -198,11 +199,13 @@ func TestAttach(t *testing.T) {
 			if err := a.Reserve(t.Context(), claimedVF()); err != nil {
 				t.Fatal(err)
 			}
+
 			observed, err := a.Attach(t.Context(), vf, sandbox())
 			if !errors.Is(err, test.err) ||
 				err != nil && !strings.HasPrefix(err.Error(), "Function 0000:3b:02.1: ") {
 				t.Errorf("error %v, want %v of the Function", err, test.err)
 			}
+
 			record, _ := j.Get(vf)
 			if record.State != test.state {
 				t.Errorf("state %s, want %s", record.State, test.state)
@@ -213,6 +216,7 @@ func TestAttach(t *testing.T) {
 			if test.err != nil {
 				return
 			}
+
 			wantDevice := netdev.Device{
 				Name: "ens3f0v1", PF: &netdev.PF{Name: "ens3f0", Address: "0000:3b:00.0", VF: 1},
 				Port: &function.EswitchPort{PF: "0000:3b:00.0", Number: 1},
@@ -220,6 +224,7 @@ func TestAttach(t *testing.T) {
 			if diff := cmp.Diff(wantDevice, test.engine.device); diff != "" {
 				t.Errorf("device (-want +got):\n%s", diff)
 			}
+
 			if record.Sandbox != "s1" || record.BootID != "boot-1" || record.Pod.UID != "pod-1" ||
 				record.AttachedAt.IsZero() ||
 				record.Place != (netdev.Place{NetNS: "/run/netns/x", Cookie: 7, Index: 5}) ||
@@ -238,6 +243,7 @@ func TestAttachIsTraced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	a := New(openJournal(t), &engine{fail: errDiskFull}, netdevs{vf: "ens3f0v1", pf: "ens3f0"},
 		Options{BootID: "boot-1", Tracer: tracer}, logr.Discard())
 	of := sandbox()
@@ -249,6 +255,7 @@ func TestAttachIsTraced(t *testing.T) {
 	if err := a.Reserve(t.Context(), wanted); err != nil {
 		t.Fatal(err)
 	}
+
 	_, err = a.Attach(t.Context(), vf, of)
 	spans := exporter.GetSpans()
 	if err == nil || len(spans) != 1 || spans[0].Name != "attach Function" ||
@@ -265,6 +272,7 @@ func TestReserve(t *testing.T) {
 	if err := a.Reserve(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
+
 	had, _ := j.Get(vf)
 	changed := first
 	changed.Interface.Name = "net2"
@@ -272,11 +280,13 @@ func TestReserve(t *testing.T) {
 	if err := a.Reserve(t.Context(), changed); err != nil {
 		t.Fatal(err)
 	}
+
 	has, _ := j.Get(vf)
 	if has.Interface.Name != "net2" || has.State != journal.Reserved || has.Sandbox != "" ||
 		!has.ReservedAt.Equal(had.ReservedAt) {
 		t.Errorf("record %+v", has)
 	}
+
 	for want, owner := range map[string]func(*journal.Attachment){
 		"belongs to claim default/c (UID claim-1)": func(*journal.Attachment) {},
 		"belongs to pod default/p (UID pod-1)": func(a *journal.Attachment) {
@@ -293,6 +303,7 @@ func TestReserve(t *testing.T) {
 		if err := j.Put(mine); err != nil {
 			t.Fatal(err)
 		}
+
 		other := claimedVF()
 		other.Claim.UID = "claim-2"
 		if err := a.Reserve(t.Context(), other); err == nil ||
@@ -321,6 +332,7 @@ func TestReserveForTheNextPod(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
+
 		had, _ := j.Get(vf)
 		taken := next
 		taken.Interface.Name, taken.CNI = "net1", &journal.CNI{ContainerID: "s1", IfName: "net1"}
@@ -392,11 +404,13 @@ func TestAttachUnnamed(t *testing.T) {
 			if err := j.Put(other); err != nil {
 				t.Fatal(err)
 			}
+
 			want := claimedVF()
 			want.AnyName, want.Pod = test.any, sandbox().Pod
 			if err := m.Reserve(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
+
 			observed, err := m.Attach(t.Context(), vf, sandbox())
 			if test.want == "" {
 				if !errors.Is(err, netdev.ErrNameTaken) {
@@ -404,6 +418,7 @@ func TestAttachUnnamed(t *testing.T) {
 				}
 				return
 			}
+
 			record, _ := j.Get(vf)
 			if err != nil || observed.Name != test.want || record.Interface.Name != test.want {
 				t.Errorf("attached as %q, record says %q, error %v; want %q", observed.Name,
@@ -446,11 +461,13 @@ func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
 	if err := m.Detach(t.Context(), vf, "s1"); err != nil {
 		t.Fatal(err)
 	}
+
 	if want := []string{
 		"offer while Attached", "withdraw while Detaching",
 	}; !slices.Equal(c.calls, want) {
 		t.Errorf("told %q, want %q", c.calls, want)
 	}
+
 	c.err = errors.New("disk full")
 	if _, err := m.Attach(t.Context(), vf, sandbox()); !errors.Is(err, c.err) {
 		t.Errorf("error %v, want %v", err, c.err)

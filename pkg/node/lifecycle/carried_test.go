@@ -37,13 +37,16 @@ func passAll(t *testing.T) (fd int) {
 		insns:   uint64(uintptr(unsafe.Pointer(&program[0]))),
 		license: uint64(uintptr(unsafe.Pointer(&license[0]))),
 	}
+
 	r, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)),
 		unsafe.Sizeof(attr))
 	runtime.KeepAlive(program)
 	runtime.KeepAlive(license)
+
 	if errno != 0 {
 		t.Skipf("this kernel loads no BPF program: %v", errno)
 	}
+
 	t.Cleanup(func() { unix.Close(int(r)) })
 	return int(r)
 }
@@ -137,6 +140,7 @@ func TestPodLeavesNothing(t *testing.T) {
 				must.Succeed(t, change(t, pod, mustLink(t, pod, "net0")))
 				must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 			})
+
 			n.WantAsBefore(0, before)
 			if diff := cmp.Diff(settings, n.settings(0)); diff != "" {
 				t.Errorf("settings (-before +after):\n%s", diff)
@@ -158,6 +162,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 		"ipv6/conf/%s/accept_ra":    "0", "ipv6/conf/%s/addr_gen_mode": "1",
 		"ipv6/conf/%s/autoconf": "0",
 	}
+
 	each := func(do func(path, value string) error) {
 		t.Helper()
 		must.Succeed(t, n.Host.Do(func() error {
@@ -170,6 +175,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 			return nil
 		}))
 	}
+
 	host, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)
 	must.Succeed(t, n.Host.Handle().LinkSetUp(host))
@@ -178,6 +184,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 	if before.Conf == nil || len(before.Conf.IPv6) == 0 || len(before.Conf.IPv4) == 0 {
 		t.Fatalf("snapshot has sysctls %+v", before.Conf)
 	}
+
 	pod := netns.New(t)
 	n.run(func(a *agent) {
 		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
@@ -185,6 +192,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
+
 	n.WantAsBefore(0, before)
 	each(func(path, want string) error {
 		got, err := os.ReadFile(path)
@@ -193,6 +201,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 		}
 		return err
 	})
+
 	addresses, err := n.Host.Handle().AddrList(host, netlink.FAMILY_V6)
 	if err != nil || len(addresses) > 0 {
 		t.Errorf("the netdev has IPv6 addresses %v, %v on the host", addresses, err)
@@ -208,6 +217,7 @@ func TestXDPOnTheHost(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path()})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: lifecycletest.Netdev(0)},
 		netns.New(t).Path(), function.Interface{Name: "net1"})
 	mustFail(t, err, "is in use on the host, by XDP program")

@@ -59,10 +59,12 @@ func (t trigger) owns(a journal.Attachment) bool {
 		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
 		return a.Sandbox == t.sandbox
+
 	case SandboxStops:
 		// A request for a claim's Function ends with its sandbox, also if it was never attached.
 		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil &&
 			a.CNI.ContainerID == t.sandbox
+
 	case Sweep, Resume, DeviceChanges:
 		return true
 	}
@@ -89,6 +91,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 		return Nobodys
 	case t.owns(a):
 		return Own
+
 	case a.Claim.UID != "":
 		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
@@ -97,6 +100,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 			return PodsClaim
 		}
 		return AnotherClaims
+
 	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
 		return NextPods
 	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.sandbox:
@@ -172,32 +176,39 @@ func (m *Manager) settle(
 		if err != nil {
 			return d, err
 		}
+
 		switch d.step {
 		case Refuse:
 			err = d.refusal
 		case Wait:
 			err = m.await(ctx, d.record)
+
 		case BringBack, EndRequest, Release:
 			if err = m.makeWay(ctx, t, d); err == nil && t.wants() {
 				err = m.refuseQuarantined(id)
 			}
+
 		case Lose, Reattach:
 			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
 				return m.carryOut(ctx, have, d.step)
 			})
+
 		case Take, Attach:
 			if take == nil {
 				return d, nil
 			}
+
 			var done bool
 			if done, err = m.ifUnchanged(ctx, d, func(journal.Attachment) error {
 				return take(d)
 			}); done {
 				return d, err
 			}
+
 		default:
 			return d, nil
 		}
+
 		if err != nil {
 			return d, err
 		}
@@ -210,15 +221,18 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decisi
 	if t.event == SandboxStarts && have.CNI != nil {
 		return decideRequest(have, t.sandbox)
 	}
+
 	rule := t.rule(have)
 	d := decision{record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
 	if rule.If == "" {
 		return d, nil
 	}
+
 	shown, err := gather[rule.If](m, ctx, t, &d)
 	if err == nil && !shown {
 		d.step = rule.Else
 	}
+
 	return d, err
 }
 
@@ -236,6 +250,7 @@ func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
 	case have.State != journal.Reserved:
 		return d, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
 	}
+
 	return d, nil
 }
 
@@ -299,12 +314,14 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 			return m.finish(ctx, now)
 		})
 	}
+
 	var now journal.Attachment
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
 		now, _ = m.journal.Get(have.Function)
 		return releasing && (now.State != journal.Releasing || now.Quarantined()) ||
 			!releasing && !reflect.DeepEqual(have, now)
 	})
+
 	switch {
 	case err == nil:
 		return nil
@@ -315,6 +332,7 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	case now.Restored():
 		failed = nil
 	}
+
 	return errors.Join(fmt.Errorf("%s: %w", pending(now), err), failed)
 }
 
@@ -327,10 +345,12 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 			return fmt.Errorf("network namespace of sandbox %s: %w", t.sandbox, err)
 		}
 	}
+
 	m.log.Info("Function is taken back from before", "function", d.id.String(), "for",
 		string(t.event),
 		"from", owner(d.record), "sandbox", d.record.Sandbox, "state", d.record.State, "step",
 		string(d.step))
+
 	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
 		return m.carryOut(ctx, have, d.step)
 	})
@@ -368,6 +388,7 @@ func (m *Manager) withLock(
 func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error) {
 	defer wrap(&err, id)
 	defer m.healthChanged(id)
+
 	return m.withLock(ctx, id, func(a journal.Attachment) error {
 		step := t.rule(a).Step
 		if step == Ignore && !t.owns(a) {
@@ -387,11 +408,13 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		return m.lose(ctx, a)
 	case step == Reattach:
 		return m.reattach(ctx, a)
+
 	case step == Disown, step == EndRequest && a.Quarantined() && a.Claim.UID == "":
 		if ownSF(a) { // which can be deleted, whatever keeps its netdev from coming back
 			return m.bringBack(ctx, a, journal.Releasing)
 		}
 		return m.disown(a)
+
 	case step == EndRequest && a.Quarantined():
 		return nil // the request ends with the quarantine
 	case step == Release, step == EndRequest && a.Claim.UID == "":

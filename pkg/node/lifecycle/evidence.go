@@ -45,14 +45,17 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	if m.options.Kubelet == nil {
 		return true, nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+
 	if t.event == Prepare {
 		_, _ = m.options.Kubelet.Refresh(ctx) // it logs an error itself
 		other := m.options.Kubelet.InUse(d.id, "")
 		d.refusal = TakenError{other}
 		return other == "", nil
 	}
+
 	assigned, err := m.options.Kubelet.Assigned(ctx)
 	if err != nil {
 		m.log.Info("The kubelet does not say which pods have which Functions; the request is "+
@@ -60,12 +63,14 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 			"function", d.id.String(), "pod", t.pod.Namespace+"/"+t.pod.Name, "error", err.Error())
 		return true, nil
 	}
+
 	by, ok := assigned[d.id.String()]
 	if ok && t.pod.Name != "" && by.Pod != "" &&
 		(by.Namespace != t.pod.Namespace || by.Pod != t.pod.Name) {
 		d.refusal = taken("the kubelet gave it to %s", by)
 		return false, nil
 	}
+
 	d.resource = by.Resource
 	return true, nil
 }
@@ -90,13 +95,16 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 		m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
 		return false, nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+
 	if t.assigned == nil {
 		t.assigned = func() (map[string]podresources.Assignment, error) {
 			return m.options.Kubelet.Assigned(ctx)
 		}
 	}
+
 	assigned, err := t.assigned()
 	_, has := assigned[a.Function.String()]
 	switch {
@@ -107,6 +115,7 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 	case m.options.Claims == nil:
 		return false, nil
 	}
+
 	pods, allocated, err := m.options.Claims.Consumers(ctx, a.Claim)
 	return err == nil && (!allocated || len(pods) == 0), nil
 }
@@ -118,12 +127,14 @@ func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, er
 	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
 		return false, nil
 	}
+
 	// Both clocks must say so, because either alone may be wrong: the wall clock may have been set,
 	// and an agent that was started since counts anew.
 	age := m.options.Now().Sub(have.ReservedAt)
 	if age < 0 || age > admission || m.ages.of(have, sinceReserved) > admission {
 		return false, nil
 	}
+
 	return reflect.DeepEqual(have.Port, want.Port) && sameSetup(have.Setup, want.Setup), nil
 }
 
@@ -141,6 +152,7 @@ func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (b
 	if m.options.Claims == nil {
 		return false, nil
 	}
+
 	c := d.record.Claim
 	pods, allocated, err := m.options.Claims.Consumers(ctx, c)
 	if err != nil {
@@ -159,17 +171,21 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
+
 	if !gone || m.handedOn(a) {
 		return false, nil
 	}
+
 	lives, err := m.sandboxLives(a)
 	if !lives || err != nil || a.Interface.Userspace {
 		return lives, err
 	}
+
 	holds, err := m.engine.Holds(a.Place, a.Before.Identity)
 	if holds || err != nil || name == "" {
 		return !holds && err == nil, err
 	}
+
 	moved, err := m.movedByPod(ctx, a)
 	return !moved && err == nil, err
 }
@@ -189,6 +205,7 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 	if a.Interface.Userspace {
 		return false, nil
 	}
+
 	id := a.Function
 	if ownSF(a) {
 		id = function.ID{Address: a.PF} // by which the SF is made again
@@ -210,8 +227,10 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 	if m.options.Serve == nil {
 		return true, nil
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
 	defer cancel()
+
 	err := m.options.Serve(ctx, a)
 	return err == nil, err
 }

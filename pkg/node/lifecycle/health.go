@@ -54,6 +54,7 @@ func pending(a journal.Attachment) string {
 	case a.Hooks == nil || a.Hooks.Error == "":
 		return "is " + back + ", and waits for its post-delete hooks"
 	}
+
 	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s",
 		back, a.Hooks.Next, a.Hooks.Error)
 }
@@ -79,6 +80,7 @@ func (m *Manager) Lost(id function.ID) string {
 	case m.ages.of(a, sinceLost) < releaseGrace:
 		return ""
 	}
+
 	return lost + ": it gets it back when the device and its Port are there; the log of this " +
 		"node's xpu-agent says what is missing"
 }
@@ -92,6 +94,7 @@ func (m *Manager) Elsewhere(id function.ID, resource string) string {
 	if a.Pod.Name != "" { // the kubelet does not tell whom it allocates a Function to
 		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
+
 	kubelet := m.options.Kubelet
 	switch {
 	case !exists, a.State == journal.Releasing:
@@ -107,8 +110,10 @@ func (m *Manager) Elsewhere(id function.ID, resource string) string {
 		// the kubelet did not know of the resource yet when the CNI plugin came
 		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
 	}
+
 	if kubelet == nil {
 		return ""
 	}
+
 	return kubelet.InUse(id, resource)
 }

@@ -26,11 +26,13 @@ func TestElsewhere(t *testing.T) {
 	byCNI.Resource = ""
 	leaving := byClaim
 	leaving.State = journal.Releasing
+
 	given := &kubelet{
 		have: map[string]podresources.Assignment{
 			vf.String(): {Namespace: "default", Pod: "p", Resource: fast},
 		},
 	}
+
 	for _, test := range []struct {
 		name     string
 		record   *journal.Attachment
@@ -61,6 +63,7 @@ func TestElsewhere(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			m := New(j, nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
 			if got := m.Elsewhere(vf, test.resource); got == "" != (test.want == "") ||
 				!strings.Contains(got, test.want) {
@@ -98,6 +101,7 @@ func TestLostIsTold(t *testing.T) {
 				if err := m.put(a); err != nil {
 					t.Fatal(err)
 				}
+
 				time.Sleep(test.ago)
 				if got := m.Lost(vf); got == "" != (test.want == "") ||
 					!strings.Contains(got, test.want) {
@@ -118,6 +122,7 @@ func TestOtherPod(t *testing.T) {
 			},
 		}
 	}
+
 	asks := trigger{event: Add, pod: journal.Pod{Namespace: "default", Name: "p"}}
 	for _, test := range []struct {
 		name     string
@@ -141,9 +146,11 @@ func TestOtherPod(t *testing.T) {
 		if !none {
 			got = d.refusal.Error()
 		}
+
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 		}
+
 		if got == "" != (test.want == "") || !strings.Contains(got, test.want) ||
 			d.resource != test.resource {
 			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.resource, test.want,

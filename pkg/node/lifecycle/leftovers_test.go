@@ -51,6 +51,7 @@ func leave(t testing.TB, ns *netns.Namespace, netdev string, only ...int) {
 	conn, err := ethtool.Dial(vnetns.NsHandle(ns.Fd()))
 	must.Succeed(t, err)
 	defer conn.Close()
+
 	sysfs := filepath.Join(ns.Sysfs(t), "class/net", netdev)
 
 	for i, s := range leftovers {
@@ -76,6 +77,7 @@ func everything() map[string]func(t *testing.T, pod *netns.Namespace, l netlink.
 			return nil
 		}
 	}
+
 	return all
 }
 
@@ -86,6 +88,7 @@ func (n *node) settings(i int) map[string]string {
 	conn, err := ethtool.Dial(vnetns.NsHandle(n.Host.Fd()))
 	must.Succeed(n.t, err)
 	defer conn.Close()
+
 	sysfs := filepath.Join(n.Host.Sysfs(n.t), "class/net", l.Attrs().Name)
 
 	values := map[string]string{}
@@ -96,10 +99,12 @@ func (n *node) settings(i int) map[string]string {
 			values[s.group+" "+s.name] = group[s.name]
 			continue
 		}
+
 		text, err := os.ReadFile(filepath.Join(sysfs, s.file))
 		must.Succeed(n.t, err)
 		values[s.file] = string(text)
 	}
+
 	return values
 }
 
@@ -116,6 +121,7 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 		}))
 		return values
 	}
+
 	changed := 0
 	must.Succeed(t, n.Host.Do(func() error {
 		return eachSysctl(func(path, value string) {
@@ -124,6 +130,7 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 			}
 		})
 	}))
+
 	if changed < 80 {
 		t.Errorf("only %d sysctls could be changed", changed)
 	}
@@ -135,6 +142,7 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
+
 	if diff := cmp.Diff(before, read()); diff != "" {
 		t.Errorf("sysctls (-before +after):\n%s", diff)
 	}
@@ -148,6 +156,7 @@ func eachSysctl(do func(path, value string)) error {
 		if err != nil || len(paths) == 0 {
 			return fmt.Errorf("%s: %q, %w", directory, paths, err)
 		}
+
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
 			if err != nil && !errors.Is(err, unix.EIO) { // the secret while it is unset
@@ -169,10 +178,12 @@ func differs(path, value string) bool {
 	case "stable_secret":
 		return os.WriteFile(path, []byte("fd00::1"), 0) == nil
 	}
+
 	n, err := strconv.Atoi(value)
 	if err != nil {
 		return false
 	}
+
 	for _, other := range []int{n + 1, 1, 0, 2} {
 		if other == n || os.WriteFile(path, []byte(strconv.Itoa(other)), 0) != nil {
 			continue
@@ -181,5 +192,6 @@ func differs(path, value string) bool {
 			return true
 		}
 	}
+
 	return false
 }

@@ -141,13 +141,16 @@ func TestLife(t *testing.T) {
 			len(observed.Addresses) != 1 {
 			t.Errorf("observed %+v", observed)
 		}
+
 		again, err := a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
+
 		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool {
 			return a == b
 		})); diff != "" {
 			t.Errorf("attached again (-first +again):\n%s", diff)
 		}
+
 		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
 		useAsPodWould(t, first, "net0")
 
@@ -156,6 +159,7 @@ func TestLife(t *testing.T) {
 		if record, _ := a.Journal.Get(id); record.State != journal.Attached {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
+
 		// The pod's sandbox died, and it gets another one before the stop of the first is told.
 		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s2", second))
 		must.Succeed(t, err)
@@ -164,6 +168,7 @@ func TestLife(t *testing.T) {
 			record.Sandbox != "s2" {
 			t.Errorf("state %s for sandbox %s after the late stop", record.State, record.Sandbox)
 		}
+
 		useAsPodWould(t, second, "net0")
 		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s2"))
 		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s2"))
@@ -175,12 +180,14 @@ func TestLife(t *testing.T) {
 			use.StoppedAt.Before(use.AttachedAt) {
 			t.Errorf("last use %+v", use)
 		}
+
 		want.Ended = record.Ended
 		if diff := cmp.Diff(want, record, cmp.Comparer(func(a, b netip.Prefix) bool {
 			return a == b
 		}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("record after detach (-want +got):\n%s", diff)
 		}
+
 		n.WantAsBefore(0, before)
 
 		must.Succeed(t, a.Lifecycle.Unprepare(ctx, "claim-1"))
@@ -191,6 +198,7 @@ func TestLife(t *testing.T) {
 		if len(a.hooks.added) > 0 {
 			t.Errorf("handed over: %v, although there are no hooks", a.hooks.added)
 		}
+
 		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s3", second))
 		mustFail(t, err, "is not reserved")
 	})
@@ -231,6 +239,7 @@ func TestAttachRefuses(t *testing.T) {
 		must.Succeed(t, a.Lifecycle.Reserve(ctx, unknown))
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
+
 		_, err = a.Lifecycle.Attach(ctx, unknown.Function, sandbox("s1", first))
 		mustFail(t, err, "Function 0000:3b:00.0/sf7: no netdev in the host's network namespace")
 	})
@@ -243,6 +252,7 @@ func TestNetdevComesLate(t *testing.T) {
 	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)
 	must.Succeed(t, n.Host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
+
 	n.run(func(a *agent) {
 		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
 		looked := make(chan struct{})
@@ -251,6 +261,7 @@ func TestNetdevComesLate(t *testing.T) {
 			defer first()
 			return n.Netdev(id)
 		}), lifecycle.Options{BootID: n.BootID}, logr.Discard())
+
 		var group sync.WaitGroup
 		group.Go(func() {
 			<-looked
@@ -258,6 +269,7 @@ func TestNetdevComesLate(t *testing.T) {
 				t.Error(err)
 			}
 		})
+
 		_, err := late.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		group.Wait()
 		must.Succeed(t, err)
@@ -284,6 +296,7 @@ func TestCrash(t *testing.T) {
 		_, err := a.Lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 		must.Succeed(t, err)
 	}
+
 	operations := []struct {
 		name     string
 		attached bool // the operation starts with the Function in the pod
@@ -298,6 +311,7 @@ func TestCrash(t *testing.T) {
 			must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		}, 6},
 	}
+
 	heals := map[string]func(t *testing.T, a *agent) (settled bool){
 		"recover": func(t *testing.T, a *agent) bool {
 			must.Succeed(t, a.Lifecycle.Recover(t.Context()))
@@ -311,6 +325,7 @@ func TestCrash(t *testing.T) {
 		},
 		"release": func(t *testing.T, a *agent) bool { return true },
 	}
+
 	for _, operation := range operations {
 		for healName, heal := range heals {
 			t.Run(operation.name+", then "+healName, func(t *testing.T) {
@@ -328,6 +343,7 @@ func TestCrash(t *testing.T) {
 							useAsPodWould(t, pod, "net0")
 						}
 					})
+
 					crashed := n.crashes(at, func(a *agent) { operation.do(t, a, pod) })
 					n.run(func(a *agent) {
 						if healed := heal(t, a); healed && healName != "release" {
@@ -339,15 +355,18 @@ func TestCrash(t *testing.T) {
 								t.Errorf("event %d: state %s", at, record.State)
 							}
 						}
+
 						must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 						if _, ok := a.Journal.Get(id); ok {
 							t.Errorf("event %d: not free after release", at)
 						}
 					})
+
 					n.WantAsBefore(0, before)
 					if t.Failed() {
 						t.Fatalf("failed at event %d", at)
 					}
+
 					if !crashed {
 						if at-1 < operation.atLeast {
 							t.Errorf("only %d events", at-1)
@@ -370,6 +389,7 @@ func TestRecoverLeavesAttached(t *testing.T) {
 		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
 	})
+
 	n.Event = func(what string) { t.Errorf("touched: %s", what) }
 	n.run(func(a *agent) { must.Succeed(t, a.Lifecycle.Recover(t.Context())) })
 	n.Event = nil
@@ -397,9 +417,11 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 				_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 				must.Succeed(t, err)
 			})
+
 			useAsPodWould(t, pod, "net0")
 			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "mine0"), n.Host.Fd()))
 			must.Succeed(t, pod.Unmount())
+
 			n.run(func(a *agent) {
 				must.Succeed(t, heal(a))
 				if record, ok := a.Journal.Get(lifecycletest.ID(0)); ok &&
@@ -407,6 +429,7 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 					t.Errorf("state %s", record.State)
 				}
 			})
+
 			n.WantAsBefore(0, before)
 		})
 	}
@@ -418,16 +441,19 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	n := newNode(t, 1)
 	a, stop := n.start()
 	defer stop()
+
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
 		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
 	})
+
 	must.Succeed(t, a.Lifecycle.Recover(t.Context()))
 	if record, ok := a.Journal.Get(lifecycletest.ID(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
+
 	must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	if _, ok := a.Journal.Get(lifecycletest.ID(0)); ok {
 		t.Error("not free after release")
@@ -450,12 +476,14 @@ func TestBoot(t *testing.T) {
 				record.State = state
 				must.Succeed(t, a.Journal.Put(record))
 			})
+
 			n.BootID = "boot-2"
 			n.Event = func(what string) {
 				if !strings.HasPrefix(what, "before ") && !strings.HasPrefix(what, "after ") {
 					t.Errorf("touched: %s", what)
 				}
 			}
+
 			n.run(func(a *agent) {
 				must.Succeed(t, a.Lifecycle.Recover(t.Context()))
 				record, ok := a.Journal.Get(lifecycletest.ID(0))
@@ -488,8 +516,10 @@ func TestNetdevMovedOn(t *testing.T) {
 		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Releasing {
 			t.Errorf("state %s", record.State)
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
+
 		mustFail(t, a.Lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
 		must.Succeed(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
 		must.Succeed(t, a.Lifecycle.Recover(t.Context()))
@@ -497,6 +527,7 @@ func TestNetdevMovedOn(t *testing.T) {
 			t.Error("not free after recover")
 		}
 	})
+
 	n.WantAsBefore(0, before)
 }
 
@@ -507,6 +538,7 @@ func TestHandedOver(t *testing.T) {
 	before := n.Snapshot(0)
 	id := lifecycletest.ID(0)
 	pod := netns.New(t)
+
 	again := map[string]func(a *agent) error{
 		"release": func(a *agent) error {
 			return a.Lifecycle.Unprepare(t.Context(), "claim-1")
@@ -517,6 +549,7 @@ func TestHandedOver(t *testing.T) {
 		"detach":  func(a *agent) error { return a.Lifecycle.Detach(t.Context(), id, "s1") },
 		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
 	}
+
 	n.run(func(a *agent) {
 		a.hooks.name = "10-tell"
 		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
@@ -524,17 +557,20 @@ func TestHandedOver(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
+
 	n.WantAsBefore(0, before)
 	for name, call := range again {
 		t.Run(name, func(t *testing.T) {
 			n.Event = func(what string) { t.Errorf("touched: %s", what) }
 			defer func() { n.Event = nil }()
+
 			n.run(func(a *agent) {
 				must.Succeed(t, call(a))
 				if want := []function.ID{id}; name != "late release" &&
 					!slices.Equal(a.hooks.added, want) {
 					t.Errorf("handed over %v, want %v", a.hooks.added, want)
 				}
+
 				record, _ := a.Journal.Get(id)
 				if !record.Restored() || record.Hooks.Next != "10-tell" || record.Sandbox != "s1" ||
 					record.AttachedAt.IsZero() {
@@ -543,6 +579,7 @@ func TestHandedOver(t *testing.T) {
 			})
 		})
 	}
+
 	n.run(func(a *agent) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -566,10 +603,12 @@ func TestCrashBeforeHooks(t *testing.T) {
 			must.Succeed(t, err)
 			useAsPodWould(t, pod, "net0")
 		})
+
 		crashed := n.crashes(at, func(a *agent) {
 			a.hooks.name = "10-tell"
 			must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		})
+
 		n.run(func(a *agent) {
 			a.hooks.name = "10-tell"
 			must.Succeed(t, a.Lifecycle.Recover(t.Context()))
@@ -581,10 +620,12 @@ func TestCrashBeforeHooks(t *testing.T) {
 				t.Errorf("event %d: record %+v", at, record)
 			}
 		})
+
 		n.WantAsBefore(0, before)
 		if t.Failed() {
 			t.FailNow()
 		}
+
 		if !crashed {
 			if at-1 < 6 {
 				t.Errorf("only %d events", at-1)
@@ -603,6 +644,7 @@ func TestParallel(t *testing.T) {
 	for i := range functions {
 		before[i] = n.Snapshot(i)
 	}
+
 	pod := netns.New(t)
 	n.run(func(a *agent) {
 		var group sync.WaitGroup
@@ -618,6 +660,7 @@ func TestParallel(t *testing.T) {
 							!strings.Contains(err.Error(), "is being released") {
 							errs = append(errs, err)
 						}
+
 						errs = append(errs, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 						if err := errors.Join(errs...); err != nil {
 							t.Error(err)
@@ -626,11 +669,13 @@ func TestParallel(t *testing.T) {
 				})
 			}
 		}
+
 		group.Wait()
 		if left := a.Journal.All(); len(left) > 0 {
 			t.Errorf("left: %+v", left)
 		}
 	})
+
 	for i := range functions {
 		n.WantAsBefore(i, before[i])
 	}
@@ -652,6 +697,7 @@ func BenchmarkLife(b *testing.B) {
 	// beside the test: a temporary directory may be on a file system without a disk
 	n.JournalPath = "bench-journal.db"
 	b.Cleanup(func() { must.Succeed(b, os.Remove(n.JournalPath)) })
+
 	pod := netns.New(b)
 	n.run(func(a *agent) {
 		var attach, release time.Duration
@@ -665,6 +711,7 @@ func BenchmarkLife(b *testing.B) {
 			must.Succeed(b, a.Lifecycle.Unprepare(b.Context(), "claim-1"))
 			release += time.Since(start)
 		}
+
 		b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
 		b.ReportMetric(float64(release.Microseconds())/float64(b.N), "release-us")
 	})

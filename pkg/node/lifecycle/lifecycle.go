@@ -192,36 +192,46 @@ func New(
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
+
 	if options.Taken == nil {
 		options.Taken = func(function.ID) {}
 	}
+
 	if options.Expose == nil {
 		options.Expose = func(journal.Attachment) error { return nil }
 	}
+
 	if options.Seen == nil {
 		options.Seen = func(function.ID) (f function.Function, exists bool) { return f, true }
 	}
+
 	if options.Quarantined == nil {
 		options.Quarantined = func(journal.Attachment) {}
 	}
+
 	if options.Unquarantined == nil {
 		options.Unquarantined = func(journal.Attachment, string) {}
 	}
+
 	if options.Now == nil {
 		options.Now = time.Now
 	}
+
 	if options.Report == nil {
 		options.Report = func(journal.Attachment) {}
 	}
+
 	if options.Unusable == nil {
 		options.Unusable = func(function.ID, string) string { return "" }
 	}
+
 	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)
 	options.SweepEvery = cmp.Or(options.SweepEvery, time.Minute)
 	m := &Manager{journal: j, engine: engine, netdevs: netdevs, options: options, log: log}
 	m.lasting, m.stop = context.WithCancel(context.Background())
+
 	return m
 }
 

@@ -101,17 +101,20 @@ func TestReserveByRequest(t *testing.T) {
 			claimedVF(), requested("c1"), "belongs to claim default/c", nil,
 		},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
 			a := New(j, &engine{}, netdevs{}, Options{BootID: "boot-1"}, logr.Discard())
+
 			if test.have.State == "" {
 				test.have.State = journal.Reserved
 			}
 			if err := j.Put(test.have); err != nil {
 				t.Fatal(err)
 			}
+
 			err := a.Reserve(t.Context(), test.want)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
@@ -119,6 +122,7 @@ func TestReserveByRequest(t *testing.T) {
 				}
 				return
 			}
+
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -160,6 +164,7 @@ func TestAttachAllocated(t *testing.T) {
 		!strings.Contains(err.Error(), "nobody asked yet for an interface") {
 		t.Errorf("error %v", err)
 	}
+
 	allocated.CNI = requested("c1").CNI
 	if err := a.Reserve(t.Context(), allocated); err == nil ||
 		!strings.Contains(err.Error(), "interface name: is empty") {
@@ -180,11 +185,13 @@ func TestAttachUserspace(t *testing.T) {
 	if _, err := a.Attach(t.Context(), vf, sandbox()); err != nil {
 		t.Fatal(err)
 	}
+
 	wantDevice := netdev.Device{
 		PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &function.EswitchPort{
 			PF: "0000:3b:00.0", Number: 1,
 		},
 	}
+
 	if diff := cmp.Diff(wantDevice, engine.device); diff != "" {
 		t.Errorf("device (-want +got):\n%s", diff)
 	}
@@ -196,6 +203,7 @@ func TestAddress(t *testing.T) {
 		Routes:    []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}},
 		Result:    json.RawMessage(`{"ips":[]}`),
 	}
+
 	mine, foreign := journal.ContainerIs("s1", "net1"), journal.ContainerIs("s2", "net1")
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
@@ -218,22 +226,26 @@ func TestAddress(t *testing.T) {
 	if err := address(foreign); err == nil {
 		t.Error("addresses for another container's interface")
 	}
+
 	for range 2 { // the second is a repetition
 		if err := address(mine); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	record, _ := j.Get(vf)
 	if len(record.Interface.Addresses) != 1 || len(record.Interface.Routes) != 1 ||
 		string(record.CNI.IPAM) != `{"ips":[]}` ||
 		len(record.Observed.Addresses) == 0 {
 		t.Errorf("record %+v", record)
 	}
+
 	engine.differences = []string{"mtu is 1400, was 1500"}
 	if differences, err := a.Check(t.Context(), vf, nil); err != nil ||
 		!cmp.Equal(differences, engine.differences) {
 		t.Errorf("check: %q, %v", differences, err)
 	}
+
 	engine.fail = errors.New("refused")
 	if err := address(mine); !errors.Is(err, engine.fail) ||
 		!strings.HasPrefix(err.Error(), "Function "+vf.String()) {

@@ -45,6 +45,7 @@ type slot struct {
 func (s *slot) Netdev(id function.ID) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+
 	s.looked++
 	if id != lifecycletest.ID(0) {
 		return "ens1f0", s.pf
@@ -55,6 +56,7 @@ func (s *slot) Netdev(id function.ID) (string, error) {
 	if s.driver != nil {
 		return "", s.driver
 	}
+
 	return s.node.Netdev(lifecycletest.ID(0))
 }
 
@@ -112,9 +114,11 @@ func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attach
 			a, _ = j.Get(lifecycletest.ID(0))
 			return a.State == want, nil
 		})
+
 	if err != nil {
 		s.t.Fatalf("state %s, want %s", a.State, want)
 	}
+
 	return a
 }
 
@@ -133,10 +137,12 @@ func runningWith(
 	s.plug()
 	a, stop := n.start()
 	t.Cleanup(stop)
+
 	options := lifecycle.Options{
 		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
 		Serve: s.Serve, Report: s.Report,
 	}
+
 	more(s, &options)
 	manager := lifecycle.New(a.Journal, a.Engine, s, options, testr.New(t))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,6 +152,7 @@ func runningWith(
 			t.Error(err)
 		}
 	})
+
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return s, a, manager
 }
@@ -175,9 +182,11 @@ func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	for _, address := range addresses {
 		text += address.IPNet.String() + "\n"
 	}
+
 	for _, route := range routes {
 		text += fmt.Sprintf("to %s via %s metric %d\n", route.Dst, route.Gw, route.Priority)
 	}
+
 	return text + l.Attrs().HardwareAddr.String()
 }
 
@@ -201,21 +210,26 @@ func TestDeviceReturns(t *testing.T) {
 			if record.LostAt.IsZero() || record.Sandbox != "s1" {
 				t.Errorf("record %+v", record)
 			}
+
 			s.mutex.Lock()
 			s.down = true
 			s.mutex.Unlock()
 			s.plug()
+
 			for s.get(&s.served) == 0 {
 				time.Sleep(time.Millisecond)
 			}
+
 			if now, _ := a.Journal.Get(lifecycletest.ID(0)); now.State != journal.Lost {
 				t.Errorf("state %s although the Port is not up", now.State)
 			}
+
 			s.set(func() { s.down = false })
 			record = s.eventually(a.Journal, journal.Attached)
 			if is := inPod(t, pod, "net0"); is != was || !record.LostAt.IsZero() {
 				t.Errorf("in the pod:\n%s\nwas:\n%s\nrecord %+v", is, was, record)
 			}
+
 			// Reset in one go.
 			s.unplug()
 			s.plug()
@@ -226,9 +240,11 @@ func TestDeviceReturns(t *testing.T) {
 					defer s.mutex.Unlock()
 					return slices.Equal(s.told, told), nil
 				})
+
 			if is := inPod(t, pod, "net0"); err != nil || is != was {
 				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
 			}
+
 			must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
 			s.node.WantAsBefore(0, before)
 		})
@@ -253,6 +269,7 @@ func TestLostEnds(t *testing.T) {
 				start(t, manager, claimed(0), pod)
 				s.unplug()
 				s.eventually(a.Journal, journal.Lost)
+
 				if back {
 					s.mutex.Lock()
 					s.down = true
@@ -262,6 +279,7 @@ func TestLostEnds(t *testing.T) {
 					// a veth may be anywhere while the pod lives; see TestNowhere
 					must.Succeed(t, pod.Unmount())
 				}
+
 				must.Succeed(t, end(t.Context(), manager))
 				if record, exists := a.Journal.Get(lifecycletest.ID(0)); exists &&
 					record.State != journal.Reserved {
@@ -308,6 +326,7 @@ func TestProgramLosesDevice(t *testing.T) {
 				!strings.Contains(message, "delete the pod") {
 				t.Errorf("message %q", message)
 			}
+
 			if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Lost {
 				t.Errorf("state %s after the device is back", record.State)
 			}
@@ -324,19 +343,23 @@ func TestNothingLost(t *testing.T) {
 	useAsPodWould(t, pod, "net0")
 	moved, err := pod.Handle().LinkByName("mine0")
 	must.Succeed(t, err)
+
 	check := func(where string) {
 		t.Helper()
 		for range 2 { // the second is taken when the first is worked off
 			s.changes <- struct{}{}
 		}
+
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
+
 		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
 			len(s.told) > 0 {
 			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
 		}
 	}
+
 	check("renamed")
 	must.Succeed(t, pod.Handle().LinkSetNsFd(moved, inner.Fd()))
 	check("moved on")
@@ -359,6 +382,7 @@ func TestVMRuntimeTakesDevice(t *testing.T) {
 					return function.Function{ID: id, Driver: test.driver, NoNetdev: true}, true
 				}
 			})
+
 			pod := netns.New(t)
 			start(t, manager, claimed(0), pod)
 			s.node.Unplug(0)
@@ -367,12 +391,15 @@ func TestVMRuntimeTakesDevice(t *testing.T) {
 				s.eventually(a.Journal, journal.Lost)
 				return
 			}
+
 			for range 2 { // the second is taken when the first is worked off
 				s.changes <- struct{}{}
 			}
+
 			for len(s.changes) > 0 {
 				time.Sleep(time.Millisecond)
 			}
+
 			if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != test.want {
 				t.Errorf("state %s, want %s", record.State, test.want)
 			}
@@ -411,6 +438,7 @@ func TestSFIsMadeAgain(t *testing.T) {
 		sfs = &maker{slot: s}
 		o.Setup = sfs
 	})
+
 	pod := netns.New(t)
 	want := claimed(0)
 	want.Setup = &journal.Setup{SF: true}
@@ -424,11 +452,13 @@ func TestSFIsMadeAgain(t *testing.T) {
 	if sfs.made != 0 {
 		t.Errorf("the SF is made %d times without its PF", sfs.made)
 	}
+
 	s.set(func() { s.pf = nil })
 	s.eventually(a.Journal, journal.Attached)
 	if is := inPod(t, pod, "net0"); is != was || sfs.made != 1 {
 		t.Errorf("made %d times; in the pod:\n%s\nwas:\n%s", sfs.made, is, was)
 	}
+
 	must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
 }
 
@@ -468,14 +498,17 @@ func TestLostIsWithdrawn(t *testing.T) {
 			defer devices.mutex.Unlock()
 			return slices.Equal(devices.told, want), nil
 		})
+
 	if err != nil {
 		t.Errorf("told %q, want %q", devices.told, want)
 	}
+
 	s.eventually(a.Journal, journal.Attached)
 	// after the pod was told, which happens with the Function's lock
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+
 	if told := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.told, told) {
 		t.Errorf("the pod is told %q, want %q", s.told, told)
 	}
@@ -487,6 +520,7 @@ func TestLostBeforeReboot(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
+
 	for _, state := range []journal.State{journal.Attached, journal.Lost} {
 		record, _ := a.Journal.Get(lifecycletest.ID(0))
 		record.State, record.BootID = state, "boot-0"
@@ -494,16 +528,20 @@ func TestLostBeforeReboot(t *testing.T) {
 		s.mutex.Lock()
 		s.there = false
 		s.mutex.Unlock()
+
 		for range 2 {
 			s.changes <- struct{}{}
 		}
+
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
+
 		if now, _ := a.Journal.Get(lifecycletest.ID(0)); now.State != state {
 			t.Errorf("state %s, was %s", now.State, state)
 		}
 	}
+
 	if s.get(&s.served) > 0 || len(s.told) > 0 {
 		t.Errorf("the Port was asked for %d times, the pod told %q", s.served, s.told)
 	}
@@ -540,6 +578,7 @@ func TestNothingToLookAt(t *testing.T) {
 			start(t, manager, claimed(0), pod)
 			before := s.get(&s.looked)
 			s.changes <- struct{}{}
+
 			if test.looked {
 				for s.get(&s.looked) == before {
 					time.Sleep(time.Millisecond)
@@ -553,6 +592,7 @@ func TestNothingToLookAt(t *testing.T) {
 					t.Errorf("it was looked %d times", looked)
 				}
 			}
+
 			must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 		})
 	}
@@ -568,12 +608,15 @@ func TestPodMovesNetdevToHost(t *testing.T) {
 	l, err := pod.Handle().LinkByName("net0")
 	must.Succeed(t, err)
 	must.Succeed(t, pod.Handle().LinkSetNsFd(l, s.node.Host.Fd()))
+
 	for range 3 { // the last is taken when the one before is worked off
 		s.changes <- struct{}{}
 	}
+
 	for len(s.changes) > 0 {
 		time.Sleep(time.Millisecond)
 	}
+
 	if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
 		len(s.told) > 0 {
 		t.Errorf("state %s, told %q", record.State, s.told)
@@ -581,6 +624,7 @@ func TestPodMovesNetdevToHost(t *testing.T) {
 	if got, err := s.node.Netdev(lifecycletest.ID(0)); got != "net0" || err != nil {
 		t.Errorf("netdev %q on the host, %v", got, err)
 	}
+
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 	s.node.WantAsBefore(0, before)
 }

@@ -21,6 +21,7 @@ func (m *Manager) Collect(to chan<- prometheus.Metric) {
 			count[a.Quarantine.Reason]++
 		}
 	}
+
 	for _, reason := range journal.QuarantineReasons {
 		to <- prometheus.MustNewConstMetric(quarantinedFunctions, prometheus.GaugeValue,
 			float64(count[reason]), string(reason))

@@ -32,18 +32,22 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 		case Add:
 			want.CNI = &journal.CNI{ContainerID: p.sandbox, IfName: p.ifName}
 		}
+
 		admitted, err := m.Admit(ctx, want)
 		if err == nil && p.event == Add && admitted.Claim.UID != "" {
 			claimed := admitted.Interface
 			want.Claim, want.CNI.Claimed = admitted.Claim, &claimed
 		}
+
 		if err == nil {
 			err = m.Reserve(ctx, want)
 		}
 		if err != nil || p.event != Add {
 			return err
 		}
+
 		fallthrough
+
 	case SandboxStarts:
 		_, err := m.Attach(ctx, id, Sandbox{ID: p.sandbox, NetNS: p.netNS, Pod: p.pod})
 		return err
@@ -55,10 +59,12 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 		return m.Unprepare(ctx, p.claim)
 	case GiveUp:
 		return m.GiveUp(ctx, id, p.resource)
+
 	case Sweep:
 		m.sweep(ctx)
 		m.sweep(ctx)
 		return nil
+
 	case Resume:
 		return m.Recover(ctx)
 	case DeviceChanges:
@@ -78,6 +84,7 @@ func TestEveryEventInEveryPhase(t *testing.T) {
 		if phase != Free {
 			records = recordsOf(phase)
 		}
+
 		for _, p := range triggers() {
 			for r, record := range records {
 				t.Run(fmt.Sprintf("%s_while_%s_%s_%d", p.event, phase, p.sandbox, r),
@@ -112,27 +119,33 @@ func eventWithCrash(
 				// the second sandbox comes after the first one has gone
 				w.alive["/run/netns/before"] = p.sandbox != "c2"
 			}
+
 			if err := w.records.Put(record); err != nil {
 				t.Fatal(err)
 			}
+
 			w.inSandbox(record)
 			if record.Restored() {
 				w.due[vf] = "port"
 			}
 		}
+
 		w.start(writes)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
+
 		_ = p.report(ctx, w.agent.Manager, vf)
 		crashed = w.agent.dead()
 		if !crashed {
 			w.look()
 			w.check("after the event")
 		}
+
 		w.start(-1)
 		if err := w.agent.Recover(t.Context()); err != nil {
 			t.Errorf("Recover: %v", err)
 		}
+
 		w.look()
 		w.check("after the next agent's start")
 		w.settleAll("in the end")
@@ -169,6 +182,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			}
 		}
 	}()
+
 	namespaces := []string{w.namespace(), w.namespace(), w.namespace()}
 	for range 60 {
 		id, i := functions[random.IntN(len(functions))], random.IntN(3)
@@ -176,12 +190,14 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			Namespace: "default", Name: fmt.Sprint("pod", i),
 			UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2))),
 		}
+
 		p := trigger{
 			event: Events[random.IntN(len(Events))], pod: pod,
 			claim:    types.UID(fmt.Sprint("claim", random.IntN(4))),
 			resource: "xpu.opiproject.org/fast", ifName: "net1", sandbox: fmt.Sprint("s", i),
 			netNS: namespaces[i],
 		}
+
 		what := ""
 		switch random.IntN(16) {
 		case 0:
@@ -189,6 +205,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			w.returnFrom(p.netNS)
 			namespaces[i] = w.namespace()
 			what = fmt.Sprintf("namespace %d ends", i)
+
 		case 1:
 			w.endHooks()
 			what = "hooks done"
@@ -198,6 +215,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 3:
 			w.kubelet.err = map[bool]error{true: errDead}[random.IntN(2) == 0]
 			what = fmt.Sprintf("kubelet answers: %t", w.kubelet.err == nil)
+
 		case 4:
 			delete(w.kubelet.have, id.String())
 			if random.IntN(2) == 0 {
@@ -206,12 +224,14 @@ func randomLife(t *testing.T, random *rand.Rand) {
 				}
 			}
 			what = fmt.Sprintf("kubelet: %s is of %v", id, w.kubelet.have[id.String()])
+
 		case 5:
 			delete(w.claims.consumers, p.claim)
 			if random.IntN(2) == 0 {
 				w.claims.consumers[p.claim] = []types.UID{pod.UID}
 			}
 			what = fmt.Sprintf("API server: %s is for %v", p.claim, w.claims.consumers[p.claim])
+
 		case 6:
 			w.unplug(id)
 			what = fmt.Sprintf("%s is unplugged", id)
@@ -221,11 +241,13 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 8:
 			w.netdevs[id].leaks = !w.netdevs[id].leaks
 			what = fmt.Sprintf("%s leaks: %t", id, w.netdevs[id].leaks)
+
 		default:
 			writes := -1
 			if random.IntN(4) == 0 {
 				writes = 1 + random.IntN(4)
 			}
+
 			w.agent.writes.Store(int64(writes))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := p.report(ctx, w.agent.Manager, id)
@@ -240,6 +262,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 				}
 			}
 		}
+
 		history = append(history, what)
 		w.look()
 		w.check(what)
@@ -247,6 +270,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			return
 		}
 	}
+
 	w.settleAll("in the end")
 }
 

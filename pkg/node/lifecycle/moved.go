@@ -53,6 +53,7 @@ func (l *losses) add(a journal.Attachment) {
 func (l *losses) pause(a journal.Attachment) error {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
+
 	of := l.of(a)
 	if of.count <= freeLosses {
 		return nil
@@ -62,6 +63,7 @@ func (l *losses) pause(a journal.Attachment) error {
 		return fmt.Errorf("the pod has lost it %d times and gets it back in %s", of.count,
 			left.Round(time.Second))
 	}
+
 	return nil
 }
 
@@ -85,6 +87,7 @@ func (m *Manager) movedByPod(ctx context.Context, a journal.Attachment) (bool, e
 	if err != nil {
 		return false, err
 	}
+
 	index := now.Identity.Index
 	if index != a.Before.Identity.Index && (index != a.Place.Index || index == 0) {
 		return false, nil
@@ -96,5 +99,6 @@ func (m *Manager) movedByPod(ctx context.Context, a journal.Attachment) (bool, e
 			"function", a.Function.String(), "netdev", now.Name, "pod",
 			a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
 	}
+
 	return true, nil
 }

@@ -21,24 +21,29 @@ func TestLossesAreBounded(t *testing.T) {
 				t.Errorf("paused: %v", err)
 			}
 		}
+
 		for _, pause := range []time.Duration{firstPause, 2 * firstPause, 4 * firstPause} {
 			l.add(a)
 			time.Sleep(pause - time.Second)
 			if l.pause(a) == nil {
 				t.Errorf("no pause of %s", pause)
 			}
+
 			time.Sleep(time.Second)
 			if err := l.pause(a); err != nil {
 				t.Errorf("after %s: %v", pause, err)
 			}
 		}
+
 		for range 100 {
 			l.add(a)
 		}
+
 		time.Sleep(longestPause)
 		if err := l.pause(a); err != nil {
 			t.Errorf("after %s: %v", longestPause, err)
 		}
+
 		l.add(a)
 		a.Sandbox = "s2"
 		if err := l.pause(a); err != nil {

@@ -72,14 +72,17 @@ func (s *troubles) get(id function.ID) (t trouble, exists bool) {
 func (s *troubles) failed(id function.ID, device sight) trouble {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+
 	if s.all == nil {
 		s.all = map[function.ID]trouble{}
 	}
+
 	t, again := s.all[id]
 	t.last, t.device = time.Now(), device
 	if !again {
 		t.since = t.last
 	}
+
 	s.all[id] = t
 	return t
 }
@@ -126,6 +129,7 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 	if !first {
 		q.Since, q.Attempts = a.Quarantine.Since, a.Quarantine.Attempts+1
 	}
+
 	pause := pauseAfter(q.Attempts)
 	q.RetryAt = now.Add(pause)
 	a.Quarantine = &q
@@ -142,8 +146,10 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 	} else {
 		log.Info("The Function is still quarantined", "attempts", q.Attempts, "message", q.Message)
 	}
+
 	m.healthChanged(a.Function)
 	m.letPortGo(a)
+
 	return nil
 }
 
@@ -178,6 +184,7 @@ func (m *Manager) disown(a journal.Attachment) error {
 	if err := m.options.Expose(a); err != nil {
 		return err
 	}
+
 	m.letPortGo(a)
 	return nil
 }
@@ -201,6 +208,7 @@ func (m *Manager) checkDriver(a journal.Attachment) error {
 	case driver == want:
 		return nil
 	}
+
 	// Trying again at once does not bind the driver. The way back goes on when the device changes.
 	return &wayBackError{errors.New(otherDriver(driver, want)), journal.WrongDriver, true}
 }
@@ -252,10 +260,12 @@ func (m *Manager) Release(
 ) (outcome string, err error) {
 	defer wrap(&err, id)
 	defer m.healthChanged(id)
+
 	err = m.withLock(ctx, id, func(a journal.Attachment) error {
 		if !a.Quarantined() {
 			return errNotQuarantined
 		}
+
 		message := a.Quarantine.Message
 		if asItIs {
 			outcome = "is let go as it is, by an administrator: " + message
@@ -264,13 +274,16 @@ func (m *Manager) Release(
 		if err := m.finish(ctx, a); err != nil {
 			return err
 		}
+
 		if now, _ := m.journal.Get(id); now.Quarantined() {
 			return fmt.Errorf("is still quarantined: %s; if its next owner may have it as it is, "+
 				"say so by --as-it-is",
 				now.Quarantine.Message)
 		}
+
 		outcome = "is as it was"
 		return nil
 	})
+
 	return outcome, err
 }

@@ -170,6 +170,7 @@ func TestLeakLetsThePodGo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			a := w.want(test.state, true)
 			if a.Quarantine.Reason != journal.MayLeak ||
 				!strings.Contains(a.Quarantine.Message, "evil0") || w.restores() != 1 {
@@ -184,6 +185,7 @@ func TestLeakLetsThePodGo(t *testing.T) {
 				t.Errorf("quarantined %q, releasing %q, overdue %q", w.Quarantined(vf),
 					w.Releasing(vf), w.Overdue(vf))
 			}
+
 			other := claimedVF()
 			other.Claim.UID, other.Pod.UID = "claim-2", "pod-2"
 			for _, want := range []journal.Attachment{
@@ -236,6 +238,7 @@ func TestLeakEndsWithSF(t *testing.T) {
 				w.want("", false)
 				return
 			}
+
 			q := w.want(journal.Releasing, true).Quarantine
 			if q.Reason != journal.NotTornDown || !strings.Contains(q.Message, "busy") ||
 				!strings.Contains(q.Message, "evil0") {
@@ -259,6 +262,7 @@ func TestFailingReleaseEnds(t *testing.T) {
 			w.want(journal.Releasing, false)
 			time.Sleep(quarantineAfter / 2)
 		}
+
 		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 			t.Fatal(err)
 		}
@@ -281,6 +285,7 @@ func TestWaiterHearsOfQuarantine(t *testing.T) {
 		if err := w.Unprepare(t.Context(), "claim-1"); err == nil {
 			t.Fatal("released")
 		}
+
 		done := make(chan error)
 		go func() { done <- w.Reserve(t.Context(), claimedVF()) }()
 		time.Sleep(time.Second)
@@ -306,11 +311,13 @@ func TestTriedAtLeisure(t *testing.T) {
 		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 			t.Fatal(err)
 		}
+
 		ctx, stop := context.WithCancel(t.Context())
 		changes, done := make(chan struct{}), make(chan error)
 		var after []int // minutes
 		begin, before := time.Now(), w.restores()
 		go func() { done <- w.Run(ctx, changes) }()
+
 		for time.Since(begin) < 5*time.Hour {
 			time.Sleep(time.Minute)
 			synctest.Wait()
@@ -318,6 +325,7 @@ func TestTriedAtLeisure(t *testing.T) {
 				before, after = now, append(after, int(time.Since(begin)/time.Minute))
 			}
 		}
+
 		if want := []int{1, 3, 7, 15, 31, 63, 123, 183, 243}; !cmp.Equal(want,
 			after[:min(len(after), len(want))]) {
 			t.Errorf("tried again after %v minutes, want %v", after, want)
@@ -330,6 +338,7 @@ func TestTriedAtLeisure(t *testing.T) {
 		if w.restores() != before+1 {
 			t.Errorf("%d tries after the device changed, want one", w.restores()-before)
 		}
+
 		changes <- struct{}{}
 		time.Sleep(2 * changePause)
 		synctest.Wait()
@@ -347,6 +356,7 @@ func TestTriedAtLeisure(t *testing.T) {
 		if last := w.events[len(w.events)-1]; last != "is as it was" {
 			t.Errorf("events %q", w.events)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -362,12 +372,14 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.start()
 	for range 3 {
 		if err := w.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if a := w.want(journal.Releasing, true); w.restores() != 2 || a.Quarantine.Attempts != 1 {
 		t.Errorf("%d restores, %d more attempts; want one more", w.restores(),
 			a.Quarantine.Attempts)
@@ -381,6 +393,7 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 	if err := w.Recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.want(Free, false)
 }
 
@@ -394,11 +407,13 @@ func TestQuarantineOfAClaim(t *testing.T) {
 	if err := w.Detach(t.Context(), vf, "c1"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.want(journal.Detaching, true)
 	next := Sandbox{
 		ID: "c2", NetNS: t.TempDir(),
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 	}
+
 	_, err := w.Attach(t.Context(), vf, next)
 	if err == nil || !strings.Contains(err.Error(), "evil0") || w.restores() != 2 {
 		t.Errorf("error %v after %d tries; want why it is quarantined, after another try", err,
@@ -408,6 +423,7 @@ func TestQuarantineOfAClaim(t *testing.T) {
 	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.want(journal.Releasing, true)
 	if w.restores() != 2 || len(w.queued) != 1 {
 		t.Errorf("%d tries, and the hooks of %v; want no other try, and the Port to go",
@@ -426,6 +442,7 @@ func TestNewSandboxAfterAll(t *testing.T) {
 	if err := w.Detach(t.Context(), vf, "c1"); err != nil {
 		t.Fatal(err)
 	}
+
 	w.engine.restore = nil
 	next := Sandbox{
 		ID: "c2", NetNS: t.TempDir(),
@@ -434,6 +451,7 @@ func TestNewSandboxAfterAll(t *testing.T) {
 	if _, err := w.Attach(t.Context(), vf, next); err != nil {
 		t.Fatal(err)
 	}
+
 	w.want(journal.Attached, false)
 }
 
@@ -459,21 +477,26 @@ func TestAdministratorReleases(t *testing.T) {
 				!strings.Contains(err.Error(), "is not quarantined") {
 				t.Errorf("a Function in a pod: error %v", err)
 			}
+
 			w.engine.restore = errLeak
 			if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 				t.Fatal(err)
 			}
+
 			a := w.want(journal.Releasing, true)
 			a.Hooks = &journal.Hooks{Done: []string{"port"}} // by the queue
 			w.put(a)
+
 			if test.mended {
 				w.engine.restore = nil
 			}
+
 			outcome, err := w.Release(t.Context(), vf, test.asItIs)
 			if outcome != test.outcome || (err == nil) != (test.err == "") || err != nil &&
 				!strings.Contains(err.Error(), test.err) {
 				t.Errorf("outcome %q, error %v; want %q, %q", outcome, err, test.outcome, test.err)
 			}
+
 			if _, exists := w.journal.Get(vf); exists != (test.err != "") ||
 				w.restores() != test.restores {
 				t.Errorf("there is a record: %t; %d restores, want %d", exists, w.restores(),
@@ -519,10 +542,12 @@ func TestDriverIsCompared(t *testing.T) {
 				test.change(&a)
 				w.put(a)
 			}
+
 			w.driver, w.driverErr = test.driver, test.err
 			if err := w.Unprepare(t.Context(), "claim-1"); (err != nil) != test.fails {
 				t.Errorf("error %v, want one: %t", err, test.fails)
 			}
+
 			switch {
 			case test.fails:
 				w.want(journal.Releasing, false)
@@ -531,14 +556,17 @@ func TestDriverIsCompared(t *testing.T) {
 				w.want(Free, false)
 				return
 			}
+
 			a = w.want(journal.Releasing, true)
 			if a.Quarantine.Message != test.message || a.Quarantine.Reason != journal.WrongDriver {
 				t.Errorf("quarantine %+v, want %s", a.Quarantine, test.message)
 			}
+
 			w.driver, _ = a.OwnDriver()
 			if _, err := w.Release(t.Context(), vf, false); err != nil {
 				t.Error(err)
 			}
+
 			w.want(Free, false)
 		})
 	}
@@ -570,6 +598,7 @@ func TestKilledWhileRebinding(t *testing.T) {
 			w.driver = test.driver
 			w.missing = true
 			w.start()
+
 			w.engine.rebinding = func(r *netdev.Rebinding) error {
 				if w.driver == "" {
 					w.driver = r.Driver
@@ -578,9 +607,11 @@ func TestKilledWhileRebinding(t *testing.T) {
 				if w.driver != "igbvf" {
 					return netdev.ErrGone
 				}
+
 				w.missing = false
 				return nil
 			}
+
 			must.Succeed(t, w.Recover(t.Context()))
 			if test.reason == "" {
 				w.want(Free, false)
@@ -598,17 +629,20 @@ func TestKilledWhileRebinding(t *testing.T) {
 func (w *ward) killedWhileRebinding() {
 	w.t.Helper()
 	type killed struct{}
+
 	defer func() {
 		if p := recover(); p != (killed{}) {
 			w.t.Fatalf("ended by %v", p)
 		}
 	}()
+
 	w.engine.rebinding = func(r *netdev.Rebinding) error {
 		if err := r.Intend("igbvf"); err != nil {
 			return err
 		}
 		panic(killed{})
 	}
+
 	err := w.Unprepare(w.t.Context(), "claim-1")
 	w.t.Errorf("not killed: %v", err)
 }
@@ -630,9 +664,11 @@ func TestReboundNetdevIsAwaited(t *testing.T) {
 			}
 			return netdev.ErrGone
 		}
+
 		if err := w.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrGone) {
 			t.Errorf("error %v, want that the netdev is not there yet", err)
 		}
+
 		w.want(journal.Releasing, false)
 
 		w.engine.rebinding = func(*netdev.Rebinding) error { return nil }
@@ -646,11 +682,13 @@ func TestReboundNetdevIsAwaited(t *testing.T) {
 func TestRebindingFails(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
+
 	w.engine.rebinding = func(r *netdev.Rebinding) error {
 		must.Succeed(t, r.Intend("igbvf"))
 		w.driver = ""
 		return fmt.Errorf("bind igbvf: no such device: %w", netdev.ErrLeaks)
 	}
+
 	must.Succeed(t, w.Unprepare(t.Context(), "claim-1"))
 	w.want(journal.Releasing, true)
 
@@ -659,6 +697,7 @@ func TestRebindingFails(t *testing.T) {
 		w.driver = r.Driver
 		return nil
 	}
+
 	_, err := w.Release(t.Context(), vf, false)
 	must.Succeed(t, err)
 	w.want(Free, false)
@@ -734,6 +773,7 @@ func TestClockJumps(t *testing.T) {
 				if err := w.Detach(t.Context(), vf, "c1"); err == nil {
 					t.Error("detached")
 				}
+
 				w.wantLate(w.Overdue)
 				lost := claimedVF()
 				lost.State, lost.LostAt = journal.Lost, w.options.Now()
@@ -766,6 +806,7 @@ func (o only) Collect(to chan<- prometheus.Metric) {
 	all := make(chan prometheus.Metric, len(journal.QuarantineReasons))
 	o.Manager.Collect(all)
 	close(all)
+
 	for m := range all {
 		var written dto.Metric
 		if m.Write(&written) == nil && written.GetLabel()[0].GetValue() == o.reason {

@@ -66,9 +66,11 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 			return err
 		}
 	}
+
 	if err := m.options.Expose(a); err != nil {
 		return err
 	}
+
 	return m.finish(ctx, a)
 }
 
@@ -114,6 +116,7 @@ func (m *Manager) wayBack(ctx context.Context, record *journal.Attachment) error
 			return &wayBackError{err, journal.NotTornDown, errors.Is(err, netdev.ErrLeaks)}
 		}
 	}
+
 	return m.checkDriver(a)
 }
 
@@ -139,17 +142,20 @@ func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) e
 		if err = m.put(a.BackToReserved()); err == nil {
 			log.Info("Function detached", "sandbox", a.Sandbox)
 		}
+
 	case hook != "":
 		a.RestoredAt, a.Hooks = m.options.Now().UTC(), nextHook(a, hook)
 		if err = m.put(a); err == nil {
 			log.Info("Function is back", "claim", a.Claim.Name, "hook", hook)
 			m.options.Hooks.Add(a.Function)
 		}
+
 	default:
 		if err = m.journal.Delete(a.Function); err == nil {
 			log.Info("Function released", "claim", a.Claim.Name)
 		}
 	}
+
 	if err != nil {
 		return err
 	}
@@ -161,6 +167,7 @@ func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) e
 			"message", before.Quarantine.Message)
 		m.options.Unquarantined(before, outcome)
 	}
+
 	return nil
 }
 
@@ -185,15 +192,18 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 	switch {
 	case a.Before == nil:
 		return nil
+
 	case a.BootID != m.options.BootID:
 		log.Info("The machine was booted since the Function was attached: there is nothing to " +
 			"restore")
 		return nil
+
 	case ownSF(a) && m.removed(a.Function):
 		log.V(1).Info("The SF, which was made for its owner, is deleted already: there is " +
 			"nothing to restore")
 		return nil
 	}
+
 	var restored netdev.Restored
 	var device netdev.Device
 	err := Retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
@@ -203,27 +213,32 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 		// A hardware netdev that is nowhere is on its way back from a namespace that ended.
 		return !errors.Is(err, netdev.ErrGone) || !a.Before.Identity.IsHardware(), err
 	})
+
 	if err != nil && ctx.Err() == nil && m.lost(*record, err) {
 		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or its "+
 			"device, or lost its driver; "+
 			"there is nothing to bring back", "netdev", a.Before.Name)
 		restored, err = m.engine.Restore(ctx, device, a.Before.WithoutNetdev(), netdev.Place{})
 	}
+
 	if err != nil {
 		return err
 	}
+
 	if !ownSF(a) { // its names end with it
 		for _, note := range restored.Notes {
 			log.Info("Something of the netdev stays different; its next owner is isolated all "+
 				"the same", "netdev", restored.Name, "reason", note)
 		}
 	}
+
 	// Without a netdev, the PF could not be told. The VFs of a PF mostly end with its driver, and
 	// what was enforced with them.
 	changes := a.Before.VFChanges(a.Interface)
 	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
 		return nil
 	}
+
 	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for "+
 		"the pod cannot be "+
 		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's "+
@@ -245,6 +260,7 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
 		return name != "" || ended && hardware
 	}
+
 	return false
 }
 

@@ -66,6 +66,7 @@ func withSetup(state journal.State) journal.Attachment {
 		a.Sandbox, a.BootID, a.AttachedAt = "s1", "boot-1", time.Unix(1e9, 0).UTC()
 		a.Before, a.Observed = &netdev.Snapshot{Name: "ens3f0v1"}, &netdev.Observed{Name: "net0"}
 	}
+
 	return a
 }
 
@@ -98,6 +99,7 @@ func TestReleaseTearsDown(t *testing.T) {
 				lifecycle.Options{
 					BootID: test.bootID, Setup: orderedSetup{o}, Hooks: orderedHooks{o},
 				}, logr.Discard())
+
 			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -121,6 +123,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 		record.Restored() {
 		t.Errorf("record %v %+v", ok, record)
 	}
+
 	o.refuse = nil
 	must.Succeed(t, r.Recover(t.Context()))
 	if record, ok := j.Get(a.Function); ok {

@@ -77,6 +77,7 @@ func (r *returning) Restore(
 		r.enforced = append(r.enforced, s)
 		return netdev.Restored{}, r.fail
 	}
+
 	r.looks++
 	if r.looks <= r.gone {
 		return netdev.Restored{}, cmp.Or(r.where, netdev.ErrGone)
@@ -143,6 +144,7 @@ func TestNowhere(t *testing.T) {
 			virtual, never, netdev.ErrAway, nil, removed, 0, netdev.ErrAway,
 		},
 	}
+
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -153,6 +155,7 @@ func TestNowhere(t *testing.T) {
 					Before:    &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity},
 					StoppedAt: time.Now(),
 				}
+
 				must.Succeed(t, j.Put(a))
 				engine := &returning{gone: test.gone, fail: test.fail, where: test.where}
 				r := lifecycle.New(j, engine, test.netdevs, lifecycle.Options{
@@ -166,9 +169,11 @@ func TestNowhere(t *testing.T) {
 					time.Sleep(test.stopped)
 					err = r.Unprepare(t.Context(), "claim-1")
 				}
+
 				if !errors.Is(err, test.err) {
 					t.Errorf("error %v, want %v", err, test.err)
 				}
+
 				record, ok := j.Get(a.Function)
 				if free := test.err == nil; ok == free {
 					t.Errorf("free %v, want %v", !ok, free)
@@ -215,10 +220,12 @@ func TestGoneLeavesPFAsItWas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j, engine := openJournal(t), &returning{gone: 1 << 30, where: where}
 			must.Succeed(t, j.Put(a))
+
 			r := lifecycle.New(j, engine,
 				netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
 				lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}},
 				logr.Discard())
+
 			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if want := []netdev.Snapshot{
 				{VF: a.Before.VF, Rate: a.Before.Rate},
@@ -272,6 +279,7 @@ func TestPFAway(t *testing.T) {
 				if test.lost {
 					engine.gone = 1 << 30
 				}
+
 				must.Succeed(t, j.Put(test.attachment))
 				options := lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}
 				err := do(lifecycle.New(j, engine, netdevs, options, logr.Discard()))
@@ -283,6 +291,7 @@ func TestPFAway(t *testing.T) {
 					must.Succeed(t, err)
 					return
 				}
+
 				mustFail(t, err,
 					`its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
 						`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
@@ -336,11 +345,13 @@ func TestNowhereCancelled(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, err)
 	defer j.Close()
+
 	must.Succeed(t, j.Put(journal.Attachment{
 		Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"},
 		State: journal.Detaching, BootID: "boot-1",
 		Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
 	}))
+
 	ctx, cancel := context.WithCancel(t.Context())
 	netdevs := finderFunc(func(function.ID) (string, error) { cancel(); return "", nil })
 	r := lifecycle.New(j, &returning{gone: 1 << 30}, netdevs, lifecycle.Options{BootID: "boot-1"},
@@ -391,13 +402,16 @@ func TestFreeWaits(t *testing.T) {
 		if len(queue.added) == 0 {
 			t.Error("who waits for hooks does not see to it that they run")
 		}
+
 		must.Succeed(t, j.Put(releasing(&journal.Hooks{Next: "10-tell", Done: []string{"port"}})))
 		synctest.Wait()
+
 		select {
 		case err := <-done:
 			t.Fatalf("Free = %v before the hooks are done", err)
 		default:
 		}
+
 		must.Succeed(t, j.Delete(lifecycletest.ID(0)))
 		must.Succeed(t, <-done)
 	})
@@ -435,13 +449,16 @@ func TestFreeGivesUp(t *testing.T) {
 						BootID: "boot-1", Hooks: &hooks{},
 						Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
 					}, logr.Discard())
+
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
+
 				begin := time.Now()
 				err := r.Free(ctx, lifecycletest.ID(0))
 				if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != time.Minute {
 					t.Errorf("error %v after %s, want the end of a minute", err, time.Since(begin))
 				}
+
 				for _, text := range append(test.want, "Function "+lifecycletest.ID(0).String()) {
 					if !strings.Contains(err.Error(), text) {
 						t.Errorf("error %q, want %q in it", err, text)
@@ -459,6 +476,7 @@ func TestFreeContinues(t *testing.T) {
 		Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1",
 		StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
 	}))
+
 	netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"},
 		logr.Discard())

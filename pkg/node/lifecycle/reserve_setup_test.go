@@ -93,16 +93,19 @@ func TestReserveContinuesSetup(t *testing.T) {
 	if err := w.journal.Put(planned); err != nil {
 		t.Fatal(err)
 	}
+
 	w.own, w.refuse = "", errors.New("refused") // it is half done
 	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) ||
 		!strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
+
 	w.wantBound(t, "")
 	w.refuse = nil
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.wantBound(t, "vfio-pci")
 }
 
@@ -143,6 +146,7 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 			if err := a.Reserve(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
+
 			want.Setup, want.CNI = test.wish, test.request
 			if err := a.Reserve(t.Context(), want); err != nil {
 				t.Fatal(err)
@@ -162,6 +166,7 @@ func TestRecoverSetsUp(t *testing.T) {
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}
+
 	bare, releasing := claimedVF(), withSetup()
 	bare.Function.Address, releasing.Function.Address = "0000:3b:02.2", "0000:3b:02.3"
 	bare.State, releasing.State = journal.Reserved, journal.Releasing
@@ -170,14 +175,17 @@ func TestRecoverSetsUp(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	w.own, w.bound = "iavf", map[function.ID]string{}
 	if err := w.attacher().SetUp(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	w.wantBound(t, "vfio-pci")
 	if len(w.bound) != 1 {
 		t.Errorf("bound %v", w.bound)
 	}
+
 	w.refuse = errors.New("refused")
 	if err := w.attacher().SetUp(t.Context()); !errors.Is(err, w.refuse) ||
 		!strings.Contains(err.Error(), vf.String()) {

@@ -34,6 +34,7 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	for _, a := range all {
 		m.ages.observe(a)
 	}
+
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	t := trigger{event: Resume}
@@ -52,6 +53,7 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 			})
 		})
 	}
+
 	group.Wait()
 	return errors.Join(errs...)
 }
@@ -63,6 +65,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	for _, a := range m.journal.All() {
 		m.ages.observe(a)
 	}
+
 	// The queue has the Functions whose device may have gone or come back. One goroutine at a time
 	// works on a Function.
 	queue := workqueue.NewTypedRateLimitingQueue(
@@ -71,9 +74,11 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	var checking sync.WaitGroup
 	defer checking.Wait()
 	defer queue.ShutDown()
+
 	checking.Go(func() { m.checkDevices(ctx, queue) })
 	tick := time.NewTicker(m.options.SweepEvery)
 	defer tick.Stop()
+
 	for {
 		m.queueDevices(queue)
 		select {
@@ -83,10 +88,12 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 			continue
 		case <-tick.C:
 		}
+
 		if err := errors.Join(m.Recover(ctx), m.SetUp(ctx)); err != nil && ctx.Err() == nil {
 			m.log.Error(err, "Functions are not what they should be yet; trying again", "after",
 				m.options.SweepEvery.String())
 		}
+
 		m.sweep(ctx)
 		m.options.Changed()
 	}
@@ -101,28 +108,34 @@ func (m *Manager) sweep(ctx context.Context) {
 	m.abandoned = map[function.ID]time.Time{}
 	asking, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+
 	t := trigger{event: Sweep,
 		assigned: sync.OnceValues(func() (map[string]podresources.Assignment, error) {
 			return m.options.Kubelet.Assigned(asking)
 		})}
+
 	for _, a := range m.journal.All() {
 		if a.State != journal.Reserved || m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
 			continue
 		}
+
 		d, err := m.decide(ctx, t, a.Function)
 		if err != nil || d.step != Release {
 			continue
 		}
+
 		reservedAt := d.record.ReservedAt
 		m.abandoned[a.Function] = reservedAt
 		if seen, twice := before[a.Function]; !twice || !seen.Equal(reservedAt) {
 			continue
 		}
+
 		if err := m.makeWay(ctx, t, d); err != nil {
 			m.log.Error(err, "The Function is not back yet; trying again", "function",
 				a.Function.String(),
 				"after", m.options.SweepEvery.String())
 		}
+
 		m.healthChanged(a.Function)
 	}
 }
@@ -145,6 +158,7 @@ func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[functi
 			m.look(a) != t.device {
 			queue.AddAfter(a.Function, changePause-time.Since(t.last))
 		}
+
 		f, known := m.options.Seen(a.Function)
 		changed := !known || f.Netdev != "" || f.Driver == ""
 		if a.State == journal.Lost || a.State == journal.Attached && changed {
@@ -160,6 +174,7 @@ func (m *Manager) checkDevices(
 ) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
+
 	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
@@ -186,6 +201,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		}
 		a.Rebinding = ""
 	}
+
 	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, m.options.Now().UTC())
 	// Before the journal says Lost, as nothing tries it again after that.
 	if err := m.options.Expose(a); err != nil {
@@ -194,6 +210,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	if err := m.put(a); err != nil {
 		return err
 	}
+
 	m.healthChanged(a.Function)
 	if !again {
 		m.losses.add(a)
@@ -203,6 +220,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 			"sandbox", a.Sandbox)
 		m.options.Report(a)
 	}
+
 	return nil
 }
 
@@ -213,6 +231,7 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
+
 	wanted := a // and what nobody asked for as it was in the sandbox
 	wanted.Interface.Name = a.Observed.Name
 	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
@@ -224,6 +243,7 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if place.Cookie != a.Place.Cookie {
 		return nil // the sandbox is gone
 	}
+
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
 	_, err = m.transfer(ctx, a, device, now, wanted.Interface)
 	return err

@@ -82,6 +82,7 @@ func TestTellsOfHealth(t *testing.T) {
 				if message := m.Overdue(vf); message != "" {
 					t.Errorf("overdue at once: %s", message)
 				}
+
 				time.Sleep(releaseGrace)
 				synctest.Wait()
 				if message := m.Overdue(vf); message == "" || told.Load() != 2 {
@@ -103,6 +104,7 @@ func testOverdue(t *testing.T) {
 	if overdue, releasing := m.Overdue(vf), m.Releasing(vf); overdue+releasing != "" {
 		t.Errorf("a free Function is overdue: %s, releasing: %s", overdue, releasing)
 	}
+
 	hooks := &journal.Hooks{Next: "port", Error: "XPU xpu-1 is away"}
 	for _, test := range []struct {
 		state              journal.State
@@ -133,6 +135,7 @@ func testOverdue(t *testing.T) {
 		if err := m.put(a); err != nil {
 			t.Fatal(err)
 		}
+
 		time.Sleep(test.stopped)
 		for _, source := range []struct {
 			name, message string
@@ -154,11 +157,13 @@ func TestRun(t *testing.T) {
 		told, j := 0, openJournal(t)
 		e := &engine{restore: errors.New("busy")}
 		m := New(j, e, netdevs{}, Options{Changed: func() { told++ }}, testr.New(t))
+
 		if err := j.Put(journal.Attachment{
 			Function: vf, State: journal.Releasing, Before: &netdev.Snapshot{},
 		}); err != nil {
 			t.Fatal(err)
 		}
+
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx, nil) }()
@@ -168,6 +173,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("engine did %q, told %d times in two minutes, want two restores and three",
 				e.calls, told)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v, want nil when its context ends", err)
@@ -243,6 +249,7 @@ func TestSweep(t *testing.T) {
 				if err := j.Put(test.record); err != nil {
 					t.Fatal(err)
 				}
+
 				m := New(j, &engine{restore: errors.New("in the pod")}, netdevs{},
 					Options{BootID: "b", Kubelet: &test.kubelet, Claims: test.claims}, testr.New(t))
 				go m.Run(t.Context(), nil)
@@ -255,6 +262,7 @@ func TestSweep(t *testing.T) {
 						took = time.Since(begin)
 					}
 				}
+
 				if took != test.after {
 					t.Errorf("free after %s, want %s", took, test.after)
 				}
@@ -270,6 +278,7 @@ func TestSweep(t *testing.T) {
 func TestSweepLooksTwice(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
+
 	reserve := func(ago time.Duration) {
 		t.Helper()
 		err := j.Put(journal.Attachment{
@@ -280,6 +289,7 @@ func TestSweepLooksTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	look := func() { m.sweep(t.Context()) }
 	reserve(time.Hour)
 	look()
@@ -296,6 +306,7 @@ func TestSweepLooksTwice(t *testing.T) {
 	if _, exists := j.Get(vf); !exists {
 		t.Fatal("released although it was never looked twice in a row")
 	}
+
 	look()
 	if _, exists := j.Get(vf); exists {
 		t.Error("not released")
@@ -310,6 +321,7 @@ func TestSetUpLate(t *testing.T) {
 		if err := w.attacher().Reserve(t.Context(), withSetup()); err != nil {
 			t.Fatal(err)
 		}
+
 		// a boot
 		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from "+
 			"this node")
@@ -317,6 +329,7 @@ func TestSetUpLate(t *testing.T) {
 		if err := m.SetUp(t.Context()); !errors.Is(err, w.refuse) {
 			t.Fatalf("SetUp = %v, want %v", err, w.refuse)
 		}
+
 		w.refuse = nil
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -327,6 +340,7 @@ func TestSetUpLate(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
+
 		w.wantBound(t, "vfio-pci")
 	})
 }
@@ -338,6 +352,7 @@ func TestClaimOfTheNextPod(t *testing.T) {
 		ID: "s2", NetNS: t.TempDir(),
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-2"},
 	}
+
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
 		claims   Claims
@@ -371,6 +386,7 @@ func TestClaimOfTheNextPod(t *testing.T) {
 			if _, err := m.Attach(t.Context(), vf, sandbox()); err != nil {
 				t.Fatal(err)
 			}
+
 			_, err := m.Attach(t.Context(), vf, next)
 			if (err == nil) != test.attached || test.err != nil && !errors.Is(err, test.err) {
 				t.Errorf("error %v, want success: %t", err, test.attached)
@@ -386,6 +402,7 @@ func TestClaimOfTheNextPod(t *testing.T) {
 func TestSweepAsksOnce(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
+
 	for _, id := range []function.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}} {
 		a := journal.Attachment{
 			Function: id, Resource: "r", State: journal.Reserved,
@@ -395,10 +412,12 @@ func TestSweepAsksOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	m.sweep(t.Context())
 	if k.asks != 1 {
 		t.Errorf("the kubelet was asked %d times, want once", k.asks)
 	}
+
 	m.sweep(t.Context())
 	if left := j.All(); len(left) > 0 {
 		t.Errorf("%+v are left", left)

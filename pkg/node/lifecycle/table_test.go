@@ -27,11 +27,13 @@ func triggers() []trigger {
 			}
 		}
 	}
+
 	for i := range all {
 		if i%3 == 0 {
 			all[i].claim = "claim-2"
 		}
 	}
+
 	return all
 }
 
@@ -45,9 +47,11 @@ func recordsOf(phase Phase) []journal.Attachment {
 		requested("c1"), requested("c3"), claimedByCNI, claimedVF(), ofPod, allocated,
 	}
 	owners := len(records)
+
 	if phase == Releasing { // one that is being released may be back already
 		records = append(records, records...)
 	}
+
 	for i := range records {
 		r := &records[i]
 		r.State = phase
@@ -61,13 +65,16 @@ func recordsOf(phase Phase) []journal.Attachment {
 				Reason: journal.MayLeak, Message: "macvlan",
 			}
 		}
+
 		if i >= owners {
 			r.RestoredAt, r.Hooks = r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
 		}
+
 		if r.State != journal.Reserved {
 			r.Sandbox, r.BootID, r.Before, r.Observed = "c1", "boot-1", &netdev.Snapshot{}, &netdev.Observed{}
 		}
 	}
+
 	return records
 }
 
@@ -89,6 +96,7 @@ func TestTableIsWhole(t *testing.T) {
 			}
 		}
 	}
+
 	for event, byWhose := range Table {
 		for whose, row := range byWhose {
 			if whose != Nobodys && !reached[fmt.Sprint(event, whose)] {

@@ -46,6 +46,7 @@ func TestLateNetdevIsAwaited(t *testing.T) {
 			}
 			return ""
 		}}, logr.Discard())
+
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}

@@ -75,6 +75,7 @@ func newWorld(t *testing.T, functions ...function.ID) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
+
 	w := &world{
 		t: t, records: j, netdevs: map[function.ID]*netdevice{}, alive: map[string]bool{},
 		due:     map[function.ID]string{},
@@ -82,9 +83,11 @@ func newWorld(t *testing.T, functions ...function.ID) *world {
 		claims:  claims{consumers: map[types.UID][]types.UID{}},
 		kubelet: kubelet{have: map[string]podresources.Assignment{}},
 	}
+
 	for _, id := range functions {
 		w.netdevs[id] = &netdevice{}
 	}
+
 	w.start(-1)
 	return w
 }
@@ -112,6 +115,7 @@ type mortalJournal struct {
 func (j mortalJournal) write(do func() error) error {
 	j.world.mutex.Lock()
 	defer j.world.mutex.Unlock()
+
 	if j.life.dead() {
 		return errDead
 	}
@@ -121,6 +125,7 @@ func (j mortalJournal) write(do func() error) error {
 	if j.life.writes.Add(-1) == 0 {
 		return errDead
 	}
+
 	return nil
 }
 
@@ -144,13 +149,16 @@ func (e mortalEngine) Plan(
 	if !e.alive[netNS] {
 		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
 	}
+
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
+
 	s := netdev.Snapshot{Name: device.Name}
 	d := e.netdev(s)
 	if d.gone || d.in != "" {
 		return netdev.Snapshot{}, netdev.Place{}, netdev.ErrNoNetdev
 	}
+
 	s.Identity = d.identity(device.Name)
 	return s, netdev.Place{NetNS: netNS}, nil
 }
@@ -161,6 +169,7 @@ func (e mortalEngine) Attach(
 ) (netdev.Observed, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
+
 	d := e.netdev(before)
 	switch {
 	case e.life.dead():
@@ -172,6 +181,7 @@ func (e mortalEngine) Attach(
 	case !e.alive[place.NetNS]:
 		return netdev.Observed{}, fmt.Errorf("network namespace %s: is gone", place.NetNS)
 	}
+
 	d.in, d.changed = place.NetNS, true
 	return netdev.Observed{Name: want.Name}, nil
 }
@@ -181,12 +191,14 @@ func (e mortalEngine) Restore(
 ) (netdev.Restored, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
+
 	switch {
 	case e.life.dead():
 		return netdev.Restored{}, errDead
 	case before.Name == "": // only what the PF enforces, for a netdev that is gone
 		return netdev.Restored{}, nil
 	}
+
 	d := e.netdev(before)
 	switch {
 	case d.gone && e.alive[place.NetNS]:
@@ -194,9 +206,11 @@ func (e mortalEngine) Restore(
 	case d.gone:
 		return netdev.Restored{}, netdev.ErrGone
 	}
+
 	if d.leaks {
 		return netdev.Restored{}, netdev.ErrLeaks
 	}
+
 	d.in, d.changed = "", false
 	return netdev.Restored{Name: before.Name}, nil
 }
@@ -239,6 +253,7 @@ func (w *world) netdev(s netdev.Snapshot) *netdevice {
 func (w *world) Netdev(id function.ID) (string, error) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
+
 	d, ok := w.netdevs[id]
 	switch {
 	case !ok:
@@ -248,6 +263,7 @@ func (w *world) Netdev(id function.ID) (string, error) {
 	case d.in != "":
 		return "", nil
 	}
+
 	return id.String(), nil
 }
 
@@ -340,10 +356,12 @@ func (w *world) check(when string) {
 			w.t.Errorf("%s: Function %s went from %s to %s without a release", when,
 				id, owner(before), owner(a))
 		}
+
 		delete(w.last, id)
 		if exists {
 			w.last[id] = a
 		}
+
 		switch {
 		case (phase == Free || phase == Reserved || returned) && (d.in != "" || d.changed):
 			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when,
@@ -371,14 +389,17 @@ func (w *world) settleAll(when string) {
 	w.start(-1)
 	clear(w.kubelet.have)
 	clear(w.claims.consumers)
+
 	for path := range w.alive {
 		w.alive[path] = false
 	}
+
 	w.kubelet.err = nil
 	for id, d := range w.netdevs {
 		d.leaks = false
 		w.plug(id)
 	}
+
 	for range 12 {
 		if err := w.agent.Recover(w.t.Context()); err != nil {
 			w.t.Errorf("%s: %v", when, err)
@@ -388,8 +409,10 @@ func (w *world) settleAll(when string) {
 		w.endHooks()
 		time.Sleep(time.Minute)
 	}
+
 	for _, a := range w.records.All() {
 		w.t.Errorf("%s: Function %s is %s of %s for ever", when, a.Function, a.State, owner(a))
 	}
+
 	w.check(when)
 }

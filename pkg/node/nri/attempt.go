@@ -59,29 +59,36 @@ func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *a
 		done: make(chan struct{}),
 		errs: map[function.ID]error{},
 	}
+
 	a.goesOn.Store(goesOn)
 	p.mutex.Lock()
 	before := p.attempts[pod.GetId()]
+
 	if p.attempts == nil {
 		p.attempts = map[string]*attempt{}
 	}
+
 	p.attempts[pod.GetId()] = a
 	p.mutex.Unlock()
 
 	p.background.Go(func() {
 		defer close(a.done)
 		defer cancel()
+
 		if before != nil {
 			before.end()
 		}
+
 		p.keepTrying(ctx, pod, a)
 
 		p.mutex.Lock()
 		defer p.mutex.Unlock()
+
 		if p.attempts[pod.GetId()] == a {
 			delete(p.attempts, pod.GetId())
 		}
 	})
+
 	return a
 }
 
@@ -131,6 +138,7 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 		if first {
 			close(a.tried)
 		}
+
 		if err == nil || ctx.Err() != nil || !a.goesOn.Load() {
 			return
 		}
@@ -139,10 +147,12 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 		p.log(pod).Error(err,
 			"Pod has not an interface that it claimed; its containers cannot start; trying again",
 			"retry", pause.String())
+
 		select {
 		case <-changes: // which the try made itself
 		default:
 		}
+
 		if !loop.Sleep(ctx, firstPause) || !loop.Wait(ctx, changes, pause) {
 			return
 		}
@@ -154,12 +164,14 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
+
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.CNI != nil })
 	attachments = append(attachments, p.shared(ctx, pod)...)
 	if len(attachments) == 0 {
 		return nil
 	}
+
 	netns := networkNamespace(pod)
 	if netns == "" {
 		return a.fail(fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's "+
@@ -173,13 +185,16 @@ func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error
 	if err := p.attachAll(ctx, sandbox, attachments, a); err != nil {
 		return err
 	}
+
 	claims := map[types.UID]journal.Claim{}
 	for _, a := range attachments {
 		claims[a.Claim.UID] = a.Claim
 	}
+
 	for _, c := range claims {
 		p.Report(c)
 	}
+
 	return nil
 }
 
@@ -201,6 +216,7 @@ func (p *Plugin) attachAll(
 			return a.fail(err)
 		})
 	}
+
 	err := group.Wait()
 
 	for i, record := range attachments {
@@ -208,6 +224,7 @@ func (p *Plugin) attachAll(
 			err = errors.Join(err, a.fail(p.attachOne(ctx, sandbox, record, a)))
 		}
 	}
+
 	return err
 }
 
@@ -223,6 +240,7 @@ func (p *Plugin) attachOne(
 	if err != nil && record.Pod.UID != sandbox.Pod.UID {
 		err = fmt.Errorf("%w; %s", err, ownClaim)
 	}
+
 	a.mutex.Lock()
 	a.errs[record.Function] = err
 	a.mutex.Unlock()
@@ -231,5 +249,6 @@ func (p *Plugin) attachOne(
 		err = fmt.Errorf("pod %s/%s, claim %s: %w", sandbox.Pod.Namespace, sandbox.Pod.Name,
 			record.Claim.Name, err)
 	}
+
 	return err
 }

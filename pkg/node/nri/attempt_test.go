@@ -76,6 +76,7 @@ func TestManySlowFunctions(t *testing.T) {
 			for f := range 8 {
 				n.reserve(t, fmt.Sprint(f), "pod1")
 			}
+
 			n.takes = takes
 			inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
 				if took, err := run(t, p, sandbox("pod1", "s1")); err != nil || took != at.run {
@@ -85,15 +86,18 @@ func TestManySlowFunctions(t *testing.T) {
 					took != at.create {
 					t.Errorf("CreateContainer after %s: %v, want it after %s", took, err, at.create)
 				}
+
 				n.wantState(t, journal.Attached)
 
 				begin := time.Now()
 				ctx, cancel := context.WithTimeout(t.Context(), runtimeTimeout)
 				defer cancel()
+
 				must.Succeed(t, p.StopPodSandbox(ctx, sandbox("pod1", "s1")))
 				if took := time.Since(begin); took != at.stop {
 					t.Errorf("StopPodSandbox after %s, want it after %s", took, at.stop)
 				}
+
 				p.background.Wait()
 				n.wantState(t, journal.Reserved)
 			})
@@ -108,6 +112,7 @@ func TestOneFunctionFails(t *testing.T) {
 	for f := range 4 {
 		n.reserve(t, fmt.Sprint(f), "pod1")
 	}
+
 	n.errs["attach 2 s1 /run/netns/s1 pod1"] = errors.New("driver says no")
 	n.blocks["attach 1 s1 /run/netns/s1 pod1"] = make(chan struct{})
 	inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
@@ -116,10 +121,12 @@ func TestOneFunctionFails(t *testing.T) {
 			!strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: driver says no") {
 			t.Errorf("after %s: error %v", took, err)
 		}
+
 		p.background.Wait()
 		if len(p.attempts) != 0 {
 			t.Errorf("attempts are left: %v", p.attempts)
 		}
+
 		n.wantState(t, journal.Reserved)
 		if took, err := run(t, p, sandbox("pod1", "s2")); took != 0 || err != nil {
 			t.Errorf("the next sandbox after %s: %v", took, err)
@@ -134,16 +141,19 @@ func TestCatchUpTriesAgain(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
+
 	for _, call := range []string{
 		"attach 2 s1 /run/netns/s1 pod1", "attach 3 s2 /run/netns/s2 pod2",
 	} {
 		n.errs[call] = errors.New("PF does not answer")
 	}
+
 	inBubble(t, n, log.logger(), func(t *testing.T, p *Plugin) {
 		pods := []*api.PodSandbox{sandbox("pod1", "s1"), sandbox("pod2", "s2")}
 		_, err := p.Synchronize(t.Context(), pods, nil)
 		must.Succeed(t, err)
 		synctest.Wait()
+
 		for range 3 {
 			time.Sleep(longestPause)
 			took, err := create(t, p, pods[0])
@@ -162,12 +172,14 @@ func TestCatchUpTriesAgain(t *testing.T) {
 		if _, err := create(t, p, pods[0]); err != nil {
 			t.Errorf("the Function is there by now: %v", err)
 		}
+
 		p.background.Wait()
 		if a, _ := n.journal.Get(function.ID{
 			Address: "0000:3b:00.3",
 		}); a.State != journal.Reserved {
 			t.Errorf("the Function of a sandbox that has ended is %s", a.State)
 		}
+
 		if tries := log.count("trying again"); tries < 6 || tries > 20 {
 			t.Errorf("%d tries failed within a minute", tries)
 		}
@@ -188,19 +200,23 @@ func TestTriesAgainByEvent(t *testing.T) {
 		n.mutex.Lock()
 		n.calls = nil
 		n.mutex.Unlock()
+
 		for range 100 {
 			n.reserve(t, "3", "other")
 			time.Sleep(50 * time.Millisecond)
 		}
+
 		n.mutex.Lock()
 		if len(n.calls) < 3 || len(n.calls) > 6 {
 			t.Errorf("%d tries within 5 s, want about one per second", len(n.calls))
 		}
+
 		clear(n.errs)
 		n.mutex.Unlock()
 		n.reserve(t, "3", "other")
 		time.Sleep(firstPause + time.Millisecond)
 		synctest.Wait()
+
 		if a, _ := n.journal.Get(function.ID{
 			Address: "0000:3b:00.2",
 		}); a.State != journal.Attached {
@@ -229,9 +245,11 @@ func TestNameIsTakenMeanwhile(t *testing.T) {
 			n.mutex.Unlock()
 			close(n.slow["attach 3 s1 /run/netns/s1 pod1"])
 		}()
+
 		if _, err := run(t, p, sandbox("pod1", "s1")); err != nil {
 			t.Error(err)
 		}
+
 		n.wantCalls(t, call, call, "attach 3 s1 /run/netns/s1 pod1", "report pod1-claim")
 	})
 }
@@ -246,11 +264,13 @@ func TestContainersWaitOnce(t *testing.T) {
 		if _, err := run(t, p, sandbox("pod1", "s1")); err != nil {
 			t.Fatal(err)
 		}
+
 		for _, want := range []time.Duration{1500 * time.Millisecond, 0, 0} {
 			if took, err := create(t, p, sandbox("pod1", "s1")); took != want || err == nil {
 				t.Errorf("refused after %s, want after %s: %v", took, want, err)
 			}
 		}
+
 		time.Sleep(10 * time.Second)
 		if took, err := create(t, p, sandbox("pod1", "s1")); took != 0 || err != nil {
 			t.Errorf("after %s: %v", took, err)
@@ -288,11 +308,13 @@ func TestFailureAfterTheAnswer(t *testing.T) {
 			err != nil {
 			t.Fatalf("after %s: %v", took, err)
 		}
+
 		time.Sleep(time.Second)
 		if _, err := create(t, p, sandbox("pod1", "s1")); err == nil ||
 			!strings.Contains(err.Error(), "PF does not answer") {
 			t.Errorf("error %v, want the reason", err)
 		}
+
 		n.mutex.Lock()
 		clear(n.errs)
 		n.mutex.Unlock()

@@ -29,14 +29,17 @@ func TestRefusedConnection(t *testing.T) {
 			conn.Close()
 		}
 	}()
+
 	p := &Plugin{Socket: socket, Log: logr.Discard()}
 	for range 300 {
 		if err := p.connect(t.Context()); err == nil {
 			t.Fatal("connected to a runtime that refuses")
 		}
 	}
+
 	listener.Close()
 	<-closing
+
 	must.Eventually(t, "no goroutine configures a plugin", func() bool {
 		var stacks strings.Builder
 		must.Succeed(t, pprof.Lookup("goroutine").WriteTo(&stacks, 2))

@@ -54,6 +54,7 @@ func TestStopSaysWhatIsNotBack(t *testing.T) {
 			t.Errorf("StopPodSandbox = %v: a runtime goes on whatever is said", err)
 		}
 	}
+
 	p.background.Wait()
 	if log.count("Functions are not back yet") != 1 ||
 		log.count("pod default/pod1, claim pod1-claim: busy") != 1 {
@@ -86,6 +87,7 @@ func TestOwnIsNotShared(t *testing.T) {
 	if err := p.RunPodSandbox(t.Context(), sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "report pod1-claim")
 }
 
@@ -95,11 +97,13 @@ func TestCatchUp(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
+
 	synctest.Test(t, func(t *testing.T) {
 		n.errs["attach 2 s1 /run/netns/s1 pod1"] = errors.New("no netdev")
 		n.blocks["attach 3 s2 /run/netns/s2 pod2"] = make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
+
 		p := &Plugin{
 			Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: ctx,
 		}
@@ -107,18 +111,22 @@ func TestCatchUp(t *testing.T) {
 			[]*api.PodSandbox{sandbox("pod1", "s1"), sandbox("pod2", "s2")}, nil); err != nil {
 			t.Fatal(err)
 		}
+
 		done := make(chan struct{})
 		go func() { p.background.Wait(); close(done) }()
 		synctest.Wait()
+
 		select {
 		case <-done:
 			t.Error("a pod that is being attached is not waited for")
 		default:
 		}
+
 		if log.count("Pod has not an interface that it claimed") != 1 ||
 			log.count("no netdev") != 1 {
 			t.Errorf("logged: %q", log.all)
 		}
+
 		n.mutex.Lock()
 		delete(n.blocks, "attach 3 s2 /run/netns/s2 pod2")
 		n.mutex.Unlock()
@@ -128,6 +136,7 @@ func TestCatchUp(t *testing.T) {
 		if _, err := p.Synchronize(t.Context(), nil, nil); err != nil {
 			t.Fatal(err)
 		}
+
 		p.background.Done()
 		<-done
 		if log.count("Pod has not an interface that it claimed") != 1 {

@@ -106,6 +106,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			"start; trying again",
 			"socket", p.Socket, "retry", pause.String())
 	})
+
 	return nil
 }
 
@@ -113,6 +114,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 func (p *Plugin) connect(ctx context.Context) error {
 	ended, end := context.WithCancel(context.Background())
 	defer end()
+
 	s, err := stub.New(p,
 		stub.WithDialer(func(socket string) (net.Conn, error) {
 			conn, err := net.Dial("unix", socket)
@@ -125,6 +127,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 		// Without this the stub ends the process when the runtime goes away.
 		stub.WithOnClose(func() {}),
 	)
+
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
@@ -133,6 +136,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 	defer context.AfterFunc(ended, func() {
 		_, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{})
 	})()
+
 	return s.Run(ctx)
 }
 
@@ -163,6 +167,7 @@ func (p *Plugin) Synchronize(
 	if p.catchingUp != nil {
 		p.catchingUp()
 	}
+
 	// What was begun for sandboxes of before may be for some that have ended.
 	p.mutex.Lock()
 	before := slices.Collect(maps.Values(p.attempts))
@@ -176,6 +181,7 @@ func (p *Plugin) Synchronize(
 		}
 		p.catchUp(ctx, pods)
 	})
+
 	p.setConnected(true)
 	return nil, nil
 }
@@ -194,6 +200,7 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 		if a.Sandbox == "" || runs || a.CNI != nil {
 			continue
 		}
+
 		group.Go(func() {
 			if err := p.Lifecycle.Detach(ctx, a.Function, a.Sandbox); err != nil {
 				p.Log.Error(err, "Function of an ended sandbox is not back yet",
@@ -201,6 +208,7 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 			}
 		})
 	}
+
 	group.Wait()
 	for _, pod := range pods {
 		if networkNamespace(pod) != "" && ctx.Err() == nil { // without one it is being stopped
@@ -220,6 +228,7 @@ func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
+
 	a := p.begin(p.ctx, pod, false)
 	select {
 	case <-a.tried:
@@ -236,6 +245,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	default:
 		p.log(pod).Info("The pod's Functions are still being attached; its containers have to wait")
 	}
+
 	return nil
 }
 
@@ -267,6 +277,7 @@ func (p *Plugin) CreateContainer(
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
+
 	a := p.attempt(pod.GetId())
 	if _, missing := p.missing(pod, container); missing && a != nil &&
 		a.waited.CompareAndSwap(false, true) {
@@ -275,9 +286,11 @@ func (p *Plugin) CreateContainer(
 		case <-answering.Done():
 		}
 	}
+
 	if record, missing := p.missing(pod, container); missing {
 		return nil, nil, p.refuse(pod, container, record, a)
 	}
+
 	return nil, nil, nil
 }
 
@@ -291,12 +304,14 @@ func (p *Plugin) missing(
 			return a, true
 		}
 	}
+
 	for _, device := range container.GetCDIDevices() {
 		uid, id, ours := claim.ParseCDIDevice(device.GetName())
 		if a, _ := p.Journal.Get(id); ours && (a.Claim.UID != uid || !isAttached(a, pod)) {
 			return a, true
 		}
 	}
+
 	return journal.Attachment{}, false
 }
 
@@ -316,6 +331,7 @@ func (p *Plugin) refuse(
 	} else if reason := tries.err(record.Function); reason != nil {
 		err = fmt.Errorf("%w: %w", err, reason)
 	}
+
 	p.Log.Error(err, "Container must not start")
 	return err
 }
@@ -343,6 +359,7 @@ func (p *Plugin) takeBack(answering context.Context, pod *api.PodSandbox) {
 			p.log(pod).Error(err, "Functions are not back yet")
 		}
 	})
+
 	select {
 	case <-back:
 	case <-answering.Done():
@@ -363,21 +380,25 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 			a.Pod.UID != types.UID(pod.GetUid()) &&
 			a.CNI == nil && a.State != journal.Releasing
 	}
+
 	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
 		return nil
 	}
+
 	claimed, err := p.Claimed(ctx, pod.GetNamespace(), pod.GetName())
 	if err != nil {
 		p.log(pod).Error(err,
 			"Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
 		return nil
 	}
+
 	var list []journal.Attachment
 	for _, id := range claimed {
 		if a, exists := p.Journal.Get(id); exists && ofOthers(a) {
 			list = append(list, a)
 		}
 	}
+
 	return list
 }
 
@@ -389,6 +410,7 @@ func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	errs := make([]error, len(attachments))
 	var group errgroup.Group
 	group.SetLimit(atOnce)
+
 	for i, a := range attachments {
 		group.Go(func() error {
 			if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
@@ -398,6 +420,7 @@ func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 			return nil
 		})
 	}
+
 	_ = group.Wait() // all errors count
 	return errors.Join(errs...)
 }

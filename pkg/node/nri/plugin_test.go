@@ -84,14 +84,17 @@ func (n *node) record(ctx context.Context, call string) error {
 	if n.takes > 0 && !strings.HasPrefix(call, "report") && !loop.Sleep(ctx, n.takes) {
 		return ctx.Err()
 	}
+
 	if slow != nil {
 		<-slow
 	}
+
 	if block != nil {
 		close(block)
 		<-ctx.Done()
 		return ctx.Err()
 	}
+
 	return err
 }
 
@@ -127,6 +130,7 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 	t.Helper()
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+
 	verb := func(call string) string { return strings.Fields(call)[0] }
 	for i := 0; i < len(n.calls); {
 		j := i + 1
@@ -136,9 +140,11 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 		slices.Sort(n.calls[i:j])
 		i = j
 	}
+
 	if diff := cmp.Diff(want, n.calls); diff != "" {
 		t.Errorf("calls: -want +got\n%s", diff)
 	}
+
 	n.calls = nil
 }
 
@@ -194,8 +200,10 @@ func startRuntime(t *testing.T, socket string, sandboxes ...*api.PodSandbox) *ru
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	r.wire = newWire(t, socket, own)
 	t.Cleanup(r.kill)
+
 	return r
 }
 
@@ -246,6 +254,7 @@ func newWire(t *testing.T, from, to string) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w := &wire{listener: listener}
 	w.workers.Go(func() {
 		for {
@@ -253,14 +262,17 @@ func newWire(t *testing.T, from, to string) *wire {
 			if err != nil {
 				return
 			}
+
 			far, err := net.Dial("unix", to)
 			if err != nil {
 				near.Close()
 				return
 			}
+
 			w.mutex.Lock()
 			w.ends = append(w.ends, near, far)
 			w.mutex.Unlock()
+
 			for _, pair := range [][2]net.Conn{{near, far}, {far, near}} {
 				w.workers.Go(func() { // an error is the end of the connection
 					_, _ = io.Copy(pair[0], pair[1])
@@ -269,6 +281,7 @@ func newWire(t *testing.T, from, to string) *wire {
 			}
 		}
 	})
+
 	return w
 }
 
@@ -306,11 +319,13 @@ func TestLife(t *testing.T) {
 	if err := r.run(t, sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1",
 		"report pod1-claim")
 	if err := r.run(t, sandbox("stranger", "s9")); err != nil {
 		t.Errorf("a pod without claims: %v", err)
 	}
+
 	n.wantCalls(t)
 
 	// What fails on the way back does not keep the runtime from going on; removal is the second
@@ -322,6 +337,7 @@ func TestLife(t *testing.T) {
 		&api.RemovePodSandboxRequest{Pod: sandbox("pod1", "s1")}); err != nil {
 		t.Errorf("RemovePodSandbox: %v", err)
 	}
+
 	n.wantCalls(t, "detach 2 s1", "detach 3 s1")
 }
 
@@ -338,13 +354,16 @@ func TestAttachFails(t *testing.T) {
 		!strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: no such netdev") {
 		t.Errorf("error %v, want the pod, the claim and the reason", err)
 	}
+
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1",
 		"detach 2 s1", "detach 3 s1")
+
 	for _, a := range n.journal.All() {
 		if a.State != journal.Reserved {
 			t.Errorf("Function %s is %s, want it back", a.Function, a.State)
 		}
 	}
+
 	// The kubelet makes another sandbox.
 	if err := r.run(t, sandbox("pod1", "s2")); err != nil {
 		t.Errorf("the next sandbox: %v", err)
@@ -368,12 +387,14 @@ func TestAttachTakesTooLong(t *testing.T) {
 	if !p.Connected() {
 		t.Error("the runtime gave the plugin up")
 	}
+
 	err := r.create(t, sandbox("pod1", "s1"))
 	if err == nil ||
 		!strings.Contains(err.Error(),
 			"Function 0000:3b:00.2 of its claim pod1-claim is not attached") {
 		t.Errorf("error %v, want that the container has to wait", err)
 	}
+
 	close(slow)
 	must.Eventually(t, "the pod has all that it claimed", func() bool {
 		return r.create(t, sandbox("pod1", "s1")) == nil && p.attempt("s1") == nil
@@ -394,6 +415,7 @@ func TestHostNetworkIsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "take hostNetwork away") {
 		t.Errorf("error %v, want what to do", err)
 	}
+
 	stranger := sandbox("stranger", "s2")
 	stranger.Linux = nil
 	if err := r.run(t, stranger); err != nil {
@@ -408,6 +430,7 @@ func TestSynchronize(t *testing.T) {
 	n.reserve(t, "3", "stays")
 	n.reserve(t, "4", "started")
 	n.reserve(t, "5", "waiting")
+
 	for pod, function := range map[string]function.ID{
 		"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"},
 	} {
@@ -416,6 +439,7 @@ func TestSynchronize(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	n.calls = nil
 	// One mistake does not keep the others from being made up for.
 	n.errs["attach 3 s-stays /run/netns/s-stays stays"] = errors.New("busy")
@@ -439,6 +463,7 @@ func (n *node) awaitCalls(t *testing.T, want ...string) {
 			got = slices.Sorted(slices.Values(n.calls))
 			return slices.Equal(got, want), nil
 		})
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls: -want +got\n%s", diff)
 	}
@@ -479,17 +504,20 @@ func TestStopTakesTooLong(t *testing.T) {
 	if err := r.run(t, sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
+
 	n.slow["detach 2 s1"] = make(chan struct{})
 	r.stop(t, sandbox("pod1", "s1"))
 	if err := r.run(t, sandbox("pod2", "s2")); err != nil || !p.Connected() {
 		t.Errorf("the next pod: %v, connected: %t", err, p.Connected())
 	}
+
 	close(n.slow["detach 2 s1"])
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
 		func(context.Context) (bool, error) {
 			a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 			return a.State == journal.Reserved, nil
 		})
+
 	if err != nil {
 		t.Errorf("the Function is not back: %v", err)
 	}
@@ -520,6 +548,7 @@ func TestCreateContainer(t *testing.T) {
 	if err := n.journal.Put(a); err != nil {
 		t.Fatal(err)
 	}
+
 	device := claim.CDIKind + "=" + claim.CDIDeviceName(a.Claim.UID, a.Function.DeviceName())
 	want := func(text string, err error) {
 		t.Helper()
@@ -528,6 +557,7 @@ func TestCreateContainer(t *testing.T) {
 			t.Errorf("error %v, want %q", err, text)
 		}
 	}
+
 	const missing = "container app of pod default/pod1: Function 0000:3b:00.2 of its claim " +
 		"pod1-claim is not attached to the pod"
 	want(missing, r.create(t, sandbox("pod1", "s1"), device))
@@ -560,6 +590,7 @@ func TestSharedClaim(t *testing.T) {
 	if err := r.run(t, sandbox("stranger", "s9")); err != nil {
 		t.Errorf("a pod without claims: %v", err)
 	}
+
 	n.errs["attach 2 s2 /run/netns/s2 pod2"] = errors.New("is Attached in pod default/pod1")
 	err := r.run(t, sandbox("pod2", "s2"))
 	if err == nil ||
@@ -567,10 +598,12 @@ func TestSharedClaim(t *testing.T) {
 			"is Attached in pod default/pod1; an interface can be in one pod only") {
 		t.Errorf("error %v, want who has it and what to do", err)
 	}
+
 	n.calls = nil
 	if err := r.run(t, sandbox("pod2", "s3")); err != nil {
 		t.Error(err)
 	}
+
 	n.wantCalls(t, "attach 2 s3 /run/netns/s3 pod2", "report pod1-claim")
 }
 
@@ -620,6 +653,7 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 			if err := n.journal.Put(a); err != nil {
 				t.Fatal(err)
 			}
+
 			var kubelet asked
 			p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: kubelet.Claimed,
 				Report: n.Report, Log: testr.New(t), ctx: t.Context()}
@@ -629,6 +663,7 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 			if int(kubelet) != test.asks {
 				t.Errorf("the kubelet was asked %d times, want %d", kubelet, test.asks)
 			}
+
 			n.wantCalls(t, test.calls...)
 		})
 	}
@@ -639,13 +674,16 @@ func TestAwaitConnected(t *testing.T) {
 	p := n.start(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
+
 	if err := p.AwaitConnected(ctx); err == nil || !strings.Contains(err.Error(), socket) {
 		t.Errorf("error %v, want one that names the socket", err)
 	}
+
 	r := startRuntime(t, socket)
 	if err := p.AwaitConnected(t.Context()); err != nil {
 		t.Error(err)
 	}
+
 	r.waitForPlugin(t)
 }
 
@@ -656,11 +694,13 @@ func TestRuntimeRestarts(t *testing.T) {
 	if p.Connected() {
 		t.Error("Connected = true without a runtime")
 	}
+
 	r := startRuntime(t, socket)
 	r.waitForPlugin(t)
 	if err := r.run(t, sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "report pod1-claim")
 	r.kill()
 	if err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
@@ -675,6 +715,7 @@ func TestRuntimeRestarts(t *testing.T) {
 	if err := r.run(t, sandbox("pod1", "s2")); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "attach 2 s2 /run/netns/s2 pod1", "report pod1-claim")
 }
 
@@ -684,6 +725,7 @@ func TestRuntimeRestarts(t *testing.T) {
 func endAtConfigure(near, far net.Conn) {
 	defer near.Close()
 	defer far.Close()
+
 	go func() { _, _ = io.Copy(far, near) }()
 	for {
 		// the number of the multiplexed connection, and the length of what follows
@@ -712,15 +754,18 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := n.start(t, socket)
 	near, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	far, err := net.Dial("unix", socket+".real")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	endAtConfigure(near, far)
 	listener.Close()
 	r := startRuntime(t, socket)
@@ -734,6 +779,7 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 func TestLeavesCNIAlone(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "1", "pod")
+
 	for f, claim := range map[string]journal.Claim{
 		"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"},
 	} {
@@ -749,26 +795,32 @@ func TestLeavesCNIAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	p := &Plugin{
 		Journal: n.journal, Lifecycle: n, Report: n.Report, Log: testr.New(t), ctx: t.Context(),
 	}
+
 	pod := &api.PodSandbox{
 		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
 		Linux: &api.LinuxPodSandbox{
 			Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}},
 		},
 	}
+
 	if err := p.RunPodSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "attach 1 s1 /run/netns/x pod", "report pod-claim")
 	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // the runtime knows no sandbox
 		t.Fatal(err)
 	}
+
 	p.background.Wait()
 	n.wantCalls(t, "detach 1 s1")
 	if err := p.StopPodSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
+
 	n.wantCalls(t, "detach 1 s1", "detach 3 s1")
 }

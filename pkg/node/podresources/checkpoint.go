@@ -33,6 +33,7 @@ func readCheckpoint(
 		return nil, err
 	}
 	defer file.Close()
+
 	text, err := io.ReadAll(io.LimitReader(file, maxCheckpoint+1))
 	if err != nil {
 		return nil, err
@@ -40,6 +41,7 @@ func readCheckpoint(
 	if len(text) > maxCheckpoint {
 		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
+
 	return parseCheckpoint(text, parse)
 }
 
@@ -57,9 +59,11 @@ func parseCheckpoint(
 			}
 		}
 	}
+
 	if err := json.Unmarshal(text, &checkpoint); err != nil {
 		return nil, err
 	}
+
 	assigned := map[string]Assignment{}
 	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
@@ -72,5 +76,6 @@ func parseCheckpoint(
 			}
 		}
 	}
+
 	return assigned, nil
 }

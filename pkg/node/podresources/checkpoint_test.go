@@ -47,15 +47,18 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
+
 	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, nil, testr.New(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
+
 	kubelet.Set(kubelettest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)
 	}
+
 	kubelet.Set(kubelettest.Pod("xpu-agent", "x"))
 	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) > 0 {
 		t.Errorf("Assigned = %v, %v, want nothing", assigned, err)
@@ -66,6 +69,7 @@ func TestIncompleteAnswer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte(kept), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	assigned, err := client.Assigned(t.Context())
 	if err != nil || assigned[checkpointVF].Container != "setup" {
 		t.Errorf("Assigned = %v, %v, want what the init container has", assigned, err)
@@ -90,12 +94,14 @@ func TestAuxiliaryDevice(t *testing.T) {
 	if err != nil || len(kept) != 1 || kept[sf.String()].Resource != "nvidia.com/sf" {
 		t.Errorf("checkpoint: %v, %v", kept, err)
 	}
+
 	listed := functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p",
 		Containers: []*podresourcesapi.ContainerResources{{
 			Name: "a", Devices: []*podresourcesapi.ContainerDevices{
 				{ResourceName: "nvidia.com/sf", DeviceIds: []string{"mlx5_core.sf.4"}},
 			},
 		}}}}, nil, c.parse)
+
 	if len(listed[sf]) != 1 || listed[sf][0].Pod != "p" {
 		t.Errorf("list: %v", listed)
 	}

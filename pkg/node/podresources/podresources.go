@@ -90,10 +90,12 @@ func NewClient(kubeletDir string, self Self, sees Sees, log logr.Logger) (*Clien
 	if sees == nil {
 		sees = func(string, string, function.ID) bool { return false }
 	}
+
 	c := &Client{
 		self: self, sees: sees, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
 		checkpoint: filepath.Join(kubeletDir, checkpointFile), log: log,
 	}
+
 	c.last.Store(&map[function.ID][]Assignment{})
 	return c, c.connect(nil)
 }
@@ -113,6 +115,7 @@ func (c *Client) connect(old *grpc.ClientConn) error {
 	if old != nil {
 		return old.Close()
 	}
+
 	return nil
 }
 
@@ -128,15 +131,18 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	assigned, err := readCheckpoint(c.checkpoint, c.parse)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
 	}
+
 	for id, assignments := range listed {
 		assigned[id.String()] = slices.MinFunc(assignments, func(a, b Assignment) int {
 			return cmp.Compare(a.Resource, b.Resource)
 		})
 	}
+
 	return assigned, nil
 }
 
@@ -146,6 +152,7 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 	if err != nil {
 		return nil, err
 	}
+
 	var claimed []function.ID
 	for id, assignments := range listed {
 		if slices.ContainsFunc(assignments, func(a Assignment) bool {
@@ -154,6 +161,7 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 			claimed = append(claimed, id)
 		}
 	}
+
 	return claimed, nil
 }
 
@@ -162,6 +170,7 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 	c.refreshing.Lock()
 	defer c.refreshing.Unlock()
+
 	listed, err := c.list(ctx)
 	if err != nil {
 		if !c.away && !errors.Is(ctx.Err(), context.Canceled) {
@@ -170,9 +179,11 @@ func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 		}
 		return false, err
 	}
+
 	if c.away {
 		c.log.Info("Pods' devices are known again")
 	}
+
 	c.away = false
 	before := c.last.Swap(&listed)
 	return !maps.EqualFunc(*before, listed, slices.Equal[[]Assignment]), nil
@@ -209,6 +220,7 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 		lister := podresourcesapi.NewPodResourcesListerClient(c.connection.Load())
 		return lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	}
+
 	used := c.connection.Load()
 	response, err := ask()
 	if code := status.Code(err); ctx.Err() == nil &&
@@ -218,9 +230,11 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 		}
 		response, err = ask()
 	}
+
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
+
 	isSelf := func(p *podresourcesapi.PodResources) bool {
 		return p.Namespace == c.self.Namespace && p.Name == c.self.Name
 	}
@@ -230,6 +244,7 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace,
 			c.self.Name)
 	}
+
 	return functions(response.PodResources, c.sees, c.parse), nil
 }
 
@@ -262,17 +277,20 @@ func functions(
 						Assignment{resource, pod.Namespace, pod.Name, container.Name})
 				}
 			}
+
 			for _, devices := range container.Devices {
 				for _, text := range devices.DeviceIds {
 					id, err := parse(text)
 					add(id, err, devices.ResourceName)
 				}
 			}
+
 			for _, claim := range container.DynamicResources {
 				for _, device := range claim.ClaimResources {
 					if device.ShareId != nil {
 						continue // of a PF; the kubelet does not know which VF the pod has
 					}
+
 					// DRANET names devices as this driver does, with a prefix.
 					id, err := function.ParseDeviceName(strings.TrimPrefix(device.DeviceName,
 						"pci-"))
@@ -280,6 +298,7 @@ func functions(
 						sees(claim.ClaimNamespace, claim.ClaimName, id) {
 						continue
 					}
+
 					if device.DriverName == v1alpha1.GroupName {
 						add(id, err, "")
 					} else {
@@ -289,5 +308,6 @@ func functions(
 			}
 		}
 	}
+
 	return found
 }

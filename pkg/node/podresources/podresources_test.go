@@ -58,6 +58,7 @@ func TestAssigned(t *testing.T) {
 			Resource: resource, Namespace: "default", Pod: pod, Container: "main",
 		}
 	}
+
 	for _, test := range []struct {
 		name string
 		pods []*podresourcesapi.PodResources
@@ -111,8 +112,10 @@ func TestNotHad(t *testing.T) {
 		func(namespace, claim string, f function.ID) bool {
 			return namespace == "default" && claim == "monitor" && f.String() == vf
 		}, testr.New(t))
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = client.Close() })
+
 	share := kubelettest.ClaimPod("share", "xpu.opiproject.org", "0000-3b-00-0")
 	share.Containers[0].DynamicResources[0].ClaimResources[0].ShareId = new("s1")
 	kubelet.Set(share,
@@ -124,6 +127,7 @@ func TestNotHad(t *testing.T) {
 		t.Errorf("Assigned = %v, %v; want what the monitor has beside what it looks at, and what "+
 			"the user has", got, err)
 	}
+
 	if claimed, err := client.Claimed(t.Context(), "default", "monitor"); err != nil ||
 		len(claimed) != 1 {
 		t.Errorf("Claimed = %v, %v; want one", claimed, err)
@@ -141,6 +145,7 @@ func TestManyPods(t *testing.T) {
 		}
 		pods = append(pods, pod)
 	}
+
 	kubelet.Set(append(pods, kubelettest.Pod("web", fast, vf))...)
 	got, err := client.Assigned(t.Context())
 	if err != nil || len(got) != 1 {
@@ -157,6 +162,7 @@ func TestTracker(t *testing.T) {
 		defer mutex.Unlock()
 		logged = append(logged, args)
 	}, funcr.Options{}))
+
 	vfID, err := function.ParseID(vf)
 	if err != nil {
 		t.Fatal(err)
@@ -164,6 +170,7 @@ func TestTracker(t *testing.T) {
 	if message := tracker.InUse(vfID, fast); message != "" {
 		t.Errorf("InUse before the kubelet was asked = %q, want none", message)
 	}
+
 	refresh := func(wantChanged bool) {
 		t.Helper()
 		changed, err := tracker.Refresh(t.Context())
@@ -171,6 +178,7 @@ func TestTracker(t *testing.T) {
 			t.Errorf("Refresh = %t, %v, want %t", changed, err, wantChanged)
 		}
 	}
+
 	kubelet.Set(kubelettest.Pod("web", fast, vf))
 	refresh(true)
 	refresh(false)
@@ -180,6 +188,7 @@ func TestTracker(t *testing.T) {
 	if !tracker.Has(vfID, fast) || tracker.Has(vfID, "") || tracker.Has(vfID, "intel.com/dpdk") {
 		t.Error("Has: want it of the pod's own resource only")
 	}
+
 	for _, resource := range []string{"", "intel.com/dpdk"} {
 		message := tracker.InUse(vfID, resource)
 		for _, want := range []string{"default/web", fast} {
@@ -189,6 +198,7 @@ func TestTracker(t *testing.T) {
 			}
 		}
 	}
+
 	kubelet.Set(kubelettest.ClaimPod("web", "xpu.opiproject.org", "0000-3b-00-2"))
 	refresh(true)
 	if message := tracker.InUse(vfID, ""); message != "" {
@@ -205,17 +215,20 @@ func TestTracker(t *testing.T) {
 			t.Errorf("Refresh without a kubelet = %v, want an error with the socket's path", err)
 		}
 	}
+
 	if message := tracker.InUse(vfID, fast); message == "" {
 		t.Error("a kubelet that is away made the tracker forget")
 	}
 	if len(logged) != 1 {
 		t.Errorf("logged %q, want that the kubelet is away, once", logged)
 	}
+
 	again, err := kubelettest.ServePods(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(again.Stop)
+
 	refresh(true)
 	if message := tracker.InUse(vfID, fast); message != "" {
 		t.Errorf("InUse after the pod went = %q, want none", message)
@@ -232,11 +245,13 @@ func TestTrackerTimesOut(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
 		t.Fatal(err)
 	}
+
 	silent, err := net.Listen("unix", filepath.Join(dir, "pod-resources", "kubelet.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { silent.Close() })
+
 	logged := 0
 	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(string, string) {
 		logged++
@@ -247,6 +262,7 @@ func TestTrackerTimesOut(t *testing.T) {
 		t.Errorf("Refresh = %v, logged %d times; want an error and silence, as nobody wants the "+
 			"answer any more", err, logged)
 	}
+
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		if _, err := tracker.Refresh(ctx); err == nil || logged != 1 {
@@ -279,6 +295,7 @@ func TestClaimed(t *testing.T) {
 		p.Namespace = namespace
 		return p
 	}
+
 	twice := claimed("default", "web", "0000-3b-00-2")
 	twice.Containers = append(twice.Containers, twice.Containers[0])
 	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"),
@@ -294,12 +311,14 @@ func TestClaimed(t *testing.T) {
 	if _, err := client.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
 	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
 		kubelettest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
 	if changed, err := client.Refresh(t.Context()); !changed || err != nil {
 		t.Errorf("changed %t, %v", changed, err)
 	}
+
 	for resource, want := range map[string]bool{
 		"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false,
 	} {

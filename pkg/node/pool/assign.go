@@ -72,11 +72,13 @@ func (p Pool) ByPF() map[pci.Address][]function.Function {
 	for _, f := range p.Functions {
 		byPF[f.PF] = append(byPF[f.PF], f)
 	}
+
 	for _, functions := range byPF {
 		slices.SortFunc(functions, func(a, b function.Function) int {
 			return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
 		})
 	}
+
 	return byPF
 }
 
@@ -100,6 +102,7 @@ func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 			named = append(named, f)
 		}
 	}
+
 	return named
 }
 
@@ -121,6 +124,7 @@ func Assign(
 		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
+
 	resources := map[string]string{}
 	var pools []Pool
 	for _, devicePool := range sorted {
@@ -133,19 +137,23 @@ func Assign(
 		}
 		pools = append(pools, p)
 	}
+
 	// SFs that are created for a pool come first, so that they do not change the pool when they are
 	// created or deleted.
 	owners := map[function.ID]string{}
 	for i := range pools {
 		pools[i].fillMade(functions, noSFs, owners)
 	}
+
 	made := maps.Clone(owners)
 	for i := range pools {
 		pools[i].fill(functions, owners, made)
 	}
+
 	for i := range pools {
 		pools[i].findPFs(functions)
 	}
+
 	slices.SortFunc(pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
 	return pools
 }
@@ -163,6 +171,7 @@ func (p *Pool) prepare(resources map[string]string) error {
 		}
 		resources[name] = p.Name
 	}
+
 	_, err := compileAll(p.Spec)
 	return err
 }
@@ -182,18 +191,22 @@ func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[f
 	if p.Spec.SFs == nil {
 		return
 	}
+
 	existing := map[function.ID]function.Function{}
 	for _, f := range functions {
 		existing[f.ID] = f
 	}
+
 	for _, pf := range p.NamedPFs(functions) {
 		if pf.Class == function.Accelerator {
 			continue
 		}
+
 		shortage := shortageOf(pf, noSFs)
 		if shortage != nil {
 			p.Shortages = append(p.Shortages, *shortage)
 		}
+
 		first := uint32(p.Spec.SFs.FirstNumber)
 		for sfnum := first; sfnum < first+uint32(p.Spec.SFs.Count); sfnum++ {
 			f, exists := existing[function.SubfunctionID(pf.PF, sfnum)]
@@ -216,9 +229,11 @@ func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 			PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported, Message: message,
 		}
 	}
+
 	if noSFs == nil {
 		return nil
 	}
+
 	return noSFs(pf.PF)
 }
 
@@ -233,6 +248,7 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 			p.take(f, owners)
 		}
 	}
+
 	if p.Spec.SFs != nil { // the made ones came first
 		slices.SortFunc(p.Functions, func(a, b function.Function) int {
 			return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
@@ -245,15 +261,18 @@ func (p *Pool) findPFs(functions []function.Function) {
 	if p.Spec.Model != v1alpha1.ModelCounters && p.Spec.Model != v1alpha1.ModelPorts {
 		return
 	}
+
 	p.PFs = map[pci.Address]function.Function{}
 	for _, f := range p.Functions {
 		p.PFs[f.PF] = function.Function{}
 	}
+
 	for _, f := range functions {
 		if _, wanted := p.PFs[f.ID.Address]; wanted && f.Kind == function.PF {
 			p.PFs[f.PF] = f
 		}
 	}
+
 	maps.DeleteFunc(p.PFs, func(_ pci.Address, f function.Function) bool { return f.Kind == "" })
 }
 
@@ -274,6 +293,7 @@ func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false
 	}
+
 	accelerator := f.Class == function.Accelerator
 	switch deviceType {
 	case "":
@@ -285,5 +305,6 @@ func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	case v1alpha1.DeviceTypeAuxNet:
 		return f.Kind == function.SF && f.PFDriver != ""
 	}
+
 	return false
 }

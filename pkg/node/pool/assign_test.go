@@ -31,6 +31,7 @@ func oneCard() []function.Function {
 		{ID: function.SubfunctionID(pf, 88), Kind: function.SF, PF: pf, PFName: "ens3f0", Index: 88,
 			Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
 	}
+
 	for index := range 8 {
 		routingID := index + 2
 		functions = append(functions, function.Function{
@@ -41,6 +42,7 @@ func oneCard() []function.Function {
 			Device: "101e", Driver: "mlx5_core",
 		})
 	}
+
 	return functions
 }
 
@@ -54,6 +56,7 @@ func names(functions []function.Function) string {
 			out = append(out, f.ID.String())
 		}
 	}
+
 	return strings.Join(out, " ")
 }
 
@@ -122,9 +125,11 @@ func TestAttributes(t *testing.T) {
 		})
 		change(&functions[i])
 	}
+
 	for i := range functions {
 		functions[i].Class, functions[i].PFDriver, functions[i].LinkType = function.Network, "mlx5_core", "ether"
 	}
+
 	change("0000:3b:00.0", func(f *function.Function) { f.NumVFs = 8 })
 	change("0000:3b:00.2", func(f *function.Function) { f.ACPIIndex, f.RDMA = "101", true })
 	change("0000:3b:00.3", func(f *function.Function) {
@@ -141,16 +146,20 @@ func TestAttributes(t *testing.T) {
 	})
 	change("0000:3b:00.7", func(f *function.Function) { f.Driver = "" })
 	change("0000:3b:01.1", func(f *function.Function) { f.DefaultRoute = true })
+
 	nic := function.Function{
 		ID: function.ID{Address: "0000:19:00.0"}, Kind: function.PF, Class: function.Network,
 		PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
 	}
+
 	uplink := nic
 	uplink.ID.Address, uplink.PF, uplink.DefaultRoute = "0000:19:00.1", "0000:19:00.1", true
+
 	fpga := function.Function{
 		ID: function.ID{Address: "0000:65:00.0"}, Kind: function.VF, Class: function.Accelerator,
 		PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
 	}
+
 	functions = append(functions, nic, uplink, fpga)
 	const sf = "0000:3b:00.0/sf88"
 	for _, test := range []struct {
@@ -213,6 +222,7 @@ func TestPriority(t *testing.T) {
 		p.Spec.Priority = priority
 		return p
 	}
+
 	for _, test := range []struct {
 		pools []v1alpha1.DevicePool
 		want  string
@@ -274,11 +284,13 @@ func TestBadSelectors(t *testing.T) {
 				test.selector, pools)
 			continue
 		}
+
 		for _, text := range append(test.want, "DevicePool bad", "spec.selectors[1]") {
 			if !strings.Contains(pools[0].Err.Error(), text) {
 				t.Errorf("error %q: want %q in it", pools[0].Err, text)
 			}
 		}
+
 		if len(pools[1].Functions) != 9 {
 			t.Errorf("the pool without mistakes has %d Functions, want 9", len(pools[1].Functions))
 		}
@@ -305,11 +317,13 @@ func TestOverlap(t *testing.T) {
 		if got := names(pools[1].Functions); got != "3 4" {
 			t.Errorf("c-more has %q, want 3 4", got)
 		}
+
 		want := []string{"0000:3b:00.4 in b-some"}
 		if diff := cmp.Diff(want, pools[1].Overlaps); diff != "" {
 			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
 		}
 	}
+
 	pools := Assign(oneCard(), []v1alpha1.DevicePool{some, elsewhere},
 		map[string]string{"rack": "7", "zone": "a"}, nil)
 	if len(pools) != 2 || len(pools[0].Functions) != 9 || len(pools[1].Overlaps) != 3 {
@@ -329,11 +343,13 @@ func FuzzParseIndexed(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		name, list, limited := strings.Cut(text, "#")
 		if parsed.name != name || name == "" || limited != (len(parsed.ranges) > 0) ||
 			limited && len(parsed.ranges) != strings.Count(list, ",")+1 {
 			t.Fatalf("parseIndexed(%q) = %+v", text, parsed)
 		}
+
 		for _, r := range parsed.ranges {
 			if r.first < 0 || r.last < r.first {
 				t.Errorf("parseIndexed(%q): range %+v", text, r)
@@ -342,6 +358,7 @@ func FuzzParseIndexed(f *testing.F) {
 				t.Errorf("parseIndexed(%q) does not match the ends of its own range %+v", text, r)
 			}
 		}
+
 		if limited && parsed.matches(name, -1) {
 			t.Errorf("parseIndexed(%q) matches index -1, which is a PF's", text)
 		}
@@ -359,11 +376,13 @@ func TestOlderPoolComesFirst(t *testing.T) {
 		p.Spec.Publish = v1alpha1.PublishDevicePlugin
 		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourceName: "vf"}
 	}
+
 	pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil, nil)
 	if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 ||
 		pools[1].Err != nil || len(pools[1].Functions) != 8 {
 		t.Errorf("pools are %+v, want the older one to have everything", pools)
 	}
+
 	newer.Spec.Priority = 1
 	if pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil,
 		nil); pools[0].Err != nil || pools[1].Err == nil {

@@ -26,6 +26,7 @@ func Check(devicePool v1alpha1.DevicePool) error {
 			fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
 				name, longest))
 	}
+
 	_, err := compileAll(devicePool.Spec)
 	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
 	if name := (Pool{Name: devicePool.Name, Spec: devicePool.Spec}).ResourceName(); name != "" {
@@ -34,6 +35,7 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 	}
+
 	return nil
 }
 
@@ -44,10 +46,12 @@ func CheckResourceName(name string) error {
 		return fmt.Errorf("resource %q: must be <prefix>/<name>, with a prefix other than "+
 			"kubernetes.io and requests.*", name)
 	}
+
 	// A quota calls the resource "requests.<prefix>/<name>", which must be a qualified name too.
 	if problems := validation.IsQualifiedName("requests." + name); len(problems) > 0 {
 		return fmt.Errorf("resource %q: %s", name, strings.Join(problems, "; "))
 	}
+
 	return nil
 }
 
@@ -62,6 +66,7 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 	namesNoPF := func(s v1alpha1.FunctionSelector) bool {
 		return len(s.PFNames)+len(s.RootDevices) == 0
 	}
+
 	beyond := func(names func(v1alpha1.FunctionSelector) []string) bool {
 		return s.NumVFs != nil &&
 			slices.ContainsFunc(s.Selectors, func(one v1alpha1.FunctionSelector) bool {
@@ -70,6 +75,7 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 				})
 			})
 	}
+
 	return []rule{
 		{(s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, namesNoPF),
 			"numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
@@ -146,6 +152,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		like(pluginPath.Child("resourcePrefix"), plugin.ResourcePrefix, resourcePrefix),
 		like(pluginPath.Child("resourceName"), plugin.ResourceName, resourceName),
 	)
+
 	for i, allowed := range spec.Allow {
 		at := path.Child("allow").Index(i)
 		errs = append(errs, oneOf(at, allowed, v1alpha1.PrivilegedFields()...)...)
@@ -153,14 +160,17 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 			errs = append(errs, field.Duplicate(at, allowed))
 		}
 	}
+
 	if len(spec.Selectors) == 0 {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
 	}
+
 	for _, rule := range rules(spec) {
 		if rule.broken {
 			errs = append(errs, field.Forbidden(path, rule.message))
 		}
 	}
+
 	return errs
 }
 

@@ -75,6 +75,7 @@ func TestSameResource(t *testing.T) {
 	pools := Assign(oneCard(), []v1alpha1.DevicePool{
 		plugin("a", "", "c", 0), plugin("b", "", "c", 1), dra, plugin("d", "", "-", 2),
 	}, nil, nil)
+
 	want := map[string][]string{
 		"a": {"DevicePool a", "xpu.opiproject.org/c", "DevicePool b",
 			"spec.devicePlugin.resourceName"},
@@ -82,6 +83,7 @@ func TestSameResource(t *testing.T) {
 		"c": nil,
 		"d": {"DevicePool d", `"xpu.opiproject.org/-"`},
 	}
+
 	for _, p := range pools {
 		if (p.Err != nil) != (want[p.Name] != nil) || p.Err != nil && len(p.Functions) != 0 {
 			t.Errorf("%s has %d Functions, error %v", p.Name, len(p.Functions), p.Err)
@@ -93,6 +95,7 @@ func TestSameResource(t *testing.T) {
 			}
 		}
 	}
+
 	if got := len(pools[1].Functions); got != 9 {
 		t.Errorf("b has %d Functions, want 9", got)
 	}
@@ -193,6 +196,7 @@ func TestRulesOfCRD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var crd struct {
 		Spec struct {
 			Versions []struct {
@@ -206,13 +210,16 @@ func TestRulesOfCRD(t *testing.T) {
 			}
 		}
 	}
+
 	if err := yaml.Unmarshal(text, &crd); err != nil {
 		t.Fatal(err)
 	}
+
 	var want, got []string
 	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Rules {
 		want = append(want, rule.Message)
 	}
+
 	for _, rule := range rules(v1alpha1.DevicePoolSpec{}) {
 		got = append(got, rule.message)
 	}

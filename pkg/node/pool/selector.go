@@ -41,6 +41,7 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 	if _, ok := vdpaDrivers[s.VDPAType]; !ok && s.VDPAType != "" {
 		return selector{}, fmt.Errorf("vdpaType: %q: must be virtio or vhost", s.VDPAType)
 	}
+
 	var err error
 	vendors := each(&err, "vendors", s.Vendors, parsePCIID)
 	devices := each(&err, "devices", s.Devices, parsePCIID)
@@ -50,6 +51,7 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 	each(&err, "acpiIndexes", s.ACPIIndexes, strconv.Atoi)
 	pkeys := each(&err, "pKeys", s.PKeys, parsePKey)
 	each(&err, "auxTypes", s.AuxTypes, parseAuxType)
+
 	matches := func(f function.Function) bool {
 		return contains(vendors, f.Vendor) &&
 			contains(devices, f.Device) &&
@@ -71,12 +73,14 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			(!s.IsRdma || f.RDMA) &&
 			(s.VDPAType == "" || f.VDPA.Driver == vdpaDrivers[s.VDPAType])
 	}
+
 	isPF := func(pf function.Function) bool {
 		return len(pfNames)+len(rootDevices) > 0 &&
 			contains(vendors, pf.Vendor) &&
 			anyOf(pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
 			anyOf(rootDevices, func(p indexed) bool { return p.names(string(pf.PF)) })
 	}
+
 	return selector{
 		matches: matches, isPF: isPF, options: Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
 	}, err
@@ -91,6 +95,7 @@ func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 		}
 		selectors = append(selectors, compiled)
 	}
+
 	return selectors, nil
 }
 
@@ -105,6 +110,7 @@ func each[T any](err *error, field string, texts []string, parse func(string) (T
 		}
 		out = append(out, parsed)
 	}
+
 	return out
 }
 
@@ -129,10 +135,12 @@ func parseIndexed(text string) (indexed, error) {
 	if name == "" {
 		return indexed{}, fmt.Errorf("%q: the name before # is missing", text)
 	}
+
 	out := indexed{name: name}
 	if !limited {
 		return out, nil
 	}
+
 	for _, item := range strings.Split(list, ",") {
 		low, high, isRange := strings.Cut(item, "-")
 		first, err := strconv.Atoi(low)
@@ -140,6 +148,7 @@ func parseIndexed(text string) (indexed, error) {
 			return indexed{}, fmt.Errorf("%q: %q is not an index or a range such as 0-3",
 				text, item)
 		}
+
 		last := first
 		if isRange {
 			if last, err = strconv.Atoi(high); err != nil {
@@ -150,8 +159,10 @@ func parseIndexed(text string) (indexed, error) {
 					"to the larger one, such as #3-7", text)
 			}
 		}
+
 		out.ranges = append(out.ranges, indexRange{first, last})
 	}
+
 	return out, nil
 }
 
@@ -170,10 +181,12 @@ func parseIndexedAddress(text string) (indexed, error) {
 	if err != nil {
 		return indexed{}, err
 	}
+
 	address, err := pci.Parse(pf.name)
 	if err != nil {
 		return indexed{}, err
 	}
+
 	pf.name = string(address)
 	return pf, nil
 }

@@ -65,6 +65,7 @@ func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) e
 			r.Log.Error(err, "The XPUNode is not current", "retry", retry.String())
 			again = time.After(retry)
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -80,16 +81,19 @@ func (r *Reporter) write(ctx context.Context) error {
 	if !known {
 		return nil
 	}
+
 	// An XPUNode belongs to its Node.
 	if _, err := r.API.NodeLabels(ctx); apierrors.IsNotFound(err) {
 		return nil
 	} else if err != nil {
 		return err
 	}
+
 	have, err := r.API.XPUNode(ctx)
 	if err != nil {
 		return fmt.Errorf("read XPUNode: %w", err)
 	}
+
 	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have)}
 	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot())
 	if have != nil && equality.Semantic.DeepEqual(*have, want) {
@@ -98,6 +102,7 @@ func (r *Reporter) write(ctx context.Context) error {
 	if err := r.API.WriteXPUNode(ctx, want); err != nil {
 		return fmt.Errorf("write XPUNode: %w", err)
 	}
+
 	return nil
 }
 
@@ -108,6 +113,7 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 		if f.Kind != function.PF || len(pfs) == v1alpha1.MaxNodePFs {
 			continue
 		}
+
 		card := r.Card(f.PF)
 		pfs = append(pfs, v1alpha1.XPUNodePF{
 			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device,
@@ -118,9 +124,11 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 			TotalVFs: int32(f.TotalVFs),
 		})
 	}
+
 	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int {
 		return cmp.Compare(a.Address, b.Address)
 	})
+
 	return int32(len(functions)), pfs
 }
 
@@ -133,12 +141,14 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 			earlier[entry.Name] = entry
 		}
 	}
+
 	var entries []v1alpha1.XPUNodePool
 	for _, p := range pools {
 		supply, known := Supply{Generation: p.Generation}, true
 		if p.Spec.NumVFs != nil {
 			supply, known = r.Supply(p.Name)
 		}
+
 		// A Supply of a newer generation is about a DevicePool that will be read again, or was
 		// deleted and created anew.
 		if !known || supply.Generation > p.Generation {
@@ -149,6 +159,7 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 			entries = append(entries, *entry)
 		}
 	}
+
 	return entries[:min(len(entries), v1alpha1.MaxNodePools)]
 }
 
@@ -159,19 +170,23 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 		len(shortages) == 0 {
 		return nil
 	}
+
 	for i := range shortages {
 		shortages[i].Message = bounded(shortages[i].Message, v1alpha1.MaxNodeMessage)
 	}
+
 	entry := &v1alpha1.XPUNodePool{
 		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
 		Overlapping: p.Overlaps[:min(len(p.Overlaps), v1alpha1.MaxNodeListed)],
 		Shortages:   shortages[:min(len(shortages), v1alpha1.MaxNodeListed)],
 		Fallbacks:   r.Fallbacks(p.Spec),
 	}
+
 	entry.Healthy, entry.Problems = r.problems(p.Functions)
 	if p.Err != nil {
 		entry.Error = bounded(p.Err.Error(), v1alpha1.MaxNodeMessage)
 	}
+
 	return entry
 }
 
@@ -186,6 +201,7 @@ func (r *Reporter) problems(
 			healthy++
 			continue
 		}
+
 		i := slices.IndexFunc(problems, func(p v1alpha1.FunctionProblem) bool {
 			return p.Taint == all[0].Taint
 		})
@@ -195,11 +211,14 @@ func (r *Reporter) problems(
 			problems = append(problems,
 				v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: message})
 		}
+
 		problems[i].Functions++
 	}
+
 	slices.SortFunc(problems, func(a, b v1alpha1.FunctionProblem) int {
 		return cmp.Compare(a.Taint, b.Taint)
 	})
+
 	return healthy, problems
 }
 
@@ -220,6 +239,7 @@ func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 		}
 		merged[i].Message += "; " + s.Message
 	}
+
 	slices.SortFunc(merged, func(a, b v1alpha1.Shortage) int { return cmp.Compare(a.PF, b.PF) })
 	return merged
 }

@@ -67,6 +67,7 @@ func TestReporter(t *testing.T) {
 		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy,
 			Card: unknown, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
+
 		wrote := func(what string, want int) {
 			t.Helper()
 			synctest.Wait()
@@ -74,20 +75,24 @@ func TestReporter(t *testing.T) {
 				t.Errorf("%s: %d writes, want %d", what, got, want)
 			}
 		}
+
 		wrote("before the pools are known", 0)
 		go tracker.Run(t.Context(), trackerChanges, func() { changes <- struct{}{} })
 		wrote("at first", 1)
+
 		want := []v1alpha1.XPUNodePool{
 			{Name: "fast", Functions: 2, Healthy: 2},
 			{Name: "wide", Functions: 6, Healthy: 6,
 				Overlapping: []string{"0000:3b:00.2 in fast", "0000:3b:00.3 in fast"}},
 		}
+
 		if diff := cmp.Diff(want, n.pools()); diff != "" {
 			t.Errorf("pools: -want +got\n%s", diff)
 		}
 		if n.status.Functions != int32(len(n.functions)) {
 			t.Errorf("%d Functions, want %d", n.status.Functions, len(n.functions))
 		}
+
 		changes <- struct{}{}
 		wrote("nothing changed", 0)
 
@@ -132,14 +137,17 @@ func TestReporterProblems(t *testing.T) {
 		functions[2].ID: {{Taint: "link-down", Message: "no cable"}},
 		functions[3].ID: {{Taint: "fault", Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage)}},
 	}
+
 	reporter := &Reporter{Fallbacks: none, Problems: func(f function.Function) []function.Problem {
 		return problems[f.ID]
 	}}
 	entry := reporter.entry(Pool{Name: "fast", Functions: functions[1:6]}, Supply{})
+
 	want := []v1alpha1.FunctionProblem{
 		{Taint: "fault", Functions: 1, Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage/2)},
 		{Taint: "link-down", Functions: 2, Message: "no cable"},
 	}
+
 	if diff := cmp.Diff(want, entry.Problems); diff != "" || entry.Functions != 5 ||
 		entry.Healthy != 2 {
 		t.Errorf("%d of %d are healthy, problems (-want +got):\n%s", entry.Healthy,
@@ -155,6 +163,7 @@ func TestHardware(t *testing.T) {
 			MAC: "02:00:00:00:00:01",
 		}
 	}}
+
 	count, pfs := reporter.hardware(oneCard())
 	want := []v1alpha1.XPUNodePF{{
 		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc",
@@ -162,15 +171,18 @@ func TestHardware(t *testing.T) {
 		Serial: strings.Repeat("7", v1alpha1.MaxNodeText), Board: "MT_0000000884",
 		MAC: "02:00:00:00:00:01",
 	}}
+
 	if diff := cmp.Diff(want, pfs); diff != "" || int(count) != len(oneCard()) {
 		t.Errorf("%d Functions, PFs (-want +got):\n%s", count, diff)
 	}
+
 	var many []function.Function
 	for i := range v1alpha1.MaxNodePFs + 1 {
 		many = append(many, function.Function{
 			Kind: function.PF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", i)),
 		})
 	}
+
 	if count, pfs := reporter.hardware(many); len(pfs) != v1alpha1.MaxNodePFs ||
 		int(count) != len(many) {
 		t.Errorf("%d PFs of %d, want %d", len(pfs), count, v1alpha1.MaxNodePFs)
@@ -242,6 +254,7 @@ func TestReporterSupply(t *testing.T) {
 			t.Errorf("status (-want +got):\n%s", diff)
 		}
 	}
+
 	write(0, before...)
 	inUse := v1alpha1.Shortage{
 		PF: "0000:3b:00.0", Reason: v1alpha1.ReasonInUse, Message: "PF 0000:3b:00.0 is in use",
@@ -276,6 +289,7 @@ func TestReporterShortages(t *testing.T) {
 	if diff := cmp.Diff(want, entry.Shortages); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+
 	var many []v1alpha1.Shortage
 	for i := range v1alpha1.MaxNodeListed + 5 {
 		many = append(many, short(fmt.Sprintf("%02d", i), ""))

@@ -86,6 +86,7 @@ func TestMadeSFsOverlap(t *testing.T) {
 	pools := Assign(twoCards(), []v1alpha1.DevicePool{
 		makingPool("fast", 1, 3, "ens5f0"), makingPool("early", 2, 3, "ens5f0"),
 	}, nil, nil)
+
 	want := []string{
 		function.SubfunctionID("0000:5e:00.0", 2).String() + " in early",
 		function.SubfunctionID("0000:5e:00.0", 3).String() + " in early",
@@ -105,12 +106,14 @@ func TestPFWithoutSFs(t *testing.T) {
 			PF: string(pf), Reason: v1alpha1.ReasonNotSupported, Message: "legacy",
 		}
 	}
+
 	pools := Assign(twoCards(),
 		[]v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
 	if got := names(pools[0].Functions); got != "0000:3b:00.0/sf88 7 0000:5e:00.0/sf88 "+
 		"0000:5e:00.0/sf89" {
 		t.Errorf("Functions are %q", got)
 	}
+
 	want := []v1alpha1.Shortage{
 		{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonNotSupported, Message: "legacy"},
 	}
@@ -156,6 +159,7 @@ func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 				t.Errorf("%s: Get = %t, -want +got\n%s", what, ok, diff)
 			}
 		}
+
 		potential := function.PotentialSF(n.functions[len(n.functions)-1], 2)
 		look("not there", potential)
 		made := potential
@@ -175,6 +179,7 @@ func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 				t.Errorf("Get(%s) = %+v, want none", absent, f)
 			}
 		}
+
 		if f, ok := tracker.Get(function.ID{Address: "0000:3b:00.2"}); !ok ||
 			f.Kind != function.VF {
 			t.Errorf("Get of a VF = %+v, %t", f, ok)

@@ -95,11 +95,13 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
 	}
+
 	p, ok := t.PoolOf(id)
 	pf, exists := t.functions.Get(function.ID{Address: id.Address})
 	if !ok || !p.Makes(id) || !exists {
 		return function.Function{}, false
 	}
+
 	sfnum, _ := id.SFNum()
 	return function.PotentialSF(pf, sfnum), true
 }
@@ -113,6 +115,7 @@ func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func
 		if err != nil {
 			t.log.Error(err, "Pools are not current until the next change")
 		}
+
 		if different {
 			changed()
 		}
@@ -127,27 +130,32 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("list DevicePools: %w", err)
 	}
+
 	labels, err := t.declarations.NodeLabels(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
+
 	functions := t.functions.Snapshot()
 	pools := Assign(functions, devicePools, labels, t.noSFs)
 	byFunction := make(map[function.ID]*Pool, len(functions))
 	for _, f := range functions {
 		byFunction[f.ID] = nil
 	}
+
 	for i := range pools {
 		for _, f := range pools[i].Functions {
 			byFunction[f.ID] = &pools[i]
 		}
 	}
+
 	before, known := t.Pools()
 	t.last.Store(&reading{known: true, pools: pools, byFunction: byFunction})
 	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
 	if known && reflect.DeepEqual(before, pools) {
 		return false, nil
 	}
+
 	t.report(before, pools)
 	return true, nil
 }
@@ -158,6 +166,7 @@ func (t *Tracker) report(before, pools []Pool) {
 	for _, p := range before {
 		told[p.Name] = p.Shortages
 	}
+
 	for _, p := range pools {
 		for _, shortage := range p.Shortages {
 			if !slices.Contains(told[p.Name], shortage) {

@@ -110,6 +110,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 		devicePool("index", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#x"}}),
 		resource,
 	}}
+
 	tracker := NewTracker(n, n, nil, testr.New(t))
 	for i, want := range []bool{true, false} {
 		different, err := tracker.read(t.Context())
@@ -117,6 +118,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 			t.Errorf("read %d = %t, %v, want %t", i, different, err, want)
 		}
 	}
+
 	pools, _ := tracker.Pools()
 	for _, p := range pools {
 		if p.Err == nil {
@@ -139,15 +141,18 @@ func TestTracker(t *testing.T) {
 			pools, _ := tracker.Pools()
 			return pools
 		}
+
 		if _, known := tracker.Pools(); known {
 			t.Error("the pools are known before they were read")
 		}
+
 		go tracker.Run(t.Context(), changes, func() { changed++ })
 
 		look("the node cannot be read", 0)
 		if _, known := tracker.Pools(); known {
 			t.Error("the pools are known although the node could not be read")
 		}
+
 		n.set(func() { n.labelsErr = nil })
 		changes <- struct{}{}
 		look("no DevicePools: known now", 1)
@@ -186,6 +191,7 @@ func TestTracker(t *testing.T) {
 				return f.Index == 1
 			})
 		})
+
 		changes <- struct{}{}
 		if pools := look("a Function went", 3); names(pools[0].Functions) != "0" {
 			t.Errorf("pools are %+v, want fast with VF 0", pools)
@@ -208,16 +214,19 @@ func TestPoolOf(t *testing.T) {
 		if p, ok := tracker.PoolOf(n.functions[1].ID); ok {
 			t.Errorf("%s is in pool %s before the pools were read", n.functions[1].ID, p.Name)
 		}
+
 		go tracker.Run(t.Context(), nil, func() {})
 		synctest.Wait()
 		pools, _ := tracker.Pools()
 		if len(pools) != 1 || len(pools[0].Functions) == 0 {
 			t.Fatalf("pools are %+v", pools)
 		}
+
 		in := map[function.ID]bool{}
 		for _, f := range pools[0].Functions {
 			in[f.ID] = true
 		}
+
 		for _, f := range n.functions {
 			if p, ok := tracker.PoolOf(f.ID); ok != in[f.ID] || ok && p.Name != "fast" {
 				t.Errorf("%s: pool %q, %v; want %v", f.ID, p.Name, ok, in[f.ID])
@@ -238,22 +247,26 @@ func TestConsidered(t *testing.T) {
 	if tracker.Considered(all[0].ID) {
 		t.Error("a Function was looked at before the pools were read")
 	}
+
 	read := func() {
 		t.Helper()
 		if _, err := tracker.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	read()
 	for _, f := range n.functions {
 		if !tracker.Considered(f.ID) {
 			t.Errorf("Function %s was not looked at", f.ID)
 		}
 	}
+
 	n.set(func() { n.functions = all })
 	if tracker.Considered(late) {
 		t.Errorf("Function %s was looked at before it came", late)
 	}
+
 	read()
 	if !tracker.Considered(late) {
 		t.Errorf("Function %s was not looked at", late)

@@ -51,6 +51,7 @@ func (a *Ahead) Run(ctx context.Context, changes <-chan struct{}) error {
 		} else {
 			pauses = retries()
 		}
+
 		if !loop.Wait(ctx, changes, pause) {
 			return nil
 		}
@@ -63,15 +64,18 @@ func (a *Ahead) keep(ctx context.Context) error {
 	if !known {
 		return nil
 	}
+
 	ports, err := a.API.Ports(ctx)
 	if err != nil {
 		return err
 	}
+
 	there := map[function.ID][]*v1alpha1.XPUPort{}
 	for i := range ports {
 		id := claim.FunctionOf(ports[i].Spec.Function)
 		there[id] = append(there[id], &ports[i])
 	}
+
 	kept := sets.New[types.UID]()
 	var errs []error
 	for _, p := range pools {
@@ -82,12 +86,14 @@ func (a *Ahead) keep(ctx context.Context) error {
 			errs = append(errs, a.keepAt(ctx, p, pf, functions, there, kept))
 		}
 	}
+
 	for i := range ports {
 		if p := &ports[i]; p.Spec.Ahead && p.Namespace == a.Namespace &&
 			p.DeletionTimestamp.IsZero() && !kept.Has(p.UID) {
 			errs = append(errs, a.remove(ctx, p))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -103,6 +109,7 @@ func (a *Ahead) keepAt(
 	if xpu == nil || !xpu.DeletionTimestamp.IsZero() {
 		return nil
 	}
+
 	// Those that the xPU refuses do not count, as others may do better, but there are not more than
 	// twice as many in all.
 	left := int(ptr.Deref(p.Spec.PortsAhead, v1alpha1.DefaultPortsAhead))
@@ -112,12 +119,15 @@ func (a *Ahead) keepAt(
 		if left == 0 || room == 0 || len(ports) != 1 || !a.serves(ports[0], xpu.Name, p) {
 			continue
 		}
+
 		kept.Insert(ports[0].UID)
 		room--
+
 		if !v1alpha1.Refused(v1alpha1.ReadyOf(ports[0].Status.Conditions).Reason) {
 			left--
 		}
 	}
+
 	for _, f := range functions {
 		if left == 0 || room == 0 {
 			return nil
@@ -128,8 +138,10 @@ func (a *Ahead) keepAt(
 		if err := a.make(ctx, p, f, xpu.Name); err != nil {
 			return err
 		}
+
 		left, room = left-1, room-1
 	}
+
 	return nil
 }
 
@@ -146,6 +158,7 @@ func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu 
 		NodeName: a.Node, XPU: xpu, Network: p.Spec.Network,
 		MAC: string(claim.DerivedMAC("", a.Node, f.ID)), Ahead: true,
 	})
+
 	err := a.API.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // it is not in the cache yet
@@ -153,6 +166,7 @@ func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu 
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", client.ObjectKeyFromObject(port), err)
 	}
+
 	a.Log.Info("Created XPUPort ahead", "port", client.ObjectKeyFromObject(port), "pool", p.Name,
 		"network", p.Spec.Network)
 	return nil

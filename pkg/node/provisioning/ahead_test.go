@@ -49,22 +49,26 @@ func newSite(t *testing.T, ahead int32) *site {
 		Publish:   v1alpha1.PublishDRA,
 		Provision: v1alpha1.ProvisionAhead, PortsAhead: &ahead, Network: provisioningtest.Blue,
 	}}
+
 	declared := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Pool}, Spec: s.pool.Spec,
 	}
 	if err := s.admin.Create(t.Context(), declared); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		if err := s.admin.Delete(context.Background(), declared); err != nil {
 			t.Errorf("DevicePool: %v", err)
 		}
 	})
+
 	for index := range 8 {
 		f := vf(index)
 		f.ID.Address = pci.Address(fmt.Sprintf("0000:3b:02.%d", index))
 		s.pool.Functions = append(s.pool.Functions, f)
 	}
+
 	s.functions = s.pool.Functions
 	startController(t)
 	var err error
@@ -73,6 +77,7 @@ func newSite(t *testing.T, ahead int32) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	inBackground(t, "API", s.api.Run)
 	a := &provisioning.Ahead{
 		API: s.api, Node: node, Namespace: kubeapitest.AgentNamespace, Log: testr.New(t),
@@ -87,9 +92,11 @@ func newSite(t *testing.T, ahead int32) *site {
 			return !s.busy[f.ID]
 		},
 	}
+
 	inBackground(t, "ahead", func(ctx context.Context) error {
 		return a.Run(ctx, s.changed.Subscribe(ctx))
 	})
+
 	return s
 }
 
@@ -118,6 +125,7 @@ func (s *site) has(network string, want ...int) {
 					made = append(made, i)
 				}
 			}
+
 			ahead := slices.DeleteFunc(all.Items, func(p v1alpha1.XPUPort) bool {
 				return !p.Spec.Ahead
 			})
@@ -149,9 +157,11 @@ func TestAheadMakesAnother(t *testing.T) {
 		MAC:   "02:00:00:00:00:01",
 		Claim: v1alpha1.ClaimRef{Name: "c", UID: "c-1", Request: "nic"},
 	})
+
 	if err := s.admin.Create(t.Context(), port); err != nil {
 		t.Fatal(err)
 	}
+
 	s.has(provisioningtest.Blue, 1, 2)
 }
 
@@ -163,6 +173,7 @@ func TestAheadLetsXPUGo(t *testing.T) {
 	if err := s.admin.Delete(t.Context(), xpu); err != nil {
 		t.Fatal(err)
 	}
+
 	s.has(provisioningtest.Blue)
 	must.Eventually(t, "the XPU is gone", func() bool {
 		return apierrors.IsNotFound(s.admin.Get(t.Context(), client.ObjectKeyFromObject(xpu), xpu))

@@ -88,6 +88,7 @@ func LoadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration of direct mode: %w", err)
 	}
+
 	config, err := ParseConfig(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -102,6 +103,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	config := &Config{}
 	unknown, err := json.UnmarshalStrict(object, config)
 	if err := errors.Join(append(unknown, err)...); err != nil {
@@ -110,6 +112,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	if err := config.check().ToAggregate(); err != nil {
 		return nil, err
 	}
+
 	return config, nil
 }
 
@@ -146,6 +149,7 @@ func (w *findings) inXPUs(xpus []XPU) {
 		w.require(len(xpu.PFs) > 0 || !everyPF,
 			field.Required(at.Child("pfs"), "only one xPU may leave its PFs away"))
 		everyPF = everyPF || len(xpu.PFs) == 0
+
 		for j, pf := range xpu.PFs {
 			w.require(!pfs[pf], field.Duplicate(at.Child("pfs").Index(j), pf))
 			pfs[pf] = true
@@ -162,6 +166,7 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 			"must be host:port, such as 10.1.0.1:50151"))
 	_, err = dialects.Named(x.Dialect)
 	w.require(err == nil, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
+
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))
 		w.require(err == nil,
@@ -169,8 +174,10 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 				text, "must be an address such as 0000:3b:00.0"))
 		x.PFs[j] = cmp.Or(pf, text)
 	}
+
 	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
 	w.require((x.TLS == nil) == x.Insecure, field.Invalid(at.Child("tls"), x.TLS != nil, choice))
+
 	if x.TLS != nil {
 		const want = "must be the path of a PEM file"
 		w.require(x.TLS.CertFile != "", field.Required(at.Child("tls", "certFile"), want))
@@ -186,6 +193,7 @@ func (w *findings) inNetworks(networks map[string]Network) {
 		for _, problem := range validation.IsDNS1123Subdomain(name) {
 			w.require(false, field.Invalid(at, name, problem))
 		}
+
 		w.require(n.VLAN >= 1 && n.VLAN <= 4094,
 			field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
 		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216,
@@ -197,6 +205,7 @@ func (w *findings) inNetworks(networks map[string]Network) {
 			field.NotSupported(at.Child("sourceFilter"), n.SourceFilter, filters[1:]))
 		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
 		w.inNamespaces(n.AllowedNamespaces, at.Child("allowedNamespaces"))
+
 		if n.VNI != nil {
 			const choice = "must be 1-16777215; without it the segment ends at the xPU"
 			w.require(*n.VNI >= 1 && *n.VNI <= 1<<24-1,
@@ -222,12 +231,15 @@ func (w *findings) inNamespaces(allowed v1alpha1.AllowedNamespaces, at *field.Pa
 	if !selects || allowed.Selector == nil {
 		return
 	}
+
 	_, err := allowed.Allows(nil)
 	w.require(err == nil, field.Invalid(at.Child("selector"), allowed.Selector, fmt.Sprint(err)))
+
 	for key := range allowed.Selector.MatchLabels {
 		w.require(key == corev1.LabelMetadataName,
 			field.Invalid(at.Child("selector", "matchLabels"), key, onlyNames))
 	}
+
 	for i, r := range allowed.Selector.MatchExpressions {
 		w.require(r.Key == corev1.LabelMetadataName,
 			field.Invalid(at.Child("selector", "matchExpressions").Index(i), r.Key, onlyNames))

@@ -40,6 +40,7 @@ func TestParseConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := &Config{
 		XPUs: []XPU{
 			{
@@ -67,6 +68,7 @@ func TestParseConfig(t *testing.T) {
 		},
 		Pools: map[string]string{"fast": "blue"},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -138,11 +140,13 @@ func TestParseConfigRefuses(t *testing.T) {
 		if !strings.Contains(wholeConfig, test.old) {
 			t.Fatalf("%s: %q is not in the example", test.name, test.old)
 		}
+
 		_, err := ParseConfig([]byte(strings.Replace(wholeConfig, test.old, test.new, 1)))
 		if err == nil {
 			t.Errorf("%s: no error", test.name)
 			continue
 		}
+
 		for _, want := range test.want {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %q, want %q in it", test.name, err, want)
@@ -171,6 +175,7 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte("{}"))
 	f.Add([]byte("xpus: [{}]"))
 	f.Add([]byte("networks: {a: null}"))
+
 	f.Fuzz(func(t *testing.T, text []byte) {
 		config, err := ParseConfig(text)
 		if err != nil {
@@ -179,19 +184,23 @@ func FuzzParseConfig(f *testing.F) {
 		if again := config.check(); len(again) > 0 {
 			t.Fatalf("accepted at first, refused then: %v", again)
 		}
+
 		for pool, network := range config.Pools {
 			if _, known := config.Networks[network]; !known {
 				t.Fatalf("pool %s has network %q, which is not there", pool, network)
 			}
 		}
+
 		direct, err := NewDirect(config, nil,
 			DirectOptions{
 				Installation: "net", Changed: func() {}, Registry: prometheus.NewRegistry(),
 				Log: logr.Discard(),
 			})
+
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		ended, end := context.WithCancel(t.Context())
 		end()
 		if err := direct.Run(ended); err != nil { // closes the connections

@@ -82,13 +82,16 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 		if err != nil {
 			return err
 		}
+
 		own, other, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
+
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return fmt.Errorf("the Function's last XPUPort %s is not gone yet%s", key, why(own))
+
 		case own != nil && !serves(own, &want.Spec):
 			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
@@ -96,16 +99,19 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
 			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet",
 				key, own.Spec.Network)
+
 		case own != nil:
 			if err := readiness(key, own); err != nil {
 				return err
 			}
 			done, err = provisioned(own)
 			return err
+
 		case other != nil:
 			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for "+
 				"ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
+
 		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
@@ -114,12 +120,15 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network",
 				a.Port.Network)
 		}
+
 		return fmt.Errorf("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
+
 	if err != nil {
 		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w",
 			a.Function, a.Port.Network, err)
 	}
+
 	return done, nil
 }
 
@@ -135,6 +144,7 @@ func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
 		}
 		done.Addresses = append(done.Addresses, address)
 	}
+
 	return done, nil
 }
 
@@ -145,6 +155,7 @@ func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	if ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonStandby {
 		return nil
 	}
+
 	return obstacle{
 		error: fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
 		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound ||
@@ -162,6 +173,7 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 		if err != nil {
 			return refused(err)
 		}
+
 		// The cache may lack a Port that was created a moment ago. The API server says whether it
 		// is gone.
 		if !asked || own == nil {
@@ -174,15 +186,19 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 			}
 			asked = true
 		}
+
 		if own == nil {
 			return fmt.Errorf("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
+
 		return fmt.Errorf("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key,
 			own.Spec.XPU, why(own))
 	})
+
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
 	}
+
 	return nil
 }
 
@@ -208,10 +224,12 @@ func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
 	}
 	defer unlock()
+
 	if !c.API.Synced(ctx) {
 		return errors.New("the API server has not been read yet; check that it can be reached " +
 			"from this node")
 	}
+
 	return converge(ctx, c.API.Subscribe, step)
 }
 
@@ -238,6 +256,7 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 			other = &all[i]
 		}
 	}
+
 	return own, other, err
 }
 
@@ -251,22 +270,27 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 		err = fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
 		return nil, obstacle{error: err, undeclared: true}
 	}
+
 	if !xpu.DeletionTimestamp.IsZero() {
 		return nil, obstacle{
 			error:      fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name),
 			undeclared: true,
 		}
 	}
+
 	spec := v1alpha1.XPUPortSpec{
 		NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC),
 		AssignAddresses: a.Port.AssignAddresses,
 	}
+
 	for _, address := range a.Port.Addresses {
 		spec.Addresses = append(spec.Addresses, address.String())
 	}
+
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
+
 	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), nil
 }
 

@@ -82,6 +82,7 @@ func declare(t *testing.T, agent *opitest.Agent) {
 	t.Helper()
 	c := admin(t)
 	t.Cleanup(func() { sweep(t, c) })
+
 	for _, o := range []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
 		&v1alpha1.XPU{
@@ -139,9 +140,11 @@ func sweep(t *testing.T, c client.Client) {
 			) != nil {
 				t.Errorf("sweep: %v", err)
 			}
+
 			if err := c.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
 				t.Errorf("sweep: %v", err)
 			}
+
 			return nil
 		})
 	}
@@ -159,23 +162,28 @@ func startController(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	mgr, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
 		Scheme: scheme, Logger: logr.Discard(),
 		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	err = controller.Setup(t.Context(), mgr, controller.Options{
 		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
 		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 		Debounce: 50 * time.Millisecond,
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	inBackground(t, "controller", mgr.Start)
 }
 
@@ -222,6 +230,7 @@ func TestCRDPort(t *testing.T) {
 	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
 		t.Fatal(err)
 	}
+
 	var port v1alpha1.XPUPort
 	var owner corev1.Node
 	c := admin(t)
@@ -230,6 +239,7 @@ func TestCRDPort(t *testing.T) {
 		&port); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
 		t.Fatal(err)
 	}
@@ -241,18 +251,22 @@ func TestCRDPort(t *testing.T) {
 		port.Labels[v1alpha1.LabelNetwork] != provisioningtest.Blue {
 		t.Errorf("labels %v", port.Labels)
 	}
+
 	if port.Spec.Pod == nil ||
 		*port.Spec.Pod != (v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"}) ||
 		port.Spec.Claim.Name != "" {
 		t.Errorf("pod %+v, claim %+v", port.Spec.Pod, port.Spec.Claim)
 	}
+
 	if port.Spec.XPU != provisioningtest.XPU || port.Status.BridgePort != "vf-0000-3b-02-0" {
 		t.Errorf("XPU %s, bridge port %s", port.Spec.XPU, port.Status.BridgePort)
 	}
+
 	r.Pod.UID = "web-2"
 	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
 		t.Fatal(err)
 	}
+
 	before := port.UID
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(&port), &port); err != nil ||
 		port.UID == before || port.Spec.Pod.UID != "web-2" {
@@ -269,10 +283,12 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 	declare(t, agent)
 	startController(t)
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
+
 	owner := []metav1.OwnerReference{
 		{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "vm-1",
 			Controller: new(true)},
 	}
+
 	second := vf(1)
 	second.ID.Address = "0000:3b:02.1"
 	source, target := blue(vf(0)), blue(second)
@@ -286,11 +302,14 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 				NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}},
 			},
 		}
+
 		if err := admin(t).Create(t.Context(), pod); err != nil {
 			t.Fatal(err)
 		}
+
 		a.Pod = journal.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	}
+
 	for _, a := range []journal.Attachment{source, target} {
 		done, err := crd.Provision(within(t, 20*time.Second), a)
 		if err != nil {
@@ -300,12 +319,14 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 			t.Errorf("pod %s has MTU %d, want %d", a.Pod.Name, done.MTU, provisioningtest.BlueMTU)
 		}
 	}
+
 	if got := agent.Ports(); !slices.Equal(got, []string{"vf-0000-3b-02-0"}) {
 		t.Errorf("the agent has %q, want the first pod's port", got)
 	}
 	if err := crd.Deprovision(within(t, 20*time.Second), source); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "the agent has the second pod's port", func() bool {
 		return slices.Equal(agent.Ports(), []string{"vf-0000-3b-02-1"})
 	})
@@ -326,9 +347,11 @@ func TestCRDWaitsForClaim(t *testing.T) {
 			Claim: v1alpha1.ClaimRef{Name: "last", UID: "last-uid", Request: "nic"},
 		},
 	}
+
 	if err := c.Create(t.Context(), ofClaim); err != nil {
 		t.Fatal(err)
 	}
+
 	_, err := crd.Provision(within(t, time.Second), blue(f))
 	if err == nil || !strings.Contains(err.Error(), "XPUPort default/node-0000-3b-02-0") {
 		t.Fatalf("error %v, want one that names the claim's Port", err)
@@ -352,6 +375,7 @@ func TestCRDWithoutController(t *testing.T) {
 			"XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
+
 	err = crd.Deprovision(within(t, time.Second), blue(vf(0)))
 	if err == nil ||
 		!strings.Contains(err.Error(),
@@ -370,6 +394,7 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	inBackground(t, "API", api.Run)
 	crd := newCRD(t, api, provisioningtest.NewJournal(t))
 	const want = "the API server has not been read yet"
@@ -417,6 +442,7 @@ func TestCRDRetries(t *testing.T) {
 	if _, err := crd.Provision(within(t, 20*time.Second), blue(vf(0))); err != nil {
 		t.Fatal(err)
 	}
+
 	api.refusals = 1000
 	other := blue(function.Function{
 		ID: function.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF,
@@ -434,6 +460,7 @@ func TestCRDAssignsAddresses(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
 	startController(t)
+
 	white := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "white"},
 		Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 300, AllowedNamespaces: v1alpha1.AllowedNamespaces{
@@ -441,6 +468,7 @@ func TestCRDAssignsAddresses(t *testing.T) {
 			},
 			Subnets: []string{"10.3.0.0/24"},
 		}}
+
 	c := admin(t)
 	must.Succeed(t, c.Create(t.Context(), white))
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
@@ -452,6 +480,7 @@ func TestCRDAssignsAddresses(t *testing.T) {
 	if err != nil || !slices.Equal(done.Addresses, want) {
 		t.Fatalf("Provision = %+v, %v, want address %s", done, err, want)
 	}
+
 	var port, same v1alpha1.XPUPort
 	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"}
 	must.Succeed(t, c.Get(t.Context(), key, &port))
@@ -461,11 +490,13 @@ func TestCRDAssignsAddresses(t *testing.T) {
 	if must.Succeed(t, c.Get(t.Context(), key, &same)); same.UID != port.UID {
 		t.Error("the Port was made anew, for the addresses that it has")
 	}
+
 	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.9/24")}
 	if done, err := crd.Provision(within(t, 20*time.Second), r); err != nil ||
 		!slices.Equal(done.Addresses, r.Port.Addresses) {
 		t.Errorf("Provision = %+v, %v, want the address that was asked for", done, err)
 	}
+
 	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.1/24")}
 	if _, err := crd.Provision(within(t, 2*time.Second), r); err == nil ||
 		!strings.Contains(err.Error(), "is a gateway's or reserved") {

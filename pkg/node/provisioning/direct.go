@@ -74,6 +74,7 @@ func NewDirect(config *Config, records *journal.Journal, options DirectOptions) 
 			Help: "Failed operations on OPI agents, by xPU and operation.",
 		}, []string{"xpu", "operation"}),
 	}
+
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d)
 		if err != nil {
@@ -81,6 +82,7 @@ func NewDirect(config *Config, records *journal.Journal, options DirectOptions) 
 		}
 		d.xpus = append(d.xpus, x)
 	}
+
 	return d, nil
 }
 
@@ -102,16 +104,19 @@ func (d *Direct) Away(f function.Function) string {
 	if x == nil {
 		return ""
 	}
+
 	health := x.Health()
 	if !health.Away {
 		return ""
 	}
+
 	const format = "the OPI agent of xPU %s at %s cannot be reached; check that it runs, and the " +
 		"certificates of both sides"
 	message := fmt.Sprintf(format, x.xpu.Name, x.xpu.Endpoint)
 	if health.Err != nil {
 		message += ": " + strings.ReplaceAll(health.Err.Error(), "\n", "; ")
 	}
+
 	return message
 }
 
@@ -130,6 +135,7 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	case a.Port.AssignAddresses:
 		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; " +
 			"use another IPAM plugin in direct mode")
+
 	default:
 		traced, end := d.options.Tracer.Stage(ctx, a.Owner(), "serve Port",
 			attribute.String("xpu.function", a.Function.String()),
@@ -140,10 +146,12 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 		})
 		end(err)
 	}
+
 	if err != nil {
 		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w",
 			a.Function, a.Port.Network, err)
 	}
+
 	return Provisioned{
 		MTU: cmp.Or(int(network.MTU),
 			d.xpuOf(a.PF).MTU(d.options.Installation.NetworkID(a.Port.Network))),
@@ -158,6 +166,7 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 			"function", a.Function, "pf", a.PF)
 		return nil
 	}
+
 	err := x.work(ctx, a.Function, func(ctx context.Context) error {
 		id, err := opi.PortID(a.Function)
 		if err != nil {
@@ -165,14 +174,17 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 		}
 		return x.DeletePort(ctx, id)
 	})
+
 	if errors.Is(err, opi.ErrUnknown) {
 		return fmt.Errorf("the xPU may still serve Function %s, which is kept from other pods; "+
 			"look at what the OPI agent has there, "+
 			"and delete the port of this id: %w", a.Function, err)
 	}
+
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
 	}
+
 	return nil
 }
 
@@ -187,6 +199,7 @@ func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 			every = x
 		}
 	}
+
 	return every
 }
 
@@ -205,12 +218,14 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect,
 		Installation: d.options.Installation, FailedGrace: d.options.FailedGrace,
 		Stats: d.options.Tracer.ClientHandler()}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}
+
 	x := &xpuSession{xpu: xpu, direct: d, log: d.options.Log.WithValues("xpu", xpu.Name)}
 	connected := d.connected.WithLabelValues(xpu.Name) // 0 until the connection comes up
 	x.Session, err = opi.NewSession(config, opi.SessionOptions{
@@ -229,6 +244,7 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 			d.errors.WithLabelValues(xpu.Name, operation).Inc()
 		},
 	})
+
 	return x, err
 }
 
@@ -238,6 +254,7 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
+
 	for name, network := range x.direct.config.Networks {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
@@ -249,12 +266,14 @@ func (x *xpuSession) verify(ctx context.Context) {
 			}
 		})
 	}
+
 	var pending []function.ID
 	for _, a := range x.direct.journal.All() {
 		if wantsPort(a) && x.direct.xpuOf(a.PF) == x {
 			pending = append(pending, a.Function)
 		}
 	}
+
 	for pauses := retries(); ; {
 		failed := verifyAll(ctx, pending, x.verifyPort)
 		if len(failed) == 0 || !loop.Sleep(ctx, pauses.Step()) {
@@ -272,15 +291,19 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 		return err
 	}
 	defer unlock()
+
 	a, _ := x.direct.journal.Get(id)
 	if !wantsPort(a) {
 		return nil
 	}
+
 	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
+
 	if err = x.ensure(bounded, a); err != nil && ctx.Err() == nil {
 		x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
 	}
+
 	return err
 }
 
@@ -299,6 +322,7 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network,
 			a.Pod.Namespace)
 	}
+
 	mine := x.direct.options.Installation
 	id, err := opi.PortID(a.Function)
 	port := mine.Port(id, a.Port.MAC, a.Port.Network)
@@ -306,12 +330,15 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	if len(addresses) == 0 {
 		addresses = a.Port.Addresses // of a program that drives the Function
 	}
+
 	for _, prefix := range addresses {
 		port.Addresses = append(port.Addresses, prefix.Addr())
 	}
+
 	if err != nil {
 		return err
 	}
+
 	return x.EnsurePort(ctx, port, x.network(a.Port.Network, network))
 }
 
@@ -331,6 +358,7 @@ func (x *xpuSession) work(
 		return fmt.Errorf("its Port is being verified: %w", err)
 	}
 	defer unlock()
+
 	return converge(ctx, x.changed.Subscribe, func(ctx context.Context) error {
 		err := ask(ctx)
 		if err == nil {

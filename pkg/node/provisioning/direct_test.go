@@ -66,9 +66,11 @@ func startDirect(
 		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(),
 		Log: testr.New(t),
 	})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	inBackground(t, "Direct", direct.Run)
 	return direct
 }
@@ -121,18 +123,22 @@ func TestDirectDebounce(t *testing.T) {
 				changes.Add(1)
 			}, Debounce: debounce, Registry: registry, Log: testr.New(t),
 		})
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	connected := func(want string) bool {
 		return testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP xpu_direct_connected 1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.
 # TYPE xpu_direct_connected gauge
 xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 	}
+
 	if !connected("0") {
 		t.Error("the metric of an xPU that was never reached is not 0")
 	}
+
 	inBackground(t, "Direct", direct.Run)
 	must.Eventually(t, "connected", func() bool { return connected("1") && changes.Load() > 0 })
 	told := changes.Load()
@@ -142,11 +148,13 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 	if message := direct.Away(vf(0)); message != "" && time.Since(before) < debounce {
 		t.Errorf("Away = %q after %s already", message, time.Since(before))
 	}
+
 	// That the connection went, that the debounce is over, and the reason.
 	must.Eventually(t, "it is told, with the reason", func() bool {
 		return changes.Load() >= told+3 &&
 			strings.Contains(direct.Away(vf(0)), "connection refused")
 	})
+
 	if after := time.Since(before); after < debounce {
 		t.Errorf("it was told after %s", after)
 	}
@@ -165,6 +173,7 @@ func TestDirectAfterRestart(t *testing.T) {
 		change(&a)
 		must.Succeed(t, records.Put(a))
 	}
+
 	record("0000:3b:02.0", func(*journal.Attachment) {})
 	record("0000:3b:02.1", func(a *journal.Attachment) { a.State = journal.Releasing })
 	record("0000:3b:02.2", func(a *journal.Attachment) { a.Port = nil })
@@ -185,6 +194,7 @@ func TestDirectAfterRestart(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "the Port is back", func() bool {
 		return slices.Equal(agent.Ports(), want[1:])
 	})
@@ -201,6 +211,7 @@ func TestDirectNetworkConflict(t *testing.T) {
 		}); err != nil {
 		t.Fatal(err)
 	}
+
 	direct := startDirect(t, directConfig(agent), provisioningtest.NewJournal(t))
 	_, err := direct.Provision(within(t, time.Second), blue(vf(0)))
 	if err == nil || !strings.Contains(err.Error(), "the agent has it with VLAN 999, not 100") {
@@ -217,6 +228,7 @@ func TestDirectNetworkPending(t *testing.T) {
 	client := dial(t, agent)
 	config := directConfig(agent)
 	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
+
 	for n := range 8 {
 		name := fmt.Sprintf("pending-%d", n)
 		config.Networks[name] = provisioning.Network{VLAN: int32(1000 + n)}
@@ -227,6 +239,7 @@ func TestDirectNetworkPending(t *testing.T) {
 			}
 		}
 	}
+
 	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 0 })
 	f := vf(0)
 	records := provisioningtest.NewJournal(t)
@@ -255,6 +268,7 @@ func TestDirectTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var clients atomic.Value
 	required := &tls.Config{
 		Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(),
@@ -264,9 +278,11 @@ func TestDirectTLS(t *testing.T) {
 			return nil
 		},
 	}
+
 	if err := agent.RunTLS(required); err != nil {
 		t.Fatal(err)
 	}
+
 	dir := t.TempDir()
 	config := directConfig(agent)
 	config.XPUs[0].Insecure = false
@@ -274,6 +290,7 @@ func TestDirectTLS(t *testing.T) {
 		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"),
 		CAFile: filepath.Join(dir, "ca.crt"),
 	}
+
 	write := func(by *opitest.Authority, name string) {
 		cert, key := by.Issue(t, name)
 		for file, text := range map[string][]byte{
@@ -284,6 +301,7 @@ func TestDirectTLS(t *testing.T) {
 			}
 		}
 	}
+
 	direct := startDirect(t, config, provisioningtest.NewJournal(t))
 	must.Eventually(t, "the missing files are named", func() bool {
 		return strings.Contains(direct.Away(vf(0)), config.XPUs[0].TLS.KeyFile+": no such file")
@@ -299,11 +317,13 @@ func TestDirectTLS(t *testing.T) {
 	if got := clients.Load(); got != "first" {
 		t.Errorf("the agent knows the client as %v", got)
 	}
+
 	agent.Stop()
 	write(ca, "second")
 	if err := agent.RunTLS(required); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "the renewed certificate is used", func() bool {
 		return clients.Load() == "second"
 	})
@@ -320,6 +340,7 @@ func TestNamespaces(t *testing.T) {
 			MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"},
 		},
 	}
+
 	config.Networks[provisioningtest.Blue] = network
 	direct := startDirect(t, config, provisioningtest.NewJournal(t))
 	for namespace, allowed := range map[string]bool{"lab": true, "other": false, "": false} {

@@ -91,6 +91,7 @@ func converge(
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	changes := subscribe(ctx)
 	pauses := retries()
 	var missing error
@@ -100,10 +101,12 @@ func converge(
 		if err == nil {
 			return nil
 		}
+
 		// The error of a step that ctx cut short says less than the one before.
 		if missing == nil || ctx.Err() == nil && !errors.Is(err, opi.ErrTimeout) {
 			missing = err
 		}
+
 		now, _ := errors.AsType[obstacle](err)
 		switch {
 		case !now.undeclared:
@@ -113,6 +116,7 @@ func converge(
 		case time.Since(undeclared) >= undeclaredFor:
 			return missing
 		}
+
 		relevant := changes
 		if now.refused {
 			relevant = nil
@@ -138,5 +142,6 @@ func verifyAll(
 			failed[ids[i]] = err
 		}
 	}
+
 	return failed
 }

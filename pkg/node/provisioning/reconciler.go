@@ -25,6 +25,7 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.API.Synced(ctx) {
 		return nil
 	}
+
 	var logged map[function.ID]error // the errors of the last look
 	for pauses := retries(); ; {
 		differing, err := c.differing(ctx)
@@ -33,12 +34,14 @@ func (c *CRD) Run(ctx context.Context) error {
 		} else {
 			logged = c.amendAll(ctx, differing, logged)
 		}
+
 		pause := lookInterval
 		if err == nil && len(logged) == 0 {
 			pauses = retries()
 		} else {
 			pause = pauses.Step()
 		}
+
 		if !loop.Wait(ctx, changes, pause) {
 			return nil
 		}
@@ -66,6 +69,7 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var differing []function.ID
 	have := map[function.ID]bool{}
 	for i := range ports {
@@ -78,11 +82,13 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 			differing = append(differing, id)
 		}
 	}
+
 	for _, a := range c.Journal.All() {
 		if wantsPort(a) && !have[a.Function] {
 			differing = append(differing, a.Function)
 		}
 	}
+
 	return differing, nil
 }
 
@@ -110,12 +116,15 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 		return nil
 	}
 	defer unlock()
+
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
+
 	own, other, err := c.ports(ctx, id)
 	if err != nil {
 		return err
 	}
+
 	a, _ := c.Journal.Get(id)
 	switch {
 	case own != nil && c.isStray(own):
@@ -126,10 +135,12 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 		return fmt.Errorf("XPUPort %s/%s, for ResourceClaim %q, is in the way; it must be gone first",
 			other.Namespace, other.Name, other.Spec.Claim.Name)
 	}
+
 	want, err := c.wanted(ctx, a)
 	if err != nil {
 		return err
 	}
+
 	key := c.key(id)
 	err = c.API.CreatePort(ctx, want)
 	if apierrors.IsAlreadyExists(err) {
@@ -138,6 +149,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", key, err)
 	}
+
 	c.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
 		"state", a.State, "pod", a.Pod.Namespace+"/"+a.Pod.Name)
 	return nil
@@ -151,9 +163,11 @@ func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if _, err := c.deletePort(ctx, key, port.UID); err != nil {
 		return err
 	}
+
 	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network",
 		port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
+
 	return converge(ctx, c.API.Subscribe, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, id)
 		if err != nil {

@@ -89,12 +89,14 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
 				t.Fatal(err)
 			}
+
 			second := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 				Name: node, Labels: map[string]string{"made": "again"},
 			}}
 			if err := c.Create(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
+
 			must.Eventually(t, "the agent knows the new Node object", func() bool {
 				labels, err := api.NodeLabels(t.Context())
 				return err == nil && labels["made"] == "again"
@@ -106,6 +108,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 		if err := c.Delete(t.Context(), &before); err != nil { // as the garbage collector does
 			t.Fatal(err)
 		}
+
 		var port v1alpha1.XPUPort
 		must.Eventually(t, test.name+": the Port is up again", func() bool {
 			var exists bool
@@ -113,6 +116,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 			return exists && port.UID != before.UID && len(port.Status.Conditions) > 0 &&
 				port.Status.Conditions[0].Status == metav1.ConditionTrue && len(agent.Ports()) == 1
 		})
+
 		if port.Spec.Pod == nil || *port.Spec.Pod != *first.Spec.Pod ||
 			port.Spec.MAC != first.Spec.MAC || port.Spec.Network != first.Spec.Network {
 			t.Errorf("%s: spec %+v, want %+v", test.name, port.Spec, first.Spec)
@@ -120,6 +124,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 		if !maps.Equal(port.Labels, first.Labels) {
 			t.Errorf("%s: labels %v, want %v", test.name, port.Labels, first.Labels)
 		}
+
 		var owner corev1.Node
 		if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
 			t.Fatal(err)
@@ -140,16 +145,19 @@ func TestCRDDeletesStrays(t *testing.T) {
 	api, c := startAPI(t), admin(t)
 	records := provisioningtest.NewJournal(t)
 	before := newCRD(t, api, records)
+
 	f := func(address string) function.Function {
 		return function.Function{
 			ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF,
 		}
 	}
+
 	kept, stray := f("0000:3b:02.0"), f("0000:3b:02.1")
 	withoutPort, inUse := f("0000:3b:02.2"), f("0000:3b:02.3")
 	for _, f := range []function.Function{kept, stray, withoutPort, inUse} {
 		serve(t, before, records, f)
 	}
+
 	ofClaim := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: kubeapitest.AgentNamespace, Name: node + "-0000-3b-02-4",
@@ -162,6 +170,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 			},
 		},
 	}
+
 	otherName := ofClaim.DeepCopy()
 	otherName.Name, otherName.Spec.Function.PCIAddress, otherName.Spec.Claim = "by-hand", "0000:3b:02.5", v1alpha1.ClaimRef{}
 	// The controller deletes Ports of claims that are not there.
@@ -171,6 +180,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	must.Succeed(t, records.Delete(stray.ID))
 	must.Succeed(t, records.Delete(inUse.ID))
 	without := attached(withoutPort)
@@ -179,18 +189,21 @@ func TestCRDDeletesStrays(t *testing.T) {
 	after := newCRD(t, api, records)
 	after.InUse = func(id function.ID) bool { return id == inUse.ID }
 	inBackground(t, "reconciler", after.Run)
+
 	left := func() []string {
 		var list v1alpha1.XPUPortList
 		if err := c.List(t.Context(), &list,
 			client.InNamespace(kubeapitest.AgentNamespace)); err != nil {
 			t.Fatal(err)
 		}
+
 		var names []string
 		for _, port := range list.Items {
 			names = append(names, port.Name)
 		}
 		return names
 	}
+
 	want := []string{"by-hand", "node-0000-3b-02-0", "node-0000-3b-02-3", "node-0000-3b-02-4"}
 	must.Eventually(t, "the strays are gone", func() bool { return slices.Equal(left(), want) })
 	// The next is told by its creation, as a Create is that comes late.
@@ -201,6 +214,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 	if err := c.Create(t.Context(), late); err != nil {
 		t.Fatal(err)
 	}
+
 	must.Eventually(t, "the one that came late is gone", func() bool {
 		return slices.Equal(left(), want)
 	})
@@ -225,12 +239,14 @@ type store struct {
 func (s *store) do(change func()) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+
 	change()
 	if s.frozen || maps.EqualFunc(s.ports, s.memory, func(a, b v1alpha1.XPUPort) bool {
 		return a.UID == b.UID
 	}) {
 		return
 	}
+
 	s.memory = maps.Clone(s.ports)
 	if !s.silent {
 		s.changed.Notify()
@@ -273,6 +289,7 @@ func (s *store) CreatePort(_ context.Context, port *v1alpha1.XPUPort) (err error
 				error(apierrors.NewAlreadyExists(schema.GroupResource{}, port.Name)))
 			return
 		}
+
 		s.created++
 		port.UID = types.UID("port-" + time.Now().String())
 		port.Status.Conditions = []metav1.Condition{
@@ -284,9 +301,11 @@ func (s *store) CreatePort(_ context.Context, port *v1alpha1.XPUPort) (err error
 				Message: "why",
 			}
 		}
+
 		if s.ports == nil {
 			s.ports = map[types.NamespacedName]v1alpha1.XPUPort{}
 		}
+
 		s.ports[key] = *port
 	})
 	return err
@@ -337,12 +356,14 @@ func TestReconcilerWithoutEvent(t *testing.T) {
 		if deleted := s.get(&s.deleted); deleted != 1 {
 			t.Errorf("%d Ports deleted that the journal knows nothing of, want 1", deleted)
 		}
+
 		must.Succeed(t, records.Put(attached(vf(0))))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if created := s.get(&s.created); created != 2 {
 			t.Errorf("%d Ports created, want the one of the pod a second time", created)
 		}
+
 		time.Sleep(time.Hour)
 		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 2 || deleted != 1 {
 			t.Errorf("%d created and %d deleted although nothing happened", created, deleted)
@@ -379,27 +400,34 @@ func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 			s.do(func() { s.err, s.asked = refusal, 0 })
 			done := make(chan error, 1)
 			go func() { done <- call() }()
+
 			for range 20 {
 				synctest.Wait()
 				s.changed.Notify()
 			}
+
 			synctest.Wait()
 			if asked := s.get(&s.asked); asked != 1 {
 				t.Errorf("the API server was asked %d times, want once", asked)
 			}
+
 			s.do(func() { s.err = nil })
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
+
 			synctest.Wait()
 		}
+
 		a := attached(vf(0))
 		a.State = journal.Reserved
 		must.Succeed(t, records.Put(a))
+
 		during(func() error {
 			_, err := crd.Provision(t.Context(), blue(vf(0)))
 			return err
 		})
+
 		a.State = journal.Releasing
 		must.Succeed(t, records.Put(a))
 		during(func() error { return crd.Deprovision(t.Context(), blue(vf(0))) })
@@ -423,6 +451,7 @@ func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 		if deleted := s.get(&s.deleted); deleted != 1 {
 			t.Fatalf("%d deleted, want the Port that the journal knows nothing of", deleted)
 		}
+
 		must.Succeed(t, records.Put(attached(vf(0))))
 		r := blue(vf(0))
 		r.Pod = web
@@ -431,12 +460,14 @@ func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 			_, err := crd.Provision(t.Context(), r)
 			done <- err
 		}()
+
 		time.Sleep(time.Second)
 		select {
 		case err := <-done:
 			t.Fatalf("Provision returned %v for a Port that is deleted", err)
 		default:
 		}
+
 		s.do(func() { s.frozen = false })
 		if err := <-done; err != nil {
 			t.Fatal(err)
@@ -467,6 +498,7 @@ func TestReconcilerTriesAgain(t *testing.T) {
 			!strings.Contains(told[0], "create XPUPort xpu-system/node-0000-3b-02-0: not now") {
 			t.Errorf("told %q, want once what is wrong", told)
 		}
+
 		s.do(func() { s.err = nil })
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
@@ -488,6 +520,7 @@ func TestUndeclared(t *testing.T) {
 			s.reason = reason
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
+
 			begin := time.Now()
 			_, err := crd.Provision(ctx, blue(vf(0)))
 			if took := time.Since(begin); err == nil || took < want.least || took > want.most {

@@ -35,6 +35,7 @@ func TestServes(t *testing.T) {
 		if got := serves(&v1alpha1.XPUPort{Spec: have}, &want); got != test.is {
 			t.Errorf("%s: %t", test.name, got)
 		}
+
 		for field, change := range map[string]func(*v1alpha1.XPUPortSpec){
 			"xpu":     func(s *v1alpha1.XPUPortSpec) { s.XPU = "other" },
 			"network": func(s *v1alpha1.XPUPortSpec) { s.Network = "other" },
@@ -47,6 +48,7 @@ func TestServes(t *testing.T) {
 			}
 		}
 	}
+
 	assigned := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{AssignAddresses: true}}
 	assigned.Status.Addresses = []string{"10.1.0.2/24"}
 	for name, test := range map[string]struct {

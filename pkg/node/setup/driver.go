@@ -70,22 +70,26 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 	if !known {
 		return nil, errors.New("is gone from this node")
 	}
+
 	d := p.device(f.ID)
 	own, err := driverOf(d)
 	if err != nil {
 		return nil, err
 	}
+
 	planned := *want.Setup
 	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
 	if own == planned.Driver {
 		return &planned, nil // whoever bound it, it stays
 	}
+
 	if err = p.usable(d, f, planned.Driver); err == nil {
 		planned.Netdev, err = p.snapshot(ctx, d, want)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot be bound to %s: %w", planned.Driver, err)
 	}
+
 	return &planned, nil
 }
 
@@ -97,12 +101,14 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 	case f.DefaultRoute:
 		return errors.New("the node's default route goes over its netdev")
 	}
+
 	if fault := p.fault(f); fault != "" {
 		return fmt.Errorf("its card is in error: %s", fault)
 	}
 	if err := p.hasDriver(driver); err != nil {
 		return err
 	}
+
 	override, err := overrideOf(d)
 	if err != nil {
 		return err
@@ -110,6 +116,7 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 	if override != "" && override != driver {
 		return fmt.Errorf("driver_override is %q, which somebody else set", override)
 	}
+
 	return p.isolated(d)
 }
 
@@ -137,6 +144,7 @@ func (p *PCIDrivers) snapshot(
 	case err != nil:
 		return nil, err
 	}
+
 	var users []string // such as bonds, bridges and VLANs on top of the netdev
 	links, _ := dir.Dir(before.Name).Sorted()
 	for _, name := range links {
@@ -144,10 +152,12 @@ func (p *PCIDrivers) snapshot(
 			users = append(users, upper)
 		}
 	}
+
 	if len(users) > 0 {
 		return nil, fmt.Errorf("its netdev %s is in use on the host, by %s", before.Name,
 			strings.Join(users, ", "))
 	}
+
 	snapshot, err := p.Engine.Snapshot(ctx, before)
 	return &snapshot, err
 }
@@ -176,11 +186,13 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 	if err := p.setOverride(ctx, d, driver); err != nil {
 		return err
 	}
+
 	if current != "" {
 		if err := p.tell(ctx, d, current, "unbind"); err != nil {
 			return err
 		}
 	}
+
 	return p.tell(ctx, d, driver, "bind")
 }
 
@@ -192,6 +204,7 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	if o.Own == o.Driver || !d.Exists() {
 		return nil
 	}
+
 	current, err := p.unbind(ctx, d, o.Driver)
 	if err == nil && current == "" && o.Own != "" {
 		current, err = o.Own, p.bindOwn(ctx, d, o.Own)
@@ -199,17 +212,20 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	if err != nil {
 		return fmt.Errorf("bind driver %q again: %w", o.Own, err)
 	}
+
 	if current != o.Own {
 		p.Log.Info("The Function has another driver than before, which it keeps", "function",
 			a.Function.String(),
 			"driver", current, "before", o.Own)
 		return nil
 	}
+
 	err = p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own),
 		func(got function.Function) bool { return got.Driver == o.Own })
 	if err != nil {
 		return err
 	}
+
 	return p.restoreNetdev(ctx, a)
 }
 
@@ -221,11 +237,13 @@ func (p *PCIDrivers) unbind(
 	if err != nil {
 		return "", err
 	}
+
 	if override == driver {
 		if err := p.setOverride(ctx, d, ""); err != nil {
 			return "", err
 		}
 	}
+
 	current, err = driverOf(d)
 	if err != nil || current != driver {
 		return current, err
@@ -233,6 +251,7 @@ func (p *PCIDrivers) unbind(
 	if err := p.awaitUnused(ctx, d); err != nil {
 		return "", err
 	}
+
 	return "", p.tell(ctx, d, driver, "unbind")
 }
 
@@ -255,12 +274,14 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	if before == nil || a.Setup.BootID != p.BootID {
 		return nil
 	}
+
 	if err := p.await(ctx, a.Function, "a netdev", func(function.Function) bool {
 		name, err := p.Functions.Netdev(a.Function)
 		return name != "" || errors.Is(err, fs.ErrNotExist)
 	}); err != nil {
 		return err
 	}
+
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
 	// The netdev may not be found at once, because udev and others rename it.
@@ -270,13 +291,16 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 			restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
 			return err == nil, err
 		})
+
 	if err != nil {
 		return err
 	}
+
 	for _, note := range restored.Notes {
 		p.Log.Info("Something of the netdev stays different; its next owner is isolated all the same", "function", a.Function.String(), "netdev", restored.Name,
 			"reason", note)
 	}
+
 	return nil
 }
 
@@ -287,6 +311,7 @@ func (p *PCIDrivers) await(
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime,
 		fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
+
 	err := loop.Until(ctx, p.Changes, func() bool {
 		f, known := p.Functions.Get(id)
 		return known && is(f)
@@ -294,6 +319,7 @@ func (p *PCIDrivers) await(
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w", what, err)
 	}
+
 	return nil
 }
 
@@ -319,9 +345,11 @@ func (p *PCIDrivers) write(
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime,
 		fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
+
 	p.trace(step)
 	path := string(dir.Dir(file))
 	select {

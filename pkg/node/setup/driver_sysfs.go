@@ -58,6 +58,7 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	if err != nil {
 		return err
 	}
+
 	mode, _ := sysfs.Root(p.SysRoot).Dir("module/vfio/parameters").
 		Attribute("enable_unsafe_noiommu_mode")
 	if group == "" && mode != "Y" {
@@ -65,11 +66,13 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 			"kernel's command line " +
 			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
 	}
+
 	members := d.Dir("iommu_group/devices")
 	names, err := members.Sorted()
 	if err != nil {
 		return err
 	}
+
 	var peers []string
 	for _, member := range names {
 		driver, err := members.Dir(member).Link("driver")
@@ -77,11 +80,13 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 			peers = append(peers, fmt.Sprintf("%s (driver %s)", member, driver))
 		}
 	}
+
 	if len(peers) > 0 {
 		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group "+
 			"or none",
 			group, strings.Join(peers, ", "))
 	}
+
 	return nil
 }
 
@@ -92,8 +97,10 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	if err != nil || group == "" {
 		return err
 	}
+
 	ctx, cancel := context.WithTimeoutCause(ctx, endTime, errors.New("is still in use"))
 	defer cancel()
+
 	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
 		true, func(context.Context) (bool, error) {
 			return !p.isOpen(d, group), nil
@@ -101,6 +108,7 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	if err != nil {
 		return p.stillUsed(d, context.Cause(ctx))
 	}
+
 	return nil
 }
 
@@ -118,6 +126,7 @@ func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 			return true
 		}
 	}
+
 	enabled, err := d.Number("enable") // counts how often
 	return err == nil && enabled != 0
 }
@@ -136,6 +145,7 @@ func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	if groupErr != nil || group == "" {
 		return err
 	}
+
 	nodes := nodesOf(group)
 	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
 	var holders []string
@@ -151,9 +161,11 @@ func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 					strings.TrimSpace(string(name))))
 		}
 	}
+
 	if len(holders) == 0 {
 		return fmt.Errorf("IOMMU group %s: %w", group, err)
 	}
+
 	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w",
 		group, strings.Join(slices.Compact(holders), ", "), err)
 }

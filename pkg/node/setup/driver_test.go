@@ -46,11 +46,13 @@ func newHost(t *testing.T) *host {
 		h.file("bus/pci/drivers/"+driver+"/bind", "")
 		h.file("bus/pci/drivers/"+driver+"/unbind", "")
 	}
+
 	h.file(h.device("driver_override"), "(null)\n")
 	h.file(h.device("net/eth5/address"), "")
 	h.link("kernel/iommu_groups/42", h.device("iommu_group"))
 	h.link("bus/pci/devices/"+address, "kernel/iommu_groups/42/devices/"+address)
 	h.bind("mlx5_core")
+
 	return h
 }
 
@@ -318,6 +320,7 @@ func TestRestore(t *testing.T) {
 		Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"},
 		BootID: "boot-1",
 	}
+
 	of := func(change func(*journal.Setup)) journal.Setup { o := done; change(&o); return o }
 	for _, test := range []struct {
 		name             string
@@ -387,6 +390,7 @@ func TestRestoreWhileInUse(t *testing.T) {
 		if len(h.steps) > 0 {
 			t.Errorf("it did %q", h.steps)
 		}
+
 		time.AfterFunc(time.Second, func() { h.file(h.device("enable"), "0\n") })
 		must.Succeed(t, p.Restore(t.Context(), a))
 	})
@@ -433,6 +437,7 @@ func TestBlockedWrite(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
+
 	// before it is carried out, so that nothing is given anew
 	given := p.orders.DoChan(pipe+" once", nil)
 	content, err := os.ReadFile(pipe)
@@ -440,6 +445,7 @@ func TestBlockedWrite(t *testing.T) {
 	if got := string(content); got != "once" {
 		t.Errorf("the kernel was told %q", got)
 	}
+
 	must.Succeed(t, (<-given).Err)
 }
 
@@ -456,6 +462,7 @@ func TestBare(t *testing.T) {
 	if got, _ := b.Get(vf); got.Driver != "vfio-pci" {
 		t.Errorf("the Function itself has driver %q", got.Driver)
 	}
+
 	b.Journal = records{}
 	if got := b.Snapshot()[0]; got.Driver != "vfio-pci" {
 		t.Errorf("without an owner, pools see driver %q", got.Driver)

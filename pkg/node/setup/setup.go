@@ -49,6 +49,7 @@ func (r *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Se
 	case want.Setup.SF:
 		return want.Setup, nil
 	}
+
 	return nil, nil
 }
 
@@ -89,11 +90,13 @@ func (b OwnDrivers) Snapshot() []function.Function {
 			setups[a.Function] = a.Setup
 		}
 	}
+
 	for i := range functions {
 		if o := setups[functions[i].ID]; o != nil {
 			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
 			functions[i].Passthrough, functions[i].NoNetdev = "", o.Netdev == nil
 		}
 	}
+
 	return functions
 }

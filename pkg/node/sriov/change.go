@@ -60,6 +60,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p = v.inError(pf); p != nil {
 		return p
 	}
+
 	vfs, err := v.vfs(pf)
 	if err != nil {
 		return failed(err)
@@ -68,9 +69,11 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
+
 	locking, cancel := context.WithTimeoutCause(ctx, lockTimeout,
 		fmt.Errorf("took more than %s", lockTimeout))
 	defer cancel()
+
 	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take
 	// them in the same order.
 	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
@@ -80,28 +83,34 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		}
 		defer unlock()
 	}
+
 	switch now, err := v.vfs(pf); {
 	case err != nil:
 		return failed(err)
 	case !slices.Equal(vfs, now):
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
 	}
+
 	if p = cmp.Or(v.inError(pf), v.inUse(ctx, pf, vfs)); p != nil {
 		return p
 	}
+
 	making(have)
 	start := time.Now()
 	p = v.change(pf, have, want)
 	took := time.Since(start)
 	v.Metrics.seconds.Observe(took.Seconds())
+
 	if p != nil {
 		p.tried = true
 		v.Metrics.changes.WithLabelValues("failed").Inc()
 		return p
 	}
+
 	v.Metrics.changes.WithLabelValues("done").Inc()
 	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took",
 		took.String())
+
 	return nil
 }
 
@@ -112,15 +121,18 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && want == 0:
 		return 0, nil
+
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in "+
 				"the machine's firmware?")
+
 	case err != nil || totalErr != nil:
 		return 0, failed(cmp.Or(err, totalErr))
 	case want > total:
 		return 0, tooMany(want, total)
 	}
+
 	return have, nil
 }
 
@@ -148,9 +160,11 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 			return p
 		}
 	}
+
 	if want == 0 {
 		return nil
 	}
+
 	p := v.write(pf, want)
 	if p == nil || have == 0 {
 		return p
@@ -158,11 +172,13 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if vfs, err := v.vfs(pf); err != nil || len(vfs) > 0 {
 		return p // some VFs are better than none
 	}
+
 	if back := v.write(pf, have); back != nil {
 		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s",
 			have, back.message)
 		return p
 	}
+
 	p.final = true
 	p.message += fmt.Sprintf("; it has its %d VFs again, and is left alone until numVFs or its "+
 		"driver changes", have)
@@ -174,9 +190,11 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	if v.Writing != nil {
 		v.Writing(pf, n)
 	}
+
 	if err := v.device(pf).Write(numVFs, strconv.Itoa(n)); err != nil {
 		return v.refused(pf, n, err)
 	}
+
 	have := 0
 	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, showTimeout, true,
 		func(context.Context) (bool, error) {
@@ -184,18 +202,21 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 			have = len(vfs)
 			return have == n, err
 		})
+
 	switch {
 	case err == nil:
 		return nil
 	case !wait.Interrupted(err):
 		return failed(err)
 	}
+
 	driver, _ := v.device(pf).Link("driver")
 	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: "+
 		"see the kernel's log%s", have, driver, n, v.whetherDown(pf))
 	if p.final = have > 0; p.final {
 		p.message += "; it is left alone until numVFs or its driver changes"
 	}
+
 	return p
 }
 
@@ -205,12 +226,14 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
 	var errno unix.Errno
 	errors.As(err, &errno)
+
 	switch {
 	case errno == unix.EBUSY || errno == unix.EAGAIN:
 		// EAGAIN is i40e's and ice's while they work on a VF
 		return problemf(v1alpha1.ReasonBusy,
 			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?",
 			n, driver, errno.Error())
+
 	case errno == unix.ERANGE:
 		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
@@ -219,13 +242,16 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
 		return problemf(v1alpha1.ReasonNotSupported,
 			"has driver %s, which makes no VFs: bind one that does", driver)
+
 	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
 		return problemf(v1alpha1.ReasonRefused,
 			"cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
 				"its sysfs must be mounted writable, as deploy/agent does", n, errno)
+
 	case errno != 0:
 		err = errno // without the file, which the message is about anyway
 	}
+
 	return problemf(v1alpha1.ReasonRefused,
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log%s", n, driver, err,
 		v.whetherDown(pf))
@@ -239,6 +265,7 @@ func (v *VFs) whetherDown(pf pci.Address) string {
 	if err != nil || len(names) != 1 {
 		return ""
 	}
+
 	text, err := dir.Dir(names[0]).Attribute("flags")
 	if err != nil {
 		return ""
@@ -246,6 +273,7 @@ func (v *VFs) whetherDown(pf pci.Address) string {
 	if flags, err := strconv.ParseUint(text, 0, 32); err != nil || flags&unix.IFF_UP != 0 {
 		return ""
 	}
+
 	return "; the PF is administratively down: " + function.HowToSetUp(names[0])
 }
 

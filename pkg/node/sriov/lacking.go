@@ -39,10 +39,12 @@ func (v *VFs) lacking(p pool.Pool, functions []function.Function) map[pci.Addres
 				"if that stays so, see the kernel's log, and bind the driver anew", len(vfs),
 			vfs[0].Driver)
 	}
+
 	for pf, n := range undriven {
 		problems[pf] = problemf(v1alpha1.ReasonNoDriver,
 			"has %d VFs without a driver: %s", n, v.whyUndriven(pf))
 	}
+
 	return problems
 }
 

@@ -19,6 +19,7 @@ func TestVFsWithoutDriver(t *testing.T) {
 			h.bind(vf(pf0, i), "")
 			h.must(os.RemoveAll(h.dir(vf(pf0, i), "net")))
 		}
+
 		h.write(pf0, "sriov_drivers_autoprobe", "0")
 		binding := wants("binding", 3, "ens0")
 		binding.Spec.Driver = v1alpha1.DriverVFIO

@@ -31,9 +31,11 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
+
 	for _, result := range []string{"done", "failed"} {
 		m.changes.WithLabelValues(result)
 	}
+
 	return m
 }
 

@@ -77,6 +77,7 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+
 	next := m.unsure[pf]
 	switch {
 	case !unsure:
@@ -87,6 +88,7 @@ func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	case m.unsure == nil:
 		m.unsure = map[pci.Address]nextLook{}
 	}
+
 	next.pause = min(max(2*next.pause, firstRetry), slowestRetry)
 	next.at = time.Now().Add(next.pause)
 	m.unsure[pf] = next
@@ -98,14 +100,17 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 	switch {
 	case err == nil && mode == devlink.Switchdev:
 		return nil
+
 	case err == nil:
 		return problemf(v1alpha1.ReasonNotSupported,
 			"has its eswitch in mode %s, and SFs need mode switchdev: "+
 				"drain the node and run devlink dev eswitch set pci/%s mode switchdev", mode, pf)
+
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV):
 		return problemf(v1alpha1.ReasonNotSupported,
 			"shows no eswitch to this host, which SFs need: %v", err)
 	}
+
 	return problemf(v1alpha1.ReasonRefused, "does not tell the mode of its eswitch: %v", err)
 }
 
@@ -117,10 +122,12 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
+
 	port, others, err := m.port(sf)
 	if err != nil {
 		return err
 	}
+
 	made := port == nil
 	if made {
 		if problem := m.noSFs(sf.Address); problem != nil {
@@ -129,9 +136,11 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 			}
 			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
 		}
+
 		if fault := m.fault(sf.Address); fault != "" {
 			return fmt.Errorf("is not made: PF %s: %s", sf.Address, fault)
 		}
+
 		sfnum, _ := sf.SFNum()
 		added, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address),
 			pfNumber(sf.Address, others), sfnum)
@@ -142,11 +151,14 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 		if err != nil {
 			return err
 		}
+
 		port = &added
 	}
+
 	if err := m.activate(ctx, sf, *port, mac); err != nil {
 		return err
 	}
+
 	if err := loop.Until(ctx, m.Changes, func() bool {
 		f, _ := m.Functions.Get(sf)
 		return f.Netdev != ""
@@ -154,9 +166,11 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 		return fmt.Errorf("has no netdev on the host although it is active: %s (%w)",
 			m.diagnose(sf), err)
 	}
+
 	if made {
 		m.Log.Info("SF made", "function", sf.String(), "mac", mac, "took", time.Since(begin))
 	}
+
 	return nil
 }
 
@@ -182,16 +196,19 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	if !isSF {
 		return nil, nil, errors.New("must be an SF, such as 0000:3b:00.0/sf88")
 	}
+
 	all, err = m.Devlink.PortsOf(devlink.OfPCI(sf.Address))
 	if err != nil {
 		return nil, nil, fmt.Errorf("ports of its PF: %w", err)
 	}
+
 	for _, p := range all {
 		// External ports belong to another host, whose SFs have numbers of their own.
 		if p.Flavour == devlink.PCISF && !p.External && p.SF == sfnum {
 			return &p, all, nil
 		}
 	}
+
 	return nil, all, nil
 }
 
@@ -210,6 +227,7 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 			number = uint16(p.Number)
 		}
 	}
+
 	return number
 }
 
@@ -225,6 +243,7 @@ func (m *SFMaker) activate(
 	if port.Function.Active && hasMAC {
 		return nil
 	}
+
 	if port.Function.Active {
 		if err := change(devlink.FunctionChange{Active: new(false)}); err != nil {
 			return err
@@ -233,11 +252,13 @@ func (m *SFMaker) activate(
 			return fmt.Errorf("its device is still there although it is not active: %w", err)
 		}
 	}
+
 	if !hasMAC {
 		if err := change(devlink.FunctionChange{MAC: mac}); err != nil {
 			return err
 		}
 	}
+
 	return change(devlink.FunctionChange{Active: new(true)})
 }
 
@@ -262,6 +283,7 @@ func (m *SFMaker) diagnose(sf function.ID) string {
 	case f.Driver == "":
 		return fmt.Sprintf("no driver is bound to its auxiliary device %s", f.AuxDevice)
 	}
+
 	return fmt.Sprintf("driver %s of its auxiliary device %s made none, or it is in another "+
 		"network namespace",
 		f.Driver, f.AuxDevice)
@@ -274,6 +296,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
+
 	port, _, err := m.port(sf)
 	if err != nil {
 		return err
@@ -281,6 +304,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	if port == nil && m.noSFs(sf.Address) != nil {
 		return nil
 	}
+
 	if port != nil {
 		// Its device goes first, as some drivers refuse to delete the port of an active SF.
 		err := m.Devlink.SetFunction(port.Device, port.Index,
@@ -292,12 +316,15 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 			return err
 		}
 	}
+
 	if err := m.awaitGone(ctx, sf); err != nil {
 		return fmt.Errorf("its device is still there although its port is deleted: %w", err)
 	}
+
 	if port != nil {
 		m.Log.Info("SF deleted", "function", sf.String(), "took", time.Since(begin))
 	}
+
 	return nil
 }
 

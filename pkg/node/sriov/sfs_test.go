@@ -79,6 +79,7 @@ func (e *eswitch) show() {
 		if p.Flavour != devlink.PCISF || p.External || !p.Function.Active {
 			continue
 		}
+
 		f := function.Function{
 			ID: function.SubfunctionID(sfPF, p.SF), Kind: function.SF, AuxDevice: e.auxDevice(),
 		}
@@ -87,6 +88,7 @@ func (e *eswitch) show() {
 		}
 		e.seen[f.ID] = f
 	}
+
 	e.changed.Notify()
 }
 
@@ -127,24 +129,29 @@ func (e *eswitch) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 func (e *eswitch) AddSF(d devlink.Device, pf uint16, sfnum uint32) (devlink.Port, error) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
+
 	if err := e.command("add pfnum %d sfnum %d", pf, sfnum); err != nil {
 		return devlink.Port{}, err
 	}
 	if e.full {
 		return devlink.Port{}, fmt.Errorf("devlink port add: %w", unix.ENOSPC)
 	}
+
 	port := devlink.Port{Device: d, Index: 32768 + sfnum, Flavour: devlink.PCISF, PF: pf, SF: sfnum}
 	e.ports = append(e.ports, port)
+
 	return port, nil
 }
 
 func (e *eswitch) SetFunction(_ devlink.Device, index uint32, to devlink.FunctionChange) error {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
+
 	i := e.port(index)
 	if i < 0 {
 		return fmt.Errorf("devlink port function set: %w", unix.ENODEV)
 	}
+
 	function := &e.ports[i].Function
 	if to.MAC != "" {
 		if function.Active {
@@ -155,6 +162,7 @@ func (e *eswitch) SetFunction(_ devlink.Device, index uint32, to devlink.Functio
 		}
 		function.MAC = to.MAC
 	}
+
 	if to.Active != nil {
 		if err := e.command("active %t", *to.Active); err != nil {
 			return err
@@ -165,12 +173,14 @@ func (e *eswitch) SetFunction(_ devlink.Device, index uint32, to devlink.Functio
 		function.Active, function.Attached = *to.Active, *to.Active && !e.driverless
 		e.later()
 	}
+
 	return nil
 }
 
 func (e *eswitch) DeletePort(_ devlink.Device, index uint32) error {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
+
 	i := e.port(index)
 	if i < 0 {
 		return fmt.Errorf("devlink port del: %w", unix.ENODEV)
@@ -178,8 +188,10 @@ func (e *eswitch) DeletePort(_ devlink.Device, index uint32) error {
 	if err := e.command("del"); err != nil {
 		return err
 	}
+
 	e.ports = slices.Delete(e.ports, i, i+1)
 	e.later()
+
 	return nil
 }
 
@@ -206,6 +218,7 @@ func (e *eswitch) whole() error {
 	case !exists || f.Netdev == "" || f.AuxDevice != e.auxDevice():
 		return fmt.Errorf("the inventory has %+v, %t", f, exists)
 	}
+
 	return nil
 }
 
@@ -277,16 +290,19 @@ func TestNoSFOnASickCard(t *testing.T) {
 			}
 			return sick
 		}
+
 		err := maker.Make(t.Context(), sf88, sfMAC)
 		if err == nil ||
 			!strings.Contains(err.Error(), "is not made: PF "+string(sf88.Address)+
 				": reporter fw") || len(e.commands) > 0 {
 			t.Errorf("error %v after %q, want that the card is in error", err, e.commands)
 		}
+
 		sick = ""
 		if err := maker.Make(t.Context(), sf88, sfMAC); err != nil {
 			t.Error(err)
 		}
+
 		sick = "reporter fw"
 		if err := errors.Join(maker.Make(t.Context(), sf88, sfMAC),
 			maker.Delete(t.Context(), sf88)); err != nil {
@@ -327,6 +343,7 @@ func TestSFSurvivesDeath(t *testing.T) {
 					if err := test.do(e.maker(t)); (dies < test.steps) != errors.Is(err, errDead) {
 						t.Fatalf("%s = %v", test.name, err)
 					}
+
 					e.dies = -1
 					if err := test.do(e.maker(t)); err != nil {
 						t.Fatal(err)
@@ -469,15 +486,18 @@ func TestNoSFsLooksAgain(t *testing.T) {
 			}
 			m.NoSFs(sfPF)
 		}
+
 		for range 3 { // others have the pools read again meanwhile
 			if s := m.NoSFs(sfPF); s == nil || s.Reason != v1alpha1.ReasonRefused {
 				t.Errorf("NoSFs = %+v, want reason %s", s, v1alpha1.ReasonRefused)
 			}
 		}
+
 		time.Sleep(1200 * time.Millisecond)
 		if n := looks.Load(); n != 1 {
 			t.Errorf("%d looks after a second, want 1", n)
 		}
+
 		time.Sleep(time.Hour)
 		if s := m.NoSFs(sfPF); s != nil {
 			t.Errorf("NoSFs = %+v after the error passed, want nil", s)

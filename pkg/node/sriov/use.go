@@ -25,10 +25,12 @@ func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *pro
 	if len(uses) == 0 {
 		return nil
 	}
+
 	shown := strings.Join(uses[:min(len(uses), shownUses)], ", ")
 	if len(uses) > shownUses {
 		shown += fmt.Sprintf(" and %d more", len(uses)-shownUses)
 	}
+
 	return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended",
 		shown)
 }
@@ -46,30 +48,36 @@ func (v *VFs) uses(
 		_, isSF := id.SFNum()
 		return id.Address == pf && (!isSF || len(vfs) > 0) || slices.Contains(vfs, id.Address)
 	}
+
 	for _, a := range v.Journal.All() {
 		if affected(a.Function) {
 			uses = append(uses, a.Function.String()+" belongs to "+owner(a))
 		}
 	}
+
 	if len(uses) == 0 {
 		uses, err = v.usedOnHost(pf, vfs)
 	}
 	if len(uses) > 0 || err != nil {
 		return uses, err
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+
 	assigned, err := v.Assignments.Assigned(ctx) // by whatever device plugin or DRA driver
 	for text, assignment := range assigned {
 		if id, err := function.ParseID(text); err == nil && affected(id) {
 			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
 		}
 	}
+
 	slices.Sort(uses)
 	// Of a PF without VFs, a pod can have only the PF itself, whose netdev is not on the host then.
 	if err != nil && len(vfs) > 0 {
 		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
 	}
+
 	return uses, nil
 }
 
@@ -118,6 +126,7 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("VF %s: %w", vf, err)
 		}
+
 		if f := shown[vf]; use == "" && f.HostUse != "" {
 			use = fmt.Sprintf("has netdev %s, which %s", f.Netdev, f.HostUse)
 		}
@@ -125,6 +134,7 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 			uses = append(uses, fmt.Sprintf("VF %s %s", vf, use))
 		}
 	}
+
 	return uses, nil
 }
 
@@ -157,5 +167,6 @@ func (v *VFs) useOf(vf pci.Address, netdevs hostuse.Netdevs) (string, error) {
 			return fmt.Sprintf("has netdev %s, which is up and has a carrier", name), nil
 		}
 	}
+
 	return "", nil
 }

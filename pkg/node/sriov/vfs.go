@@ -128,6 +128,7 @@ func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 	var working sync.WaitGroup
 	defer working.Wait()
 	defer v.queue.ShutDown()
+
 	working.Go(func() {
 		for {
 			pf, shutdown := v.queue.Get()
@@ -140,6 +141,7 @@ func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 			})
 		}
 	})
+
 	records := v.Journal.Subscribe(ctx)
 	for {
 		v.plan()
@@ -159,9 +161,11 @@ func (v *VFs) plan() {
 	if !known {
 		return
 	}
+
 	functions := v.Functions.Snapshot()
 	v.mutex.Lock()
 	defer v.mutex.Unlock()
+
 	before := v.pfs
 	v.pfs, v.demands = map[pci.Address]*pfState{}, nil
 	// as [pool.Assign] does
@@ -171,14 +175,17 @@ func (v *VFs) plan() {
 		if p.Spec.NumVFs == nil {
 			continue
 		}
+
 		d := demand{p, p.NamedPFs(functions), v.lacking(p, functions)}
 		for _, f := range d.pfs {
 			if v.pfs[f.PF] == nil {
 				v.pfs[f.PF] = v.planPF(f, before[f.PF], p)
 			}
 		}
+
 		v.demands = append(v.demands, d)
 	}
+
 	v.publish()
 }
 
@@ -191,6 +198,7 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 		v.queue.Add(f.PF)
 		return &pfState{numVFs: want, driver: f.Driver, pool: p.Name}
 	}
+
 	pf.pool = p.Name
 	switch {
 	case pf.making != nil:
@@ -201,6 +209,7 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 		// again only by the rate limiter.
 		v.queue.AddAfter(f.PF, pause)
 	}
+
 	return pf
 }
 
@@ -214,6 +223,7 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 	if needless || ctx.Err() != nil {
 		return
 	}
+
 	p := v.give(ctx, address, pf.numVFs, func(have int) {
 		v.note(func() {
 			pf.answered = true
@@ -221,16 +231,20 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 				have, pf.numVFs)
 		})
 	})
+
 	if ctx.Err() != nil {
 		return
 	}
+
 	v.note(func() {
 		if v.pfs[address] != pf {
 			return
 		}
+
 		if !reflect.DeepEqual(pf.problem, p) {
 			v.queue.Forget(address) // pauses become longer while the problem stays the same
 		}
+
 		pf.making, pf.answered, pf.problem = nil, true, p
 		if p != nil && !p.final {
 			v.queue.AddRateLimited(address)
@@ -259,6 +273,7 @@ func (v *VFs) publish() {
 		if !known {
 			continue
 		}
+
 		supplies[name] = s
 		for _, shortage := range s.Shortages {
 			if shortage.Reason != v1alpha1.ReasonMaking &&
@@ -269,9 +284,11 @@ func (v *VFs) publish() {
 			}
 		}
 	}
+
 	if v.supplies != nil && reflect.DeepEqual(v.supplies, supplies) {
 		return
 	}
+
 	v.supplies = supplies
 	v.Changed()
 }
@@ -293,10 +310,12 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 			known = known && pf.answered
 			shortage = cmp.Or(shortage, d.lacking[f.PF])
 		}
+
 		if shortage != nil {
 			s.Shortages = append(s.Shortages, shortage.shortage(f.PF))
 		}
 	}
+
 	return s, known
 }
 

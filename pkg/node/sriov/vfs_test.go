@@ -78,6 +78,7 @@ func newHost(t *testing.T, numVFs ...int) *host {
 		h.makeVFs(pf, n)
 		h.write(pf, "sriov_numvfs", strconv.Itoa(n))
 	}
+
 	h.vfs = &VFs{
 		SysRoot: h.root, Functions: h, Pools: h, Journal: h, Assignments: h,
 		HostNetdevs: h.netdevs, Fault: h.fault,
@@ -85,6 +86,7 @@ func newHost(t *testing.T, numVFs ...int) *host {
 		Writing: h.writing,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
 	}
+
 	return h
 }
 
@@ -158,15 +160,18 @@ func (h *host) writing(pf pci.Address, n int) {
 	if n > 0 && len(links) > 0 {
 		h.t.Errorf("%d VFs written while there are %d: the kernel says EBUSY", n, len(links))
 	}
+
 	for _, link := range links {
 		target, err := os.Readlink(link)
 		h.must(errors.Join(err, os.RemoveAll(h.dir(pci.Address(filepath.Base(target)))),
 			os.Remove(link)))
 	}
+
 	if n > 0 && n == h.refused { // once it is written
 		time.AfterFunc(time.Millisecond, func() { h.write(pf, "sriov_numvfs", "0") })
 		return
 	}
+
 	h.makeVFs(pf, n)
 }
 
@@ -182,31 +187,38 @@ func (h *host) Snapshot() []function.Function {
 		if _, err := os.Stat(h.dir(pf)); err != nil {
 			continue
 		}
+
 		driver, err := sysfs.Root(h.root).PCI(pf).Link("driver")
 		h.must(err)
 		vfs, err := sysfs.Root(h.root).PCI(pf).VFs()
 		h.must(err)
+
 		out = append(out, function.Function{
 			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf,
 			Index: -1, Vendor: "8086",
 			PFName: fmt.Sprintf("ens%d", i), Driver: driver, NumVFs: len(vfs),
 		})
+
 		for _, link := range vfs {
 			driver, err := sysfs.Root(h.root).PCI(link.Address).Link("driver")
 			h.must(err)
 			netdevs, _, err := sysfs.Root(h.root).PCI(link.Address).Netdevs()
 			h.must(err)
+
 			f := function.Function{
 				ID: function.ID{Address: link.Address}, Kind: function.VF, Class: function.Network,
 				PF: pf, Index: link.Index,
 				Driver: driver, NoNetdev: netdevs == "",
 			}
+
 			if use := h.vdpaUse(link.Address); use != "" {
 				f.Netdev, f.HostUse = "eth9", use
 			}
+
 			out = append(out, f)
 		}
 	}
+
 	h.set(func() { h.looks++ })
 	return out
 }
@@ -518,6 +530,7 @@ func TestVFsInUse(t *testing.T) {
 				if h.counted(&h.asked) > 20 {
 					t.Errorf("the kubelet was asked %d times in 10 minutes", h.counted(&h.asked))
 				}
+
 				c.end(h)
 				time.Sleep(2 * time.Minute) // nobody tells of all of that
 				h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
@@ -538,20 +551,24 @@ func TestVFsFollowReleases(t *testing.T) {
 		time.Sleep(10 * time.Minute) // the retries are a minute apart by now
 		h.wrote()
 		asked := h.counted(&h.asked)
+
 		h.set(func() {
 			h.assigned = map[string]podresources.Assignment{
 				string(vf(pf0, 1)): {Namespace: "default", Pod: "web"},
 			}
 		})
+
 		for range 100 { // so many pods come and go elsewhere
 			h.records.Notify()
 			time.Sleep(pause / 10)
 		}
+
 		h.wrote()
 		if h.counted(&h.asked) > asked {
 			t.Errorf("the kubelet was asked %d times for what the journal knows",
 				h.counted(&h.asked)-asked)
 		}
+
 		h.record()
 		time.Sleep(pause)
 		synctest.Wait()
@@ -572,10 +589,12 @@ func TestVFsAfterReboot(t *testing.T) {
 		one, sf := function.ID{Address: vf(pf0, 1)}, function.SubfunctionID(pf0, 8)
 		h.record(journal.Attachment{Function: one, PF: pf0},
 			journal.Attachment{Function: sf, PF: pf0})
+
 		h.set(func() {
 			web := podresources.Assignment{Namespace: "default", Pod: "web"}
 			h.assigned = map[string]podresources.Assignment{one.String(): web, sf.String(): web}
 		})
+
 		h.declare(wants("two", 2, "ens0"))
 		h.run()
 		synctest.Wait()
@@ -618,6 +637,7 @@ func TestVFsNotPossible(t *testing.T) {
 				if c.change != nil {
 					c.change(h)
 				}
+
 				h.declare(wants("nine", 9, "ens0"))
 				h.run()
 				synctest.Wait()
@@ -687,6 +707,7 @@ func TestVFsRefused(t *testing.T) {
 		if n := testutil.ToFloat64(h.vfs.Metrics.changes.WithLabelValues("failed")); n != 1 {
 			t.Errorf("%v failures counted, want 1", n)
 		}
+
 		h.declare(wants("five", 4, "ens0"))
 		time.Sleep(time.Second)
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 4")
@@ -767,6 +788,7 @@ func TestVFsNoPF(t *testing.T) {
 		h.run()
 		synctest.Wait()
 		h.wrote()
+
 		for _, name := range []string{"elsewhere", "other", "broken"} {
 			if s := h.supply(name); s.PFs != 0 || len(s.Shortages) != 0 {
 				t.Errorf("DevicePool %s: %+v", name, s)
@@ -785,6 +807,7 @@ func TestVFsOfAnOlderGeneration(t *testing.T) {
 			p.Generation = generation
 			return p
 		}
+
 		is := func(generation int64, reason string) {
 			t.Helper()
 			synctest.Wait()
@@ -793,6 +816,7 @@ func TestVFsOfAnOlderGeneration(t *testing.T) {
 			}
 			h.short("made", reason, "")
 		}
+
 		h.run()
 		h.declare(asks(1, 4))
 		is(1, "")

@@ -145,11 +145,14 @@ func (c *Collector) current() []prometheus.Metric {
 	if now == nil {
 		now = time.Now
 	}
+
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+
 	if !c.read.IsZero() && now().Sub(c.read) < fresh {
 		return c.last
 	}
+
 	c.last = c.readAll()
 	c.read = now()
 	return c.last
@@ -173,11 +176,13 @@ func (c *Collector) readAll() (metrics []prometheus.Metric) {
 			metrics = append(metrics, c.ofPF(pf, name, vfs)...)
 		}
 	}
+
 	for _, a := range c.Attachments() {
 		if a.State == journal.Attached {
 			metrics = append(metrics, c.ofPod(a)...)
 		}
 	}
+
 	return metrics
 }
 
@@ -197,10 +202,12 @@ func (c *Collector) ofPF(
 		if !told {
 			continue
 		}
+
 		numa := ""
 		if f.NUMANode >= 0 {
 			numa = strconv.Itoa(f.NUMANode)
 		}
+
 		for _, counter := range counters {
 			metrics = append(metrics,
 				prometheus.MustNewConstMetric(counter.vf, prometheus.CounterValue,
@@ -208,6 +215,7 @@ func (c *Collector) ofPF(
 					string(f.ID.Address), numa))
 		}
 	}
+
 	return metrics
 }
 
@@ -218,6 +226,7 @@ func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	if resource == "" {
 		resource = v1alpha1.GroupName + "/" + pool
 	}
+
 	metrics = append(metrics, prometheus.MustNewConstMetric(podDevice, prometheus.GaugeValue, 1,
 		a.Function.String(), resource, a.Pod.Name, a.Pod.Namespace, ""))
 	if a.Interface.Userspace || a.Observed == nil {
@@ -228,10 +237,12 @@ func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	if err != nil || !exists {
 		return metrics // the pod ends
 	}
+
 	network := ""
 	if a.Port != nil {
 		network = a.Port.Network
 	}
+
 	for _, counter := range counters {
 		if counter.pod != nil {
 			metrics = append(metrics,
@@ -240,5 +251,6 @@ func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 					a.Function.String(), pool, network))
 		}
 	}
+
 	return metrics
 }

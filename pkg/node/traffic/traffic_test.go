@@ -47,6 +47,7 @@ func TestCollect(t *testing.T) {
 	for i := range vfs {
 		vfs[i].PFName, vfs[i].NUMANode = "eth0", 1
 	}
+
 	vfs[3].PFName = "eth1"
 	away := pooltest.VFs(0x5f, 2) // the name that its PF had is another's by now
 	away[1].PFName = "eth0"
@@ -58,6 +59,7 @@ func TestCollect(t *testing.T) {
 		f.Netdev = name
 		functions = append(functions, f)
 	}
+
 	attached := func(f function.Function, pod string, index int) journal.Attachment {
 		return journal.Attachment{
 			Function: f.ID, State: journal.Attached, Pod: journal.Pod{
@@ -66,6 +68,7 @@ func TestCollect(t *testing.T) {
 			Place: netdev.Place{Index: index}, Observed: &netdev.Observed{Name: "net1"},
 		}
 	}
+
 	dpdk := attached(vfs[2], "dpdk", 5)
 	dpdk.Interface.Userspace, dpdk.Resource = true, "xpu.opiproject.org/plain"
 	reserved := attached(vfs[3], "coming", 5)
@@ -80,6 +83,7 @@ func TestCollect(t *testing.T) {
 		},
 		PoolOf: func(function.ID) string { return "fast" }, Kernel: k, Log: testr.New(t),
 	}
+
 	want := `
 # HELP sriov_kubepoddevice Constantly 1: which pod has which Function.
 # TYPE sriov_kubepoddevice gauge
@@ -93,6 +97,7 @@ sriov_vf_rx_dropped{numa_node="1",pciAddr="` + vfs[1].ID.String() + `",pf="eth0"
 # TYPE xpu_pod_transmit_bytes_total counter
 xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="net1",namespace="default",network="blue",pod="web",pool="fast"} 900
 `
+
 	err := testutil.CollectAndCompare(c, strings.NewReader(want), "sriov_kubepoddevice",
 		"sriov_vf_rx_dropped", "xpu_pod_transmit_bytes_total")
 	if err != nil {
@@ -102,6 +107,7 @@ xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="ne
 		[]string{"eth0 " + string(vfs[0].PF), "eth1 " + string(vfs[3].PF)}) {
 		t.Errorf("the kernel was asked about PFs %v, want each once", k.asked)
 	}
+
 	if problems, err := testutil.CollectAndLint(c); err != nil {
 		t.Error(err)
 	} else {
@@ -124,6 +130,7 @@ func pfsOf(netdev string, vfs ...function.Function) (pfs []function.Function) {
 			pfs = append(pfs, pf)
 		}
 	}
+
 	return pfs
 }
 
@@ -133,10 +140,12 @@ func TestManyScrapesAtOnce(t *testing.T) {
 	for i := range vfs {
 		vfs[i].PFName = "eth0"
 	}
+
 	attachment := journal.Attachment{
 		Function: vfs[1].ID, State: journal.Attached, Place: netdev.Place{Index: 5},
 		Observed: &netdev.Observed{Name: "net1"},
 	}
+
 	k, now := &kernel{}, time.Unix(1, 0)
 	c := &Collector{
 		Functions:   func() []function.Function { return append(pfsOf("eth0", vfs...), vfs...) },
@@ -144,6 +153,7 @@ func TestManyScrapesAtOnce(t *testing.T) {
 		PoolOf:      func(function.ID) string { return "fast" }, Kernel: k, Log: testr.New(t),
 		Now: func() time.Time { return now },
 	}
+
 	for round := 1; round <= 2; round++ {
 		var scrapes sync.WaitGroup
 		for range 100 {
@@ -153,11 +163,13 @@ func TestManyScrapesAtOnce(t *testing.T) {
 				}
 			})
 		}
+
 		scrapes.Wait()
 		if len(k.asked) != round || k.pods != round {
 			t.Errorf("round %d: the PF was asked %d times, the pod %d times", round,
 				len(k.asked), k.pods)
 		}
+
 		now = now.Add(fresh)
 	}
 }
@@ -173,6 +185,7 @@ func TestPFsThatSwapNames(t *testing.T) {
 		Attachments: func() []journal.Attachment { return nil },
 		PoolOf:      func(function.ID) string { return "" }, Kernel: k, Log: testr.New(t),
 	}
+
 	testutil.CollectAndCount(c)
 	want := []string{"eth0 " + string(vfs[0].PF), "eth0 " + string(vfs[1].PF)}
 	if slices.Sort(k.asked); !slices.Equal(k.asked, want) {

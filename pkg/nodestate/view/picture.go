@@ -116,6 +116,7 @@ func draw(state *nodestate.State) picture {
 	for i, c := range conditions {
 		p.Legend = append(p.Legend, legend{X: margin + i*130, Condition: c.condition, Text: c.text})
 	}
+
 	y := headHeight
 	for _, c := range cards(state) {
 		box := cardBox{Title: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap,
@@ -126,9 +127,11 @@ func draw(state *nodestate.State) picture {
 			box.PFs = append(box.PFs, b)
 			inner += b.Height + gap
 		}
+
 		box.Height = inner - y
 		p.Cards = append(p.Cards, box)
 		y += box.Height + gap
+
 		for _, parent := range c.PFs {
 			p.Functions = append(p.Functions, entryOf(parent.Function))
 			for _, f := range parent.Children {
@@ -136,6 +139,7 @@ func draw(state *nodestate.State) picture {
 			}
 		}
 	}
+
 	p.Height = y + margin - gap
 	return p
 }
@@ -151,6 +155,7 @@ func drawPF(parent pf, y int) pfBox {
 		TitleY: y + 18, DetailY: y + 35, Condition: conditionOf(parent.Function),
 		Detail: "not seen any more",
 	}
+
 	if parent.Here {
 		box.Detail = strings.Join(withoutEmpty([]string{
 			link(parent.Function), poolOf(parent.Function), who(parent.Function),
@@ -159,6 +164,7 @@ func drawPF(parent pf, y int) pfBox {
 			box.Detail += ", the node's own traffic goes over it"
 		}
 	}
+
 	x, bottom := margin+2*gap, y+pfHead
 	for i, f := range parent.Children {
 		box.Squares = append(box.Squares, square{
@@ -166,6 +172,7 @@ func drawPF(parent pf, y int) pfBox {
 			Condition: conditionOf(f), Title: describe(f),
 		})
 	}
+
 	bottom += (len(parent.Children) + perRow - 1) / perRow * cell
 	for _, f := range append([]nodestate.Function{parent.Function}, parent.Children...) {
 		if f.Kind != function.PF && f.Attachment != nil {
@@ -175,11 +182,13 @@ func drawPF(parent pf, y int) pfBox {
 					fmt.Sprintf("%s %s: %s", f.ID, name(f), who(f))))
 		}
 	}
+
 	for _, trouble := range distinct(append([]nodestate.Function{parent.Function},
 		parent.Children...)) {
 		bottom += entryHeight
 		box.Entries = append(box.Entries, entryLine(x, bottom, troubled, trouble))
 	}
+
 	box.Height = bottom + gap - y
 	return box
 }
@@ -204,11 +213,13 @@ func distinct(functions []nodestate.Function) []string {
 			}
 		}
 	}
+
 	for i, trouble := range order {
 		if n := count[trouble]; n > 1 {
 			order[i] = fmt.Sprintf("%d Functions: %s", n, trouble)
 		}
 	}
+
 	return order
 }
 

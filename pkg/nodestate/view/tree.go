@@ -31,6 +31,7 @@ func Tree(to io.Writer, state *nodestate.State, options TreeOptions) error {
 	if options.Paint == nil {
 		options.Paint = func(_, text string) string { return text }
 	}
+
 	tree := treeprint.NewWithRoot(title(state))
 	for _, c := range cards(state) {
 		branch := tree.AddBranch(c.Title())
@@ -38,9 +39,11 @@ func Tree(to io.Writer, state *nodestate.State, options TreeOptions) error {
 			options.add(branch.AddBranch(options.line(parent.Function)), parent.Children)
 		}
 	}
+
 	if len(state.Functions) == 0 {
 		tree.AddNode("no network card")
 	}
+
 	_, err := io.WriteString(to, tree.String())
 	return err
 }
@@ -61,17 +64,21 @@ func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) 
 		for !o.All && n < len(functions) && alike(functions[0], functions[n]) {
 			n++
 		}
+
 		if n < fewest {
 			n = 1
 		}
+
 		line := o.line(functions[0])
 		if n > 1 {
 			line = o.lines(functions[:n])
 		}
+
 		leaf := branch.AddBranch(line)
 		for _, trouble := range troubles(functions[0]) {
 			leaf.AddNode(o.Paint(string(troubled), trouble))
 		}
+
 		functions = functions[n:]
 	}
 }
@@ -82,12 +89,14 @@ func alike(a, b nodestate.Function) bool {
 	if a.Attachment != nil || b.Attachment != nil || b.Index == 0 {
 		return false
 	}
+
 	for _, f := range []*nodestate.Function{&a, &b} {
 		f.ID, f.Index, f.Netdev, f.IOMMUGroup, f.RDMADevices = function.ID{}, 0, present(
 			f.Netdev,
 		), "", nil
 		f.AuxDevice = present(f.AuxDevice)
 	}
+
 	return reflect.DeepEqual(a, b)
 }
 
@@ -108,6 +117,7 @@ func (o TreeOptions) line(f nodestate.Function) string {
 	} else {
 		parts = append(parts, terminal.Escape(f.AuxDevice), netdevOf(f), driverOf(f))
 	}
+
 	parts = append(parts, o.use(f))
 	return strings.Join(withoutEmpty(parts), ", ")
 }
@@ -134,6 +144,7 @@ func (o TreeOptions) use(f nodestate.Function) string {
 	case c == troubled:
 		parts = append(parts, o.Paint(string(c), "not given to pods"))
 	}
+
 	return strings.Join(parts, ", ")
 }
 

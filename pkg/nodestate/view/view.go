@@ -44,12 +44,14 @@ func cards(state *nodestate.State) []card {
 			byPF[f.PF] = parent
 			order = append(order, f.PF)
 		}
+
 		if f.Kind == function.PF {
 			parent.Function, parent.Here = f, true
 		} else {
 			parent.Children = append(parent.Children, f)
 		}
 	}
+
 	slices.Sort(order)
 	var out []card
 	for _, address := range order {
@@ -61,9 +63,11 @@ func cards(state *nodestate.State) []card {
 		if len(out) == 0 || out[len(out)-1].slot != slot {
 			out = append(out, card{slot: slot, first: parent.Function})
 		}
+
 		last := &out[len(out)-1]
 		last.PFs = append(last.PFs, *parent)
 	}
+
 	return out
 }
 
@@ -73,18 +77,23 @@ func (c card) Title() string {
 	if c.first.Vendor != "" {
 		parts = append(parts, c.first.Vendor+":"+c.first.Device)
 	}
+
 	if c.first.Board != "" {
 		parts = append(parts, c.first.Board)
 	}
+
 	if c.first.Serial != "" {
 		parts = append(parts, "serial "+c.first.Serial)
 	}
+
 	if c.first.PCIeRoot != "" {
 		parts = append(parts, "root "+c.first.PCIeRoot)
 	}
+
 	if c.first.NUMANode >= 0 {
 		parts = append(parts, fmt.Sprintf("NUMA node %d", c.first.NUMANode))
 	}
+
 	return terminal.Escape(strings.Join(parts, ", "))
 }
 
@@ -105,11 +114,13 @@ func link(f nodestate.Function) string {
 	case f.AdminDown:
 		parts[0] = "administratively down"
 	}
+
 	if f.TotalVFs > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %d VFs", f.NumVFs, f.TotalVFs))
 	} else if f.NumVFs > 0 {
 		parts = append(parts, fmt.Sprintf("%d VFs", f.NumVFs))
 	}
+
 	return strings.Join(parts, ", ")
 }
 
@@ -146,22 +157,28 @@ func who(f nodestate.Function) string {
 	if a == nil {
 		return ""
 	}
+
 	parts := []string{a.State}
 	if a.Quarantine != nil {
 		parts[0] += ", quarantined,"
 	}
+
 	if a.Interface.Name != "" {
 		parts = append(parts, a.Interface.Name)
 	}
+
 	if a.Pod.Name != "" {
 		parts = append(parts, "of pod "+a.Pod.Namespace+"/"+a.Pod.Name)
 	}
+
 	if a.Claim.Name != "" {
 		parts = append(parts, "by claim "+a.Claim.Namespace+"/"+a.Claim.Name)
 	}
+
 	if a.Resource != "" {
 		parts = append(parts, "by "+a.Resource)
 	}
+
 	if hook := a.Hook; hook != nil {
 		waits := "waits for hook " + hook.Name
 		if hook.Attempts > 0 {
@@ -169,6 +186,7 @@ func who(f nodestate.Function) string {
 		}
 		parts = append(parts, waits)
 	}
+
 	return terminal.Escape(strings.Join(parts, " "))
 }
 
@@ -178,16 +196,20 @@ func troubles(f nodestate.Function) []string {
 	if f.Gone {
 		out = append(out, "the device is gone")
 	}
+
 	// that of a Function in a pool is among its problems
 	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF {
 		out = append(out, terminal.Escape("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
 	}
+
 	for _, p := range f.Problems {
 		out = append(out, terminal.Escape(p.Message))
 	}
+
 	// else they say it
 	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 {
 		out = append(out, terminal.Escape("quarantined: "+a.Quarantine.Message))
 	}
+
 	return out
 }

@@ -34,6 +34,7 @@ func host() *nodestate.State {
 			LinkUp: true,
 		}
 	}
+
 	first := pf("0000:3b:00.0", "enp59s0f0")
 	first.Serial, first.Board, first.NumVFs, first.TotalVFs = "MT2334XZ0LTK", "MT_0000000884", 12, 16
 	second := pf("0000:3b:00.1", "enp59s0f1")
@@ -45,6 +46,7 @@ func host() *nodestate.State {
 			own, first, second,
 		},
 	}
+
 	for i := range 12 {
 		state.Functions = append(state.Functions, nodestate.Function{
 			ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 1+i/8, i%8))},
@@ -54,6 +56,7 @@ func host() *nodestate.State {
 			Netdev: fmt.Sprintf("enp59s0f0v%d", i), Pool: "fast", Publish: "DRA",
 		})
 	}
+
 	vf := state.Functions[3:]
 	pod := nodestate.Pod{Namespace: "default", Name: "web"}
 	vf[0].Netdev, vf[0].Attachment = "", &nodestate.Attachment{
@@ -61,11 +64,13 @@ func host() *nodestate.State {
 		Claim:     nodestate.Claim{Namespace: "default", Name: "web-nic", Request: "nic"},
 		Interface: nodestate.Interface{Name: "net1"}, AttachedAt: at,
 	}
+
 	vf[1].Attachment = &nodestate.Attachment{
 		State: "Releasing", Pod: nodestate.Pod{Namespace: "default", Name: "old"},
 		Resource: "xpu.opiproject.org/fast", RestoredAt: at,
 		Hook: &nodestate.Hook{Name: "port", Attempts: 3, Error: "XPU xpu-1 is away"},
 	}
+
 	vf[2].Problems = []nodestate.Problem{
 		{Taint: "xpu.opiproject.org/fault", Message: "reporter fw: error <b>7</b>"},
 	}
@@ -76,6 +81,7 @@ func host() *nodestate.State {
 	gone := vf[0]
 	gone.ID, gone.Index, gone.Gone = function.ID{Address: "0000:3b:03.0"}, 16, true
 	state.Functions = append(state.Functions, sf, gone)
+
 	return state
 }
 
@@ -88,6 +94,7 @@ func TestTree(t *testing.T) {
 			if err := Tree(&out, state, TreeOptions{All: all}); err != nil {
 				t.Fatal(err)
 			}
+
 			file := name + ".txt"
 			if all {
 				file = name + "-all.txt"
@@ -103,6 +110,7 @@ func TestPaint(t *testing.T) {
 		return "[" + c +
 			":" + text + "]"
 	}})
+
 	for _, want := range []string{
 		"[free:free]", "[used:Attached net1", "[releasing:Releasing", "[troubled:reporter fw",
 	} {
@@ -123,6 +131,7 @@ func TestPictures(t *testing.T) {
 		if err := write(&out, state); err != nil {
 			t.Fatal(err)
 		}
+
 		compare(t, name, out.Bytes())
 		decoder := xml.NewDecoder(bytes.NewReader(out.Bytes()))
 		decoder.Entity, decoder.Strict, decoder.AutoClose = xml.HTMLEntity, name == "host.svg", xml.HTMLAutoClose
@@ -133,11 +142,13 @@ func TestPictures(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
+
 		for _, f := range state.Functions {
 			if !strings.Contains(out.String(), f.ID.String()) {
 				t.Errorf("%s lacks %s", name, f.ID)
 			}
 		}
+
 		if strings.Contains(out.String(), "<b>") {
 			t.Errorf("%s has markup of a device", name)
 		}
@@ -152,6 +163,7 @@ func compare(t *testing.T, name string, got []byte) {
 			t.Fatal(err)
 		}
 	}
+
 	want, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

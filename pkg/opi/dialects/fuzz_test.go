@@ -62,9 +62,11 @@ func (h *hostile) Invoke(
 ) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	if len(h.answers) < 3 {
 		return status.Error(codes.Unavailable, "the agent does not answer any more")
 	}
+
 	code, length := codes.Code(h.answers[0]%17), int(binary.BigEndian.Uint16(h.answers[1:]))
 	body := h.answers[3:]
 	body = body[:min(length, len(body))]
@@ -77,9 +79,11 @@ func (h *hostile) Invoke(
 			!aNetdev
 		return status.Error(code, string(body))
 	}
+
 	if err := proto.Unmarshal(body, reply.(proto.Message)); err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
+
 	switch told := reply.(type) {
 	case *evpn.BridgePort:
 		if path.Base(method) == "GetBridgePort" {
@@ -92,6 +96,7 @@ func (h *hostile) Invoke(
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -121,6 +126,7 @@ func seeds(f *testing.F) {
 		MacAddress: wantedPort.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
 		LogicalBridges: []string{"//network.opiproject.org/bridges/net-blue"},
 	}
+
 	up := &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_UP}
 	name := "//network.opiproject.org/ports/" + portID
 	port := &evpn.BridgePort{Name: name, Spec: spec, Status: up}
@@ -129,11 +135,13 @@ func seeds(f *testing.F) {
 	}
 	theirs := proto.CloneOf(port)
 	theirs.Spec.LogicalBridges[0] = "//network.opiproject.org/bridges/other-red"
+
 	network := &evpn.LogicalBridge{
 		Name:   "//network.opiproject.org/bridges/net-blue",
 		Spec:   &evpn.LogicalBridgeSpec{VlanId: 10},
 		Status: &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus_LB_OPER_STATUS_UP},
 	}
+
 	missing := answer(codes.NotFound, []byte("unable to find key "+name))
 	list := func(next string, ports ...*evpn.BridgePort) []byte {
 		return message(f, &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next})
@@ -172,16 +180,19 @@ func FuzzAgent(f *testing.F) {
 			if err == nil && port.ID != portID {
 				t.Errorf("asked for port %s, got %s", portID, port.ID)
 			}
+
 			ports, err := agent().Ports(ctx)
 			for _, port := range ports {
 				checkPort(t, port, err == nil && port.State != opi.StateUnknown)
 			}
+
 			network, err := agent().Network(ctx, wantedNetwork.ID)
 			checkNetwork(t, network, err == nil)
 			networks, err := agent().Networks(ctx)
 			for _, network := range networks {
 				checkNetwork(t, network, err == nil && network.State != opi.StateUnknown)
 			}
+
 			if pfs, _ := agent().HostPFs(ctx); len(pfs) > opi.MaxHostPFs {
 				t.Errorf("%d PFs of the host", len(pfs))
 			}
@@ -198,6 +209,7 @@ func checkPort(t *testing.T, p opi.PortStatus, told bool) {
 	for _, network := range p.Networks {
 		size += len(network)
 	}
+
 	if size > maxText {
 		t.Errorf("%d bytes are kept of a port", size)
 	}
@@ -227,6 +239,7 @@ func FuzzClient(f *testing.F) {
 		for _, name := range dialects.Names() {
 			dialect, err := dialects.Named(name)
 			must.Succeed(t, err)
+
 			if agent, err := talk(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
 					return c.DeletePort(ctx, portID)
@@ -234,12 +247,14 @@ func FuzzClient(f *testing.F) {
 				t.Error("a port was taken for gone that the agent did not call missing or " +
 					"somebody else's")
 			}
+
 			if agent, err := talk(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
 					return c.EnsurePort(ctx, wantedPort)
 				}); err == nil && !agent.right {
 				t.Error("a port was taken for served that the agent did not say is up as wanted")
 			}
+
 			_, _ = talk(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
 				return c.EnsureNetwork(ctx, wantedNetwork)
 			})
@@ -258,15 +273,20 @@ func talk(
 		Endpoint: "127.0.0.1:1", Installation: "net", FailedGrace: time.Millisecond,
 		Dialect: func(grpc.ClientConnInterface) opi.Agent { return dialect(agent) },
 	})
+
 	must.Succeed(t, err)
 	defer func() { _ = c.Close() }()
+
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
+
 	err = do(ctx, c)
 	if err != nil && len(err.Error()) > maxText {
 		t.Errorf("an error has %d bytes", len(err.Error()))
 	}
+
 	agent.mu.Lock()
 	defer agent.mu.Unlock()
+
 	return agent, err
 }

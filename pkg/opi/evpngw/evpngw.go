@@ -84,13 +84,16 @@ func list[M, S any](
 				Kind: opi.ErrFailed, Detail: detail + opi.Short(status.Convert(err).Message()),
 				Err: err,
 			}
+
 		case status.Code(err) == codes.NotFound && token == "":
 			return nil, nil // the reference agent, as long as there was never an object
+
 		case status.Code(err) == codes.NotFound:
 			return nil, &opi.Error{
 				Kind:   opi.ErrUnavailable,
 				Detail: "the agent forgot the page token, it was probably restarted", Err: err,
 			}
+
 		case err != nil:
 			return nil, err
 		case len(all)+len(objects) > maxObjects:
@@ -98,6 +101,7 @@ func list[M, S any](
 		case tokens.Len() > maxPages:
 			return nil, endless(fmt.Sprintf("more than %d pages", maxPages))
 		}
+
 		for _, object := range objects {
 			all = append(all, convert(object))
 		}
@@ -107,6 +111,7 @@ func list[M, S any](
 		if tokens.Has(next) {
 			return nil, endless("the same page token again")
 		}
+
 		tokens.Insert(next)
 		token = next
 	}
@@ -228,10 +233,12 @@ func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
 		}
 		spec.VtepIpPrefix = vtep
 	}
+
 	made, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
 		LogicalBridgeId: n.ID, LogicalBridge: &evpn.LogicalBridge{Spec: spec},
 	})
 	a.networkNames.learn(made.GetName(), n.ID)
+
 	return err
 }
 
@@ -240,6 +247,7 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 	if err := a.checkUnused(ctx, id); err != nil {
 		return err
 	}
+
 	_, err := a.networks.DeleteLogicalBridge(ctx,
 		&evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
@@ -247,6 +255,7 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 			Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err,
 		}
 	}
+
 	return err
 }
 
@@ -303,6 +312,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			}
 		}
 	}
+
 	if !a.tellsAll.Load() {
 		unlock, err := a.making.Lock(ctx, p.MAC.String())
 		if err != nil {
@@ -313,10 +323,12 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			return err
 		}
 	}
+
 	made, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
 		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: a.spec(p)},
 	})
 	a.portNames.learn(made.GetName(), p.ID)
+
 	switch {
 	case lacksNetdev(err):
 		return &opi.Error{Kind: opi.ErrFailed, Detail: noNetdev(err), Err: err}
@@ -325,6 +337,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err,
 		}
 	}
+
 	return err
 }
 
@@ -352,6 +365,7 @@ func (a agent) DeletePort(ctx context.Context, id string) error {
 			Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + noNetdev(err), Err: err,
 		}
 	}
+
 	return err
 }
 
@@ -397,26 +411,32 @@ func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
 	case err != nil:
 		return nil, err
 	}
+
 	all, err := a.inventory.GetInventory(ctx, &inventory.GetInventoryRequest{Name: "xpu"})
 	if err != nil {
 		return nil, err
 	}
+
 	var pfs []opi.HostPF
 	for _, device := range all.GetPci() {
 		if !strings.HasPrefix(device.GetSubsystem(), opi.HostPFPrefix) {
 			continue
 		}
+
 		pf, err := opi.ParseHostPF(device.GetSubsystem())
 		if err != nil {
 			return nil, &opi.Error{
 				Kind: opi.ErrUnsupported, Detail: "the agent's inventory: " + err.Error(),
 			}
 		}
+
 		if len(pfs) == opi.MaxHostPFs {
 			return nil, endless(fmt.Sprintf("more than %d PFs of its host", opi.MaxHostPFs))
 		}
+
 		pfs = append(pfs, pf)
 	}
+
 	return pfs, nil
 }
 
@@ -427,6 +447,7 @@ func (a agent) spec(p opi.Port) *evpn.BridgePortSpec {
 	if p.Trunk {
 		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	}
+
 	for _, id := range p.Networks {
 		spec.LogicalBridges = append(spec.LogicalBridges, a.networkNames.of(id))
 	}
@@ -441,6 +462,7 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 	if vni := lb.GetSpec().GetVni(); vni != 0 {
 		n.VNI = &vni
 	}
+
 	state := lb.GetStatus().GetOperStatus()
 	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP,
 		state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
@@ -448,6 +470,7 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 	if n.VLAN == 0 {
 		n.Status = untold(n.Status, "its VLAN")
 	}
+
 	return n
 }
 
@@ -458,10 +481,12 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 		MAC:   slices.Clone(mac[:min(len(mac), maxMAC)]),
 		Trunk: bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
 	}}
+
 	networks := bp.GetSpec().GetLogicalBridges()
 	for _, name := range networks[:min(len(networks), maxNetworks)] {
 		p.Networks = append(p.Networks, lastSegment(name))
 	}
+
 	state := bp.GetStatus().GetOperStatus()
 	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP,
 		state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
@@ -474,6 +499,7 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 	case len(p.MAC) == 0:
 		p.Status = untold(p.Status, "its MAC address")
 	}
+
 	return p
 }
 
@@ -486,6 +512,7 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 			details = append(details, opi.Short(comp.GetName()+": "+comp.GetDetails()))
 		}
 	}
+
 	status := opi.Status{Detail: strings.Join(details, "; ")}
 	switch {
 	case up:
@@ -495,6 +522,7 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	case len(details) > 0:
 		status.State = opi.StateFailed
 	}
+
 	return status
 }
 

@@ -45,6 +45,7 @@ func TestHostPFs(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = client.Close() })
+
 		got, err := client.HostPFs(t.Context())
 		if diff := cmp.Diff(test.want, got); diff != "" || !says(err, test.problem) {
 			t.Errorf("%s: error %v, want %q; PFs (-want +got):\n%s", what, err, test.problem, diff)

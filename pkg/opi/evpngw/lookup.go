@@ -49,16 +49,19 @@ func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 	if err != nil {
 		return none, err
 	}
+
 	all = slices.DeleteFunc(all, func(s S) bool { return l.id(s) != id })
 
 	switch {
 	case len(all) > 1:
 		return none, unknown("%s, and it lists several of this id", l.untold(got, missing))
+
 	case len(all) == 0 && missing == nil:
 		if _, err := l.get(ctx, id); err != nil && !lacksNetdev(err) {
 			return none, err // it went meanwhile, or the agent did
 		}
 		fallthrough
+
 	case len(all) == 0:
 		return none, unknown("%s, and it does not list it, as after a restart",
 			l.untold(got, missing))
@@ -72,6 +75,7 @@ func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 	if missing != nil {
 		*l.status(&found) = opi.Status{State: opi.StateFailed, Detail: noNetdev(missing)}
 	}
+
 	return found, nil
 }
 
@@ -126,6 +130,7 @@ func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 	if err != nil {
 		return err
 	}
+
 	for _, other := range all {
 		isOurs := func(network string) bool { return slices.Contains(p.Networks, network) }
 		shared := slices.ContainsFunc(other.Networks, isOurs)
@@ -135,6 +140,7 @@ func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 			return &opi.Error{Kind: opi.ErrConflict, Detail: detail}
 		}
 	}
+
 	return nil
 }
 
@@ -144,6 +150,7 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 	if a.tellsAll.Load() {
 		return nil
 	}
+
 	all, err := a.Ports(ctx)
 	if status.Code(err) == codes.Unimplemented {
 		return nil
@@ -151,11 +158,13 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, p := range all {
 		if slices.Contains(p.Networks, network) {
 			return &opi.Error{Kind: opi.ErrInUse, Detail: "port " + p.ID + " is in it"}
 		}
 	}
+
 	return nil
 }
 
@@ -175,10 +184,12 @@ func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
 	default:
 		return nil, err
 	}
+
 	isMain := func(v *evpn.Vrf) bool { return strings.HasSuffix(v.GetName(), mainVRF) }
 	if slices.ContainsFunc(page.GetVrfs(), isMain) {
 		return nil, nil
 	}
+
 	address := &netcommon.IPAddress{
 		Af: netcommon.IpAf_IP_AF_INET, V4OrV6: &netcommon.IPAddress_V4Addr{},
 	}

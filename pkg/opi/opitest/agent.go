@@ -197,9 +197,11 @@ func (a *Agent) changes(req any) (end func()) {
 	default:
 		return func() {}
 	}
+
 	if a.changing[id]++; a.changing[id] > 1 {
 		a.overlaps++
 	}
+
 	return func() { a.changing[id]-- }
 }
 
@@ -214,8 +216,10 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	if err != nil {
 		return err
 	}
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
+
 	a.address = lis.Addr().String()
 	server := grpc.NewServer(append(opts, grpc.UnaryInterceptor(a.intercept))...)
 	a.server = server
@@ -226,6 +230,7 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	healthpb.RegisterHealthServer(server, healthServer{agent: a})
 	opibridge.RegisterOptionsServiceServer(server, optionsServer{agent: a})
 	a.served.Go(func() { _ = server.Serve(lis) })
+
 	return nil
 }
 
@@ -246,6 +251,7 @@ func (a *Agent) Stop() {
 	a.end()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+
 	switch {
 	case a.behaviour.V02:
 		a.restartedV02()
@@ -259,6 +265,7 @@ func (a *Agent) Kill() {
 	a.end()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+
 	switch {
 	case a.behaviour.V02:
 		a.restartedV02()
@@ -267,6 +274,7 @@ func (a *Agent) Kill() {
 		a.forget()
 		return
 	}
+
 	a.settle()
 	for _, objects := range []table{a.networks, a.ports} {
 		for _, o := range objects {
@@ -340,17 +348,20 @@ func (a *Agent) intercept(
 		defer a.mu.Unlock()
 		end()
 	}()
+
 	unimplemented := slices.Contains(a.behaviour.Unimplemented, rpc)
 	var f fault
 	if next := a.faults[rpc]; len(next) > 0 {
 		f, a.faults[rpc] = next[0], next[1:]
 	}
+
 	a.mu.Unlock()
 
 	if hung {
 		<-ctx.Done()
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
+
 	switch {
 	case latency > 0 && !loop.Sleep(ctx, latency): // the client has given the call up
 		return nil, status.FromContextError(ctx.Err()).Err()
@@ -359,6 +370,7 @@ func (a *Agent) intercept(
 	case f.err != nil && !f.commit:
 		return nil, f.err
 	}
+
 	time.Sleep(slow)
 	a.mu.Lock()
 	a.settle()
@@ -367,6 +379,7 @@ func (a *Agent) intercept(
 	if err == nil && f.commit {
 		return nil, f.err
 	}
+
 	return reply, err
 }
 
@@ -438,6 +451,7 @@ func (a *Agent) components(o *object, name string) []*evpn.Component {
 	if a.behaviour.V02 {
 		return nil
 	}
+
 	c := &evpn.Component{
 		Name: name, Status: evpn.CompStatus_COMP_STATUS_PENDING, Details: o.failure,
 	}
@@ -447,6 +461,7 @@ func (a *Agent) components(o *object, name string) []*evpn.Component {
 	case o.up:
 		c.Status = evpn.CompStatus_COMP_STATUS_SUCCESS
 	}
+
 	return []*evpn.Component{c}
 }
 
@@ -494,11 +509,13 @@ func (s inventoryServer) GetInventory(
 				{Address: "0000:00:1f.0", Class: "0x06", Subsystem: "0x0000"},
 			},
 		}
+
 		for _, pf := range told {
 			has.Pci = append(has.Pci, &inventory.PCIeDeviceInfo{Subsystem: pf})
 		}
 		return has, nil
 	}
+
 	go s.agent.Kill() // it waits for this call
 	return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 }

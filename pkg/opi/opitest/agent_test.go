@@ -33,6 +33,7 @@ func dial(t *testing.T, a *Agent) peer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
+
 	return peer{
 		t: t, networks: evpn.NewLogicalBridgeServiceClient(conn),
 		ports: evpn.NewBridgePortServiceClient(conn),
@@ -136,6 +137,7 @@ func TestObservedBehaviour(t *testing.T) {
 				lb.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_PENDING {
 				p.t.Errorf("network is %v", lb.Status)
 			}
+
 			bp, err := p.createPort(p1, access(mac1, blue))
 			p.ok(err)
 			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_DOWN ||
@@ -151,6 +153,7 @@ func TestObservedBehaviour(t *testing.T) {
 			if !proto.Equal(bp.Spec, access(mac1, blue)) {
 				p.t.Errorf("got %v", bp.Spec)
 			}
+
 			lb, err := p.createNetwork("net-blue", &evpn.LogicalBridgeSpec{VlanId: 99})
 			p.ok(err)
 			if lb.Spec.VlanId != 10 {
@@ -346,6 +349,7 @@ func TestObservedBehaviour(t *testing.T) {
 				bp.Status.Components[0].Details != "no netdev" {
 				p.t.Errorf("got %v, want DOWN and an error", bp.Status)
 			}
+
 			a.Set(func(b *Behaviour) { b.Realise = nil })
 			_, err = p.updatePort(p1, access(mac1, blue), nil, false)
 			p.ok(err)
@@ -377,6 +381,7 @@ func TestObservedBehaviour(t *testing.T) {
 				_, err := p.createPort("", access([]byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, blue))
 				p.ok(err)
 			}
+
 			_, err := p.ports.ListBridgePorts(p.t.Context(),
 				&evpn.ListBridgePortsRequest{PageSize: -1})
 			p.want(err, codes.InvalidArgument, "")
@@ -388,12 +393,14 @@ func TestObservedBehaviour(t *testing.T) {
 			if len(list.BridgePorts) != 50 {
 				p.t.Errorf("default page has %d", len(list.BridgePorts))
 			}
+
 			list, err = p.ports.ListBridgePorts(p.t.Context(),
 				&evpn.ListBridgePortsRequest{PageSize: 1000})
 			p.ok(err)
 			if len(list.BridgePorts) != 250 {
 				p.t.Errorf("largest page has %d", len(list.BridgePorts))
 			}
+
 			list, err = p.ports.ListBridgePorts(p.t.Context(),
 				&evpn.ListBridgePortsRequest{PageSize: 1000, PageToken: list.NextPageToken})
 			p.ok(err)
@@ -454,6 +461,7 @@ func TestObservedBehaviour(t *testing.T) {
 						p.t.Errorf("%s is %v, want %v", id, bp.Status.OperStatus, want)
 					}
 				}
+
 				_, err = p.updatePort(p2, access(mac2, blue), nil, false)
 				p.ok(err)
 				bp, err := p.getPort(portPrefix + p2)
@@ -493,13 +501,16 @@ func TestFaults(t *testing.T) {
 	p := dial(t, a)
 	a.FailNext("CreateLogicalBridge", 2, codes.ResourceExhausted, "busy")
 	a.DropNext("CreateLogicalBridge", 1)
+
 	for range 2 {
 		_, err := p.createNetwork("net-blue", &evpn.LogicalBridgeSpec{VlanId: 10})
 		p.want(err, codes.ResourceExhausted, "busy")
 	}
+
 	if got := a.Networks(); len(got) != 0 {
 		t.Errorf("a failed create made %s", got)
 	}
+
 	_, err := p.createNetwork("net-blue", &evpn.LogicalBridgeSpec{VlanId: 10})
 	p.want(err, codes.Unavailable, "")
 	if got := a.Networks(); !slices.Equal(got, []string{"net-blue"}) {
@@ -508,6 +519,7 @@ func TestFaults(t *testing.T) {
 	if got := a.Calls("CreateLogicalBridge"); got != 3 {
 		t.Errorf("%d calls, want 3", got)
 	}
+
 	a.Set(func(b *Behaviour) { b.Unimplemented = []string{"GetLogicalBridge"} })
 	_, err = p.getNetwork("net-blue")
 	p.want(err, codes.Unimplemented, "")

@@ -50,11 +50,13 @@ func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 	}
+
 	if ip := net.ParseIP(name); ip != nil {
 		template.IPAddresses = []net.IP{ip}
 	} else {
 		template.DNSNames = []string{name}
 	}
+
 	private := newKey(t)
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
 	if err != nil {
@@ -63,6 +65,7 @@ func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 	if key, err = keyutil.MarshalPrivateKeyToPEM(private); err != nil {
 		t.Fatal(err)
 	}
+
 	return encode(der), key
 }
 

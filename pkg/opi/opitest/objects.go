@@ -49,11 +49,13 @@ func chooseID(wanted string) (string, error) {
 	if wanted == "" {
 		return string(uuid.NewUUID()), nil
 	}
+
 	if !idForm.MatchString(wanted) || uuidForm.MatchString(wanted) {
 		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, "+
 			"only contain lowercase, digits "+
 			"and hyphens, and not be a UUID (got: '%s')", wanted)
 	}
+
 	return wanted, nil
 }
 
@@ -66,11 +68,13 @@ func (t table) find(prefix, name string) (string, *object, error) {
 	if !wellFormed(name) {
 		return "", nil, unknown("resource name %q is malformed", name)
 	}
+
 	id := path.Base(name)
 	o := t[id]
 	if o == nil || name != prefix+id {
 		return id, nil, status.Errorf(codes.NotFound, "unable to find key %s", name)
 	}
+
 	return id, o, nil
 }
 
@@ -86,6 +90,7 @@ func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 			Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}},
 		}
 	}
+
 	state := evpn.LBOperStatus_LB_OPER_STATUS_DOWN
 	switch {
 	case n.dying:
@@ -93,6 +98,7 @@ func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	case n.up:
 		state = evpn.LBOperStatus_LB_OPER_STATUS_UP
 	}
+
 	return &evpn.LogicalBridge{
 		Name: a.networkNames() + id, Spec: spec,
 		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: a.components(n, "lgm")},
@@ -112,6 +118,7 @@ func (s networkServer) CreateLogicalBridge(
 		return nil, status.Errorf(codes.InvalidArgument,
 			"VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
 	}
+
 	id, err := chooseID(req.GetLogicalBridgeId())
 	if err != nil {
 		return nil, err
@@ -122,14 +129,17 @@ func (s networkServer) CreateLogicalBridge(
 	if s.agent.behaviour.V02 {
 		return s.createV02(id, spec)
 	}
+
 	for _, other := range s.agent.networks {
 		if spec.Vni != nil && other.network.Vni != nil && *spec.Vni == *other.network.Vni {
 			return nil, unknown("the VNI is already in use")
 		}
 	}
+
 	n := &object{network: proto.CloneOf(spec), macs: map[string]string{}}
 	s.agent.realise(n)
 	s.agent.networks[id], s.agent.networksEver = n, true
+
 	return s.agent.networkMessage(id, n), nil
 }
 
@@ -162,6 +172,7 @@ func (s networkServer) DeleteLogicalBridge(
 	if len(n.macs) > 0 {
 		return nil, unknown("the LogicalBridge is not empty")
 	}
+
 	s.agent.kill(n)
 	return &emptypb.Empty{}, nil
 }
@@ -179,10 +190,12 @@ func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	case p.up:
 		state = evpn.BPOperStatus_BP_OPER_STATUS_UP
 	}
+
 	spec := proto.CloneOf(p.port)
 	if a.behaviour.Untold {
 		spec = &evpn.BridgePortSpec{MacAddress: spec.GetMacAddress()}
 	}
+
 	return &evpn.BridgePort{
 		Name: a.portNames() + id, Spec: spec,
 		Status: &evpn.BridgePortStatus{OperStatus: state, Components: a.components(p, "lci")},
@@ -203,11 +216,13 @@ func checkPort(spec *evpn.BridgePortSpec) error {
 		return status.Errorf(codes.InvalidArgument,
 			"ACCESS type must have exactly one LogicalBridge, got %d", len(networks))
 	}
+
 	for _, name := range networks {
 		if !wellFormed(name) {
 			return status.Errorf(codes.InvalidArgument, "LogicalBridge name %q is malformed", name)
 		}
 	}
+
 	return nil
 }
 
@@ -234,6 +249,7 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	if len(spec.GetLogicalBridges()) == 0 && !s.agent.networksEver {
 		return nil, unknown("key not found")
 	}
+
 	mac := string(spec.GetMacAddress())
 	for _, name := range spec.GetLogicalBridges() {
 		n := s.agent.networks[path.Base(name)]
@@ -245,11 +261,14 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 			return nil, unknown("the Logical Bridge is already associated with the bridge port "+
 				"mac %s of %s", net.HardwareAddr(mac), other)
 		}
+
 		n.macs[mac] = id
 	}
+
 	p := &object{port: proto.CloneOf(spec)}
 	s.agent.realise(p)
 	s.agent.ports[id], s.agent.portsEver = p, true
+
 	return s.agent.portMessage(id, p), nil
 }
 
@@ -259,6 +278,7 @@ func (s portServer) GetBridgePort(
 	if s.agent.behaviour.Blind {
 		return &evpn.BridgePort{}, nil
 	}
+
 	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
 	if err != nil {
 		return nil, err
@@ -266,6 +286,7 @@ func (s portServer) GetBridgePort(
 	if s.agent.behaviour.V02 {
 		return s.getV02(id, p)
 	}
+
 	return s.agent.portMessage(id, p), nil
 }
 
@@ -314,6 +335,7 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	case req.GetPageToken() != "" && (!known || a.behaviour.ForgetPages):
 		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s",
 			req.GetPageToken())
+
 	default:
 		ids = listed
 		start = min(start, len(ids))
@@ -323,8 +345,10 @@ func (a *Agent) page(objects table, ever bool, req interface {
 		}
 		ids, start = ids[start:end], end
 	}
+
 	next = fmt.Sprintf("page-%d", len(a.pages))
 	a.pages[next] = start
+
 	return ids, next, nil
 }
 
@@ -337,6 +361,7 @@ func (s portServer) UpdateBridgePort(
 	if err := checkPort(spec); err != nil {
 		return nil, err
 	}
+
 	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetBridgePort().GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() && !s.agent.behaviour.V02 {
 		return s.create(id, spec)
@@ -350,10 +375,12 @@ func (s portServer) UpdateBridgePort(
 	if mask := req.GetUpdateMask(); mask != nil && !mask.IsValid(req.GetBridgePort()) {
 		return nil, unknown("invalid field path: %v", mask.GetPaths())
 	}
+
 	p.port = proto.CloneOf(spec)
 	if !s.agent.behaviour.V02 {
 		s.agent.realise(p)
 	}
+
 	return s.agent.portMessage(id, p), nil
 }
 
@@ -373,11 +400,13 @@ func (s portServer) DeleteBridgePort(
 	if p.dying {
 		return &emptypb.Empty{}, nil
 	}
+
 	for _, name := range p.port.GetLogicalBridges() {
 		if s.agent.networks[path.Base(name)] == nil {
 			return nil, unknown("unable to find key %s", name) // its network was deleted under it
 		}
 	}
+
 	s.agent.kill(p)
 	return &emptypb.Empty{}, nil
 }

@@ -29,10 +29,12 @@ func (s optionsServer) UpdateNetworkOptions(
 	if err := s.served(); err != nil {
 		return nil, err
 	}
+
 	_, network, err := s.agent.networks.find(s.agent.networkNames(), req.GetOptions().GetName())
 	if err != nil {
 		return nil, err
 	}
+
 	network.networkOptions = req.GetOptions()
 	return &opibridge.NetworkOptions{MaxMtu: s.agent.behaviour.MTU}, nil
 }
@@ -43,10 +45,12 @@ func (s optionsServer) UpdatePortOptions(
 	if err := s.served(); err != nil {
 		return nil, err
 	}
+
 	_, port, err := s.agent.ports.find(s.agent.portNames(), req.GetOptions().GetName())
 	if err != nil {
 		return nil, err
 	}
+
 	port.portOptions = req.GetOptions()
 	return port.portOptions, nil
 }

@@ -32,6 +32,7 @@ func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.C
 			cfg := start(t, test.ports)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
+
 			s := suite{T: t, ctx: ctx, ports: test.ports}
 			s.client, s.other = newClient(t, cfg, Installation), newClient(t, cfg, "other")
 			if len(test.ports) > 0 {
@@ -219,12 +220,14 @@ var clientCases = []struct {
 		if len(got) != 0 {
 			s.Errorf("a new agent has ports: %v", got)
 		}
+
 		var want []opi.PortStatus
 		for i := range s.ports {
 			p := s.port(i)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			want = append(want, opi.PortStatus{Port: p, Status: opi.Status{State: opi.StateUp}})
 		}
+
 		got, err = s.client.ListPorts(s.ctx)
 		s.ok(err)
 		slices.SortFunc(got, func(a, b opi.PortStatus) int { return strings.Compare(a.ID, b.ID) })
@@ -244,6 +247,7 @@ var clientCases = []struct {
 			}
 			all.Wait()
 		}
+
 		each(func(p opi.Port) error { return s.client.EnsurePort(s.ctx, p) })
 		each(func(p opi.Port) error { return s.client.DeletePort(s.ctx, p.ID) })
 		got, err := s.client.ListPorts(s.ctx)

@@ -25,6 +25,7 @@ func (s networkServer) createV02(
 		go s.agent.Kill() // it waits for this call
 		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 	}
+
 	for _, other := range s.agent.networks {
 		if spec.Vni != nil && other.network.GetVni() == spec.GetVni() {
 			return nil, unknown("file exists")

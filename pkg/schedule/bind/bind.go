@@ -55,6 +55,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 		return fmt.Errorf("pod %s/%s: is that of scheduler %s; spec.schedulerName must be %s",
 			pod.Namespace, pod.Name, pod.Spec.SchedulerName, SchedulerName)
 	}
+
 	for _, c := range d.Claims {
 		if c.PodClaim == "" {
 			return fmt.Errorf("pod %s/%s: asks for extended resources of DeviceClasses, for "+
@@ -66,19 +67,23 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 				pod.Namespace, pod.Name, c.Template)
 		}
 	}
+
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}()
+
 	for i := range d.Claims {
 		if err := b.reserve(ctx, pod, &d.Claims[i]); err != nil {
 			return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
 		}
 	}
+
 	if err := b.await(ctx, d.Claims); err != nil {
 		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
 	}
+
 	binding := &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.Node},
@@ -87,6 +92,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 		binding, metav1.CreateOptions{}); err != nil {
 		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
 	}
+
 	return nil
 }
 
@@ -105,28 +111,34 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 		case !c.New && now.Status.Allocation == nil:
 			return errors.New("lost its devices meanwhile; try again")
 		}
+
 		if c.New && !slices.Contains(now.Finalizers, resourceapi.Finalizer) {
 			now.Finalizers = append(now.Finalizers, resourceapi.Finalizer)
 			if now, err = api.Update(ctx, now, metav1.UpdateOptions{}); err != nil {
 				return err
 			}
 		}
+
 		if c.New {
 			now.Status.Allocation = c.Claim.Status.Allocation.DeepCopy()
 			now.Status.Allocation.AllocationTimestamp = ptr.To(metav1.Now())
 		}
+
 		if !resourceclaim.IsReservedForPod(pod, now, false) {
 			now.Status.ReservedFor = append(now.Status.ReservedFor,
 				resourceapi.ResourceClaimConsumerReference{
 					Resource: "pods", Name: pod.Name, UID: pod.UID,
 				})
 		}
+
 		_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
 		return err
 	})
+
 	if err != nil {
 		return fmt.Errorf("claim %s: %w", c.Claim.Name, err)
 	}
+
 	return nil
 }
 
@@ -137,6 +149,7 @@ func (b Binder) giveBack(
 ) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
+
 	var errs []error
 	for _, c := range claims {
 		api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
@@ -152,20 +165,25 @@ func (b Binder) giveBack(
 			if !resourceclaim.IsReservedForPod(pod, now, false) {
 				return nil
 			}
+
 			now.Status.ReservedFor = slices.DeleteFunc(now.Status.ReservedFor,
 				func(r resourceapi.ResourceClaimConsumerReference) bool {
 					return r.UID == pod.UID
 				})
+
 			if c.New && len(now.Status.ReservedFor) == 0 {
 				now.Status.Allocation, now.Status.Devices = nil, nil
 			}
+
 			_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
 			return err
 		})
+
 		if err != nil {
 			errs = append(errs, fmt.Errorf("claim %s is not given back: %w", c.Claim.Name, err))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -173,6 +191,7 @@ func (b Binder) giveBack(
 func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Timeout, fmt.Errorf("not within %s", b.Timeout))
 	defer cancel()
+
 	for _, c := range claims {
 		if !slices.ContainsFunc(c.Claim.Status.Allocation.Devices.Results,
 			func(r resourceapi.DeviceRequestAllocationResult) bool {
@@ -185,6 +204,7 @@ func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) erro
 			return fmt.Errorf("claim %s: binding conditions: %w", c.Claim.Name, err)
 		}
 	}
+
 	return nil
 }
 
@@ -205,6 +225,7 @@ func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error 
 			return api.Watch(ctx, options)
 		},
 	}
+
 	waitsFor := errors.New("the claim is not there")
 	_, err := watchtools.UntilWithSync(ctx, source, &resourceapi.ResourceClaim{},
 		nil, func(e watch.Event) (bool, error) {
@@ -215,9 +236,11 @@ func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error 
 			waitsFor, failed = conditions(e.Object.(*resourceapi.ResourceClaim))
 			return waitsFor == nil && failed == nil, failed
 		})
+
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), waitsFor)
 	}
+
 	return err
 }
 
@@ -226,6 +249,7 @@ func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 	if c.Status.Allocation == nil {
 		return nil, errors.New("the claim has lost its devices")
 	}
+
 	for _, result := range c.Status.Allocation.Devices.Results {
 		var told []metav1.Condition
 		for _, status := range c.Status.Devices {
@@ -235,6 +259,7 @@ func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 				told = status.Conditions
 			}
 		}
+
 		for _, name := range result.BindingFailureConditions {
 			if condition := meta.FindStatusCondition(told, name); condition != nil &&
 				condition.Status == metav1.ConditionTrue {
@@ -242,11 +267,13 @@ func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 					condition.Reason, condition.Message)
 			}
 		}
+
 		for _, name := range result.BindingConditions {
 			if !meta.IsStatusConditionTrue(told, name) {
 				waitsFor = fmt.Errorf("device %s: %s is not true", result.Device, name)
 			}
 		}
 	}
+
 	return waitsFor, nil
 }

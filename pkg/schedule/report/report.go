@@ -99,6 +99,7 @@ func (s *Schedule) Add(decision *schedule.Decision) {
 		Fits:    decision.Fits,
 		Reasons: decision.Reasons, Refusals: decision.Refusals,
 	}
+
 	for _, c := range decision.Claims {
 		pod.Claims = append(pod.Claims, newClaim(c))
 	}
@@ -131,17 +132,20 @@ func newDevice(result resourceapi.DeviceRequestAllocationResult, use schedule.Us
 		AdminAccess:       ptr.Deref(result.AdminAccess, false),
 		BindingConditions: result.BindingConditions,
 	}
+
 	for name, quantity := range result.ConsumedCapacity {
 		if device.ConsumedCapacity == nil {
 			device.ConsumedCapacity = map[string]string{}
 		}
 		device.ConsumedCapacity[string(name)] = quantity.String()
 	}
+
 	if !device.AdminAccess {
 		for _, c := range use.Counters {
 			device.ConsumedCounters = append(device.ConsumedCounters,
 				Counter{c.Set, c.Name, c.Value.String()})
 		}
 	}
+
 	return device
 }

@@ -19,6 +19,7 @@ func (s *Schedule) Text(to io.Writer, all bool) error {
 	for _, pod := range s.Pods {
 		table = append(table, rows(pod)...)
 	}
+
 	var out strings.Builder
 	for _, line := range terminal.Columns(3, table) {
 		out.WriteString(line)
@@ -33,6 +34,7 @@ func (s *Schedule) Text(to io.Writer, all bool) error {
 			out.WriteString(terminal.Escape(line) + "\n")
 		}
 	}
+
 	_, err := io.WriteString(to, out.String())
 	return err
 }
@@ -44,6 +46,7 @@ func rows(pod Pod) [][]string {
 	if node == "" {
 		node = "<pending>"
 	}
+
 	var rows [][]string
 	for _, claim := range pod.Claims {
 		claimName := claim.Name
@@ -54,9 +57,11 @@ func rows(pod Pod) [][]string {
 			name, node, claimName = "", "", ""
 		}
 	}
+
 	if rows == nil {
 		rows = [][]string{{name, node, "-", "-", "-", "-"}}
 	}
+
 	return rows
 }
 
@@ -65,14 +70,17 @@ func takes(claim Claim, device Device) string {
 	for _, name := range slices.Sorted(maps.Keys(device.ConsumedCapacity)) {
 		all = append(all, device.ConsumedCapacity[name]+" "+name)
 	}
+
 	for _, counter := range device.ConsumedCounters {
 		all = append(all,
 			fmt.Sprintf("%s of %s/%s", counter.Value, counter.CounterSet, counter.Name))
 	}
+
 	const most = 3
 	if len(all) > most {
 		all = append(all[:most], fmt.Sprintf("%d more", len(all)-most))
 	}
+
 	switch {
 	case device.AdminAccess:
 		all = append(all, "nothing, it only looks")
@@ -81,6 +89,7 @@ func takes(claim Claim, device Device) string {
 	case all == nil:
 		all = append(all, "the device")
 	}
+
 	return strings.Join(all, ", ")
 }
 
@@ -90,6 +99,7 @@ func explanation(pod Pod) []string {
 	for _, refusal := range pod.Refusals {
 		nodes += len(refusal.Nodes)
 	}
+
 	nodes += pod.Fits
 	name := pod.Namespace + "/" + pod.Name
 
@@ -99,6 +109,7 @@ func explanation(pod Pod) []string {
 		lines = append(lines,
 			fmt.Sprintf("%s is on %s: %d of %d nodes can take it.", name, pod.Node,
 				pod.Fits, nodes))
+
 	case len(pod.Reasons) > 0:
 		lines = append(lines, name+" is pending, whatever node:")
 	case nodes == 0:
@@ -113,12 +124,14 @@ func explanation(pod Pod) []string {
 	for _, reason := range pod.Reasons {
 		lines = append(lines, reasonLines("  ", reason)...)
 	}
+
 	for _, refusal := range pod.Refusals {
 		lines = append(lines, "  "+places(refusal.Nodes)+":")
 		for _, reason := range refusal.Reasons {
 			lines = append(lines, reasonLines("    ", reason)...)
 		}
 	}
+
 	return lines
 }
 
@@ -128,6 +141,7 @@ func (p Pod) Why() []string {
 	if p.Node != "" {
 		return nil
 	}
+
 	lines := explanation(p)
 	reasons := p.Reasons
 	if len(reasons) == 0 && len(p.Refusals) > 0 {
@@ -136,13 +150,16 @@ func (p Pod) Why() []string {
 		})
 		reasons = most.Reasons
 	}
+
 	if len(reasons) == 0 {
 		return lines
 	}
+
 	said := []string{reasons[0].Message}
 	for _, cause := range reasons[0].Causes {
 		said = append(said, cause.Message)
 	}
+
 	_, where, _ := strings.Cut(lines[0], " is pending")
 	lines[0] = strings.TrimRight(strings.TrimLeft(where, ":, "), ":.") + ": " +
 		strings.Join(said, "; ")
@@ -164,9 +181,11 @@ func reasonLines(indent string, reason schedule.Reason) []string {
 	if reason.Claim != "" {
 		of = append(of, "claim "+reason.Claim)
 	}
+
 	if reason.Request != "" {
 		of = append(of, "request "+reason.Request)
 	}
+
 	first := ""
 	if of != nil {
 		first = strings.Join(of, ", ") + ": "
@@ -176,6 +195,7 @@ func reasonLines(indent string, reason schedule.Reason) []string {
 	for _, cause := range reason.Causes {
 		lines = append(lines, messageLines(indent+"  ", cause.Message)...)
 	}
+
 	return lines
 }
 

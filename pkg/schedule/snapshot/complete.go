@@ -17,6 +17,7 @@ func completePod(pod *corev1.Pod) error {
 	if len(pod.Spec.Containers) == 0 {
 		return errors.New("spec.containers: must have at least one")
 	}
+
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			resources := &containers[i].Resources
@@ -31,12 +32,14 @@ func completePod(pod *corev1.Pod) error {
 			}
 		}
 	}
+
 	for i, claim := range pod.Spec.ResourceClaims {
 		if (claim.ResourceClaimName == nil) == (claim.ResourceClaimTemplateName == nil) {
 			return fmt.Errorf("spec.resourceClaims[%d]: must name one of resourceClaimName and "+
 				"resourceClaimTemplateName", i)
 		}
 	}
+
 	return nil
 }
 
@@ -54,14 +57,17 @@ func completeSlice(slice *resourceapi.ResourceSlice) error {
 	case spec.Pool.ResourceSliceCount <= 0:
 		return errors.New("spec.pool.resourceSliceCount: must be greater than zero: how many " +
 			"ResourceSlices the pool has")
+
 	case len(spec.Devices) > resourceapi.ResourceSliceMaxDevices:
 		return fmt.Errorf("spec.devices: has %d, must have at most %d: a pool can have several "+
 			"ResourceSlices",
 			len(spec.Devices), resourceapi.ResourceSliceMaxDevices)
+
 	case len(spec.Devices) > 0 && len(spec.SharedCounters) > 0:
 		return errors.New("spec: must not have both devices and sharedCounters: a pool can have " +
 			"several ResourceSlices")
 	}
+
 	places := 0
 	for _, is := range []bool{
 		spec.NodeName != nil, spec.NodeSelector != nil, spec.AllNodes != nil && *spec.AllNodes,
@@ -71,15 +77,18 @@ func completeSlice(slice *resourceapi.ResourceSlice) error {
 			places++
 		}
 	}
+
 	if places != 1 {
 		return errors.New("spec: must have exactly one of nodeName, nodeSelector, allNodes and " +
 			"perDeviceNodeSelection")
 	}
+
 	for i, device := range spec.Devices {
 		if device.Name == "" {
 			return fmt.Errorf("spec.devices[%d].name: must be set", i)
 		}
 	}
+
 	return nil
 }
 
@@ -102,6 +111,7 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 		if (request.Exactly == nil) == (len(request.FirstAvailable) == 0) {
 			return fmt.Errorf("%s: must have one of exactly and firstAvailable", field)
 		}
+
 		names[request.Name] = true
 		if e := request.Exactly; e != nil {
 			if err := completeRequest(field+".exactly", e.DeviceClassName, e.Selectors,
@@ -109,12 +119,14 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 				return err
 			}
 		}
+
 		for j := range request.FirstAvailable {
 			sub := &request.FirstAvailable[j]
 			field := fmt.Sprintf("%s.firstAvailable[%d]", field, j)
 			if sub.Name == "" {
 				return fmt.Errorf("%s.name: must be set", field)
 			}
+
 			names[request.Name+"/"+sub.Name] = true
 			if err := completeRequest(field, sub.DeviceClassName, sub.Selectors,
 				&sub.AllocationMode, &sub.Count, sub.Tolerations); err != nil {
@@ -122,6 +134,7 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 			}
 		}
 	}
+
 	for i, constraint := range spec.Devices.Constraints {
 		field := fmt.Sprintf("%s.devices.constraints[%d]", path, i)
 		if (constraint.MatchAttribute == nil) == (constraint.DistinctAttribute == nil) {
@@ -133,6 +146,7 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 			}
 		}
 	}
+
 	for i, config := range spec.Devices.Config {
 		for _, request := range config.Requests {
 			if !names[request] {
@@ -141,6 +155,7 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -150,9 +165,11 @@ func completeRequest(field, class string, selectors []resourceapi.DeviceSelector
 	if class == "" {
 		return fmt.Errorf("%s.deviceClassName: must be set", field)
 	}
+
 	if *mode == "" {
 		*mode = resourceapi.DeviceAllocationModeExactCount
 	}
+
 	switch {
 	case *mode == resourceapi.DeviceAllocationModeExactCount && *count == 0:
 		*count = 1
@@ -164,11 +181,13 @@ func completeRequest(field, class string, selectors []resourceapi.DeviceSelector
 	case *count < 0:
 		return fmt.Errorf("%s.count: is %d, must be greater than zero", field, *count)
 	}
+
 	for i := range tolerations {
 		if tolerations[i].Operator == "" {
 			tolerations[i].Operator = resourceapi.DeviceTolerationOpEqual
 		}
 	}
+
 	return completeSelectors(field+".selectors", selectors)
 }
 

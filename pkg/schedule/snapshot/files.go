@@ -54,6 +54,7 @@ func NewReader(stdin io.Reader, ignored ...schema.GroupVersionKind) (*Reader, er
 			return nil, err
 		}
 	}
+
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	return &Reader{stdin: stdin, ignored: ignored, scheme: scheme, decoder: decoder,
 		left: map[string]int{}}, nil
@@ -80,11 +81,13 @@ func (r *Reader) ReadInto(into *Snapshot, paths ...string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, object := range added.Objects() {
 		if err := into.Put(object); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -121,6 +124,7 @@ func (s *Snapshot) Objects() []runtime.Object {
 	all = appendObjects(all, s.TaintRules)
 	all = appendObjects(all, s.Templates)
 	all = appendObjects(all, s.Claims)
+
 	return appendObjects(all, s.Pods)
 }
 
@@ -135,6 +139,7 @@ func (r *Reader) read(path string, add func(runtime.Object) error) error {
 	if path == "-" {
 		return r.documents("standard input", r.stdin, add)
 	}
+
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -142,6 +147,7 @@ func (r *Reader) read(path string, add func(runtime.Object) error) error {
 	if !info.IsDir() {
 		return r.file(path, add)
 	}
+
 	found := false
 	err = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !slices.Contains(extensions, filepath.Ext(path)) {
@@ -150,9 +156,11 @@ func (r *Reader) read(path string, add func(runtime.Object) error) error {
 		found = true
 		return r.file(path, add)
 	})
+
 	if err == nil && !found {
 		err = fmt.Errorf("%s: has no file that ends in %s", path, strings.Join(extensions, ", "))
 	}
+
 	return err
 }
 
@@ -172,11 +180,13 @@ func (r *Reader) documents(name string, stream io.Reader, add func(runtime.Objec
 	if isJSON(buffered) {
 		next = wholly(buffered)
 	}
+
 	for number := 1; ; number++ {
 		document, err := next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
+
 		if err == nil {
 			err = r.document(document, add)
 		}
@@ -212,10 +222,12 @@ func (r *Reader) document(document []byte, add func(runtime.Object) error) error
 	if items := listItems(document); items != nil {
 		return r.items(items, add)
 	}
+
 	d := r.decode(document)
 	if list, isList := d.object.(*corev1.List); isList {
 		return r.items(list.Items, add)
 	}
+
 	return r.take(d, add)
 }
 
@@ -238,11 +250,13 @@ func (r *Reader) items(items []runtime.RawExtension, add func(runtime.Object) er
 		func(i int) {
 			decodedItems[i] = r.decode(items[i].Raw)
 		})
+
 	for i, d := range decodedItems {
 		if err := r.take(d, add); err != nil {
 			return fmt.Errorf("items[%d]: %w", i, err)
 		}
 	}
+
 	return nil
 }
 
@@ -261,9 +275,11 @@ func (r *Reader) decode(document []byte) decoded {
 		err := sigsyaml.Unmarshal(document, &unknown)
 		return decoded{nil, unknown.GroupVersionKind(), err}
 	}
+
 	if err != nil {
 		return decoded{err: err}
 	}
+
 	object, err = r.newest(object)
 	return decoded{object, *kind, err}
 }
@@ -276,16 +292,19 @@ func (r *Reader) take(d decoded, add func(runtime.Object) error) error {
 	case d.object == nil:
 		r.leaveOut(d.kind)
 		return nil
+
 	case meta.IsListType(d.object): // a PodList, for example
 		return meta.EachListItem(d.object, func(item runtime.Object) error {
 			return r.take(decoded{object: item, kind: d.kind}, add)
 		})
 	}
+
 	err := add(d.object)
 	if errors.Is(err, ErrKind) {
 		r.leaveOut(d.kind)
 		return nil
 	}
+
 	return err
 }
 
@@ -312,11 +331,13 @@ func (r *Reader) newest(object runtime.Object) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	kind := kinds[0]
 	if kind.Group != resourceapi.GroupName ||
 		kind.Version == resourceapi.SchemeGroupVersion.Version {
 		return object, nil
 	}
+
 	newest, err := r.scheme.New(resourceapi.SchemeGroupVersion.WithKind(kind.Kind))
 	if err != nil {
 		return nil, err
@@ -324,5 +345,6 @@ func (r *Reader) newest(object runtime.Object) (runtime.Object, error) {
 	if err := r.scheme.Convert(object, newest, nil); err != nil {
 		return nil, fmt.Errorf("convert %s to %s: %w", kind, resourceapi.SchemeGroupVersion, err)
 	}
+
 	return newest, nil
 }

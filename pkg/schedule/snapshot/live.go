@@ -43,6 +43,7 @@ func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 			return nil, fmt.Errorf("list %s: %w", kind.name, err)
 		}
 	}
+
 	slices.SortStableFunc(s.Pods, byQueue)
 	return s, nil
 }
@@ -68,6 +69,7 @@ func taintRules(
 		if !apierrors.IsNotFound(err) {
 			return newest, err
 		}
+
 		old, err := client.ResourceV1beta2().DeviceTaintRules().List(ctx, options)
 		if err != nil {
 			return nil, err
@@ -89,6 +91,7 @@ func convertTaintRules(
 			return nil, fmt.Errorf("convert DeviceTaintRule %s: %w", old.Items[i].Name, err)
 		}
 	}
+
 	return converted, nil
 }
 

@@ -92,21 +92,26 @@ func put[T metav1.Object](
 	if n.name == "" {
 		return n, fmt.Errorf("a %s has no metadata.name", n.kind)
 	}
+
 	if complete != nil {
 		if err := complete(object); err != nil {
 			return n, fmt.Errorf("%s: %w", n, err)
 		}
 	}
+
 	if s.has(n) {
 		*objects = slices.DeleteFunc(*objects, isNamed[T](n))
 	}
+
 	if s.names == nil {
 		s.names = map[name]struct{}{}
 	}
+
 	s.names[n] = struct{}{}
 	if pod, isPod := any(object).(*corev1.Pod); isPod && ended(pod) {
 		return n, nil
 	}
+
 	*objects = append(*objects, object)
 	return n, nil
 }

@@ -74,6 +74,7 @@ func TestRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	r := reader(t, "")
 	s, err := r.Read(dir)
 	if err != nil {
@@ -82,6 +83,7 @@ func TestRead(t *testing.T) {
 	if len(s.Nodes) != 1 || len(s.Pods) != 1 || len(s.Slices) != 1 || len(s.Claims) != 1 {
 		t.Fatalf("%+v", s)
 	}
+
 	pod, request := s.Pods[0], s.Claims[0].Spec.Devices.Requests[0].Exactly
 	if quantity := pod.Spec.Containers[0].Resources.Requests["example.com/nic"]; pod.Namespace != "default" || quantity.Value() != 1 {
 		t.Errorf("pod is not completed: %+v", pod)
@@ -114,6 +116,7 @@ apiVersion: v1
 kind: PodList
 items: [{metadata: {name: web}, spec: {containers: [{name: c, image: i}]}}]
 `)
+
 	if got := s.Slices[0].Spec.Devices[0].Attributes["index"].IntValue; got == nil || *got != 0 {
 		t.Errorf("ResourceSlice %+v", s.Slices[0])
 	}
@@ -186,6 +189,7 @@ func TestReadErrors(t *testing.T) {
 			t.Errorf("%s: error %v, want %q in it", name, err, tt.want)
 		}
 	}
+
 	if _, err := reader(t, "").Read("/does/not/exist"); err == nil {
 		t.Error("a file that is not there is no error")
 	}
@@ -225,6 +229,7 @@ kind: Pod
 metadata: {name: daemon, ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet, name: d, uid: "2", controller: true}]}
 spec: {nodeName: worker, containers: [{name: c, image: i}]}
 `
+
 	s := read(t, objects)
 	if err := s.Remove("node/worker"); err != nil {
 		t.Fatal(err)
@@ -233,14 +238,17 @@ spec: {nodeName: worker, containers: [{name: c, image: i}]}
 		s.Pods[0].Spec.NodeName != "" || s.Claims[0].Status.Allocation != nil {
 		t.Errorf("after the node is gone: %+v", s)
 	}
+
 	for _, reference := range []string{"pod/web", "ResourceClaim/default/shared"} {
 		if err := s.Remove(reference); err != nil {
 			t.Error(err)
 		}
 	}
+
 	if len(s.Pods) != 0 || len(s.Claims) != 0 {
 		t.Errorf("after pod and claim are gone: %+v", s)
 	}
+
 	for reference, want := range map[string]string{
 		"node/worker": "there is none of that name", "deployment/d": "the kind must be one of",
 		"pod":               "there is none",
@@ -263,15 +271,18 @@ func TestTaint(t *testing.T) {
 			t.Error(err)
 		}
 	}
+
 	if got := s.Nodes[0].Spec.Taints; len(got) != 1 ||
 		got[0] != (corev1.Taint{Key: "gone", Value: "soon", Effect: corev1.TaintEffectNoExecute}) {
 		t.Errorf("node: %+v", got)
 	}
+
 	if got := s.TaintRules[0].Spec; *got.DeviceSelector.Driver != testDriver ||
 		*got.DeviceSelector.Pool != "a/b" || *got.DeviceSelector.Device != "vf-0" ||
 		got.Taint.Key != "down" || got.Taint.Effect != resourceapi.DeviceTaintEffectNoSchedule {
 		t.Errorf("devices: %+v", got)
 	}
+
 	for taint, want := range map[string]string{
 		"node=worker": "must be PLACE:KEY", "node=other:a:NoSchedule": "there is no Node other",
 		"node=worker:a:Never":       `effect: is "Never"`,

@@ -28,15 +28,18 @@ func (s *Snapshot) Remove(reference string) error {
 		"resourceclaimtemplate": removeFrom(s, &s.Templates, "ResourceClaimTemplate"),
 		"devicetaintrule":       removeFrom(s, &s.TaintRules, "DeviceTaintRule"),
 	}[strings.ToLower(kind)]
+
 	if !known {
 		return fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, "+
 			"resourceslice, resourceclaim, "+
 			"resourceclaimtemplate and devicetaintrule, as in node/worker-1", reference)
 	}
+
 	namespace, object := splitName(kind, object)
 	if !remove(namespace, object) {
 		return fmt.Errorf("remove %s: there is none of that name", reference)
 	}
+
 	return nil
 }
 
@@ -46,6 +49,7 @@ func splitName(kind, object string) (namespace, name string) {
 	default:
 		return "", object
 	}
+
 	if namespace, name, both := strings.Cut(object, "/"); both {
 		return namespace, name
 	}
@@ -70,11 +74,13 @@ func (s *Snapshot) removeNode(_, node string) bool {
 	if !removeFrom(s, &s.Nodes, "Node")("", node) {
 		return false
 	}
+
 	for _, slice := range slices.Clone(s.Slices) {
 		if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node {
 			removeFrom(s, &s.Slices, "ResourceSlice")("", slice.Name)
 		}
 	}
+
 	for _, pod := range slices.Clone(s.Pods) {
 		switch {
 		case pod.Spec.NodeName != node:
@@ -85,6 +91,7 @@ func (s *Snapshot) removeNode(_, node string) bool {
 			s.unreserve(pod)
 		}
 	}
+
 	return true
 }
 
@@ -109,11 +116,13 @@ func (s *Snapshot) unreserve(pod *corev1.Pod) {
 		if claim.Namespace != pod.Namespace {
 			continue
 		}
+
 		before := len(claim.Status.ReservedFor)
 		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor,
 			func(consumer resourceapi.ResourceClaimConsumerReference) bool {
 				return consumer.Resource == "pods" && consumer.Name == pod.Name
 			})
+
 		if before > 0 && len(claim.Status.ReservedFor) == 0 {
 			claim.Status.Allocation, claim.Status.Devices = nil, nil
 		}
@@ -136,6 +145,7 @@ func (s *Snapshot) taint(taint string) error {
 		return errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in " +
 			"node=worker-1:maintenance:NoSchedule")
 	}
+
 	key, value, _ := strings.Cut(parts[1], "=")
 	if key == "" {
 		return errors.New("has no key")
@@ -144,10 +154,12 @@ func (s *Snapshot) taint(taint string) error {
 		return s.taintNode(node,
 			corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(parts[2])})
 	}
+
 	selector, err := parseDevices(parts[0])
 	if err != nil {
 		return err
 	}
+
 	rule := &resourceapi.DeviceTaintRule{}
 	rule.Name = fmt.Sprintf("what-if-%d", len(s.TaintRules))
 	rule.Spec.DeviceSelector = selector
@@ -157,6 +169,7 @@ func (s *Snapshot) taint(taint string) error {
 	if err := knownEffect("effect", rule.Spec.Taint.Effect); err != nil {
 		return err
 	}
+
 	return s.Put(rule)
 }
 
@@ -168,10 +181,12 @@ func (s *Snapshot) taintNode(node string, taint corev1.Taint) error {
 		return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute",
 			taint.Effect)
 	}
+
 	i := slices.IndexFunc(s.Nodes, isNamed[*corev1.Node](name{"Node", "", node}))
 	if i < 0 {
 		return fmt.Errorf("there is no Node %s", node)
 	}
+
 	s.Nodes[i].Spec.Taints = append(s.Nodes[i].Spec.Taints, taint)
 	return nil
 }
@@ -189,5 +204,6 @@ func parseDevices(place string) (*resourceapi.DeviceTaintSelector, error) {
 		}
 		*field = &value
 	}
+
 	return selector, nil
 }

@@ -32,6 +32,7 @@ func (a Archive) Unpack(ctx context.Context, target string, packages ...string) 
 		append([]string{"--quiet", "download"}, packages...)...); err != nil {
 		return err
 	}
+
 	for _, p := range packages {
 		name, _, _ := strings.Cut(p, "/")
 		files, err := filepath.Glob(filepath.Join(a.debs(), name+"_*.deb"))
@@ -42,6 +43,7 @@ func (a Archive) Unpack(ctx context.Context, target string, packages ...string) 
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -59,18 +61,22 @@ func (a Archive) configure() error {
 			return err
 		}
 	}
+
 	var sources, main strings.Builder
 	for _, s := range a.Sources {
 		sources.WriteString(s.line())
 	}
+
 	if _, err := os.Stat("/etc/apt/apt.conf"); err == nil {
 		main.WriteString("#include \"/etc/apt/apt.conf\";\n")
 	}
+
 	for _, hook := range []string{
 		"APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success",
 	} {
 		fmt.Fprintf(&main, "#clear %s;\n", hook)
 	}
+
 	for _, setting := range [][2]string{
 		{"Dir::Etc::SourceList", a.file("sources.list")},
 		{"Dir::Etc::SourceParts", "/dev/null"},
@@ -87,6 +93,7 @@ func (a Archive) configure() error {
 	} {
 		fmt.Fprintf(&main, "%s %q;\n", setting[0], setting[1])
 	}
+
 	for name, content := range map[string]string{
 		"sources.list": sources.String(),
 		"status":       "",
@@ -97,6 +104,7 @@ func (a Archive) configure() error {
 			return err
 		}
 	}
+
 	return nil
 }
 

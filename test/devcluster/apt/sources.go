@@ -44,10 +44,12 @@ func MachineSource(etc, codename string) (Source, error) {
 		filepath.Join(etc, "sources.list.d/ubuntu.sources"),
 		filepath.Join(etc, "sources.list"),
 	}
+
 	more, err := filepath.Glob(filepath.Join(etc, "sources.list.d/*"))
 	if err != nil {
 		return Source{}, fmt.Errorf("apt sources: %w", err)
 	}
+
 	for _, file := range append(files, more...) {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -56,6 +58,7 @@ func MachineSource(etc, codename string) (Source, error) {
 		if err != nil {
 			return Source{}, fmt.Errorf("apt sources: %w", err)
 		}
+
 		var found []Source
 		switch filepath.Ext(file) {
 		case ".sources":
@@ -63,12 +66,14 @@ func MachineSource(etc, codename string) (Source, error) {
 		case ".list":
 			found = parseOneLine(string(content))
 		}
+
 		for _, s := range found {
 			if s.Suite == codename && slices.Contains(s.Components, "main") {
 				return s, nil
 			}
 		}
 	}
+
 	return Source{}, fmt.Errorf("apt sources: no source of suite %q with component main under %s",
 		codename, etc)
 }
@@ -83,10 +88,12 @@ func parseDeb822(content string) []Source {
 			strings.EqualFold(stanza["enabled"], "no") {
 			continue
 		}
+
 		signedBy := stanza["signed-by"]
 		if !filepath.IsAbs(signedBy) || strings.ContainsAny(signedBy, " \n") {
 			signedBy = ""
 		}
+
 		for _, uri := range strings.Fields(stanza["uris"]) {
 			for _, suite := range strings.Fields(stanza["suites"]) {
 				found = append(found, Source{URI: uri, Suite: suite,
@@ -94,6 +101,7 @@ func parseDeb822(content string) []Source {
 			}
 		}
 	}
+
 	return found
 }
 
@@ -107,16 +115,19 @@ func deb822Stanzas(content string) []map[string]string {
 		}
 		current, field = map[string]string{}, ""
 	}
+
 	for line := range strings.Lines(content) {
 		line = strings.TrimRight(line, " \t\r\n")
 		switch {
 		case line == "":
 			flush()
 		case line[0] == '#':
+
 		case line[0] == ' ' || line[0] == '\t':
 			if field != "" {
 				current[field] += "\n" + strings.TrimSpace(line)
 			}
+
 		default:
 			name, value, ok := strings.Cut(line, ":")
 			if !ok {
@@ -126,6 +137,7 @@ func deb822Stanzas(content string) []map[string]string {
 			current[field] = strings.TrimSpace(value)
 		}
 	}
+
 	flush()
 	return stanzas
 }
@@ -140,6 +152,7 @@ func parseOneLine(content string) []Source {
 		if !ok {
 			continue
 		}
+
 		var s Source
 		rest = strings.TrimSpace(rest)
 		if options, after, ok := strings.Cut(rest, "]"); ok && strings.HasPrefix(rest, "[") {
@@ -150,12 +163,15 @@ func parseOneLine(content string) []Source {
 			}
 			rest = after
 		}
+
 		fields := strings.Fields(rest)
 		if len(fields) < 3 {
 			continue
 		}
+
 		s.URI, s.Suite, s.Components = fields[0], fields[1], fields[2:]
 		found = append(found, s)
 	}
+
 	return found
 }

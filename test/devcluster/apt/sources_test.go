@@ -47,6 +47,7 @@ func TestParseDeb822(t *testing.T) {
 		{URI: "http://key.example/debian", Suite: "bookworm-security",
 			Components: []string{"main"}},
 	}
+
 	if diff := cmp.Diff(want, parseDeb822(debianSources)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -60,6 +61,7 @@ deb [arch=amd64] https://arch.example/debian trixie main
 deb-src http://source.example/debian bookworm main
 deb http://short.example/debian
 `
+
 	want := []Source{
 		{URI: "http://plain.example/debian", Suite: "bookworm",
 			Components: []string{"main", "contrib"}},
@@ -67,6 +69,7 @@ deb http://short.example/debian
 			SignedBy: "/etc/apt/keyrings/x.gpg"},
 		{URI: "https://arch.example/debian", Suite: "trixie", Components: []string{"main"}},
 	}
+
 	if diff := cmp.Diff(want, parseOneLine(content)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -118,6 +121,7 @@ func TestMachineSource(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			got, err := MachineSource(etc, "bookworm")
 			if test.want == "" {
 				if err == nil || !strings.Contains(err.Error(), "bookworm") {
@@ -125,6 +129,7 @@ func TestMachineSource(t *testing.T) {
 				}
 				return
 			}
+
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,6 +144,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(debianSources)
 	f.Add("deb [signed-by=/a] b c d\n")
 	f.Add("deb [")
+
 	f.Fuzz(func(t *testing.T, content string) {
 		for _, s := range append(parseDeb822(content), parseOneLine(content)...) {
 			if s.URI == "" || s.Suite == "" {

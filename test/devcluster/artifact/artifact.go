@@ -72,11 +72,13 @@ func (c Cache) Find(ctx context.Context) (Set, error) {
 	if err != nil {
 		return Set{}, err
 	}
+
 	for _, a := range artifacts {
 		if !exists(c.path(a)) {
 			return Set{}, fmt.Errorf("%s: %w", a.name, ErrMissing)
 		}
 	}
+
 	return set, nil
 }
 
@@ -87,11 +89,13 @@ func (c Cache) Build(ctx context.Context) (Set, error) {
 	if err != nil {
 		return Set{}, err
 	}
+
 	for _, a := range artifacts {
 		if err := c.build(ctx, a); err != nil {
 			return Set{}, fmt.Errorf("%s: %w", a.name, err)
 		}
 	}
+
 	return set, nil
 }
 
@@ -100,22 +104,27 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 	if err != nil {
 		return Set{}, nil, err
 	}
+
 	kubernetes, version, err := c.kubernetes(goVersion)
 	if err != nil {
 		return Set{}, nil, err
 	}
+
 	runtime, err := c.runtime(goVersion)
 	if err != nil {
 		return Set{}, nil, err
 	}
+
 	plugins, err := c.plugins(goVersion)
 	if err != nil {
 		return Set{}, nil, err
 	}
+
 	pause, err := c.pause(goVersion)
 	if err != nil {
 		return Set{}, nil, err
 	}
+
 	set := Set{
 		KubernetesVersion: version,
 		Kubernetes:        c.path(kubernetes),
@@ -124,6 +133,7 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 		Plugins:           c.path(plugins),
 		PauseImage:        filepath.Join(c.path(pause), "pause.tar"),
 	}
+
 	return set, []artifact{kubernetes, runtime, plugins, pause}, nil
 }
 
@@ -145,26 +155,31 @@ func (c Cache) build(ctx context.Context, a artifact) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
+
 	unlock, err := lock(filepath.Join(c.Dir, a.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer unlock()
+
 	if exists(target) {
 		return nil
 	}
+
 	start := time.Now()
 	temporary := target + ".part"
 	if err := errors.Join(os.RemoveAll(temporary), os.Mkdir(temporary, 0o755)); err != nil {
 		return err
 	}
 	defer os.RemoveAll(temporary)
+
 	if err := a.make(ctx, temporary); err != nil {
 		return err
 	}
 	if err := os.Rename(temporary, target); err != nil {
 		return err
 	}
+
 	fmt.Fprintf(c.Log, "%s: built in %s\n", a.name, time.Since(start).Round(100*time.Millisecond))
 	return nil
 }
@@ -175,6 +190,7 @@ func (s Set) Link(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+
 	for _, name := range components {
 		// Renamed into place, so that whoever does the same at the same time is not disturbed.
 		next := filepath.Join(dir, fmt.Sprintf(".%s-%d", name, os.Getpid()))
@@ -185,6 +201,7 @@ func (s Set) Link(dir string) error {
 			return errors.Join(err, os.Remove(next))
 		}
 	}
+
 	return nil
 }
 
@@ -199,16 +216,19 @@ func lock(path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
 		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
+
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
+
 	return func() { f.Close() }, nil
 }
 
@@ -219,6 +239,7 @@ func (c Cache) extract(dir string, names ...string) error {
 		if err != nil {
 			return err
 		}
+
 		file := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			return err
@@ -240,6 +261,7 @@ func (c Cache) inputs(names ...string) ([]string, error) {
 		}
 		contents = append(contents, name, string(content))
 	}
+
 	return contents, nil
 }
 

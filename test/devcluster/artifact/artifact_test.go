@@ -47,6 +47,7 @@ func TestVersionFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, want := range []string{
 		"version.gitVersion=v1.37.1", "version.gitMajor=1", "version.gitMinor=37",
 	} {
@@ -54,6 +55,7 @@ func TestVersionFlags(t *testing.T) {
 			t.Errorf("%s lacks %s", got, want)
 		}
 	}
+
 	if _, err := versionFlags("v1"); err == nil {
 		t.Error("v1 was taken for a version")
 	}
@@ -79,6 +81,7 @@ func TestOSRelease(t *testing.T) {
 		0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	for field, want := range map[string]string{
 		"ID": "debian", "VERSION_CODENAME": "bookworm", "VERSION": "",
 	} {
@@ -122,6 +125,7 @@ func TestBuildOnce(t *testing.T) {
 		made.Add(1)
 		return os.WriteFile(filepath.Join(target, "file"), nil, 0o644)
 	}}
+
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -130,6 +134,7 @@ func TestBuildOnce(t *testing.T) {
 			}
 		})
 	}
+
 	all.Wait()
 	if made.Load() != 1 {
 		t.Errorf("made %d times, want once", made.Load())
@@ -160,6 +165,7 @@ func TestLinkReplaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	got, err := os.Readlink(filepath.Join(dir, "kube-apiserver"))
 	if err != nil || got != "/new/kube-apiserver" {
 		t.Errorf("kube-apiserver links to %q, %v", got, err)

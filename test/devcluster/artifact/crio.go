@@ -28,6 +28,7 @@ func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error
 	if err != nil {
 		return artifact{}, err
 	}
+
 	build := func(ctx context.Context, name, _, target string) error {
 		if err := c.unpack(ctx, target, codename, []string{codename},
 			[]string{"conmon"}); err != nil {
@@ -40,8 +41,10 @@ func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error
 			filepath.Join(target, "usr/bin/restrict")); err != nil {
 			return err
 		}
+
 		return c.checkRuntime(ctx, target, crioFiles[:])
 	}
+
 	return c.onTopOf(other, "crio", crioModule, build, append(restrict, goVersion, crioTags)...)
 }
 
@@ -52,6 +55,7 @@ func (c Cache) buildCRIO(ctx context.Context, name, target string) error {
 			"-o", target+string(filepath.Separator)); err != nil {
 			return err
 		}
+
 		module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
 		if err != nil {
 			return fmt.Errorf("go list -m %s: %w", crioModule, err)
@@ -65,11 +69,13 @@ func buildPinns(ctx context.Context, module, binary string) error {
 	if err != nil {
 		return err
 	}
+
 	args := slices.Concat([]string{"-std=c99", "-Os", "-o", binary}, files)
 	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"),
 		args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile pinns: %w: %s", err, lastLines(output))
 	}
+
 	return nil
 }

@@ -47,6 +47,7 @@ func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
 		mod, sum = path.Join("kubernetes", c.Kubernetes+".mod"), path.Join("kubernetes",
 			c.Kubernetes+".sum")
 	}
+
 	inputs, err := c.inputs(mod, sum, "cmd/kubernetes/main.go")
 	if errors.Is(err, fs.ErrNotExist) {
 		return artifact{}, "", fmt.Errorf("Kubernetes %s cannot be built: want one of %s, or "+
@@ -55,10 +56,12 @@ func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
 	if err != nil {
 		return artifact{}, "", err
 	}
+
 	version, err := moduleVersion(inputs[1], "k8s.io/kubernetes")
 	if err != nil {
 		return artifact{}, "", err
 	}
+
 	name := "kubernetes " + version
 	return artifact{
 		name:   name,
@@ -76,24 +79,29 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, s
 		return err
 	}
 	defer os.RemoveAll(source)
+
 	if err := errors.Join(c.extractModule(source, mod, sum),
 		c.extract(source, "cmd/kubernetes/main.go")); err != nil {
 		return err
 	}
+
 	flags, err := versionFlags(version)
 	if err != nil {
 		return err
 	}
+
 	output := filepath.Join(target, "kubernetes")
 	if err := c.compile(ctx, source, name, "./cmd/kubernetes", "-ldflags", flags,
 		"-o", output); err != nil {
 		return err
 	}
+
 	for _, component := range components {
 		if err := os.Symlink("kubernetes", filepath.Join(target, component)); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -122,11 +130,13 @@ func (c Cache) compile(ctx context.Context, source, name, packages string, flags
 	if err != nil {
 		return fmt.Errorf("go list: %w\n%s", err, lastLines(failed.Bytes()))
 	}
+
 	build := c.goCommand(ctx, source,
 		slices.Concat([]string{"build", "-v"}, flags, []string{packages})...)
 	if err := c.watchBuild(build, name, bytes.Count(all, []byte("\n"))); err != nil {
 		return fmt.Errorf("go build: %w", err)
 	}
+
 	return nil
 }
 
@@ -149,15 +159,18 @@ func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 	if err != nil {
 		return err
 	}
+
 	start := time.Now()
 	if err := build.Start(); err != nil {
 		return err
 	}
+
 	var compiled atomic.Int64
 	done := make(chan struct{})
 	go func() {
 		ticker := time.NewTicker(progressEvery)
 		defer ticker.Stop()
+
 		for {
 			select {
 			case <-done:
@@ -168,11 +181,13 @@ func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 			}
 		}
 	}()
+
 	failed := countPackages(stderr, &compiled)
 	close(done)
 	if err := build.Wait(); err != nil {
 		return fmt.Errorf("%w\n%s", err, lastLines(failed))
 	}
+
 	return nil
 }
 
@@ -181,6 +196,7 @@ func countPackages(r io.Reader, compiled *atomic.Int64) []byte {
 	var others bytes.Buffer
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(nil, 1<<20)
+
 	for scanner.Scan() {
 		line := scanner.Text()
 		if strings.ContainsAny(line, " \t#:") || line == "" {
@@ -189,6 +205,7 @@ func countPackages(r io.Reader, compiled *atomic.Int64) []byte {
 		}
 		compiled.Add(1)
 	}
+
 	return others.Bytes()
 }
 

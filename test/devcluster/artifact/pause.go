@@ -16,6 +16,7 @@ func (c Cache) pause(goVersion string) (artifact, error) {
 	if err != nil {
 		return artifact{}, err
 	}
+
 	return artifact{
 		name:   "image " + PauseImage,
 		dir:    "pause",
@@ -30,6 +31,7 @@ func (c Cache) makePause(ctx context.Context, target string) error {
 		return err
 	}
 	defer os.Remove(binary)
+
 	return image.Write(filepath.Join(target, "pause.tar"), PauseImage, time.Unix(0, 0), image.Spec{
 		Arch:       runtime.GOARCH,
 		Entrypoint: []string{"/pause"},
@@ -44,13 +46,16 @@ func (c Cache) buildCommand(ctx context.Context, name, binary string) error {
 		return err
 	}
 	defer os.RemoveAll(source)
+
 	if err := c.extract(source, "go.mod", "go.sum", "cmd/"+name+"/main.go"); err != nil {
 		return err
 	}
+
 	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary,
 		"./cmd/"+name).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
 	}
+
 	return nil
 }

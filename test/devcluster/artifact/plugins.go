@@ -18,6 +18,7 @@ func (c Cache) plugins(goVersion string) (artifact, error) {
 	if c.Multus != "" {
 		module = path.Join("multus", c.Multus)
 	}
+
 	inputs, err := c.inputs(module+".mod", module+".sum")
 	if errors.Is(err, fs.ErrNotExist) {
 		return artifact{}, fmt.Errorf("Multus %s cannot be built: want one of %s, or none for "+
@@ -26,10 +27,12 @@ func (c Cache) plugins(goVersion string) (artifact, error) {
 	if err != nil {
 		return artifact{}, err
 	}
+
 	version, err := moduleVersion(inputs[1], multusModule)
 	if err != nil {
 		return artifact{}, err
 	}
+
 	name := "CNI plugins (Multus " + version + ")"
 	return artifact{
 		name:   name,
@@ -63,6 +66,7 @@ func (c Cache) inModule(module string, work func(source string) error) error {
 		return err
 	}
 	defer os.RemoveAll(source)
+
 	if err := c.extractModule(source, module+".mod", module+".sum"); err != nil {
 		return err
 	}

@@ -30,6 +30,7 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 	if err != nil {
 		return artifact{}, err
 	}
+
 	packages := []string{"containerd", "runc", "containernetworking-plugins"}
 	suites := []string{codename}
 	if slices.Contains(olderDebian[:], codename) {
@@ -38,6 +39,7 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 		packages[1] += "/" + codename
 		packages[2] += "/" + codename
 	}
+
 	debian := artifact{
 		name:   "container runtime (" + strings.Join(packages, ", ") + ")",
 		dir:    "runtime",
@@ -49,6 +51,7 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 			return c.checkRuntime(ctx, target, runtimeFiles[:])
 		},
 	}
+
 	switch c.Runtime {
 	case "":
 		return debian, nil
@@ -57,6 +60,7 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 	case "cri-o":
 		return c.crio(debian, goVersion, codename)
 	}
+
 	return artifact{}, fmt.Errorf("container runtime %s cannot be built: want containerd-2 or "+
 		"cri-o, or none for Debian's containerd 1.7", c.Runtime)
 }
@@ -84,10 +88,12 @@ func (c Cache) onTopOf(
 	if err != nil {
 		return artifact{}, err
 	}
+
 	version, err := moduleVersion(inputs[1], module)
 	if err != nil {
 		return artifact{}, err
 	}
+
 	name := fmt.Sprintf("container runtime (%s %s)", file, version)
 	return artifact{
 		name:   name,
@@ -112,15 +118,18 @@ func (c Cache) unpack(
 	if err != nil {
 		return err
 	}
+
 	var sources []apt.Source
 	for _, suite := range suites {
 		sources = append(sources, own.In(suite))
 	}
+
 	state, err := os.MkdirTemp("", "devcluster-apt-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(state)
+
 	fmt.Fprintf(c.Log, "container runtime: downloading %s\n", strings.Join(packages, ", "))
 	return (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...)
 }
@@ -133,11 +142,13 @@ func (c Cache) checkRuntime(ctx context.Context, root string, files []string) er
 		if strings.Contains(name, "shim") {
 			flag = "-v"
 		}
+
 		output, err := exec.CommandContext(ctx, filepath.Join(root, name), flag).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%s does not run on this machine: %w: %s", name, err,
 				strings.TrimSpace(string(output)))
 		}
+
 		first, _, _ := strings.Cut(string(output), "\n")
 		fmt.Fprintf(c.Log, "container runtime: %s\n", first)
 	}
@@ -150,10 +161,12 @@ func osRelease(file, field string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	for line := range strings.Lines(string(content)) {
 		if value, ok := strings.CutPrefix(strings.TrimSpace(line), field+"="); ok {
 			return strings.Trim(value, `"'`), nil
 		}
 	}
+
 	return "", fmt.Errorf("%s: no %s", file, field)
 }

@@ -32,14 +32,17 @@ func (t Tree) Create(node string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, h := range hierarchies {
 		if err := os.MkdirAll(filepath.Join(h, t.Node(node)), 0o755); err != nil {
 			return fmt.Errorf("cgroup: %w", err)
 		}
 	}
+
 	if Unified(t.root) {
 		return t.delegate()
 	}
+
 	return nil
 }
 
@@ -57,6 +60,7 @@ func (t Tree) remove(group string, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
+
 	deadline := time.Now().Add(limit)
 	for _, h := range hierarchies {
 		for {
@@ -69,9 +73,11 @@ func (t Tree) remove(group string, limit time.Duration) error {
 			if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 				return fmt.Errorf("cgroup: %w", err)
 			}
+
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
+
 	return nil
 }
 
@@ -81,10 +87,12 @@ func (t Tree) hierarchies() ([]string, error) {
 	if Unified(t.root) {
 		return []string{t.root}, nil
 	}
+
 	entries, err := os.ReadDir(t.root)
 	if err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
 	}
+
 	var dirs []string
 	for _, e := range entries {
 		// Symbolic links (cpu -> cpu,cpuacct) name a hierarchy a second time.
@@ -92,9 +100,11 @@ func (t Tree) hierarchies() ([]string, error) {
 			dirs = append(dirs, filepath.Join(t.root, e.Name()))
 		}
 	}
+
 	if len(dirs) == 0 {
 		return nil, fmt.Errorf("cgroup: nothing is mounted on %s", t.root)
 	}
+
 	return dirs, nil
 }
 
@@ -111,6 +121,7 @@ func (t Tree) delegate() error {
 	if err != nil {
 		return fmt.Errorf("cgroup: %w", err)
 	}
+
 	for _, group := range []string{"", t.name} {
 		for _, c := range strings.Fields(string(controllers)) {
 			control := filepath.Join(t.root, group, "cgroup.subtree_control")
@@ -119,6 +130,7 @@ func (t Tree) delegate() error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -131,6 +143,7 @@ func removeTree(group string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, e := range entries {
 		if e.IsDir() {
 			if err := removeTree(filepath.Join(group, e.Name())); err != nil {
@@ -138,8 +151,10 @@ func removeTree(group string) error {
 			}
 		}
 	}
+
 	if err := unix.Rmdir(group); err != nil && !errors.Is(err, unix.ENOENT) {
 		return &fs.PathError{Op: "rmdir", Path: group, Err: err}
 	}
+
 	return nil
 }

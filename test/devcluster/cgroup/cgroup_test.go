@@ -20,9 +20,11 @@ func v1(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
+
 	if err := os.Symlink("cpu", filepath.Join(root, "cpuacct")); err != nil {
 		t.Fatal(err)
 	}
+
 	return root
 }
 
@@ -32,11 +34,13 @@ func groups(t *testing.T, root string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range found {
 		if found[i], err = filepath.Rel(root, found[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	return found
 }
 
@@ -49,6 +53,7 @@ func TestVersion1(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := os.MkdirAll(filepath.Join(root, "cpu", a.Node("node1"), "kubepods/pod1"),
 		0o755); err != nil {
 		t.Fatal(err)
@@ -56,6 +61,7 @@ func TestVersion1(t *testing.T) {
 	if err := a.Remove("node1", time.Second); err != nil {
 		t.Fatal(err)
 	}
+
 	want := []string{"cpu/devcluster-a/node2", "cpu/devcluster-a-b/node1",
 		"cpuacct/devcluster-a/node2", "cpuacct/devcluster-a-b/node1",
 		"memory/devcluster-a/node2", "memory/devcluster-a-b/node1", "unified/devcluster-a/node2",
@@ -63,11 +69,13 @@ func TestVersion1(t *testing.T) {
 	if diff := cmp.Diff(want, groups(t, root)); diff != "" {
 		t.Errorf("after Remove (-want +got):\n%s", diff)
 	}
+
 	for range 2 {
 		if err := a.RemoveAll(time.Second); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	want = []string{"cpu/devcluster-a-b/node1", "cpuacct/devcluster-a-b/node1",
 		"memory/devcluster-a-b/node1", "unified/devcluster-a-b/node1"}
 	if diff := cmp.Diff(want, groups(t, root)); diff != "" {
@@ -81,19 +89,23 @@ func TestVersion2Delegates(t *testing.T) {
 		0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	a := New(root, "a")
 	if err := os.Mkdir(filepath.Join(root, "devcluster-a"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, dir := range []string{"", "devcluster-a"} {
 		if err := os.WriteFile(filepath.Join(root, dir, "cgroup.subtree_control"),
 			nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if err := a.Create("node1"); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, dir := range []string{"", "devcluster-a"} {
 		content, err := os.ReadFile(filepath.Join(root, dir, "cgroup.subtree_control"))
 		if err != nil || string(content) != "+memory" {

@@ -38,14 +38,17 @@ func (s *Supervisor) handler() http.Handler {
 	mux.Handle("GET "+PathCluster, control.Handler(func(r *http.Request) (any, error) {
 		return s.describe(r.Context()), nil
 	}))
+
 	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) {
 		return nil,
 			s.load(r.Context(), r.Body)
 	}))
+
 	mux.Handle("POST /v1/nodes/{node}/{action}",
 		control.Handler(func(r *http.Request) (any, error) {
 			return nil, s.act(r.Context(), r.PathValue("node"), r.PathValue("action"))
 		}))
+
 	return mux
 }
 
@@ -61,6 +64,7 @@ func (s *Supervisor) describe(ctx context.Context) control.Cluster {
 		Subnet:            network.Subnet,
 		Logs:              s.outside.Logs(),
 	}
+
 	s.mu.Lock()
 	for _, p := range s.components {
 		component := control.Component{Name: p.Name, Running: p.Running()}
@@ -69,10 +73,12 @@ func (s *Supervisor) describe(ctx context.Context) control.Cluster {
 		}
 		c.Components = append(c.Components, component)
 	}
+
 	s.mu.Unlock()
 	for _, m := range s.nodes {
 		c.Nodes = append(c.Nodes, m.describe(ctx))
 	}
+
 	return c
 }
 
@@ -81,11 +87,13 @@ func (s *Supervisor) act(ctx context.Context, name, action string) error {
 	if err != nil {
 		return err
 	}
+
 	switch action {
 	case NodeStart:
 		serving := make(chan struct{})
 		close(serving)
 		return m.start(ctx, s.api.Nodes(), nil, serving)
+
 	case NodeStop:
 		return m.stop()
 	case NodeCut:
@@ -97,6 +105,7 @@ func (s *Supervisor) act(ctx context.Context, name, action string) error {
 	case NodeRestartRuntime:
 		return m.ask(ctx, node.PathRestartRuntime, nil)
 	}
+
 	return fmt.Errorf("unknown action %q on %s", action, name)
 }
 
@@ -118,9 +127,11 @@ func (s *Supervisor) load(ctx context.Context, archive io.Reader) error {
 	}
 	defer os.Remove(spool.Name())
 	defer spool.Close()
+
 	if _, err := io.Copy(spool, archive); err != nil {
 		return err
 	}
+
 	failed := make([]error, len(s.nodes))
 	var all sync.WaitGroup
 	for i, m := range s.nodes {
@@ -134,6 +145,7 @@ func (s *Supervisor) load(ctx context.Context, archive io.Reader) error {
 			failed[i] = m.ask(ctx, node.PathImages, f)
 		})
 	}
+
 	all.Wait()
 	return errors.Join(failed...)
 }

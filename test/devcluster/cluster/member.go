@@ -93,27 +93,33 @@ func (m *member) start(
 ) error {
 	m.change.Lock()
 	defer m.change.Unlock()
+
 	if m.running() {
 		return nil
 	}
+
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit,
 		fmt.Errorf("not done after %s", startLimit))
 	defer cancel()
+
 	m.set(control.NodeStarting)
 	err := m.boot(ctx)
 	if err == nil {
 		err = m.joinCluster(ctx, nodes, serving)
 	}
+
 	if err != nil {
 		// Half a node is no node: the next start begins anew.
 		m.kill()
 		m.set(control.NodeFailed)
 		return m.explain(err)
 	}
+
 	m.set(control.NodeRunning)
 	if report != nil {
 		report.Stage("%s Ready", m.config.Name)
 	}
+
 	return nil
 }
 
@@ -126,24 +132,29 @@ func (m *member) boot(ctx context.Context) error {
 	if err := m.groups.Create(m.config.Name); err != nil {
 		return err
 	}
+
 	events, report, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer events.Close()
+
 	p, err := m.spawn(report)
 	report.Close()
 	if err != nil {
 		return err
 	}
+
 	m.mu.Lock()
 	m.init, m.connected = p, true
 	m.mu.Unlock()
 	if err := network.Attach(m.config.Name, m.number, p.PID); err != nil {
 		return err
 	}
+
 	ended := make(chan error, 1)
 	go func() { ended <- control.Follow(events, func(control.Event) {}) }()
+
 	select {
 	case err := <-ended:
 		return err
@@ -158,6 +169,7 @@ func (m *member) spawn(report *os.File) (*process.Process, error) {
 		return nil, err
 	}
 	defer log.Close()
+
 	cmd := exec.Command("/proc/self/exe", "run-node", string(m.dir))
 	cmd.Args[0] = "devcluster"
 	cmd.Stdout, cmd.Stderr = log, log
@@ -167,6 +179,7 @@ func (m *member) spawn(report *os.File) (*process.Process, error) {
 		Setsid:     true,
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 	}
+
 	return m.table.Start(m.config.Name, cmd)
 }
 
@@ -178,14 +191,17 @@ func (m *member) joinCluster(
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+
 	if err := m.client.Post(ctx, node.PathRestartKubelet, nil, nil); err != nil {
 		return err
 	}
+
 	if m.config.KubeProxy {
 		if err := m.client.Post(ctx, node.PathRestartProxy, nil, nil); err != nil {
 			return err
 		}
 	}
+
 	return nodeReady(ctx, nodes, m.config.Name, m.config.BootID)
 }
 
@@ -199,6 +215,7 @@ func (m *member) explain(err error) error {
 			err = fmt.Errorf("%w\nlast lines of the log of %s:\n%s", err, name, tail)
 		}
 	}
+
 	return err
 }
 
@@ -228,14 +245,17 @@ func (m *member) kill() {
 func (m *member) connect(connected bool) error {
 	m.change.Lock()
 	defer m.change.Unlock()
+
 	if !m.running() {
 		return m.notRunning()
 	}
 	if err := network.Connect(m.config.Name, connected); err != nil {
 		return err
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	m.connected = connected
 	return nil
 }
@@ -282,6 +302,7 @@ func (m *member) describe(ctx context.Context) control.Node {
 		Components: []control.Component{},
 		Connected:  m.connected && m.state == control.NodeRunning,
 	}
+
 	p := m.init
 	m.mu.Unlock()
 	if n.State != control.NodeRunning {
@@ -291,10 +312,12 @@ func (m *member) describe(ctx context.Context) control.Node {
 		n.State, n.Reason = control.NodeFailed, err.Error()
 		return n
 	}
+
 	var status node.Status
 	if err := m.client.Get(ctx, node.PathStatus, &status); err != nil {
 		n.Reason = err.Error()
 	}
+
 	n.Components = append(n.Components, status.Components...)
 	return n
 }

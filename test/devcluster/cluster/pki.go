@@ -21,6 +21,7 @@ func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 	if err := writeAuthority(dir.PKI(), authority); err != nil {
 		return err
 	}
+
 	requests := map[string]pki.Request{
 		"apiserver": {
 			CommonName: "kube-apiserver",
@@ -35,6 +36,7 @@ func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 		},
 		"front-proxy-client": {CommonName: "front-proxy-client"},
 	}
+
 	for name, request := range requests {
 		identity, err := authority.Issue(request)
 		if err != nil {
@@ -44,6 +46,7 @@ func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 			return err
 		}
 	}
+
 	return errors.Join(
 		writeKubeconfig(filepath.Join(dir.PKI(), "kube-controller-manager.kubeconfig"), authority,
 			cluster, inside,
@@ -64,10 +67,12 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 	if err != nil {
 		return err
 	}
+
 	private, public, err := pki.SigningKey()
 	if err != nil {
 		return err
 	}
+
 	for name, content := range map[string][]byte{
 		"ca.crt":              authority.Certificate(),
 		"ca.key":              key,
@@ -78,6 +83,7 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -87,20 +93,24 @@ func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, addre
 	if err := os.MkdirAll(dir.PKI(), 0o700); err != nil {
 		return err
 	}
+
 	request := pki.Request{
 		CommonName:    "system:node:" + node,
 		Organizations: []string{"system:nodes"},
 		Addresses:     parseIPs("127.0.0.1", address),
 		Names:         []string{node},
 	}
+
 	identity, err := authority.Issue(request)
 	if err != nil {
 		return err
 	}
+
 	kubeconfig, err := authority.Kubeconfig(cluster, inside, identity)
 	if err != nil {
 		return err
 	}
+
 	return errors.Join(
 		identity.Write(dir.PKI(), "kubelet"),
 		os.WriteFile(filepath.Join(dir.PKI(), "ca.crt"), authority.Certificate(), 0o600),
@@ -119,6 +129,7 @@ func writeKubeconfig(
 	if err != nil {
 		return err
 	}
+
 	content, err := authority.Kubeconfig(cluster, server, identity)
 	if err != nil {
 		return err

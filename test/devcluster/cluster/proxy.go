@@ -21,6 +21,7 @@ func forward(ctx context.Context, listener net.Listener, target string) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+
 		if err != nil {
 			// Too many open files, or a connection that was gone at once: both pass.
 			select {
@@ -30,6 +31,7 @@ func forward(ctx context.Context, listener net.Listener, target string) {
 				continue
 			}
 		}
+
 		go join(ctx, outer.(*net.TCPConn), target)
 	}
 }
@@ -40,8 +42,10 @@ func join(ctx context.Context, outer *net.TCPConn, target string) {
 	if err != nil {
 		return
 	}
+
 	inner := conn.(*net.TCPConn)
 	defer inner.Close()
+
 	var both sync.WaitGroup
 	both.Go(func() { pour(outer, inner) })
 	both.Go(func() { pour(inner, outer) })

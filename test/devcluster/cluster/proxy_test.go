@@ -31,6 +31,7 @@ func TestForward(t *testing.T) {
 			conn.Close()
 		}
 	}()
+
 	go forward(t.Context(), outer, target.Addr().String())
 	for range 3 {
 		conn, err := net.Dial("tcp", outer.Addr().String())
@@ -38,6 +39,7 @@ func TestForward(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
+
 		long := strings.Repeat("hello ", 100_000)
 		if _, err := io.WriteString(conn, long); err != nil {
 			t.Fatal(err)
@@ -45,6 +47,7 @@ func TestForward(t *testing.T) {
 		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := io.ReadAll(conn)
 		if err != nil {
 			t.Fatal(err)
@@ -64,6 +67,7 @@ func TestForwardClosesWithoutTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
 		t.Error("data came from nowhere")
 	}

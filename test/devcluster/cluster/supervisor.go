@@ -62,17 +62,21 @@ func Run(ctx context.Context, dir state.Dir, api net.Listener, report *control.R
 		go forward(ctx, api, net.JoinHostPort(network.Gateway, "443"))
 		err = s.start(ctx, report)
 	}
+
 	var listener net.Listener
 	if err == nil {
 		listener, err = control.Listen(own.Socket())
 	}
+
 	report.Finish(err)
 	if err != nil {
 		return err
 	}
+
 	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: startLimit}
 	go server.Serve(listener)
 	defer server.Close()
+
 	<-ctx.Done()
 	return nil
 }
@@ -90,6 +94,7 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	if err := mount.Proc(); err != nil {
 		return nil, err
 	}
+
 	if err := mount.FreshRun(map[string]string{
 		string(dir):                     string(own),
 		record.Kubernetes:               component.Kubernetes,
@@ -99,21 +104,25 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	for _, d := range []string{own.Logs(), own.PKI(), own.Config(), own.Data()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := mount.ShieldSettings(own.Settings()); err != nil {
 		return nil, err
 	}
 	if err := network.SetUpCluster(); err != nil {
 		return nil, err
 	}
+
 	authority, err := pki.New("devcluster-" + record.Name)
 	if err != nil {
 		return nil, err
 	}
+
 	s := &Supervisor{
 		record: record, outside: dir, table: process.NewTable(ctx), authority: authority,
 	}
@@ -121,6 +130,7 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	for number := 1; number <= record.Nodes; number++ {
 		s.nodes = append(s.nodes, newMember(s.table, groups, record, number))
 	}
+
 	return s, nil
 }
 
@@ -132,6 +142,7 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 		component.AuditPolicy(), 0o600); err != nil {
 		return err
 	}
+
 	config, err := clientcmd.BuildConfigFromFlags("",
 		filepath.Join(own.PKI(), "supervisor.kubeconfig"))
 	if err != nil {
@@ -140,11 +151,13 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 	if s.api, err = corev1client.NewForConfig(config); err != nil {
 		return err
 	}
+
 	report.Stage("namespaces, network and certificates made")
 
 	group, ctx := errgroup.WithContext(ctx)
 	serving := make(chan struct{})
 	group.Go(func() error { return s.startControlPlane(ctx, report, serving) })
+
 	for _, m := range s.nodes {
 		group.Go(func() error {
 			if err := m.create(s.authority); err != nil {
@@ -153,6 +166,7 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 			return m.start(ctx, s.api.Nodes(), report, serving)
 		})
 	}
+
 	return group.Wait()
 }
 
@@ -166,6 +180,7 @@ func (s *Supervisor) startControlPlane(
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit,
 		fmt.Errorf("not done after %s", startLimit))
 	defer cancel()
+
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 
@@ -178,6 +193,7 @@ func (s *Supervisor) startControlPlane(
 	if err := healthy(ctx, component.APIServerReady); err != nil {
 		return s.explain("kube-apiserver", err)
 	}
+
 	report.Stage("etcd and kube-apiserver ready")
 	if s.record.Multus {
 		// Before there are nodes: a pod that starts needs it.
@@ -186,6 +202,7 @@ func (s *Supervisor) startControlPlane(
 		}
 		report.Stage("Multus declared")
 	}
+
 	close(serving)
 	if err := s.launch(plane.ControllerManager(), fail); err != nil {
 		return err
@@ -202,6 +219,7 @@ func (s *Supervisor) startControlPlane(
 	if err := defaultServiceAccount(ctx, s.api.ServiceAccounts("default")); err != nil {
 		return s.explain("kube-controller-manager", err)
 	}
+
 	report.Stage("kube-controller-manager and kube-scheduler ready")
 	return nil
 }
@@ -212,17 +230,20 @@ func (s *Supervisor) declareMultus(ctx context.Context) error {
 	if err := os.WriteFile(manifest, component.MultusObjects(), 0o600); err != nil {
 		return err
 	}
+
 	log, err := process.OpenLog(own.Log("multus"))
 	if err != nil {
 		return err
 	}
 	defer log.Close()
+
 	cmd := exec.Command(component.Kubernetes+"/kubectl", "--kubeconfig="+
 		filepath.Join(own.PKI(), "supervisor.kubeconfig"), "apply", "--filename="+manifest)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := s.table.Run(ctx, "kubectl apply", cmd); err != nil {
 		return s.explain("multus", err)
 	}
+
 	return nil
 }
 
@@ -244,6 +265,7 @@ func (s *Supervisor) launch(c component.Command, ended context.CancelCauseFunc) 
 		return err
 	}
 	defer log.Close()
+
 	cmd := exec.Command(c.Path, c.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
@@ -252,13 +274,16 @@ func (s *Supervisor) launch(c component.Command, ended context.CancelCauseFunc) 
 	if err != nil {
 		return err
 	}
+
 	s.mu.Lock()
 	s.components = append(s.components, p)
 	s.mu.Unlock()
+
 	go func() {
 		<-p.Done()
 		ended(&endedError{component: c.Name, reason: p.Err()})
 	}()
+
 	return nil
 }
 

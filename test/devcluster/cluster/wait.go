@@ -27,6 +27,7 @@ const probeEvery = 30 * time.Millisecond
 func healthy(ctx context.Context, url string) error {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
+
 	client := &http.Client{Transport: transport, Timeout: 5 * time.Second}
 	var last string
 	err := wait.PollUntilContextCancel(ctx, probeEvery, true,
@@ -35,18 +36,23 @@ func healthy(ctx context.Context, url string) error {
 			if err != nil {
 				return false, err
 			}
+
 			response, err := client.Do(request)
 			if err != nil {
 				last = err.Error()
 				return false, nil
 			}
+
 			response.Body.Close()
 			last = response.Status
+
 			return response.StatusCode == http.StatusOK, nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("%s: %w (last answer: %s)", url, context.Cause(ctx), last)
 	}
+
 	return nil
 }
 
@@ -68,6 +74,7 @@ func nodeReady(ctx context.Context, nodes corev1client.NodeInterface, name, boot
 			return nodes.Watch(ctx, options)
 		},
 	}
+
 	last := "it has not registered"
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil,
 		func(e watch.Event) (bool, error) {
@@ -75,21 +82,26 @@ func nodeReady(ctx context.Context, nodes corev1client.NodeInterface, name, boot
 			if !ok || e.Type == watch.Deleted {
 				return false, nil
 			}
+
 			last = "it is of an earlier life"
 			if n.Status.NodeInfo.BootID != bootID {
 				return false, nil
 			}
+
 			for _, c := range n.Status.Conditions {
 				if c.Type == corev1.NodeReady {
 					last = c.Message
 					return c.Status == corev1.ConditionTrue, nil
 				}
 			}
+
 			return false, nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("%s is not Ready: %s: %w", name, last, context.Cause(ctx))
 	}
+
 	return nil
 }
 
@@ -109,13 +121,16 @@ func defaultServiceAccount(
 			return accounts.Watch(ctx, options)
 		},
 	}
+
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.ServiceAccount{}, nil,
 		func(e watch.Event) (bool, error) {
 			a, ok := e.Object.(*corev1.ServiceAccount)
 			return ok && a.Name == "default", nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("ServiceAccount default/default is not there: %w", context.Cause(ctx))
 	}
+
 	return nil
 }

@@ -235,12 +235,14 @@ func (n Node) Files() (map[string][]byte, error) {
 	if n.Multus {
 		templates[Multus] = multusTemplate
 	}
+
 	set := template.New("").Option("missingkey=error")
 	for path, text := range templates {
 		if _, err := set.New(path).Parse(text); err != nil {
 			return nil, err
 		}
 	}
+
 	for path := range templates {
 		var out bytes.Buffer
 		if err := set.ExecuteTemplate(&out, path, struct {
@@ -251,6 +253,7 @@ func (n Node) Files() (map[string][]byte, error) {
 		}
 		files[path] = out.Bytes()
 	}
+
 	return files, nil
 }
 

@@ -17,10 +17,12 @@ func TestKubeletConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var config map[string]any
 	if err := yaml.UnmarshalStrict(files[KubeletConfig], &config); err != nil {
 		t.Fatalf("%v\n%s", err, files[KubeletConfig])
 	}
+
 	for field, want := range map[string]any{
 		"address":                  "10.77.0.11",
 		"cgroupRoot":               "/devcluster-x/node1",
@@ -39,11 +41,13 @@ func TestPodNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var config struct {
 		Plugins []struct {
 			IPAM struct{ Ranges [][]struct{ Subnet string } }
 		}
 	}
+
 	if err := json.Unmarshal(files[PodNetwork], &config); err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +64,13 @@ func TestMultusDelegatesToThePodNetwork(t *testing.T) {
 	if config, ok := files[Multus]; ok {
 		t.Errorf("a node without Multus has %s", config)
 	}
+
 	with := node
 	with.Multus = true
 	if files, err = with.Files(); err != nil {
 		t.Fatal(err)
 	}
+
 	var config struct {
 		Kubeconfig string
 		Delegates  []json.RawMessage
@@ -75,6 +81,7 @@ func TestMultusDelegatesToThePodNetwork(t *testing.T) {
 	if config.Kubeconfig != MultusKubeconfig || len(config.Delegates) != 1 {
 		t.Fatalf("got %s", files[Multus])
 	}
+
 	if got, want := string(config.Delegates[0]), strings.TrimSpace(
 		string(files[PodNetwork]),
 	); got != want {
@@ -87,6 +94,7 @@ func TestContainerdConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	got := string(files[containerdConfig])
 	for _, want := range []string{
 		`sandbox_image = "devcluster.local/pause:1"`,
@@ -110,6 +118,7 @@ func TestCRIOConfig(t *testing.T) {
 	if files[containerdConfig] != nil {
 		t.Error("containerd is configured too")
 	}
+
 	for path, wants := range map[string][]string{
 		crioConfig: {
 			`listen = "/run/crio/crio.sock"`, `pause_image = "devcluster.local/pause:1"`,

@@ -98,6 +98,7 @@ func Listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
+
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
@@ -106,6 +107,7 @@ func Listen(path string) (net.Listener, error) {
 		listener.Close()
 		return nil, err
 	}
+
 	return listener, nil
 }
 
@@ -133,12 +135,14 @@ func Dial(ctx context.Context, socket string) (net.Conn, error) {
 	if len(socket) < 100 {
 		return dialer.DialContext(ctx, "unix", socket)
 	}
+
 	slash := strings.LastIndex(socket, "/")
 	dir, err := os.Open(socket[:slash])
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
+
 	return dialer.DialContext(ctx, "unix",
 		fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), socket[slash+1:]))
 }
@@ -158,15 +162,18 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader, re
 	if err != nil {
 		return err
 	}
+
 	response, err := c.http.Do(request)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
+
 	content, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err
 	}
+
 	if response.StatusCode != http.StatusOK {
 		var f failure
 		if json.Unmarshal(content, &f) == nil && f.Error != "" {
@@ -174,8 +181,10 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader, re
 		}
 		return fmt.Errorf("%s %s: %s: %s", method, path, response.Status, bytes.TrimSpace(content))
 	}
+
 	if result == nil {
 		return nil
 	}
+
 	return json.Unmarshal(content, result)
 }

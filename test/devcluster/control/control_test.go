@@ -30,14 +30,17 @@ func TestClient(t *testing.T) {
 			Name: "node1", Connected: true,
 		}, nil
 	}))
+
 	mux.Handle("POST /echo", Handler(func(r *http.Request) (any, error) {
 		content, err := io.ReadAll(r.Body)
 		return string(content), err
 	}))
+
 	mux.Handle("POST /fail", Handler(func(*http.Request) (any, error) {
 		return nil,
 			errors.New("node9 is stopped")
 	}))
+
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, mux)
 	client := NewClient(socket)
@@ -49,6 +52,7 @@ func TestClient(t *testing.T) {
 	if diff := cmp.Diff(Node{Name: "node1", Connected: true}, node); diff != "" {
 		t.Errorf("GET (-want +got):\n%s", diff)
 	}
+
 	var echo string
 	if err := client.Post(t.Context(), "/echo", strings.NewReader("body"), &echo); err != nil ||
 		echo != "body" {
@@ -70,11 +74,13 @@ func TestListenIsPrivateAndReplaces(t *testing.T) {
 	if err := os.WriteFile(socket, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	listener, err := Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
+
 	info, err := os.Stat(socket)
 	if err != nil {
 		t.Fatal(err)
@@ -99,15 +105,18 @@ func TestDialLongPath(t *testing.T) {
 	if err := os.Mkdir(long, 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	serve(t, filepath.Join(dir, "s"), http.NotFoundHandler())
 	socket := filepath.Join(long, "s")
 	if err := os.Link(filepath.Join(dir, "s"), socket); err != nil {
 		t.Fatal(err)
 	}
+
 	conn, err := Dial(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	conn.Close()
 }
 

@@ -57,6 +57,7 @@ func Follow(in io.Reader, stage func(Event)) error {
 			}
 			return err
 		}
+
 		switch {
 		case e.Error != "":
 			return errors.New(e.Error)

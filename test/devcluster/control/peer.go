@@ -16,10 +16,12 @@ func ServerPID(ctx context.Context, socket string) (int, error) {
 		return 0, err
 	}
 	defer conn.Close()
+
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
 		return 0, err
 	}
+
 	var credentials *unix.Ucred
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
@@ -27,8 +29,10 @@ func ServerPID(ctx context.Context, socket string) (int, error) {
 	}); err != nil {
 		return 0, err
 	}
+
 	if failed != nil {
 		return 0, fmt.Errorf("socket %s: %w", socket, failed)
 	}
+
 	return int(credentials.Pid), nil
 }

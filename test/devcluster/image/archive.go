@@ -29,6 +29,7 @@ func Write(file, ref string, created time.Time, specs ...Spec) error {
 		return fmt.Errorf("image name: want REGISTRY/NAME:TAG, for example "+
 			"devcluster.local/pause:1: %w", err)
 	}
+
 	index, err := makeIndex(created, specs)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", ref, err)
@@ -36,6 +37,7 @@ func Write(file, ref string, created time.Time, specs ...Spec) error {
 	if err := writeArchive(file, tag, index); err != nil {
 		return fmt.Errorf("image %s: %w", ref, err)
 	}
+
 	return nil
 }
 
@@ -43,6 +45,7 @@ func makeIndex(created time.Time, specs []Spec) (v1.ImageIndex, error) {
 	if len(specs) == 0 {
 		return nil, errors.New("at least one architecture is needed")
 	}
+
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, spec := range specs {
 		img, err := spec.build(created)
@@ -54,6 +57,7 @@ func makeIndex(created time.Time, specs []Spec) (v1.ImageIndex, error) {
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: spec.Arch}},
 		})
 	}
+
 	return index, nil
 }
 
@@ -63,11 +67,13 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
 	blobs := filepath.Join(dir, "layout")
 	path, err := layout.Write(blobs, empty.Index)
 	if err != nil {
 		return err
 	}
+
 	// The first name is containerd's, the second the specification's: it is the tag alone by most
 	// tools' reading.
 	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
@@ -77,10 +83,12 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 	if err != nil {
 		return err
 	}
+
 	archive := filepath.Join(dir, "archive")
 	if err := pack(archive, blobs); err != nil {
 		return err
 	}
+
 	return os.Rename(archive, file)
 }
 
@@ -92,6 +100,7 @@ func pack(file, dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
+
 	w := tar.NewWriter(out)
 	root := os.DirFS(dir)
 	err = fs.WalkDir(root, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -100,9 +109,11 @@ func pack(file, dir string) (err error) {
 		}
 		return packFile(w, root, path)
 	})
+
 	if err != nil {
 		return err
 	}
+
 	return w.Close()
 }
 
@@ -112,6 +123,7 @@ func packFile(w *tar.Writer, root fs.FS, path string) error {
 		return err
 	}
 	defer in.Close()
+
 	info, err := in.Stat()
 	if err != nil {
 		return err
@@ -119,6 +131,7 @@ func packFile(w *tar.Writer, root fs.FS, path string) error {
 	if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o644, Size: info.Size()}); err != nil {
 		return err
 	}
+
 	_, err = io.Copy(w, in)
 	return err
 }
@@ -130,6 +143,7 @@ func Name(archive string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+
 	for files := tar.NewReader(f); ; {
 		header, err := files.Next()
 		if err != nil {
@@ -138,15 +152,18 @@ func Name(archive string) (string, error) {
 		if path.Clean(header.Name) != "index.json" {
 			continue
 		}
+
 		index, err := v1.ParseIndexManifest(files)
 		if err != nil {
 			return "", fmt.Errorf("image archive %s: %w", archive, err)
 		}
+
 		for _, m := range index.Manifests {
 			if name := m.Annotations[nameAnnotation]; name != "" {
 				return name, nil
 			}
 		}
+
 		return "", fmt.Errorf("image archive %s: index.json has no annotation %s", archive,
 			nameAnnotation)
 	}

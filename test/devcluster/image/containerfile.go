@@ -32,10 +32,12 @@ func (s Source) Read(arch string) (Spec, error) {
 	if err != nil {
 		return Spec{}, fmt.Errorf("%s: %w", s.Containerfile, err)
 	}
+
 	given := maps.Clone(s.Args)
 	if given == nil {
 		given = map[string]string{}
 	}
+
 	given["TARGETOS"], given["TARGETARCH"] = "linux", arch
 	b := builder{
 		context: s.Context, given: given, args: map[string]string{}, spec: Spec{Arch: arch},
@@ -46,6 +48,7 @@ func (s Source) Read(arch string) (Spec, error) {
 				command.Location()[0].Start.Line, err)
 		}
 	}
+
 	return b.spec, nil
 }
 
@@ -54,10 +57,12 @@ func (s Source) stage() (instructions.Stage, error) {
 	if err != nil {
 		return instructions.Stage{}, err
 	}
+
 	parsed, err := parser.Parse(bytes.NewReader(text))
 	if err != nil {
 		return instructions.Stage{}, err
 	}
+
 	stages, _, err := instructions.Parse(parsed.AST, nil)
 	if err != nil {
 		return instructions.Stage{}, err
@@ -65,6 +70,7 @@ func (s Source) stage() (instructions.Stage, error) {
 	if len(stages) != 1 || stages[0].BaseName != "scratch" {
 		return instructions.Stage{}, errors.New("must have one stage, FROM scratch")
 	}
+
 	return stages[0], nil
 }
 
@@ -82,11 +88,13 @@ func (b *builder) apply(command instructions.Command) error {
 			return fmt.Errorf("%s: %w", strings.ToUpper(command.Name()), err)
 		}
 	}
+
 	switch c := command.(type) {
 	case *instructions.ArgCommand:
 		return b.arg(c)
 	case *instructions.CopyCommand:
 		return b.copy(c)
+
 	case *instructions.LabelCommand:
 		if b.spec.Labels == nil {
 			b.spec.Labels = map[string]string{}
@@ -95,9 +103,11 @@ func (b *builder) apply(command instructions.Command) error {
 			b.spec.Labels[label.Key] = label.Value
 		}
 		return nil
+
 	case *instructions.UserCommand:
 		b.spec.User = c.User
 		return nil
+
 	case *instructions.EntrypointCommand:
 		if c.PrependShell {
 			return fmt.Errorf(
@@ -107,6 +117,7 @@ func (b *builder) apply(command instructions.Command) error {
 		b.spec.Entrypoint = c.CmdLine
 		return nil
 	}
+
 	return fmt.Errorf("%s: is not among ARG, COPY, LABEL, USER and ENTRYPOINT",
 		strings.ToUpper(command.Name()))
 }
@@ -123,6 +134,7 @@ func (b *builder) expand(word string) (string, error) {
 		return "", fmt.Errorf("%s is not declared by ARG above",
 			slices.Min(slices.Collect(maps.Keys(result.Unmatched))))
 	}
+
 	return result.Result, nil
 }
 
@@ -141,6 +153,7 @@ func (b *builder) arg(c *instructions.ArgCommand) error {
 			return fmt.Errorf("ARG %s: has neither a default nor a value: give one by "+
 				"--build-arg %s=VALUE", arg.Key, arg.Key)
 		}
+
 		if !ok {
 			value = *arg.Value
 		}
@@ -153,21 +166,26 @@ func (b *builder) copy(c *instructions.CopyCommand) error {
 	if c.From != "" || c.Chown != "" || c.Chmod != "" || len(c.SourceContents) > 0 {
 		return fmt.Errorf("COPY: must have sources and a destination only")
 	}
+
 	for _, source := range c.SourcePaths {
 		if !filepath.IsLocal(source) || strings.ContainsAny(source, "*?[$") {
 			return fmt.Errorf("COPY %s: must be the path of a file in the context", source)
 		}
+
 		target := c.DestPath
 		if strings.HasSuffix(target, "/") {
 			target = path.Join(target, filepath.Base(source))
 		} else if len(c.SourcePaths) > 1 {
 			return fmt.Errorf("COPY: the destination of several files must end with /")
 		}
+
 		if !path.IsAbs(target) || target != path.Clean(target) {
 			return fmt.Errorf("COPY %s: the destination must be an absolute path", source)
 		}
+
 		b.spec.Files = append(b.spec.Files,
 			File{Source: filepath.Join(b.context, source), Target: target})
 	}
+
 	return nil
 }

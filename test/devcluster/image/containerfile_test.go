@@ -70,6 +70,7 @@ func TestRead(t *testing.T) {
 			if err := os.WriteFile(file, []byte(test.text), 0o644); err != nil {
 				t.Fatal(err)
 			}
+
 			got, err := Source{file, "bin", map[string]string{"VERSION": "v1.2.3"}}.Read("arm64")
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) ||
@@ -78,6 +79,7 @@ func TestRead(t *testing.T) {
 				}
 				return
 			}
+
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
 				t.Errorf("%v, -want +got:\n%s", err, diff)
 			}

@@ -42,26 +42,31 @@ func (s Spec) build(created time.Time) (v1.Image, error) {
 	if len(s.Entrypoint) == 0 || len(s.Files) == 0 {
 		return nil, fmt.Errorf("an entrypoint and at least one file are needed")
 	}
+
 	contents, err := layer(s.Files, created)
 	if err != nil {
 		return nil, err
 	}
+
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(contents)), nil
 	}, tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, err
 	}
+
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1),
 		types.OCIConfigJSON)
 	img, err := mutate.AppendLayers(base, l)
 	if err != nil {
 		return nil, err
 	}
+
 	config, err := img.ConfigFile()
 	if err != nil {
 		return nil, err
 	}
+
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", s.Arch
 	config.Created = v1.Time{Time: created.UTC()}
@@ -72,6 +77,7 @@ func (s Spec) build(created time.Time) (v1.Image, error) {
 		WorkingDir: "/",
 		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 	}
+
 	return mutate.ConfigFile(img, config)
 }
 
@@ -91,14 +97,17 @@ func layer(files []File, created time.Time) ([]byte, error) {
 			return nil, err
 		}
 	}
+
 	for _, f := range files {
 		if err := addFile(w, f, created); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
+
 	return buffer.Bytes(), nil
 }
 
@@ -119,6 +128,7 @@ func addFile(w *tar.Writer, f File, created time.Time) error {
 		return err
 	}
 	defer in.Close()
+
 	info, err := in.Stat()
 	if err != nil {
 		return err
@@ -126,16 +136,19 @@ func addFile(w *tar.Writer, f File, created time.Time) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", f.Source)
 	}
+
 	mode := int64(0o644)
 	if info.Mode()&0o100 != 0 {
 		mode = 0o755
 	}
+
 	header := &tar.Header{
 		Name: strings.TrimPrefix(f.Target, "/"), Mode: mode, Size: info.Size(), ModTime: created,
 	}
 	if err := w.WriteHeader(header); err != nil {
 		return err
 	}
+
 	_, err = io.Copy(w, in)
 	return err
 }

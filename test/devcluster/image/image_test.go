@@ -30,6 +30,7 @@ func TestWrite(t *testing.T) {
 	if err := os.WriteFile(source, []byte("binary"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+
 	spec := Spec{Entrypoint: []string{"/usr/bin/app", "-v"}, User: "65532",
 		Labels: map[string]string{"a": "b"},
 		Files:  []File{{Source: source, Target: "/usr/bin/app"}}}
@@ -41,6 +42,7 @@ func TestWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if !bytes.Equal(read(t, first), read(t, second)) {
 		t.Error("the same input gives two images")
 	}
@@ -48,23 +50,28 @@ func TestWrite(t *testing.T) {
 	if got, err := Name(first); err != nil || got != "docker.io/library/app:1" {
 		t.Errorf("Name: %q, %v", got, err)
 	}
+
 	for _, other := range []string{source, filepath.Join(dir, "none.tar")} {
 		if got, err := Name(other); err == nil {
 			t.Errorf("Name of %s: %q, want an error", other, got)
 		}
 	}
+
 	manifest, images := unpack(t, first)
 	if got := manifest.Annotations["io.containerd.image.name"]; got != "docker.io/library/app:1" {
 		t.Errorf("the archive names the image %q", got)
 	}
+
 	for i, arch := range []string{"amd64", "arm64"} {
 		if err := validate.Image(images[i]); err != nil {
 			t.Error(err)
 		}
+
 		config, err := images[i].ConfigFile()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		got := Spec{Arch: config.Architecture, Entrypoint: config.Config.Entrypoint,
 			User: config.Config.User, Labels: config.Config.Labels}
 		want := Spec{Arch: arch, Entrypoint: spec.Entrypoint, User: spec.User, Labels: spec.Labels}
@@ -73,15 +80,18 @@ func TestWrite(t *testing.T) {
 			t.Errorf("config %+v, -want +got:\n%s", config, diff)
 		}
 	}
+
 	layers, err := images[0].Layers()
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("%d layers, want 1: %v", len(layers), err)
 	}
+
 	r, err := layers[0].Uncompressed()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
+
 	want := map[string]int64{"dev/": 0o755, "etc/": 0o755, "proc/": 0o755, "sys/": 0o755,
 		"tmp/": 0o1777,
 		"usr/": 0o755, "usr/bin/": 0o755, "usr/bin/app": 0o755}
@@ -97,10 +107,12 @@ func unpack(t *testing.T, archive string) (v1.Descriptor, []v1.Image) {
 	if output, err := exec.Command("tar", "-C", dir, "-xf", archive).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
+
 	root, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	manifest, err := root.IndexManifest()
 	if err != nil {
 		t.Fatal(err)
@@ -108,14 +120,17 @@ func unpack(t *testing.T, archive string) (v1.Descriptor, []v1.Image) {
 	if len(manifest.Manifests) != 1 {
 		t.Fatalf("%d images in the archive, want one index", len(manifest.Manifests))
 	}
+
 	index, err := root.ImageIndex(manifest.Manifests[0].Digest)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	nested, err := index.IndexManifest()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var images []v1.Image
 	for _, m := range nested.Manifests {
 		img, err := index.Image(m.Digest)
@@ -124,6 +139,7 @@ func unpack(t *testing.T, archive string) (v1.Descriptor, []v1.Image) {
 		}
 		images = append(images, img)
 	}
+
 	return manifest.Manifests[0], images
 }
 
@@ -168,21 +184,25 @@ func TestWriteSBOM(t *testing.T) {
 		"../cmd/pause").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
+
 	files := []File{{Source: program, Target: "/app"}}
 	specs := []Spec{
 		{Arch: "amd64", Files: files,
 			Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"}},
 		{Arch: "arm64", Files: files},
 	}
+
 	first, second := filepath.Join(dir, "1.json"), filepath.Join(dir, "2.json")
 	for _, out := range []string{first, second} {
 		if err := WriteSBOM(out, "devcluster.local/app:1", specs...); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if !bytes.Equal(read(t, first), read(t, second)) {
 		t.Error("the same input gives two bills of materials")
 	}
+
 	var bom cdx.BOM
 	if err := json.Unmarshal(read(t, first), &bom); err != nil {
 		t.Fatal(err)
@@ -191,19 +211,23 @@ func TestWriteSBOM(t *testing.T) {
 		c.Name != "devcluster.local/app:1" || c.Version != "v1.2.3" {
 		t.Errorf("%s of %s %s", bom.SpecVersion, c.Name, c.Version)
 	}
+
 	sum, err := digest(program)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	found := map[string]cdx.Component{}
 	for _, c := range *bom.Components {
 		found[c.BOMRef] = c
 	}
+
 	for _, ref := range []string{"linux/amd64/app", "linux/arm64/app"} {
 		if c := found[ref]; c.Hashes == nil || (*c.Hashes)[0].Value != sum {
 			t.Errorf("%s: %+v, want digest %s", ref, c, sum)
 		}
 	}
+
 	for _, dependency := range *bom.Dependencies {
 		for _, ref := range *dependency.Dependencies {
 			if _, ok := found[ref]; !ok {
@@ -211,6 +235,7 @@ func TestWriteSBOM(t *testing.T) {
 			}
 		}
 	}
+
 	if std := "pkg:golang/std@" +
 		strings.TrimPrefix(runtime.Version(), "go"); found[std].Name != "std" {
 		t.Errorf("%s is not in the list", std)
@@ -219,6 +244,7 @@ func TestWriteSBOM(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("text"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	text := Spec{
 		Arch: "amd64", Files: []File{{Source: filepath.Join(dir, "text"), Target: "/text"}},
 	}
@@ -233,6 +259,7 @@ func TestModule(t *testing.T) {
 		Path: "example.com/a", Version: "v2.0.0+incompatible",
 		Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
 	})
+
 	want := cdx.Component{
 		BOMRef:     "pkg:golang/example.com/a@v2.0.0%2Bincompatible",
 		Type:       cdx.ComponentTypeLibrary,
@@ -244,6 +271,7 @@ func TestModule(t *testing.T) {
 				Value: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
 		},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -20,18 +20,22 @@ func TestPush(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "bin", "chart.tgz")); err != nil {
 		t.Skipf("there is nothing to push: make images chart makes it: %v", err)
 	}
+
 	server := httptest.NewServer(registry.New())
 	defer server.Close()
+
 	address := strings.TrimPrefix(server.URL, "http://") + "/xpu"
 	push := exec.Command(filepath.Join(root, "scripts", "push"), address, "--insecure")
 	out, err := push.Output()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(lines) != 5 {
 		t.Fatalf("printed %q, want a line for each of four images and the chart", lines)
 	}
+
 	for i, line := range lines {
 		words := strings.Fields(line)
 		reference, err := name.NewDigest(words[0])
@@ -39,6 +43,7 @@ func TestPush(t *testing.T) {
 			t.Errorf("%q does not begin with a name with its digest: %v", line, err)
 			continue
 		}
+
 		if i == 4 {
 			if _, err := remote.Get(reference); err != nil ||
 				!strings.Contains(words[0], "/charts/xpu-device-plugin@") {
@@ -46,14 +51,17 @@ func TestPush(t *testing.T) {
 			}
 			continue
 		}
+
 		if _, err := os.Stat(filepath.Join(root, words[1])); err != nil {
 			t.Errorf("bill of materials: %v", err)
 		}
+
 		index, err := remote.Index(reference)
 		if err != nil {
 			t.Errorf("%s: %v", words[0], err)
 			continue
 		}
+
 		manifest, err := index.IndexManifest()
 		if err != nil || len(manifest.Manifests) != 2 {
 			t.Errorf("%s: %+v, %v, want both platforms", words[0], manifest, err)

@@ -30,10 +30,12 @@ func WriteSBOM(file, ref string, specs ...Spec) error {
 			}
 		}
 	}
+
 	out, err := os.Create(file)
 	if err != nil {
 		return err
 	}
+
 	err = cdx.NewBOMEncoder(out,
 		cdx.BOMFileFormatJSON).SetPretty(true).Encode(b.bom(ref, specs[0].Labels))
 	if errClose := out.Close(); err == nil {
@@ -42,6 +44,7 @@ func WriteSBOM(file, ref string, specs ...Spec) error {
 	if err != nil {
 		return fmt.Errorf("image %s: bill of materials: %w", ref, err)
 	}
+
 	return nil
 }
 
@@ -56,6 +59,7 @@ func (b *inventory) add(spec Spec, f File) error {
 	if err != nil {
 		return err
 	}
+
 	ref := "linux/" + spec.Arch + f.Target
 	b.files = append(b.files, cdx.Component{
 		BOMRef: ref,
@@ -66,10 +70,12 @@ func (b *inventory) add(spec Spec, f File) error {
 			{Name: "platform", Value: "linux/" + spec.Arch},
 		},
 	})
+
 	info, err := buildinfo.ReadFile(f.Source)
 	if err != nil {
 		return fmt.Errorf("what it is made of is known of Go programs only: %w", err)
 	}
+
 	modules := []cdx.Component{
 		module(debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")}),
 	}
@@ -79,11 +85,13 @@ func (b *inventory) add(spec Spec, f File) error {
 		}
 		modules = append(modules, module(*dep))
 	}
+
 	var refs []string
 	for _, m := range modules {
 		b.modules[m.BOMRef] = m
 		refs = append(refs, m.BOMRef)
 	}
+
 	b.needs = append(b.needs, cdx.Dependency{Ref: ref, Dependencies: &refs})
 	return nil
 }
@@ -101,12 +109,14 @@ func module(m debug.Module) cdx.Component {
 		Version:    m.Version,
 		PackageURL: purl,
 	}
+
 	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:")); err == nil &&
 		len(sum) == sha256.Size {
 		component.Hashes = &[]cdx.Hash{
 			{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)},
 		}
 	}
+
 	return component
 }
 
@@ -119,17 +129,21 @@ func (b *inventory) bom(ref string, labels map[string]string) *cdx.BOM {
 		Name:    ref,
 		Version: labels["org.opencontainers.image.version"],
 	}}
+
 	components := slices.Clone(b.files)
 	var files []string
 	for _, f := range b.files {
 		files = append(files, f.BOMRef)
 	}
+
 	for _, key := range slices.Sorted(maps.Keys(b.modules)) {
 		components = append(components, b.modules[key])
 	}
+
 	bom.Components = &components
 	dependencies := append([]cdx.Dependency{{Ref: ref, Dependencies: &files}}, b.needs...)
 	bom.Dependencies = &dependencies
+
 	return bom
 }
 
@@ -140,9 +154,11 @@ func digest(file string) (string, error) {
 		return "", err
 	}
 	defer in.Close()
+
 	h := sha256.New()
 	if _, err := io.Copy(h, in); err != nil {
 		return "", err
 	}
+
 	return hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -51,11 +51,13 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 	if o.Nodes < 1 || o.Nodes > network.MaxNodes {
 		return fmt.Errorf("cluster %s: %d nodes: want 1 to %d", name, o.Nodes, network.MaxNodes)
 	}
+
 	dir, unlock, err := m.Store.Lock(name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+
 	if old, err := state.ReadRecord(dir); err == nil && old.Leader.Alive() {
 		return fmt.Errorf("cluster %s: is up already", name)
 	}
@@ -63,6 +65,7 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 	if err := m.clear(dir, name); err != nil {
 		return err
 	}
+
 	start := time.Now()
 	record := state.Record{
 		Name:              name,
@@ -76,12 +79,14 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 		Plugins:           artifacts.Plugins,
 		PauseImage:        artifacts.PauseImage,
 	}
+
 	if err := m.supervise(ctx, dir, record); err != nil {
 		err = fmt.Errorf("cluster %s: %w", name, err)
 		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), downLimit)
 		defer cancel()
 		return errors.Join(err, m.takeDown(down, dir, name))
 	}
+
 	fmt.Fprintf(m.Log, "%6.2fs  cluster %s is up: export KUBECONFIG=%s\n",
 		time.Since(start).Seconds(), name, dir.Kubeconfig())
 	return nil
@@ -92,23 +97,27 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	if err := os.MkdirAll(dir.Logs(), 0o700); err != nil {
 		return err
 	}
+
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
+
 	record.API = "https://" + listener.Addr().String()
 	api, err := listener.(*net.TCPListener).File()
 	if err != nil {
 		return err
 	}
 	defer api.Close()
+
 	events, report, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer events.Close()
 	defer report.Close()
+
 	hold, release, err := os.Pipe()
 	if err != nil {
 		return err
@@ -120,6 +129,7 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	if err != nil {
 		return err
 	}
+
 	// Reaps the supervisor if it ends before this process; it outlives this process otherwise.
 	go cmd.Wait()
 	report.Close()
@@ -133,8 +143,10 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	if _, err := release.Write([]byte{1}); err != nil {
 		return err
 	}
+
 	stop := context.AfterFunc(ctx, func() { events.Close() })
 	defer stop()
+
 	err = control.Follow(events, func(e control.Event) {
 		fmt.Fprintf(m.Log, "%6.2fs  %s\n", e.Seconds, e.Stage)
 	})
@@ -145,6 +157,7 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 		tail, _ := process.Tail(dir.Log("supervisor"), 15)
 		return fmt.Errorf("supervisor %w:\n%s", err, tail)
 	}
+
 	return err
 }
 
@@ -156,6 +169,7 @@ func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer log.Close()
+
 	cmd := exec.Command("/proc/self/exe", "run-cluster", string(dir))
 	cmd.Args[0] = "devcluster"
 	cmd.Stdout, cmd.Stderr = log, log
@@ -170,6 +184,7 @@ func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
 	}
+
 	return cmd, nil
 }
 
@@ -180,12 +195,14 @@ func RunCluster(ctx context.Context, dir state.Dir) error {
 	if err != nil {
 		return fmt.Errorf("inherited listener: %w", err)
 	}
+
 	report := control.NewReporter(os.NewFile(fdEvents, "events"))
 	hold := os.NewFile(fdGo, "go")
 	if _, err := io.ReadFull(hold, make([]byte, 1)); err != nil {
 		return fmt.Errorf("the command that started this ended before the cluster was recorded: %w",
 			err)
 	}
+
 	hold.Close()
 	return cluster.Run(ctx, dir, api, report)
 }
@@ -200,16 +217,20 @@ func (m Manager) Down(ctx context.Context, name string) error {
 		fmt.Fprintf(m.Log, "cluster %s: not there\n", name)
 		return nil
 	}
+
 	_, unlock, err := m.Store.Lock(name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
+
 	if err := m.takeDown(ctx, dir, name); err != nil {
 		return fmt.Errorf("cluster %s: %w", name, err)
 	}
+
 	fmt.Fprintf(m.Log, "cluster %s: down\n", name)
 	return nil
 }
@@ -219,22 +240,26 @@ func (m Manager) takeDown(ctx context.Context, dir state.Dir, name string) error
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	// Without a record no supervisor got as far as making anything: see RunCluster.
 	if err == nil {
 		if err := record.Leader.Kill(ctx); err != nil {
 			return err
 		}
 	}
+
 	if err := m.clear(dir, name); err != nil {
 		return err
 	}
 	if err := os.Remove(string(dir)); err != nil {
 		return err
 	}
+
 	// The parents that Up made go too, unless other clusters are in them.
 	if os.Remove(m.Store.Root) == nil && m.Store.Root == state.DefaultRoot {
 		_ = os.Remove(filepath.Dir(m.Store.Root))
 	}
+
 	return nil
 }
 
@@ -244,14 +269,17 @@ func (m Manager) clear(dir state.Dir, name string) error {
 	if err := cgroup.New(cluster.CgroupRoot, name).RemoveAll(downLimit / 2); err != nil {
 		return err
 	}
+
 	entries, err := os.ReadDir(string(dir))
 	if err != nil {
 		return err
 	}
+
 	for _, e := range entries {
 		if err := os.RemoveAll(filepath.Join(string(dir), e.Name())); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -63,6 +63,7 @@ func FreshRun(binds map[string]string) error {
 		"mode=0755"); err != nil {
 		return err
 	}
+
 	for source, target := range binds {
 		below, err := filepath.Rel("/run", target)
 		if err != nil {
@@ -72,6 +73,7 @@ func FreshRun(binds map[string]string) error {
 			return err
 		}
 	}
+
 	return do("move", "/mnt", "/run", "", unix.MS_MOVE, "")
 }
 
@@ -95,6 +97,7 @@ func Sysfs() error {
 	if err := unix.Unmount(aside, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("mount: unmount %s: %w", aside, err)
 	}
+
 	return os.Remove(aside)
 }
 
@@ -135,10 +138,12 @@ func HideControllers(dir string) error {
 	if err != nil {
 		return err
 	}
+
 	mounted := mountedControllers(string(text))
 	if mounted == "" { // it is cgroup v2
 		return nil
 	}
+
 	return shield(dir, "/proc/cgroups", mounted)
 }
 
@@ -152,9 +157,11 @@ func mountedControllers(cgroups string) string {
 			kept = append(kept, strings.TrimSpace(line))
 		}
 	}
+
 	if kept == nil {
 		return ""
 	}
+
 	return "#subsys_name\thierarchy\tnum_cgroups\tenabled\n" + strings.Join(kept, "\n")
 }
 
@@ -162,6 +169,7 @@ func shield(dir, setting, value string) error {
 	if _, err := os.Stat(setting); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	file := filepath.Join(dir, filepath.Base(setting))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -169,6 +177,7 @@ func shield(dir, setting, value string) error {
 	if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
 		return err
 	}
+
 	return do("shield", file, setting, "", unix.MS_BIND, "")
 }
 

@@ -35,6 +35,7 @@ func Start(
 		cmd *exec.Cmd
 		err error
 	}
+
 	done := make(chan result)
 	go func() {
 		// This thread stays in the other namespaces, so it is not unlocked: it ends with the
@@ -43,6 +44,7 @@ func Start(
 		cmd, err := start(pid, args, environment, path, prepare)
 		done <- result{cmd, err}
 	}()
+
 	r := <-done
 	return r.cmd, r.err
 }
@@ -56,9 +58,11 @@ func start(
 	if err := os.Setenv("PATH", path); err != nil {
 		return nil, err
 	}
+
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(environment, "PATH="+path)
 	prepare(cmd)
+
 	return cmd, cmd.Start()
 }
 
@@ -72,15 +76,18 @@ func enter(pid int) error {
 		defer f.Close()
 		files[i] = f
 	}
+
 	// A mount namespace cannot be entered by a thread that shares its working directory with
 	// others.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("namespaces of process %d: %w", pid, err)
 	}
+
 	for i, kind := range kinds {
 		if err := unix.Setns(int(files[i].Fd()), kind.flag); err != nil {
 			return fmt.Errorf("%s namespace of process %d: %w", kind.name, pid, err)
 		}
 	}
+
 	return nil
 }

@@ -14,6 +14,7 @@ func TestStart(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make namespaces")
 	}
+
 	other := exec.Command("sleep", "60")
 	other.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
@@ -21,10 +22,12 @@ func TestStart(t *testing.T) {
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		_ = other.Process.Kill()
 		_ = other.Wait()
 	})
+
 	own, want := network(t, os.Getpid()), network(t, other.Process.Pid)
 	for range 20 {
 		cmd, err := Start(other.Process.Pid, []string{"sleep", "0.01"}, nil, os.Getenv("PATH"),
@@ -39,6 +42,7 @@ func TestStart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if now := network(t, os.Getpid()); now != own {
 		t.Errorf("the process's first thread is in %s, was in %s", now, own)
 	}

@@ -49,16 +49,19 @@ func SetUpCluster() error {
 	if err := Loopback(); err != nil {
 		return err
 	}
+
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("network: lo: %w", err)
 	}
+
 	service := &netlink.Addr{
 		IPNet: &net.IPNet{IP: net.ParseIP(ServiceAddress), Mask: net.CIDRMask(32, 32)},
 	}
 	if err := netlink.AddrAdd(lo, service); err != nil {
 		return fmt.Errorf("network: address %s: %w", ServiceAddress, err)
 	}
+
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = Bridge
 	if err := netlink.LinkAdd(bridge); err != nil {
@@ -70,6 +73,7 @@ func SetUpCluster() error {
 	if err := netlink.LinkSetUp(bridge); err != nil {
 		return fmt.Errorf("network: bridge %s: %w", Bridge, err)
 	}
+
 	return forward()
 }
 
@@ -106,10 +110,12 @@ func attach(node string, number, pid int) error {
 	if err := Detach(node); err != nil {
 		return err
 	}
+
 	bridge, err := netlink.LinkByName(Bridge)
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", Bridge, err)
 	}
+
 	veth := &netlink.Veth{
 		LinkAttrs: netlink.NewLinkAttrs(), PeerName: Uplink, PeerNamespace: netlink.NsPid(pid),
 	}
@@ -124,15 +130,18 @@ func attach(node string, number, pid int) error {
 	if err := configureUplink(pid, NodeAddress(number)); err != nil {
 		return fmt.Errorf("%s: %w", Uplink, err)
 	}
+
 	_, pods, err := net.ParseCIDR(PodSubnet(number))
 	if err != nil {
 		return err
 	}
+
 	if err := netlink.RouteReplace(&netlink.Route{
 		Dst: pods, Gw: net.ParseIP(NodeAddress(number)), LinkIndex: bridge.Attrs().Index,
 	}); err != nil {
 		return fmt.Errorf("route to %s: %w", pods, err)
 	}
+
 	return nil
 }
 
@@ -142,11 +151,13 @@ func configureUplink(pid int, own string) error {
 		return err
 	}
 	defer ns.Close()
+
 	handle, err := netlink.NewHandleAt(ns)
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
+
 	uplink, err := handle.LinkByName(Uplink)
 	if err != nil {
 		return err
@@ -157,11 +168,13 @@ func configureUplink(pid int, own string) error {
 	if err := handle.LinkSetUp(uplink); err != nil {
 		return err
 	}
+
 	if err := handle.RouteAdd(&netlink.Route{
 		Gw: net.ParseIP(Gateway), LinkIndex: uplink.Attrs().Index,
 	}); err != nil {
 		return fmt.Errorf("default route: %w", err)
 	}
+
 	return nil
 }
 
@@ -178,6 +191,7 @@ func Detach(node string) error {
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("veth %s: %w", Port(node), err)
 	}
+
 	return nil
 }
 
@@ -187,6 +201,7 @@ func Connect(node string, connected bool) error {
 	if err != nil {
 		return fmt.Errorf("network: %s: %w", node, err)
 	}
+
 	set := netlink.LinkSetDown
 	if connected {
 		set = netlink.LinkSetUp
@@ -194,6 +209,7 @@ func Connect(node string, connected bool) error {
 	if err := set(link); err != nil {
 		return fmt.Errorf("network: %s: %w", node, err)
 	}
+
 	return nil
 }
 

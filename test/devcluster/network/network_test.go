@@ -21,6 +21,7 @@ func inCluster(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
+
 	// The thread is not unlocked: it ends with the test, and the namespace with it.
 	runtime.LockOSThread()
 	ns, err := netns.New()
@@ -28,6 +29,7 @@ func inCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
+
 	if err := SetUpCluster(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,10 +45,12 @@ func startNode(t *testing.T) int {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
+
 	return cmd.Process.Pid
 }
 
@@ -56,14 +60,17 @@ func addresses(t *testing.T, link string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	found, err := netlink.AddrList(l, netlink.FAMILY_V4)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var all []string
 	for _, a := range found {
 		all = append(all, a.IPNet.String())
 	}
+
 	return strings.Join(all, " ")
 }
 
@@ -75,6 +82,7 @@ func TestSetUpCluster(t *testing.T) {
 	if got := addresses(t, "lo"); !strings.Contains(got, "10.96.0.1/32") {
 		t.Errorf("lo has %s", got)
 	}
+
 	content, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 	if err != nil || strings.TrimSpace(string(content)) != "1" {
 		t.Errorf("ip_forward is %q, %v", content, err)
@@ -91,11 +99,13 @@ func reachable(t *testing.T, address string) bool {
 		t.Fatal(err)
 	}
 	defer syscall.Close(fd)
+
 	timeout := syscall.NsecToTimeval((4 * time.Second).Nanoseconds())
 	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO,
 		&timeout); err != nil {
 		t.Fatal(err)
 	}
+
 	to := &syscall.SockaddrInet4{Port: 9, Addr: [4]byte(net.ParseIP(address).To4())}
 	return syscall.Connect(fd, to) == syscall.ECONNREFUSED
 }
@@ -110,6 +120,7 @@ func TestAttach(t *testing.T) {
 			}
 		}
 	}
+
 	routes, err := netlink.RouteGet(net.ParseIP("10.88.2.9"))
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +143,7 @@ func TestAttach(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := Connect("node1", true); err == nil || !strings.Contains(err.Error(), "node1") {
 		t.Errorf("Connect of a detached node: %v, want an error that names it", err)
 	}
@@ -148,6 +160,7 @@ func TestAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	seen := map[string]bool{Gateway: true}
 	for number := 1; number <= MaxNodes; number++ {
 		address := NodeAddress(number)

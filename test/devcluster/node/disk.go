@@ -21,6 +21,7 @@ func enter(dir state.NodeDir, c Config) error {
 	if err := mount.Proc(); err != nil {
 		return err
 	}
+
 	if err := mount.FreshRun(map[string]string{
 		string(dir):          string(Own),
 		component.Kubernetes: component.Kubernetes,
@@ -30,6 +31,7 @@ func enter(dir state.NodeDir, c Config) error {
 	}); err != nil {
 		return err
 	}
+
 	if err := mountDisk(); err != nil {
 		return err
 	}
@@ -42,17 +44,20 @@ func enter(dir state.NodeDir, c Config) error {
 	if err := mount.BootID(Own.Settings(), c.BootID); err != nil {
 		return err
 	}
+
 	if c.CRIO {
 		if err := mount.HideControllers(Own.Settings()); err != nil {
 			return err
 		}
 	}
+
 	if err := unix.Sethostname([]byte(c.Name)); err != nil {
 		return fmt.Errorf("host name: %w", err)
 	}
 	if err := network.Loopback(); err != nil {
 		return err
 	}
+
 	// Last: everything above must not be seen by the namespaces made from this one in parts.
 	return mount.Shared()
 }
@@ -70,12 +75,14 @@ func mountDisk() error {
 			return err
 		}
 	}
+
 	if err := mount.Overlay("/etc", filepath.Join(disk, "etc"), "/etc"); err != nil {
 		return err
 	}
 	if err := mount.Overlay("/opt", filepath.Join(disk, "opt"), "/opt"); err != nil {
 		return err
 	}
+
 	// Of two plugins with the same name the first is seen.
 	return mount.Overlay(component.Plugins+":"+component.Runtime+"/usr/lib/cni",
 		filepath.Join(disk, "cni"), "/opt/cni/bin")
@@ -87,6 +94,7 @@ func provision(c Config) (bool, error) {
 	if _, err := os.Stat(Own.Provisioned()); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
+
 	// The machine may be a node of a real cluster; this one inherits none of that.
 	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/containers",
 		"/etc/crio", "/etc/kubernetes"} {
@@ -94,10 +102,12 @@ func provision(c Config) (bool, error) {
 			return false, err
 		}
 	}
+
 	files, err := c.Files()
 	if err != nil {
 		return false, err
 	}
+
 	files[component.MachineID] = []byte(c.MachineID + "\n")
 	identities := map[string]string{
 		"ca.crt":             filepath.Join(component.NodePKI, "ca.crt"),
@@ -105,17 +115,21 @@ func provision(c Config) (bool, error) {
 		"kubelet.key":        filepath.Join(component.NodePKI, "kubelet.key"),
 		"kubelet.kubeconfig": component.KubeletKubeconfig,
 	}
+
 	if c.Multus {
 		identities["multus.kubeconfig"] = component.MultusKubeconfig
 	}
+
 	if c.KubeProxy {
 		identities["kube-proxy.kubeconfig"] = component.ProxyKubeconfig
 	}
+
 	for name, target := range identities {
 		if files[target], err = os.ReadFile(filepath.Join(Own.PKI(), name)); err != nil {
 			return false, err
 		}
 	}
+
 	for path, content := range files {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return false, err
@@ -128,6 +142,7 @@ func provision(c Config) (bool, error) {
 			return false, err
 		}
 	}
+
 	return true, os.MkdirAll("/etc/cdi", 0o755)
 }
 

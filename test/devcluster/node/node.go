@@ -72,10 +72,12 @@ func Run(ctx context.Context, dir state.NodeDir, report *control.Reporter) error
 			defer server.Close()
 		}
 	}
+
 	report.Finish(err)
 	if err != nil {
 		return err
 	}
+
 	<-ctx.Done()
 	return nil
 }
@@ -88,6 +90,7 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 	if err := enter(dir, config); err != nil {
 		return nil, err
 	}
+
 	fresh, err := provision(config)
 	if err != nil {
 		return nil, err
@@ -95,6 +98,7 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 	if err := os.MkdirAll(Own.Logs(), 0o755); err != nil {
 		return nil, err
 	}
+
 	n := &Node{config: config, table: process.NewTable(ctx),
 		programs: map[string]*process.Process{}}
 	if err := n.restartRuntime(ctx); err != nil {
@@ -103,15 +107,18 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 	if !fresh {
 		return n, nil
 	}
+
 	images, err := filepath.Glob(filepath.Join(Images, "*.tar"))
 	if err != nil {
 		return nil, err
 	}
+
 	for _, file := range images {
 		if err := n.loadFile(ctx, file); err != nil {
 			return nil, err
 		}
 	}
+
 	return n, os.WriteFile(Own.Provisioned(), nil, 0o600)
 }
 
@@ -129,21 +136,25 @@ func (n *Node) handler() http.Handler {
 	mux.Handle("POST "+PathRestartRuntime, control.Handler(func(r *http.Request) (any, error) {
 		return nil, n.restartRuntime(r.Context())
 	}))
+
 	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) {
 		return nil,
 			n.load(r.Context(), r.Body)
 	}))
+
 	return mux
 }
 
 func (n *Node) status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	var s Status
 	names := []string{n.config.ContainerRuntime().Name, "kubelet"}
 	if n.config.KubeProxy {
 		names = append(names, "kube-proxy")
 	}
+
 	for _, name := range names {
 		c := control.Component{Name: name}
 		if p := n.programs[name]; p == nil {
@@ -153,8 +164,10 @@ func (n *Node) status() Status {
 		} else {
 			c.Running = true
 		}
+
 		s.Components = append(s.Components, c)
 	}
+
 	return s
 }
 
@@ -184,14 +197,17 @@ func healthy(url string) func(context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			return err
 		}
+
 		response.Body.Close()
 		if response.StatusCode != http.StatusOK {
 			return errors.New(response.Status)
 		}
+
 		return nil
 	}
 }
@@ -203,16 +219,20 @@ func (n *Node) restart(
 ) error {
 	n.change.Lock()
 	defer n.change.Unlock()
+
 	n.mu.Lock()
 	old := n.programs[c.Name]
 	n.mu.Unlock()
+
 	if old != nil {
 		old.Stop(stopGrace)
 	}
+
 	p, err := n.start(c)
 	if err != nil {
 		return err
 	}
+
 	var last error
 	err = wait.PollUntilContextTimeout(ctx, probeEvery, startLimit, true,
 		func(ctx context.Context) (bool, error) {
@@ -222,9 +242,11 @@ func (n *Node) restart(
 			last = answers(ctx)
 			return last == nil, nil
 		})
+
 	if err != nil && p.Running() {
 		return fmt.Errorf("%s does not answer: %w", c.Name, errors.Join(err, last))
 	}
+
 	return err
 }
 
@@ -234,6 +256,7 @@ func (n *Node) start(c component.Command) (*process.Process, error) {
 		return nil, err
 	}
 	defer log.Close()
+
 	cmd := exec.Command(c.Path, c.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
@@ -243,8 +266,10 @@ func (n *Node) start(c component.Command) (*process.Process, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	n.programs[c.Name] = p
 	return p, nil
 }
@@ -256,10 +281,12 @@ func (n *Node) load(ctx context.Context, archive io.Reader) error {
 		return err
 	}
 	defer os.Remove(f.Name())
+
 	_, err = io.Copy(f, archive)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
+
 	return n.loadFile(ctx, f.Name())
 }
 
@@ -271,12 +298,14 @@ func (n *Node) loadFile(ctx context.Context, file string) error {
 			return err
 		}
 	}
+
 	output, err := os.CreateTemp(string(Own), "import-*.log")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(output.Name())
 	defer output.Close()
+
 	load := n.config.LoadImage(file, name)
 	cmd := exec.Command(load.Path, load.Args...)
 	cmd.Stdout, cmd.Stderr = output, output
@@ -284,5 +313,6 @@ func (n *Node) loadFile(ctx context.Context, file string) error {
 		why, _ := process.Tail(output.Name(), 3)
 		return fmt.Errorf("image %s: %w: %s", filepath.Base(file), err, why)
 	}
+
 	return nil
 }

@@ -23,5 +23,6 @@ func (a *Authority) Kubeconfig(cluster, server string, identity Identity) ([]byt
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", cluster, err)
 	}
+
 	return content, nil
 }

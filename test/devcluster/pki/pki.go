@@ -49,10 +49,12 @@ func New(commonName string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}
+
 	serial, err := serialNumber()
 	if err != nil {
 		return nil, err
 	}
+
 	template := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: commonName},
@@ -62,14 +64,17 @@ func New(commonName string) (*Authority, error) {
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", commonName, err)
 	}
+
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", commonName, err)
 	}
+
 	return &Authority{certificate: certificate, key: key}, nil
 }
 
@@ -86,10 +91,12 @@ func (a *Authority) Issue(r Request) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("pki: %s: %w", r.CommonName, err)
 	}
+
 	serial, err := serialNumber()
 	if err != nil {
 		return Identity{}, err
 	}
+
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: r.CommonName, Organization: r.Organizations},
@@ -100,17 +107,21 @@ func (a *Authority) Issue(r Request) (Identity, error) {
 		IPAddresses:  r.Addresses,
 		DNSNames:     r.Names,
 	}
+
 	if len(r.Addresses)+len(r.Names) > 0 {
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
 	if err != nil {
 		return Identity{}, fmt.Errorf("pki: %s: %w", r.CommonName, err)
 	}
+
 	encodedKey, err := encodeKey(key)
 	if err != nil {
 		return Identity{}, err
 	}
+
 	return Identity{Certificate: encode("CERTIFICATE", der), Key: encodedKey}, nil
 }
 
@@ -131,10 +142,12 @@ func SigningKey() (private, public []byte, err error) {
 	if private, err = encodeKey(key); err != nil {
 		return nil, nil, err
 	}
+
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {
 		return nil, nil, fmt.Errorf("pki: %w", err)
 	}
+
 	return private, encode("PUBLIC KEY", der), nil
 }
 

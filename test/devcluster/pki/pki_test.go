@@ -19,10 +19,12 @@ func parse(t *testing.T, certificate []byte) *x509.Certificate {
 	if block == nil {
 		t.Fatalf("no PEM: %s", certificate)
 	}
+
 	c, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return c
 }
 
@@ -31,10 +33,12 @@ func TestIssue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	other, err := New("test")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	roots, strangers := x509.NewCertPool(), x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.Certificate())
 	strangers.AppendCertsFromPEM(other.Certificate())
@@ -62,6 +66,7 @@ func TestIssue(t *testing.T) {
 			if _, err := tls.X509KeyPair(identity.Certificate, identity.Key); err != nil {
 				t.Errorf("certificate and key do not belong together: %v", err)
 			}
+
 			c := parse(t, identity.Certificate)
 			if c.Subject.CommonName != test.request.CommonName {
 				t.Errorf("common name %q", c.Subject.CommonName)
@@ -72,6 +77,7 @@ func TestIssue(t *testing.T) {
 			if diff := cmp.Diff(test.usage, c.ExtKeyUsage); diff != "" {
 				t.Errorf("usage (-want +got):\n%s", diff)
 			}
+
 			for _, usage := range test.usage {
 				if _, err := c.Verify(x509.VerifyOptions{
 					Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage},
@@ -79,11 +85,13 @@ func TestIssue(t *testing.T) {
 					t.Errorf("usage %v: %v", usage, err)
 				}
 			}
+
 			if _, err := c.Verify(x509.VerifyOptions{
 				Roots: strangers, KeyUsages: test.usage,
 			}); err == nil {
 				t.Error("another authority of the same name vouches for it")
 			}
+
 			for _, name := range append(test.request.Names,
 				addressStrings(test.request.Addresses)...) {
 				if err := c.VerifyHostname(name); err != nil {
@@ -107,6 +115,7 @@ func TestWriteIsPrivate(t *testing.T) {
 	if err := (Identity{Certificate: []byte("c"), Key: []byte("k")}).Write(dir, "x"); err != nil {
 		t.Fatal(err)
 	}
+
 	info, err := os.Stat(filepath.Join(dir, "x.key"))
 	if err != nil {
 		t.Fatal(err)
@@ -121,11 +130,13 @@ func TestSigningKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	block, _ := pem.Decode(private)
 	key, err := x509.ParseECPrivateKey(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	block, _ = pem.Decode(public)
 	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
 	if err != nil {
@@ -141,14 +152,17 @@ func TestKubeconfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	identity, err := authority.Issue(Request{CommonName: "admin"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	content, err := authority.Kubeconfig("main", "https://127.0.0.1:6443", identity)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	config, err := clientcmd.RESTConfigFromKubeConfig(content)
 	if err != nil {
 		t.Fatal(err)

@@ -44,6 +44,7 @@ func Run(stateRoot string, kubeProxy bool) error {
 	if kubeProxy {
 		nft = command("nft", "install the package nftables: kube-proxy calls it")
 	}
+
 	return errors.Join(
 		nft,
 		root(os.Geteuid()),
@@ -78,6 +79,7 @@ func space(dir string, need uint64) error {
 		}
 		existing = filepath.Dir(existing)
 	}
+
 	var fs unix.Statfs_t
 	if err := unix.Statfs(existing, &fs); err != nil {
 		return fmt.Errorf("disk space: %s: %w", existing, err)
@@ -86,6 +88,7 @@ func space(dir string, need uint64) error {
 		return fmt.Errorf("disk space: %s has %.1f GiB free, %d GiB are needed", existing,
 			float64(free)/(1<<30), need>>30)
 	}
+
 	return nil
 }
 
@@ -94,11 +97,13 @@ func overlay(filesystems string) error {
 	if err != nil {
 		return fmt.Errorf("overlay file system: %w", err)
 	}
+
 	for line := range strings.Lines(string(content)) {
 		if fields := strings.Fields(line); len(fields) > 0 && fields[len(fields)-1] == "overlay" {
 			return nil
 		}
 	}
+
 	return errors.New("overlay file system: the kernel has none: run modprobe overlay")
 }
 
@@ -112,19 +117,23 @@ func groups(root, table string) error {
 		}
 		return missing(strings.Fields(string(content)))
 	}
+
 	f, err := os.Open(table)
 	if err != nil {
 		return fmt.Errorf("control groups: %w", err)
 	}
 	defer f.Close()
+
 	mounted, err := enabled(f)
 	if err != nil {
 		return fmt.Errorf("control groups: %s: %w", table, err)
 	}
+
 	mounted = slices.DeleteFunc(mounted, func(name string) bool {
 		_, err := os.Stat(filepath.Join(root, name))
 		return err != nil
 	})
+
 	return missing(mounted)
 }
 
@@ -149,5 +158,6 @@ func enabled(r io.Reader) ([]string, error) {
 			names = append(names, fields[0])
 		}
 	}
+
 	return names, scanner.Err()
 }

@@ -55,11 +55,13 @@ func TestGroups(t *testing.T) {
 			if test.unified != "" {
 				write(t, filepath.Join(root, "cgroup.controllers"), test.unified)
 			}
+
 			for _, m := range test.mounted {
 				if err := os.Mkdir(filepath.Join(root, m), 0o755); err != nil {
 					t.Fatal(err)
 				}
 			}
+
 			check(t, groups(root, write(t, filepath.Join(t.TempDir(), "cgroups"), test.table)),
 				test.want)
 		})

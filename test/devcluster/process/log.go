@@ -19,14 +19,17 @@ func Tail(path string, lines int) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+
 	info, err := f.Stat()
 	if err != nil {
 		return "", err
 	}
+
 	content, err := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-window), window))
 	if err != nil {
 		return "", err
 	}
+
 	all := bytes.Split(bytes.TrimRight(content, "\n"), []byte("\n"))
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n"))), nil
 }

@@ -41,6 +41,7 @@ func NewTable(ctx context.Context) *Table {
 	t := &Table{children: map[int]*Process{}}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGCHLD)
+
 	go func() {
 		defer signal.Stop(signals)
 		for {
@@ -52,6 +53,7 @@ func NewTable(ctx context.Context) *Table {
 			}
 		}
 	}()
+
 	return t
 }
 
@@ -61,14 +63,17 @@ func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
 	// The lock is held until the child is known, so that reap cannot miss one that ends at once.
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	p := &Process{Name: name, PID: cmd.Process.Pid, table: t, done: make(chan struct{})}
 	t.children[p.PID] = p
 	if err := cmd.Process.Release(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	return p, nil
 }
 
@@ -79,6 +84,7 @@ func (t *Table) Run(ctx context.Context, name string, cmd *exec.Cmd) error {
 	if err != nil {
 		return err
 	}
+
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
@@ -86,15 +92,18 @@ func (t *Table) Run(ctx context.Context, name string, cmd *exec.Cmd) error {
 		<-p.Done()
 		return fmt.Errorf("%s: %w", name, context.Cause(ctx))
 	}
+
 	if p.status.ExitStatus() != 0 {
 		return p.Err()
 	}
+
 	return nil
 }
 
 func (t *Table) reap() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	for {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
@@ -104,6 +113,7 @@ func (t *Table) reap() {
 		if err != nil || pid <= 0 {
 			return
 		}
+
 		if p := t.children[pid]; p != nil {
 			delete(t.children, pid)
 			p.status = status

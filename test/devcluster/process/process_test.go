@@ -30,6 +30,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s: %q, want %q", script, got, want)
 		}
 	}
+
 	if err := table.Run(t.Context(), "x", exec.Command("/nonexistent")); err == nil {
 		t.Error("a program that does not exist ran")
 	}
@@ -55,6 +56,7 @@ func TestManyAtOnce(t *testing.T) {
 			}
 		})
 	}
+
 	all.Wait()
 }
 
@@ -65,21 +67,25 @@ func TestOrphansAreReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
 	table := oneTable()
 	fifo := filepath.Join(t.TempDir(), "pid")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	// The orphan ends when its number has been read.
 	p, err := table.Start("parent",
 		exec.Command("sh", "-c", `sh -c 'echo $$ > "$0"' "$0" & exit 0`, fifo))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	content, err := os.ReadFile(fifo)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	<-p.Done()
 	orphan := strings.TrimSpace(string(content))
 	deadline := time.Now().Add(10 * time.Second)
@@ -100,6 +106,7 @@ func TestStop(t *testing.T) {
 	if err := syscall.Mkfifo(ready, 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, test := range []struct {
 		name, script, want string
 	}{
@@ -118,10 +125,12 @@ func TestStop(t *testing.T) {
 			if p.Err() != nil || !p.Running() {
 				t.Fatalf("before Stop: %v", p.Err())
 			}
+
 			p.Stop(300 * time.Millisecond)
 			if got := errorString(p.Err()); !strings.Contains(got, test.want) {
 				t.Errorf("%q, want %q", got, test.want)
 			}
+
 			p.Signal(syscall.SIGTERM) // of no effect, and no harm to whom has the number now
 		})
 	}
@@ -132,6 +141,7 @@ func TestTail(t *testing.T) {
 	if got, err := Tail(file, 3); got != "" || err != nil {
 		t.Errorf("no file: %q, %v", got, err)
 	}
+
 	long := strings.Repeat("x", 1000) + "\n"
 	for content, want := range map[string]string{
 		"":                                   "",

@@ -26,6 +26,7 @@ func NewLeader(pid int) (Leader, error) {
 	if err != nil {
 		return Leader{}, err
 	}
+
 	boot, err := bootID()
 	if err != nil {
 		return Leader{}, err
@@ -57,16 +58,19 @@ func (l Leader) Kill(ctx context.Context) error {
 		return err
 	}
 	defer unix.Close(fd)
+
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil &&
 		!errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", l.PID, err)
 	}
+
 	// A pidfd becomes readable when its process ends, which PID 1 does after the rest of its
 	// namespace.
 	for {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("process %d does not end: %w", l.PID, err)
 		}
+
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("process %d: %w", l.PID, err)
@@ -83,6 +87,7 @@ func (l Leader) open() (int, error) {
 	if l.PID <= 1 {
 		return 0, errGone
 	}
+
 	boot, err := bootID()
 	if err != nil {
 		return 0, err
@@ -90,6 +95,7 @@ func (l Leader) open() (int, error) {
 	if boot != l.BootID {
 		return 0, errGone
 	}
+
 	fd, err := unix.PidfdOpen(l.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return 0, errGone
@@ -97,11 +103,13 @@ func (l Leader) open() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("process %d: %w", l.PID, err)
 	}
+
 	start, err := startTime(l.PID)
 	if err != nil || start != l.Start {
 		unix.Close(fd)
 		return 0, errGone
 	}
+
 	return fd, nil
 }
 
@@ -115,6 +123,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	start, dead, err := parseStat(string(content))
 	if err != nil {
 		return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
@@ -122,6 +131,7 @@ func startTime(pid int) (uint64, error) {
 	if dead {
 		return 0, errGone
 	}
+
 	return start, nil
 }
 
@@ -134,10 +144,12 @@ func parseStat(stat string) (start uint64, dead bool, err error) {
 	if !ok || len(fields) <= startTime-3 {
 		return 0, false, fmt.Errorf("unexpected content %q", stat)
 	}
+
 	start, err = strconv.ParseUint(fields[startTime-3], 10, 64)
 	if err != nil {
 		return 0, false, err
 	}
+
 	return start, fields[state-3] == "Z" || fields[state-3] == "X", nil
 }
 

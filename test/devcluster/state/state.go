@@ -95,12 +95,14 @@ func (s Store) Names() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var names []string
 	for _, e := range entries {
 		if e.IsDir() {
 			names = append(names, e.Name())
 		}
 	}
+
 	return names, nil
 }
 
@@ -110,6 +112,7 @@ func (s Store) Load(name string) (Dir, Record, error) {
 	if err != nil {
 		return "", Record{}, err
 	}
+
 	record, err := ReadRecord(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = ErrNone
@@ -117,6 +120,7 @@ func (s Store) Load(name string) (Dir, Record, error) {
 	if err != nil {
 		return "", Record{}, fmt.Errorf("cluster %s: %w", name, err)
 	}
+
 	return dir, record, nil
 }
 
@@ -139,15 +143,18 @@ func WriteRecord(dir Dir, record Record) error {
 	if err != nil {
 		return err
 	}
+
 	next := dir.Record() + ".next"
 	f, err := os.OpenFile(next, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+
 	_, err = f.Write(append(content, '\n'))
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
+
 	return os.Rename(next, dir.Record())
 }
 
@@ -161,10 +168,12 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	if err := os.MkdirAll(string(dir), 0o700); err != nil {
 		return "", nil, err
 	}
+
 	f, err := os.Open(string(dir))
 	if err != nil {
 		return "", nil, fmt.Errorf("cluster %s: lock: %w", name, err)
 	}
+
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -173,11 +182,13 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 		}
 		return "", nil, fmt.Errorf("cluster %s: lock: %w", name, err)
 	}
+
 	if !same(f, string(dir)) {
 		f.Close()
 		return "", nil,
 			fmt.Errorf("cluster %s: another devcluster down has just ended it: try again", name)
 	}
+
 	return dir, func() { f.Close() }, nil
 }
 

@@ -31,20 +31,24 @@ func TestRecord(t *testing.T) {
 	if _, _, err := store.Load("main"); !errors.Is(err, ErrNone) {
 		t.Errorf("Load of nothing: %v, want %v", err, ErrNone)
 	}
+
 	dir, unlock, err := store.Lock("main")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unlock()
+
 	want := Record{
 		Name: "main", Nodes: 2, API: "https://127.0.0.1:1",
 		Leader: Leader{PID: 7, Start: 8, BootID: "9"},
 	}
+
 	for range 2 {
 		if err := WriteRecord(dir, want); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	_, got, err := store.Load("main")
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +56,7 @@ func TestRecord(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+
 	names, err := store.Names()
 	if err != nil {
 		t.Fatal(err)
@@ -73,16 +78,19 @@ func TestLock(t *testing.T) {
 	if _, _, err := store.Lock("main"); err == nil || !strings.Contains(err.Error(), "main") {
 		t.Errorf("a second lock: %v, want an error that names the cluster", err)
 	}
+
 	if _, unlock, err := store.Lock("other"); err != nil {
 		t.Errorf("lock of another cluster: %v", err)
 	} else {
 		unlock()
 	}
+
 	unlock()
 	_, unlock, err = store.Lock("main")
 	if err != nil {
 		t.Fatalf("after unlock: %v", err)
 	}
+
 	unlock()
 }
 
@@ -92,14 +100,17 @@ func start(t *testing.T) (Leader, *exec.Cmd) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
+
 	leader, err := NewLeader(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return leader, cmd
 }
 
@@ -108,8 +119,10 @@ func TestLeaderKill(t *testing.T) {
 	if !leader.Alive() {
 		t.Fatal("a running process is not alive")
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
+
 	// The second time it waits to be reaped.
 	for range 2 {
 		if err := leader.Kill(ctx); err != nil {
@@ -136,6 +149,7 @@ func TestLeaderIsNotAnotherProcess(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	if !leader.Alive() {
 		t.Errorf("the process %d was killed for another", cmd.Process.Pid)
 	}

@@ -24,42 +24,51 @@ func (w *World) takePortsMadeAhead(ctx context.Context) error {
 		patch); err != nil {
 		return err
 	}
+
 	watching, stop := context.WithTimeout(ctx, 90*time.Second)
 	defer stop()
+
 	watcher, err := newWatcher(watching, w.client, "default")
 	if err != nil {
 		return err
 	}
 	defer watcher.stop()
+
 	names := []string{"ahead-1", "ahead-2", "ahead-3"}
 	for _, name := range names {
 		ahead, err := w.madeAhead(ctx, portsAhead)
 		if err != nil {
 			return err
 		}
+
 		created := time.Now()
 		if err := w.claimedOf(ctx, "xpu-careful", name, "node1", `"network": "blue"`); err != nil {
 			return err
 		}
+
 		err = watcher.wait(watching, "Ready with its status in the claim", []string{name},
 			readyAndAttached)
 		if err != nil {
 			return errors.Join(err, w.explain(ctx, name))
 		}
+
 		life := *watcher.lives[name]
 		life.Created = created
 		if err := w.showAhead(ctx, name, life, ahead); err != nil {
 			return err
 		}
 	}
+
 	if _, err := w.madeAhead(ctx, portsAhead); err != nil {
 		return err
 	}
+
 	const back = `{"spec": {"provision": "BeforeBind", "portsAhead": null, "network": null}}`
 	if _, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", "careful", "--type=merge", "--patch",
 		back); err != nil {
 		return err
 	}
+
 	return w.gone(ctx, names...)
 }
 
@@ -72,14 +81,17 @@ func (w *World) showAhead(
 	if err != nil {
 		return err
 	}
+
 	devices, err := claim.Devices(c)
 	if err != nil {
 		return err
 	}
+
 	i := slices.IndexFunc(ahead, func(p v1alpha1.XPUPort) bool {
 		return p.Spec.NodeName == devices[0].ID.Node &&
 			claim.FunctionOf(p.Spec.Function) == devices[0].Function
 	})
+
 	switch {
 	case i < 0:
 		return fmt.Errorf("pod %s has VF %s, for which no Port had been made ahead",
@@ -90,10 +102,12 @@ func (w *World) showAhead(
 		return fmt.Errorf("pod %s: network data %+v, want MAC address %s of the Port made ahead",
 			pod, device.NetworkData, ahead[i].Spec.MAC)
 	}
+
 	since := func(t time.Time) time.Duration { return t.Sub(life.Created).Round(time.Millisecond) }
 	w.Detail("%s (Ahead): VF %s: allocated %s, bound %s, xPU up %s, Ready %s", pod,
 		devices[0].Function,
 		since(life.Allocated), since(life.Bound), since(life.Provisioned), since(life.Ready))
+
 	return nil
 }
 
@@ -107,18 +121,22 @@ func (w *World) madeAhead(ctx context.Context, want int) (ports []v1alpha1.XPUPo
 			if err := w.client.List(ctx, &all); err != nil {
 				return err
 			}
+
 			ports = slices.DeleteFunc(all.Items, func(p v1alpha1.XPUPort) bool {
 				return !p.Spec.Ahead ||
 					p.Spec.NodeName != "node1"
 			})
+
 			devices, err := w.devicesOf(ctx, "node1")
 			if err != nil {
 				return err
 			}
+
 			devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
 				pool := d.Attributes["pool"].StringValue
 				return pool == nil || *pool != "careful"
 			})
+
 			first := slices.IndexFunc(devices, func(d resourceapi.Device) bool {
 				return len(d.BindingConditions) > 0
 			})
@@ -126,6 +144,7 @@ func (w *World) madeAhead(ctx context.Context, want int) (ports []v1alpha1.XPUPo
 				return fmt.Errorf("%d XPUPorts, and device %d of %d is the first with binding "+
 					"conditions", len(ports), first, len(devices))
 			}
+
 			return nil
 		})
 	return ports, err

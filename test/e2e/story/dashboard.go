@@ -53,63 +53,77 @@ func (w *World) startPrometheus(ctx context.Context) error {
 		Targets []string          `json:"targets"`
 		Labels  map[string]string `json:"labels"`
 	}
+
 	jobs := map[string][]target{}
 	add := func(job, address, instance string) {
 		jobs[job] = append(jobs[job],
 			target{[]string{address}, map[string]string{"instance": instance}})
 	}
+
 	for _, node := range w.cluster.Nodes {
 		add("xpu-agent", net.JoinHostPort(node.IP, "9810"), node.Name)
 	}
+
 	for _, x := range w.xpus {
 		add("opi-bridge", net.JoinHostPort(x.address, bridgeMetricsPort), x.node.Name)
 	}
+
 	var pods corev1.PodList
 	if err := w.client.List(ctx, &pods, client.InNamespace(namespace),
 		client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"}); err != nil {
 		return err
 	}
+
 	for _, pod := range pods.Items {
 		add("xpu-controller", net.JoinHostPort(pod.Status.PodIP, "8080"), pod.Name)
 	}
+
 	var scrapes []map[string]any
 	for job, targets := range jobs {
 		scrapes = append(scrapes, map[string]any{"job_name": job, "static_configs": targets})
 	}
+
 	config, err := yaml.Marshal(map[string]any{
 		"global": map[string]any{"scrape_interval": "5s"}, "scrape_configs": scrapes,
 	})
 	if err != nil {
 		return err
 	}
+
 	file := filepath.Join(w.dir, "prometheus.yaml")
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return err
 	}
+
 	if _, err := w.start("prometheus", w.cluster.NetNS, filepath.Join(w.Bin, "prometheus"),
 		"--config.file="+file,
 		"--storage.tsdb.path="+filepath.Join(w.dir, "prometheus"), "--web.listen-address="+
 			prometheusAddress); err != nil {
 		return err
 	}
+
 	return poll(ctx, time.Minute, "Prometheus reaches all targets",
 		func(ctx context.Context) error {
 			query, err := w.prometheus()
 			if err != nil {
 				return err
 			}
+
 			found, err := query.Targets(ctx)
 			if err != nil {
 				return err
 			}
+
 			for _, t := range found.Active {
 				if t.Health != promv1.HealthGood {
 					return fmt.Errorf("%s is %s: %s", t.ScrapeURL, t.Health, t.LastError)
 				}
 			}
+
 			if len(found.Active) == 0 {
 				return errors.New("it has no target yet")
 			}
+
 			w.Detail("%d targets", len(found.Active))
 			return nil
 		})
@@ -124,12 +138,14 @@ func (w *World) prometheus() (promv1.API, error) {
 		})
 		return conn, err
 	}
+
 	c, err := promapi.NewClient(promapi.Config{
 		Address: "http://" + prometheusAddress, RoundTripper: &http.Transport{DialContext: dial},
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return promv1.NewAPI(c), nil
 }
 
@@ -137,12 +153,15 @@ func (w *World) makeHistory(ctx context.Context) error {
 	if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
 		return err
 	}
+
 	packets, err := sendPackets("10.10.0.21", "10.10.0.22")
 	if err != nil {
 		return err
 	}
+
 	churning, stop := context.WithTimeout(ctx, dashboardTime)
 	defer stop()
+
 	pods := errgroup.Group{}
 	for i := range churners {
 		pods.Go(func() error {
@@ -155,15 +174,18 @@ func (w *World) makeHistory(ctx context.Context) error {
 			return nil
 		})
 	}
+
 	loop.Sleep(ctx, dashboardTime/2)
 	x := w.xpus[1]
 	if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGKILL); err != nil {
 		return err
 	}
+
 	loop.Sleep(ctx, 30*time.Second)
 	if err := errors.Join(w.startBridge(ctx, x), pods.Wait()); err != nil {
 		return err
 	}
+
 	return w.noneLost(packets)
 }
 
@@ -190,6 +212,7 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 	if err != nil {
 		return err
 	}
+
 	var dashboard struct {
 		Panels []struct {
 			Type, Title string
@@ -198,13 +221,16 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 			Targets     []struct{ Expr, LegendFormat string }
 		}
 	}
+
 	if err := json.Unmarshal(content, &dashboard); err != nil {
 		return fmt.Errorf("dashboard.json: %w", err)
 	}
+
 	query, err := w.prometheus()
 	if err != nil {
 		return err
 	}
+
 	end := time.Now()
 	when := promv1.Range{Start: end.Add(-dashboardTime), End: end, Step: 5 * time.Second}
 	var panels []panel
@@ -213,26 +239,32 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 			Type: p.Type, Title: p.Title, GridPos: p.GridPos, Unit: p.FieldConfig.Defaults.Unit,
 			Series: []series{},
 		}
+
 		for _, t := range p.Targets {
 			value, _, err := query.QueryRange(ctx, strings.ReplaceAll(t.Expr, "$node", ".*"), when)
 			if err != nil {
 				return fmt.Errorf("panel %s: %w", p.Title, err)
 			}
+
 			matrix, ok := value.(model.Matrix)
 			if !ok {
 				return fmt.Errorf("panel %s: %s gives %s, not series", p.Title, t.Expr,
 					value.Type())
 			}
+
 			for _, line := range matrix {
 				shown.Series = append(shown.Series, seriesOf(line, t.LegendFormat))
 			}
 		}
+
 		w.Detail("%s: %d series", p.Title, len(shown.Series))
 		panels = append(panels, shown)
 	}
+
 	if content, err = json.Marshal(panels); err != nil {
 		return err
 	}
+
 	return os.WriteFile(out, content, 0o644)
 }
 
@@ -241,6 +273,7 @@ func seriesOf(line *model.SampleStream, legend string) series {
 	for name, value := range line.Metric {
 		replacements = append(replacements, "{{"+string(name)+"}}", string(value))
 	}
+
 	name := strings.NewReplacer(replacements...).Replace(legend)
 	for { // a label that a series lacks is empty
 		before, rest, found := strings.Cut(name, "{{")
@@ -250,6 +283,7 @@ func seriesOf(line *model.SampleStream, legend string) series {
 		_, after, _ := strings.Cut(rest, "}}")
 		name = before + after
 	}
+
 	s := series{Name: strings.TrimSpace(name)}
 	for _, sample := range line.Values {
 		at, value := float64(sample.Timestamp), float64(sample.Value)
@@ -259,5 +293,6 @@ func seriesOf(line *model.SampleStream, legend string) series {
 		}
 		s.Points = append(s.Points, point)
 	}
+
 	return s
 }

@@ -56,6 +56,7 @@ func (d Devcluster) Inspect(ctx context.Context) (Cluster, error) {
 	if err != nil {
 		return Cluster{}, err
 	}
+
 	var cluster Cluster
 	if err := json.Unmarshal([]byte(out), &cluster); err != nil {
 		return Cluster{}, fmt.Errorf("devcluster inspect: %w", err)

@@ -20,6 +20,7 @@ func (w *World) goDirect(ctx context.Context) error {
 	if err := w.uninstall(ctx); err != nil {
 		return err
 	}
+
 	w.direct = true
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k",
 		filepath.Join(w.Source, "test/e2e/direct")); err != nil {
@@ -31,6 +32,7 @@ func (w *World) goDirect(ctx context.Context) error {
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
+
 	w.Detail("no CRDs, no controller, no ServiceAccount token")
 	return w.expectResources(ctx)
 }

@@ -27,6 +27,7 @@ func (w *World) asBefore(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		now.SliceVersions = w.before.SliceVersions
 		if difference := w.before.Diff(now); difference != "" {
 			return fmt.Errorf("differs (- before, + now):\n%s", difference)
@@ -45,6 +46,7 @@ func (w *World) removePod(ctx context.Context, name string) error {
 		"--wait=false"); err != nil {
 		return err
 	}
+
 	return poll(ctx, 30*time.Second, "pod "+name+" is gone", func(ctx context.Context) error {
 		err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, pod)
 		if !apierrors.IsNotFound(err) {
@@ -63,8 +65,10 @@ func (w *World) stopProcess(ctx context.Context, name string, signal syscall.Sig
 	if err := syscall.Kill(w.processes[i].PID, signal); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+
 	_ = w.running[i].Wait()
 	w.processes, w.running = slices.Delete(w.processes, i, i+1), slices.Delete(w.running, i, i+1)
+
 	return nil
 }
 
@@ -89,11 +93,13 @@ func (w *World) killAgent(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return err
 		}
 	}
+
 	_, err = w.Cluster.Kubectl(ctx, "-n", namespace, "delete", "pod", "--wait=false",
 		"--grace-period=0", "--force",
 		"-l", "app.kubernetes.io/name=xpu-agent", "--field-selector", "spec.nodeName="+node)
@@ -108,22 +114,26 @@ func (w *World) agentsOf(node string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
+
 	var pids []int
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil {
 			continue
 		}
+
 		command, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "comm"))
 		netNS, _ := os.Readlink(filepath.Join("/proc", entry.Name(), "ns/net"))
 		if strings.TrimSpace(string(command)) == "xpu-agent" && netNS == want {
 			pids = append(pids, pid)
 		}
 	}
+
 	return pids, nil
 }
 
@@ -133,12 +143,14 @@ func (x *xpu) removeBridges() error {
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, l := range links {
 		if kind := l.Type(); kind == "bridge" || kind == "vxlan" {
 			errs = append(errs, x.links.LinkDel(l))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -158,5 +170,6 @@ func (w *World) Diagnose(ctx context.Context) string {
 			fmt.Fprintln(&out, err)
 		}
 	}
+
 	return out.String()
 }

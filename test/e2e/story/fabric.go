@@ -30,10 +30,12 @@ func newFabric(cluster Cluster) (*fabric, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	links, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
+
 	f := &fabric{links, ns}
 	// Without a querier a bridge that snoops on IGMP would forget who wants a VXLAN's group.
 	snooping := false
@@ -42,6 +44,7 @@ func newFabric(cluster Cluster) (*fabric, error) {
 	if err := f.add(bridge, fabricAddress); err != nil {
 		return nil, errors.Join(err, f.close())
 	}
+
 	return f, nil
 }
 
@@ -68,15 +71,18 @@ func (f *fabric) plug(x *xpu, address string) error {
 	if err != nil {
 		return err
 	}
+
 	port := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{
 			Name: "up-" + x.node.Name, MTU: underlayMTU, MasterIndex: bridge.Attrs().Index,
 		},
 		PeerName: "uplink", PeerNamespace: netlink.NsFd(x.ns), PeerMTU: underlayMTU,
 	}
+
 	if err := f.links.LinkAdd(port); err != nil {
 		return fmt.Errorf("uplink of xPU %s: %w", x.node.Name, err)
 	}
+
 	return errors.Join(f.links.LinkSetUp(port), x.setUp("uplink", address))
 }
 

@@ -79,6 +79,7 @@ func (f *Federation) bringUp(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -98,6 +99,7 @@ func (f *Federation) insertCards(ctx context.Context) error {
 				host.Name, dpu.Name)
 		}
 	}
+
 	return nil
 }
 
@@ -107,10 +109,12 @@ func (f *Federation) insertCard(_ context.Context, w *World, host, dpu Node, ser
 	if err := errors.Join(os.MkdirAll(root, 0o755), os.MkdirAll(config, 0o755)); err != nil {
 		return err
 	}
+
 	told := fmt.Sprintf("c1pf0,serial=%[1]s\nc1pf1,serial=%[1]s\n", serial)
 	if err := os.WriteFile(filepath.Join(config, "host-pfs"), []byte(told), 0o600); err != nil {
 		return err
 	}
+
 	out, err := w.start("simhost-"+host.Name, "", filepath.Join(w.Bin, "simhost"), "--root",
 		root, "--host-netns", host.NetNS, "--xpu-netns", dpu.NetNS,
 		"--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF), "--serial", serial, "--controller", "1")
@@ -120,12 +124,15 @@ func (f *Federation) insertCard(_ context.Context, w *World, host, dpu Node, ser
 	if _, err := bufio.NewReader(out).ReadBytes('\n'); err != nil {
 		return fmt.Errorf("simhost of %s ended: see %s", host.Name, w.log("simhost-"+host.Name))
 	}
+
 	x := &xpu{node: host, address: dpu.IP, netNS: dpu.NetNS}
 	if x.ns, err = vnetns.GetFromPath(x.netNS); err != nil {
 		return err
 	}
+
 	x.links, err = netlink.NewHandleAt(x.ns, unix.NETLINK_ROUTE)
 	w.xpus = append(w.xpus, x)
+
 	return err
 }
 
@@ -136,6 +143,7 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	if w.authority, err = newAuthority(); err != nil {
 		return err
 	}
+
 	server, err := w.authority.issue("opi-bridge", "")
 	if err != nil {
 		return err
@@ -151,16 +159,19 @@ func (f *Federation) installInfra(ctx context.Context) error {
 		"xpu.opiproject.org/opi-bridge="); err != nil {
 		return err
 	}
+
 	const brokers = 2
 	if err := errors.Join(w.waitForPods(ctx, namespace, controllers+len(w.cluster.Nodes)),
 		w.waitForPods(ctx, "xpu-tenants", brokers)); err != nil {
 		return err
 	}
+
 	return poll(ctx, 30*time.Second, "an XPU for each xPU", func(ctx context.Context) error {
 		var xpus v1alpha1.XPUList
 		if err := w.client.List(ctx, &xpus); err != nil {
 			return err
 		}
+
 		for _, x := range xpus.Items {
 			if ready := v1alpha1.ReadyOf(
 				x.Status.Conditions,
@@ -168,9 +179,11 @@ func (f *Federation) installInfra(ctx context.Context) error {
 				return fmt.Errorf("XPU %s: %s: %s", x.Name, ready.Reason, ready.Message)
 			}
 		}
+
 		if len(xpus.Items) != len(w.cluster.Nodes) {
 			return fmt.Errorf("there are %d", len(xpus.Items))
 		}
+
 		return nil
 	})
 }
@@ -192,6 +205,7 @@ func (f *Federation) installTenants(ctx context.Context) error {
 		if err := f.giveToken(ctx, name, w); err != nil {
 			return err
 		}
+
 		tenant := &v1alpha1.XPUTenant{Spec: v1alpha1.XPUTenantSpec{
 			Member: v1alpha1.TenantMember{SecretName: name},
 			XPUs:   v1alpha1.TenantXPUs{Names: xpus[name]},
@@ -200,6 +214,7 @@ func (f *Federation) installTenants(ctx context.Context) error {
 			},
 			MaxPorts: ptr.To[int32](100), DeletionPolicy: v1alpha1.DeletionDelete,
 		}}
+
 		tenant.Name = name
 		if err := f.Infra.client.Create(ctx, tenant); err != nil {
 			return err
@@ -211,6 +226,7 @@ func (f *Federation) installTenants(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -226,14 +242,17 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 	if err := w.client.SubResource("token").Create(ctx, account, request); err != nil {
 		return err
 	}
+
 	admin, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
 	if err != nil {
 		return err
 	}
+
 	server, err := f.reach(admin.Host)
 	if err != nil {
 		return err
 	}
+
 	config := clientcmdapi.NewConfig()
 	config.Clusters["member"] = &clientcmdapi.Cluster{
 		Server: server, CertificateAuthorityData: admin.CAData,
@@ -247,9 +266,11 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 	if err != nil {
 		return err
 	}
+
 	secret := &corev1.Secret{Data: map[string][]byte{"kubeconfig": data}}
 	secret.Namespace, secret.Name = "xpu-tenants", name
 	secret.Labels = map[string]string{"sigs.k8s.io/multicluster-runtime-kubeconfig": "true"}
+
 	return f.Infra.client.Create(ctx, secret)
 }
 
@@ -261,6 +282,7 @@ func (f *Federation) reach(host string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	var listener net.Listener
 	err = netns.In(f.Infra.cluster.NetNS, func() (err error) {
 		listener, err = net.Listen("tcp", "10.77.0.1:0")
@@ -269,21 +291,25 @@ func (f *Federation) reach(host string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	go func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
+
 			there, err := net.Dial("tcp", target.Host)
 			if err != nil {
 				_ = conn.Close()
 				continue
 			}
+
 			go forward(there, conn)
 			go forward(conn, there)
 		}
 	}()
+
 	return "https://" + listener.Addr().String(), nil
 }
 
@@ -318,6 +344,7 @@ func (w *World) xpusFound(ctx context.Context, want int) error {
 			if len(xpus.Items) != want {
 				return fmt.Errorf("%d are", len(xpus.Items))
 			}
+
 			for _, x := range xpus.Items {
 				if ready := v1alpha1.ReadyOf(
 					x.Status.Conditions,
@@ -326,12 +353,15 @@ func (w *World) xpusFound(ctx context.Context, want int) error {
 						ready.Message)
 				}
 			}
+
 			return nil
 		})
+
 	for _, x := range xpus.Items {
 		w.Detail("%s: XPU %s is the card %s of %s", w.Cluster.Name, x.Name,
 			x.Status.Serial, x.Node())
 	}
+
 	return err
 }
 
@@ -346,6 +376,7 @@ func (f *Federation) onBoth(ctx context.Context, do func(context.Context, *World
 			return nil
 		})
 	}
+
 	return group.Wait()
 }
 
@@ -366,19 +397,23 @@ func (f *Federation) exchange(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+
 	// No pod of b has this address, so that only a's could answer.
 	_, device, err := f.A.claimOf(ctx, "blue-3")
 	if err != nil {
 		return err
 	}
+
 	address, _, _ := strings.Cut(device.NetworkData.IPs[0], "/")
 	if err := f.B.try(ctx, try{"blue-1", "blue-3 of tenant a", false}, address); err != nil {
 		return err
 	}
+
 	var networks v1alpha1.XPUNetworkList
 	if err := f.Infra.client.List(ctx, &networks); err != nil {
 		return err
 	}
+
 	seen := map[int32]string{}
 	for _, network := range networks.Items {
 		if other := seen[network.Spec.VLAN]; other != "" {
@@ -389,6 +424,7 @@ func (f *Federation) exchange(ctx context.Context) error {
 		f.Infra.Detail("infra: XPUNetwork %s has VLAN %d, VNI %d", network.Name, network.Spec.VLAN,
 			ptr.Deref(network.Spec.VNI, 0))
 	}
+
 	return nil
 }
 
@@ -402,6 +438,7 @@ func (f *Federation) killBroker(ctx context.Context) error {
 	if err := f.A.client.Create(ctx, late.pod()); err != nil {
 		return err
 	}
+
 	begin := time.Now()
 	err := poll(ctx, 90*time.Second, "the pod runs all the same", func(ctx context.Context) error {
 		var pod corev1.Pod
@@ -413,9 +450,11 @@ func (f *Federation) killBroker(ctx context.Context) error {
 		}
 		return nil
 	})
+
 	if err != nil {
 		return errors.Join(err, f.A.explain(ctx, late.name))
 	}
+
 	f.A.Detail("pod late is Ready %s after the broker was killed",
 		time.Since(begin).Round(100*time.Millisecond))
 	f.A.pods = append(slices.Clone(f.A.pods), late)
@@ -428,6 +467,7 @@ func (f *Federation) leave(ctx context.Context) error {
 	if err := f.Infra.client.Delete(ctx, tenant); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 60*time.Second, "nothing of tenant b is left",
 		func(ctx context.Context) error {
 			of := client.MatchingLabels{v1alpha1.LabelTenant: "b"}
@@ -441,19 +481,24 @@ func (f *Federation) leave(ctx context.Context) error {
 					return fmt.Errorf("%d %T", n, list)
 				}
 			}
+
 			if err := f.Infra.client.Get(ctx, client.ObjectKeyFromObject(tenant),
 				tenant); client.IgnoreNotFound(err) != nil || err == nil {
 				return fmt.Errorf("XPUTenant b is still there: %w", err)
 			}
+
 			return nil
 		})
+
 	if err != nil {
 		return err
 	}
+
 	var ports v1alpha1.XPUPortList
 	if err := f.B.client.List(ctx, &ports); err != nil {
 		return err
 	}
+
 	for _, port := range ports.Items {
 		if ready := v1alpha1.ReadyOf(
 			port.Status.Conditions,
@@ -461,6 +506,7 @@ func (f *Federation) leave(ctx context.Context) error {
 			return fmt.Errorf("XPUPort %s of tenant b is %s, want Leaving", port.Name, ready.Reason)
 		}
 	}
+
 	f.B.Detail("tenant b has %d XPUPorts that nobody serves, and is told so", len(ports.Items))
 	return f.A.exchange(ctx)
 }

@@ -18,6 +18,7 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 		filepath.Join(w.Bin, "images", "gpudriver.tar")); err != nil {
 		return err
 	}
+
 	manifest := filepath.Join(w.Source, "test/e2e/manifests/gpu.yaml")
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
@@ -25,6 +26,7 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	if err := w.gpusPublished(ctx); err != nil {
 		return err
 	}
+
 	pod := podSpec{name: "training", node: "node1", template: "gpu-and-vf"}.pod()
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
@@ -35,6 +37,7 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	if err := w.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
 		return err
 	}
+
 	var c resourceapi.ResourceClaim
 	key := types.NamespacedName{
 		Namespace: pod.Namespace, Name: *pod.Status.ResourceClaimStatuses[0].ResourceClaimName,
@@ -42,6 +45,7 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	if err := w.client.Get(ctx, key, &c); err != nil {
 		return err
 	}
+
 	results := c.Status.Allocation.Devices.Results
 	if len(results) != 2 || results[0].Device != "gpu-1" {
 		return fmt.Errorf("the claim has %+v, want the GPU at the SmartNIC's PCIe root, and a VF",
@@ -51,9 +55,11 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 		return fmt.Errorf("the claim's devices are %+v, want the VF with its interface",
 			c.Status.Devices)
 	}
+
 	w.Detail("training has %s of %s and VF %s, with interface %s, below pci0000:3a",
 		results[0].Device, results[0].Driver, results[1].Device,
 		c.Status.Devices[0].NetworkData.InterfaceName)
+
 	return w.endGPUs(ctx, pod.Name, manifest)
 }
 
@@ -67,12 +73,14 @@ func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
 	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
 		return err
 	}
+
 	// The kubelet would delete them too, some time after the driver is gone.
 	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector",
 		"spec.driver=gpu.example.com", "--ignore-not-found")
 	if err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -83,15 +91,18 @@ func (w *World) gpusPublished(ctx context.Context) error {
 		if err := w.client.List(ctx, &slices); err != nil {
 			return err
 		}
+
 		nodes := 0
 		for _, s := range slices.Items {
 			if s.Spec.Driver == "gpu.example.com" && len(s.Spec.Devices) == 2 {
 				nodes++
 			}
 		}
+
 		if nodes != len(w.cluster.Nodes) {
 			return fmt.Errorf("%d of %d do", nodes, len(w.cluster.Nodes))
 		}
+
 		return nil
 	})
 }

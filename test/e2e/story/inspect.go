@@ -53,10 +53,12 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		if !strings.HasPrefix(out, "pod default/"+name+": nothing is wrong") {
 			return fmt.Errorf("xpuctl explain pod %s says\n%s", name, out)
 		}
+
 		if i == 0 {
 			w.tell("xpuctl explain pod "+name, out)
 		}
 	}
+
 	for _, node := range w.cluster.Nodes {
 		out, err := w.xpuctl(ctx, "discover", "--node="+node.Name)
 		if err != nil {
@@ -66,15 +68,18 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 			return fmt.Errorf("xpuctl discover --node=%s shows no Function in a pod:\n%s",
 				node.Name, out)
 		}
+
 		if node.Name == w.cluster.Nodes[0].Name {
 			w.tell("xpuctl discover --node="+node.Name, out)
 		}
 	}
+
 	for _, command := range []string{"pools", "ports", "networks", "xpus"} {
 		out, err := w.xpuctl(ctx, command)
 		if err != nil {
 			return err
 		}
+
 		for line := range strings.Lines(out) {
 			// What is wrong with something, but for what an older Kubernetes lacks.
 			if strings.HasPrefix(line, " ") &&
@@ -83,9 +88,11 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 			}
 		}
 	}
+
 	if _, err := w.xpuctl(ctx, "dead-letters"); err != nil {
 		return err
 	}
+
 	return w.collect(ctx)
 }
 
@@ -98,6 +105,7 @@ func (w *World) collect(ctx context.Context) error {
 	if _, err := w.xpuctl(ctx, "bundle", "--filename="+file); err != nil {
 		return err
 	}
+
 	missing, err := exec.CommandContext(ctx, "tar", "--extract", "--to-stdout", "--wildcards",
 		"--file="+file, "*/errors.txt").Output()
 	if err != nil {
@@ -106,6 +114,7 @@ func (w *World) collect(ctx context.Context) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("xpuctl bundle could not read everything:\n%s", missing)
 	}
+
 	return nil
 }
 

@@ -68,12 +68,14 @@ func (w *World) upgrade(ctx context.Context, number int) error {
 	if err != nil {
 		return err
 	}
+
 	for _, workload := range []string{"daemonset/xpu-agent", "deployment/xpu-controller"} {
 		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload,
 			"--timeout=90s"); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -82,6 +84,7 @@ func (w *World) uninstall(ctx context.Context) error {
 	if _, err := w.Cluster.Run(ctx, "load", w.images("xpuctl")...); err != nil {
 		return err
 	}
+
 	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace",
 		namespace, "--reuse-values", "--set", "crds.keep=false")
 	if err != nil {
@@ -91,6 +94,7 @@ func (w *World) uninstall(ctx context.Context) error {
 		"--timeout=150s"); err != nil {
 		return err
 	}
+
 	_, err = w.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--timeout=60s")
 	return err
 }

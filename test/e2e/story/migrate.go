@@ -19,14 +19,17 @@ func (w *World) migrate(ctx context.Context) error {
 	if err := w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)); err != nil {
 		return err
 	}
+
 	was, err := w.attachedTo(ctx, source)
 	if err != nil {
 		return err
 	}
+
 	address := was[0].IPs[0]
 	if err := w.startResourcePod(ctx, target); err != nil {
 		return err
 	}
+
 	is, err := w.attachedTo(ctx, target)
 	if err != nil {
 		return err
@@ -38,16 +41,19 @@ func (w *World) migrate(ctx context.Context) error {
 	if err := w.try(ctx, try{"here", source.name, true}, address); err != nil {
 		return fmt.Errorf("while %s stands by: %w", target.name, err)
 	}
+
 	begin := time.Now()
 	if err := w.deletePod(ctx, source.name); err != nil {
 		return err
 	}
+
 	moved := func(ctx context.Context) error {
 		return w.try(ctx, try{"here", target.name, true}, address)
 	}
 	if err := poll(ctx, 20*time.Second, target.name+" has the address", moved); err != nil {
 		return err
 	}
+
 	w.Detail("%s after %s was deleted, %s has %s and %s", time.Since(begin).Round(time.Millisecond),
 		source.name, target.name, was[0].MAC, address)
 	return w.endResourcePods(ctx, "here", target.name)

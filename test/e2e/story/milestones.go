@@ -42,6 +42,7 @@ func newWatcher(ctx context.Context, c client.WithWatch, namespace string) (*wat
 		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", list, err)
 		}
+
 		w.stops = append(w.stops, events.Stop)
 		go func() {
 			for event := range events.ResultChan() {
@@ -49,6 +50,7 @@ func newWatcher(ctx context.Context, c client.WithWatch, namespace string) (*wat
 			}
 		}()
 	}
+
 	return w, nil
 }
 
@@ -61,11 +63,13 @@ func (w *watcher) stop() {
 func (w *watcher) note(event watch.Event, now time.Time) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
+
 	switch object := event.Object.(type) {
 	case *corev1.Pod:
 		w.notePod(event.Type, object, now)
 	case *resourceapi.ResourceClaim:
 		w.noteClaim(object, now)
+
 	case *v1alpha1.XPUPort:
 		if owner := podOfClaim(object.Spec.Claim.Name); meta.IsStatusConditionTrue(
 			object.Status.Conditions, v1alpha1.ConditionReady,
@@ -73,6 +77,7 @@ func (w *watcher) note(event watch.Event, now time.Time) {
 			first(&w.life(owner).Provisioned, now)
 		}
 	}
+
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
@@ -82,12 +87,15 @@ func (w *watcher) notePod(kind watch.EventType, pod *corev1.Pod, now time.Time) 
 		delete(w.pods, pod.Name)
 		return
 	}
+
 	w.pods[pod.Name] = *pod
 	life := w.life(pod.Name)
 	first(&life.Created, now)
+
 	if pod.Spec.NodeName != "" {
 		first(&life.Bound, now)
 	}
+
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
 			first(&life.Ready, now)
@@ -142,10 +150,12 @@ func (w *watcher) wait(
 				break
 			}
 		}
+
 		w.mutex.Unlock()
 		if missing == "" {
 			return nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("pod %s is not %s: %w", missing, what, context.Cause(ctx))

@@ -30,18 +30,22 @@ func (w *World) chooseModels(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
 	}
+
 	missing, err := w.unsupported(ctx, "modelled")
 	if err != nil {
 		return err
 	}
+
 	if missing != "" {
 		w.Detail("DevicePool modelled: Supported is False: %s", missing)
 	} else if err := errors.Join(w.sharePF(ctx), w.takeWholePF(ctx)); err != nil {
 		return err
 	}
+
 	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -53,6 +57,7 @@ func (w *World) modelled(ctx context.Context, want int) error {
 			if err != nil {
 				return err
 			}
+
 			devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
 				pool := d.Attributes["pool"].StringValue
 				return pool == nil || *pool != "modelled"
@@ -60,6 +65,7 @@ func (w *World) modelled(ctx context.Context, want int) error {
 			if len(devices) != want {
 				return fmt.Errorf("there are %d", len(devices))
 			}
+
 			return nil
 		})
 }
@@ -76,10 +82,12 @@ func (w *World) quotaCounts(ctx context.Context, used string) error {
 			}, &quota); err != nil {
 				return err
 			}
+
 			got, counted := quota.Status.Used["xpu-modelled.deviceclass.resource.k8s.io/devices"]
 			if !counted || got.String() != used {
 				return fmt.Errorf("its status is %+v", quota.Status)
 			}
+
 			return nil
 		})
 }
@@ -89,6 +97,7 @@ func (w *World) sharePF(ctx context.Context) error {
 	if err := errors.Join(w.modelled(ctx, 1), w.quotaCounts(ctx, "0")); err != nil {
 		return err
 	}
+
 	var chosen []function.ID
 	for _, name := range []string{"ports-1", "ports-2"} {
 		if err := w.claimedOf(ctx, "xpu-modelled", name, "node1", `"network": "blue"`); err != nil {
@@ -97,6 +106,7 @@ func (w *World) sharePF(ctx context.Context) error {
 		if err := w.ready(ctx, name); err != nil {
 			return err
 		}
+
 		f, device, err := w.share(ctx, name)
 		if err != nil {
 			return err
@@ -104,16 +114,20 @@ func (w *World) sharePF(ctx context.Context) error {
 		if slices.Contains(chosen, f) {
 			return fmt.Errorf("pod %s has VF %s, which another pod has", name, f)
 		}
+
 		chosen = append(chosen, f)
 		w.Detail("model: Ports: %s has a port of PF %s, and on it VF %s", name, device, f)
 	}
+
 	if err := w.quotaCounts(ctx, "2"); err != nil {
 		return err
 	}
+
 	_, err := w.claim(ctx, "xpu-modelled", "ports-3", "node1", `"network": "blue"`)
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("a third claim: error %w, want the quota to refuse it", err)
 	}
+
 	w.Detail("a third claim: %s", cutTo(err.Error(), "exceeded quota"))
 	return w.end(ctx, "ports-1", "ports-2")
 }
@@ -125,6 +139,7 @@ func (w *World) share(ctx context.Context, pod string) (function.ID, string, err
 		&c); err != nil {
 		return function.ID{}, "", err
 	}
+
 	devices, err := claim.Devices(&c)
 	if err != nil {
 		return function.ID{}, "", err
@@ -133,6 +148,7 @@ func (w *World) share(ctx context.Context, pod string) (function.ID, string, err
 		return function.ID{}, "",
 			fmt.Errorf("claim %s has %+v, want a VF that was chosen for a share", c.Name, d)
 	}
+
 	return devices[0].Function, devices[0].Name, nil
 }
 
@@ -157,11 +173,13 @@ func (w *World) takeWholePF(ctx context.Context) error {
 		`"interfaceName": "net1"`); err != nil {
 		return err
 	}
+
 	const short = "short of counter functions"
 	out, err := w.xpuctl(ctx, "explain", "pod", "whole", "--namespace=default")
 	if err == nil || !strings.Contains(out, short) {
 		return fmt.Errorf("xpuctl explain pod whole says %w\n%s", err, out)
 	}
+
 	verdict, _, _ := strings.Cut(out, "\n")
 	w.Detail("model: Counters: %s", verdict)
 	if err := w.end(ctx, "one-vf"); err != nil {
@@ -170,6 +188,7 @@ func (w *World) takeWholePF(ctx context.Context) error {
 	if err := w.ready(ctx, "whole"); err != nil {
 		return err
 	}
+
 	w.Detail("one-vf is gone: whole has the PF")
 	return w.end(ctx, "whole")
 }
@@ -188,12 +207,14 @@ func (w *World) monitorAll(ctx context.Context) error {
 	if err := w.ready(ctx, "user"); err != nil {
 		return err
 	}
+
 	all := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 		Name: "all", Exactly: &resourceapi.ExactDeviceRequest{
 			DeviceClassName: "xpu-fast", AllocationMode: resourceapi.DeviceAllocationModeAll,
 			AdminAccess: ptr.To(true),
 		},
 	}}}}}
+
 	all.Namespace, all.Name = "default", "monitor-nic-0"
 	pod := podSpec{name: "monitor", node: "node1"}.pod()
 	pod.Spec.ResourceClaims[0].ResourceClaimTemplateName, pod.Spec.ResourceClaims[0].ResourceClaimName = nil, &all.Name
@@ -202,26 +223,31 @@ func (w *World) monitorAll(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if err := w.ready(ctx, "monitor"); err != nil {
 		return err
 	}
 	if err := w.client.Get(ctx, client.ObjectKeyFromObject(all), all); err != nil {
 		return err
 	}
+
 	devices, err := claim.Devices(all)
 	if err != nil {
 		return err
 	}
+
 	if len(devices) != poolSize || slices.ContainsFunc(devices, func(d claim.Device) bool {
 		return !d.Admin
 	}) {
 		return fmt.Errorf("the monitor has %+v, want to look at all %d VFs", devices, poolSize)
 	}
+
 	said := meta.FindStatusCondition(all.Status.Devices[0].Conditions,
 		v1alpha1.ConditionProvisioned)
 	if said == nil || said.Reason != v1alpha1.ReasonNoPortNeeded {
 		return fmt.Errorf("the monitor is told %+v, want that it takes nothing", said)
 	}
+
 	w.Detail("monitor sees %d VFs, of which a pod has one: %s", len(devices), said.Message)
 	if err := w.end(ctx, "monitor", "user"); err != nil {
 		return err
@@ -229,6 +255,7 @@ func (w *World) monitorAll(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default", label+"-"); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -272,14 +299,17 @@ func (w *World) unsupported(ctx context.Context, name string) (message string, e
 			if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
 				return err
 			}
+
 			c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
 			if c == nil || pool.Status.Functions == 0 {
 				return fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions,
 					pool.Status.Functions)
 			}
+
 			if message = ""; c.Status == metav1.ConditionFalse {
 				message = c.Message
 			}
+
 			return nil
 		})
 	return message, err

@@ -41,16 +41,19 @@ func (a *authority) sign(template *x509.Certificate) (*x509.Certificate, *ecdsa.
 	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
 		return nil, nil, err
 	}
+
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().
 		Add(30*24*time.Hour)
 	parent, signer := a.cert, a.key
 	if parent == nil {
 		parent, signer = template, key
 	}
+
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	cert, err := x509.ParseCertificate(der)
 	return cert, key, err
 }
@@ -66,13 +69,16 @@ func (a *authority) issue(name, ip string) (identity, error) {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		DNSNames:    []string{name},
 	}
+
 	if ip != "" {
 		template.IPAddresses = []net.IP{net.ParseIP(ip)}
 	}
+
 	cert, key, err := a.sign(template)
 	if err != nil {
 		return identity{}, err
 	}
+
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	return identity{
 		cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
@@ -89,10 +95,12 @@ func (a *authority) issueFiles(dir, name, ip string) (identityFiles, error) {
 	if err != nil {
 		return identityFiles{}, err
 	}
+
 	files := identityFiles{
 		cert: filepath.Join(dir, name+".crt"), key: filepath.Join(dir, name+".key"),
 		ca: filepath.Join(dir, name+"-ca.crt"),
 	}
+
 	return files, errors.Join(
 		os.WriteFile(files.cert, id.cert, 0o600), os.WriteFile(files.key, id.key, 0o600),
 		os.WriteFile(files.ca, id.ca, 0o600))

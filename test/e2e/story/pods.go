@@ -52,6 +52,7 @@ func (w *World) declare(ctx context.Context) error {
 			Dialect:  v1alpha1.DialectEVPNGW,
 			TLS:      &v1alpha1.XPUTLS{SecretName: "opi-client"},
 		}}
+
 		object.Name = fmt.Sprintf("xpu-%d", i+1)
 		if err := w.client.Create(ctx, object); err != nil {
 			return err
@@ -67,6 +68,7 @@ func (w *World) declarePools(ctx context.Context, devices int) error {
 		filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 30*time.Second, "the VFs are in ResourceSlices, and the networks are up",
 		func(ctx context.Context) error {
 			return errors.Join(w.devicesPublished(ctx, devices), w.networksReady(ctx))
@@ -74,9 +76,11 @@ func (w *World) declarePools(ctx context.Context, devices int) error {
 	if err != nil {
 		return err
 	}
+
 	w.before, err = w.snapshot(ctx)
 	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors",
 		len(w.before.SliceVersions), len(w.before.Netdevs), len(w.before.Representors))
+
 	return err
 }
 
@@ -85,14 +89,17 @@ func (w *World) devicesPublished(ctx context.Context, want int) error {
 	if err := w.client.List(ctx, &list); err != nil {
 		return err
 	}
+
 	devices := 0
 	for _, slice := range list.Items {
 		devices += len(slice.Spec.Devices)
 	}
+
 	if devices != want {
 		return fmt.Errorf("%d devices in %d ResourceSlices, want %d", devices,
 			len(list.Items), want)
 	}
+
 	return nil
 }
 
@@ -101,11 +108,13 @@ func (w *World) networksReady(ctx context.Context) error {
 	if err := w.client.List(ctx, &list); err != nil {
 		return err
 	}
+
 	for _, network := range list.Items {
 		if ready := v1alpha1.ReadyOf(network.Status.Conditions); ready.Status != "True" {
 			return fmt.Errorf("XPUNetwork %s: %s: %s", network.Name, ready.Reason, ready.Message)
 		}
 	}
+
 	return nil
 }
 
@@ -123,6 +132,7 @@ func (p podSpec) pod() *corev1.Pod {
 			Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "nic"}}},
 		}},
 	}}
+
 	pod.Namespace, pod.Name = "default", p.name
 	return pod
 }
@@ -131,27 +141,32 @@ func (p podSpec) pod() *corev1.Pod {
 func (w *World) runPods(ctx context.Context) error {
 	watching, stop := context.WithTimeout(ctx, 90*time.Second)
 	defer stop()
+
 	watcher, err := newWatcher(watching, w.client, "default")
 	if err != nil {
 		return err
 	}
 	defer watcher.stop()
+
 	for _, p := range w.pods {
 		created := time.Now()
 		if err := w.client.Create(ctx, p.pod()); err != nil {
 			return err
 		}
+
 		err := watcher.wait(watching, "Ready with its status in the claim", []string{p.name},
 			readyAndAttached)
 		if err != nil {
 			return errors.Join(err, w.explain(ctx, p.name))
 		}
+
 		life := *watcher.lives[p.name]
 		life.Created = created
 		if err := w.show(ctx, p, life); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -174,10 +189,12 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	if err != nil {
 		return err
 	}
+
 	devices, err := claim.Devices(c)
 	if err != nil {
 		return err
 	}
+
 	var port v1alpha1.XPUPort
 	key := types.NamespacedName{
 		Namespace: "default", Name: claim.PortName(devices[0].ID.Node, devices[0].Function),
@@ -185,6 +202,7 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	if err := w.client.Get(ctx, key, &port); err != nil {
 		return err
 	}
+
 	data := device.NetworkData
 	switch {
 	case data == nil || data.InterfaceName == "" || len(data.IPs) == 0:
@@ -199,10 +217,12 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 		return fmt.Errorf("pod %s: bound %s before its xPU was ready", p.name,
 			life.Provisioned.Sub(life.Bound))
 	}
+
 	mode := "OnPrepare"
 	if devices[0].BeforeBind {
 		mode = "BeforeBind"
 	}
+
 	w.Detail("%s on %s (%s): VF %s, port %s, %s %s %s", p.name, p.node, mode,
 		devices[0].Function, port.Status.BridgePort, data.InterfaceName,
 		strings.Join(data.IPs, " "), data.HardwareAddress)
@@ -210,6 +230,7 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	w.Detail("  allocated %s, xPU up %s, bound %s, attached %s, Ready %s",
 		since(life.Allocated), since(life.Provisioned), since(life.Bound), since(life.Attached),
 		since(life.Ready))
+
 	return nil
 }
 
@@ -221,11 +242,13 @@ func (w *World) claimOf(
 	if err := w.client.List(ctx, &list, client.InNamespace("default")); err != nil {
 		return nil, resourceapi.AllocatedDeviceStatus{}, err
 	}
+
 	for _, c := range list.Items {
 		if podOfClaim(c.Name) == pod && len(c.Status.Devices) == 1 {
 			return &c, c.Status.Devices[0], nil
 		}
 	}
+
 	return nil, resourceapi.AllocatedDeviceStatus{},
 		fmt.Errorf("pod %s has no claim with one device in its status", pod)
 }
@@ -241,10 +264,12 @@ func (w *World) exchange(ctx context.Context) error {
 		}
 		addresses[p.name], _, _ = strings.Cut(device.NetworkData.IPs[0], "/")
 	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	for _, t := range w.tries {
 		group.Go(func() error { return w.try(ctx, t, addresses[t.to]) })
 	}
+
 	return group.Wait()
 }
 
@@ -269,10 +294,12 @@ func (w *World) try(ctx context.Context, t try, address string) error {
 		!strings.Contains(err.Error(), "deadline exceeded"):
 		return fmt.Errorf("%s could not look for %s at %s: %w", t.from, t.to, address, err)
 	}
+
 	verb := "reaches"
 	if !t.passes {
 		verb = "does not reach"
 	}
+
 	w.Detail("%s %s %s at %s (%s)", t.from, verb, t.to, address,
 		time.Since(begin).Round(time.Millisecond))
 	return nil
@@ -290,6 +317,7 @@ func (w *World) deletePods(ctx context.Context) error {
 			return err
 		}
 	}
+
 	var difference string
 	err := poll(ctx, 60*time.Second, "everything is as it was", func(ctx context.Context) error {
 		now, err := w.snapshot(ctx)
@@ -301,9 +329,11 @@ func (w *World) deletePods(ctx context.Context) error {
 		}
 		return nil
 	})
+
 	if err != nil {
 		return err
 	}
+
 	w.Detail("VFs back in their nodes with name, MAC and MTU; bridge ports, XPUPorts and claims " +
 		"gone; slices not even rewritten")
 	return nil

@@ -32,6 +32,7 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 	if err := w.fabric.route(greenVNI, greenGateway); err != nil {
 		return err
 	}
+
 	manifest := filepath.Join(w.Source, "test/e2e/manifests/primary.yaml")
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
@@ -40,15 +41,18 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 		"--timeout=60s"); err != nil {
 		return err
 	}
+
 	pods, err := w.podsOfWeb(ctx)
 	if err != nil {
 		return err
 	}
+
 	for _, pod := range pods {
 		if err := w.onlyVF(ctx, pod); err != nil {
 			return fmt.Errorf("pod %s: %w", pod.Name, err)
 		}
 	}
+
 	// Pods on the cluster's network, such as a monitoring system is.
 	clients := []resourcePod{{name: "client-1", node: "node1"}, {name: "client-2", node: "node2"}}
 	for _, c := range clients {
@@ -56,6 +60,7 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if err := w.serves(ctx, pods, clients); err != nil {
 		return err
 	}
@@ -65,14 +70,17 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 	if err := w.probesGoThroughTheFabric(ctx); err != nil {
 		return err
 	}
+
 	for _, c := range clients {
 		if err := w.deletePod(ctx, c.name); err != nil {
 			return err
 		}
 	}
+
 	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
 		return err
 	}
+
 	return w.fabric.unroute(greenVNI)
 }
 
@@ -95,14 +103,17 @@ func (w *World) onlyVF(ctx context.Context, pod corev1.Pod) error {
 	if err := json.Unmarshal([]byte(text), &all); err != nil {
 		return fmt.Errorf("network-status %q: %w", text, err)
 	}
+
 	var ports v1alpha1.XPUPortList
 	if err := w.client.List(ctx, &ports); err != nil {
 		return err
 	}
+
 	i := slices.IndexFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
 		return p.Spec.Pod != nil &&
 			p.Spec.Pod.Name == pod.Name
 	})
+
 	switch {
 	case len(all) != 1 || all[0].Name != "default/green" || all[0].Interface != "eth0":
 		return fmt.Errorf("network-status is not of eth0 on green alone: %s", text)
@@ -111,6 +122,7 @@ func (w *World) onlyVF(ctx context.Context, pod corev1.Pod) error {
 	case i < 0 || ports.Items[i].Spec.MAC != all[0].MAC:
 		return fmt.Errorf("no XPUPort has its MAC address: %s", text)
 	}
+
 	w.Detail("%s on %s: eth0 is VF %s; the kubelet probes it at %s", pod.Name, pod.Spec.NodeName,
 		claim.FunctionOf(ports.Items[i].Spec.Function), pod.Status.PodIP)
 	return nil
@@ -122,6 +134,7 @@ func (w *World) startClient(ctx context.Context, p resourcePod) error {
 	if err != nil {
 		return err
 	}
+
 	pod.Annotations = nil
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
@@ -136,6 +149,7 @@ func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourc
 		&service); err != nil {
 		return err
 	}
+
 	for _, c := range clients {
 		answered := map[string]bool{}
 		err := poll(ctx, 30*time.Second, "Service web leads "+c.name+" to both pods",
@@ -145,6 +159,7 @@ func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourc
 				if err != nil {
 					return err
 				}
+
 				name, _, _ := strings.Cut(out, " ")
 				answered[name] = true
 				for _, pod := range pods {
@@ -152,13 +167,17 @@ func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourc
 						return fmt.Errorf("%s did not answer yet", pod.Name)
 					}
 				}
+
 				return nil
 			})
+
 		if err != nil {
 			return err
 		}
+
 		w.Detail("%s on %s reaches both by Service web, %s", c.name, c.node, service.Spec.ClusterIP)
 	}
+
 	return nil
 }
 
@@ -170,10 +189,12 @@ func (w *World) scraped(ctx context.Context, pods []corev1.Pod, from string) err
 		if err != nil {
 			return err
 		}
+
 		_, sample, found := strings.Cut(out, "\nhttp_requests_total ")
 		if !found {
 			return fmt.Errorf("pod %s has metrics\n%s", pod.Name, out)
 		}
+
 		w.Detail("%s scrapes %s: http_requests_total %s", from, pod.Name, strings.TrimSpace(sample))
 	}
 	return nil
@@ -194,6 +215,7 @@ func (w *World) probesGoThroughTheFabric(ctx context.Context) error {
 	if err := w.readyEndpoints(ctx, 2); err != nil {
 		return err
 	}
+
 	w.Detail("without the network's gateway the probes fail and Service web leads nowhere; with " +
 		"it all is well again")
 	return nil
@@ -208,6 +230,7 @@ func (w *World) readyEndpoints(ctx context.Context, want int) error {
 			if err := w.client.List(ctx, &list, client.InNamespace("default"), labels); err != nil {
 				return err
 			}
+
 			ready := 0
 			for _, slice := range list.Items {
 				for _, endpoint := range slice.Endpoints {
@@ -216,9 +239,11 @@ func (w *World) readyEndpoints(ctx context.Context, want int) error {
 					}
 				}
 			}
+
 			if ready != want {
 				return errors.New("it has " + fmt.Sprint(ready))
 			}
+
 			return nil
 		})
 }

@@ -133,12 +133,14 @@ func (w *World) expectResources(ctx context.Context) error {
 		}
 		return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
 	})
+
 	if err != nil {
 		return err
 	}
 	if err := w.describe(ctx, "node1"); err != nil {
 		return err
 	}
+
 	w.before, err = w.snapshot(ctx)
 	return err
 }
@@ -158,6 +160,7 @@ func (w *World) resourcesOf(ctx context.Context, name string, want int, pools ..
 	if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
 		return err
 	}
+
 	for _, pool := range pools {
 		allocatable := node.Status.Allocatable[resourceName(pool)]
 		if got := int(allocatable.Value()); got != want {
@@ -165,6 +168,7 @@ func (w *World) resourcesOf(ctx context.Context, name string, want int, pools ..
 				got, resourceName(pool), want)
 		}
 	}
+
 	return nil
 }
 
@@ -178,6 +182,7 @@ func (w *World) describe(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
+
 	section, numbers := "", map[string][]string{}
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, " ") {
@@ -189,9 +194,11 @@ func (w *World) describe(ctx context.Context, node string) error {
 			numbers[name] = append(numbers[name], strings.ToLower(section)+" "+fields[1])
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(numbers)) {
 		w.Detail("%s has %s: %s", node, name, strings.Join(numbers[name], ", "))
 	}
+
 	return nil
 }
 
@@ -202,6 +209,7 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	pod := podSpec{name: p.name, node: p.node}.pod()
 	if p.machineUID != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{
@@ -209,6 +217,7 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 			UID: p.machineUID, Controller: new(true),
 		}}
 	}
+
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": string(networks)}
 	pod.Spec.ResourceClaims = nil
 	container := &pod.Spec.Containers[0]
@@ -217,9 +226,11 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 		container.Resources.Limits[resourceName(pool)] = *resource.NewQuantity(int64(count),
 			resource.DecimalSI)
 	}
+
 	if p.program != "" {
 		container.Args = []string{p.program}
 	}
+
 	return pod, nil
 }
 
@@ -240,6 +251,7 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 	if err != nil {
 		return err
 	}
+
 	begin := time.Now()
 	// The world may be as before while a pod of the same name is not gone from the API server yet.
 	err = poll(ctx, 30*time.Second, "pod "+p.name+" is made", func(ctx context.Context) error {
@@ -251,11 +263,13 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 	if err := w.ready(ctx, p.name); err != nil {
 		return err
 	}
+
 	took := time.Since(begin).Round(time.Millisecond)
 	attached, err := w.attachedTo(ctx, p)
 	if err != nil {
 		return err
 	}
+
 	w.Detail("%s on %s: Ready %s", p.name, p.node, took)
 	devices := map[string][]string{}
 	for i, a := range attached {
@@ -269,6 +283,7 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 		w.Detail("  %s on %s: VF %s of pool %s%s, %s %s",
 			a.Interface, d.network, address, d.pool, port, strings.Join(a.IPs, " "), a.MAC)
 	}
+
 	return w.environmentIs(ctx, p, devices)
 }
 
@@ -299,6 +314,7 @@ func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error)
 		&pod); err != nil {
 		return nil, err
 	}
+
 	text := pod.Annotations["k8s.v1.cni.cncf.io/network-status"]
 	var all []status
 	if err := json.Unmarshal([]byte(text), &all); err != nil {
@@ -308,12 +324,14 @@ func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error)
 		return nil, fmt.Errorf("pod %s: network-status has %d networks, want eth0 and %d more: %s",
 			p.name, len(all), len(p.networks), text)
 	}
+
 	for i, s := range all[1:] {
 		if err := s.check(p.networks[i], i); err != nil {
 			return nil, fmt.Errorf("pod %s: network-status: network %d %w: %s", p.name,
 				i+1, err, text)
 		}
 	}
+
 	return all[1:], nil
 }
 
@@ -323,11 +341,13 @@ func (s status) check(asked selection, index int) error {
 	if name == "" {
 		name = fmt.Sprintf("net%d", index+1)
 	}
+
 	var addresses []string
 	for _, prefix := range asked.IPs {
 		address, _, _ := strings.Cut(prefix, "/")
 		addresses = append(addresses, address)
 	}
+
 	switch {
 	case s.Name != "default/"+asked.Name:
 		return fmt.Errorf("is %s, want default/%s", s.Name, asked.Name)
@@ -343,6 +363,7 @@ func (s status) check(asked selection, index int) error {
 		return fmt.Errorf("has device-info %+v, want a PCI device of version 1.1.0 with its PF",
 			s.DeviceInfo)
 	}
+
 	return nil
 }
 
@@ -356,16 +377,19 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 	if w.direct {
 		return "", nil
 	}
+
 	function := function.ID{Address: pci.Address(s.DeviceInfo.PCI.Address)}
 	var port v1alpha1.XPUPort
 	key := types.NamespacedName{Namespace: namespace, Name: claim.PortName(p.node, function)}
 	if err := w.client.Get(ctx, key, &port); err != nil {
 		return "", err
 	}
+
 	podName := ""
 	if port.Spec.Pod != nil {
 		podName = port.Spec.Pod.Name
 	}
+
 	switch {
 	case port.Spec.Network != d.network || port.Spec.NodeName != p.node:
 		return "", fmt.Errorf("pod %s: XPUPort %s is on network %s of %s",
@@ -376,6 +400,7 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 	case podName != p.name && d.pool != poolEarly:
 		return "", fmt.Errorf("pod %s: XPUPort %s is for pod %q", p.name, port.Name, podName)
 	}
+
 	return ", port " + port.Status.BridgePort, nil
 }
 
@@ -387,10 +412,12 @@ func (w *World) environmentIs(
 	if p.program != "show" {
 		return nil
 	}
+
 	logs, err := w.Cluster.Kubectl(ctx, "logs", p.name)
 	if err != nil {
 		return err
 	}
+
 	for _, pool := range slices.Sorted(maps.Keys(devices)) {
 		line := "PCIDEVICE_XPU_OPIPROJECT_ORG_" + strings.ToUpper(pool) + "=" +
 			strings.Join(devices[pool], ",")
@@ -399,6 +426,7 @@ func (w *World) environmentIs(
 		}
 		w.Detail("  %s", line)
 	}
+
 	return nil
 }
 
@@ -408,6 +436,7 @@ func (w *World) exchangeResources(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	tries := []struct {
 		try
 		address string
@@ -420,10 +449,12 @@ func (w *World) exchangeResources(ctx context.Context) error {
 		{try{"plain-red", "plain-1", false}, "10.10.0.41"},
 		{try{"plain-red", "plain-2", false}, "10.10.0.42"},
 	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	for _, t := range tries {
 		group.Go(func() error { return w.try(ctx, t.try, t.address) })
 	}
+
 	return group.Wait()
 }
 
@@ -435,6 +466,7 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 		`"network": "blue", "addresses": ["10.10.0.52/24"]`); err != nil {
 		return err
 	}
+
 	byPlugin := resourcePod{
 		name: "by-plugin", node: "node1", resources: map[string]int{poolPlain: 1},
 		networks: []selection{{Name: "blue-given"}},
@@ -442,6 +474,7 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	if err := w.startResourcePod(ctx, byPlugin); err != nil {
 		return err
 	}
+
 	attached, err := w.attachedTo(ctx, byPlugin)
 	if err != nil {
 		return err
@@ -449,25 +482,30 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	if err := w.ready(ctx, "by-claim"); err != nil {
 		return err
 	}
+
 	addresses := map[string]string{"by-claim": "10.10.0.52", byPlugin.name: attached[0].IPs[0]}
 	var class resourceapi.DeviceClass
 	if err := w.client.Get(ctx, types.NamespacedName{Name: "xpu-fast-blue"}, &class); err != nil {
 		return err
 	}
+
 	if class.Spec.ExtendedResourceName == nil {
 		w.Detail("the cluster lacks feature gate DRAExtendedResource: no claim is written for " +
 			"extended resources")
 	} else if addresses[byClass], err = w.runByClass(ctx, byClass); err != nil {
 		return err
 	}
+
 	if err := w.allDifferent(ctx); err != nil {
 		return err
 	}
+
 	for pod, address := range addresses {
 		if err := w.try(ctx, try{"plain-2", pod, true}, address); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -484,6 +522,7 @@ func (w *World) runByClass(ctx context.Context, name string) (address string, er
 	if err := w.ready(ctx, name); err != nil {
 		return "", err
 	}
+
 	return w.addressByClass(ctx, name)
 }
 
@@ -499,6 +538,7 @@ func (w *World) addressByClass(ctx context.Context, name string) (address string
 		if pod.Status.ExtendedResourceClaimStatus == nil {
 			return errors.New("it has no claim")
 		}
+
 		var c resourceapi.ResourceClaim
 		key := types.NamespacedName{
 			Namespace: "default", Name: pod.Status.ExtendedResourceClaimStatus.ResourceClaimName,
@@ -509,16 +549,20 @@ func (w *World) addressByClass(ctx context.Context, name string) (address string
 		if len(c.Status.Devices) != 1 {
 			return fmt.Errorf("claim %s has devices %+v", c.Name, c.Status.Devices)
 		}
+
 		device := c.Status.Devices[0]
 		data := device.NetworkData
 		if data == nil || len(data.IPs) == 0 {
 			return fmt.Errorf("claim %s has device %+v", c.Name, device)
 		}
+
 		w.Detail("%s on node1: claim %s, VF %s, %s %s",
 			name, c.Name, device.Device, data.InterfaceName, strings.Join(data.IPs, " "))
 		address, _, _ = strings.Cut(data.IPs[0], "/")
+
 		return nil
 	})
+
 	return address, err
 }
 
@@ -529,6 +573,7 @@ func (w *World) allDifferent(ctx context.Context) error {
 	if err := w.client.List(ctx, &ports); err != nil {
 		return err
 	}
+
 	owners := map[string]string{}
 	for _, port := range ports.Items {
 		key := port.Spec.NodeName + "/" + claim.FunctionOf(port.Spec.Function).String()
@@ -538,6 +583,7 @@ func (w *World) allDifferent(ctx context.Context) error {
 		}
 		owners[key] = port.Namespace + "/" + port.Name
 	}
+
 	w.Detail("%d Functions in use, each once", len(owners))
 	return nil
 }
@@ -548,18 +594,22 @@ func (w *World) deleteResourcePods(ctx context.Context) error {
 	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default")); err != nil {
 		return err
 	}
+
 	if !w.direct {
 		if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
 			client.InNamespace("default")); err != nil {
 			return err
 		}
 	}
+
 	if err := w.asBefore(ctx); err != nil {
 		return err
 	}
+
 	w.Detail("after %s: VFs back in their nodes with name, MAC and MTU; bridge ports, journals' "+
 		"entries and addresses gone",
 		time.Since(begin).Round(time.Millisecond))
+
 	return nil
 }
 

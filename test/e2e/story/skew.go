@@ -29,6 +29,7 @@ func (w *World) SkewSteps() []Step {
 			return w.nextGeneration(ctx, stage)
 		}
 	}
+
 	return []Step{
 		{"A cluster with the version before: opi-bridge, agents and controllers",
 			func(ctx context.Context) error {
@@ -40,6 +41,7 @@ func (w *World) SkewSteps() []Step {
 						return err
 					}
 				}
+
 				return nil
 			}},
 		{"Pods that stay, and packets between them until the end",
@@ -94,22 +96,26 @@ func (w *World) change(ctx context.Context, product, strategy string) error {
 			return err
 		}
 	}
+
 	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(product, "chart.tgz"), "--namespace",
 		namespace, "--reset-then-reuse-values",
 		"--set", "agent.updateStrategy.type="+strategy)
 	if err != nil {
 		return err
 	}
+
 	workloads := []string{"deployment/xpu-controller"}
 	if strategy != "OnDelete" {
 		workloads = append(workloads, "daemonset/xpu-agent")
 	}
+
 	for _, workload := range workloads {
 		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload,
 			"--timeout=90s"); err != nil {
 			return err
 		}
 	}
+
 	return w.waitForProduct(ctx)
 }
 
@@ -137,26 +143,31 @@ func (w *World) nextGeneration(ctx context.Context, stage int) error {
 	if err := w.tellProduct(ctx); err != nil {
 		return err
 	}
+
 	begin := time.Now()
 	if err := w.claimed(ctx, claimedOfStage(stage), "node1", `"network": "blue"`); err != nil {
 		return err
 	}
+
 	byPlugin := byPluginOfStage(stage)
 	if err := errors.Join(w.ready(ctx, claimedOfStage(stage)),
 		w.startResourcePod(ctx, byPlugin)); err != nil {
 		return err
 	}
+
 	address, _, _ := strings.Cut(byPlugin.networks[0].IPs[0], "/")
 	if err := errors.Join(w.try(ctx, try{claimedOfStage(stage), byPlugin.name, true}, address),
 		w.talk(ctx)); err != nil {
 		return err
 	}
+
 	if stage > 1 {
 		if err := errors.Join(w.removePod(ctx, claimedOfStage(stage-1)),
 			w.deletePod(ctx, byPluginOfStage(stage-1).name)); err != nil {
 			return err
 		}
 	}
+
 	w.Detail("pods of this stage run, those of the stage before are gone, after %s",
 		time.Since(begin).Round(time.Millisecond))
 	return nil

@@ -57,18 +57,21 @@ func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{},
 		Resources: map[string]string{},
 	}
+
 	for _, x := range w.xpus {
 		if err := errors.Join(s.addNode(x.node), s.addXPU(x), s.addJournal(x.node),
 			s.addFiles(x.node)); err != nil {
 			return Snapshot{}, err
 		}
 	}
+
 	if err := w.addResources(ctx, s); err != nil {
 		return Snapshot{}, err
 	}
 	if w.direct {
 		return s, nil
 	}
+
 	return s, w.addObjects(ctx, &s)
 }
 
@@ -78,6 +81,7 @@ func (w *World) addResources(ctx context.Context, s Snapshot) error {
 	if err := w.client.List(ctx, &nodes); err != nil {
 		return err
 	}
+
 	for _, node := range nodes.Items {
 		for name, capacity := range node.Status.Capacity {
 			if strings.HasPrefix(string(name), v1alpha1.GroupName+"/") {
@@ -87,6 +91,7 @@ func (w *World) addResources(ctx context.Context, s Snapshot) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -99,17 +104,21 @@ func (w *World) addObjects(ctx context.Context, s *Snapshot) error {
 		w.client.List(ctx, &claims, client.InNamespace("default"))); err != nil {
 		return err
 	}
+
 	for _, slice := range slicesList.Items {
 		s.Devices[slice.Spec.Pool.Name] = append(s.Devices[slice.Spec.Pool.Name],
 			slice.Spec.Devices...)
 		s.SliceVersions[slice.Name] = slice.ResourceVersion
 	}
+
 	for _, port := range ports.Items {
 		s.Ports = append(s.Ports, port.Namespace+"/"+port.Name)
 	}
+
 	for _, claim := range claims.Items {
 		s.Claims = append(s.Claims, claim.Name)
 	}
+
 	return nil
 }
 
@@ -120,6 +129,7 @@ func (s *Snapshot) addJournal(node Node) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	file := filepath.Join(dir, "journal.db")
 	content, err := settled(filepath.Join(node.Root, "var/lib/xpu-agent/journal.db"))
 	if err != nil {
@@ -128,15 +138,18 @@ func (s *Snapshot) addJournal(node Node) error {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		return err
 	}
+
 	records, err := journal.Open(file)
 	if err != nil {
 		return err
 	}
 	defer records.Close()
+
 	for _, a := range records.All() {
 		s.Attachments = append(s.Attachments,
 			fmt.Sprintf("%s/%s %s", node.Name, a.Function, a.State))
 	}
+
 	return nil
 }
 
@@ -150,6 +163,7 @@ func settled(file string) ([]byte, error) {
 		}
 		before = after
 	}
+
 	return before, err
 }
 
@@ -182,31 +196,38 @@ func (s Snapshot) addNode(node Node) error {
 		return err
 	}
 	defer ns.Close()
+
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
+
 	links, err := handle.LinkList()
 	if err != nil {
 		return err
 	}
+
 	for _, l := range links {
 		a := l.Attrs()
 		if !strings.HasPrefix(a.Name, cardName) {
 			continue
 		}
+
 		addrs, err := handle.AddrList(l, unix.AF_INET)
 		if err != nil {
 			return err
 		}
+
 		n := Netdev{MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: a.RawFlags&unix.IFF_UP != 0,
 			Alias: a.Alias, AltNames: a.AltNames}
 		for _, address := range addrs {
 			n.Addrs = append(n.Addrs, address.IPNet.String())
 		}
+
 		s.Netdevs[node.Name+"/"+a.Name] = n
 	}
+
 	return nil
 }
 
@@ -222,15 +243,18 @@ func (s Snapshot) addXPU(x *xpu) error {
 	if err != nil {
 		return err
 	}
+
 	names := map[int]string{0: "no bridge"}
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
+
 	for _, l := range links {
 		if master := names[l.Attrs().MasterIndex]; l.Type() == "veth" && master != podBridge {
 			s.Representors[x.node.Name+"/"+l.Attrs().Name] = master
 		}
 	}
+
 	return nil
 }
 

@@ -93,15 +93,18 @@ func (w *World) claim(
 				},
 			}}}},
 		}
+
 		if err := w.client.Create(ctx, claim); err != nil {
 			return nil, err
 		}
+
 		reference := fmt.Sprintf("nic-%d", i)
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims,
 			corev1.PodResourceClaim{Name: reference, ResourceClaimName: &claim.Name})
 		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims,
 			corev1.ResourceClaim{Name: reference})
 	}
+
 	return pod, nil
 }
 
@@ -113,10 +116,12 @@ func (w *World) gone(ctx context.Context, names ...string) error {
 			return err
 		}
 	}
+
 	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
 		client.InNamespace("default")); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -133,9 +138,11 @@ func (w *World) ready(ctx context.Context, name string) error {
 		}
 		return nil
 	})
+
 	if err != nil {
 		return errors.Join(err, w.explain(ctx, name))
 	}
+
 	return nil
 }
 
@@ -156,6 +163,7 @@ func (w *World) told(ctx context.Context, pod string, words ...string) error {
 			if err := w.client.List(ctx, &events, client.InNamespace("default")); err != nil {
 				return err
 			}
+
 			var messages []string
 			for _, event := range events.Items {
 				if event.InvolvedObject.Kind != "Pod" || event.InvolvedObject.Name != pod {
@@ -167,6 +175,7 @@ func (w *World) told(ctx context.Context, pod string, words ...string) error {
 					return nil
 				}
 			}
+
 			return fmt.Errorf("its events are:\n%s", strings.Join(messages, "\n"))
 		})
 }
@@ -193,6 +202,7 @@ func (w *World) refuseParameters(ctx context.Context) error {
 		{"outside", `"network": "blue", "addresses": ["192.168.3.4/24"]`,
 			[]string{"192.168.3.4", "10.10.0.0/24", "blue"}},
 	}
+
 	var names []string
 	for _, c := range cases {
 		names = append(names, c.pod)
@@ -200,11 +210,13 @@ func (w *World) refuseParameters(ctx context.Context) error {
 			return err
 		}
 	}
+
 	for _, c := range cases {
 		if err := w.told(ctx, c.pod, c.words...); err != nil {
 			return err
 		}
 	}
+
 	return w.gone(ctx, names...)
 }
 
@@ -215,6 +227,7 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 	if err := w.told(ctx, "green-1", "green", "not exist"); err != nil {
 		return err
 	}
+
 	green := &v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 30, AllowedNamespaces: v1alpha1.AllowedNamespaces{
@@ -222,6 +235,7 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 			}, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"},
 		},
 	}
+
 	if err := w.client.Create(ctx, green); err != nil {
 		return err
 	}
@@ -234,6 +248,7 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 	if err := w.client.Delete(ctx, green); err != nil {
 		return err
 	}
+
 	return poll(ctx, 20*time.Second, "XPUNetwork green is gone", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, types.NamespacedName{Name: "green"},
 			green); !apierrors.IsNotFound(err) {
@@ -261,6 +276,7 @@ func (w *World) twoInterfaces(ctx context.Context) error {
 	if err := w.told(ctx, "twice", "data", "same pod"); err != nil {
 		return err
 	}
+
 	return w.gone(ctx, "two", "twice")
 }
 
@@ -274,14 +290,17 @@ func (w *World) interfaces(ctx context.Context, pod string, want ...string) erro
 		}, &claim); err != nil {
 			return err
 		}
+
 		for _, device := range claim.Status.Devices {
 			names = append(names, device.NetworkData.InterfaceName)
 		}
 	}
+
 	slices.Sort(names)
 	if !slices.Equal(names, want) {
 		return fmt.Errorf("pod %s has interfaces %q, want %q", pod, names, want)
 	}
+
 	w.Detail("%s has %s", pod, strings.Join(names, " and "))
 	return nil
 }
@@ -291,10 +310,12 @@ func (w *World) poolStatus(ctx context.Context) error {
 		Spec: v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"no-such-pf"}}},
 		}}
+
 	overlapping := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "overlapping"},
 		Spec: v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"enp59s0f0#0-1"}}},
 		}}
+
 	reasons := map[string]string{
 		"nothing": v1alpha1.ReasonNoFunctions, "overlapping": v1alpha1.ReasonOverlap,
 	}
@@ -302,6 +323,7 @@ func (w *World) poolStatus(ctx context.Context) error {
 		w.client.Create(ctx, overlapping)); err != nil {
 		return err
 	}
+
 	for name, reason := range reasons {
 		err := poll(ctx, 10*time.Second, "DevicePool "+name+" is not Ready with reason "+reason,
 			func(ctx context.Context) error {
@@ -309,12 +331,14 @@ func (w *World) poolStatus(ctx context.Context) error {
 				if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
 					return err
 				}
+
 				condition := meta.FindStatusCondition(pool.Status.Conditions,
 					v1alpha1.ConditionReady)
 				if condition == nil || condition.Status != metav1.ConditionFalse ||
 					condition.Reason != reason {
 					return fmt.Errorf("its condition is %+v", condition)
 				}
+
 				w.Detail("%s: %s", name, condition.Message)
 				return nil
 			})
@@ -322,10 +346,12 @@ func (w *World) poolStatus(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if err := errors.Join(w.client.Delete(ctx, nothing),
 		w.client.Delete(ctx, overlapping)); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -346,6 +372,7 @@ func (w *World) waitForAgent(ctx context.Context) error {
 	if err := w.ready(ctx, "patient"); err != nil {
 		return err
 	}
+
 	return w.gone(ctx, "patient")
 }
 
@@ -367,6 +394,7 @@ func (w *World) forgetPorts(ctx context.Context) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
+
 	reaches := try{"steady", "witness", true}
 	if err := w.try(ctx, reaches, "10.10.0.22"); err != nil {
 		return err
@@ -374,6 +402,7 @@ func (w *World) forgetPorts(ctx context.Context) error {
 	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 60*time.Second, "steady reaches witness again",
 		func(ctx context.Context) error {
 			return w.try(ctx, reaches, "10.10.0.22")
@@ -381,6 +410,7 @@ func (w *World) forgetPorts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	return w.gone(ctx, "steady", "witness")
 }
 
@@ -405,19 +435,23 @@ func (w *World) refuseFunction(ctx context.Context) error {
 	if err := w.ready(ctx, "choosy"); err != nil {
 		return err
 	}
+
 	var claim resourceapi.ResourceClaim
 	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "choosy-nic-0"},
 		&claim); err != nil {
 		return err
 	}
+
 	device := claim.Status.Allocation.Devices.Results[0].Device
 	if device == refusedDevice {
 		return fmt.Errorf("pod choosy has Function %s, which the xPU refused", device)
 	}
+
 	w.Detail("choosy got %s in place of %s", device, refusedDevice)
 	if err := x.links.LinkAddAltName(link, portID); err != nil {
 		return err
 	}
+
 	return w.gone(ctx, "choosy")
 }
 
@@ -425,6 +459,7 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
+
 	for _, restart := range []struct {
 		what string
 		do   func() error
@@ -461,8 +496,10 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		if err := w.removePod(ctx, "after"); err != nil {
 			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
 		}
+
 		w.Detail("%s restarted", restart.what)
 	}
+
 	return w.gone(ctx, "steady", "witness")
 }
 
@@ -481,6 +518,7 @@ func (w *World) killAgents(ctx context.Context) error {
 		if err := w.ready(ctx, name); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was made: %w", delay, err)
 		}
+
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 		if err := w.client.Delete(ctx, pod); err != nil {
 			return err
@@ -491,6 +529,7 @@ func (w *World) killAgents(ctx context.Context) error {
 		if err := w.gone(ctx, name); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was deleted: %w", delay, err)
 		}
+
 		w.Detail("agent killed %s into start and end of a pod", delay)
 	}
 	return nil
@@ -519,6 +558,7 @@ func (w *World) resetCard(ctx context.Context) error {
 		if err := os.WriteFile(file, []byte("0"), 0o644); err != nil {
 			return err
 		}
+
 		err := poll(ctx, 5*time.Second, "PF "+pf+" has no VFs", func(context.Context) error {
 			if _, err := os.Lstat(filepath.Join(filepath.Dir(file), "virtfn0")); !errors.Is(err,
 				fs.ErrNotExist) {
@@ -526,6 +566,7 @@ func (w *World) resetCard(ctx context.Context) error {
 			}
 			return nil
 		})
+
 		if err != nil {
 			return err
 		}
@@ -542,10 +583,12 @@ func (w *World) resetUnderClaim(ctx context.Context) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
+
 	reaches := try{"witness", "steady", true}
 	if err := w.try(ctx, reaches, "10.10.0.21"); err != nil {
 		return fmt.Errorf("before the reset: %w", err)
 	}
+
 	begin := time.Now()
 	if err := w.resetCard(ctx); err != nil {
 		return err
@@ -553,12 +596,14 @@ func (w *World) resetUnderClaim(ctx context.Context) error {
 	if err := w.told(ctx, "steady", "is in the pod again"); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 20*time.Second, "packets go on", func(ctx context.Context) error {
 		return w.try(ctx, reaches, "10.10.0.21")
 	})
 	if err != nil {
 		return err
 	}
+
 	w.Detail("packets go on %s after the card was reset", time.Since(begin).Round(time.Millisecond))
 	return w.gone(ctx, "steady", "witness")
 }
@@ -572,6 +617,7 @@ func (w *World) hotplug(ctx context.Context) error {
 		if err := os.WriteFile(w.numVFsOf("0000:3b:00.1"), []byte(step.numVFs), 0o644); err != nil {
 			return err
 		}
+
 		err := poll(ctx, 5*time.Second, fmt.Sprintf("%d devices are published", step.devices),
 			func(ctx context.Context) error {
 				return w.devicesPublished(ctx, step.devices)
@@ -579,6 +625,7 @@ func (w *World) hotplug(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		w.Detail("sriov_numvfs = %s: slices right after %s", step.numVFs,
 			time.Since(begin).Round(time.Millisecond))
 	}

@@ -70,6 +70,7 @@ func (w *World) resetUnderResource(ctx context.Context) error {
 	if err := w.talk(ctx); err != nil {
 		return fmt.Errorf("before the reset: %w", err)
 	}
+
 	begin := time.Now()
 	if err := w.resetCard(ctx); err != nil {
 		return err
@@ -77,6 +78,7 @@ func (w *World) resetUnderResource(ctx context.Context) error {
 	if err := poll(ctx, 20*time.Second, "packets go on", w.talk); err != nil {
 		return err
 	}
+
 	w.Detail("packets go on %s after the card was reset", time.Since(begin).Round(time.Millisecond))
 	return w.endResourcePods(ctx, "here", "there")
 }
@@ -101,10 +103,12 @@ func (w *World) restartTenTimes(ctx context.Context) error {
 	if err := w.couple(ctx); err != nil {
 		return err
 	}
+
 	before, err := w.containersOf(ctx, "here")
 	if err != nil {
 		return err
 	}
+
 	for _, restart := range []struct {
 		what string
 		do   func() error
@@ -124,11 +128,14 @@ func (w *World) restartTenTimes(ctx context.Context) error {
 				return fmt.Errorf("after restart %d of the %s: %w", n+1, restart.what, err)
 			}
 		}
+
 		if err := w.worksAfter(ctx, before); err != nil {
 			return fmt.Errorf("after 10 restarts of the %s: %w", restart.what, err)
 		}
+
 		w.Detail("%s restarted 10 times", restart.what)
 	}
+
 	return w.endResourcePods(ctx, "here", "there")
 }
 
@@ -141,9 +148,11 @@ func (w *World) killStartedAgent(ctx context.Context, node string) error {
 		}
 		return err
 	})
+
 	if err != nil {
 		return err
 	}
+
 	return w.killAgent(ctx, node)
 }
 
@@ -153,6 +162,7 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 30*time.Second, "the resources are still there",
 		func(ctx context.Context) error {
 			return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
@@ -160,6 +170,7 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err != nil {
 		return err
 	}
+
 	now, err := w.containersOf(ctx, "here")
 	if err != nil {
 		return err
@@ -173,6 +184,7 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err := w.talk(ctx); err != nil {
 		return err
 	}
+
 	return w.deletePod(ctx, "after")
 }
 
@@ -183,6 +195,7 @@ func (w *World) containersOf(ctx context.Context, name string) (string, error) {
 		&pod); err != nil {
 		return "", err
 	}
+
 	var all []string
 	for _, s := range pod.Status.ContainerStatuses {
 		all = append(all, fmt.Sprintf("%s restarted %d times", s.ContainerID, s.RestartCount))
@@ -196,6 +209,7 @@ func (w *World) deletePod(ctx context.Context, name string) error {
 	if err := w.client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
 		return err
 	}
+
 	return poll(ctx, 30*time.Second, "pod "+name+" is gone", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
 			pod); !apierrors.IsNotFound(err) {
@@ -236,6 +250,7 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 		if err := w.endResourcePods(ctx, p.name); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was deleted: %w", delay, err)
 		}
+
 		w.Detail("agent killed %s into start and end of a pod", delay)
 	}
 	return nil
@@ -254,14 +269,17 @@ func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
 		if err != nil {
 			return err
 		}
+
 		if pod.Status.Reason == "UnexpectedAdmissionError" {
 			w.Detail("there was no agent for the kubelet, which refused the pod: it is made again")
 			return errors.Join(fmt.Errorf("it was refused: %s", pod.Status.Message),
 				w.makeAgain(ctx, p))
 		}
+
 		if !podReady(pod) {
 			return fmt.Errorf("it is %s", pod.Status.Phase)
 		}
+
 		return nil
 	})
 }
@@ -286,6 +304,7 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 	if err := w.sendAgents(ctx, `{"away": "yes"}`); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 60*time.Second, "the agents are gone", func(context.Context) error {
 		for _, node := range w.cluster.Nodes {
 			if pids, err := w.agentsOf(node.Name); err != nil || len(pids) > 0 {
@@ -294,14 +313,17 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 		}
 		return nil
 	})
+
 	if err != nil {
 		return err
 	}
+
 	for _, name := range []string{"here", "there"} {
 		if err := w.deletePod(ctx, name); err != nil {
 			return fmt.Errorf("without agents: %w", err)
 		}
 	}
+
 	for _, node := range w.cluster.Nodes {
 		files, err := filepath.Glob(filepath.Join(node.Root, "var/lib/xpu-agent/spool/*.json"))
 		if err != nil || len(files) == 0 {
@@ -309,12 +331,14 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 		}
 		w.Detail("%s: pod deleted without an agent, %d requests spooled", node.Name, len(files))
 	}
+
 	if err := w.sendAgents(ctx, `{"away": null}`); err != nil {
 		return err
 	}
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -334,6 +358,7 @@ func (w *World) xpuAway(ctx context.Context) error {
 	if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGKILL); err != nil {
 		return err
 	}
+
 	begin := time.Now()
 	err := poll(ctx, 60*time.Second, "nothing is offered of "+x.node.Name,
 		func(ctx context.Context) error {
@@ -342,19 +367,23 @@ func (w *World) xpuAway(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	took := time.Since(begin).Round(time.Millisecond)
 	w.Detail("%s: nothing to give %s after its OPI agent was killed", x.node.Name, took)
+
 	if !w.direct {
 		if err := w.tainted(ctx, x.node.Name, v1alpha1.TaintXPUAway); err != nil {
 			return err
 		}
 	}
+
 	if err := w.talk(ctx); err != nil {
 		return fmt.Errorf("while the OPI agent is away: %w", err)
 	}
 	if err := w.startBridge(ctx, x); err != nil {
 		return err
 	}
+
 	begin = time.Now()
 	err = poll(ctx, 60*time.Second, "all of "+x.node.Name+" is offered again",
 		func(ctx context.Context) error {
@@ -363,6 +392,7 @@ func (w *World) xpuAway(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	w.Detail("%s: everything to give %s after it was back", x.node.Name,
 		time.Since(begin).Round(time.Millisecond))
 	return w.endResourcePods(ctx, "here", "there")
@@ -376,11 +406,13 @@ func (w *World) tainted(ctx context.Context, node, key string) error {
 			if err != nil {
 				return err
 			}
+
 			for _, device := range devices {
 				if !hasTaint(device, key) {
 					return fmt.Errorf("device %s has taints %+v", device.Name, device.Taints)
 				}
 			}
+
 			return nil
 		})
 }
@@ -397,12 +429,14 @@ func (w *World) devicesOf(ctx context.Context, node string) ([]resourceapi.Devic
 	if err := w.client.List(ctx, &list); err != nil {
 		return nil, err
 	}
+
 	var all []resourceapi.Device
 	for _, slice := range list.Items {
 		if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node {
 			all = append(all, slice.Spec.Devices...)
 		}
 	}
+
 	return all, nil
 }
 
@@ -417,6 +451,7 @@ func (w *World) forgetPortsOfResources(ctx context.Context) error {
 	if err := poll(ctx, 60*time.Second, "the pods reach each other again", w.talk); err != nil {
 		return err
 	}
+
 	return w.endResourcePods(ctx, "here", "there")
 }
 
@@ -426,10 +461,12 @@ func (w *World) movePool(ctx context.Context) error {
 	if err := w.couple(ctx); err != nil {
 		return err
 	}
+
 	attached, err := w.attachedTo(ctx, onNetwork("blue", "here", "node1", 61))
 	if err != nil {
 		return err
 	}
+
 	taken := strings.NewReplacer(":", "-", ".", "-").Replace(attached[0].DeviceInfo.PCI.Address)
 	containers, err := w.containersOf(ctx, "here")
 	if err != nil {
@@ -452,6 +489,7 @@ func (w *World) movePool(ctx context.Context) error {
 	if err := errors.Join(w.talk(ctx), w.allDifferent(ctx)); err != nil {
 		return err
 	}
+
 	return w.moveBack(ctx, taken)
 }
 
@@ -471,6 +509,7 @@ func (w *World) offeredBut(ctx context.Context, taken string) error {
 			if err != nil {
 				return err
 			}
+
 			i := slices.IndexFunc(devices, func(d resourceapi.Device) bool {
 				return d.Name == taken
 			})
@@ -481,11 +520,14 @@ func (w *World) offeredBut(ctx context.Context, taken string) error {
 				return fmt.Errorf("device %s, which pod here has, has taints %+v", taken,
 					devices[i].Taints)
 			}
+
 			return w.resourcesAre(ctx, 0, poolPlain)
 		})
+
 	if err == nil {
 		w.Detail("%s is tainted: %s", taken, v1alpha1.TaintInUse)
 	}
+
 	return err
 }
 
@@ -501,6 +543,7 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 	if err := w.client.Create(ctx, class); err != nil {
 		return err
 	}
+
 	claims := make([]string, count)
 	for i := range claims {
 		claims[i] = `"network": "red"`
@@ -511,6 +554,7 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 	if err := w.ready(ctx, "rest"); err != nil {
 		return err
 	}
+
 	w.Detail("a pod claims the other %d", count)
 	if err := w.claimedOf(ctx, class.Name, "too-many", "node1", `"network": "red"`); err != nil {
 		return err
@@ -518,6 +562,7 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 	if err := w.told(ctx, "too-many", "cannot allocate all claims"); err != nil {
 		return err
 	}
+
 	return w.client.Delete(ctx, class)
 }
 
@@ -528,29 +573,35 @@ func (w *World) moveBack(ctx context.Context, taken string) error {
 			return err
 		}
 	}
+
 	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
 		client.InNamespace("default")); err != nil {
 		return err
 	}
+
 	err := poll(ctx, 60*time.Second, "device "+taken+" is free for claims",
 		func(ctx context.Context) error {
 			devices, err := w.devicesOf(ctx, "node1")
 			if err != nil {
 				return err
 			}
+
 			for _, device := range devices {
 				if device.Name == taken && len(device.Taints) > 0 {
 					return fmt.Errorf("it has taints %+v", device.Taints)
 				}
 			}
+
 			return nil
 		})
+
 	if err != nil {
 		return err
 	}
 	if err := w.publish(ctx, poolPlain, v1alpha1.PublishDevicePlugin); err != nil {
 		return err
 	}
+
 	return w.asBefore(ctx)
 }
 
@@ -561,32 +612,39 @@ func (w *World) claimByMultus(ctx context.Context) error {
 		filepath.Join(w.Source, "test/e2e/manifests/claimed.yaml")); err != nil {
 		return err
 	}
+
 	pod, err := w.claim(ctx, "xpu-fast", name, "node1",
 		`"network": "blue", "addresses": ["10.10.0.81/24"]`)
 	if err != nil {
 		return err
 	}
+
 	p := resourcePod{
 		name: name, node: "node1",
 		networks: []selection{{Name: "claimed", IPs: []string{"10.10.0.81/24"}}},
 	}
+
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": "claimed"}
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
 	}
+
 	there := onNetwork("blue", "there", "node2", 62)
 	if err := errors.Join(w.ready(ctx, name), w.startResourcePod(ctx, there)); err != nil {
 		return err
 	}
+
 	attached, err := w.attachedTo(ctx, p)
 	if err != nil {
 		return err
 	}
+
 	w.Detail("%s: claim %s-nic-0, VF %s, %s %s",
 		name, name, attached[0].DeviceInfo.PCI.Address, attached[0].Interface,
 		strings.Join(attached[0].IPs, " "))
 	if err := w.try(ctx, try{"there", name, true}, "10.10.0.81"); err != nil {
 		return err
 	}
+
 	return w.gone(ctx, name, "there")
 }

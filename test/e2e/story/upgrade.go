@@ -51,21 +51,26 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
+
 	before, err := w.unwritten(ctx)
 	if err != nil {
 		return err
 	}
+
 	packets, err := sendPackets("10.10.0.21", "10.10.0.22")
 	if err != nil {
 		return err
 	}
+
 	churning, stop := context.WithCancel(ctx)
 	defer stop()
+
 	var lives atomic.Int64
 	pods, failed := errgroup.WithContext(churning)
 	for i := range churners {
 		pods.Go(func() error { return w.churn(churning, i, &lives) })
 	}
+
 	begin, longest := time.Now(), time.Duration(0)
 	for i := range times {
 		one := time.Now()
@@ -77,16 +82,19 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 		}
 		longest = max(longest, time.Since(one))
 	}
+
 	took := time.Since(begin)
 	stop()
 	if err := pods.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
+
 	w.Detail("%d upgrades in %s, %s at most; %d pods came and went", times, took.Round(time.Second),
 		longest.Round(100*time.Millisecond), lives.Load())
 	if err := w.noneLost(packets); err != nil {
 		return err
 	}
+
 	after, err := w.unwritten(ctx)
 	if err != nil {
 		return err
@@ -94,6 +102,7 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if diff := cmp.Diff(before, after); diff != "" {
 		return fmt.Errorf("an upgrade wrote what did not change (- before, + after):\n%s", diff)
 	}
+
 	return w.gone(ctx, "steady", "witness")
 }
 
@@ -122,9 +131,11 @@ func (w *World) liveOnce(ctx context.Context, i, n int) error {
 			return err
 		}
 	}
+
 	if err := w.live(ctx, pod); err != nil {
 		return errors.Join(err, w.deletePod(context.WithoutCancel(ctx), name))
 	}
+
 	return nil
 }
 
@@ -133,6 +144,7 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
 	}
+
 	var failed error
 	err := poll(ctx, 90*time.Second, "pod "+pod.Name+" is Ready", func(ctx context.Context) error {
 		var now corev1.Pod
@@ -140,22 +152,27 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 			&now); err != nil {
 			return err
 		}
+
 		if now.Status.Phase == corev1.PodFailed {
 			failed = fmt.Errorf("pod %s failed: %s: %s", pod.Name, now.Status.Reason,
 				now.Status.Message)
 			return nil
 		}
+
 		if !podReady(now) {
 			return fmt.Errorf("it is %s", now.Status.Phase)
 		}
+
 		return nil
 	})
+
 	if err = errors.Join(err, failed); err != nil {
 		if ctx.Err() == nil {
 			err = errors.Join(err, w.explain(ctx, pod.Name))
 		}
 		return err
 	}
+
 	return w.deletePod(ctx, pod.Name)
 }
 
@@ -171,6 +188,7 @@ func (w *World) unwritten(ctx context.Context) (map[string]string, error) {
 		}
 		maps.Copy(versions, versionsOf(kind, list))
 	}
+
 	for _, name := range []string{"steady", "witness"} {
 		claim, _, err := w.claimOf(ctx, name)
 		if err != nil {
@@ -178,6 +196,7 @@ func (w *World) unwritten(ctx context.Context) (map[string]string, error) {
 		}
 		versions["ResourceClaim of "+name] = claim.ResourceVersion
 	}
+
 	return versions, nil
 }
 
@@ -193,6 +212,7 @@ func versionsOf(kind string, list client.ObjectList) map[string]string {
 			versions[kind+" "+o.Name] = o.ResourceVersion
 		}
 	}
+
 	return versions
 }
 
@@ -211,15 +231,18 @@ func sendPackets(from, to string) (*packets, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	receiver, err := listenIn(to, upgradePort)
 	if err != nil {
 		return nil, errors.Join(err, sender.Close())
 	}
+
 	p := &packets{
 		from: sender, to: receiver, ending: make(chan struct{}), received: map[uint64]bool{},
 	}
 	p.done.Go(func() error { return p.send(&net.UDPAddr{IP: net.ParseIP(to), Port: upgradePort}) })
 	p.done.Go(p.receive)
+
 	return p, nil
 }
 
@@ -232,10 +255,12 @@ func (p *packets) send(to *net.UDPAddr) error {
 			return nil
 		case <-tick.C:
 		}
+
 		if _, err := p.from.WriteToUDP(binary.BigEndian.AppendUint64(nil, uint64(p.sent)),
 			to); err != nil {
 			return err
 		}
+
 		p.sent++
 	}
 }
@@ -249,6 +274,7 @@ func (p *packets) receive() error {
 		if err != nil {
 			return err
 		}
+
 		if n == 8 {
 			p.received[binary.BigEndian.Uint64(buffer)] = true
 		}
@@ -267,6 +293,7 @@ func (w *World) noneLost(p *packets) error {
 	if err != nil {
 		return err
 	}
+
 	w.Detail("%d packets, %d lost", sent, lost)
 	if lost > 0 {
 		return fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
@@ -280,10 +307,12 @@ func listenIn(address string, port int) (conn *net.UDPConn, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	err = netns.In(namespace, func() (err error) {
 		conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(address), Port: port})
 		return err
 	})
+
 	return conn, err
 }
 
@@ -293,12 +322,14 @@ func namespaceOf(address string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	seen := map[string]bool{}
 	for _, path := range processes {
 		inode, err := os.Readlink(path)
 		if err != nil || seen[inode] {
 			continue
 		}
+
 		seen[inode] = true
 		found := false
 		err = netns.In(path, func() error {
@@ -308,9 +339,11 @@ func namespaceOf(address string) (string, error) {
 			}
 			return err
 		})
+
 		if found || err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return path, err
 		}
 	}
+
 	return "", fmt.Errorf("no network namespace has address %s", address)
 }

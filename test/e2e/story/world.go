@@ -118,10 +118,12 @@ func poll(
 			}
 			return last == nil, nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("%s: not within %s: %w", what, patience,
 			errors.Join(last, context.Cause(ctx)))
 	}
+
 	return nil
 }
 
@@ -138,22 +140,27 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return err
 	}
+
 	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy",
 		"--kubernetes="+w.Cluster.Kubernetes, "--runtime="+w.Cluster.Runtime,
 		"--multus-version="+w.Cluster.Multus)
 	if err != nil {
 		return err
 	}
+
 	for line := range strings.Lines(out) {
 		w.Detail("%s", strings.TrimSpace(line))
 	}
+
 	if w.cluster, err = w.Cluster.Inspect(ctx); err != nil {
 		return err
 	}
+
 	config, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
 	if err != nil {
 		return err
 	}
+
 	config.QPS = -1
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme),
@@ -163,6 +170,7 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	if w.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
+
 	return w.tellVersions(ctx)
 }
 
@@ -172,11 +180,13 @@ func (w *World) tellVersions(ctx context.Context) error {
 	if err := w.client.List(ctx, &nodes); err != nil {
 		return err
 	}
+
 	for _, node := range nodes.Items[:1] {
 		info := node.Status.NodeInfo
 		w.Detail("Kubernetes %s, %s", info.KubeletVersion,
 			strings.Replace(info.ContainerRuntimeVersion, "://", " ", 1))
 	}
+
 	return nil
 }
 
@@ -189,11 +199,13 @@ func (w *World) insertCards(ctx context.Context) error {
 	if w.fabric, err = newFabric(w.cluster); err != nil {
 		return err
 	}
+
 	for i, node := range w.cluster.Nodes {
 		x, err := w.startCard(ctx, i, node)
 		if err != nil {
 			return err
 		}
+
 		w.xpus = append(w.xpus, x)
 		if err := x.connect(w.cluster); err != nil {
 			return err
@@ -202,12 +214,14 @@ func (w *World) insertCards(ctx context.Context) error {
 			return err
 		}
 	}
+
 	for _, x := range w.xpus {
 		if err := w.startBridge(ctx, x); err != nil {
 			return err
 		}
 		w.Detail("%s: 2 PFs x %d VFs at 0000:3b, xPU at %s", x.node.Name, vfsOfPF, x.address)
 	}
+
 	return nil
 }
 
@@ -249,16 +263,19 @@ func (w *World) waitForPods(ctx context.Context, namespace string, want int) err
 		if err := w.client.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 			return err
 		}
+
 		ready := 0
 		for _, pod := range pods.Items {
 			if podReady(pod) {
 				ready++
 			}
 		}
+
 		if ready != want || len(pods.Items) != want {
 			return fmt.Errorf("%d of %d pods in %[3]s are ready; kubectl -n %[3]s get pods",
 				ready, want, namespace)
 		}
+
 		return nil
 	})
 }
@@ -283,20 +300,25 @@ func (w *World) End(ctx context.Context) error {
 			return fmt.Errorf("%s/processes.json: %w", dir, err)
 		}
 	}
+
 	var errs []error
 	for _, p := range processes {
 		errs = append(errs, p.end(ctx, w.Bin, w.BeforeBin))
 	}
+
 	for _, cmd := range w.running {
 		_ = cmd.Wait()
 	}
+
 	if w.fabric != nil {
 		errs = append(errs, w.fabric.close())
 	}
+
 	for _, x := range w.xpus {
 		x.links.Close()
 		errs = append(errs, x.ns.Close())
 	}
+
 	_, err := w.Cluster.Run(ctx, "down")
 	return errors.Join(append(errs, err, os.RemoveAll(dir))...)
 }
@@ -311,6 +333,7 @@ func (p process) end(ctx context.Context, directories ...string) error {
 	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {
 		return nil
 	}
+
 	return poll(ctx, 30*time.Second, p.Name+" ends", func(context.Context) error {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/stat")
 		if err != nil || strings.Contains(string(status), ") Z ") {

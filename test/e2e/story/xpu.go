@@ -44,6 +44,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, err
 	}
+
 	var ready struct {
 		XPUNetNS string `json:"xpuNetNS"`
 	}
@@ -52,6 +53,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	if err != nil {
 		return nil, err
 	}
+
 	line, err := bufio.NewReader(out).ReadBytes('\n')
 	if err != nil {
 		return nil, fmt.Errorf("simhost of %s ended: see %s", node.Name,
@@ -60,10 +62,12 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	if err := json.Unmarshal(line, &ready); err != nil {
 		return nil, fmt.Errorf("simhost of %s: %w", node.Name, err)
 	}
+
 	x := &xpu{node: node, address: fmt.Sprintf("10.77.0.%d", 101+index), netNS: ready.XPUNetNS}
 	if x.ns, err = vnetns.GetFromPath(x.netNS); err != nil {
 		return nil, err
 	}
+
 	x.links, err = netlink.NewHandleAt(x.ns, unix.NETLINK_ROUTE)
 	return x, err
 }
@@ -75,15 +79,18 @@ func (x *xpu) connect(cluster Cluster) error {
 		return err
 	}
 	defer ns.Close()
+
 	outside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer outside.Close()
+
 	bridge, err := outside.LinkByName(cluster.Bridge)
 	if err != nil {
 		return err
 	}
+
 	port := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: "xpu-" + x.node.Name, MasterIndex: bridge.Attrs().Index},
 		PeerName:  "mgmt", PeerNamespace: netlink.NsFd(x.ns),
@@ -94,6 +101,7 @@ func (x *xpu) connect(cluster Cluster) error {
 	if err := outside.LinkSetUp(port); err != nil {
 		return err
 	}
+
 	gateway := net.ParseIP("10.77.0.1")
 	return errors.Join(
 		x.setUp("mgmt", x.address+"/24"),
@@ -106,6 +114,7 @@ func (x *xpu) setUp(name, address string) error {
 	if err != nil {
 		return fmt.Errorf("%s of xPU %s: %w", name, x.node.Name, err)
 	}
+
 	a, err := netlink.ParseAddr(address)
 	if err != nil {
 		return err
@@ -120,6 +129,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 	if err != nil {
 		return err
 	}
+
 	if _, err := w.start(name, x.netNS, filepath.Join(w.productDir(), "opi-bridge"),
 		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state",
 		filepath.Join(w.dir, name+".db"),
@@ -127,6 +137,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 		"--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", files.ca); err != nil {
 		return err
 	}
+
 	return poll(ctx, 10*time.Second, "opi-bridge of "+x.node.Name+" listens",
 		func(ctx context.Context) error {
 			return netns.In(x.netNS, func() error {
@@ -148,11 +159,13 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 		return nil, err
 	}
 	defer log.Close()
+
 	out, in, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
+
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = in, log
 	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in
@@ -165,6 +178,7 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 	if err := start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	w.processes = append(w.processes, process{name, cmd.Process.Pid})
 	w.running = append(w.running, cmd)
 	return out, w.remember()

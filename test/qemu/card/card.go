@@ -33,10 +33,12 @@ func PFs(t *testing.T) []pci.Address {
 	if err != nil || len(found) == 0 {
 		t.Fatalf("no PF: %v", err)
 	}
+
 	var pfs []pci.Address
 	for _, file := range found {
 		pfs = append(pfs, pci.Address(filepath.Base(filepath.Dir(file))))
 	}
+
 	slices.Sort(pfs)
 	return pfs
 }
@@ -50,6 +52,7 @@ func VF(t *testing.T, pf pci.Address, index int) pci.Address {
 		&function); err != nil {
 		t.Fatal(err)
 	}
+
 	id := bus<<8 | device<<3 | function
 	id += Number(t, pf, "sriov_offset") + index*Number(t, pf, "sriov_stride")
 	return pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))

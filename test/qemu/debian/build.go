@@ -28,10 +28,12 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, for chroot")
 	}
+
 	release, err := r.Kernel()
 	if err != nil {
 		return err
 	}
+
 	null := r.Path("/dev/null")
 	if err := os.MkdirAll(filepath.Dir(null), 0o755); err != nil {
 		return err
@@ -40,14 +42,17 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 		!errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make %s: %w", null, err)
 	}
+
 	dir, err := os.MkdirTemp(string(r), "build-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	if err := os.CopyFS(dir, os.DirFS(sources)); err != nil {
 		return err
 	}
+
 	inside := "/" + filepath.Base(dir)
 	// Without the kernel's type information, which would need pahole and a vmlinux.
 	cmd := exec.CommandContext(ctx, "/usr/bin/make", "-C", "/usr/src/linux-headers-"+release,
@@ -58,9 +63,11 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("make: %w\n%s", err, bytes.TrimSpace(output))
 	}
+
 	content, err := os.ReadFile(filepath.Join(dir, name+".ko"))
 	if err != nil {
 		return err
 	}
+
 	return os.WriteFile(file, content, 0o644)
 }

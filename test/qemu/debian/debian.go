@@ -32,12 +32,14 @@ func MachineMirror(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("where this machine's Debian packages come from: %w", err)
 	}
+
 	for line := range strings.Lines(string(out)) {
 		if mirror := strings.TrimSuffix(strings.TrimSpace(line), "/"); strings.HasSuffix(mirror,
 			"/debian") {
 			return mirror, nil
 		}
 	}
+
 	return "", errors.New("apt of this machine has no Debian archive; name one with -mirror")
 }
 
@@ -58,11 +60,13 @@ func (r Release) Unpack(ctx context.Context, cache string, packages ...string) (
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
+
 	temporary, err := os.MkdirTemp(cache, "unpack-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(temporary)
+
 	unpacked := Root(filepath.Join(temporary, "root"))
 	if err := r.unpack(ctx, filepath.Join(temporary, "apt"), unpacked, packages); err != nil {
 		return "", fmt.Errorf("unpack %s: %w", strings.Join(packages, ", "), err)
@@ -74,6 +78,7 @@ func (r Release) Unpack(ctx context.Context, cache string, packages ...string) (
 	if err := os.Rename(string(unpacked), root); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
+
 	return Root(root), nil
 }
 
@@ -84,25 +89,30 @@ func (r Release) unpack(ctx context.Context, state string, root Root, packages [
 	if err := r.configure(state); err != nil {
 		return err
 	}
+
 	apt := func(args ...string) error {
 		return run(ctx, "APT_CONFIG="+filepath.Join(state, "apt.conf"), "apt-get", args...)
 	}
 	if err := apt("--quiet", "--error-on=any", "update"); err != nil {
 		return err
 	}
+
 	install := []string{"--quiet", "--yes", "--download-only", "--no-install-recommends", "install"}
 	if err := apt(append(install, packages...)...); err != nil {
 		return err
 	}
+
 	files, err := filepath.Glob(filepath.Join(state, "cache/archives/*.deb"))
 	if err != nil {
 		return err
 	}
+
 	for _, file := range files {
 		if err := run(ctx, "LC_ALL=C", "dpkg", "--extract", file, string(root)); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -115,10 +125,12 @@ func (r Release) configure(state string) error {
 			return err
 		}
 	}
+
 	var main strings.Builder
 	if _, err := os.Stat("/etc/apt/apt.conf"); err == nil {
 		main.WriteString("#include \"/etc/apt/apt.conf\";\n")
 	}
+
 	main.WriteString("#clear APT::Update;\n#clear DPkg;\n")
 	for _, setting := range [][2]string{
 		{"APT::Architecture", "amd64"},
@@ -136,6 +148,7 @@ func (r Release) configure(state string) error {
 	} {
 		fmt.Fprintf(&main, "%s %q;\n", setting[0], setting[1])
 	}
+
 	for name, content := range map[string]string{
 		"apt.conf":  fmt.Sprintf("Dir::Etc::Main %q;\n", filepath.Join(state, "main.conf")),
 		"main.conf": main.String(),
@@ -147,6 +160,7 @@ func (r Release) configure(state string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -157,10 +171,12 @@ func (r Root) finish(ctx context.Context) error {
 		!errors.Is(err, fs.ErrExist) {
 		return err
 	}
+
 	release, err := r.Kernel()
 	if err != nil {
 		return err
 	}
+
 	args := r.Command("/usr/sbin/depmod", "-b", r.Path("/usr"), "-m", "/lib/modules", release)
 	return run(ctx, "LC_ALL=C", args[0], args[1:]...)
 }

@@ -21,6 +21,7 @@ func TestUnpackWithoutKeys(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, part)
 		}
 	}
+
 	left, err := os.ReadDir(cache)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left in the cache: %v, %v", left, err)
@@ -35,10 +36,12 @@ func TestKernel(t *testing.T) {
 	if err := os.MkdirAll(root.Path("/boot"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, release := range []string{"6.12.1-amd64", "6.12.2-amd64"} {
 		if err := os.WriteFile(root.Path("/boot/vmlinuz-"+release), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := root.Kernel()
 		switch release {
 		case "6.12.1-amd64":

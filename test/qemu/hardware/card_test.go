@@ -26,6 +26,7 @@ func TestCards(t *testing.T) {
 	if guest != "igb" && guest != "simnic" {
 		t.Skip("needs the cards of a guest: make test-qemu runs it in guests igb and simnic")
 	}
+
 	want := map[pci.Address]function.Card{}
 	for _, pf := range card.PFs(t) {
 		var told function.Card
@@ -34,28 +35,34 @@ func TestCards(t *testing.T) {
 		if card.Number(t, pf, netdev+"/addr_assign_type") == 0 {
 			told.MAC = function.MAC(card.Attribute(t, pf, netdev+"/address"))
 		}
+
 		if guest == "simnic" {
 			told.Board = "simnic-1p"
 			told.Serial = fmt.Sprintf("SIM%s%s", string(pf)[:4], strings.ToUpper(string(pf)[5:7]))
 		}
+
 		want[pf] = told
 	}
+
 	functions := inventoried(t)
 	changed := make(chan struct{}, len(functions))
 	c := cards.New(cards.Options{
 		Functions: func() []function.Function { return functions }, SysRoot: "/sys",
 		Changed: func() { changed <- struct{}{} }, Log: testr.New(t),
 	})
+
 	defer must.Run(t, func(ctx context.Context) error { return c.Run(ctx, nil) })()
 	for late := time.After(patience); ; {
 		got := map[pci.Address]function.Card{}
 		for pf := range want {
 			got[pf] = c.Of(pf)
 		}
+
 		diff := cmp.Diff(want, got)
 		if diff == "" {
 			return
 		}
+
 		select {
 		case <-changed:
 		case <-late:

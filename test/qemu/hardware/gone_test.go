@@ -44,6 +44,7 @@ func TestVFGone(t *testing.T) {
 			t.Fatalf("attached: VLAN %d, want %d", vlan, inside)
 		}
 	}
+
 	wantFree := func(t *testing.T) {
 		t.Helper()
 		if vlan := vlanOf(t, pf, index); vlan != outside || len(c.journal.All()) > 0 {
@@ -65,6 +66,7 @@ func TestVFGone(t *testing.T) {
 		own, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		must.Succeed(t, err)
 		defer unix.Close(own)
+
 		name, elsewhere := card.Netdev(pf), netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
 		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf),
@@ -72,6 +74,7 @@ func TestVFGone(t *testing.T) {
 		if card.Netdev(vf) == "" {
 			t.Error("the netdev of the VF is not back")
 		}
+
 		l, err := elsewhere.Handle().LinkByName(name)
 		must.Succeed(t, err)
 		must.Succeed(t, elsewhere.Handle().LinkSetNsFd(l, own))
@@ -79,5 +82,6 @@ func TestVFGone(t *testing.T) {
 		must.Succeed(t, c.unprepare(t.Context(), object))
 		wantFree(t)
 	})
+
 	must.Succeed(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0))
 }

@@ -42,10 +42,12 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 			}
 		},
 	})
+
 	must.Run(t, f.Run)
 	if !f.Synced(t.Context()) {
 		t.Fatal("the reporters were not looked at")
 	}
+
 	return f
 }
 
@@ -65,6 +67,7 @@ func (f faults) await(t *testing.T, begin time.Time, functions []function.Functi
 	t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
+
 	for {
 		got := f.of(functions)
 		if slices.Equal(got, want) {
@@ -75,6 +78,7 @@ func (f faults) await(t *testing.T, begin time.Time, functions []function.Functi
 			}
 			return
 		}
+
 		select {
 		case <-f.changed:
 		case <-late.C:
@@ -99,16 +103,19 @@ func TestHealthReporter(t *testing.T) {
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
+
 	pf := pfs[0]
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	defer conn.Close()
+
 	functions := inventoried(t)
 	ofPF, ofOther := functionsOf(functions, pf), functionsOf(functions, pfs[1])
 	if len(ofPF) < 2 || len(ofOther) == 0 {
 		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf,
 			ofPF, pfs[1], ofOther)
 	}
+
 	f := followFaults(t, conn)
 
 	t.Run("error of a PF is one of all its Functions until it recovers", func(t *testing.T) {
@@ -148,11 +155,13 @@ func TestHealthReporter(t *testing.T) {
 		f.await(t, fail(t, pf, "1"), functions, ofPF)
 		card.Set(t, "/sys/bus/pci/drivers/simnic/unbind", string(pf))
 		begin := time.Now()
+
 		t.Cleanup(func() {
 			card.Set(t, "/sys/bus/pci/drivers/simnic/bind", string(pf))
 			card.SetAttribute(t, pf, "sriov_numvfs", vfs)
 			must.Succeed(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 		})
+
 		f.await(t, begin, functions, nil)
 	})
 }
@@ -173,11 +182,13 @@ func count(t *testing.T, conn *devlink.Conn, pf pci.Address) uint64 {
 	t.Helper()
 	reporters, err := conn.Reporters()
 	must.Succeed(t, err)
+
 	for _, r := range reporters {
 		if r.Device == devlink.OfPCI(pf) && r.Port < 0 {
 			return r.Errors
 		}
 	}
+
 	t.Fatalf("PF %s has no reporter in %+v", pf, reporters)
 	return 0
 }

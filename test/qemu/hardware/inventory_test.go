@@ -42,9 +42,11 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether",
 			LinkUp: true, LinkSpeed: linkSpeed,
 		}
+
 		if strings.HasPrefix(string(pf), "0000:21:") {
 			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
 		}
+
 		all = append(all, f)
 		for i := range f.NumVFs {
 			vf := f
@@ -55,9 +57,11 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 			all = append(all, vf)
 		}
 	}
+
 	slices.SortFunc(all, func(a, b function.Function) int {
 		return strings.Compare(a.ID.String(), b.ID.String())
 	})
+
 	return all
 }
 
@@ -67,10 +71,12 @@ func TestInventory(t *testing.T) {
 		pf, vf    string
 		linkSpeed int
 	}{"igb": {"igb", "igbvf", 1000}, "simnic": {"simnic", "simnic", 25000}}
+
 	of, inGuest := drivers[os.Getenv(plan.GuestVariable)]
 	if !inGuest {
 		t.Skip("needs the cards of a guest: make test-qemu runs it in guests igb and simnic")
 	}
+
 	want := expected(t, of.pf, of.vf, of.linkSpeed)
 	groups := map[string]pci.Address{}
 	for _, f := range want {
@@ -83,6 +89,7 @@ func TestInventory(t *testing.T) {
 		}
 		groups[f.IOMMUGroup] = f.ID.Address
 	}
+
 	// igb resets its PF a little after the VFs were made, which takes the carrier away for some
 	// seconds.
 	diff := ""
@@ -97,6 +104,7 @@ func TestInventory(t *testing.T) {
 			return
 		}
 	}
+
 	t.Errorf("Functions (-want +got):\n%s", diff)
 }
 
@@ -128,10 +136,12 @@ func follow(t *testing.T) *follower {
 			default:
 			}
 		}})
+
 	must.Run(t, f.Run)
 	if !f.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
 	}
+
 	return f
 }
 
@@ -151,12 +161,14 @@ func (f *follower) await(
 	t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
+
 	for {
 		function, ok := f.Get(id)
 		if ok && is(function) {
 			t.Logf("%s: %s after %s", id, what, time.Since(begin).Round(time.Millisecond))
 			return
 		}
+
 		select {
 		case <-f.changed:
 		case <-late.C:
@@ -170,6 +182,7 @@ func (f *follower) gone(t *testing.T, begin time.Time, id function.ID) {
 	t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
+
 	for {
 		if _, ok := f.Get(id); !ok {
 			t.Logf("%s: gone after %s", id, time.Since(begin).Round(time.Millisecond))
@@ -228,6 +241,7 @@ func TestInventoryFollows(t *testing.T) {
 		if _, err := os.Stat("/dev/vfio/" + got.IOMMUGroup); err != nil || got.IOMMUGroup == "" {
 			t.Errorf("IOMMU group %q: %v", got.IOMMUGroup, err)
 		}
+
 		card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
 		card.SetAttribute(t, vf, "driver_override", "\n")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
@@ -268,6 +282,7 @@ func TestInventoryFollows(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("more than the netdev changed (-want +got):\n%s", diff)
 		}
+
 		toHost(t, pod, before.Netdev)
 		begin = time.Now()
 		f.until(t, begin, vf, "netdev back", func(got function.Function) bool {
@@ -295,6 +310,7 @@ func TestInventoryFollows(t *testing.T) {
 			func(got function.Function) bool {
 				return got.Index == vfs-1 && got.Netdev != ""
 			})
+
 		f.until(t, begin, pf, "all VFs", func(got function.Function) bool {
 			return got.NumVFs == vfs
 		})

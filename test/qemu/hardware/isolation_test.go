@@ -25,6 +25,7 @@ func TestIsolation(t *testing.T) {
 	if guest != "igb" && guest != "simnic" {
 		t.Skip("changes the machine's PCI devices: make test-qemu runs it in guests igb and simnic")
 	}
+
 	pf := card.PFs(t)[0]
 	t.Run("VF", func(t *testing.T) {
 		s := newStages(t)
@@ -33,6 +34,7 @@ func TestIsolation(t *testing.T) {
 			return s.of(peer.Namespace, "net1", func() netdev.Device { return deviceOf(t, pf, 0) })
 		})
 	})
+
 	if guest == "simnic" {
 		t.Run("SF", func(t *testing.T) { isolatedSF(t, pf) })
 	}
@@ -44,11 +46,13 @@ func isolatedSF(t *testing.T, pf pci.Address) {
 	eswitch, err := devlink.Dial("")
 	must.Succeed(t, err)
 	t.Cleanup(eswitch.Close)
+
 	const number = 5
 	port, err := eswitch.AddSF(devlink.OfPCI(pf), portOf(t, eswitch, pf, devlink.PCIVF, 0).PF,
 		number)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, eswitch.DeletePort(port.Device, port.Index)) })
+
 	must.Succeed(t,
 		eswitch.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(true)}))
 
@@ -62,6 +66,7 @@ func isolatedSF(t *testing.T, pf pci.Address) {
 	functions.await(t, time.Now(), id, "netdev", func(f function.Function) bool {
 		return f.Netdev != ""
 	})
+
 	isolation.Run(t, func(*testing.T) isolation.Stage {
 		return s.of(s.host, representor, func() netdev.Device {
 			name, _ := functions.Netdev(id)
@@ -100,6 +105,7 @@ func (s stages) of(
 		Release: func(t *testing.T, _ *netns.Namespace) error {
 			begin := time.Now()
 			defer func() { t.Logf("released in %s", time.Since(begin)) }()
+
 			for {
 				d := device()
 				d.Rebinding = &netdev.Rebinding{Intend: func(string) error { return nil }}
@@ -108,9 +114,11 @@ func (s stages) of(
 					time.Sleep(10 * time.Millisecond) // the driver makes its netdev
 					continue
 				}
+
 				if err == nil && len(r.Notes) > 0 {
 					err = fmt.Errorf("%s is not as it was: %q", r.Name, r.Notes)
 				}
+
 				return err
 			}
 		},

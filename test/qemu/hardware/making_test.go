@@ -38,12 +38,14 @@ func TestMakingVFs(t *testing.T) {
 			s.Write(t, c.lines)
 			end := supply.run(t)
 			defer end()
+
 			supply.want(2)
 			supply.until(t, "what is missing is said", func() (bool, any) {
 				lacks, known := supply.vfs.Supply(declared)
 				said := known && len(lacks.Shortages) == 1
 				return said && lacks.Shortages[0].Reason != v1alpha1.ReasonMaking, lacks
 			})
+
 			lacks, _ := supply.vfs.Supply(declared)
 			t.Logf("%+v", lacks.Shortages)
 			if got := card.Number(t, pf, "sriov_numvfs"); got != c.made {
@@ -57,8 +59,10 @@ func TestMakingVFs(t *testing.T) {
 		s.Write(t, "numvfs.late=500")
 		end := supply.run(t)
 		defer end()
+
 		supply.want(2)
 		supply.made(t, 2)
+
 		supply.until(t, "the VFs have their netdevs", func() (bool, any) {
 			vf, _ := supply.inventory.Get(function.ID{Address: card.VF(t, pf, 1)})
 			return vf.Netdev != "", vf

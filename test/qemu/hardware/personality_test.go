@@ -102,6 +102,7 @@ func (l *lives) calibrate(t *testing.T) time.Duration {
 
 	const attempts = 10 // of one attachment, at most
 	t.Logf("an attachment that waits for nothing takes %s", took.Round(time.Millisecond))
+
 	return attempts * took
 }
 
@@ -124,12 +125,14 @@ func (l *lives) all(t *testing.T) {
 			l.single(t, w, want)
 		})
 	}
+
 	l.run(t, "VF in reset", func(t *testing.T) {
 		l.live(t, everything, func() { l.reset(t) }, nil)
 	})
 	l.run(t, "hostile pod", func(t *testing.T) {
 		l.live(t, everything, nil, func(pod *netns.Namespace) { vandalise(t, pod) })
 	})
+
 	if stage.Tells(l.personality) {
 		l.run(t, "PF silent at release", func(t *testing.T) { l.silent(t, everything) })
 		l.run(t, "PF down at release", func(t *testing.T) { l.down(t, everything) })
@@ -174,6 +177,7 @@ func (l *lives) attach(t *testing.T, want function.Interface) (held, error) {
 		if err == nil {
 			_, err = l.engine.Attach(ctx, l.device, h.snapshot, h.place, want)
 		}
+
 		if took := time.Since(begin); took > l.limit+restoreTime {
 			t.Errorf("attach took %s", took)
 		}
@@ -204,6 +208,7 @@ func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), restoreTime)
 	defer cancel()
+
 	begin := time.Now()
 	restored, err := l.engine.Restore(ctx, l.device, h.snapshot, h.place)
 	if took := time.Since(begin); took > restoreTime+time.Second {
@@ -221,17 +226,20 @@ func (l *lives) live(
 	if before != nil {
 		before()
 	}
+
 	begin := time.Now()
 	h, err := l.attach(t, want)
 	if err != nil {
 		t.Fatalf("after %s: %v", time.Since(begin), err)
 	}
+
 	t.Logf("attached after %s", time.Since(begin).Round(time.Millisecond))
 	l.wantAttached(t, h, want)
 
 	if does != nil {
 		does(h.pod)
 	}
+
 	l.wantReleased(t, h)
 }
 
@@ -268,6 +276,7 @@ func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 			expected.MAC = string(want.MAC)
 		}
 	}
+
 	if vf := want.VF; stage.Tells(l.personality) {
 		set(&expected.VLAN, vf.VLAN)
 		set(&expected.QoS, vf.QoS)
@@ -278,6 +287,7 @@ func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 		if vf.LinkState == function.LinkEnable {
 			expected.Link = 1
 		}
+
 		if vf.Proto == function.VLAN8021AD {
 			expected.Proto = "88a8"
 		}
@@ -286,6 +296,7 @@ func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 	if diff := cmp.Diff(expected, got); diff != "" {
 		t.Errorf("in effect for the pod (-want +got):\n%s", diff)
 	}
+
 	link, err := h.pod.Handle().LinkByName(want.Name)
 	must.Succeed(t, err)
 	if a := link.Attrs(); a.RawFlags&unix.IFF_UP == 0 || want.MTU != 0 && a.MTU != want.MTU {
@@ -324,13 +335,16 @@ func (l *lives) wantReleased(t *testing.T, h held) {
 			vf.Max = 0 // it limits nothing
 		}
 	}
+
 	if now.VLAN == 0 {
 		now.Proto = h.before.Proto // which then says nothing
 	}
+
 	if len(restored.Notes) > 0 {
 		t.Logf("noted: %q", restored.Notes)
 		now.MAC, now.Own = h.before.MAC, h.before.Own // what isolates the next owner as well
 	}
+
 	if now.MAC == h.before.Own && l.tellsOwn() {
 		now.MAC = h.before.MAC // was told, and is an administrative one since
 	}
@@ -361,6 +375,7 @@ func (l *lives) reset(t *testing.T) {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	must.Succeed(t, err)
 	defer handle.Close()
+
 	pf := linkOf(t, l.device.PF.Name)
 
 	if l.personality.Value("vlan.reset") != "0" {
@@ -382,6 +397,7 @@ func (l *lives) silent(t *testing.T, want function.Interface) {
 	} else {
 		t.Log(err)
 	}
+
 	l.stage.Write(t, l.personality.Script())
 	l.wantReleased(t, h)
 }
@@ -413,6 +429,7 @@ func vandalise(t *testing.T, pod *netns.Namespace) {
 		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index},
 		Mode:      netlink.MACVLAN_MODE_PRIVATE,
 	}))
+
 	must.Succeed(t, handle.LinkSetAlias(link, "evil"))
 	must.Succeed(t, handle.LinkAddAltName(link, "evil-altname"))
 	must.Succeed(t, handle.SetPromiscOn(link))

@@ -40,9 +40,11 @@ func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 		MTU: a.MTU, TxQLen: a.TxQLen,
 		Flags: a.RawFlags & adminFlags,
 	}
+
 	if pf != nil {
 		p.VF = enforced(t, pf)
 	}
+
 	return p
 }
 
@@ -52,8 +54,10 @@ func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	must.Succeed(t, err)
 	defer handle.Close()
+
 	l, err := handle.LinkByName(pf.Name)
 	must.Succeed(t, err)
+
 	for _, vf := range l.Attrs().Vfs {
 		if vf.ID == pf.VF {
 			vf.RxPackets, vf.TxPackets, vf.RxBytes, vf.TxBytes = 0, 0, 0, 0
@@ -61,6 +65,7 @@ func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 			return vf
 		}
 	}
+
 	t.Fatalf("PF %s tells nothing about VF %d", pf.Name, pf.VF)
 	return netlink.VfInfo{}
 }
@@ -112,9 +117,11 @@ func TestProperties(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	vf, device := card.VF(t, pf, 0), deviceOf(t, pf, 0)
 	must.Succeed(t, netlink.LinkSetAlias(linkOf(t, device.Name), "the host's"))
 	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, device.Name), "host-vf0"))
+
 	t.Cleanup(func() {
 		must.Succeed(t, netlink.LinkSetAlias(linkOf(t, card.Netdev(vf)), ""))
 		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, card.Netdev(vf)), "host-vf0"))
@@ -126,6 +133,7 @@ func TestProperties(t *testing.T) {
 			name = "all properties of a VF that is up"
 			must.Succeed(t, netlink.LinkSetUp(linkOf(t, device.Name)))
 		}
+
 		before := read(t, vf, device.PF)
 		t.Run(name+" are set and put back", func(t *testing.T) {
 			held, err := take(t, engine, device, netns.New(t).Path(), everything())
@@ -134,16 +142,19 @@ func TestProperties(t *testing.T) {
 			must.Succeed(t, held.release())
 			unchanged(t, vf, device.PF, before)
 		})
+
 		t.Run(name+" are put back when its network namespace is deleted", func(t *testing.T) {
 			deleted(t, engine, device, everything())
 			unchanged(t, vf, device.PF, before)
 			deleted(t, engine, device, untrusted())
 			unchanged(t, vf, device.PF, before)
 		})
+
 		t.Run(name+" stay as they are when one is refused", func(t *testing.T) {
 			refused(t, engine, device, func() { unchanged(t, vf, device.PF, before) })
 		})
 	}
+
 	must.Succeed(t, netlink.LinkSetDown(linkOf(t, device.Name)))
 
 	t.Run("VF whose attachment ends at any step is put back", func(t *testing.T) {
@@ -167,6 +178,7 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	if observed.Name != want.Name || observed.MTU != want.MTU || observed.MAC != want.MAC {
 		t.Errorf("in the pod: %+v", observed)
 	}
+
 	got := enforced(t, pf)
 	got.LinkState, got.VlanProto = 0, 0
 	wantVF := netlink.VfInfo{
@@ -174,6 +186,7 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 		MaxTxRate: 100, Trust: 1,
 		RssQuery: got.RssQuery,
 	}
+
 	if diff := cmp.Diff(wantVF, got); diff != "" {
 		t.Errorf("enforced (-want +got):\n%s", diff)
 	}
@@ -189,6 +202,7 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 		held, err = take(t, engine, device, netns.New(t).Path(), want)
 		must.Succeed(t, err)
 	})
+
 	// The kernel ends namespaces in the background.
 	back := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Steps: 14}
 	var err error
@@ -196,6 +210,7 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 		err = held.release()
 		return err == nil, nil
 	})
+
 	must.Succeed(t, err)
 }
 
@@ -219,6 +234,7 @@ func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchange
 		if err == nil || !strings.Contains(err.Error(), field+says) {
 			t.Errorf("error %v, want one with %q", err, field+says)
 		}
+
 		unchanged()
 	}
 }
@@ -238,16 +254,19 @@ func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 				panic(end{})
 			}
 		}})
+
 		must.Succeed(t, err)
 		want := untrusted()
 		snapshot, place, err := engine.Plan(t.Context(), device, netns.New(t).Path(), want)
 		must.Succeed(t, err)
+
 		ended = func() (ended bool) {
 			defer func() { _, ended = recover().(end) }()
 			_, err := engine.Attach(t.Context(), device, snapshot, place, want)
 			must.Succeed(t, err)
 			return
 		}()
+
 		must.Succeed(t, engine.Close())
 		next, err := netdev.New(netdev.Options{})
 		must.Succeed(t, err)
@@ -255,6 +274,7 @@ func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 			place); err != nil {
 			t.Errorf("ended at step %d, %q: %v", step, last, err)
 		}
+
 		must.Succeed(t, next.Close())
 		unchanged(t, vf, device.PF, before)
 		if !ended && step < 7 {
@@ -272,6 +292,7 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 	up := linkOf(t, deviceOf(t, pfs[0], 1).Name)
 	must.Succeed(t, netlink.LinkSetUp(up))
 	defer func() { must.Succeed(t, netlink.LinkSetDown(up)) }()
+
 	for _, f := range []struct {
 		pf    pci.Address
 		index int
@@ -279,6 +300,7 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 		functions = append(functions, deviceOf(t, f.pf, f.index))
 		before = append(before, read(t, card.VF(t, f.pf, f.index), functions[len(functions)-1].PF))
 	}
+
 	pods := func(t *testing.T, config *function.VFConfig, macs ...function.MAC) {
 		var pods []pod
 		for i, mac := range macs {
@@ -289,19 +311,23 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 				t.Errorf("MAC %s, want %s", pods[i].mac, mac)
 			}
 		}
+
 		reach(t, pods[0], pods[1])
 		reach(t, pods[0], pods[2])
 	}
+
 	t.Run("as asked for", func(t *testing.T) {
 		pods(t, nil, "02:00:00:00:00:21", "02:00:00:00:00:22", "02:00:00:00:00:23")
 	})
 	t.Run("again, others", func(t *testing.T) {
 		pods(t, nil, "02:00:00:00:00:32", "02:00:00:00:00:33", "02:00:00:00:00:31")
 	})
+
 	t.Run("trusted", func(t *testing.T) {
 		pods(t, &function.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42",
 			"02:00:00:00:00:43")
 	})
+
 	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
 	for i, f := range functions {
 		address := card.VF(t, pci.Address(f.PF.Address), f.PF.VF)
@@ -325,9 +351,11 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 			t.Errorf("PF that is down: error %v, want one with %q", err, says)
 		}
 	}
+
 	if took := time.Since(begin); took > 2*time.Second {
 		t.Errorf("the PF is down, yet it was waited for %s", took)
 	}
+
 	unchanged(t, vf, device.PF, before)
 	must.Succeed(t, netlink.LinkSetUp(pf))
 	begin = time.Now()
@@ -338,19 +366,23 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	if got := enforced(t, device.PF); got.MaxTxRate != 100 {
 		t.Errorf("enforced: %+v", got)
 	}
+
 	must.Succeed(t, netlink.LinkSetDown(pf))
 	err = held.release()
 	must.Succeed(t, netlink.LinkSetUp(pf))
 	carrier(t, pci.Address(device.PF.Address))
+
 	if err == nil {
 		// The link of QEMU's card comes up by itself some 500 ms after the driver took it down.
 		t.Log("the card took the rate although the PF was down")
 		unchanged(t, vf, device.PF, before)
 		return
 	}
+
 	if says := "max_tx_rate is 100, was 0"; !strings.Contains(err.Error(), says) {
 		t.Errorf("release while the PF is down: error %v, want one with %q", err, says)
 	}
+
 	must.Succeed(t, held.release())
 	unchanged(t, vf, device.PF, before)
 }
@@ -361,6 +393,7 @@ func wholeCard(t *testing.T, engine *netdev.Engine, pf pci.Address) {
 	numVFs := card.Attribute(t, pf, "sriov_numvfs")
 	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	t.Cleanup(func() { card.SetAttribute(t, pf, "sriov_numvfs", numVFs) })
+
 	before := read(t, pf, nil)
 	device := netdev.Device{Name: before.Name}
 	want := function.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
@@ -368,6 +401,7 @@ func wholeCard(t *testing.T, engine *netdev.Engine, pf pci.Address) {
 		deleted(t, engine, device, want)
 		unchanged(t, pf, nil, before)
 	})
+
 	other := attached(t, engine, card.PFs(t)[0], 1, 2, nil)
 	t.Run("released", func(t *testing.T) {
 		whole := attachedAs(t, engine, device, 1, want)
@@ -376,5 +410,6 @@ func wholeCard(t *testing.T, engine *netdev.Engine, pf pci.Address) {
 		}
 		reach(t, whole, other)
 	})
+
 	unchanged(t, pf, nil, before)
 }

@@ -33,14 +33,17 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	eswitch, err := devlink.Dial("")
 	must.Succeed(t, err)
 	t.Cleanup(eswitch.Close)
+
 	engine, err := netdev.New(netdev.Options{
 		Eswitches: eswitch, Trace: func(step string) { t.Log(step) },
 	})
 	must.Succeed(t, err)
 	t.Cleanup(func() { engine.Close() })
+
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { records.Close() })
+
 	f, log := follow(t), testr.New(t)
 	manager := lifecycle.New(records, engine, f, lifecycle.Options{BootID: "this"}, log)
 	return limited{
@@ -55,16 +58,19 @@ func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig)
 	if !ok {
 		t.Fatalf("no Function %s", id)
 	}
+
 	err := l.lifecycle.Reserve(t.Context(), journal.Attachment{
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
 		Interface: function.Interface{Name: "net1", VF: config},
 	})
+
 	must.Succeed(t, err)
 	sandbox := lifecycle.Sandbox{
 		ID: "sandbox", NetNS: netns.New(t).Path(),
 		Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
 	}
+
 	_, err = l.lifecycle.Attach(t.Context(), id, sandbox)
 	return err
 }
@@ -95,6 +101,7 @@ func portOf(
 	t.Helper()
 	ports, err := eswitch.PortsOf(devlink.OfPCI(pf))
 	must.Succeed(t, err)
+
 	for _, p := range ports {
 		its := uint32(p.VF)
 		if flavour == devlink.PCISF {
@@ -104,6 +111,7 @@ func portOf(
 			return p
 		}
 	}
+
 	t.Fatalf("PF %s has no port of flavour %s with number %d, only %+v", pf, flavour, number, ports)
 	return devlink.Port{}
 }
@@ -124,6 +132,7 @@ func TestRate(t *testing.T) {
 			got.MaxTxRate != 2000 {
 			t.Errorf("enforced: %+v", got)
 		}
+
 		l.release(t, vf)
 		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 ||
 			got.MaxTxRate != 0 {
@@ -133,6 +142,7 @@ func TestRate(t *testing.T) {
 
 	must.Succeed(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
 	defer func() { must.Succeed(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+
 	l.await(t, time.Now(), vf, "there", func(f function.Function) bool { return f.Netdev != "" })
 
 	t.Run("VF in mode switchdev", func(t *testing.T) {
@@ -144,6 +154,7 @@ func TestRate(t *testing.T) {
 			len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
+
 		l.release(t, vf)
 		if got := l.rate(t, devlink.PCIVF, 1); got != (function.Rate{}) {
 			t.Errorf("after release: %+v", got)
@@ -158,10 +169,12 @@ func TestRate(t *testing.T) {
 		if got := l.rate(t, devlink.PCIVF, 1); got != (function.Rate{Max: 100}) {
 			t.Errorf("attached: %+v", got)
 		}
+
 		l.release(t, vf)
 		if got := l.rate(t, devlink.PCIVF, 1); got != own {
 			t.Errorf("after release: %+v", got)
 		}
+
 		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, function.Rate{}))
 	})
 
@@ -174,6 +187,7 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit fun
 	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, l.eswitch.DeletePort(port.Device, port.Index)) }()
+
 	change := devlink.FunctionChange{MAC: "02:00:00:00:00:77", Active: new(true)}
 	must.Succeed(t, l.eswitch.SetFunction(port.Device, port.Index, change))
 	sf := function.SubfunctionID(l.pf, sfnum)
@@ -185,10 +199,12 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit fun
 	if got := l.rate(t, devlink.PCISF, sfnum); got != limit {
 		t.Errorf("attached: %+v", got)
 	}
+
 	l.release(t, sf)
 	if got := l.rate(t, devlink.PCISF, sfnum); got != (function.Rate{}) {
 		t.Errorf("after release: %+v", got)
 	}
+
 	err = l.attach(t, sf, &function.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
 	says := "vf.vlan: must be absent for SF 77 of PF " + string(l.pf)
 	if err == nil || !strings.Contains(err.Error(), says) {
@@ -197,5 +213,6 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit fun
 	if got := l.rate(t, devlink.PCISF, sfnum); got != (function.Rate{}) {
 		t.Errorf("after the refusal: %+v", got)
 	}
+
 	l.release(t, sf)
 }

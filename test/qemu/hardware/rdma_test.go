@@ -30,16 +30,19 @@ func TestRDMASoft(t *testing.T) {
 		if err != nil || strings.TrimSpace(string(parent)) != name {
 			t.Errorf("parent %q, %v; want %s", parent, err, name)
 		}
+
 		place, err := os.Readlink(rxe)
 		if err != nil || !strings.Contains(place, "/devices/virtual/") {
 			t.Errorf("it is at %s, %v", place, err)
 		}
+
 		for _, class := range []string{"infiniband", "infiniband_verbs"} {
 			if _, err := os.Stat(filepath.Join(card.Devices, string(vf),
 				class)); !os.IsNotExist(err) {
 				t.Errorf("%s below the VF: %v", class, err)
 			}
 		}
+
 		if _, err := os.Stat("/dev/infiniband/uverbs0"); err != nil {
 			t.Error(err)
 		}
@@ -51,6 +54,7 @@ func TestRDMASoft(t *testing.T) {
 	t.Run("it ends when a pod takes the netdev", func(t *testing.T) {
 		pod := netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
+
 		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 			if _, err := os.Lstat(rxe); os.IsNotExist(err) {
 				break
@@ -59,6 +63,7 @@ func TestRDMASoft(t *testing.T) {
 				t.Fatalf("%s is still there", rxe)
 			}
 		}
+
 		toHost(t, pod, name)
 	})
 }

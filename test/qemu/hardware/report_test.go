@@ -47,13 +47,16 @@ func TestReport(t *testing.T) {
 			if diff := cmp.Diff(visible(p), visible(read)); diff != "" {
 				t.Errorf("what can be seen (-played +reported):\n%s", diff)
 			}
+
 			after := s.Settled(t, 0)
 			if len(notes) > 0 || after.MAC == before.Own {
 				after.MAC, after.Own = before.MAC, before.Own
 			}
+
 			if after.Max == speed(p) {
 				after.Max = 0 // limits nothing
 			}
+
 			after.Proto = before.Proto // says nothing without a VLAN
 			if diff := cmp.Diff(before, after); diff != "" {
 				t.Errorf("after the report (-want +got):\n%s", diff)
@@ -75,8 +78,10 @@ func slow(p personality.Personality) personality.Personality {
 				d.Play[j].Value = "400"
 			}
 		}
+
 		p.Deviations[i].Play = d.Play
 	}
+
 	return p
 }
 
@@ -91,6 +96,7 @@ func visible(p personality.Personality) map[string]string {
 	} {
 		seen[knob] = p.Value(knob)
 	}
+
 	if !stage.Tells(p) {
 		return seen
 	}
@@ -102,11 +108,13 @@ func visible(p personality.Personality) map[string]string {
 			}
 		}
 	}
+
 	of("mac", "mac.follow", "mac.tell-none", "vf.mac.admin", "vf.mac.through", "vf.mac.busy")
 	// the kernel does not ask the driver for what the netdev has
 	if p.Value("mac.follow") != "now" {
 		of("mac", "vf.mac.equal")
 	}
+
 	of("vlan", "qos", "vlan.ad")
 	of("spoofchk", "spoofchk.tell")
 	of("trust", "trust.tell")
@@ -115,9 +123,11 @@ func visible(p personality.Personality) map[string]string {
 	if p.Value("mac.tell") == "own" {
 		seen["mac.tell-none"] = "own" // looks the same
 	}
+
 	if p.Value("vlan.proto-told") == "no" && p.Value("vlan.ad") == personality.OK {
 		seen["vlan.ad"] = personality.Ignore // looks the same
 	}
+
 	times(p, seen)
 	return seen
 }
@@ -131,14 +141,17 @@ func times(p personality.Personality, seen map[string]string) {
 	if p.Value("vf.mac.busy") != personality.OK {
 		some("mac.reset")
 	}
+
 	for _, field := range []string{"vlan", "trust", "link"} {
 		if p.Value("vf.up.busy") != personality.OK && p.Value(field) == personality.OK {
 			some(field + ".reset")
 		}
 	}
+
 	if p.Value("mac.follow") == "now" {
 		some("mac.delay")
 	}
+
 	if p.Value("trust") == personality.OK {
 		some("trust.delay")
 	}

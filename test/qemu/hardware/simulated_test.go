@@ -32,6 +32,7 @@ func TestSimulatedHost(t *testing.T) {
 
 	t.Run("PF", func(t *testing.T) { real.like(t, simulated, "PF") })
 	t.Run("VF", func(t *testing.T) { real.like(t, simulated, "VF") })
+
 	t.Run("VF in a pod: net is there, and empty", func(t *testing.T) {
 		own := hostNamespace(t)
 		for _, of := range []twin{real, simulated} {
@@ -40,6 +41,7 @@ func TestSimulatedHost(t *testing.T) {
 				find, move, back = of.host.Handle().LinkByName, of.host.Handle().
 					LinkSetNsFd, of.host.Fd()
 			}
+
 			pod, name := netns.New(t), of.netdev(t, of.vf)
 			link, err := find(name)
 			must.Succeed(t, err)
@@ -51,6 +53,7 @@ func TestSimulatedHost(t *testing.T) {
 			of.awaitNet(t, name)
 		}
 	})
+
 	t.Run("no VFs", func(t *testing.T) {
 		vfs := card.Attribute(t, pf, "sriov_numvfs")
 		for _, of := range []twin{real, simulated} {
@@ -60,6 +63,7 @@ func TestSimulatedHost(t *testing.T) {
 				return os.IsNotExist(err)
 			})
 		}
+
 		real.like(t, simulated, "PF")
 		card.Set(t, real.device(pf, "sriov_numvfs"), vfs)
 	})
@@ -83,8 +87,10 @@ func simulatedTwin(t *testing.T, vfs, totalVFs int) twin {
 			NUMANode: -1,
 		}},
 	})
+
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, h.Close()) })
+
 	functions := h.Functions()
 	return twin{root: h.SysRoot(), host: host, pf: functions[0].Address, vf: functions[1].Address}
 }
@@ -143,11 +149,13 @@ func (w twin) like(t *testing.T, simulated twin, kind string) {
 	for _, name := range ofConnectX {
 		delete(want, name)
 	}
+
 	for name := range notSimulated {
 		if _, there := want[name]; there {
 			t.Errorf("%s is simulated, but in the list of what is not", name)
 		}
 	}
+
 	for _, name := range []string{
 		"vendor", "driver", "subsystem", "net", "net/*/address", "net/*/device", "class/net",
 	} {
@@ -155,11 +163,13 @@ func (w twin) like(t *testing.T, simulated twin, kind string) {
 			t.Errorf("%s is not compared", name)
 		}
 	}
+
 	for name := range got {
 		if _, there := want[name]; !there {
 			delete(got, name)
 		}
 	}
+
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("%s (-kernel +simulated host):\n%s", kind, diff)
 	}
@@ -183,9 +193,11 @@ func (w twin) shown(t *testing.T, kind string) map[string]string {
 	for entry, form := range w.forms(t, w.device(a, "net/"+name)) {
 		forms["net/*/"+entry] = form
 	}
+
 	link, err := os.Readlink(filepath.Join(w.root, "class/net", name))
 	must.Succeed(t, err)
 	forms["class/net"] = w.form(link, name)
+
 	return forms
 }
 
@@ -201,8 +213,10 @@ func (w twin) forms(t *testing.T, dir string) map[string]string {
 			to, err := os.Readlink(path)
 			must.Succeed(t, err)
 			forms[e.Name()] = "-> " + w.form(to, "")
+
 		case e.IsDir():
 			forms[e.Name()] = "directory"
+
 		default:
 			content, err := os.ReadFile(path)
 			if err != nil {
@@ -211,6 +225,7 @@ func (w twin) forms(t *testing.T, dir string) map[string]string {
 			forms[e.Name()] = w.form(strings.TrimSpace(string(content)), "")
 		}
 	}
+
 	return forms
 }
 
@@ -224,9 +239,11 @@ func (w twin) form(s, netdev string) string {
 	case slices.Contains([]string{"up", "down", "lowerlayerdown", "unknown"}, s):
 		return "operstate"
 	}
+
 	if netdev != "" {
 		s = strings.TrimSuffix(s, netdev) + "<netdev>"
 	}
+
 	s = address.ReplaceAllString(rootPart.ReplaceAllString(s, "<root>"), "<address>")
 	return driverOf.ReplaceAllString(s, "drivers/<driver>")
 }

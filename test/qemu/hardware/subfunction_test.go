@@ -79,6 +79,7 @@ func newDemand(
 		Changed: d.changed.Notify,
 		Log:     log,
 	}
+
 	d.tracker = pool.NewTracker(d.inv, d, sfs.NoSFs, log)
 	setups := &setup.Runner{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
@@ -99,12 +100,14 @@ func newDemand(
 	go func() { ended <- d.tracker.Run(ctx, forTracker, d.outputs.Notify) }()
 	go func() { ended <- publisher.Run(ctx, forPublisher) }()
 	go func() { ended <- sfs.Watch(ctx) }()
+
 	d.close = sync.OnceFunc(func() {
 		cancel()
 		must.Succeed(t,
 			errors.Join(<-ended, <-ended, <-ended, <-ended, engine.Close(), d.journal.Close()))
 		d.devlink.Close()
 	})
+
 	t.Cleanup(d.close)
 	return d
 }
@@ -129,9 +132,11 @@ func (d *demand) PublishResources(_ context.Context, r resourceslice.DriverResou
 func (d *demand) devices() (names []string, times int) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
+
 	if len(d.published) == 0 {
 		return nil, 0
 	}
+
 	for _, p := range d.published[len(d.published)-1].Pools {
 		for _, slice := range p.Slices {
 			for _, device := range slice.Devices {
@@ -139,6 +144,7 @@ func (d *demand) devices() (names []string, times int) {
 			}
 		}
 	}
+
 	return names, len(d.published)
 }
 
@@ -153,6 +159,7 @@ func (d *demand) until(t *testing.T, what string, is func() bool) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+
 	t.Logf("%s after %s", what, time.Since(begin).Round(time.Millisecond))
 }
 
@@ -162,6 +169,7 @@ func (d *demand) reserve(id function.ID) error {
 	if !known {
 		return errors.New("is not known")
 	}
+
 	return d.lifecycle.Reserve(context.Background(), journal.Attachment{
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
@@ -193,6 +201,7 @@ func (d *demand) wantPort(t *testing.T, id function.ID) {
 	if got := port.Function; got.MAC != demandMAC || !got.Active {
 		t.Errorf("port function of the SF is %+v, want active with MAC %s", got, demandMAC)
 	}
+
 	f, exists := d.inv.Get(id)
 	if !exists || f.Netdev == "" {
 		t.Fatalf("SF is (exists: %v) %+v, want one with a netdev", exists, f)
@@ -207,11 +216,13 @@ func (d *demand) wantNothing(t *testing.T) {
 	t.Helper()
 	ports, err := d.devlink.Ports()
 	must.Succeed(t, err)
+
 	for _, p := range ports {
 		if p.Flavour == devlink.PCISF {
 			t.Errorf("port %s/%d of SF %d is left", p.Device, p.Index, p.SF)
 		}
 	}
+
 	if left, _ := filepath.Glob("/sys/bus/auxiliary/devices/*.sf.*"); len(left) > 0 {
 		t.Errorf("auxiliary devices %q are left", left)
 	}
@@ -299,15 +310,18 @@ func TestSubfunctions(t *testing.T) {
 			names, _ := d.devices()
 			return cmp.Equal(names, all[:1])
 		})
+
 		pools, _ := d.tracker.Pools()
 		if s := pools[0].Shortages; len(s) != 1 || s[0].PF != string(pf) ||
 			s[0].Reason != v1alpha1.ReasonNotSupported ||
 			!strings.Contains(s[0].Message, "mode legacy") {
 			t.Errorf("shortages are %+v", s)
 		}
+
 		if err := d.reserve(sf); err == nil {
 			t.Error("an SF was reserved")
 		}
+
 		d.wantNothing(t)
 	})
 
@@ -321,6 +335,7 @@ func TestSubfunctions(t *testing.T) {
 		_, times = d.devices()
 		d.wantNothing(t)
 	})
+
 	t.Run("made with its MAC when it is reserved", func(t *testing.T) {
 		begin := time.Now()
 		must.Succeed(t, d.reserve(sf))
@@ -330,17 +345,20 @@ func TestSubfunctions(t *testing.T) {
 		must.Succeed(t, d.reserve(sf))
 		t.Logf("reserved again in %s", time.Since(begin).Round(time.Microsecond))
 	})
+
 	namespace := netns.New(t)
 	t.Run("attached, and reaches a VF over the representors", func(t *testing.T) {
 		must.Succeed(t, d.take(sf, namespace))
 		wantTraffic(t, pod{Namespace: namespace, ip: net.IPv4(192, 0, 2, 5).To4()}, pf, 0)
 	})
+
 	t.Run("deleted when it is released", func(t *testing.T) {
 		begin := time.Now()
 		must.Succeed(t, d.free(sf))
 		t.Logf("released in %s", time.Since(begin).Round(time.Millisecond))
 		d.wantNothing(t)
 	})
+
 	t.Run("the network namespace of its pod is gone", func(t *testing.T) {
 		short := netns.New(t)
 		must.Succeed(t, d.reserve(sf))
@@ -349,6 +367,7 @@ func TestSubfunctions(t *testing.T) {
 		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
+
 	t.Run("deleted by somebody while a pod has it", func(t *testing.T) {
 		must.Succeed(t, d.reserve(sf))
 		must.Succeed(t, d.take(sf, netns.New(t)))
@@ -357,6 +376,7 @@ func TestSubfunctions(t *testing.T) {
 		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
+
 	t.Run("there already, active and with another MAC", func(t *testing.T) {
 		port, err := d.devlink.AddSF(devlink.OfPCI(pf),
 			portOf(t, d.devlink, pf, devlink.PCIVF, 0).PF, 5)
@@ -368,6 +388,7 @@ func TestSubfunctions(t *testing.T) {
 		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
+
 	t.Run("nothing was published anew all the while", func(t *testing.T) {
 		if names, now := d.devices(); now != times {
 			t.Errorf("published %d times more, last %q", now-times, names)
@@ -382,10 +403,12 @@ func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "sfbridge"}}
 	must.Succeed(t, netlink.LinkAdd(bridge))
 	defer func() { must.Succeed(t, netlink.LinkDel(bridge)) }()
+
 	must.Succeed(t, netlink.LinkSetUp(bridge))
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	defer conn.Close()
+
 	for _, port := range []devlink.Port{
 		portOf(t, conn, pf, devlink.PCISF, 5), portOf(t, conn, pf, devlink.PCIVF, uint32(index)),
 	} {
@@ -393,6 +416,7 @@ func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 		must.Succeed(t, netlink.LinkSetMaster(representor, bridge))
 		must.Succeed(t, netlink.LinkSetUp(representor))
 	}
+
 	reach(t, p, newPod(t, card.VF(t, pf, index), 6))
 }
 
@@ -414,18 +438,22 @@ func TestSubfunctionKilled(t *testing.T) {
 			}
 			return
 		}
+
 		t.Run(fmt.Sprintf("%02d before %s", n, strings.ReplaceAll(died, " ", "_")),
 			func(t *testing.T) {
 				must.Succeed(t, next.lifecycle.Recover(t.Context()))
 				known := func() bool { _, known := next.tracker.Pools(); return known }
 				next.until(t, "pools known", known)
+
 				if a, ok := next.journal.Get(sf); !ok || a.State == journal.Reserved {
 					must.Succeed(t, next.reserve(sf))
 					next.wantPort(t, sf)
 				}
+
 				must.Succeed(t, next.free(sf))
 				next.wantNothing(t)
 			})
+
 		next.close()
 	}
 }
@@ -447,6 +475,7 @@ func dieAt(
 			runtime.Goexit() // of what was done, nothing is undone
 		}
 	})
+
 	defer d.close()
 	d.until(t, "pools known", func() bool { _, known := d.tracker.Pools(); return known })
 	ended := make(chan struct{})
@@ -463,6 +492,7 @@ func dieAt(
 			}
 		}
 	}()
+
 	<-ended
 	return died
 }

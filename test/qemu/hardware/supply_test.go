@@ -68,21 +68,26 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { s.journal.Close() })
+
 	s.kubelet, err = kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
+
 	s.pods, err = podresources.NewClient(dir, podresources.Self{}, nil, testr.New(t))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = s.pods.Close() })
+
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t),
 		Changed: func() {
 			s.inputs.Notify()
 			s.all.Notify()
 		}})
+
 	must.Run(t, s.inventory.Run)
 	if !s.inventory.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
 	}
+
 	return s
 }
 
@@ -101,6 +106,7 @@ func (s *supplier) run(t *testing.T) (end func()) {
 			s.all.Notify()
 		},
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	forTracker, functions, pools := s.inputs.Subscribe(ctx), s.inputs.Subscribe(
 		ctx,
@@ -111,6 +117,7 @@ func (s *supplier) run(t *testing.T) (end func()) {
 			s.all.Notify()
 		})
 	})
+
 	work := must.Run(t, func(ctx context.Context) error { return s.vfs.Run(ctx, functions, pools) })
 	return func() { track(); work(); cancel() }
 }
@@ -168,15 +175,18 @@ func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state an
 	// it is used when the test has ended, too
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	defer cancel()
+
 	changes := s.all.Subscribe(ctx)
 	begin, late := time.Now(), time.NewTimer(2*patience)
 	defer late.Stop()
+
 	for {
 		ok, state := is()
 		if ok {
 			t.Logf("%s after %s", what, time.Since(begin).Round(time.Millisecond))
 			return
 		}
+
 		select {
 		case <-changes:
 		case <-late.C:
@@ -196,6 +206,7 @@ func (s *supplier) made(t *testing.T, n int) {
 		return known && lacks.PFs == 1 && len(lacks.Shortages) == 0 && pf.NumVFs == n &&
 			len(pools[0].Functions) == min(n, 2), lacks
 	})
+
 	if got := card.Number(t, s.pf, "sriov_numvfs"); got != n {
 		t.Errorf("the kernel has %d VFs, want %d", got, n)
 	}
@@ -210,6 +221,7 @@ func (s *supplier) short(t *testing.T, reason, text string) {
 			lacks.Shortages[0].Reason == reason &&
 			strings.Contains(lacks.Shortages[0].Message, text), lacks
 	})
+
 	lacks, _ := s.vfs.Supply(declared)
 	t.Log(lacks.Shortages[0].Message)
 }
@@ -232,6 +244,7 @@ func TestSupply(t *testing.T) {
 	if pf := os.Getenv(killedSupply); pf != "" {
 		dieBetween(t, pci.Address(pf))
 	}
+
 	pfs := card.PFs(t)
 	pf := pfs[len(pfs)-1] // not the one that other tests take first
 	first := card.Number(t, pf, "sriov_numvfs")
@@ -267,12 +280,14 @@ func TestSupply(t *testing.T) {
 	t.Run("more VFs than the PF can have (ERANGE)", func(t *testing.T) {
 		before := identities(t, pf)
 		defer s.run(t)()
+
 		s.want(9)
 		s.short(t, v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 9")
 		s.wrote(t)
 		if now := identities(t, pf); !slices.Equal(before, now) {
 			t.Errorf("VFs %v are new, before they were %v", now, before)
 		}
+
 		card.SetAttribute(t, pf, "sriov_numvfs", "0")
 		err := os.WriteFile(filepath.Join(card.Devices, string(pf), "sriov_numvfs"), []byte("9"), 0)
 		if !errors.Is(err, unix.ERANGE) {
@@ -299,8 +314,10 @@ func TestSupply(t *testing.T) {
 		if n := card.Number(t, pf, "sriov_numvfs"); n != 0 {
 			t.Fatalf("the other process left %d VFs, want 0", n)
 		}
+
 		s.want(3)
 		defer s.run(t)()
+
 		s.made(t, 3)
 		s.wrote(t, 3)
 	})
@@ -327,11 +344,13 @@ func TestSupply(t *testing.T) {
 func dieBetween(t *testing.T, pf pci.Address) {
 	s := newSupplier(t, pf)
 	s.want(3)
+
 	s.set(func() {
 		s.before = func(int) {
 			s.set(func() { s.before = func(int) { _ = unix.Kill(os.Getpid(), unix.SIGKILL) } })
 		}
 	})
+
 	s.run(t)
 	s.made(t, 3)
 }
@@ -347,6 +366,7 @@ func supplyInUse(t *testing.T, s *supplier) {
 		name, inside = card.Netdev(vf), netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), inside.Fd()))
 	}
+
 	comeBack := func(t *testing.T) { toHost(t, inside, name) }
 	for _, c := range []struct {
 		name, message string
@@ -415,12 +435,14 @@ func supplyInUse(t *testing.T, s *supplier) {
 			before := identities(t, s.pf)
 			c.begin(t)
 			defer s.run(t)()
+
 			s.want(1)
 			s.short(t, v1alpha1.ReasonInUse, c.message)
 			s.wrote(t)
 			if now := identities(t, s.pf); !slices.Equal(before, now) {
 				t.Errorf("VFs %v are new, before they were %v", now, before)
 			}
+
 			if c.changes {
 				c.end(t)
 				s.made(t, 1)
@@ -429,6 +451,7 @@ func supplyInUse(t *testing.T, s *supplier) {
 				s.made(t, 2)
 				return
 			}
+
 			s.want(2)
 			s.made(t, 2)
 			s.wrote(t)

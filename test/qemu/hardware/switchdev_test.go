@@ -52,6 +52,7 @@ func TestSwitchdev(t *testing.T) {
 		for i := range card.Number(t, pf, "sriov_numvfs") {
 			representor(t, pf, fmt.Sprintf("pf0vf%d", i))
 		}
+
 		begin := time.Now()
 		f.until(t, begin, pf, "its netdev is the uplink", func(got function.Function) bool {
 			return got.Netdev == uplink && got.PFName == uplink
@@ -60,6 +61,7 @@ func TestSwitchdev(t *testing.T) {
 		if diff := cmp.Diff(legacy, got); diff != "" {
 			t.Errorf("(-legacy +switchdev):\n%s", diff)
 		}
+
 		witnessedRepresentors(t, pf, uplink)
 	})
 
@@ -68,6 +70,7 @@ func TestSwitchdev(t *testing.T) {
 	x := &xpu{t: t, pf: pf, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
 	// opi-bridge leaves it when it ends
 	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) })
+
 	x.start()
 	x.network(t, "net-blue", 10)
 	x.network(t, "net-red", 20)
@@ -100,6 +103,7 @@ func representor(t *testing.T, pf pci.Address, portName string) string {
 		}
 		seen = append(seen, filepath.Base(dir)+" is "+strings.TrimSpace(string(content)))
 	}
+
 	t.Fatalf("PF %s has no representor %s, only %q", pf, portName, seen)
 	return ""
 }
@@ -113,12 +117,14 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 		got != representor(t, pf, "pf0sf88") {
 		t.Errorf("sriovnet says that the SF's representor is %s, %v", got, err)
 	}
+
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, sfnum}
 	must.Succeed(t,
 		netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
 			FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
 			HwAddrValid: true, StateValid: true,
 		}))
+
 	id := function.SubfunctionID(pf, sfnum)
 	f.await(t, time.Now(), id, "there, with netdev", func(got function.Function) bool {
 		return got.Netdev != ""
@@ -127,6 +133,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	if link := linkOf(t, got.Netdev); link.Attrs().HardwareAddr.String() != mac.String() {
 		t.Errorf("netdev %s has MAC %s, want %s", got.Netdev, link.Attrs().HardwareAddr, mac)
 	}
+
 	parent, _ := f.Get(function.ID{Address: pf})
 	want := parent
 	want.ID, want.Kind, want.Index, want.NumVFs = id, function.SF, sfnum, 0
@@ -138,6 +145,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	if !strings.HasPrefix(got.AuxDevice, "mlx5_core.sf.") || got.Driver == "" {
 		t.Errorf("auxiliary device %q with driver %q", got.AuxDevice, got.Driver)
 	}
+
 	must.Succeed(t, netlink.DevLinkPortDel("pci", string(pf), port.PortIndex))
 	f.gone(t, time.Now(), id)
 }
@@ -179,8 +187,10 @@ func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 	if !ok || !okToo {
 		t.Fatalf("%v and %v: must be IPv4 addresses", p.ip, other.ip)
 	}
+
 	answered, err := p.Ping(from, to, within)
 	must.Succeed(t, err)
+
 	return answered
 }
 
@@ -200,10 +210,12 @@ func (x *xpu) start() {
 	log := testr.New(t)
 	ownPF, err := bridge.ParseHostPF(string(x.pf) + "=own") // one machine is the host and the xPU
 	must.Succeed(t, err)
+
 	agent, err := bridge.New(bridge.Config{
 		State: x.state, DataPlane: bridge.DataPlaneVLANAware,
 		HostPFs: []bridge.HostPF{ownPF}, Representors: []string{uplinkID},
 	}, log)
+
 	must.Succeed(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
@@ -220,15 +232,18 @@ func (x *xpu) start() {
 		_ = client.Close()
 		cancel()
 		server.Stop()
+
 		for range 2 {
 			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				t.Errorf("opi-bridge: %v", err)
 			}
 		}
+
 		if err := agent.Close(); err != nil {
 			t.Errorf("opi-bridge: %v", err)
 		}
 	})
+
 	t.Cleanup(x.stop)
 }
 
@@ -305,6 +320,7 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 			t.Errorf("representor of VF %d is in bridge %q, want br-opi", i, got)
 		}
 	}
+
 	reach(t, pods[0], pods[1])
 	apart(t, pods[0], pods[2])
 	x.port(t, opi.Port{ID: vfID(t, pf, 2), MAC: pods[2].mac, Networks: []string{"net-blue"}})
@@ -325,6 +341,7 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 		// opi-bridge takes it down with its Port
 		must.Succeed(t, netlink.LinkSetUp(linkOf(t, x.uplink)))
 	})
+
 	both := []string{"net-blue", "net-red"}
 	untagged := newPod(t, card.VF(t, pf, 0), 1)
 	tagged := newPod(t, card.VF(t, pf, 1), 2)
@@ -333,14 +350,17 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 		{ID: vfID(t, pf, 1), MAC: tagged.mac, Networks: both, Trunk: true},
 		{ID: uplinkID, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0xff}, Networks: both, Trunk: true},
 	}
+
 	for _, port := range ports {
 		x.port(t, port)
 		t.Cleanup(func() { x.deletePort(t, port.ID) })
 	}
+
 	wire := capture(t, x.uplink)
 	blue, red := tagged.inVLAN(t, 10, "198.18.10.2"), tagged.inVLAN(t, 20, "198.18.20.2")
 	reach(t, blue, untagged.at(t, untagged.netdev, "198.18.10.1"))
 	apart(t, red, untagged.at(t, untagged.netdev, "198.18.20.1"))
+
 	// What nobody has learned the way of goes to the uplink: requests for addresses do.
 	for _, test := range []struct {
 		from pod
@@ -362,6 +382,7 @@ func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
 	link := &netlink.Vlan{LinkAttrs: attrs, VlanId: vlan}
 	must.Succeed(t, p.Handle().LinkAdd(link))
 	must.Succeed(t, p.Handle().LinkSetUp(link))
+
 	return p.at(t, attrs.Name, ip)
 }
 
@@ -389,9 +410,11 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	defer conn.Close()
+
 	port, err := conn.AddSF(devlink.OfPCI(pf), 0, sfnum)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
+
 	must.Succeed(t,
 		conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
 	fn := function.SubfunctionID(pf, sfnum)
@@ -403,6 +426,7 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	sf := podOf(t, got.Netdev, 2)
 	x.port(t, opi.Port{ID: id, MAC: sf.mac, Networks: []string{"net-blue"}})
 	defer x.deletePort(t, id)
+
 	reach(t, vf, sf)
 }
 
@@ -413,17 +437,20 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	for i, p := range []pod{a, b} {
 		x.port(t, opi.Port{ID: vfID(t, pf, i), MAC: p.mac, Networks: []string{"net-blue"}})
 	}
+
 	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)); x.deletePort(t, vfID(t, pf, 1)) })
 	reach(t, a, b)
 	rep := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
 	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
 	defer close(end)
+
 	must.Succeed(t, netlink.LinkSubscribe(updates, end))
 	x.stop()
 	reach(t, a, b)
 	x.start()
 	x.await(t, vfID(t, pf, 0), opi.StateUp)
 	reach(t, a, b)
+
 	for {
 		select {
 		case update := <-updates:
@@ -449,6 +476,7 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 		x.port(t, opi.Port{ID: id, MAC: p.mac, Networks: []string{"net-blue"}})
 		t.Cleanup(func() { x.deletePort(t, id) })
 	}
+
 	reach(t, old[0], old[1])
 	before := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
 
@@ -458,20 +486,24 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	if !strings.Contains(says, "vf0 of "+string(pf)) {
 		t.Errorf("the agent says %q, want it to say which representor is missing", says)
 	}
+
 	card.SetAttribute(t, pf, "sriov_numvfs", fmt.Sprint(vfs))
 	for _, id := range ids {
 		took, _ := x.await(t, id, opi.StateUp)
 		t.Logf("%s is in service %s after the VFs were made", id, took)
 	}
+
 	if now := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index; now == before {
 		t.Errorf("the representor has ifindex %d before and after: it was not made anew", now)
 	}
+
 	var made []pod
 	for i := range ids {
 		p := newPod(t, card.VF(t, pf, i), byte(i+1))
 		made = append(made, p)
 		x.port(t, opi.Port{ID: ids[i], MAC: p.mac, Networks: []string{"net-blue"}})
 	}
+
 	reach(t, made[0], made[1])
 }
 
@@ -488,10 +520,12 @@ func capture(t *testing.T, netdev string) *wire {
 		networkOrder)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
+
 	must.Succeed(t,
 		unix.Bind(fd, &unix.SockaddrLinklayer{
 			Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index,
 		}))
+
 	return &wire{fd: fd, seen: map[string]map[int]bool{}}
 }
 
@@ -504,18 +538,22 @@ func (w *wire) vlans(t *testing.T, mac string) map[int]bool {
 		if errors.Is(err, unix.EAGAIN) {
 			return w.seen[mac]
 		}
+
 		must.Succeed(t, err)
 		if n < 18 {
 			continue
 		}
+
 		vlan := 0
 		if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
 			vlan = int(binary.BigEndian.Uint16(frame[14:]) & 0xfff)
 		}
+
 		source := net.HardwareAddr(frame[6:12]).String()
 		if w.seen[source] == nil {
 			w.seen[source] = map[int]bool{}
 		}
+
 		w.seen[source][vlan] = true
 	}
 }

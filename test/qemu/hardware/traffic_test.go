@@ -67,11 +67,13 @@ func attachedAs(
 	p := pod{Namespace: netns.New(t), ip: address.AsSlice()}
 	held, err := take(t, engine, device, p.Path(), want)
 	must.Succeed(t, err)
+
 	t.Cleanup(func() {
 		if err := held.release(); err != nil {
 			t.Errorf("release of %s: %v", device.Name, err)
 		}
 	})
+
 	p.mac = held.observed.MAC.HardwareAddr()
 	return p
 }
@@ -93,9 +95,11 @@ func TestTrafficVLAN(t *testing.T) {
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
+
 	engine, err := netdev.New(netdev.Options{})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	tag := func(vlan int) *function.VFConfig { return &function.VFConfig{VLAN: &vlan} }
 	t.Run("same VLAN", func(t *testing.T) {
 		a, b := attached(t, engine, pfs[0], 0, 1, tag(100)), attached(t, engine, pfs[0], 1,
@@ -110,6 +114,7 @@ func TestTrafficVLAN(t *testing.T) {
 		apart(t, c, none)
 		apart(t, a, none)
 	})
+
 	t.Run("no VLAN, after release", func(t *testing.T) {
 		a, b := attached(t, engine, pfs[0], 0, 1, nil), attached(t, engine, pfs[0], 1, 2, nil)
 		reach(t, a, b)
@@ -139,6 +144,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{})
 	must.Succeed(t, err)
 	defer engine.Close()
+
 	for _, test := range []struct {
 		name  string
 		check bool
@@ -154,6 +160,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 			if test.check {
 				within = time.Second
 			}
+
 			if got := passes(t, from, to, b.mac, own, patience); !got {
 				t.Errorf("a frame under the VF's own MAC does not come through")
 			}
@@ -184,11 +191,13 @@ func frames(t *testing.T, ns *netns.Namespace, netdev string) int {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, networkOrder)
 		return err
 	}))
+
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	must.Succeed(t,
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: l.Attrs().Index}))
 	wait := unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
 	must.Succeed(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+
 	return fd
 }
 
@@ -204,14 +213,17 @@ func passes(t *testing.T, from, to int, target, source []byte, within time.Durat
 		if _, err := unix.Write(from, frame); err != nil {
 			t.Fatalf("send: %v", err)
 		}
+
 		n, err := unix.Read(to, buffer)
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 			continue
 		}
+
 		must.Succeed(t, err)
 		if n >= 12 && string(buffer[6:12]) == string(source) {
 			return true
 		}
 	}
+
 	return false
 }

@@ -54,20 +54,24 @@ func TestVDPA(t *testing.T) {
 		if diff := cmp.Diff([]string{"/dev/vhost-vdpa-0"}, nodePaths(container)); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
 		}
+
 		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1",
 			"XPU_VDPA_FAST=/dev/vhost-vdpa-0"}
 		if diff := cmp.Diff(wantEnv, container.Process.Env); diff != "" {
 			t.Errorf("environment (-want +got):\n%s", diff)
 		}
+
 		device, err := os.OpenFile("/dev/vhost-vdpa-0", os.O_RDWR, 0)
 		must.Succeed(t, err)
 		defer device.Close()
+
 		// linux/vhost.h, linux/virtio_ids.h
 		const getDeviceID, network = 2<<30 | 4<<16 | 0xaf<<8 | 0x70, 1
 		if id, err := unix.IoctlGetUint32(int(device.Fd()), getDeviceID); err != nil ||
 			id != network {
 			t.Errorf("virtio device %d, %v; want %d", id, err, network)
 		}
+
 		must.Succeed(t, c.unprepare(t.Context(), object))
 	})
 

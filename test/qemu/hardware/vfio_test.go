@@ -91,17 +91,21 @@ func newClaimsOf(
 			must.Succeed(t, errors.Join(<-ended, c.engine.Close(), c.journal.Close()))
 		}
 	}
+
 	t.Cleanup(c.close)
 	c.inventory.Synced(ctx)
+
 	c.drivers = &setup.PCIDrivers{
 		SysRoot: "/sys", DevRoot: "/dev", ProcRoot: "/proc", BootID: bootID, Functions: c.inventory,
 		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
 	}
+
 	setups := &setup.Runner{Drivers: c.drivers}
 	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory,
 		lifecycle.Options{BootID: bootID, Setup: setups}, log)
 	files, err := nodecdi.Open(filepath.Join(dir, "cdi"))
 	must.Succeed(t, err)
+
 	c.driver = &dra.Driver{
 		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait,
 		Journal: c.journal, Lifecycle: c.lifecycle,
@@ -111,6 +115,7 @@ func newClaimsOf(
 		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log,
 		ProvisionTimeout: patience,
 	}
+
 	return c
 }
 
@@ -168,6 +173,7 @@ func (c *claims) container(devices ...string) ocispec.Spec {
 	if unresolved, err := cache.InjectDevices(&container, devices...); err != nil {
 		c.t.Fatalf("unresolved %q: %v", unresolved, err)
 	}
+
 	return container
 }
 
@@ -178,6 +184,7 @@ func (c *claims) offer() {
 		if reserved.State != journal.Reserved {
 			continue
 		}
+
 		attached := reserved
 		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
 		attached.Place.NetNS = "/run/netns/pod" // where it would be
@@ -213,6 +220,7 @@ func worn(
 			netlink.LinkSetMTU(l, 1500), netlink.LinkSetAlias(l, ""),
 		))
 	})
+
 	must.Succeed(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 7))
 	must.Succeed(t, netlink.LinkSetName(l, "worn0"))
 	must.Succeed(t, netlink.LinkSetMTU(l, 1400))
@@ -223,6 +231,7 @@ func worn(
 	}
 	before, err := c.engine.Snapshot(t.Context(), device)
 	must.Succeed(t, err)
+
 	return vf, device, before
 }
 
@@ -256,16 +265,19 @@ func TestVFIO(t *testing.T) {
 		if got := card.Link(vf, "driver"); got != "vfio-pci" {
 			t.Errorf("the driver is %q", got)
 		}
+
 		metadata := prepared.Devices[0].Metadata.NetworkData
 		if metadata.HardwareAddress != "02:00:00:00:00:88" || len(metadata.IPs) != 1 ||
 			metadata.IPs[0] != "192.0.2.88/24" {
 			t.Errorf("the pod is told %+v", metadata)
 		}
+
 		container := c.container(prepared.Devices[0].CDIDeviceIDs...)
 		if diff := cmp.Diff([]string{"/dev/vfio/vfio", "/dev/vfio/" + group},
 			nodePaths(container)); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
 		}
+
 		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1",
 			"XPU_VFIO_FAST=/dev/vfio/" + group}
 		if diff := cmp.Diff(wantEnv, container.Process.Env); diff != "" {
@@ -280,9 +292,11 @@ func TestVFIO(t *testing.T) {
 			observed.Addresses[0].String() != "192.0.2.88/24" {
 			t.Errorf("observed %+v", observed)
 		}
+
 		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
 		must.Succeed(t, err)
 		defer routes.Close()
+
 		l, err := routes.LinkByName(device.PF.Name)
 		must.Succeed(t, err)
 		info := l.Attrs().Vfs[0]
@@ -308,9 +322,11 @@ func TestVFIO(t *testing.T) {
 				t.Errorf("that took %s", took)
 			}
 		}
+
 		if got := card.Link(vf, "driver"); got != "vfio-pci" {
 			t.Errorf("the driver is %q", got)
 		}
+
 		program.close()
 	})
 
@@ -336,12 +352,14 @@ func TestVFIO(t *testing.T) {
 				program = openVFIO(t, group, vf) // when it was seen that nobody has it
 			}
 		}
+
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			wantMessage(t, c.unprepare(ctx, object), "IOMMU group "+group+" is open in process",
 				"hardware.test")
 			cancel()
 		}
+
 		program.close()
 		must.Succeed(t, c.unprepare(t.Context(), object))
 		wantRestored(t, c, device, before)
@@ -356,12 +374,14 @@ func TestVFIO(t *testing.T) {
 		if paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...)); len(paths) != 2 {
 			t.Errorf("device nodes %q", paths)
 		}
+
 		bare := setup.OwnDrivers{Functions: c.inventory, Journal: c.journal}
 		for _, f := range bare.Snapshot() {
 			if f.Kind == function.VF && f.Driver != "igbvf" {
 				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)
 			}
 		}
+
 		must.Succeed(t, c.unprepare(t.Context(), object))
 		c.spec.Driver = ""
 		wantRestored(t, c, device, before)
@@ -386,6 +406,7 @@ func TestVFIORefused(t *testing.T) {
 	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
 	vf := card.VF(t, pf, 1)
 	name := card.Netdev(vf)
+
 	refused := func(t *testing.T, texts ...string) {
 		t.Helper()
 		_, err := c.prepare(claimOf(pf, vf, vfioParameters))
@@ -394,6 +415,7 @@ func TestVFIORefused(t *testing.T) {
 			t.Errorf("the driver is %q, the journal has %+v", got, c.journal.All())
 		}
 	}
+
 	t.Run("netdev is a bridge's port", func(t *testing.T) {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br-vfio"}}
 		must.Succeed(t, netlink.LinkAdd(bridge))
@@ -401,6 +423,7 @@ func TestVFIORefused(t *testing.T) {
 		refused(t, name, "in use on the host, by br-vfio")
 		must.Succeed(t, netlink.LinkDel(bridge))
 	})
+
 	t.Run("netdev has a VLAN", func(t *testing.T) {
 		vlan := &netlink.Vlan{
 			LinkAttrs: netlink.LinkAttrs{
@@ -411,17 +434,20 @@ func TestVFIORefused(t *testing.T) {
 		refused(t, "in use on the host, by vlan-vfio")
 		must.Succeed(t, netlink.LinkDel(vlan))
 	})
+
 	t.Run("netdev is in another namespace", func(t *testing.T) {
 		pod := netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
 		refused(t, "its netdev is in another network namespace")
 		toHost(t, pod, name)
 	})
+
 	t.Run("driver_override is somebody else's", func(t *testing.T) {
 		card.SetAttribute(t, vf, "driver_override", "igbvf")
 		refused(t, `driver_override is "igbvf"`)
 		card.SetAttribute(t, vf, "driver_override", "\n")
 	})
+
 	t.Run("PF has VFs", func(t *testing.T) {
 		_, err := c.prepare(claimOf(pf, pf, vfioParameters))
 		wantMessage(t, err, "it is a PF with", "VFs, which would be lost")
@@ -448,10 +474,12 @@ func TestVFIOKilled(t *testing.T) {
 				runtime.Goexit()
 			}
 		})
+
 		ended := make(chan error, 1)
 		go func() {
 			err := errors.New("died")
 			defer func() { ended <- err }()
+
 			prepared := func() error { _, err := c.prepare(object); return err }
 			attached := func() error { _, err := c.attach(object, vf, pod); return err }
 			unprepared := func() error { return c.unprepare(context.Background(), object) }
@@ -463,8 +491,10 @@ func TestVFIOKilled(t *testing.T) {
 					return
 				}
 			}
+
 			err = nil
 		}()
+
 		err := <-ended
 		c.close()
 		next := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
@@ -476,9 +506,11 @@ func TestVFIOKilled(t *testing.T) {
 			}
 			return
 		}
+
 		if what, _, isMAC := strings.Cut(died, " MAC "); isMAC {
 			died = what + " MAC" // which is another one each time
 		}
+
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
 			must.Succeed(t, next.lifecycle.Recover(t.Context()))
 			if a, ok := next.journal.Get(function.ID{Address: vf}); ok &&
@@ -489,9 +521,11 @@ func TestVFIOKilled(t *testing.T) {
 					t.Errorf("prepared again: the driver is %q", got)
 				}
 			}
+
 			must.Succeed(t, next.unprepare(t.Context(), object))
 			wantRestored(t, next, device, before)
 		})
+
 		next.close()
 	}
 }
@@ -521,9 +555,11 @@ func TestVFIOAfterBoot(t *testing.T) {
 	if got := card.Link(vf, "driver"); got != "vfio-pci" {
 		t.Errorf("for its owner the driver is %q", got)
 	}
+
 	_, err = c.attach(object, vf, netns.New(t))
 	must.Succeed(t, err)
 	must.Succeed(t, c.unprepare(t.Context(), object))
+
 	if got := card.Link(vf, "driver"); got != "igbvf" || card.Netdev(vf) == "" ||
 		len(c.journal.All()) > 0 {
 		t.Errorf("released: driver %q, netdev %q, journal %+v", got, card.Netdev(vf),
@@ -551,16 +587,19 @@ func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 		setIOMMU, getDevice, setContainer = ';'<<8 | 102, ';'<<8 | 106, ';'<<8 | 104
 		type1v2                           = 3
 	)
+
 	// The guest's IOMMU does not isolate interrupts.
 	card.Set(t, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y")
 	p := &vfioProgram{}
 	t.Cleanup(p.close)
+
 	open := func(file string) int {
 		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		must.Succeed(t, err)
 		*p = append(*p, fd)
 		return fd
 	}
+
 	container, own := open("/dev/vfio/vfio"), open("/dev/vfio/"+group)
 	must.Succeed(t, unix.IoctlSetPointerInt(own, setContainer, container))
 	must.Succeed(t, unix.IoctlSetInt(container, setIOMMU, type1v2))
@@ -571,6 +610,7 @@ func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 	if errno != 0 {
 		t.Fatalf("VFIO_GROUP_GET_DEVICE_FD: %v", errno)
 	}
+
 	*p = append(*p, int(fd))
 	return p
 }

@@ -24,10 +24,12 @@ func witnessed(t *testing.T, functions []function.Function) {
 		if f.Kind != function.VF {
 			continue
 		}
+
 		index, err := sriovnet.GetVfIndexByPciAddress(string(f.ID.Address))
 		if err != nil || index != f.Index {
 			t.Errorf("%s: sriovnet says that it is VF %d, %v, want %d", f.ID, index, err, f.Index)
 		}
+
 		pf, err := sriovnet.GetPfPciFromVfPci(string(f.ID.Address))
 		if err != nil || pf != string(f.PF) {
 			t.Errorf("%s: sriovnet says that its PF is %s, %v, want %s", f.ID, pf, err, f.PF)
@@ -43,6 +45,7 @@ func witnessedRepresentors(t *testing.T, pf pci.Address, uplink string) {
 		if got, err := sriovnet.GetUplinkRepresentor(string(vf)); err != nil || got != uplink {
 			t.Errorf("%s: sriovnet says that its uplink is %s, %v, want %s", vf, got, err, uplink)
 		}
+
 		want := representor(t, pf, fmt.Sprintf("pf0vf%d", i))
 		if got, err := sriovnet.GetVfRepresentor(uplink, i); err != nil || got != want {
 			t.Errorf("VF %d: sriovnet says that its representor is %s, %v, want %s",

@@ -81,6 +81,7 @@ func exchange(ctx context.Context, r Request) (Answer, error) {
 	}
 	defer port.Close()
 	defer context.AfterFunc(ctx, func() { _ = port.SetDeadline(time.Unix(1, 0)) })()
+
 	line, err := json.Marshal(r)
 	if err != nil {
 		return Answer{}, err
@@ -91,6 +92,7 @@ func exchange(ctx context.Context, r Request) (Answer, error) {
 	if line, err = bufio.NewReader(port).ReadBytes('\n'); err != nil {
 		return Answer{}, errors.Join(context.Cause(ctx), err)
 	}
+
 	var answer Answer
 	return answer, json.Unmarshal(line, &answer)
 }
@@ -101,6 +103,7 @@ func open(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for {
 		port, err := os.OpenFile(device, os.O_RDWR, 0)
 		if !errors.Is(err, unix.EBUSY) {
@@ -120,11 +123,13 @@ func find(ports string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	for _, file := range names {
 		if name, err := os.ReadFile(file); err == nil &&
 			strings.TrimSpace(string(name)) == PortName {
 			return filepath.Join("/dev", filepath.Base(filepath.Dir(file))), nil
 		}
 	}
+
 	return "", fmt.Errorf("this machine has no port %s: it is not a guest of test/qemu", PortName)
 }

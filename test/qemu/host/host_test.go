@@ -12,6 +12,7 @@ func TestFind(t *testing.T) {
 	if _, err := find(ports); err == nil || !strings.Contains(err.Error(), PortName) {
 		t.Errorf("no port: %v", err)
 	}
+
 	for port, name := range map[string]string{
 		"vport0p1": "org.example.agent\n", "vport0p2": PortName + "\n",
 	} {
@@ -23,6 +24,7 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if got, err := find(ports); err != nil || got != "/dev/vport0p2" {
 		t.Errorf("got %q, %v", got, err)
 	}

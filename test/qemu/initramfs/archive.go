@@ -38,10 +38,12 @@ func New() *Archive {
 	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run", "root"} {
 		a.entries[dir] = entry{mode: directory}
 	}
+
 	for _, dir := range []string{"bin", "lib", "lib64", "sbin"} {
 		a.Directory("/usr/" + dir)
 		a.Link("/"+dir, "usr/"+dir)
 	}
+
 	a.entries["dev/console"] = entry{mode: character, major: 5, minor: 1}
 	return a
 }
@@ -84,6 +86,7 @@ func (a *Archive) WriteTo(to io.Writer) (int64, error) {
 	for i, name := range slices.Sorted(maps.Keys(a.entries)) {
 		w.entry(i+1, name, a.entries[name])
 	}
+
 	w.entry(0, "TRAILER!!!", entry{})
 	if w.err == nil {
 		w.err = w.to.Flush()
@@ -108,6 +111,7 @@ func (w *writer) entry(inode int, name string, e entry) {
 	} {
 		header += fmt.Sprintf("%08X", field)
 	}
+
 	w.padded([]byte(header + name + "\x00"))
 	w.padded(e.content)
 }

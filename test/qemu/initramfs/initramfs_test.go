@@ -24,6 +24,7 @@ func TestWriteTo(t *testing.T) {
 	if out.Len()%4 != 0 {
 		t.Errorf("%d bytes, want a multiple of 4", out.Len())
 	}
+
 	got := out.String()
 	// Of the header: mode, owner, group, links, time, size of the content, devices, size of the
 	// name with its NUL.
@@ -37,6 +38,7 @@ func TestWriteTo(t *testing.T) {
 			t.Errorf("no %q", part)
 		}
 	}
+
 	if !strings.HasSuffix(strings.TrimRight(got, "\x00"), "TRAILER!!!") {
 		t.Error("does not end with its trailer")
 	}
@@ -63,11 +65,13 @@ func TestModules(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	a := initramfs.New()
 	order, err := a.Modules(dir, "garp", "8021q", "built_in", "x_y")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	want := []plan.Module{
 		{File: "stp.ko.xz"}, {File: "garp.ko.xz"}, {File: "8021q.ko.xz"}, {File: "x-y.ko"},
 	}

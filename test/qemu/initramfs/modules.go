@@ -18,38 +18,46 @@ func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	dependencies, err := lines(filepath.Join(dir, "modules.dep"))
 	if err != nil {
 		return nil, err
 	}
+
 	// the module's own, then those that it needs, each before what that needs itself
 	files := map[string][]string{}
 	for _, line := range dependencies {
 		file, needed, _ := strings.Cut(line, ":")
 		files[module(file)] = append([]string{file}, strings.Fields(needed)...)
 	}
+
 	for _, file := range built {
 		files[module(file)] = nil
 	}
+
 	var order []plan.Module
 	for _, name := range names {
 		found, ok := files[module(name)]
 		if !ok {
 			return nil, fmt.Errorf("kernel module %s: not in %s", name, dir)
 		}
+
 		for _, file := range slices.Backward(found) {
 			m := plan.Module{File: filepath.Base(file)}
 			if slices.Contains(order, m) {
 				continue
 			}
+
 			content, err := os.ReadFile(filepath.Join(dir, file))
 			if err != nil {
 				return nil, fmt.Errorf("kernel module %s: %w", name, err)
 			}
+
 			a.File(filepath.Join(plan.Modules, m.File), content, 0o644)
 			order = append(order, m)
 		}
 	}
+
 	return order, nil
 }
 

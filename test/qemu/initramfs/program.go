@@ -21,15 +21,18 @@ func (a *Archive) Program(name, file, root string) error {
 	if err != nil {
 		return err
 	}
+
 	a.File(name, content, 0o755)
 	needed, err := dependencies(content)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
+
 	for _, library := range needed {
 		if a.has(library) {
 			continue
 		}
+
 		err := a.Program(library, filepath.Join(root, library), root)
 		if errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s needs %s, which is not in %s", file, library, root)
@@ -38,6 +41,7 @@ func (a *Archive) Program(name, file, root string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -47,15 +51,18 @@ func dependencies(content []byte) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	names, err := file.ImportedLibraries()
 	if err != nil {
 		return nil, err
 	}
+
 	var paths []string
 	for _, segment := range file.Progs {
 		if segment.Type != elf.PT_INTERP {
 			continue
 		}
+
 		interpreter := make([]byte, segment.Filesz)
 		if _, err := segment.ReadAt(interpreter, 0); err != nil {
 			return nil, fmt.Errorf("dynamic linker: %w", err)
@@ -63,10 +70,12 @@ func dependencies(content []byte) ([]string, error) {
 		// "/lib64/ld-linux-x86-64.so.2", where /lib64 is a link to usr/lib64.
 		paths = append(paths, "/usr"+strings.TrimRight(string(interpreter), "\x00"))
 	}
+
 	for _, name := range names {
 		if !strings.HasPrefix(name, "ld-linux") {
 			paths = append(paths, filepath.Join(libraries, name))
 		}
 	}
+
 	return paths, nil
 }

@@ -34,12 +34,14 @@ func newControl(cards int) (c *control, err error) {
 	if c.dir, err = os.MkdirTemp("", "qemutest"); err != nil {
 		return nil, err
 	}
+
 	if c.monitor, err = listen(c.monitorPath()); err == nil {
 		c.requests, err = listen(c.requestsPath())
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.close())
 	}
+
 	c.serving.Go(c.serve)
 	return c, nil
 }
@@ -67,14 +69,17 @@ func (c *control) close() error {
 	c.closed = true
 	conns := c.conns
 	c.mu.Unlock()
+
 	for _, l := range []*net.UnixListener{c.monitor, c.requests} {
 		if l != nil {
 			_ = l.Close()
 		}
 	}
+
 	for _, conn := range conns {
 		_ = conn.Close()
 	}
+
 	c.serving.Wait()
 	return os.RemoveAll(c.dir)
 }
@@ -85,12 +90,15 @@ func (c *control) accept(l *net.UnixListener) net.Conn {
 	if err != nil {
 		return nil
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if c.closed {
 		_ = conn.Close()
 		return nil
 	}
+
 	c.conns = append(c.conns, conn)
 	return conn
 }
@@ -100,10 +108,12 @@ func (c *control) serve() {
 	if monitor == nil {
 		return
 	}
+
 	requests := c.accept(c.requests)
 	if requests == nil {
 		return
 	}
+
 	q := newMonitor(monitor)
 	begun := q.begin()
 	for lines := bufio.NewScanner(requests); lines.Scan(); {
@@ -111,10 +121,12 @@ func (c *control) serve() {
 		if err == nil {
 			err = c.do(q, lines.Bytes())
 		}
+
 		answer := host.Answer{}
 		if err != nil {
 			answer.Error = err.Error()
 		}
+
 		line, err := json.Marshal(answer)
 		if err != nil {
 			return
@@ -133,6 +145,7 @@ func (c *control) do(q *monitor, line []byte) error {
 	if r.Card < 0 || r.Card >= c.cards {
 		return fmt.Errorf("there is no card %d, only 0 to %d", r.Card, c.cards-1)
 	}
+
 	id := card(r.Card)["id"]
 	switch r.Operation {
 	case host.OperationUnplug:
@@ -143,6 +156,7 @@ func (c *control) do(q *monitor, line []byte) error {
 		return q.execute("set_link",
 			map[string]any{"name": id, "up": r.Operation == host.OperationLinkUp})
 	}
+
 	return fmt.Errorf("operation %q is none of package host", r.Operation)
 }
 
@@ -193,6 +207,7 @@ func (q *monitor) execute(command string, arguments any) error {
 	if arguments != nil {
 		request["arguments"] = arguments
 	}
+
 	content, err := json.Marshal(request)
 	if err != nil {
 		return err
@@ -200,6 +215,7 @@ func (q *monitor) execute(command string, arguments any) error {
 	if _, err := q.conn.Write(content); err != nil {
 		return fmt.Errorf("QEMU's monitor: %w", err)
 	}
+
 	for deadline := time.Now().Add(patience); ; {
 		m, err := q.next(deadline)
 		switch {

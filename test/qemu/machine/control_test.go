@@ -22,6 +22,7 @@ func TestRequests(t *testing.T) {
 		play(t)
 		return
 	}
+
 	m := fake(t, `exec env `+playQEMU+`=1 `+os.Args[0]+` -test.run='^TestRequests$' -- "$@" >&2`)
 	m.Cards = 2
 	_, err := m.Run(t.Context(), func(string) {})
@@ -39,11 +40,13 @@ func play(t *testing.T) {
 	if !found {
 		t.Fatalf("no socket of the monitor in %q", args)
 	}
+
 	monitor, guest := dial(t, filepath.Join(dir, "monitor")), dial(t,
 		filepath.Join(dir, "requests"))
 	monitor.send(`{"QMP": {"version": {}}}`)
 	monitor.receive(t, `{"execute":"qmp_capabilities"}`)
 	monitor.send(`{"return": {}}`)
+
 	for _, test := range []struct {
 		request  host.Request
 		commands []string   // to QEMU
@@ -88,6 +91,7 @@ func play(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		guest.send(string(line))
 		for i, command := range test.commands {
 			monitor.receive(t, command)
@@ -95,12 +99,15 @@ func play(t *testing.T) {
 				monitor.send(answer)
 			}
 		}
+
 		want, err := json.Marshal(test.answer)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		guest.receive(t, string(want))
 	}
+
 	fmt.Fprintln(os.Stderr, "played to the end")
 }
 

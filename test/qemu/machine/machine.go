@@ -59,39 +59,47 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	if err != nil {
 		return 0, err
 	}
+
 	c, err := newControl(m.Cards)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+
 	command = append(command, c.args()...)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+
 	w := &watch{line: line, last: "nothing", late: time.AfterFunc(m.Boot, func() {
 		cancel(fmt.Errorf("%w within %s", ErrNoBoot, m.Boot))
 	})}
 	defer w.late.Stop()
+
 	if m.Limit > 0 {
 		defer time.AfterFunc(m.Limit, func() {
 			cancel(fmt.Errorf("%w within %s", ErrHangs, m.Limit))
 		}).Stop()
 	}
+
 	said, err := m.run(ctx, command, w)
 	if cause := context.Cause(ctx); cause != nil {
 		return 0, fmt.Errorf("%w: the last that it told of is %q%s", cause, w.last, m.messages())
 	}
+
 	var code int
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		code = exit.ExitCode()
 	} else if err != nil {
 		return 0, err
 	}
+
 	status, ok := plan.Status(code)
 	if !ok {
 		return 0, fmt.Errorf("QEMU ended with status %d, not by the guest: the last that it told "+
 			"of is %q%s\n%s",
 			code, w.last, m.messages(), said)
 	}
+
 	return status, nil
 }
 
@@ -101,6 +109,7 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 func (m Machine) run(ctx context.Context, command []string, w *watch) (said string, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+m.Root.Path("/usr/lib/x86_64-linux-gnu/qemu"))
 	var stderr bytes.Buffer
@@ -113,6 +122,7 @@ func (m Machine) run(ctx context.Context, command []string, w *watch) (said stri
 		err := cmd.Run()
 		return stderr.String(), err
 	}
+
 	output, err := cmd.StdoutPipe()
 	if err != nil {
 		return "", err
@@ -120,6 +130,7 @@ func (m Machine) run(ctx context.Context, command []string, w *watch) (said stri
 	if err := cmd.Start(); err != nil {
 		return "", err
 	}
+
 	err = w.read(output)
 	err = errors.Join(cmd.Wait(), err)
 	return stderr.String(), err
@@ -154,6 +165,7 @@ func (w *watch) read(from io.Reader) error {
 			}
 			w.line(text)
 		}
+
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -168,6 +180,7 @@ func (m Machine) command() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the names eth0, eth1, ... that
 	// the kernel gives.
 	kernel := "console=ttyS0 panic=-1 net.ifnames=0 mitigations=off intel_iommu=on quiet"
@@ -175,6 +188,7 @@ func (m Machine) command() ([]string, error) {
 		// Under load the guest would measure it wrongly.
 		kernel += fmt.Sprintf(" tsc_early_khz=%d", khz)
 	}
+
 	args := []string{
 		"-L", m.Root.Path("/usr/share/qemu"), "-L", m.Root.Path("/usr/share/seabios"),
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
@@ -189,11 +203,13 @@ func (m Machine) command() ([]string, error) {
 		"-kernel", m.Root.Path("/boot/vmlinuz-" + release), "-initrd", m.Initramfs,
 		"-append", kernel,
 	}
+
 	if m.Console == "" {
 		args = append(args, "-serial", "mon:stdio", "-serial", "null")
 	} else {
 		args = append(args, "-serial", "file:"+m.Console, "-serial", "stdio")
 	}
+
 	args = append(args, m.cards()...)
 	return m.Root.Command("/usr/bin/qemu-system-x86_64", append(args, m.forward()...)...), nil
 }
@@ -211,6 +227,7 @@ func (m Machine) cards() []string {
 		if i > 0 && i == m.Cards-1 {
 			bus = "far"
 		}
+
 		properties := card(i)
 		device := properties["driver"]
 		for _, name := range slices.Sorted(maps.Keys(properties)) {
@@ -218,12 +235,14 @@ func (m Machine) cards() []string {
 				device += "," + name + "=" + properties[name]
 			}
 		}
+
 		args = append(args,
 			"-device", fmt.Sprintf("pcie-root-port,bus=%s,id=slot%d,chassis=%d,slot=%d", bus,
 				i, i+1, i+1),
 			"-netdev", fmt.Sprintf("hubport,hubid=0,id=wire%d", i), "-device", device,
 		)
 	}
+
 	return args
 }
 
@@ -242,6 +261,7 @@ func (m Machine) forward() []string {
 	if len(m.Forward) == 0 {
 		return nil
 	}
+
 	var command []string
 	for _, word := range m.Forward {
 		// QEMU parses it as an option, where a comma is written twice, and then GLib as a shell
@@ -249,6 +269,7 @@ func (m Machine) forward() []string {
 		word = strings.ReplaceAll(word, ",", ",,")
 		command = append(command, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
+
 	way := fmt.Sprintf("guestfwd=tcp:%s-cmd:%s", plan.APIAddress, strings.Join(command, " "))
 	return []string{
 		"-netdev", "user,id=host,ipv6=off,restrict=on," + way,
@@ -263,17 +284,21 @@ func timestampKHz(cpuinfo string) int {
 	if err != nil {
 		return 0
 	}
+
 	for line := range strings.Lines(string(content)) {
 		name, value, _ := strings.Cut(line, ":")
 		if strings.TrimSpace(name) != "bogomips" {
 			continue
 		}
+
 		// Two loops a tick: arch/x86/kernel/cpu/proc.c and init_tsc of arch/x86/kernel/tsc.c.
 		bogomips, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
 			return 0
 		}
+
 		return int(bogomips / 2 * 1000)
 	}
+
 	return 0
 }

@@ -30,10 +30,12 @@ func fake(t *testing.T, script string) machine.Machine {
 			t.Fatal(err)
 		}
 	}
+
 	console := filepath.Join(t.TempDir(), "console.log")
 	if err := os.WriteFile(console, []byte("a kernel's last words\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	return machine.Machine{
 		Root: root, Initramfs: "image", Cards: 2, MemoryMiB: 512, Processors: 1,
 		Console: console, Boot: time.Minute, Limit: time.Minute,
@@ -69,9 +71,11 @@ func TestRun(t *testing.T) {
 			if test.boot > 0 {
 				m.Boot = test.boot
 			}
+
 			if test.limit > 0 {
 				m.Limit = test.limit
 			}
+
 			status, err := m.Run(t.Context(), func(string) {})
 			if len(test.err) == 0 {
 				if err != nil || status != test.status {
@@ -79,11 +83,13 @@ func TestRun(t *testing.T) {
 				}
 				return
 			}
+
 			for _, part := range test.err {
 				if err == nil || !strings.Contains(err.Error(), part) {
 					t.Errorf("error %v, want one with %q", err, part)
 				}
 			}
+
 			if test.is != nil && !errors.Is(err, test.is) {
 				t.Errorf("error %v is not %q", err, test.is)
 			}
@@ -107,6 +113,7 @@ func TestCommandLine(t *testing.T) {
 	if _, err := m.Run(t.Context(), func(arg string) { args = append(args, arg) }); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, want := range []string{
 		m.Root.Path("/usr/bin/qemu-system-x86_64"), m.Root.Path("/boot/vmlinuz-6.12.1-amd64"),
 		"tcg,thread=multi",

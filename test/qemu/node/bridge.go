@@ -41,9 +41,11 @@ func (b *Bridge) Start() {
 	// The pods of the guest get the functions of its own cards.
 	cards, err := filepath.Glob("/sys/bus/pci/devices/*/sriov_totalvfs")
 	must.Succeed(b.t, err)
+
 	for _, file := range cards {
 		args = append(args, "--host-pf="+filepath.Base(filepath.Dir(file))+"=own")
 	}
+
 	b.process = launch(b.t, b.log, bridgeProgram, args...)
 	must.Eventually(b.t, "opi-bridge listens", func() bool {
 		conn, err := net.DialTimeout("tcp", BridgeAddress, time.Second)
@@ -68,6 +70,7 @@ func (b *Bridge) Members(t *testing.T) []string {
 			members = append(members, l.Attrs().Name)
 		}
 	}
+
 	return members
 }
 

@@ -30,6 +30,7 @@ func newCluster(t *testing.T) *field {
 			Selectors: []v1alpha1.FunctionSelector{{Devices: []string{"10ca"}}},
 			Allow:     v1alpha1.PrivilegedFields(),
 		}})
+
 	f.StartRuntime()
 	return f
 }
@@ -56,13 +57,16 @@ func (f *field) expected() map[string]resourceapi.Device {
 					"resource.kubernetes.io/pciBusID": text(vf.String()),
 					"resource.kubernetes.io/pcieRoot": text("pci0000:00"),
 				}}
+
 			if strings.HasPrefix(string(pf), "0000:21:") { // the last card, see package machine
 				d.Attributes["resource.kubernetes.io/pcieRoot"] = text("pci0000:20")
 				d.Attributes["resource.kubernetes.io/numaNode"] = number(1)
 			}
+
 			devices[d.Name] = d
 		}
 	}
+
 	return devices
 }
 
@@ -75,6 +79,7 @@ func (f *field) wantDevices(t *testing.T, want map[string]resourceapi.Device) {
 			t.Logf("devices (-want +got):\n%s", diff)
 		}
 	}()
+
 	f.Eventually("slices have what sysfs has", func() bool {
 		diff = cmp.Diff(want, f.Cluster.Devices(), cmpopts.EquateEmpty())
 		return diff == ""
@@ -93,6 +98,7 @@ func (f *field) wantUntouched(t *testing.T, before map[string]string) {
 func TestStart(t *testing.T) {
 	f := newCluster(t)
 	f.Start()
+
 	f.Run("slices equal sysfs", func(t *testing.T) {
 		f.wantDevices(t, f.expected())
 		for name, slice := range f.Cluster.Slices() {
@@ -101,10 +107,12 @@ func TestStart(t *testing.T) {
 				t.Errorf("slice %s: %+v", name, slice.Spec)
 			}
 		}
+
 		if n := len(f.Cluster.Slices()); n != len(f.pfs) {
 			t.Errorf("%d slices, want one for each of %d PFs", n, len(f.pfs))
 		}
 	})
+
 	f.Run("VF without a driver and VF with vfio-pci", f.drivers)
 	f.Run("PF with another name", f.startRenamed)
 	f.End()
@@ -117,11 +125,13 @@ func (f *field) drivers(t *testing.T) {
 	before := f.Cluster.Versions()
 	card.SetAttribute(t, bare, "driver/unbind", string(bare))
 	setDriver(t, userspace, "vfio-pci")
+
 	if got := [2]string{
 		card.Link(bare, "driver"), card.Link(userspace, "driver"),
 	}; got != [2]string{"", "vfio-pci"} {
 		t.Fatalf("drivers are %q", got)
 	}
+
 	f.End()
 	f.Start()
 	f.AwaitRuntime()
@@ -129,10 +139,12 @@ func (f *field) drivers(t *testing.T) {
 	f.wantUntouched(t, before)
 	setDriver(t, userspace, "igbvf")
 	setDriver(t, bare, "igbvf")
+
 	f.Eventually("both have netdevs", func() bool {
 		return card.Netdev(bare) != "" &&
 			card.Netdev(userspace) != ""
 	})
+
 	f.wantUntouched(t, before)
 }
 
@@ -214,6 +226,7 @@ func (c *claims) properties(t *testing.T) {
 			MaxTxRate: new(int32(100)),
 		},
 	})
+
 	node.WantState(t, c.before) // nothing is touched before there is a pod
 	pod.MustRun("net1")
 	want := c.before.VF(t, pf, 1)
@@ -226,17 +239,20 @@ func (c *claims) properties(t *testing.T) {
 		got.MTU != 1400 {
 		t.Errorf("net1 has MAC %s and MTU %d", got.HardwareAddr, got.MTU)
 	}
+
 	c.Eventually("the claim says so", func() bool {
 		must.Succeed(t,
 			c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
 		return len(object.Status.Devices) == 1 && object.Status.Devices[0].NetworkData != nil
 	})
+
 	network := &resourceapi.NetworkDeviceData{
 		InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"192.0.2.1/24"},
 	}
 	if diff := cmp.Diff(network, object.Status.Devices[0].NetworkData); diff != "" {
 		t.Errorf("status of the claim (-want +got):\n%s", diff)
 	}
+
 	c.release(pod, object)
 	node.WantState(t, c.before)
 }
@@ -257,6 +273,7 @@ func (c *claims) refused(t *testing.T) {
 				0, v1alpha1.InterfaceConfig{
 					MTU: new(int32(1400)), VF: &test.vf,
 				})
+
 			err := pod.Run()
 			if err == nil { // the runtime had no time to wait for it
 				c.Eventually("the container is refused for a reason", func() bool {
@@ -265,9 +282,11 @@ func (c *claims) refused(t *testing.T) {
 				})
 				must.Succeed(t, pod.Stop())
 			}
+
 			if err == nil || !strings.Contains(err.Error(), test.words) {
 				t.Errorf("the pod: %v, want an error with %q", err, test.words)
 			}
+
 			pod.WantNo("net1")
 			node.WantState(t, c.before)
 			c.release(pod, object)
@@ -287,14 +306,17 @@ func (c *claims) traffic(t *testing.T) {
 		objects[pod] = object
 		return pod
 	}
+
 	a, b := run("blue1", 1, 0, 0, vlan(100)), run("blue2", 2, 0, 1, vlan(100))
 	other, across := run("red", 3, 0, 2, vlan(200)), run("blue3", 4, 1, 0, vlan(100))
 	a.WantReach(t, b)
 	a.WantReach(t, across)
 	a.WantApart(t, other)
+
 	for pod, object := range objects {
 		c.release(pod, object)
 	}
+
 	node.WantState(t, c.before)
 }
 
@@ -311,6 +333,7 @@ func (c *claims) killed(t *testing.T) {
 		c.driver = c.Register()
 		c.driver.MustPrepare(object)
 	}
+
 	restart()
 	pod.MustRun("net1")
 	had := pod.Interface("net1").Index
@@ -318,6 +341,7 @@ func (c *claims) killed(t *testing.T) {
 	if got := pod.Interface("net1").Index; got != had {
 		t.Errorf("net1 has index %d, had %d", got, had)
 	}
+
 	c.release(pod, object)
 	node.WantState(t, c.before)
 }
@@ -328,6 +352,7 @@ func (c *claims) namespaceDeleted(t *testing.T) {
 			VLAN: new(int32(100)), Trust: new(true), MaxTxRate: new(int32(100)),
 		},
 	})
+
 	pod.MustRun("net1")
 	must.Succeed(t, pod.Close())
 	vf := c.vfs[1][1]

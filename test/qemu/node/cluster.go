@@ -47,11 +47,13 @@ func connect(n *Node) *Cluster {
 	must.Succeed(n.t, err)
 	c := &Cluster{Admin: admin, node: n}
 	c.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: plan.NodeName}})
+
 	n.t.Cleanup(func() {
 		for _, slice := range c.Slices() {
 			c.Delete(&slice)
 		}
 	})
+
 	return c
 }
 
@@ -84,6 +86,7 @@ func (c *Cluster) Slices() map[string]resourceapi.ResourceSlice {
 			slices[slice.Name] = slice
 		}
 	}
+
 	return slices
 }
 
@@ -120,6 +123,7 @@ func (c *Cluster) Allocate(
 	}
 	parameters, err := json.Marshal(config)
 	must.Succeed(c.node.t, err)
+
 	// An agent that has to wait asks whether the pod is still there.
 	podObject := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
@@ -127,6 +131,7 @@ func (c *Cluster) Allocate(
 			NodeName: plan.NodeName, Containers: []corev1.Container{{Name: "main", Image: "none"}},
 		},
 	}
+
 	c.Create(podObject)
 	pod.UID = string(podObject.UID)
 	object := &resourceapi.ResourceClaim{
@@ -135,6 +140,7 @@ func (c *Cluster) Allocate(
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: devicePool},
 		}}}},
 	}
+
 	c.Create(object)
 	object.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
@@ -153,6 +159,7 @@ func (c *Cluster) Allocate(
 			{Resource: "pods", Name: pod.Name, UID: types.UID(pod.UID)},
 		},
 	}
+
 	must.Succeed(c.node.t, c.Admin.Status().Update(c.node.t.Context(), object))
 	return object
 }
@@ -176,6 +183,7 @@ func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 	}
 	c.Delete(pod)
 	c.Delete(object)
+
 	must.Eventually(c.node.t, "claim "+object.Name+" is gone", func() bool {
 		err := c.Admin.Get(c.node.t.Context(), client.ObjectKeyFromObject(object),
 			&resourceapi.ResourceClaim{})
@@ -205,6 +213,7 @@ func (d *Driver) Prepare(object *resourceapi.ResourceClaim) ([]string, error) {
 	d.node.t.Helper()
 	ctx, cancel := context.WithTimeout(d.node.t.Context(), Patience)
 	defer cancel()
+
 	devices, err := d.driver.Prepare(ctx, object)
 	var ids []string
 	for _, device := range devices {
@@ -222,8 +231,10 @@ func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 		d.node.t.Fatalf("NodePrepareResources of claim %s: %q, %v; want CDI devices",
 			object.Name, ids, err)
 	}
+
 	files, err := cdi.NewCache(cdi.WithSpecDirs(d.node.path("cdi")), cdi.WithAutoRefresh(false))
 	must.Succeed(d.node.t, err)
+
 	for _, id := range ids {
 		if files.GetDevice(id) == nil && !strings.HasPrefix(id, claim.CDIKind+"=") {
 			d.node.t.Errorf("no CDI file has device %s", id)

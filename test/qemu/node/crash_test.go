@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 			fmt.Println(err)
 			os.Exit(1)
 		}
+
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -78,15 +79,18 @@ func (l life) start(event func(string)) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	engine, err := netdev.New(netdev.Options{Trace: event})
 	if err != nil {
 		return nil, errors.Join(err, records.Close())
 	}
+
 	netdevs := inventory.New(inventory.Options{SysRoot: "/sys"})
 	told := toldJournal{records, event}
 	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{
 		BootID: "boot", Driver: netdevs.Driver,
 	}, logr.Discard())
+
 	return &agent{
 		journal: records, engine: engine, lifecycle: manager,
 	}, nil
@@ -122,9 +126,11 @@ func (l life) run() error {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
 	})
+
 	if err != nil {
 		return err
 	}
+
 	ctx := context.Background()
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: l.VF, PF: l.PF, VFIndex: l.Index,
@@ -138,18 +144,23 @@ func (l life) run() error {
 			},
 		},
 	})
+
 	if err == nil {
 		_, err = a.lifecycle.Attach(ctx, l.VF, lifecycle.Sandbox{ID: "sandbox", NetNS: l.NetNS})
 	}
+
 	if err == nil {
 		err = useAsPodWould(l.NetNS)
 	}
+
 	if err == nil && l.Hides {
 		err = hideVLAN(l.NetNS)
 	}
+
 	if err == nil {
 		err = a.lifecycle.Unprepare(ctx, "claim")
 	}
+
 	return errors.Join(err, a.close())
 }
 
@@ -159,6 +170,7 @@ func hideVLAN(path string) error {
 	if err != nil {
 		return err
 	}
+
 	return asPod(path, "mine0", func(pod *netlink.Handle, l netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.ParentIndex = "evil0", l.Attrs().Index
@@ -187,6 +199,7 @@ func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error
 		return err
 	}
 	defer ns.Close()
+
 	pod, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
@@ -197,6 +210,7 @@ func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error
 	if err != nil {
 		return err
 	}
+
 	return do(pod, l)
 }
 
@@ -214,6 +228,7 @@ func TestCrashAtEachStep(t *testing.T) {
 			Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
 			NetNS: netns.New(t).Path(),
 		}
+
 		last, killed := l.crash(t)
 		if !killed {
 			if at < 20 {
@@ -222,6 +237,7 @@ func TestCrashAtEachStep(t *testing.T) {
 			node.WantState(t, before)
 			return
 		}
+
 		t.Run(fmt.Sprintf("step %d %s", at, last), func(t *testing.T) {
 			l.heal(t)
 			node.WantState(t, before)
@@ -236,6 +252,7 @@ func TestKilledWhileRebinding(t *testing.T) {
 	pf := card.PFs(t)[0]
 	node.Carrier(t, pf)
 	before := node.HostState(t)
+
 	l := life{
 		PF: pf, VF: node.VFs(t, pf)[1], Index: 1, NetNS: netns.New(t).Path(),
 		Journal: filepath.Join(t.TempDir(), "journal.db"), Before: "bind ", Hides: true,
@@ -246,6 +263,7 @@ func TestKilledWhileRebinding(t *testing.T) {
 	if driver := card.Link(l.VF.Address, "driver"); driver != "" {
 		t.Errorf("driver %s is bound after the crash", driver)
 	}
+
 	l.heal(t)
 	node.WantState(t, before)
 }
@@ -264,10 +282,12 @@ func (l life) crash(t *testing.T) (last string, killed bool) {
 	if err == nil {
 		return last, false
 	}
+
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	if !exited || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
 		t.Fatalf("the process was not killed at step %d: %v\n%s", l.At, err, output)
 	}
+
 	return last, true
 }
 
@@ -277,6 +297,7 @@ func (l life) heal(t *testing.T) {
 	a, err := l.start(func(string) {})
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, a.close()) }()
+
 	if err := a.lifecycle.Recover(t.Context()); err != nil {
 		t.Errorf("recover: %v", err)
 	}

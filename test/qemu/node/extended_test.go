@@ -47,13 +47,16 @@ func newFieldWith(t *testing.T, options node.Options) *field {
 	if len(f.pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(f.pfs))
 	}
+
 	for _, pf := range f.pfs {
 		f.vfs = append(f.vfs, node.VFs(t, pf))
 	}
+
 	// A rate is refused without carrier.
 	node.Carrier(t, f.pfs...)
 	f.before = node.HostState(t)
 	f.Node = node.New(t, options)
+
 	return f
 }
 
@@ -92,11 +95,13 @@ func TestExtendedResource(t *testing.T) {
 func (f *field) properties(t *testing.T) {
 	pf, vf := f.pfs[0], f.vfs[0][1]
 	pod := f.pod("properties", 1, vf)
+
 	conf := node.NetConf{
 		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on",
 		"max_tx_rate": 100,
 		"mtu":         1400,
 	}
+
 	pod.MustAdd(vf, conf)
 	want := f.before.VF(t, pf, 1)
 	want.MAC, want.VLAN, want.QoS, want.MaxRate = "02:00:00:00:00:01", 100, 3, 100
@@ -111,6 +116,7 @@ func (f *field) properties(t *testing.T) {
 	if err := pod.Check(vf, conf); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
+
 	pod.MustDel(vf, conf)
 	node.WantState(t, f.before)
 }
@@ -135,6 +141,7 @@ func (f *field) refused(t *testing.T) {
 			pod.MustDel(vf, test.conf) // as runtimes do
 		})
 	}
+
 	f.WantHealthy(resource, f.all()...)
 }
 
@@ -145,6 +152,7 @@ func (f *field) traffic(t *testing.T) {
 		vf   function.ID
 		conf node.NetConf
 	}
+
 	var members []member
 	withMAC := node.NetConf{"vlan": 100, "mac": "02:00:00:00:00:0a"}
 	for i, m := range []member{
@@ -156,14 +164,17 @@ func (f *field) traffic(t *testing.T) {
 		m.pod.MustAdd(m.vf, m.conf)
 		members = append(members, m)
 	}
+
 	a, b, c, other, none := members[0].pod, members[1].pod, members[2].pod, members[3].pod, members[4].pod
 	a.WantReach(t, b) // on one PF
 	a.WantReach(t, c) // over the wire
 	a.WantApart(t, other)
 	c.WantApart(t, none)
+
 	for _, m := range members {
 		m.pod.MustDel(m.vf, m.conf)
 	}
+
 	node.WantState(t, f.before)
 }
 
@@ -208,6 +219,7 @@ func (f *field) renamed(t *testing.T) {
 	if diff := cmp.Diff(want, node.HostState(t)[string(f.pfs[1])]); diff != "" {
 		t.Errorf("renamed PF (-before +now):\n%s", diff)
 	}
+
 	must.Succeed(t, netlink.LinkSetName(uplink, old))
 	node.WantState(t, f.before)
 }
@@ -257,6 +269,7 @@ func (f *field) removed(t *testing.T) {
 	if got := undisturbed.Interface("net1"); got.Index != had.Index {
 		t.Errorf("the other pod's net1 has index %d, had %d", got.Index, had.Index)
 	}
+
 	undisturbed.MustDel(other, node.NetConf{"vlan": 200})
 	if n := strings.Count(f.Log(), "not back"); n > 1 {
 		t.Errorf("the agent says %d times that something is not back", n)
@@ -282,11 +295,13 @@ func (f *field) removedAndMade(t *testing.T) {
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
 	f.Eventually("the pod has its interface again", pod.Ready)
+
 	if a, pf := pod.Interface("net1"), node.HostState(t).VF(t, f.pfs[1],
 		0); a.HardwareAddr.String() != "02:00:00:00:00:01" ||
 		pf.VLAN != 100 || !pf.Trust {
 		t.Errorf("net1 has MAC %s, and the PF enforces %+v", a.HardwareAddr, pf)
 	}
+
 	pod.MustDel(vf, conf)
 	f.WantHealthy(resource, f.all()...)
 	node.Carrier(t, f.pfs[1])

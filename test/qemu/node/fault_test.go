@@ -27,24 +27,29 @@ func TestFault(t *testing.T) {
 	if len(vfs) != 3 {
 		t.Fatalf("%d VFs, want 3", len(vfs))
 	}
+
 	var claims, plugged v1alpha1.FunctionSelector
 	for _, pf := range pfs {
 		claims.RootDevices = append(claims.RootDevices, string(pf)+"#0")
 		plugged.RootDevices = append(plugged.RootDevices, string(pf)+"#1-6")
 	}
+
 	n := node.New(t,
 		node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
 	n.Cluster.Create(&v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{claims}},
 	})
+
 	n.StartRuntime()
 	published := watchSlices(t)
+
 	// start returns when the agent has the slices as it wants them: that takes it a while.
 	start := func(publications int) {
 		n.Start()
 		n.Eventually("the agent has published", func() bool { return publishing(n) > publications })
 	}
+
 	start(0)
 
 	// follow has the driver do something, and waits until the kubelet has these VFs of the PF as
@@ -52,11 +57,14 @@ func TestFault(t *testing.T) {
 	follow := func(t *testing.T, how string, healthy []function.ID, device string) {
 		t.Helper()
 		begin := time.Now()
+
 		if how != "" {
 			card.SetAttribute(t, pf, "simnic_break", how)
 		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
 		defer cancel()
+
 		var slice time.Time
 		var err error
 		var waiting sync.WaitGroup
@@ -68,6 +76,7 @@ func TestFault(t *testing.T) {
 		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin),
 			since(listed, begin))
 	}
+
 	untainted := vfs[0].DeviceName()
 	faulty := untainted + " " + v1alpha1.TaintFault
 	follow(t, "", vfs[1:], untainted)
@@ -83,21 +92,26 @@ func TestFault(t *testing.T) {
 			t.Errorf("slices were written %d times", now-before)
 		}
 	})
+
 	t.Run("recovery of a PF", func(t *testing.T) { follow(t, "0", vfs[1:], untainted) })
 	t.Run("error of the ports of VFs", func(t *testing.T) {
 		conn, err := devlink.Dial("")
 		must.Succeed(t, err)
 		defer conn.Close()
+
 		must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
 		defer func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+
 		follow(t, "1 2", vfs[1:2], untainted)
 		follow(t, "1 0", vfs[1:2], faulty)
 		follow(t, "0 2", vfs[1:], faulty)
 		follow(t, "0 0", vfs[1:], untainted)
 	})
+
 	if now := published.writes(pf); now != quiet {
 		t.Errorf("slices of the other PF were written %d times", now-quiet)
 	}
+
 	n.End()
 }
 

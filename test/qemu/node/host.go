@@ -69,12 +69,14 @@ func HostState(t *testing.T) State {
 		if a.ParentDev == "" || a.Name == plan.HostNetdev {
 			continue
 		}
+
 		s := NetdevState{
 			Name: a.Name, MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU,
 			TxQLen: a.TxQLen,
 			Up:     a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
 			Driver: card.Link(pci.Address(a.ParentDev), "driver"),
 		}
+
 		for i, vf := range a.Vfs {
 			if s.VFs == nil {
 				s.VFs = map[int]VFState{}
@@ -86,8 +88,10 @@ func HostState(t *testing.T) State {
 				LinkState: vf.LinkState,
 			}
 		}
+
 		state[a.ParentDev+representing(a.Name)] = s
 	}
+
 	return state
 }
 
@@ -113,12 +117,14 @@ func linksWithVFs() ([]linkWithVFs, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		vfs, err := indexesOfVFs(m)
 		if err != nil {
 			return nil, err
 		}
 		links = append(links, linkWithVFs{link, vfs})
 	}
+
 	return links, nil
 }
 
@@ -129,15 +135,18 @@ func indexesOfVFs(message []byte) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var indexes []int
 	for _, a := range attributes {
 		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_VFINFO_LIST {
 			continue
 		}
+
 		vfs, err := nl.ParseRouteAttr(a.Value)
 		if err != nil {
 			return nil, err
 		}
+
 		for _, vf := range vfs {
 			fields, err := nl.ParseRouteAttr(vf.Value)
 			if err != nil {
@@ -150,6 +159,7 @@ func indexesOfVFs(message []byte) ([]int, error) {
 			}
 		}
 	}
+
 	return indexes, nil
 }
 
@@ -174,6 +184,7 @@ func WantState(t *testing.T, want State) {
 			return
 		}
 	}
+
 	t.Errorf("the host's netdevs (-before +now):\n%s", diff)
 }
 

@@ -54,6 +54,7 @@ func TestHotplug(t *testing.T) {
 		claims.RootDevices = append(claims.RootDevices, string(pf)+"#0")
 		plugged.RootDevices = append(plugged.RootDevices, string(pf)+"#1-6")
 	}
+
 	h := &hotplug{pf: pfs[0], others: node.VFs(t, pfs[len(pfs)-1])[1:]}
 	h.Node = node.New(t,
 		node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
@@ -61,6 +62,7 @@ func TestHotplug(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{claims}},
 	})
+
 	h.StartRuntime()
 	h.slices = watchSlices(t)
 	h.kernel = listen(t)
@@ -75,17 +77,20 @@ func TestHotplug(t *testing.T) {
 				must.Succeed(t, host.SetLink(ctx, 0, false))
 			})
 	})
+
 	t.Run("link up", func(t *testing.T) {
 		h.follow(t, carrier(card.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()},
 			func(ctx context.Context) {
 				must.Succeed(t, host.SetLink(ctx, 0, true))
 			})
 	})
+
 	t.Run("VFs destroyed", func(t *testing.T) {
 		h.follow(t, removed(vfs[len(vfs)-1].Address), nil, nil, func(context.Context) {
 			card.SetAttribute(t, h.pf, "sriov_numvfs", "0")
 		})
 	})
+
 	makeVFs := func(t *testing.T) {
 		h.follow(t, netdevAdded(vfs[len(vfs)-1].Address), vfs, []string{vfs[0].DeviceName()},
 			func(context.Context) {
@@ -93,12 +98,14 @@ func TestHotplug(t *testing.T) {
 			})
 		h.settled(t, vfs)
 	}
+
 	t.Run("VFs created", makeVFs)
 	t.Run("PF unplugged", func(t *testing.T) {
 		h.follow(t, removed(vfs[len(vfs)-1].Address), nil, nil, func(ctx context.Context) {
 			must.Succeed(t, host.Unplug(ctx, 0))
 		})
 	})
+
 	t.Run("PF plugged", func(t *testing.T) {
 		must.Succeed(t, host.Plug(t.Context(), 0))
 		must.Eventually(t, "netdev of "+string(h.pf), func() bool {
@@ -110,6 +117,7 @@ func TestHotplug(t *testing.T) {
 		node.Carrier(t, h.pf)
 		makeVFs(t)
 	})
+
 	t.Run("pods with other VFs are not disturbed", func(t *testing.T) { undisturbed(t) })
 	h.End()
 }
@@ -138,9 +146,11 @@ func (h *hotplug) follow(
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
 	defer cancel()
+
 	begin := time.Now()
 	var doing, waiting sync.WaitGroup
 	defer doing.Wait()
+
 	doing.Go(func() { do(ctx) }) // the kernel may be told long before this ends
 	var published, listed time.Time
 	var errPublished, errListed error
@@ -150,6 +160,7 @@ func (h *hotplug) follow(
 	if errPublished != nil || errListed != nil {
 		t.Fatalf("slices: %v; kubelet: %v", errPublished, errListed)
 	}
+
 	event := h.kernel.first(t, begin, about)
 	t.Logf("the kernel told of it after %s; then slices had it after %s, and the kubelet after %s",
 		since(event, begin), since(published, event), since(listed, event))
@@ -163,11 +174,13 @@ func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time,
 	for _, vf := range h.others {
 		want = append(want, vf.String())
 	}
+
 	if len(healthy) > 0 {
 		for _, vf := range healthy[1:] {
 			want = append(want, vf.String())
 		}
 	}
+
 	slices.Sort(want)
 	var got []string
 	err := h.Kubelet.Wait(ctx, func() bool {
@@ -177,6 +190,7 @@ func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time,
 	if err != nil {
 		return time.Time{}, fmt.Errorf("healthy are %q, want %q: %w", got, want, err)
 	}
+
 	return time.Now(), nil
 }
 
@@ -192,6 +206,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 		p.MustAdd(vf, nil)
 		pods = append(pods, p)
 	}
+
 	pods[0].WantReach(t, pods[1])
 	// A pod that has a VF by the device plugin changes no slice, so from here on nothing may write
 	// those of its PF.
@@ -200,6 +215,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	sent, lost := 0, 0
 	var pinging sync.WaitGroup
 	t.Cleanup(func() { stop(); pinging.Wait() })
+
 	pinging.Go(func() {
 		for ctx.Err() == nil {
 			sent++
@@ -212,6 +228,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 			}
 		}
 	})
+
 	return func(t *testing.T) {
 		stop()
 		pinging.Wait()
@@ -221,6 +238,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 		if now := h.slices.writes(h.pf); now != quiet {
 			t.Errorf("slices of other PFs were written %d times", now-quiet)
 		}
+
 		t.Logf("a pod reached the other %d times of %d", sent-lost, sent)
 		for i, p := range pods {
 			p.MustDel(h.others[i], nil)
@@ -247,20 +265,24 @@ func watchSlices(t *testing.T) *sliceWatch {
 	must.Succeed(t, err)
 	stream, err := api.Watch(t.Context(), &resourceapi.ResourceSliceList{})
 	must.Succeed(t, err)
+
 	w := &sliceWatch{
 		slices: map[string]resourceapi.ResourceSlice{}, written: map[pci.Address]int{},
 		changed: make(chan struct{}),
 	}
+
 	var following sync.WaitGroup
 	following.Go(func() {
 		for event := range stream.ResultChan() {
 			w.take(event)
 		}
 	})
+
 	t.Cleanup(func() {
 		stream.Stop()
 		following.Wait()
 	})
+
 	return w
 }
 
@@ -269,18 +291,22 @@ func (w *sliceWatch) take(event watch.Event) {
 	if !ok {
 		return
 	}
+
 	pool, err := claim.ParsePoolID(slice.Spec.Pool.Name)
 	if err != nil {
 		return
 	}
+
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	w.written[pool.PF]++
 	if event.Type == watch.Deleted {
 		delete(w.slices, slice.Name)
 	} else {
 		w.slices[slice.Name] = *slice
 	}
+
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
@@ -305,6 +331,7 @@ func (w *sliceWatch) await(ctx context.Context, pf pci.Address, want ...string) 
 		if slices.Equal(got, want) {
 			return time.Now(), nil
 		}
+
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -317,6 +344,7 @@ func (w *sliceWatch) await(ctx context.Context, pf pci.Address, want ...string) 
 func (w *sliceWatch) devices(pf pci.Address) (devices []string, changed <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	for _, slice := range w.slices {
 		if pool, err := claim.ParsePoolID(slice.Spec.Pool.Name); err != nil || pool.PF != pf {
 			continue
@@ -329,6 +357,7 @@ func (w *sliceWatch) devices(pf pci.Address) (devices []string, changed <-chan s
 			devices = append(devices, text)
 		}
 	}
+
 	slices.Sort(devices)
 	return devices, w.changed
 }
@@ -385,6 +414,7 @@ func listen(t *testing.T) *kernelEvents {
 			k.add(about)
 		}
 	})
+
 	listening.Go(func() {
 		for update := range links {
 			if update.Header.Type == unix.RTM_NEWLINK {
@@ -394,11 +424,13 @@ func listen(t *testing.T) *kernelEvents {
 			}
 		}
 	})
+
 	t.Cleanup(func() {
 		close(done)
 		_ = uevents.Close()
 		listening.Wait()
 	})
+
 	return k
 }
 
@@ -417,13 +449,16 @@ func (k *kernelEvents) first(
 	must.Eventually(t, "the kernel tells of it", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
+
 		for _, e := range k.all {
 			if e.at.After(begin) && wanted(e.about) {
 				at = e.at
 				return true
 			}
 		}
+
 		return false
 	})
+
 	return at
 }

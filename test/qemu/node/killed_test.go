@@ -19,11 +19,13 @@ func TestKilled(t *testing.T) {
 	f.Start()
 	f.WantHealthy(resource, f.all()...)
 	vf := f.vfs[0][0]
+
 	conf := node.NetConf{
 		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on",
 		"max_tx_rate": 100,
 		"mtu":         1400,
 	}
+
 	pod := f.pod("measured", 1, vf)
 	begin := time.Now()
 	pod.MustAdd(vf, conf)
@@ -44,9 +46,11 @@ func TestKilled(t *testing.T) {
 			t.Logf("ADD: %v", err)
 			f.Start()
 			f.WantHealthy(resource, f.all()...)
+
 			if err == nil {
 				pod.Interface("net1")
 			}
+
 			pod.MustDel(vf, conf)
 			node.WantState(t, f.before)
 		})
@@ -60,12 +64,14 @@ func TestKilled(t *testing.T) {
 			if err := <-deleted; err != nil {
 				t.Errorf("DEL: %v, want none although the agent died", err)
 			}
+
 			f.Start()
 			f.WantHealthy(resource, f.all()...)
 			pod.WantNo("net1")
 			node.WantState(t, f.before)
 		})
 	}
+
 	f.End()
 	f.WantNothingLeft()
 }

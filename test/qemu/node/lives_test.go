@@ -83,6 +83,7 @@ func TestLives(t *testing.T) {
 	for index := range l.vfs {
 		living.Go(func() { l.lead(index, rand.New(rand.NewPCG(seed, uint64(index)))) })
 	}
+
 	go func() { living.Wait(); close(l.ended) }()
 	stop := make(chan struct{})
 	var weather sync.WaitGroup
@@ -135,6 +136,7 @@ func newLives(t *testing.T, seed uint64) *lives {
 		t: t, pf: pf, vfs: node.VFs(t, pf), stage: stage.New(t, pf), ended: make(chan struct{}, 1),
 		outcomes: map[string]int{}, refusals: map[string]int{},
 	}
+
 	l.Node = node.New(t, node.Options{Pools: []v1alpha1.DevicePool{
 		node.Pool("fast", v1alpha1.FunctionSelector{RootDevices: []string{string(pf)}}),
 	}})
@@ -150,6 +152,7 @@ func newLives(t *testing.T, seed uint64) *lives {
 	for index := range l.vfs {
 		l.before = append(l.before, l.remains(index))
 	}
+
 	return l
 }
 
@@ -193,20 +196,24 @@ func (l *lives) hide(index int) error {
 	l.card.Lock()
 	defer l.card.Unlock()
 	defer func() { l.stage.Write(l.t, l.mood) }()
+
 	l.stage.Write(l.t, fmt.Sprintf("%smac.reset=%d\n", always, outlasting.Milliseconds()))
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer handle.Close()
+
 	pf, err := handle.LinkByName(card.Netdev(l.pf))
 	if err != nil {
 		return err
 	}
+
 	mac, err := net.ParseMAC(l.stage.Settled(l.t, index).MAC)
 	if err != nil {
 		return err
 	}
+
 	return handle.LinkSetVfHardwareAddr(pf, index, mac)
 }
 
@@ -219,6 +226,7 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 		if wait--; wait > 0 || !l.agent.TryLock() {
 			continue
 		}
+
 		// at any moment of the others
 		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 		l.Kill()
@@ -227,6 +235,7 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 		kills++
 		wait = 10 + random.IntN(10)
 	}
+
 	return kills
 }
 
@@ -238,6 +247,7 @@ func (l *lives) lead(index int, random *rand.Rand) {
 		if number >= *lifeCount || l.t.Failed() {
 			return
 		}
+
 		one := &lifetime{lives: l, index: index, vf: l.vfs[index], random: random,
 			way: ways[random.IntN(len(ways))]}
 		one.name = fmt.Sprintf("life%d", number)
@@ -246,6 +256,7 @@ func (l *lives) lead(index int, random *rand.Rand) {
 		if err := one.live(byte(number%250 + 1)); err != nil {
 			l.t.Errorf("%s on %s, %s: %v", one.name, one.vf, one.way, err)
 		}
+
 		l.t.Logf("%s on %s, %s: %s after %s", one.name, one.vf, one.way, one.end,
 			time.Since(begin).Round(time.Millisecond))
 		l.ended <- struct{}{}
@@ -257,12 +268,15 @@ func (l *lives) conclude(kills int) {
 	l.t.Helper()
 	l.t.Logf("%d of %d pods ran, the agent was killed %d times; outcomes %v",
 		l.ran, *lifeCount, kills, l.outcomes)
+
 	for _, text := range slices.Sorted(maps.Keys(l.refusals)) {
 		l.t.Logf("%d times: %s", l.refusals[text], text)
 	}
+
 	if l.ran < *lifeCount/2 {
 		l.t.Errorf("%d of %d pods ran, want half of them at least", l.ran, *lifeCount)
 	}
+
 	for _, outcome := range []string{"free", "NotRestored"} {
 		if l.outcomes[outcome] == 0 {
 			l.t.Errorf("no life ended as %s: %v", outcome, l.outcomes)
@@ -287,23 +301,28 @@ func (l *lifetime) live(host byte) error {
 	if err := l.await("allocated", l.allocate); err != nil {
 		return err
 	}
+
 	pod := l.NewPod(l.name, host)
 	conf := l.conf()
 	_, refused := pod.Add(l.vf, conf)
 	l.note("ADD", refused)
+
 	if refused == nil {
 		if err := l.run(pod); err != nil {
 			return err
 		}
 	}
+
 	err := l.await("DEL", func() error {
 		err := pod.Del(l.vf, conf)
 		l.note("DEL", err)
 		return err
 	})
+
 	if err != nil {
 		return err
 	}
+
 	return l.outcome()
 }
 
@@ -327,6 +346,7 @@ func (l *lifetime) conf() node.NetConf {
 			conf[name] = value
 		}
 	}
+
 	return conf
 }
 
@@ -334,6 +354,7 @@ func (l *lifetime) conf() node.NetConf {
 func (l *lifetime) note(command string, refused error) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
+
 	switch {
 	case refused != nil:
 		text := strings.NewReplacer(l.name, "<pod>", l.vf.String(), "<VF>").Replace(refused.Error())
@@ -348,17 +369,20 @@ func (l *lifetime) run(pod *node.Pod) error {
 	if !pod.Ready() {
 		return errors.New("net1 is not there, up and with its address after ADD")
 	}
+
 	if l.late && l.tried.CompareAndSwap(false, true) {
 		l.way = unseen
 		l.agent.Lock()
 		return l.hide(l.index)
 	}
+
 	switch l.way {
 	case hostile:
 		return l.harm(pod)
 	case namespaceGone:
 		return pod.Close()
 	}
+
 	return nil
 }
 
@@ -371,6 +395,7 @@ func (l *lifetime) harm(pod *node.Pod) error {
 	if err != nil {
 		return err
 	}
+
 	l.accomplice, err = netns.Make(filepath.Join(l.t.TempDir(), "accomplice"))
 	if err != nil {
 		return err
@@ -384,12 +409,15 @@ func (l *lifetime) harm(pod *node.Pod) error {
 		h.LinkAdd(&netlink.Macvlan{LinkAttrs: spy, Mode: netlink.MACVLAN_MODE_PRIVATE}),
 		h.LinkSetAlias(net1, "evil"), h.LinkSetDown(net1), h.LinkSetName(net1, "evil0"),
 	}
+
 	for n := range 20 {
 		steps = append(steps,
 			h.LinkAddAltName(net1, fmt.Sprintf("%s-%d-%s", l.name, n, strings.Repeat("x", 100))))
 	}
+
 	_ = h.LinkSetMTU(net1, 1000+l.random.IntN(400))
 	_ = h.LinkSetHardwareAddr(net1, []byte{0x02, 0, 0, 0, 0, 0x66})
+
 	return errors.Join(steps...)
 }
 
@@ -404,6 +432,7 @@ func (l *lifetime) outcome() error {
 	if err != nil {
 		return err
 	}
+
 	outcome := "free"
 	if quarantine != nil {
 		outcome = quarantine.Reason
@@ -413,6 +442,7 @@ func (l *lifetime) outcome() error {
 	} else if err := l.clean(); err != nil {
 		return err
 	}
+
 	l.end = outcome
 	l.mutex.Lock()
 	l.outcomes[outcome]++
@@ -423,18 +453,22 @@ func (l *lifetime) outcome() error {
 			return err
 		}
 	}
+
 	if l.way == unseen {
 		l.agent.Unlock()
 	}
+
 	err = l.await("the end of the reset", func() error {
 		if l.stage.VF(l.t, l.index).Resets {
 			return fmt.Errorf("%s resets", l.vf)
 		}
 		return nil
 	})
+
 	if err != nil {
 		return err
 	}
+
 	l.truly(func() { err = l.freed(quarantine != nil) })
 	return err
 }
@@ -443,10 +477,12 @@ func (l *lifetime) outcome() error {
 func (l *lifetime) left() (*nodestate.Quarantine, error) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), 5*time.Second)
 	defer cancel()
+
 	state, err := l.Admin().State(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	i := slices.IndexFunc(state.Functions, func(f nodestate.Function) bool { return f.ID == l.vf })
 	switch {
 	case i < 0:
@@ -456,6 +492,7 @@ func (l *lifetime) left() (*nodestate.Quarantine, error) {
 	case state.Functions[i].Attachment.Quarantine != nil:
 		return state.Functions[i].Attachment.Quarantine, nil
 	}
+
 	return nil, fmt.Errorf("%s is %s", l.vf, state.Functions[i].Attachment.State)
 }
 
@@ -473,6 +510,7 @@ func (l *lifetime) clean() error {
 	if _, err := l.accomplice.Handle().LinkByName("spy"); err == nil {
 		return errors.New("the Function is free, but an accomplice still has a macvlan on it")
 	}
+
 	return nil
 }
 
@@ -495,6 +533,7 @@ func (l *lifetime) freed(quarantined bool) error {
 			return err
 		}
 	}
+
 	now, want := l.remains(l.index), l.before[l.index]
 	note := fmt.Sprintf("netdev=%s reason=\"name %s is taken", now.Netdev.Name, want.Netdev.Name)
 	if now.Netdev.Name != want.Netdev.Name && strings.Contains(l.Log(), note) {
@@ -502,9 +541,11 @@ func (l *lifetime) freed(quarantined bool) error {
 		l.before[l.index].Netdev.Name = now.Netdev.Name
 		want.Netdev.Name = now.Netdev.Name
 	}
+
 	if diff := gocmp.Diff(want, now); diff != "" {
 		return fmt.Errorf("(-before +now):\n%s", diff)
 	}
+
 	return nil
 }
 

@@ -55,11 +55,13 @@ func TestCardLost(t *testing.T) {
 	c.Eventually("all that the card's pods had is lost", func() bool {
 		return strings.Count(c.Log(), "has lost its Function") == 7
 	})
+
 	for pod := range c.had {
 		if pod != c.other {
 			pod.WantNo("net1")
 		}
 	}
+
 	c.wantReady(t, metav1.ConditionFalse, v1alpha1.ReasonLost)
 	if !c.other.Has("net1") {
 		t.Error("the pod on the other card lost its interface")
@@ -71,9 +73,11 @@ func TestCardLost(t *testing.T) {
 	pf, err := netlink.LinkByName(card.Netdev(c.pfs[0]))
 	must.Succeed(t, err)
 	must.Succeed(t, netlink.LinkSetUp(pf))
+
 	for pod := range c.had {
 		c.Eventually(pod.Name+" has its interface again", pod.Ready)
 	}
+
 	t.Logf("all pods had their interfaces %s after the card was plugged", since(time.Now(), begin))
 	c.wantSame(t, enforced)
 	c.wantReady(t, metav1.ConditionTrue, v1alpha1.ReasonAttached)
@@ -92,13 +96,16 @@ func newCardLost(t *testing.T) *cardLost {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
 	const vfs = 7
+
 	setVFs := func(n int) {
 		card.SetAttribute(t, pfs[0], "sriov_numvfs", "0")
 		card.SetAttribute(t, pfs[0], "sriov_numvfs", strconv.Itoa(n))
 	}
+
 	had := card.Number(t, pfs[0], "sriov_numvfs")
 	setVFs(vfs)
 	t.Cleanup(func() { setVFs(had) })
+
 	plugged := node.Pool("fast", v1alpha1.FunctionSelector{RootDevices: []string{
 		string(pfs[0]) + "#4-6", string(pfs[1]) + "#0",
 	}})
@@ -108,6 +115,7 @@ func newCardLost(t *testing.T) *cardLost {
 		claimed: map[*node.Pod]*resourceapi.ResourceClaim{}, plugged: map[*node.Pod]function.ID{},
 		had: map[*node.Pod]string{},
 	}
+
 	c.otherVF = c.vfs[1][0]
 	c.Cluster.Create(&v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
@@ -119,6 +127,7 @@ func newCardLost(t *testing.T) *cardLost {
 			NumVFs: new(int32(vfs)), // by which the VFs come back
 		},
 	})
+
 	c.StartRuntime()
 	return c
 }
@@ -132,14 +141,17 @@ func (c *cardLost) start(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 		})
+
 		c.claimed[pod] = c.Cluster.Allocate(pod, "claims", c.pfs[0], vf, v1alpha1.InterfaceConfig{
 			InterfaceName: "net1", Addresses: []string{pod.IP.String() + "/24"},
 			MTU: new(int32(1400)),
 			VF:  &v1alpha1.VFConfig{VLAN: new(int32(100)), Trust: new(true)},
 		})
+
 		c.driver.MustPrepare(c.claimed[pod])
 		pod.MustRun("net1")
 	}
+
 	for i, vf := range append(c.vfs[0][4:7:7], c.otherVF) {
 		pod := c.pod(fmt.Sprintf("plugged%d", i), byte(10+i), vf)
 		pod.MustAdd(vf, lostConf)
@@ -148,9 +160,11 @@ func (c *cardLost) start(t *testing.T) {
 			c.other = pod
 		}
 	}
+
 	for pod := range c.claimed {
 		c.had[pod] = interfaceOf(t, pod)
 	}
+
 	for pod := range c.plugged {
 		c.had[pod] = interfaceOf(t, pod)
 	}
@@ -185,6 +199,7 @@ func (c *cardLost) wantSame(t *testing.T, enforced map[int]node.VFState) {
 			t.Errorf("%s has %s, had %s", pod.Name, has, had)
 		}
 	}
+
 	// The MAC that a PF has for a VF, for which none was wished, may be a new one.
 	now := node.HostState(t)[string(c.pfs[0])].VFs
 	for i, vf := range now {
@@ -203,6 +218,7 @@ func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason
 		c.Eventually(fmt.Sprintf("claim of %s is Ready: %s", pod.Name, status), func() bool {
 			must.Succeed(t,
 				c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+
 			for _, d := range object.Status.Devices {
 				for _, condition := range d.Conditions {
 					if condition.Type == v1alpha1.ConditionReady && condition.Status == status &&
@@ -211,6 +227,7 @@ func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason
 					}
 				}
 			}
+
 			return false
 		})
 	}
@@ -226,12 +243,14 @@ func (c *cardLost) wantEvents(t *testing.T) {
 		for _, e := range events.Items {
 			told[e.InvolvedObject.Name+" "+e.Reason] = true
 		}
+
 		for pod := range c.had {
 			if pod != c.other &&
 				(!told[pod.Name+" FunctionLost"] || !told[pod.Name+" FunctionBack"]) {
 				return false
 			}
 		}
+
 		return true
 	})
 }
@@ -247,6 +266,7 @@ func (c *cardLost) end(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 		})
 	}
+
 	for pod, vf := range c.plugged {
 		pod.MustDel(vf, lostConf)
 	}

@@ -20,6 +20,7 @@ func TestMany(t *testing.T) {
 		t.Fatalf("the guest has %d cards and %d VFs, want %d and %d", len(f.pfs), len(f.all()),
 			cards, cards*each)
 	}
+
 	begin := time.Now()
 	f.Start()
 	f.WantHealthy(resource, f.all()...)
@@ -32,6 +33,7 @@ func TestMany(t *testing.T) {
 				f.pod(fmt.Sprintf("pod%d-%d", card, i), byte(card*each+i+1), vf))
 		}
 	}
+
 	// The VFs of one index have a VLAN of their own.
 	conf := func(index int) node.NetConf { return node.NetConf{"vlan": 100 + index} }
 
@@ -44,6 +46,7 @@ func TestMany(t *testing.T) {
 			p.Interface("net1")
 		}
 	})
+
 	t.Run("traffic of one VLAN passes between all cards, and no other", func(t *testing.T) {
 		node.Carrier(t, f.pfs...)
 		for card := range pods {
@@ -53,12 +56,14 @@ func TestMany(t *testing.T) {
 			pods[card][index].WantApart(t, pods[next][(index+1)%each])
 		}
 	})
+
 	t.Run("all are released", func(t *testing.T) {
 		f.sideBySide(t, func(card, index int, vf function.ID) error {
 			return pods[card][index].Del(vf, conf(index))
 		})
 		node.WantState(t, f.before)
 	})
+
 	f.End()
 	f.WantNothingLeft()
 }
@@ -77,6 +82,7 @@ func (f *field) sideBySide(t *testing.T, do func(card, index int, vf function.ID
 			}
 		})
 	}
+
 	working.Wait()
 	t.Logf("%d VFs in %s", len(f.all()), since(time.Now(), begin))
 }

@@ -91,21 +91,27 @@ func New(t *testing.T, options Options) *Node {
 		root: t, t: t, dir: dir, options: options,
 		resources: map[function.ID]string{}, given: map[function.ID]*podresourcesapi.PodResources{},
 	}
+
 	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	must.Succeed(t, n.Kubelet.Start())
 	t.Cleanup(n.Kubelet.Stop)
+
 	var err error
 	n.Pods, err = kubelettest.ServePods(n.path("kubelet"))
 	must.Succeed(t, err)
 	t.Cleanup(n.Pods.Stop)
+
 	n.installPaths()
 	n.Declare(options.Pools...)
+
 	if options.Direct != "" {
 		must.Succeed(t, os.WriteFile(n.path("direct.yaml"), []byte(options.Direct), 0o600))
 	}
+
 	if options.Cluster {
 		n.Cluster = connect(n)
 	}
+
 	return n
 }
 
@@ -143,6 +149,7 @@ func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
 		text.WriteString("---\n")
 		text.Write(one)
 	}
+
 	file := n.path("pools.yaml")
 	must.Succeed(n.t, os.WriteFile(file+".new", text.Bytes(), 0o600))
 	must.Succeed(n.t, os.Rename(file+".new", file))
@@ -158,15 +165,18 @@ func (n *Node) flags() []string {
 			n.path("spool"),
 		"--devinfo-dir=" + n.path("devinfo"), "--hooks-dir=" + n.path("hooks.d"),
 	}
+
 	if len(n.options.Pools) > 0 {
 		flags = append(flags, "--config-file="+n.path("pools.yaml"))
 	}
+
 	if n.options.Direct != "" {
 		flags = append(flags, "--direct-config="+n.path("direct.yaml"))
 	}
 	if n.Cluster == nil {
 		return append(flags, "--provisioner=direct")
 	}
+
 	return append(flags, "--provision-timeout=5s", "--kubeconfig="+plan.AgentKubeconfig)
 }
 
@@ -214,10 +224,12 @@ func (n *Node) get(path string) (string, error) {
 		return "", err
 	}
 	defer response.Body.Close()
+
 	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = errors.New(response.Status)
 	}
+
 	return string(body), err
 }
 
@@ -243,9 +255,11 @@ func (n *Node) WantHealthy(resource string, functions ...function.ID) {
 	for _, f := range functions {
 		want = append(want, f.String())
 	}
+
 	slices.Sort(want)
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
+
 	healthy := func() []string { return slices.Sorted(slices.Values(n.Kubelet.Healthy(resource))) }
 	if err := n.Kubelet.Wait(ctx, func() bool {
 		return slices.Equal(healthy(), want)

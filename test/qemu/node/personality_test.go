@@ -36,6 +36,7 @@ func TestPersonalities(t *testing.T) {
 			before := s.Settled(t, 0)
 			n.Start()
 			defer n.End()
+
 			offered(t, n, vf, true)
 			n.MustAllocate(resource, vf)
 			pod := n.NewPod("plays-"+p.Name, byte(i+1))
@@ -68,6 +69,7 @@ func everything(p personality.Personality) node.NetConf {
 			conf[field.name] = field.value
 		}
 	}
+
 	return conf
 }
 
@@ -77,10 +79,12 @@ func harm(t *testing.T, pod *node.Pod) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName("net1")
 	must.Succeed(t, err)
+
 	must.Succeed(t, pod.Handle().LinkAdd(&netlink.Macvlan{
 		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index},
 		Mode:      netlink.MACVLAN_MODE_PRIVATE,
 	}))
+
 	must.Succeed(t, pod.Handle().LinkSetAlias(link, "evil"))
 	must.Succeed(t, pod.Handle().LinkSetDown(link))
 	_ = pod.Handle().LinkSetHardwareAddr(link, []byte{0x02, 0, 0, 0, 0, 0x66})
@@ -118,6 +122,7 @@ func offered(t *testing.T, n *node.Node, vf function.ID, wanted bool) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+
 	if wanted {
 		t.Fatalf("%s is not offered: %v", vf, n.Kubelet.Devices(resource))
 	}

@@ -54,13 +54,16 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
 		"runtimeConfig": map[string]any{"ips": []string{p.IP.String() + "/24"}},
 	}
+
 	maps.Copy(config, conf)
 	text, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
+
 	shim := exec.CommandContext(ctx, shimProgram)
 	shim.Env = append(os.Environ(),
 		"CNI_COMMAND="+command, "CNI_CONTAINERID="+p.Sandbox, "CNI_NETNS="+p.Path(),
@@ -68,15 +71,18 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 		"CNI_PATH="+plan.Programs,
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+p.Name+
 			";K8S_POD_UID="+p.UID)
+
 	shim.Stdin = bytes.NewReader(text)
 	output, err := shim.Output()
 	if err == nil {
 		return output, nil
 	}
+
 	said := new(types.Error)
 	if json.Unmarshal(output, said) != nil {
 		return nil, fmt.Errorf("xpu-cni printed %q: %w", output, err)
 	}
+
 	return nil, said
 }
 
@@ -109,6 +115,7 @@ func (p *Pod) MustAdd(f function.ID, conf NetConf) {
 		result.Interfaces[0].Sandbox != p.Path() {
 		p.node.t.Errorf("ADD of %s for %s: result %+v, want net1", f, p.Name, result)
 	}
+
 	p.Interface("net1")
 }
 

@@ -27,13 +27,16 @@ func launch(t *testing.T, log, program string, args ...string) *process {
 	output, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must.Succeed(t, err)
 	defer output.Close()
+
 	p := &process{command: exec.Command(program, args...), done: make(chan struct{})}
 	p.command.Stdout, p.command.Stderr = output, output
 	must.Succeed(t, p.command.Start())
+
 	go func() {
 		p.err = p.command.Wait()
 		close(p.done)
 	}()
+
 	t.Cleanup(func() {
 		p.kill()
 		if first && t.Failed() {
@@ -41,6 +44,7 @@ func launch(t *testing.T, log, program string, args ...string) *process {
 			t.Logf("%s wrote:\n%s", program, lastOf(string(text)))
 		}
 	})
+
 	return p
 }
 

@@ -24,6 +24,7 @@ func TestClaimedSubfunction(t *testing.T) {
 	pf := card.PFs(t)[0]
 	vf, sf := node.VFs(t, pf)[0], function.SubfunctionID(pf, firstSF)
 	n := node.New(t, node.Options{Cluster: true})
+
 	declared := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "sfs"},
 		Spec: v1alpha1.DevicePoolSpec{
@@ -33,9 +34,11 @@ func TestClaimedSubfunction(t *testing.T) {
 			Allow:        []v1alpha1.PrivilegedField{v1alpha1.FieldMAC},
 		},
 	}
+
 	n.Cluster.Create(declared)
 	n.StartRuntime()
 	n.Start()
+
 	devices := func() (vfThere, sfThere bool) {
 		devices := n.Cluster.Devices()
 		_, vfThere = devices[vf.DeviceName()]
@@ -66,13 +69,16 @@ func TestClaimedSubfunction(t *testing.T) {
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
+
 	must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
 	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+
 	n.Eventually("both are offered", func() bool { vf, sf := devices(); return vf && sf })
 	n.Eventually("the pool has what it asks for", func() bool {
 		pools := pools()
 		return len(pools) == 1 && len(pools[0].Shortages) == 0
 	})
+
 	before := n.Cluster.Versions()
 	n.Run("the slices say how many may be allocated at once", func(t *testing.T) {
 		counters := 0
@@ -86,9 +92,11 @@ func TestClaimedSubfunction(t *testing.T) {
 				}
 			}
 		}
+
 		if counters != 1 {
 			t.Errorf("%d counters, want 1", counters)
 		}
+
 		for name, device := range n.Cluster.Devices() {
 			if len(device.ConsumesCounters) != 1 {
 				t.Errorf("device %s consumes %v", name, device.ConsumesCounters)
@@ -108,31 +116,38 @@ func TestClaimedSubfunction(t *testing.T) {
 				InterfaceName: "net1", MAC: "02:00:00:00:00:58",
 				Addresses: []string{pod.IP.String() + "/24"},
 			})
+
 			driver.MustPrepare(object)
 			if got := subfunctions(t); !cmp.Equal(got, []string{"88"}) {
 				t.Errorf("SFs are %q, want 88", got)
 			}
+
 			pod.MustRun("net1")
 			if got := pod.Interface("net1").HardwareAddr.String(); got != "02:00:00:00:00:58" {
 				t.Errorf("net1 has MAC %s", got)
 			}
+
 			if test.killed {
 				n.Kill()
 				n.Start()
 				n.AwaitRuntime()
 				driver = n.Register()
 			}
+
 			pod.MustStop()
 			driver.MustUnprepare(object)
 			if got := subfunctions(t); len(got) > 0 {
 				t.Errorf("SFs %q are left behind", got)
 			}
+
 			n.Cluster.Unallocate(object)
 		})
 	}
+
 	if diff := cmp.Diff(before, n.Cluster.Versions()); diff != "" {
 		t.Errorf("slices were written (-before +now):\n%s", diff)
 	}
+
 	n.End()
 	n.WantNothingLeft()
 }

@@ -40,11 +40,13 @@ func newOnXPU(t *testing.T) *onXPU {
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
+
 	x := &onXPU{devlink: conn, pf: card.PFs(t)[0]}
 	had, err := conn.EswitchMode(devlink.OfPCI(x.pf))
 	must.Succeed(t, err)
 	must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), devlink.Switchdev))
 	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), had)) })
+
 	nameByPath(t, x.pf)
 	x.before, x.ports = node.HostState(t), x.functionPorts(t)
 
@@ -62,6 +64,7 @@ networks: {blue: {vlan: 10, allowedNamespaces: {from: All}}, red: {vlan: 20, all
 pools: {vfs: blue, sfs: blue}
 `, node.BridgeAddress),
 	})
+
 	x.Start()
 	return x
 }
@@ -93,11 +96,13 @@ func subfunctions(t *testing.T) []string {
 	var numbers []string
 	found, err := filepath.Glob("/sys/bus/auxiliary/devices/*/sfnum")
 	must.Succeed(t, err)
+
 	for _, file := range found {
 		content, err := os.ReadFile(file)
 		must.Succeed(t, err)
 		numbers = append(numbers, strings.TrimSpace(string(content)))
 	}
+
 	slices.Sort(numbers)
 	return numbers
 }
@@ -146,6 +151,7 @@ func TestXPU(t *testing.T) {
 			x.join("vfs", "vf-blue", 1, vfs[0], "blue"), x.join("vfs", "vf-red", 2, vfs[1], "red"),
 			x.join("sfs", "sf-blue", 3, sfs[0], "blue"), x.join("sfs", "sf-red", 4, sfs[1], "red"),
 		}
+
 		vfBlue, vfRed, sfBlue, sfRed := members[0], members[1], members[2], members[3]
 		vfBlue.WantReach(t, sfBlue.Pod)
 		vfRed.WantReach(t, sfRed.Pod)
@@ -154,9 +160,11 @@ func TestXPU(t *testing.T) {
 		if got := x.bridge.Members(t); len(got) != len(members) {
 			t.Errorf("netdevs %q are in bridges, want %d representors", got, len(members))
 		}
+
 		for _, m := range members {
 			m.MustDel(m.function, m.conf)
 		}
+
 		x.WantHealthy(node.Resource("vfs"), vfs...)
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		x.wantAsBefore(t)
@@ -173,9 +181,11 @@ func TestXPU(t *testing.T) {
 		x.WantHealthy(node.Resource("vfs"), vfs...)
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		a.WantReach(t, b.Pod)
+
 		for _, m := range []member{a, b} {
 			m.MustDel(m.function, m.conf)
 		}
+
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		x.wantAsBefore(t)
 	})
@@ -187,6 +197,7 @@ func TestXPU(t *testing.T) {
 		if _, err := pod.Add(sfs[1], conf); err == nil || !strings.Contains(err.Error(), "green") {
 			t.Errorf("ADD: %v, want an error that names network green", err)
 		}
+
 		must.Succeed(t, pod.Del(sfs[1], conf)) // as runtimes do
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		x.wantAsBefore(t)

@@ -120,19 +120,23 @@ func ParseEvent(line string) (e Event, ok bool) {
 	if len(fields) != 5 || fields[0] != mark {
 		return Event{}, false
 	}
+
 	status, err := strconv.Atoi(fields[2])
 	if err != nil {
 		return Event{}, false
 	}
+
 	milliseconds, err := strconv.ParseInt(fields[3], 10, 32)
 	if err != nil {
 		return Event{}, false
 	}
+
 	uptime := time.Duration(milliseconds) * time.Millisecond
 	e = Event{Kind: Kind(fields[1]), Status: status, Uptime: uptime, Name: fields[4]}
 	switch e.Kind {
 	case Ready, Begin, End, Exit:
 		return e, true
 	}
+
 	return Event{}, false
 }

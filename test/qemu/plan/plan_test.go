@@ -36,6 +36,7 @@ func FuzzParseEvent(f *testing.F) {
 	f.Add(plan.Event{Kind: plan.End, Status: 1, Uptime: time.Millisecond, Name: "link"}.String())
 	f.Add("@@ exit x 1 y")
 	f.Add("--- PASS: TestX (0.00s)")
+
 	f.Fuzz(func(t *testing.T, line string) {
 		e, ok := plan.ParseEvent(line)
 		if !ok {

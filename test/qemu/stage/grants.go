@@ -24,5 +24,6 @@ func Grants(p personality.Personality, knob string) bool {
 	case knob == "qos":
 		return p.Value("vlan") == personality.OK
 	}
+
 	return knob == "mac" || p.Value(field+".tell") == "value"
 }

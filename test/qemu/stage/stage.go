@@ -46,6 +46,7 @@ func Personalities(t *testing.T) []personality.Personality {
 	if len(all) != len(wanted) {
 		t.Fatalf("there are %d of the personalities %q", len(all), wanted)
 	}
+
 	return all
 }
 
@@ -71,6 +72,7 @@ func New(t *testing.T, pf pci.Address) *Stage {
 		s.own = append(s.own, s.VF(t, i).Own)
 		s.netdevs = append(s.netdevs, card.Netdev(s.vfs[i]))
 	}
+
 	return s
 }
 
@@ -80,6 +82,7 @@ func (s *Stage) Play(t *testing.T, p personality.Personality) {
 	if p.Switchdev {
 		must.Succeed(t, s.devlink.SetEswitchMode(devlink.OfPCI(s.pf), devlink.Switchdev))
 	}
+
 	t.Cleanup(func() {
 		s.Write(t, "")
 		if p.Switchdev {
@@ -108,10 +111,12 @@ func (s *Stage) Clear(t *testing.T) {
 	pf, err := handle.LinkByName(card.Netdev(s.pf))
 	must.Succeed(t, err)
 	must.Succeed(t, handle.LinkSetUp(pf))
+
 	for i := range s.vfs {
 		s.awaitHost(t, i)
 		s.freeName(t, handle, i)
 	}
+
 	for i := range s.vfs {
 		must.Succeed(t, handle.LinkSetVfHardwareAddr(pf, i, make([]byte, 6)))
 		must.Succeed(t, handle.LinkSetVfVlanQos(pf, i, 0, 0))
@@ -144,6 +149,7 @@ func (s *Stage) freeName(t *testing.T, handle *netlink.Handle, index int) {
 	if name == s.netdevs[index] || !slices.Contains(s.netdevs, name) {
 		return
 	}
+
 	link, err := handle.LinkByName(name)
 	must.Succeed(t, err)
 	must.Succeed(t, handle.LinkSetDown(link))
@@ -161,6 +167,7 @@ func (s *Stage) clearNetdev(t *testing.T, handle *netlink.Handle, index int) {
 	must.Succeed(t, handle.LinkSetAlias(link, ""))
 	must.Succeed(t, handle.SetPromiscOff(link))
 	must.Succeed(t, handle.LinkSetAllmulticastOff(link))
+
 	for _, name := range link.Attrs().AltNames {
 		must.Succeed(t, handle.LinkDelAltName(link, name))
 	}
@@ -200,9 +207,11 @@ func (s *Stage) VF(t *testing.T, index int) VF {
 			"resets %d",
 		&number, &vf.MAC, &vf.VLAN, &vf.QoS, &vf.Proto, &vf.Min, &vf.Max, &vf.SpoofChk, &vf.Trust,
 		&vf.Link, &vf.Own, &resets)
+
 	if err != nil || number != index {
 		t.Fatalf("%s of %s: %q: %v", "simnic_vfs", s.pf, lines[index], err)
 	}
+
 	vf.Resets = resets != 0
 	return vf
 }
@@ -216,6 +225,7 @@ func (s *Stage) Settled(t *testing.T, index int) VF {
 			return vf
 		}
 	}
+
 	t.Fatalf("VF %d of %s resets for more than %s", index, filepath.Base(string(s.pf)), patience)
 	return vf
 }

@@ -28,6 +28,7 @@ func All() ([]personality.Personality, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		p, err := personality.Parse(content)
 		if err == nil && p.Name != strings.TrimSuffix(entry.Name(), path.Ext(entry.Name())) {
 			err = fmt.Errorf("name: %q is not that of the file", p.Name)
@@ -35,8 +36,10 @@ func All() ([]personality.Personality, error) {
 		if err != nil {
 			return nil, fmt.Errorf("personality %s: %w", entry.Name(), err)
 		}
+
 		all = append(all, p)
 	}
+
 	return all, nil
 }
 

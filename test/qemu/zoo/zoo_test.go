@@ -50,6 +50,7 @@ func TestThird(t *testing.T) {
 	for _, p := range all {
 		want = append(want, p.Name)
 	}
+
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("personalities (-want +got):\n%s", diff)
@@ -60,6 +61,7 @@ func TestThird(t *testing.T) {
 func TestKnobs(t *testing.T) {
 	source, err := os.ReadFile("../simnic/personality.h")
 	must.Succeed(t, err)
+
 	names := func(pattern string) (found []string) {
 		for _, match := range regexp.MustCompile(pattern).FindAllSubmatch(source, -1) {
 			found = append(found, string(match[1]))
@@ -73,6 +75,7 @@ func TestKnobs(t *testing.T) {
 			got = append(got, field+aspect)
 		}
 	}
+
 	got = append(got, names(`KNOB\("([a-z.-]+)"`)...)
 
 	var want []string

@@ -52,19 +52,23 @@ func start(deploy string, environment *envtest.Environment, flags [][2]string) (
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return nil, nil
 	}
+
 	environment.ControlPlaneStartTimeout = time.Minute
 	for _, flag := range flags {
 		environment.ControlPlane.GetAPIServer().Configure().Append(flag[0], flag[1])
 	}
+
 	config, err := environment.Start()
 	if err != nil {
 		return nil, fmt.Errorf("API server for tests: %w", err)
 	}
+
 	config.QPS = -1
 	c := &Cluster{admin: config, environment: environment}
 	if err := c.setUp(deploy); err != nil {
 		return nil, errors.Join(fmt.Errorf("API server for tests: %w", err), c.Stop())
 	}
+
 	return c, nil
 }
 
@@ -79,12 +83,14 @@ func (c *Cluster) Restart() error {
 	if err := server.Start(); err != nil {
 		return fmt.Errorf("start the API server again: %w", err)
 	}
+
 	admin, err := c.environment.AddUser(envtest.User{
 		Name: "admin", Groups: []string{"system:masters"},
 	}, &rest.Config{QPS: -1})
 	if err != nil {
 		return fmt.Errorf("administrator of the API server: %w", err)
 	}
+
 	c.admin = admin.Config()
 	return nil
 }
@@ -97,12 +103,14 @@ func Main(m *testing.M, deploy string, use func(*Cluster)) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+
 	use(c)
 	code := m.Run()
 	if err := c.Stop(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+
 	return code
 }
 
@@ -140,11 +148,13 @@ func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
 			"system:authenticated"},
 	}
+
 	if node != "" {
 		config.Impersonate.Extra = map[string][]string{
 			"authentication.kubernetes.io/node-name": {node},
 		}
 	}
+
 	return config
 }
 
@@ -172,10 +182,12 @@ func Client(config *rest.Config) (client.Client, error) {
 func (c *Cluster) setUp(deploy string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+
 	admin, err := Client(c.admin)
 	if err != nil {
 		return err
 	}
+
 	for _, file := range []string{
 		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml",
 		"controller/rbac.yaml", "controller/policy.yaml",
@@ -184,6 +196,7 @@ func (c *Cluster) setUp(deploy string) error {
 			return err
 		}
 	}
+
 	return c.waitForPolicies(ctx)
 }
 
@@ -193,6 +206,7 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 		return err
 	}
 	defer file.Close()
+
 	for decoder := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
 		var object unstructured.Unstructured
 		if err := decoder.Decode(&object); errors.Is(err, io.EOF) {
@@ -200,6 +214,7 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 		} else if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
+
 		if err := admin.Create(ctx, &object); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
@@ -212,6 +227,7 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -219,6 +235,7 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			Pool: resourceapi.ResourcePool{Name: "some-node", ResourceSliceCount: 1},
 		},
 	}
+
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: AgentNamespace, Name: "waiting-for-policies"},
 		Spec: v1alpha1.XPUPortSpec{
@@ -226,6 +243,7 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
 		},
 	}
+
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"}}
 	hasCRDs := len(c.environment.CRDDirectoryPaths) > 0
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond,
@@ -238,9 +256,11 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			nodes := stranger.Create(ctx, node.DeepCopy(), client.DryRunAll)
 			return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(nodes), nil
 		})
+
 	if err != nil {
 		return fmt.Errorf("admission policies are not enforced: %w", err)
 	}
+
 	return nil
 }
 

@@ -48,10 +48,12 @@ func New(t testing.TB, functions int) *Node {
 		JournalPath: filepath.Join(t.TempDir(), "journal.db"), BootID: "boot-1",
 		t: t, peers: map[function.ID]int{},
 	}
+
 	n.sysRoot = n.Host.Sysfs(t)
 	for i := range functions {
 		n.Plug(i)
 	}
+
 	return n
 }
 
@@ -105,15 +107,18 @@ func (n *Node) Netdev(id function.ID) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("no Function %s", id)
 	}
+
 	links, err := netns.Listed(n.Host.Handle().LinkList)
 	if err != nil {
 		return "", err
 	}
+
 	for _, l := range links {
 		if l.Type() == "veth" && l.Attrs().ParentIndex == peer {
 			return l.Attrs().Name, nil
 		}
 	}
+
 	return "", nil
 }
 
@@ -123,14 +128,17 @@ func (n *Node) Snapshot(i int) netdev.Snapshot {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path(), SysRoot: n.sysRoot})
 	must.Succeed(n.t, err)
 	defer engine.Close()
+
 	name, err := n.Netdev(ID(i))
 	must.Succeed(n.t, err)
 	if name == "" {
 		n.t.Fatalf("Function %s has no netdev on the host", ID(i))
 	}
+
 	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(),
 		function.Interface{Name: "any0"})
 	must.Succeed(n.t, err)
+
 	return s
 }
 
@@ -160,10 +168,12 @@ func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func())
 		HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.tell,
 	})
 	must.Succeed(n.t, err)
+
 	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.tell}, a.Engine, n, lifecycle.Options{
 		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
 		Hooks: hooks(a),
 	}, logr.Discard())
+
 	return a, sync.OnceFunc(func() {
 		a.Engine.Close()
 		a.Journal.Close()
@@ -206,12 +216,14 @@ func (n *Node) Crashes(at int, do func()) (crashed bool) {
 			}
 		}
 	}()
+
 	count := 0
 	n.Event = func(string) {
 		if count++; count == at {
 			panic(crash{})
 		}
 	}
+
 	do()
 	return false
 }

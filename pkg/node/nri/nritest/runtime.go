@@ -20,20 +20,24 @@ func Start(
 		_, err := plugin(ctx, all, nil)
 		return err
 	}
+
 	update := func(
 		context.Context, []*adaptation.ContainerUpdate,
 	) ([]*adaptation.ContainerUpdate, error) {
 		return nil, nil
 	}
+
 	// Without these directories a runtime has no plugins but those that connect.
 	options = append([]adaptation.Option{
 		adaptation.WithSocketPath(socket), adaptation.WithPluginPath(socket + ".plugins"),
 		adaptation.WithPluginConfigPath(socket + ".conf"),
 	}, options...)
+
 	runtime, err := adaptation.New("runtime", "v1", synchronize, update, options...)
 	if err != nil {
 		return nil, err
 	}
+
 	return runtime, runtime.Start()
 }
 

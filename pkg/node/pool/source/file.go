@@ -79,10 +79,12 @@ func OpenFile(options FileOptions) (*File, error) {
 				"something was wrong with them.",
 		}),
 	}
+
 	f.last.Store(&reading{})
 	if err := f.load(); err != nil {
 		return nil, err
 	}
+
 	return f, nil
 }
 
@@ -117,6 +119,7 @@ func (f *File) follow(ctx context.Context) error {
 		return err
 	}
 	defer watch.Close()
+
 	for {
 		if err := watch.Watch(); err != nil {
 			return err
@@ -136,8 +139,10 @@ func (f *File) reload() {
 	if err == nil {
 		return
 	}
+
 	before := f.last.Load()
 	f.last.Store(&reading{before.content, before.devicePools, err})
+
 	if before.problem == nil || before.problem.Error() != err.Error() {
 		f.good.Set(0)
 		f.errors.Inc()
@@ -151,11 +156,13 @@ func (f *File) load() error {
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
+
 	before := f.last.Load()
 	first := before.content == nil
 	if before.problem == nil && !first && bytes.Equal(before.content, content) {
 		return nil
 	}
+
 	devicePools, warnings, err := Parse(content, f.options.ResourcePrefix)
 	if err == nil {
 		err = f.adapt(devicePools)
@@ -163,10 +170,12 @@ func (f *File) load() error {
 	if err != nil {
 		return fmt.Errorf("configuration %s: %w", f.options.Path, err)
 	}
+
 	for _, warning := range warnings {
 		f.options.Log.Info("Configuration is not what it may seem", "file", f.options.Path,
 			"warning", warning)
 	}
+
 	for i, p := range devicePools {
 		if len(p.Spec.NodeSelector) > 0 {
 			f.options.Log.Info("nodeSelector is not applied: the configuration file is this "+
@@ -174,13 +183,16 @@ func (f *File) load() error {
 			devicePools[i].Spec.NodeSelector = nil
 		}
 	}
+
 	f.last.Store(&reading{content: content, devicePools: devicePools})
 	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools",
 		len(devicePools))
+
 	if !first {
 		f.options.Changed()
 	}
+
 	return nil
 }
 
@@ -188,11 +200,13 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 	if f.options.Adapt == nil {
 		return nil
 	}
+
 	for i := range devicePools {
 		if err := f.options.Adapt(&devicePools[i]); err != nil {
 			return fmt.Errorf("DevicePool %s: %w", devicePools[i].Name, err)
 		}
 	}
+
 	return nil
 }
 
@@ -214,6 +228,7 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
+
 	out, _ := m.File.DevicePools(ctx) // has no errors
 	ofFile := len(out)
 	var hidden []string
@@ -225,6 +240,7 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 			out = append(out, devicePool)
 			continue
 		}
+
 		hidden = append(hidden, name)
 		if !slices.Contains(m.hidden, name) {
 			m.Log.Info("The configuration file has a DevicePool of this name, which counts "+
@@ -232,6 +248,7 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 				"devicePool", name)
 		}
 	}
+
 	m.hidden = hidden
 	return out, nil
 }

@@ -49,6 +49,7 @@ func names(t *testing.T, d interface {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var out []string
 	for _, p := range devicePools {
 		out = append(out, p.Name)
@@ -87,6 +88,7 @@ func follow(
 		default:
 		}
 	}
+
 	registry = prometheus.NewRegistry()
 	log := funcr.New(func(_, line string) { t.Log(line); notify() }, funcr.Options{})
 	f, err := OpenFile(FileOptions{
@@ -95,6 +97,7 @@ func follow(
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -102,8 +105,10 @@ func follow(
 			t.Errorf("Run: %v", err)
 		}
 	})
+
 	t.Cleanup(running.Wait)
 	t.Cleanup(cancel)
+
 	return f, registry, news
 }
 
@@ -116,6 +121,7 @@ func TestFileChanges(t *testing.T) {
 	if got := names(t, f); got != "fast" {
 		t.Fatalf("DevicePools are %q, want fast", got)
 	}
+
 	has := func(want string) func() bool {
 		return func() bool {
 			return names(t, f) == want && problem(f) == nil
@@ -139,11 +145,13 @@ func TestFileChanges(t *testing.T) {
 			t.Errorf("%s: DevicePools are %q, want those of before", what, got)
 		}
 	}
+
 	write(t, path, strings.Replace(fast, "0-3", "3-0", 1))
 	refused("bad content", path+`: document 1: DevicePool fast: spec.selectors[0].pfNames[0]`)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
+
 	refused("removed", "no such file")
 	metric := func(name string) float64 {
 		t.Helper()
@@ -151,20 +159,24 @@ func TestFileChanges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, family := range families {
 			if m := family.GetMetric()[0]; family.GetName() == name {
 				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			}
 		}
+
 		t.Fatalf("no metric %s", name)
 		return 0
 	}
+
 	// There may be more: the test may be stopped for a while with a file half written.
 	if errs, good := metric("xpu_config_errors_total"), metric(
 		"xpu_config_last_load_successful",
 	); errs < 2 || good != 0 {
 		t.Errorf("%v errors, last successful %v, want 2 and 0", errs, good)
 	}
+
 	write(t, path, fast)
 	until(t, "back", changes, has("fast"))
 	if good := metric("xpu_config_last_load_successful"); good != 1 {
@@ -184,6 +196,7 @@ func TestConfigMap(t *testing.T) {
 		}
 		write(t, at(name+"/pools"), content)
 	}
+
 	version("..1", fast)
 	link(t, "..1", at("..data"))
 	link(t, "..data/pools", at("pools"))
@@ -195,6 +208,7 @@ func TestConfigMap(t *testing.T) {
 	if err := os.RemoveAll(at("..1")); err != nil {
 		t.Fatal(err)
 	}
+
 	until(t, "another version", changes, func() bool { return names(t, f) == "slow" })
 }
 
@@ -202,6 +216,7 @@ func TestOpenFile(t *testing.T) {
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad")
 	write(t, bad, `{"resourceList": [{"resourceName": "a"}]}`)
+
 	for path, want := range map[string]string{
 		filepath.Join(dir, "none"): "no such file",
 		bad:                        "configuration " + bad + ": resourceList[0].selectors",
@@ -234,6 +249,7 @@ func TestNodeSelector(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	devicePools, err := f.DevicePools(t.Context())
 	if err != nil || len(devicePools) != 1 || len(devicePools[0].Spec.NodeSelector) > 0 {
 		t.Errorf("DevicePools %+v, %v, want one without nodeSelector", devicePools, err)
@@ -255,6 +271,7 @@ func TestAdapt(t *testing.T) {
 		devicePools[0].Spec.Network != "lab" {
 		t.Errorf("DevicePools %+v, %v, want one with network lab", devicePools, err)
 	}
+
 	_, err = open(func(*v1alpha1.DevicePool) error { return errors.New("spec.publish: is DRA") })
 	if want := "configuration " + path + ": DevicePool fast: spec.publish: is DRA"; err == nil ||
 		err.Error() != want {
@@ -271,6 +288,7 @@ func TestNoFile(t *testing.T) {
 	if got := names(t, none); got != "" {
 		t.Errorf("DevicePools are %q, want none", got)
 	}
+
 	a := &api{devicePools: []v1alpha1.DevicePool{{}}}
 	a.devicePools[0].Name = "wide"
 	if got := names(t, &Merged{Declarations: a, File: none, Log: logr.Discard()}); got != "wide" {
@@ -290,8 +308,10 @@ func TestBusyDirectory(t *testing.T) {
 
 	var busy sync.WaitGroup
 	defer busy.Wait()
+
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+
 	busy.Go(func() {
 		for ctx.Err() == nil {
 			if err := os.WriteFile(filepath.Join(dir, "log"), []byte("line"), 0o600); err != nil {
@@ -300,6 +320,7 @@ func TestBusyDirectory(t *testing.T) {
 			time.Sleep(quiet / 10)
 		}
 	})
+
 	write(t, path, fast)
 	until(t, "written in a busy directory", changes, func() bool { return names(t, f) == "fast" })
 }
@@ -311,11 +332,13 @@ func TestMerged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	named := func(name string) v1alpha1.DevicePool {
 		p := v1alpha1.DevicePool{}
 		p.Name = name
 		return p
 	}
+
 	a := &api{devicePools: []v1alpha1.DevicePool{named("fast"), named("wide")},
 		labels: map[string]string{"rack": "7"}}
 	var lines []string
@@ -326,6 +349,7 @@ func TestMerged(t *testing.T) {
 			t.Errorf("DevicePools are %q, want fast wide", got)
 		}
 	}
+
 	if devicePools, err := m.DevicePools(t.Context()); err != nil ||
 		len(devicePools[0].Spec.Selectors) != 1 {
 		t.Errorf("DevicePools are %+v, %v, want the file's fast", devicePools, err)
@@ -336,6 +360,7 @@ func TestMerged(t *testing.T) {
 	if labels, err := m.NodeLabels(t.Context()); err != nil || labels["rack"] != "7" {
 		t.Errorf("labels %v, %v", labels, err)
 	}
+
 	a.err = errors.New("cache is not synced")
 	if _, err := m.DevicePools(t.Context()); !errors.Is(err, a.err) {
 		t.Errorf("error %v, want the API server's", err)

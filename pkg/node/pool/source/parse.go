@@ -39,10 +39,12 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
+
 		var devicePool *v1alpha1.DevicePool
 		if err == nil {
 			devicePool, err = parseDocument(document)
 		}
+
 		if err == nil && devicePool != nil && devicePool.Spec.Provision == v1alpha1.ProvisionAhead {
 			err = errors.New("spec.provision: Ahead is only for DevicePools of the API server, " +
 				"as xpu-controller must know that the pool asks for it")
@@ -53,18 +55,22 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if devicePool == nil {
 			continue
 		}
+
 		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool {
 			return other.Name == devicePool.Name
 		}) {
 			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document",
 				n, devicePool.Name)
 		}
+
 		out = append(out, *devicePool)
 	}
+
 	if len(out) == 0 {
 		return nil, errors.New("must have a resourceList of sriov-network-device-plugin, or a " +
 			"document of kind DevicePool")
 	}
+
 	return out, nil
 }
 
@@ -76,19 +82,23 @@ func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 			Selectors []map[string]any `json:"selectors"`
 		} `json:"spec"`
 	}
+
 	if err := yaml.Unmarshal(document, &written); err != nil || written == nil {
 		return nil, err
 	}
+
 	const kind = "DevicePool"
 	if want := v1alpha1.SchemeGroupVersion.String(); written.Kind != kind ||
 		written.APIVersion != want {
 		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", written.APIVersion,
 			written.Kind, want, kind)
 	}
+
 	var devicePool v1alpha1.DevicePool
 	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
 		return nil, err
 	}
+
 	for i, selector := range written.Spec.Selectors {
 		// the types do not distinguish it from "isRdma: false", which selects everything on purpose
 		if len(selector) == 0 {
@@ -97,6 +107,7 @@ func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 				devicePool.Name, i)
 		}
 	}
+
 	setDefaults(&devicePool.Spec)
 	return &devicePool, pool.Check(devicePool)
 }

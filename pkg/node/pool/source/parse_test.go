@@ -27,9 +27,11 @@ func TestParse(t *testing.T) {
 					ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
 				},
 			}}
+
 		change(&p)
 		return p
 	}
+
 	for name, tt := range map[string]struct {
 		content string
 		want    []v1alpha1.DevicePool
@@ -133,6 +135,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
+
 		names := map[string]bool{}
 		for _, p := range devicePools {
 			if p.Name == "" || names[p.Name] || len(p.Spec.Selectors) == 0 || p.Spec.Publish == "" {

@@ -39,11 +39,14 @@ func (c *converter) clean(
 				good = append(good, fixed)
 			}
 		}
+
 		if len(*list) > 0 && len(good) == 0 {
 			matches = false
 		}
+
 		*list = good
 	}
+
 	keep("vendors", &s.Vendors, like(hexID, "four hex digits in lower case, such as 15b3"))
 	keep("devices", &s.Devices, like(hexID, "four hex digits in lower case, such as 101e"))
 	keep("drivers", &s.Drivers, like(anything, "the name of a driver"))
@@ -55,15 +58,18 @@ func (c *converter) clean(
 	keep("linkTypes", &s.LinkTypes, like(linkType, "ether or infiniband"))
 	keep("ddpProfiles", &s.DDPProfiles, like(anything, "the name of a package"))
 	keep("pKeys", &s.PKeys, like(pkey, "as the kernel writes it, such as 0x7fff"))
+
 	if len(s.DDPProfiles) > 0 {
 		c.warn(path+".ddpProfiles",
 			"is compared with what devlink tells (driver ice); ddptool is not used, so profiles "+
 				"of X700 cards match nothing")
 	}
+
 	if !slices.Contains([]string{"", "virtio", "vhost"}, s.VDPAType) {
 		c.warn(path+".vdpaType", "%q matches nothing: must be virtio or vhost", s.VDPAType)
 		matches = false
 	}
+
 	s.AuxTypes = slices.Compact(s.AuxTypes)
 	return s, matches
 }
@@ -100,17 +106,21 @@ func indexed(isName func(string) bool) func(string) (string, error) {
 			return "", fmt.Errorf("%q matches nothing: only the first entry of %s counts; write "+
 				"its indexes there", text, name)
 		}
+
 		seen[strings.ToLower(name)] = true
 		if !limited {
 			return name, nil
 		}
+
 		ranges, err := indexRanges(list)
 		if len(ranges) == 0 {
 			return "", fmt.Errorf("%q matches nothing: %w", text, err)
 		}
+
 		if err != nil {
 			err = fmt.Errorf("%q matches only indexes %s: %w", text, strings.Join(ranges, ","), err)
 		}
+
 		return name + "#" + strings.Join(ranges, ","), err
 	}
 }
@@ -123,6 +133,7 @@ func indexRanges(list string) (ranges []string, err error) {
 		if !isRange {
 			high = low
 		}
+
 		first, lowErr := strconv.Atoi(low)
 		last, highErr := strconv.Atoi(high)
 		if lowErr != nil || highErr != nil || last < 0 {
@@ -131,6 +142,7 @@ func indexRanges(list string) (ranges []string, err error) {
 					"looked at", item))
 			break
 		}
+
 		switch {
 		case first > last:
 			errs = append(errs, fmt.Errorf("%q is an empty range", item))
@@ -140,5 +152,6 @@ func indexRanges(list string) (ranges []string, err error) {
 			ranges = append(ranges, fmt.Sprintf("%d-%d", first, last))
 		}
 	}
+
 	return ranges, errors.Join(errs...)
 }

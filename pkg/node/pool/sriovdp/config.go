@@ -64,6 +64,7 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 			1, len(before)-bytes.LastIndexByte(before, '\n')
 		return nil, fmt.Errorf("line %d, column %d: is not JSON: %w", line, column, syntax)
 	}
+
 	if err != nil {
 		return nil, err
 	}
@@ -74,6 +75,7 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 	if string(file.ResourceList) == "null" {
 		return nil, nil
 	}
+
 	var list []json.RawMessage
 	err = decode("resourceList", file.ResourceList, &list)
 	return list, err
@@ -86,6 +88,7 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	if err := decode(path, raw, &r); err != nil {
 		return r, err
 	}
+
 	r.DeviceType = cmp.Or(r.DeviceType, v1alpha1.DeviceTypeNet)
 	if _, known := selectorKeys[r.DeviceType]; !known {
 		return r, fmt.Errorf("%s.deviceType: %q: must be netDevice, accelerator or auxNetDevice",
@@ -94,6 +97,7 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	if len(r.Selectors) == 0 || string(r.Selectors) == "null" {
 		return r, fmt.Errorf("%s.selectors: must be an object or a list of objects", path)
 	}
+
 	return r, nil
 }
 
@@ -108,6 +112,7 @@ func decode(path string, raw json.RawMessage, out any) error {
 	if string(raw) == "null" {
 		return fmt.Errorf("%s: must be an object", cmp.Or(path, "configuration"))
 	}
+
 	err := json.Unmarshal(raw, out)
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		// The names before the last dot are those of embedded structs, which mean nothing to the
@@ -117,9 +122,11 @@ func decode(path string, raw json.RawMessage, out any) error {
 		return fmt.Errorf("%s: must be %s, not %s",
 			place, cmp.Or(jsonWords[mismatch.Type.Kind()], "an object"), mismatch.Value)
 	}
+
 	if err != nil {
 		return fmt.Errorf("%s: %w", cmp.Or(path, "configuration"), err)
 	}
+
 	return nil
 }
 
@@ -133,21 +140,25 @@ func parseSelectors(path string, r resource) ([]selector, error) {
 	} else if err := json.Unmarshal(r.Selectors, &list); err != nil {
 		return nil, fmt.Errorf("%s: must be an object or a list of objects", path)
 	}
+
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%s: must have at least one entry", path)
 	}
+
 	var out []selector
 	for i, raw := range list {
 		s := selector{path: path}
 		if isList {
 			s.path = fmt.Sprintf("%s[%d]", path, i)
 		}
+
 		raw, s.unknown = splitKeys(raw, selectorKeys[r.DeviceType])
 		if err := decode(s.path, raw, &s); err != nil {
 			return nil, err
 		}
 		out = append(out, s)
 	}
+
 	return out, nil
 }
 
@@ -158,6 +169,7 @@ func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unkno
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
 		return raw, nil
 	}
+
 	var members [][]byte
 	for decoder.More() {
 		token, _ := decoder.Token()
@@ -166,13 +178,16 @@ func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unkno
 		if err := decoder.Decode(&value); err != nil || !isKey {
 			return raw, nil
 		}
+
 		i := slices.IndexFunc(keys, func(k string) bool { return strings.EqualFold(k, key) })
 		if i < 0 {
 			unknown = append(unknown, key)
 			continue
 		}
+
 		members = append(members, fmt.Appendf(nil, "%q:%s", keys[i], value))
 	}
+
 	slices.Sort(unknown)
 	return slices.Concat([]byte("{"), bytes.Join(members, []byte(",")), []byte("}")),
 		slices.Compact(unknown)

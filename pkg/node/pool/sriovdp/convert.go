@@ -48,6 +48,7 @@ func Convert(
 	if err != nil {
 		return nil, nil, err
 	}
+
 	c := converter{prefix: prefix, resources: map[string]string{}, names: map[string]bool{}}
 	usable := false
 	for i, raw := range entries {
@@ -57,9 +58,11 @@ func Convert(
 		}
 		usable = usable || used
 	}
+
 	if !usable && len(entries) > 0 {
 		return nil, nil, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
 	}
+
 	return c.devicePools, c.warnings, nil
 }
 
@@ -86,6 +89,7 @@ func (c *converter) convert(
 	if err != nil {
 		return false, err
 	}
+
 	c.warnAboutKeys(path, r.unknown)
 	selectors, err := parseSelectors(path, r)
 	if err != nil {
@@ -96,11 +100,13 @@ func (c *converter) convert(
 		return false, fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, "+
 			"_ and -", path, r.ResourceName)
 	}
+
 	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
 	name := r.ResourcePrefix + "/" + r.ResourceName
 	if first, taken := c.resources[name]; taken {
 		return false, fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
 	}
+
 	c.resources[name] = path
 	var usable []v1alpha1.FunctionSelector
 	needVhostNet := 0
@@ -108,6 +114,7 @@ func (c *converter) convert(
 		if err := valid(s, r.DeviceType); err != nil {
 			return false, err
 		}
+
 		c.warnAboutKeys(s.path, s.unknown)
 		if kept, matches := c.clean(s.path, s.FunctionSelector); matches {
 			usable = append(usable, kept)
@@ -116,11 +123,13 @@ func (c *converter) convert(
 			needVhostNet++
 		}
 	}
+
 	// a DevicePool cannot ask for some of its Functions only
 	if needVhostNet > 0 && needVhostNet < len(selectors) {
 		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors",
 			name)
 	}
+
 	r.ProvisionAt, r.PreferredAllocation = v1alpha1.ProvisionAtAdd, v1alpha1.PreferPack
 	r.NeedVhostNet = needVhostNet > 0
 	c.add(path, name, v1alpha1.DevicePoolSpec{
@@ -133,6 +142,7 @@ func (c *converter) convert(
 		Allow:        v1alpha1.PrivilegedFields(),
 		DevicePlugin: &r.DevicePluginSpec,
 	})
+
 	return true, nil
 }
 
@@ -142,12 +152,14 @@ func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
 	}
+
 	onlySFs := len(s.AuxTypes) > 0 && !slices.ContainsFunc(s.AuxTypes, func(t string) bool {
 		return t != "sf"
 	})
 	if deviceType == v1alpha1.DeviceTypeAuxNet && !onlySFs {
 		return fmt.Errorf("%s.auxTypes: %q: must be [\"sf\"]", s.path, s.AuxTypes)
 	}
+
 	return nil
 }
 
@@ -167,6 +179,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 		c.warn(path, "left out: none of its selectors can match")
 		return
 	}
+
 	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
 		TypeMeta: metav1.TypeMeta{
 			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
@@ -183,12 +196,14 @@ func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	if c.names[name] {
 		name = label(plugin.ResourceName + "-" + plugin.ResourcePrefix)
 	}
+
 	unnumbered := name
 	for n := 2; c.names[name]; n++ {
 		number := fmt.Sprintf("-%d", n)
 		name = unnumbered[:min(len(unnumbered), validation.DNS1123LabelMaxLength-len(number))] +
 			number
 	}
+
 	c.names[name] = true
 	return name
 }

@@ -20,6 +20,7 @@ func TestConvert(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	kind := metav1.TypeMeta{APIVersion: "xpu.opiproject.org/v1alpha1", Kind: "DevicePool"}
 	want := []v1alpha1.DevicePool{
 		{TypeMeta: kind, ObjectMeta: metav1.ObjectMeta{Name: "fast-nics"},
@@ -48,6 +49,7 @@ func TestConvert(t *testing.T) {
 			},
 		}},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" || len(warnings) > 0 {
 		t.Errorf("warnings %q, -want +got:\n%s", warnings, diff)
 	}
@@ -65,11 +67,13 @@ func TestSplitKeys(t *testing.T) {
 	if diff := cmp.Diff([]string{"y", "z"}, unknown); diff != "" {
 		t.Errorf("unknown: -want +got\n%s", diff)
 	}
+
 	for _, text := range []string{`null`, `"a"`, `[{"z": 1}]`, `1`} {
 		if known, unknown := splitKeys([]byte(text), nil); string(known) != text || unknown != nil {
 			t.Errorf("of %s: known %s, unknown %q, want it unchanged", text, known, unknown)
 		}
 	}
+
 	if known, unknown := splitKeys([]byte(`{}`), nil); string(known) != `{}` || unknown != nil {
 		t.Errorf("of {}: known %s, unknown %q", known, unknown)
 	}
@@ -201,6 +205,7 @@ func TestWarnings(t *testing.T) {
 			t.Errorf("%s: warnings %q, want %q", tt.entry, warnings, tt.want)
 			continue
 		}
+
 		for i, want := range tt.want {
 			if !strings.Contains(warnings[i], want) {
 				t.Errorf("%s: warning %q, want %q in it", tt.entry, warnings[i], want)
@@ -222,15 +227,18 @@ func TestPoolNames(t *testing.T) {
 			fmt.Sprintf(`{"resourcePrefix": %q, "resourceName": %q, "selectors": {}}`,
 				prefix, name))
 	}
+
 	devicePools, _, err := Convert([]byte(`{"resourceList": [`+strings.Join(entries, ",")+`]}`),
 		DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var got []string
 	for _, p := range devicePools {
 		got = append(got, p.Name)
 	}
+
 	want := []string{"a-b", "a-b-intel-com", "a-b-example-com", "a-b-intel-com-2", long, long[:61] +
 		"-2", long[:61] + "-3"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -274,6 +282,7 @@ func FuzzConvert(f *testing.F) {
 		if !Is(config) {
 			t.Errorf("%q is converted but not recognised", config)
 		}
+
 		names := map[string]bool{}
 		for _, p := range devicePools {
 			if err := pool.Check(p); err != nil {
@@ -284,6 +293,7 @@ func FuzzConvert(f *testing.F) {
 			}
 			names[p.Name] = true
 		}
+
 		for _, p := range pool.Assign(nil, devicePools, nil, nil) {
 			if p.Err != nil {
 				t.Errorf("%q: %v", config, p.Err)

@@ -20,6 +20,7 @@ func resources(t *testing.T, all []function.Function, config string) map[string]
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	got := map[string]string{}
 	for _, p := range pool.Assign(all, devicePools, nil, nil) {
 		if p.Err != nil {
@@ -31,6 +32,7 @@ func resources(t *testing.T, all []function.Function, config string) map[string]
 		}
 		got[p.ResourceName()] = strings.Join(ids, " ")
 	}
+
 	// A pool without devices has no server, hence no resource.
 	maps.DeleteFunc(got, func(_, devices string) bool { return devices == "" })
 	return got
@@ -213,19 +215,23 @@ func TestOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := pool.Assign(functions(t), devicePools, nil, nil)[0]
 	got := map[string]pool.Options{}
 	for _, f := range p.Functions {
 		got[f.ID.String()] = p.Options(f)
 	}
+
 	want := map[string]pool.Options{
 		"0000:5e:00.2": {RDMA: true}, "0000:5e:00.3": {}, "0000:5f:00.2": {RDMA: true},
 		"0000:5f:00.3": {RDMA: true},
 		"0000:af:00.2": {}, "0000:af:00.3": {VDPA: "vhost"}, "0000:af:00.4": {},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
+
 	if !slices.IsSortedFunc(p.Functions, func(a, b function.Function) int {
 		return strings.Compare(a.ID.String(), b.ID.String())
 	}) {

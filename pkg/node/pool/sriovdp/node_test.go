@@ -150,24 +150,29 @@ func (s sysfs) pci(d device) {
 	if class == "" {
 		class = "02"
 	}
+
 	for name, content := range map[string]string{
 		"class": "0x" + class + "0000", "vendor": "0x" + vendor, "device": "0x" +
 			id, "numa_node": "0",
 	} {
 		s.file(dir+"/"+name, content)
 	}
+
 	if d.acpi != "" {
 		s.file(dir+"/acpi_index", d.acpi)
 	}
+
 	s.common(dir, d)
 	if len(d.vfs) > 0 {
 		s.file(dir+"/sriov_totalvfs", "16")
 	}
+
 	for i, vf := range d.vfs {
 		s.pci(vf)
 		s.link("devices/pci0000:00/"+vf.address+"/physfn", "../"+d.address)
 		s.link(dir+"/virtfn"+strconv.Itoa(i), "../"+vf.address)
 	}
+
 	for _, sf := range d.sfs {
 		// The kernel counts auxiliary devices; that there is no relation to the sfnum is usual.
 		name := fmt.Sprintf("mlx5_core.sf.%s%s", d.address[5:7], sf.address)
@@ -181,6 +186,7 @@ func (s sysfs) common(dir string, d device) {
 	if d.driver != "" {
 		s.link(dir+"/driver", "../../../bus/drivers/"+d.driver)
 	}
+
 	if d.netdev != "" {
 		typ := d.typ
 		if typ == "" {
@@ -189,6 +195,7 @@ func (s sysfs) common(dir string, d device) {
 		s.file(dir+"/net/"+d.netdev+"/type", typ)
 		s.file(dir+"/net/"+d.netdev+"/carrier", "1")
 	}
+
 	switch d.rdma {
 	case "":
 	case "-":
@@ -198,6 +205,7 @@ func (s sysfs) common(dir string, d device) {
 	default:
 		s.file(dir+"/infiniband/"+d.rdma+"/ports/1/pkeys/0", d.pkey)
 	}
+
 	if d.vdpa != "" {
 		name := "vdpa-" + d.address
 		s.link("bus/vdpa/devices/"+name, "../../../"+dir+"/"+name)
@@ -212,6 +220,7 @@ func functions(t testing.TB) []function.Function {
 	for _, d := range node {
 		s.pci(d)
 	}
+
 	i := inventory.New(inventory.Options{
 		SysRoot: s.root,
 		HostNetdevs: func() (hostuse.Netdevs, error) {
@@ -223,9 +232,11 @@ func functions(t testing.TB) []function.Function {
 			}[pf], nil
 		},
 	})
+
 	defer must.Run(t, i.Run)()
 	if !i.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
 	}
+
 	return i.Snapshot()
 }

@@ -72,8 +72,10 @@ func Suite(t *testing.T, start Start) {
 			client, err := opi.Dial(agent.Config())
 			must.Succeed(t, err)
 			t.Cleanup(func() { _ = client.Close() })
+
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
+
 			records := NewJournal(t)
 			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records,
 				tested: start(t, agent, records)})
@@ -158,9 +160,11 @@ func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
 			return err
 		}
 	}
+
 	if err := s.tested.Deprovision(ctx, a); err != nil {
 		return err
 	}
+
 	return s.records.Delete(f.ID)
 }
 
@@ -185,10 +189,12 @@ func (s *suite) differs(a journal.Attachment) string {
 	if err != nil {
 		return err.Error()
 	}
+
 	want := opi.Port{
 		ID: id, MAC: a.Port.MAC.HardwareAddr(),
 		Networks: []string{opitest.Installation.NetworkID(a.Port.Network)},
 	}
+
 	return cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got)
 }
 
@@ -210,6 +216,7 @@ func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 		if err == nil {
 			s.Fatalf("no error, want one with %q", texts)
 		}
+
 		lacks := slices.DeleteFunc(slices.Clone(texts), func(text string) bool {
 			return strings.Contains(err.Error(), text)
 		})
@@ -237,6 +244,7 @@ func (s *suite) provisions() {
 	if mtu != BlueMTU {
 		s.Errorf("Provision = %d, want the network's MTU %d", mtu, BlueMTU)
 	}
+
 	s.serves(r)
 	if mtu, err := s.try(s.ctx, reservation(vf(1), Green)); err != nil || mtu != 0 {
 		s.Errorf("Provision in a network without an MTU = %d, %v", mtu, err)
@@ -244,6 +252,7 @@ func (s *suite) provisions() {
 	if message := s.tested.Away(vf(0)); message != "" {
 		s.Errorf("Away = %q of an xPU that serves", message)
 	}
+
 	s.deprovision(vf(0))
 	s.deprovision(vf(1))
 	s.empty()
@@ -257,6 +266,7 @@ func (s *suite) provisionsAgain() {
 	if again := s.agent.Calls("CreateBridgePort"); again != made {
 		s.Errorf("a Port that is there was made again: %d calls, then %d", made, again)
 	}
+
 	s.deprovision(vf(0))
 	s.provision(r)
 	s.deprovision(vf(0))
@@ -321,6 +331,7 @@ func (s *suite) waits() {
 	if took := time.Since(begin); took < delay {
 		s.Errorf("Provision returned after %s, before the Port was up", took)
 	}
+
 	s.deprovision(vf(0))
 	s.empty()
 }
@@ -373,11 +384,13 @@ func (s *suite) remindsAgent() {
 	s.provision(kept)
 	s.provision(gone)
 	s.deprovision(vf(1))
+
 	for range 2 {
 		s.agent.Stop()
 		must.Succeed(s, s.agent.Run())
 		must.Eventually(s, "the Port is back", func() bool { return s.differs(kept) == "" })
 	}
+
 	if ports := s.agent.Ports(); len(ports) != 1 {
 		s.Errorf("the agent has %q, want the one that was not given back", ports)
 	}
@@ -386,11 +399,13 @@ func (s *suite) remindsAgent() {
 func (s *suite) isAway() {
 	s.provision(reservation(vf(0), Blue))
 	s.agent.Stop()
+
 	must.Eventually(s, "it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
 		return strings.Contains(message, XPU) &&
 			strings.Contains(message, s.agent.Config().Endpoint)
 	})
+
 	must.Succeed(s, s.agent.Run())
 	must.Eventually(s, "it is known that the xPU is back", func() bool {
 		return s.tested.Away(vf(0)) == ""
@@ -440,18 +455,22 @@ func (s *suite) manages() {
 	for n := range functions {
 		provisioning.Go(func() error { return s.tries(reservation(vf(n), networks[n%2]))(s.ctx) })
 	}
+
 	must.Succeed(s, provisioning.Wait())
 	for n := range functions {
 		s.serves(reservation(vf(n), networks[n%2]))
 	}
+
 	if made := s.agent.Networks(); !slices.Contains(made, opitest.Installation.NetworkID(Blue)) ||
 		!slices.Contains(made, opitest.Installation.NetworkID(Green)) {
 		s.Errorf("the agent has networks %q", made)
 	}
+
 	var releasing errgroup.Group
 	for n := range functions {
 		releasing.Go(func() error { return s.tryRelease(s.ctx, vf(n)) })
 	}
+
 	must.Succeed(s, releasing.Wait())
 	s.empty()
 }

@@ -75,16 +75,19 @@ kubeconfig, 0.kubeconfig and so on, into a directory, and the file "ready" there
 			return o.run(ctx)
 		},
 	}
+
 	cmd.Flags().StringVar(&o.etcd, "etcd", "", "URL of an etcd")
 	cmd.Flags().IntVar(&o.count, "count", 1, "how many servers")
 	cmd.Flags().StringVar(&o.crds, "crds",
 		"", "directory of CustomResourceDefinitions, in files *.yaml")
 	cmd.Flags().StringVar(&o.out, "out", "", "directory for the kubeconfigs")
+
 	for _, name := range []string{"etcd", "crds", "out"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err) // the flag is defined above
 		}
 	}
+
 	os.Exit(cli.Run(cmd))
 }
 
@@ -95,14 +98,17 @@ func (o *servers) run(ctx context.Context) error {
 	if err := o.makeCertificate(); err != nil {
 		return err
 	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	var starting errgroup.Group
 	starting.SetLimit(32) // most of a start is waiting
+
 	for i := range o.count {
 		server, err := o.newServer(i)
 		if err != nil {
 			return fmt.Errorf("server %d: %w", i, err)
 		}
+
 		group.Go(func() error { return server.GenericAPIServer.PrepareRun().RunWithContext(ctx) })
 		starting.Go(func() error {
 			if err := o.install(ctx, server); err != nil {
@@ -111,12 +117,14 @@ func (o *servers) run(ctx context.Context) error {
 			return o.writeKubeconfig(i, server)
 		})
 	}
+
 	if err := starting.Wait(); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(o.out, "ready"), nil, 0o600); err != nil {
 		return err
 	}
+
 	return group.Wait()
 }
 
@@ -125,22 +133,27 @@ func (o *servers) readCRDs() error {
 	if err != nil {
 		return err
 	}
+
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
+
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := yaml.Unmarshal(text, crd); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
+
 		if crd.Kind == "CustomResourceDefinition" {
 			o.definitions = append(o.definitions, crd)
 		}
 	}
+
 	if len(o.definitions) == 0 {
 		return fmt.Errorf("--crds=%s: there are none", o.crds)
 	}
+
 	return nil
 }
 
@@ -151,6 +164,7 @@ func (o *servers) makeCertificate() (err error) {
 	if err != nil {
 		return err
 	}
+
 	o.certificate, o.certFile, o.keyFile = certificate, filepath.Join(o.out,
 		"tls.crt"), filepath.Join(o.out, "tls.key")
 	return errors.Join(os.WriteFile(o.certFile, certificate, 0o600),
@@ -179,6 +193,7 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	if err != nil {
 		return nil, err
 	}
+
 	serving := genericoptions.NewSecureServingOptions().WithLoopback()
 	serving.Listener, serving.BindAddress = listener, net.IPv4(127, 0, 0, 1)
 	serving.BindPort = listener.Addr().(*net.TCPAddr).Port
@@ -186,6 +201,7 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	if err := serving.ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
 		return nil, err
 	}
+
 	config.ExternalAddress = listener.Addr().String()
 
 	storage := storagebackend.NewDefaultConfig(fmt.Sprintf("/%d", i),
@@ -196,6 +212,7 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	if err := etcd.ApplyTo(&config.Config); err != nil {
 		return nil, err
 	}
+
 	config.MergedResourceConfig = apiserver.DefaultAPIResourceConfigSource()
 	completed := (&apiserver.Config{GenericConfig: config, ExtraConfig: apiserver.ExtraConfig{
 		CRDRESTOptionsGetter: options.NewCRDRESTOptionsGetter(*etcd, nil, nil),
@@ -203,11 +220,13 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 		AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
 			config.LoopbackClientConfig, nil),
 	}}).Complete()
+
 	completed.GenericConfig.EnableDiscovery = true // which an aggregator does elsewhere
 	server, err := completed.New(genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, err
 	}
+
 	return server, installLeases(server, *etcd)
 }
 
@@ -224,6 +243,7 @@ func installLeases(
 	if err != nil {
 		return err
 	}
+
 	return server.GenericAPIServer.InstallAPIGroup(&group)
 }
 
@@ -234,6 +254,7 @@ func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceD
 	if err != nil {
 		return err
 	}
+
 	crds := client.ApiextensionsV1().CustomResourceDefinitions()
 	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true,
 		func(ctx context.Context) (bool, error) {
@@ -243,6 +264,7 @@ func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceD
 					return false, nil // it is not listening yet
 				}
 			}
+
 			for _, crd := range o.definitions {
 				for _, version := range crd.Spec.Versions {
 					path := fmt.Sprintf("/apis/%s/%s/%s", crd.Spec.Group, version.Name,
@@ -252,6 +274,7 @@ func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceD
 					}
 				}
 			}
+
 			return true, nil
 		})
 }

@@ -38,6 +38,7 @@ in the cache; the first build takes some minutes, the next ones nothing.`,
 			return nil
 		},
 	}
+
 	cmd.Flags().StringVar(&bin, "bin", "", "directory to put links to the Kubernetes binaries in")
 	return o.versionFlags(cmd)
 }
@@ -53,6 +54,7 @@ func build(ctx context.Context, o *options) (artifact.Set, error) {
 	if err := preflight.Build(cache.Dir); err != nil {
 		return artifact.Set{}, err
 	}
+
 	return cache.Build(ctx)
 }
 
@@ -64,6 +66,7 @@ func imageCommand() *cobra.Command {
 		timestamp int64
 		sbom      string
 	)
+
 	cmd := &cobra.Command{
 		Use:   "image OUT.tar --name REGISTRY/NAME:TAG --file CONTAINERFILE [CONTEXT]",
 		Short: "Make a container image of static binaries",
@@ -79,23 +82,28 @@ given. OUT.tar is an OCI image layout with an index of the platforms. Equal inpu
 			if len(args) > 1 {
 				source.Context = args[1]
 			}
+
 			specs, err := readPlatforms(source, platforms)
 			if err != nil {
 				return err
 			}
+
 			if sbom != "" {
 				if err := image.WriteSBOM(sbom, ref, specs...); err != nil {
 					return err
 				}
 			}
+
 			if err := image.Write(args[0], ref, time.Unix(timestamp, 0), specs...); err != nil {
 				return err
 			}
+
 			fmt.Fprintf(os.Stderr, "%s: image %s for %s\n", args[0], ref,
 				strings.Join(platforms, ", "))
 			return nil
 		},
 	}
+
 	cmd.Flags().StringVar(&ref, "name", "", "name of the image with registry and tag")
 	cmd.Flags().StringVar(&source.Containerfile, "file", "", "the Containerfile")
 	cmd.Flags().StringSliceVar(&platforms, "platform", []string{"linux/" + runtime.GOARCH},
@@ -105,11 +113,13 @@ given. OUT.tar is an OCI image layout with an index of the platforms. Equal inpu
 		"the time that the image and its files bear, in seconds since 1970")
 	cmd.Flags().StringVar(&sbom, "sbom", "",
 		"file to write the bill of materials to, as CycloneDX in JSON")
+
 	for _, required := range []string{"name", "file"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
 			panic(err) // the flag is defined above
 		}
 	}
+
 	return cmd
 }
 
@@ -121,11 +131,14 @@ func readPlatforms(source image.Source, platforms []string) ([]image.Spec, error
 			return nil, fmt.Errorf("--platform %s: want linux/ARCHITECTURE, for example "+
 				"linux/arm64", platform)
 		}
+
 		spec, err := source.Read(arch)
 		if err != nil {
 			return nil, err
 		}
+
 		specs = append(specs, spec)
 	}
+
 	return specs, nil
 }

@@ -48,17 +48,21 @@ func newBench(t *testing.T) bench {
 	if err := preflight.Run(root, true); err != nil {
 		t.Skipf("this machine cannot run a cluster: %v", err)
 	}
+
 	cache, err := (&options{cache: defaultCache()}).artifacts()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	set, err := cache.Find(t.Context())
 	if errors.Is(err, artifact.ErrMissing) {
 		t.Skipf("%v", err)
 	}
+
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return bench{T: t, root: root, set: set}
 }
 
@@ -81,9 +85,11 @@ func (b bench) try(args ...string) (string, int) {
 	if err != nil && !errors.As(err, &exit) {
 		b.Fatal(err)
 	}
+
 	if stderr.Len() > 0 {
 		b.Logf("devcluster %s:\n%s", strings.Join(args, " "), stderr.String())
 	}
+
 	return stdout.String(), cmd.ProcessState.ExitCode()
 }
 
@@ -151,6 +157,7 @@ func TestCluster(t *testing.T) {
 	if _, code := b.try("up", "--name", name); code == 0 {
 		t.Error("a second up of the same cluster succeeded")
 	}
+
 	b.apply(name, pods)
 	b.kubectl(name, "wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=60s")
 
@@ -180,9 +187,11 @@ func TestCluster(t *testing.T) {
 	namespaces := namespacesOf(t, b.inspect(name))
 	b.run("down", "--name", name)
 	b.run("down", "--name", name)
+
 	for pid, ns := range processesIn(t, namespaces) {
 		t.Errorf("process %s is still in %s", pid, ns)
 	}
+
 	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
 		t.Errorf("down left something behind (-before +after):\n%s", diff)
 	}
@@ -193,6 +202,7 @@ func testInspect(t *testing.T, b bench, name string) {
 	if c.Name != name || c.KubernetesVersion != b.set.KubernetesVersion || len(c.Nodes) != 2 {
 		t.Errorf("inspect: %+v", c)
 	}
+
 	for _, n := range c.Nodes {
 		if n.State != control.NodeRunning || !n.Connected {
 			t.Errorf("%s: state %s, connected %t", n.Name, n.State, n.Connected)
@@ -204,6 +214,7 @@ func testInspect(t *testing.T, b bench, name string) {
 			t.Errorf("%s: PID %d but netns %s", n.Name, n.PID, n.NetNS)
 		}
 	}
+
 	if got := strings.TrimSpace(b.run("kubeconfig", "--name", name)); got != c.Kubeconfig {
 		t.Errorf("kubeconfig prints %s, inspect %s", got, c.Kubeconfig)
 	}
@@ -257,6 +268,7 @@ func testService(t *testing.T, b bench, name string) {
 			t.Errorf("pod %s does not reach Service b at %s", from, ip)
 		}
 	}
+
 	b.kubectl(name, "delete", "service/b")
 }
 
@@ -292,24 +304,28 @@ spec:
 func testMultus(t *testing.T, b bench, name string) {
 	b.apply(name, networks)
 	b.kubectl(name, "wait", "--for=condition=Ready", "pod/networked", "--timeout=60s")
+
 	type network struct {
 		Name      string
 		Interface string
 		IPs       []string
 		Default   bool
 	}
+
 	var got []network
 	status := b.kubectl(name, "get", "pod", "networked",
 		`--output=jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`)
 	if err := json.Unmarshal([]byte(status), &got); err != nil {
 		t.Fatalf("network-status %q: %v", status, err)
 	}
+
 	podIP := b.kubectl(name, "get", "pod", "networked", "--output=jsonpath={.status.podIP}")
 	want := []network{
 		{"pods", "eth0", []string{podIP}, true},
 		{"default/given", "net1", []string{"10.99.0.2"}, false},
 		{"default/chosen", "storage", []string{"10.98.0.7"}, false},
 	}
+
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("network-status (-want +got):\n%s", diff)
 	}
@@ -317,6 +333,7 @@ func testMultus(t *testing.T, b bench, name string) {
 		!strings.Contains(out, "10.99.0.2/24") {
 		t.Errorf("the pod sees\n%s", out)
 	}
+
 	b.kubectl(name, "delete", "pod/networked")
 	if out := b.run("exec", "--name", name, "node1", "--", "ls",
 		"/var/lib/cni/networks/given"); strings.Contains(out, "10.99.") {
@@ -343,14 +360,17 @@ func testLoad(t *testing.T, b bench, name string) {
 	if err := os.WriteFile(containerfile, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
+
 	b.run("image", file, "--name", ref, "--file", containerfile, "/proc/self")
 	b.run("load", "--name", name, file)
+
 	for _, node := range []string{"node1", "node2"} {
 		if out := b.run("exec", "--name", name, node, "--", "ctr", "--namespace=k8s.io", "images",
 			"list", "-q"); !strings.Contains(out, ref) {
 			t.Errorf("%s has %s, want %s", node, out, ref)
 		}
 	}
+
 	bad := filepath.Join(t.TempDir(), "bad.tar")
 	if err := os.WriteFile(bad, []byte("no archive"), 0o600); err != nil {
 		t.Fatal(err)
@@ -383,6 +403,7 @@ spec:
       - name: host
         hostPath: {path: /var/lib/mounter, type: DirectoryOrCreate}
 `)
+
 	b.kubectl(name, "rollout", "status", "daemonset/mounter", "--timeout=60s")
 	for _, node := range []string{"node1", "node2"} {
 		out := b.run("exec", "--name", name, node, "--", "cat", "/proc/self/mounts")
@@ -390,6 +411,7 @@ spec:
 			t.Errorf("%s does not see the mount:\n%s", node, out)
 		}
 	}
+
 	b.kubectl(name, "delete", "daemonset/mounter")
 }
 
@@ -398,6 +420,7 @@ func testAudit(t *testing.T, b bench, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var writes int
 	for line := range bytes.Lines(content) {
 		var event struct {
@@ -406,17 +429,20 @@ func testAudit(t *testing.T, b bench, name string) {
 			// The pods of this test are created by the administrator.
 			ObjectRef struct{ Resource, Namespace, Name string }
 		}
+
 		if err := json.Unmarshal(line, &event); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
 		if slices.Contains([]string{"get", "list", "watch"}, event.Verb) {
 			t.Errorf("a read is in the log: %s", line)
 		}
+
 		if event.Verb == "create" && event.User.Username == "admin" &&
 			event.ObjectRef.Resource == "pods" && event.ObjectRef.Name == "a" {
 			writes++
 		}
 	}
+
 	if writes != 1 {
 		t.Errorf("admin created pod a %d times, want 1", writes)
 	}
@@ -454,6 +480,7 @@ func testCut(t *testing.T, b bench, name string) {
 	if _, code := b.get(name, "b"); code == 0 {
 		t.Error("pod b answers")
 	}
+
 	b.run("node", "join", "--name", name, "node2")
 	if _, code := b.get(name, "b"); code != 0 {
 		t.Error("pod b does not answer after its node joined again")
@@ -467,15 +494,18 @@ func testStop(t *testing.T, b bench, name string) {
 	node := b.inspect(name).Nodes[1]
 	namespaces := namespacesOf(t, control.Cluster{Nodes: []control.Node{node}})
 	b.run("node", "stop", "--name", name, "node2")
+
 	for pid, ns := range processesIn(t, namespaces) {
 		t.Errorf("process %s is still in %s of node2", pid, ns)
 	}
+
 	if got := b.inspect(name).Nodes[1]; got.State != control.NodeStopped || got.PID != 0 {
 		t.Errorf("node2 is %s with PID %d", got.State, got.PID)
 	}
 	if _, code := b.try("exec", "--name", name, "node2", "--", "true"); code != 1 {
 		t.Errorf("exec in a stopped node: exit code %d, want 1", code)
 	}
+
 	b.kubectl(name, "wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=60s")
 
 	b.run("node", "start", "--name", name, "node2")
@@ -489,6 +519,7 @@ func testStop(t *testing.T, b bench, name string) {
 	if _, err := os.Stat("/etc/kept"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the node's /etc is the machine's: %v", err)
 	}
+
 	b.kubectl(name, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}="+
 		increment(t, restarts), "pod/b", "--timeout=60s")
 	b.kubectl(name, "wait", "--for=condition=Ready", "pod/b", "--timeout=60s")
@@ -511,14 +542,17 @@ func testSecond(t *testing.T, b bench, name string) {
 	if one, two := b.inspect(name).API, b.inspect(second).API; one == two {
 		t.Errorf("both clusters are at %s", one)
 	}
+
 	uid := func(cluster string) string {
 		return b.kubectl(cluster, "get", "namespace", "default",
 			"--output=jsonpath={.metadata.uid}")
 	}
+
 	first := uid(name)
 	if first == uid(second) {
 		t.Error("both clusters are one")
 	}
+
 	b.run("down", "--name", second)
 	if uid(name) != first {
 		t.Error("the first cluster changed")
@@ -533,22 +567,26 @@ func TestUpFails(t *testing.T) {
 		filepath.Join(broken, "etcd")); err != nil {
 		t.Fatal(err)
 	}
+
 	script := "#!/bin/sh\necho this is why\nexit 3\n"
 	if err := os.WriteFile(filepath.Join(broken, "kube-apiserver"), []byte(script),
 		0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	b.set.Kubernetes = broken
 	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
 	err := manager.Up(t.Context(), b.name("broken"), lifecycle.Options{Nodes: 1}, b.set)
 	if err == nil {
 		t.Fatal("a cluster with a broken API server is up")
 	}
+
 	for _, want := range []string{"kube-apiserver", "exited with 3", "this is why"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}
 	}
+
 	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
 		t.Errorf("the failed start left something behind (-before +after):\n%s", diff)
 	}
@@ -572,6 +610,7 @@ func TestUpInterrupted(t *testing.T) {
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
+
 	rest := new(bytes.Buffer)
 	if _, err := rest.ReadFrom(stderr); err != nil {
 		t.Fatal(err)
@@ -597,36 +636,44 @@ func takeSnapshot(t *testing.T, b bench) snapshot {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, b.root) || strings.Contains(line, "devcluster") {
 			s.Mounts = append(s.Mounts, line)
 		}
 	}
+
 	links, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, l := range links {
 		if strings.HasPrefix(l.Name, "node") || l.Name == "br0" || l.Name == "cni0" {
 			s.Links = append(s.Links, l.Name)
 		}
 	}
+
 	groups, err := filepath.Glob("/sys/fs/cgroup/*/devcluster-" + b.name("*"))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	unified, err := filepath.Glob("/sys/fs/cgroup/devcluster-" + b.name("*"))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.Cgroups = append(groups, unified...)
 	entries, err := os.ReadDir(b.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
+
 	for _, e := range entries {
 		s.State = append(s.State, e.Name())
 	}
+
 	return s
 }
 
@@ -638,9 +685,11 @@ func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 	if c.InitPID != 0 {
 		pids = append(pids, c.InitPID)
 	}
+
 	for _, n := range c.Nodes {
 		pids = append(pids, n.PID)
 	}
+
 	for _, pid := range pids {
 		for _, kind := range []string{"pid", "net", "mnt"} {
 			ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
@@ -650,6 +699,7 @@ func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 			found[ns] = true
 		}
 	}
+
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -657,6 +707,7 @@ func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 	if found[own] {
 		t.Fatal("the cluster is in the network namespace of the machine")
 	}
+
 	return found
 }
 
@@ -674,6 +725,7 @@ func processesIn(t *testing.T, namespaces map[string]bool) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	found := map[string]string{}
 	for _, link := range links {
 		ns, err := os.Readlink(link)
@@ -684,6 +736,7 @@ func processesIn(t *testing.T, namespaces map[string]bool) map[string]string {
 			found[pid] = ns
 		}
 	}
+
 	return found
 }
 
@@ -691,6 +744,7 @@ func TestCancelledUpNeverStarts(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
+
 	<-ctx.Done()
 	before := takeSnapshot(t, b)
 	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}

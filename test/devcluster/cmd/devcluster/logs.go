@@ -29,29 +29,35 @@ func logsCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			// The logs are of use after the cluster has ended, too.
 			dir, _, err := store.Load(o.name)
 			if err != nil {
 				return err
 			}
+
 			logs, err := findLogs(dir)
 			if err != nil {
 				return err
 			}
+
 			if len(args) == 0 {
 				for _, name := range sortedNames(logs) {
 					fmt.Println(name)
 				}
 				return nil
 			}
+
 			file, ok := logs[args[0]]
 			if !ok {
 				return fmt.Errorf("no log %q: there are %s", args[0],
 					strings.Join(sortedNames(logs), ", "))
 			}
+
 			return printLog(cmd.Context(), os.Stdout, file, follow)
 		},
 	}
+
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is added")
 	return o.nameFlag(cmd)
 }
@@ -67,6 +73,7 @@ func findLogs(dir state.Dir) (map[string]string, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		for _, f := range files {
 			name := strings.TrimSuffix(filepath.Base(f), ".log")
 			if prefix != "" {
@@ -75,6 +82,7 @@ func findLogs(dir state.Dir) (map[string]string, error) {
 			logs[name] = f
 		}
 	}
+
 	return logs, nil
 }
 
@@ -93,18 +101,22 @@ func printLog(ctx context.Context, out io.Writer, file string, follow bool) erro
 		return err
 	}
 	defer f.Close()
+
 	if !follow {
 		_, err := io.Copy(out, f)
 		return err
 	}
+
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
+
 	if err := watcher.Add(file); err != nil {
 		return err
 	}
+
 	for {
 		if _, err := io.Copy(out, f); err != nil {
 			return err

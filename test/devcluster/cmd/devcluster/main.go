@@ -24,6 +24,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	err := rootCommand().ExecuteContext(ctx)
 	var ended exitError
 	if errors.As(err, &ended) {
@@ -67,10 +68,12 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+
 	root.PersistentFlags().StringVar(&o.cache, "cache", defaultCache(),
 		"directory of built binaries and images")
 	root.PersistentFlags().StringVar(&o.state, "state", state.DefaultRoot,
 		"directory of the state of running clusters")
+
 	root.AddCommand(
 		buildCommand(o), imageCommand(),
 		upCommand(o), downCommand(o),
@@ -78,6 +81,7 @@ func rootCommand() *cobra.Command {
 		loadCommand(o), execCommand(o), nodeCommand(o),
 		runClusterCommand(), runNodeCommand(),
 	)
+
 	return root
 }
 
@@ -141,6 +145,7 @@ func (o *options) running() (state.Dir, state.Record, error) {
 	if err != nil {
 		return "", state.Record{}, err
 	}
+
 	dir, record, err := store.Load(o.name)
 	if err != nil {
 		return "", state.Record{}, err
@@ -149,5 +154,6 @@ func (o *options) running() (state.Dir, state.Record, error) {
 		return "", state.Record{}, fmt.Errorf("cluster %s: has ended: see devcluster logs "+
 			"supervisor, then run devcluster down", o.name)
 	}
+
 	return dir, record, nil
 }

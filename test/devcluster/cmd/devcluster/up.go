@@ -33,18 +33,22 @@ built first. If the start fails, the reason is printed and everything is taken d
 			if err := preflight.Run(manager.Store.Root, cluster.KubeProxy); err != nil {
 				return err
 			}
+
 			set, err := build(cmd.Context(), o)
 			if err != nil {
 				return err
 			}
+
 			return manager.Up(cmd.Context(), o.name, cluster, set)
 		},
 	}
+
 	cmd.Flags().IntVar(&cluster.Nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
 	cmd.Flags().BoolVar(&cluster.Multus, "multus", false,
 		"give pods the networks that their annotations name, by Multus")
 	cmd.Flags().BoolVar(&cluster.KubeProxy, "kube-proxy", false,
 		"have the addresses of Services lead to pods, by kube-proxy (needs nft)")
+
 	return o.versionFlags(o.nameFlag(cmd))
 }
 
@@ -61,22 +65,27 @@ func downCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			names := []string{o.name}
 			if all {
 				if names, err = manager.Store.Names(); err != nil {
 					return err
 				}
 			}
+
 			var failed []error
 			for _, name := range names {
 				failed = append(failed, manager.Down(cmd.Context(), name))
 			}
+
 			return errors.Join(failed...)
 		},
 	}
+
 	cmd.Flags().BoolVar(&all, "all", false, "all clusters")
 	o.nameFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("all", "name")
+
 	return cmd
 }
 

@@ -46,10 +46,12 @@ func (o *options) inspect(ctx context.Context) (control.Cluster, error) {
 	if err != nil {
 		return control.Cluster{}, err
 	}
+
 	var c control.Cluster
 	if err := control.NewClient(dir.Socket()).Get(ctx, cluster.PathCluster, &c); err != nil {
 		return c, fmt.Errorf("cluster %s: %w", o.name, err)
 	}
+
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		if n.State != control.NodeRunning {
@@ -58,9 +60,11 @@ func (o *options) inspect(ctx context.Context) (control.Cluster, error) {
 		if n.PID, err = control.ServerPID(ctx, dir.Node(n.Name).Socket()); err != nil {
 			return c, fmt.Errorf("cluster %s: %s: %w", o.name, n.Name, err)
 		}
+
 		n.NetNS = fmt.Sprintf("/proc/%d/ns/net", n.PID)
 		n.Root = fmt.Sprintf("/proc/%d/root", n.PID)
 	}
+
 	return c, nil
 }
 
@@ -97,6 +101,7 @@ func kubectlCommand(o *options) *cobra.Command {
 			return fmt.Errorf("kubectl: %w", err)
 		},
 	})
+
 	// Flags after the first argument are kubectl's.
 	cmd.Flags().SetInterspersed(false)
 	return cmd
@@ -114,12 +119,14 @@ Nodes with CRI-O take archives that devcluster image made, and no others.`,
 			if err != nil {
 				return err
 			}
+
 			client := control.NewClient(dir.Socket())
 			for _, file := range args {
 				if err := load(cmd.Context(), client, file); err != nil {
 					return fmt.Errorf("load %s: %w", file, err)
 				}
 			}
+
 			return nil
 		},
 	})
@@ -146,6 +153,7 @@ func execCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			for _, n := range c.Nodes {
 				if n.Name != args[0] {
 					continue
@@ -156,6 +164,7 @@ func execCommand(o *options) *cobra.Command {
 				}
 				return execute(n.PID, args[1:])
 			}
+
 			return fmt.Errorf("no node %q: cluster %s has node1 to node%d", args[0], o.name,
 				len(c.Nodes))
 		},
@@ -171,6 +180,7 @@ func execute(pid int, args []string) error {
 	if err != nil {
 		here = "/"
 	}
+
 	environment := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "KUBECONFIG=")
 	})
@@ -181,9 +191,11 @@ func execute(pid int, args []string) error {
 		}
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	})
+
 	if err != nil {
 		return err
 	}
+
 	err = cmd.Wait()
 	var ended *exec.ExitError
 	if errors.As(err, &ended) {
@@ -193,6 +205,7 @@ func execute(pid int, args []string) error {
 		}
 		return exitError(ended.ExitCode())
 	}
+
 	return err
 }
 
@@ -203,6 +216,7 @@ func nodeCommand(o *options) *cobra.Command {
 		Example: `  devcluster node stop node2
   devcluster node start node2`,
 	}
+
 	for action, short := range map[string]string{
 		cluster.NodeStop:           "Cut a node's power: all its processes are killed, its disk stays",
 		cluster.NodeStart:          "Start a stopped node and wait until it is Ready",
@@ -225,5 +239,6 @@ func nodeCommand(o *options) *cobra.Command {
 			},
 		}))
 	}
+
 	return parent
 }

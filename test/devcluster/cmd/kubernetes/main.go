@@ -32,6 +32,7 @@ func main() {
 		etcdmain.Main(os.Args)
 		return
 	}
+
 	commands := map[string]func() *cobra.Command{
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
@@ -42,11 +43,13 @@ func main() {
 		"kube-proxy": proxy.NewProxyCommand,
 		"kubectl":    kubectl.NewDefaultKubectlCommand,
 	}
+
 	command, known := commands[name]
 	if !known {
 		fmt.Fprintf(os.Stderr, "%s: call this binary by the name of a Kubernetes component (a "+
 			"symbolic link will do)\n", name)
 		os.Exit(2)
 	}
+
 	os.Exit(cli.Run(command()))
 }

@@ -44,12 +44,14 @@ func run(args []string) (int, error) {
 		wait()
 		return 0, nil
 	}
+
 	operand := func(otherwise string) string {
 		if len(args) > 1 {
 			return args[1]
 		}
 		return otherwise
 	}
+
 	switch args[0] {
 	case "serve":
 		return 0, serve(operand(":8080"))
@@ -57,16 +59,19 @@ func run(args []string) (int, error) {
 		return 0, get(&http.Client{Timeout: 5 * time.Second}, operand(""), "")
 	case "api":
 		return 0, api(operand("/version"))
+
 	case "mount":
 		if err := syscall.Mount("devcluster", operand(""), "tmpfs", 0, ""); err != nil {
 			return 0, fmt.Errorf("mount %q: %w", operand(""), err)
 		}
 		wait()
 		return 0, nil
+
 	case "show":
 		show()
 		wait()
 		return 0, nil
+
 	case "exit":
 		code, err := strconv.Atoi(operand("0"))
 		if err != nil {
@@ -74,6 +79,7 @@ func run(args []string) (int, error) {
 		}
 		return code, nil
 	}
+
 	return 0, fmt.Errorf("unknown command %q: want serve, get, api, mount, show or exit", args[0])
 }
 
@@ -81,6 +87,7 @@ func run(args []string) (int, error) {
 func wait() {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+
 	for s := range signals {
 		if s != syscall.SIGCHLD {
 			return
@@ -98,25 +105,30 @@ func serve(address string) error {
 	if err != nil {
 		return err
 	}
+
 	var requests atomic.Int64
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		requests.Add(1)
 		fmt.Fprintf(w, "%s to %s\n", host, r.RemoteAddr)
 	})
+
 	// The text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, "# TYPE http_requests_total counter\nhttp_requests_total %d\n",
 			requests.Load())
 	})
+
 	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
 		wait()
 		server.Close()
 	}()
+
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
+
 	return nil
 }
 
@@ -125,20 +137,24 @@ func get(client *http.Client, url, token string) error {
 	if err != nil {
 		return err
 	}
+
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
+
 	response, err := client.Do(request)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
+
 	if _, err := io.Copy(os.Stdout, response.Body); err != nil {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s", url, response.Status)
 	}
+
 	return nil
 }
 
@@ -147,16 +163,20 @@ func api(path string) error {
 	if err != nil {
 		return err
 	}
+
 	ca, err := os.ReadFile(serviceAccount + "ca.crt")
 	if err != nil {
 		return err
 	}
+
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
+
 	client := &http.Client{Timeout: 5 * time.Second,
 		Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		}}
+
 	server := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"),
 		os.Getenv("KUBERNETES_SERVICE_PORT"))
 	return get(client, "https://"+server+path, strings.TrimSpace(string(token)))
@@ -170,6 +190,7 @@ func show() {
 	if err != nil {
 		fmt.Println("interfaces:", err)
 	}
+
 	for _, i := range interfaces {
 		addresses, _ := i.Addrs()
 		fmt.Println("interface", i.Name, i.HardwareAddr, i.Flags, addresses)

@@ -30,6 +30,7 @@ func run(args []string) error {
 		if err != nil {
 			return err
 		}
+
 		least, err := strconv.Atoi(strings.TrimSpace(string(own)))
 		if err != nil {
 			return err
@@ -38,10 +39,12 @@ func run(args []string) error {
 			return err
 		}
 	}
+
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		return err
 	}
+
 	return syscall.Exec(runc, append([]string{"runc"}, args...), os.Environ())
 }
 
@@ -52,16 +55,19 @@ func raise(file string, least int) error {
 	if err != nil {
 		return err
 	}
+
 	var config map[string]any
 	decoder := json.NewDecoder(strings.NewReader(string(content)))
 	decoder.UseNumber() // and not floats, which lose digits
 	if err := decoder.Decode(&config); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
+
 	process, ok := config["process"].(map[string]any)
 	if !ok {
 		return errors.New(file + ": no process")
 	}
+
 	adjust, ok := process["oomScoreAdj"].(json.Number)
 	if !ok {
 		return nil
@@ -69,9 +75,11 @@ func raise(file string, least int) error {
 	if is, err := adjust.Int64(); err != nil || is >= int64(least) {
 		return err
 	}
+
 	process["oomScoreAdj"] = least
 	if content, err = json.Marshal(config); err != nil {
 		return err
 	}
+
 	return os.WriteFile(file, content, 0o600)
 }

@@ -19,6 +19,7 @@ func TestRaise(t *testing.T) {
 		if err := raise(file, 7); err != nil {
 			t.Error(err)
 		}
+
 		got, err := os.ReadFile(file)
 		if err != nil || string(got) != want {
 			t.Errorf("%s became %s, %v; want %s", given, got, err, want)

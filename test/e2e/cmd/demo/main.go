@@ -31,6 +31,7 @@ func command() *cobra.Command {
 		Cluster: story.Devcluster{Name: "demo"},
 		Detail:  func(format string, args ...any) { fmt.Printf("        "+format+"\n", args...) },
 	}
+
 	var keep bool
 	var acts int
 	cmd := &cobra.Command{
@@ -43,17 +44,20 @@ func command() *cobra.Command {
 			if all := len(world.Acts()); acts < 1 || acts > all {
 				return fmt.Errorf("--acts: %d must be 1 to %d", acts, all)
 			}
+
 			for _, path := range []*string{&world.Source, &world.Bin, &world.Cluster.Program} {
 				if *path, err = filepath.Abs(*path); err != nil {
 					return err
 				}
 			}
+
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return tell(cmd.Context(), world, acts, keep)
 		},
 	}
+
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&world.Source, "source", ".", "root of the project")
 	flags.StringVar(&world.Bin, "bin", "bin", "directory of the built programs and images")
@@ -69,12 +73,14 @@ func command() *cobra.Command {
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
 	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is "+
 		"direct mode, which takes the custom resources away")
+
 	cmd.AddCommand(&cobra.Command{
 		Use:   "down",
 		Short: "End what an earlier demo left up",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return world.End(cmd.Context()) },
 	})
+
 	several := &cobra.Command{
 		Use: "multicluster",
 		Short: "Tell the story of several clusters: hosts in those of tenants, their xPUs in " +
@@ -84,6 +90,7 @@ func command() *cobra.Command {
 			return tellFederation(cmd.Context(), story.NewFederation(*world))
 		},
 	}
+
 	var out string
 	dashboard := &cobra.Command{
 		Use: "dashboard",
@@ -100,9 +107,11 @@ func command() *cobra.Command {
 			return run(cmd.Context(), world.DashboardSteps(out), 0)
 		},
 	}
+
 	dashboard.Flags().StringVar(&out, "out", "dashboard.json",
 		"file for the panels with their series")
 	cmd.AddCommand(several, dashboard)
+
 	return cmd
 }
 
@@ -111,15 +120,18 @@ func tellFederation(ctx context.Context, federation *story.Federation) (err erro
 	if err := federation.End(ctx); err != nil {
 		return fmt.Errorf("what an earlier demo left: %w", err)
 	}
+
 	defer func() {
 		if endErr := federation.End(context.WithoutCancel(ctx)); err == nil {
 			err = endErr
 		}
 	}()
+
 	begin := time.Now()
 	if err := run(ctx, federation.Steps(), 0); err != nil {
 		return err
 	}
+
 	fmt.Printf("\nThe story holds: %.1fs\n", time.Since(begin).Seconds())
 	return nil
 }
@@ -142,6 +154,7 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 	if err := world.End(ctx); err != nil {
 		return fmt.Errorf("what an earlier demo left: %w", err)
 	}
+
 	defer func() {
 		if keep {
 			fmt.Print(usage(world.Cluster))
@@ -152,6 +165,7 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 			err = endErr
 		}
 	}()
+
 	begin, number := time.Now(), 0
 	for n, act := range world.Acts()[:acts] {
 		fmt.Printf("\nAct %d. %s\n\n", n+1, act.Title)
@@ -160,6 +174,7 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 		}
 		number += len(act.Steps)
 	}
+
 	fmt.Printf("\nThe story holds: %.1fs\n", time.Since(begin).Seconds())
 	return nil
 }
@@ -169,6 +184,7 @@ func usage(cluster story.Devcluster) string {
 	if err != nil {
 		return "\n" + err.Error() + "\n"
 	}
+
 	return fmt.Sprintf(`
 The cluster is still up. To use it:
   export KUBECONFIG=%[3]s

@@ -31,6 +31,7 @@ const driverName = "gpu.example.com"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+
 	var node string
 	var gpus []string
 	c := &cobra.Command{
@@ -42,6 +43,7 @@ func main() {
 			return run(c.Context(), node, gpus)
 		},
 	}
+
 	c.Flags().StringVar(&node, "node-name", os.Getenv("NODE_NAME"),
 		"name of this node's Node object (environment: NODE_NAME)")
 	c.Flags().StringArrayVar(&gpus, "gpu",
@@ -57,18 +59,22 @@ func run(ctx context.Context, node string, gpus []string) error {
 	if err != nil {
 		return err
 	}
+
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return err
 	}
+
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
+
 	data := filepath.Join(kubeletplugin.KubeletPluginsDir, driverName)
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return err
 	}
+
 	helper, err := kubeletplugin.Start(ctx, driver{}, kubeletplugin.DriverName(driverName),
 		kubeletplugin.NodeName(node),
 		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data),
@@ -77,14 +83,17 @@ func run(ctx context.Context, node string, gpus []string) error {
 		return err
 	}
 	defer helper.Stop()
+
 	resources := resourceslice.DriverResources{
 		Pools: map[string]resourceslice.Pool{
 			node: {Slices: []resourceslice.Slice{{Devices: devices}}},
 		},
 	}
+
 	if err := helper.PublishResources(ctx, resources); err != nil {
 		return err
 	}
+
 	<-ctx.Done()
 	return nil
 }
@@ -98,18 +107,22 @@ func devicesOf(gpus []string) ([]resourceapi.Device, error) {
 			return nil, fmt.Errorf("--gpu %q: must be a name and its PCIe root, such as "+
 				"gpu-0=pci0000:3a", text)
 		}
+
 		devices = append(devices,
 			resourceapi.Device{Name: name,
 				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 					deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root},
 				}})
 	}
+
 	if len(devices) == 0 {
 		return nil, errors.New("--gpu: must be given at least once")
 	}
+
 	slices.SortFunc(devices, func(a, b resourceapi.Device) int {
 		return strings.Compare(a.Name, b.Name)
 	})
+
 	return devices, nil
 }
 
@@ -130,8 +143,10 @@ func (driver) PrepareResourceClaims(
 				})
 			}
 		}
+
 		results[c.UID] = r
 	}
+
 	return results, nil
 }
 

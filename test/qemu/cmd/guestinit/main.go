@@ -32,12 +32,14 @@ func main() {
 	if err == nil {
 		status, err = run(output)
 	}
+
 	if err != nil {
 		fmt.Println("guestinit:", err) // on the console, as there may be no other output
 		if output != nil {
 			fmt.Fprintln(output, "guestinit:", err)
 		}
 	}
+
 	end(output, min(status, plan.MaxStatus))
 }
 
@@ -59,6 +61,7 @@ func start() (*os.File, error) {
 			return nil, fmt.Errorf("mount %s: %w", m.target, err)
 		}
 	}
+
 	for name, value := range map[string]string{
 		"PATH": "/usr/sbin:/usr/bin", "PS1": "guest:\\w# ", "HOME": "/root", "TMPDIR": "/tmp",
 	} {
@@ -66,6 +69,7 @@ func start() (*os.File, error) {
 			return nil, err
 		}
 	}
+
 	return os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
 }
 
@@ -77,27 +81,32 @@ func run(output *os.File) (status int, err error) {
 	if err := os.Setenv(plan.GuestVariable, p.Guest); err != nil {
 		return 1, err
 	}
+
 	var release unix.Utsname
 	if err := unix.Uname(&release); err != nil {
 		return 1, err
 	}
+
 	tell(output, plan.Event{Kind: plan.Ready, Name: unix.ByteSliceToString(release.Release[:])})
 	for _, module := range p.Modules {
 		if err := load(module); err != nil {
 			return 1, fmt.Errorf("load %s: %w", module.File, err)
 		}
 	}
+
 	if p.API {
 		if err := wayToHost(); err != nil {
 			return 1, err
 		}
 	}
+
 	if err := networks(p.VFs); err != nil {
 		return 1, err
 	}
 	if p.Shell {
 		return shell(), nil
 	}
+
 	return runAll(output, p)
 }
 
@@ -111,6 +120,7 @@ func runAll(output *os.File, p plan.Plan) (status int, err error) {
 				return 1, err
 			}
 		}
+
 		tell(output, plan.Event{Kind: plan.Begin, Name: c.Name})
 		this := command(output, c)
 		left, err := leftBehind(before)
@@ -121,12 +131,15 @@ func runAll(output *os.File, p plan.Plan) (status int, err error) {
 			err, before = networks(p.VFs), nil
 			this = max(this, 1)
 		}
+
 		tell(output, plan.Event{Kind: plan.End, Status: this, Name: c.Name})
 		if err != nil {
 			return 1, err
 		}
+
 		status = max(status, this)
 	}
+
 	return status, nil
 }
 
@@ -135,6 +148,7 @@ func read() (plan.Plan, error) {
 	if err != nil {
 		return plan.Plan{}, err
 	}
+
 	var p plan.Plan
 	if err := json.Unmarshal(content, &p); err != nil {
 		return plan.Plan{}, fmt.Errorf("%s: %w", plan.Path, err)
@@ -148,6 +162,7 @@ func load(module plan.Module) error {
 		return err
 	}
 	defer file.Close()
+
 	flags := 0
 	if filepath.Ext(module.File) != ".ko" {
 		flags = unix.MODULE_INIT_COMPRESSED_FILE
@@ -156,6 +171,7 @@ func load(module plan.Module) error {
 		!errors.Is(err, unix.EEXIST) {
 		return err
 	}
+
 	return nil
 }
 
@@ -166,10 +182,12 @@ func wayToHost() error {
 	if err != nil {
 		return err
 	}
+
 	link, err := netlink.LinkByName(filepath.Base(found))
 	if err != nil {
 		return err
 	}
+
 	address, err := netlink.ParseAddr(plan.GuestAddress)
 	if err != nil {
 		return err
@@ -180,6 +198,7 @@ func wayToHost() error {
 	if err := netlink.AddrAdd(link, address); err != nil {
 		return fmt.Errorf("netdev %s: address %s: %w", plan.HostNetdev, address, err)
 	}
+
 	return up(plan.HostNetdev)
 }
 
@@ -192,6 +211,7 @@ func networks(vfs int) error {
 	if err := up("lo"); err != nil {
 		return err
 	}
+
 	for _, numVFs := range pfs {
 		pf := filepath.Dir(numVFs)
 		name, err := await(filepath.Join(pf, "net/*"))
@@ -205,6 +225,7 @@ func networks(vfs int) error {
 			return fmt.Errorf("PF %s: %w", filepath.Base(pf), err)
 		}
 	}
+
 	return nil
 }
 
@@ -214,24 +235,29 @@ func makeVFs(pf string, vfs int) error {
 	if err != nil {
 		return err
 	}
+
 	has := strings.TrimSpace(string(content))
 	want := strconv.Itoa(vfs)
 	if has == want {
 		return nil
 	}
+
 	if has != "0" { // from one number to another is refused
 		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
 			return err
 		}
 	}
+
 	if err := os.WriteFile(file, []byte(want), 0); err != nil {
 		return err
 	}
+
 	for i := range vfs {
 		if _, err := await(filepath.Join(pf, fmt.Sprintf("virtfn%d/net/*", i))); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -285,6 +311,7 @@ func statusOf(output *os.File, err error) int {
 	if err == nil {
 		return 0
 	}
+
 	fmt.Fprintln(output, err)
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	if !exited {
@@ -293,6 +320,7 @@ func statusOf(output *os.File, err error) int {
 	if code := exit.ExitCode(); code > 0 {
 		return code
 	}
+
 	return 1 // by a signal
 }
 
@@ -306,11 +334,13 @@ func uptime() time.Duration {
 	if err != nil {
 		return 0
 	}
+
 	seconds, _, _ := strings.Cut(string(content), " ")
 	value, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {
 		return 0
 	}
+
 	return time.Duration(value * float64(time.Second))
 }
 
@@ -321,6 +351,7 @@ func end(output *os.File, status int) {
 		tell(output, plan.Event{Kind: plan.Exit, Status: status})
 		_ = unix.IoctlSetInt(int(output.Fd()), unix.TCSBRK, 1) // tcdrain(3)
 	}
+
 	_ = unix.IoctlSetInt(int(os.Stdout.Fd()), unix.TCSBRK, 1)
 	if port, err := os.OpenFile("/dev/port", os.O_WRONLY, 0); err == nil {
 		_, _ = port.WriteAt([]byte{byte(status + plan.Offset)}, plan.Port)

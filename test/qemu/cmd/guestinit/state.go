@@ -26,10 +26,12 @@ func readState() (state, error) {
 		return nil, err
 	}
 	defer handle.Close()
+
 	links, err := handle.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("netdevs: %w", err)
 	}
+
 	s := processes()
 	for _, l := range links {
 		a := l.Attrs()
@@ -40,11 +42,13 @@ func readState() (state, error) {
 			key = strings.TrimSpace("netdev of " + a.ParentDev + " " +
 				strings.TrimSpace(string(port)))
 		}
+
 		s[key] = fmt.Sprintf("up %v, MTU %d, alias %q, names %q, master %d",
 			a.Flags&net.FlagUp != 0, a.MTU, a.Alias, a.AltNames, a.MasterIndex)
 		if len(a.Vfs) > 0 {
 			s[key] += fmt.Sprintf(", carrier %v", a.RawFlags&unix.IFF_LOWER_UP != 0)
 		}
+
 		for _, vf := range a.Vfs {
 			s[fmt.Sprintf("VF %d at %s", vf.ID, a.ParentDev)] = fmt.Sprintf(
 				"VLAN %d, QoS %d, rate %d to %d, spoof check %v, trust %v, link state %d",
@@ -52,6 +56,7 @@ func readState() (state, error) {
 				vf.LinkState)
 		}
 	}
+
 	return s, nil
 }
 
@@ -68,6 +73,7 @@ func processes() state {
 		program, _, _ := strings.Cut(string(content), "\x00")
 		s["process "+pid+" "+program] = ""
 	}
+
 	return s
 }
 
@@ -81,11 +87,13 @@ func (s state) left(before state) []string {
 			differs = append(differs, fmt.Sprintf("%s: %s; it was: %s", key, s[key], was))
 		}
 	}
+
 	for _, key := range slices.Sorted(maps.Keys(before)) {
 		if _, there := s[key]; !there {
 			differs = append(differs, key+" is gone")
 		}
 	}
+
 	return differs
 }
 
@@ -112,6 +120,7 @@ func settled() (state, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		waits := slices.ContainsFunc(slices.Collect(maps.Values(s)), func(text string) bool {
 			return strings.Contains(text, "carrier false")
 		})

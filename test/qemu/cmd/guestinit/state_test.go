@@ -12,11 +12,13 @@ func TestLeft(t *testing.T) {
 	after := state{
 		"netdev of 0000:01:00.0": "up false", "bridge br0": "up true", "device lo": "up true",
 	}
+
 	want := []string{
 		"bridge br0 is new",
 		"netdev of 0000:01:00.0: up false; it was: up true",
 		"netdev of 0000:01:10.0 is gone",
 	}
+
 	if diff := cmp.Diff(want, after.left(before)); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
 	}

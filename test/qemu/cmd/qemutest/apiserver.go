@@ -29,9 +29,11 @@ func startAPIServer() (*kubeapitest.Cluster, error) {
 			return nil, err
 		}
 	}
+
 	if _, err := os.Stat(filepath.Join(os.Getenv(variable), "kube-apiserver")); err != nil {
 		return nil, fmt.Errorf("the API server that suites need: %w: make test-qemu builds it", err)
 	}
+
 	return kubeapitest.Start("deploy")
 }
 
@@ -57,11 +59,13 @@ func kubeconfig(config *rest.Config) *clientcmdapi.Config {
 		Server: "https://" + plan.APIAddress, TLSServerName: plan.APIServerName,
 		CertificateAuthorityData: config.CAData,
 	}
+
 	out.AuthInfos[name] = &clientcmdapi.AuthInfo{
 		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
 		Impersonate: config.Impersonate.UserName, ImpersonateGroups: config.Impersonate.Groups,
 		ImpersonateUserExtra: config.Impersonate.Extra,
 	}
+
 	out.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	out.CurrentContext = name
 	return out
@@ -77,6 +81,7 @@ func forward(config *rest.Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	server, err := url.Parse(config.Host)
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
@@ -93,10 +98,12 @@ func runPipe(ctx context.Context, address string) error {
 		return err
 	}
 	defer conn.Close()
+
 	go func() {
 		_, _ = io.Copy(conn, os.Stdin)
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()
+
 	_, err = io.Copy(os.Stdout, conn)
 	return err
 }

@@ -27,19 +27,23 @@ func TestKubeconfig(t *testing.T) {
 			Extra: map[string][]string{"node": {plan.NodeName}},
 		},
 	}
+
 	text, err := clientcmd.Write(*kubeconfig(config))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	got, err := clientcmd.RESTConfigFromKubeConfig(text)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if got.Host != "https://"+plan.APIAddress || got.ServerName != plan.APIServerName ||
 		string(got.KeyData) != "key" ||
 		string(got.CAData) != "ca" || string(got.CertData) != "cert" {
 		t.Errorf("read back: %v", got)
 	}
+
 	if diff := cmp.Diff(config.Impersonate, got.Impersonate); diff != "" {
 		t.Errorf("impersonates (-want +got):\n%s", diff)
 	}
@@ -54,11 +58,13 @@ func TestPipe(t *testing.T) {
 		}
 		os.Exit(0) // without what package testing prints
 	}
+
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
+
 	asked := make(chan string, 1)
 	go func() {
 		conn, err := server.Accept()
@@ -67,10 +73,12 @@ func TestPipe(t *testing.T) {
 			return
 		}
 		defer conn.Close()
+
 		request, _ := io.ReadAll(conn) // ends because the pipe hands on that its input did
 		asked <- string(request)
 		_, _ = io.WriteString(conn, "answer")
 	}()
+
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPipe$")
 	cmd.Env = append(os.Environ(), "XPU_TEST_PIPE="+server.Addr().String())
 	cmd.Stdin = strings.NewReader("request")

@@ -45,44 +45,53 @@ func makeImage(
 ) error {
 	a := initramfs.New()
 	p := plan.Plan{Guest: g.nic, VFs: g.vfs, Shell: o.shell, API: cluster != nil}
+
 	if cluster != nil {
 		g.modules = append(slices.Clone(g.modules), plan.HostDriver)
 		if err := addKubeconfigs(a, cluster); err != nil {
 			return err
 		}
 	}
+
 	if err := addModules(ctx, o, root, g, a, &p); err != nil {
 		return err
 	}
 	if err := addPrograms(o, root, g, a); err != nil {
 		return err
 	}
+
 	for _, s := range g.suites {
 		if !o.shell {
 			args := []string{path.Join(home, s.binary()), "-test.v", "-test.run=" + s.run}
 			if s.soaks && o.soak > 0 {
 				args = append(args, "-soak="+o.soak.String())
 			}
+
 			if s.lives {
 				args = append(args, fmt.Sprintf("-lives=%d", o.lives),
 					fmt.Sprintf("-seed=%d", o.seed))
 			}
+
 			if s.personalities {
 				args = append(args, "-personalities="+o.personalities)
 			}
+
 			args = append(args, "-test.timeout="+s.limit.String())
 			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: home, Args: args})
 		}
 	}
+
 	if o.shell {
 		if err := addTools(a, root); err != nil {
 			return err
 		}
 	}
+
 	content, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
 		return err
 	}
+
 	a.File(plan.Path, content, 0o644)
 	return write(a, file)
 }
@@ -107,11 +116,13 @@ func build(ctx context.Context, o options, g guest) error {
 		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
 			return err
 		}
+
 		out := slices.Index(arguments, "-o") + 1
 		if err := goCommand(ctx, slices.Insert(arguments, out, dir+"/")...); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -121,6 +132,7 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 	if err := a.Program("/init", filepath.Join(programs, "guestinit"), string(root)); err != nil {
 		return err
 	}
+
 	for _, p := range g.programPackages() {
 		name := path.Base(p)
 		if name == "guestinit" {
@@ -131,6 +143,7 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 			return err
 		}
 	}
+
 	for _, p := range g.testPackages() {
 		name := path.Base(p) + ".test"
 		if err := a.Program(path.Join(home, name), filepath.Join(tests, name),
@@ -138,6 +151,7 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -156,16 +170,20 @@ func addModules(
 	if g.own == "" {
 		return nil
 	}
+
 	file := filepath.Join(o.output, g.own+".ko")
 	if err := root.BuildModule(ctx, filepath.Join("test/qemu", g.own), g.own, file); err != nil {
 		return err
 	}
+
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
+
 	a.File(filepath.Join(plan.Modules, g.own+".ko"), content, 0o644)
 	p.Modules = append(p.Modules, plan.Module{File: g.own + ".ko", Options: g.options})
+
 	return nil
 }
 

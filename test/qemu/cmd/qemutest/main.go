@@ -28,6 +28,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	if len(os.Args) == 3 && os.Args[1] == pipe {
 		if err := runPipe(ctx, os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, "qemutest pipe:", err)
@@ -35,11 +36,13 @@ func main() {
 		}
 		return
 	}
+
 	status, err := run(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "qemutest:", err)
 		status = 1
 	}
+
 	os.Exit(status)
 }
 
@@ -58,6 +61,7 @@ func parse() (o options, err error) {
 	if err != nil {
 		return options{}, err
 	}
+
 	// Not the package's own, where libraries add theirs.
 	flags := flag.NewFlagSet("qemutest", flag.ExitOnError)
 	flags.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"),
@@ -94,18 +98,22 @@ func parse() (o options, err error) {
 	if o.run != "" && o.only == "" {
 		return options{}, errors.New("-run needs -only, with the name of a suite")
 	}
+
 	if o.shell && o.guest == "" {
 		o.guest = "igb"
 	}
+
 	if o.lives == 0 {
 		o.lives = ordinaryLives
 		if o.full {
 			o.lives = fullLives
 		}
 	}
+
 	if o.personalities, err = played(o.personalities, o.full, time.Now()); err != nil {
 		return options{}, err
 	}
+
 	o.output, err = filepath.Abs(o.output)
 	return o, err
 }
@@ -115,27 +123,33 @@ func run(ctx context.Context) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
+
 	selected, err := selectGuests(o)
 	if err != nil {
 		return 0, err
 	}
+
 	if o.mirror == "" {
 		if o.mirror, err = debian.MachineMirror(ctx); err != nil {
 			return 0, err
 		}
 	}
+
 	if slices.ContainsFunc(selected, guest.plays) {
 		fmt.Printf("simnic plays %s\n", o.personalities)
 	}
+
 	fmt.Printf("unpacking QEMU, a kernel and a compiler into %s, the first time\n", o.cache)
 	release := debian.Release{
 		Mirror: o.mirror, Suite: "trixie",
 		Keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
 	}
+
 	root, err := release.Unpack(ctx, o.cache, packages...)
 	if err != nil {
 		return 0, err
 	}
+
 	return runGuests(ctx, o, root, selected)
 }
 
@@ -150,6 +164,7 @@ func runGuests(
 			err = errors.Join(err, r.cluster.Stop())
 		}
 	}()
+
 	out := &lockedWriter{to: os.Stdout}
 	for _, g := range selected {
 		r := &guestRun{options: o, guest: g, out: os.Stdout}
@@ -161,14 +176,17 @@ func runGuests(
 			return 0, fmt.Errorf("guest %s: %w", g.name, err)
 		}
 	}
+
 	var running errgroup.Group
 	running.SetLimit(runtime.NumCPU())
+
 	for _, r := range runs {
 		running.Go(func() error {
 			r.status, r.err = r.boot(ctx)
 			return nil
 		})
 	}
+
 	_ = running.Wait()
 	var total counts
 	var all []string
@@ -179,10 +197,12 @@ func runGuests(
 			err = errors.Join(err, fmt.Errorf("guest %s: %w", r.guest.name, r.err))
 		}
 	}
+
 	if !o.shell {
 		fmt.Printf("%s: %d tests passed, %d were skipped\n", strings.Join(all, ", "), total.passed,
 			total.skipped)
 	}
+
 	return status, err
 }
 
@@ -205,6 +225,7 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	if err := os.MkdirAll(r.output, 0o755); err != nil {
 		return err
 	}
+
 	image := filepath.Join(r.output, "initramfs.cpio")
 	r.machine = machine.Machine{
 		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536,
@@ -212,15 +233,18 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 		Console:    filepath.Join(r.output, "console.log"), Boot: 2 * time.Minute,
 		Limit: r.guest.limit,
 	}
+
 	fmt.Fprintf(r.out, "building %s\n", strings.Join(names(r.guest.suites), ", "))
 	var preparing errgroup.Group
 	preparing.Go(func() error { return build(ctx, r.options, r.guest) })
+
 	if r.guest.needAPI() {
 		preparing.Go(func() (err error) {
 			r.cluster, err = startAPIServer()
 			return err
 		})
 	}
+
 	err := preparing.Wait()
 	if err == nil && r.cluster != nil {
 		r.machine.Forward, err = forward(r.cluster.Admin())
@@ -228,10 +252,12 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	if err != nil {
 		return err
 	}
+
 	if r.shell {
 		fmt.Fprintln(r.out, "Tests are in /root. Leave by exit or, at any time, by ctrl-a x.")
 		r.machine.Console, r.machine.Limit = "", 0
 	}
+
 	return makeImage(ctx, r.options, root, r.guest, r.cluster, image)
 }
 
@@ -243,27 +269,32 @@ func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 		if err != nil {
 			return 0, err
 		}
+
 		told := newReport(r.out, log, r.guest.suites, r.verbose)
 		begin := time.Now()
 		status, err = r.machine.Run(ctx, told.line)
 		if closed := log.Close(); err == nil {
 			err = closed
 		}
+
 		if errors.Is(err, machine.ErrNoBoot) && attempt == 0 {
 			fmt.Fprintln(r.out, err)
 			fmt.Fprintln(r.out, "trying once more")
 			continue
 		}
+
 		r.total = told.total
 		if err != nil || r.shell {
 			return status, err
 		}
+
 		fmt.Fprintf(r.out,
 			"guest %s ended with status %d after %.1f s, %d tests passed; logs are in %s\n",
 			r.guest.name, status, time.Since(begin).Seconds(), told.total.passed, r.output)
 		if wrong := told.wrong(); len(wrong) > 0 {
 			return max(status, 1), errors.New(strings.Join(wrong, "; "))
 		}
+
 		return status, nil
 	}
 }

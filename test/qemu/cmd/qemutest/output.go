@@ -30,6 +30,7 @@ func (w *linePrefixer) Write(p []byte) (int, error) {
 		out.WriteString(w.prefix)
 		out.Write(line)
 	}
+
 	if _, err := w.to.Write(out.Bytes()); err != nil {
 		return 0, err
 	}

@@ -13,6 +13,7 @@ func TestLinePrefixer(t *testing.T) {
 			t.Errorf("Write = %d, %v", n, err)
 		}
 	}
+
 	if got, want := out.String(), "igb: one\nigb: two\nigb: three\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

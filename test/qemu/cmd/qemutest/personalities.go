@@ -31,6 +31,7 @@ func played(asked string, full bool, now time.Time) (string, error) {
 	for _, p := range all {
 		names = append(names, p.Name)
 	}
+
 	return strings.Join(names, ","), nil
 }
 

@@ -12,6 +12,7 @@ func TestPlayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	next, _ := played("third", false, day.AddDate(0, 0, 1))
 	all, _ := played("", true, day)
 

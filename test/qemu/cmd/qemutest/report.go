@@ -43,18 +43,22 @@ func (r *report) line(text string) {
 		r.event(e)
 		return
 	}
+
 	r.output = append(r.output, text)
 	if r.verbose || r.current == "" {
 		fmt.Fprintln(r.out, text)
 	}
+
 	test := result.FindStringSubmatch(text)
 	if test == nil {
 		return
 	}
+
 	if !r.verbose {
 		fmt.Fprintf(r.out, "  %s %s/%s (%s)\n", strings.ToLower(test[1]), r.current,
 			test[2], test[3])
 	}
+
 	switch test[1] {
 	case "PASS":
 		r.passed++
@@ -88,15 +92,18 @@ func (r *report) end(e plan.Event) {
 	case r.passed == 0:
 		problem = e.Name + " ran no test"
 	}
+
 	if problem == "" {
 		fmt.Fprintf(r.out, "PASS %s: %d tests in %.1f s\n", e.Name, r.passed,
 			(e.Uptime - r.begun).Seconds())
 		return
 	}
+
 	r.problems = append(r.problems, problem)
 	if !r.verbose {
 		fmt.Fprintln(r.out, strings.Join(r.output, "\n"))
 	}
+
 	fmt.Fprintln(r.out, "FAIL", problem)
 }
 

@@ -47,6 +47,7 @@ func TestReport(t *testing.T) {
 			for _, line := range test.lines {
 				r.line(line)
 			}
+
 			if diff := cmp.Diff(test.wrong, r.wrong()); diff != "" {
 				t.Errorf("wrong (-want +got):\n%s", diff)
 			}
@@ -75,6 +76,7 @@ func TestReportShowsWhyASuiteFails(t *testing.T) {
 	} {
 		r.line(line)
 	}
+
 	if !strings.Contains(out.String(), "x_test.go:7: the reason") {
 		t.Errorf("told %q", out.String())
 	}

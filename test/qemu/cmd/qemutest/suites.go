@@ -209,31 +209,39 @@ func selectGuests(o options) ([]guest, error) {
 		if o.guest != "" && o.guest != g.name || g.full && !o.full && o.guest != g.name {
 			continue
 		}
+
 		g.suites = slices.DeleteFunc(g.suites, func(s suite) bool { return !o.wants(s) })
 		if len(g.suites) == 0 {
 			continue
 		}
+
 		for i, s := range g.suites {
 			more := o.more(s)
 			g.suites[i].limit += more
+
 			if s.full {
 				more += s.limit
 			}
+
 			if more > 0 {
 				g.limit = cmp.Or(g.limit, o.limit) + more
 			}
+
 			if o.run != "" {
 				g.suites[i].run = o.run
 			}
 		}
+
 		g.cards, g.vfs, g.limit = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs,
 			o.vfs), cmp.Or(g.limit, o.limit)
 		selected = append(selected, g)
 	}
+
 	if len(selected) == 0 {
 		return nil, fmt.Errorf("no guest %q with a suite %q: test/qemu/cmd/qemutest/suites.go "+
 			"has all", o.guest, o.only)
 	}
+
 	return selected, nil
 }
 
@@ -243,13 +251,16 @@ func (o options) more(s suite) (more time.Duration) {
 	if s.soaks {
 		more += o.soak
 	}
+
 	if s.lives {
 		more += time.Duration(max(0, o.lives-ordinaryLives)) * 3 * time.Second
 	}
+
 	if s.personalities {
 		const third = 5 // of those in zoo
 		more += s.limit * time.Duration((len(strings.Split(o.personalities, ","))-1)/third)
 	}
+
 	return more
 }
 
@@ -296,6 +307,7 @@ func (g guest) programPackages() []string {
 			packages = append(packages, p)
 		}
 	}
+
 	slices.Sort(packages)
 	return slices.Compact(packages)
 }

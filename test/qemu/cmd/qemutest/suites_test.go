@@ -32,15 +32,18 @@ func TestSelectGuests(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			var got []string
 			for _, g := range selected {
 				got = append(append(got, g.name), names(g.suites)...)
 			}
+
 			for _, want := range strings.Fields(test.want) {
 				if !slices.Contains(got, want) {
 					t.Errorf("%q has no %s", got, want)
 				}
 			}
+
 			if slices.Contains(got, test.not) {
 				t.Errorf("%q has %s", got, test.not)
 			}
@@ -68,6 +71,7 @@ func TestGuests(t *testing.T) {
 				t.Errorf("guest %s: %s and %s have test binaries of one name", g.name,
 					other, s.path)
 			}
+
 			seen[s.binary()] = s.path
 			for _, dir := range append(slices.Clone(s.programs), s.path) {
 				if strings.Contains(strings.SplitN(dir, "/", 2)[0], ".") {
@@ -87,16 +91,19 @@ func TestHardwarePage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	all := map[string]guest{}
 	for _, g := range guests() {
 		all[g.name] = g
 	}
+
 	evidence := regexp.MustCompile(`(?m)^\d+\. guest (\w+).*$`)
 	suiteOrTest := regexp.MustCompile("`([a-z-]+)`:|(Test\\w+)")
 	found := evidence.FindAllStringSubmatch(string(page), -1)
 	if len(found) == 0 {
 		t.Error("the page names no guest")
 	}
+
 	for _, line := range found {
 		g, current := all[line[1]], suite{}
 		for _, word := range suiteOrTest.FindAllStringSubmatch(line[0], -1) {
@@ -134,6 +141,7 @@ func TestProgramPackages(t *testing.T) {
 		{programs: []string{"cmd/xpu-agent", "example.org/plugins/static"}},
 		{programs: []string{"cmd/xpu-agent"}},
 	}}
+
 	want := []string{"example.org/plugins/static", module + "/cmd/xpu-agent", module +
 		"/test/qemu/cmd/guestinit"}
 	if got := g.programPackages(); !slices.Equal(got, want) {

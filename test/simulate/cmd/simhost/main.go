@@ -71,6 +71,7 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 			return run(cmd.Context(), o, cmd.OutOrStdout())
 		},
 	}
+
 	flags := cmd.Flags()
 	flags.StringVar(&o.root, "root", "", "directory for the tree (required)")
 	flags.StringVar(&o.host, "host-netns", "/proc/self/ns/net",
@@ -98,6 +99,7 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 		"", "address of the uplink with prefix length")
 	_ = cmd.MarkFlagRequired("root")
 	cmd.MarkFlagsRequiredTogether("uplink-netns", "uplink-bridge")
+
 	return cmd
 }
 
@@ -109,6 +111,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if config.Cards, err = simulate.Repeat(o.card, o.cards); err != nil {
 		return err
 	}
+
 	if o.uplink.NetNS != "" {
 		if o.uplinkAddress != "" {
 			if o.uplink.Address, err = netip.ParsePrefix(o.uplinkAddress); err != nil {
@@ -117,20 +120,24 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 		config.Uplink = &o.uplink
 	}
+
 	xpu, err := openXPU(o.xpu)
 	if err != nil {
 		return fmt.Errorf("network namespace of the xPU: %w", err)
 	}
 	defer func() { err = errors.Join(err, xpu.close()) }()
+
 	config.XPUNS = xpu.path
 	h, err := simulate.New(ctx, config)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, h.Close()) }()
+
 	if err := json.NewEncoder(out).Encode(readiness(h, xpu.path)); err != nil {
 		return err
 	}
+
 	<-ctx.Done()
 	return nil
 }
@@ -144,5 +151,6 @@ func readiness(h *simulate.Host, xpu string) ready {
 		}
 		r.Functions = append(r.Functions, line)
 	}
+
 	return r
 }

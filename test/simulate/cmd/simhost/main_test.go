@@ -30,10 +30,12 @@ func simhost(t *testing.T, args ...string) (r ready, stop func() error) {
 		writer.CloseWithError(err)
 		ended <- err
 	}()
+
 	stop = func() error {
 		cancel()
 		return <-ended
 	}
+
 	line, err := bufio.NewReader(reader).ReadBytes('\n')
 	if err != nil {
 		t.Fatalf("simhost is not ready: %v", errors.Join(err, stop()))
@@ -41,6 +43,7 @@ func simhost(t *testing.T, args ...string) (r ready, stop func() error) {
 	if err := json.Unmarshal(line, &r); err != nil {
 		t.Fatalf("%s: %v", line, errors.Join(err, stop()))
 	}
+
 	return r, stop
 }
 
@@ -55,14 +58,17 @@ func TestSimhost(t *testing.T) {
 			if xpu != "" && r.XPUNetNS != xpu {
 				t.Errorf("xPU's namespace is %s, want %s", r.XPUNetNS, xpu)
 			}
+
 			if ns, err := vnetns.GetFromPath(r.XPUNetNS); err != nil {
 				t.Errorf("%s: %v", r.XPUNetNS, err)
 			} else {
 				_ = ns.Close()
 			}
+
 			if len(r.Functions) != 4 {
 				t.Errorf("%d functions, want 4", len(r.Functions))
 			}
+
 			for _, f := range r.Functions {
 				if _, err := host.Handle().LinkByName(f.Netdev); err != nil {
 					t.Errorf("%s: %v", f.Netdev, err)
@@ -72,12 +78,14 @@ func TestSimhost(t *testing.T) {
 					t.Error(err)
 				}
 			}
+
 			if err := stop(); err != nil {
 				t.Fatal(err)
 			}
 			if links, err := host.Handle().LinkList(); err != nil || len(links) != 1 {
 				t.Errorf("%d links stay on the host, %v", len(links)-1, err)
 			}
+
 			for _, path := range []string{r.SysRoot, filepath.Join(root, "run/xpu")} {
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 					t.Errorf("%s stays: %v", path, err)
@@ -94,10 +102,12 @@ func TestNamespaceOfOthersStays(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+
 	ns, err := vnetns.GetFromPath(xpu.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	_ = ns.Close()
 }
 

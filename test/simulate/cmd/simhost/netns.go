@@ -23,6 +23,7 @@ func openXPU(path string) (xpuNS, error) {
 	if path == "" {
 		return unnamed()
 	}
+
 	ns, err := vnetns.GetFromPath(path)
 	if err == nil {
 		return xpuNS{path, func() error { return nil }}, ns.Close()
@@ -33,10 +34,12 @@ func openXPU(path string) (xpuNS, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return xpuNS{}, err
 	}
+
 	made, err := netns.Make(path)
 	if err != nil {
 		return xpuNS{}, err
 	}
+
 	return xpuNS{path, made.Close}, nil
 }
 
@@ -47,6 +50,7 @@ func unnamed() (_ xpuNS, err error) {
 		return xpuNS{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
 	made, err := netns.Make(filepath.Join(dir, "xpu"))
 	if err != nil {
 		return xpuNS{}, err
@@ -54,5 +58,6 @@ func unnamed() (_ xpuNS, err error) {
 	if err := made.Unmount(); err != nil {
 		return xpuNS{}, errors.Join(err, made.Close())
 	}
+
 	return xpuNS{fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), made.Fd()), made.Close}, nil
 }
