@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once
 // for each CNI command: it asks the IPAM plugin for addresses, passes the command to the agent in
 // one request over a unix socket, and passes the reply back. It knows nothing of devices, and the

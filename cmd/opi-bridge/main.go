@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command opi-bridge is an OPI agent for xPUs that run plain Linux. See
 // docs/reference/opi-bridge.md.
 package main

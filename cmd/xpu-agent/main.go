@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command xpu-agent offers a node's network functions to Kubernetes and attaches them to pods.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command xpu-cni is the CNI plugin that gives pods Functions: it passes what the container runtime
 // asks for to the node's xpu-agent.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command xpu-controller has the xPUs ready for the Functions that Kubernetes allocates.
 package main
 

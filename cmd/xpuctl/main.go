@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command xpuctl is for people who run xpu-device-plugin.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wire is the protocol between the CNI shim and the node's agent: one [Request] and one
 // [Reply], each a JSON object, over a connection to the agent's unix socket. The shim closes its
 // direction after the request, the agent closes the connection after the reply. The package imports

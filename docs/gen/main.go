@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gen writes the parts of the documents that can be read from the programs and their
 // source: flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and
 // the tables in docs/reference/hardware.md and docs/explanation/lifecycle.md. It tidies api.md. It

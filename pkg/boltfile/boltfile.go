@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package boltfile keeps the durable records of programs, each in one file of bbolt. bbolt trusts
 // its file: a damaged page makes it panic, read beyond the end, allocate all memory, or go round in
 // circles. Therefore the whole file is checked, by [check], before bbolt gets it; and each

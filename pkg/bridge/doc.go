@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bridge is an OPI agent for xPUs that run plain Linux.
 //
 // A LogicalBridge is a VLAN of one Linux bridge, or a bridge of its own where the kernel cannot

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package broker carries what tenant clusters want of xPUs to the infra cluster that has them, and
 // what becomes of it back.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controller provisions xPUs for allocated Functions. Its reconcilers create XPUPorts for
 // ResourceClaims, create XPUPorts and XPUNetworks on OPI agents, and delete all of these when they
 // are no longer wanted. A reconciler may be interrupted at any point, as it converges from whatever

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controlplane runs a Kubernetes control plane without nodes, as processes of the calling
 // user on the loopback interface: etcd, kube-apiserver, kube-scheduler, and of
 // kube-controller-manager the controller that makes ResourceClaims from templates and the one that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package function
 
 // Card is what a PF tells of the card that it belongs to. Fields are "" where nobody tells. Host

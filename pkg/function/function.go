@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package function has the types that all programs share: a network function, its identity, and
 // what a pod wants its interface to be, with the validation of each. It accesses neither the
 // machine nor a cluster.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package generate makes the objects of clusters that do not exist: Nodes, and ResourceSlices with
 // the devices of hosts of a [Shape]. They are what an API server accepts, and the same for the same
 // [Options].

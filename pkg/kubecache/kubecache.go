@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubecache bounds what the caches of watched objects keep. Users write most objects that
 // agent, controller and broker watch, and the API server lets them put 256 KiB of annotations, and
 // still more labels and owners, into each.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package logging gives every program of the project the same flags and the same form of log.
 package logging
 

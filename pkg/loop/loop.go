@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package loop has the waiting of a daemon's loops: until something changes, until changes have
 // settled, and between attempts.
 package loop

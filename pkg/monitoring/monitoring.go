@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package monitoring has the metrics that every program has, and serves metrics, health and
 // profiles by HTTP.
 package monitoring

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodestate has what an agent tells administrators about its node, and asks the agent for
 // it.
 package nodestate

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
 //
 // OPI agents are asynchronous and promise little: a successful Create proves nothing, and most

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package schedule answers where Kubernetes would place pods that claim devices, which devices they
 // would get, and for each node that cannot take a pod, why. It asks the allocator of the Kubernetes
 // scheduler (k8s.io/dynamic-resource-allocation/structured) and serves claims of any DRA driver.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package terminal writes what people read on a terminal. Names, selectors, messages of events and
 // what drivers say come from others, who could have them move the cursor, hide text or forge a row
 // of a table. So all that is not printable is escaped.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tracing sends to an OpenTelemetry collector how long each stage took on the way from a
 // claim to a Function that works.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package uninstall deletes what was declared to xpu-device-plugin, in the order in which the
 // objects can go: some have finalizers that xpu-controller takes away only while others are there.
 // It deletes no program and no CRD.

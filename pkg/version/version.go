@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package version says which version of xpu-device-plugin a binary is. It needs nothing but the
 // standard library.
 package version

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package adversary attacks the control plane from outside, as it is deployed: an API server with
 // the roles and admission policies of deploy/, controllers with the rights of their own
 // ServiceAccount, and OPI agents in memory. There is a file for each adversary: another

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command bench measures what the project promises, each number beside a reference from the same
 // run, and prints one table. See docs/reference/benchmarks.md for what the rows mean.
 package main

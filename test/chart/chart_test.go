@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package chart tests the Helm chart: what it renders is what the kustomizations of deploy/ have,
 // and what it is told wrongly it refuses.
 package chart

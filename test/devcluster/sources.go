@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package devcluster carries the sources of what a development cluster is built from, so that the
 // devcluster command can build it anywhere, without a checkout of this module beside it.
 package devcluster

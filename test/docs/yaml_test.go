@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package docs tests what documents say: that their YAML is accepted by an API server, and that
 // their links lead somewhere.
 package docs

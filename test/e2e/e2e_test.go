@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e runs the story that the demo tells, as tests, and then what can go wrong in it.
 package e2e
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command fuzz gives every fuzz target of the repository some time, one after the other. It ends
 // with the first that fails, and says where the failing input is.
 //

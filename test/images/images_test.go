@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package images tests the container images that make images has made: against what a container
 // engine makes of the same Containerfiles, against a second build, and on the other architecture.
 package images

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package imports keeps the direction of the imports: what a program must not link, and which stage
 // of a Function's life knows which.
 package imports

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package isolation is the test that two tenants after one another on a Function have nothing of
 // each other, where the first is hostile. It needs a Function, whatever it is made of: a veth, or a
 // VF of a guest.

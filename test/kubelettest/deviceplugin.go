@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubelettest has a kubelet's side of the APIs that a node agent uses, over real sockets.
 // By the device plugin API it finds plugins, watches their Functions and allocates them. By DRA it
 // has drivers prepare claims. By the pod resources API it says which pods have which devices. It

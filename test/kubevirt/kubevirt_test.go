@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubevirt tests what KubeVirt reads of this project, with KubeVirt's own Go types and
 // those that it reads by.
 package kubevirt

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package monitoring tests the alerts and the dashboard: they use metrics that exist, alerts do
 // what they say, and have runbooks.
 package monitoring

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package must ends a test where what it builds upon fails.
 package must
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mutation shows what the tests of a package do not see: it changes one thing of the
 // package's code at a time, runs the package's tests, and lists the changes that no test noticed.
 // The tree itself is not touched. Which things are changed is a matter of the seed alone, so that

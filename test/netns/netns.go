@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package netns gives tests network namespaces of their own, so that they use the kernel's real
 // netlink without touching the machine they run on. It is for tests only and needs CAP_SYS_ADMIN
 // and CAP_NET_ADMIN.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package scenarios compares what xpuctl schedule says of the scenarios in this directory with what
 // the scheduler of Kubernetes does.
 package scenarios

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulate makes a host with SmartNICs out of a directory and virtual Ethernet pairs. It
 // stands in for the hardware and nothing else: what runs against it gets the path of a sysfs and a
 // network namespace, as on a real host.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package soak lets thousands of pods live on a simulated node, by claims and by the device plugin,
 // while the agent is killed and everything that it works with goes away now and then, and says
 // whether anything is left of them.

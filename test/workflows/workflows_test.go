@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package workflows tests the workflows of .github: what they run is pinned, and no job may write
 // what it does not need to.
 package workflows

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What opi-bridge can be told of networks and ports for which OPI's network/evpn-gw API has no
 // fields. An agent that serves it says so by grpc.health.v1, under the service's name.
 
@@ -27,12 +29,10 @@ const (
 type SourceFilter int32
 
 const (
-	// that of a network without options: SOURCE_FILTER_ADDRESSES
-	SourceFilter_SOURCE_FILTER_UNSPECIFIED SourceFilter = 0
-	// the port's MAC address, and its addresses if it has any: no protocols but IP and ARP then
-	SourceFilter_SOURCE_FILTER_ADDRESSES SourceFilter = 1
-	SourceFilter_SOURCE_FILTER_MAC       SourceFilter = 2 // the port's MAC address
-	SourceFilter_SOURCE_FILTER_NONE      SourceFilter = 3 // any
+	SourceFilter_SOURCE_FILTER_UNSPECIFIED SourceFilter = 0 // that of a network without options: SOURCE_FILTER_ADDRESSES
+	SourceFilter_SOURCE_FILTER_ADDRESSES   SourceFilter = 1 // the port's MAC address, and its addresses if it has any: no protocols but IP and ARP then
+	SourceFilter_SOURCE_FILTER_MAC         SourceFilter = 2 // the port's MAC address
+	SourceFilter_SOURCE_FILTER_NONE        SourceFilter = 3 // any
 )
 
 // Enum value maps for SourceFilter.
@@ -79,9 +79,8 @@ func (SourceFilter) EnumDescriptor() ([]byte, []int) {
 }
 
 type GetNetworkOptionsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// of the LogicalBridge
-	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the LogicalBridge
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -108,7 +107,6 @@ func (x *GetNetworkOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -153,7 +151,6 @@ func (x *UpdateNetworkOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -170,9 +167,8 @@ func (x *UpdateNetworkOptionsRequest) GetOptions() *NetworkOptions {
 }
 
 type GetPortOptionsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// of the BridgePort
-	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the BridgePort
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -199,7 +195,6 @@ func (x *GetPortOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -244,7 +239,6 @@ func (x *UpdatePortOptionsRequest) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -261,15 +255,14 @@ func (x *UpdatePortOptionsRequest) GetOptions() *PortOptions {
 }
 
 type NetworkOptions struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// of the LogicalBridge
-	Name         string       `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	SourceFilter SourceFilter `protobuf:"varint,2,opt,name=source_filter,json=sourceFilter,proto3,enum=opi_bridge.v1alpha1.SourceFilter" json:"source_filter,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the LogicalBridge
+	SourceFilter SourceFilter           `protobuf:"varint,2,opt,name=source_filter,json=sourceFilter,proto3,enum=opi_bridge.v1alpha1.SourceFilter" json:"source_filter,omitempty"`
 	// MTU of the interfaces in the network in bytes, 68-65535; 0 is unknown. The LogicalBridge is
 	// down while it is more than max_mtu.
 	Mtu uint32 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// The largest MTU in bytes with which frames reach other xPUs, at this time; 0 without a VNI.
-	// An update does not look at it.
+	// The largest MTU in bytes with which frames reach other xPUs, at this time; 0 without a VNI. An
+	// update does not look at it.
 	MaxMtu        uint32 `protobuf:"varint,4,opt,name=max_mtu,json=maxMtu,proto3" json:"max_mtu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -297,7 +290,6 @@ func (x *NetworkOptions) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -336,11 +328,10 @@ func (x *NetworkOptions) GetMaxMtu() uint32 {
 
 type PortOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// of the BridgePort
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// IPv4 and IPv6 addresses that the port may send from and claim by ARP and Neighbor Discovery,
-	// at most 64, without prefix length; none: any. The link-local address that the MAC address
-	// makes (RFC 4291, appendix A) is always one.
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the BridgePort
+	// IPv4 and IPv6 addresses that the port may send from and claim by ARP and Neighbor Discovery, at
+	// most 64, without prefix length; none: any. The link-local address that the MAC address makes
+	// (RFC 4291, appendix A) is always one.
 	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -368,7 +359,6 @@ func (x *PortOptions) ProtoReflect() protoreflect.Message {
 		}
 		return ms
 	}
-
 	return mi.MessageOf(x)
 }
 
@@ -406,8 +396,7 @@ const file_api_opibridge_v1alpha1_options_proto_rawDesc = "" +
 	"\aoptions\x18\x01 \x01(\v2 .opi_bridge.v1alpha1.PortOptionsR\aoptions\"\x97\x01\n" +
 	"\x0eNetworkOptions\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12F\n" +
-	"\rsource_filter\x18\x02 " +
-	"\x01(\x0e2!.opi_bridge.v1alpha1.SourceFilterR\fsourceFilter\x12\x10\n" +
+	"\rsource_filter\x18\x02 \x01(\x0e2!.opi_bridge.v1alpha1.SourceFilterR\fsourceFilter\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x17\n" +
 	"\amax_mtu\x18\x04 \x01(\rR\x06maxMtu\"?\n" +
 	"\vPortOptions\x12\x12\n" +
@@ -421,10 +410,8 @@ const file_api_opibridge_v1alpha1_options_proto_rawDesc = "" +
 	"\x0eOptionsService\x12g\n" +
 	"\x11GetNetworkOptions\x12-.opi_bridge.v1alpha1.GetNetworkOptionsRequest\x1a#.opi_bridge.v1alpha1.NetworkOptions\x12m\n" +
 	"\x14UpdateNetworkOptions\x120.opi_bridge.v1alpha1.UpdateNetworkOptionsRequest\x1a#.opi_bridge.v1alpha1.NetworkOptions\x12^\n" +
-	"\x0eGetPortOptions\x12*.opi_bridge.v1alpha1.GetPortOptionsRequest\x1a " +
-	".opi_bridge.v1alpha1.PortOptions\x12d\n" +
-	"\x11UpdatePortOptions\x12-.opi_bridge.v1alpha1.UpdatePortOptionsRequest\x1a " +
-	".opi_bridge.v1alpha1.PortOptionsBJZHgithub.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1;opibridgeb\x06proto3"
+	"\x0eGetPortOptions\x12*.opi_bridge.v1alpha1.GetPortOptionsRequest\x1a .opi_bridge.v1alpha1.PortOptions\x12d\n" +
+	"\x11UpdatePortOptions\x12-.opi_bridge.v1alpha1.UpdatePortOptionsRequest\x1a .opi_bridge.v1alpha1.PortOptionsBJZHgithub.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1;opibridgeb\x06proto3"
 
 var (
 	file_api_opibridge_v1alpha1_options_proto_rawDescOnce sync.Once
@@ -433,10 +420,7 @@ var (
 
 func file_api_opibridge_v1alpha1_options_proto_rawDescGZIP() []byte {
 	file_api_opibridge_v1alpha1_options_proto_rawDescOnce.Do(func() {
-		file_api_opibridge_v1alpha1_options_proto_rawDescData = protoimpl.X.CompressGZIP(
-			unsafe.Slice(unsafe.StringData(file_api_opibridge_v1alpha1_options_proto_rawDesc),
-				len(file_api_opibridge_v1alpha1_options_proto_rawDesc)),
-		)
+		file_api_opibridge_v1alpha1_options_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_api_opibridge_v1alpha1_options_proto_rawDesc), len(file_api_opibridge_v1alpha1_options_proto_rawDesc)))
 	})
 	return file_api_opibridge_v1alpha1_options_proto_rawDescData
 }
@@ -453,39 +437,17 @@ var file_api_opibridge_v1alpha1_options_proto_goTypes = []any{
 	(*PortOptions)(nil),                 // 6: opi_bridge.v1alpha1.PortOptions
 }
 var file_api_opibridge_v1alpha1_options_proto_depIdxs = []int32{
-	// 0: opi_bridge.v1alpha1.UpdateNetworkOptionsRequest.options:type_name ->
-	// opi_bridge.v1alpha1.NetworkOptions
-	5,
-	// 1: opi_bridge.v1alpha1.UpdatePortOptionsRequest.options:type_name ->
-	// opi_bridge.v1alpha1.PortOptions
-	6,
-	// 2: opi_bridge.v1alpha1.NetworkOptions.source_filter:type_name ->
-	// opi_bridge.v1alpha1.SourceFilter
-	0,
-	// 3: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:input_type ->
-	// opi_bridge.v1alpha1.GetNetworkOptionsRequest
-	1,
-	// 4: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:input_type ->
-	// opi_bridge.v1alpha1.UpdateNetworkOptionsRequest
-	2,
-	// 5: opi_bridge.v1alpha1.OptionsService.GetPortOptions:input_type ->
-	// opi_bridge.v1alpha1.GetPortOptionsRequest
-	3,
-	// 6: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:input_type ->
-	// opi_bridge.v1alpha1.UpdatePortOptionsRequest
-	4,
-	// 7: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:output_type ->
-	// opi_bridge.v1alpha1.NetworkOptions
-	5,
-	// 8: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:output_type ->
-	// opi_bridge.v1alpha1.NetworkOptions
-	5,
-	// 9: opi_bridge.v1alpha1.OptionsService.GetPortOptions:output_type ->
-	// opi_bridge.v1alpha1.PortOptions
-	6,
-	// 10: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:output_type ->
-	// opi_bridge.v1alpha1.PortOptions
-	6,
+	5, // 0: opi_bridge.v1alpha1.UpdateNetworkOptionsRequest.options:type_name -> opi_bridge.v1alpha1.NetworkOptions
+	6, // 1: opi_bridge.v1alpha1.UpdatePortOptionsRequest.options:type_name -> opi_bridge.v1alpha1.PortOptions
+	0, // 2: opi_bridge.v1alpha1.NetworkOptions.source_filter:type_name -> opi_bridge.v1alpha1.SourceFilter
+	1, // 3: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:input_type -> opi_bridge.v1alpha1.GetNetworkOptionsRequest
+	2, // 4: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:input_type -> opi_bridge.v1alpha1.UpdateNetworkOptionsRequest
+	3, // 5: opi_bridge.v1alpha1.OptionsService.GetPortOptions:input_type -> opi_bridge.v1alpha1.GetPortOptionsRequest
+	4, // 6: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:input_type -> opi_bridge.v1alpha1.UpdatePortOptionsRequest
+	5, // 7: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
+	5, // 8: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
+	6, // 9: opi_bridge.v1alpha1.OptionsService.GetPortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
+	6, // 10: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
 	7, // [7:11] is the sub-list for method output_type
 	3, // [3:7] is the sub-list for method input_type
 	3, // [3:3] is the sub-list for extension type_name
@@ -498,15 +460,11 @@ func file_api_opibridge_v1alpha1_options_proto_init() {
 	if File_api_opibridge_v1alpha1_options_proto != nil {
 		return
 	}
-
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(
-				unsafe.StringData(file_api_opibridge_v1alpha1_options_proto_rawDesc),
-				len(file_api_opibridge_v1alpha1_options_proto_rawDesc),
-			),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_opibridge_v1alpha1_options_proto_rawDesc), len(file_api_opibridge_v1alpha1_options_proto_rawDesc)),
 			NumEnums:      1,
 			NumMessages:   6,
 			NumExtensions: 0,
@@ -517,7 +475,6 @@ func file_api_opibridge_v1alpha1_options_proto_init() {
 		EnumInfos:         file_api_opibridge_v1alpha1_options_proto_enumTypes,
 		MessageInfos:      file_api_opibridge_v1alpha1_options_proto_msgTypes,
 	}.Build()
-
 	File_api_opibridge_v1alpha1_options_proto = out.File
 	file_api_opibridge_v1alpha1_options_proto_goTypes = nil
 	file_api_opibridge_v1alpha1_options_proto_depIdxs = nil

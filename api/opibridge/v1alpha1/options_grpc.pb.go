@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What opi-bridge can be told of networks and ports for which OPI's network/evpn-gw API has no
 // fields. An agent that serves it says so by grpc.health.v1, under the service's name.
 
@@ -29,28 +31,19 @@ const (
 
 // OptionsServiceClient is the client API for OptionsService service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // OptionsService keeps options beside LogicalBridges and BridgePorts, from the update until the
 // object is deleted.
 type OptionsServiceClient interface {
 	// NOT_FOUND: there is no such LogicalBridge.
-	GetNetworkOptions(
-		ctx context.Context, in *GetNetworkOptionsRequest, opts ...grpc.CallOption,
-	) (*NetworkOptions, error)
+	GetNetworkOptions(ctx context.Context, in *GetNetworkOptionsRequest, opts ...grpc.CallOption) (*NetworkOptions, error)
 	// Replaces all options of a LogicalBridge. An update with what is there already writes nothing.
-	UpdateNetworkOptions(
-		ctx context.Context, in *UpdateNetworkOptionsRequest, opts ...grpc.CallOption,
-	) (*NetworkOptions, error)
+	UpdateNetworkOptions(ctx context.Context, in *UpdateNetworkOptionsRequest, opts ...grpc.CallOption) (*NetworkOptions, error)
 	// NOT_FOUND: there is no such BridgePort.
-	GetPortOptions(
-		ctx context.Context, in *GetPortOptionsRequest, opts ...grpc.CallOption,
-	) (*PortOptions, error)
+	GetPortOptions(ctx context.Context, in *GetPortOptionsRequest, opts ...grpc.CallOption) (*PortOptions, error)
 	// Replaces all options of a BridgePort. An update with what is there already writes nothing.
-	UpdatePortOptions(
-		ctx context.Context, in *UpdatePortOptionsRequest, opts ...grpc.CallOption,
-	) (*PortOptions, error)
+	UpdatePortOptions(ctx context.Context, in *UpdatePortOptionsRequest, opts ...grpc.CallOption) (*PortOptions, error)
 }
 
 type optionsServiceClient struct {
@@ -61,9 +54,7 @@ func NewOptionsServiceClient(cc grpc.ClientConnInterface) OptionsServiceClient {
 	return &optionsServiceClient{cc}
 }
 
-func (c *optionsServiceClient) GetNetworkOptions(
-	ctx context.Context, in *GetNetworkOptionsRequest, opts ...grpc.CallOption,
-) (*NetworkOptions, error) {
+func (c *optionsServiceClient) GetNetworkOptions(ctx context.Context, in *GetNetworkOptionsRequest, opts ...grpc.CallOption) (*NetworkOptions, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NetworkOptions)
 	err := c.cc.Invoke(ctx, OptionsService_GetNetworkOptions_FullMethodName, in, out, cOpts...)
@@ -73,9 +64,7 @@ func (c *optionsServiceClient) GetNetworkOptions(
 	return out, nil
 }
 
-func (c *optionsServiceClient) UpdateNetworkOptions(
-	ctx context.Context, in *UpdateNetworkOptionsRequest, opts ...grpc.CallOption,
-) (*NetworkOptions, error) {
+func (c *optionsServiceClient) UpdateNetworkOptions(ctx context.Context, in *UpdateNetworkOptionsRequest, opts ...grpc.CallOption) (*NetworkOptions, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NetworkOptions)
 	err := c.cc.Invoke(ctx, OptionsService_UpdateNetworkOptions_FullMethodName, in, out, cOpts...)
@@ -85,9 +74,7 @@ func (c *optionsServiceClient) UpdateNetworkOptions(
 	return out, nil
 }
 
-func (c *optionsServiceClient) GetPortOptions(
-	ctx context.Context, in *GetPortOptionsRequest, opts ...grpc.CallOption,
-) (*PortOptions, error) {
+func (c *optionsServiceClient) GetPortOptions(ctx context.Context, in *GetPortOptionsRequest, opts ...grpc.CallOption) (*PortOptions, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PortOptions)
 	err := c.cc.Invoke(ctx, OptionsService_GetPortOptions_FullMethodName, in, out, cOpts...)
@@ -97,9 +84,7 @@ func (c *optionsServiceClient) GetPortOptions(
 	return out, nil
 }
 
-func (c *optionsServiceClient) UpdatePortOptions(
-	ctx context.Context, in *UpdatePortOptionsRequest, opts ...grpc.CallOption,
-) (*PortOptions, error) {
+func (c *optionsServiceClient) UpdatePortOptions(ctx context.Context, in *UpdatePortOptionsRequest, opts ...grpc.CallOption) (*PortOptions, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PortOptions)
 	err := c.cc.Invoke(ctx, OptionsService_UpdatePortOptions_FullMethodName, in, out, cOpts...)
@@ -134,24 +119,16 @@ type OptionsServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedOptionsServiceServer struct{}
 
-func (UnimplementedOptionsServiceServer) GetNetworkOptions(
-	context.Context, *GetNetworkOptionsRequest,
-) (*NetworkOptions, error) {
+func (UnimplementedOptionsServiceServer) GetNetworkOptions(context.Context, *GetNetworkOptionsRequest) (*NetworkOptions, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetNetworkOptions not implemented")
 }
-func (UnimplementedOptionsServiceServer) UpdateNetworkOptions(
-	context.Context, *UpdateNetworkOptionsRequest,
-) (*NetworkOptions, error) {
+func (UnimplementedOptionsServiceServer) UpdateNetworkOptions(context.Context, *UpdateNetworkOptionsRequest) (*NetworkOptions, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateNetworkOptions not implemented")
 }
-func (UnimplementedOptionsServiceServer) GetPortOptions(
-	context.Context, *GetPortOptionsRequest,
-) (*PortOptions, error) {
+func (UnimplementedOptionsServiceServer) GetPortOptions(context.Context, *GetPortOptionsRequest) (*PortOptions, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetPortOptions not implemented")
 }
-func (UnimplementedOptionsServiceServer) UpdatePortOptions(
-	context.Context, *UpdatePortOptionsRequest,
-) (*PortOptions, error) {
+func (UnimplementedOptionsServiceServer) UpdatePortOptions(context.Context, *UpdatePortOptionsRequest) (*PortOptions, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdatePortOptions not implemented")
 }
 func (UnimplementedOptionsServiceServer) mustEmbedUnimplementedOptionsServiceServer() {}
@@ -175,10 +152,7 @@ func RegisterOptionsServiceServer(s grpc.ServiceRegistrar, srv OptionsServiceSer
 	s.RegisterService(&OptionsService_ServiceDesc, srv)
 }
 
-func _OptionsService_GetNetworkOptions_Handler(
-	srv interface{}, ctx context.Context, dec func(interface{}) error,
-	interceptor grpc.UnaryServerInterceptor,
-) (interface{}, error) {
+func _OptionsService_GetNetworkOptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetNetworkOptionsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
@@ -186,22 +160,17 @@ func _OptionsService_GetNetworkOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).GetNetworkOptions(ctx, in)
 	}
-
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_GetNetworkOptions_FullMethodName,
 	}
-
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).GetNetworkOptions(ctx, req.(*GetNetworkOptionsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _OptionsService_UpdateNetworkOptions_Handler(
-	srv interface{}, ctx context.Context, dec func(interface{}) error,
-	interceptor grpc.UnaryServerInterceptor,
-) (interface{}, error) {
+func _OptionsService_UpdateNetworkOptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateNetworkOptionsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
@@ -209,24 +178,17 @@ func _OptionsService_UpdateNetworkOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).UpdateNetworkOptions(ctx, in)
 	}
-
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_UpdateNetworkOptions_FullMethodName,
 	}
-
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OptionsServiceServer).UpdateNetworkOptions(ctx,
-			req.(*UpdateNetworkOptionsRequest))
+		return srv.(OptionsServiceServer).UpdateNetworkOptions(ctx, req.(*UpdateNetworkOptionsRequest))
 	}
-
 	return interceptor(ctx, in, info, handler)
 }
 
-func _OptionsService_GetPortOptions_Handler(
-	srv interface{}, ctx context.Context, dec func(interface{}) error,
-	interceptor grpc.UnaryServerInterceptor,
-) (interface{}, error) {
+func _OptionsService_GetPortOptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetPortOptionsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
@@ -234,22 +196,17 @@ func _OptionsService_GetPortOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).GetPortOptions(ctx, in)
 	}
-
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_GetPortOptions_FullMethodName,
 	}
-
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).GetPortOptions(ctx, req.(*GetPortOptionsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _OptionsService_UpdatePortOptions_Handler(
-	srv interface{}, ctx context.Context, dec func(interface{}) error,
-	interceptor grpc.UnaryServerInterceptor,
-) (interface{}, error) {
+func _OptionsService_UpdatePortOptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdatePortOptionsRequest)
 	if err := dec(in); err != nil {
 		return nil, err
@@ -257,12 +214,10 @@ func _OptionsService_UpdatePortOptions_Handler(
 	if interceptor == nil {
 		return srv.(OptionsServiceServer).UpdatePortOptions(ctx, in)
 	}
-
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
 		FullMethod: OptionsService_UpdatePortOptions_FullMethodName,
 	}
-
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OptionsServiceServer).UpdatePortOptions(ctx, req.(*UpdatePortOptionsRequest))
 	}

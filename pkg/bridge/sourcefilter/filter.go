@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sourcefilter keeps what is connected to a bridge from sending as somebody else, by the
 // bridge family of nftables.
 //

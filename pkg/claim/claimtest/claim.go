@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claimtest makes ResourceClaims for tests, as the scheduler leaves them.
 package claimtest
 

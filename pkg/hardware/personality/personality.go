@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package personality is the file format in which this project writes down what the drivers of a
 // NIC do otherwise than the rest: what they refuse, delay, forget, reset, tell wrongly or leave
 // out. The simulated NIC of test/qemu plays such a file, docs/gen makes tables of it, and "xpuctl

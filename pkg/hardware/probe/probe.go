@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package probe finds out what the drivers of a card do with a VF, by asking them. It takes one VF
 // that nobody has to a network namespace of its own, has the PF enforce each property and take it
 // away, and gives the VF back as it was. It does nothing that other Functions of the card could

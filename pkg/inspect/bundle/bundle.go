@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bundle collects what a bug report needs in an archive: of each kind of objects the
 // fields that the project needs to help, listed in kinds.go, and no others.
 package bundle

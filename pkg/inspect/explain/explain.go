@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package explain tells the life of a pod's interfaces, stage by stage, from what everybody says
 // who has a part in it: scheduler, controller, agent, kubelet. It says in one sentence what is
 // wrong.

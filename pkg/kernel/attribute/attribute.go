@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attribute parses netlink attributes (nlattr of include/uapi/linux/netlink.h): length with
 // header, type, value, padding to 4 bytes. The types are without the flags NLA_F_NESTED and
 // NLA_F_NET_BYTEORDER.

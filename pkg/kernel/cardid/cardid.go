@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cardid reads what tells a card from all others: on the host and on the xPU itself, which
 // see the same card.
 package cardid

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this
 // project needs: the eswitch of a PF, the ports behind its Functions, subfunctions, rate objects
 // and health reporters. The numbers are those of linux/devlink.h.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ethtool reads and changes what a driver keeps for a netdev, by the generic netlink family
 // "ethtool" (Documentation/networking/ethtool-netlink.rst, include/uapi/linux/ethtool_netlink.h).
 // All settings are text, so that a record of them can be compared and written back by another

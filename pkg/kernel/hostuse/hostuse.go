@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hostuse says what a host uses its netdevs for, so that no pod is given a netdev that the
 // host needs. One answer serves all who ask: who offers a Function, who attaches it, and who takes
 // the VFs of a PF away.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package links reads netdevs by rtnetlink whatever pods made of theirs. A pod that may configure
 // its network can give a netdev hundreds of long altnames, or a macvlan thousands of source
 // addresses. The kernel's description is then larger than what the netlink library reads, and may

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package listen hears by netlink that the kernel changed something, and takes only this fact from
 // a message: a loss is harmless. Netlink libraries do not fit: they parse messages, and end a
 // subscription, or poll, when messages were lost.

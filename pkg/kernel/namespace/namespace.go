@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package namespace works in network namespaces that are named by paths.
 package namespace
 

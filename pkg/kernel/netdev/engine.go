@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package netdev takes one netdev into a pod's network namespace and brings it back as it was. It
 // is the netlink side of an Attachment, and knows neither Kubernetes nor the journal. An attachment
 // consists of

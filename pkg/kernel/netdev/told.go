@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package netdev
 
 // Told is what a PF tells of a VF now, nil if it tells nothing: its driver has no such operations,

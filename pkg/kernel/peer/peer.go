@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package peer says who is at the other end of a unix socket.
 package peer
 

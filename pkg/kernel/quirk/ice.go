@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package quirk
 
 // DDPDriver is the only driver that tells its DDP package by devlink, as version DDPVersion. See

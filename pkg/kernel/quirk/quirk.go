@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package quirk names what single drivers do otherwise than the rest, and has what the code needs
 // to know of it. The code does not ask which driver it meets where it can do without: what one
 // driver needs is done for all, if it harms none.

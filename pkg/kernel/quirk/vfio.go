@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package quirk
 
 // NoIOMMUGroup is what vfio calls a group that it makes up, and NoIOMMUPrefix begins its node. See

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package quirk
 
 // VirtioDriver binds PCI devices whose netdev is that of a virtio device below them. See "netdev

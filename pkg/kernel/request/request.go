@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package request asks the kernel by netlink what the netlink library has no function for.
 package request
 

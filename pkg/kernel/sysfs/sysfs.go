@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sysfs reads and writes what the kernel shows of devices
 // (Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net). Nothing is cached: each call looks
 // again. All of it may be used by several goroutines at once.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package uptime orders moments by the time since a boot, which no change of the wall clock moves.
 package uptime
 

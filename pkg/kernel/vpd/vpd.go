@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package vpd reads a card's Vital Product Data: what its manufacturer has written into it, such as
 // its serial number.
 package vpd

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package watchdir tells that something in a directory changed, or that the directory itself came
 // or went.
 package watchdir

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package secure serves metrics by TLS to clients whom the API server knows and lets read them:
 // those that may get the URL /metrics. It is apart from package monitoring because it needs much of
 // the API server's code.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package admin answers the administrators of a node, over a unix socket that only root and the
 // agent's own user may use: what is on the node, which hooks are to be given up, and which
 // Functions are to be freed that are quarantined.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package agent puts the node's agent together. Data flows one way: the inventory discovers
 // Functions, pools select them, the device plugin and the DRA driver publish and allocate them, the
 // xPU is provisioned, CNI or NRI says when a pod's network namespace is there, and the lifecycle

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package card knows what tells the PFs of a node from those of all other cards. It asks cards and
 // kernel in the background, as a card may take long to answer, or hang.
 package card

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cdi writes files of the Container Device Interface, which tell a runtime what a container
 // gets of a device.
 package cdi

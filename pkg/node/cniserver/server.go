@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cniserver is the agent's side of the CNI plugin: it takes the requests that the shim
 // passes on over a unix socket, or left in the spool while the agent was away, and has Functions
 // provisioned, attached, checked and released as they ask.

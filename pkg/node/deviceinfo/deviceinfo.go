@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceinfo describes a Function in the format of the device-info specification of the
 // Network Plumbing Working Group, from which Multus tells pods what an interface is.
 package deviceinfo

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package devicemodel says what the Functions of a node's pools are as devices of DRA: in which
 // slices, with which attributes, counters, binding conditions and taints.
 package devicemodel

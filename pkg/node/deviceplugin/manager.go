@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as
 // extended resources, through its device plugin API (v1beta1). Each resource has a server.
 //

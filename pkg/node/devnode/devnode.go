@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package devnode finds the files below /dev that a program needs to use a Function: those of its
 // IOMMU group, its UIO, RDMA and vDPA devices.
 package devnode

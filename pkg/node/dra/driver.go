@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dra offers the node's Functions through Dynamic Resource Allocation: it publishes them in
 // ResourceSlices, prepares those that the scheduler allocated, and reports their health and what
 // became of them.

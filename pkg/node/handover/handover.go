@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package handover passes a node from the agent that has it to another one that was started there
 // to replace it, as an upgrade with maxSurge does, so that no request finds nobody.
 //

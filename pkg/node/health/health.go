@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package health says what is wrong with a Function, for all ways of publishing it: taints in
 // ResourceSlices, the kubelet's health stream, and the device plugin.
 package health

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hooks runs post-delete hooks, after a Function was taken back from a pod and before
 // another pod may have it: first the Port is deleted at the xPU, and then the administrator's
 // executables run. The journal has the hooks that are done, so that every hook runs at least once,

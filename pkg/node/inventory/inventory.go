@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inventory knows the network functions of a node, and its accelerators: all of them, for
 // as long as their PCI devices exist, wherever their netdevs are. It reads sysfs when the kernel
 // tells of a change and at no other time.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package journal is the node's durable record of every Function that is not free. It is written
 // before anything is touched, so that whatever happens to the process or the machine, what was done
 // to a Function can be undone.

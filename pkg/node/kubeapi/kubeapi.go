@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubeapi reads and writes the objects of one node at the API server.
 package kubeapi
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lifecycle decides who has a Function, and moves it to its owner and back. The DRA driver,
 // the device plugin, the CNI server and the NRI plugin report an [Event] and decide nothing
 // themselves. [Table] says which [Step] follows from it, by the [Phase] of the Function, by whose

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nri hears from the container runtime when a pod's network namespace is made and when it
 // ends, through the Node Resource Interface, and attaches and detaches the pod's Functions at those
 // moments.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it
 // allocates extended resources to containers by itself, and does not report when it takes them
 // back.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pool decides which Functions of a node belong to which DevicePool.
 package pool
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioning has the xPU serve the Functions that the device plugin allocates. [CRD]
 // writes XPUPorts, which xpu-controller brings to the OPI agent. [Direct] calls the OPI agent
 // itself.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package setup makes reserved Functions usable for their owners, and undoes that when they are
 // released: it has SFs made that exist for their owner only, and binds the driver that the owner
 // wants. What is done is in the journal before it is done; every step may be repeated.

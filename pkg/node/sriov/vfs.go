@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published without waiting
 // for it, with the Functions that there are.
 package sriov

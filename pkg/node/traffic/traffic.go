@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package traffic tells Prometheus what Functions receive and send: of VFs what their PFs count,
 // under the names that sriov-network-metrics-exporter gives it, so that queries keep working; and
 // of every Function in a pod what its netdev counts there.

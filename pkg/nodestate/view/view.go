@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package view shows the state of a node to people: as a tree of text, and as a picture for a
 // ticket.
 package view

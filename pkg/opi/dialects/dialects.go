@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dialects lists the dialects of OPI agents by the names that they have in XPUs and
 // configurations.
 package dialects

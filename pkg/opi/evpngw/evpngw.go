@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package evpngw is the dialect of opi-evpn-bridge, of the agents derived from it, and of
 // opi-bridge: LogicalBridges and BridgePorts of the OPI API network/evpn-gw. Create and Delete
 // answer before they are carried out.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package opitest has an OPI agent for tests, and the tests that every OPI agent and the client
 // must pass together.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bind carries out what was decided for a pod, as the scheduler's plugin dynamicresources
 // does: it allocates and reserves the claims, waits for the devices' binding conditions, and binds
 // the pod to its node.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package report is what xpuctl schedule prints: for programs as JSON or YAML ([Schedule]), for
 // people as text ([Schedule.Text]).
 package report

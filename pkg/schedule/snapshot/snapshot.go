@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshot holds the objects that decide where pods and their devices go, as they are at
 // one moment: read from files ([Read]) or listed from an API server ([List]), and changed to ask
 // what if ([Snapshot.Put], [Snapshot.Remove], [Snapshot.Taint]).

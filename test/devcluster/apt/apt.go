@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package apt unpacks Debian packages into a directory without installing them: it runs apt-get and
 // dpkg with a configuration, package lists and caches of its own, so that nothing of the machine's
 // own changes.

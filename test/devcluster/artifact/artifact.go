@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes
 // binary, the container runtime, the CNI plugins and the pause image. Every artifact is a directory
 // named after a hash of its inputs, so a directory that is there is complete and right.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cgroup makes and removes the control groups that a node's kubelet works in, under version
 // 1, version 2, or both at once.
 package cgroup

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster is the supervisor of a development cluster: PID 1 of PID, mount and network
 // namespaces of its own, which runs the control plane and the nodes. When it ends the kernel ends
 // all of them, and what they mounted and linked is gone with their namespaces.

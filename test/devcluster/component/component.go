@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package component knows how each program of a cluster is called and configured: flags,
 // configuration files and where they are.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package control is what the parts of a running development cluster say to each other: the
 // devcluster command to a cluster's supervisor, and the supervisor to its nodes. It is JSON over
 // HTTP on unix sockets that only their owner may use, and, while something starts, a stream of

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package image packs static binaries into container images of one layer, by Containerfiles,
 // without a registry or a daemon, and says of what they are made.
 package image

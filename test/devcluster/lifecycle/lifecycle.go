@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lifecycle starts and ends development clusters from the machine's side.
 package lifecycle
 

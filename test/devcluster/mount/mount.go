@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mount builds the file systems that the processes of a cluster and of a node see.
 // Everything in it changes the mount namespace of the calling process, which must be a private one.
 package mount

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package namespace runs a command inside the namespaces of another process, as nsenter(1) does.
 package namespace
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package network lays out the addresses of a cluster and makes its links: a bridge in the
 // cluster's network namespace and one veth pair to every node's.
 //

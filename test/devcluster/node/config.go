@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node is a node of a development cluster: PID 1 of PID, mount, network, UTS and IPC
 // namespaces of its own, which makes the node's file systems and runs a container runtime and the
 // kubelet.

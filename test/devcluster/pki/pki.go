@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pki is the certificate authority of a development cluster: it issues every certificate
 // and kubeconfig that the cluster's components and its administrator use.
 package pki

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package preflight finds out before anything is done whether a machine can build and run a
 // development cluster, and says in one line each what is missing.
 package preflight

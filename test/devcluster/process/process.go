@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package process starts and ends the processes of a PID namespace from its PID 1.
 //
 // PID 1 inherits every orphan of its namespace and must reap it; os/exec would race with that for

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package state is the directory of a cluster on the machine: where everything is, which process
 // leads the cluster, and who may change it.
 package state

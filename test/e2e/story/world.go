@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package story is the life of a few pods on a real cluster, step by step: what "make demo" shows
 // and what the end-to-end test asserts are the same code. Every step fails with a sentence about
 // what did not hold.

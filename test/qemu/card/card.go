@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package card reads and changes the PCI devices of a guest by sysfs, for tests: not by the
 // product's code, which they are compared with.
 package card

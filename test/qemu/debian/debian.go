@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package debian unpacks Debian packages, with all that they depend on, into a directory: QEMU, the
 // guest's kernel and its tools. Nothing is installed, and of the machine's own packages none is
 // used or changed, so that every machine with apt gets the same.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package host lets a test in a guest do what a person at the machine would: take a card out, put
 // it in again, pull the cable. The machine's side is package machine.
 package host

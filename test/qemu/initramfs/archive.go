@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package initramfs makes the file system that a guest's kernel starts with, without root and
 // without help of other programs.
 package initramfs

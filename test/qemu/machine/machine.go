@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machine runs a guest under QEMU: a PC with emulated igb cards, each with an SR-IOV PF,
 // and no network to the outside. The processor is emulated too, so that it runs the same on every
 // machine.

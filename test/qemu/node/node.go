@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node makes the guest of test/qemu a node on which the project's programs run: the real
 // xpu-agent, xpu-cni and opi-bridge on the guest's own PCI devices. The kubelet's and the runtime's
 // sides are the test's, so that it sees all that passes there.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plan is what the host tells a guest to do, and how the guest tells what came of it.
 package plan
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stage has the simulated NIC of a guest play the drivers of other cards, for tests, and
 // says what is really in effect, whatever its PF tells.
 package stage

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package zoo has the personalities of the cards that nobody here has: what their drivers do by the
 // kernel's sources and public reports. Package simnic plays them in a guest. A file that "xpuctl
 // hardware-report" wrote belongs here too.

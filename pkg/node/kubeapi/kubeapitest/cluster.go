@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubeapitest runs an API server for tests that is set up as deploy/ sets up a cluster:
 // with the CRDs, and for the agents with their role and the admission policies.
 package kubeapitest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lifecycletest is a node for tests of what owns Functions. Its Functions are SFs whose
 // netdevs are veth ends in a network namespace that is the host's, with the other ends in the
 // xPU's. The real engine moves them, a real journal remembers them, and an agent can be ended at

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nritest has a container runtime's side of NRI, as containerd and CRI-O have it.
 package nritest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pooltest makes Functions and pools for tests.
 package pooltest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package source reads what the administrator declared: DevicePools from a file, from the API
 // server, or from both.
 package source

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, such that
 // a node gets the same resources with the same devices.
 package sriovdp

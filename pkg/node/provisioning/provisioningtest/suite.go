@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of
 // tests, and a journal for it.
 package provisioningtest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command crdservers is many API servers in one process. Each is the API server of
 // CustomResourceDefinitions alone, with Leases beside them, keeps what it has below a prefix of its
 // own in one etcd, and lets everybody do everything. They stand for clusters where hundreds of

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command devcluster runs a real Kubernetes cluster on one machine: etcd, the control plane, and
 // nodes with kubelet, container runtime and runc, each node in namespaces of its own. Nothing of
 // the machine's network, mounts or services is changed.

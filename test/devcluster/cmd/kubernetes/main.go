@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command kubernetes is every Kubernetes binary a cluster needs in one file: etcd, kube-apiserver,
 // kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl. The name it is called
 // by chooses.

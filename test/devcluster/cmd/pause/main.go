@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command pause is the one image a development cluster has from the start: the process that holds a
 // pod's namespaces, and a few probes for workloads, in one static binary without dependencies.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command restrict is an OCI runtime: it calls runc, which must be in PATH, after it has raised the
 // OOM score adjustment of the container to its own. A machine may lack CAP_SYS_RESOURCE, and
 // without it no process can lower its own (proc_pid_oom_score_adj(5)). containerd does the same by

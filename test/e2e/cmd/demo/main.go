@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo tells the story of a few pods on a real cluster. See the project's README.
 package main
 

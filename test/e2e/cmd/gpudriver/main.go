@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gpudriver is a DRA driver of GPUs that do not exist: an example of a driver that knows
 // nothing of xpu-device-plugin, and whose devices are allocated with its VFs by what both publish,
 // resource.kubernetes.io/pcieRoot.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Guestinit is process 1 of a test guest: it mounts what programs expect, loads kernel modules,
 // makes VFs, runs the commands of its plan and ends the machine with their exit status. Commands
 // write to the second serial port, where the kernel does not.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Qemutest runs the project's tests that need real SR-IOV, or more than the machine's own kernel
 // has, in guests under QEMU, and ends with their exit status.
 package main

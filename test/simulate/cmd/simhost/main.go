@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command simhost simulates the SmartNICs of one host until it is told to stop.
 package main
 
