@@ -139,12 +139,10 @@ func (c *config) checkDeviceInfoFile(here site) (err error) {
 	case file != filepath.Join(here.deviceInfoDir, filepath.Base(file)):
 		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s",
 			file, here.deviceInfoDir)
-
 	case !strings.Contains(filepath.Base(file), here.containerID):
 		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must have the container ID %s in "+
 			"its name, because another "+
 			"container's file would be replaced", file, here.containerID)
-
 	default:
 		return nil
 	}

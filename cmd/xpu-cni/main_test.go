@@ -210,7 +210,6 @@ func (n *node) serve(request wire.Request) wire.Reply {
 			n.attached[request.ContainerID] = before
 		}
 		return wire.Reply{Result: before}
-
 	case wire.Result:
 		if !known {
 			return wire.Reply{
@@ -218,7 +217,6 @@ func (n *node) serve(request wire.Request) wire.Reply {
 			}
 		}
 		return wire.Reply{Result: before}
-
 	case wire.Del:
 		delete(n.attached, request.ContainerID)
 	}

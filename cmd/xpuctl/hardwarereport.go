@@ -154,12 +154,10 @@ func notFree(f nodestate.Function) string {
 	case f.Pool != "":
 		return "belongs to DevicePool " + f.Pool +
 			", which may give it to a pod at any time: take it from the pool first"
-
 	case f.Netdev == "":
 		return fmt.Sprintf(
 			"has no netdev on the host (its driver is %q): bind it to its network driver first",
 			f.Driver)
-
 	case f.PFName == "":
 		return "has a PF without a netdev"
 	case f.DefaultRoute:

@@ -69,14 +69,12 @@ func runUninstall(
 		_, err = fmt.Fprintln(c.OutOrStdout(),
 			"nothing is left that was declared to xpu-device-plugin")
 		return err
-
 	case errors.As(err, &inUse):
 		fmt.Fprintln(c.ErrOrStderr(), "pods have Functions, and need the agents of their nodes "+
 			"to end. Delete these first, and what makes them:")
 		for _, pod := range inUse.Pods {
 			terminal.Line(c.ErrOrStderr(), "  %s", pod)
 		}
-
 	case errors.As(err, &remains):
 		fmt.Fprintf(c.ErrOrStderr(), "%ss that have not gone in %s. See to what they wait for "+
 			"and run this again, or use --force:\n",
@@ -84,7 +82,6 @@ func runUninstall(
 		for _, object := range remains.Objects {
 			terminal.Line(c.ErrOrStderr(), "  %s", object)
 		}
-
 	case errors.Is(err, uninstall.ErrNoController):
 		terminal.Line(c.ErrOrStderr(), "%v. Install it again, tell its namespace, or use --force",
 			err)

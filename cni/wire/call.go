@@ -90,12 +90,10 @@ func DecodeReply(data []byte) (Reply, error) {
 		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
 	case len(data) == 0:
 		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
-
 	case reply.Version != missing && reply.Version != Version:
 		return Reply{},
 			fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
 				ErrVersion, Version, reply.Version)
-
 	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	case reply.Version == missing:

@@ -259,13 +259,11 @@ func (c *checker) tree(
 	switch kind := order.Uint16(page[8:]); kind {
 	case kindBranch:
 		keys, err = c.branch(bucket, page, after, depth)
-
 	case kindLeaf:
 		keys, _, err = c.leaf(bucket, page, after)
 		if err == nil && keys[0] == nil && depth > 0 {
 			err = errors.New("is empty")
 		}
-
 	default:
 		err = fmt.Errorf("kind %#x is unknown here", kind)
 	}
@@ -355,12 +353,10 @@ func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 		if err := c.bucket(string(key), value); err != nil {
 			return fmt.Errorf("bucket %q: %w", key, err)
 		}
-
 	case flags != 0 || bucket == "":
 		return fmt.Errorf("key %q: flags %#x are unknown here", key, flags)
 	case bucket == sealBucket && string(key) == sealKey:
 		c.seal = value
-
 	default:
 		// Without this, a seal whose name is damaged would be one that was never written.
 		if _, err := parseSeal(value); err == nil {

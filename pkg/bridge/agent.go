@@ -243,7 +243,6 @@ func (a *Agent) perform(ctx context.Context, t task) {
 	case taskArrival:
 		a.ports.reconcileFailed()
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
-
 	case taskFilter:
 		if err := a.plane.restoreFilter(); err != nil {
 			a.log.Error(err, "restore the source filter")
@@ -252,7 +251,6 @@ func (a *Agent) perform(ctx context.Context, t task) {
 		}
 		a.tasks.Forget(t)
 		a.log.Info("somebody changed the source filter, it is as wanted again")
-
 	case taskRetry:
 		if a.retry() {
 			a.tasks.AddRateLimited(t)

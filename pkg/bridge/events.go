@@ -47,12 +47,10 @@ func (b *bridgePlane) receive(
 		switch {
 		case b.closed.Load():
 			return nil
-
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL):
 			// EINVAL: the message is larger than what is read
 			lost()
 			continue
-
 		case err != nil:
 			return fmt.Errorf("netlink events: %w", err)
 		case from.Pid != nl.PidKernel:

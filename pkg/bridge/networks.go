@@ -130,12 +130,10 @@ func validNetwork(spec *evpn.LogicalBridgeSpec) error {
 		return errors.New("spec is required")
 	case vlan < 1 || vlan > maxVLAN:
 		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, maxVLAN)
-
 	case spec.GetVtepIpPrefix() != nil:
 		return errors.New(
 			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
 		)
-
 	case spec.Vni != nil && (vni < 1 || vni > maxVNI):
 		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, maxVNI)
 	}
@@ -173,7 +171,6 @@ func (a *Agent) checkNetwork(
 		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
 			"plane %s has one network for each VLAN id",
 			vlan, a.name(who, task{taskNetwork, sameVLAN}), DataPlaneVLANAware)
-
 	case spec.Vni == nil:
 		return spec, nil
 	case uplinkFor(a.cfg.Uplinks, vni) == nil:

@@ -125,7 +125,6 @@ func (p *placement) gather(
 		case !p.fixed(n.id, port):
 		case !p.fixed(first.id, port):
 			first = n
-
 		case p.bridges[n.id] != p.bridges[first.id]:
 			const format = "the port cannot be in both logical bridges %s and %s: they have " +
 				"ports in different bridges of the kernel, %s and %s, " +

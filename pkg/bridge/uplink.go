@@ -184,12 +184,10 @@ func blockage(uplink *netlink.LinkAttrs) error {
 		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip "+
 			"link set %[1]s up)",
 			uplink.Name)
-
 	case uplink.RawFlags&unix.IFF_LOWER_UP == 0:
 		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port "+
 			"at the other end",
 			uplink.Name)
-
 	case uplink.RawFlags&unix.IFF_RUNNING == 0: // such as dormant, before 802.1X has let it in
 		return fmt.Errorf("netdev %s, the uplink, is not operational but %s (ip link show %[1]s)",
 			uplink.Name, uplink.OperState)

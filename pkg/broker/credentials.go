@@ -202,12 +202,10 @@ func checkServer(server, proxy, authority string, insecure bool) error {
 	case proxy != "":
 		return errors.New("proxy-url may not be used; leave it out, and have the broker reach " +
 			"the server directly")
-
 	case insecure:
 		return errors.New("insecure-skip-tls-verify may not be used, because whoever is in " +
 			"between would get the token; use " +
 			"certificate-authority-data")
-
 	case authority != "":
 		return errors.New("certificate-authority may not be used: the broker reads no files for " +
 			"a tenant; use certificate-authority-data")

@@ -64,12 +64,10 @@ func newHostile(t *testing.T, instead does) *hostile {
 			}
 			lease.Namespace, lease.Name, lease.ResourceVersion = systemNamespace, v1alpha1.BrokerLease, "1"
 			_ = json.NewEncoder(w).Encode(lease)
-
 		case isWatch(r):
 			w.WriteHeader(http.StatusOK)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-
 		default:
 			_, _ = io.WriteString(w, emptyList(r))
 		}

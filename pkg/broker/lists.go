@@ -208,12 +208,10 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 				return nil, err
 			}
 			return page, k.replace(sizes)
-
 		case len(kept) == 0:
 			return nil, misbehaves("the API server of tenant %s says that its list of %s goes "+
 				"on, with an empty page; see what "+
 				"is at the kubeconfig's server", k.tenant, k.name)
-
 		case len(items) > k.limits.Objects:
 			return nil, k.tooMany()
 		}
@@ -354,13 +352,11 @@ func (k *shelfKind) checkIdentity(o client.Object) error {
 		return misbehaves("the API server of tenant %s has %s with the name %q, which no object "+
 			"can have; see what is at the "+
 			"kubeconfig's server", k.tenant, k.name, cutName(name))
-
 	case isNamespaced && len(validation.IsDNS1123Label(namespace)) > 0,
 		!isNamespaced && namespace != "":
 		return misbehaves("the API server of tenant %s has %s in the namespace %q, which they "+
 			"cannot be in; see what is at "+
 			"the kubeconfig's server", k.tenant, k.name, cutName(namespace))
-
 	case o.GetUID() == "", len(o.GetUID()) > 64, len(o.GetResourceVersion()) > 64:
 		return misbehaves("the API server of tenant %s has %s %s with the UID %q and the "+
 			"resource version %q; an object has "+

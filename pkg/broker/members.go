@@ -334,16 +334,13 @@ func stateOf(err error, host string) memberState {
 	switch {
 	case isRefused:
 		return memberState{reason: refused.reason, message: refused.message}
-
 	case err == nil:
 		return memberState{
 			reason:  v1alpha1.ReasonConnected,
 			message: fmt.Sprintf("the cluster at %s answers", host),
 		}
-
 	case isTaken:
 		return memberState{reason: v1alpha1.ReasonConflict, message: taken.Error()}
-
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
 		return memberState{reason: v1alpha1.ReasonUnauthorized,
 			message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+

@@ -59,7 +59,6 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 		return ctrl.Result{}, err
 	case s.leaving():
 		return ctrl.Result{}, nil
-
 	case exists:
 		err := r.allow(s, &node, name, req)
 		// which the XPUTenant says: an XPUNode has no conditions
@@ -67,7 +66,6 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 			return ctrl.Result{RequeueAfter: lastRetry}, nil
 		}
 		return ctrl.Result{}, r.carry(ctx, s, &node, &copied)
-
 	case !has:
 		r.quota.leave(s.Name, req)
 		// it may have been counted and not been made

@@ -122,13 +122,11 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
-
 	case !exists && !has:
 		r.quota.leave(s.Name, req)
 		// it may have been counted and not been made
 		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...)
 		return ctrl.Result{}, nil
-
 	case !exists, has && !isCopyOf(&copied, &port):
 		return r.orphan(ctx, s, req, &copied)
 	case !port.DeletionTimestamp.IsZero(), s.leaving():

@@ -104,17 +104,14 @@ func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 			all = append(all,
 				fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise "+
 					"spec.maxPorts", maxPorts(t, l)))
-
 		case limitNodes:
 			all = append(all,
 				fmt.Sprintf("it has %d XPUNodes, as many as it may have, and cards of others are "+
 					"not found; raise "+
 					"spec.maxNodes", maxNodes(t, l)))
-
 		case limitSegments:
 			all = append(all, "all of its segments are in use, and others of its XPUNetworks "+
 				"wait; enlarge spec.vlans and spec.vnis")
-
 		case limitSize:
 			all = append(all,
 				fmt.Sprintf("some of its %s have more than %d bytes and are not carried over; "+

@@ -115,7 +115,6 @@ func (b *bounded) check(request *http.Request, response *http.Response) error {
 			"broker follows no redirects; "+
 			"write the address of the API server itself into the kubeconfig's server",
 			b.tenant, status, cutName(response.Header.Get("Location")))
-
 	case status >= 400:
 		return cutFailure(response)
 	case status == http.StatusNoContent || response.ContentLength == 0:
@@ -250,12 +249,10 @@ func (b *body) exceeded() error {
 	switch m := b.meter; {
 	case m.bytes > b.limits.AnswerBytes:
 		return b.tooLong()
-
 	case m.items > maxAnswerItems:
 		return tooMuch("the API server of tenant %s answers with a list of more than %d objects "+
 			"where %d were asked for; "+
 			"see what is at the kubeconfig's server", b.tenant, maxAnswerItems, pageSize)
-
 	case m.objects > maxAnswerObjects:
 		return tooMuch("the API server of tenant %s answers with more than %d JSON objects at "+
 			"once; see which of its "+
@@ -303,7 +300,6 @@ func (m *meter) read(p []byte) {
 			m.inText = true
 		case c == '{', c == '[':
 			m.open(c)
-
 		case c == '}', c == ']':
 			if m.depth--; m.depth <= 0 && !m.whole {
 				*m = meter{}

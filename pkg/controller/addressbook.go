@@ -467,12 +467,10 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 		case wrong != "":
 		case seen[ip]:
 			wrong = "is in the list twice"
-
 		case held:
 			reason = v1alpha1.ReasonConflict
 			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod "+
 				"that has it", holder)
-
 		default:
 			seen[ip] = true
 			continue

@@ -190,20 +190,16 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	case len(wrong) > 0:
 		reason = v1alpha1.ReasonInvalidConfig
 		message += "; " + strings.Join(firstOf(wrong), "; ")
-
 	case !hasNetwork:
 		reason = v1alpha1.ReasonNetworkNotFound
 		message += fmt.Sprintf("; XPUNetwork %s does not exist; create it, or name another one "+
 			"in spec.network", pool.Spec.Network)
-
 	case status.Functions == 0 && len(overlaps) > 0:
 		reason = v1alpha1.ReasonOverlap
-
 	case status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
 		message = "no node has a Function that a selector matches; " +
 			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
-
 	case status.Healthy == 0:
 		reason = v1alpha1.ReasonUnhealthy
 	case pool.Spec.Model == v1alpha1.ModelPorts && len(fallbacksOf(entries)) > 0:
@@ -286,12 +282,10 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	switch {
 	case invalid:
 		reason, message = v1alpha1.ReasonInvalidConfig, "see condition Ready"
-
 	case len(entries) == 0:
 		reason = v1alpha1.ReasonNoPF
 		message = "no node has a PF that spec.selectors name; compare pfNames and rootDevices " +
 			"with the nodes' PFs"
-
 	case len(short) == 0:
 		reason, message = v1alpha1.ReasonAllMade, "every PF that spec.selectors name has what is "+
 			"asked for"

@@ -74,17 +74,14 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"no node has told of %s yet; see whether xpu-agent runs on the "+
 				"node that has the card, or set spec.nodeName", describe(told))
-
 	case len(names) == 0:
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"node %s does not have %s; correct spec.nodeName, or wait for "+
 				"its xpu-agent", at.node, describe(told))
-
 	case at.node != "" && byNode[at.node] == nil:
 		return at.because(v1alpha1.ReasonContradiction,
 			"spec.nodeName is %s, but %s has %s; correct it, or leave it out",
 			at.node, strings.Join(names, ", "), describe(told))
-
 	case at.node == "" && len(names) > 1 && keeper == "":
 		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
 			strings.Join(names, ", "), describe(told))

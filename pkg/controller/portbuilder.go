@@ -55,21 +55,18 @@ func (r *claims) create(
 		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port),
 			"device", d.Name,
 			"network", network.Name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
-
 	case apierrors.IsAlreadyExists(err): // the cache is behind: its event is on the way
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// the claim goes with its namespace
 	case apierrors.IsInvalid(err):
 		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
 			oneLine(err))
-
 	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
 		p := problemf(v1alpha1.ReasonForbidden,
 			"request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
 				"or ask who refuses it: %s", d.Request, oneLine(err))
 		p.retry = lastRetry
 		return true, p
-
 	default:
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}

@@ -480,12 +480,10 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 		p.reason = v1alpha1.ReasonNetworkNotReady
 	case errors.Is(err, opi.ErrConflict):
 		p.reason, p.retry = v1alpha1.ReasonConflict, lastRetry
-
 	case errors.Is(err, opi.ErrUnknown):
 		p.reason, p.retry = v1alpha1.ReasonUnknown, lastRetry
 		p.message += "; look at what the OPI agent has there, and delete the port of this id if " +
 			"it is not somebody else's"
-
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
 		p.retry = lastRetry
 	}
@@ -509,12 +507,10 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return err
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
 		return r.leaveTo(ctx, port, before, xpu)
-
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
 		return nil
-
 	case foreign(port, xpu) && port.Status.BridgePort == "":
 		return nil // the XPU never had it; what it has by this id is its own node's
 	}

@@ -137,7 +137,6 @@ func (r *registrations) register(
 
 		ctrl.LoggerFrom(ctx).Info("created XPU", "xpu", node, "endpoint", endpoint)
 		return nil
-
 	case before.Labels[v1alpha1.LabelAgents] != service.Name:
 		return nil
 	case before.Spec.Endpoint == spec.Endpoint && before.Spec.Insecure == spec.Insecure &&

@@ -276,7 +276,6 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 		case other.Spec.XPU == xpu:
 			return ""
 		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
-
 		default:
 			elsewhere = fmt.Sprintf(
 				"XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace,

@@ -45,12 +45,10 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 		(predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
 		// the next Port of its Function, and the allocator is about to hear of that
 		return &problem{retry: firstRetry}
-
 	case err != nil && known:
 		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
 	case err != nil: // or to hear that it was made
 		return conflict
-
 	case !known:
 		conflict.retry = lastRetry // an event comes when it goes
 		if err := r.mayStandBy(ctx, port, &predecessor, conflict); err != nil {

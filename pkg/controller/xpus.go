@@ -138,13 +138,11 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
 			"abandoned XPUPorts are being deleted",
 			xpu.Spec.Endpoint), nil
-
 	case way.health.Connected:
 		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers",
 			xpu.Spec.Endpoint), nil
 	case way.health.Err == nil:
 		return "", "", nil
-
 	case xpu.Spec.Abandon:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
 			"%s does not answer, so the xPU may still "+

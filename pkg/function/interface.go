@@ -151,7 +151,6 @@ func (i Interface) Validate() error {
 			errs = append(errs,
 				fmt.Errorf("addresses[%d]: must be an address with prefix length such as "+
 					"10.1.0.5/24", n))
-
 		case address.Addr().IsMulticast() || address.Addr().IsUnspecified():
 			errs = append(errs,
 				fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))

@@ -121,13 +121,11 @@ func check(shape Shape, o Options) error {
 	switch {
 	case o.Nodes < 1 || o.Nodes > 100000:
 		return fmt.Errorf("nodes: is %d, must be 1 to 100000", o.Nodes)
-
 	case !shape.sized && (o.PFs != 0 || o.VFs != 0):
 		return fmt.Errorf(
 			"shape %s: its hosts always have the same devices, pfs and vfs do not apply",
 			shape.Name,
 		)
-
 	case o.PFs < 0 || o.PFs > 16:
 		return fmt.Errorf("pfs: is %d, must be 1 to 16", o.PFs)
 	case o.VFs < 0 || o.VFs > 256:

@@ -266,7 +266,6 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 				connection = made
 			}
 			report(state)
-
 		case connectivity.TransientFailure:
 			report(state)
 		case connectivity.Idle:

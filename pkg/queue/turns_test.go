@@ -120,12 +120,10 @@ func TestTurnsLosesNothing(t *testing.T) {
 			switch at := xpu[request]; {
 			case at == "":
 				turns.Done(request)
-
 			case turns.Take(at, request):
 				woken[request] = false
 				running = append(running, request)
 				return
-
 			default:
 				queue.Done(request)
 				return
@@ -149,7 +147,6 @@ func TestTurnsLosesNothing(t *testing.T) {
 				xpu[request] = []string{"", "one", "two"}[random.IntN(3)]
 				woken[request] = true
 				queue.Add(request)
-
 			case step == 1 && queue.Len() > 0:
 				begin()
 			case step == 2 && len(running) > 0:

@@ -140,7 +140,6 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 
 			total += now - seen[slice.Name]
 			seen[slice.Name] = now
-
 		case <-a.ended:
 			return a.died()
 		case <-time.After(30 * time.Second):

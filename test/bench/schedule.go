@@ -371,7 +371,6 @@ func (r *bareReading) add(object kruntime.Object) {
 		r.slices = append(r.slices, o)
 	case *resourceapi.DeviceClass:
 		r.classes = append(r.classes, o)
-
 	case *resourceapi.ResourceClaim:
 		for _, result := range o.Status.Allocation.Devices.Results {
 			r.state.AllocatedDevices.Insert(structured.MakeDeviceID(result.Driver, result.Pool,

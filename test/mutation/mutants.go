@@ -79,20 +79,16 @@ func (f *finder) visit(n ast.Node) bool {
 			f.add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), n.Op.String()+" to "+to.String(),
 				to.String())
 		}
-
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
 			f.add(n.OpPos, n.OpPos+1, "! left out", "")
 		}
-
 	case *ast.ReturnStmt:
 		f.lostError(n)
-
 	case *ast.ExprStmt:
 		if call, ok := n.X.(*ast.CallExpr); ok && !f.tells(call) {
 			f.add(n.Pos(), n.End(), "left out: "+f.source(call), "{}")
 		}
-
 	case *ast.Ident:
 		if n.Name == "true" || n.Name == "false" {
 			other := map[string]string{"true": "false", "false": "true"}[n.Name]

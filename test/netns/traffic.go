@@ -102,14 +102,12 @@ func (t *Traffic) receive() error {
 		switch _, err := unix.Read(t.receiver, buffer); {
 		case err == nil:
 			t.received++
-
 		case errors.Is(err, unix.EAGAIN):
 			select {
 			case <-t.stop:
 				return nil
 			default: // all are lost, for the time being
 			}
-
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("receive: %w", err)
 		}

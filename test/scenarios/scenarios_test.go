@@ -184,15 +184,12 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	case node == "" && len(foretold) > 0:
 		t.Fatalf("pod %s is pending, and was to be on one of %v: %+v", pod.Name, foretold,
 			made.Status.Conditions)
-
 	case node == "": // it goes, so as not to take what the next ones are to have
 		if err := w.Delete(t.Context(), made, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)
 		}
-
 	case !fits:
 		t.Fatalf("pod %s is on node %s, and was to be on one of %v", pod.Name, node, foretold)
-
 	default:
 		if diff := gocmp.Diff(want, w.devices(t, made)); diff != "" {
 			t.Errorf("pod %s on %s (-foretold +has):\n%s", pod.Name, node, diff)

@@ -76,14 +76,12 @@ func (s *secrets) fill(v reflect.Value, path string) {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		s.fill(v.Elem(), path)
-
 	case reflect.Struct:
 		for i := range v.NumField() {
 			if field := v.Type().Field(i); field.IsExported() {
 				s.fill(v.Field(i), join(path, field))
 			}
 		}
-
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		s.fill(v.Index(0), path+"[]")

@@ -98,12 +98,10 @@ func (f *facts) notHandedOut(resource string) Interface {
 	switch {
 	case f.pod.Spec.NodeName == "":
 		i.Stages = append(i.Stages, f.notAllocated())
-
 	case f.state == nil:
 		i.Stages = append(i.Stages, f.bound(),
 			Stage{Name: Allocated, Status: Unknown,
 				Text: "only the kubelet and xpu-agent know the Function"})
-
 	default:
 		wait := Stage{Name: Allocated, Status: Waiting, Text: "the kubelet has given the pod no " +
 			"Function of the resource, or no CNI plugin has asked for it yet"}

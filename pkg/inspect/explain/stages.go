@@ -25,7 +25,6 @@ func (f *facts) notAllocated() Stage {
 			"waits for something else", f.target)
 	case len(f.why) > 0:
 		s.Status, s.Text = Failed, f.why[0]
-
 	default:
 		if e := f.warning("FailedScheduling"); e != nil {
 			s.Status, s.Text = Failed, e.Message
@@ -65,12 +64,10 @@ func (f *facts) provisioned(
 		switch {
 		case c.Status == metav1.ConditionTrue:
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, where
-
 		case c.Reason == v1alpha1.ReasonStandby:
 			// the pod of a virtual machine that is being migrated does not wait for it
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s",
 				where, c.Reason, c.Message)
-
 		case c.Reason == "":
 			s.Text = where + ": xpu-controller has not said anything of it yet: is it running?"
 		case v1alpha1.Refused(c.Reason):
@@ -78,10 +75,8 @@ func (f *facts) provisioned(
 		default:
 			s.Text = fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
 		}
-
 	case network == "":
 		s.Status, s.Text = Skipped, "neither the InterfaceConfig nor the DevicePool names a network"
-
 	default:
 		i.Network = network
 		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it "+
@@ -138,14 +133,12 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 			s.Text = "without a netdev, for a program of the pod"
 		}
 		return s
-
 	case a != nil && a.State == "Lost" || ready != nil && ready.Status == metav1.ConditionFalse:
 		s.Status, s.Text = Failed, "the device went while the pod had it"
 		if ready != nil && ready.Message != "" {
 			s.Text = ready.Message
 		}
 		return s
-
 	case a != nil && a.Quarantine != nil:
 		s.Status, s.Time, s.Text = Failed, a.Quarantine.Since, "quarantined: "+a.Quarantine.Message
 		return s
@@ -178,12 +171,10 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 		case a.Quarantine != nil:
 			s.Status, s.Time = Done, a.Quarantine.Since
 			s.Text = "the pod may go, and the Function is quarantined: " + a.Quarantine.Message
-
 		case a.Hook != nil && a.Hook.Attempts > 0:
 			s.Status, s.Time = Failed, a.RestoredAt
 			s.Text = fmt.Sprintf("post-delete hook %s failed %d times: %s", a.Hook.Name,
 				a.Hook.Attempts, a.Hook.Error)
-
 		case a.Hook != nil:
 			s.Time, s.Text = a.RestoredAt, "post-delete hook "+a.Hook.Name+" runs"
 		}

@@ -88,14 +88,12 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 	switch change.field {
 	case vfMAC:
 		return c.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
-
 	case vfTag:
 		if to.tagsAD() {
 			return c.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
 		}
 		// The older message, which more drivers know.
 		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
-
 	case vfRates:
 		return c.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
 	case vfSpoofCheck:

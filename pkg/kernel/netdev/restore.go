@@ -63,14 +63,12 @@ func (e *Engine) Restore(
 	switch {
 	case err != nil:
 		return Restored{}, err
-
 	case l == nil && device.Rebinding.unfinished() && before.Identity.IsHardware():
 		// The netdev is in no namespace, because it ended with its driver or is about to.
 		if err := e.bind(before.Identity, device.Rebinding.Driver); err != nil {
 			return Restored{}, fmt.Errorf("%s: bind its driver again: %w", before.Name, err)
 		}
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
-
 	case l == nil && pod != nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrAway)
 	case l == nil:
@@ -515,7 +513,6 @@ func (e *Engine) undoProperty(
 			name = now.Name
 		}
 		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
-
 	case d.attribute != nil:
 		// Before Linux 6.2 a name is EBUSY as long as the netdev is up.
 		passes := func(err error) bool { return d.name != "name" && busy(err) }
@@ -534,7 +531,6 @@ func (e *Engine) undoProperty(
 		}
 
 		return err
-
 	case d.name == "XDP program":
 		return e.step("detach XDP program "+now.Carried.XDP, func() error {
 			return e.detachXDP(index)

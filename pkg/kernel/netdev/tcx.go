@@ -77,12 +77,10 @@ func (t *tcxLister) supported() (bool, error) {
 	case err == nil:
 		t.has = true
 	case errors.Is(err, unix.EINVAL):
-
 	case refusesBPF(err):
 		if err := t.withoutBPF(err); err != nil {
 			return false, err
 		}
-
 	default:
 		return false, fmt.Errorf("ask whether the kernel has tcx: %w", err)
 	}

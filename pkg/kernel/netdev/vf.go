@@ -175,12 +175,10 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 		switch words := uint32s(value); {
 		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
 			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
-
 		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
 			if state.VLAN, state.QoS = int(words[1]), int(words[2]); state.VLAN == noVLAN {
 				state.VLAN, state.QoS = 0, 0
 			}
-
 		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
 		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2 && words[1] != unknown:

@@ -149,13 +149,11 @@ func receive(fd, limit int) ([]byte, error) {
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
-
 		case errors.Is(err, unix.EAGAIN):
 			if err := await(fd, deadline); err != nil {
 				return nil, err
 			}
 			continue
-
 		case err != nil:
 			return nil, err
 		}

@@ -81,7 +81,6 @@ func (r *reader) resource() (tag byte, length int, err error) {
 			return 0, 0, err
 		}
 		return tag, int(binary.LittleEndian.Uint16(size)), nil
-
 	case tag&^7 == tagEnd:
 		return tagEnd, 0, nil
 	default:

@@ -177,7 +177,6 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 		record, err = s.add(ctx, a)
 	case wire.Address:
 		record, err = s.address(ctx, a)
-
 	case wire.Result:
 		// of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
 		if record, err = s.attachedFor(a); err == nil {

@@ -123,13 +123,11 @@ func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
 		return true
-
 	case <-time.After(lookTime):
 		r.options.Log.Info("The kernel does not tell of health reporters, so faults are not "+
 			"known yet: a card may hang",
 			"waited", lookTime.String())
 		return true
-
 	case <-ctx.Done():
 		return false
 	}

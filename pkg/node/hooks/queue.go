@@ -197,12 +197,10 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name,
 					"hooksTook", time.Since(a.RestoredAt))
 			}
-
 		case pause > 0 && pause <= 2*slowest(hook):
 			// no pause is longer, unless the clock was set meanwhile
 			q.work.AddAfter(id, pause)
 			return
-
 		default:
 			err = q.run(ctx, a, hook)
 		}

@@ -53,7 +53,6 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 			downOpen: m.downOpen,
 			speed:    m.speed,
 		}
-
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
 	}

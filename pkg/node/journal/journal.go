@@ -216,12 +216,10 @@ func (a Attachment) check() error {
 		if a.Before == nil {
 			return fmt.Errorf("state %s: before must be there", a.State)
 		}
-
 	case Attached, Lost, Reattaching:
 		if a.Before == nil || a.Observed == nil {
 			return fmt.Errorf("state %s: before and observed must be there", a.State)
 		}
-
 	default:
 		return fmt.Errorf("state %q: %w", a.State, errUnknownState)
 	}

@@ -61,12 +61,10 @@ func (t trigger) owns(a journal.Attachment) bool {
 		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
 		return a.Sandbox == t.sandbox
-
 	case SandboxStops:
 		// A request for a claim's Function ends with its sandbox, also if it was never attached.
 		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil &&
 			a.CNI.ContainerID == t.sandbox
-
 	case Sweep, Resume, DeviceChanges:
 		return true
 	}
@@ -93,7 +91,6 @@ func (t trigger) whose(a journal.Attachment) Whose {
 		return Nobodys
 	case t.owns(a):
 		return Own
-
 	case a.Claim.UID != "":
 		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
@@ -102,7 +99,6 @@ func (t trigger) whose(a journal.Attachment) Whose {
 			return PodsClaim
 		}
 		return AnotherClaims
-
 	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
 		return NextPods
 	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.sandbox:
@@ -184,17 +180,14 @@ func (m *Manager) settle(
 			err = d.refusal
 		case Wait:
 			err = m.await(ctx, d.record)
-
 		case BringBack, EndRequest, Release:
 			if err = m.makeWay(ctx, t, d); err == nil && t.wants() {
 				err = m.refuseQuarantined(id)
 			}
-
 		case Lose, Reattach:
 			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
 				return m.carryOut(ctx, have, d.step)
 			})
-
 		case Take, Attach:
 			if take == nil {
 				return d, nil
@@ -206,7 +199,6 @@ func (m *Manager) settle(
 			}); done {
 				return d, err
 			}
-
 		default:
 			return d, nil
 		}
@@ -410,13 +402,11 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		return m.lose(ctx, a)
 	case step == Reattach:
 		return m.reattach(ctx, a)
-
 	case step == Disown, step == EndRequest && a.Quarantined() && a.Claim.UID == "":
 		if ownSF(a) { // which can be deleted, whatever keeps its netdev from coming back
 			return m.bringBack(ctx, a, journal.Releasing)
 		}
 		return m.disown(a)
-
 	case step == EndRequest && a.Quarantined():
 		return nil // the request ends with the quarantine
 	case step == Release, step == EndRequest && a.Claim.UID == "":

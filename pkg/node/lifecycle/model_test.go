@@ -49,7 +49,6 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 		}
 
 		fallthrough
-
 	case SandboxStarts:
 		_, err := m.Attach(ctx, id, Sandbox{ID: p.sandbox, NetNS: p.netNS, Pod: p.pod})
 		return err
@@ -61,12 +60,10 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 		return m.Unprepare(ctx, p.claim)
 	case GiveUp:
 		return m.GiveUp(ctx, id, p.resource)
-
 	case Sweep:
 		m.sweep(ctx)
 		m.sweep(ctx)
 		return nil
-
 	case Resume:
 		return m.Recover(ctx)
 	case DeviceChanges:
@@ -207,7 +204,6 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			w.returnFrom(p.netNS)
 			namespaces[i] = w.namespace()
 			what = fmt.Sprintf("namespace %d ends", i)
-
 		case 1:
 			w.endHooks()
 			what = "hooks done"
@@ -217,7 +213,6 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 3:
 			w.kubelet.err = map[bool]error{true: errDead}[random.IntN(2) == 0]
 			what = fmt.Sprintf("kubelet answers: %t", w.kubelet.err == nil)
-
 		case 4:
 			delete(w.kubelet.have, id.String())
 			if random.IntN(2) == 0 {
@@ -226,14 +221,12 @@ func randomLife(t *testing.T, random *rand.Rand) {
 				}
 			}
 			what = fmt.Sprintf("kubelet: %s is of %v", id, w.kubelet.have[id.String()])
-
 		case 5:
 			delete(w.claims.consumers, p.claim)
 			if random.IntN(2) == 0 {
 				w.claims.consumers[p.claim] = []types.UID{pod.UID}
 			}
 			what = fmt.Sprintf("API server: %s is for %v", p.claim, w.claims.consumers[p.claim])
-
 		case 6:
 			w.unplug(id)
 			what = fmt.Sprintf("%s is unplugged", id)
@@ -243,7 +236,6 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 8:
 			w.netdevs[id].leaks = !w.netdevs[id].leaks
 			what = fmt.Sprintf("%s leaks: %t", id, w.netdevs[id].leaks)
-
 		default:
 			writes := -1
 			if random.IntN(4) == 0 {

@@ -144,14 +144,12 @@ func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) e
 		if err = m.put(a.BackToReserved()); err == nil {
 			log.Info("Function detached", "sandbox", a.Sandbox)
 		}
-
 	case hook != "":
 		a.RestoredAt, a.Hooks = m.options.Now().UTC(), nextHook(a, hook)
 		if err = m.put(a); err == nil {
 			log.Info("Function is back", "claim", a.Claim.Name, "hook", hook)
 			m.options.Hooks.Add(a.Function)
 		}
-
 	default:
 		if err = m.journal.Delete(a.Function); err == nil {
 			log.Info("Function released", "claim", a.Claim.Name)
@@ -194,12 +192,10 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 	switch {
 	case a.Before == nil:
 		return nil
-
 	case a.BootID != m.options.BootID:
 		log.Info("The machine was booted since the Function was attached: there is nothing to " +
 			"restore")
 		return nil
-
 	case ownSF(a) && m.removed(a.Function):
 		log.V(1).Info("The SF, which was made for its owner, is deleted already: there is " +
 			"nothing to restore")

@@ -93,7 +93,6 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return fmt.Errorf("the Function's last XPUPort %s is not gone yet%s", key, why(own))
-
 		case own != nil && !serves(own, &want.Spec):
 			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
@@ -101,19 +100,16 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
 			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet",
 				key, own.Spec.Network)
-
 		case own != nil:
 			if err := readiness(key, own); err != nil {
 				return err
 			}
 			done, err = provisioned(own)
 			return err
-
 		case other != nil:
 			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for "+
 				"ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
-
 		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))

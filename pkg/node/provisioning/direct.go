@@ -137,7 +137,6 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	case a.Port.AssignAddresses:
 		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; " +
 			"use another IPAM plugin in direct mode")
-
 	default:
 		traced, end := d.options.Tracer.Stage(ctx, a.Owner(), "serve Port",
 			attribute.String("xpu.function", a.Function.String()),

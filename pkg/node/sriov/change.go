@@ -123,12 +123,10 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && want == 0:
 		return 0, nil
-
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in "+
 				"the machine's firmware?")
-
 	case err != nil || totalErr != nil:
 		return 0, failed(cmp.Or(err, totalErr))
 	case want > total:
@@ -235,7 +233,6 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		return problemf(v1alpha1.ReasonBusy,
 			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?",
 			n, driver, errno.Error())
-
 	case errno == unix.ERANGE:
 		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
@@ -244,12 +241,10 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
 		return problemf(v1alpha1.ReasonNotSupported,
 			"has driver %s, which makes no VFs: bind one that does", driver)
-
 	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
 		return problemf(v1alpha1.ReasonRefused,
 			"cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
 				"its sysfs must be mounted writable, as deploy/agent does", n, errno)
-
 	case errno != 0:
 		err = errno // without the file, which the message is about anyway
 	}

@@ -102,12 +102,10 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 	switch {
 	case err == nil && mode == devlink.Switchdev:
 		return nil
-
 	case err == nil:
 		return problemf(v1alpha1.ReasonNotSupported,
 			"has its eswitch in mode %s, and SFs need mode switchdev: "+
 				"drain the node and run devlink dev eswitch set pci/%s mode switchdev", mode, pf)
-
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV):
 		return problemf(v1alpha1.ReasonNotSupported,
 			"shows no eswitch to this host, which SFs need: %v", err)

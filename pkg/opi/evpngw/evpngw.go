@@ -86,16 +86,13 @@ func list[M, S any](
 				Kind: opi.ErrFailed, Detail: detail + opi.Short(status.Convert(err).Message()),
 				Err: err,
 			}
-
 		case status.Code(err) == codes.NotFound && token == "":
 			return nil, nil // the reference agent, as long as there was never an object
-
 		case status.Code(err) == codes.NotFound:
 			return nil, &opi.Error{
 				Kind:   opi.ErrUnavailable,
 				Detail: "the agent forgot the page token, it was probably restarted", Err: err,
 			}
-
 		case err != nil:
 			return nil, err
 		case len(all)+len(objects) > maxObjects:

@@ -57,13 +57,11 @@ func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 	switch {
 	case len(all) > 1:
 		return none, unknown("%s, and it lists several of this id", l.untold(got, missing))
-
 	case len(all) == 0 && missing == nil:
 		if _, err := l.get(ctx, id); err != nil && !lacksNetdev(err) {
 			return none, err // it went meanwhile, or the agent did
 		}
 		fallthrough
-
 	case len(all) == 0:
 		return none, unknown("%s, and it does not list it, as after a restart",
 			l.untold(got, missing))

@@ -337,7 +337,6 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	case req.GetPageToken() != "" && (!known || a.behaviour.ForgetPages):
 		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s",
 			req.GetPageToken())
-
 	default:
 		ids = listed
 		start = min(start, len(ids))

@@ -111,7 +111,6 @@ func explanation(pod Pod) []string {
 		lines = append(lines,
 			fmt.Sprintf("%s is on %s: %d of %d nodes can take it.", name, pod.Node,
 				pod.Fits, nodes))
-
 	case len(pod.Reasons) > 0:
 		lines = append(lines, name+" is pending, whatever node:")
 	case nodes == 0:

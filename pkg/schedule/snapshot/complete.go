@@ -59,12 +59,10 @@ func completeSlice(slice *resourceapi.ResourceSlice) error {
 	case spec.Pool.ResourceSliceCount <= 0:
 		return errors.New("spec.pool.resourceSliceCount: must be greater than zero: how many " +
 			"ResourceSlices the pool has")
-
 	case len(spec.Devices) > resourceapi.ResourceSliceMaxDevices:
 		return fmt.Errorf("spec.devices: has %d, must have at most %d: a pool can have several "+
 			"ResourceSlices",
 			len(spec.Devices), resourceapi.ResourceSliceMaxDevices)
-
 	case len(spec.Devices) > 0 && len(spec.SharedCounters) > 0:
 		return errors.New("spec: must not have both devices and sharedCounters: a pool can have " +
 			"several ResourceSlices")

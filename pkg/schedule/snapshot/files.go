@@ -294,7 +294,6 @@ func (r *Reader) take(d decoded, add func(runtime.Object) error) error {
 	case d.object == nil:
 		r.leaveOut(d.kind)
 		return nil
-
 	case meta.IsListType(d.object): // a PodList, for example
 		return meta.EachListItem(d.object, func(item runtime.Object) error {
 			return r.take(decoded{object: item, kind: d.kind}, add)

@@ -124,12 +124,10 @@ func deb822Stanzas(content string) []map[string]string {
 		case line == "":
 			flush()
 		case line[0] == '#':
-
 		case line[0] == ' ' || line[0] == '\t':
 			if field != "" {
 				current[field] += "\n" + strings.TrimSpace(line)
 			}
-
 		default:
 			name, value, ok := strings.Cut(line, ":")
 			if !ok {

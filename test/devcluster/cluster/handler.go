@@ -95,7 +95,6 @@ func (s *Supervisor) act(ctx context.Context, name, action string) error {
 		serving := make(chan struct{})
 		close(serving)
 		return m.start(ctx, s.api.Nodes(), nil, serving)
-
 	case NodeStop:
 		return m.stop()
 	case NodeCut:

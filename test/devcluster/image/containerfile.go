@@ -96,7 +96,6 @@ func (b *builder) apply(command instructions.Command) error {
 		return b.arg(c)
 	case *instructions.CopyCommand:
 		return b.copy(c)
-
 	case *instructions.LabelCommand:
 		if b.spec.Labels == nil {
 			b.spec.Labels = map[string]string{}
@@ -105,11 +104,9 @@ func (b *builder) apply(command instructions.Command) error {
 			b.spec.Labels[label.Key] = label.Value
 		}
 		return nil
-
 	case *instructions.UserCommand:
 		b.spec.User = c.User
 		return nil
-
 	case *instructions.EntrypointCommand:
 		if c.PrependShell {
 			return fmt.Errorf(

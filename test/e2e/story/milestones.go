@@ -71,7 +71,6 @@ func (w *watcher) note(event watch.Event, now time.Time) {
 		w.notePod(event.Type, object, now)
 	case *resourceapi.ResourceClaim:
 		w.noteClaim(object, now)
-
 	case *v1alpha1.XPUPort:
 		if owner := podOfClaim(object.Spec.Claim.Name); meta.IsStatusConditionTrue(
 			object.Status.Conditions, v1alpha1.ConditionReady,

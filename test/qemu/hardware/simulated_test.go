@@ -215,10 +215,8 @@ func (w twin) forms(t *testing.T, dir string) map[string]string {
 			to, err := os.Readlink(path)
 			must.Succeed(t, err)
 			forms[e.Name()] = "-> " + w.form(to, "")
-
 		case e.IsDir():
 			forms[e.Name()] = "directory"
-
 		default:
 			content, err := os.ReadFile(path)
 			if err != nil {

@@ -61,19 +61,16 @@ func run(args []string) (int, error) {
 		return 0, get(&http.Client{Timeout: 5 * time.Second}, operand(""), "")
 	case "api":
 		return 0, api(operand("/version"))
-
 	case "mount":
 		if err := syscall.Mount("devcluster", operand(""), "tmpfs", 0, ""); err != nil {
 			return 0, fmt.Errorf("mount %q: %w", operand(""), err)
 		}
 		wait()
 		return 0, nil
-
 	case "show":
 		show()
 		wait()
 		return 0, nil
-
 	case "exit":
 		code, err := strconv.Atoi(operand("0"))
 		if err != nil {
