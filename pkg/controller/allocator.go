@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 )
 
 // assumedFor ends the reservation of a Port that the cache never has. It must be longer than the
@@ -24,7 +25,8 @@ const assumedFor = time.Minute
 // count at once, before the cache knows of them, so two claims are never promised the same. Safe
 // for concurrent use.
 type allocator struct {
-	reader client.Reader // of the cache
+	reader    client.Reader // of the cache
+	portIndex *kubecache.Indexes[*v1alpha1.XPUPort]
 
 	mu      sync.Mutex
 	assumed map[types.NamespacedName]assumedPort
@@ -36,9 +38,13 @@ type assumedPort struct {
 	since time.Time
 }
 
-func newAllocator(reader client.Reader) *allocator {
-	return &allocator{reader: reader, assumed: map[types.NamespacedName]assumedPort{},
-		books: map[string]*addressBook{}}
+func newAllocator(
+	reader client.Reader, portIndex *kubecache.Indexes[*v1alpha1.XPUPort],
+) *allocator {
+	return &allocator{
+		reader: reader, portIndex: portIndex, assumed: map[types.NamespacedName]assumedPort{},
+		books: map[string]*addressBook{},
+	}
 }
 
 // book needs the lock.
@@ -212,13 +218,13 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 		return nil
 	}
 
-	ports, err := listPorts(ctx, l.reader, client.MatchingFields{portsByNetwork: network})
+	ports, err := l.portIndex.By(ctx, portsByNetwork, network)
 	if err != nil {
 		return err
 	}
 
 	for i := range ports {
-		if holds(&ports[i]) && !book.notes(&ports[i]) {
+		if holds(ports[i]) && !book.notes(ports[i]) {
 			return &problem{retry: firstRetry}
 		}
 	}
@@ -229,26 +235,24 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 
 // checkFunction returns a *problem if the Port's Function has another Port. It needs the lock.
 func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) error {
-	holders, err := listPorts(ctx, l.reader,
-		client.MatchingFields{portsByFunction: functionOf(port)})
+	holders, err := l.portIndex.By(ctx, portsByFunction, functionOf(port))
 	if err != nil {
 		return err
 	}
 
 	for _, a := range l.assumed {
 		if functionOf(a.port) == functionOf(port) {
-			holders = append(holders, *a.port)
+			holders = append(holders, a.port)
 		}
 	}
 
 	// One that was made ahead gives way; one at another XPU, which served the PF before, must be
 	// gone first.
-	holders = slices.DeleteFunc(holders, func(p v1alpha1.XPUPort) bool {
-		return p.Spec.Ahead &&
-			p.Spec.XPU == port.Spec.XPU
+	holders = slices.DeleteFunc(holders, func(p *v1alpha1.XPUPort) bool {
+		return p.Spec.Ahead && p.Spec.XPU == port.Spec.XPU
 	})
 	if len(holders) > 0 {
-		return busy(&holders[0])
+		return busy(holders[0])
 	}
 
 	return nil

@@ -178,8 +178,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
-		found := r.requests(ctx, &resourceapi.ResourceClaimList{},
-			client.MatchingFields{claimsByDependency: key})
+		found := requestsBy(ctx, r.claimIndex, claimsByDependency, key)
 		requests = append(requests, found...)
 	}
 	return requests
@@ -199,8 +198,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
 
-	ports, err := listPorts(ctx, r.client, client.InNamespace(req.Namespace),
-		client.MatchingFields{portsByClaim: req.Name})
+	ports, err := r.portIndex.By(ctx, portsByClaim, req.String())
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -242,10 +240,9 @@ const onlySeen = "adminAccess: the pod sees the Function's attributes and counte
 // pause until the first such period ends, 0 if there is none.
 func (r *claims) retire(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device,
-	ports []v1alpha1.XPUPort,
+	ports []*v1alpha1.XPUPort,
 ) (after time.Duration, err error) {
-	for i := range ports {
-		port := &ports[i]
+	for _, port := range ports {
 		current := c.UID != "" && port.Spec.Claim.UID == c.UID
 		backed := current && slices.ContainsFunc(devices, func(d claim.Device) bool {
 			return !d.Admin && claim.PortName(d.ID.Node, d.Function) == port.Name
@@ -293,15 +290,14 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 // claimConditions, that the claim is to have for the device, and the pause before the next look; 0
 // means that an event will come.
 func (r *claims) device(
-	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []*v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
 	name := claim.PortName(d.ID.Node, d.Function)
-	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool {
-		return p.Name == name &&
-			p.Spec.Claim.UID == c.UID
+	i := slices.IndexFunc(ports, func(p *v1alpha1.XPUPort) bool {
+		return p.Name == name && p.Spec.Claim.UID == c.UID
 	})
 	if i >= 0 {
-		return r.existing(ctx, c, d, &ports[i])
+		return r.existing(ctx, c, d, ports[i])
 	}
 
 	// The claim is in the queue before it looks, so that it finds the Function free or hears when

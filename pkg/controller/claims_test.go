@@ -349,9 +349,10 @@ func TestOnlySeen(t *testing.T) {
 	})
 	c.claimReason(monitor, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoPortNeeded,
 		"takes nothing")
-	ports, err := listPorts(context.Background(), c.Client, client.InNamespace(c.namespace))
-	if err != nil || len(ports) != 1 {
-		t.Errorf("%d XPUPorts, %v; want that of the user alone", len(ports), err)
+	var ports v1alpha1.XPUPortList
+	err := c.List(t.Context(), &ports, client.InNamespace(c.namespace))
+	if err != nil || len(ports.Items) != 1 {
+		t.Errorf("%d XPUPorts, %v; want the user's alone", len(ports.Items), err)
 	}
 }
 

@@ -12,31 +12,32 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Indexes of the cache. One whose keys are those of single objects costs about 1 kB for each.
+// Indexes of the cache.
 const (
 	claimsByDependency = "dependency" // see dependencies
-	// name of the ResourceClaim, in the Port's namespace; none for Ports without one
-	portsByClaim    = "claim"
-	portsByFunction = "function" // see functionKey
-	portsByMAC      = "mac"      // MAC address
-	portsByNetwork  = "network"  // name of the XPUNetwork
-	portsByXPU      = "xpu"      // name of the XPU
-	poolsByNetwork  = "network"  // name of the XPUNetwork
-	xpuNodesByPool  = "pool"     // names of DevicePools
-	xpuNodesByCard  = "card"     // see cardKeys
-	xpusByNode      = "node"     // name of the node
-	xpusBySecret    = "secret"   // name of the TLS Secret
-	xpusByEndpoint  = "endpoint" // opi.NormalEndpoint
-	xpusByReason    = "reason"   // of their condition Ready
-	networksByID    = "id"       // see segmentKeys
+	portsByClaim       = "claim"      // see claimKey
+	portsByFunction    = "function"   // see functionKey
+	portsByMAC         = "mac"        // see macKey
+	portsByNetwork     = "network"    // name of the XPUNetwork
+	portsByXPU         = "xpu"        // name of the XPU
+	poolsByNetwork     = "network"    // name of the XPUNetwork
+	xpuNodesByPool     = "pool"       // names of DevicePools
+	xpuNodesByCard     = "card"       // see cardKeys
+	xpusByNode         = "node"       // name of the node
+	xpusBySecret       = "secret"     // name of the TLS Secret
+	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
+	xpusByReason       = "reason"     // of their condition Ready
+	networksByID       = "id"         // see segmentKeys
 )
 
 // functionKey identifies a Function in the cluster.
@@ -101,30 +102,59 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	return keys.UnsortedList()
 }
 
-// portKeys are the keys by which XPUPorts are indexed.
-var portKeys = map[string]func(*v1alpha1.XPUPort) string{
-	portsByClaim:    func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name },
-	portsByFunction: functionOf,
-	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
-	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
-	portsByMAC: func(p *v1alpha1.XPUPort) string {
-		mac, err := function.ParseMAC(p.Spec.MAC)
-		if err != nil {
-			return "" // the API server lets some pass that are none
-		}
-		return string(mac)
-	},
+// portKeys are the indexes of XPUPorts.
+func portKeys() map[string]kubecache.Keys[*v1alpha1.XPUPort] {
+	indexes := map[string]kubecache.Keys[*v1alpha1.XPUPort]{}
+	for name, key := range map[string]func(*v1alpha1.XPUPort) string{
+		portsByClaim:    claimKey,
+		portsByFunction: functionOf,
+		portsByMAC:      macKey,
+		portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
+		portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
+	} {
+		indexes[name] = func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
+	}
+	return indexes
 }
 
-// addIndexes leaves out kinds that the role does not read.
-func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
-	for name, key := range portKeys {
-		keys := func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
-		if err := addIndex(ctx, indexer, &v1alpha1.XPUPort{}, name, keys); err != nil {
-			return err
-		}
+// claimKey is the namespace and name of the Port's claim, "" for a Port without one.
+func claimKey(p *v1alpha1.XPUPort) string {
+	if p.Spec.Claim.Name == "" {
+		return ""
+	}
+	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
+}
+
+// macKey is the Port's MAC address, "" if spec.mac cannot be parsed, because the API server lets
+// some values pass that are no MAC addresses.
+func macKey(p *v1alpha1.XPUPort) string {
+	mac, err := function.ParseMAC(p.Spec.MAC)
+	if err != nil {
+		return ""
+	}
+	return string(mac)
+}
+
+// addNamespacedIndexes adds the indexes of the namespaced kinds. Those of claims are nil in an
+// infra cluster, whose controller does not read claims.
+func addNamespacedIndexes(ctx context.Context, informers cache.Informers, role Role) (
+	ports *kubecache.Indexes[*v1alpha1.XPUPort],
+	claims *kubecache.Indexes[*resourceapi.ResourceClaim], err error,
+) {
+	ports, err = kubecache.AddIndexes(ctx, informers, &v1alpha1.XPUPort{}, portKeys())
+	if err != nil || role == RoleInfra {
+		return ports, nil, err
 	}
 
+	claims, err = kubecache.AddIndexes(ctx, informers, &resourceapi.ResourceClaim{},
+		map[string]kubecache.Keys[*resourceapi.ResourceClaim]{claimsByDependency: dependencies})
+
+	return ports, claims, err
+}
+
+// addIndexes adds the indexes of the kinds that have no namespace. It leaves out kinds that the
+// role does not read.
+func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
 	endpoint := func(x *v1alpha1.XPU) []string {
 		return []string{opi.NormalEndpoint(x.Spec.Endpoint)}
 	}
@@ -142,7 +172,6 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 		err = errors.Join(err,
 			addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
 			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
-			addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 		)
 	}
 

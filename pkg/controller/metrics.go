@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -29,9 +30,10 @@ type metrics struct {
 
 // newMetrics registers them. elected is closed once this process is the leader.
 func newMetrics(
-	registerer prometheus.Registerer, cache client.Reader, elected <-chan struct{},
+	registerer prometheus.Registerer, cache client.Reader,
+	ports *kubecache.Indexes[*v1alpha1.XPUPort], elected <-chan struct{},
 ) *metrics {
-	registerer.MustRegister(&portCollector{cache: cache, elected: elected})
+	registerer.MustRegister(&portCollector{cache: cache, ports: ports, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
@@ -72,6 +74,7 @@ func (m *metrics) failed(xpu, operation string, err error) {
 // over replicas is right.
 type portCollector struct {
 	cache   client.Reader
+	ports   *kubecache.Indexes[*v1alpha1.XPUPort]
 	elected <-chan struct{}
 }
 
@@ -123,18 +126,18 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 		exists[xpus.Items[i].Name] = true
 	}
 
-	ports, err := listPorts(ctx, c.cache)
+	ports, err := c.ports.All(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	count := map[portSeries]int{}
-	for i := range ports {
-		xpu := ports[i].Spec.XPU
+	for _, port := range ports {
+		xpu := port.Spec.XPU
 		if !exists[xpu] {
 			xpu = noXPU
 		}
-		count[portSeries{xpu, stateOf(&ports[i])}]++
+		count[portSeries{xpu, stateOf(port)}]++
 	}
 
 	return count, nil

@@ -19,7 +19,7 @@ import (
 // wrong.
 func TestOnlyLeaderCountsPorts(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	newMetrics(registry, nil, make(chan struct{}))
+	newMetrics(registry, nil, nil, make(chan struct{}))
 	if n, err := testutil.GatherAndCount(registry, "xpu_ports"); n != 0 || err != nil {
 		t.Errorf("%d series, %v, of a replica that is not the leader; want none", n, err)
 	}
@@ -31,7 +31,7 @@ func TestPortsOfNoXPU(t *testing.T) {
 	must.Succeed(t, err)
 	xpu := &v1alpha1.XPU{}
 	xpu.Name = "card"
-	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(xpu)
+	var ports []*v1alpha1.XPUPort
 	for i := range 500 {
 		port := &v1alpha1.XPUPort{}
 		port.Namespace, port.Name = "xpu-system", fmt.Sprint("port-", i)
@@ -39,14 +39,15 @@ func TestPortsOfNoXPU(t *testing.T) {
 		if i == 0 {
 			port.Spec.XPU = xpu.Name
 		}
-		builder = builder.WithObjects(port)
+		ports = append(ports, port)
 	}
 
 	elected := make(chan struct{})
 	close(elected)
 
 	registry := prometheus.NewPedanticRegistry()
-	newMetrics(registry, builder.Build(), elected)
+	xpus := fake.NewClientBuilder().WithScheme(scheme).WithObjects(xpu).Build()
+	newMetrics(registry, xpus, indexed(ports...), elected)
 	families, err := registry.Gather()
 	must.Succeed(t, err)
 

@@ -191,7 +191,7 @@ func (r *networks) sumUp(
 // unused returns a *problem while the network is in use. An agent that is away lets it go when it
 // is back.
 func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) error {
-	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
+	ports, err := r.portIndex.By(ctx, portsByNetwork, network.Name)
 	if err != nil {
 		return err
 	}

@@ -94,27 +94,28 @@ func TestNumberOfPorts(t *testing.T) {
 		{1024, 600, ""},
 		{1200, 600, "XPU card has 1200 Ports, and node node1 tells of 600 Functions"},
 	} {
-		objects := []client.Object{&v1alpha1.XPUNode{
+		node := &v1alpha1.XPUNode{
 			ObjectMeta: metav1.ObjectMeta{Name: "node1"},
 			Status:     v1alpha1.XPUNodeStatus{Functions: test.functions},
-		}}
+		}
 
 		port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{NodeName: "node1", XPU: "card"}}
+		var others []*v1alpha1.XPUPort
 		for i := range test.up + 2 { // two wait
 			other := port.DeepCopy()
 			other.Namespace, other.Name = "xpu-system", fmt.Sprint("port", i)
 			if i < test.up {
 				other.Status.BridgePort = other.Name
 			}
-			objects = append(objects, other)
+			others = append(others, other)
 		}
 
-		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithIndex(port,
-			portsByXPU, func(o client.Object) []string {
-				return []string{o.(*v1alpha1.XPUPort).Spec.XPU}
-			}).Build()
+		r := &ports{base: base{
+			client:    fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
+			portIndex: indexed(others...),
+		}}
 
-		err := (&ports{base: base{client: c}}).checkNumber(t.Context(), port)
+		err := r.checkNumber(t.Context(), port)
 		if test.refused == "" && err != nil || test.refused != "" &&
 			(err == nil || !strings.Contains(err.Error(), test.refused)) {
 			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err,
@@ -122,7 +123,7 @@ func TestNumberOfPorts(t *testing.T) {
 		}
 
 		port.Status.BridgePort = "up"
-		must.Succeed(t, (&ports{base: base{client: c}}).checkNumber(t.Context(), port))
+		must.Succeed(t, r.checkNumber(t.Context(), port))
 	}
 }
 

@@ -46,13 +46,11 @@ type ports struct {
 func (r *ports) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{},
-			client.MatchingFields{portsByNetwork: network.GetName()})
+		return requestsBy(ctx, r.portIndex, portsByNetwork, network.GetName())
 	}
 
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{},
-			client.MatchingFields{portsByXPU: xpu.GetName()})
+		return requestsBy(ctx, r.portIndex, portsByXPU, xpu.GetName())
 	}
 
 	c := newController(mgr, "xpuport", r.Concurrency)
@@ -83,15 +81,15 @@ func (r *base) madeAhead(ctx context.Context, pool client.Object) []reconcile.Re
 // waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what
 // the agent has.
 func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
-	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu})
+	all, err := r.portIndex.By(ctx, portsByXPU, xpu)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
 
 	var requests []reconcile.Request
-	for i := range all {
-		if !isReady(&all[i]) || !all[i].DeletionTimestamp.IsZero() {
-			requests = append(requests, requestFor(&all[i]))
+	for _, port := range all {
+		if !isReady(port) || !port.DeletionTimestamp.IsZero() {
+			requests = append(requests, requestFor(port))
 		}
 	}
 
@@ -339,7 +337,7 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return nil
 	}
 
-	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: port.Spec.XPU})
+	all, err := r.portIndex.By(ctx, portsByXPU, port.Spec.XPU)
 	if err != nil || len(all) <= freePorts {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 )
 
 // The pauses between failed attempts double from firstRetry to lastRetry.
@@ -51,7 +53,11 @@ type base struct {
 	events   events.EventRecorder
 	sessions *sessions
 	metrics  *metrics
-	retries  workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
+
+	portIndex  *kubecache.Indexes[*v1alpha1.XPUPort]
+	claimIndex *kubecache.Indexes[*resourceapi.ResourceClaim] // nil in an infra cluster
+
+	retries workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
 }
 
 // Filters of events for a controller.
@@ -124,15 +130,23 @@ func requestFor(o client.Object) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
 }
 
-// listPorts lists Ports of the cache without copying them: they must not be changed.
-func listPorts(
-	ctx context.Context, r client.Reader, options ...client.ListOption,
-) ([]v1alpha1.XPUPort, error) {
-	var ports v1alpha1.XPUPortList
-	if err := r.List(ctx, &ports, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
-		return nil, fmt.Errorf("list XPUPorts: %w", err)
+// requestsBy returns a request for each object under a key of an index. An error can only be that
+// the controller ends before its cache is complete.
+func requestsBy[O client.Object](
+	ctx context.Context, indexes *kubecache.Indexes[O], index, key string,
+) []reconcile.Request {
+	found, err := indexes.By(ctx, index, key)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
 	}
-	return ports.Items, nil
+
+	var requests []reconcile.Request
+	for _, o := range found {
+		requests = append(requests, requestFor(o))
+	}
+
+	return requests
 }
 
 // since is a patch of what differs from before. The API server refuses it if the object has changed

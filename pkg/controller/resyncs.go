@@ -96,8 +96,7 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
 		err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
-		onXPU := client.MatchingFields{portsByXPU: xpu.Name}
-		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{}, onXPU)...)
+		r.ports.wakeups.Add(0, requestsBy(ctx, r.portIndex, portsByXPU, xpu.Name)...)
 		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 	}
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
@@ -109,7 +108,7 @@ func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
 ) error {
-	wanted, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu.Name})
+	wanted, err := r.portIndex.By(ctx, portsByXPU, xpu.Name)
 	if err != nil {
 		return err
 	}
@@ -121,7 +120,7 @@ func (r *resyncs) comparePorts(
 
 	backed := sets.New[string]()
 	for i := range wanted {
-		port := &wanted[i]
+		port := wanted[i]
 		want, err := r.portOf(port, xpu)
 		backed.Insert(want.ID)
 		got := has[want.ID]
@@ -245,7 +244,7 @@ func (r *resyncs) collect(
 // none. Two XPUs can be for one agent although their endpoints differ, and their nodes have
 // Functions of the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
-	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: port.MAC.String()})
+	same, err := r.portIndex.By(ctx, portsByMAC, port.MAC.String())
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
@@ -258,7 +257,7 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 
 	elsewhere := ""
 	for i := range same {
-		other := &same[i]
+		other := same[i]
 		// nothing of it is served, and the one whose place it takes may have the same id on its own
 		// xPU
 		if standsBy(other) {

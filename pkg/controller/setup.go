@@ -185,13 +185,18 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer(), o.Role); err != nil {
 		return err
 	}
+	ports, claims, err := addNamespacedIndexes(ctx, mgr.GetCache(), o.Role)
+	if err != nil {
+		return err
+	}
 
-	m := newMetrics(o.Registerer, mgr.GetCache(), mgr.Elected())
+	m := newMetrics(o.Registerer, mgr.GetCache(), ports, mgr.Elected())
 	s := &setup{
-		manager: mgr, allocator: newAllocator(mgr.GetClient()),
+		manager: mgr, allocator: newAllocator(mgr.GetClient(), ports),
 		base: base{
 			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 			events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
+			portIndex: ports, claimIndex: claims,
 			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
 				byXPU: map[string]*session{}},
 		},

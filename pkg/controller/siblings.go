@@ -17,8 +17,7 @@ import (
 // of a claim takes the place of one that was made ahead, if a claim and a node's agent made theirs
 // at the same time, or if a person made one.
 func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	all := r.requests(ctx, &v1alpha1.XPUPortList{},
-		client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
+	all := requestsBy(ctx, r.portIndex, portsByFunction, functionOf(o.(*v1alpha1.XPUPort)))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
 		return request == requestFor(o)
 	})
@@ -26,16 +25,15 @@ func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Reques
 
 // first returns the Port of the same Function that comes before this one, nil if there is none.
 func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
-	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
+	all, err := r.portIndex.By(ctx, portsByFunction, functionOf(port))
 	if err != nil {
 		return nil, err
 	}
 
 	var first *v1alpha1.XPUPort
-	for i := range all {
-		if all[i].UID != port.UID && r.counts(&all[i]) &&
-			comesBefore(&all[i], cmp.Or(first, port)) {
-			first = &all[i]
+	for _, other := range all {
+		if other.UID != port.UID && r.counts(other) && comesBefore(other, cmp.Or(first, port)) {
+			first = other
 		}
 	}
 

@@ -163,8 +163,7 @@ func (r *admission) virtualMachineOf(
 
 // rivals are the other Ports with the MAC address of a Port.
 func (r *base) rivals(ctx context.Context, o client.Object) []reconcile.Request {
-	mac := portKeys[portsByMAC](o.(*v1alpha1.XPUPort))
-	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByMAC: mac})
+	all := requestsBy(ctx, r.portIndex, portsByMAC, macKey(o.(*v1alpha1.XPUPort)))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
 		return request == requestFor(o)
 	})

@@ -33,8 +33,7 @@ type tenantPorts struct {
 func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{},
-			client.MatchingFields{portsByNetwork: network.GetName()})
+		return requestsBy(ctx, r.portIndex, portsByNetwork, network.GetName())
 	}
 
 	return newController(mgr, "xpuport", r.Concurrency).

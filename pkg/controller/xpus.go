@@ -156,7 +156,7 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 
 // uses says what keeps an XPU that is being deleted; "" if nothing does.
 func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
-	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu.Name})
+	ports, err := r.portIndex.By(ctx, portsByXPU, xpu.Name)
 	if err != nil {
 		return "", err
 	}
