@@ -73,7 +73,7 @@ const (
 // container runtime and the xPU's OPI agent are played, over their real sockets. Its methods may be
 // called by several goroutines at once.
 type node struct {
-	t     *testing.T
+	t     testing.TB
 	dir   string
 	host  *simulate.Host
 	admin client.Client
@@ -109,7 +109,7 @@ type node struct {
 }
 
 // newNode makes a node without an agent.
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
 	must.Succeed(t, err)
