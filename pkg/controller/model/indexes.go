@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// Index is one of the ways to find Ports.
+type Index int
+
+// The indexes, with their keys.
+const (
+	ByClaim    Index = iota // namespace and name of the ResourceClaim; see [ClaimKey]
+	ByFunction              // see [FunctionKey]
+	ByMAC                   // MAC address in lower case with colons
+	ByNetwork               // name of the XPUNetwork
+	ByXPU                   // name of the XPU
+	ByBridge                // see [BridgeKey]
+
+	numberOfIndexes = iota
+)
+
+// keysOf returns the keys of a Port in each index, "" where the index does not have it.
+func keysOf(p *v1alpha1.XPUPort) [numberOfIndexes]string {
+	return [numberOfIndexes]string{
+		ByClaim:    ClaimKey(p),
+		ByFunction: FunctionKeyOf(p),
+		ByMAC:      MACKey(p),
+		ByNetwork:  p.Spec.Network,
+		ByXPU:      p.Spec.XPU,
+		ByBridge:   BridgeKey(p.Spec.Network, p.Spec.XPU),
+	}
+}
+
+// ClaimKey is the namespace and name of the Port's claim, "" for a Port without one.
+func ClaimKey(p *v1alpha1.XPUPort) string {
+	if p.Spec.Claim.Name == "" {
+		return ""
+	}
+	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
+}
+
+// FunctionKey identifies a Function in the cluster.
+func FunctionKey(node string, f function.ID) string { return node + "/" + f.String() }
+
+// FunctionKeyOf is the [FunctionKey] of a Port's Function.
+func FunctionKeyOf(p *v1alpha1.XPUPort) string {
+	return FunctionKey(p.Spec.NodeName, claim.FunctionOf(p.Spec.Function))
+}
+
+// MACKey is the Port's MAC address, "" if spec.mac cannot be parsed, because the API server lets
+// some values pass that are no MAC addresses.
+func MACKey(p *v1alpha1.XPUPort) string {
+	mac, err := function.ParseMAC(p.Spec.MAC)
+	if err != nil {
+		return ""
+	}
+	return string(mac)
+}
+
+// BridgeKey identifies the logical bridge of a network at an XPU, by the names of both, which have
+// no slash.
+func BridgeKey(network, xpu string) string { return network + "/" + xpu }

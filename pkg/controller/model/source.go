@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"context"
+
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Queue is the work queue of a controller.
+type Queue[R comparable] = workqueue.TypedRateLimitingInterface[R]
+
+// Source lets a controller watch a model: enqueue is called for each change with the controller's
+// queue, as [Ports.Listen] says. The controller starts to work when the model is complete.
+func Source[R comparable](
+	p *Ports, enqueue func(context.Context, Change, Queue[R]),
+) source.TypedSyncingSource[R] {
+	return portSource[R]{p, enqueue}
+}
+
+type portSource[R comparable] struct {
+	ports   *Ports
+	enqueue func(context.Context, Change, Queue[R])
+}
+
+func (s portSource[R]) Start(ctx context.Context, queue Queue[R]) error {
+	s.ports.Listen(func(change Change) { s.enqueue(ctx, change, queue) })
+	return nil
+}
+
+func (s portSource[R]) WaitForSync(ctx context.Context) error { return s.ports.wait(ctx) }
+
+// Requests enqueues the requests that a function returns for the Port of a change. when selects the
+// changes.
+func Requests(
+	when func(Change) bool, of func(context.Context, *v1alpha1.XPUPort) []reconcile.Request,
+) func(context.Context, Change, Queue[reconcile.Request]) {
+	return func(ctx context.Context, change Change, queue Queue[reconcile.Request]) {
+		if !when(change) {
+			return
+		}
+		for _, request := range of(ctx, change.Port()) {
+			queue.Add(request)
+		}
+	}
+}
