@@ -232,10 +232,7 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 func (b *addressBook) assign(
 	key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules,
 ) ([]string, error) {
-	if has, ok := b.assigned[key]; ok && has.to != port.UID {
-		// the Port that had the name has gone, and the allocator is about to hear of it
-		return nil, &problem{retry: firstRetry}
-	} else if ok {
+	if has, ok := b.assigned[key]; ok {
 		return has.addresses, nil
 	}
 

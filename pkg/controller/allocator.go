@@ -6,7 +6,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,7 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
 // assumedFor ends the reservation of a Port that the cache never has. It must be longer than the
@@ -22,13 +21,10 @@ import (
 const assumedFor = time.Minute
 
 // allocator decides which claim gets a Function and which addresses a Port gets. Its decisions
-// count at once, before the cache knows of them, so two claims are never promised the same. Safe
-// for concurrent use.
+// count at once, before the cache knows of them, so two claims never get the same. What it keeps is
+// derived from the store's Ports, and changes in its transactions only. Safe for concurrent use.
 type allocator struct {
-	reader    client.Reader // of the cache
-	portIndex *kubecache.Indexes[*v1alpha1.XPUPort]
-
-	mu      sync.Mutex
+	store   *model.Ports
 	assumed map[types.NamespacedName]assumedPort
 	books   map[string]*addressBook // by network
 }
@@ -38,16 +34,32 @@ type assumedPort struct {
 	since time.Time
 }
 
-func newAllocator(
-	reader client.Reader, portIndex *kubecache.Indexes[*v1alpha1.XPUPort],
-) *allocator {
-	return &allocator{
-		reader: reader, portIndex: portIndex, assumed: map[types.NamespacedName]assumedPort{},
+func newAllocator(store *model.Ports) *allocator {
+	l := &allocator{
+		store: store, assumed: map[types.NamespacedName]assumedPort{},
 		books: map[string]*addressBook{},
+	}
+	store.Derive(l.portChanged)
+	return l
+}
+
+// portChanged brings the books to a change of the store. What a Port of a node's agent asks for
+// counts once it has been adopted, because it may be refused.
+func (l *allocator) portChanged(change model.Change) {
+	port := change.Port()
+	switch {
+	case change.Gone():
+		l.gone(port)
+	case change.Made() || change.Old.Status.BridgePort != port.Status.BridgePort:
+		l.made(port)
+	}
+
+	if !change.Gone() && !port.DeletionTimestamp.IsZero() {
+		l.book(port.Spec.Network).resign(port)
 	}
 }
 
-// book needs the lock.
+// book is called in a transaction.
 func (l *allocator) book(network string) *addressBook {
 	book := l.books[network]
 	if book == nil {
@@ -69,9 +81,15 @@ func (l *allocator) assume(
 		return err
 	}
 
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	return l.store.Transact(ctx, func(ports model.View) error {
+		return l.reserve(ports, port, rules, wanted)
+	})
+}
 
+// reserve is assume in a transaction.
+func (l *allocator) reserve(
+	ports model.View, port *v1alpha1.XPUPort, rules *addressRules, wanted []netip.Prefix,
+) error {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
 	// A Port that was promised to the same allocation may be there already: it can only be that
@@ -80,11 +98,11 @@ func (l *allocator) assume(
 		earlier.port.DeepCopyInto(port)
 		return nil
 	}
-	if err := l.checkFunction(ctx, port); err != nil {
+	if err := l.checkFunction(ports, port); err != nil {
 		return err
 	}
 
-	book := l.book(network.Name)
+	book := l.book(rules.network)
 	if err := book.checkMAC(port); err != nil {
 		return err
 	}
@@ -106,24 +124,27 @@ func (l *allocator) assume(
 // none is free.
 func (l *allocator) adopt(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-) ([]string, error) {
+) (addresses []string, err error) {
 	rules, err := rulesOf(network)
 	if err != nil {
 		return nil, err
 	}
 
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	err = l.store.Transact(ctx, func(ports model.View) error {
+		if !exists(ports, port) {
+			return &problem{} // an event comes
+		}
+		addresses, err = l.adoptInto(l.book(network.Name), port, rules)
+		return err
+	})
 
+	return addresses, err
+}
+
+func (l *allocator) adoptInto(
+	book *addressBook, port *v1alpha1.XPUPort, rules *addressRules,
+) ([]string, error) {
 	l.expire()
-	book := l.book(network.Name)
-	if err := l.complete(ctx, network.Name, book); err != nil {
-		return nil, err
-	}
-	if !l.exists(ctx, port) {
-		return nil, &problem{retry: firstRetry}
-	}
-
 	key := client.ObjectKeyFromObject(port)
 	if err := book.checkMAC(port); err != nil {
 		return nil, err
@@ -137,7 +158,7 @@ func (l *allocator) adopt(
 	if len(rules.subnets) == 0 {
 		return nil, problemf(v1alpha1.ReasonInvalidConfig,
 			"XPUNetwork %s has no subnets to give addresses from; "+
-				"set spec.subnets, or use another IPAM plugin than xpu", network.Name)
+				"set spec.subnets, or use another IPAM plugin than xpu", rules.network)
 	}
 
 	return book.assign(key, port, rules)
@@ -147,101 +168,64 @@ func (l *allocator) adopt(
 // the Port was made with, which two controllers may have given away that both took themselves for
 // the leader.
 func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	return l.store.Transact(ctx, func(model.View) error {
+		holder, what := l.book(port.Spec.Network).other(port)
+		if what == "" {
+			return nil
+		}
 
-	holder, what := l.book(port.Spec.Network).other(port)
-	if what == "" {
-		return nil
-	}
-
-	var other v1alpha1.XPUPort
-	if err := l.reader.Get(ctx, holder, &other); err != nil {
-		return &problem{retry: firstRetry} // it is going, and the book is about to hear of that
-	}
-
-	p := problemf(v1alpha1.ReasonConflict,
-		"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
-		what, holder, port.Spec.Network)
-	p.retry = lastRetry
-	return p
+		p := problemf(v1alpha1.ReasonConflict,
+			"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
+			what, holder, port.Spec.Network)
+		p.retry = lastRetry
+		return p
+	})
 }
 
-// holder is the other Port of the network that has the Port's MAC address; the zero value if none
-// has.
-func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.expire()
-	holder := l.book(port.Spec.Network).macs[port.Spec.MAC]
-	if holder == client.ObjectKeyFromObject(port) {
-		return types.NamespacedName{}
-	}
-	return holder
+// holder returns the name of the other Port of the network that has the Port's MAC address, "" if
+// there is none, and that Port, nil if it is only about to be created.
+func (l *allocator) holder(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (name types.NamespacedName, holder *v1alpha1.XPUPort, err error) {
+	err = l.store.Transact(ctx, func(ports model.View) error {
+		l.expire()
+		name = l.book(port.Spec.Network).macs[port.Spec.MAC]
+		if name == client.ObjectKeyFromObject(port) {
+			name = types.NamespacedName{}
+		}
+		holder = ports.Get(name)
+		return nil
+	})
+	return name, holder, err
 }
 
 // promise has the Port get all that the holder of its MAC address has, at the moment when the
-// holder is gone. It returns false if that is another Port by now, or if the Port itself is going.
+// holder is gone. A *problem says that the MAC address has another holder by now, or that the Port
+// itself is going, of both of which an event comes.
 func (l *allocator) promise(
 	ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName,
-) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	book := l.book(port.Spec.Network)
-	if !l.exists(ctx, port) || book.macs[port.Spec.MAC] != holder {
-		return false
-	}
-	book.succeed(port)
-	return true
-}
-
-// exists says whether the cache has the Port, and not as one that is being deleted. The cache knows
-// of a deletion before gone is called for it, so that what is noted of a Port that exists is freed
-// some time.
-func (l *allocator) exists(ctx context.Context, port *v1alpha1.XPUPort) bool {
-	var now v1alpha1.XPUPort
-	err := l.reader.Get(ctx, client.ObjectKeyFromObject(port), &now)
-	return err == nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
-}
-
-// leaving ends what a Port was promised that is being deleted.
-func (l *allocator) leaving(port *v1alpha1.XPUPort) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.book(port.Spec.Network).resign(port)
-}
-
-// complete returns a *problem until the book has every Port of the network that holds something and
-// that the cache has. It needs the lock.
-func (l *allocator) complete(ctx context.Context, network string, book *addressBook) error {
-	if book.complete {
-		return nil
-	}
-
-	ports, err := l.portIndex.By(ctx, portsByNetwork, network)
-	if err != nil {
-		return err
-	}
-
-	for i := range ports {
-		if holds(ports[i]) && !book.notes(ports[i]) {
-			return &problem{retry: firstRetry}
+) error {
+	return l.store.Transact(ctx, func(ports model.View) error {
+		book := l.book(port.Spec.Network)
+		if !exists(ports, port) || book.macs[port.Spec.MAC] != holder {
+			return &problem{}
 		}
-	}
-
-	book.complete = true
-	return nil
+		book.succeed(port)
+		return nil
+	})
 }
 
-// checkFunction returns a *problem if the Port's Function has another Port. It needs the lock.
-func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) error {
-	holders, err := l.portIndex.By(ctx, portsByFunction, functionOf(port))
-	if err != nil {
-		return err
-	}
+// exists reports whether the store has the Port, and not as one that is being deleted.
+func exists(ports model.View, port *v1alpha1.XPUPort) bool {
+	now := ports.Get(client.ObjectKeyFromObject(port))
+	return now != nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
+}
 
+// checkFunction returns a *problem if the Port's Function has another Port.
+func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) error {
+	holders := ports.By(model.ByFunction, model.FunctionKeyOf(port))
 	for _, a := range l.assumed {
-		if functionOf(a.port) == functionOf(port) {
+		if model.FunctionKeyOf(a.port) == model.FunctionKeyOf(port) {
 			holders = append(holders, a.port)
 		}
 	}
@@ -258,7 +242,7 @@ func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) e
 	return nil
 }
 
-// expire needs the lock.
+// expire is called in a transaction.
 func (l *allocator) expire() {
 	for _, a := range l.assumed {
 		if time.Since(a.since) > assumedFor {
@@ -272,7 +256,7 @@ func sameAllocation(a, b *v1alpha1.XPUPort) bool {
 		a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
 }
 
-// drop ends a reservation and frees what it had. It needs the lock.
+// drop ends a reservation and frees what it had. It is called in a transaction.
 func (l *allocator) drop(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
@@ -282,21 +266,18 @@ func (l *allocator) drop(port *v1alpha1.XPUPort) {
 }
 
 // failed ends the reservation of a Port that was certainly not created.
-func (l *allocator) failed(port *v1alpha1.XPUPort) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.drop(port)
+func (l *allocator) failed(ctx context.Context, port *v1alpha1.XPUPort) error {
+	return l.store.Transact(ctx, func(model.View) error {
+		l.drop(port)
+		return nil
+	})
 }
 
-// made notes a Port that the cache has. What a Port of a node's agent asks for counts once it has
-// been adopted: it may be refused.
+// made notes what a Port of the store has.
 func (l *allocator) made(port *v1alpha1.XPUPort) {
 	if !holds(port) {
 		return
 	}
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
 
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
@@ -314,11 +295,9 @@ func holds(port *v1alpha1.XPUPort) bool {
 		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || standsBy(port))
 }
 
-// gone frees what a Port had that the cache has no more. It still has its addresses while it is
+// gone frees what a Port had that the store has no more. It still has its addresses while it is
 // being deleted.
 func (l *allocator) gone(port *v1alpha1.XPUPort) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.drop(port)
 	l.book(port.Spec.Network).remove(port)
 	// The next Port of the Function has the same name, and may have been promised some of the same.

@@ -8,17 +8,16 @@ import (
 	"fmt"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -32,8 +31,7 @@ func bridgeOf(port *v1alpha1.XPUPort) bridge {
 
 // bridgeState is what is known of a bridge that Ports need, or of one that is still to go.
 type bridgeState struct {
-	ports sets.Set[types.NamespacedName] // that need it
-	known bool                           // whether err is the last outcome
+	known bool // whether err is the last outcome
 	// why the agent does not serve it, or does not let it go; nil if it serves it
 	err error
 }
@@ -67,9 +65,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 		WithOptions(controller.TypedOptions[bridge]{
 			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
 		}).
-		Watches(&v1alpha1.XPUPort{}, handler.TypedFuncs[client.Object, bridge]{
-			CreateFunc: r.portMade, DeleteFunc: r.portGone,
-		}).
+		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), whenGone).
@@ -81,42 +77,39 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 // queueOf is the controller's queue.
 type queueOf[R comparable] = workqueue.TypedRateLimitingInterface[R]
 
-func (r *bridges) portMade(
-	_ context.Context, e event.TypedCreateEvent[client.Object], queue queueOf[bridge],
+// portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last one is
+// gone.
+func (r *bridges) portChanged(
+	_ context.Context, change model.Change, queue queueOf[bridge],
 ) {
-	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
-	state := r.all[b]
-	if state == nil {
-		state = &bridgeState{ports: sets.New[types.NamespacedName]()}
-		r.all[b] = state
-		insert(r.byXPU, b.xpu, b)
-		insert(r.byNetwork, b.network, b)
-	}
-
-	state.ports.Insert(client.ObjectKeyFromObject(e.Object))
-	if state.ports.Len() == 1 {
+	b := bridgeOf(change.Port())
+	switch needing := r.ports(b); {
+	case change.Made() && (r.begin(b) || needing == 1):
 		queue.Add(b)
+	case change.Gone() && needing == 0:
+		queue.AddAfter(b, r.BridgeGrace)
 	}
 }
 
-func (r *bridges) portGone(
-	_ context.Context, e event.TypedDeleteEvent[client.Object], queue queueOf[bridge],
-) {
-	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
+// ports returns how many Ports need the bridge.
+func (r *bridges) ports(b bridge) int {
+	return r.store.Count(model.ByBridge, model.BridgeKey(b.network, b.xpu))
+}
+
+// begin notes a bridge that a Port needs, and reports whether it was unknown.
+func (r *bridges) begin(b bridge) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	state := r.all[b]
-	if state == nil {
-		return
+	if r.all[b] != nil {
+		return false
 	}
 
-	if state.ports.Delete(client.ObjectKeyFromObject(e.Object)); state.ports.Len() == 0 {
-		queue.AddAfter(b, r.BridgeGrace)
-	}
+	r.all[b] = &bridgeState{}
+	insert(r.byXPU, b.xpu, b)
+	insert(r.byNetwork, b.network, b)
+
+	return true
 }
 
 // release has the agent let the bridge go at once, unless a Port needs it.
@@ -164,7 +157,7 @@ func (r *bridges) reports(network string) map[string]bridgeReport {
 	for b := range r.byNetwork[network] {
 		state := r.all[b]
 		reports[b.xpu] = bridgeReport{
-			needed: state.ports.Len() > 0, known: state.known, err: state.err,
+			needed: r.isNeeded(b), known: state.known, err: state.err,
 		}
 	}
 
@@ -172,12 +165,7 @@ func (r *bridges) reports(network string) map[string]bridgeReport {
 }
 
 // isNeeded says whether a Port needs the bridge.
-func (r *bridges) isNeeded(b bridge) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	state := r.all[b]
-	return state != nil && state.ports.Len() > 0
-}
+func (r *bridges) isNeeded(b bridge) bool { return r.ports(b) > 0 }
 
 // note records what came of an attempt. A bridge that is gone is forgotten.
 func (r *bridges) note(b bridge, known bool, err error) {
@@ -190,7 +178,7 @@ func (r *bridges) note(b bridge, known bool, err error) {
 
 	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
 	state.known, state.err = known, err
-	gone := known && state.ports.Len() == 0 && (err == nil || errors.Is(err, errNoXPU))
+	gone := known && !r.isNeeded(b) && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
 		remove(r.byXPU, b.xpu, b)

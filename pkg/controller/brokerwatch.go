@@ -72,7 +72,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if changed {
 		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
 			"away", left <= 0)
-		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{})...)
+		r.ports.wakeups.Add(0, r.allPorts(ctx)...)
 	}
 
 	if left > 0 {
@@ -80,6 +80,17 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	}
 
 	return ctrl.Result{}, r.tellXPUs(ctx)
+}
+
+func (r *brokerWatch) allPorts(ctx context.Context) (requests []reconcile.Request) {
+	ports, err := r.store.All(ctx)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+	}
+	for _, port := range ports {
+		requests = append(requests, requestFor(port))
+	}
+	return requests
 }
 
 // observe returns how long the broker has to renew the Lease, 0 or less if it is away, and whether

@@ -25,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -53,9 +54,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 					ours(e.ObjectNew)
 			},
 		})).
-		Watches(&v1alpha1.XPUPort{}, handler.Funcs{
-			CreateFunc: r.portMade, UpdateFunc: r.portChanged, DeleteFunc: r.portGone,
-		}).
+		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), whenSpecChanged).
 		Watches(&v1alpha1.DevicePool{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
@@ -82,42 +81,17 @@ func ours(o client.Object) bool {
 		})
 }
 
-func (r *claims) portMade(
-	_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
-) {
-	port := e.Object.(*v1alpha1.XPUPort)
-	r.allocator.made(port)
-	enqueueClaim(port, queue)
-}
-
+// portChanged enqueues the claim of a Port, and the claims that may have waited for one that is
+// gone.
 func (r *claims) portChanged(
-	ctx context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
 ) {
-	before, after := e.ObjectOld.(*v1alpha1.XPUPort), e.ObjectNew.(*v1alpha1.XPUPort)
-	// a watch that begins anew leaves out that the one went and another of the name came
-	if before.UID != after.UID {
-		r.portGone(ctx, event.DeleteEvent{Object: before}, queue)
-	}
-
-	if before.UID != after.UID || before.Status.BridgePort != after.Status.BridgePort {
-		r.allocator.made(after)
-	}
-
-	if before.DeletionTimestamp.IsZero() && !after.DeletionTimestamp.IsZero() {
-		r.allocator.leaving(after)
-	}
-
-	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
-}
-
-func (r *claims) portGone(
-	ctx context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
-) {
-	port := e.Object.(*v1alpha1.XPUPort)
-	r.allocator.gone(port) // before the claims that wait ask for what it had
+	port := change.Port()
 	enqueueClaim(port, queue)
-	for _, request := range r.waitingForPort(ctx, port) {
-		queue.Add(request)
+	if change.Gone() {
+		for _, request := range r.waitingForPort(ctx, port) {
+			queue.Add(request)
+		}
 	}
 }
 
@@ -134,7 +108,7 @@ func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
 func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	r.gone.reset(port.UID)
 	r.tainted.reset(port.UID)
-	woken := r.queues.take(functionOf(port))
+	woken := r.queues.take(model.FunctionKeyOf(port))
 	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
 		woken = append(woken, r.dependents(ctx, onConflict(network))...)
 		waiting := r.dependents(ctx, onAddresses(network))
@@ -198,7 +172,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
 
-	ports, err := r.portIndex.By(ctx, portsByClaim, req.String())
+	ports, err := r.store.By(ctx, model.ByClaim, req.String())
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -302,7 +276,7 @@ func (r *claims) device(
 
 	// The claim is in the queue before it looks, so that it finds the Function free or hears when
 	// it is.
-	key := functionKey(d.ID.Node, d.Function)
+	key := model.FunctionKey(d.ID.Node, d.Function)
 	r.queues.add(key, requestFor(c))
 	needed, err := r.create(ctx, c, d)
 	p, ok := errors.AsType[*problem](err)

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// functionQueues are the claims that wait for a Function, by functionKey. The zero value is ready
+// functionQueues are the claims that wait for a Function, by [model.FunctionKey]. The zero value is ready
 // for use. Safe for concurrent use.
 type functionQueues struct {
 	mu         sync.Mutex

@@ -17,7 +17,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -25,11 +24,6 @@ import (
 // Indexes of the cache.
 const (
 	claimsByDependency = "dependency" // see dependencies
-	portsByClaim       = "claim"      // see claimKey
-	portsByFunction    = "function"   // see functionKey
-	portsByMAC         = "mac"        // see macKey
-	portsByNetwork     = "network"    // name of the XPUNetwork
-	portsByXPU         = "xpu"        // name of the XPU
 	poolsByNetwork     = "network"    // name of the XPUNetwork
 	xpuNodesByPool     = "pool"       // names of DevicePools
 	xpuNodesByCard     = "card"       // see cardKeys
@@ -39,14 +33,6 @@ const (
 	xpusByReason       = "reason"     // of their condition Ready
 	networksByID       = "id"         // see segmentKeys
 )
-
-// functionKey identifies a Function in the cluster.
-func functionKey(node string, f function.ID) string { return node + "/" + f.String() }
-
-// functionOf is the functionKey of a Port's Function.
-func functionOf(p *v1alpha1.XPUPort) string {
-	return functionKey(p.Spec.NodeName, claim.FunctionOf(p.Spec.Function))
-}
 
 // segmentKeys are what no two networks may have in common.
 func segmentKeys(n *v1alpha1.XPUNetwork) []string {
@@ -102,54 +88,16 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	return keys.UnsortedList()
 }
 
-// portKeys are the indexes of XPUPorts.
-func portKeys() map[string]kubecache.Keys[*v1alpha1.XPUPort] {
-	indexes := map[string]kubecache.Keys[*v1alpha1.XPUPort]{}
-	for name, key := range map[string]func(*v1alpha1.XPUPort) string{
-		portsByClaim:    claimKey,
-		portsByFunction: functionOf,
-		portsByMAC:      macKey,
-		portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
-		portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
-	} {
-		indexes[name] = func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
+// indexClaims adds the indexes of claims, which are nil in an infra cluster, because its controller
+// does not read claims.
+func indexClaims(
+	ctx context.Context, informers cache.Informers, role Role,
+) (*kubecache.Indexes[*resourceapi.ResourceClaim], error) {
+	if role == RoleInfra {
+		return nil, nil
 	}
-	return indexes
-}
-
-// claimKey is the namespace and name of the Port's claim, "" for a Port without one.
-func claimKey(p *v1alpha1.XPUPort) string {
-	if p.Spec.Claim.Name == "" {
-		return ""
-	}
-	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
-}
-
-// macKey is the Port's MAC address, "" if spec.mac cannot be parsed, because the API server lets
-// some values pass that are no MAC addresses.
-func macKey(p *v1alpha1.XPUPort) string {
-	mac, err := function.ParseMAC(p.Spec.MAC)
-	if err != nil {
-		return ""
-	}
-	return string(mac)
-}
-
-// addNamespacedIndexes adds the indexes of the namespaced kinds. Those of claims are nil in an
-// infra cluster, whose controller does not read claims.
-func addNamespacedIndexes(ctx context.Context, informers cache.Informers, role Role) (
-	ports *kubecache.Indexes[*v1alpha1.XPUPort],
-	claims *kubecache.Indexes[*resourceapi.ResourceClaim], err error,
-) {
-	ports, err = kubecache.AddIndexes(ctx, informers, &v1alpha1.XPUPort{}, portKeys())
-	if err != nil || role == RoleInfra {
-		return ports, nil, err
-	}
-
-	claims, err = kubecache.AddIndexes(ctx, informers, &resourceapi.ResourceClaim{},
+	return kubecache.AddIndexes(ctx, informers, &resourceapi.ResourceClaim{},
 		map[string]kubecache.Keys[*resourceapi.ResourceClaim]{claimsByDependency: dependencies})
-
-	return ports, claims, err
 }
 
 // addIndexes adds the indexes of the kinds that have no namespace. It leaves out kinds that the

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -30,10 +30,10 @@ type metrics struct {
 
 // newMetrics registers them. elected is closed once this process is the leader.
 func newMetrics(
-	registerer prometheus.Registerer, cache client.Reader,
-	ports *kubecache.Indexes[*v1alpha1.XPUPort], elected <-chan struct{},
+	registerer prometheus.Registerer, cache client.Reader, store *model.Ports,
+	elected <-chan struct{},
 ) *metrics {
-	registerer.MustRegister(&portCollector{cache: cache, ports: ports, elected: elected})
+	registerer.MustRegister(&portCollector{cache: cache, store: store, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
@@ -74,7 +74,7 @@ func (m *metrics) failed(xpu, operation string, err error) {
 // over replicas is right.
 type portCollector struct {
 	cache   client.Reader
-	ports   *kubecache.Indexes[*v1alpha1.XPUPort]
+	store   *model.Ports
 	elected <-chan struct{}
 }
 
@@ -126,7 +126,7 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 		exists[xpus.Items[i].Name] = true
 	}
 
-	ports, err := c.ports.All(ctx)
+	ports, err := c.store.All(ctx)
 	if err != nil {
 		return nil, err
 	}

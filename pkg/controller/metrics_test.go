@@ -47,7 +47,7 @@ func TestPortsOfNoXPU(t *testing.T) {
 
 	registry := prometheus.NewPedanticRegistry()
 	xpus := fake.NewClientBuilder().WithScheme(scheme).WithObjects(xpu).Build()
-	newMetrics(registry, xpus, indexed(ports...), elected)
+	newMetrics(registry, xpus, storeOf(ports...), elected)
 	families, err := registry.Gather()
 	must.Succeed(t, err)
 

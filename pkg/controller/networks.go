@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -40,7 +41,7 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
+		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, r.waitsFor))).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r.guarded(r))
 }
@@ -53,9 +54,9 @@ func (r *networks) changed(network string) {
 
 // waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits
 // for its Ports.
-func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
-	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}
+	key := client.ObjectKey{Name: port.Spec.Network}
 	if err := r.client.Get(ctx, key, &network); err != nil || network.DeletionTimestamp.IsZero() {
 		return nil
 	}
@@ -191,7 +192,7 @@ func (r *networks) sumUp(
 // unused returns a *problem while the network is in use. An agent that is away lets it go when it
 // is back.
 func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) error {
-	ports, err := r.portIndex.By(ctx, portsByNetwork, network.Name)
+	ports, err := r.store.By(ctx, model.ByNetwork, network.Name)
 	if err != nil {
 		return err
 	}
@@ -209,9 +210,6 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		case err != nil:
 			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s",
 				xpu, oneLine(err))
-		case states[xpu].needed:
-			// the bridges are about to hear that the last Port has gone
-			return &problem{retry: firstRetry}
 		default:
 			r.bridges.release(bridge{network.Name, xpu})
 			return &problem{} // about to go

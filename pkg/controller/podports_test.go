@@ -111,8 +111,8 @@ func TestNumberOfPorts(t *testing.T) {
 		}
 
 		r := &ports{base: base{
-			client:    fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
-			portIndex: indexed(others...),
+			client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
+			store:  storeOf(others...),
 		}}
 
 		err := r.checkNumber(t.Context(), port)

@@ -47,7 +47,9 @@ func (r *claims) create(
 	end(client.IgnoreAlreadyExists(err))
 
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		r.allocator.failed(port)
+		if err := r.allocator.failed(ctx, port); err != nil {
+			return true, err
+		}
 	}
 
 	switch {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -37,7 +38,7 @@ type ports struct {
 	// nil where the Ports were admitted in another cluster
 	admission *admission
 	turns     *queue.Turns[reconcile.Request] // by XPU
-	// by functionKey; held by who makes or deletes the port of an XPUPort
+	// by [model.FunctionKey]; held by who makes or deletes the port of an XPUPort
 	functions keylock.Locks[string]
 	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
 	seen      durations[types.UID]             // since when Ports are known that are not up yet
@@ -46,11 +47,10 @@ type ports struct {
 func (r *ports) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return requestsBy(ctx, r.portIndex, portsByNetwork, network.GetName())
+		return r.portsBy(ctx, model.ByNetwork, network.GetName())
 	}
-
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
-		return requestsBy(ctx, r.portIndex, portsByXPU, xpu.GetName())
+		return r.portsBy(ctx, model.ByXPU, xpu.GetName())
 	}
 
 	c := newController(mgr, "xpuport", r.Concurrency)
@@ -59,9 +59,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	}
 
 	return c.
-		For(&v1alpha1.XPUPort{}, whenSpecChanged).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
+		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
@@ -71,17 +69,37 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// madeAhead are the Ports that were made ahead for a DevicePool. The cache has the labels of no
-// others.
+// portChanged enqueues a Port whose spec changed, and the Ports that may have waited for one that is
+// gone.
+func (r *base) portChanged(
+	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+) {
+	port := change.Port()
+	if change.SpecChanged() || change.Gone() {
+		queue.Add(requestFor(port))
+	}
+
+	var others []reconcile.Request
+	if change.Made() || change.Gone() {
+		others = r.siblings(ctx, port)
+	}
+	if change.Gone() {
+		others = append(others, r.rivals(ctx, port)...)
+	}
+	for _, request := range others {
+		queue.Add(request)
+	}
+}
+
+// madeAhead are the Ports that were made ahead for a DevicePool.
 func (r *base) madeAhead(ctx context.Context, pool client.Object) []reconcile.Request {
-	return r.requests(ctx, &v1alpha1.XPUPortList{},
-		client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
+	return r.portsBy(ctx, model.ByPool, pool.GetName())
 }
 
 // waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what
 // the agent has.
 func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
-	all, err := r.portIndex.By(ctx, portsByXPU, xpu)
+	all, err := r.store.By(ctx, model.ByXPU, xpu)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
@@ -110,20 +128,21 @@ func isReady(port *v1alpha1.XPUPort) bool {
 }
 
 func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var port v1alpha1.XPUPort
-	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
+	found, err := r.store.Get(ctx, req.NamespacedName)
+	if found == nil || err != nil {
 		r.retries.Forget(req)
 		r.turns.Done(req)
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+		return ctrl.Result{}, err
 	}
 
+	port := found.DeepCopy()
 	if !r.turns.Take(port.Spec.XPU, req) {
 		return ctrl.Result{}, nil
 	}
 	defer r.turns.Done(req)
 
 	// Who waited for another Port of the Function finds it in the cache then.
-	unlock, err := r.functions.Lock(ctx, functionOf(&port))
+	unlock, err := r.functions.Lock(ctx, model.FunctionKeyOf(port))
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -134,23 +153,23 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 			r.seen.elapsed(port.UID)
 		}
 
-		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer,
+		if err := r.changeFinalizer(ctx, port, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
 		}
 
 		before := port.DeepCopy()
-		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
+		return r.conclude(ctx, port, before, r.inTime(port, r.ensure(ctx, port)))
 	}
 
 	r.seen.reset(port.UID)
-	if isReleased(&port) {
-		return ctrl.Result{}, r.letGo(ctx, &port)
+	if isReleased(port) {
+		return ctrl.Result{}, r.letGo(ctx, port)
 	}
-	if err := r.remove(ctx, &port); err != nil {
-		return r.conclude(ctx, &port, port.DeepCopy(), err)
+	if err := r.remove(ctx, port); err != nil {
+		return r.conclude(ctx, port, port.DeepCopy(), err)
 	}
-	if err := r.letGo(ctx, &port); err != nil {
+	if err := r.letGo(ctx, port); err != nil {
 		return ctrl.Result{}, err
 	}
 
@@ -337,7 +356,7 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return nil
 	}
 
-	all, err := r.portIndex.By(ctx, portsByXPU, port.Spec.XPU)
+	all, err := r.store.By(ctx, model.ByXPU, port.Spec.XPU)
 	if err != nil || len(all) <= freePorts {
 		return err
 	}

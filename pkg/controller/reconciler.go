@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 )
 
@@ -54,7 +55,7 @@ type base struct {
 	sessions *sessions
 	metrics  *metrics
 
-	portIndex  *kubecache.Indexes[*v1alpha1.XPUPort]
+	store      *model.Ports
 	claimIndex *kubecache.Indexes[*resourceapi.ResourceClaim] // nil in an infra cluster
 
 	retries workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
@@ -128,6 +129,23 @@ func (r *base) requests(
 
 func requestFor(o client.Object) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
+}
+
+// portsBy returns a request for each Port under a key of an index. An error can only be that the
+// controller ends before its cache is complete.
+func (r *base) portsBy(ctx context.Context, index model.Index, key string) []reconcile.Request {
+	found, err := r.store.By(ctx, index, key)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
+	}
+
+	var requests []reconcile.Request
+	for _, port := range found {
+		requests = append(requests, requestFor(port))
+	}
+
+	return requests
 }
 
 // requestsBy returns a request for each object under a key of an index. An error can only be that

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -96,7 +97,7 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
 		err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
-		r.ports.wakeups.Add(0, requestsBy(ctx, r.portIndex, portsByXPU, xpu.Name)...)
+		r.ports.wakeups.Add(0, r.portsBy(ctx, model.ByXPU, xpu.Name)...)
 		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 	}
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
@@ -108,7 +109,7 @@ func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
 ) error {
-	wanted, err := r.portIndex.By(ctx, portsByXPU, xpu.Name)
+	wanted, err := r.store.By(ctx, model.ByXPU, xpu.Name)
 	if err != nil {
 		return err
 	}
@@ -244,7 +245,7 @@ func (r *resyncs) collect(
 // none. Two XPUs can be for one agent although their endpoints differ, and their nodes have
 // Functions of the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
-	same, err := r.portIndex.By(ctx, portsByMAC, port.MAC.String())
+	same, err := r.store.By(ctx, model.ByMAC, port.MAC.String())
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}

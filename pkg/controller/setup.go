@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -185,18 +186,22 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer(), o.Role); err != nil {
 		return err
 	}
-	ports, claims, err := addNamespacedIndexes(ctx, mgr.GetCache(), o.Role)
+	store, err := model.WatchPorts(ctx, mgr.GetCache())
+	if err != nil {
+		return err
+	}
+	claims, err := indexClaims(ctx, mgr.GetCache(), o.Role)
 	if err != nil {
 		return err
 	}
 
-	m := newMetrics(o.Registerer, mgr.GetCache(), ports, mgr.Elected())
+	m := newMetrics(o.Registerer, mgr.GetCache(), store, mgr.Elected())
 	s := &setup{
-		manager: mgr, allocator: newAllocator(mgr.GetClient(), ports),
+		manager: mgr, allocator: newAllocator(store),
 		base: base{
 			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 			events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
-			portIndex: ports, claimIndex: claims,
+			store: store, claimIndex: claims,
 			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
 				byXPU: map[string]*session{}},
 		},

@@ -7,25 +7,25 @@ import (
 	"context"
 	"slices"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
 // siblings are the other Ports of a Port's Function. A Function has two Ports only while the Port
 // of a claim takes the place of one that was made ahead, if a claim and a node's agent made theirs
 // at the same time, or if a person made one.
-func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	all := requestsBy(ctx, r.portIndex, portsByFunction, functionOf(o.(*v1alpha1.XPUPort)))
+func (r *base) siblings(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+	all := r.portsBy(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
-		return request == requestFor(o)
+		return request == requestFor(port)
 	})
 }
 
 // first returns the Port of the same Function that comes before this one, nil if there is none.
 func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
-	all, err := r.portIndex.By(ctx, portsByFunction, functionOf(port))
+	all, err := r.store.By(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	if err != nil {
 		return nil, err
 	}

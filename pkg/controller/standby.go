@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
 // virtualMachine is the kind of the objects that control the pods of KubeVirt
@@ -26,38 +27,25 @@ var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachin
 // is Standby if both are of pods of one virtual machine, which is being migrated: the Port is
 // promised what the other one has in the address book, and its status shows it.
 func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
-	holder := r.allocator.holder(port)
-	if holder == (types.NamespacedName{}) {
-		return nil
+	holder, predecessor, err := r.allocator.holder(ctx, port)
+	if err != nil || holder == (types.NamespacedName{}) {
+		return err
 	}
 
 	conflict := macConflict(port, holder)
 	conflict.retry = addressRetry
-	var predecessor v1alpha1.XPUPort
-	err := r.client.Get(ctx, holder, &predecessor)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("XPUPort %s: %w", holder, err)
+	if predecessor == nil {
+		return conflict // it is about to be created, or never will be
 	}
 
-	known := port.Status.Predecessor == holder.String()
-	switch {
-	case err == nil &&
-		(predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
-		// the next Port of its Function, and the allocator is about to hear of that
-		return &problem{retry: firstRetry}
-	case err != nil && known:
-		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
-	case err != nil: // or to hear that it was made
-		return conflict
-	case !known:
+	if port.Status.Predecessor != holder.String() {
 		conflict.retry = lastRetry // an event comes when it goes
-		if err := r.mayStandBy(ctx, port, &predecessor, conflict); err != nil {
+		if err := r.mayStandBy(ctx, port, predecessor, conflict); err != nil {
 			return err
 		}
 	}
-
-	if !r.allocator.promise(ctx, port, holder) {
-		return &problem{retry: firstRetry}
+	if err := r.allocator.promise(ctx, port, holder); err != nil {
+		return err
 	}
 
 	port.Status.Predecessor = holder.String()
@@ -162,9 +150,9 @@ func (r *admission) virtualMachineOf(
 }
 
 // rivals are the other Ports with the MAC address of a Port.
-func (r *base) rivals(ctx context.Context, o client.Object) []reconcile.Request {
-	all := requestsBy(ctx, r.portIndex, portsByMAC, macKey(o.(*v1alpha1.XPUPort)))
+func (r *base) rivals(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+	all := r.portsBy(ctx, model.ByMAC, model.MACKey(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
-		return request == requestFor(o)
+		return request == requestFor(port)
 	})
 }

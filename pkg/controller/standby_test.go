@@ -301,42 +301,35 @@ func TestMigrationOverRestart(t *testing.T) {
 	}
 }
 
-// What was given to a Port is not given to the one that has its name next, whichever the book hears
-// of first.
+// What was given to a Port is free for the one that has its name next, and only once the first is
+// gone: also if the watch left out that it was deleted.
 func TestNamesAreUsedAgain(t *testing.T) {
-	book := newAddressBook()
-	rules, err := rulesOf(&v1alpha1.XPUNetwork{
-		Spec: v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}},
-	})
-	if err != nil {
-		t.Fatal(err)
+	network := &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
+		Spec:       v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}},
 	}
-
 	named := func(uid types.UID) *v1alpha1.XPUPort {
 		return &v1alpha1.XPUPort{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "port", UID: uid},
-			Spec:       v1alpha1.XPUPortSpec{AssignAddresses: true, MAC: migratedMAC},
+			Spec: v1alpha1.XPUPortSpec{
+				AssignAddresses: true, MAC: migratedMAC, Network: network.Name,
+			},
 		}
 	}
 
-	key := types.NamespacedName{Namespace: "ns", Name: "port"}
-	if got, err := book.assign(key, named("first"), rules); err != nil ||
-		!slices.Equal(got, []string{"10.1.0.2/29"}) {
-		t.Fatalf("the first has %q, %v", got, err)
-	}
-	if got, err := book.assign(key, named("second"), rules); err == nil {
-		t.Fatalf("the second has %q before the first has gone", got)
-	}
-
-	book.remove(named("first"))
-	if got, err := book.assign(key, named("second"), rules); err != nil ||
-		!slices.Equal(got, []string{"10.1.0.2/29"}) {
-		t.Errorf("the second has %q, %v", got, err)
+	store := storeOf(named("first"))
+	l := newAllocator(store)
+	want := func(uid types.UID, addresses ...string) {
+		t.Helper()
+		got, err := l.adopt(t.Context(), named(uid), network)
+		if !slices.Equal(got, addresses) || (err == nil) != (len(addresses) > 0) {
+			t.Errorf("the %s has %q, %v; want %q", uid, got, err, addresses)
+		}
 	}
 
-	book.remove(named("first")) // heard late
-	if got, err := book.assign(key, named("second"), rules); err != nil ||
-		!slices.Equal(got, []string{"10.1.0.2/29"}) {
-		t.Errorf("then the second has %q, %v", got, err)
-	}
+	want("first", "10.1.0.2/29")
+	want("second") // it does not exist yet
+	store.Set(named("second"))
+	want("second", "10.1.0.2/29")
+	want("first")
 }

@@ -10,15 +10,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -33,46 +31,51 @@ type tenantPorts struct {
 func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return requestsBy(ctx, r.portIndex, portsByNetwork, network.GetName())
+		return r.portsBy(ctx, model.ByNetwork, network.GetName())
 	}
 
 	return newController(mgr, "xpuport", r.Concurrency).
-		For(&v1alpha1.XPUPort{},
-			builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{},
-				predicate.Funcs{
-					UpdateFunc: func(e event.UpdateEvent) bool { return isReleased(e.ObjectNew) },
-				}))).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
+		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r.guarded(r))
 }
 
+// portChanged also enqueues a Port that the broker has let go.
+func (r *tenantPorts) portChanged(
+	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+) {
+	r.admission.portChanged(ctx, change, queue)
+	if !change.Gone() && isReleased(change.New) {
+		queue.Add(requestFor(change.New))
+	}
+}
+
 func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var port v1alpha1.XPUPort
-	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	found, err := r.store.Get(ctx, req.NamespacedName)
+	if found == nil || err != nil {
+		return ctrl.Result{}, err
 	}
 
+	port := found.DeepCopy()
 	switch {
-	case isReleased(&port):
-		return ctrl.Result{}, r.letGo(ctx, &port)
+	case isReleased(port):
+		return ctrl.Result{}, r.letGo(ctx, port)
 	case !port.DeletionTimestamp.IsZero(): // the broker lets it go
 		return ctrl.Result{}, nil
 	}
 
 	before := port.DeepCopy()
-	err := r.admitNew(ctx, &port)
+	err = r.admitNew(ctx, port)
 	if err == nil && r.brokerAway() && port.Status.BridgePort == "" {
 		err = problemf(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
 	}
 	if err != nil {
-		return r.conclude(ctx, &port, before, &port.Status.Conditions, "", err)
+		return r.conclude(ctx, port, before, &port.Status.Conditions, "", err)
 	}
 
-	return ctrl.Result{}, r.writeStatus(ctx, &port, before)
+	return ctrl.Result{}, r.writeStatus(ctx, port, before)
 }
 
 // isReleased says whether a Port is being deleted that no xPU serves any more.

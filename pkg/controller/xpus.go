@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
@@ -37,13 +38,13 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 			client.MatchingFields{xpusBySecret: secret.GetName()})
 	}
 
-	ofPort := func(ctx context.Context, port client.Object) []reconcile.Request {
-		return theXPU(ctx, port.(*v1alpha1.XPUPort).Spec.XPU)
+	ofPort := func(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+		return theXPU(ctx, port.Spec.XPU)
 	}
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenSpecChanged).
-		Watches(&v1alpha1.XPUPort{}, enqueue(ofPort), whenGone).
+		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, ofPort))).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, theXPU)).
 		Complete(r.guarded(r))
@@ -156,7 +157,7 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 
 // uses says what keeps an XPU that is being deleted; "" if nothing does.
 func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
-	ports, err := r.portIndex.By(ctx, portsByXPU, xpu.Name)
+	ports, err := r.store.By(ctx, model.ByXPU, xpu.Name)
 	if err != nil {
 		return "", err
 	}

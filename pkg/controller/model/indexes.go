@@ -21,6 +21,7 @@ const (
 	ByNetwork               // name of the XPUNetwork
 	ByXPU                   // name of the XPU
 	ByBridge                // see [BridgeKey]
+	ByPool                  // name of the DevicePool, for Ports that were made ahead
 
 	numberOfIndexes = iota
 )
@@ -34,6 +35,7 @@ func keysOf(p *v1alpha1.XPUPort) [numberOfIndexes]string {
 		ByNetwork:  p.Spec.Network,
 		ByXPU:      p.Spec.XPU,
 		ByBridge:   BridgeKey(p.Spec.Network, p.Spec.XPU),
+		ByPool:     poolKey(p),
 	}
 }
 
@@ -61,6 +63,13 @@ func MACKey(p *v1alpha1.XPUPort) string {
 		return ""
 	}
 	return string(mac)
+}
+
+func poolKey(p *v1alpha1.XPUPort) string {
+	if !p.Spec.Ahead {
+		return ""
+	}
+	return p.Labels[v1alpha1.LabelPool]
 }
 
 // BridgeKey identifies the logical bridge of a network at an XPU, by the names of both, which have

@@ -277,11 +277,11 @@ func (p *Ports) By(ctx context.Context, index Index, key string) ([]*v1alpha1.XP
 	return View{p}.By(index, key), nil
 }
 
-// Any reports whether there is a Port under a key of an index.
-func (p *Ports) Any(index Index, key string) bool {
+// Count returns how many Ports there are under a key of an index, as far as the model is complete.
+func (p *Ports) Count(index Index, key string) int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return len(p.indexes[index][key]) > 0
+	return len(p.indexes[index][key])
 }
 
 // All returns all Ports, in any order.
