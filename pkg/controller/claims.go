@@ -152,7 +152,8 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
-		found := requestsBy(ctx, r.claimIndex, claimsByDependency, key)
+		found := r.requests(ctx, &resourceapi.ResourceClaimList{},
+			client.MatchingFields{claimsByDependency: key})
 		requests = append(requests, found...)
 	}
 	return requests

@@ -12,12 +12,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -88,20 +86,7 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	return keys.UnsortedList()
 }
 
-// indexClaims adds the indexes of claims, which are nil in an infra cluster, because its controller
-// does not read claims.
-func indexClaims(
-	ctx context.Context, informers cache.Informers, role Role,
-) (*kubecache.Indexes[*resourceapi.ResourceClaim], error) {
-	if role == RoleInfra {
-		return nil, nil
-	}
-	return kubecache.AddIndexes(ctx, informers, &resourceapi.ResourceClaim{},
-		map[string]kubecache.Keys[*resourceapi.ResourceClaim]{claimsByDependency: dependencies})
-}
-
-// addIndexes adds the indexes of the kinds that have no namespace. It leaves out kinds that the
-// role does not read.
+// addIndexes adds the indexes of the cache. It leaves out kinds that the role does not read.
 func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
 	endpoint := func(x *v1alpha1.XPU) []string {
 		return []string{opi.NormalEndpoint(x.Spec.Endpoint)}
@@ -120,6 +105,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 		err = errors.Join(err,
 			addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
 			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
+			addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 		)
 	}
 

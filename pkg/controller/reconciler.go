@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,7 +30,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
-	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 )
 
 // The pauses between failed attempts double from firstRetry to lastRetry.
@@ -55,9 +53,7 @@ type base struct {
 	sessions *sessions
 	metrics  *metrics
 
-	store      *model.Ports
-	claimIndex *kubecache.Indexes[*resourceapi.ResourceClaim] // nil in an infra cluster
-
+	store   *model.Ports
 	retries workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
 }
 
@@ -143,25 +139,6 @@ func (r *base) portsBy(ctx context.Context, index model.Index, key string) []rec
 	var requests []reconcile.Request
 	for _, port := range found {
 		requests = append(requests, requestFor(port))
-	}
-
-	return requests
-}
-
-// requestsBy returns a request for each object under a key of an index. An error can only be that
-// the controller ends before its cache is complete.
-func requestsBy[O client.Object](
-	ctx context.Context, indexes *kubecache.Indexes[O], index, key string,
-) []reconcile.Request {
-	found, err := indexes.By(ctx, index, key)
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
-		return nil
-	}
-
-	var requests []reconcile.Request
-	for _, o := range found {
-		requests = append(requests, requestFor(o))
 	}
 
 	return requests

@@ -190,10 +190,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	claims, err := indexClaims(ctx, mgr.GetCache(), o.Role)
-	if err != nil {
-		return err
-	}
 
 	m := newMetrics(o.Registerer, mgr.GetCache(), store, mgr.Elected())
 	s := &setup{
@@ -201,7 +197,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		base: base{
 			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 			events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
-			store: store, claimIndex: claims,
+			store: store,
 			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
 				byXPU: map[string]*session{}},
 		},
