@@ -3,50 +3,165 @@
 package controller
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// admission says whether an XPUPort may join its network, and which addresses it has there.
-type admission struct {
+// admissions decides which XPUPorts may join their networks, and gives them their addresses there.
+// It says so in the condition Admitted. XPUPorts of claims were admitted when they were made. In a
+// tenant cluster, the broker carries admitted XPUPorts to the infra cluster; in a single cluster,
+// [ports] has the OPI agents serve them.
+type admissions struct {
 	base
 	allocator *allocator
+	// brokerAway reports whether no broker takes what was admitted. It is nil where none is needed.
+	brokerAway func() bool
+	wakeups    queue.Wakeups[reconcile.Request]
 }
 
-// admit returns the addresses of a Port, or a *problem if it may not join the network.
-func (r *admission) admit(
-	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-) ([]string, error) {
-	if err := r.checkMaker(port); err != nil {
-		return nil, err
+func (r *admissions) setup(mgr ctrl.Manager) error {
+	enqueue := handler.EnqueueRequestsFromMapFunc
+	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
+		return r.portsBy(ctx, model.ByNetwork, network.GetName())
+	}
+	onPool := func(ctx context.Context, pool client.Object) []reconcile.Request {
+		return r.portsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
 	}
 
-	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
-		err := r.base.admit(ctx, network, namespaceOf(port))
-		if p, ok := errors.AsType[*problem](err); ok {
-			p.retry = lastRetry // for the labels of the namespace
+	return newController(mgr, "admission", r.Concurrency).
+		WatchesRawSource(model.Source(r.store, r.portChanged)).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
+		Watches(&v1alpha1.DevicePool{}, enqueue(onPool), whenSpecChanged).
+		WatchesRawSource(r.wakeups.Source()).
+		Complete(r.guarded(r))
+}
+
+// portChanged also enqueues a Port that the broker has let go.
+func (r *admissions) portChanged(
+	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+) {
+	r.base.portChanged(ctx, change, queue)
+	if !change.Gone() && isReleased(change.New) {
+		queue.Add(requestFor(change.New))
+	}
+}
+
+func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	found, err := r.store.Get(ctx, req.NamespacedName)
+	if found == nil || err != nil {
+		return ctrl.Result{}, err
+	}
+
+	port := found.DeepCopy()
+	if !port.DeletionTimestamp.IsZero() {
+		if r.Role == RoleTenant && isReleased(port) {
+			return ctrl.Result{}, r.letGo(ctx, port)
 		}
-		if err != nil {
-			return nil, err
+		return ctrl.Result{}, nil
+	}
+
+	before := port.DeepCopy()
+	err = r.inTime(port, r.admit(ctx, port))
+	if err == nil && r.brokerAway != nil && r.brokerAway() && port.Status.BridgePort == "" {
+		err = problemf(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
+	}
+	if err != nil {
+		return r.conclude(ctx, port, before, &port.Status.Conditions, "", err)
+	}
+
+	return ctrl.Result{}, r.writeStatus(ctx, port, before)
+}
+
+// isReleased reports whether a Port is being deleted that no xPU serves any more.
+func isReleased(port client.Object) bool {
+	return !port.GetDeletionTimestamp().IsZero() &&
+		!controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
+}
+
+// isAdmitted reports whether a Port may be served. One that is up has joined its network, and stays.
+func isAdmitted(port *v1alpha1.XPUPort) bool {
+	return v1alpha1.IsAdmitted(port) || port.Status.BridgePort != ""
+}
+
+// admit sets the condition Admitted of a Port, and its addresses. A *problem says why the Port may
+// not join the network.
+func (r *admissions) admit(ctx context.Context, port *v1alpha1.XPUPort) error {
+	other, err := r.first(ctx, port)
+	if err != nil {
+		return err
+	}
+
+	if port.Spec.Ahead {
+		if err := r.checkAhead(ctx, port, other); err != nil {
+			return err
 		}
 	}
 
-	return r.addressesOf(ctx, port, network)
+	if isAdmitted(port) {
+		return nil
+	}
+	if other != nil {
+		return busy(other)
+	}
+
+	network, err := r.networkOf(ctx, port)
+	if err != nil {
+		return err
+	}
+
+	addresses, err := r.addressesOf(ctx, port, network)
+	if err != nil {
+		return err
+	}
+
+	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
+	meta.SetStatusCondition(&port.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionAdmitted, Status: metav1.ConditionTrue,
+		ObservedGeneration: port.Generation,
+		Reason:             v1alpha1.ReasonAdmitted, Message: "the network lets it join",
+	})
+
+	return nil
+}
+
+// networkOf returns the Port's network, or a *problem if the Port may not join it.
+func (r *admissions) networkOf(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (*v1alpha1.XPUNetwork, error) {
+	network, err := r.usableNetwork(ctx, port.Spec.Network)
+	if err == nil {
+		err = r.checkMaker(port)
+	}
+	if err == nil && !port.Spec.Ahead {
+		err = r.base.admit(ctx, network, namespaceOf(port))
+	}
+
+	if p, ok := errors.AsType[*problem](err); ok {
+		p.retry = lastRetry // no event comes when the labels of the namespace change
+	}
+
+	return network, err
 }
 
 // checkMaker returns a *problem for a Port that does not count: see [base.counts].
-func (r *admission) checkMaker(port *v1alpha1.XPUPort) error {
+func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 	if r.counts(port) {
 		return nil
 	}
@@ -61,7 +176,7 @@ func (r *admission) checkMaker(port *v1alpha1.XPUPort) error {
 const aheadGrace = 10 * time.Second
 
 // endAhead deletes a Port that was made ahead.
-func (r *admission) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace,
@@ -71,10 +186,10 @@ func (r *admission) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why st
 	return &problem{} // its deletion comes as an event
 }
 
-// admitAhead returns a *problem if a Port may not be made ahead, such as because of another one of
+// checkAhead returns a *problem if a Port may not be made ahead, such as because of another one of
 // its Function. Its pool must name the network: whether a pod may join is asked when it comes. Its
 // MAC address must be that of the Function, so that nobody takes another's.
-func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
+func (r *admissions) checkAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
 	if other != nil {
 		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
 			" takes its place")
@@ -104,28 +219,22 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 	return p
 }
 
-// addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it
-// is to have some, and is refused if it has another Port's MAC address, or waits for that Port to
-// go if both are of one virtual machine. A claim's Port was made with its addresses.
-func (r *admission) addressesOf(
+// addressesOf returns the addresses that a Port without a claim gets, if it is to have some. A Port
+// is refused if another one has its MAC address. If the pods of both are of one virtual machine, it
+// waits until the other Port is gone.
+func (r *admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) ([]string, error) {
-	switch {
-	case port.Spec.Claim.Name != "":
-		return port.Spec.Addresses, r.allocator.checkOwn(ctx, port)
-	case port.Spec.Ahead:
-		return nil, nil // nobody uses it
-	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec
-		return port.Status.Addresses, nil
+	if port.Spec.Ahead {
+		return nil, nil // no pod uses it
 	}
-
 	if err := r.standBy(ctx, port); err != nil {
 		return nil, err
 	}
 
 	addresses, err := r.allocator.adopt(ctx, port, network)
-	if p, ok := errors.AsType[*problem](err); ok {
-		p.retry = cmp.Or(p.retry, addressRetry)
+	if p, ok := errors.AsType[*problem](err); ok && p.reason != "" {
+		p.retry = addressRetry
 	}
 
 	return addresses, err

@@ -28,7 +28,7 @@ import (
 // since a renewal is measured here, so that the clocks of the two may differ.
 type brokerWatch struct {
 	base
-	ports *tenantPorts
+	admissions *admissions
 
 	mu   sync.Mutex
 	last string    // the renewal that was seen last
@@ -37,7 +37,6 @@ type brokerWatch struct {
 }
 
 func (r *brokerWatch) setup(mgr ctrl.Manager) error {
-	r.ports.brokerAway = r.isAway
 	lease := types.NamespacedName{Namespace: r.Namespace, Name: v1alpha1.BrokerLease}
 	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetName() == lease.Name
@@ -72,7 +71,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if changed {
 		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
 			"away", left <= 0)
-		r.ports.wakeups.Add(0, r.allPorts(ctx)...)
+		r.admissions.wakeups.Add(0, r.allPorts(ctx)...)
 	}
 
 	if left > 0 {

@@ -35,8 +35,8 @@ import (
 // Port is gone.
 type ports struct {
 	base
-	// nil where the Ports were admitted in another cluster
-	admission *admission
+	// allocator is nil where the Ports have their addresses from another cluster
+	allocator *allocator
 	turns     *queue.Turns[reconcile.Request] // by XPU
 	// by [model.FunctionKey]; held by who makes or deletes the port of an XPUPort
 	functions keylock.Locks[string]
@@ -53,12 +53,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		return r.portsBy(ctx, model.ByXPU, xpu.GetName())
 	}
 
-	c := newController(mgr, "xpuport", r.Concurrency)
-	if r.admission != nil {
-		c.Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged)
-	}
-
-	return c.
+	return newController(mgr, "xpuport", r.Concurrency).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
@@ -69,13 +64,13 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// portChanged enqueues a Port whose spec changed, and the Ports that may have waited for one that is
-// gone.
+// portChanged enqueues a Port whose spec changed or that was admitted, and the Ports that may have
+// waited for one that is gone.
 func (r *base) portChanged(
 	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
 ) {
 	port := change.Port()
-	if change.SpecChanged() || change.Gone() {
+	if change.SpecChanged() || change.Gone() || isAdmitted(change.Old) != isAdmitted(port) {
 		queue.Add(requestFor(port))
 	}
 
@@ -89,11 +84,6 @@ func (r *base) portChanged(
 	for _, request := range others {
 		queue.Add(request)
 	}
-}
-
-// madeAhead are the Ports that were made ahead for a DevicePool.
-func (r *base) madeAhead(ctx context.Context, pool client.Object) []reconcile.Request {
-	return r.portsBy(ctx, model.ByPool, pool.GetName())
 }
 
 // waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what
@@ -151,6 +141,9 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	if port.DeletionTimestamp.IsZero() {
 		if port.Status.BridgePort == "" {
 			r.seen.elapsed(port.UID)
+		}
+		if r.Role == RoleAll && !isAdmitted(port) {
+			return ctrl.Result{}, nil // an event comes once it is admitted
 		}
 
 		if err := r.changeFinalizer(ctx, port, controllerutil.AddFinalizer,
@@ -215,46 +208,6 @@ func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
 	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
-// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its
-// agent is away, as the XPU's status tells of the agent. A Port that never was up is refused after
-// ProvisionTimeout.
-func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
-	p, isProblem := errors.AsType[*problem](err)
-	everUp := port.Status.BridgePort != ""
-	switch {
-	case !isProblem:
-		return err
-	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
-		return &problem{retry: p.retry}
-	case everUp || v1alpha1.Refused(p.reason):
-		return p
-	case port.Spec.Ahead, port.Status.Predecessor != "": // nobody waits for it
-		return p
-	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig,
-		p.reason == v1alpha1.ReasonNoFreeAddress:
-		return p // no xPU has refused anything
-	}
-
-	if left := r.left(port); left > 0 {
-		p.retry = smaller(p.retry, left)
-		return p
-	}
-
-	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
-	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
-		r.ProvisionTimeout, why)
-	return p
-}
-
-// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port
-// was up, or if nobody waits.
-func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
-	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
-		return 0
-	}
-	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
-}
-
 // ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the
 // agent does not; one without a reason means that nothing is known yet. Other errors are those of
 // the API server.
@@ -265,12 +218,8 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 
 	switch {
-	case port.Spec.Ahead && r.admission != nil:
-		if err := r.admission.admitAhead(ctx, port, before); err != nil {
-			return err
-		}
-	case port.Spec.Ahead && before != nil:
-		return &problem{} // the cluster that admitted it takes it away
+	case before != nil && port.Spec.Ahead:
+		return &problem{} // who admitted it takes it away
 	case before != nil:
 		return busy(before)
 	}
@@ -305,12 +254,13 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return keptFromPods(port, xpu)
 	}
 
-	addresses := port.Spec.Addresses
-	if r.admission != nil {
-		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
+	if r.allocator != nil && port.Spec.Claim.Name != "" {
+		if err := r.allocator.checkOwn(ctx, port); err != nil {
 			return err
 		}
 	}
+
+	addresses := addressesOf(port)
 
 	carried, err := r.serve(ctx, port, addresses, network, xpu)
 	if err != nil {

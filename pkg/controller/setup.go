@@ -204,7 +204,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	}
 
 	parts := map[Role][]func() error{
-		RoleAll:    {s.cluster, s.xPUs},
+		RoleAll:    {s.cluster, s.admissions, s.xPUs},
 		RoleTenant: {s.cluster, s.tenant},
 		RoleInfra:  {s.xPUs},
 	}[o.Role]
@@ -254,7 +254,7 @@ func (s *setup) xPUs() error {
 		base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU),
 	}
 	if s.Role == RoleAll {
-		ports.admission = &admission{base: s.newBase(), allocator: s.allocator}
+		ports.allocator = s.allocator
 	}
 
 	bridges := &bridges{base: s.newBase()}
@@ -272,11 +272,15 @@ func (s *setup) xPUs() error {
 	)
 }
 
+// admissions has the one that admits XPUPorts where no broker is needed.
+func (s *setup) admissions() error {
+	return (&admissions{base: s.newBase(), allocator: s.allocator}).setup(s.manager)
+}
+
 // tenant has those that a broker of an infra cluster is waited for by.
 func (s *setup) tenant() error {
-	ports := &tenantPorts{admission: admission{base: s.newBase(), allocator: s.allocator}}
-	return errors.Join(
-		ports.setup(s.manager),
-		(&brokerWatch{base: s.newBase(), ports: ports}).setup(s.manager),
-	)
+	admissions := &admissions{base: s.newBase(), allocator: s.allocator}
+	watch := &brokerWatch{base: s.newBase(), admissions: admissions}
+	admissions.brokerAway = watch.isAway
+	return errors.Join(admissions.setup(s.manager), watch.setup(s.manager))
 }

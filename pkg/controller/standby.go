@@ -26,7 +26,7 @@ var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachin
 // standBy returns a *problem if another Port of the network has the Port's MAC address. Its reason
 // is Standby if both are of pods of one virtual machine, which is being migrated: the Port is
 // promised what the other one has in the address book, and its status shows it.
-func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
+func (r *admissions) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	holder, predecessor, err := r.allocator.holder(ctx, port)
 	if err != nil || holder == (types.NamespacedName{}) {
 		return err
@@ -62,7 +62,7 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 // mayStandBy returns conflict if the Port is none that may take the other's place, and another
 // *problem if its xPU cannot serve it: the virtual machine would move to where it cannot be
 // reached.
-func (r *admission) mayStandBy(
+func (r *admissions) mayStandBy(
 	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem,
 ) error {
 	if !sameAddresses(port, predecessor) {
@@ -108,7 +108,7 @@ func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 // sameVirtualMachine says whether KubeVirt made the pods of both Ports for one virtual machine.
 // Pods of two namespaces never are: who may make pods in one must not get the addresses of the
 // other.
-func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
+func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
 	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace ||
 		a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
@@ -126,7 +126,7 @@ func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPo
 // virtualMachineOf is the UID of the VirtualMachineInstance that controls the Port's pod; "" for
 // other pods, and for one that is not on the Port's node. A node names the pods of its Ports, and
 // may make mirror pods with any label, but with no owner other than its Node.
-func (r *admission) virtualMachineOf(
+func (r *admissions) virtualMachineOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (types.UID, error) {
 	ref := port.Spec.Pod

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its
+// agent is away, as the XPU's status tells of the agent. A Port that never was up is refused after
+// ProvisionTimeout.
+func (r *base) inTime(port *v1alpha1.XPUPort, err error) error {
+	p, isProblem := errors.AsType[*problem](err)
+	everUp := port.Status.BridgePort != ""
+	switch {
+	case !isProblem:
+		return err
+	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
+		return &problem{retry: p.retry}
+	case everUp || v1alpha1.Refused(p.reason):
+		return p
+	case port.Spec.Ahead, port.Status.Predecessor != "": // nobody waits for it
+		return p
+	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig,
+		p.reason == v1alpha1.ReasonNoFreeAddress:
+		return p // no xPU has refused anything
+	}
+
+	if left := r.left(port); left > 0 {
+		p.retry = smaller(p.retry, left)
+		return p
+	}
+
+	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
+	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
+		r.ProvisionTimeout, why)
+	return p
+}
+
+// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port
+// was up, or if nobody waits.
+func (r *base) left(port *v1alpha1.XPUPort) time.Duration {
+	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
+		return 0
+	}
+	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
+}
