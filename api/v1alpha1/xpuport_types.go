@@ -164,8 +164,8 @@ type XPUPortStatus struct {
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 
-	// Conditions has Ready: True (Up) while the xPU serves the Port. In a tenant cluster a Port
-	// without a claim also has Admitted: True once it may go to the infra cluster.
+	// Conditions has Ready: True (Up) while the xPU serves the Port. A Port without a claim also has
+	// Admitted: True once its network lets it join and it has its addresses.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -211,8 +211,8 @@ type XPUPortList struct {
 	Items           []XPUPort `json:"items"`
 }
 
-// IsAdmitted says whether an XPUPort of a tenant cluster may go to the infra cluster. A claim's was
-// made because it may.
+// IsAdmitted reports whether an XPUPort may join its network. An XPUPort of a claim may, because it
+// was made for that.
 func IsAdmitted(port *XPUPort) bool {
 	return port.Spec.Claim.Name != "" ||
 		meta.IsStatusConditionTrue(port.Status.Conditions, ConditionAdmitted)
