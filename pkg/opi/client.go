@@ -39,6 +39,10 @@ const (
 
 	maxMessage = 1 << 20  // bytes of an answer; a page of ports has some 100 KiB
 	maxHeaders = 64 << 10 // bytes of an answer's headers, an error's text among them
+
+	// buffer is the size in bytes of a connection's buffers for reading and for writing. A thousand
+	// agents have a connection each, which is idle nearly always; gRPC's default is 32 KiB.
+	buffer = 4 << 10
 )
 
 // Config says how to reach an OPI agent.
@@ -177,6 +181,8 @@ func Dial(cfg Config) (*Client, error) {
 		grpc.WithUnaryInterceptor(limited()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithReadBufferSize(buffer),
+		grpc.WithWriteBufferSize(buffer),
 	}
 
 	if cfg.Stats != nil {

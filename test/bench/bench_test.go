@@ -241,18 +241,18 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 	}
 }
 
-// The controller that is measured has the memory that the deployed one has.
+// What is measured has the memory that it has where it is deployed.
 func TestAsDeployed(t *testing.T) {
-	deployment, err := os.ReadFile("../../deploy/controller/deployment.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	for file, variable := range asDeployed {
+		deployment, err := os.ReadFile(filepath.Join("../../deploy", file))
+		if err != nil {
+			t.Fatal(err)
+		}
 
-	for _, variable := range asDeployed {
 		name, value, _ := strings.Cut(variable, "=")
-		if want := "{name: " + name + ", value: " + value +
-			"}"; !strings.Contains(string(deployment), want) {
-			t.Errorf("deployment.yaml has no variable %s", want)
+		want := "{name: " + name + ", value: " + value + "}"
+		if !strings.Contains(string(deployment), want) {
+			t.Errorf("%s has no variable %s", file, want)
 		}
 	}
 }

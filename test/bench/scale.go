@@ -300,9 +300,12 @@ type scaled struct {
 	metrics string
 }
 
-// asDeployed are the variables of deploy/controller/deployment.yaml that decide how much memory a
-// controller takes.
-var asDeployed = []string{"GOMEMLIMIT=210MiB"}
+// asDeployed are the variables that decide how much memory a program takes, by the file in deploy
+// that sets them.
+var asDeployed = map[string]string{
+	"controller/deployment.yaml": "GOMEMLIMIT=150MiB",
+	"infra/broker.yaml":          "GOMEMLIMIT=210MiB",
+}
 
 func (b *bench) startScaled(c *cluster) (*scaled, error) {
 	return b.startRole(b.dir, "all", c.controllerKubeconfig, namespace)
@@ -315,7 +318,12 @@ func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, err
 		return nil, err
 	}
 
-	p, err := b.startWith(asDeployed, dir, "xpu-controller", "--role="+role,
+	deployment := "controller/deployment.yaml"
+	if role == "broker" {
+		deployment = "infra/broker.yaml"
+	}
+
+	p, err := b.startWith([]string{asDeployed[deployment]}, dir, "xpu-controller", "--role="+role,
 		"--kubeconfig="+kubeconfig, "--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0", "--resync-period=1h",
 		"--provision-timeout=1h",
