@@ -14,14 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// isGivenUp says whether an administrator has given the Port's Function up, which only the XPU's
-// spec can say: no tenant may write it.
+// isGivenUp reports whether an administrator has given up the Port's Function. Only the XPU's spec
+// can say so, because no tenant may write it.
 func isGivenUp(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	f := claim.FunctionOf(port.Spec.Function)
 	return xpu != nil && slices.Contains(xpu.Spec.AbandonedFunctions, f.String())
 }
 
-// keptFromPods is why a Port of a Function that is given up is not made.
+// keptFromPods is the problem of a Port whose Function was given up.
 func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) *problem {
 	const format = "Function %s of XPU %s is given up, because the xPU may still serve a port of " +
 		"it; once that port is gone, take the Function from spec.abandonedFunctions"
@@ -29,8 +29,8 @@ func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) *problem {
 	return problemf(v1alpha1.ReasonAbandoned, format, f, xpu.Name)
 }
 
-// giveUp lets a Port go of which the agent does not say that it is gone. why is what it says
-// instead.
+// giveUp releases a Port although the agent does not confirm that the port is gone. why is the
+// agent's answer.
 func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
 	const note = "Function %s is given up (spec.abandonedFunctions of XPU %s), so the Port goes " +
 		"although its port may be there: %s"
@@ -41,8 +41,8 @@ func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
 // maxNamed bounds how many Functions a condition names.
 const maxNamed = 10
 
-// tellOfFunctions has a condition of the XPU say which of its Functions are given up.
-func tellOfFunctions(xpu *v1alpha1.XPU) {
+// setFunctionsCondition names the XPU's Functions that were given up in a condition of the XPU.
+func setFunctionsCondition(xpu *v1alpha1.XPU) {
 	given := xpu.Spec.AbandonedFunctions
 	if len(given) == 0 {
 		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionFunctions)

@@ -17,27 +17,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// addressBook has the addresses and MAC addresses that the Ports of one network have. It is kept by
-// the Ports' events, so that to choose an address costs the same however many there are. The caller
-// keeps it from concurrent use.
+// addressBook holds the addresses and MAC addresses of the Ports of one network. Changes of Ports
+// update it, so that the cost of choosing an address does not grow with the number of Ports. It is
+// not safe for concurrent use.
 type addressBook struct {
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
-	// assigned are the addresses of Ports that may not have them in their status yet.
+	// assigned holds addresses that Ports may not have in their status yet.
 	assigned map[types.NamespacedName]assignment
 
-	// successors are the Ports that stand by, by their MAC address. The latest of them gets what
-	// the Port has that has this MAC address, once that is gone.
+	// successors are the standby Ports by MAC address. When the Port that owns the MAC address is
+	// gone, the latest of them gets the MAC address and the addresses of that Port.
 	successors map[string][]successor
 
-	// complete says that the book has been seen to have every Port of the network. Events keep it
-	// so.
-	complete   bool
-	generation int64 // of the network's spec that subnets are for
+	generation int64 // of the network's spec from which subnets were made
 	subnets    map[netip.Prefix]*freeList
 }
 
-// assignment is what a Port was given. The Port that has its name later is another one.
+// assignment is the addresses that a Port got, until its status has them. The UID tells the Port
+// from a later one of the same name.
 type assignment struct {
 	to        types.UID
 	addresses []string
@@ -51,16 +49,16 @@ func newAddressBook() *addressBook {
 	}
 }
 
-// add notes what a Port has. What another Port has stays that one's, unless that one stands by for
-// this one.
+// add records what a Port owns. Addresses that another Port owns stay with the other Port, unless
+// the other one is a standby for this Port.
 func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
-	if standsBy(port) {
-		b.succeed(port)
+	if isStandby(port) {
+		b.addStandby(port)
 	} else {
-		b.resign(port)
+		b.removeStandby(port)
 		for _, s := range b.successors[port.Spec.MAC] {
-			b.give(port, s.key, successor{key: key, uid: port.UID})
+			b.transfer(port, s.key, successor{key: key, uid: port.UID})
 		}
 	}
 
@@ -80,7 +78,8 @@ func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
 	return macConflict(port, holder)
 }
 
-// other is another Port that has something of what this one has, and what that is; "" for nothing.
+// other returns another Port that owns an address or the MAC address of this Port, and which one it
+// is. what is "" if there is no such Port.
 func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what string) {
 	key := client.ObjectKeyFromObject(port)
 	for _, text := range addressesOf(port) {
@@ -97,14 +96,14 @@ func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName
 	return holder, ""
 }
 
-// macConflict is the problem of a Port whose MAC address another one has.
+// macConflict is the problem of a Port whose MAC address belongs to another Port.
 func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) *problem {
 	return problemf(v1alpha1.ReasonConflict,
 		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, port.Spec.Network)
 }
 
-// take notes addresses that nobody has.
+// take records the addresses that are free.
 func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 	for _, text := range addresses {
 		address, err := netip.ParsePrefix(text)
@@ -117,21 +116,21 @@ func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 	}
 }
 
-// successor is a Port that stands by. The Port that has its name later is another one.
+// successor is a standby Port. The UID tells it from a later Port of the same name.
 type successor struct {
 	key  types.NamespacedName
 	uid  types.UID
 	made time.Time
 }
 
-// standsBy says whether the Port waited for another one to go when its status was written.
-func standsBy(port *v1alpha1.XPUPort) bool {
+// isStandby reports whether the Port waits to take the place of another Port, by its status.
+func isStandby(port *v1alpha1.XPUPort) bool {
 	return port.Status.Predecessor != "" && port.Status.BridgePort == "" &&
 		!v1alpha1.IsAdmitted(port) && port.DeletionTimestamp.IsZero()
 }
 
-// succeed notes that the Port stands by.
-func (b *addressBook) succeed(port *v1alpha1.XPUPort) {
+// addStandby records a standby Port.
+func (b *addressBook) addStandby(port *v1alpha1.XPUPort) {
 	waiting := b.successors[port.Spec.MAC]
 	if slices.ContainsFunc(waiting, func(s successor) bool { return s.uid == port.UID }) {
 		return
@@ -142,8 +141,8 @@ func (b *addressBook) succeed(port *v1alpha1.XPUPort) {
 	b.successors[port.Spec.MAC] = waiting
 }
 
-// resign notes that the Port does not stand by any more.
-func (b *addressBook) resign(port *v1alpha1.XPUPort) {
+// removeStandby forgets that a Port was a standby.
+func (b *addressBook) removeStandby(port *v1alpha1.XPUPort) {
 	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(s successor) bool {
 		return s.uid == port.UID
 	})
@@ -152,20 +151,8 @@ func (b *addressBook) resign(port *v1alpha1.XPUPort) {
 	}
 }
 
-// notes says whether the book has the MAC address of a Port as that of the Port, or as that of
-// another one for good.
-func (b *addressBook) notes(port *v1alpha1.XPUPort) bool {
-	holder, noted := b.macs[port.Spec.MAC]
-	if !noted || standsBy(port) || holder == client.ObjectKeyFromObject(port) {
-		return noted
-	}
-	return !slices.ContainsFunc(b.successors[port.Spec.MAC], func(s successor) bool {
-		return s.key == holder
-	})
-}
-
-// give moves what a Port has from one key to that of another Port.
-func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to successor) {
+// transfer gives what a Port owns to its successor.
+func (b *addressBook) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to successor) {
 	if b.macs[port.Spec.MAC] == from {
 		b.macs[port.Spec.MAC] = to.key
 	}
@@ -179,19 +166,19 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to
 		}
 	}
 
-	if len(moved) > 0 { // it may not be in the status of the one that has it now
+	if len(moved) > 0 { // the successor's status may not have it
 		delete(b.assigned, from)
 		b.assigned[to.key] = assignment{to.uid, moved}
 	}
 }
 
-// remove frees what a Port had, or leaves it to its successor.
+// remove frees what a Port owned, or transfers it to the Port's successor.
 func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
-	b.resign(port)
+	b.removeStandby(port)
 
 	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
-		b.give(port, key, waiting[len(waiting)-1])
+		b.transfer(port, key, waiting[len(waiting)-1])
 	}
 
 	if b.macs[port.Spec.MAC] == key {
@@ -219,7 +206,7 @@ func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	}
 }
 
-// addressesOf are those that a Port has or asks for.
+// addressesOf returns the addresses that a Port has, or else those that it asks for.
 func addressesOf(port *v1alpha1.XPUPort) []string {
 	if len(port.Status.Addresses) > 0 {
 		return port.Status.Addresses
@@ -227,8 +214,9 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 	return port.Spec.Addresses
 }
 
-// assign returns the addresses of a Port that an agent made, which are noted: those that it has,
-// those that it asks for, or the lowest free ones. A *problem says why it cannot have them.
+// assign chooses and records the addresses of a Port that an agent made: those that it has already,
+// those that it asks for, or the lowest free address of each subnet. A *problem says why the Port
+// cannot have them.
 func (b *addressBook) assign(
 	key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules,
 ) ([]string, error) {
@@ -236,7 +224,7 @@ func (b *addressBook) assign(
 		return has.addresses, nil
 	}
 
-	if has := port.Status.Addresses; len(has) > 0 { // of a time before this controller
+	if has := port.Status.Addresses; len(has) > 0 { // an earlier controller assigned them
 		return has, b.keep(key, port)
 	}
 
@@ -263,7 +251,7 @@ func (b *addressBook) assign(
 	return given, nil
 }
 
-// keep takes what a Port has by its status. A *problem says that another Port has it by now.
+// keep records the addresses in a Port's status. A *problem says that another Port has one of them.
 func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	for _, text := range port.Status.Addresses {
 		address, err := netip.ParsePrefix(text)
@@ -282,8 +270,8 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 	return nil
 }
 
-// lowest is the lowest address of the subnet that is free and not reserved; the zero value if there
-// is none.
+// lowest returns the lowest address of the subnet that is neither taken nor reserved, or the zero
+// value if there is none.
 func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.Addr {
 	free := b.subnets[subnet]
 	if free == nil {
@@ -316,7 +304,7 @@ func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.
 	return netip.Addr{}
 }
 
-// rangeOf is the range of the set that has the address.
+// rangeOf returns the range of the set that contains the address.
 func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
 	if !set.Contains(ip) {
 		return netipx.IPRange{}, false
@@ -331,8 +319,8 @@ func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
 	return netipx.IPRange{}, false
 }
 
-// freeList finds the lowest free address of a subnet. All addresses below next are taken, but for
-// those in below.
+// freeList finds the lowest free address of a subnet. All addresses below next are taken, except
+// for those in below.
 type freeList struct {
 	next  netip.Addr
 	below []netip.Addr // a heap; an address may have been taken since it was added
@@ -355,7 +343,7 @@ func (f *freeList) Pop() any {
 	return last
 }
 
-// addressRules are what a network says of its addresses.
+// addressRules are a network's rules for addresses.
 type addressRules struct {
 	network    string
 	generation int64 // of the network's spec
@@ -363,8 +351,9 @@ type addressRules struct {
 	reserved   *netipx.IPSet // the gateways, and what is reserved
 }
 
-// rulesOf returns a *problem if the network's spec cannot be understood. The first address of a
-// subnet is its gateway's unless spec.gateways has another one of the family.
+// rulesOf parses the network's spec, and returns a *problem if a field is invalid. The first
+// address of a subnet belongs to its gateway, unless spec.gateways has an address of the same
+// family.
 func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	rules := &addressRules{network: network.Name, generation: network.Generation}
 	var reserved netipx.IPSetBuilder
@@ -427,8 +416,8 @@ func parseRange(text string) (netipx.IPRange, error) {
 	return netipx.ParseIPRange(text)
 }
 
-// choose returns the addresses that are wanted, or the lowest free one of each subnet if none are,
-// or a *problem.
+// choose returns the wanted addresses, or the lowest free address of each subnet if none are
+// wanted. A *problem says which address is not free.
 func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	if len(wanted) > 0 {
 		return wanted, b.check(rules, wanted)
@@ -453,7 +442,7 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 	return free, nil
 }
 
-// check returns a *problem if one of the addresses cannot be had.
+// check returns a *problem if one of the addresses is invalid or taken.
 func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 	seen := map[netip.Addr]bool{}
 	for i, address := range wanted {
@@ -479,7 +468,7 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 	return nil
 }
 
-// wrong says why nobody can have the address; "" if somebody can.
+// wrong says why no Port may have the address, "" if one may.
 func (r *addressRules) wrong(address netip.Prefix) string {
 	ip := address.Addr()
 	if len(r.subnets) == 0 {
@@ -507,7 +496,7 @@ func (r *addressRules) wrong(address netip.Prefix) string {
 		r.network, strings.Join(texts(r.subnets), ", "))
 }
 
-// unusable tells whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4
+// unusable reports whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4
 // broadcast address.
 func unusable(subnet netip.Prefix, ip netip.Addr) bool {
 	return !subnet.IsSingleIP() &&

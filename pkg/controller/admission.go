@@ -24,14 +24,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// admissions decides which XPUPorts may join their networks, and gives them their addresses there.
-// It says so in the condition Admitted. XPUPorts of claims were admitted when they were made. In a
-// tenant cluster, the broker carries admitted XPUPorts to the infra cluster; in a single cluster,
-// [ports] has the OPI agents serve them.
+// admissions decides which XPUPorts may join their networks, and assigns their addresses. It
+// reports the decision in the condition Admitted. An XPUPort of a claim was admitted when it was
+// created. In a tenant cluster, the broker carries admitted XPUPorts to the infra cluster. In a
+// single cluster, [ports] has OPI agents serve them.
 type admissions struct {
 	base
 	allocator *allocator
-	// brokerAway reports whether no broker takes what was admitted. It is nil where none is needed.
+	// brokerAway reports whether the broker that carries admitted Ports is away. It is nil in a
+	// single cluster.
 	brokerAway func() bool
 	wakeups    queue.Wakeups[reconcile.Request]
 }
@@ -53,7 +54,7 @@ func (r *admissions) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// portChanged also enqueues a Port that the broker has let go.
+// portChanged also enqueues a Port that the broker has released.
 func (r *admissions) portChanged(
 	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
 ) {
@@ -78,7 +79,7 @@ func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 
 	before := port.DeepCopy()
-	err = r.inTime(port, r.admit(ctx, port))
+	err = r.withinDeadline(port, r.admit(ctx, port))
 	if err == nil && r.brokerAway != nil && r.brokerAway() && port.Status.BridgePort == "" {
 		err = problemf(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
 	}
@@ -95,7 +96,8 @@ func isReleased(port client.Object) bool {
 		!controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
 }
 
-// isAdmitted reports whether a Port may be served. One that is up has joined its network, and stays.
+// isAdmitted reports whether a Port may be served. A Port that is up has joined its network and
+// stays.
 func isAdmitted(port *v1alpha1.XPUPort) bool {
 	return v1alpha1.IsAdmitted(port) || port.Status.BridgePort != ""
 }
@@ -103,7 +105,7 @@ func isAdmitted(port *v1alpha1.XPUPort) bool {
 // admit sets the condition Admitted of a Port, and its addresses. A *problem says why the Port may
 // not join the network.
 func (r *admissions) admit(ctx context.Context, port *v1alpha1.XPUPort) error {
-	other, err := r.first(ctx, port)
+	other, err := r.preferred(ctx, port)
 	if err != nil {
 		return err
 	}
@@ -160,9 +162,9 @@ func (r *admissions) networkOf(
 	return network, err
 }
 
-// checkMaker returns a *problem for a Port that does not count: see [base.counts].
+// checkMaker returns a *problem for a Port that is not genuine: see [base.isGenuine].
 func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
-	if r.counts(port) {
+	if r.isGenuine(port) {
 		return nil
 	}
 	return problemf(v1alpha1.ReasonForbidden,
@@ -172,7 +174,7 @@ func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 		r.Namespace)
 }
 
-// aheadGrace is how long a Port that is made ahead may be there before its DevicePool is known.
+// aheadGrace is how long a Port that was made ahead may exist before its DevicePool is known.
 const aheadGrace = 10 * time.Second
 
 // endAhead deletes a Port that was made ahead.
@@ -186,9 +188,10 @@ func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why s
 	return &problem{} // its deletion comes as an event
 }
 
-// checkAhead returns a *problem if a Port may not be made ahead, such as because of another one of
-// its Function. Its pool must name the network: whether a pod may join is asked when it comes. Its
-// MAC address must be that of the Function, so that nobody takes another's.
+// checkAhead returns a *problem if a Port may not be made ahead, for example because its Function
+// has another Port. Its pool must name the network. Whether a pod may join the network is decided
+// when there is a pod. The MAC address must be derived from the Function, because otherwise a node
+// could claim the MAC address of another pod.
 func (r *admissions) checkAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
 	if other != nil {
 		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
@@ -219,9 +222,9 @@ func (r *admissions) checkAhead(ctx context.Context, port, other *v1alpha1.XPUPo
 	return p
 }
 
-// addressesOf returns the addresses that a Port without a claim gets, if it is to have some. A Port
-// is refused if another one has its MAC address. If the pods of both are of one virtual machine, it
-// waits until the other Port is gone.
+// addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused
+// if another Port has its MAC address. If the pods of both belong to one virtual machine, it waits
+// until the other Port is gone.
 func (r *admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) ([]string, error) {
@@ -240,11 +243,11 @@ func (r *admissions) addressesOf(
 	return addresses, err
 }
 
-// addressRetry is the pause before a Port looks again for addresses that others have.
+// addressRetry is the pause before a Port tries again to get addresses that other Ports have.
 const addressRetry = 2 * time.Second
 
-// namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at
-// Allocate.
+// namespaceOf returns the namespace of the Port's pod. It is "" during the kubelet's Allocate call,
+// when the pod is unknown.
 func namespaceOf(port *v1alpha1.XPUPort) string {
 	if port.Spec.Claim.Name != "" {
 		return port.Namespace

@@ -16,13 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
-// assumedFor ends the reservation of a Port that the cache never has. It must be longer than the
-// cache lags behind.
+// assumedFor is how long a reservation lasts for a Port that never appears in the cache. It must be
+// longer than the cache's delay.
 const assumedFor = time.Minute
 
-// allocator decides which claim gets a Function and which addresses a Port gets. Its decisions
-// count at once, before the cache knows of them, so two claims never get the same. What it keeps is
-// derived from the store's Ports, and changes in its transactions only. Safe for concurrent use.
+// allocator decides which claim gets a Function and which addresses a Port gets. A decision takes
+// effect at once, before the cache shows it, so that two claims never get the same Function or
+// address. The allocator's data is derived from the store's Ports and changes only in the store's
+// transactions. Safe for concurrent use.
 type allocator struct {
 	store   *model.Ports
 	assumed map[types.NamespacedName]assumedPort
@@ -43,8 +44,8 @@ func newAllocator(store *model.Ports) *allocator {
 	return l
 }
 
-// portChanged brings the books to a change of the store. What a Port of a node's agent asks for
-// counts once it has been adopted, because it may be refused.
+// portChanged updates the address books. The addresses that a node agent's Port asks for are
+// recorded when the Port is adopted, because it may be refused.
 func (l *allocator) portChanged(change model.Change) {
 	port := change.Port()
 	switch {
@@ -55,11 +56,11 @@ func (l *allocator) portChanged(change model.Change) {
 	}
 
 	if !change.Gone() && !port.DeletionTimestamp.IsZero() {
-		l.book(port.Spec.Network).resign(port)
+		l.book(port.Spec.Network).removeStandby(port)
 	}
 }
 
-// book is called in a transaction.
+// book returns the address book of a network. It is called in a transaction.
 func (l *allocator) book(network string) *addressBook {
 	book := l.books[network]
 	if book == nil {
@@ -69,9 +70,10 @@ func (l *allocator) book(network string) *addressBook {
 	return book
 }
 
-// assume reserves the Function of a Port that is about to be created, its MAC address and its
-// addresses, which it sets: those wanted, or the lowest free one of each subnet. With an error
-// nothing is reserved. made, failed or assumedFor ends the reservation.
+// assume reserves what a Port needs that is about to be created: its Function, its MAC address and
+// its addresses. It sets the Port's addresses to the wanted ones, or to the lowest free address of
+// each subnet. If it returns an error, nothing is reserved. The reservation ends when the store has
+// the Port, when failed is called, or after assumedFor.
 func (l *allocator) assume(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 	wanted []netip.Prefix,
@@ -92,8 +94,8 @@ func (l *allocator) reserve(
 ) error {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
-	// A Port that was promised to the same allocation may be there already: it can only be that
-	// one.
+	// The API server may have the Port of an earlier reservation for the same allocation already,
+	// so that this Port must be equal to it.
 	if earlier, ok := l.assumed[key]; ok && sameAllocation(earlier.port, port) {
 		earlier.port.DeepCopyInto(port)
 		return nil
@@ -119,9 +121,9 @@ func (l *allocator) reserve(
 	return nil
 }
 
-// adopt notes the MAC address and the addresses of a Port that an agent made, and chooses addresses
-// if it is to have some and has none. A *problem says that another Port has one of them, or that
-// none is free.
+// adopt records the MAC address and the addresses of a Port that an agent made. It assigns
+// addresses if the Port needs some and has none. A *problem says that another Port has one of them,
+// or that no address is free.
 func (l *allocator) adopt(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) (addresses []string, err error) {
@@ -165,8 +167,7 @@ func (l *allocator) adoptInto(
 }
 
 // checkOwn returns a *problem if another Port of the network has the MAC address or an address that
-// the Port was made with, which two controllers may have given away that both took themselves for
-// the leader.
+// this Port was created with. This happens if two controllers acted as the leader at the same time.
 func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return l.store.Transact(ctx, func(model.View) error {
 		holder, what := l.book(port.Spec.Network).other(port)
@@ -182,8 +183,8 @@ func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error 
 	})
 }
 
-// holder returns the name of the other Port of the network that has the Port's MAC address, "" if
-// there is none, and that Port, nil if it is only about to be created.
+// holder returns the other Port of the network that has the Port's MAC address. name is empty if
+// there is none. holder is nil if that Port is only about to be created.
 func (l *allocator) holder(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (name types.NamespacedName, holder *v1alpha1.XPUPort, err error) {
@@ -199,10 +200,11 @@ func (l *allocator) holder(
 	return name, holder, err
 }
 
-// promise has the Port get all that the holder of its MAC address has, at the moment when the
-// holder is gone. A *problem says that the MAC address has another holder by now, or that the Port
-// itself is going, of both of which an event comes.
-func (l *allocator) promise(
+// makeStandby makes the Port the successor of the Port that has its MAC address. When the holder is
+// gone, the successor gets the MAC address and all addresses in the same moment. A *problem says
+// that the holder changed meanwhile, or that the Port is being deleted. An event follows in both
+// cases.
+func (l *allocator) makeStandby(
 	ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName,
 ) error {
 	return l.store.Transact(ctx, func(ports model.View) error {
@@ -210,12 +212,12 @@ func (l *allocator) promise(
 		if !exists(ports, port) || book.macs[port.Spec.MAC] != holder {
 			return &problem{}
 		}
-		book.succeed(port)
+		book.addStandby(port)
 		return nil
 	})
 }
 
-// exists reports whether the store has the Port, and not as one that is being deleted.
+// exists reports whether the store has the Port and the Port is not being deleted.
 func exists(ports model.View, port *v1alpha1.XPUPort) bool {
 	now := ports.Get(client.ObjectKeyFromObject(port))
 	return now != nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
@@ -230,8 +232,8 @@ func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) erro
 		}
 	}
 
-	// One that was made ahead gives way; one at another XPU, which served the PF before, must be
-	// gone first.
+	// A Port that was made ahead gives way. If it is at another XPU, which served the PF before, it
+	// must be gone first.
 	holders = slices.DeleteFunc(holders, func(p *v1alpha1.XPUPort) bool {
 		return p.Spec.Ahead && p.Spec.XPU == port.Spec.XPU
 	})
@@ -242,7 +244,7 @@ func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) erro
 	return nil
 }
 
-// expire is called in a transaction.
+// expire ends reservations that are too old. It is called in a transaction.
 func (l *allocator) expire() {
 	for _, a := range l.assumed {
 		if time.Since(a.since) > assumedFor {
@@ -256,7 +258,7 @@ func sameAllocation(a, b *v1alpha1.XPUPort) bool {
 		a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
 }
 
-// drop ends a reservation and frees what it had. It is called in a transaction.
+// drop ends a reservation and frees what was reserved. It is called in a transaction.
 func (l *allocator) drop(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
@@ -265,7 +267,7 @@ func (l *allocator) drop(port *v1alpha1.XPUPort) {
 	}
 }
 
-// failed ends the reservation of a Port that was certainly not created.
+// failed ends the reservation of a Port that certainly was not created.
 func (l *allocator) failed(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return l.store.Transact(ctx, func(model.View) error {
 		l.drop(port)
@@ -273,9 +275,9 @@ func (l *allocator) failed(ctx context.Context, port *v1alpha1.XPUPort) error {
 	})
 }
 
-// made notes what a Port of the store has.
+// made records what a Port of the store owns.
 func (l *allocator) made(port *v1alpha1.XPUPort) {
-	if !holds(port) {
+	if !ownsAddresses(port) {
 		return
 	}
 
@@ -286,27 +288,30 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).add(port)
 }
 
-// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an
-// agent's if it was ever up or, in a tenant cluster, admitted, or if another Port has it and is to
-// leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no
-// pod has it, and its MAC address is the next claim's, if that can have it.
-func holds(port *v1alpha1.XPUPort) bool {
+// ownsAddresses reports whether the MAC address and the addresses in the Port's spec are reserved
+// for it.
+//
+// A Port of a claim owns them from the start. A Port that an agent made owns them once it was
+// admitted or was up. A standby Port owns them together with the Port that it will replace. A Port
+// that was made ahead owns nothing, because no pod uses it and the next claim may get its MAC
+// address.
+func ownsAddresses(port *v1alpha1.XPUPort) bool {
 	return !port.Spec.Ahead &&
-		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || standsBy(port))
+		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || isStandby(port))
 }
 
-// gone frees what a Port had that the store has no more. It still has its addresses while it is
-// being deleted.
+// gone frees what a Port owned. A Port that is being deleted still owns its addresses.
 func (l *allocator) gone(port *v1alpha1.XPUPort) {
 	l.drop(port)
 	l.book(port.Spec.Network).remove(port)
-	// The next Port of the Function has the same name, and may have been promised some of the same.
+	// The next Port of the Function has the same name, and its reservation may contain some of the
+	// same addresses.
 	if next, ok := l.assumed[client.ObjectKeyFromObject(port)]; ok {
 		l.book(next.port.Spec.Network).add(next.port)
 	}
 }
 
-// busy is the problem of a claim or Port that needs the Function of the holder.
+// busy is the problem of a claim or Port whose Function belongs to the holder.
 func busy(holder *v1alpha1.XPUPort) *problem {
 	user := "a pod that has it as an extended resource"
 	switch {

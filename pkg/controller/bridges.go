@@ -29,16 +29,17 @@ func bridgeOf(port *v1alpha1.XPUPort) bridge {
 	return bridge{network: port.Spec.Network, xpu: port.Spec.XPU}
 }
 
-// bridgeState is what is known of a bridge that Ports need, or of one that is still to go.
+// bridgeState is what is known about a bridge that Ports need, or about one that still must be
+// deleted.
 type bridgeState struct {
 	known bool // whether err is the last outcome
-	// why the agent does not serve it, or does not let it go; nil if it serves it
+	// why the agent does not serve or does not delete the bridge; nil if it serves it
 	err error
 }
 
-// bridges has the agent of an XPU serve a network as long as an XPUPort there needs it: from the
-// first to the last. It works on pairs of network and XPU, so that an XPU whose agent comes and
-// goes costs its own bridges alone.
+// bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. It
+// works on pairs of network and XPU, so that an unstable agent causes work for its own bridges
+// only.
 type bridges struct {
 	base
 	retries workqueue.TypedRateLimiter[bridge]
@@ -48,7 +49,8 @@ type bridges struct {
 
 	mu  sync.Mutex
 	all map[bridge]*bridgeState
-	// The same, so that an event of one xPU or network costs what that one has.
+	// The same bridges by XPU and by network, because an event of one XPU or network must not cost
+	// more than its own bridges.
 	byXPU, byNetwork map[string]sets.Set[bridge]
 }
 
@@ -77,8 +79,8 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 // queueOf is the controller's queue.
 type queueOf[R comparable] = workqueue.TypedRateLimitingInterface[R]
 
-// portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last one is
-// gone.
+// portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last Port
+// is gone.
 func (r *bridges) portChanged(
 	_ context.Context, change model.Change, queue queueOf[bridge],
 ) {
@@ -96,7 +98,7 @@ func (r *bridges) ports(b bridge) int {
 	return r.store.Count(model.ByBridge, model.BridgeKey(b.network, b.xpu))
 }
 
-// begin notes a bridge that a Port needs, and reports whether it was unknown.
+// begin records a bridge that a Port needs, and reports whether it is new.
 func (r *bridges) begin(b bridge) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,7 +114,7 @@ func (r *bridges) begin(b bridge) bool {
 	return true
 }
 
-// release has the agent let the bridge go at once, unless a Port needs it.
+// release has the agent delete the bridge at once, unless a Port needs it.
 func (r *bridges) release(b bridge) { r.wakeups.Add(0, b) }
 
 func insert(index map[string]sets.Set[bridge], key string, b bridge) {
@@ -142,13 +144,13 @@ func (r *bridges) ofNetwork(network string) []bridge {
 	return r.byNetwork[network].UnsortedList()
 }
 
-// bridgeReport is a bridgeState as it was at one time.
+// bridgeReport is a copy of a bridgeState.
 type bridgeReport struct {
 	needed, known bool
 	err           error
 }
 
-// reports returns how a network's bridges are, by XPU.
+// reports returns the states of a network's bridges by XPU.
 func (r *bridges) reports(network string) map[string]bridgeReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,10 +166,10 @@ func (r *bridges) reports(network string) map[string]bridgeReport {
 	return reports
 }
 
-// isNeeded says whether a Port needs the bridge.
+// isNeeded reports whether a Port needs the bridge.
 func (r *bridges) isNeeded(b bridge) bool { return r.ports(b) > 0 }
 
-// note records what came of an attempt. A bridge that is gone is forgotten.
+// note records the outcome of an attempt. It forgets a bridge that is gone.
 func (r *bridges) note(b bridge, known bool, err error) {
 	r.mu.Lock()
 	state := r.all[b]
@@ -195,7 +197,7 @@ func (r *bridges) note(b bridge, known bool, err error) {
 	}
 }
 
-// Reconcile has the agent serve the bridge, or let it go.
+// Reconcile has the agent serve the bridge, or delete it.
 func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) {
 	if err := r.Fence.Check(ctx); err != nil {
 		return ctrl.Result{}, err
@@ -211,9 +213,9 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 		return ctrl.Result{}, nil
 	}
 
-	way := r.sessions.connection(b.xpu)
-	if way.agent == nil {
-		r.note(b, way.health.Known, errUnreachable)
+	conn := r.sessions.connection(b.xpu)
+	if conn.agent == nil {
+		r.note(b, conn.health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
 	}
 
@@ -221,8 +223,8 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 	defer cancel()
 
 	if r.isNeeded(b) {
-		err = r.serve(ctx, bounded, way.agent, b)
-	} else if err = way.agent.DeleteNetwork(bounded,
+		err = r.serve(ctx, bounded, conn.agent, b)
+	} else if err = conn.agent.DeleteNetwork(bounded,
 		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil // a Port came meanwhile
 	}
@@ -249,7 +251,7 @@ var (
 	errUnreachable = errors.New("the OPI agent cannot be reached")
 )
 
-// isAway says that the agent could not be asked.
+// isAway reports whether the error says that the agent could not be reached.
 func isAway(err error) bool {
 	return errors.Is(err, errUnreachable) || errors.Is(err, opi.ErrUnavailable)
 }

@@ -23,9 +23,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// brokerWatch says in the status of XPUs of a tenant cluster that no broker of an infra cluster
-// asks it. The broker renews a Lease. When it is back it says itself how the XPUs are. The time
-// since a renewal is measured here, so that the clocks of the two may differ.
+// brokerWatch reports in the status of a tenant cluster's XPUs that no broker of an infra cluster
+// is connected. The broker renews a Lease, and writes the status of the XPUs itself when it is
+// back. The time since the last renewal is measured by this process, so that the clocks of both may
+// differ.
 type brokerWatch struct {
 	base
 	admissions *admissions
@@ -78,7 +79,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 
-	return ctrl.Result{}, r.tellXPUs(ctx)
+	return ctrl.Result{}, r.reportBrokerAway(ctx)
 }
 
 func (r *brokerWatch) allPorts(ctx context.Context) (requests []reconcile.Request) {
@@ -92,8 +93,8 @@ func (r *brokerWatch) allPorts(ctx context.Context) (requests []reconcile.Reques
 	return requests
 }
 
-// observe returns how long the broker has to renew the Lease, 0 or less if it is away, and whether
-// that is news.
+// observe returns the time that the broker has left to renew the Lease, 0 or less if it is away.
+// changed reports whether the broker went away or came back since the last call.
 func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,8 +110,8 @@ func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, 
 	return left, changed
 }
 
-// tellXPUs has the XPUs say that the broker is away.
-func (r *brokerWatch) tellXPUs(ctx context.Context) error {
+// reportBrokerAway sets the condition Ready of all XPUs.
+func (r *brokerWatch) reportBrokerAway(ctx context.Context) error {
 	var xpus v1alpha1.XPUList
 	if err := r.client.List(ctx, &xpus); err != nil {
 		return fmt.Errorf("list XPUs: %w", err)

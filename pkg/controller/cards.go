@@ -23,11 +23,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// cards finds the node that has the card of each XPU: it joins the PFs that the OPI agent says that
-// it serves with those of XPUNodes, and says in the XPU's status which they are.
+// cards finds the node that has the card of each XPU. It joins the PFs that the OPI agent reports
+// with the PFs of XPUNodes, and writes the result to the XPU's status.
 type cards struct {
 	base
-	told toldPFs
+	reported reportedPFs
 }
 
 func (r *cards) setup(mgr ctrl.Manager) error {
@@ -40,8 +40,8 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 	}
 
 	return c.
-		// Also after its own writes: it may have found a node that came back while the cache did
-		// not have yet that the card was nowhere.
+		// Its own writes also count as changes, because a node may have come back before the cache
+		// showed that the card was gone.
 		For(&v1alpha1.XPU{},
 			builder.WithPredicates(predicate.Or(servingChanged,
 				predicate.LabelChangedPredicate{}))).
@@ -69,11 +69,11 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// nodeChanged has the XPUs looked at whose agents told of a PF that a node has, or had.
+// nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had.
 func (r *cards) nodeChanged(queue queueOf[reconcile.Request], nodes ...client.Object) {
 	for _, node := range nodes {
 		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
-			for _, xpu := range r.told.by(key) {
+			for _, xpu := range r.reported.by(key) {
 				queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: xpu}})
 			}
 		}
@@ -84,7 +84,7 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	var xpu v1alpha1.XPU
 	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
 		if client.IgnoreNotFound(err) == nil {
-			r.told.forget(req.Name)
+			r.reported.forget(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -105,8 +105,9 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return again, r.writeStatus(ctx, &xpu, before)
 }
 
-// ask asks an agent that answers: whenever it began to, as it may have been configured anew or be
-// another one, and again after the period, as that may be missed.
+// ask asks a connected agent for its PFs. It does so at each new connection, because the agent may
+// have another configuration, and once in each ResyncPeriod, because a change during a connection
+// may be missed.
 func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, err error) {
 	agent := r.sessions.connection(xpu.Name).agent
 	if agent == nil {
@@ -121,13 +122,13 @@ func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, 
 		return again, err
 	}
 
-	r.told.set(xpu.Name, pfs)
+	r.reported.set(xpu.Name, pfs)
 	return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 }
 
 // locate fills in the XPU's status.
 func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
-	told, known := r.told.of(xpu.Name)
+	reported, known := r.reported.of(xpu.Name)
 	if !known { // since the controller started: what was found before still holds
 		xpu.Status.NodeName = xpu.Node()
 		return nil
@@ -135,7 +136,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 
 	var nodes []v1alpha1.XPUNode
 	seen := sets.New[string]()
-	for _, pf := range told {
+	for _, pf := range reported {
 		for _, key := range keysOf(pf) {
 			var found v1alpha1.XPUNodeList
 			if err := r.client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key},
@@ -157,7 +158,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return err
 	}
 
-	card := locate(xpu, told, nodes)
+	card := locate(xpu, reported, nodes)
 	if rival, err := r.rival(ctx, xpu, card); err != nil {
 		return err
 	} else if rival != "" {
@@ -178,8 +179,8 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-// ofTenant leaves out nodes of clusters that the XPU does not serve: what they tell of their cards
-// counts for nothing.
+// ofTenant leaves out the nodes of clusters that the XPU does not serve, because their reports
+// about cards must not count.
 func (r *cards) ofTenant(
 	ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha1.XPUNode,
 ) ([]v1alpha1.XPUNode, error) {
@@ -202,8 +203,8 @@ func (r *cards) ofTenant(
 	}), nil
 }
 
-// rival is another XPU that already has one of the PFs, "" if there is none: an agent's word does
-// not take a card from another.
+// rival returns the XPU that has one of the PFs already, "" if there is none. An agent's report
+// alone does not take a card from another XPU.
 func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (string, error) {
 	var others v1alpha1.XPUList
 	if err := r.client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node},
@@ -228,29 +229,29 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 	return "", nil
 }
 
-// toldPFs are the PFs that agents said that they serve, by XPU, and the XPUs by the keys of the
-// PFs. Safe for concurrent use.
-type toldPFs struct {
+// reportedPFs holds the PFs that agents reported by XPU, and the XPUs by the keys of their PFs.
+// Safe for concurrent use.
+type reportedPFs struct {
 	mu    sync.Mutex
 	byXPU map[string][]opi.HostPF
 	byKey map[string]sets.Set[string]
 }
 
-func (t *toldPFs) of(xpu string) (pfs []opi.HostPF, known bool) {
+func (t *reportedPFs) of(xpu string) (pfs []opi.HostPF, known bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pfs, known = t.byXPU[xpu]
 	return pfs, known
 }
 
-// by are the XPUs whose agents told of a PF with this key.
-func (t *toldPFs) by(key string) []string {
+// by returns the XPUs whose agents reported a PF with this key.
+func (t *reportedPFs) by(key string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.byKey[key].UnsortedList()
 }
 
-func (t *toldPFs) set(xpu string, pfs []opi.HostPF) {
+func (t *reportedPFs) set(xpu string, pfs []opi.HostPF) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
@@ -270,14 +271,14 @@ func (t *toldPFs) set(xpu string, pfs []opi.HostPF) {
 	}
 }
 
-func (t *toldPFs) forget(xpu string) {
+func (t *reportedPFs) forget(xpu string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drop(xpu)
 }
 
 // drop needs the lock.
-func (t *toldPFs) drop(xpu string) {
+func (t *reportedPFs) drop(xpu string) {
 	for _, pf := range t.byXPU[xpu] {
 		for _, key := range keysOf(pf) {
 			if t.byKey[key].Delete(xpu); t.byKey[key].Len() == 0 {

@@ -29,18 +29,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it
-// when the Function is no longer allocated, and writes what the scheduler or the user must know
-// into the claim's status.
+// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, and deletes it
+// when the Function is no longer allocated. It reports to the scheduler and the user in the claim's
+// status.
 type claims struct {
 	base
 	allocator *allocator
 
-	// by Port: its claim is gone, and the garbage collector has not deleted it yet
+	// how long the claim of a Port is gone that the garbage collector has not deleted yet
 	gone   durations[types.UID]
 	busy   durations[reconcile.Request] // by claim: it waits for a Function
 	queues functionQueues               // of the claims that wait
-	// by Port: it is refused, and the device is not tainted yet
+	// how long a Port is refused whose device has no taint yet
 	tainted durations[types.UID]
 }
 
@@ -72,7 +72,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// ours tells whether a claim has a Function of this driver.
+// ours reports whether a claim has a Function of this driver.
 func ours(o client.Object) bool {
 	allocation := o.(*resourceapi.ResourceClaim).Status.Allocation
 	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results,
@@ -81,8 +81,8 @@ func ours(o client.Object) bool {
 		})
 }
 
-// portChanged enqueues the claim of a Port, and the claims that may have waited for one that is
-// gone.
+// portChanged enqueues the claim of a Port. If the Port is gone, it also enqueues claims that wait
+// for its Function or its addresses.
 func (r *claims) portChanged(
 	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
 ) {
@@ -118,13 +118,13 @@ func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []r
 	return woken
 }
 
-// wokenForAddress is how many claims that wait for any address of a network hear that one is free:
-// one of them takes it, and others may be about to go. Were it all, a full network would cost the
-// square of what waits.
+// wokenForAddress is how many claims are enqueued that wait for any address of a network when one
+// is free. One of them gets the address, and some may be about to end. If all were enqueued, the
+// cost of a full network would be the square of the number of waiting claims.
 const wokenForAddress = 4
 
-// waitingForNetwork returns the claims that join the network, or one whose conflict with it the
-// change may have ended.
+// waitingForNetwork returns the claims that join the network, or a network whose conflict with this
+// one the change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
 	for _, rival := range r.networkRivals(ctx, o) {
@@ -148,7 +148,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	return keys
 }
 
-// dependents are the claims with any of these keys of claimsByDependency.
+// dependents returns the claims with any of these keys of claimsByDependency.
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
@@ -167,7 +167,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 
 	devices, err := claim.Devices(&c)
 	if err != nil {
-		// No Port is touched, as it is unknown what is allocated.
+		// No Port is touched, because it is unknown what is allocated.
 		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s",
 			oneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
@@ -194,25 +194,25 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 			continue // a share, for which the agent has not chosen a VF yet
 		}
 
-		told, again, err := r.device(ctx, &c, &devices[i], ports)
+		conditions, again, err := r.device(ctx, &c, &devices[i], ports)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 
-		setConditions(&c, &devices[i], told)
+		setConditions(&c, &devices[i], conditions)
 		after = smaller(after, again)
 	}
 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
-// onlySeen is told to claims with adminAccess.
+// onlySeen is the message for claims with adminAccess.
 const onlySeen = "adminAccess: the pod sees the Function's attributes and counters, and takes " +
 	"nothing"
 
-// retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace
-// to delete those of a claim that is gone or ending; it learns of new kinds late. after is the
-// pause until the first such period ends, 0 if there is none.
+// retire deletes the claim's Ports whose Functions it no longer has. For a claim that is gone or
+// ending, the garbage collector gets CollectGrace to delete the Ports itself, because it learns of
+// new kinds late. after is the time until the first such period ends, 0 if there is none.
 func (r *claims) retire(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device,
 	ports []*v1alpha1.XPUPort,
@@ -242,8 +242,8 @@ func (r *claims) retire(
 	return after, nil
 }
 
-// ending says whether the claim is being deleted, or was generated for a pod and has been given
-// back, which happens just before its deletion.
+// ending reports whether the claim is being deleted. A claim that was generated for a pod loses its
+// allocation just before its deletion.
 func ending(c *resourceapi.ResourceClaim) bool {
 	owner := metav1.GetControllerOf(c)
 	generated := owner != nil && owner.Kind == "Pod"
@@ -261,8 +261,8 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 	return nil
 }
 
-// device creates the Port of a device if there is none. It returns the conditions, of the types in
-// claimConditions, that the claim is to have for the device, and the pause before the next look; 0
+// device creates the Port of a device if there is none. It returns the claim's conditions for the
+// device, of the types in claimConditions, and the pause before the next attempt. A pause of 0
 // means that an event will come.
 func (r *claims) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []*v1alpha1.XPUPort,
@@ -275,8 +275,8 @@ func (r *claims) device(
 		return r.existing(ctx, c, d, ports[i])
 	}
 
-	// The claim is in the queue before it looks, so that it finds the Function free or hears when
-	// it is.
+	// The claim joins the queue first. It therefore either finds the Function free, or is enqueued
+	// when the Function becomes free.
 	key := model.FunctionKey(d.ID.Node, d.Function)
 	r.queues.add(key, requestFor(c))
 	needed, err := r.create(ctx, c, d)
@@ -286,13 +286,13 @@ func (r *claims) device(
 	}
 
 	if ok {
-		// A Function that just changed hands is no news.
+		// A claim may wait for a moment when its Function passes from one pod to the next.
 		if p.reason == v1alpha1.ReasonFunctionBusy {
 			if waited := r.busy.elapsed(requestFor(c)); waited < r.BusyGrace {
 				return nil, r.BusyGrace - waited, nil
 			}
 		}
-		// Events wake the claim, except when something was only assumed to be taken.
+		// An event enqueues the claim, except if its obstacle was only a reservation.
 		return provisioned(c, p.reason, p.message), cmp.Or(p.retry, assumedFor), nil
 	}
 
@@ -303,7 +303,7 @@ func (r *claims) device(
 	return nil, 0, err
 }
 
-// provisioned is the condition Provisioned of a device.
+// provisioned returns the condition Provisioned of a device.
 func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.Condition {
 	return []metav1.Condition{
 		newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message),
@@ -332,33 +332,33 @@ func (r *claims) existing(
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
 	}
 
-	told := provisioned(c, ready.Reason, ready.Message)
+	conditions := provisioned(c, ready.Reason, ready.Message)
 	if !d.BeforeBind || !v1alpha1.Refused(ready.Reason) {
-		return told, 0, nil
+		return conditions, 0, nil
 	}
 
 	wait, err := r.untilTainted(ctx, c, d, port)
 	if err != nil || wait > 0 {
-		return told, wait, err
+		return conditions, wait, err
 	}
 
-	failed := told[0]
+	failed := conditions[0]
 	failed.Type, failed.Status = v1alpha1.ConditionProvisionFailed, metav1.ConditionTrue
-	return append(told, failed), 0, nil
+	return append(conditions, failed), 0, nil
 }
 
-// taintPause is between looks at the node's ResourceSlices. Failures are too rare to watch all
-// slices of the cluster.
+// taintPause is the pause between two reads of the node's ResourceSlices. Failures are too rare to
+// watch all slices of the cluster.
 const taintPause = 200 * time.Millisecond
 
-// untilTainted is the pause before the claim may be told that the device of a refused Port failed,
-// 0 if it may at once. Without the taint, by which the node's agent publishes that, the scheduler
-// would pick the same device again.
+// untilTainted returns the pause before the claim may get the condition that its device failed, 0
+// if it may get it now. The node's agent taints the device of a refused Port. Without the taint,
+// the scheduler would choose the same device again.
 func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
-	told := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue
-	if told || r.tainted.elapsed(port.UID) >= r.TaintGrace {
+	reported := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue
+	if reported || r.tainted.elapsed(port.UID) >= r.TaintGrace {
 		return 0, nil
 	}
 

@@ -11,10 +11,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its
-// agent is away, as the XPU's status tells of the agent. A Port that never was up is refused after
-// ProvisionTimeout.
-func (r *base) inTime(port *v1alpha1.XPUPort, err error) error {
+// withinDeadline adapts a *problem to the Port's age and state. A Port that was up stays up while
+// its agent is away, because the XPU's status reports the agent. A Port that never was up is
+// refused after ProvisionTimeout. Other errors are returned unchanged.
+func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
 	p, isProblem := errors.AsType[*problem](err)
 	everUp := port.Status.BridgePort != ""
 	switch {
@@ -42,8 +42,8 @@ func (r *base) inTime(port *v1alpha1.XPUPort, err error) error {
 	return p
 }
 
-// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port
-// was up, or if nobody waits.
+// left returns the time until a Port that never was up is refused. It is 0 or less if the time has
+// passed, if the Port was up, or if no pod waits for it.
 func (r *base) left(port *v1alpha1.XPUPort) time.Duration {
 	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
 		return 0

@@ -54,9 +54,9 @@ func (r *devicePools) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
-// changed has the pools summed up of which two versions of an XPUNode say something else. Since
-// every agent watches DevicePools, a thousand nodes that start at once must not cost a thousand
-// writes: a pool is written once in PoolPause.
+// changed enqueues the pools whose entries differ between two versions of an XPUNode. A pool is
+// written once in PoolPause at most, because every agent watches DevicePools, and a thousand nodes
+// may start at once.
 func (r *devicePools) changed(before, after client.Object, queue queueOf[reconcile.Request]) {
 	was, is := poolsOf(before), poolsOf(after)
 	for name, entry := range was {
@@ -72,7 +72,7 @@ func (r *devicePools) changed(before, after client.Object, queue queueOf[reconci
 	}
 }
 
-// poolsOf are the entries of an XPUNode, which may be nil, by the name of the DevicePool.
+// poolsOf returns the entries of an XPUNode by the name of the DevicePool. The XPUNode may be nil.
 func poolsOf(o client.Object) map[string]v1alpha1.XPUNodePool {
 	entries := map[string]v1alpha1.XPUNodePool{}
 	if node, ok := o.(*v1alpha1.XPUNode); ok {
@@ -117,13 +117,13 @@ func (r *devicePools) Reconcile(
 	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
 }
 
-// poolEntry is what a pool has on a node.
+// poolEntry is a pool's entry in the XPUNode of a node.
 type poolEntry struct {
 	node string
 	v1alpha1.XPUNodePool
 }
 
-// entries are those of a pool, sorted by node.
+// entries returns the entries of a pool, sorted by node.
 func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, error) {
 	var nodes v1alpha1.XPUNodeList
 	if err := r.client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool},
@@ -140,12 +140,12 @@ func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, er
 	return entries, nil
 }
 
-// shown bounds how many nodes, Functions of other pools, and PFs that lack something a condition
-// names.
-const shown = 3
+// mostExamples is how many nodes, Functions of other pools, and incomplete PFs a condition names at
+// most.
+const mostExamples = 3
 
-// sumUp sets the counts and the condition Ready. Its generation is the oldest of those that the
-// agents report on.
+// sumUp sets the counts and the condition Ready. The condition's generation is the oldest that an
+// agent reports.
 func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	generation := pool.Generation
 	status := &pool.Status
@@ -211,7 +211,7 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
 
-// namePFs adds the PFs that there are to the message of a pool that has no Functions.
+// namePFs adds the existing PFs to the message of a pool that has no Functions.
 func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) error {
 	ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
 	if ready == nil || ready.Reason != v1alpha1.ReasonNoFunctions {
@@ -242,9 +242,9 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 	return nil
 }
 
-// sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this
-// generation of the spec ask for. The reason is that of the first PF that lacks something by
-// itself, rather than of one that is being changed.
+// sumUpSupply sets the condition Supplied: whether all PFs have the VFs and SFs that numVFs and sfs
+// ask for in this generation of the spec. A PF that failed gives the reason, before a PF that is
+// still being changed.
 func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	if pool.Spec.NumVFs == nil && pool.Spec.SFs == nil {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupplied)
@@ -312,7 +312,7 @@ func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
 }
 
-// needsFeatures says whether a pool asks for more than Kubernetes 1.34 does by default.
+// needsFeatures reports whether a pool needs more than Kubernetes 1.34 does by default.
 func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
 	return spec.Publish == v1alpha1.PublishDRA &&
 		(spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
@@ -320,7 +320,8 @@ func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
 			spec.Provision == v1alpha1.ProvisionAhead)
 }
 
-// fallbacksOf say what nodes found that the cluster cannot do, each once, with the first node.
+// fallbacksOf returns what the cluster cannot do according to its nodes, each once, with the first
+// node that reports it.
 func fallbacksOf(entries []poolEntry) (list []string) {
 	seen := map[v1alpha1.Fallback]bool{}
 	for _, e := range entries {
@@ -338,10 +339,10 @@ func fallbacksOf(entries []poolEntry) (list []string) {
 	return list
 }
 
-// firstOf shortens a list to what is shown, and says how many more there are.
+// firstOf shortens a list to mostExamples, and adds how many more there are.
 func firstOf(list []string) []string {
-	if len(list) <= shown {
+	if len(list) <= mostExamples {
 		return list
 	}
-	return append(list[:shown:shown], fmt.Sprintf("and %d more", len(list)-shown))
+	return append(list[:mostExamples:mostExamples], fmt.Sprintf("and %d more", len(list)-mostExamples))
 }

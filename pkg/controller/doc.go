@@ -2,13 +2,13 @@
 
 // Package controller provisions xPUs for allocated Functions. Its reconcilers create XPUPorts for
 // ResourceClaims, create XPUPorts and XPUNetworks on OPI agents, and delete all of these when they
-// are no longer wanted. A reconciler may be interrupted at any point, as it converges from whatever
-// it finds. It is woken by changes of objects and of connections.
+// are no longer wanted. A reconciler may be interrupted at any point, because it converges from any
+// state. Changes of objects and of connections wake it.
 //
-// The node's agent creates and deletes XPUPorts without a claim; this package serves them like the
-// others.
+// The node's agent creates and deletes XPUPorts without a claim. This package admits them to their
+// networks and serves them like the others.
 //
 // An XPUPort that was never up is refused while its Ready condition has reason Conflict or Failed.
-// It is retried all the same, but with BeforeBind the node's agent taints the device, and then the
-// claim is told that the device failed.
+// The controller still retries, but with BeforeBind the node's agent taints the device, and then
+// the claim gets the condition that the device failed.
 package controller

@@ -14,17 +14,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// fenceAge is how long an answer of the API server counts. A leader that was elected meanwhile
+// fenceAge is how long an answer of the API server is valid. A leader that was elected meanwhile
 // reads all objects first, which takes longer.
 const fenceAge = 500 * time.Millisecond
 
-// fenceTimeout is for an API server that does not answer.
+// fenceTimeout bounds the wait for an API server that does not answer.
 const fenceTimeout = 5 * time.Second
 
-// Fence keeps a leader from acting after another one was elected: it may have been stopped for
-// longer than its Lease lasts, or somebody may have changed the Lease, and it learns that only when
-// it renews it. Safe for concurrent use. A nil Fence, of a controller without leader election,
-// keeps nobody.
+// Fence keeps a leader from acting after another one was elected. A leader that was suspended for
+// longer than its Lease lasts, or whose Lease was edited, learns this only when it renews the
+// Lease. Safe for concurrent use. A nil Fence always lets the caller act; a controller without
+// leader election has one.
 type Fence struct {
 	reader client.Reader // of the API server, not of a cache
 	lease  client.ObjectKey
@@ -41,14 +41,14 @@ type term struct {
 	transitions int32 // how often the Lease went from one holder to another
 }
 
-// NewFence is for the Lease of a leader election whose holders are named after the host that they
-// run on, "host_uid".
+// NewFence returns a fence for the Lease of a leader election. The holders' identities are
+// "host_uid", with the name of the host that they run on.
 func NewFence(reader client.Reader, lease client.ObjectKey, host string) *Fence {
 	return &Fence{reader: reader, lease: lease, prefix: host + "_"}
 }
 
-// Check returns an error if this process is not the leader any more, or if that is unknown. It is
-// for a process that was elected, and calls the API server at most twice in a second.
+// Check returns an error if this process is no longer the leader, or if that is unknown. Only a
+// process that was elected may call it. It calls the API server at most twice in a second.
 func (f *Fence) Check(ctx context.Context) error {
 	if f == nil {
 		return nil
@@ -83,8 +83,8 @@ func (f *Fence) Check(ctx context.Context) error {
 	return nil
 }
 
-// recent says whether both clocks say so: the monotonic clock stands still while a machine is
-// suspended, and the other one may be set.
+// recent reports whether an answer is recent by both clocks, because the monotonic clock stands
+// still while a machine is suspended, and the wall clock may be set.
 func recent(then time.Time) bool {
 	wall := time.Now().Round(0).Sub(then.Round(0))
 	return !then.IsZero() && time.Since(then) < fenceAge && 0 <= wall && wall < fenceAge

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// functionQueues are the claims that wait for a Function, by [model.FunctionKey]. The zero value is ready
-// for use. Safe for concurrent use.
+// functionQueues holds the claims that wait for a Function, by [model.FunctionKey]. The zero value
+// is ready for use. Safe for concurrent use.
 type functionQueues struct {
 	mu         sync.Mutex
 	byFunction map[string]sets.Set[reconcile.Request]
@@ -38,7 +38,8 @@ func (q *functionQueues) leave(function string, claim reconcile.Request) {
 	}
 }
 
-// take empties the queue for a Function: who finds it taken again comes back.
+// take empties the queue for a Function and returns its claims. A claim that finds the Function
+// taken again rejoins the queue.
 func (q *functionQueues) take(function string) []reconcile.Request {
 	q.mu.Lock()
 	defer q.mu.Unlock()

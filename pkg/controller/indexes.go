@@ -32,7 +32,7 @@ const (
 	networksByID       = "id"         // see segmentKeys
 )
 
-// segmentKeys are what no two networks may have in common.
+// segmentKeys returns the identifiers that no two networks may have in common.
 func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 	keys := []string{fmt.Sprintf("VLAN %d", n.Spec.VLAN)}
 	if n.Spec.VNI != nil {
@@ -52,9 +52,10 @@ func onAddresses(networkOrPool string) string { return "addresses of " + network
 // about certain addresses
 func onConflict(networkOrPool string) string { return "conflict in " + networkOrPool }
 
-// dependencies are the nodes of a claim's Functions, and the network that the claim names, or else
-// the DevicePool that names one. A claim that sets privileged fields depends on the DevicePool in
-// any case. A claim that could not get its addresses depends on those of the network as well.
+// dependencies returns what a claim depends on: the nodes of its Functions, and the network that it
+// names, or else the DevicePool that names one. A claim that sets privileged fields always depends
+// on the DevicePool. A claim that could not get its addresses also depends on the network's
+// addresses.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
 	if err != nil {

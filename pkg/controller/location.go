@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// location is where the card of an XPU is.
+// location is the node and the PFs of an XPU's card.
 type location struct {
 	node, serial string
 	pfs          []v1alpha1.XPUPF // sorted by address
@@ -28,7 +28,7 @@ type location struct {
 	reason, message string
 }
 
-// cardKeys are the keys by which PFs of XPUNodes are found: see keysOf.
+// cardKeys returns the index keys of an XPUNode's PFs: see keysOf.
 func cardKeys(node *v1alpha1.XPUNode) []string {
 	keys := sets.New[string]()
 	for _, pf := range node.Status.PFs {
@@ -37,7 +37,7 @@ func cardKeys(node *v1alpha1.XPUNode) []string {
 	return keys.Delete("").UnsortedList()
 }
 
-// keysOf are the keys of a PF that an agent tells of.
+// keysOf returns the index keys of a PF that an agent reports.
 func keysOf(pf opi.HostPF) []string {
 	return sets.New(keyOfMAC(string(pf.MAC)), keyOfSerial(pf.Serial)).Delete("").UnsortedList()
 }
@@ -52,20 +52,20 @@ func keyOf(kind, value string) string {
 	return kind + value
 }
 
-// locate joins what an agent tells with the nodes that have PFs with the same keys.
-func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) location {
-	if len(told) == 0 {
+// locate joins the PFs that an agent reports with the nodes that have PFs with the same keys.
+func locate(xpu *v1alpha1.XPU, reported []opi.HostPF, nodes []v1alpha1.XPUNode) location {
+	if len(reported) == 0 {
 		return untold(xpu)
 	}
 
 	byNode := map[string][]v1alpha1.XPUPF{}
 	for i := range nodes {
-		if pfs := join(told, nodes[i].Status.PFs); len(pfs) > 0 {
+		if pfs := join(reported, nodes[i].Status.PFs); len(pfs) > 0 {
 			byNode[nodes[i].Name] = pfs
 		}
 	}
 
-	at := location{node: xpu.Spec.NodeName, serial: told[0].Serial}
+	at := location{node: xpu.Spec.NodeName, serial: reported[0].Serial}
 	names := slices.Sorted(maps.Keys(byNode))
 	keeper := keeperOf(xpu, byNode)
 
@@ -73,18 +73,18 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 	case len(names) == 0 && at.node == "":
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"no node has told of %s yet; see whether xpu-agent runs on the "+
-				"node that has the card, or set spec.nodeName", describe(told))
+				"node that has the card, or set spec.nodeName", describe(reported))
 	case len(names) == 0:
 		return at.because(v1alpha1.ReasonCardNotFound,
 			"node %s does not have %s; correct spec.nodeName, or wait for "+
-				"its xpu-agent", at.node, describe(told))
+				"its xpu-agent", at.node, describe(reported))
 	case at.node != "" && byNode[at.node] == nil:
 		return at.because(v1alpha1.ReasonContradiction,
 			"spec.nodeName is %s, but %s has %s; correct it, or leave it out",
-			at.node, strings.Join(names, ", "), describe(told))
+			at.node, strings.Join(names, ", "), describe(reported))
 	case at.node == "" && len(names) > 1 && keeper == "":
 		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
-			strings.Join(names, ", "), describe(told))
+			strings.Join(names, ", "), describe(reported))
 	}
 
 	at.node = cmp.Or(at.node, keeper, names[0])
@@ -93,14 +93,14 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 		return at.because(v1alpha1.ReasonContradiction,
 			"nodes %s all have %s; node %s keeps the card, because it had it "+
 				"first; see which agent is wrong, and set spec.nodeName", strings.Join(names, ", "),
-			describe(told), at.node)
+			describe(reported), at.node)
 	}
 
 	return at.found(xpu.Spec.PFs)
 }
 
-// untold is where the card of an XPU is whose agent does not tell which PFs it serves. What it told
-// before still holds, unless the spec was changed since.
+// untold returns the location of a card whose agent does not report its PFs. What the agent
+// reported before still holds, unless the spec changed since.
 func untold(xpu *v1alpha1.XPU) location {
 	at := location{node: xpu.Spec.NodeName}
 	if at.node != "" {
@@ -120,9 +120,9 @@ func untold(xpu *v1alpha1.XPU) location {
 			"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
 }
 
-// keeperOf is the node that had the card of an XPU so far and still tells of it, "" if there is
-// none. A node that tells of the same card later does not take it away, because what nodes tell may
-// be wrong, or a lie.
+// keeperOf returns the node that had the XPU's card before and still reports it, "" if there is
+// none. A node that reports the same card later does not take it away, because a node's report may
+// be wrong or a lie.
 func keeperOf(xpu *v1alpha1.XPU, byNode map[string][]v1alpha1.XPUPF) string {
 	if len(xpu.Status.PFs) > 0 && byNode[xpu.Status.NodeName] != nil {
 		return xpu.Status.NodeName
@@ -130,7 +130,7 @@ func keeperOf(xpu *v1alpha1.XPU, byNode map[string][]v1alpha1.XPUPF) string {
 	return ""
 }
 
-// because adds what the condition Card says.
+// because adds the reason and the message of the condition Card.
 func (l location) because(reason, format string, args ...any) location {
 	l.reason, l.message = reason, fmt.Sprintf(format, args...)
 	return l
@@ -156,13 +156,13 @@ func (l location) found(wanted []string) location {
 	return l.because(v1alpha1.ReasonFound, "node %s has the card: %s", l.node, list)
 }
 
-// join returns the PFs of a node that are those that an agent tells of, sorted by address.
-func join(told []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF) {
+// join returns the PFs of a node that an agent reports, sorted by address.
+func join(reported []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF) {
 	for _, pf := range has {
-		i := slices.IndexFunc(told, func(t opi.HostPF) bool { return isSamePF(t, pf) })
+		i := slices.IndexFunc(reported, func(t opi.HostPF) bool { return isSamePF(t, pf) })
 		if i >= 0 {
 			joined = append(joined, v1alpha1.XPUPF{
-				Address: pf.Address, Name: told[i].Name, VFOffset: pf.VFOffset,
+				Address: pf.Address, Name: reported[i].Name, VFOffset: pf.VFOffset,
 				VFStride: pf.VFStride, TotalVFs: pf.TotalVFs,
 			})
 		}
@@ -177,33 +177,34 @@ func join(told []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF)
 	})
 }
 
-// isSamePF goes by the MAC address, which a PF alone has, where both sides know it. The PFs of one
-// card are otherwise told apart by their number, which is that of the PCI function.
-func isSamePF(told opi.HostPF, has v1alpha1.XPUNodePF) bool {
-	if told.MAC != "" && has.MAC != "" {
-		return string(told.MAC) == has.MAC
+// isSamePF compares the MAC addresses where both sides know them, because only one PF has a MAC
+// address. Otherwise it compares the card's serial number and the number of the PCI function.
+func isSamePF(reported opi.HostPF, has v1alpha1.XPUNodePF) bool {
+	if reported.MAC != "" && has.MAC != "" {
+		return string(reported.MAC) == has.MAC
 	}
-	_, number, _ := strings.Cut(told.Name, "pf")
-	return told.Serial != "" && told.Serial == has.Serial &&
+	_, number, _ := strings.Cut(reported.Name, "pf")
+	return reported.Serial != "" && reported.Serial == has.Serial &&
 		strings.HasSuffix(has.Address, "."+number)
 }
 
-// describe is a short list of PFs for a message.
-func describe(told []opi.HostPF) string {
+// describe returns a short list of PFs for a message.
+func describe(reported []opi.HostPF) string {
 	const most = 4
 	var texts []string
-	for _, pf := range told[:min(len(told), most)] {
+	for _, pf := range reported[:min(len(reported), most)] {
 		texts = append(texts, strings.TrimPrefix(pf.String(), opi.HostPFPrefix))
 	}
 
-	if len(told) > most {
-		texts = append(texts, fmt.Sprintf("%d more", len(told)-most))
+	if len(reported) > most {
+		texts = append(texts, fmt.Sprintf("%d more", len(reported)-most))
 	}
 	return "a PF that is " + strings.Join(texts, " or ")
 }
 
-// portID is the id of a Port at the OPI agent of its XPU, which may be nil: the one that it has, or
-// else the name of the Function's eswitch port where the XPU's status tells that of its PF.
+// portID returns the id of a Port at the OPI agent. It is the id that the Port has already, or else
+// the name of the Function's eswitch port if the XPU's status has the name of its PF. The XPU may
+// be nil.
 func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	if port.Status.BridgePort != "" {
 		return port.Status.BridgePort, nil
@@ -219,14 +220,14 @@ func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	return opi.PortID(f)
 }
 
-// hasFunction says whether a Function is one of these PFs, one of their VFs, or an SF of one of
-// them, whatever its number.
+// hasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
+// them with any number.
 func hasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
 	pf, _ := pfOf(pfs, f)
 	return pf != nil
 }
 
-// eswitchPort is the id of the Port of a Function of one of these PFs, "" for other Functions.
+// eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
 func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
 	pf, part := pfOf(pfs, f)
 	if pf == nil {
@@ -240,8 +241,8 @@ func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
 	return id
 }
 
-// pfOf is the PF that a Function belongs to, nil if it is none of these, and which part of the PF
-// it is: "vf1", "sf88", or "" for the PF itself.
+// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
+// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
 func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
 	for i := range pfs {
 		if pfs[i].Address == string(f.Address) {
@@ -253,8 +254,8 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 		return nil, "" // only PFs have SFs
 	}
 
-	// The VFs of several PFs may interleave: a VF belongs to the PF whose first VF is the nearest
-	// below.
+	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
+	// below it.
 	nearest := math.MaxInt
 	for i := range pfs {
 		pf := &pfs[i]

@@ -40,17 +40,17 @@ func TestLocate(t *testing.T) {
 		pf("0000:3b:00.1", "", "02:00:00:00:00:01"))
 	both := []v1alpha1.XPUPF{at("0000:3b:00.0", "c1pf0"), at("0000:3b:00.1", "c1pf1")}
 	for what, test := range map[string]struct {
-		spec  v1alpha1.XPUSpec
-		had   v1alpha1.XPUStatus
-		told  []opi.HostPF
-		nodes []v1alpha1.XPUNode
-		want  location
+		spec     v1alpha1.XPUSpec
+		had      v1alpha1.XPUStatus
+		reported []opi.HostPF
+		nodes    []v1alpha1.XPUNode
+		want     location
 	}{
-		"by serial number": {told: bySerial, nodes: []v1alpha1.XPUNode{one}, want: location{
+		"by serial number": {reported: bySerial, nodes: []v1alpha1.XPUNode{one}, want: location{
 			node: "node1", serial: "MT1", pfs: both, reason: "Found", message: "node node1 has " +
 				"the card: PF 0000:3b:00.0 is c1pf0, PF 0000:3b:00.1 is c1pf1",
 		}},
-		"by MAC address, which the number does not contradict": {told: byMAC,
+		"by MAC address, which the number does not contradict": {reported: byMAC,
 			nodes: []v1alpha1.XPUNode{swapped}, want: location{
 				node: "node1", pfs: []v1alpha1.XPUPF{
 					at("0000:3b:00.0", "c1pf1"), at("0000:3b:00.1", "c1pf0"),
@@ -58,7 +58,7 @@ func TestLocate(t *testing.T) {
 				message: "node node1 has the card: PF 0000:3b:00.0 is c1pf1",
 			}},
 		"one card, another PF's MAC address": {
-			told: []opi.HostPF{{Name: "c1pf0", Serial: "MT1", MAC: "02:00:00:00:00:09"}},
+			reported: []opi.HostPF{{Name: "c1pf0", Serial: "MT1", MAC: "02:00:00:00:00:09"}},
 			nodes: []v1alpha1.XPUNode{
 				node("node1", pf("0000:3b:00.0", "MT1", "02:00:00:00:00:01")),
 			},
@@ -68,47 +68,47 @@ func TestLocate(t *testing.T) {
 		},
 		"as the spec says": {spec: v1alpha1.XPUSpec{
 			NodeName: "node1", PFs: []string{"0000:3b:00.1"},
-		}, told: bySerial, nodes: []v1alpha1.XPUNode{one},
+		}, reported: bySerial, nodes: []v1alpha1.XPUNode{one},
 			want: location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
-		"another node than in the spec": {spec: v1alpha1.XPUSpec{NodeName: "node2"}, told: bySerial,
+		"another node than in the spec": {spec: v1alpha1.XPUSpec{NodeName: "node2"}, reported: bySerial,
 			nodes: []v1alpha1.XPUNode{one},
 			want: location{node: "node2", serial: "MT1", reason: "Contradiction",
 				message: "spec.nodeName is node2, but node1 has a PF that is c1pf0 serial MT1"}},
 		"another PF than in the spec": {spec: v1alpha1.XPUSpec{PFs: []string{"0000:5e:00.0"}},
-			told: bySerial, nodes: []v1alpha1.XPUNode{one},
+			reported: bySerial, nodes: []v1alpha1.XPUNode{one},
 			want: location{node: "node1", serial: "MT1", pfs: both, reason: "Contradiction",
 				message: "spec.pfs has 0000:5e:00.0, which the OPI agent does not serve"}},
 		"the node of the spec has not told": {spec: v1alpha1.XPUSpec{NodeName: "node1"},
-			told: bySerial,
+			reported: bySerial,
 			want: location{
 				node: "node1", serial: "MT1", reason: "CardNotFound",
 				message: "node node1 does not have a PF that is",
 			}},
-		"two nodes have it": {told: bySerial, nodes: []v1alpha1.XPUNode{
+		"two nodes have it": {reported: bySerial, nodes: []v1alpha1.XPUNode{
 			one, node("node0", one.Status.PFs...),
 		},
 			want: location{
 				serial: "MT1", reason: "Contradiction", message: "nodes node0, node1 all have",
 			}},
 		"two nodes, one of which had it": {had: v1alpha1.XPUStatus{NodeName: "node1", PFs: both},
-			told:  bySerial,
-			nodes: []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one},
+			reported: bySerial,
+			nodes:    []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one},
 			want: location{node: "node1", serial: "MT1", pfs: both,
 				reason: "Contradiction", message: "nodes node0, node1 all have a PF that is " +
 					"c1pf0 serial MT1 or c1pf1 serial MT1; node node1 keeps the card"}},
 		"two nodes, none of which had it": {had: v1alpha1.XPUStatus{NodeName: "node2", PFs: both},
-			told:  bySerial,
-			nodes: []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one}, want: location{
+			reported: bySerial,
+			nodes:    []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one}, want: location{
 				serial: "MT1", reason: "Contradiction", message: "nodes node0, node1 all have",
 			}},
 		"one node, which had not": {had: v1alpha1.XPUStatus{NodeName: "node2", PFs: both},
-			told:  bySerial,
-			nodes: []v1alpha1.XPUNode{one},
-			want:  location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
+			reported: bySerial,
+			nodes:    []v1alpha1.XPUNode{one},
+			want:     location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
 		"two nodes, and the spec says which": {spec: v1alpha1.XPUSpec{NodeName: "node1"},
-			told:  bySerial,
-			nodes: []v1alpha1.XPUNode{one, node("node0", one.Status.PFs...)},
-			want:  location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
+			reported: bySerial,
+			nodes:    []v1alpha1.XPUNode{one, node("node0", one.Status.PFs...)},
+			want:     location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
 		"an agent that does not tell any more": {
 			had: v1alpha1.XPUStatus{
 				NodeName: "node1", Serial: "MT1", PFs: both,
@@ -130,12 +130,12 @@ func TestLocate(t *testing.T) {
 		"nobody tells, nor does the spec": {
 			want: location{reason: "NotTold", message: "set spec.nodeName"},
 		},
-		"what an agent leaves out is nobody's": {told: []opi.HostPF{{Name: "c1pf0"}},
+		"what an agent leaves out is nobody's": {reported: []opi.HostPF{{Name: "c1pf0"}},
 			nodes: []v1alpha1.XPUNode{node("node1", pf("0000:3b:00.0", "", ""))},
 			want:  location{reason: "CardNotFound"}},
 	} {
 		got := locate(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: test.spec,
-			Status: test.had}, test.told, test.nodes)
+			Status: test.had}, test.reported, test.nodes)
 		if !strings.Contains(got.message, test.want.message) {
 			t.Errorf("%s: message %q, want %q", what, got.message, test.want.message)
 		}

@@ -21,14 +21,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// metrics are the controller's own, beside those of controller-runtime.
+// metrics are the controller's own metrics. Those of controller-runtime are registered elsewhere.
 type metrics struct {
 	provisioning prometheus.Histogram
 	errors       *prometheus.CounterVec
 	orphans      *prometheus.CounterVec
 }
 
-// newMetrics registers them. elected is closed once this process is the leader.
+// newMetrics registers the metrics. elected is closed once this process is the leader.
 func newMetrics(
 	registerer prometheus.Registerer, cache client.Reader, store *model.Ports,
 	elected <-chan struct{},
@@ -59,7 +59,7 @@ func newMetrics(
 	}
 }
 
-// failed notes that an operation on an agent failed.
+// failed counts an operation on an agent that failed.
 func (m *metrics) failed(xpu, operation string, err error) {
 	code := "Failed"
 	if failure, ok := errors.AsType[*opi.Error](err); ok && failure.Err != nil {
@@ -70,8 +70,8 @@ func (m *metrics) failed(xpu, operation string, err error) {
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
 }
 
-// portCollector counts the Ports in the cache at each scrape. Only the leader does, so that a sum
-// over replicas is right.
+// portCollector counts the Ports in the store at each scrape. Only the leader exports the counts,
+// so that a sum over replicas is right.
 type portCollector struct {
 	cache   client.Reader
 	store   *model.Ports
@@ -84,8 +84,9 @@ var portsDesc = prometheus.NewDesc(
 		"standby of those of virtual machines that are being migrated. Only the leader has it.",
 	[]string{"xpu", "state"}, nil)
 
-// noXPU is the label of Ports whose XPU does not exist. No XPU can have this name. An administrator
-// makes XPUs, but nodes write which XPU a Port is of, so that they could make any number of series.
+// noXPU is the label of Ports whose XPU does not exist. No XPU can have this name. The names of
+// Ports' XPUs are not used as labels otherwise, because nodes write them and could create any
+// number of series.
 const noXPU = "_other"
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }

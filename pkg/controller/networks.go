@@ -24,16 +24,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// networks says in an XPUNetwork's status how its bridges are, and keeps an XPUNetwork that is
-// being deleted until no XPUPort needs it.
+// networks writes the state of an XPUNetwork's bridges to its status. It keeps an XPUNetwork that
+// is being deleted until no XPUPort needs it.
 type networks struct {
 	base
 	bridges *bridges
 	wakeups queue.Wakeups[reconcile.Request]
 }
 
-// statusPause is the least time between two looks at the bridges of a network, so that hundreds of
-// xPUs that come at once cost a few writes.
+// statusPause is the least time between two updates of a network's status, so that hundreds of xPUs
+// that connect at once cost few writes.
 const statusPause = 500 * time.Millisecond
 
 func (r *networks) setup(mgr ctrl.Manager) error {
@@ -46,14 +46,14 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// changed has the status written after a bridge of the network changed.
+// changed enqueues a network one of whose bridges changed.
 func (r *networks) changed(network string) {
 	r.wakeups.Add(statusPause,
 		reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
 }
 
-// waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits
-// for its Ports.
+// waitsFor returns the network of a deleted Port if the network is being deleted too, because it
+// waits until its Ports are gone.
 func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: port.Spec.Network}
@@ -63,7 +63,8 @@ func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []recon
 	return []reconcile.Request{{NamespacedName: key}}
 }
 
-// networkRivals are the networks that have a VLAN or VNI in common with this one, itself included.
+// networkRivals returns the networks that have a VLAN or VNI in common with this one, including
+// this one.
 func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	if r.Role == RoleTenant {
@@ -80,7 +81,7 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 }
 
 // checkSegment returns a *problem if the network has no VLAN, or if an older network has its VLAN
-// or VNI. In a tenant cluster they mean nothing.
+// or VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
 func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	if r.Role == RoleTenant {
 		return nil
@@ -135,8 +136,8 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		v1alpha1.FinalizerNetwork)
 }
 
-// sumUp sets the counts of the status. A *problem says why the network, or no agent that needs it,
-// is served; one without a reason that nothing is known yet of some agent.
+// sumUp sets the counts of the status. A *problem says why an agent does not serve the network. A
+// *problem without a reason says that the state of some agent is not known yet.
 func (r *networks) sumUp(
 	ctx context.Context, network *v1alpha1.XPUNetwork,
 ) (success string, err error) {
@@ -189,8 +190,8 @@ func (r *networks) sumUp(
 	return fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs), nil
 }
 
-// unused returns a *problem while the network is in use. An agent that is away lets it go when it
-// is back.
+// unused returns a *problem while the network is in use. An agent that is away deletes the network
+// when it is back.
 func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := r.store.By(ctx, model.ByNetwork, network.Name)
 	if err != nil {
@@ -220,7 +221,7 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 }
 
 // admit returns a *problem if pods of the namespace may not join the network. The namespace is ""
-// if no pod is known yet.
+// if the pod is not known yet.
 func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespace string) error {
 	allowed := network.Spec.AllowedNamespaces
 	if allowed.From == v1alpha1.NamespacesFromAll {
@@ -258,7 +259,7 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	return nil
 }
 
-// namespaceMetadata is for reads of Namespaces, of which only the labels matter.
+// namespaceMetadata is an empty Namespace for reads of metadata, because only the labels matter.
 func namespaceMetadata() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},

@@ -293,8 +293,8 @@ func TestComesBefore(t *testing.T) {
 	ordered := []*v1alpha1.XPUPort{at("z", "vf", 9), at("y", "", 1), at("a", "", 2), at("b", "", 2)}
 	for i, a := range ordered {
 		for j, b := range ordered {
-			if got := comesBefore(a, b); got != (i < j) {
-				t.Errorf("comesBefore(%s, %s) = %t", a.Name, b.Name, got)
+			if got := takesPrecedence(a, b); got != (i < j) {
+				t.Errorf("takesPrecedence(%s, %s) = %t", a.Name, b.Name, got)
 			}
 		}
 	}

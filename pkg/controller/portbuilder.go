@@ -22,12 +22,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// annotationAllocation tells the allocations of one claim apart. It is the allocation's time stamp,
-// RFC 3339, empty if it has none.
+// annotationAllocation distinguishes the allocations of one claim. It is the allocation's time
+// stamp (RFC 3339), empty if the allocation has none.
 const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
-// create makes the Port of a device. It returns false if the device needs none. A *problem says why
-// the Port cannot be made now.
+// create creates the Port of a device. needed is false if the device needs no Port. A *problem says
+// why the Port cannot be created now.
 func (r *claims) create(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (needed bool, err error) {
@@ -76,8 +76,8 @@ func (r *claims) create(
 	return true, nil
 }
 
-// assume has the allocator reserve what the Port needs. Where nobody asked for the MAC address and
-// another Port has it, the Port gets one of the claim's own.
+// assume has the allocator reserve what the Port needs. If the Port's default MAC address is taken,
+// the Port gets one that is derived from the claim.
 func (r *claims) assume(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 	network *v1alpha1.XPUNetwork,
@@ -94,8 +94,8 @@ func (r *claims) assume(
 	return r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 }
 
-// buildPort returns the Port that the device needs, without addresses, and its network; nil if it
-// needs none.
+// buildPort returns the Port that the device needs, without addresses, and its network. Both are
+// nil if the device needs no Port.
 func (r *claims) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
@@ -155,7 +155,8 @@ func (r *claims) buildPort(
 	return port, network, nil
 }
 
-// consumerOf is the name of the pod that the claim was reserved for first, "" if there is none.
+// consumerOf returns the name of the first pod for which the claim is reserved, "" if there is
+// none.
 func consumerOf(c *resourceapi.ResourceClaim) string {
 	for _, consumer := range c.Status.ReservedFor {
 		if consumer.APIGroup == "" && consumer.Resource == "pods" {
@@ -165,9 +166,9 @@ func consumerOf(c *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// macOf is the MAC address of the device's Port: what the claim asks for, that of the Function
-// where its Port is made ahead in the network, or one of the claim's own. It is the same each time
-// that the Port is made.
+// macOf returns the MAC address of the device's Port: the one that the claim asks for, or one that
+// is derived from the Function if Ports of its pool are made ahead in the network, or one that is
+// derived from the claim. It is the same each time that the Port is created.
 func (r *claims) macOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 	network *v1alpha1.XPUNetwork,
@@ -189,7 +190,7 @@ func (r *claims) macOf(
 	return string(claim.DerivedMAC(of, d.ID.Node, d.Function)), nil
 }
 
-// makesAhead says whether a DevicePool has Ports made ahead in the network.
+// makesAhead reports whether Ports of a DevicePool are made ahead in the network.
 func (r *base) makesAhead(ctx context.Context, name, network string) (bool, error) {
 	var pool v1alpha1.DevicePool
 	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &pool)
@@ -200,8 +201,8 @@ func (r *base) makesAhead(ctx context.Context, name, network string) (bool, erro
 		pool.Spec.Network == network, nil
 }
 
-// allocatedOn says whether a pod that uses the allocation can be on the node. The node's name is
-// taken from the pool's, which an agent chooses; the scheduler takes the node from the
+// allocatedOn reports whether a pod that uses the allocation can run on the node. The name of the
+// node comes from the name of the pool, which an agent chooses. The node selector comes from the
 // ResourceSlice, which the API server checks.
 func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 	if a.NodeSelector == nil {
@@ -219,7 +220,7 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 }
 
 // networkOf returns the network that the device joins, nil if it joins none. A *problem also says
-// which fields the claim may not set.
+// which fields the claim must not set.
 func (r *claims) networkOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUNetwork, error) {
@@ -236,7 +237,7 @@ func (r *claims) networkOf(
 				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
 	}
 
-	// A pod that has its Function keeps it when the pool allows less.
+	// A pod that has its Function keeps it when the pool begins to allow less.
 	attached := deviceCondition(c, d, v1alpha1.ConditionReady).Reason != ""
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
 		return nil, problemf(v1alpha1.ReasonForbidden, "%s", err)
@@ -255,7 +256,7 @@ func (r *claims) networkOf(
 	return network, err
 }
 
-// allocationStamp tells this allocation of the claim from earlier ones.
+// allocationStamp returns the value of annotationAllocation for the claim's allocation.
 func allocationStamp(c *resourceapi.ResourceClaim) string {
 	if c.Status.Allocation == nil || c.Status.Allocation.AllocationTimestamp == nil {
 		return ""

@@ -31,14 +31,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the
-// Port is gone.
+// ports has OPI agents serve admitted XPUPorts. An XPUPort keeps its finalizer until the agent
+// confirms that the port is gone.
 type ports struct {
 	base
-	// allocator is nil where the Ports have their addresses from another cluster
+	// allocator is nil where another cluster assigns the addresses
 	allocator *allocator
 	turns     *queue.Turns[reconcile.Request] // by XPU
-	// by [model.FunctionKey]; held by who makes or deletes the port of an XPUPort
+	// functions are locks by [model.FunctionKey], which are held while a port is created or
+	// deleted.
 	functions keylock.Locks[string]
 	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
 	seen      durations[types.UID]             // since when Ports are known that are not up yet
@@ -64,8 +65,8 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// portChanged enqueues a Port whose spec changed or that was admitted, and the Ports that may have
-// waited for one that is gone.
+// portChanged enqueues a Port whose spec changed or that was admitted. If the Port is gone, it also
+// enqueues the Ports that may have waited for its Function or its MAC address.
 func (r *base) portChanged(
 	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
 ) {
@@ -86,8 +87,8 @@ func (r *base) portChanged(
 	}
 }
 
-// waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what
-// the agent has.
+// waiting returns the Ports of an XPU that wait for its agent. Ports that are up are not among
+// them, because resyncs compares them with the agent's ports.
 func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	all, err := r.store.By(ctx, model.ByXPU, xpu)
 	if err != nil {
@@ -104,8 +105,8 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	return requests
 }
 
-// waitingForLost are those of an XPU whose agent is lost. Being abandoned, it lets them go, which
-// is some time after its connection went down.
+// waitingForLost returns the waiting Ports of an XPU whose agent is lost, because an abandoned XPU
+// releases its Ports once the agent counts as lost.
 func (r *ports) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
 	if !r.sessions.connection(xpu).lost() {
 		return nil
@@ -131,7 +132,7 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	}
 	defer r.turns.Done(req)
 
-	// Who waited for another Port of the Function finds it in the cache then.
+	// A reconciler that waited for the lock finds the other Port of the Function in the store.
 	unlock, err := r.functions.Lock(ctx, model.FunctionKeyOf(port))
 	if err != nil {
 		return ctrl.Result{}, err
@@ -152,7 +153,7 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		}
 
 		before := port.DeepCopy()
-		return r.conclude(ctx, port, before, r.inTime(port, r.ensure(ctx, port)))
+		return r.conclude(ctx, port, before, r.withinDeadline(port, r.ensure(ctx, port)))
 	}
 
 	r.seen.reset(port.UID)
@@ -172,7 +173,8 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return ctrl.Result{}, nil
 }
 
-// conclude says in the status and the log what came of an attempt to serve or to remove the Port.
+// conclude reports the outcome of an attempt to serve or to remove the Port in the status, the log
+// and the metrics.
 func (r *ports) conclude(
 	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
 ) (ctrl.Result, error) {
@@ -201,18 +203,18 @@ func (r *ports) conclude(
 	return result, nil
 }
 
-// sinceMade is the age of a Port, or up to a second less. Its creation time is cut to the second,
-// so the time since it was seen first is better, unless that was much later: by a controller that
-// started after the Port was made.
+// sinceMade returns the age of a Port, or up to a second less. The creation time has whole seconds,
+// so that the time since the Port was first seen is more precise. That time is too short if the
+// controller started after the Port was created.
 func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
 	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
 // ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the
-// agent does not; one without a reason means that nothing is known yet. Other errors are those of
-// the API server.
+// agent does not serve it. A *problem without a reason means that nothing is known yet. Other
+// errors come from the API server.
 func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
-	before, err := r.first(ctx, port)
+	before, err := r.preferred(ctx, port)
 	if err != nil {
 		return err
 	}
@@ -274,9 +276,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return nil
 }
 
-// checkFunction returns a *problem if the card of the XPU does not have the Port's Function, as far
-// as its PFs are known: the OPI agent might take an id that no Function has for a port of something
-// else. A Port that is up stays up, because it has its id.
+// checkFunction returns a *problem if the XPU's PFs are known and the Port's Function does not
+// belong to them, because the OPI agent might take the id for a port of something else. A Port that
+// is up has its id and stays up.
 func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	f := claim.FunctionOf(port.Spec.Function)
 	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || hasFunction(xpu.Status.PFs, f) {
@@ -295,12 +297,12 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 		port.Spec.NodeName)
 }
 
-// An XPU may have freePorts Ports whatever its node tells, which leaves room for SFs that were made
-// since, and at most mostPorts, because no list of an OPI agent is read further.
+// An XPU may have freePorts Ports independently of its node's report, which leaves room for new
+// SFs. It may have mostPorts at most, because longer lists of an OPI agent are not read.
 const freePorts, mostPorts = 1024, 1 << 14
 
-// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions. An SF
-// may have any number, so that a node could name Functions without end.
+// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions.
+// Without this check, a node could name any number of Functions, because an SF may have any number.
 func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if port.Status.BridgePort != "" {
 		return nil
@@ -338,8 +340,8 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return p
 }
 
-// serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the
-// largest that the agent carries, 0 if it does not tell.
+// serve has the XPU's agent serve a Port with these addresses. mtu is the largest MTU that the
+// agent carries, 0 if the agent does not report it.
 func (r *ports) serve(
 	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork,
 	xpu *v1alpha1.XPU,
@@ -359,7 +361,7 @@ func (r *ports) serve(
 
 	timeout := r.AgentTimeout
 	if port.Spec.Ahead { // a claim's Port may be waiting for it
-		timeout = min(timeout, soon)
+		timeout = min(timeout, quickTimeout)
 	}
 
 	if left := r.left(port); left > 0 {
@@ -385,8 +387,8 @@ func (r *ports) serve(
 	return int32(agent.MTU(want.Networks[0])), nil
 }
 
-// traced is the object to whose trace the stages of a Port belong: the claim, or the pod that has
-// no claim.
+// traced returns the UID of the object whose trace the Port's stages belong to: the claim, or the
+// pod if there is no claim.
 func traced(port *v1alpha1.XPUPort) types.UID {
 	return cmp.Or(port.Spec.Claim.UID, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).UID)
 }
@@ -400,7 +402,7 @@ func attributesOf(port *v1alpha1.XPUPort) []attribute.KeyValue {
 	}
 }
 
-// hostAddresses are the addresses in a list with prefix lengths.
+// hostAddresses returns the addresses without their prefix lengths.
 func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
 	for _, text := range prefixes {
 		prefix, err := netip.ParsePrefix(text)
@@ -412,7 +414,7 @@ func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
 	return addresses, nil
 }
 
-// opiNetwork is what the xPUs' agents have of an XPUNetwork.
+// opiNetwork returns an XPUNetwork in the form for OPI agents.
 func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
 	n := r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
 	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(
@@ -421,7 +423,7 @@ func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
 	return n
 }
 
-// xpuOf returns the Port's XPU, nil if there is none.
+// xpuOf returns the Port's XPU, nil if it does not exist.
 func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU, error) {
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
@@ -434,7 +436,8 @@ func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XP
 	return &xpu, nil
 }
 
-// failure converts an error of the agent. A Port that the agent refuses is retried after lastRetry.
+// failure converts an error of the agent to a *problem. A Port that the agent refuses is retried
+// after lastRetry.
 func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	p := problemf(v1alpha1.ReasonFailed, "XPU %s: %s", port.Spec.XPU, oneLine(err))
 	p.retry = r.retries.When(requestFor(port))
@@ -458,12 +461,12 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	return p
 }
 
-// soon is how long the deletion of a Port may take before its condition tells of it.
-const soon = 2 * time.Second
+// quickTimeout is how long the deletion of a Port may take before its condition reports it.
+const quickTimeout = 2 * time.Second
 
-// remove has the agent delete the Port. Its errors are like those of ensure.
+// remove has the agent delete the Port. Its errors have the same meaning as those of ensure.
 func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
-	before, err := r.first(ctx, port)
+	before, err := r.preferred(ctx, port)
 	if err != nil {
 		return err
 	}
@@ -473,7 +476,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	case err != nil:
 		return err
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
-		return r.leaveTo(ctx, port, before, xpu)
+		return r.handOver(ctx, port, before, xpu)
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
@@ -503,7 +506,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 
 	timeout := r.AgentTimeout
 	if isReady(port) { // nobody has been told yet that the Port goes, which most do at once
-		timeout = min(timeout, soon)
+		timeout = min(timeout, quickTimeout)
 	}
 
 	bounded, cancel := context.WithTimeout(ctx, timeout)
@@ -538,8 +541,8 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
 	return p
 }
 
-// deletePort has the agent delete the Port. If the card is in another node by now, the port of this
-// id may be that of a Function there.
+// deletePort has the agent delete the port. If the card is in another node now, it first checks
+// that the port with this id is not the port of a Function there.
 func (r *ports) deletePort(
 	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
 ) error {
@@ -556,9 +559,10 @@ func (r *ports) deletePort(
 	return agent.DeletePort(ctx, id)
 }
 
-// leaveTo leaves what the agent has to another Port of the Function, but not a port that only this
-// one asked for: the Function would stay in a network that the other one does not join.
-func (r *ports) leaveTo(
+// handOver leaves the agent's port to another Port of the Function. It deletes the agent's port if
+// the other Port asks for different properties, because otherwise the Function would stay in a
+// network that the other Port does not join.
+func (r *ports) handOver(
 	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
 ) error {
 	has, err := r.portOf(port, xpu)
@@ -572,7 +576,7 @@ func (r *ports) leaveTo(
 		return nil // once it is back, the other Port has its own made in its place
 	}
 
-	bounded, cancel := context.WithTimeout(ctx, soon)
+	bounded, cancel := context.WithTimeout(ctx, quickTimeout)
 	defer cancel()
 
 	got, err := agent.GetPort(bounded, has.ID)
@@ -588,24 +592,24 @@ func (r *ports) leaveTo(
 	return nil
 }
 
-// agent is the session with the agent of the XPU, or the problem why it cannot be asked. A problem
-// without a reason means that this is not known yet.
+// agent returns the session with the XPU's agent, or a problem if the agent cannot be reached. A
+// problem without a reason means that the state of the connection is not known yet.
 func (r *ports) agent(xpu string) (*opi.Session, *problem) {
-	switch way := r.sessions.connection(xpu); {
-	case way.agent != nil:
-		return way.agent, nil
-	case !way.health.Known:
+	switch conn := r.sessions.connection(xpu); {
+	case conn.agent != nil:
+		return conn.agent, nil
+	case !conn.health.Known:
 		return nil, &problem{}
-	case way.refusal != "":
+	case conn.refusal != "":
 		return nil, problemf(v1alpha1.ReasonXPUUnavailable,
-			"the OPI agent of XPU %s cannot be reached: %s", xpu, way.refusal)
+			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.refusal)
 	}
 	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached",
 		xpu)
 }
 
-// foreign says whether the XPU is another node's. Ports of two nodes can have the same id, so a
-// Port with another node's XPU could take over a port of that node.
+// foreign reports whether the XPU belongs to another node. Ports of two nodes can have the same id,
+// so that a Port at another node's XPU could take over a port of that node.
 func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Node()
 }

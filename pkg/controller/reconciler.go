@@ -44,7 +44,7 @@ func retryLimiter[R comparable]() workqueue.TypedRateLimiter[R] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[R](firstRetry, lastRetry)
 }
 
-// base is what all reconcilers depend on.
+// base holds the dependencies of all reconcilers.
 type base struct {
 	Options
 	client   client.Client // reads come from the cache
@@ -60,7 +60,7 @@ type base struct {
 // Filters of events for a controller.
 var (
 	whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})
-	// servingChanged is that what an XPU serves may be different.
+	// servingChanged selects changes of what an XPU serves.
 	servingChanged = predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*v1alpha1.XPU).Status, e.ObjectNew.(*v1alpha1.XPU).Status
@@ -68,7 +68,8 @@ var (
 		},
 	})
 	whenServing = builder.WithPredicates(servingChanged)
-	// A watch that begins anew leaves out that an object went and another of its name came.
+	// anotherOfTheName selects updates that replace an object by a new one of the same name. A
+	// watch that was restarted leaves out the deletion in between.
 	anotherOfTheName = func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetUID() != e.ObjectNew.GetUID()
 	}
@@ -86,8 +87,8 @@ func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
-// guarded has a reconciler do nothing once another leader was elected, and try again soon after a
-// write conflict, which only means that its cache was old.
+// guarded wraps a reconciler, so that it does nothing once another leader was elected, and tries
+// again soon after a write conflict, which only means that the cache was out of date.
 func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(
 		ctx context.Context, request reconcile.Request,
@@ -103,7 +104,7 @@ func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
-// requests returns a request for each object that is listed. An error can only be that the cache is
+// requests returns a request for each listed object. The only possible error is that the cache is
 // not running.
 func (r *base) requests(
 	ctx context.Context, objects client.ObjectList, options ...client.ListOption,
@@ -127,8 +128,8 @@ func requestFor(o client.Object) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
 }
 
-// portsBy returns a request for each Port under a key of an index. An error can only be that the
-// controller ends before its cache is complete.
+// portsBy returns a request for each Port under a key of an index. The only possible error is that
+// the controller ends before the store is complete.
 func (r *base) portsBy(ctx context.Context, index model.Index, key string) []reconcile.Request {
 	found, err := r.store.By(ctx, index, key)
 	if err != nil {
@@ -144,13 +145,13 @@ func (r *base) portsBy(ctx context.Context, index model.Index, key string) []rec
 	return requests
 }
 
-// since is a patch of what differs from before. The API server refuses it if the object has changed
-// meanwhile.
+// since returns a patch of the differences from before. The API server refuses it if the object has
+// changed meanwhile.
 func since(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// writeStatus writes how the status differs from before, if it does.
+// writeStatus writes the differences of the status from before, if there are any.
 func (r *base) writeStatus(ctx context.Context, object, before client.Object) error {
 	if equality.Semantic.DeepEqual(object, before) {
 		return nil
@@ -178,9 +179,8 @@ func (r *base) changeFinalizer(
 	return nil
 }
 
-// letGo removes all finalizers of a Port whose xPU does not serve it any more, but for those of the
-// garbage collector. Nobody else has a reason to keep a Port, which would keep its Function from
-// everybody.
+// letGo removes all finalizers of a Port that no xPU serves any more, except for those of the
+// garbage collector. The finalizer of another program would keep the Function from all pods.
 func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 	before := port.DeepCopy()
 	ofCollector := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
@@ -209,8 +209,8 @@ func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return nil
 }
 
-// older says whether a was made before b. Of two that were made in the same second, the one whose
-// name sorts first is older.
+// older reports whether a was created before b. If both were created in the same second, the object
+// whose name sorts first counts as older.
 func older(a, b client.Object) bool {
 	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	if !made.Equal(&other) {
@@ -219,7 +219,7 @@ func older(a, b client.Object) bool {
 	return cmp.Less(client.ObjectKeyFromObject(a).String(), client.ObjectKeyFromObject(b).String())
 }
 
-// smaller is the smaller of two values of which 0 means none.
+// smaller returns the smaller of two values, where 0 means that there is no value.
 func smaller[T ~int32 | ~int64](a, b T) T {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -227,9 +227,9 @@ func smaller[T ~int32 | ~int64](a, b T) T {
 	return min(a, b)
 }
 
-// problem is why something cannot go on, as it is told to people in conditions and events.
+// problem is an error that users see in conditions and events.
 type problem struct {
-	// one of the Reason constants of the API; empty if nothing is known yet, which is not told
+	// one of the Reason constants of the API; empty if nothing is known yet, which is not reported
 	reason  string
 	message string        // one sentence: which object or field, and what would be right
 	retry   time.Duration // pause before the next attempt; 0 means that an event will come
@@ -244,7 +244,7 @@ func problemf(reason, format string, args ...any) *problem {
 // oneLine makes a joined error fit a condition's message.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// newCondition returns a condition that is true if the reason is a good one.
+// newCondition returns a condition that is True if the reason means success.
 func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
 	status := metav1.ConditionFalse
 	switch reason {
@@ -259,8 +259,8 @@ func newCondition(conditionType string, generation int64, reason, message string
 }
 
 // conclude sets the Ready condition of an object, and writes its status if that differs from
-// before. The condition is True with the message success if err is nil, and otherwise has the
-// reason and message of err, which is a *problem. A problem with a new reason is also an event; one
+// before. If err is nil, the condition is True with the message success. If err is a *problem, the
+// condition has its reason and message, and a new reason is also reported by an event. A *problem
 // without a reason changes nothing. Other errors are returned.
 func (r *base) conclude(
 	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition,
@@ -300,17 +300,17 @@ func (r *base) conclude(
 // for concurrent use.
 type durations[K comparable] struct{ since sync.Map } // time.Time by K
 
-// elapsed is the time since the first call for the key.
+// elapsed returns the time since the first call for the key.
 func (d *durations[K]) elapsed(key K) time.Duration {
 	now := time.Now()
 	since, _ := d.since.LoadOrStore(key, now)
 	return now.Sub(since.(time.Time))
 }
 
-// reset has the next call of elapsed start anew.
+// reset lets the next call of elapsed for the key return 0.
 func (d *durations[K]) reset(key K) { d.since.Delete(key) }
 
-// retain resets all keys but these.
+// retain resets all keys except for those to be kept.
 func (d *durations[K]) retain(keep func(K) bool) {
 	for key := range d.since.Range {
 		if !keep(key.(K)) {

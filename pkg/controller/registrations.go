@@ -25,10 +25,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// registrations makes an XPU for each node that runs an OPI agent as a pod, where the nodes are the
-// xPUs themselves. The agents are the endpoints of Services with the label LabelAgents, and an XPU
-// has the name of its node. It is never deleted, as a node that is away comes back; whoever takes a
-// card away deletes its XPU.
+// registrations creates an XPU for each node that runs an OPI agent as a pod, where the nodes are
+// the xPUs themselves. The agents are the endpoints of Services with the label LabelAgents. An XPU
+// has the name of its node. It is never deleted here, because a node that is away may come back; an
+// administrator who removes a card deletes its XPU.
 type registrations struct{ base }
 
 func (r *registrations) setup(mgr ctrl.Manager) error {
@@ -78,8 +78,8 @@ func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-// endpointsByNode are the addresses of the agents that are ready. Of two on a node, which are there
-// while one takes the other's place, it is the one whose address sorts first.
+// endpointsByNode returns the addresses of the agents that are ready. A node has two while one
+// agent replaces the other; the address that sorts first is used then.
 func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 	found := map[string]string{}
 	for _, slice := range all {
@@ -105,7 +105,7 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 	return found
 }
 
-// register has an XPU for a node. One that somebody else made stays as it is.
+// register creates or updates the XPU of a node. An XPU without the Service's label is not changed.
 func (r *registrations) register(
 	ctx context.Context, service *corev1.Service, node, endpoint string,
 ) error {
@@ -130,7 +130,7 @@ func (r *registrations) register(
 		xpu.ObjectMeta = metav1.ObjectMeta{
 			Name: node, Labels: map[string]string{v1alpha1.LabelAgents: service.Name},
 		}
-		// the cache is behind: its event comes
+		// The cache may be out of date. An event comes then.
 		if err := r.client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create XPU %s for Service %s: %w", node, service.Name, err)
 		}

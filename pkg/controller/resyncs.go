@@ -23,12 +23,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// resyncs compares all that an agent has with what is wanted: each time that the agent begins to
-// answer, as it may have forgotten something, and then every ResyncPeriod. Ports and networks that
-// differ are reconciled. What is the installation's and is not wanted is deleted when it was seen
-// for OrphanGrace, such as after an XPUPort was removed by force, a cluster was restored from an
-// older state, or a network was deleted while the agent was away. What is not the installation's is
-// told in the XPU's status.
+// resyncs compares all ports and networks of an agent with the wanted ones: at each new connection,
+// because the agent may have forgotten some, and then every ResyncPeriod. Ports and networks that
+// differ are reconciled.
+//
+// Orphans are the installation's ports and networks that no object wants, for example after an
+// XPUPort was removed by force, a cluster was restored from an older state, or a network was
+// deleted while the agent was away. They are deleted after OrphanGrace. Ports and networks of
+// others are reported in the XPU's status.
 type resyncs struct {
 	base
 	bridges *bridges
@@ -36,7 +38,7 @@ type resyncs struct {
 	seen    durations[orphan]
 }
 
-// orphan is a port or a network of the installation at an agent that nothing wants.
+// orphan is a port or a network of the installation at an agent that no object wants.
 type orphan struct{ xpu, kind, id string }
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
@@ -45,8 +47,8 @@ func (r *resyncs) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
-// Reconcile is for an XPU whose agent began or ceased to answer a moment ago, or at which another
-// look is due.
+// Reconcile is called when the connection to the XPU's agent changed, or when the next comparison
+// is due.
 func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
 	agent := r.sessions.connection(xpu.Name).agent
 	if agent == nil {
@@ -56,7 +58,8 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 
-	// In this order: a port is made only for an XPUPort that the cache has.
+	// The agent is listed before the store is read, because ports are created only for XPUPorts
+	// that the store has.
 	networks, err := agent.ListNetworks(bounded)
 	if err != nil {
 		return r.later(ctx, xpu, err)
@@ -86,13 +89,13 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 
-	// The jitter keeps the looks at many agents from coming together.
+	// The jitter keeps the comparisons of many agents apart.
 	period := r.ResyncPeriod + rand.N(r.ResyncPeriod/4+1)
 	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
 }
 
-// later tries again. The session finds out whether the agent answers at all. Of one that has no
-// lists, or none that end, each port and network is verified by itself.
+// later tries again. The session finds out whether the agent answers at all. If the agent has no
+// lists, or lists without an end, each port and network is verified separately.
 func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl.Result, error) {
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
 		err.Error())
@@ -103,8 +106,8 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 }
 
-// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are
-// the ids of the networks that are in service.
+// comparePorts enqueues the XPUPorts that are up and that the agent does not serve as wanted. up
+// contains the ids of the networks in service.
 func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
@@ -149,8 +152,8 @@ func (r *resyncs) comparePorts(
 	return nil
 }
 
-// compareNetworks wakes the bridges that the agent does not serve as wanted. It returns the ids of
-// the networks in service.
+// compareNetworks enqueues the bridges that the agent does not serve as wanted. It returns the ids
+// of the networks in service.
 func (r *resyncs) compareNetworks(
 	xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan],
 	foreign *v1alpha1.XPUForeign,
@@ -185,7 +188,7 @@ func (r *resyncs) compareNetworks(
 	return up
 }
 
-// example adds to a short list.
+// example appends to a list of examples, up to MaxForeignExamples.
 func example(list []string, text string) []string {
 	if len(list) == v1alpha1.MaxForeignExamples {
 		return list
@@ -193,14 +196,14 @@ func example(list []string, text string) []string {
 	return append(list, text)
 }
 
-// collect deletes the orphans that were there for OrphanGrace, and returns when to look again; 0 is
-// not because of orphans.
+// collect deletes the orphans that have existed for OrphanGrace. It returns the pause until the
+// next attempt, 0 if there is no orphan left.
 func (r *resyncs) collect(
 	ctx, bounded context.Context, agent *opi.Session, xpu *v1alpha1.XPU, orphans sets.Set[orphan],
 ) (after time.Duration) {
 	log := ctrl.LoggerFrom(ctx)
 	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
-	// Ports before networks, which cannot go before their ports.
+	// Ports come before networks, because a network cannot be deleted before its ports.
 	sorted := orphans.UnsortedList()
 	slices.SortFunc(sorted, func(a, b orphan) int {
 		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
@@ -234,16 +237,16 @@ func (r *resyncs) collect(
 
 	if deleted {
 		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
-		// had an object come for it in this very moment, it may have been the object's
+		// an object that came in this moment may have wanted it
 		after = smaller(after, firstRetry)
 	}
 
 	return after
 }
 
-// claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for
-// none. Two XPUs can be for one agent although their endpoints differ, and their nodes have
-// Functions of the same addresses.
+// claimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, ""
+// if there is none. Two XPUs can have the same agent although their endpoints differ, and their
+// nodes can have Functions with the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
 	same, err := r.store.By(ctx, model.ByMAC, port.MAC.String())
 	if err != nil { // the cache is not running
@@ -259,9 +262,9 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	elsewhere := ""
 	for i := range same {
 		other := same[i]
-		// nothing of it is served, and the one whose place it takes may have the same id on its own
-		// xPU
-		if standsBy(other) {
+		// A standby Port is not served, and the Port that it will replace may have the same id at
+		// its own xPU.
+		if isStandby(other) {
 			continue
 		}
 
@@ -287,10 +290,10 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	return elsewhere
 }
 
-// differ says whether two serial numbers are known, and not one.
+// differ reports whether two serial numbers are known and differ.
 func differ(a, b string) bool { return a != "" && b != "" && a != b }
 
-// portOf is what the agent of the XPU, which may be nil, is to have for the XPUPort.
+// portOf returns the port that the XPU's agent must have for the XPUPort. The XPU may be nil.
 func (r *base) portOf(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
 	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {

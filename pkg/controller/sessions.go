@@ -17,22 +17,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// connection is what is known of the way to the OPI agent of an XPU.
+// connection is what is known about the connection to an XPU's OPI agent.
 type connection struct {
 	agent   *opi.Session // nil unless connected
 	health  opi.Health   // if it is not Known, an event will come
 	refusal string       // why the XPU's configuration allows no session; empty if it does
-	// the agent has been compared since it began to answer, and had nothing of the installation to
-	// delete
+	// the agent was compared during this connection and had no orphans
 	clean bool
 }
 
-// lost says that the agent has not answered for as long as the debounce says, or cannot be asked
-// with this configuration. While nothing is known of it, such as when the controller has just
-// started, it is not lost.
+// lost reports whether the agent has not answered for the time Debounce, or cannot be reached with
+// this configuration. An agent is not lost while nothing is known about it, for example just after
+// the controller started.
 func (c connection) lost() bool { return c.agent == nil && (c.health.Away || c.refusal != "") }
 
-// change is what may be different about the OPI agent of an XPU.
+// change is a kind of change of an XPU's OPI agent.
 type change int
 
 const (
@@ -40,8 +39,8 @@ const (
 	healthChanged                   // see [opi.Health]
 )
 
-// sessions has a session with the OPI agent of each XPU, by the XPU's name, and tells reconcilers
-// of changes. Safe for concurrent use.
+// sessions holds a session with the OPI agent of each XPU, by the XPU's name, and enqueues requests
+// when a session changes. Safe for concurrent use.
 type sessions struct {
 	Options
 	metrics *metrics
@@ -77,14 +76,15 @@ func (s *sessions) Start(ctx context.Context) error {
 	return nil
 }
 
-// compared records what a comparison of what the agent has with what is wanted found.
+// compared records whether a comparison found that the agent has no orphans.
 func (s *sessions) compared(xpu string, agent *opi.Session, clean bool) {
 	if s.setClean(xpu, agent, clean) {
 		s.tell(xpu, healthChanged)
 	}
 }
 
-// setClean sets connection.clean, unless the XPU has another session by now; nil stands for any.
+// setClean sets connection.clean, unless the XPU has another session now. A nil session stands for
+// any.
 func (s *sessions) setClean(xpu string, agent *opi.Session, clean bool) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *sessions) setClean(xpu string, agent *opi.Session, clean bool) (changed
 	return true
 }
 
-// peers are the XPUs with a session whose agent has the same address and port as that of this one.
+// peers returns the other XPUs whose agents have the same address and port as this XPU's agent.
 func (s *sessions) peers(xpu string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +116,8 @@ func (s *sessions) peers(xpu string) []string {
 	return found
 }
 
-// open has a session with the XPU's agent with this configuration. The fingerprint stands for
-// everything in it: while it stays the same the session stays.
+// open opens a session with the XPU's agent, or keeps the present one if its configuration has the
+// same fingerprint.
 func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +157,8 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	return nil
 }
 
-// refuse ends the session with the XPU's agent, if there is one, and tells the reconcilers that
-// there is none.
+// refuse ends the session with the XPU's agent, if there is one. why says why the configuration
+// allows no session.
 func (s *sessions) refuse(xpu, why string) {
 	s.mu.Lock()
 	was := s.byXPU[xpu]
@@ -170,14 +170,14 @@ func (s *sessions) refuse(xpu, why string) {
 	}
 }
 
-// forget ends the session with the agent of an XPU that is gone.
+// forget ends the session of an XPU that is gone.
 func (s *sessions) forget(xpu string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end(xpu)
 }
 
-// end needs the lock.
+// end ends the session of an XPU. It needs the lock.
 func (s *sessions) end(xpu string) {
 	if ended := s.byXPU[xpu]; ended != nil {
 		delete(s.byXPU, xpu)
@@ -185,7 +185,7 @@ func (s *sessions) end(xpu string) {
 	}
 }
 
-// tell has the reconcilers look at what depends on the XPU.
+// tell calls the listeners for a change.
 func (s *sessions) tell(xpu string, c change) {
 	s.mu.Lock()
 	listeners := s.listeners
@@ -195,7 +195,8 @@ func (s *sessions) tell(xpu string, c change) {
 	}
 }
 
-// sourceOf enqueues the requests that toRequests has for an XPU after a change of this kind.
+// sourceOf returns a source that enqueues the requests of toRequests for an XPU after a change of
+// this kind.
 func sourceOf[R comparable](
 	s *sessions, kind change, toRequests func(ctx context.Context, xpu string) []R,
 ) source.TypedSource[R] {
@@ -218,12 +219,12 @@ func sourceOf[R comparable](
 	})
 }
 
-// theXPU is the request for the XPU itself.
+// theXPU returns the request for the XPU itself.
 func theXPU(_ context.Context, xpu string) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
 }
 
-// connection says what is known of the way to the XPU's agent.
+// connection returns what is known about the connection to the XPU's agent.
 func (s *sessions) connection(xpu string) connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,10 +237,10 @@ func (s *sessions) connection(xpu string) connection {
 		return connection{health: opi.Health{Known: true}, refusal: opened.refusal}
 	}
 
-	way := connection{health: opened.Health(), clean: opened.clean}
-	if way.health.Connected {
-		way.agent = opened.Session
+	conn := connection{health: opened.Health(), clean: opened.clean}
+	if conn.health.Connected {
+		conn.agent = opened.Session
 	}
 
-	return way
+	return conn
 }

@@ -33,46 +33,47 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// Role is which part of the work a controller does.
+// Role selects the reconcilers of a controller.
 type Role string
 
 const (
-	// RoleAll is all of it: nodes and xPUs are of one cluster.
+	// RoleAll is for one cluster that has both nodes and xPUs.
 	RoleAll Role = "all"
-	// RoleTenant has ResourceClaims, addresses and XPUPorts, and leaves what xPUs do to the broker
-	// of an infra cluster. It needs no credentials for OPI agents.
+	// RoleTenant serves ResourceClaims and admits XPUPorts, and leaves the xPUs to the broker of an
+	// infra cluster. It needs no credentials for OPI agents.
 	RoleTenant Role = "tenant"
-	// RoleInfra has OPI agents serve XPUPorts, which the broker makes.
+	// RoleInfra has OPI agents serve the XPUPorts that the broker creates.
 	RoleInfra Role = "infra"
 )
 
-// Options are what the reconcilers depend on. The zero value of a duration means its default.
+// Options configure the reconcilers. The zero value of a duration means its default.
 type Options struct {
 	// Role is which reconcilers there are. Default RoleAll.
 	Role Role
-	// Installation marks what is this cluster's at OPI agents. See [Installation].
+	// Installation marks the ports and networks of this cluster at OPI agents. See [Installation].
 	Installation opi.Installation
-	// Namespace has the Secrets that XPUs name, and in a tenant cluster the broker's Lease.
+	// Namespace contains the Secrets that XPUs name, the Ports of node agents, and in a tenant
+	// cluster the broker's Lease.
 	Namespace string
-	// Fence says whether this process is still the leader; nil for one that is always.
+	// Fence checks whether this process is still the leader. It is nil without leader election.
 	Fence *Fence
-	// Registerer takes the metrics.
+	// Registerer registers the metrics.
 	Registerer prometheus.Registerer
-	// Tracer takes the stages of XPUPorts; nil for none.
+	// Tracer records the stages of XPUPorts. It may be nil.
 	Tracer *tracing.Tracer
 
 	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused.
 	// Default 60 s.
 	ProvisionTimeout time.Duration
-	// AgentTimeout bounds what an OPI agent is asked to do for one object. Default 15 s.
+	// AgentTimeout bounds the calls to an OPI agent for one object. Default 15 s.
 	AgentTimeout time.Duration
 	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim.
 	// Default 2 s.
 	CollectGrace time.Duration
-	// BusyGrace is how long a claim waits for a Function before it is told so. Default 2 s.
+	// BusyGrace is how long a claim waits for a Function before its condition says so. Default 2 s.
 	BusyGrace time.Duration
-	// TaintGrace is how long a claim is not told that its device failed while the device has no
-	// taint. Default 30 s.
+	// TaintGrace is how long the controller waits for the taint of a failed device before it
+	// reports the failure to the claim. Default 30 s.
 	TaintGrace time.Duration
 	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms.
 	Debounce time.Duration
@@ -82,13 +83,14 @@ type Options struct {
 	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there, unless the
 	// network is deleted. Default 10 s.
 	BridgeGrace time.Duration
-	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a
-	// quarter longer, so that not all agents are asked at once. Default 3 min.
+	// ResyncPeriod is the time between two comparisons of all ports and networks of an OPI agent
+	// with the wanted ones. It is extended by up to a quarter, so that not all agents are asked at
+	// once. Default 3 min.
 	ResyncPeriod time.Duration
 	// PoolPause is the least time between two writes of a DevicePool's status. Default 1 s.
 	PoolPause time.Duration
-	// BrokerGrace is how long the broker may not renew its Lease before a tenant cluster says that
-	// it is away. Default 40 s.
+	// BrokerGrace is how long the broker may leave its Lease without renewal before a tenant
+	// cluster reports that it is away. Default 40 s.
 	BrokerGrace time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
@@ -125,7 +127,8 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
 }
 
-// Installation returns the mark of the cluster: that of the UID of its namespace kube-system.
+// Installation returns the mark of the cluster, which is derived from the UID of its namespace
+// kube-system.
 func Installation(ctx context.Context, r client.Reader) (opi.Installation, error) {
 	var system corev1.Namespace
 	if err := r.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &system); err != nil {
@@ -135,8 +138,8 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 	return opi.NewInstallation(string(system.UID)), nil
 }
 
-// CacheOptions keep the cache small: only Secrets of the namespace, and nothing that the
-// reconcilers do not read of the kinds of which there are many. See [kubecache].
+// CacheOptions keep the cache small. It has the Secrets of the namespace only, and of kinds with
+// many objects it has only what the reconcilers read. See [kubecache].
 func CacheOptions(namespace string) cache.Options {
 	agents := labels.NewSelector().Add(hasLabel(v1alpha1.LabelAgents))
 	return cache.Options{
@@ -168,8 +171,8 @@ func hasLabel(label string) labels.Requirement {
 	return *requirement
 }
 
-// trimPort leaves out what only people and the garbage collector read. XPUPorts are written by
-// patches, which leave it as it is.
+// trimPort leaves out fields that only people and the garbage collector read. XPUPorts are written
+// by patches, which do not change these fields.
 func trimPort(o any) (any, error) {
 	if port, ok := o.(*v1alpha1.XPUPort); ok {
 		port.OwnerReferences = nil
@@ -229,14 +232,14 @@ type setup struct {
 	allocator *allocator
 }
 
-// newBase is for one reconciler.
+// newBase returns the dependencies of one reconciler.
 func (s *setup) newBase() base {
 	b := s.base
 	b.retries = retryLimiter[reconcile.Request]()
 	return b
 }
 
-// cluster has the reconcilers of what Kubernetes allocates.
+// cluster adds the reconcilers of claims and DevicePools.
 func (s *setup) cluster() error {
 	return errors.Join(
 		(&claims{base: s.newBase(), allocator: s.allocator}).setup(s.manager),
@@ -244,7 +247,7 @@ func (s *setup) cluster() error {
 	)
 }
 
-// xPUs has those that OPI agents are asked by.
+// xPUs adds the reconcilers that call OPI agents.
 func (s *setup) xPUs() error {
 	if err := s.manager.Add(s.sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
@@ -272,12 +275,12 @@ func (s *setup) xPUs() error {
 	)
 }
 
-// admissions has the one that admits XPUPorts where no broker is needed.
+// admissions adds the reconciler that admits XPUPorts in a single cluster.
 func (s *setup) admissions() error {
 	return (&admissions{base: s.newBase(), allocator: s.allocator}).setup(s.manager)
 }
 
-// tenant has those that a broker of an infra cluster is waited for by.
+// tenant adds the reconcilers of a tenant cluster, which depend on a broker.
 func (s *setup) tenant() error {
 	admissions := &admissions{base: s.newBase(), allocator: s.allocator}
 	watch := &brokerWatch{base: s.newBase(), admissions: admissions}

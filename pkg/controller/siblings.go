@@ -13,9 +13,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
-// siblings are the other Ports of a Port's Function. A Function has two Ports only while the Port
-// of a claim takes the place of one that was made ahead, if a claim and a node's agent made theirs
-// at the same time, or if a person made one.
+// siblings returns the other Ports of a Port's Function. A Function has two Ports only while the
+// Port of a claim replaces one that was made ahead, if a claim and a node's agent created theirs at
+// the same time, or if a person created one.
 func (r *base) siblings(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	all := r.portsBy(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
@@ -23,37 +23,38 @@ func (r *base) siblings(ctx context.Context, port *v1alpha1.XPUPort) []reconcile
 	})
 }
 
-// first returns the Port of the same Function that comes before this one, nil if there is none.
-func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
+// preferred returns the Port of the same Function that takes precedence over this one, nil if there
+// is none.
+func (r *base) preferred(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
 	all, err := r.store.By(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	if err != nil {
 		return nil, err
 	}
 
-	var first *v1alpha1.XPUPort
+	var preferred *v1alpha1.XPUPort
 	for _, other := range all {
-		if other.UID != port.UID && r.counts(other) && comesBefore(other, cmp.Or(first, port)) {
-			first = other
+		if other.UID != port.UID && r.isGenuine(other) && takesPrecedence(other, cmp.Or(preferred, port)) {
+			preferred = other
 		}
 	}
 
-	return first, nil
+	return preferred, nil
 }
 
-// counts says whether a Port may be one that an agent or this controller made. Agents make Ports
-// without a claim, each for its own node, in the namespace that they share with the controller, as
-// an admission policy ensures. Whoever makes a Port in another namespace could name there any pod
-// that may join. What is up stays, and the Ports of an infra cluster were admitted in another
-// cluster.
-func (r *base) counts(port *v1alpha1.XPUPort) bool {
+// isGenuine reports whether an agent or this controller may have created the Port. Agents create
+// Ports without a claim in the namespace that they share with the controller, each for its own
+// node, as an admission policy ensures. A Port in another namespace could name any pod that may
+// join the network. A Port that is up stays. The Ports of an infra cluster were admitted in a
+// tenant cluster.
+func (r *base) isGenuine(port *v1alpha1.XPUPort) bool {
 	return port.Spec.Claim.Name != "" || port.Namespace == r.Namespace ||
 		port.Status.BridgePort != "" ||
 		r.Role == RoleInfra
 }
 
-// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older
-// one.
-func comesBefore(a, b *v1alpha1.XPUPort) bool {
+// takesPrecedence prefers the Port that was not made ahead, then the Port that was up, then the
+// older Port.
+func takesPrecedence(a, b *v1alpha1.XPUPort) bool {
 	if a.Spec.Ahead != b.Spec.Ahead {
 		return b.Spec.Ahead
 	}

@@ -19,13 +19,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
-// virtualMachine is the kind of the objects that control the pods of KubeVirt
-// (kubevirt.io/api/core/v1). During a live migration a VirtualMachineInstance has two pods.
+// virtualMachine is the kind that controls KubeVirt's pods (kubevirt.io/api/core/v1). During a live
+// migration a VirtualMachineInstance has two pods.
 var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachineInstance"}
 
-// standBy returns a *problem if another Port of the network has the Port's MAC address. Its reason
-// is Standby if both are of pods of one virtual machine, which is being migrated: the Port is
-// promised what the other one has in the address book, and its status shows it.
+// standBy returns a *problem if another Port of the network has the Port's MAC address. The reason
+// is Standby if the pods of both Ports belong to one virtual machine, which is being migrated. The
+// Port then becomes the successor of the other Port, and its status has the same addresses.
 func (r *admissions) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	holder, predecessor, err := r.allocator.holder(ctx, port)
 	if err != nil || holder == (types.NamespacedName{}) {
@@ -44,7 +44,7 @@ func (r *admissions) standBy(ctx context.Context, port *v1alpha1.XPUPort) error 
 			return err
 		}
 	}
-	if err := r.allocator.promise(ctx, port, holder); err != nil {
+	if err := r.allocator.makeStandby(ctx, port, holder); err != nil {
 		return err
 	}
 
@@ -59,9 +59,9 @@ func (r *admissions) standBy(ctx context.Context, port *v1alpha1.XPUPort) error 
 	return p
 }
 
-// mayStandBy returns conflict if the Port is none that may take the other's place, and another
-// *problem if its xPU cannot serve it: the virtual machine would move to where it cannot be
-// reached.
+// mayStandBy returns conflict if the Port must not replace the other one. It returns another
+// *problem if the Port's xPU cannot serve it, because the virtual machine would move to a node
+// where it cannot be reached.
 func (r *admissions) mayStandBy(
 	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem,
 ) error {
@@ -95,8 +95,7 @@ func (r *admissions) mayStandBy(
 	return nil
 }
 
-// sameAddresses says whether a Port that takes the place of another one gets with its addresses
-// what it asks for.
+// sameAddresses reports whether the predecessor's addresses are those that the Port asks for.
 func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 	if port.Spec.AssignAddresses != predecessor.Spec.AssignAddresses {
 		return false
@@ -105,9 +104,9 @@ func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 		slices.Equal(port.Spec.Addresses, predecessor.Status.Addresses)
 }
 
-// sameVirtualMachine says whether KubeVirt made the pods of both Ports for one virtual machine.
-// Pods of two namespaces never are: who may make pods in one must not get the addresses of the
-// other.
+// sameVirtualMachine reports whether KubeVirt created the pods of both Ports for one virtual
+// machine. Pods of two namespaces never belong together, because a user of one namespace must not
+// get the addresses of the other.
 func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
 	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace ||
 		a.Spec.Pod.Name == b.Spec.Pod.Name {
@@ -123,9 +122,10 @@ func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUP
 	return of == other, err
 }
 
-// virtualMachineOf is the UID of the VirtualMachineInstance that controls the Port's pod; "" for
-// other pods, and for one that is not on the Port's node. A node names the pods of its Ports, and
-// may make mirror pods with any label, but with no owner other than its Node.
+// virtualMachineOf returns the UID of the VirtualMachineInstance that controls the Port's pod. It
+// is "" for other pods, and for a pod that is not on the Port's node. The owner proves it, because
+// a node may name any pod in its Ports and create mirror pods with any label, but only its Node can
+// own them.
 func (r *admissions) virtualMachineOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (types.UID, error) {
@@ -149,7 +149,7 @@ func (r *admissions) virtualMachineOf(
 	return owner.UID, nil
 }
 
-// rivals are the other Ports with the MAC address of a Port.
+// rivals returns the other Ports with a Port's MAC address.
 func (r *base) rivals(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	all := r.portsBy(ctx, model.ByMAC, model.MACKey(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {

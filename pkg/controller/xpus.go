@@ -24,8 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// xpus keeps a session with the OPI agent of every XPU, says in the XPU's status whether the agent
-// answers, and keeps an XPU that is being deleted until it has no XPUPorts.
+// xpus keeps a session with the OPI agent of every XPU, and reports in the XPU's status whether the
+// agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
 type xpus struct {
 	base
 	bridges *bridges
@@ -50,7 +50,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// refused are the XPUs that were refused because of another one.
+// refused returns the XPUs that are in conflict with another XPU.
 func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
 	return r.requests(ctx, &v1alpha1.XPUList{},
 		client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
@@ -95,7 +95,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		reason, message = v1alpha1.ReasonInUse, uses
 	}
 
-	tellOfFunctions(&xpu)
+	setFunctionsCondition(&xpu)
 	if reason == "" { // not known yet: another event comes
 		return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 	}
@@ -105,8 +105,9 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 }
 
-// state has a session with the agent, and returns what to say of it; no reason while nothing is
-// known. It also records in the status whether the XPU has the agent.
+// state opens a session with the agent, and returns the reason and message of the condition Ready.
+// The reason is "" while nothing is known. It also records in the status whether the XPU has the
+// agent.
 func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
 	err = r.checkSameEndpoint(ctx, xpu)
 	if err == nil {
@@ -129,33 +130,33 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		return "", "", err
 	}
 
-	way := r.sessions.connection(xpu.Name)
-	if way.health.Connected {
+	conn := r.sessions.connection(xpu.Name)
+	if conn.health.Connected {
 		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
 	}
 
 	switch {
-	case way.health.Connected && xpu.Spec.Abandon && !way.clean:
+	case conn.health.Connected && xpu.Spec.Abandon && !conn.clean:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
 			"abandoned XPUPorts are being deleted",
 			xpu.Spec.Endpoint), nil
-	case way.health.Connected:
+	case conn.health.Connected:
 		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers",
 			xpu.Spec.Endpoint), nil
-	case way.health.Err == nil:
+	case conn.health.Err == nil:
 		return "", "", nil
 	case xpu.Spec.Abandon:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
 			"%s does not answer, so the xPU may still "+
 			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint,
-			oneLine(way.health.Err)), nil
+			oneLine(conn.health.Err)), nil
 	}
 
 	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s",
-		xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
+		xpu.Spec.Endpoint, oneLine(conn.health.Err)), nil
 }
 
-// uses says what keeps an XPU that is being deleted; "" if nothing does.
+// uses says what keeps an XPU that is being deleted, "" if nothing does.
 func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	ports, err := r.store.By(ctx, model.ByXPU, xpu.Name)
 	if err != nil {
@@ -178,7 +179,8 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 }
 
 // checkSameEndpoint returns a *problem if another XPU has the agent at the same endpoint. Two XPUs
-// at one agent would undo each other's work, as their nodes have Functions of the same addresses.
+// at one agent would undo each other's work, because their nodes have Functions with the same
+// addresses.
 func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return nil
@@ -216,8 +218,8 @@ func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-// checkAgentOf returns a *problem if the other XPU, which names the same agent, has it: the one
-// that had it so far, or else the older one.
+// checkAgentOf returns a *problem if the agent belongs to the other XPU, which names the same
+// agent. The agent belongs to the XPU that had it before, or else to the older one.
 func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	has := func(x *v1alpha1.XPU) bool {
 		return x.Status.Endpoint != "" && x.Status.Endpoint == opi.NormalEndpoint(x.Spec.Endpoint)
@@ -234,7 +236,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 			"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
 }
 
-// connect has a session with the XPU's configuration.
+// connect opens a session with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no "+
