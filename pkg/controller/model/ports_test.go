@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -163,5 +165,43 @@ func TestIncomplete(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v, want %v", what, err, context.Canceled)
 		}
+	}
+}
+
+// TestSourceLooksUp: a controller that starts while the model is filled, and that looks up other
+// Ports when it hears of one, neither waits for itself nor misses a Port.
+func TestSourceLooksUp(t *testing.T) {
+	ports := NewPorts()
+	var complete atomic.Bool
+	ports.synced = complete.Load
+
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.DefaultTypedControllerRateLimiter[string]())
+	defer queue.ShutDown()
+
+	source := Source(ports, func(ctx context.Context, c Change, queue Queue[string]) {
+		same, err := ports.By(ctx, ByXPU, c.Port().Spec.XPU)
+		must.Succeed(t, err)
+		if len(same) == 0 {
+			t.Errorf("the model has no Port of the XPU of %s", c.Port().Name)
+		}
+		queue.Add(c.Port().Name)
+	})
+
+	must.Succeed(t, source.Start(t.Context(), queue))
+	ports.Set(port("a", "1", "blue", "card"))
+	ports.Set(port("b", "2", "blue", "card"))
+	complete.Store(true)
+	must.Succeed(t, source.WaitForSync(t.Context()))
+	ports.Set(port("c", "3", "blue", "card"))
+
+	var heard []string
+	for range 3 {
+		name, _ := queue.Get()
+		heard = append(heard, name)
+	}
+	slices.Sort(heard)
+	if want := []string{"a", "b", "c"}; !slices.Equal(heard, want) {
+		t.Errorf("heard of %v, want %v", heard, want)
 	}
 }

@@ -16,24 +16,34 @@ import (
 type Queue[R comparable] = workqueue.TypedRateLimitingInterface[R]
 
 // Source lets a controller watch a model: enqueue is called for each change with the controller's
-// queue, as [Ports.Listen] says. The controller starts to work when the model is complete.
+// queue, as [Ports.Listen] says. It is first called when the model is complete, so that it may look
+// up other Ports, and only then the controller begins to work.
 func Source[R comparable](
 	p *Ports, enqueue func(context.Context, Change, Queue[R]),
 ) source.TypedSyncingSource[R] {
-	return portSource[R]{p, enqueue}
+	return &portSource[R]{ports: p, enqueue: enqueue}
 }
 
 type portSource[R comparable] struct {
 	ports   *Ports
 	enqueue func(context.Context, Change, Queue[R])
+	listen  func(Change) // set by Start
 }
 
-func (s portSource[R]) Start(ctx context.Context, queue Queue[R]) error {
-	s.ports.Listen(func(change Change) { s.enqueue(ctx, change, queue) })
+func (s *portSource[R]) Start(ctx context.Context, queue Queue[R]) error {
+	s.listen = func(change Change) { s.enqueue(ctx, change, queue) }
 	return nil
 }
 
-func (s portSource[R]) WaitForSync(ctx context.Context) error { return s.ports.wait(ctx) }
+// WaitForSync also begins to listen. A listener that was called while the model is filled, and that
+// looked up another Port, would wait for the model to be complete, and by that keep it from it.
+func (s *portSource[R]) WaitForSync(ctx context.Context) error {
+	if err := s.ports.wait(ctx); err != nil {
+		return err
+	}
+	s.ports.Listen(s.listen)
+	return nil
+}
 
 // Requests enqueues the requests that a function returns for the Port of a change. when selects the
 // changes.
