@@ -25,20 +25,23 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
 type options struct {
-	agent          bridge.Config
+	agent          service.Config
 	listen         string
 	metricsListen  string
 	metricsTLS     bool
 	profilesListen string
 	hostPFFile     string
-	tls            bridge.CredentialFiles
+	tls            access.CredentialFiles
 	insecure       bool
 	logs           logging.Options
 }
@@ -113,12 +116,12 @@ the agent stops.`,
 		"several each says for which VNIs, as "+
 		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are "+
 		"refused", func(s string) error {
-		uplink, err := bridge.ParseUplink(s)
-		o.agent.Uplinks = append(o.agent.Uplinks, uplink)
+		uplink, err := plane.ParseUplink(s)
+		o.agent.Plane.Uplinks = append(o.agent.Plane.Uplinks, uplink)
 		return err
 	})
 
-	f.StringVar((*string)(&o.agent.Underlay), "underlay", string(bridge.UnderlayAuto),
+	f.StringVar((*string)(&o.agent.Plane.Underlay), "underlay", string(plane.UnderlayAuto),
 		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
 			"which is ipv4 where the uplink has an IPv4 address")
 
@@ -127,24 +130,24 @@ the agent stops.`,
 		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF "+
 		"of this machine, whose pods "+
 		"get its functions; see the examples; once for each", func(s string) error {
-		pf, err := bridge.ParseHostPF(s)
-		o.agent.HostPFs = append(o.agent.HostPFs, pf)
+		pf, err := representor.ParseHostPF(s)
+		o.agent.Plane.Representors.HostPFs = append(o.agent.Plane.Representors.HostPFs, pf)
 		return err
 	})
 
-	f.StringArrayVar(&o.agent.Representors, "representor", nil,
+	f.StringArrayVar(&o.agent.Plane.Representors.Netdevs, "representor", nil,
 		"`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
 			"although no eswitch says that they represent a function of the host; once for each")
 	f.StringVar(&o.hostPFFile, "host-pf-file", "",
 		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same "+
 			"flags; # begins a comment; none if missing")
 
-	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
+	f.StringVar((*string)(&o.agent.Plane.Mode), "data-plane", string(plane.ModeAuto),
 		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one "+
 			"for each; "+
 			"auto is vlan-aware where the kernel can")
 
-	f.StringVar(&o.agent.Sysctl, "sysctl", "/proc/sys",
+	f.StringVar(&o.agent.Plane.Sysctl, "sysctl", "/proc/sys",
 		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
 			"/proc/sys, a mount of the machine's "+
 			"net/ipv4/igmp_max_memberships")
@@ -178,11 +181,11 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	}
 
 	if o.hostPFFile != "" {
-		told, err := bridge.ReadHostPFs(o.hostPFFile)
+		told, err := representor.ReadHostPFs(o.hostPFFile)
 		if err != nil {
 			return fmt.Errorf("--host-pf-file: %w", err)
 		}
-		o.agent.HostPFs = append(o.agent.HostPFs, told...)
+		o.agent.Plane.Representors.HostPFs = append(o.agent.Plane.Representors.HostPFs, told...)
 	}
 
 	alive := health.NewServer()
@@ -194,7 +197,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 	}
 
-	agent, err := bridge.New(o.agent, log)
+	agent, err := service.New(o.agent, log)
 	if err != nil {
 		return err
 	}
@@ -214,8 +217,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	healthpb.RegisterHealthServer(server, alive)
 
 	// clients ask for the inventory only if it is said to be there
-	for service := range server.GetServiceInfo() {
-		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
+	for name := range server.GetServiceInfo() {
+		alive.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 
 	reflection.Register(server)
@@ -259,7 +262,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error {
-		if err := server.Serve(bridge.LimitConnections(lis, log)); !errors.Is(err,
+		if err := server.Serve(access.LimitConnections(lis, log)); !errors.Is(err,
 			grpc.ErrServerStopped) {
 			return err
 		}
@@ -277,7 +280,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	})
 
 	log.Info("serving",
-		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Uplinks,
+		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Plane.Uplinks,
 		"version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
@@ -287,9 +290,9 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 
 // credentials refuses an address that other machines can reach, unless clients are authenticated or
 // --insecure allows it. It returns nil without TLS.
-func (o options) credentials() (*bridge.Credentials, error) {
+func (o options) credentials() (*access.Credentials, error) {
 	if o.tls.Cert != "" {
-		return bridge.OpenCredentials(o.tls)
+		return access.OpenCredentials(o.tls)
 	}
 	if o.tls.Authorization != "" {
 		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and " +
@@ -298,7 +301,7 @@ func (o options) credentials() (*bridge.Credentials, error) {
 	if o.metricsTLS {
 		return nil, errors.New("--metrics-tls: needs --tls-cert, --tls-key and --tls-client-ca")
 	}
-	if err := bridge.CheckPlaintext(o.listen); err != nil && !o.insecure {
+	if err := access.CheckPlaintext(o.listen); err != nil && !o.insecure {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or "+
 			"--insecure", err)
 	}

@@ -49,7 +49,7 @@ func run(dir string) error {
 			"pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
 		}},
 		{"xpu-controller", []string{"pkg/controller", "pkg/broker", "pkg/monitoring"}},
-		{"opi-bridge", []string{"pkg/bridge", "pkg/monitoring"}},
+		{"opi-bridge", []string{"pkg/bridge/service", "pkg/monitoring"}},
 	})
 
 	if err != nil {

@@ -5,11 +5,11 @@ package bridge_test
 import (
 	"testing"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 )
 
 // dataPlaneTests are what holds with each data plane.
-var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
+var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"AddressesStayWithTheirPort":        testAddressesStayWithTheirPort,
 	"BlockedWithoutAddress":             testBlockedWithoutAddress,
 	"BridgeIsFull":                      testBridgeIsFull,
@@ -45,16 +45,16 @@ var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 // TestDataPlanes: the data planes are equal.
 func TestDataPlanes(t *testing.T) {
 	t.Run("bridge-per-network", func(t *testing.T) {
-		testDataPlane(t, bridge.DataPlaneBridgePerNetwork)
+		testDataPlane(t, plane.ModeBridgePerNetwork)
 	})
 	t.Run("vlan-aware", func(t *testing.T) {
 		needVLANFiltering(t)
-		testDataPlane(t, bridge.DataPlaneVLANAware)
+		testDataPlane(t, plane.ModeVLANAware)
 	})
 }
 
-func testDataPlane(t *testing.T, plane bridge.DataPlane) {
+func testDataPlane(t *testing.T, mode plane.Mode) {
 	for name, test := range dataPlaneTests {
-		t.Run(name, func(t *testing.T) { test(t, plane) })
+		t.Run(name, func(t *testing.T) { test(t, mode) })
 	}
 }

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bridge is an OPI agent for xPUs that run plain Linux.
+// Package bridge has the parts of opi-bridge, an OPI agent for xPUs that run plain Linux, and the
+// tests of the agent as a whole.
 //
-// A LogicalBridge is a VLAN of one Linux bridge, or a bridge of its own where the kernel cannot
-// filter VLANs (see [DataPlane]). If it has a VNI it also has a VXLAN port on the uplink. A
-// BridgePort is a representor in that bridge, found by name or by the PCI address in the port's id.
-// The agent keeps in a file what clients asked for, and brings the data plane to it at each start
-// and whenever a netdev changes. The data plane stays as it is when the agent stops.
+// A client asks for networks (LogicalBridge) and ports (BridgePort). Each part uses only the parts
+// below it:
+//
+//   - service serves the OPI APIs, keeps what clients asked for in a state file, and brings the data
+//     plane to it at each start and whenever a netdev changes.
+//   - access knows clients by their certificates, and decides what each of them may see and change.
+//     inventory describes the xPU.
+//   - plane is the data plane: it makes a network as a VLAN of a Linux bridge, or as a bridge of its
+//     own, with a VXLAN port on the uplink if the network has a VNI. It puts ports into networks.
+//   - representor finds the netdev of a port. sourcefilter drops what ports send with a false source
+//     address.
 package bridge

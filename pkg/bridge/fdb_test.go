@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -42,7 +42,7 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 		State: netlink.NUD_NOARP, HardwareAddr: mac,
 	}
 
-	if x.cfg.DataPlane == bridge.DataPlaneVLANAware {
+	if x.cfg.Plane.Mode == plane.ModeVLANAware {
 		e.Vlan = 10
 	}
 	return e
@@ -50,8 +50,8 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 
 // testForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put
 // right.
-func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testForwardingHeals(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
@@ -80,8 +80,8 @@ func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 
 // testOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was
 // killed before it removed the entry. What an administrator added stays.
-func testOldMAC(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testOldMAC(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	pod := newPod(t, x, rep1, 1)

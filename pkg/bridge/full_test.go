@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -39,8 +39,8 @@ func (x *xpu) fill(bridge string) (last string) {
 
 // testBridgeIsFull: a port that finds no room at its network's bridge says so, and comes up when
 // there is room.
-func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testBridgeIsFull(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
@@ -61,7 +61,7 @@ func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 // after a restart, and with their VXLAN port. It goes with the last of them.
 func TestSeveralBridges(t *testing.T) {
 	needVLANFiltering(t)
-	a, b := wired(t, bridge.DataPlaneVLANAware)
+	a, b := wired(t, plane.ModeVLANAware)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 2000)

@@ -15,7 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -72,7 +73,7 @@ func (p *pod) listenFor(t *testing.T, etherType int) *ear {
 	t.Cleanup(func() { _ = unix.Close(e.socket) })
 	must.Succeed(t,
 		unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
-			&unix.Timeval{Sec: int64(patience.Seconds())}))
+			&unix.Timeval{Sec: int64(timeout.Seconds())}))
 
 	return e
 }
@@ -104,8 +105,8 @@ func (p *pod) pretend(t *testing.T, victim *pod) {
 
 // testMACStaysWithItsPort: even without a filter no other port and no other xPU takes over the MAC
 // address of a port by sending from it.
-func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane, func(cfg *bridge.Config) { cfg.SourceFilter = false })
+func testMACStaysWithItsPort(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode, func(cfg *service.Config) { cfg.SourceFilter = false })
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -136,8 +137,8 @@ func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
 
 // testLiesAreDropped: what a pod sends from another's MAC address arrives nowhere, and the filter
 // outlives the agent and what others do to it.
-func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+func testLiesAreDropped(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -209,8 +210,8 @@ func arp(mac net.HardwareAddr, ip net.IP) []byte {
 // testAddressesStayWithTheirPort: what a pod sends from another's address, or claims to have of it,
 // arrives nowhere, whether it is of the same xPU or of one that filters nothing. A network may do
 // without.
-func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
-	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+func testAddressesStayWithTheirPort(t *testing.T, mode plane.Mode) {
+	a, b := newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
 	b.cfg.SourceFilter = false
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 
@@ -296,8 +297,8 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 
 // testNoFilter: without the filter a pod may send from any MAC address, for routers and bridges in
 // pods.
-func testNoFilter(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testNoFilter(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.cfg.SourceFilter = false
 	x.start()
 	x.network("net-blue", 10, 0)
@@ -315,10 +316,10 @@ func testNoFilter(t *testing.T, plane bridge.DataPlane) {
 
 // testPodsDoNotReachTheXPU: a pod gets no answer from the xPU itself, on whatever address of it,
 // although both are at one bridge.
-func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
+func testPodsDoNotReachTheXPU(t *testing.T, mode plane.Mode) {
 	for name, filtered := range map[string]bool{"filtered": true, "not filtered": false} {
 		t.Run(name, func(t *testing.T) {
-			x := newXPU(t, plane, "")
+			x := newXPU(t, mode, "")
 			x.cfg.SourceFilter = filtered
 			management := netns.New(t)
 			netns.Connect(t, x.Namespace, "oob", management, "eth0")
@@ -372,8 +373,8 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 
 // testPodsDoNotReachTheXPUByIPv6: nor does what a pod sends by IPv6 get in, where no rp_filter
 // would keep it out.
-func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testPodsDoNotReachTheXPUByIPv6(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.cfg.SourceFilter = false
 	management := netns.New(t)
 	netns.Connect(t, x.Namespace, "oob", management, "eth0")

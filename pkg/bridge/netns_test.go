@@ -24,7 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -32,27 +33,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// patience bounds what tests wait for; it is never waited for in full unless something is wrong.
-const patience = 20 * time.Second
+// timeout bounds what tests wait for; it is never waited for in full unless something is wrong.
+const timeout = 20 * time.Second
 
 // xpu is a network namespace with an agent in it. The agent serves on the test's own loopback
 // interface.
 type xpu struct {
 	*netns.Namespace
 	t      *testing.T
-	cfg    bridge.Config
+	cfg    service.Config
 	client *opi.Client
 	addr   string
 	stop   func() // ends the agent; may be called twice
 }
 
-func newXPU(t *testing.T, plane bridge.DataPlane, uplink string) *xpu {
+func newXPU(t *testing.T, mode plane.Mode, uplink string) *xpu {
 	t.Helper()
-	cfg := bridge.Config{
-		State: filepath.Join(t.TempDir(), "state.db"), DataPlane: plane, SourceFilter: true,
+	cfg := service.Config{
+		State: filepath.Join(t.TempDir(), "state.db"), Plane: plane.Config{Mode: mode}, SourceFilter: true,
 	}
 	if uplink != "" {
-		cfg.Uplinks = []bridge.Uplink{{Name: uplink}}
+		cfg.Plane.Uplinks = []plane.Uplink{{Name: uplink}}
 	}
 	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
 }
@@ -80,7 +81,7 @@ func hasVLANFiltering(t *testing.T) bool {
 
 // bridge is the name of the bridge that a network is in.
 func (x *xpu) bridge(network string) string {
-	if x.cfg.DataPlane == bridge.DataPlaneVLANAware {
+	if x.cfg.Plane.Mode == plane.ModeVLANAware {
 		return "br-opi"
 	}
 	return "br-" + network
@@ -90,9 +91,9 @@ func (x *xpu) bridge(network string) string {
 func (x *xpu) start() {
 	x.t.Helper()
 	log := testr.New(x.t)
-	var agent *bridge.Agent
+	var agent *service.Agent
 	err := x.Do(func() (err error) {
-		agent, err = bridge.New(x.cfg, log)
+		agent, err = service.New(x.cfg, log)
 		return err
 	})
 	if err != nil {
@@ -144,7 +145,7 @@ func (x *xpu) start() {
 }
 
 func (x *xpu) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(x.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(x.t.Context(), timeout)
 	x.t.Cleanup(cancel)
 	return ctx
 }
@@ -319,9 +320,9 @@ const (
 	rep3 = "vf-0000-03-00-4"
 )
 
-func testClientSuite(t *testing.T, plane bridge.DataPlane) {
+func testClientSuite(t *testing.T, mode plane.Mode) {
 	opitest.RunClientSuite(t, func(t *testing.T, ports []string) opi.Config {
-		x := newXPU(t, plane, "")
+		x := newXPU(t, mode, "")
 		vfs := netns.New(t)
 		for i, id := range ports {
 			netns.Connect(t, x.Namespace, id, vfs, fmt.Sprintf("vf%d", i))
@@ -335,9 +336,9 @@ func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 }
 
 // wired gives two xPUs whose uplinks are joined by a wire.
-func wired(t *testing.T, plane bridge.DataPlane, configure ...func(*bridge.Config)) (a, b *xpu) {
+func wired(t *testing.T, mode plane.Mode, configure ...func(*service.Config)) (a, b *xpu) {
 	t.Helper()
-	a, b = newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+	a, b = newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
 	for _, c := range configure {
 		c(&a.cfg)
 		c(&b.cfg)
@@ -352,8 +353,8 @@ func wired(t *testing.T, plane bridge.DataPlane, configure ...func(*bridge.Confi
 	return a, b
 }
 
-func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+func testNetworksReachAcrossXPUs(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 70000)
@@ -397,8 +398,8 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	reach(t, blueB, blueA)
 }
 
-func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+func testRestartKeepsTraffic(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode)
 	a.network("net-blue", 10, 1000)
 	b.network("net-blue", 10, 1000)
 	podA, podB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
@@ -447,8 +448,8 @@ func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testRestartRestoresWhatWasTakenAway(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	x.network("net-red", 20, 0)
@@ -472,7 +473,7 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 
 	x.cfg.NewState = true
 	x.start()
-	if plane == bridge.DataPlaneBridgePerNetwork &&
+	if mode == plane.ModeBridgePerNetwork &&
 		(x.hasLink("br-net-blue") || x.hasLink("br-net-red")) {
 		t.Error("bridges are left that are not in the state")
 	}
@@ -481,8 +482,8 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-func testStrayRepresentorIsReleasedAtStart(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testStrayRepresentorIsReleasedAtStart(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	newPod(t, x, rep1, 1)
@@ -524,8 +525,8 @@ func (x *xpu) up(id string) {
 	})
 }
 
-func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testRepresentorComesAndGoes(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	err := x.client.EnsurePort(x.ctx(),
@@ -600,8 +601,8 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	})
 }
 
-func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
+func testNetdevsOfOthersAreLeftAlone(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
 	for name, flags := range map[string]net.Flags{
 		"br-net-blue": net.FlagUp, "br-net-pink": net.FlagUp, "br-net-grey": 0,
 	} {
@@ -637,7 +638,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 
 	must.Succeed(t, x.client.DeletePort(x.ctx(), "eth0"))
 	x.stop()
-	x.cfg.Representors = []string{"eth0", "busy", "br-*"}
+	x.cfg.Plane.Representors.Netdevs = []string{"eth0", "busy", "br-*"}
 	x.start()
 
 	tests := []struct{ netdev, says string }{
@@ -665,7 +666,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 		t.Error("this machine's own netdev was set down")
 	}
 
-	if plane == bridge.DataPlaneVLANAware {
+	if mode == plane.ModeVLANAware {
 		return // its networks have no bridge of their own, whose name could be taken
 	}
 
@@ -685,8 +686,8 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 
 // testDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its
 // group.
-func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testDiedBeforeMarking(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group = x.bridge("net-blue"), 0x6f7069
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
@@ -696,13 +697,13 @@ func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	x.start()
 	x.network("net-blue", 10, 0)
 	if alias := x.link(x.bridge("net-blue")).Attrs().Alias; alias != "opi-bridge:net-blue" &&
-		plane == bridge.DataPlaneBridgePerNetwork || alias == "" {
+		mode == plane.ModeBridgePerNetwork || alias == "" {
 		t.Errorf("alias %q", alias)
 	}
 }
 
-func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
+func testUplinkComesAndGoes(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
 	x.start()
 	vni := uint32(1000)
 	blue := opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}
@@ -759,8 +760,8 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
+func testDeleteCleansUp(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
@@ -784,7 +785,7 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	before, bridges := names(), 2
 	x.start()
 
-	if plane == bridge.DataPlaneVLANAware { // its one bridge stays
+	if mode == plane.ModeVLANAware { // its one bridge stays
 		before, bridges = names(), 0
 	}
 
@@ -820,8 +821,8 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 
 // testQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to
 // the next.
-func testQuiet(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+func testQuiet(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 		p := newPod(t, x, rep1, byte(x.link("p0").Attrs().Index))
@@ -868,11 +869,11 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 }
 
 func TestTwoAgentsWithOneState(t *testing.T) {
-	x := newXPU(t, bridge.DataPlaneAuto, "")
+	x := newXPU(t, plane.ModeAuto, "")
 	x.start()
 
 	err := x.Do(func() error {
-		_, err := bridge.New(x.cfg, testr.New(t))
+		_, err := service.New(x.cfg, testr.New(t))
 		return err
 	})
 	if err == nil || !strings.Contains(err.Error(), "in use") {
@@ -885,9 +886,9 @@ func TestTwoAgentsWithOneState(t *testing.T) {
 func BenchmarkPort(b *testing.B) {
 	n := netns.New(b)
 	netns.Connect(b, n, rep1, n, "vf")
-	var agent *bridge.Agent
+	var agent *service.Agent
 	err := n.Do(func() (err error) {
-		agent, err = bridge.New(bridge.Config{State: filepath.Join(b.TempDir(), "state.db")},
+		agent, err = service.New(service.Config{State: filepath.Join(b.TempDir(), "state.db")},
 			logr.Discard())
 		return err
 	})

@@ -13,7 +13,8 @@ import (
 	"github.com/go-logr/logr/testr"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -21,7 +22,7 @@ import (
 func (x *xpu) open() error {
 	x.t.Helper()
 	return x.Do(func() error {
-		agent, err := bridge.New(x.cfg, testr.New(x.t))
+		agent, err := service.New(x.cfg, testr.New(x.t))
 		if err != nil {
 			return err
 		}
@@ -31,8 +32,8 @@ func (x *xpu) open() error {
 
 // testStateIsMissing: a state file that is missing, empty or another one ends the traffic of no
 // pod, unless that is asked for.
-func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
+func testStateIsMissing(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
@@ -78,7 +79,7 @@ func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 // TestStateIsDamaged: a file that is damaged is refused by name, with what to do, and the data
 // plane stays.
 func TestStateIsDamaged(t *testing.T) {
-	x := newXPU(t, bridge.DataPlaneAuto, "")
+	x := newXPU(t, plane.ModeAuto, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	x.stop()

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -20,8 +20,8 @@ import (
 
 // testIPv6Underlay: two xPUs that reach each other by IPv6 only. Their addresses are tentative at
 // first, as those of a machine that starts.
-func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
-	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+func testIPv6Underlay(t *testing.T, mode plane.Mode) {
+	a, b := newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 	a.start()
 	b.start()
@@ -56,9 +56,9 @@ func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
 }
 
 // testUnderlayIsChosen: an agent that is told to use IPv6 does not use IPv4.
-func testUnderlayIsChosen(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
-	x.cfg.Underlay = bridge.UnderlayIPv6
+func testUnderlayIsChosen(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
+	x.cfg.Plane.Underlay = plane.UnderlayIPv6
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
@@ -78,9 +78,9 @@ func testUnderlayIsChosen(t *testing.T, plane bridge.DataPlane) {
 }
 
 // testSeveralUplinks: networks are at the uplinks that their VNIs say.
-func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "")
-	x.cfg.Uplinks = []bridge.Uplink{
+func testSeveralUplinks(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "")
+	x.cfg.Plane.Uplinks = []plane.Uplink{
 		{Name: "p0", First: 1, Last: 999}, {Name: "p1", First: 1000, Last: 1999},
 	}
 	wire := netns.New(t)
@@ -116,7 +116,7 @@ func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
 }
 
 // testUplinkOfKind: an uplink may be a netdev on top of others. The kernel may lack them.
-func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
+func testUplinkOfKind(t *testing.T, mode plane.Mode) {
 	for name, make := range map[string]func(port netlink.Link) netlink.Link{
 		"bond": func(netlink.Link) netlink.Link {
 			bond := netlink.NewLinkBond(netlink.LinkAttrs{Name: "uplink"})
@@ -131,7 +131,7 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := newXPU(t, plane, "uplink"), newXPU(t, plane, "uplink")
+			a, b := newXPU(t, mode, "uplink"), newXPU(t, mode, "uplink")
 			netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 
 			for i, x := range []*xpu{a, b} {
@@ -166,8 +166,8 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 
 // testUplinkIsBlocked: a network with a VNI whose uplink carries nothing says so at once, with the
 // reason, and so do its ports; it comes back with the uplink, and other networks stay.
-func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+func testUplinkIsBlocked(t *testing.T, mode plane.Mode) {
+	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -227,8 +227,8 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 }
 
 // testBlockedWithoutAddress: an uplink that is down has lost its IPv6 addresses because of that.
-func testBlockedWithoutAddress(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
+func testBlockedWithoutAddress(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "2001:db8::1/64")
@@ -251,8 +251,8 @@ func testBlockedWithoutAddress(t *testing.T, plane bridge.DataPlane) {
 
 // testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until
 // the uplink carries it.
-func testMTUIsRefused(t *testing.T, plane bridge.DataPlane) {
-	x := newXPU(t, plane, "p0")
+func testMTUIsRefused(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")

@@ -19,7 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -112,7 +113,7 @@ func (x *xpu) sameVLAN(id string, vlan uint32) error {
 
 func TestTrunk(t *testing.T) {
 	needVLANFiltering(t)
-	x := newXPU(t, bridge.DataPlaneVLANAware, "")
+	x := newXPU(t, plane.ModeVLANAware, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	x.network("net-red", 20, 0)
@@ -171,7 +172,7 @@ func TestTrunk(t *testing.T) {
 // nothing in the old one.
 func TestVLANIDChanges(t *testing.T) {
 	needVLANFiltering(t)
-	a, b := wired(t, bridge.DataPlaneVLANAware)
+	a, b := wired(t, plane.ModeVLANAware)
 	a.network("net-blue", 10, 1000)
 	b.network("net-blue", 99, 1000) // VLAN ids are an xPU's own affair
 	podA, podB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
@@ -205,7 +206,7 @@ func TestVLANIDChanges(t *testing.T) {
 // TestVLANsHeal: what somebody changes of the bridge's VLANs is put right on the event.
 func TestVLANsHeal(t *testing.T) {
 	needVLANFiltering(t)
-	a, b := wired(t, bridge.DataPlaneVLANAware)
+	a, b := wired(t, plane.ModeVLANAware)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -250,7 +251,7 @@ func TestVLANsHeal(t *testing.T) {
 // to it and leaves nothing of the one before, but a network that cannot be served says why.
 func TestDataPlaneChanges(t *testing.T) {
 	needVLANFiltering(t)
-	a, b := wired(t, bridge.DataPlaneBridgePerNetwork)
+	a, b := wired(t, plane.ModeBridgePerNetwork)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -266,7 +267,7 @@ func TestDataPlaneChanges(t *testing.T) {
 	reach(t, podA, podB)
 
 	a.stop()
-	a.cfg.DataPlane = bridge.DataPlaneAuto
+	a.cfg.Plane.Mode = plane.ModeAuto
 	a.start()
 	reach(t, podA, podB)
 	noReach(t, podC, podB)
@@ -287,7 +288,7 @@ func TestDataPlaneChanges(t *testing.T) {
 	}
 
 	a.stop()
-	a.cfg.DataPlane = bridge.DataPlaneBridgePerNetwork
+	a.cfg.Plane.Mode = plane.ModeBridgePerNetwork
 	a.start()
 	reach(t, podA, podB)
 	a.up(rep2)
@@ -303,7 +304,7 @@ func TestDataPlaneChanges(t *testing.T) {
 // the first is gone.
 func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	needVLANFiltering(t)
-	x := newXPU(t, bridge.DataPlaneBridgePerNetwork, "")
+	x := newXPU(t, plane.ModeBridgePerNetwork, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	if err := x.sameVLAN("net-red", 10); err != nil {
@@ -313,7 +314,7 @@ func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	pod1 := newPod(t, x, rep1, 1)
 	x.port(rep1, "net-red", pod1.mac)
 	x.stop()
-	x.cfg.DataPlane = bridge.DataPlaneVLANAware
+	x.cfg.Plane.Mode = plane.ModeVLANAware
 	x.start()
 	if detail := x.down(rep1); !strings.Contains(detail, "VLAN 10") {
 		t.Errorf("detail %q", detail)
@@ -329,10 +330,10 @@ func TestNetworkWaitsForItsVLAN(t *testing.T) {
 }
 
 func TestDataPlaneChoice(t *testing.T) {
-	open := func(x *xpu, plane bridge.DataPlane) error {
-		x.cfg.DataPlane = plane
+	open := func(x *xpu, mode plane.Mode) error {
+		x.cfg.Plane.Mode = mode
 		return x.Do(func() error {
-			agent, err := bridge.New(x.cfg, testr.New(t))
+			agent, err := service.New(x.cfg, testr.New(t))
 			if err != nil {
 				return err
 			}
@@ -345,7 +346,7 @@ func TestDataPlaneChoice(t *testing.T) {
 		!strings.Contains(err.Error(), `data plane "ovs": must be`) {
 		t.Errorf("a data plane that does not exist: %v", err)
 	}
-	if err := open(x, bridge.DataPlaneAuto); err != nil {
+	if err := open(x, plane.ModeAuto); err != nil {
 		t.Errorf("auto: %v", err)
 	}
 
@@ -354,7 +355,7 @@ func TestDataPlaneChoice(t *testing.T) {
 		t.Errorf("VLAN filtering is there: %t, br-opi: %t", able, x.hasLink("br-opi"))
 	}
 
-	err := open(x, bridge.DataPlaneVLANAware)
+	err := open(x, plane.ModeVLANAware)
 	if able && err != nil {
 		t.Error(err)
 	}
@@ -370,11 +371,11 @@ func TestDataPlaneChoice(t *testing.T) {
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		t.Fatal(err)
 	}
-	if err := open(x, bridge.DataPlaneAuto); err == nil ||
+	if err := open(x, plane.ModeAuto); err == nil ||
 		!strings.Contains(err.Error(), "netdev br-opi: the name is taken") {
 		t.Errorf("auto with somebody's br-opi: %v", err)
 	}
-	if err := open(x, bridge.DataPlaneBridgePerNetwork); err != nil || !x.hasLink("br-opi") {
+	if err := open(x, plane.ModeBridgePerNetwork); err != nil || !x.hasLink("br-opi") {
 		t.Errorf("bridge-per-network with somebody's br-opi: %v, still there: %t",
 			err, x.hasLink("br-opi"))
 	}

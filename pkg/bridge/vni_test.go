@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -17,9 +17,9 @@ import (
 const manyVNIs = 30
 
 // underlay gives an xPU an uplink with an address.
-func underlay(t *testing.T, plane bridge.DataPlane) *xpu {
+func underlay(t *testing.T, mode plane.Mode) *xpu {
 	t.Helper()
-	x := newXPU(t, plane, "p0")
+	x := newXPU(t, mode, "p0")
 	netns.Connect(t, x.Namespace, "p0", netns.New(t), "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	return x
@@ -40,8 +40,8 @@ func (x *xpu) ensureNetworks(n int) error {
 	return nil
 }
 
-func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
-	x := underlay(t, plane)
+func testManyVNIs(t *testing.T, mode plane.Mode) {
+	x := underlay(t, mode)
 	x.start()
 	if err := x.ensureNetworks(manyVNIs); err != nil {
 		t.Error(err)
@@ -50,9 +50,9 @@ func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
 
 // testTooManyVNIs: where the agent may not change the limits, a network beyond them is down and
 // says what to do.
-func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
-	x := underlay(t, plane)
-	x.cfg.Sysctl = t.TempDir()
+func testTooManyVNIs(t *testing.T, mode plane.Mode) {
+	x := underlay(t, mode)
+	x.cfg.Plane.Sysctl = t.TempDir()
 	x.start()
 	err := x.ensureNetworks(manyVNIs)
 	if err == nil {

@@ -16,7 +16,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	opiagent "github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	opiagent "github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -75,7 +76,8 @@ func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
 	var agent *opiagent.Agent
 	must.Succeed(t, n.Do(func() (err error) {
 		agent, err = opiagent.New(opiagent.Config{
-			State: filepath.Join(t.TempDir(), "state.db"), Uplinks: []opiagent.Uplink{{Name: "p0"}},
+			State: filepath.Join(t.TempDir(), "state.db"),
+			Plane: plane.Config{Uplinks: []plane.Uplink{{Name: "p0"}}},
 		}, logr.Discard())
 		return err
 	}))

@@ -20,7 +20,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -33,7 +33,7 @@ const (
 // port to be its representor.
 type bridgeLab struct {
 	*bench
-	plane    bridge.DataPlane
+	mode     plane.Mode
 	ns       *netns.Namespace
 	handle   *netlink.Handle
 	program  *process
@@ -48,24 +48,24 @@ type bridgeLab struct {
 }
 
 // measureBridge measures what opi-bridge's calls cost with more and more ports and networks there,
-// with each data plane.
+// in each mode of the data plane.
 func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error) {
-	for _, plane := range []bridge.DataPlane{
-		bridge.DataPlaneBridgePerNetwork, bridge.DataPlaneVLANAware,
+	for _, mode := range []plane.Mode{
+		plane.ModeBridgePerNetwork, plane.ModeVLANAware,
 	} {
-		rows, err := b.measurePlane(ctx, plane)
+		rows, err := b.measurePlane(ctx, mode)
 		if errors.Is(err, errNoVLANFiltering) {
 			fmt.Fprintf(os.Stderr, "%s is measured in a guest only, by make test-qemu-full: %v\n",
-				plane, err)
+				mode, err)
 			continue
 		}
 
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", plane, err)
+			return nil, fmt.Errorf("%s: %w", mode, err)
 		}
 
 		for _, row := range rows {
-			row.What = fmt.Sprintf("%s: %s", plane, row.What)
+			row.What = fmt.Sprintf("%s: %s", mode, row.What)
 			all = append(all, row)
 		}
 	}
@@ -73,9 +73,9 @@ func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error)
 }
 
 func (b *bench) measurePlane(
-	ctx context.Context, plane bridge.DataPlane,
+	ctx context.Context, mode plane.Mode,
 ) (all []Measurement, err error) {
-	l, err := b.newBridgeLab(ctx, plane)
+	l, err := b.newBridgeLab(ctx, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (b *bench) measurePlane(
 	return append(all, network), err
 }
 
-// errNoVLANFiltering is why a data plane is not measured.
+// errNoVLANFiltering is the reason why a mode of the data plane is not measured.
 var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs")
 
 // newBridge makes a bridge of the lab's own, such as the data plane has.
@@ -152,19 +152,19 @@ func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 }
 
 func (b *bench) newBridgeLab(
-	ctx context.Context, plane bridge.DataPlane,
+	ctx context.Context, mode plane.Mode,
 ) (_ *bridgeLab, err error) {
-	l := &bridgeLab{bench: b, plane: plane}
+	l := &bridgeLab{bench: b, mode: mode}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
 		}
 	}()
 
-	if l.synced, err = os.Create(filepath.Join(b.dir, string(plane)+"-synced")); err != nil {
+	if l.synced, err = os.Create(filepath.Join(b.dir, string(mode)+"-synced")); err != nil {
 		return nil, err
 	}
-	if l.ns, err = netns.Make(filepath.Join(b.dir, string(plane))); err != nil {
+	if l.ns, err = netns.Make(filepath.Join(b.dir, string(mode))); err != nil {
 		return nil, err
 	}
 
@@ -253,8 +253,8 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	begin := time.Now()
 	err = l.ns.Do(func() (err error) {
 		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0",
-			"--data-plane="+string(l.plane),
-			"--representor=rep-*", "--state="+filepath.Join(l.dir, string(l.plane)+".db"))
+			"--data-plane="+string(l.mode),
+			"--representor=rep-*", "--state="+filepath.Join(l.dir, string(l.mode)+".db"))
 		return err
 	})
 
@@ -515,7 +515,7 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 	return m, nil
 }
 
-// bareNetwork makes what a network is: a VXLAN port, and for some data plane a bridge.
+// bareNetwork makes what a network is: a VXLAN port, and in one mode a bridge.
 func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 	bridge := l.bare
 	if !l.filtersVLANs() {
@@ -540,7 +540,7 @@ func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 	return errors.Join(l.bareVLAN(vxlan), l.sync())
 }
 
-func (l *bridgeLab) filtersVLANs() bool { return l.plane == bridge.DataPlaneVLANAware }
+func (l *bridgeLab) filtersVLANs() bool { return l.mode == plane.ModeVLANAware }
 
 // bareVLAN puts a port of the bare bridge into a VLAN where the bridge has some.
 func (l *bridgeLab) bareVLAN(link netlink.Link) error {

@@ -5,7 +5,7 @@ package main
 import (
 	"testing"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -16,7 +16,7 @@ import (
 func TestHardwareBridge(t *testing.T) {
 	card.InGuest(t, "simnic")
 	b := &bench{bin: plan.Programs, dir: t.TempDir(), slow: true}
-	rows, err := b.measurePlane(t.Context(), bridge.DataPlaneVLANAware)
+	rows, err := b.measurePlane(t.Context(), plane.ModeVLANAware)
 	must.Succeed(t, err)
 	must.Succeed(t, printTable(t.Output(), rows))
 }

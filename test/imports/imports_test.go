@@ -51,11 +51,12 @@ var forbidden = []struct {
 		"it speaks with OPI agents for whoever asks",
 	},
 	{
-		"pkg/bridge",
+		"pkg/bridge/...",
 		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"},
 		"it runs on the xPU",
 	},
-	{"pkg/controller", []string{module + "pkg/bridge"}, "an OPI agent is reached by gRPC only"},
+	{"pkg/bridge/access", []string{netlink, netns}, "it knows clients and rules only"},
+	{"pkg/controller", []string{module + "pkg/bridge/..."}, "an OPI agent is reached by gRPC only"},
 }
 
 const (
@@ -78,6 +79,11 @@ var stages = []string{
 	"hooks", // after release
 	"kubeapi", "admin",
 	"agent",
+}
+
+// bridgeStages are the packages of pkg/bridge. Each may import those before it.
+var bridgeStages = []string{
+	"sourcefilter", "representor", "plane", "inventory", "access", "service",
 }
 
 // pkg is a package as go list tells it.
@@ -179,22 +185,29 @@ func TestAnyMachine(t *testing.T) {
 }
 
 func TestStages(t *testing.T) {
-	const node = module + "pkg/node/"
-	for path, p := range list(t, "", module+"...") {
-		name, isStage := strings.CutPrefix(path, node)
+	all := list(t, "", module+"...")
+	checkStages(t, all, "pkg/node/", stages)
+	checkStages(t, all, "pkg/bridge/", bridgeStages)
+}
+
+// checkStages checks that no package in a directory imports a later stage.
+func checkStages(t *testing.T, all map[string]pkg, dir string, stages []string) {
+	t.Helper()
+	for path, p := range all {
+		name, isStage := strings.CutPrefix(path, module+dir)
 		if !isStage || strings.HasSuffix(name, "test") {
 			continue
 		}
 
 		place := slices.Index(stages, name)
 		if place < 0 {
-			t.Errorf("the table of stages lacks pkg/node/%s", name)
+			t.Errorf("the table of stages lacks %s%s", dir, name)
 		}
 
 		for _, imported := range p.Imports {
-			other, isStage := strings.CutPrefix(imported, node)
+			other, isStage := strings.CutPrefix(imported, module+dir)
 			if isStage && slices.Index(stages, other) >= place {
-				t.Errorf("pkg/node/%s imports pkg/node/%s, a later stage", name, other)
+				t.Errorf("%[1]s%[2]s imports %[1]s%[3]s, a later stage", dir, name, other)
 			}
 		}
 	}

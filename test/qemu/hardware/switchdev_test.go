@@ -24,7 +24,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
@@ -52,7 +54,7 @@ func TestSwitchdev(t *testing.T) {
 
 	t.Run("Functions are the same in both eswitch modes", func(t *testing.T) {
 		for i := range card.Number(t, pf, "sriov_numvfs") {
-			representor(t, pf, fmt.Sprintf("pf0vf%d", i))
+			representorName(t, pf, fmt.Sprintf("pf0vf%d", i))
 		}
 
 		begin := time.Now()
@@ -91,8 +93,8 @@ func TestSwitchdev(t *testing.T) {
 	})
 }
 
-// representor is the name of the netdev on the PF that stands for a function of the eswitch.
-func representor(t *testing.T, pf pci.Address, portName string) string {
+// representorName returns the name of the netdev on the PF that represents a function of the eswitch.
+func representorName(t *testing.T, pf pci.Address, portName string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(card.Devices, string(pf), "net/*"))
 	must.Succeed(t, err)
@@ -116,7 +118,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 		netlink.DevLinkPortAddAttrs{SfNumber: sfnum, SfNumberValid: true})
 	must.Succeed(t, err)
 	if got, err := sriovnet.GetSfRepresentor(card.Netdev(pf), sfnum); err != nil ||
-		got != representor(t, pf, "pf0sf88") {
+		got != representorName(t, pf, "pf0sf88") {
 		t.Errorf("sriovnet says that the SF's representor is %s, %v", got, err)
 	}
 
@@ -210,12 +212,17 @@ func (x *xpu) start() {
 	t := x.t
 	t.Helper()
 	log := testr.New(t)
-	ownPF, err := bridge.ParseHostPF(string(x.pf) + "=own") // one machine is the host and the xPU
+	ownPF, err := representor.ParseHostPF(string(x.pf) + "=own") // one machine is the host and the xPU
 	must.Succeed(t, err)
 
-	agent, err := bridge.New(bridge.Config{
-		State: x.state, DataPlane: bridge.DataPlaneVLANAware,
-		HostPFs: []bridge.HostPF{ownPF}, Representors: []string{uplinkID},
+	agent, err := service.New(service.Config{
+		State: x.state,
+		Plane: plane.Config{
+			Mode: plane.ModeVLANAware,
+			Representors: representor.Config{
+				HostPFs: []representor.HostPF{ownPF}, Netdevs: []string{uplinkID},
+			},
+		},
 	}, log)
 
 	must.Succeed(t, err)
@@ -318,7 +325,7 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 		id := vfID(t, pf, i)
 		x.port(t, opi.Port{ID: id, MAC: p.mac, Networks: []string{network}})
 		t.Cleanup(func() { x.deletePort(t, id) })
-		if got := master(t, representor(t, pf, fmt.Sprintf("pf0vf%d", i))); got != "br-opi" {
+		if got := master(t, representorName(t, pf, fmt.Sprintf("pf0vf%d", i))); got != "br-opi" {
 			t.Errorf("representor of VF %d is in bridge %q, want br-opi", i, got)
 		}
 	}
@@ -442,7 +449,7 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 
 	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)); x.deletePort(t, vfID(t, pf, 1)) })
 	reach(t, a, b)
-	rep := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
+	rep := linkOf(t, representorName(t, pf, "pf0vf0")).Attrs().Index
 	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
 	defer close(end)
 
@@ -480,7 +487,7 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	}
 
 	reach(t, old[0], old[1])
-	before := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
+	before := linkOf(t, representorName(t, pf, "pf0vf0")).Attrs().Index
 
 	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	took, says := x.await(t, ids[0], opi.StateFailed)
@@ -495,7 +502,7 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 		t.Logf("%s is in service %s after the VFs were made", id, took)
 	}
 
-	if now := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index; now == before {
+	if now := linkOf(t, representorName(t, pf, "pf0vf0")).Attrs().Index; now == before {
 		t.Errorf("the representor has ifindex %d before and after: it was not made anew", now)
 	}
 

@@ -48,7 +48,7 @@ func witnessedRepresentors(t *testing.T, pf pci.Address, uplink string) {
 			t.Errorf("%s: sriovnet says that its uplink is %s, %v, want %s", vf, got, err, uplink)
 		}
 
-		want := representor(t, pf, fmt.Sprintf("pf0vf%d", i))
+		want := representorName(t, pf, fmt.Sprintf("pf0vf%d", i))
 		if got, err := sriovnet.GetVfRepresentor(uplink, i); err != nil || got != want {
 			t.Errorf("VF %d: sriovnet says that its representor is %s, %v, want %s",
 				i, got, err, want)

@@ -152,7 +152,7 @@ func guests() []guest {
 					limit: 3 * time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test",
 					limit: 3 * time.Minute},
-				{name: "representor", path: "pkg/bridge", run: "^TestHardware",
+				{name: "representor", path: "pkg/bridge/representor", run: "^TestHardware",
 					limit: 5 * time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$",
 					limit: 3 * time.Minute},

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service is the OPI agent of opi-bridge: it serves the OPI APIs for networks
+// (LogicalBridge) and ports (BridgePort), keeps what clients asked for in a state file, and brings
+// the data plane to it.
+package service
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
+	"k8s.io/client-go/util/workqueue"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+)
+
+// Config configures an Agent.
+type Config struct {
+	// State is the file that keeps what clients asked for. It is made if it does not exist.
+	State string
+	// NewState lets the Agent start with a new State although an agent with another state file has
+	// made networks and ports. They are taken out of service.
+	NewState bool
+	// SourceFilter drops frames that a port sends with another source address than its own.
+	SourceFilter bool
+	Plane        plane.Config
+	// Stuck is called with true when work takes longer than it should, because the kernel or a
+	// driver hangs, and with false when that work has ended after all. It may be nil.
+	Stuck func(bool)
+}
+
+// dataPlane makes networks and ports: see [plane.Plane].
+type dataPlane interface {
+	VLANAware() bool
+	EnsureNetwork(plane.Segment) (mtu int, err error)
+	RemoveNetwork(id string) error
+	Attach(port string, to plane.Membership) error
+	Detach(port string) error
+	Netdevs() ([]string, error)
+	Sweep(networks []string, ports map[string]plane.Membership) error
+	Watch(emit func(plane.Change)) error
+	Close()
+}
+
+// sourceFilter drops frames with a false source address: see [plane.SourceFilter].
+type sourceFilter interface {
+	Sweep() error
+	Restore() error
+	Dropped() (map[plane.Object]uint64, error)
+}
+
+// Agent keeps networks and ports as clients want them. It is also a [prometheus.Collector]. Several
+// goroutines may use it at once.
+type Agent struct {
+	cfg    Config
+	log    logr.Logger
+	plane  dataPlane
+	filter sourceFilter
+	state  *boltfile.File
+	queue  workqueue.TypedRateLimitingInterface[plane.Change] // of Run
+	calls  *prometheus.HistogramVec
+	token  chan struct{} // see acquire
+
+	mu       sync.RWMutex // guards the fields below
+	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
+	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
+
+	networkOptions *optionStore[*opibridge.NetworkOptions]
+	portOptions    *optionStore[*opibridge.PortOptions]
+	// maxMTUs are the largest MTUs with which networks reach other xPUs, by id. A network that stays
+	// on this xPU has 0.
+	maxMTUs map[string]int
+}
+
+// New opens the state file and brings the data plane of the calling thread's network namespace to
+// it: it adopts what exists, makes what is missing, and removes what the agent has made but the
+// state file does not have. A network namespace can have only one Agent. New returns no error for
+// an object that cannot be made: the object is DOWN until Run succeeds with it.
+func New(cfg Config, log logr.Logger) (*Agent, error) {
+	a, err := newAgent(cfg, log, func() (dataPlane, sourceFilter, error) {
+		p, err := plane.Open(cfg.Plane, log)
+		if err != nil {
+			return nil, nil, err
+		}
+		return p, p.SourceFilter(), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	ports := map[string]plane.Membership{}
+	for id, p := range a.ports.objects {
+		if !p.deleting {
+			ports[id] = a.membership(id, p.spec)
+		}
+	}
+
+	// Errors are only logged, so that the agent serves the rest. The next start tries again.
+	if err := a.plane.Sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
+		log.Error(err, "remove what is not in the state")
+	}
+
+	a.reconcileAll()
+	if err := a.filter.Sweep(); err != nil {
+		log.Error(err, "remove filters of what is not in the state")
+	}
+
+	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
+	return a, nil
+}
+
+// newAgent loads the objects and opens the data plane. It does not change the data plane.
+func newAgent(
+	cfg Config, log logr.Logger, openPlane func() (dataPlane, sourceFilter, error),
+) (*Agent, error) {
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[plane.Change](time.Second,
+		30*time.Second)
+	a := &Agent{
+		cfg: cfg, log: log, queue: workqueue.NewTypedRateLimitingQueue(backoff),
+		calls: newCallDurations(), token: make(chan struct{}, 1), maxMTUs: map[string]int{},
+	}
+
+	a.token <- struct{}{}
+	a.networkOptions = newOptionStore(a, networkNames, checkNetworkOptions)
+	a.portOptions = newOptionStore(a, portNames, checkPortOptions)
+	a.networks = newCollection(a, networkNames, networkSchema{}, networkController{a},
+		a.networkOptions)
+	a.ports = newCollection(a, portNames, portSchema{}, portController{a}, a.portOptions)
+
+	isNew, err := a.openState()
+	if err != nil {
+		return nil, err
+	}
+	if a.plane, a.filter, err = openPlane(); err != nil {
+		return nil, errors.Join(err, a.state.Close())
+	}
+
+	if isNew {
+		if err := a.initState(); err != nil {
+			return nil, errors.Join(err, a.Close())
+		}
+	}
+
+	return a, nil
+}
+
+// Close ends Run and closes the state file. The data plane stays as it is.
+func (a *Agent) Close() error {
+	a.queue.ShutDown()
+	a.plane.Close()
+	return a.state.Close()
+}
+
+// stuckAfter is how long work takes only if something hangs. The longest work is to reconcile all
+// networks and ports once.
+const stuckAfter = 20 * time.Second
+
+// acquire waits for the right to work, which only one goroutine has at a time. Work is what changes
+// objects or the data plane. The caller must call release at the end of its work. The error is a
+// gRPC status that says that ctx ended first.
+func (a *Agent) acquire(ctx context.Context) (release func(), err error) {
+	select {
+	case <-a.token:
+	case <-ctx.Done():
+		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(),
+			"the agent is at work on something else: %v", ctx.Err())
+	}
+
+	var mu sync.Mutex
+	released, reported := false, false
+	watchdog := time.AfterFunc(stuckAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !released {
+			reported = true
+			a.reportStuck(true)
+		}
+	})
+
+	return func() {
+		watchdog.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if released = true; reported {
+			a.reportStuck(false)
+		}
+		a.token <- struct{}{}
+	}, nil
+}
+
+func (a *Agent) reportStuck(stuck bool) {
+	if stuck {
+		a.log.Error(nil, "work takes too long, does the kernel or a driver hang?", "after",
+			stuckAfter.String())
+	} else {
+		a.log.Info("work goes on")
+	}
+	if a.cfg.Stuck != nil {
+		a.cfg.Stuck(stuck)
+	}
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+)
+
+// networkServer serves LogicalBridgeService.
+type networkServer struct {
+	evpn.UnimplementedLogicalBridgeServiceServer
+	*Agent
+}
+
+func (s networkServer) CreateLogicalBridge(
+	ctx context.Context, req *evpn.CreateLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
+	id := cmp.Or(req.GetLogicalBridgeId(), "lb-"+strings.ToLower(rand.Text()))
+	return s.networks.create(ctx, id, req.GetLogicalBridge().GetSpec())
+}
+
+func (s networkServer) GetLogicalBridge(
+	ctx context.Context, req *evpn.GetLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
+	return s.networks.get(ctx, req.GetName())
+}
+
+func (s networkServer) ListLogicalBridges(
+	ctx context.Context, req *evpn.ListLogicalBridgesRequest,
+) (*evpn.ListLogicalBridgesResponse, error) {
+	networks, next, err := s.networks.list(ctx, req.GetPageSize(), req.GetPageToken())
+	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
+}
+
+func (s networkServer) UpdateLogicalBridge(
+	ctx context.Context, req *evpn.UpdateLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
+	return s.networks.update(ctx, req.GetLogicalBridge(), req.GetUpdateMask(),
+		req.GetAllowMissing())
+}
+
+func (s networkServer) DeleteLogicalBridge(
+	ctx context.Context, req *evpn.DeleteLogicalBridgeRequest,
+) (*emptypb.Empty, error) {
+	return s.networks.delete(ctx, req.GetName(), req.GetAllowMissing())
+}
+
+// networkSchema is the schema of networks.
+type networkSchema struct{}
+
+const keyVXLAN = "vxlan" // the key of the networks with a VNI
+
+func keyVLAN(vlan uint32) string { return fmt.Sprintf("vlan/%d", vlan) }
+func keyVNI(vni uint32) string   { return fmt.Sprintf("vni/%d", vni) }
+
+func (networkSchema) keys(spec *evpn.LogicalBridgeSpec) []string {
+	keys := []string{keyVLAN(spec.GetVlanId())}
+	if spec.Vni != nil {
+		keys = append(keys, keyVXLAN, keyVNI(spec.GetVni()))
+	}
+	return keys
+}
+
+func (networkSchema) validate(spec *evpn.LogicalBridgeSpec) error {
+	vlan, vni := spec.GetVlanId(), spec.GetVni()
+	switch {
+	case spec == nil:
+		return errors.New("spec is required")
+	case vlan < 1 || vlan > plane.MaxVLAN:
+		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, plane.MaxVLAN)
+
+	case spec.GetVtepIpPrefix() != nil:
+		return errors.New(
+			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
+		)
+
+	case spec.Vni != nil && (vni < 1 || vni > plane.MaxVNI):
+		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, plane.MaxVNI)
+	}
+
+	return nil
+}
+
+func (networkSchema) describe(spec *evpn.LogicalBridgeSpec) string {
+	return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
+}
+
+func (networkSchema) canSee(client access.Client, id string, _ *evpn.LogicalBridgeSpec) bool {
+	return client.CanSeeNetwork(id)
+}
+
+func (networkSchema) limit(client access.Client) int { return client.MaxNetworks() }
+
+func (networkSchema) message(
+	name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component,
+) *evpn.LogicalBridge {
+	m := &evpn.LogicalBridge{Name: name, Spec: spec}
+	if oper != 0 {
+		m.Status = &evpn.LogicalBridgeStatus{
+			OperStatus: evpn.LBOperStatus(oper), Components: components,
+		}
+	}
+	return m
+}
+
+func (networkSchema) operStatus(m *evpn.LogicalBridge) state {
+	return state(m.GetStatus().GetOperStatus())
+}
+
+// networkController brings the data plane to networks.
+type networkController struct{ *Agent }
+
+func (c networkController) check(
+	client access.Client, id string, spec *evpn.LogicalBridgeSpec,
+) (*evpn.LogicalBridgeSpec, error) {
+	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
+		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
+	}
+	// An existing spec was valid when it was made. A client may ask for it again although the
+	// current mode of the data plane would refuse it.
+	var before *evpn.LogicalBridgeSpec
+	if have := c.networks.objects[id]; have != nil {
+		if before = have.spec; !have.deleting && proto.Equal(before, spec) {
+			return spec, nil
+		}
+	}
+
+	if err := c.networks.validate(spec); err != nil {
+		return refuse(codes.InvalidArgument, "%v", err)
+	}
+	if err := client.CheckSegments(id, before, spec); err != nil {
+		return nil, err
+	}
+
+	vlan, vni := spec.GetVlanId(), spec.GetVni()
+	sameVLAN := c.networks.byKey.anyExcept(keyVLAN(vlan), id)
+	sameVNI := c.networks.byKey.anyExcept(keyVNI(vni), id)
+	switch {
+	case sameVLAN != "" && c.plane.VLANAware():
+		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
+			"plane %s has one network for each VLAN id",
+			vlan, c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN}),
+			plane.ModeVLANAware)
+
+	case spec.Vni == nil:
+		return spec, nil
+	case plane.UplinkFor(c.cfg.Plane.Uplinks, vni) == nil:
+		return refuse(codes.FailedPrecondition,
+			"vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
+	case sameVNI != "":
+		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni,
+			c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVNI}))
+	}
+
+	return spec, nil
+}
+
+func (c networkController) checkUnused(client access.Client, id string) error {
+	port := c.ports.byKey.anyExcept(keyNetwork(id), "")
+	if port == "" {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by %s",
+		id, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
+}
+
+func (c networkController) realise(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
+	mtu, err := c.plane.EnsureNetwork(c.segment(id))
+	c.mu.Lock()
+	c.maxMTUs[id] = mtu
+	c.mu.Unlock()
+
+	if changed {
+		// The ports follow the network's VLAN id and source filter.
+		c.ports.reconcileEach(c.ports.byKey.get(keyNetwork(id)))
+	}
+
+	return cmp.Or(err, c.checkMTU(id))
+}
+
+func (c networkController) remove(id string) error { return c.plane.RemoveNetwork(id) }
+
+func (c networkController) effectiveFailure(n *network) error { return n.failure }
+
+// segment describes a network to the data plane. A network that does not exist has VLAN id 0, which
+// no other network has.
+func (a *Agent) segment(id string) plane.Segment {
+	s := plane.Segment{ID: id}
+	if n := a.networks.objects[id]; n != nil {
+		s.VLAN, s.VNI = uint16(n.spec.GetVlanId()), n.spec.GetVni()
+	}
+	return s
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+)
+
+// optionStore keeps the options of networks or of ports, in memory and in the state file. Only work of
+// the agent changes them: see [Agent.acquire]. They are read under the agent's lock.
+type optionStore[O proto.Message] struct {
+	agent    *Agent
+	bucket   string // in the state file
+	byID     map[string]O
+	validate func(id string, options O) error
+}
+
+func newOptionStore[O proto.Message](
+	a *Agent, of names, validate func(id string, options O) error,
+) *optionStore[O] {
+	return &optionStore[O]{
+		agent: a, bucket: of.bucket + "-options", byID: map[string]O{}, validate: validate,
+	}
+}
+
+// set stores the options of an object, and reports whether they differ from the options before. The
+// error is a gRPC status.
+func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
+	if have, known := s.byID[id]; known && proto.Equal(have, options) ||
+		!known && proto.Size(options) == 0 {
+		return false, nil
+	}
+
+	data, err := proto.Marshal(options)
+	if err == nil {
+		err = s.agent.state.Update(func(tx *boltfile.Tx) error {
+			if err := tx.CreateBucket(s.bucket); err != nil {
+				return err
+			}
+			return tx.Put(s.bucket, []byte(id), data)
+		})
+	}
+
+	if err != nil {
+		return false, status.Errorf(codes.Internal, "state: %s %s: %v", s.bucket, id, err)
+	}
+
+	s.agent.mu.Lock()
+	defer s.agent.mu.Unlock()
+
+	s.byID[id] = options
+	return true, nil
+}
+
+// delete removes the options of an object from the state file. In memory they stay until forget.
+func (s *optionStore[O]) delete(tx *boltfile.Tx, id string) error {
+	return tx.Delete(s.bucket, []byte(id))
+}
+
+// forget removes the options of an object from memory.
+func (s *optionStore[O]) forget(id string) { delete(s.byID, id) }
+
+// load reads all options from the state file.
+func (s *optionStore[O]) load(tx *boltfile.Tx) error {
+	return tx.ForEach(s.bucket, func(id, data []byte) error {
+		var none O
+		options := none.ProtoReflect().New().Interface().(O)
+		if err := cmp.Or(proto.Unmarshal(data, options), s.validate(string(id), options)); err != nil {
+			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, s.bucket, id,
+				status.Convert(err).Message())
+		}
+		s.byID[string(id)] = options
+		return nil
+	})
+}
+
+// optionsServer serves OptionsService.
+type optionsServer struct {
+	opibridge.UnimplementedOptionsServiceServer
+	*Agent
+}
+
+// checkMTU returns an error if the interfaces in a network have a larger MTU than VXLAN carries.
+func (a *Agent) checkMTU(id string) error {
+	mtu, maxMTU := int(a.networkOptions.byID[id].GetMtu()), a.maxMTUs[id]
+	if maxMTU == 0 || mtu <= maxMTU {
+		return nil
+	}
+	return fmt.Errorf("mtu %d: VXLAN carries at most %d: set the network's MTU to that or less, "+
+		"or raise that of the uplink, and of all that is "+
+		"between the xPUs, by %d", mtu, maxMTU, mtu-maxMTU)
+}
+
+func (s optionsServer) GetNetworkOptions(
+	ctx context.Context, req *opibridge.GetNetworkOptionsRequest,
+) (*opibridge.NetworkOptions, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, _, err := s.networks.find(ctx, req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return s.networkOptionsOf(id), nil
+}
+
+// networkOptionsOf returns the message about a network's options.
+func (s optionsServer) networkOptionsOf(id string) *opibridge.NetworkOptions {
+	reply := &opibridge.NetworkOptions{}
+	if kept := s.networkOptions.byID[id]; kept != nil {
+		reply = proto.CloneOf(kept)
+	}
+	reply.Name = networkNames.prefix + id
+	reply.MaxMtu = uint32(s.maxMTUs[id])
+	return reply
+}
+
+func (s optionsServer) UpdateNetworkOptions(
+	ctx context.Context, req *opibridge.UpdateNetworkOptionsRequest,
+) (*opibridge.NetworkOptions, error) {
+	release, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+
+	want := req.GetOptions()
+	id, o, err := s.networks.findForChange(ctx, want.GetName())
+	if err == nil && o.deleting {
+		err = s.networks.beingDeleted(id)
+	}
+
+	if err == nil {
+		err = checkNetworkOptions(id, want)
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	kept := &opibridge.NetworkOptions{SourceFilter: want.GetSourceFilter(), Mtu: want.GetMtu()}
+	changed, err := s.networkOptions.set(id, kept)
+	if err != nil {
+		return nil, err
+	}
+
+	if changed {
+		s.networks.reconcile(id, true)
+	}
+
+	return s.networkOptionsOf(id), nil
+}
+
+func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
+	if _, known := opibridge.SourceFilter_name[int32(want.GetSourceFilter())]; !known {
+		return status.Errorf(codes.InvalidArgument,
+			"options of logical bridge %s: source_filter %d is not known",
+			id, want.GetSourceFilter())
+	}
+
+	if mtu := want.GetMtu(); mtu != 0 && (mtu < 68 || mtu > 65535) {
+		return status.Errorf(codes.InvalidArgument,
+			"options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known",
+			id, mtu)
+	}
+
+	return nil
+}
+
+func (s optionsServer) GetPortOptions(
+	ctx context.Context, req *opibridge.GetPortOptionsRequest,
+) (*opibridge.PortOptions, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, _, err := s.ports.find(ctx, req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return s.portOptionsOf(id), nil
+}
+
+// portOptionsOf returns the message about a port's options.
+func (s optionsServer) portOptionsOf(id string) *opibridge.PortOptions {
+	return &opibridge.PortOptions{
+		Name: portNames.prefix + id, Addresses: s.portOptions.byID[id].GetAddresses(),
+	}
+}
+
+func (s optionsServer) UpdatePortOptions(
+	ctx context.Context, req *opibridge.UpdatePortOptionsRequest,
+) (*opibridge.PortOptions, error) {
+	release, err := s.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+
+	id, o, err := s.ports.findForChange(ctx, req.GetOptions().GetName())
+	if err == nil && o.deleting {
+		err = s.ports.beingDeleted(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	addresses, err := normalAddresses(id, req.GetOptions().GetAddresses())
+	if err != nil {
+		return nil, err
+	}
+
+	changed, err := s.portOptions.set(id, &opibridge.PortOptions{Addresses: addresses})
+	if err != nil {
+		return nil, err
+	}
+
+	if changed {
+		s.ports.reconcile(id, false)
+	}
+
+	return s.portOptionsOf(id), nil
+}
+
+func checkPortOptions(id string, want *opibridge.PortOptions) error {
+	_, err := normalAddresses(id, want.GetAddresses())
+	return err
+}
+
+// maxAddresses limits the addresses of a port.
+const maxAddresses = 64
+
+// normalAddresses returns addresses in the form in which they are stored, sorted. The error is a gRPC
+// status.
+func normalAddresses(id string, texts []string) ([]string, error) {
+	if len(texts) > maxAddresses {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"options of bridge port %s: %d addresses, at most %d may be given", id, len(texts),
+			maxAddresses)
+	}
+
+	var addresses []string
+	for _, text := range texts {
+		address, err := netip.ParseAddr(text)
+		if err != nil || address.Zone() != "" || !address.IsGlobalUnicast() &&
+			!address.IsLinkLocalUnicast() {
+			return nil, status.Errorf(codes.InvalidArgument,
+				"options of bridge port %s: address %q: must be a unicast address without prefix "+
+					"length, such as 10.1.0.2 or fd00::2", id, text)
+		}
+		addresses = append(addresses, address.Unmap().String())
+	}
+
+	slices.Sort(addresses)
+	return slices.Compact(addresses), nil
+}
+
+// addressesOf returns the addresses that a port may send from. If there are none, it may send from
+// any address.
+func (a *Agent) addressesOf(id string) []netip.Addr {
+	var addresses []netip.Addr
+	for _, text := range a.portOptions.byID[id].GetAddresses() {
+		if address, err := netip.ParseAddr(text); err == nil { // always, because set has checked it
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// filterOf returns the source filter of a port in these networks. The filter of a trunk, which has
+// several networks, lets everything pass that one of them lets pass.
+func (a *Agent) filterOf(networks []string) opibridge.SourceFilter {
+	if !a.cfg.SourceFilter {
+		return opibridge.SourceFilter_SOURCE_FILTER_NONE
+	}
+	filter := opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES
+	for _, id := range networks {
+		filter = max(filter, a.networkOptions.byID[id].GetSourceFilter())
+	}
+	return filter
+}
