@@ -48,12 +48,10 @@ func (p *Plane) receive(
 		switch {
 		case p.closed.Load():
 			return nil
-
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL):
 			// EINVAL says that a message is larger than the buffer.
 			lost()
 			continue
-
 		case err != nil:
 			return fmt.Errorf("netlink events: %w", err)
 		case from.Pid != nl.PidKernel:

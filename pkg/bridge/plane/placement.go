@@ -129,7 +129,6 @@ func (p *placement) colocate(
 		case !p.isPinned(n.ID, port):
 		case !p.isPinned(first.ID, port):
 			first = n
-
 		case p.bridges[n.ID] != p.bridges[first.ID]:
 			const format = "the port cannot be in both logical bridges %s and %s: they have " +
 				"ports in different bridges of the kernel, %s and %s, " +

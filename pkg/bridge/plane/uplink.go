@@ -186,12 +186,10 @@ func checkOperational(uplink *netlink.LinkAttrs) error {
 		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip "+
 			"link set %[1]s up)",
 			uplink.Name)
-
 	case uplink.RawFlags&unix.IFF_LOWER_UP == 0:
 		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port "+
 			"at the other end",
 			uplink.Name)
-
 	case uplink.RawFlags&unix.IFF_RUNNING == 0: // for example dormant, until 802.1X admits it
 		return fmt.Errorf("netdev %s, the uplink, is not operational but %s (ip link show %[1]s)",
 			uplink.Name, uplink.OperState)

@@ -82,12 +82,10 @@ func (networkSchema) validate(spec *evpn.LogicalBridgeSpec) error {
 		return errors.New("spec is required")
 	case vlan < 1 || vlan > plane.MaxVLAN:
 		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, plane.MaxVLAN)
-
 	case spec.GetVtepIpPrefix() != nil:
 		return errors.New(
 			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
 		)
-
 	case spec.Vni != nil && (vni < 1 || vni > plane.MaxVNI):
 		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, plane.MaxVNI)
 	}
@@ -155,7 +153,6 @@ func (c networkController) check(
 			"plane %s has one network for each VLAN id",
 			vlan, c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN}),
 			plane.ModeVLANAware)
-
 	case spec.Vni == nil:
 		return spec, nil
 	case plane.UplinkFor(c.cfg.Plane.Uplinks, vni) == nil:

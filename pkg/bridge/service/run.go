@@ -60,7 +60,6 @@ func (a *Agent) handle(ctx context.Context, change plane.Change) {
 		a.ports.reconcileFailed()
 		// A driver may say later, without an event, which Function a netdev represents.
 		a.retrySoon()
-
 	case plane.ScopeFilter:
 		if err := a.filter.Restore(); err != nil {
 			a.log.Error(err, "restore the source filter")
@@ -69,7 +68,6 @@ func (a *Agent) handle(ctx context.Context, change plane.Change) {
 		}
 		a.queue.Forget(change)
 		a.log.Info("somebody changed the source filter, it is as wanted again")
-
 	case scopeFailed:
 		if a.retry() {
 			a.queue.AddRateLimited(change)
