@@ -11,22 +11,22 @@ import (
 	"github.com/google/nftables"
 )
 
-// Names of the table's sets. Their elements begin with the ifindex of the port that a frame comes
-// from.
+// Names of the table's sets. The key of an element begins with the ifindex of the port that a frame
+// comes from. In some sets an address follows.
 const (
-	setIsolated      = "isolated"       // ports that do not reach the machine
-	setFiltered      = "filtered"       // ports with a MAC address that they must use
-	setMACs          = "macs"           // . MAC address that the port may use
-	setAddressed     = "addressed"      // ports with addresses that they must use
-	setIPv4          = "ipv4"           // . address that the port may use
-	setIPv6          = "ipv6"           //
-	setForeignMACs   = "foreign-macs"   // VXLAN port . MAC address that is a port's of this machine
-	setForeignIPv4   = "foreign-ipv4"   // VXLAN port . address that is a port's of this machine
-	setForeignIPv6   = "foreign-ipv6"   //
-	setDroppedFrames = "dropped-frames" // counters, by port
+	setIsolated      = "isolated"       // port: its frames do not reach the machine
+	setFiltered      = "filtered"       // port: it must use its MAC address
+	setMACs          = "macs"           // port . MAC address that it may use
+	setAddressed     = "addressed"      // port: it must use its IP addresses
+	setIPv4          = "ipv4"           // port . IPv4 address that it may use
+	setIPv6          = "ipv6"           // port . IPv6 address that it may use
+	setForeignMACs   = "foreign-macs"   // VXLAN port . MAC address of a port of this machine
+	setForeignIPv4   = "foreign-ipv4"   // VXLAN port . IPv4 address of a port of this machine
+	setForeignIPv6   = "foreign-ipv6"   // VXLAN port . IPv6 address of a port of this machine
+	setDroppedFrames = "dropped-frames" // port, with a counter
 )
 
-// keyTypes are what the sets' elements are made of.
+// keyTypes returns the type of each set's keys.
 func keyTypes() map[string]nftables.SetDatatype {
 	port := nftables.TypeIFIndex
 	with := func(t nftables.SetDatatype) nftables.SetDatatype {
@@ -40,14 +40,14 @@ func keyTypes() map[string]nftables.SetDatatype {
 	}
 }
 
-// element is an element of one of the sets.
+// element is an element of a set.
 type element struct {
 	set string
-	key string // the bytes that the kernel compares
+	key string // in the bytes that the kernel compares
 }
 
-// elementFor makes an element of a port's ifindex and an address, each padded to 4 bytes (struct
-// nft_regs).
+// elementFor returns the element with a port's ifindex and an address. Both are padded to multiples of
+// 4 bytes (struct nft_regs).
 func elementFor(set string, index int, address []byte) element {
 	key := binary.NativeEndian.AppendUint32(nil, uint32(index))
 	key = append(key, address...)
@@ -57,20 +57,19 @@ func elementFor(set string, index int, address []byte) element {
 	return element{set, string(key)}
 }
 
-// needed are the elements that a port needs.
-type needed map[element]bool
+// elements are the elements that one port needs.
+type elements map[element]bool
 
-func (n needed) add(set string, index int, address []byte) {
-	n[elementFor(set, index, address)] = true
+func (e elements) add(set string, index int, address []byte) {
+	e[elementFor(set, index, address)] = true
 }
 
-func (n needed) isolated(index int) needed {
-	n.add(setIsolated, index, nil)
-	return n
-}
+// isolated returns the element that keeps the frames of a port from the machine.
+func isolated(index int) elements { return elements{elementFor(setIsolated, index, nil): true} }
 
-func (f *Filter) portNeeds(p Port) needed {
-	all := needed{}.isolated(p.Index)
+// elementsOf returns the elements that a port needs.
+func (f *Filter) elementsOf(p Port) elements {
+	all := isolated(p.Index)
 	if p.MAC == nil {
 		return all
 	}
@@ -108,15 +107,15 @@ func (f *Filter) portNeeds(p Port) needed {
 	return all
 }
 
-// linkLocal is the IPv6 link-local address that Linux makes of a MAC address (RFC 4291, appendix
-// A).
+// linkLocal returns the IPv6 link-local address that Linux derives from a MAC address (RFC 4291,
+// appendix A).
 func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{
 		0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5],
 	})
 }
 
-// portOf returns the ifindex in the key of an element.
+// portOf returns the ifindex in an element's key.
 func portOf(key []byte) (int, error) {
 	if len(key) < 4 {
 		return 0, fmt.Errorf("element with a key of %d bytes, want at least 4", len(key))

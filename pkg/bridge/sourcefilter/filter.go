@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sourcefilter keeps what is connected to a bridge from sending as somebody else, by the
-// bridge family of nftables.
+// Package sourcefilter drops frames with a false source address at the ports of bridges, by the bridge
+// family of nftables.
 //
-// A port may send with its own MAC address only and, if its addresses are known, with these: as the
-// source of IP packets and in ARP (RFC 826) and Neighbor Discovery (RFC 4861). What comes from
-// other machines by the VXLAN ports of its networks may not have the port's MAC address, and not
-// claim its addresses. No port reaches the machine itself.
+// A port may send only from its own MAC address. If the IP addresses of a port are known, it may use
+// only these as the source of IP packets, in ARP (RFC 826) and in Neighbor Discovery (RFC 4861). A
+// frame from another machine, which comes from a VXLAN port of the same network, may not have the
+// port's MAC address and may not claim its IP addresses. No port reaches the machine itself.
 package sourcefilter
 
 import (
@@ -24,56 +24,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TableName is that of the agent's table in the family "bridge".
+// TableName is the name of the agent's table in the family "bridge".
 const TableName = "opi-bridge"
 
-// ErrUnsupported says that the kernel cannot filter.
+// ErrUnsupported says that the kernel cannot filter at bridges.
 var ErrUnsupported = errors.New("the kernel has no nftables for bridges " +
 	"(CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_BRIDGE_META): load nf_tables and nft_meta_bridge, or " +
 	"give --source-filter=false")
 
-// Port is a port of a bridge, and what may come in from it.
+// Port is a port of a bridge with the source addresses that it may use.
 type Port struct {
 	Index    int      // ifindex
-	Networks []string // that the port is in
-	// MAC is the only source address that the port's frames may have; nil: any, and Addresses are
-	// not looked at.
+	Networks []string // the networks of the port
+	// MAC is the only source address that the port's frames may have. If it is nil, the port may
+	// use any MAC and IP addresses.
 	MAC net.HardwareAddr
-	// Addresses are those that the port may send from and claim, besides the IPv6 link-local one
-	// that its MAC address makes; empty: any.
+	// Addresses are the IP addresses that the port may send from and claim, besides the IPv6
+	// link-local address of its MAC address. If there are none, the port may use any IP address.
 	Addresses []netip.Addr
 }
 
-// Filter is the agent's table. Only one goroutine may use it at a time, except for Watch and
-// Dropped. Its calls send nothing if the kernel already has what is wanted.
+// Filter is the agent's table. Only one goroutine may use it at a time, but Watch and Dropped may be
+// called at any time. A call sends nothing if the kernel already has what is wanted.
 type Filter struct {
 	conn   *nftables.Conn
 	reader *nftables.Conn    // for Dropped
-	portID uint32            // of conn's socket, by which events tell who changed something
-	events *nl.NetlinkSocket // what becomes of all tables
+	portID uint32            // of conn's socket, to recognise the filter's own changes in events
+	events *nl.NetlinkSocket // of all tables
 	closed atomic.Bool
 	table  *nftables.Table
 	sets   map[string]*nftables.Set
-	// unsupported is why the kernel cannot filter, nil if it can.
+	// unsupported is the reason why the kernel cannot filter, nil if it can.
 	unsupported error
 
-	ports    map[int]Port    // by ifindex
-	vxlans   map[string]int  // ifindexes by network
-	needs    map[int]needed  // by ifindex of the port or VXLAN port that needs the elements
-	elements map[element]int // those in the kernel, by how many need them
+	ports    map[int]Port     // by ifindex
+	vxlans   map[string]int   // ifindexes of VXLAN ports, by network
+	needs    map[int]elements // by ifindex of the port or VXLAN port that needs the elements
+	refCount map[element]int  // how many ports need an element, for each element in the kernel
 }
 
-// Open makes the table in the network namespace of the calling thread, or takes over that of an
-// agent before. What that one filtered stays filtered until Sweep. Where the kernel cannot filter,
-// a port with a MAC address is refused and all else does nothing.
+// Open makes the table in the network namespace of the calling thread. If an earlier agent has left
+// a table, Open takes it over, and what it filters stays filtered until Sweep. If the kernel cannot
+// filter, SetPort refuses a port with a MAC address, and the other calls do nothing.
 func Open() (_ *Filter, err error) {
 	f := &Filter{
-		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]needed{},
-		elements: map[element]int{},
+		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]elements{},
+		refCount: map[element]int{},
 	}
 
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
-	if errors.Is(err, unix.EPROTONOSUPPORT) { // no netlink of netfilter at all
+	if errors.Is(err, unix.EPROTONOSUPPORT) { // the kernel has no netlink for netfilter
 		f.unsupported = fmt.Errorf("%w: %w", ErrUnsupported, err)
 		return f, nil
 	}
@@ -99,7 +99,8 @@ func Open() (_ *Filter, err error) {
 	return f, nil
 }
 
-// socket learns the socket's port id, and has it take a transaction of all ports at once.
+// socket stores the port id of conn's socket, and makes its buffers large enough for a transaction
+// with all ports.
 func (f *Filter) socket(conn *netlink.Conn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -141,22 +142,23 @@ func (f *Filter) Close() error {
 	return errors.Join(failed...)
 }
 
-// Supported returns an ErrUnsupported where the kernel cannot filter.
+// Supported returns an ErrUnsupported if the kernel cannot filter.
 func (f *Filter) Supported() error { return f.unsupported }
 
-// SetPort has the kernel filter a port as described, instead of as before.
+// SetPort makes the kernel filter a port as described.
 func (f *Filter) SetPort(port Port) error {
 	if port.MAC != nil && f.unsupported != nil {
 		return f.unsupported
 	}
-	if err := f.change(port.Index, f.portNeeds(port)); err != nil {
+	if err := f.change(port.Index, f.elementsOf(port)); err != nil {
 		return err
 	}
 	f.ports[port.Index] = port
 	return nil
 }
 
-// SetVXLAN tells which VXLAN port, by ifindex, connects a network to other machines; 0: none.
+// SetVXLAN sets the ifindex of the VXLAN port that connects a network to other machines. If it is 0,
+// there is none.
 func (f *Filter) SetVXLAN(network string, index int) error {
 	before := f.vxlans[network]
 	if before == index {
@@ -176,14 +178,14 @@ func (f *Filter) SetVXLAN(network string, index int) error {
 
 	if index == 0 {
 		delete(f.vxlans, network)
-	} else if err := f.change(index, needed{}.isolated(index)); err != nil {
+	} else if err := f.change(index, isolated(index)); err != nil {
 		return err
 	}
 
 	return f.change(before, nil)
 }
 
-// Remove has the kernel filter nothing of a port any more.
+// Remove ends the filtering of a port.
 func (f *Filter) Remove(index int) error {
 	if err := f.change(index, nil); err != nil {
 		return err
@@ -192,45 +194,45 @@ func (f *Filter) Remove(index int) error {
 	return nil
 }
 
-// Sweep removes what the agent before filtered and nobody has asked for since.
+// Sweep ends the filtering that an earlier agent has left and that no call has asked for since Open.
 func (f *Filter) Sweep() error {
 	var stale []element
-	for e, users := range f.elements {
-		if users == 0 {
+	for e, count := range f.refCount {
+		if count == 0 {
 			stale = append(stale, e)
 		}
 	}
 	return f.apply(nil, stale)
 }
 
-// Restore makes the table anew, as somebody else changed it.
+// Restore makes the table anew after another program has changed it.
 func (f *Filter) Restore() error {
 	if f.unsupported != nil {
 		return nil
 	}
 
-	f.conn.AddTable(f.table) // so that there is one to remove
+	f.conn.AddTable(f.table) // because only an existing table can be deleted
 	f.conn.DelTable(f.table)
 	if err := f.declare(); err != nil {
 		return err
 	}
 
-	maps.DeleteFunc(f.elements, func(_ element, users int) bool { return users == 0 })
-	return f.send(slices.Collect(maps.Keys(f.elements)), nil)
+	maps.DeleteFunc(f.refCount, func(_ element, count int) bool { return count == 0 })
+	return f.send(slices.Collect(maps.Keys(f.refCount)), nil)
 }
 
-// change brings the elements that a port needs to those wanted.
-func (f *Filter) change(index int, want needed) error {
+// change replaces the elements that a port needs.
+func (f *Filter) change(index int, want elements) error {
 	have := f.needs[index]
 	var add, remove []element
 	for e := range want {
-		if _, there := f.elements[e]; !have[e] && !there {
+		if _, there := f.refCount[e]; !have[e] && !there {
 			add = append(add, e)
 		}
 	}
 
 	for e := range have {
-		if !want[e] && f.elements[e] == 1 {
+		if !want[e] && f.refCount[e] == 1 {
 			remove = append(remove, e)
 		}
 	}
@@ -240,14 +242,14 @@ func (f *Filter) change(index int, want needed) error {
 	}
 
 	for e := range have {
-		if !want[e] && f.elements[e] > 0 {
-			f.elements[e]--
+		if !want[e] && f.refCount[e] > 0 {
+			f.refCount[e]--
 		}
 	}
 
 	for e := range want {
 		if !have[e] {
-			f.elements[e]++
+			f.refCount[e]++
 		}
 	}
 
@@ -259,8 +261,8 @@ func (f *Filter) change(index int, want needed) error {
 	return nil
 }
 
-// apply adds and removes elements in one transaction, in a new table if somebody else took the old
-// one away.
+// apply adds and removes elements in one transaction. If another program has removed the table, it
+// makes a new one.
 func (f *Filter) apply(add, remove []element) error {
 	if len(add)+len(remove) == 0 || f.unsupported != nil {
 		return nil
@@ -269,7 +271,7 @@ func (f *Filter) apply(add, remove []element) error {
 	err := f.send(add, remove)
 	if errors.Is(err, unix.ENOENT) {
 		for _, e := range remove {
-			delete(f.elements, e)
+			delete(f.refCount, e)
 		}
 		if err = f.Restore(); err == nil {
 			err = f.send(add, nil)
@@ -281,11 +283,11 @@ func (f *Filter) apply(add, remove []element) error {
 	}
 
 	for _, e := range add {
-		f.elements[e] = 0
+		f.refCount[e] = 0
 	}
 
 	for _, e := range remove {
-		delete(f.elements, e)
+		delete(f.refCount, e)
 	}
 
 	return nil

@@ -22,7 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// lab is a machine with a bridge that has three ports: a pod's, a VXLAN port, and that of a
+// lab is a machine with a bridge that has three ports: one of a pod, a VXLAN port, and one of a
 // listener.
 type lab struct {
 	*netns.Namespace
@@ -34,7 +34,7 @@ type lab struct {
 	markers  uint32
 }
 
-// station is the other end of a port's wire.
+// station is the far end of a port's wire.
 type station struct {
 	t      *testing.T
 	port   int // ifindex of the port
@@ -107,8 +107,8 @@ func (l *lab) connect(bridge netlink.Link, name string) *station {
 	return s
 }
 
-// await returns when frames of a station come to the listener: the kernel takes a port into service
-// after its carrier is there.
+// await returns when frames of a station reach the listener, because the kernel takes a port into
+// service some time after its carrier came up.
 func (l *lab) await(from *station) {
 	l.t.Helper()
 	hello := ethernet(otherMAC, etherTypeTest,
@@ -127,8 +127,8 @@ func (s *station) send(frame []byte) {
 		unix.Sendto(s.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.link, Halen: 6}))
 }
 
-// passes tells whether a frame from a station comes to the listener. What comes after it on the
-// same wire is a frame that nobody drops.
+// passes reports whether a frame from a station reaches the listener. The station sends a second
+// frame, which certainly passes, so that the end of the wait is known.
 func (l *lab) passes(from *station, frame []byte) bool {
 	l.t.Helper()
 	l.markers++
@@ -141,7 +141,7 @@ func (l *lab) passes(from *station, frame []byte) bool {
 	from.send(marker)
 
 	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
-		frame = slices.Delete(slices.Clone(frame), 12, 16) // packet sockets get the outer tag apart
+		frame = slices.Delete(slices.Clone(frame), 12, 16) // packet sockets strip the outer tag
 	}
 
 	passed := false
@@ -166,14 +166,14 @@ var (
 	podMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 
-	pod4, other4         = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9")
-	pod6, other6         = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::9")
-	podLinkLocal         = netip.MustParseAddr("fe80::ff:fe00:1")
-	otherLinkLocal       = netip.MustParseAddr("fe80::ff:fe00:9")
-	unspecified4, nobody = netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	pod4, other4               = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9")
+	pod6, other6               = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::9")
+	podLinkLocal               = netip.MustParseAddr("fe80::ff:fe00:1")
+	otherLinkLocal             = netip.MustParseAddr("fe80::ff:fe00:9")
+	unspecified4, unspecified6 = netip.IPv4Unspecified(), netip.IPv6Unspecified()
 )
 
-// etherTypeTest is one of those that IEEE 802 leaves for experiments.
+// etherTypeTest is an EtherType that IEEE 802 reserves for experiments.
 const etherTypeTest = 0x88b5
 
 func ethernet(src net.HardwareAddr, etherType uint16, payload []byte) []byte {
@@ -186,7 +186,7 @@ func arp(operation uint16, mac net.HardwareAddr, sender netip.Addr) []byte {
 		mac, sender.AsSlice(), make([]byte, 6), other4.AsSlice())
 }
 
-// ipv4 is a packet with a right checksum: bridges drop others where iptables looks into them
+// ipv4 returns a packet with a right checksum, because a bridge may drop other packets
 // (br_netfilter).
 func ipv4(src netip.Addr, data ...uint32) []byte {
 	header := make([]byte, 20, 40)
@@ -211,7 +211,7 @@ func ipv6(src netip.Addr, next byte, payload []byte) []byte {
 	return slices.Concat(header, src.AsSlice(), other6.AsSlice(), payload)
 }
 
-// discovery is a message of Neighbor Discovery with an address in it, or none, and options.
+// discovery returns a message of Neighbor Discovery with a target, if it is valid, and options.
 func discovery(src netip.Addr, kind byte, target netip.Addr, options ...byte) []byte {
 	message := []byte{kind, 0, 0, 0, 0, 0, 0, 0}
 	if target.IsValid() {
@@ -222,7 +222,7 @@ func discovery(src netip.Addr, kind byte, target netip.Addr, options ...byte) []
 
 func option(kind byte, value []byte) []byte { return append([]byte{kind, 1}, value...) }
 
-// TestPortWithAddresses: what a pod may send that has a MAC address and addresses.
+// TestPortWithAddresses checks what a pod with a MAC address and IP addresses may send.
 func TestPortWithAddresses(t *testing.T) {
 	l := newLab(t)
 	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
@@ -298,7 +298,7 @@ func TestPortWithAddresses(t *testing.T) {
 				discovery(podLinkLocal, rs, router, option(1, podMAC)...)), true,
 		},
 		"router solicitation, no address": {
-			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, rs, router)), true,
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(unspecified6, rs, router)), true,
 		},
 		"router advertisement": {
 			ethernet(podMAC, unix.ETH_P_IPV6,
@@ -324,11 +324,11 @@ func TestPortWithAddresses(t *testing.T) {
 			false,
 		},
 		"duplicate address detection": {
-			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6)), true,
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(unspecified6, ns, pod6)), true,
 		},
 		"duplicate address detection, nonce": {
 			ethernet(podMAC, unix.ETH_P_IPV6,
-				discovery(nobody, ns, pod6, option(14, make([]byte, 6))...)), true,
+				discovery(unspecified6, ns, pod6, option(14, make([]byte, 6))...)), true,
 		},
 		"advertisement": {
 			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, podMAC)...)),
@@ -354,7 +354,7 @@ func TestPortWithAddresses(t *testing.T) {
 				append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0},
 					discovery(pod6, na, other6)[40:]...))), false},
 		"MLD": {
-			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, 143, none)), true,
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(unspecified6, 143, none)), true,
 		},
 		"something else": {ethernet(podMAC, etherTypeTest, nil), false},
 		"IPv4 behind a tag": {
@@ -384,15 +384,15 @@ func TestPortWithAddresses(t *testing.T) {
 	}
 }
 
-// TestForeign: what comes from other machines may not pretend to be a port of this one, and is let
-// through otherwise.
+// TestForeign checks that frames from other machines pass unless they pretend to come from a port of
+// this machine.
 func TestForeign(t *testing.T) {
 	l := newLab(t)
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC,
 		Addresses: []netip.Addr{pod4, pod6}}
 	must.Succeed(t, l.filter.SetPort(port))
 
-	lies := map[string][]byte{
+	spoofed := map[string][]byte{
 		"MAC address": ethernet(podMAC, etherTypeTest, nil),
 		"ARP":         ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)),
 		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6,
@@ -404,7 +404,7 @@ func TestForeign(t *testing.T) {
 		"MAC address, no frame": ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)),
 	}
 
-	for name, frame := range lies {
+	for name, frame := range spoofed {
 		if l.passes(l.remote, frame) {
 			t.Errorf("%s: passes", name)
 		}
@@ -422,22 +422,22 @@ func TestForeign(t *testing.T) {
 	}
 
 	must.Succeed(t, l.filter.Remove(port.Index))
-	for name, frame := range lies {
+	for name, frame := range spoofed {
 		if !l.passes(l.remote, frame) {
 			t.Errorf("%s: does not pass although the port is gone", name)
 		}
 	}
 }
 
-// TestPortWithMAC: a port without addresses may send what it wants with its MAC address, one
-// without a MAC address anything.
+// TestPortWithMAC checks that a port without IP addresses may send anything from its MAC address, and
+// that a port without a MAC address may send anything.
 func TestPortWithMAC(t *testing.T) {
 	l := newLab(t)
-	own, lie := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP,
+	own, spoofed := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP,
 		ipv4(pod4))
 	for name, test := range map[string]struct {
-		port      sourcefilter.Port
-		own, lies bool
+		port         sourcefilter.Port
+		own, spoofed bool
 	}{
 		"MAC address":    {sourcefilter.Port{MAC: podMAC}, true, false},
 		"no MAC address": {sourcefilter.Port{Addresses: []netip.Addr{pod4}}, true, true},
@@ -447,39 +447,39 @@ func TestPortWithMAC(t *testing.T) {
 		if passes := l.passes(l.pod, own); passes != test.own {
 			t.Errorf("%s: its own frame passes: %t", name, passes)
 		}
-		if passes := l.passes(l.pod, lie); passes != test.lies {
-			t.Errorf("%s: a lie passes: %t", name, passes)
+		if passes := l.passes(l.pod, spoofed); passes != test.spoofed {
+			t.Errorf("%s: a spoofed frame passes: %t", name, passes)
 		}
 	}
 }
 
-// TestAdopt: a filter that is opened again goes on with what there is, and without what nobody asks
-// for any more.
+// TestAdopt checks that a filter that is opened again keeps filtering, and that Sweep ends it for ports
+// that are not set again.
 func TestAdopt(t *testing.T) {
 	l := newLab(t)
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
 	must.Succeed(t, l.filter.SetPort(port))
-	lie := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+	spoofed := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
 	l.open()
-	if l.passes(l.pod, lie) {
-		t.Error("a lie passes after the filter was opened again")
+	if l.passes(l.pod, spoofed) {
+		t.Error("a spoofed frame passes after the filter was opened again")
 	}
 
 	must.Succeed(t, l.filter.SetPort(port))
 	must.Succeed(t, l.filter.Sweep())
-	if l.passes(l.pod, lie) {
-		t.Error("a lie passes after sweep")
+	if l.passes(l.pod, spoofed) {
+		t.Error("a spoofed frame passes after sweep")
 	}
 
 	l.open()
 	must.Succeed(t, l.filter.Sweep())
-	if !l.passes(l.pod, lie) {
-		t.Error("the port is filtered although nobody asked for it")
+	if !l.passes(l.pod, spoofed) {
+		t.Error("the port is filtered although it was not set again")
 	}
 }
 
-// TestTakenAway: a table that somebody else removed or emptied is made anew.
-func TestTakenAway(t *testing.T) {
+// TestRestore checks that a table that another program has removed is made anew.
+func TestRestore(t *testing.T) {
 	l := newLab(t)
 	var conn *nftables.Conn
 	must.Succeed(t, l.Do(func() (err error) {
@@ -490,7 +490,7 @@ func TestTakenAway(t *testing.T) {
 	t.Cleanup(func() { _ = conn.CloseLasting() })
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
 	must.Succeed(t, l.filter.SetPort(port))
-	lie := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+	spoofed := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
 
 	changed := make(chan struct{}, 100)
 	must.Run(t, func(ctx context.Context) error {
@@ -506,31 +506,31 @@ func TestTakenAway(t *testing.T) {
 	conn.FlushRuleset()
 	must.Succeed(t, conn.Flush())
 	<-changed
-	if !l.passes(l.pod, lie) {
-		t.Fatal("a lie does not pass without a table")
+	if !l.passes(l.pod, spoofed) {
+		t.Fatal("a spoofed frame does not pass without a table")
 	}
 
 	must.Succeed(t, l.filter.Restore())
-	if l.passes(l.pod, lie) {
-		t.Error("a lie passes after restore")
+	if l.passes(l.pod, spoofed) {
+		t.Error("a spoofed frame passes after restore")
 	}
 
 	conn.FlushRuleset()
 	must.Succeed(t, conn.Flush())
 	port.Addresses = []netip.Addr{pod4}
 	must.Succeed(t, l.filter.SetPort(port))
-	if l.passes(l.pod, lie) || l.passes(l.pod, ethernet(podMAC, unix.ETH_P_IP, ipv4(other4))) {
-		t.Error("a lie passes after the next change")
+	if l.passes(l.pod, spoofed) || l.passes(l.pod, ethernet(podMAC, unix.ETH_P_IP, ipv4(other4))) {
+		t.Error("a spoofed frame passes after the next change")
 	}
 
 	must.Succeed(t, l.filter.Remove(port.Index))
-	if !l.passes(l.pod, lie) {
+	if !l.passes(l.pod, spoofed) {
 		t.Error("the port is filtered although it was removed")
 	}
 }
 
-// TestOwnChanges: the filter's own changes and those of other tables are nothing to restore for,
-// those of others in its table are.
+// TestOwnChanges checks that Watch reports what another program removes from the table, but no changes
+// of the filter itself and no changes of other tables.
 func TestOwnChanges(t *testing.T) {
 	l := newLab(t)
 	var conn *nftables.Conn
@@ -566,6 +566,6 @@ func TestOwnChanges(t *testing.T) {
 	conn.FlushChain(&nftables.Chain{Name: "prerouting", Table: ours})
 	must.Succeed(t, conn.Flush())
 	if !<-changed {
-		t.Error("told of a change of its own, or of another table")
+		t.Error("reported a change of its own, or of another table")
 	}
 }

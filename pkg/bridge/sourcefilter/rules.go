@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chain is a chain with its rules. A rule is a list of expressions: each must hold for the next one
-// to be looked at, and the last one is what becomes of the frame. A part that the frame does not
-// have does not hold.
+// chain is a chain with its rules. A rule is a list of expressions. If an expression does not match
+// the frame, or the frame lacks the part that it reads, the rule ends. The last expression is the
+// verdict.
 type chain struct {
 	nftables.Chain
 	rules [][]expr.Any
@@ -20,23 +20,23 @@ type chain struct {
 
 // Names of the table's chains.
 const (
-	chainPrerouting = "prerouting" // whatever comes in from any port of a bridge
-	chainInput      = "input"      // what the machine itself would get
-	chainSource     = "source"     // from a port with a MAC address
-	chainARP        = "arp"        // from a port with addresses
-	chainIPv4       = "ipv4"       //
-	chainIPv6       = "ipv6"       //
-	chainForeign    = "foreign"    // from a VXLAN port
+	chainPrerouting = "prerouting" // all frames from ports of bridges
+	chainInput      = "input"      // frames to the machine itself
+	chainSource     = "source"     // frames from ports with a MAC address
+	chainARP        = "arp"        // ARP from ports with IP addresses
+	chainIPv4       = "ipv4"       // IPv4 from ports with IP addresses
+	chainIPv6       = "ipv6"       // IPv6 from ports with IP addresses
+	chainForeign    = "foreign"    // frames from other ports, among them VXLAN ports
 	chainDrop       = "drop"       // counts and drops
 )
 
-// Registers of nf_tables, of 4 bytes each. A key of two parts is in neighbouring ones.
+// Registers of nf_tables, of 4 bytes each. A key of two parts is in neighbouring registers.
 const (
 	regPort = unix.NFT_REG32_00
 	regRest = unix.NFT_REG32_01
 )
 
-// NFPROTO_BRIDGE: where a frame is before it is forwarded (NF_BR_PRI_NAT_DST_BRIDGED of
+// priorityFirst runs a chain before all others (NF_BR_PRI_NAT_DST_BRIDGED of
 // linux/netfilter_bridge.h).
 const priorityFirst = nftables.ChainPriority(-300)
 
@@ -62,16 +62,16 @@ func (f *Filter) chains() []*chain {
 			rule(etherTypeIs(unix.ETH_P_ARP), goTo(chainARP)),
 			rule(etherTypeIs(unix.ETH_P_IP), goTo(chainIPv4)),
 			rule(etherTypeIs(unix.ETH_P_IPV6), goTo(chainIPv6)),
-			rule(goTo(chainDrop)), // such as an IP packet within two VLAN tags
+			rule(goTo(chainDrop)), // for example an IP packet within two VLAN tags
 		}},
 		{nftables.Chain{Name: chainARP}, [][]expr.Any{
-			// a probe claims nothing (RFC 5227)
+			// A probe claims no address (RFC 5227).
 			rule(fromARP(), when(arpSender(), 0, 0, 0, 0), accept()),
 			rule(fromARP(), whenOwn(setIPv4, arpSender()), accept()),
 			rule(goTo(chainDrop)),
 		}},
 		{nftables.Chain{Name: chainIPv4}, [][]expr.Any{
-			// DHCP of one that has no address yet (RFC 2131)
+			// A DHCP client has no address yet (RFC 2131).
 			rule(when(ipv4Source(), 0, 0, 0, 0), accept()),
 			rule(whenOwn(setIPv4, ipv4Source()), accept()),
 			rule(goTo(chainDrop)),
@@ -91,7 +91,7 @@ func (f *Filter) chains() []*chain {
 				SrcRegKey: regPort, SetName: setDroppedFrames, SetID: f.sets[setDroppedFrames].ID,
 				Operation: uint32(unix.NFT_DYNSET_OP_UPDATE), Exprs: []expr.Any{&expr.Counter{}},
 			}}, drop()),
-			rule(drop()), // when there are too many counters
+			rule(drop()), // if there are too many counters
 		}},
 	}
 }
@@ -111,15 +111,15 @@ const (
 	optionNonce     = 14
 )
 
-// ipv6Rules are those for a port with addresses. Neighbor Discovery may have one option of 8 bytes:
-// the port's MAC address, or the nonce of duplicate address detection (RFC 7527). A port is no
-// router.
+// ipv6Rules returns the rules for IPv6 from a port with IP addresses. Neighbor Discovery may have one
+// option of 8 bytes: the port's MAC address, or the nonce of duplicate address detection (RFC 7527).
+// Messages of routers are dropped.
 func ipv6Rules() [][]expr.Any {
 	const optionLength = 8
 	own, none := whenOwn(setIPv6, ipv6Source()), when(ipv6Source(), make([]byte, 16)...)
 	var rules [][]expr.Any
-	// discovery lets messages of one kind through, with this source and this length without an
-	// option.
+	// discovery accepts messages of one type that have this source and claim. Without an option they
+	// have this length.
 	discovery := func(kind, length byte, source, claim []expr.Any, option byte) {
 		message := rule(icmpv6(kind), source, claim)
 		optionType, optionMAC := transport(uint32(length), 1), transport(uint32(length)+2, 6)
@@ -145,12 +145,13 @@ func ipv6Rules() [][]expr.Any {
 	}
 
 	return append(rules,
-		rule(none, accept()), // MLD of one that has no address yet (RFC 3590)
+		rule(none, accept()), // MLD before the port has an address (RFC 3590)
 		rule(own, accept()),
 		rule(goTo(chainDrop)),
 	)
 }
 
+// rule joins expressions.
 func rule(parts ...[]expr.Any) (all []expr.Any) {
 	for _, part := range parts {
 		all = append(all, part...)
@@ -158,25 +159,28 @@ func rule(parts ...[]expr.Any) (all []expr.Any) {
 	return all
 }
 
+// load reads a property of the frame into a register.
 func load(key expr.MetaKey, register uint32) expr.Any {
 	return &expr.Meta{Key: key, Register: register}
 }
 
-// fromPort holds for frames from the ports in a set.
+// fromPort matches frames from the ports in a set.
 func fromPort(set string) []expr.Any { return lookup(set, false, load(expr.MetaKeyIIF, regPort)) }
 
+// unlessPort matches frames from ports that are not in a set.
 func unlessPort(set string) []expr.Any { return lookup(set, true, load(expr.MetaKeyIIF, regPort)) }
 
-// whenOwn holds if the set has the port that the frame comes from with this part of the frame.
+// whenOwn matches if a set has the frame's port together with this part of the frame.
 func whenOwn(set string, part expr.Any) []expr.Any {
 	return lookup(set, false, load(expr.MetaKeyIIF, regPort), part)
 }
 
-// fromARP holds for ARP of IPv4 over Ethernet in which the port tells its own MAC address.
+// fromARP matches ARP for IPv4 over Ethernet whose sender is the port's own MAC address.
 func fromARP() []expr.Any {
 	return append(when(arpForm(), 0, 1, 8, 0, 6, 4), whenOwn(setMACs, arpSenderMAC())...)
 }
 
+// unlessOwn matches if whenOwn does not.
 func unlessOwn(set string, part expr.Any) []expr.Any {
 	return lookup(set, true, load(expr.MetaKeyIIF, regPort), part)
 }
@@ -185,7 +189,7 @@ func lookup(set string, invert bool, key ...expr.Any) []expr.Any {
 	return append(key, &expr.Lookup{SourceRegister: regPort, SetName: set, Invert: invert})
 }
 
-// when holds if a part of the frame has this value.
+// when matches if a part of the frame has this value.
 func when(part expr.Any, value ...byte) []expr.Any {
 	return []expr.Any{part, &expr.Cmp{Op: expr.CmpOpEq, Register: regRest, Data: value}}
 }
@@ -206,7 +210,7 @@ func payload(base expr.PayloadBase, offset, length uint32) expr.Any {
 
 func etherSource() expr.Any { return payload(expr.PayloadBaseLLHeader, 6, 6) }
 
-// Ethernet, IPv4, and their lengths
+// arpForm is the types and lengths of the addresses: Ethernet and IPv4.
 func arpForm() expr.Any           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) }
 func arpSenderMAC() expr.Any      { return payload(expr.PayloadBaseNetworkHeader, 8, 6) }
 func arpSender() expr.Any         { return payload(expr.PayloadBaseNetworkHeader, 14, 4) }

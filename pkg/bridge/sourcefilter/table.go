@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// perMessage bounds the elements of a message: the length of a netlink attribute has 16 bits.
+// perMessage limits the elements of a message, because the length of a netlink attribute has 16 bits.
 const perMessage = 500
 
-// adopt reads the elements of a table that is there already, and writes the rules anew, which
-// another version may have made.
+// adopt reads the elements of an existing table. It writes the rules anew, because another version of
+// the agent may have made them.
 func (f *Filter) adopt() error {
 	f.table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyBridge}
 	f.sets = map[string]*nftables.Set{}
@@ -36,11 +36,11 @@ func (f *Filter) adopt() error {
 	}
 
 	err := f.declareAndSend()
-	// made by another version, in another way
+	// Another version may have made the sets or chains in another way.
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
 		err = f.Restore()
 	}
-	// ENOENT is said of a part of nftables that is missing, such as the module nft_meta_bridge.
+	// ENOENT says that a part of nftables is missing, such as the module nft_meta_bridge.
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
 		errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
@@ -59,7 +59,7 @@ func (f *Filter) declareAndSend() error {
 // load reads the elements that the kernel has.
 func (f *Filter) load() error {
 	tables, err := f.conn.ListTablesOfFamily(nftables.TableFamilyBridge)
-	if errors.Is(err, unix.EINVAL) { // nobody serves this part of netfilter (nfnetlink_rcv_msg)
+	if errors.Is(err, unix.EINVAL) { // the kernel has no nf_tables (nfnetlink_rcv_msg)
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	if err != nil {
@@ -87,15 +87,15 @@ func (f *Filter) load() error {
 		}
 
 		for _, e := range list {
-			f.elements[element{name, string(e.Key)}] = 0
+			f.refCount[element{name, string(e.Key)}] = 0
 		}
 	}
 
 	return nil
 }
 
-// declare adds to the transaction the table with its sets, chains and rules, in place of the rules
-// that it has.
+// declare adds the table with its sets, chains and rules to the transaction. New rules replace those
+// that the table has.
 func (f *Filter) declare() error {
 	f.conn.AddTable(f.table)
 	for _, set := range f.sets {
@@ -110,7 +110,7 @@ func (f *Filter) declare() error {
 		f.conn.FlushChain(&c.Chain)
 	}
 
-	for _, c := range f.chains() { // a rule may lead to any chain
+	for _, c := range f.chains() { // after all chains, because a rule may go to any of them
 		c.Table = f.table
 		for _, rule := range c.rules {
 			f.conn.AddRule(&nftables.Rule{Table: f.table, Chain: &c.Chain, Exprs: rule})
@@ -120,7 +120,7 @@ func (f *Filter) declare() error {
 	return nil
 }
 
-// send ends the transaction.
+// send adds elements to sets, removes others, and ends the transaction.
 func (f *Filter) send(add, remove []element) error {
 	for name, elements := range bySet(add) {
 		for some := range slices.Chunk(elements, perMessage) {

@@ -14,9 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Watch calls changed whenever somebody else takes something out of the table, or may have: then
-// Restore makes it anew. It returns nil after Close. Another goroutine may use the filter
-// meanwhile.
+// Watch calls changed whenever another program has removed something from the table, or may have.
+// Call Restore then. Watch returns nil after Close.
 func (f *Filter) Watch(changed func()) error {
 	if f.unsupported != nil {
 		return nil
@@ -35,17 +34,17 @@ func (f *Filter) Watch(changed func()) error {
 			continue // any process may send to a netlink socket
 		}
 
-		othersDo := func(m syscall.NetlinkMessage) bool {
-			return m.Header.Pid != f.portID && takesAway(m)
+		byOthers := func(m syscall.NetlinkMessage) bool {
+			return m.Header.Pid != f.portID && isRemoval(m)
 		}
-		if slices.ContainsFunc(messages, othersDo) {
+		if slices.ContainsFunc(messages, byOthers) {
 			changed()
 		}
 	}
 }
 
-// takesAway tells whether an event is that something was removed from a table of our name.
-func takesAway(m syscall.NetlinkMessage) bool {
+// isRemoval reports whether something was removed from a table with the name of the agent's.
+func isRemoval(m syscall.NetlinkMessage) bool {
 	switch m.Header.Type {
 	case removal(unix.NFT_MSG_DELTABLE), removal(unix.NFT_MSG_DELCHAIN),
 		removal(unix.NFT_MSG_DELRULE), removal(unix.NFT_MSG_DELSET),
@@ -60,8 +59,8 @@ func takesAway(m syscall.NetlinkMessage) bool {
 	}
 
 	attrs, err := attribute.Parse(m.Data[header:])
-	// The attribute has the same number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and so
-	// on.
+	// The name of the table has the same number in all messages: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and
+	// so on.
 	return err != nil || attrs.Text(unix.NFTA_TABLE_NAME) == TableName
 }
 
