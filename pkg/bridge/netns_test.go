@@ -50,7 +50,8 @@ type xpu struct {
 func newXPU(t *testing.T, mode plane.Mode, uplink string) *xpu {
 	t.Helper()
 	cfg := service.Config{
-		State: filepath.Join(t.TempDir(), "state.db"), Plane: plane.Config{Mode: mode}, SourceFilter: true,
+		State: filepath.Join(t.TempDir(), "state.db"), SourceFilter: true,
+		Plane: plane.Config{Mode: mode},
 	}
 	if uplink != "" {
 		cfg.Plane.Uplinks = []plane.Uplink{{Name: uplink}}

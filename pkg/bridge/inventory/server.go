@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory serves the OPI InventoryService on an xPU: what machine it is, which PCI devices
-// it has, and which PFs it gives its host.
+// Package inventory serves the OPI InventoryService on an xPU: what machine it is, which PCI
+// devices it has, and which PFs it gives its host.
 package inventory
 
 import (
@@ -96,8 +96,8 @@ func (s *Server) GetInventory(
 	return inv, nil
 }
 
-// devlinkPorts lists the ports of all cards. It has a socket of its own, because the data plane must
-// not wait for a card that hangs.
+// devlinkPorts lists the ports of all cards. It has a socket of its own, because the data plane
+// must not wait for a card that hangs.
 func devlinkPorts() ([]devlink.Port, error) {
 	conn, err := devlink.Dial("")
 	if err != nil {
@@ -107,9 +107,9 @@ func devlinkPorts() ([]devlink.Port, error) {
 	return conn.Ports()
 }
 
-// findHostPFs returns the PFs that the xPU gives its host, sorted by name: the PFs that have a port at
-// an eswitch, and the configured host PFs. It leaves out the configured host PFs that have an address
-// at the host, because clients name the Functions of these PFs by their addresses.
+// findHostPFs returns the PFs that the xPU gives its host, sorted by name: the PFs that have a port
+// at an eswitch, and the configured host PFs. It leaves out the configured host PFs that have an
+// address at the host, because clients name the Functions of these PFs by their addresses.
 func (s *Server) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 	ports, err := s.ports()
 	if err != nil && !errors.Is(err, devlink.ErrNoDevlink) {

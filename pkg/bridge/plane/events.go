@@ -38,8 +38,8 @@ func (p *Plane) Watch(emit func(Change)) error {
 	return nil
 }
 
-// receive calls handle with each message of the kernel, and lost when messages were lost. It returns
-// nil after Close.
+// receive calls handle with each message of the kernel, and lost when messages were lost. It
+// returns nil after Close.
 func (p *Plane) receive(
 	socket *nl.NetlinkSocket, lost func(), handle func(syscall.NetlinkMessage),
 ) error {
@@ -112,8 +112,8 @@ func (p *Plane) watchEntries(emit func(Change)) error {
 	})
 }
 
-// changesOf returns what an event of a netdev may have changed. ofBridge says that the event has the
-// family of bridges, so that removed means that the netdev has left its bridge.
+// changesOf returns what an event of a netdev may have changed. ofBridge says that the event has
+// the family of bridges, so that removed means that the netdev has left its bridge.
 func (p *Plane) changesOf(link netlink.Link, removed, ofBridge bool) []Change {
 	attrs := link.Attrs()
 	var changes []Change
@@ -149,9 +149,9 @@ func (p *Plane) changesOf(link netlink.Link, removed, ofBridge bool) []Change {
 	return changes
 }
 
-// changedByEntry returns the object that the event of a static entry may have changed: the port that
-// should have the entry's MAC address or, if no port should, the owner of the netdev to which the
-// entry of the agent wrongly points.
+// changedByEntry returns the object that the event of a static entry may have changed: the port
+// that should have the entry's MAC address or, if no port should, the owner of the netdev to which
+// the entry of the agent wrongly points.
 func (p *Plane) changedByEntry(e *netlink.Neigh, removed bool) (_ Object, changed bool) {
 	if len(e.HardwareAddr) != 6 {
 		return Object{}, false

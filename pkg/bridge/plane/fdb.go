@@ -89,8 +89,8 @@ func (f *forwarding) removePort(index int) {
 	delete(f.checked, index)
 }
 
-// setChecked records whether it is certain that a netdev has no entries of the agent that are not in
-// f, and returns whether it was certain before.
+// setChecked records whether it is certain that a netdev has no entries of the agent that are not
+// in f, and returns whether it was certain before.
 func (f *forwarding) setChecked(index int, checked bool) (before bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupLimits are the sysctls that limit how many multicast groups a socket may join. All VXLAN ports
-// of the machine share one socket of the kernel. The kernel's default for the number of groups is
-// enough for 20 networks. Its default for option memory is enough for about 400 networks before
-// Linux 6.7, because a group takes 48 bytes of it (ip_mc_join_group). These values are enough for
-// more networks than there are VLAN ids.
+// groupLimits are the sysctls that limit how many multicast groups a socket may join. All VXLAN
+// ports of the machine share one socket of the kernel. The kernel's default for the number of
+// groups is enough for 20 networks. Its default for option memory is enough for about 400 networks
+// before Linux 6.7, because a group takes 48 bytes of it (ip_mc_join_group). These values are
+// enough for more networks than there are VLAN ids.
 var groupLimits = map[string]int{
 	"net/ipv4/igmp_max_memberships": 1 << 16,
 	"net/core/optmem_max":           1 << 18,

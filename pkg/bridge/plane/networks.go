@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnsureNetwork makes a network. It returns the largest MTU with which frames reach other xPUs, or 0
-// without a VNI. If frames cannot pass the network's uplink, it returns an error although the
+// EnsureNetwork makes a network. It returns the largest MTU with which frames reach other xPUs, or
+// 0 without a VNI. If frames cannot pass the network's uplink, it returns an error although the
 // network is complete; other xPUs can be reached as soon as frames pass.
 func (p *Plane) EnsureNetwork(n Segment) (mtu int, err error) {
 	mtu, blocked, err := p.ensureNetwork(n)
@@ -115,8 +115,8 @@ func (p *Plane) ensureBridge(name, id string) (netlink.Link, error) {
 	return bridge, p.setUpBridge(bridge)
 }
 
-// removeOwn removes the agent's netdev with a name, type and id. It leaves a netdev alone that is not
-// the agent's.
+// removeOwn removes the agent's netdev with a name, type and id. It leaves a netdev alone that is
+// not the agent's.
 func (p *Plane) removeOwn(name, typ, id string) error {
 	link, err := p.find(name)
 	if err != nil || link == nil || link.Type() != typ || link.Attrs().Alias != aliasPrefix+id {

@@ -40,7 +40,7 @@ type Scope int
 const (
 	ScopeObject  Scope = iota // one network or port
 	ScopeAll                  // everything: events were lost, or a shared bridge has changed
-	ScopeVXLAN                // the networks with a VNI: an uplink or one of its addresses has changed
+	ScopeVXLAN                // the networks with a VNI: an uplink or its addresses have changed
 	ScopeMissing              // the ports that failed: a new netdev may be the representor of one
 	ScopeFilter               // the source filter: another program has changed it
 )

@@ -9,8 +9,8 @@ import (
 )
 
 // owners knows which port a representor belongs to, and which network a VXLAN port belongs to. The
-// netdevs themselves do not say so: a representor may lose its name or be removed, and the events of
-// a bridge port have no alias. The data plane writes owners while Watch reads them.
+// netdevs themselves do not say so: a representor may lose its name or be removed, and the events
+// of a bridge port have no alias. The data plane writes owners while Watch reads them.
 type owners struct {
 	mu      sync.RWMutex
 	byIndex map[int]Object          // by ifindex

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// The shared bridges have numbers from 0 on. A number above 0 is part of the bridge's name (br-opi-1)
-// and of its id (*1). No bridge of a single network has the name of the first shared bridge, because
-// the ids of networks have at least 4 characters.
+// The shared bridges have numbers from 0 on. A number above 0 is part of the bridge's name
+// (br-opi-1) and of its id (*1). No bridge of a single network has the name of the first shared
+// bridge, because the ids of networks have at least 4 characters.
 const (
 	sharedBridge = "br-opi"
 	sharedID     = "*" // takes the place of a network's id in the alias
@@ -103,7 +103,8 @@ func (p *placement) isPinned(network, port string) bool {
 	return others > 0
 }
 
-// firstWithCapacity returns the first bridge, from the number lowest on, that can take another network.
+// firstWithCapacity returns the first bridge, from the number lowest on, that can take another
+// network.
 func (p *placement) firstWithCapacity(lowest int) int {
 	ports := map[int]int{} // by bridge; each network may have a VXLAN port
 	for network, number := range p.bridges {

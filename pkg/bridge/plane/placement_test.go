@@ -63,8 +63,8 @@ func TestPlacementOfTrunks(t *testing.T) {
 
 	// The trunk itself does not pin the networks.
 	p.removePort("a-1")
-	if number, moved, err := p.colocate(named("net-a", "net-b", "net-c"), "trunk", 3); number != 3 ||
-		len(moved) != 3 || err != nil {
+	number, moved, err := p.colocate(named("net-a", "net-b", "net-c"), "trunk", 3)
+	if number != 3 || len(moved) != 3 || err != nil {
 		t.Errorf("bridge %d, moved %v, %v", number, moved, err)
 	}
 

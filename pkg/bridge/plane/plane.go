@@ -3,14 +3,14 @@
 // Package plane is the data plane of opi-bridge: it makes networks and ports with Linux bridges,
 // VXLAN and representors.
 //
-// In the VLAN-aware mode, all networks share one bridge, or a few if there are many ports. A network
-// is a VLAN id in its bridge: ACCESS and VXLAN ports have the VLAN untagged, and a TRUNK port has
-// the VLANs of its networks tagged. A shared bridge has no default VLAN and is itself in no VLAN, so
-// that neither a netdev that was just added nor the machine is in a network. In the other mode, each
-// network has a bridge of its own, and VLAN ids mean nothing.
+// In the VLAN-aware mode, all networks share one bridge, or a few if there are many ports. A
+// network is a VLAN id in its bridge: ACCESS and VXLAN ports have the VLAN untagged, and a TRUNK
+// port has the VLANs of its networks tagged. A shared bridge has no default VLAN and is itself in
+// no VLAN, so that neither a netdev that was just added nor the machine is in a network. In the
+// other mode, each network has a bridge of its own, and VLAN ids mean nothing.
 //
-// The plane marks the netdevs that it makes with an alias, and leaves all others alone. They stay as
-// they are when the agent stops.
+// The plane marks the netdevs that it makes with an alias, and leaves all others alone. They stay
+// as they are when the agent stops.
 package plane
 
 import (
@@ -224,8 +224,8 @@ func (p *Plane) chooseMode(mode Mode, log logr.Logger) error {
 	return nil
 }
 
-// probeVLANFiltering makes the first shared bridge. The error is an errNoVLANFiltering if the kernel
-// cannot filter VLANs.
+// probeVLANFiltering makes the first shared bridge. The error is an errNoVLANFiltering if the
+// kernel cannot filter VLANs.
 func (p *Plane) probeVLANFiltering() error {
 	bridge, err := p.ensureBridge(sharedBridge, sharedID)
 	if err == nil {

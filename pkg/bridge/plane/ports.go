@@ -167,8 +167,8 @@ func (p *Plane) carriesUplink(link netlink.Link) (bool, error) {
 	return false, nil
 }
 
-// isOnTop reports whether a netdev sends by another netdev of its own namespace. Only some types do.
-// For others, ParentIndex means something else, such as the peer of a veth.
+// isOnTop reports whether a netdev sends by another netdev of its own namespace. Only some types
+// do. For others, ParentIndex means something else, such as the peer of a veth.
 func isOnTop(link netlink.Link) bool {
 	return link.Attrs().ParentIndex != 0 &&
 		slices.Contains([]string{"vlan", "macvlan", "macvtap", "ipvlan"}, link.Type())
@@ -290,8 +290,8 @@ func (p *Plane) release(link netlink.Link) error {
 		"end the filter of its source addresses")
 }
 
-// leaveBridge takes a netdev out of the agent's bridge. It leaves a netdev alone that is in no bridge
-// of the agent.
+// leaveBridge takes a netdev out of the agent's bridge. It leaves a netdev alone that is in no
+// bridge of the agent.
 func (p *Plane) leaveBridge(link netlink.Link) error {
 	master, err := p.master(link)
 	if err != nil || master == nil || !isOurs(master) {

@@ -243,8 +243,8 @@ func TestConfiguredNames(t *testing.T) {
 	}
 }
 
-// TestSweepFindsByAddress checks that Sweep keeps a representor that is found by its PCI address, and
-// changes nothing if it is unknown what a netdev represents.
+// TestSweepFindsByAddress checks that Sweep keeps a representor that is found by its PCI address,
+// and changes nothing if it is unknown what a netdev represents.
 func TestSweepFindsByAddress(t *testing.T) {
 	l := newLab(t)
 	l.attachVF(t)
@@ -335,8 +335,8 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	l.wantMaster(t, "br-net-blue")
 }
 
-// TestNewNetdevs checks that a netdev is new once until it is removed, and that it does not become new
-// by leaving a bridge.
+// TestNewNetdevs checks that a netdev is new once until it is removed, and that it does not become
+// new by leaving a bridge.
 func TestNewNetdevs(t *testing.T) {
 	l := newLab(t)
 	if _, err := l.representors.Find(vfPort); err != nil {

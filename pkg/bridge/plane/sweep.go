@@ -44,9 +44,9 @@ func ownBridges(links []netlink.Link) map[int]string {
 	return bridges
 }
 
-// Sweep removes what the agent has made, in either mode, for other networks and ports than these. It
-// also takes netdevs out of the agent's bridges that are not the representor of a port there. Before
-// that, it learns which shared bridge each network is in.
+// Sweep removes what the agent has made, in either mode, for other networks and ports than these.
+// It also takes netdevs out of the agent's bridges that are not the representor of a port there.
+// Before that, it learns which shared bridge each network is in.
 func (p *Plane) Sweep(networks []string, ports map[string]Membership) error {
 	links, err := p.handle.LinkList()
 	if err != nil {

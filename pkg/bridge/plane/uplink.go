@@ -19,8 +19,8 @@ import (
 // Uplink is a netdev that VXLAN is sent from, such as a port of the card, a bond, or a VLAN of one.
 type Uplink struct {
 	Name string // a name or alternative name
-	// First and Last bound the VNIs of the networks that the uplink carries, 1-16777215. If both are
-	// 0, the uplink carries the networks that no other uplink carries.
+	// First and Last bound the VNIs of the networks that the uplink carries, 1-16777215. If both
+	// are 0, the uplink carries the networks that no other uplink carries.
 	First, Last uint32
 }
 
@@ -107,15 +107,15 @@ func (u Underlay) check() error {
 		UnderlayIPv6)
 }
 
-// ipVersions are the IP versions of an underlay. Auto takes the first one of which the uplink has an
-// address.
+// ipVersions are the IP versions of an underlay. Auto takes the first one of which the uplink has
+// an address.
 var ipVersions = [...]struct {
 	underlay Underlay
 	name     string
 	family   int
 	overhead int // bytes of the inner Ethernet, VXLAN, UDP and outer IP headers
-	// groups are the multicast groups for frames to unknown addresses. A group has the network's VNI
-	// in its last 3 bytes.
+	// groups are the multicast groups for frames to unknown addresses. A group has the network's
+	// VNI in its last 3 bytes.
 	groups net.IP
 }{
 	// administratively scoped (RFC 2365)
@@ -129,8 +129,8 @@ type underlay struct {
 	uplink netlink.Link
 	group  net.IP // the multicast group
 	mtu    int    // of the network, in bytes
-	// blocked is the reason why no frames pass the uplink. It is nil if, as far as the kernel knows,
-	// frames pass.
+	// blocked is the reason why no frames pass the uplink. It is nil if, as far as the kernel
+	// knows, frames pass.
 	blocked error
 }
 
@@ -206,8 +206,8 @@ func (c *conn) canSend(link netlink.Link, family int) (bool, error) {
 	return slices.ContainsFunc(addresses, usable), err
 }
 
-// uplinkState is the part of an uplink's state that networks with a VNI depend on. It is zero if the
-// uplink is missing.
+// uplinkState is the part of an uplink's state that networks with a VNI depend on. It is zero if
+// the uplink is missing.
 type uplinkState struct {
 	index, mtu int
 	flags      uint32 // the flags that say whether frames pass
@@ -230,8 +230,8 @@ func newUplinkStates(uplinks []Uplink) *uplinkStates {
 	return &uplinkStates{uplinks: uplinks, byName: map[string]uplinkState{}}
 }
 
-// update records an event of a netdev, and reports whether the state of an uplink has changed. Often
-// it has not, because each VXLAN port that is made causes an event of its uplink.
+// update records an event of a netdev, and reports whether the state of an uplink has changed.
+// Often it has not, because each VXLAN port that is made causes an event of its uplink.
 func (s *uplinkStates) update(attrs *netlink.LinkAttrs, removed bool) (changed bool) {
 	for _, u := range s.uplinks {
 		before := s.byName[u.Name]

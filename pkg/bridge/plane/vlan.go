@@ -81,8 +81,8 @@ func (p *Plane) setVLANs(link netlink.Link, want []uint16, tagged bool) error {
 	return nil
 }
 
-// vlansOf returns the VLANs of a port of a bridge, with their flags (BRIDGE_VLAN_INFO_*). The netlink
-// library would read the VLANs of all ports.
+// vlansOf returns the VLANs of a port of a bridge, with their flags (BRIDGE_VLAN_INFO_*). The
+// netlink library would read the VLANs of all ports.
 func (c *conn) vlansOf(index int) (map[uint16]uint16, error) {
 	messages, err := request.Send(&c.raw, unix.RTM_GETVLAN, unix.NLM_F_DUMP, bridgeVLANs{index})
 	if err != nil {
@@ -155,8 +155,9 @@ func addVLANs(vlans map[uint16]uint16, message []byte) error {
 	return nil
 }
 
-// leaveVLAN takes a port of a bridge out of a VLAN. It removes the agent's forwarding entries first,
-// because without the VLAN the kernel would keep them and refuse their removal (br_fdb_delete).
+// leaveVLAN takes a port of a bridge out of a VLAN. It removes the agent's forwarding entries
+// first, because without the VLAN the kernel would keep them and refuse their removal
+// (br_fdb_delete).
 func (p *Plane) leaveVLAN(link netlink.Link, vlan uint16) error {
 	entries, err := p.entriesOf(link.Attrs().Index)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// vlanMessage returns the kernel's answer about a port. An entry has flags, the first VLAN and, for a
-// range, the last VLAN.
+// vlanMessage returns the kernel's answer about a port. An entry has flags, the first VLAN and, for
+// a range, the last VLAN.
 func vlanMessage(entries ...[]uint16) []byte {
 	m := bridgeVLANs{index: 7}.Serialize()
 	for _, e := range entries {

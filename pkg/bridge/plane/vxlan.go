@@ -6,8 +6,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// wantedVXLAN describes the VXLAN port of a network. It is nil if the network has no VNI. blocked is
-// the reason why no frames pass the uplink of the VXLAN port.
+// wantedVXLAN describes the VXLAN port of a network. It is nil if the network has no VNI. blocked
+// is the reason why no frames pass the uplink of the VXLAN port.
 func (p *Plane) wantedVXLAN(n Segment) (want *netlink.Vxlan, blocked, err error) {
 	if n.VNI == 0 {
 		return nil, nil, nil

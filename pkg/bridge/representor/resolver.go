@@ -75,8 +75,8 @@ func (c Config) allowsName(name string) bool {
 // knows only the configured addresses, because this machine may have other devices with the
 // addresses that clients mean.
 func (c Config) resolveAddress(id function.ID) (eswitchPort, error) {
-	// The VFs of several PFs may interleave, with different remainders by the stride. The VF belongs
-	// to the PF whose first VF is the nearest below, however many VFs each PF has.
+	// The VFs of several PFs may interleave, with different remainders by the stride. The VF
+	// belongs to the PF whose first VF is the nearest below, however many VFs each PF has.
 	found, nearest := eswitchPort{}, -1
 	for _, pf := range c.HostPFs {
 		if pf.Address == "" {
@@ -107,12 +107,12 @@ func (c Config) resolveAddress(id function.ID) (eswitchPort, error) {
 func (c Config) namingHint(function string) string {
 	for _, pf := range c.HostPFs {
 		if pf.Address == "" {
-			return fmt.Sprintf(": the host's functions are named as this xPU numbers them, such as %s",
-				pf.Name+function)
+			return fmt.Sprintf(": the host's functions are named as this xPU numbers them, "+
+				"such as %s", pf.Name+function)
 		}
 	}
-	return fmt.Sprintf(": name the function as the eswitch does, such as c1pf0%s, or tell the PF's "+
-		"address by --host-pf", function)
+	return fmt.Sprintf(": name the function as the eswitch does, such as c1pf0%s, or tell the "+
+		"PF's address by --host-pf", function)
 }
 
 // vf returns the index that a VF with this address has at a PF, or would have, and its distance in

@@ -77,8 +77,8 @@ type Agent struct {
 
 	networkOptions *optionStore[*opibridge.NetworkOptions]
 	portOptions    *optionStore[*opibridge.PortOptions]
-	// maxMTUs are the largest MTUs with which networks reach other xPUs, by id. A network that stays
-	// on this xPU has 0.
+	// maxMTUs are the largest MTUs with which networks reach other xPUs, by id. A network that
+	// stays on this xPU has 0.
 	maxMTUs map[string]int
 }
 

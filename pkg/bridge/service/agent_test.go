@@ -93,8 +93,8 @@ func (fakeFilter) Dropped() (map[plane.Object]uint64, error) {
 	}, nil
 }
 
-// newTestAgent returns an agent with a fake data plane, and with the networks net-blue (VLAN 10) and
-// net-red (VLAN 20, VNI 200).
+// newTestAgent returns an agent with a fake data plane, and with the networks net-blue (VLAN 10)
+// and net-red (VLAN 20, VNI 200).
 func newTestAgent(t *testing.T) (*Agent, *fakePlane) {
 	t.Helper()
 	fake := newFakePlane(false)
@@ -209,15 +209,19 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		{"bad id", "Port_1", accessPort(mac2, blue), codes.InvalidArgument, "4-63 characters"},
 		{"no spec", "vf-4", nil, codes.InvalidArgument, "spec"},
 		{"no MAC", "vf-4", accessPort("", blue), codes.InvalidArgument, "mac_address"},
-		{"MAC of 8 bytes", "vf-4", accessPort("02:00:00:00:00:00:00:01", blue), codes.InvalidArgument,
-			"8 bytes"},
-		{"group MAC", "vf-4", accessPort("01:00:5e:00:00:01", blue), codes.InvalidArgument, "unicast"},
-		{"zero MAC", "vf-4", accessPort("00:00:00:00:00:00", blue), codes.InvalidArgument, "not zero"},
+		{"MAC of 8 bytes", "vf-4", accessPort("02:00:00:00:00:00:00:01", blue),
+			codes.InvalidArgument, "8 bytes"},
+		{"group MAC", "vf-4", accessPort("01:00:5e:00:00:01", blue), codes.InvalidArgument,
+			"unicast"},
+		{"zero MAC", "vf-4", accessPort("00:00:00:00:00:00", blue), codes.InvalidArgument,
+			"not zero"},
 		{"no type", "vf-4", untyped, codes.InvalidArgument, "ptype"},
 		{"trunk", "vf-4", trunk, codes.Unimplemented, "TRUNK"},
 		{"no network", "vf-4", accessPort(mac2), codes.InvalidArgument, "exactly one"},
-		{"two networks", "vf-4", accessPort(mac2, blue, red), codes.InvalidArgument, "exactly one"},
-		{"network by VLAN", "vf-4", accessPort(mac2, "10"), codes.InvalidArgument, "logical_bridges"},
+		{"two networks", "vf-4", accessPort(mac2, blue, red), codes.InvalidArgument,
+			"exactly one"},
+		{"network by VLAN", "vf-4", accessPort(mac2, "10"), codes.InvalidArgument,
+			"logical_bridges"},
 		{"missing network", "vf-4", accessPort(mac2, networkNames.prefix+"net-none"), codes.NotFound,
 			"net-none"},
 	}
@@ -256,14 +260,15 @@ func TestOneVLANSpace(t *testing.T) {
 		says string
 	}{
 		{"the same in another order", p1, trunk(mac1, blue, red), codes.OK, ""},
-		{"as an access port", p1, accessPort(mac1, blue), codes.AlreadyExists, "TRUNK port with MAC " +
-			mac1 + " on logical bridge net-blue, net-red"},
+		{"as an access port", p1, accessPort(mac1, blue), codes.AlreadyExists,
+			"TRUNK port with MAC " + mac1 + " on logical bridge net-blue, net-red"},
 		{"no network", "vf-4", trunk(mac2), codes.InvalidArgument, "names each that it carries"},
 		{"a network twice", "vf-4", trunk(mac2, blue, "logicalBridges/net-blue"),
 			codes.InvalidArgument, "only once"},
 		{"a missing network", "vf-4", trunk(mac2, blue, networkNames.prefix+"net-none"),
 			codes.NotFound, "net-none"},
-		{"MAC in use in its second network", "vf-4", accessPort(mac1, red), codes.AlreadyExists, p1},
+		{"MAC in use in its second network", "vf-4", accessPort(mac1, red), codes.AlreadyExists,
+			p1},
 	}
 
 	for _, test := range tests {
@@ -430,7 +435,8 @@ func TestUpdatePort(t *testing.T) {
 		want *evpn.BridgePortSpec // nil: InvalidArgument
 	}{
 		{"MAC only", accessPort(mac2, red), []string{"spec.mac_address"}, accessPort(mac2, blue)},
-		{"networks only", accessPort(mac1, red), []string{"spec.logical_bridges"}, accessPort(mac2, red)},
+		{"networks only", accessPort(mac1, red), []string{"spec.logical_bridges"},
+			accessPort(mac2, red)},
 		{"whole spec", accessPort(mac1, blue), nil, accessPort(mac1, blue)},
 		{"no such field", accessPort(mac2, red), []string{"spec.nothing"}, nil},
 		{"the name", accessPort(mac2, red), []string{"name"}, nil},
@@ -458,8 +464,8 @@ func TestUpdatePort(t *testing.T) {
 	}
 }
 
-// TestDeleteThatFails checks that a port whose removal fails stays and says why, also after a restart,
-// and that it is removed as soon as possible.
+// TestDeleteThatFails checks that a port whose removal fails stays and says why, also after a
+// restart, and that it is removed as soon as possible.
 func TestDeleteThatFails(t *testing.T) {
 	a, fake := newTestAgent(t)
 	if _, err := a.create(t, p1, accessPort(mac1, blue)); err != nil {

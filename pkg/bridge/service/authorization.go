@@ -31,7 +31,8 @@ func requireRule(
 }
 
 // authorizeID returns a gRPC status if the client may not see any object with this id. It comes
-// before any look at the objects, so that a client does not even learn whether other ids are in use.
+// before any look at the objects, so that a client does not even learn whether other ids are in
+// use.
 func (c *collection[S, M]) authorizeID(client access.Client, id string) error {
 	return c.authorize(client, id, *new(S))
 }

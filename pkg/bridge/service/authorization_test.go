@@ -44,8 +44,8 @@ func segmentOf(vlan uint32, vni ...uint32) *evpn.LogicalBridgeSpec {
 	return spec
 }
 
-// TestSegmentsOfClients checks that a client can give its networks only the segments of its rule, and
-// cannot make more objects than the rule allows.
+// TestSegmentsOfClients checks that a client can give its networks only the segments of its rule,
+// and cannot make more objects than the rule allows.
 func TestSegmentsOfClients(t *testing.T) {
 	a, fake := newTestAgent(t)
 	fake.vlanAware = true
@@ -61,7 +61,8 @@ func TestSegmentsOfClients(t *testing.T) {
 		return err
 	}
 
-	const has, hasVNIs = `the rule of --authorization for the client "CN=a" has 100-199`, `for the client "CN=a" has 1000-1999`
+	const has = `the rule of --authorization for the client "CN=a" has 100-199`
+	const hasVNIs = `for the client "CN=a" has 1000-1999`
 
 	wantCode(t, create("net-a-1", segmentOf(100, 1000)), codes.OK, "")
 	wantCode(t, create("net-a-1", segmentOf(100, 1000)), codes.OK, "")
@@ -108,8 +109,8 @@ func TestSegmentsOfClients(t *testing.T) {
 	wantCode(t, port("vf-2", mac2), codes.OK, "")
 }
 
-// TestOthersAreNotNamed checks that no answer to a client has the id of an object that its rule does
-// not allow, and that no answer shows whether such an object exists.
+// TestOthersAreNotNamed checks that no answer to a client has the id of an object that its rule
+// does not allow, and that no answer shows whether such an object exists.
 func TestOthersAreNotNamed(t *testing.T) {
 	a, fake := newTestAgent(t)
 	fake.vlanAware = true

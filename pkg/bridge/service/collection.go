@@ -397,9 +397,9 @@ func (c *collection[S, M]) reconcileEach(ids []string) {
 // reconcileFailed reconciles the objects that failed.
 func (c *collection[S, M]) reconcileFailed() { c.reconcileEach(slices.Sorted(maps.Keys(c.failed))) }
 
-// reconcile brings the data plane to an object, if the object exists, and records the failure. A new
-// failure is logged, and Run tries again soon. changed says that the object's spec was another one
-// before.
+// reconcile brings the data plane to an object, if the object exists, and records the failure. A
+// new failure is logged, and Run tries again soon. changed says that the object's spec was another
+// one before.
 func (c *collection[S, M]) reconcile(id string, changed bool) {
 	o := c.objects[id]
 	if o == nil {

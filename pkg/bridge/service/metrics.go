@@ -88,8 +88,8 @@ func (a *Agent) observe(
 	reply, err := handle(ctx, req)
 	took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
 	a.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
-	call := a.log.WithValues("rpc", rpc, "object", objectOf(req), "client", access.FromContext(ctx).Subject,
-		"code", code.String(),
+	call := a.log.WithValues("rpc", rpc, "object", objectOf(req),
+		"client", access.FromContext(ctx).Subject, "code", code.String(),
 		"took", took.Round(time.Microsecond).String())
 	if p, ok := peer.FromContext(ctx); ok {
 		call = call.WithValues("address", p.Addr.String())

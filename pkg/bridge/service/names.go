@@ -23,7 +23,7 @@ type names struct {
 	noun       string // for an object in the log
 	component  string // for its component in the API's status
 	prefix     string // of the resource names that the agent gives, as opi-evpn-bridge does
-	protoAlias string // prefix of the resource names in the API's documentation, which clients may use
+	protoAlias string // of the names in the API's documentation, which clients may use
 	bucket     string // in the state file
 }
 
@@ -35,7 +35,8 @@ var (
 	}
 	portNames = names{
 		word: "bridge port", noun: "port", component: "representor",
-		prefix: "//network.opiproject.org/ports/", protoAlias: "bridgePorts/", bucket: "bridge-ports",
+		prefix: "//network.opiproject.org/ports/", protoAlias: "bridgePorts/",
+		bucket: "bridge-ports",
 	}
 )
 
@@ -111,8 +112,8 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, pageToken(ids[size-1]), nil
 }
 
-// maxPageBytes limits the size of the objects in a page, because clients of gRPC accept no answer of
-// more than 4 MiB unless they are configured to.
+// maxPageBytes limits the size of the objects in a page, because clients of gRPC accept no answer
+// of more than 4 MiB unless they are configured to.
 const maxPageBytes = 3 << 20
 
 // pageToken returns the token of the page after an id.

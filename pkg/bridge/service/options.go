@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
-// optionStore keeps the options of networks or of ports, in memory and in the state file. Only work of
-// the agent changes them: see [Agent.acquire]. They are read under the agent's lock.
+// optionStore keeps the options of networks or of ports, in memory and in the state file. Only work
+// of the agent changes them: see [Agent.acquire]. They are read under the agent's lock.
 type optionStore[O proto.Message] struct {
 	agent    *Agent
 	bucket   string // in the state file
@@ -76,7 +76,8 @@ func (s *optionStore[O]) load(tx *boltfile.Tx) error {
 	return tx.ForEach(s.bucket, func(id, data []byte) error {
 		var none O
 		options := none.ProtoReflect().New().Interface().(O)
-		if err := cmp.Or(proto.Unmarshal(data, options), s.validate(string(id), options)); err != nil {
+		err := cmp.Or(proto.Unmarshal(data, options), s.validate(string(id), options))
+		if err != nil {
 			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, s.bucket, id,
 				status.Convert(err).Message())
 		}
@@ -237,8 +238,8 @@ func checkPortOptions(id string, want *opibridge.PortOptions) error {
 // maxAddresses limits the addresses of a port.
 const maxAddresses = 64
 
-// normalAddresses returns addresses in the form in which they are stored, sorted. The error is a gRPC
-// status.
+// normalAddresses returns addresses in the form in which they are stored, sorted. The error is a
+// gRPC status.
 func normalAddresses(id string, texts []string) ([]string, error) {
 	if len(texts) > maxAddresses {
 		return nil, status.Errorf(codes.InvalidArgument,

@@ -37,7 +37,8 @@ func (a *Agent) addresses(t *testing.T, id string) (string, codes.Code) {
 	return strings.Join(got.GetAddresses(), " "), status.Code(err)
 }
 
-// TestOptionsStay checks that options survive a restart, and that they are removed with their object.
+// TestOptionsStay checks that options survive a restart, and that they are removed with their
+// object.
 func TestOptionsStay(t *testing.T) {
 	a, fake := newTestAgent(t)
 	_, err := a.create(t, p1, accessPort(mac1, blue))

@@ -154,7 +154,8 @@ func (portSchema) operStatus(m *evpn.BridgePort) state { return m.GetStatus().Ge
 // portController brings the data plane to ports.
 type portController struct{ *Agent }
 
-// check returns a spec with the names of its networks in the form that the agent gives them, sorted.
+// check returns a spec with the names of its networks in the form that the agent gives them,
+// sorted.
 func (c portController) check(
 	client access.Client, id string, spec *evpn.BridgePortSpec,
 ) (*evpn.BridgePortSpec, error) {

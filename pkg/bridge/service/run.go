@@ -88,9 +88,9 @@ func (a *Agent) retry() (failed bool) {
 	return len(a.networks.failed)+len(a.ports.failed) > 0
 }
 
-// retrySoon makes Run retry after a second, and then after 2, 4 ... 30 s. A retry that is due sooner
-// is not postponed. Retries are necessary because not every cause of a failure ends with an event.
-// For example, the kernel sends no event for an alternative name of a netdev that is down
+// retrySoon makes Run retry after a second, and then after 2, 4 ... 30 s. A retry that is due
+// sooner is not postponed. Retries are necessary because not every cause of a failure ends with an
+// event. For example, the kernel sends no event for an alternative name of a netdev that is down
 // (netdev_state_change).
 func (a *Agent) retrySoon() {
 	a.queue.Forget(plane.Change{Scope: scopeFailed})

@@ -83,8 +83,8 @@ func wantUp(t *testing.T, a *Agent, in time.Duration) {
 	}
 }
 
-// TestRetrySoonAfterNewNetdev checks that the agent tries again soon after a netdev was added, because
-// a driver may say only later which Function the netdev represents.
+// TestRetrySoonAfterNewNetdev checks that the agent tries again soon after a netdev was added,
+// because a driver may say only later which Function the netdev represents.
 func TestRetrySoonAfterNewNetdev(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
@@ -95,7 +95,8 @@ func TestRetrySoonAfterNewNetdev(t *testing.T) {
 	})
 }
 
-// TestRetryDespiteNewNetdevs checks that netdevs that are added all the time do not postpone a retry.
+// TestRetryDespiteNewNetdevs checks that netdevs that are added all the time do not postpone a
+// retry.
 func TestRetryDespiteNewNetdevs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
@@ -117,8 +118,8 @@ func TestRetryDespiteNewNetdevs(t *testing.T) {
 	})
 }
 
-// TestRetrySoonAfterDelete checks that the agent tries again soon after an object was deleted, because
-// the object may have had a representor or a VLAN id that another one wants.
+// TestRetrySoonAfterDelete checks that the agent tries again soon after an object was deleted,
+// because the object may have had a representor or a VLAN id that another one wants.
 func TestRetrySoonAfterDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)

@@ -10,9 +10,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
-// openState opens the state file, which keeps what clients asked for, and loads it. Each write is on
-// the disk before it returns. The values are messages of the API. Only the spec of a message counts,
-// and a status that is TO_BE_DELETED. isNew says that no agent has used the file before.
+// openState opens the state file, which keeps what clients asked for, and loads it. Each write is
+// on the disk before it returns. The values are messages of the API. Only the spec of a message
+// counts, and a status that is TO_BE_DELETED. isNew says that no agent has used the file before.
 func (a *Agent) openState() (isNew bool, err error) {
 	a.state, err = boltfile.Open(a.cfg.State, func(tx *boltfile.Tx) error {
 		networks, ports := tx.Has(networkNames.bucket), tx.Has(portNames.bucket)

@@ -48,9 +48,9 @@ func writeState(t testing.TB, path string, records []record) {
 	must.Succeed(t, file.Close())
 }
 
-// FuzzState checks that a state file with any records is refused as corrupt, or that every object in
-// it can be served. The package boltfile checks the form of the file itself, and has a fuzz target
-// too.
+// FuzzState checks that a state file with any records is refused as corrupt, or that every object
+// in it can be served. The package boltfile checks the form of the file itself, and has a fuzz
+// target too.
 func FuzzState(f *testing.F) {
 	marshal := func(m proto.Message) []byte {
 		data, err := proto.Marshal(m)

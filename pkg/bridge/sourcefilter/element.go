@@ -46,8 +46,8 @@ type element struct {
 	key string // in the bytes that the kernel compares
 }
 
-// elementFor returns the element with a port's ifindex and an address. Both are padded to multiples of
-// 4 bytes (struct nft_regs).
+// elementFor returns the element with a port's ifindex and an address. Both are padded to multiples
+// of 4 bytes (struct nft_regs).
 func elementFor(set string, index int, address []byte) element {
 	key := binary.NativeEndian.AppendUint32(nil, uint32(index))
 	key = append(key, address...)

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sourcefilter drops frames with a false source address at the ports of bridges, by the bridge
-// family of nftables.
+// Package sourcefilter drops frames with a false source address at the ports of bridges, by the
+// bridge family of nftables.
 //
-// A port may send only from its own MAC address. If the IP addresses of a port are known, it may use
-// only these as the source of IP packets, in ARP (RFC 826) and in Neighbor Discovery (RFC 4861). A
-// frame from another machine, which comes from a VXLAN port of the same network, may not have the
-// port's MAC address and may not claim its IP addresses. No port reaches the machine itself.
+// A port may send only from its own MAC address. If the IP addresses of a port are known, it may
+// use only these as the source of IP packets, in ARP (RFC 826) and in Neighbor Discovery (RFC
+// 4861). A frame from another machine, which comes from a VXLAN port of the same network, may not
+// have the port's MAC address and may not claim its IP addresses. No port reaches the machine
+// itself.
 package sourcefilter
 
 import (
@@ -44,8 +45,8 @@ type Port struct {
 	Addresses []netip.Addr
 }
 
-// Filter is the agent's table. Only one goroutine may use it at a time, but Watch and Dropped may be
-// called at any time. A call sends nothing if the kernel already has what is wanted.
+// Filter is the agent's table. Only one goroutine may use it at a time, but Watch and Dropped may
+// be called at any time. A call sends nothing if the kernel already has what is wanted.
 type Filter struct {
 	conn   *nftables.Conn
 	reader *nftables.Conn    // for Dropped
@@ -157,8 +158,8 @@ func (f *Filter) SetPort(port Port) error {
 	return nil
 }
 
-// SetVXLAN sets the ifindex of the VXLAN port that connects a network to other machines. If it is 0,
-// there is none.
+// SetVXLAN sets the ifindex of the VXLAN port that connects a network to other machines. If it is
+// 0, there is none.
 func (f *Filter) SetVXLAN(network string, index int) error {
 	before := f.vxlans[network]
 	if before == index {
@@ -194,7 +195,8 @@ func (f *Filter) Remove(index int) error {
 	return nil
 }
 
-// Sweep ends the filtering that an earlier agent has left and that no call has asked for since Open.
+// Sweep ends the filtering that an earlier agent has left and that no call has asked for since
+// Open.
 func (f *Filter) Sweep() error {
 	var stale []element
 	for e, count := range f.refCount {

@@ -166,10 +166,11 @@ var (
 	podMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 
-	pod4, other4               = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9")
-	pod6, other6               = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::9")
-	podLinkLocal               = netip.MustParseAddr("fe80::ff:fe00:1")
-	otherLinkLocal             = netip.MustParseAddr("fe80::ff:fe00:9")
+	pod4, other4   = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9")
+	pod6, other6   = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::9")
+	podLinkLocal   = netip.MustParseAddr("fe80::ff:fe00:1")
+	otherLinkLocal = netip.MustParseAddr("fe80::ff:fe00:9")
+
 	unspecified4, unspecified6 = netip.IPv4Unspecified(), netip.IPv6Unspecified()
 )
 
@@ -384,8 +385,8 @@ func TestPortWithAddresses(t *testing.T) {
 	}
 }
 
-// TestForeign checks that frames from other machines pass unless they pretend to come from a port of
-// this machine.
+// TestForeign checks that frames from other machines pass unless they pretend to come from a port
+// of this machine.
 func TestForeign(t *testing.T) {
 	l := newLab(t)
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC,
@@ -429,8 +430,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestPortWithMAC checks that a port without IP addresses may send anything from its MAC address, and
-// that a port without a MAC address may send anything.
+// TestPortWithMAC checks that a port without IP addresses may send anything from its MAC address,
+// and that a port without a MAC address may send anything.
 func TestPortWithMAC(t *testing.T) {
 	l := newLab(t)
 	own, spoofed := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP,
@@ -453,8 +454,8 @@ func TestPortWithMAC(t *testing.T) {
 	}
 }
 
-// TestAdopt checks that a filter that is opened again keeps filtering, and that Sweep ends it for ports
-// that are not set again.
+// TestAdopt checks that a filter that is opened again keeps filtering, and that Sweep ends it for
+// ports that are not set again.
 func TestAdopt(t *testing.T) {
 	l := newLab(t)
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
@@ -529,8 +530,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestOwnChanges checks that Watch reports what another program removes from the table, but no changes
-// of the filter itself and no changes of other tables.
+// TestOwnChanges checks that Watch reports what another program removes from the table, but no
+// changes of the filter itself and no changes of other tables.
 func TestOwnChanges(t *testing.T) {
 	l := newLab(t)
 	var conn *nftables.Conn

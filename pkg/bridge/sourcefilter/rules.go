@@ -111,15 +111,15 @@ const (
 	optionNonce     = 14
 )
 
-// ipv6Rules returns the rules for IPv6 from a port with IP addresses. Neighbor Discovery may have one
-// option of 8 bytes: the port's MAC address, or the nonce of duplicate address detection (RFC 7527).
-// Messages of routers are dropped.
+// ipv6Rules returns the rules for IPv6 from a port with IP addresses. Neighbor Discovery may have
+// one option of 8 bytes: the port's MAC address, or the nonce of duplicate address detection (RFC
+// 7527). Messages of routers are dropped.
 func ipv6Rules() [][]expr.Any {
 	const optionLength = 8
 	own, none := whenOwn(setIPv6, ipv6Source()), when(ipv6Source(), make([]byte, 16)...)
 	var rules [][]expr.Any
-	// discovery accepts messages of one type that have this source and claim. Without an option they
-	// have this length.
+	// discovery accepts messages of one type that have this source and claim. Without an option
+	// they have this length.
 	discovery := func(kind, length byte, source, claim []expr.Any, option byte) {
 		message := rule(icmpv6(kind), source, claim)
 		optionType, optionMAC := transport(uint32(length), 1), transport(uint32(length)+2, 6)

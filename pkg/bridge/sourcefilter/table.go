@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// perMessage limits the elements of a message, because the length of a netlink attribute has 16 bits.
+// perMessage limits the elements of a message, because the length of a netlink attribute has 16
+// bits.
 const perMessage = 500
 
-// adopt reads the elements of an existing table. It writes the rules anew, because another version of
-// the agent may have made them.
+// adopt reads the elements of an existing table. It writes the rules anew, because another version
+// of the agent may have made them.
 func (f *Filter) adopt() error {
 	f.table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyBridge}
 	f.sets = map[string]*nftables.Set{}
@@ -94,8 +95,8 @@ func (f *Filter) load() error {
 	return nil
 }
 
-// declare adds the table with its sets, chains and rules to the transaction. New rules replace those
-// that the table has.
+// declare adds the table with its sets, chains and rules to the transaction. New rules replace
+// those that the table has.
 func (f *Filter) declare() error {
 	f.conn.AddTable(f.table)
 	for _, set := range f.sets {

@@ -59,8 +59,8 @@ func isRemoval(m syscall.NetlinkMessage) bool {
 	}
 
 	attrs, err := attribute.Parse(m.Data[header:])
-	// The name of the table has the same number in all messages: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and
-	// so on.
+	// The name of the table has the same number in all messages: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE
+	// and so on.
 	return err != nil || attrs.Text(unix.NFTA_TABLE_NAME) == TableName
 }
 

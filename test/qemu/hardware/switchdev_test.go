@@ -93,7 +93,8 @@ func TestSwitchdev(t *testing.T) {
 	})
 }
 
-// representorName returns the name of the netdev on the PF that represents a function of the eswitch.
+// representorName returns the name of the netdev on the PF that represents a function of the
+// eswitch.
 func representorName(t *testing.T, pf pci.Address, portName string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(card.Devices, string(pf), "net/*"))
@@ -212,7 +213,7 @@ func (x *xpu) start() {
 	t := x.t
 	t.Helper()
 	log := testr.New(t)
-	ownPF, err := representor.ParseHostPF(string(x.pf) + "=own") // one machine is the host and the xPU
+	ownPF, err := representor.ParseHostPF(string(x.pf) + "=own") // host and xPU are one machine
 	must.Succeed(t, err)
 
 	agent, err := service.New(service.Config{
