@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// isForwarded tells whether frames for a MAC address go to a port whatever anybody sends, and to no
-// other port.
+// isForwarded reports whether frames for a MAC address go only to this port, whatever other ports
+// send.
 func (x *xpu) isForwarded(name string, mac net.HardwareAddr) bool {
 	x.t.Helper()
 	index := x.link(name).Attrs().Index
@@ -34,7 +34,7 @@ func (x *xpu) isForwarded(name string, mac net.HardwareAddr) bool {
 	return here
 }
 
-// entry is a static entry as an administrator would make it.
+// entry returns a static entry as an administrator would make it.
 func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 	x.t.Helper()
 	e := &netlink.Neigh{
@@ -48,9 +48,9 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 	return e
 }
 
-// testForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put
-// right.
-func testForwardingHeals(t *testing.T, mode plane.Mode) {
+// testForwardingIsRestored checks that the agent restores forwarding entries that another program
+// has changed.
+func testForwardingIsRestored(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.start()
 	x.network("net-blue", 10, 0)
@@ -71,15 +71,15 @@ func testForwardingHeals(t *testing.T, mode plane.Mode) {
 		},
 	} {
 		must.Succeed(t, disturb())
-		must.Eventually(t, name+": put right", func() bool {
+		must.Eventually(t, name+": restored", func() bool {
 			return x.isForwarded(rep1, one.mac) &&
 				x.isForwarded(rep2, two.mac)
 		})
 	}
 }
 
-// testOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was
-// killed before it removed the entry. What an administrator added stays.
+// testOldMAC checks that frames for a MAC address that a port no longer has do not go to the port,
+// although the agent was killed before it removed the entry. An entry of an administrator stays.
 func testOldMAC(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.start()

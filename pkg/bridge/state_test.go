@@ -18,7 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// open starts an agent that serves nobody, and ends it.
+// open starts an agent without a server, and ends it.
 func (x *xpu) open() error {
 	x.t.Helper()
 	return x.Do(func() error {
@@ -30,8 +30,8 @@ func (x *xpu) open() error {
 	})
 }
 
-// testStateIsMissing: a state file that is missing, empty or another one ends the traffic of no
-// pod, unless that is asked for.
+// testStateIsMissing checks that an agent whose state file is missing, empty or another one does
+// not end the traffic of pods, unless --new-state is set.
 func testStateIsMissing(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.start()
@@ -50,7 +50,7 @@ func testStateIsMissing(t *testing.T, mode plane.Mode) {
 		"another path": func() { x.cfg.State = filepath.Join(t.TempDir(), "state.db") },
 	} {
 		lose()
-		for range 2 { // the first refusal does not make the second start go on
+		for range 2 { // a second start is refused too
 			err := x.open()
 			if err == nil || !strings.Contains(err.Error(), x.cfg.State) ||
 				!strings.Contains(err.Error(), "--new-state") ||
@@ -76,8 +76,8 @@ func testStateIsMissing(t *testing.T, mode plane.Mode) {
 	must.Succeed(t, x.open())
 }
 
-// TestStateIsDamaged: a file that is damaged is refused by name, with what to do, and the data
-// plane stays.
+// TestStateIsDamaged checks that the agent refuses a damaged state file with an error that names
+// the file and says what to do, and that it leaves the data plane alone.
 func TestStateIsDamaged(t *testing.T) {
 	x := newXPU(t, plane.ModeAuto, "")
 	x.start()

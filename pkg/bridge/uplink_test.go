@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// testIPv6Underlay: two xPUs that reach each other by IPv6 only. Their addresses are tentative at
-// first, as those of a machine that starts.
+// testIPv6Underlay checks two xPUs that reach each other by IPv6 only. Their addresses are
+// tentative at first, as on a machine that starts.
 func testIPv6Underlay(t *testing.T, mode plane.Mode) {
 	a, b := newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
@@ -41,13 +41,13 @@ func testIPv6Underlay(t *testing.T, mode plane.Mode) {
 		t.Errorf("VXLAN port is group %s, MTU %d, want %s, 1430", vxlan.Group, vxlan.MTU, want)
 	}
 
-	// An uplink that gets an IPv4 address changes over; both have to.
+	// VXLAN changes to IPv4 when the uplinks of both xPUs get an IPv4 address.
 	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
 	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")
 
 	for _, x := range []*xpu{a, b} {
 		must.Eventually(t, "IPv4 is preferred", func() bool {
-			link, err := x.Handle().LinkByName("vx-net-blue") // it is made anew
+			link, err := x.Handle().LinkByName("vx-net-blue") // is made anew
 			return err == nil && link.Attrs().MTU == 1450
 		})
 	}
@@ -55,7 +55,7 @@ func testIPv6Underlay(t *testing.T, mode plane.Mode) {
 	reach(t, left, right)
 }
 
-// testUnderlayIsChosen: an agent that is told to use IPv6 does not use IPv4.
+// testUnderlayIsChosen checks that an agent that is configured to use IPv6 does not use IPv4.
 func testUnderlayIsChosen(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "p0")
 	x.cfg.Plane.Underlay = plane.UnderlayIPv6
@@ -77,7 +77,7 @@ func testUnderlayIsChosen(t *testing.T, mode plane.Mode) {
 	})
 }
 
-// testSeveralUplinks: networks are at the uplinks that their VNIs say.
+// testSeveralUplinks checks that each network is at the uplink that carries its VNI.
 func testSeveralUplinks(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.cfg.Plane.Uplinks = []plane.Uplink{
@@ -115,7 +115,7 @@ func testSeveralUplinks(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testUplinkOfKind: an uplink may be a netdev on top of others. The kernel may lack them.
+// testUplinkOfKind checks uplinks that are bonds or VLANs, if the kernel has them.
 func testUplinkOfKind(t *testing.T, mode plane.Mode) {
 	for name, make := range map[string]func(port netlink.Link) netlink.Link{
 		"bond": func(netlink.Link) netlink.Link {
@@ -164,8 +164,9 @@ func testUplinkOfKind(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testUplinkIsBlocked: a network with a VNI whose uplink carries nothing says so at once, with the
-// reason, and so do its ports; it comes back with the uplink, and other networks stay.
+// testUplinkIsBlocked checks that a network with a VNI and its ports go down with the reason as
+// soon as the uplink carries no frames, that they come up with the uplink, and that other networks
+// stay up.
 func testUplinkIsBlocked(t *testing.T, mode plane.Mode) {
 	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
@@ -216,7 +217,7 @@ func testUplinkIsBlocked(t *testing.T, mode plane.Mode) {
 		reach(t, left, right)
 	}
 
-	// An agent that starts meanwhile knows it, and what it makes is complete.
+	// An agent that starts meanwhile gives the same reason, and makes the network completely.
 	a.stop()
 	ends(b, b.Handle().LinkSetDown)
 	a.start()
@@ -226,7 +227,8 @@ func testUplinkIsBlocked(t *testing.T, mode plane.Mode) {
 	reach(t, left, right)
 }
 
-// testBlockedWithoutAddress: an uplink that is down has lost its IPv6 addresses because of that.
+// testBlockedWithoutAddress checks the reason for an uplink that is down and so has lost its IPv6
+// addresses.
 func testBlockedWithoutAddress(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "p0")
 	wire := netns.New(t)
@@ -249,8 +251,8 @@ func testBlockedWithoutAddress(t *testing.T, mode plane.Mode) {
 	})
 }
 
-// testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until
-// the uplink carries it.
+// testMTUIsRefused checks that a network whose MTU is too large for the uplink is down and names
+// both MTUs, and that it comes up when the uplink's MTU is large enough.
 func testMTUIsRefused(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "p0")
 	wire := netns.New(t)
@@ -264,7 +266,7 @@ func testMTUIsRefused(t *testing.T, mode plane.Mode) {
 		t.Errorf("MTU 1500: %v", err)
 	}
 	if mtu := x.client.MTU("net-blue"); mtu != 1450 {
-		t.Errorf("the client was told %d, want 1450", mtu)
+		t.Errorf("the client knows the MTU %d, want 1450", mtu)
 	}
 
 	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p0"), 1550))

@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// vlans are a bridge port's VLANs, as text: "10 untagged" or "10".
+// vlans returns the VLANs of a bridge port as text: "10 untagged" or "10".
 func (x *xpu) vlans(name string) []string {
 	x.t.Helper()
 	all, err := x.Handle().BridgeVlanList()
@@ -45,7 +45,7 @@ func (x *xpu) vlans(name string) []string {
 	return got
 }
 
-// forwarded are the VLANs in which frames for this address go to a port whatever it sends.
+// forwarded returns the VLANs in which frames for this address always go to a port.
 func (x *xpu) forwarded(name string, mac net.HardwareAddr) []int {
 	x.t.Helper()
 	entries, err := x.Handle().NeighList(x.link(name).Attrs().Index, unix.AF_BRIDGE)
@@ -63,14 +63,14 @@ func (x *xpu) forwarded(name string, mac net.HardwareAddr) []int {
 	return slices.Sorted(maps.Keys(vlans))
 }
 
-// view is a pod at another of its addresses.
+// view returns a pod with a further address.
 func (p *pod) view(t *testing.T, netdev, ip string) *pod {
 	t.Helper()
 	addAddress(t, p.Namespace, netdev, ip+"/24")
 	return &pod{Namespace: p.Namespace, ip: net.ParseIP(ip).To4(), mac: p.mac}
 }
 
-// tagged is a pod's VLAN netdev on its eth0.
+// tagged returns a pod with a VLAN netdev on its eth0.
 func (p *pod) tagged(t *testing.T, vlan int, ip string) *pod {
 	t.Helper()
 	eth0, err := p.Handle().LinkByName("eth0")
@@ -102,7 +102,7 @@ func (x *xpu) networks() evpn.LogicalBridgeServiceClient {
 	return evpn.NewLogicalBridgeServiceClient(conn)
 }
 
-// sameVLAN makes a network with the VLAN of another one, which [opi.Client] does not.
+// sameVLAN makes a network with the VLAN id of another network, which [opi.Client] refuses.
 func (x *xpu) sameVLAN(id string, vlan uint32) error {
 	_, err := x.networks().CreateLogicalBridge(x.ctx(), &evpn.CreateLogicalBridgeRequest{
 		LogicalBridgeId: id,
@@ -137,7 +137,7 @@ func TestTrunk(t *testing.T) {
 	}
 
 	ensure()
-	slices.Reverse(port.Networks) // is the same port
+	slices.Reverse(port.Networks) // still describes the same port
 	ensure()
 	blue, red, green := p.tagged(t, 10, "198.18.10.1"), p.tagged(t, 20, "198.18.20.1"), p.tagged(t,
 		30, "198.18.30.1")
@@ -168,13 +168,13 @@ func TestTrunk(t *testing.T) {
 	noReach(t, blue, access["net-blue"])
 }
 
-// TestVLANIDChanges: the ports and the VXLAN port of a network follow its VLAN id, and leave
-// nothing in the old one.
+// TestVLANIDChanges checks that the ports and the VXLAN port of a network follow its VLAN id, and
+// leave nothing in the old VLAN.
 func TestVLANIDChanges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, plane.ModeVLANAware)
 	a.network("net-blue", 10, 1000)
-	b.network("net-blue", 99, 1000) // VLAN ids are an xPU's own affair
+	b.network("net-blue", 99, 1000) // each xPU has VLAN ids of its own
 	podA, podB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
 	a.port(rep1, "net-blue", podA.mac)
 	b.port(rep1, "net-blue", podB.mac)
@@ -203,7 +203,8 @@ func TestVLANIDChanges(t *testing.T) {
 	reach(t, podA, podB)
 }
 
-// TestVLANsHeal: what somebody changes of the bridge's VLANs is put right on the event.
+// TestVLANsHeal checks that the agent restores the VLANs of a bridge that another program has
+// changed.
 func TestVLANsHeal(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, plane.ModeVLANAware)
@@ -247,8 +248,8 @@ func TestVLANsHeal(t *testing.T) {
 	reach(t, podA, podB)
 }
 
-// TestDataPlaneChanges: an agent that is started with the other data plane brings all networks over
-// to it and leaves nothing of the one before, but a network that cannot be served says why.
+// TestDataPlaneChanges checks that an agent that starts in the other mode moves all networks to it
+// and leaves nothing of the earlier mode, and that a network that cannot be served says why.
 func TestDataPlaneChanges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, plane.ModeBridgePerNetwork)
@@ -272,7 +273,7 @@ func TestDataPlaneChanges(t *testing.T) {
 	reach(t, podA, podB)
 	noReach(t, podC, podB)
 	if a.hasLink("br-net-blue") || a.hasLink("br-net-red") {
-		t.Error("bridges of the data plane before are left")
+		t.Error("bridges of the earlier mode are left")
 	}
 	if detail := a.down(rep2); !strings.Contains(detail, "VLAN 10") ||
 		!strings.Contains(detail, "net-blue") && !strings.Contains(detail, "net-red") {
@@ -293,15 +294,15 @@ func TestDataPlaneChanges(t *testing.T) {
 	reach(t, podA, podB)
 	a.up(rep2)
 	if a.hasLink("br-opi") {
-		t.Error("the bridge of the data plane before is left")
+		t.Error("the bridge of the earlier mode is left")
 	}
 	if master := a.link(rep2).Attrs().MasterIndex; master != a.link("br-net-red").Attrs().Index {
 		t.Errorf("the representor is in netdev %d", master)
 	}
 }
 
-// TestNetworkWaitsForItsVLAN: of two networks in a state with one VLAN id, the second comes up when
-// the first is gone.
+// TestNetworkWaitsForItsVLAN checks that, if two networks in the state file have the same VLAN id,
+// the second network comes up when the first one is deleted.
 func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	needVLANFiltering(t)
 	x := newXPU(t, plane.ModeBridgePerNetwork, "")
@@ -363,7 +364,7 @@ func TestDataPlaneChoice(t *testing.T) {
 		t.Errorf("the kernel cannot do it: %v", err)
 	}
 
-	// A bridge of somebody else is no reason to choose the other data plane, and is not touched.
+	// A bridge of another program is not touched, and is no reason to choose the other mode.
 	x = newXPU(t, "", "")
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br-opi"
@@ -373,10 +374,10 @@ func TestDataPlaneChoice(t *testing.T) {
 	}
 	if err := open(x, plane.ModeAuto); err == nil ||
 		!strings.Contains(err.Error(), "netdev br-opi: the name is taken") {
-		t.Errorf("auto with somebody's br-opi: %v", err)
+		t.Errorf("auto with another program's br-opi: %v", err)
 	}
 	if err := open(x, plane.ModeBridgePerNetwork); err != nil || !x.hasLink("br-opi") {
-		t.Errorf("bridge-per-network with somebody's br-opi: %v, still there: %t",
+		t.Errorf("bridge-per-network with another program's br-opi: %v, still there: %t",
 			err, x.hasLink("br-opi"))
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// manyVNIs is more than the multicast groups that a socket may join where nobody changed
-// net.ipv4.igmp_max_memberships.
+// manyVNIs is more than the multicast groups that a socket may join by default
+// (net.ipv4.igmp_max_memberships).
 const manyVNIs = 30
 
-// underlay gives an xPU an uplink with an address.
+// underlay returns an xPU that has an uplink with an address.
 func underlay(t *testing.T, mode plane.Mode) *xpu {
 	t.Helper()
 	x := newXPU(t, mode, "p0")
@@ -25,7 +25,7 @@ func underlay(t *testing.T, mode plane.Mode) *xpu {
 	return x
 }
 
-// ensureNetworks makes networks with a VNI until one of them is not up.
+// ensureNetworks makes n networks with a VNI, or stops at the first that is not up.
 func (x *xpu) ensureNetworks(n int) error {
 	x.t.Helper()
 	for i := range n {
@@ -48,8 +48,8 @@ func testManyVNIs(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testTooManyVNIs: where the agent may not change the limits, a network beyond them is down and
-// says what to do.
+// testTooManyVNIs checks that, if the agent may not raise the limits, a network beyond them is down
+// and says what to do.
 func testTooManyVNIs(t *testing.T, mode plane.Mode) {
 	x := underlay(t, mode)
 	x.cfg.Plane.Sysctl = t.TempDir()
@@ -63,7 +63,7 @@ func testTooManyVNIs(t *testing.T, mode plane.Mode) {
 		"net.ipv4.igmp_max_memberships", "net.core.optmem_max", "sysctl -w",
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: does not tell of %s", err, want)
+			t.Errorf("%v: lacks %s", err, want)
 		}
 	}
 }

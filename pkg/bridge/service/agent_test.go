@@ -222,8 +222,8 @@ func TestCreatePortStatusCodes(t *testing.T) {
 			"exactly one"},
 		{"network by VLAN", "vf-4", accessPort(mac2, "10"), codes.InvalidArgument,
 			"logical_bridges"},
-		{"missing network", "vf-4", accessPort(mac2, networkNames.prefix+"net-none"), codes.NotFound,
-			"net-none"},
+		{"missing network", "vf-4", accessPort(mac2, networkNames.prefix+"net-none"),
+			codes.NotFound, "net-none"},
 	}
 
 	for _, test := range tests {

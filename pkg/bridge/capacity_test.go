@@ -17,8 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// fill puts others' netdevs into a bridge until it has as many ports as it can, and returns the
-// name of one.
+// fill puts netdevs into a bridge until the bridge is full, and returns the name of the last one.
 func (x *xpu) fill(bridge string) (last string) {
 	x.t.Helper()
 	full := x.link(bridge).Attrs().Index
@@ -37,8 +36,8 @@ func (x *xpu) fill(bridge string) (last string) {
 	}
 }
 
-// testBridgeIsFull: a port that finds no room at its network's bridge says so, and comes up when
-// there is room.
+// testBridgeIsFull checks that a port says so if its network's bridge is full, and that it comes up
+// when the bridge has capacity again.
 func testBridgeIsFull(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.start()
@@ -57,8 +56,9 @@ func testBridgeIsFull(t *testing.T, mode plane.Mode) {
 	reach(t, one, two)
 }
 
-// TestSeveralBridges: networks for which the first bridge has no room are in a second one, also
-// after a restart, and with their VXLAN port. It goes with the last of them.
+// TestSeveralBridges checks that a network for which the first bridge has no capacity is in a
+// second bridge with its VXLAN port, also after a restart, and that the second bridge is removed
+// with its last network.
 func TestSeveralBridges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, plane.ModeVLANAware)
@@ -110,7 +110,7 @@ func TestSeveralBridges(t *testing.T) {
 
 	check()
 
-	// Without its port the network can go where the trunk needs it.
+	// Without its port, the network can move to the bridge that the trunk needs.
 	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
 	must.Succeed(t, a.client.EnsurePort(a.ctx(), both))
 	at(rep3, "br-opi-1")

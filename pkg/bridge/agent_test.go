@@ -33,7 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// timeout bounds what tests wait for; it is never waited for in full unless something is wrong.
+// timeout limits what tests wait for. Only a test that fails waits so long.
 const timeout = 20 * time.Second
 
 // xpu is a network namespace with an agent in it. The agent serves on the test's own loopback
@@ -80,7 +80,7 @@ func hasVLANFiltering(t *testing.T) bool {
 	return err == nil
 }
 
-// bridge is the name of the bridge that a network is in.
+// bridge returns the name of a network's bridge.
 func (x *xpu) bridge(network string) string {
 	if x.cfg.Plane.Mode == plane.ModeVLANAware {
 		return "br-opi"
@@ -88,7 +88,7 @@ func (x *xpu) bridge(network string) string {
 	return "br-" + network
 }
 
-// start runs an agent, and a client of it, until stop or the end of the test.
+// start starts an agent and a client, which run until stop or the end of the test.
 func (x *xpu) start() {
 	x.t.Helper()
 	log := testr.New(x.t)
@@ -122,7 +122,7 @@ func (x *xpu) start() {
 		server.Stop()
 
 		for range 2 {
-			// stopped before it served
+			// ErrServerStopped says that the server was stopped before it served.
 			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				x.t.Errorf("agent: %v", err)
 			}
@@ -192,7 +192,7 @@ type pod struct {
 	mac net.HardwareAddr
 }
 
-// newPod joins a pod to an xPU by a wire: eth0 in the pod and the representor.
+// newPod connects a pod to an xPU by a wire between eth0 in the pod and the representor.
 func newPod(t *testing.T, x *xpu, representor string, host byte) *pod {
 	t.Helper()
 	p := &pod{Namespace: netns.New(t), ip: net.IPv4(192, 0, 2, host).To4(),
@@ -222,13 +222,13 @@ func addAddress(t *testing.T, n *netns.Namespace, name, cidr string) {
 		t.Fatal(err)
 	}
 
-	addr.Flags = unix.IFA_F_NODAD // one of IPv6 may be used at once
+	addr.Flags = unix.IFA_F_NODAD // an IPv6 address can be used at once
 	if err := n.Handle().AddrAdd(link, addr); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// pinger sends ICMP echo requests out of a pod.
+// pinger sends ICMP echo requests from a pod.
 type pinger struct {
 	conn *icmp.PacketConn
 	seq  int
@@ -249,7 +249,7 @@ func (p *pod) pinger(t *testing.T) *pinger {
 	return q
 }
 
-// once tells whether an answer comes within this time.
+// once reports whether an answer comes within this time.
 func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 	q.seq++
 	msg := icmp.Message{
@@ -303,8 +303,7 @@ func reach(t *testing.T, from, to *pod) {
 	})
 }
 
-// noReach sends for a second: in a network that works, the answer comes in well below a
-// millisecond.
+// noReach waits for a second, because a network that works answers in much less than a millisecond.
 func noReach(t *testing.T, from, to *pod) {
 	t.Helper()
 	q := from.pinger(t)
@@ -336,7 +335,7 @@ func testClientSuite(t *testing.T, mode plane.Mode) {
 	})
 }
 
-// wired gives two xPUs whose uplinks are joined by a wire.
+// wired returns two xPUs whose uplinks are connected.
 func wired(t *testing.T, mode plane.Mode, configure ...func(*service.Config)) (a, b *xpu) {
 	t.Helper()
 	a, b = newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
@@ -384,7 +383,7 @@ func testNetworksReachAcrossXPUs(t *testing.T, mode plane.Mode) {
 		t.Errorf("bridge has MTU %d, want 1450", mtu)
 	}
 
-	// A port that is deleted is off the wire, and its representor is still there.
+	// The representor of a deleted port is down and still there.
 	if err := a.client.DeletePort(a.ctx(), rep1); err != nil {
 		t.Fatal(err)
 	}
@@ -467,7 +466,7 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, mode plane.Mode) {
 	reach(t, pod1, pod2)
 	x.stop()
 
-	// Without the state it is all nobody's.
+	// Without the state file, all networks and ports are removed.
 	if err := os.Remove(x.cfg.State); err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +498,7 @@ func testStrayRepresentorIsReleasedAtStart(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// down waits until the port is down, and gives what the agent says about it.
+// down waits until the port is down, and returns the reason.
 func (x *xpu) down(id string) string {
 	x.t.Helper()
 	var detail string
@@ -515,6 +514,7 @@ func (x *xpu) down(id string) string {
 	return detail
 }
 
+// up waits until the port is up.
 func (x *xpu) up(id string) {
 	x.t.Helper()
 	must.Eventually(x.t, id+" is up", func() bool {
@@ -577,7 +577,7 @@ func testRepresentorComesAndGoes(t *testing.T, mode plane.Mode) {
 		x.up(rep1)
 	})
 
-	t.Run("taken out of the bridge by somebody", func(t *testing.T) {
+	t.Run("taken out of the bridge by another program", func(t *testing.T) {
 		if err := x.Handle().LinkSetNoMaster(x.link(rep1)); err != nil {
 			t.Fatal(err)
 		}
@@ -586,7 +586,7 @@ func testRepresentorComesAndGoes(t *testing.T, mode plane.Mode) {
 		})
 	})
 
-	t.Run("bridge removed by somebody", func(t *testing.T) {
+	t.Run("bridge removed by another program", func(t *testing.T) {
 		if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 			t.Fatal(err)
 		}
@@ -661,14 +661,14 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, mode plane.Mode) {
 	}
 
 	if x.link("busy").Attrs().MasterIndex != x.link("br-net-blue").Attrs().Index {
-		t.Error("a port of somebody's bridge was taken out of it")
+		t.Error("a port was taken out of the bridge of another program")
 	}
 	if x.link("eth0").Attrs().Flags&net.FlagUp == 0 {
 		t.Error("this machine's own netdev was set down")
 	}
 
 	if mode == plane.ModeVLANAware {
-		return // its networks have no bridge of their own, whose name could be taken
+		return // because no network has a bridge of its own
 	}
 
 	for _, id := range []string{"net-blue", "net-pink", "net-grey"} {
@@ -680,14 +680,14 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, mode plane.Mode) {
 			t.Error(err)
 		}
 		if !x.hasLink("br-" + id) {
-			t.Errorf("somebody's bridge br-%s was removed", id)
+			t.Errorf("bridge br-%s of another program was removed", id)
 		}
 	}
 }
 
-// testDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its
-// group.
-func testDiedBeforeMarking(t *testing.T, mode plane.Mode) {
+// testUnmarkedBridge checks that the agent takes over a bridge that has its group but no alias yet,
+// because an earlier agent was killed in between.
+func testUnmarkedBridge(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group = x.bridge("net-blue"), 0x6f7069
@@ -747,7 +747,7 @@ func testUplinkComesAndGoes(t *testing.T, mode plane.Mode) {
 		return x.link("vx-net-blue").Attrs().MTU == 1350
 	})
 
-	// the kernel removes the VXLAN netdev with it
+	// The kernel removes the VXLAN netdev together with the uplink.
 	if err := x.Handle().LinkDel(x.link("p0")); err != nil {
 		t.Fatal(err)
 	}
@@ -820,8 +820,8 @@ func testDeleteCleansUp(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to
-// the next.
+// testQuiet checks that an agent causes no events while everything is as wanted. Otherwise each
+// event would cause the next one.
 func testQuiet(t *testing.T, mode plane.Mode) {
 	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
@@ -840,7 +840,7 @@ func testQuiet(t *testing.T, mode plane.Mode) {
 		t.Fatal(err)
 	}
 
-	// The first events are of bridge ports that have just come up.
+	// The first events come from bridge ports that have just come up.
 	must.Eventually(t, "no event for half a second", func() bool {
 		select {
 		case <-events:
@@ -882,8 +882,8 @@ func TestTwoAgentsWithOneState(t *testing.T) {
 	}
 }
 
-// BenchmarkPort is a Function's way onto the xPU and off it: EnsurePort until up, DeletePort until
-// gone, each with its fsync.
+// BenchmarkPort measures EnsurePort until the port is up, and DeletePort until it is gone. Both
+// include an fsync.
 func BenchmarkPort(b *testing.B) {
 	n := netns.New(b)
 	netns.Connect(b, n, rep1, n, "vf")

@@ -8,17 +8,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 )
 
-// dataPlaneTests are what holds with each data plane.
+// dataPlaneTests hold in each mode of the data plane.
 var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"AddressesStayWithTheirPort":        testAddressesStayWithTheirPort,
 	"BlockedWithoutAddress":             testBlockedWithoutAddress,
 	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
 	"DeleteCleansUp":                    testDeleteCleansUp,
-	"DiedBeforeMarking":                 testDiedBeforeMarking,
-	"ForwardingHeals":                   testForwardingHeals,
+	"UnmarkedBridge":                    testUnmarkedBridge,
+	"ForwardingIsRestored":              testForwardingIsRestored,
 	"IPv6Underlay":                      testIPv6Underlay,
-	"LiesAreDropped":                    testLiesAreDropped,
+	"SpoofingIsDropped":                 testSpoofingIsDropped,
 	"MACStaysWithItsPort":               testMACStaysWithItsPort,
 	"MTUIsRefused":                      testMTUIsRefused,
 	"ManyVNIs":                          testManyVNIs,
@@ -42,7 +42,7 @@ var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"UplinkOfKind":                      testUplinkOfKind,
 }
 
-// TestDataPlanes: the data planes are equal.
+// TestDataPlanes checks that both modes of the data plane behave in the same way.
 func TestDataPlanes(t *testing.T) {
 	t.Run("bridge-per-network", func(t *testing.T) {
 		testDataPlane(t, plane.ModeBridgePerNetwork)

@@ -24,7 +24,7 @@ import (
 
 var broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// send puts an Ethernet frame on the wire of a pod's eth0, whatever its source address.
+// send sends an Ethernet frame from a pod's eth0, with any source address.
 func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, payload []byte) {
 	t.Helper()
 	eth0, err := p.Handle().LinkByName("eth0")
@@ -49,82 +49,84 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 	}
 }
 
-// ear is a packet socket of a pod for frames of one EtherType.
-type ear struct {
+// capture receives the frames of one EtherType that a pod gets.
+type capture struct {
 	t      *testing.T
 	socket int
 }
 
-func (p *pod) listen(t *testing.T) *ear {
+// capture captures frames of etherTypeTest.
+func (p *pod) capture(t *testing.T) *capture {
 	t.Helper()
-	return p.listenFor(t, etherTypeTest)
+	return p.captureType(t, etherTypeTest)
 }
 
-// listenFor is listen with another EtherType.
-func (p *pod) listenFor(t *testing.T, etherType int) *ear {
+// captureType captures frames of an EtherType.
+func (p *pod) captureType(t *testing.T, etherType int) *capture {
 	t.Helper()
 	networkOrder := etherType>>8 | etherType<<8&0xffff
-	e := &ear{t: t}
+	c := &capture{t: t}
 	must.Succeed(t, p.Do(func() (err error) {
-		e.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, networkOrder)
+		c.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, networkOrder)
 		return err
 	}))
 
-	t.Cleanup(func() { _ = unix.Close(e.socket) })
+	t.Cleanup(func() { _ = unix.Close(c.socket) })
 	must.Succeed(t,
-		unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		unix.SetsockoptTimeval(c.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 			&unix.Timeval{Sec: int64(timeout.Seconds())}))
 
-	return e
+	return c
 }
 
 // next returns the payload of the next frame.
-func (e *ear) next() string {
-	e.t.Helper()
+func (c *capture) next() string {
+	c.t.Helper()
 	for {
 		buffer := make([]byte, 2000)
-		n, err := unix.Read(e.socket, buffer)
+		n, err := unix.Read(c.socket, buffer)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		must.Succeed(e.t, err)
+		must.Succeed(c.t, err)
 		return string(buffer[:n])
 	}
 }
 
-// etherTypeTest is one of those that IEEE 802 leaves for experiments.
+// etherTypeTest is an EtherType that IEEE 802 reserves for experiments.
 const etherTypeTest = 0x88b5
 
-// pretend sends frames that have another pod's MAC address as their source.
-func (p *pod) pretend(t *testing.T, victim *pod) {
+// spoof sends frames from the MAC address of another pod.
+func (p *pod) spoof(t *testing.T, victim *pod) {
 	t.Helper()
 	for range 3 {
 		p.send(t, broadcast, victim.mac, etherTypeTest, bytes.Repeat([]byte{0}, 46))
 	}
 }
 
-// testMACStaysWithItsPort: even without a filter no other port and no other xPU takes over the MAC
-// address of a port by sending from it.
+// testMACStaysWithItsPort checks that even without a filter no other port and no other xPU takes
+// over the MAC address of a port by sending from it.
 func testMACStaysWithItsPort(t *testing.T, mode plane.Mode) {
 	a, b := wired(t, mode, func(cfg *service.Config) { cfg.SourceFilter = false })
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
 
-	victim, client, liar := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3)
+	victim, client := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2)
+	attacker := newPod(t, a, rep3, 3)
 	remote := newPod(t, b, rep1, 4)
 	a.port(rep1, "net-blue", victim.mac)
 	a.port(rep2, "net-blue", client.mac)
-	a.port(rep3, "net-blue", liar.mac)
+	a.port(rep3, "net-blue", attacker.mac)
 	b.port(rep1, "net-blue", remote.mac)
 	reach(t, client, victim)
-	reach(t, client, liar)
+	reach(t, client, attacker)
 	reach(t, client, remote)
 
 	for who, p := range map[string]*pod{
-		"a port of the same xPU": liar, "a port of another xPU": remote,
+		"a port of the same xPU": attacker, "a port of another xPU": remote,
 	} {
-		p.pretend(t, victim)
+		p.spoof(t, victim)
 		q := client.pinger(t)
 		for range 5 {
 			if ok, err := q.once(victim, time.Second); err != nil || !ok {
@@ -135,40 +137,40 @@ func testMACStaysWithItsPort(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testLiesAreDropped: what a pod sends from another's MAC address arrives nowhere, and the filter
-// outlives the agent and what others do to it.
-func testLiesAreDropped(t *testing.T, mode plane.Mode) {
+// testSpoofingIsDropped checks that frames from another MAC address than the pod's arrive nowhere,
+// also while no agent runs, and after another program has removed the filter.
+func testSpoofingIsDropped(t *testing.T, mode plane.Mode) {
 	a, b := wired(t, mode)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
 
-	liar, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, b, rep1, 3)
-	a.port(rep1, "net-blue", liar.mac)
+	attacker, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, b, rep1, 3)
+	a.port(rep1, "net-blue", attacker.mac)
 	a.port(rep2, "net-blue", near.mac)
 	b.port(rep1, "net-blue", far.mac)
-	reach(t, liar, near)
-	reach(t, liar, far)
+	reach(t, attacker, near)
+	reach(t, attacker, far)
 
-	ears := []*ear{near.listen(t), far.listen(t)}
-	lie := func(when string) {
+	captures := []*capture{near.capture(t), far.capture(t)}
+	check := func(when string) {
 		t.Helper()
-		liar.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
-			[]byte("a lie, "+when))
-		liar.send(t, broadcast, liar.mac, etherTypeTest, []byte("the truth, "+when))
+		attacker.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
+			[]byte("spoofed, "+when))
+		attacker.send(t, broadcast, attacker.mac, etherTypeTest, []byte("honest, "+when))
 
-		for _, e := range ears {
-			if got := e.next(); got != "the truth, "+when {
-				t.Errorf("heard %q, want the truth", got)
+		for _, c := range captures {
+			if got := c.next(); got != "honest, "+when {
+				t.Errorf("captured %q, want the honest frame", got)
 			}
 		}
 	}
 
-	lie("at first")
+	check("at first")
 	a.stop()
-	lie("without an agent")
+	check("without an agent")
 	a.start()
-	lie("after a restart")
+	check("after a restart")
 
 	var nft *nftables.Conn
 	must.Succeed(t, a.Do(func() (err error) {
@@ -186,12 +188,13 @@ func testLiesAreDropped(t *testing.T, mode plane.Mode) {
 	}
 
 	must.Eventually(t, "the filter is there again", func() bool {
-		// a table that is deleted in the transaction that adds it is there for a while
+		// The transaction that makes the table also deletes it once, so it exists for a while
+		// before.
 		known, err := nft.GetSetElements(set)
 		return err == nil && len(known) == 2
 	})
 
-	lie("after somebody removed the filter")
+	check("after another program removed the filter")
 
 	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
 	if left, err := nft.GetSetElements(set); err != nil || len(left) != 1 {
@@ -200,16 +203,16 @@ func testLiesAreDropped(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// arp is the body of an ARP announcement (RFC 5227, section 3) that an address is at a MAC address.
+// arp returns the body of an ARP announcement (RFC 5227, section 3).
 func arp(mac net.HardwareAddr, ip net.IP) []byte {
 	return bytes.Join([][]byte{
 		{0, 1, 8, 0, 6, 4, 0, 1}, mac, ip, make([]byte, 6), ip, make([]byte, 18),
 	}, nil)
 }
 
-// testAddressesStayWithTheirPort: what a pod sends from another's address, or claims to have of it,
-// arrives nowhere, whether it is of the same xPU or of one that filters nothing. A network may do
-// without.
+// testAddressesStayWithTheirPort checks that packets from the address of another pod, and claims of
+// that address, arrive nowhere, whether they come from the same xPU or from an xPU that filters
+// nothing. A network can be configured to allow them.
 func testAddressesStayWithTheirPort(t *testing.T, mode plane.Mode) {
 	a, b := newXPU(t, mode, "p0"), newXPU(t, mode, "p0")
 	b.cfg.SourceFilter = false
@@ -241,31 +244,32 @@ func testAddressesStayWithTheirPort(t *testing.T, mode plane.Mode) {
 		reach(t, client, p)
 	}
 
-	e := client.listenFor(t, unix.ETH_P_ARP)
-	claims := func(liar *pod, of net.IP) bool {
+	c := client.captureType(t, unix.ETH_P_ARP)
+	// claims reports whether the claim of an address by a pod reaches the client.
+	claims := func(p *pod, address net.IP) bool {
 		t.Helper()
-		lie, end := arp(liar.mac, of), slices.Concat(arp(liar.mac, liar.ip), []byte("end"))
-		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, lie)
-		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, end)
+		claim, end := arp(p.mac, address), slices.Concat(arp(p.mac, p.ip), []byte("end"))
+		p.send(t, broadcast, p.mac, unix.ETH_P_ARP, claim)
+		p.send(t, broadcast, p.mac, unix.ETH_P_ARP, end)
 
-		for heard := false; ; {
-			switch got := e.next(); {
+		for arrived := false; ; {
+			switch got := c.next(); {
 			case got == string(end):
-				return heard
-			case got == string(lie):
-				heard = true
+				return arrived
+			case got == string(claim):
+				arrived = true
 			}
 		}
 	}
 
-	for where, liar := range map[string]*pod{"the same xPU": near, "another xPU": far} {
-		if claims(liar, victim.ip) {
-			t.Errorf("of %s: the claim of another's address arrives", where)
+	for where, p := range map[string]*pod{"the same xPU": near, "another xPU": far} {
+		if claims(p, victim.ip) {
+			t.Errorf("from %s: the claim of another's address arrives", where)
 		}
 	}
 
 	if claims(near, net.IPv4(192, 0, 2, 99).To4()) {
-		t.Error("the claim of an address that nobody has arrives")
+		t.Error("the claim of an unused address arrives")
 	}
 
 	_, subnet, _ := net.ParseCIDR("192.0.2.99/32")
@@ -295,8 +299,8 @@ func testAddressesStayWithTheirPort(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testNoFilter: without the filter a pod may send from any MAC address, for routers and bridges in
-// pods.
+// testNoFilter checks that without the filter a pod may send from any MAC address, as routers and
+// bridges in pods do.
 func testNoFilter(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.cfg.SourceFilter = false
@@ -306,16 +310,16 @@ func testNoFilter(t *testing.T, mode plane.Mode) {
 	x.port(rep1, "net-blue", router.mac)
 	x.port(rep2, "net-blue", pod.mac)
 	reach(t, router, pod)
-	e := pod.listen(t)
+	c := pod.capture(t)
 	router.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
 		[]byte("routed"))
-	if got := e.next(); got != "routed" {
-		t.Errorf("heard %q", got)
+	if got := c.next(); got != "routed" {
+		t.Errorf("captured %q", got)
 	}
 }
 
-// testPodsDoNotReachTheXPU: a pod gets no answer from the xPU itself, on whatever address of it,
-// although both are at one bridge.
+// testPodsDoNotReachTheXPU checks that a pod gets no answer from the xPU itself, whatever MAC
+// address it sends to, although the xPU has the bridge.
 func testPodsDoNotReachTheXPU(t *testing.T, mode plane.Mode) {
 	for name, filtered := range map[string]bool{"filtered": true, "not filtered": false} {
 		t.Run(name, func(t *testing.T) {
@@ -326,16 +330,16 @@ func testPodsDoNotReachTheXPU(t *testing.T, mode plane.Mode) {
 			addAddress(t, x.Namespace, "oob", "203.0.113.7/24")
 			x.start()
 			x.network("net-blue", 10, 0)
-			prisoner := newPod(t, x, rep1, 1)
-			x.port(rep1, "net-blue", prisoner.mac)
+			p := newPod(t, x, rep1, 1)
+			x.port(rep1, "net-blue", p.mac)
 
 			// The pod has a route to the xPU's address, and sends to the MAC addresses of the
 			// bridge and of its own representor.
-			eth0, err := prisoner.Handle().LinkByName("eth0")
+			eth0, err := p.Handle().LinkByName("eth0")
 			must.Succeed(t, err)
 			_, subnet, _ := net.ParseCIDR("203.0.113.0/24")
 			must.Succeed(t,
-				prisoner.Handle().RouteAdd(&netlink.Route{
+				p.Handle().RouteAdd(&netlink.Route{
 					LinkIndex: eth0.Attrs().Index, Dst: subnet, Scope: netlink.SCOPE_LINK,
 				}))
 
@@ -351,18 +355,18 @@ func testPodsDoNotReachTheXPU(t *testing.T, mode plane.Mode) {
 				bridgeLink.Attrs().HardwareAddr, x.link(rep1).Attrs().HardwareAddr, nil,
 			} {
 				if mac != nil {
-					must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
+					must.Succeed(t, p.Handle().NeighSet(&netlink.Neigh{
 						LinkIndex: eth0.Attrs().Index, IP: machine, HardwareAddr: mac,
 						State: netlink.NUD_PERMANENT,
 					}))
 				} else {
 					must.Succeed(t,
-						prisoner.Handle().NeighDel(&netlink.Neigh{
+						p.Handle().NeighDel(&netlink.Neigh{
 							LinkIndex: eth0.Attrs().Index, IP: machine,
 						}))
 				}
 
-				q := prisoner.pinger(t)
+				q := p.pinger(t)
 				if ok, err := q.once(&pod{ip: machine}, 300*time.Millisecond); ok {
 					t.Errorf("reaches the xPU by MAC %s: %v", mac, err)
 				}
@@ -371,8 +375,8 @@ func testPodsDoNotReachTheXPU(t *testing.T, mode plane.Mode) {
 	}
 }
 
-// testPodsDoNotReachTheXPUByIPv6: nor does what a pod sends by IPv6 get in, where no rp_filter
-// would keep it out.
+// testPodsDoNotReachTheXPUByIPv6 checks that IPv6 packets of a pod do not reach the xPU either.
+// There, no rp_filter would drop them.
 func testPodsDoNotReachTheXPUByIPv6(t *testing.T, mode plane.Mode) {
 	x := newXPU(t, mode, "")
 	x.cfg.SourceFilter = false
@@ -382,9 +386,9 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, mode plane.Mode) {
 	addAddress(t, management, "eth0", "2001:db8:cb::1/64")
 	x.start()
 	x.network("net-blue", 10, 0)
-	prisoner := newPod(t, x, rep1, 1)
-	x.port(rep1, "net-blue", prisoner.mac)
-	addAddress(t, prisoner.Namespace, "eth0", "2001:db8:cb::66/64")
+	p := newPod(t, x, rep1, 1)
+	x.port(rep1, "net-blue", p.mac)
+	addAddress(t, p.Namespace, "eth0", "2001:db8:cb::66/64")
 
 	var service net.PacketConn
 	must.Succeed(t, x.Do(func() (err error) {
@@ -405,24 +409,24 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, mode plane.Mode) {
 		}))
 	}
 
-	eth0, err := prisoner.Handle().LinkByName("eth0")
+	eth0, err := p.Handle().LinkByName("eth0")
 	must.Succeed(t, err)
 
 	for _, name := range []string{x.bridge("net-blue"), rep1} {
-		must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
+		must.Succeed(t, p.Handle().NeighSet(&netlink.Neigh{
 			LinkIndex: eth0.Attrs().Index, IP: net.ParseIP("2001:db8:cb::7"),
 			HardwareAddr: x.link(name).Attrs().HardwareAddr,
 			State:        netlink.NUD_PERMANENT,
 		}))
-		say(prisoner.Namespace, "of the pod")
+		say(p.Namespace, "from the pod")
 	}
 
-	say(management, "of the administrator")
-	heard := make([]byte, 100)
+	say(management, "from the administrator")
+	received := make([]byte, 100)
 	must.Succeed(t, service.SetReadDeadline(time.Now().Add(10*time.Second)))
-	n, from, err := service.ReadFrom(heard)
+	n, from, err := service.ReadFrom(received)
 	must.Succeed(t, err)
-	if got := string(heard[:n]); got != "of the administrator" {
-		t.Errorf("the xPU's service heard %q from %s first", got, from)
+	if got := string(received[:n]); got != "from the administrator" {
+		t.Errorf("the xPU's service received %q from %s first", got, from)
 	}
 }
