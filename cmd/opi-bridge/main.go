@@ -6,34 +6,24 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/reflection"
+	"github.com/spf13/pflag"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
-	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
+// options are the values of the flags.
 type options struct {
 	agent          service.Config
 	listen         string
@@ -92,6 +82,18 @@ the agent stops.`,
 	}
 
 	f := cmd.Flags()
+	o.addServerFlags(f)
+	o.addAgentFlags(f)
+	o.logs.AddFlags(f)
+	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
+	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
+	cmd.MarkFlagsMutuallyExclusive("metrics-tls", "insecure")
+
+	return cmd
+}
+
+// addServerFlags adds the flags that say what is served on which address to whom.
+func (o *options) addServerFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
 		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
 	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; "+
@@ -106,55 +108,6 @@ the agent stops.`,
 			"read again when it changes; empty: whoever has a certificate may do anything")
 
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
-	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
-		"`file` that keeps the logical bridges and bridge ports; made if missing")
-	f.BoolVar(&o.agent.NewState, "new-state", false,
-		"go on with a --state that is new although an agent has made networks and ports before: "+
-			"they are removed; for one start")
-
-	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with "+
-		"several each says for which VNIs, as "+
-		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are "+
-		"refused", func(s string) error {
-		uplink, err := plane.ParseUplink(s)
-		o.agent.Plane.Uplinks = append(o.agent.Plane.Uplinks, uplink)
-		return err
-	})
-
-	f.StringVar((*string)(&o.agent.Plane.Underlay), "underlay", string(plane.UnderlayAuto),
-		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
-			"which is ipv4 where the uplink has an IPv4 address")
-
-	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's "+
-		"eswitch numbers its functions, "+
-		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF "+
-		"of this machine, whose pods "+
-		"get its functions; see the examples; once for each", func(s string) error {
-		pf, err := representor.ParseHostPF(s)
-		o.agent.Plane.Representors.HostPFs = append(o.agent.Plane.Representors.HostPFs, pf)
-		return err
-	})
-
-	f.StringArrayVar(&o.agent.Plane.Representors.Netdevs, "representor", nil,
-		"`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
-			"although no eswitch says that they represent a function of the host; once for each")
-	f.StringVar(&o.hostPFFile, "host-pf-file", "",
-		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same "+
-			"flags; # begins a comment; none if missing")
-
-	f.StringVar((*string)(&o.agent.Plane.Mode), "data-plane", string(plane.ModeAuto),
-		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one "+
-			"for each; "+
-			"auto is vlan-aware where the kernel can")
-
-	f.StringVar(&o.agent.Plane.Sysctl, "sysctl", "/proc/sys",
-		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
-			"/proc/sys, a mount of the machine's "+
-			"net/ipv4/igmp_max_memberships")
-
-	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
-		"drop what a port sends with another MAC address than its own; needs a kernel with "+
-			"nftables for bridges")
 	f.StringVar(&o.metricsListen, "metrics-listen",
 		"", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 
@@ -166,145 +119,58 @@ the agent stops.`,
 	f.StringVar(&o.profilesListen, "pprof-listen", "",
 		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; "+
 			"empty: none")
-	o.logs.AddFlags(f)
-	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
-	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
-	cmd.MarkFlagsMutuallyExclusive("metrics-tls", "insecure")
-
-	return cmd
 }
 
-func run(ctx context.Context, o options, log logr.Logger) error {
-	credentials, err := o.credentials()
-	if err != nil {
+// addAgentFlags adds the flags of the state file and the data plane.
+func (o *options) addAgentFlags(f *pflag.FlagSet) {
+	config := &o.agent.Plane
+	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
+		"`file` that keeps the logical bridges and bridge ports; made if missing")
+	f.BoolVar(&o.agent.NewState, "new-state", false,
+		"go on with a --state that is new although an agent has made networks and ports before: "+
+			"they are removed; for one start")
+
+	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with "+
+		"several each says for which VNIs, as "+
+		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are "+
+		"refused", func(s string) error {
+		uplink, err := plane.ParseUplink(s)
+		config.Uplinks = append(config.Uplinks, uplink)
 		return err
-	}
-
-	if o.hostPFFile != "" {
-		told, err := representor.ReadHostPFs(o.hostPFFile)
-		if err != nil {
-			return fmt.Errorf("--host-pf-file: %w", err)
-		}
-		o.agent.Plane.Representors.HostPFs = append(o.agent.Plane.Representors.HostPFs, told...)
-	}
-
-	alive := health.NewServer()
-	o.agent.Stuck = func(stuck bool) {
-		if stuck {
-			alive.Shutdown()
-		} else {
-			alive.Resume()
-		}
-	}
-
-	agent, err := service.New(o.agent, log)
-	if err != nil {
-		return err
-	}
-
-	defer func() {
-		if err := agent.Close(); err != nil {
-			log.Error(err, "close the state")
-		}
-	}()
-
-	var serverOptions []grpc.ServerOption
-	if credentials != nil {
-		serverOptions = credentials.ServerOptions()
-	}
-
-	server := agent.NewServer(serverOptions...)
-	healthpb.RegisterHealthServer(server, alive)
-
-	// clients ask for the inventory only if it is said to be there
-	for name := range server.GetServiceInfo() {
-		alive.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
-	}
-
-	reflection.Register(server)
-
-	lis, err := net.Listen("tcp", o.listen)
-	if err != nil {
-		return fmt.Errorf("--listen: %w", err)
-	}
-
-	all, ctx := errgroup.WithContext(ctx)
-	if o.metricsListen != "" {
-		metricsLis, err := net.Listen("tcp", o.metricsListen)
-		if err != nil {
-			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
-		}
-
-		registry := monitoring.NewRegistry("opi-bridge")
-		registry.MustRegister(agent)
-		metrics := monitoring.Handler(registry)
-		if o.metricsTLS {
-			metricsLis = tls.NewListener(metricsLis, credentials.TLS("http/1.1"))
-			metrics = credentials.AuthorizeMetrics(metrics)
-		}
-
-		mux := http.NewServeMux()
-		mux.Handle("GET /metrics", metrics)
-		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux, log) })
-	}
-
-	if o.profilesListen != "" {
-		profilesLis, err := monitoring.ListenForProfiles(o.profilesListen)
-		if err != nil {
-			return errors.Join(fmt.Errorf("--pprof-listen: %w", err), lis.Close())
-		}
-		all.Go(func() error { return monitoring.ServeProfiles(ctx, profilesLis, log) })
-	}
-
-	if credentials != nil {
-		all.Go(func() error { return credentials.Follow(ctx, log) })
-	}
-
-	all.Go(func() error { return agent.Run(ctx) })
-	all.Go(func() error {
-		if err := server.Serve(access.LimitConnections(lis, log)); !errors.Is(err,
-			grpc.ErrServerStopped) {
-			return err
-		}
-		return nil // it was asked to end before it began
 	})
 
-	all.Go(func() error {
-		<-ctx.Done()
-		alive.Shutdown()
-		// Calls take milliseconds. A peer that does not read its answer must not delay the end.
-		force := time.AfterFunc(5*time.Second, server.Stop)
-		defer force.Stop()
-		server.GracefulStop()
-		return nil
+	f.StringVar((*string)(&config.Underlay), "underlay", string(plane.UnderlayAuto),
+		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
+			"which is ipv4 where the uplink has an IPv4 address")
+
+	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's "+
+		"eswitch numbers its functions, "+
+		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF "+
+		"of this machine, whose pods "+
+		"get its functions; see the examples; once for each", func(s string) error {
+		pf, err := representor.ParseHostPF(s)
+		config.Representors.HostPFs = append(config.Representors.HostPFs, pf)
+		return err
 	})
 
-	log.Info("serving",
-		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Plane.Uplinks,
-		"version", version.String())
-	err = all.Wait()
-	log.Info("stopped, the data plane stays as it is")
+	f.StringArrayVar(&config.Representors.Netdevs, "representor", nil,
+		"`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
+			"although no eswitch says that they represent a function of the host; once for each")
+	f.StringVar(&o.hostPFFile, "host-pf-file", "",
+		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same "+
+			"flags; # begins a comment; none if missing")
 
-	return err
-}
+	f.StringVar((*string)(&config.Mode), "data-plane", string(plane.ModeAuto),
+		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one "+
+			"for each; "+
+			"auto is vlan-aware where the kernel can")
 
-// credentials refuses an address that other machines can reach, unless clients are authenticated or
-// --insecure allows it. It returns nil without TLS.
-func (o options) credentials() (*access.Credentials, error) {
-	if o.tls.Cert != "" {
-		return access.OpenCredentials(o.tls)
-	}
-	if o.tls.Authorization != "" {
-		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and " +
-			"--tls-client-ca: clients are known by their certificates")
-	}
-	if o.metricsTLS {
-		return nil, errors.New("--metrics-tls: needs --tls-cert, --tls-key and --tls-client-ca")
-	}
-	if err := access.CheckPlaintext(o.listen); err != nil && !o.insecure {
-		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or "+
-			"--insecure", err)
-	}
+	f.StringVar(&config.Sysctl, "sysctl", "/proc/sys",
+		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
+			"/proc/sys, a mount of the machine's "+
+			"net/ipv4/igmp_max_memberships")
 
-	return nil, nil
+	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
+		"drop what a port sends with another MAC address than its own; needs a kernel with "+
+			"nftables for bridges")
 }

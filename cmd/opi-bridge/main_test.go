@@ -33,7 +33,7 @@ import (
 )
 
 // program runs opi-bridge in a network namespace until the returned function ends it, as SIGTERM
-// does.
+// would.
 func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -63,7 +63,7 @@ func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()
 	return terminate
 }
 
-// dial is a connection to the agent in the namespace, which waits until it serves.
+// dial returns a connection to the agent in the namespace. Calls wait until the agent serves.
 func dial(
 	t *testing.T, n *netns.Namespace, creds credentials.TransportCredentials,
 ) *grpc.ClientConn {
@@ -87,7 +87,7 @@ func dial(
 	return conn
 }
 
-// fetch gets a page of a server in the namespace.
+// fetch gets a page from a server in the namespace.
 func fetch(n *netns.Namespace, config *tls.Config, url string) (string, error) {
 	transport := &http.Transport{TLSClientConfig: config,
 		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
@@ -158,8 +158,8 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	}
 }
 
-// TestHostPFs covers that a client of this project learns what the administrator told.
-// TestEndedWhileItStarts: an agent that is asked to end before it serves ends without an error.
+// TestEndedWhileItStarts checks that an agent that is asked to end before it serves ends without an
+// error.
 func TestEndedWhileItStarts(t *testing.T) {
 	n := netns.New(t)
 	for range 10 {
@@ -167,6 +167,7 @@ func TestEndedWhileItStarts(t *testing.T) {
 	}
 }
 
+// TestHostPFs checks that a client gets the host PFs as the administrator has described them.
 func TestHostPFs(t *testing.T) {
 	n := netns.New(t)
 	program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"), "--data-plane",
@@ -249,8 +250,7 @@ func TestMutualTLS(t *testing.T) {
 		t.Errorf("a client without TLS: %v, want Unavailable", err)
 	}
 
-	// A certificate that was renewed is soon used for new connections: here one that this client
-	// does not trust.
+	// A renewed certificate is soon used for new connections. This client does not trust it.
 	cert, key = other.Issue(t, "127.0.0.1")
 	write("tls.crt", cert)
 	write("tls.key", key)
@@ -261,7 +261,8 @@ func TestMutualTLS(t *testing.T) {
 	})
 }
 
-// TestAuthorization: each client may do what its rule says, and what the file says after a change.
+// TestAuthorization checks that each client may do what its rule allows, also after the file has
+// changed.
 func TestAuthorization(t *testing.T) {
 	n := netns.New(t)
 	ca := opitest.NewAuthority(t)
@@ -275,7 +276,8 @@ func TestAuthorization(t *testing.T) {
 	const rules = `
 rules:
 - {subject: CN=controller, networks: ["*"], ports: ["*"], vlans: [1-4094], vnis: [1-16777215]}
-- {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"], vlans: [10-19], vnis: [], mostPorts: 1}
+- {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"], vlans: [10-19], vnis: [],
+   mostPorts: 1}
 - {subject: CN=monitor, networks: ["*"], ports: ["*"], readOnly: true}
 `
 
@@ -414,7 +416,7 @@ rules:
 func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
 	ended, end := context.WithCancel(t.Context())
-	end() // what is not refused must not serve this machine
+	end() // an agent that does not refuse must not serve this machine
 
 	tests := map[string]struct {
 		args []string

@@ -37,7 +37,7 @@ import (
 
 var soakFor = flag.Duration("soak", 5*time.Second, "how long TestSoak creates, deletes and kills")
 
-// programVariable has the test binary be opi-bridge itself, so that it can be killed.
+// programVariable makes the test binary run opi-bridge, so that opi-bridge can be killed.
 const programVariable = "XPU_TEST_OPI_BRIDGE"
 
 func TestMain(m *testing.M) {
@@ -59,9 +59,8 @@ type soak struct {
 	made, deleted, kills atomic.Int64
 }
 
-// TestSoak has clients make and delete networks and ports while opi-bridge is killed again and
-// again. Two ports that nobody touches lose not a frame, and at the end nothing is left of the
-// others.
+// TestSoak makes and deletes networks and ports while opi-bridge is killed again and again. Two
+// ports that stay must not lose a frame, and at the end nothing may be left of the other ports.
 func TestSoak(t *testing.T) {
 	const workers, portsEach = 4, 8
 	s := &soak{T: t, xpu: netns.New(t)}
@@ -95,7 +94,7 @@ func TestSoak(t *testing.T) {
 
 	for i := range 2 {
 		port := soakPort(i)
-		port.Addresses = nil // with any it could send IP only
+		port.Addresses = nil // with addresses it could send only IP
 		must.Succeed(t, s.ensurePort(port, stable.ID))
 	}
 
@@ -112,7 +111,7 @@ func TestSoak(t *testing.T) {
 
 	all.Go(func() error {
 		for ; ctx.Err() == nil; s.kills.Add(1) {
-			if rand.IntN(5) > 0 { // else it is killed while it starts
+			if rand.IntN(5) > 0 { // otherwise it is killed while it starts
 				if err := s.eventually("alive", s.agent.Alive); err != nil {
 					return err
 				}
@@ -146,7 +145,7 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, running.Wait())
 }
 
-// lastWords shows what opi-bridge has said if the test has failed.
+// lastWords shows the end of opi-bridge's log if the test has failed.
 func (s *soak) lastWords() {
 	if s.Failed() {
 		text, _ := os.ReadFile(s.log.Name())
@@ -155,7 +154,7 @@ func (s *soak) lastWords() {
 	_ = s.log.Close()
 }
 
-// soakPort is a port without its network.
+// soakPort returns a port without a network.
 func soakPort(i int) opi.Port {
 	return opi.Port{
 		ID: fmt.Sprintf("vf-0000-%02x-00-0", i), MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)},
@@ -163,6 +162,7 @@ func soakPort(i int) opi.Port {
 	}
 }
 
+// start starts opi-bridge.
 func (s *soak) start() (*exec.Cmd, error) {
 	cmd := exec.Command(os.Args[0], s.args...)
 	cmd.Env = append(os.Environ(), programVariable+"=1")
@@ -199,7 +199,7 @@ func (s *soak) dial() *grpc.ClientConn {
 	return conn
 }
 
-// work makes and deletes a network and ports until ctx ends, and leaves nothing.
+// work makes and deletes a network and ports until ctx ends. It leaves nothing behind.
 func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 	for round := 0; ctx.Err() == nil; round++ {
 		vni := uint32(1000 + worker)
@@ -275,9 +275,9 @@ func (s *soak) ensurePort(p opi.Port, network string) error {
 	})
 }
 
-// eventually asks again and again, as the agent may be killed at any time.
+// eventually repeats a call until it succeeds, because the agent may be killed at any time.
 func (s *soak) eventually(what string, ask func(context.Context) error) error {
-	// an emulated machine does little between two kills
+	// The time is long because an emulated machine does little between two kills.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 
@@ -299,7 +299,7 @@ func (s *soak) eventually(what string, ask func(context.Context) error) error {
 	}
 }
 
-// checkNothingLeft looks for what is not of the two ports that stay.
+// checkNothingLeft checks that only the two ports that stay are left.
 func (s *soak) checkNothingLeft() {
 	s.Helper()
 	must.Succeed(s, s.eventually("list", func(ctx context.Context) error {
