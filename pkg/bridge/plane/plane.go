@@ -66,8 +66,8 @@ type Segment struct {
 	VNI  uint32 // 0 if the network has none
 }
 
-// Membership is what a port has to be in the data plane. A port has one network unless it is a
-// trunk.
+// Membership describes a port: the networks that it is in, and the addresses that it may send from.
+// A port has one network unless it is a trunk.
 type Membership struct {
 	MAC      net.HardwareAddr
 	Networks []Segment
@@ -79,7 +79,7 @@ type Membership struct {
 }
 
 // Plane makes networks and ports. All its calls may be repeated. Only one goroutine may use it at a
-// time, but Watch and the counters of SourceFilter may be used at any time.
+// time, but Watch may run at any time.
 type Plane struct {
 	*conn
 	vlanAware    bool
@@ -274,8 +274,8 @@ func (p *Plane) VLANAware() bool { return p.vlanAware }
 // SourceFilter returns the filter of the frames that ports send.
 func (p *Plane) SourceFilter() SourceFilter { return SourceFilter{p.filter, p.owners} }
 
-// SourceFilter drops frames with a false source address. It may be used while no other goroutine
-// uses the Plane, but Dropped may be called at any time.
+// SourceFilter drops frames with a false source address. The rule of [Plane] about goroutines holds
+// for it too, but Dropped may be called at any time.
 type SourceFilter struct {
 	filter *sourcefilter.Filter
 	owners *owners

@@ -227,7 +227,7 @@ func (c portController) effectiveFailure(p *port) error {
 	return nil
 }
 
-// membership describes to the data plane what a port has to be.
+// membership describes a port to the data plane.
 func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) plane.Membership {
 	networks := networksOf(spec)
 	filter := a.filterOf(networks)
