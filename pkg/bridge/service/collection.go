@@ -25,10 +25,10 @@ import (
 type object[S proto.Message] struct {
 	spec     S // never changed in place
 	deleting bool
-	failure  error // why it is not realised, or not removed; nil if it is
+	failure  error // why it is not applied, or not removed; nil if it is
 }
 
-// errPending is the failure of an object that the agent has not tried to realise yet.
+// errPending is the failure of an object that the agent has not tried to apply yet.
 var errPending = errors.New("the agent is at work on it")
 
 type (
@@ -67,8 +67,8 @@ type controller[S proto.Message] interface {
 	check(client access.Client, id string, spec S) (S, error)
 	// checkUnused returns a gRPC status if other objects need this one.
 	checkUnused(client access.Client, id string) error
-	// realise brings the data plane to a spec. changed says that the spec was another one before.
-	realise(id string, spec S, changed bool) error
+	// apply brings the data plane to a spec. changed says that the spec was another one before.
+	apply(id string, spec S, changed bool) error
 	// remove removes an object from the data plane.
 	remove(id string) error
 	// effectiveFailure returns why an object, or another object that it needs, is not in service.
@@ -97,7 +97,7 @@ type collection[S proto.Message, M message[S]] struct {
 	objects map[string]*object[S]
 	ids     []string        // of objects, sorted
 	byKey   multimap        // ids, by schema.keys
-	failed  map[string]bool // ids of the objects that are not realised, or not removed
+	failed  map[string]bool // ids of the objects that are not applied, or not removed
 }
 
 func newCollection[S proto.Message, M message[S]](
@@ -213,7 +213,7 @@ func (c *collection[S, M]) visible(client access.Client) []string {
 }
 
 // update changes the fields of the spec that the mask names. If nothing changes, it tries again to
-// realise the object.
+// apply the object.
 func (c *collection[S, M]) update(
 	ctx context.Context, to M, mask *fieldmaskpb.FieldMask, allowMissing bool,
 ) (reply M, err error) {
@@ -410,7 +410,7 @@ func (c *collection[S, M]) reconcile(id string, changed bool) {
 	if o.deleting {
 		after = c.finalize(id)
 	} else {
-		after = c.realise(id, o.spec, changed)
+		after = c.apply(id, o.spec, changed)
 	}
 
 	c.agent.mu.Lock()

@@ -175,7 +175,7 @@ func (c networkController) checkUnused(client access.Client, id string) error {
 		id, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
 }
 
-func (c networkController) realise(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
+func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
 	mtu, err := c.plane.EnsureNetwork(c.segment(id))
 	c.mu.Lock()
 	c.maxMTUs[id] = mtu

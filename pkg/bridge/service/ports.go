@@ -198,7 +198,7 @@ func (c portController) check(
 
 func (c portController) checkUnused(access.Client, string) error { return nil }
 
-func (c portController) realise(id string, spec *evpn.BridgePortSpec, changed bool) error {
+func (c portController) apply(id string, spec *evpn.BridgePortSpec, changed bool) error {
 	if changed {
 		if err := c.plane.Detach(id); err != nil {
 			return err
