@@ -25,7 +25,7 @@ import (
 
 // options are the values of the flags.
 type options struct {
-	agent          service.Config
+	config         service.Config
 	listen         string
 	metricsListen  string
 	metricsTLS     bool
@@ -123,10 +123,10 @@ func (o *options) addServerFlags(f *pflag.FlagSet) {
 
 // addAgentFlags adds the flags of the state file and the data plane.
 func (o *options) addAgentFlags(f *pflag.FlagSet) {
-	config := &o.agent.Plane
-	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
+	config := &o.config.Plane
+	f.StringVar(&o.config.State, "state", "/var/lib/opi-bridge/state.db",
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
-	f.BoolVar(&o.agent.NewState, "new-state", false,
+	f.BoolVar(&o.config.NewState, "new-state", false,
 		"go on with a --state that is new although an agent has made networks and ports before: "+
 			"they are removed; for one start")
 
@@ -170,7 +170,7 @@ func (o *options) addAgentFlags(f *pflag.FlagSet) {
 			"/proc/sys, a mount of the machine's "+
 			"net/ipv4/igmp_max_memberships")
 
-	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
+	f.BoolVar(&o.config.SourceFilter, "source-filter", true,
 		"drop what a port sends with another MAC address than its own; needs a kernel with "+
 			"nftables for bridges")
 }

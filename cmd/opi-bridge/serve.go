@@ -25,123 +25,120 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
+// server serves an agent.
+type server struct {
+	options
+	log         logr.Logger
+	credentials *access.Credentials // nil without TLS
+	agent       *service.Agent
+	health      *health.Server
+	all         *errgroup.Group // of what is served
+}
+
 // run opens the agent and serves it until ctx ends.
 func run(ctx context.Context, o options, log logr.Logger) error {
-	credentials, err := o.credentials()
-	if err != nil {
+	s := &server{options: o, log: log, health: health.NewServer()}
+	var err error
+	if s.credentials, err = o.openCredentials(); err != nil {
 		return err
 	}
 
+	config := o.config
 	if o.hostPFFile != "" {
 		pfs, err := representor.ReadHostPFs(o.hostPFFile)
 		if err != nil {
 			return fmt.Errorf("--host-pf-file: %w", err)
 		}
-		config := &o.agent.Plane.Representors
-		config.HostPFs = append(config.HostPFs, pfs...)
+		representors := &config.Plane.Representors
+		representors.HostPFs = append(representors.HostPFs, pfs...)
 	}
 
-	// While the agent is stuck, it reports NOT_SERVING.
-	alive := health.NewServer()
-	o.agent.Stuck = func(stuck bool) {
+	// While the agent is stuck, its health is NOT_SERVING.
+	config.Stuck = func(stuck bool) {
 		if stuck {
-			alive.Shutdown()
+			s.health.Shutdown()
 		} else {
-			alive.Resume()
+			s.health.Resume()
 		}
 	}
 
-	agent, err := service.New(o.agent, log)
-	if err != nil {
+	if s.agent, err = service.New(config, log); err != nil {
 		return err
 	}
 
 	defer func() {
-		if err := agent.Close(); err != nil {
+		if err := s.agent.Close(); err != nil {
 			log.Error(err, "close the state")
 		}
 	}()
 
-	return serve(ctx, o, agent, alive, credentials, log)
+	return s.serve(ctx)
 }
 
-// serve serves the agent, its metrics and profiles until ctx ends. credentials are nil without TLS.
-func serve(
-	ctx context.Context, o options, agent *service.Agent, alive *health.Server,
-	credentials *access.Credentials, log logr.Logger,
-) error {
-	listener, err := net.Listen("tcp", o.listen)
+// serve serves the agent, its metrics and profiles until ctx ends.
+func (s *server) serve(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
 
-	all, ctx := errgroup.WithContext(ctx)
-	if o.metricsListen != "" {
-		if err := serveMetrics(ctx, all, o, agent, credentials, log); err != nil {
+	s.all, ctx = errgroup.WithContext(ctx)
+	if s.metricsListen != "" {
+		if err := s.serveMetrics(ctx); err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), listener.Close())
 		}
 	}
 
-	if o.profilesListen != "" {
-		profiles, err := monitoring.ListenForProfiles(o.profilesListen)
+	if s.profilesListen != "" {
+		profiles, err := monitoring.ListenForProfiles(s.profilesListen)
 		if err != nil {
 			return errors.Join(fmt.Errorf("--pprof-listen: %w", err), listener.Close())
 		}
-		all.Go(func() error { return monitoring.ServeProfiles(ctx, profiles, log) })
+		s.all.Go(func() error { return monitoring.ServeProfiles(ctx, profiles, s.log) })
 	}
 
-	if credentials != nil {
-		all.Go(func() error { return credentials.Follow(ctx, log) })
+	if s.credentials != nil {
+		s.all.Go(func() error { return s.credentials.Follow(ctx, s.log) })
 	}
 
-	all.Go(func() error { return agent.Run(ctx) })
-	serveGRPC(ctx, all, newServer(agent, alive, credentials), alive, listener, log)
-	log.Info("serving",
-		"address", listener.Addr().String(), "mtls", o.tls.Cert != "",
-		"uplinks", o.agent.Plane.Uplinks, "version", version.String())
-	err = all.Wait()
-	log.Info("stopped, the data plane stays as it is")
+	s.all.Go(func() error { return s.agent.Run(ctx) })
+	s.serveGRPC(ctx, listener)
+	s.log.Info("serving", "address", listener.Addr().String(), "mtls", s.tls.Cert != "",
+		"uplinks", s.config.Plane.Uplinks, "version", version.String())
+	err = s.all.Wait()
+	s.log.Info("stopped, the data plane stays as it is")
 
 	return err
 }
 
-// newServer returns a gRPC server of the agent that also serves health and reflection.
-func newServer(
-	agent *service.Agent, alive *health.Server, credentials *access.Credentials,
-) *grpc.Server {
+// serveGRPC serves the agent, health and reflection until ctx ends.
+func (s *server) serveGRPC(ctx context.Context, listener net.Listener) {
 	var options []grpc.ServerOption
-	if credentials != nil {
-		options = credentials.ServerOptions()
+	if s.credentials != nil {
+		options = s.credentials.ServerOptions()
 	}
 
-	server := agent.NewServer(options...)
-	healthpb.RegisterHealthServer(server, alive)
+	server := s.agent.NewServer(options...)
+	healthpb.RegisterHealthServer(server, s.health)
 
 	// Clients ask for the inventory only if its service has a status.
 	for name := range server.GetServiceInfo() {
-		alive.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 
 	reflection.Register(server)
-	return server
-}
 
-// serveGRPC serves until ctx ends.
-func serveGRPC(
-	ctx context.Context, all *errgroup.Group, server *grpc.Server, alive *health.Server,
-	listener net.Listener, log logr.Logger,
-) {
-	all.Go(func() error {
-		err := server.Serve(access.LimitConnections(listener, log))
+	s.all.Go(func() error {
+		err := server.Serve(access.LimitConnections(listener, s.log))
 		if errors.Is(err, grpc.ErrServerStopped) {
 			return nil // ctx ended before the server began
 		}
 		return err
 	})
 
-	all.Go(func() error {
+	s.all.Go(func() error {
 		<-ctx.Done()
-		alive.Shutdown()
+		s.health.Shutdown()
 		// Calls take milliseconds. A client that does not read its answer must not delay the end.
 		force := time.AfterFunc(5*time.Second, server.Stop)
 		defer force.Stop()
@@ -151,33 +148,30 @@ func serveGRPC(
 }
 
 // serveMetrics serves Prometheus metrics until ctx ends.
-func serveMetrics(
-	ctx context.Context, all *errgroup.Group, o options, agent *service.Agent,
-	credentials *access.Credentials, log logr.Logger,
-) error {
-	listener, err := net.Listen("tcp", o.metricsListen)
+func (s *server) serveMetrics(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.metricsListen)
 	if err != nil {
 		return err
 	}
 
 	registry := monitoring.NewRegistry("opi-bridge")
-	registry.MustRegister(agent)
+	registry.MustRegister(s.agent)
 	metrics := monitoring.Handler(registry)
-	if o.metricsTLS {
-		listener = tls.NewListener(listener, credentials.TLS("http/1.1"))
-		metrics = credentials.AuthorizeMetrics(metrics)
+	if s.metricsTLS {
+		listener = tls.NewListener(listener, s.credentials.TLS("http/1.1"))
+		metrics = s.credentials.AuthorizeMetrics(metrics)
 	}
 
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)
-	all.Go(func() error { return monitoring.Serve(ctx, listener, mux, log) })
+	s.all.Go(func() error { return monitoring.Serve(ctx, listener, mux, s.log) })
 
 	return nil
 }
 
-// credentials opens the credentials, or returns nil without TLS. It refuses to serve without TLS on
-// an address that other machines can reach, unless --insecure is set.
-func (o options) credentials() (*access.Credentials, error) {
+// openCredentials opens the credentials, or returns nil without TLS. It refuses to serve without
+// TLS on an address that other machines can reach, unless --insecure is set.
+func (o options) openCredentials() (*access.Credentials, error) {
 	if o.tls.Cert != "" {
 		return access.OpenCredentials(o.tls)
 	}

@@ -83,9 +83,9 @@ func (p *placement) removeNetwork(network string) (number int, inUse bool) {
 	return number, slices.Contains(slices.Collect(maps.Values(p.bridges)), number)
 }
 
-// place returns the bridge of a network. If the network has none, place chooses one with a number of
-// at least lowest. A network in a lower bridge moves there too, unless a port other than this one
-// pins it.
+// place returns the bridge of a network. If the network has none, place chooses one with a number
+// of at least lowest. A network in a lower bridge moves there too, unless a port other than this
+// one pins it.
 func (p *placement) place(network, port string, lowest int) int {
 	number, placed := p.bridges[network]
 	if !placed || number < lowest && !p.isPinned(network, port) {
