@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
@@ -23,13 +24,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
@@ -242,7 +244,7 @@ func run(ctx context.Context, o options) error {
 		leaseDuration,
 	), new(renewDeadline), new(retryPeriod)
 	if o.manager.Metrics.SecureServing {
-		o.manager.Metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
+		o.manager.Metrics.FilterProvider = reviewed
 	}
 
 	mgr, err := ctrl.NewManager(config, o.manager)
@@ -294,6 +296,14 @@ func run(ctx context.Context, o options) error {
 	}
 
 	return mgr.Start(ctx)
+}
+
+// reviewed returns the filter of the manager's metrics, which lets those read them that the API
+// server lets get /metrics.
+func reviewed(config *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
+	return func(log logr.Logger, metrics http.Handler) (http.Handler, error) {
+		return secure.Handler(config, metrics, log)
+	}, nil
 }
 
 func runBroker(ctx context.Context, mgr ctrl.Manager, o broker.Options) error {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package secure serves metrics by TLS to clients whom the API server knows and lets read them:
-// those that may get the URL /metrics. It is apart from package monitoring because it needs much of
-// the API server's code.
+// those that may get the URL /metrics. It is apart from package monitoring because opi-bridge has
+// no API server.
 package secure
 
 import (
@@ -15,26 +15,28 @@ import (
 	"path/filepath"
 
 	"github.com/go-logr/logr"
+	authentication "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorization "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 )
 
-// Handler lets requests pass to next that have a bearer token of somebody who may get the requested
-// path, by a TokenReview and a SubjectAccessReview. Answers of the API server are kept for a minute
-// or more. Other requests are answered with 401 or 403.
+// Handler passes requests to next whose bearer token may use the requested path, by a TokenReview
+// and a SubjectAccessReview at the API server of the configuration. It answers other requests with
+// 401 or 403, and with 500 if the API server does not answer. Its verdicts hold for a minute.
 func Handler(config *rest.Config, next http.Handler, log logr.Logger) (http.Handler, error) {
-	client, err := rest.HTTPClientFor(config)
+	tokens, err := authentication.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client for reviews: %w", err)
+		return nil, fmt.Errorf("client for TokenReviews: %w", err)
 	}
 
-	filter, err := filters.WithAuthenticationAndAuthorization(config, client)
+	access, err := authorization.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("reviews of who may read metrics: %w", err)
+		return nil, fmt.Errorf("client for SubjectAccessReviews: %w", err)
 	}
-	return filter(log, next)
+
+	return newReviewer(tokens.TokenReviews(), access.SubjectAccessReviews(), next, log), nil
 }
 
 // Certificate is that of a server. It is read from a directory and followed, or self-signed.

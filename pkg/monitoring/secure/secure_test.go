@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
@@ -62,55 +64,76 @@ func allowMetrics(t *testing.T, api client.Client, account string) {
 	}))
 }
 
-// TestHandler: whoever may get /metrics may read them.
+// TestHandler: a real API server decides which tokens can read metrics.
 func TestHandler(t *testing.T) {
 	cluster.Need(t)
 	api, err := kubeapitest.Client(cluster.Admin())
 	must.Succeed(t, err)
 	prometheus, stranger := token(t, api, "prometheus"), token(t, api, "stranger")
+	gone := token(t, api, "gone")
 	allowMetrics(t, api, "prometheus")
+	allowMetrics(t, api, "gone")
+	must.Succeed(t, api.Delete(t.Context(), &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gone"},
+	}))
+
 	handler, err := secure.Handler(cluster.Admin(),
 		monitoring.Handler(monitoring.NewRegistry("xpu-test")), testr.New(t))
 	must.Succeed(t, err)
-	address, trust := serve(t, "", handler)
-
-	get := func(token string) int {
-		t.Helper()
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
-			"https://"+address+"/metrics", nil)
-		must.Succeed(t, err)
-
-		if token != "" {
-			request.Header.Set("Authorization", "Bearer "+token)
-		}
-
-		transport := &http.Transport{TLSClientConfig: trust}
-		defer transport.CloseIdleConnections()
-
-		response, err := (&http.Client{Transport: transport}).Do(request)
-		must.Succeed(t, err)
-		must.Succeed(t, response.Body.Close())
-
-		return response.StatusCode
-	}
+	must.Eventually(t, "the token that may is let in", func() bool {
+		return status(handler, "/metrics", "Bearer "+prometheus) == http.StatusOK
+	})
 
 	for name, test := range map[string]struct {
-		token string
-		want  int
+		path, authorization string
+		want                int
 	}{
-		"no token": {"", http.StatusUnauthorized},
-		// as controller-runtime's filter has it
-		"no such token": {"nonsense", http.StatusInternalServerError},
-		"may not":       {stranger, http.StatusForbidden},
+		"may":             {"/metrics", "Bearer " + prometheus, http.StatusOK},
+		"scheme in lower": {"/metrics", "bearer " + prometheus, http.StatusOK},
+		"no token":        {"/metrics", "", http.StatusUnauthorized},
+		"empty token":     {"/metrics", "Bearer ", http.StatusUnauthorized},
+		"another scheme":  {"/metrics", "Basic " + prometheus, http.StatusUnauthorized},
+		"no scheme":       {"/metrics", prometheus, http.StatusUnauthorized},
+		"no such token":   {"/metrics", "Bearer nonsense", http.StatusUnauthorized},
+		"cut off": {
+			"/metrics", "Bearer " + prometheus[:len(prometheus)-9], http.StatusUnauthorized,
+		},
+		"account is gone": {"/metrics", "Bearer " + gone, http.StatusUnauthorized},
+		"may not":         {"/metrics", "Bearer " + stranger, http.StatusForbidden},
+		"another path":    {"/metrics/more", "Bearer " + prometheus, http.StatusForbidden},
 	} {
-		if got := get(test.token); got != test.want {
+		if got := status(handler, test.path, test.authorization); got != test.want {
 			t.Errorf("%s: status %d, want %d", name, got, test.want)
 		}
 	}
+}
 
-	must.Eventually(t, "the token that may is let in", func() bool {
-		return get(prometheus) == http.StatusOK
-	})
+// TestReviewsRefused: no client can read metrics if the API server refuses the reviews.
+func TestReviewsRefused(t *testing.T) {
+	cluster.Need(t)
+	api, err := kubeapitest.Client(cluster.Admin())
+	must.Succeed(t, err)
+	reader := token(t, api, "reader")
+	allowMetrics(t, api, "reader")
+	config := rest.AnonymousClientConfig(cluster.Admin())
+	config.BearerToken = token(t, api, "undelegated")
+
+	handler, err := secure.Handler(config, http.NotFoundHandler(), testr.New(t))
+	must.Succeed(t, err)
+	if got := status(handler, "/metrics", "Bearer "+reader); got != http.StatusInternalServerError {
+		t.Errorf("status %d, want %d", got, http.StatusInternalServerError)
+	}
+}
+
+// status returns the status of the answer to a GET with this Authorization header.
+func status(handler http.Handler, path, authorization string) int {
+	request := httptest.NewRequest(http.MethodGet, path, nil)
+	if authorization != "" {
+		request.Header.Set("Authorization", authorization)
+	}
+	answer := httptest.NewRecorder()
+	handler.ServeHTTP(answer, request)
+	return answer.Code
 }
 
 // TestCertificate: the files of a directory are used, and new ones after they changed.
@@ -129,7 +152,7 @@ func TestCertificate(t *testing.T) {
 	}
 
 	issue(first)
-	address, _ := serve(t, dir, http.NotFoundHandler())
+	address := serve(t, dir)
 	trusts := func(pool *x509.CertPool) bool {
 		conn, err := tls.Dial("tcp", address, &tls.Config{RootCAs: pool})
 		if err == nil {
@@ -148,9 +171,8 @@ func TestCertificate(t *testing.T) {
 	})
 }
 
-// serve serves the handler. A client with the configuration that it returns trusts whatever
-// certificate there is.
-func serve(t *testing.T, dir string, handler http.Handler) (address string, trust *tls.Config) {
+// serve answers every request with 404, with the certificate of a directory.
+func serve(t *testing.T, dir string) (address string) {
 	t.Helper()
 	certificate, err := secure.OpenCertificate(dir)
 	must.Succeed(t, err)
@@ -158,9 +180,8 @@ func serve(t *testing.T, dir string, handler http.Handler) (address string, trus
 	must.Succeed(t, err)
 	t.Cleanup(must.Run(t, certificate.Follow))
 	t.Cleanup(must.Run(t, func(ctx context.Context) error {
-		return monitoring.Serve(ctx, certificate.Listener(inner), handler, logr.Discard())
+		return monitoring.Serve(ctx, certificate.Listener(inner), http.NotFoundHandler(),
+			logr.Discard())
 	}))
-
-	// #nosec G402 -- self-signed
-	return inner.Addr().String(), &tls.Config{InsecureSkipVerify: true}
+	return inner.Addr().String()
 }
