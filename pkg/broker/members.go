@@ -29,7 +29,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/multicluster-runtime/pkg/clusters"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
 
@@ -41,7 +40,6 @@ import (
 // does not answer holds up nobody, and leaves it when its credentials change or are gone. Safe for
 // concurrent use.
 type Members struct {
-	*clusters.Registry[cluster.Cluster]
 	Options
 	log     logr.Logger
 	scheme  *runtime.Scheme
@@ -60,7 +58,15 @@ type Members struct {
 
 	mu       sync.Mutex
 	byTenant map[string]*member
-	indexes  []clusters.Index
+	engaged  map[multicluster.ClusterName]cluster.Cluster // that the reconcilers know
+	indexes  []fieldIndex
+}
+
+// fieldIndex is an index that every cluster has.
+type fieldIndex struct {
+	object  client.Object
+	field   string
+	extract client.IndexerFunc
 }
 
 // member is one cluster, joined or not.
@@ -81,10 +87,9 @@ type memberState struct {
 
 // NewMembers returns no members. They come with [Setup].
 func NewMembers() *Members {
-	registry := clusters.NewRegistry[cluster.Cluster]()
-	registry.EqualClusters = func(a, b cluster.Cluster) bool { return a == b }
 	return &Members{
-		Registry: registry, started: make(chan struct{}), byTenant: map[string]*member{},
+		started: make(chan struct{}), byTenant: map[string]*member{},
+		engaged: map[multicluster.ClusterName]cluster.Cluster{},
 	}
 }
 
@@ -144,16 +149,32 @@ func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
 	return nil
 }
 
+// Get is of [multicluster.Provider].
+func (m *Members) Get(
+	_ context.Context, name multicluster.ClusterName,
+) (cluster.Cluster, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cl, ok := m.engaged[name]
+	if !ok {
+		return nil, fmt.Errorf("tenant %s: %w", name, multicluster.ErrClusterNotFound)
+	}
+	return cl, nil
+}
+
 // IndexField is of [multicluster.Provider].
 func (m *Members) IndexField(
 	ctx context.Context, object client.Object, field string, extract client.IndexerFunc,
 ) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.indexes = append(m.indexes, clusters.Index{Object: object, Field: field, Extractor: extract})
-	return m.ForEach(func(_ multicluster.ClusterName, cl cluster.Cluster) error {
-		return cl.GetFieldIndexer().IndexField(ctx, object, field, extract)
-	})
+	m.indexes = append(m.indexes, fieldIndex{object, field, extract})
+	for _, cl := range m.engaged {
+		if err := cl.GetFieldIndexer().IndexField(ctx, object, field, extract); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Reconcile has a tenant's cluster be a member with the credentials that there are.
@@ -405,18 +426,28 @@ func (m *Members) engage(
 	m.mu.Unlock()
 
 	for _, index := range indexes {
-		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field,
-			index.Extractor); err != nil {
+		if err := cl.GetFieldIndexer().IndexField(ctx, index.object, index.field,
+			index.extract); err != nil {
 			return leave, err
 		}
 	}
 
 	name := multicluster.ClusterName(kept.tenant)
-	if err := errors.Join(m.Engage(ctx, name, cl), m.aware.Engage(ctx, name, cl)); err != nil {
-		return leave, err
-	}
+	m.mu.Lock()
+	m.engaged[name] = cl
+	m.mu.Unlock()
+	context.AfterFunc(ctx, func() { m.forget(name, cl) })
 
-	return leave, nil
+	return leave, m.aware.Engage(ctx, name, cl)
+}
+
+// forget has the reconcilers no longer find a cluster, unless another one has its name by now.
+func (m *Members) forget(name multicluster.ClusterName, cl cluster.Cluster) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.engaged[name] == cl {
+		delete(m.engaged, name)
+	}
 }
 
 // read waits until all objects of a cluster have been read, or one kind was refused.
