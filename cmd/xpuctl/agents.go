@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -34,7 +33,7 @@ func addAgentsFlag(f *pflag.FlagSet, namespace *string) {
 }
 
 func deadLettersCommand() *cobra.Command {
-	cluster := clusterFlags()
+	cluster := &clusterFlags{}
 	var namespace, node string
 	c := &cobra.Command{
 		Use: "dead-letters [--node NAME]",
@@ -81,7 +80,7 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 		},
 	}
 
-	cluster.AddFlags(c.Flags())
+	cluster.addTo(c.Flags())
 	c.Flags().StringVar(&node, "node", "", "node whose agent is asked; all if empty")
 	addAgentsFlag(c.Flags(), &namespace)
 
@@ -221,13 +220,13 @@ func ownerOf(letter nodestate.DeadLetter) string {
 
 // releaseOptions are those of xpuctl release.
 type releaseOptions struct {
-	cluster          *genericclioptions.ConfigFlags
+	cluster          *clusterFlags
 	namespace, hook  string
 	portGone, asItIs bool
 }
 
 func releaseCommand() *cobra.Command {
-	o := &releaseOptions{cluster: clusterFlags()}
+	o := &releaseOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
 		Use: "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME [FUNCTION " +
 			"[--port-gone]]",
@@ -272,7 +271,7 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 		RunE: o.run,
 	}
 
-	o.cluster.AddFlags(c.Flags())
+	o.cluster.addTo(c.Flags())
 	addAgentsFlag(c.Flags(), &o.namespace)
 	c.Flags().StringVar(&o.hook, "hook", "",
 		"name of the hook to give up, which must be the one that the Function waits for")
@@ -335,7 +334,7 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 		)
 	}
 
-	api, err := newClient(o.cluster)
+	api, err := o.cluster.client()
 	if err != nil {
 		return err
 	}
@@ -372,7 +371,7 @@ func functionID(text string) (string, error) {
 
 // abandon gives an xPU up.
 func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
-	api, err := newClient(o.cluster)
+	api, err := o.cluster.client()
 	if err != nil {
 		return err
 	}

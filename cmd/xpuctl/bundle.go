@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/bundle"
@@ -18,13 +17,13 @@ import (
 
 // bundleOptions are those of xpuctl bundle.
 type bundleOptions struct {
-	cluster      *genericclioptions.ConfigFlags
+	cluster      *clusterFlags
 	agents, file string
 	lines        int64
 }
 
 func bundleCommand() *cobra.Command {
-	o := &bundleOptions{cluster: clusterFlags()}
+	o := &bundleOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
 		Use:   "bundle [-f FILE.tar.gz]",
 		Short: "Collect what a bug report needs in an archive, without secrets",
@@ -41,7 +40,7 @@ read is in its file errors.txt.`,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
 
-	o.cluster.AddFlags(c.Flags())
+	o.cluster.addTo(c.Flags())
 	addAgentsFlag(c.Flags(), &o.agents)
 	c.Flags().StringVarP(&o.file, "filename", "f", "",
 		"file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")

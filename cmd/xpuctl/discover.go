@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
@@ -19,7 +18,7 @@ import (
 
 // discoverOptions are those of xpuctl discover.
 type discoverOptions struct {
-	cluster                    *genericclioptions.ConfigFlags
+	cluster                    *clusterFlags
 	node, agents, root, socket string
 	output                     string
 }
@@ -28,7 +27,7 @@ type discoverOptions struct {
 var discoverForms = []string{"text", "wide", "json", "yaml", "svg", "html"}
 
 func discoverCommand() *cobra.Command {
-	o := &discoverOptions{cluster: clusterFlags()}
+	o := &discoverOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
 		Use:   "discover [--node NAME]",
 		Short: "Show the network cards of a host, their PFs, VFs and SFs, and who has them",
@@ -55,7 +54,7 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 	}
 
 	f := c.Flags()
-	o.cluster.AddFlags(f)
+	o.cluster.addTo(f)
 	f.StringVar(&o.node, "node", "", "node of the cluster; this host if empty")
 	f.StringVar(&o.root, "root",
 		"/", "where the host's file system is; what is elsewhere than / has no agent to ask")
@@ -122,13 +121,13 @@ var tones = map[string]terminal.Tone{
 }
 
 // newAgents reaches the agents of the cluster that the flags mean.
-func newAgents(cluster *genericclioptions.ConfigFlags, namespace string) (inspect.Agents, error) {
-	config, err := restConfig(cluster)
+func newAgents(cluster *clusterFlags, namespace string) (inspect.Agents, error) {
+	config, err := cluster.restConfig()
 	if err != nil {
 		return inspect.Agents{}, err
 	}
 
-	reader, err := newClient(cluster)
+	reader, err := cluster.client()
 	if err != nil {
 		return inspect.Agents{}, fmt.Errorf("cluster: %w", err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
@@ -21,13 +20,12 @@ import (
 
 // explainOptions are those of xpuctl explain.
 type explainOptions struct {
-	cluster        *genericclioptions.ConfigFlags
+	cluster        *clusterFlags
 	agents, output string
 }
 
 func explainCommand() *cobra.Command {
-	o := &explainOptions{cluster: clusterFlags()}
-	o.cluster.Namespace = new("")
+	o := &explainOptions{cluster: &clusterFlags{}}
 	parent := &cobra.Command{
 		Use: "explain", Short: "Tell the life of a pod's interfaces, and what is wrong with them",
 	}
@@ -49,7 +47,8 @@ Exit codes: 0 if nothing is wrong, 1 if something is, or the pod is not ready ye
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 
-	o.cluster.AddFlags(c.Flags())
+	o.cluster.addTo(c.Flags())
+	o.cluster.addNamespaceTo(c.Flags(), "")
 	addAgentsFlag(c.Flags(), &o.agents)
 	addOutputFlag(c, &o.output, "text", "json", "yaml")
 	parent.AddCommand(c)
@@ -67,7 +66,7 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 		return err
 	}
 
-	namespace, _, err := o.cluster.ToRawKubeConfigLoader().Namespace()
+	namespace, err := o.cluster.namespace()
 	if err != nil {
 		return err
 	}
@@ -99,7 +98,7 @@ func (o *explainOptions) print(c *cobra.Command, pod *explain.Pod) error {
 func (o *explainOptions) schedule(
 	ctx context.Context, pod *corev1.Pod,
 ) (why []string, node string, err error) {
-	config, err := restConfig(o.cluster)
+	config, err := o.cluster.restConfig()
 	if err != nil {
 		return nil, "", err
 	}

@@ -16,9 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -74,12 +72,7 @@ func withList[L client.ObjectList](
 }
 
 func objectsCommand(name, short, long, example string, list lister) *cobra.Command {
-	cluster := clusterFlags()
-	cluster.Namespace = new("")
-	if name != "ports" {
-		cluster.Namespace = nil
-	}
-
+	cluster := &clusterFlags{}
 	var output string
 	c := &cobra.Command{
 		Use:   name,
@@ -95,17 +88,12 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 				return err
 			}
 
-			reader, err := newClient(cluster)
+			reader, err := cluster.client()
 			if err != nil {
 				return err
 			}
 
-			namespace := ""
-			if cluster.Namespace != nil {
-				namespace = *cluster.Namespace
-			}
-
-			objects, table, err := list(c.Context(), reader, namespace)
+			objects, table, err := list(c.Context(), reader, cluster.overrides.Context.Namespace)
 			if err != nil {
 				return err
 			}
@@ -118,7 +106,10 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 		},
 	}
 
-	cluster.AddFlags(c.Flags())
+	cluster.addTo(c.Flags())
+	if name == "ports" {
+		cluster.addNamespaceTo(c.Flags(), "")
+	}
 	addOutputFlag(c, &output, "text", "wide", "yaml", "json")
 
 	return c
@@ -180,27 +171,4 @@ func newScheme() (*runtime.Scheme, error) {
 	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme,
 		resourceapi.AddToScheme, v1alpha1.AddToScheme)
 	return scheme, builder.AddToScheme(scheme)
-}
-
-// restConfig says how the cluster is reached that the flags mean.
-func restConfig(cluster *genericclioptions.ConfigFlags) (*rest.Config, error) {
-	config, err := cluster.ToRESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	config.QPS, config.Burst = 50, 300 // as kubectl
-	return config, nil
-}
-
-func newClient(cluster *genericclioptions.ConfigFlags) (client.WithWatch, error) {
-	config, err := restConfig(cluster)
-	if err != nil {
-		return nil, err
-	}
-
-	scheme, err := newScheme()
-	if err != nil {
-		return nil, err
-	}
-	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }

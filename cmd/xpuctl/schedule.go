@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
@@ -23,7 +22,7 @@ import (
 
 // scheduleOptions are those of xpuctl schedule.
 type scheduleOptions struct {
-	cluster           *genericclioptions.ConfigFlags
+	cluster           *clusterFlags
 	files             []string
 	add, remove       []string
 	taint             []string
@@ -34,7 +33,7 @@ type scheduleOptions struct {
 }
 
 func scheduleCommand() *cobra.Command {
-	o := &scheduleOptions{cluster: clusterFlags()}
+	o := &scheduleOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
 		Use:   "schedule [-f FILE|DIRECTORY|-]",
 		Short: "Tell where pods would go, which devices they would get, and why some stay pending",
@@ -77,7 +76,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 	}
 
 	f := c.Flags()
-	o.cluster.AddFlags(f)
+	o.cluster.addTo(f)
 	f.StringArrayVarP(&o.files, "filename", "f", nil,
 		"file or directory with objects, or - for standard input; can be given several times")
 	f.StringArrayVar(&o.add, "add", nil, "what if: file with more objects, in place of those "+
@@ -157,7 +156,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	}
 
 	from := &snapshot.Snapshot{}
-	if len(o.files) == 0 || *o.cluster.KubeConfig != "" || *o.cluster.Context != "" {
+	if len(o.files) == 0 || o.cluster.isGiven() {
 		if from, err = o.list(c.Context()); err != nil {
 			return nil, err
 		}
@@ -197,7 +196,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 
 // list reads the cluster.
 func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) {
-	config, err := restConfig(o.cluster)
+	config, err := o.cluster.restConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +220,7 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 // bindAll does what was decided for the pods that are xpuctl's. What it does is told on standard
 // error, as standard output may be JSON.
 func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decision) error {
-	config, err := restConfig(o.cluster)
+	config, err := o.cluster.restConfig()
 	if err != nil {
 		return err
 	}
@@ -277,12 +276,4 @@ func (o *scheduleOptions) print(to io.Writer, answer *report.Schedule) error {
 		return answer.Text(to, o.all)
 	}
 	return printValue(to, o.output, answer)
-}
-
-// clusterFlags are the flags of kubectl that say which cluster is meant.
-func clusterFlags() *genericclioptions.ConfigFlags {
-	f := genericclioptions.NewConfigFlags(true)
-	f.Namespace = nil // pods of all namespaces compete
-	f.CacheDir = nil  // kinds need not be looked up
-	return f
 }

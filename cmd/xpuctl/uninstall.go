@@ -8,15 +8,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 	"github.com/opiproject/xpu-device-plugin/pkg/uninstall"
 )
 
 func uninstallCommand() *cobra.Command {
-	cluster := clusterFlags()
-	cluster.Namespace = new("xpu-system")
+	cluster := &clusterFlags{}
 	o := uninstall.Options{}
 	c := &cobra.Command{
 		Use:   "uninstall",
@@ -36,13 +34,14 @@ ready, 2 for failures. It may be run again at any time.`,
   xpuctl uninstall --force`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			o.Namespace = *cluster.Namespace
+			o.Namespace = cluster.overrides.Context.Namespace
 			o.Report = func(sentence string) { terminal.Line(c.OutOrStdout(), "%s", sentence) }
 			return runUninstall(c, cluster, o)
 		},
 	}
 
-	cluster.AddFlags(c.Flags())
+	cluster.addTo(c.Flags())
+	cluster.addNamespaceTo(c.Flags(), "xpu-system")
 	c.Flags().Lookup("namespace").Usage = "namespace of xpu-controller"
 	c.Flags().DurationVar(&o.Timeout, "timeout", 2*time.Minute,
 		"how long to wait for objects to go")
@@ -54,9 +53,9 @@ ready, 2 for failures. It may be run again at any time.`,
 }
 
 func runUninstall(
-	c *cobra.Command, cluster *genericclioptions.ConfigFlags, o uninstall.Options,
+	c *cobra.Command, cluster *clusterFlags, o uninstall.Options,
 ) error {
-	api, err := newClient(cluster)
+	api, err := cluster.client()
 	if err != nil {
 		return err
 	}

@@ -3,9 +3,7 @@
 package view
 
 import (
-	"embed"
 	"fmt"
-	"html/template"
 	"io"
 	"strings"
 
@@ -13,9 +11,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
-
-//go:embed picture.svg.tmpl page.html.tmpl
-var sources embed.FS
 
 // Measures of the picture, in CSS pixels.
 const (
@@ -31,7 +26,7 @@ const (
 	gap          = 12
 )
 
-// picture is what the templates draw.
+// picture is what is drawn.
 type picture struct {
 	Title         string
 	Width, Height int
@@ -88,20 +83,16 @@ type entry struct {
 // SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its
 // condition, and who has which.
 func SVG(to io.Writer, state *nodestate.State) error {
-	return execute(to, "picture.svg.tmpl", state)
+	var m markup
+	m.picture(draw(state))
+	return m.writeTo(to)
 }
 
 // HTML writes a page with the picture, and a table of all Functions. It needs no other file.
 func HTML(to io.Writer, state *nodestate.State) error {
-	return execute(to, "page.html.tmpl", state)
-}
-
-func execute(to io.Writer, name string, state *nodestate.State) error {
-	templates, err := template.ParseFS(sources, "*.tmpl")
-	if err != nil {
-		return err
-	}
-	return templates.ExecuteTemplate(to, name, draw(state))
+	var m markup
+	m.page(draw(state))
+	return m.writeTo(to)
 }
 
 // conditions are all, with what they mean, in the order of the legend.

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// clusterFlags are the flags of kubectl that say which cluster is meant. They are those of
+// k8s.io/cli-runtime/pkg/genericclioptions, which is not used because it needs kustomize, and
+// kustomize needs package plugin: a program that can load plugins keeps every method, which makes
+// this one larger by half.
+type clusterFlags struct {
+	kubeconfig string
+	overrides  clientcmd.ConfigOverrides
+	userExtra  []string // name=value
+}
+
+// addTo adds the flags, without --namespace.
+func (f *clusterFlags) addTo(flags *pflag.FlagSet) {
+	names := clientcmd.RecommendedConfigOverrideFlags("")
+	names.ClusterOverrideFlags.APIServer.ShortName = "s"
+	names.ContextOverrideFlags.Namespace = clientcmd.FlagInfo{}
+	names.AuthOverrideFlags.Username = clientcmd.FlagInfo{}
+	names.AuthOverrideFlags.Password = clientcmd.FlagInfo{}
+	clientcmd.BindOverrideFlags(&f.overrides, flags, names)
+
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"Path to the kubeconfig file to use for CLI requests.")
+	flags.StringArrayVar(&f.userExtra, "as-user-extra", nil,
+		"User extras to impersonate for the operation, this flag can be repeated to specify "+
+			"multiple values for the same key.")
+}
+
+// addNamespaceTo adds --namespace with a default. With "" it is the kubeconfig's.
+func (f *clusterFlags) addNamespaceTo(flags *pflag.FlagSet, namespace string) {
+	flags.StringVarP(&f.overrides.Context.Namespace, clientcmd.FlagNamespace, "n", namespace,
+		"If present, the namespace scope for this CLI request")
+}
+
+// isGiven reports whether a flag names another cluster than the current one.
+func (f *clusterFlags) isGiven() bool {
+	return f.kubeconfig != "" || f.overrides.CurrentContext != ""
+}
+
+// namespace returns the namespace of --namespace, or else the kubeconfig's.
+func (f *clusterFlags) namespace() (string, error) {
+	config, err := f.load()
+	if err != nil {
+		return "", err
+	}
+	namespace, _, err := config.Namespace()
+	return namespace, err
+}
+
+// restConfig says how the cluster is reached.
+func (f *clusterFlags) restConfig() (*rest.Config, error) {
+	loaded, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+
+	config, err := loaded.ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+
+	config.QPS, config.Burst = 50, 300 // as kubectl
+	return config, nil
+}
+
+// client reads and writes the objects that commands show.
+func (f *clusterFlags) client() (client.WithWatch, error) {
+	config, err := f.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	return client.NewWithWatch(config, client.Options{Scheme: scheme})
+}
+
+func (f *clusterFlags) load() (clientcmd.ClientConfig, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.DefaultClientConfig = &clientcmd.DefaultClientConfig
+	rules.ExplicitPath = f.kubeconfig
+
+	overrides := f.overrides
+	overrides.ClusterDefaults = clientcmd.ClusterDefaults
+	overrides.AuthInfo.ImpersonateUserExtra = map[string][]string{}
+	for _, extra := range f.userExtra {
+		name, value, ok := strings.Cut(extra, "=")
+		if !ok {
+			return nil, fmt.Errorf("--as-user-extra %q: must be name=value", extra)
+		}
+		extras := overrides.AuthInfo.ImpersonateUserExtra
+		extras[name] = append(extras[name], value)
+	}
+
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &overrides), nil
+}
