@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -90,11 +91,11 @@ func (s *server) serve(ctx context.Context) error {
 	}
 
 	if s.profilesListen != "" {
-		profiles, err := monitoring.ListenForProfiles(s.profilesListen)
+		lis, err := profiles.Listen(s.profilesListen)
 		if err != nil {
 			return errors.Join(fmt.Errorf("--pprof-listen: %w", err), listener.Close())
 		}
-		s.all.Go(func() error { return monitoring.ServeProfiles(ctx, profiles, s.log) })
+		s.all.Go(func() error { return profiles.Serve(ctx, lis, s.log) })
 	}
 
 	if s.credentials != nil {

@@ -31,6 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
@@ -192,7 +193,7 @@ func (o *options) validate() error {
 	}
 
 	if address := o.manager.PprofBindAddress; address != "" && address != "0" {
-		if err := monitoring.CheckProfilesAddress(address); err != nil {
+		if err := profiles.CheckAddress(address); err != nil {
 			return fmt.Errorf("--pprof-bind-address: %w", err)
 		}
 	}

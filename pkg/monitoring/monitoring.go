@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitoring has the metrics that every program has, and serves metrics, health and
-// profiles by HTTP.
+// Package monitoring has the metrics that every program has, and serves metrics and health by HTTP.
 package monitoring
 
 import (

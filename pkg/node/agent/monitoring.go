@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
 )
 
@@ -65,9 +66,9 @@ func serveProfiles(ctx context.Context, address string, log logr.Logger) error {
 	if address == "" {
 		return nil
 	}
-	listener, err := monitoring.ListenForProfiles(address)
+	listener, err := profiles.Listen(address)
 	if err != nil {
 		return fmt.Errorf("--pprof-listen: %w", err)
 	}
-	return monitoring.ServeProfiles(ctx, listener, log)
+	return profiles.Serve(ctx, listener, log)
 }

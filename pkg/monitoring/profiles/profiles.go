@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package monitoring
+// Package profiles serves the profiles of a Go program by HTTP. It is apart from package monitoring
+// because programs without them import that too, and profiles take half a megabyte of a program.
+package profiles
 
 import (
 	"context"
@@ -11,12 +13,14 @@ import (
 	"net/http/pprof"
 
 	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-// CheckProfilesAddress returns an error unless the address is one of loopback with a port,
+// CheckAddress returns an error unless the address is one of loopback with a port,
 // "127.0.0.1:6060" or "localhost:6060". Others are refused because profiles show names of objects,
 // and making them costs the program time.
-func CheckProfilesAddress(address string) error {
+func CheckAddress(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("address %q is not host:port: %w", address, err)
@@ -31,9 +35,9 @@ func notLoopback(address string) error {
 	return fmt.Errorf("address %s is not a loopback address, such as 127.0.0.1:6060", address)
 }
 
-// ListenForProfiles listens at an address that [CheckProfilesAddress] accepts.
-func ListenForProfiles(address string) (net.Listener, error) {
-	if err := CheckProfilesAddress(address); err != nil {
+// Listen listens at an address that [CheckAddress] accepts.
+func Listen(address string) (net.Listener, error) {
+	if err := CheckAddress(address); err != nil {
 		return nil, err
 	}
 
@@ -50,9 +54,9 @@ func ListenForProfiles(address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// ServeProfiles answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes
+// Serve answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes
 // the listener.
-func ServeProfiles(ctx context.Context, listener net.Listener, log logr.Logger) error {
+func Serve(ctx context.Context, listener net.Listener, log logr.Logger) error {
 	mux := http.NewServeMux()
 	// with heap, goroutine and the other profiles of the runtime
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -60,5 +64,5 @@ func ServeProfiles(ctx context.Context, listener net.Listener, log logr.Logger) 
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return Serve(ctx, listener, mux, log)
+	return monitoring.Serve(ctx, listener, mux, log)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package monitoring_test
+package profiles_test
 
 import (
 	"context"
@@ -11,17 +11,17 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-func TestListenForProfiles(t *testing.T) {
+func TestListen(t *testing.T) {
 	for address, want := range map[string]string{
 		"0.0.0.0:6060": "not a loopback address", ":6060": "not a loopback address",
 		"192.0.2.1:6060":   "not a loopback address",
 		"xpu.example:6060": "not a loopback address", "6060": "not host:port",
 	} {
-		if _, err := monitoring.ListenForProfiles(address); err == nil ||
+		if _, err := profiles.Listen(address); err == nil ||
 			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), address) {
 			t.Errorf("%s: error %v, want one with %q", address, err, want)
 		}
@@ -29,10 +29,10 @@ func TestListenForProfiles(t *testing.T) {
 }
 
 func TestProfiles(t *testing.T) {
-	listener, err := monitoring.ListenForProfiles("localhost:0")
+	listener, err := profiles.Listen("localhost:0")
 	must.Succeed(t, err)
 	stop := must.Run(t, func(ctx context.Context) error {
-		return monitoring.ServeProfiles(ctx, listener, logr.Discard())
+		return profiles.Serve(ctx, listener, logr.Discard())
 	})
 	defer stop()
 
