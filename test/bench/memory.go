@@ -25,7 +25,9 @@ func measureControllerMemory(ctx context.Context, b *bench) (out []Measurement, 
 		return nil, err
 	}
 
-	m := Measurement{What: "controller, memory (RSS) idle", Unit: Bytes}
+	m := Measurement{
+		What: "controller, memory (RSS) idle", Unit: Bytes, Goal: lessThan(60e6),
+	}
 	for range b.runs(3) {
 		resident, err := b.controllerOnce(ctx, c, metrics, probes)
 		if err != nil {

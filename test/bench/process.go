@@ -170,8 +170,11 @@ func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 
 		m := Measurement{What: program.Name() + ", size of the program", Unit: Bytes,
 			Samples: []float64{float64(info.Size())}}
-		if program.Name() == shim {
+		switch program.Name() {
+		case shim:
 			m.Goal = lessThan(5e6)
+		case "xpu-agent", "xpu-controller", "xpuctl":
+			m.Goal = lessThan(40e6)
 		}
 		out = append(out, m)
 	}
