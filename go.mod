@@ -14,7 +14,7 @@ require (
 	github.com/k8snetworkplumbingwg/sriovnet v1.3.0
 	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42
 	github.com/opencontainers/runtime-spec v1.3.0
-	github.com/opiproject/opi-api v0.0.0-20240304222410-5dba226aaa9e
+	github.com/opiproject/opi-api v1.0.0
 	github.com/prometheus/client_golang v1.24.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
