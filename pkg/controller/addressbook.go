@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
 // addressBook holds the addresses and MAC addresses of the Ports of one network. Changes of Ports
@@ -272,7 +272,7 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 
 // lowest returns the lowest address of the subnet that is neither taken nor reserved, or the zero
 // value if there is none.
-func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.Addr {
+func (b *addressBook) lowest(subnet netip.Prefix, reserved netaddr.Set) netip.Addr {
 	free := b.subnets[subnet]
 	if free == nil {
 		free = &freeList{next: subnet.Addr().Next()}
@@ -292,8 +292,8 @@ func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.
 	}
 
 	for ; subnet.Contains(free.next) && !unusable(subnet, free.next); free.next = free.next.Next() {
-		if r, is := rangeOf(reserved, free.next); is {
-			free.next = r.To()
+		if r, is := reserved.Find(free.next); is {
+			free.next = r.Last
 			continue
 		}
 		if usable(free.next) {
@@ -302,21 +302,6 @@ func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.
 	}
 
 	return netip.Addr{}
-}
-
-// rangeOf returns the range of the set that contains the address.
-func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
-	if !set.Contains(ip) {
-		return netipx.IPRange{}, false
-	}
-
-	for _, r := range set.Ranges() {
-		if r.Contains(ip) {
-			return r, true
-		}
-	}
-
-	return netipx.IPRange{}, false
 }
 
 // freeList finds the lowest free address of a subnet. All addresses below next are taken, except
@@ -348,7 +333,7 @@ type addressRules struct {
 	network    string
 	generation int64 // of the network's spec
 	subnets    []netip.Prefix
-	reserved   *netipx.IPSet // the gateways, and what is reserved
+	reserved   netaddr.Set // the gateways, and what is reserved
 }
 
 // rulesOf parses the network's spec, and returns a *problem if a field is invalid. The first
@@ -356,18 +341,18 @@ type addressRules struct {
 // family.
 func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	rules := &addressRules{network: network.Name, generation: network.Generation}
-	var reserved netipx.IPSetBuilder
+	var reserved []netaddr.Range
 	var wrong []string
 	gateways := map[bool]bool{} // by whether it is IPv4
 	for i, text := range network.Spec.Gateways {
 		ip, err := netip.ParseAddr(text)
-		if err != nil {
+		if err != nil || ip.Zone() != "" {
 			wrong = append(wrong,
 				fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
 			continue
 		}
 		gateways[ip.Is4()] = true
-		reserved.Add(ip)
+		reserved = append(reserved, netaddr.Single(ip))
 	}
 
 	for i, text := range network.Spec.Subnets {
@@ -379,14 +364,20 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 		}
 
 		rules.subnets = append(rules.subnets, subnet)
-		if !gateways[subnet.Addr().Is4()] {
-			reserved.Add(subnet.Addr().Next())
+		if gateways[subnet.Addr().Is4()] {
+			continue
+		}
+		if gateway := subnet.Addr().Next(); gateway.IsValid() {
+			reserved = append(reserved, netaddr.Single(gateway))
+		} else {
+			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q has no address for a gateway; "+
+				"set spec.gateways, or choose another prefix", i, text))
 		}
 	}
 
 	for i, text := range network.Spec.Reserved {
-		if r, err := parseRange(text); err == nil {
-			reserved.AddRange(r)
+		if r, err := netaddr.ParseRange(text); err == nil {
+			reserved = append(reserved, r)
 		} else {
 			wrong = append(wrong,
 				fmt.Sprintf("spec.reserved[%d] %q must be a prefix or a range such as "+
@@ -399,21 +390,8 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 			strings.Join(wrong, "; "))
 	}
 
-	var err error
-	if rules.reserved, err = reserved.IPSet(); err != nil {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
-			oneLine(err))
-	}
-
+	rules.reserved = netaddr.NewSet(reserved)
 	return rules, nil
-}
-
-// parseRange reads a prefix or "first-last".
-func parseRange(text string) (netipx.IPRange, error) {
-	if prefix, err := netip.ParsePrefix(text); err == nil {
-		return netipx.RangeOfPrefix(prefix), nil
-	}
-	return netipx.ParseIPRange(text)
 }
 
 // choose returns the wanted addresses, or the lowest free address of each subnet if none are
@@ -500,7 +478,7 @@ func (r *addressRules) wrong(address netip.Prefix) string {
 // broadcast address.
 func unusable(subnet netip.Prefix, ip netip.Addr) bool {
 	return !subnet.IsSingleIP() &&
-		(ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet))
+		(ip == subnet.Addr() || ip.Is4() && ip == netaddr.Last(subnet))
 }
 
 func texts(prefixes []netip.Prefix) (list []string) {

@@ -79,3 +79,25 @@ func prefixes(text string) (list []netip.Prefix) {
 	}
 	return list
 }
+
+// TestRulesOf: what cannot be understood is named, with what would be right.
+func TestRulesOf(t *testing.T) {
+	for want, spec := range map[string]v1alpha1.XPUNetworkSpec{
+		"": {Subnets: []string{"255.255.255.255/32"}, Gateways: []string{"10.1.0.1"}},
+		`spec.gateways[0] "fe80::1%eth0" must be an address`: {Gateways: []string{"fe80::1%eth0"}},
+		`spec.subnets[1] "10.1.0.0" must be a prefix`: {
+			Subnets: []string{"10.2.0.0/24", "10.1.0.0"},
+		},
+		`spec.subnets[0] "255.255.255.255/32" has no address for a gateway`: {
+			Subnets: []string{"255.255.255.255/32"},
+		},
+		`spec.reserved[0] "10.1.0.9-10.1.0.1" must be a prefix or a range`: {
+			Reserved: []string{"10.1.0.9-10.1.0.1"},
+		},
+	} {
+		_, err := rulesOf(&v1alpha1.XPUNetwork{Spec: spec})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", spec, err, want)
+		}
+	}
+}

@@ -14,12 +14,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
-	"go4.org/netipx"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
 // conn reads and changes netdevs by rtnetlink.
@@ -206,7 +207,7 @@ func (c *conn) disableIPv6(link netlink.Link) error {
 		if !addr.Addr().IsLinkLocalUnicast() {
 			continue
 		}
-		err := c.handle.AddrDel(link, &netlink.Addr{IPNet: netipx.PrefixIPNet(addr)})
+		err := c.handle.AddrDel(link, &netlink.Addr{IPNet: netaddr.ToIPNet(addr)})
 		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return linkError(err, link, "remove %s", addr)
 		}

@@ -14,13 +14,13 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
@@ -194,7 +194,7 @@ func (e *Engine) Add(
 
 // addAddress adds an address, and accepts that the netdev has it already.
 func addAddress(pod *conn, index int, address netip.Prefix) error {
-	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address)}
+	a := &netlink.Addr{IPNet: netaddr.ToIPNet(address)}
 	if address.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
 	}
@@ -246,7 +246,7 @@ func addRoute(pod *conn, index int, route function.Route) error {
 
 func routeOut(index int, route function.Route) netlink.Route {
 	r := netlink.Route{
-		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
+		LinkIndex: index, Dst: netaddr.ToIPNet(route.To), Priority: route.Metric,
 		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC,
 		Scope: netlink.SCOPE_LINK,
 		MTU:   route.MTU, AdvMSS: route.AdvMSS,
@@ -301,7 +301,7 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 
 	var prefixes []netip.Prefix
 	for _, a := range list {
-		if p, ok := netipx.FromStdIPNet(a.IPNet); ok {
+		if p, ok := netaddr.FromIPNet(a.IPNet); ok {
 			prefixes = append(prefixes, p)
 		}
 	}

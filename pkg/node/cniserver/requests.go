@@ -12,12 +12,12 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -122,7 +122,7 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	is.Want.Routes = slices.DeleteFunc(slices.Clone(is.Want.Routes),
 		func(route function.Route) bool {
 			return !slices.ContainsFunc(prev.Routes, func(r *types.Route) bool {
-				to, ok := netipx.FromStdIPNet(&r.Dst)
+				to, ok := netaddr.FromIPNet(&r.Dst)
 				return ok && to.Masked() == route.To
 			})
 		})
@@ -140,7 +140,7 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	}
 
 	for _, ip := range prev.IPs {
-		address, ok := netipx.FromStdIPNet(&ip.Address)
+		address, ok := netaddr.FromIPNet(&ip.Address)
 		ours := ip.Interface == nil || *ip.Interface == index
 		if ok && ours && slices.Contains(had, address) {
 			is.Expected.Addresses = append(is.Expected.Addresses, address)

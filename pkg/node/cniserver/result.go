@@ -11,13 +11,13 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"go4.org/netipx"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -53,23 +53,23 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
-		address, ok := netipx.FromStdIPNet(&ip.Address)
+		address, ok := netaddr.FromIPNet(&ip.Address)
 		if !ok {
 			return a, fmt.Errorf("ips[%d]: must have an address with prefix length", i)
 		}
 
 		a.addresses = append(a.addresses, address)
-		gateway, ok := netipx.FromStdIP(ip.Gateway)
+		gateway, ok := netaddr.FromIP(ip.Gateway)
 		if is4 := gateway.Is4(); ok && !gateways[is4].IsValid() {
 			gateways[is4] = gateway
 		}
 	}
 
 	for i, r := range a.result.Routes {
-		to, ok := netipx.FromStdIPNet(&r.Dst)
+		to, ok := netaddr.FromIPNet(&r.Dst)
 		via, isAddress := gateways[to.Addr().Is4()], true
 		if r.GW != nil {
-			via, isAddress = netipx.FromStdIP(r.GW)
+			via, isAddress = netaddr.FromIP(r.GW)
 		}
 		if !ok || !isAddress {
 			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where "+
@@ -130,7 +130,7 @@ func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 	}
 
 	for _, address := range addresses {
-		result.IPs = append(result.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
+		result.IPs = append(result.IPs, &types100.IPConfig{Address: *netaddr.ToIPNet(address)})
 	}
 
 	text, err := json.Marshal(result)
@@ -230,13 +230,13 @@ func (r cniRequest) checkResult(want journal.Attachment) error {
 func withoutIPAM(i function.Interface) *types100.Result {
 	r := &types100.Result{}
 	for _, address := range i.Addresses {
-		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
+		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netaddr.ToIPNet(address)})
 	}
 
 	for _, to := range i.Routes {
 		r.Routes = append(r.Routes,
 			&types.Route{
-				Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric,
+				Dst: *netaddr.ToIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric,
 			})
 	}
 
