@@ -34,11 +34,11 @@ func lifecycleTable(path string) error {
 	return os.WriteFile(path, []byte(before+tableBegin+stateTable()+tableEnd+after), 0o644)
 }
 
-// stateTable has a row for each event and whoever has the Function. It refers to evidence by
-// number, and lists it below.
+// stateTable returns a table with a row for each event and owner of the Function. It refers to
+// evidence by number, and lists the evidence below the table.
 func stateTable() string {
 	var out bytes.Buffer
-	out.WriteString("\n| event | whose |")
+	out.WriteString("\n| event | owner |")
 
 	for _, phase := range lifecycle.Phases {
 		fmt.Fprintf(&out, " %s |", cmp.Or(phase, "Free"))
@@ -55,13 +55,13 @@ func stateTable() string {
 
 	for _, event := range lifecycle.Events {
 		shown := event
-		for _, whose := range lifecycle.Owners {
-			rules, ok := lifecycle.Table[event][whose]
+		for _, owner := range lifecycle.Owners {
+			rules, ok := lifecycle.Table[event][owner]
 			if !ok {
 				continue
 			}
 
-			fmt.Fprintf(&out, "| %s | %s |", shown, whose)
+			fmt.Fprintf(&out, "| %s | %s |", shown, owner)
 			shown = "" // in the rows that follow
 
 			for _, phase := range lifecycle.Phases {

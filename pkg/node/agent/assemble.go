@@ -240,7 +240,7 @@ func (a *agent) release(context.Context) (err error) {
 		Unusable: a.unusable,
 		Serve:    a.servePort, Tracer: a.tracer,
 		Quarantined: a.reportQuarantine, Unquarantined: a.reportRelease, Report: a.reportLoss,
-		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Changed: a.outputs.Notify, Reserved: a.conflicts.reserved,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 

@@ -51,8 +51,8 @@ func (c *conflicts) elsewhere(id function.ID) string {
 	return c.lifecycle.Elsewhere(id, p.ResourceName())
 }
 
-// taken notifies of a Function that was reserved by another way than its pool offers it.
-func (c *conflicts) taken(id function.ID) {
+// reserved sends a notification if a Function was reserved in another way than its pool offers it.
+func (c *conflicts) reserved(id function.ID) {
 	if c.elsewhere(id) != "" {
 		c.changed()
 	}

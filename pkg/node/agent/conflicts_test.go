@@ -70,7 +70,7 @@ func newUses(
 	t.Cleanup(func() { _ = pods.Close() })
 
 	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
-	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken},
+	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Reserved: u.reserved},
 		testr.New(t))
 	u.lifecycle = manager
 

@@ -10,7 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// stage is what the age of a record is counted from.
+// stage is the moment in a record's life from which its age is counted.
 type stage string
 
 const (
@@ -19,10 +19,10 @@ const (
 	sinceLost     stage = "lost"
 )
 
-// ages are how long this process has seen records as they are. The clock of the machine may be set
-// at any time, so no decision is made by the times in the journal: they only say whether a record
-// is still the one that was seen. Another agent counts anew. The methods may be called by several
-// goroutines at once; the zero value is ready for use.
+// ages says how long this process has seen records in their current stage. Decisions do not use the
+// times in the journal, because the machine's clock may be set at any time. Those times only say
+// whether a record is still the same. Each agent counts from its own start. The methods may be
+// called from several goroutines at once; the zero value is ready for use.
 type ages struct {
 	mutex sync.Mutex
 	seen  map[agedStage]sighting
@@ -33,11 +33,12 @@ type agedStage struct {
 	stage stage
 }
 
-// sighting is what the journal says of the time of a stage, and when this process saw that first,
-// by the monotonic clock.
+// sighting has the time that the journal records for a stage, and the time at which this process
+// saw it first, by the monotonic clock.
 type sighting struct{ recorded, first time.Time }
 
-// of is how long ago this process first saw the record in the stage; 0 if this is the first time.
+// of returns how long ago this process first saw the record in the stage; 0 if this is the first
+// time.
 func (g *ages) of(a journal.Attachment, s stage) time.Duration {
 	recorded := map[stage]time.Time{
 		sinceReserved: a.ReservedAt, sinceStopped: a.StoppedAt, sinceLost: a.LostAt,
@@ -60,7 +61,7 @@ func (g *ages) of(a journal.Attachment, s stage) time.Duration {
 	return time.Since(seen.first)
 }
 
-// observe has the ages of a record counted from now on, as far as they are not.
+// observe starts to count the ages of a record that are not counted yet.
 func (g *ages) observe(a journal.Attachment) {
 	g.of(a, sinceReserved)
 	if !a.StoppedAt.IsZero() {
@@ -71,7 +72,7 @@ func (g *ages) observe(a journal.Attachment) {
 	}
 }
 
-// keep forgets all Functions but these.
+// keep forgets all Functions except these.
 func (g *ages) keep(ids map[function.ID]bool) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()

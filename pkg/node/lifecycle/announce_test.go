@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestAnnounceWhileRunEnds: what attaches a Function may take longer than Run, but no announcement
-// does. The race detector looks at it too.
+// TestAnnounceWhileRunEnds: an Attach may take longer than Run, but no announcement outlasts Run.
+// The race detector checks this too.
 func TestAnnounceWhileRunEnds(t *testing.T) {
 	w := newWorld(t)
 	record := journal.Attachment{

@@ -22,11 +22,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the
-// owner's and what its interface shall be, and sets the Function up. Reserving again for the same
-// owner replaces the interface until the Function is being attached, and continues a setup that
-// failed. A reservation without a claim and a CNI request is for the next pod that comes: reserving
-// again releases the Function and makes a new one, unless it is [Untouched].
+// Reserve waits until the owner is admitted (see [Manager.Admit]), records the owner and the
+// interface that it wants, and sets the Function up.
+//
+// Another Reserve for the same owner replaces the interface unless the Function is already being
+// attached, and continues a setup that failed. A reservation without a claim and a CNI request is
+// for a pod that is not known yet. Another Reserve of that kind releases the Function first and
+// makes a new reservation, unless the Function is [Untouched].
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) error {
 	_, err := m.ReserveAs(ctx, want, func(journal.Attachment) (journal.Attachment, error) {
 		return want, nil
@@ -34,39 +36,40 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) error {
 	return err
 }
 
-// ReserveAs is [Manager.Reserve] for an owner whose wish depends on the record that the Function
-// has, which is as Admit returns it. wish is called once the owner is admitted, with the Function's
-// lock; it is not called if the Function is attached for the owner already. ReserveAs returns the
-// record that it found.
+// ReserveAs is [Manager.Reserve] for an owner whose wish depends on the Function's current record.
+// It passes the record to wish as [Manager.Admit] would return it. wish is called once the owner is
+// admitted, under the Function's lock. It is not called if the Function is already attached for the
+// owner. ReserveAs returns the record that it found.
 func (m *Manager) ReserveAs(
 	ctx context.Context, owner journal.Attachment,
 	wish func(have journal.Attachment) (want journal.Attachment, err error),
 ) (have journal.Attachment, err error) {
 	defer wrap(&err, owner.Function)
-	d, err := m.settle(ctx, triggerOf(owner), owner.Function, func(d decision) error {
+	d, err := m.reconcile(ctx, triggerOf(owner), owner.Function, func(d decision) error {
 		want, err := wish(d.found())
 		if err != nil {
 			return err
 		}
-		return m.take(ctx, d.record, want)
+		return m.reserve(ctx, d.record, want)
 	})
 
 	return d.found(), err
 }
 
-// take replaces the record that the Function has, if any, and sets the Function up. The caller has
-// the Function's lock.
-func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
+// reserve replaces the record of the Function, if any, and sets the Function up. The caller must
+// hold the Function's lock.
+func (m *Manager) reserve(ctx context.Context, have, want journal.Attachment) (err error) {
 	checked := want.Interface
 	if want.CNI == nil && (want.Claim.UID == "" || want.Claim.Share != "") {
-		// the device plugin, or who chose the Function for a share, does not know it yet
+		// The device plugin does not know the name yet, and neither does the owner of a share.
 		checked.Name = cmp.Or(checked.Name, "later")
 	}
 	if err := checked.Validate(); err != nil {
 		return err
 	}
 	if have.State != Free && have.Claim.UID != want.Claim.UID {
-		return taken("belongs to %s", owner(have)) // since the request was made up
+		// the owner has changed since the request was made up
+		return taken("belongs to %s", describeOwner(have))
 	}
 	if err := m.awaitUsable(ctx, want); err != nil {
 		return err
@@ -76,14 +79,15 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	want = want.BackToReserved()
 	want.CNI, want.Interface = cni, wanted
 	want.Ended, want.ReservedAt, want.Made = have.Ended, have.ReservedAt, have.Made
-	// A sweep must not take what is allocated again for the reservation of a pod that is gone.
+	// A new allocation gets a new time, because a sweep must not take it for the reservation of an
+	// earlier pod that is gone.
 	again := triggerOf(want).event == Allocate
 	if want.ReservedAt.IsZero() || again {
 		want.ReservedAt, want.Made = m.options.Now().UTC(), uptime.Of(m.options.BootID)
 	}
 
 	want.Driver = cmp.Or(have.Driver, m.driver(want.Function))
-	// the xPU may serve it already; only a release takes it away
+	// The xPU may serve the Port already, and only a release deletes it.
 	want.Port = cmp.Or(want.Port, have.Port)
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
@@ -98,15 +102,15 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 			return err
 		}
 		m.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner",
-			owner(want))
-		m.options.Taken(want.Function)
+			describeOwner(want))
+		m.options.Reserved(want.Function)
 	}
 
 	return m.setUp(ctx, want)
 }
 
-// driver is the one that a Function has, "" where that is not known: then it is not compared after
-// the release.
+// driver returns the current driver of a Function, or "" if it is unknown. An unknown driver is not
+// compared after the release.
 func (m *Manager) driver(id function.ID) string {
 	if m.options.Driver == nil {
 		return ""
@@ -121,14 +125,15 @@ func (m *Manager) driver(id function.ID) string {
 	return driver
 }
 
-// UnusableError is the error for a Function that cannot be attached, by what the host shows of it.
+// UnusableError is returned for a Function that cannot be attached, according to what the host
+// shows of it.
 type UnusableError struct{ reason string }
 
 func (e UnusableError) Error() string { return e.reason }
 
 // awaitUsable returns when the Function can be attached for the owner. It waits for at most
-// [Patience], because a netdev that just came back, or that a driver makes late, is seen a moment
-// later.
+// [Patience], because a netdev may only just have come back, and some drivers make it a moment
+// late.
 func (m *Manager) awaitUsable(ctx context.Context, want journal.Attachment) error {
 	driver := ""
 	if want.Setup != nil {
@@ -143,7 +148,7 @@ func (m *Manager) awaitUsable(ctx context.Context, want journal.Attachment) erro
 	})
 }
 
-// setUp does what the record's Setup says, if it has one. The caller has the Function's lock.
+// setUp completes the setup of the record, if it has one. The caller must hold the Function's lock.
 func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 	if a.Setup == nil {
 		return nil
@@ -151,16 +156,18 @@ func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 	return m.options.Setup.SetUp(ctx, a)
 }
 
-// Sandbox is the pod sandbox that wants a Function.
+// Sandbox is a pod sandbox that asks for a Function.
 type Sandbox struct {
-	ID    string // of the sandbox container; a pod gets a new one for each of its sandboxes
-	NetNS string // the path of the sandbox's network namespace
+	// ID is the ID of the sandbox container. Each sandbox of a pod has another one.
+	ID string
+	// NetNS is the path of the sandbox's network namespace.
+	NetNS string
 	Pod   journal.Pod
 }
 
 // Attach moves a reserved Function into a sandbox as the interface that was reserved. Another call
-// for the same sandbox returns the same. A Function in an older sandbox of the pod, or in one that
-// is gone, is brought back first. A Function in another pod is an error.
+// for the same sandbox returns the same result. A Function in an older sandbox of the same pod, or
+// in a sandbox that is gone, is brought back first. A Function in another pod is an error.
 func (m *Manager) Attach(
 	ctx context.Context, id function.ID, sandbox Sandbox,
 ) (observed netdev.Observed, err error) {
@@ -171,7 +178,7 @@ func (m *Manager) Attach(
 	}
 
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-	d, err := m.settle(ctx, t, id, func(d decision) (err error) {
+	d, err := m.reconcile(ctx, t, id, func(d decision) (err error) {
 		ctx, end := m.options.Tracer.Stage(ctx, d.record.Owner(), "attach Function",
 			attribute.String("xpu.function", id.String()))
 		observed, err = m.move(ctx, d.record, sandbox)
@@ -186,11 +193,11 @@ func (m *Manager) Attach(
 	return observed, err
 }
 
-// maxNames is how many names are tried for an interface that nobody named. A pod has a few
-// interfaces.
+// maxNames is how many names are tried for an interface whose name the pod did not choose. A pod
+// has only a few interfaces.
 const maxNames = 64
 
-// move takes the netdev into the sandbox. The caller has the Function's lock.
+// move moves the netdev into the sandbox. The caller must hold the Function's lock.
 func (m *Manager) move(
 	ctx context.Context, record journal.Attachment, sandbox Sandbox,
 ) (netdev.Observed, error) {
@@ -209,14 +216,15 @@ func (m *Manager) move(
 		return netdev.Observed{}, err
 	}
 
-	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
+	record.State, record.BootID = journal.Attaching, m.options.BootID
+	record.Sandbox, record.Pod = sandbox.ID, sandbox.Pod
 	record.Before, record.Place = &before, place
 	return m.transfer(ctx, record, device, before, record.Interface)
 }
 
-// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which
-// is now as the snapshot says, to the record's place. A transfer that fails is undone, by
-// [Manager.Recover] if the agent ends.
+// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev to the
+// record's place. now describes the netdev before the move. A transfer that fails is undone. If the
+// agent ends before that, [Manager.Recover] undoes it.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot,
 	want function.Interface,
@@ -228,7 +236,8 @@ func (m *Manager) transfer(
 
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
-		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, m.options.Now().UTC(), time.Time{}
+		record.State, record.Observed = journal.Attached, &observed
+		record.AttachedAt, record.LostAt = m.options.Now().UTC(), time.Time{}
 		record.Place.Index, record.Made = observed.Index, uptime.Of(m.options.BootID)
 		err = m.put(record)
 	}
@@ -255,22 +264,23 @@ func (m *Manager) transfer(
 	return observed, nil
 }
 
-// undoTransfer brings the netdev to the host again after a transfer that began in the state.
+// undoTransfer moves the netdev back to the host after a transfer that failed. state is the state
+// in which the transfer began.
 func (m *Manager) undoTransfer(ctx context.Context, id function.ID, state journal.State) error {
 	a, _ := m.journal.Get(id)
 	if state == journal.Reattaching {
-		a.State = state // it is Attached by now if the transfer failed at its end
+		a.State = state // the state is Attached already if the transfer failed at its end
 		return m.lose(ctx, a)
 	}
 	defer m.healthChanged(id)
 	return m.bringBack(ctx, a, journal.Detaching)
 }
 
-// announceTimeout is how long an interface may take to get its carrier before its neighbours are
-// left to find out.
+// announceTimeout is how long an interface may take to get a carrier. After that, its addresses are
+// not announced.
 const announceTimeout = 5 * time.Second
 
-// announce tells the neighbours of the interface's addresses in the background.
+// announce announces the interface's addresses to its neighbours, in the background.
 func (m *Manager) announce(record journal.Attachment) {
 	if m.options.Announce == nil || record.Interface.Userspace ||
 		len(record.Observed.Addresses) == 0 {
@@ -281,7 +291,7 @@ func (m *Manager) announce(record journal.Attachment) {
 	defer m.mutex.Unlock()
 
 	if m.lasting.Err() != nil {
-		return // Run has ended, and waits for no more
+		return // Run has ended, and waits for no more announcements
 	}
 
 	m.announcing.Go(func() {
@@ -301,8 +311,8 @@ func (m *Manager) endAnnouncements() {
 	m.announcing.Wait()
 }
 
-// otherName is the name after the record's, "net2" after "net1", that no other Function of the pod
-// has.
+// otherName returns the name after the record's ("net2" after "net1") that no other Function of the
+// pod has.
 func (m *Manager) otherName(record journal.Attachment) string {
 	var number int
 	_, _ = fmt.Sscanf(record.Interface.Name, "net%d", &number) // 0 for any other name
@@ -318,14 +328,15 @@ func (m *Manager) otherName(record journal.Attachment) string {
 	}
 }
 
-// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet, because
-// its driver was just bound, udev renames it, or it is on its way back from another namespace.
+// Patience returns how often a netdev is looked for that is not on the host yet: 14 times within 2
+// s. The reason may be that its driver was just bound, that udev renames it, or that it is on its
+// way back from another namespace.
 func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
 
-// Retry calls try as often as patience says, until it is done. The error is that of the last call,
-// or that of ctx if try was not called at all.
+// Retry calls try until it is done, as often as patience allows. It returns the error of the last
+// call, or the error of ctx if try was never called.
 func Retry(
 	ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error),
 ) (err error) {
@@ -353,7 +364,7 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		id, seen := record.Function, before.Identity
 		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" &&
 			seen.Parent != string(id.Address) {
-			// Another netdev took the name of the Function's between the two looks.
+			// Another netdev took the name of the Function's netdev between the two calls.
 			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name,
 				seen.Parent, netdev.ErrNoNetdev)
 		}
@@ -363,8 +374,8 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 	return device, before, place, err
 }
 
-// Device is the host's side of a Function. If the Function has no netdev on the host, the error is
-// [netdev.ErrNoNetdev], and the device has the PF and the port only.
+// Device returns the host's view of a Function. If the Function has no netdev on the host, the
+// error is [netdev.ErrNoNetdev], and the device has only the PF and the port.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	var device netdev.Device
 	if number, isSF := record.Function.SFNum(); isSF {
@@ -373,8 +384,8 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 
 	if record.IsVF() {
 		device.Port = &function.EswitchPort{PF: record.PF, Number: uint32(record.VFIndex)}
-		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to
-		// who wants it.
+		// Without the PF's netdev, the VF's settings can be neither read nor changed. This matters
+		// only to owners that ask for such settings.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
 		}
@@ -392,22 +403,23 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	return device, nil
 }
 
-// IsIn says whether the network namespace at a path is the one that an attached Function is in.
-// Paths may differ.
+// IsIn reports whether an attached Function is in the network namespace at the path. Several paths
+// can lead to the same namespace.
 func (m *Manager) IsIn(a journal.Attachment, netNS string) (bool, error) {
 	return m.engine.Alive(netdev.Place{NetNS: netNS, Cookie: a.Place.Cookie})
 }
 
-// Addresses are what an IPAM plugin gave an interface that is attached already.
+// Addresses are the result of an IPAM plugin for an interface that is already attached.
 type Addresses struct {
 	Addresses []netip.Prefix
 	Routes    []function.Route
-	Result    json.RawMessage // what the plugin printed
+	// Result is the output of the plugin.
+	Result json.RawMessage
 }
 
-// Check describes how an attached Function differs from what was attached; nothing means that it
-// does not. expect, where set, changes what is expected of the interface to what plugins after this
-// one left of it.
+// Check returns how an attached Function differs from what was attached; nothing if there is no
+// difference. expect, if set, adapts the expected interface to the changes that later plugins of
+// the chain made.
 func (m *Manager) Check(
 	ctx context.Context, id function.ID, expect func(*netdev.Attached),
 ) (differences []string, err error) {
@@ -418,7 +430,8 @@ func (m *Manager) Check(
 			return nil
 		}
 
-		device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
+		// the netdev is in the pod, and only the PF matters here
+		device, _ := Device(m.netdevs, record)
 		is := attached(record)
 		if expect != nil {
 			expect(&is)
@@ -430,8 +443,8 @@ func (m *Manager) Check(
 	return differences, err
 }
 
-// Address gives the addresses to an interface that is attached, if the attachment belongs to the
-// CNI request. Adding again what the interface has is no error.
+// Address adds addresses to an interface that is attached, if the attachment belongs to the CNI
+// request. Addresses that the interface already has are no error.
 func (m *Manager) Address(
 	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
 ) error {
@@ -441,7 +454,8 @@ func (m *Manager) Address(
 			return errors.New("is not attached for this request")
 		}
 
-		record.CNI = new(*record.CNI) // the journal keeps the one that was read
+		// The journal keeps the value that was read, which must not change.
+		record.CNI = new(*record.CNI)
 		record.CNI.IPAM = add.Result
 		record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
 		record.Interface.Routes = union(record.Interface.Routes, add.Routes)
@@ -462,8 +476,8 @@ func (m *Manager) Address(
 	})
 }
 
-// union returns have with what it lacks of more at its end. have is not changed: it is in the
-// journal.
+// union returns have, followed by the elements of more that have lacks. It does not change have,
+// because the journal holds it.
 func union[T comparable](have, more []T) []T {
 	all := slices.Clone(have)
 	for _, m := range more {

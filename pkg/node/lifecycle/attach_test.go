@@ -27,7 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// What Attach does with real namespaces is tested in life_test.go, together with the way back.
+// Attach with real namespaces is tested in life_test.go, together with the way back.
 
 var (
 	vf = function.ID{Address: "0000:3b:02.1"}
@@ -42,7 +42,7 @@ func claimedVF() journal.Attachment {
 	}
 }
 
-// netdevs are names by Function.
+// netdevs has the names of netdevs by Function.
 type netdevs map[function.ID]string
 
 func (n netdevs) Netdev(id function.ID) (string, error) {
@@ -53,23 +53,26 @@ func (n netdevs) Netdev(id function.ID) (string, error) {
 	return name, nil
 }
 
-// engine plays one netdev and writes down what it is told.
+// engine stands for one netdev and records its calls.
 type engine struct {
-	parent string // of the netdev, on the PCI bus
-	fail   error  // of Attach
-	// restore is the error of Restore, and dead that the namespace lives no more.
+	// parent is the device of the netdev, on the PCI bus.
+	parent string
+	// fail is the error of Attach.
+	fail error
+	// restore is the error of Restore. dead says that the namespace does not exist any more.
 	restore error
 	dead    bool
-	// rebinding, where set, is Restore.
+	// rebinding, if set, replaces Restore.
 	rebinding func(*netdev.Rebinding) error
-	// taken are names that the pod's interfaces have.
+	// taken has the names that other interfaces of the pod have.
 	taken  []string
 	calls  []string
 	device netdev.Device
-	// restores counts the calls of Restore, for tests that look while the manager runs.
+	// restores counts the calls of Restore, for tests that read it while the manager runs.
 	restores int64
 
-	differences []string // that Check finds
+	// differences is the result of Check.
+	differences []string
 }
 
 func (e *engine) Plan(
@@ -123,7 +126,7 @@ func (e *engine) Restore(
 	return netdev.Restored{}, e.restore
 }
 
-// failingJournal refuses to write a state.
+// failingJournal refuses to write one state.
 type failingJournal struct {
 	*journal.Journal
 	refuses journal.State
@@ -237,7 +240,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// TestAttachIsTraced: by the pod where there is no claim.
+// TestAttachIsTraced: an attach without a claim is traced by its pod.
 func TestAttachIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
 	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent",
@@ -315,9 +318,9 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestReserveForTheNextPod: the kubelet allocates a Function again whose last pod never came for
-// it. That reservation is a new one: who releases the old one, because no pod has it, must not
-// touch it.
+// TestReserveForTheNextPod: the kubelet allocates a Function again whose last pod never asked for
+// it by CNI. This makes a new reservation, and a sweep that is just releasing the old reservation
+// must not touch the new one.
 func TestReserveForTheNextPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := openJournal(t)
@@ -348,8 +351,8 @@ func TestReserveForTheNextPod(t *testing.T) {
 	})
 }
 
-// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked.
-// VFs and SFs may have a port at an eswitch.
+// SFs and PFs have no properties that a PF enforces. A PF without a netdev cannot be asked. VFs and
+// SFs may have a port on an eswitch.
 func TestDevice(t *testing.T) {
 	sf := function.SubfunctionID(pf.Address, 88)
 	names := netdevs{vf: "v", pf: "p", sf: "s"}
@@ -390,8 +393,8 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestAttachUnnamed: an interface that nobody named gets a name that the pod has not yet, such as
-// one beside a network of Multus; one that was asked for is refused.
+// TestAttachUnnamed: an interface without a requested name gets a name that the pod does not have
+// yet, for example beside a network of Multus. A requested name that is in use is refused.
 func TestAttachUnnamed(t *testing.T) {
 	for name, test := range map[string]struct {
 		any  bool
@@ -430,7 +433,7 @@ func TestAttachUnnamed(t *testing.T) {
 	}
 }
 
-// containers are told which Functions containers may get.
+// containers records which Functions containers may get.
 type containers struct {
 	journal *journal.Journal
 	calls   []string
@@ -447,8 +450,8 @@ func (c *containers) Expose(a journal.Attachment) error {
 	return c.err
 }
 
-// TestContainersGetOnlyWhatIsAttached: a container may get a Function once it is in the pod, and no
-// more from before it leaves. What cannot be offered is not attached.
+// TestContainersGetOnlyWhatIsAttached: a container may get a Function from the moment when it is in
+// the pod until just before it leaves. A Function that cannot be exposed is not attached.
 func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
 	j := openJournal(t)
 	e, c := &engine{parent: string(vf.Address)}, &containers{journal: j}

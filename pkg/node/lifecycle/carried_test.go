@@ -53,8 +53,8 @@ func passAll(t *testing.T) (fd int) {
 	return int(r)
 }
 
-// inside changes the netdev of a pod in a way that the kernel carries along when the netdev moves
-// on.
+// inside has changes that a pod may make to its netdev, and that the kernel carries along when the
+// netdev moves.
 var inside = map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link) error{
 	"group": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
 		return pod.Handle().LinkSetGroup(l, 7)
@@ -114,7 +114,7 @@ func setLink(pod *netns.Namespace, l netlink.Link, attribute int, value []byte) 
 	return changeLink(pod, l, nl.NewRtAttr(attribute, value))
 }
 
-// changeLink says what the library has no call for.
+// changeLink sends an attribute for which the library has no call.
 func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkRequestData) error {
 	return pod.Do(func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
@@ -127,8 +127,8 @@ func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkReques
 	})
 }
 
-// TestPodLeavesNothing: whatever one pod makes of a netdev, the next one gets it as it was on the
-// host.
+// TestPodLeavesNothing: whatever a pod changes on a netdev, the next pod gets the netdev as it was
+// on the host.
 func TestPodLeavesNothing(t *testing.T) {
 	for name, change := range everything() {
 		t.Run(name, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestPodLeavesNothing(t *testing.T) {
 }
 
 // TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's
-// are those of before, and IPv6 does not start on the netdev in between.
+// values must be restored, and IPv6 must not start on the netdev in between.
 func TestHostSysctlsReturn(t *testing.T) {
 	n := newNode(t, 1)
 	sysctls := map[string]string{
@@ -210,7 +210,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 	}
 }
 
-// TestXDPOnTheHost: a netdev that a program of the host's looks at is in use there.
+// TestXDPOnTheHost: a netdev with an XDP program of the host is in use by the host.
 func TestXDPOnTheHost(t *testing.T) {
 	n := newNode(t, 1)
 	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))

@@ -18,27 +18,31 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// trigger is an event with what it is about. Fields that do not belong to the event are empty.
+// trigger is an event with its subject. Fields that do not belong to the event are empty.
 type trigger struct {
 	event Event
 	pod   journal.Pod
-	// of Prepare, Unprepare, and an Add for a claim's Function
-	claim    types.UID
-	resource string             // of Allocate and GiveUp
-	want     journal.Attachment // of Allocate
-	// the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
+	// claim is set for Prepare and Unprepare, and for an Add of a claim's Function.
+	claim types.UID
+	// resource is set for Allocate and GiveUp.
+	resource string
+	// want is set for Allocate.
+	want journal.Attachment
+	// sandbox is the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops.
 	sandbox string
-	ifName  string // of Add and Del
-	netNS   string // the path of the network namespace of SandboxStarts
-	// excludes attachments from a Del, where set: those made after the request
-	but func(journal.Attachment) bool
-	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the
-	// kubelet once.
+	// ifName is set for Add and Del.
+	ifName string
+	// netNS is the path of the network namespace of SandboxStarts.
+	netNS string
+	// except, if set, excludes attachments from a Del: those that were made after the request.
+	except func(journal.Attachment) bool
+	// assigned, if set, replaces [Kubelet.Assigned], so that a Sweep asks the kubelet once for all
+	// reservations.
 	assigned func() (map[string]podresources.Assignment, error)
 }
 
-// triggerOf is the event by which a reservation is asked for: by a CNI request, a claim, or else
-// the kubelet's Allocate.
+// triggerOf returns the event that asks for a reservation: a CNI request, a claim, or else the
+// kubelet's Allocate.
 func triggerOf(want journal.Attachment) trigger {
 	switch {
 	case want.CNI != nil:
@@ -52,17 +56,18 @@ func triggerOf(want journal.Attachment) trigger {
 	return trigger{event: Allocate, resource: want.Resource, want: want}
 }
 
-// owns says whether the record belongs to what the event is about.
+// owns reports whether the record belongs to the subject of the event.
 func (t trigger) owns(a journal.Attachment) bool {
 	switch t.event {
 	case Prepare, Unprepare:
 		return t.isClaim(a)
 	case Add, Del:
-		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
+		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.except == nil || !t.except(a))
 	case SandboxStarts:
 		return a.Sandbox == t.sandbox
 	case SandboxStops:
-		// A request for a claim's Function ends with its sandbox, also if it was never attached.
+		// A CNI request for a claim's Function ends with its sandbox, even if the Function was
+		// never attached.
 		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil &&
 			a.CNI.ContainerID == t.sandbox
 	case Sweep, Resume, DeviceChanges:
@@ -71,12 +76,13 @@ func (t trigger) owns(a journal.Attachment) bool {
 	return false
 }
 
-// isClaim says whether the record is for the event's claim.
+// isClaim reports whether the record belongs to the event's claim.
 func (t trigger) isClaim(a journal.Attachment) bool {
 	return t.claim != "" && a.Claim.UID == t.claim
 }
 
-// isPod says whether the record is for the event's pod. Old runtimes do not tell the UID.
+// isPod reports whether the record belongs to the event's pod. It compares names if the UID is
+// unknown, because old runtimes do not pass the UID.
 func (t trigger) isPod(a journal.Attachment) bool {
 	if t.pod.UID == "" {
 		return a.Pod.Namespace == t.pod.Namespace && a.Pod.Name == t.pod.Name && a.Pod.Name != ""
@@ -84,90 +90,95 @@ func (t trigger) isPod(a journal.Attachment) bool {
 	return a.Pod.UID == t.pod.UID
 }
 
-// whose classifies the owner of a Function as the event sees it.
-func (t trigger) whose(a journal.Attachment) Whose {
+// ownerOf returns the kind of owner that the record has, relative to the event.
+func (t trigger) ownerOf(a journal.Attachment) Owner {
 	switch {
 	case a.State == Free:
-		return Nobodys
+		return None
 	case t.owns(a):
-		return Own
+		return Same
 	case a.Claim.UID != "":
 		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
 		case t.event == Add && (t.isPod(a) || t.isClaim(a)) && !sameContainer,
 			t.event == SandboxStarts && (a.Pod.UID == "" || t.isPod(a)):
-			return PodsClaim
+			return PodClaim
 		}
-		return AnotherClaims
+		return OtherClaim
 	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
-		return NextPods
+		return UnknownPod
 	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.sandbox:
-		return PodsRequest
+		return PodRequest
 	}
-	return AnotherRequests
+	return OtherRequest
 }
 
-// rule looks the event up in the table, which has a rule for everything that can be: see
-// TestTableIsWhole.
-func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][phaseOf(a)] }
+// rule returns the table's rule for the record. The table has a rule for every combination that can
+// occur: see TestTableIsWhole.
+func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.ownerOf(a)][phaseOf(a)] }
 
-// wants says whether whoever causes the event wants to have the Function.
+// wants reports whether the event asks for the Function.
 func (t trigger) wants() bool {
 	return t.event == Prepare || t.event == Allocate || t.event == Add || t.event == SandboxStarts
 }
 
-// TakenError is the error for a Function that another owner has.
+// TakenError is returned for a Function that another owner has.
 type TakenError struct{ reason string }
 
 func (e TakenError) Error() string { return e.reason }
 
 func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(format, args...)} }
 
-// decision is what follows from an event for a Function.
+// decision says what follows from an event for a Function.
 type decision struct {
 	id function.ID
-	// at the time of the decision, the zero value if the Function was free
+	// record is the Function's record at the time of the decision. It is the zero value if the
+	// Function was free.
 	record journal.Attachment
 	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI
-	// request, if it says so.
+	// request. It is empty if the kubelet does not say so.
 	resource string
 	step     Step
-	refusal  error // the reason of a Refuse
+	// refusal is the error to return if the step is Refuse.
+	refusal error
 }
 
-// found is the record with the Resource by which the kubelet gave the Function to the pod, if the
-// record has none.
+// found returns the record. If the record has no Resource, it gets the resource by which the
+// kubelet gave the Function to the pod.
 func (d decision) found() journal.Attachment {
 	a := d.record
 	a.Resource = cmp.Or(a.Resource, d.resource)
 	return a
 }
 
-// wrap adds the Function's identity to the error that a method returns, if any.
+// wrap adds the Function's identity to a non-nil error that a method returns.
 func wrap(err *error, id function.ID) {
 	if *err != nil {
 		*err = fmt.Errorf("Function %s: %w", id, *err)
 	}
 }
 
-// Admit returns when the owner that want names may have the Function: its claim, its CNI request,
-// or else any pod that the kubelet allocates the Function to. It waits for a release that is under
-// way, and brings back what an earlier owner left. A [TakenError] says that another owner has the
-// Function. Admit reserves nothing. It returns the Function's record, empty for a free one, with
-// the Resource by which the kubelet gave the Function to the pod if the record has none.
+// Admit returns once the owner named by want may have the Function. The owner is the claim or the
+// CNI request in want, or else any pod to which the kubelet allocates the Function. Admit waits for
+// a release that is under way, and brings back a Function that an earlier owner left behind. It
+// reserves nothing.
+//
+// Admit returns the Function's record, which is empty for a free Function. If the record has no
+// Resource, it gets the resource by which the kubelet gave the Function to the pod. The error is a
+// [TakenError] if another owner has the Function.
 func (m *Manager) Admit(
 	ctx context.Context, want journal.Attachment,
 ) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
-	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
+	d, err := m.reconcile(ctx, triggerOf(want), want.Function, nil)
 	return d.found(), err
 }
 
-// settle decides about the event and carries the step out, again and again, until nothing more
-// follows from the event. A Take or an Attach is the last step, which take carries out, where set.
-// The error of a Refuse is its reason.
-func (m *Manager) settle(
-	ctx context.Context, t trigger, id function.ID, take func(decision) error,
+// reconcile decides about the event and carries out the step, repeatedly, until nothing more
+// follows from the event. If the step is Reserve or Attach, it is the last one: reconcile calls
+// last for it, if last is not nil. If the step is Refuse, reconcile returns the reason as an error.
+func (m *Manager) reconcile(
+	ctx context.Context, t trigger, id function.ID, last func(decision) error,
 ) (decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
@@ -181,21 +192,21 @@ func (m *Manager) settle(
 		case Wait:
 			err = m.await(ctx, d.record)
 		case BringBack, EndRequest, Release:
-			if err = m.makeWay(ctx, t, d); err == nil && t.wants() {
+			if err = m.takeBack(ctx, t, d); err == nil && t.wants() {
 				err = m.refuseQuarantined(id)
 			}
 		case Lose, Reattach:
 			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
 				return m.carryOut(ctx, have, d.step)
 			})
-		case Take, Attach:
-			if take == nil {
+		case Reserve, Attach:
+			if last == nil {
 				return d, nil
 			}
 
 			var done bool
 			if done, err = m.ifUnchanged(ctx, d, func(journal.Attachment) error {
-				return take(d)
+				return last(d)
 			}); done {
 				return d, err
 			}
@@ -209,7 +220,7 @@ func (m *Manager) settle(
 	}
 }
 
-// decide looks the step up in the table and gathers the evidence for it.
+// decide looks up the step in the table and gathers the evidence for it.
 func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decision, error) {
 	have, _ := m.journal.Get(id)
 	if t.event == SandboxStarts && have.CNI != nil {
@@ -217,7 +228,7 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decisi
 	}
 
 	rule := t.rule(have)
-	d := decision{record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
+	d := decision{record: have, id: id, step: rule.Step, refusal: refusal(t, have)}
 	if rule.If == "" {
 		return d, nil
 	}
@@ -230,13 +241,13 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decisi
 	return d, err
 }
 
-// decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the
+// decideRequest decides about the sandbox of a CNI request, which was admitted when it reserved the
 // Function.
 func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
 	d := decision{record: have, id: have.Function, step: Attach}
 	switch {
 	case have.CNI.ContainerID != sandbox:
-		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox)
+		return d, taken("is reserved for %s, not for sandbox %s", describeOwner(have), sandbox)
 	case have.Quarantined():
 		return d, taken("%s", quarantined(have))
 	case have.State == journal.Attached:
@@ -248,17 +259,17 @@ func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
 	return d, nil
 }
 
-// takenBy says why the event cannot have the Function.
-func takenBy(t trigger, a journal.Attachment) error {
+// refusal returns the error that says why the event cannot have the Function.
+func refusal(t trigger, a journal.Attachment) error {
 	switch {
 	case a.State == Free:
 		return errors.New("is not reserved")
 	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
-		return errors.New("is allocated, but nobody asked yet for an interface")
+		return errors.New("is allocated, but no CNI request has asked for an interface yet")
 	case a.Quarantined():
 		return taken("%s", quarantined(a))
 	case a.State == journal.Releasing:
-		return taken("is being released from %s", owner(a))
+		return taken("is being released from %s", describeOwner(a))
 	case a.Sandbox != "" && a.CNI != nil:
 		return taken("is %s in pod %s/%s (sandbox %s) as %s", a.State, a.Pod.Namespace, a.Pod.Name,
 			a.Sandbox, a.CNI.IfName)
@@ -266,13 +277,13 @@ func takenBy(t trigger, a journal.Attachment) error {
 		return taken("is %s in pod %s/%s (sandbox %s) by claim %s", a.State, a.Pod.Namespace,
 			a.Pod.Name, a.Sandbox, a.Claim.Name)
 	case a.Claim.UID != "" && a.Pod.Name != "":
-		return taken("belongs to %s and is for pod %s/%s (UID %s)", owner(a), a.Pod.Namespace,
-			a.Pod.Name, a.Pod.UID)
+		return taken("belongs to %s and is for pod %s/%s (UID %s)", describeOwner(a),
+			a.Pod.Namespace, a.Pod.Name, a.Pod.UID)
 	}
-	return taken("belongs to %s", owner(a))
+	return taken("belongs to %s", describeOwner(a))
 }
 
-func owner(a journal.Attachment) string {
+func describeOwner(a journal.Attachment) string {
 	switch {
 	case a.Claim.UID != "":
 		return fmt.Sprintf("claim %s/%s (UID %s)", a.Claim.Namespace, a.Claim.Name, a.Claim.UID)
@@ -284,8 +295,7 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
-// refuseQuarantined is the error for a Function that did not come back and is quarantined, nil for
-// any other.
+// refuseQuarantined returns an error if the Function is quarantined, and nil otherwise.
 func (m *Manager) refuseQuarantined(id function.ID) error {
 	a, _ := m.journal.Get(id)
 	if !a.Quarantined() {
@@ -294,9 +304,9 @@ func (m *Manager) refuseQuarantined(id function.ID) error {
 	return taken("%s", quarantined(a))
 }
 
-// await returns when the record has changed. A release that was interrupted is continued, and
-// waited for until the Function is free, quarantined or has an owner. If ctx ends first, the error
-// says what is still to be done.
+// await returns when the record has changed. It continues a release that was interrupted, and waits
+// until the Function is free, quarantined or has an owner. If ctx ends first, the error says what
+// is missing.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	releasing := have.State == journal.Releasing
 	var failed error
@@ -330,20 +340,19 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	return errors.Join(fmt.Errorf("%s: %w", pending(now), err), failed)
 }
 
-// makeWay takes the Function from its owner, if the record is still that of the decision.
-func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
+// takeBack takes the Function from its owner, unless the record has changed since the decision.
+func (m *Manager) takeBack(ctx context.Context, t trigger, d decision) error {
 	if t.netNS != "" {
-		// The start of a sandbox that is gone may come late. It must not take the Function from the
-		// sandbox after it.
+		// The start of a sandbox may be reported after the sandbox is gone. It must not take the
+		// Function from the next sandbox.
 		if _, err := os.Stat(t.netNS); err != nil {
 			return fmt.Errorf("network namespace of sandbox %s: %w", t.sandbox, err)
 		}
 	}
 
-	m.log.Info("Function is taken back from before", "function", d.id.String(), "for",
-		string(t.event),
-		"from", owner(d.record), "sandbox", d.record.Sandbox, "state", d.record.State, "step",
-		string(d.step))
+	m.log.Info("Function is taken back from before", "function", d.id.String(),
+		"for", string(t.event), "from", describeOwner(d.record), "sandbox", d.record.Sandbox,
+		"state", d.record.State, "step", string(d.step))
 
 	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
 		return m.carryOut(ctx, have, d.step)
@@ -351,8 +360,8 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 	return err
 }
 
-// ifUnchanged calls f with the Function's lock and record, if the record is still that of the
-// decision. Otherwise unchanged is false, and the caller must decide again.
+// ifUnchanged holds the Function's lock and calls f with the record, if the record has not changed
+// since the decision. Otherwise unchanged is false, and the caller must decide again.
 func (m *Manager) ifUnchanged(
 	ctx context.Context, d decision, f func(journal.Attachment) error,
 ) (unchanged bool, err error) {
@@ -365,7 +374,8 @@ func (m *Manager) ifUnchanged(
 	return unchanged, err
 }
 
-// withLock calls f with the Function's lock and record, the zero value for a Function that is free.
+// withLock holds the Function's lock and calls f with the record, which is the zero value if the
+// Function is free.
 func (m *Manager) withLock(
 	ctx context.Context, id function.ID, f func(journal.Attachment) error,
 ) error {
@@ -393,7 +403,8 @@ func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error
 	})
 }
 
-// carryOut takes a step that needs nothing but the record. The caller has the Function's lock.
+// carryOut carries out a step that needs nothing but the record. The caller must hold the
+// Function's lock.
 func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step) error {
 	switch {
 	case step == SetUp:
@@ -403,7 +414,8 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 	case step == Reattach:
 		return m.reattach(ctx, a)
 	case step == Disown, step == EndRequest && a.Quarantined() && a.Claim.UID == "":
-		if ownSF(a) { // which can be deleted, whatever keeps its netdev from coming back
+		// The SF can be deleted, whatever keeps its netdev from coming back.
+		if ownSF(a) {
 			return m.bringBack(ctx, a, journal.Releasing)
 		}
 		return m.disown(a)

@@ -18,17 +18,21 @@ import (
 )
 
 const (
-	askTimeout   = time.Second      // for the kubelet to say what pods have, while a pod waits
-	sweepTimeout = 10 * time.Second // for kubelet and API server, while nobody waits
-	// for the Port of a netdev that is back, before the log says what is missing
+	// askTimeout limits a question to the kubelet while a pod waits.
+	askTimeout = time.Second
+	// sweepTimeout limits the questions of a sweep to the kubelet and the API server.
+	sweepTimeout = 10 * time.Second
+	// serveTimeout limits the wait for the Port of a netdev that is back. After that, the log says
+	// what is missing.
 	serveTimeout = 30 * time.Second
 
-	// admission is how long the kubelet may take from one Allocate of a pod to the next. Other
-	// device plugins may have theirs in between, which take seconds at most.
+	// admission is how long the kubelet may take between two Allocate calls for the same pod. Other
+	// device plugins may be called in between, which takes seconds at most.
 	admission = 10 * time.Second
 )
 
-// gather says for each kind of evidence whether it is there for the decision.
+// gather has a function for each kind of evidence. It reports whether the evidence is available for
+// the decision.
 var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (bool, error){
 	NoOtherPod:     (*Manager).noOtherPod,
 	Unneeded:       (*Manager).unneeded,
@@ -40,9 +44,9 @@ var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (b
 	RetryDue:       (*Manager).retryDue,
 }
 
-// noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave
-// the Function to. A kubelet that does not answer, as it is being restarted, keeps no pod from
-// starting.
+// noOtherPod reports whether the kubelet names no other pod that has the Function. It sets the
+// decision's resource, or its refusal with the name of the other pod. A kubelet that does not
+// answer, for example because it restarts, does not keep a pod from starting.
 func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Kubelet == nil {
 		return true, nil
@@ -52,7 +56,7 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	defer cancel()
 
 	if t.event == Prepare {
-		_, _ = m.options.Kubelet.Refresh(ctx) // it logs an error itself
+		_, _ = m.options.Kubelet.Refresh(ctx) // Refresh logs its error itself.
 		other := m.options.Kubelet.InUse(d.id, "")
 		d.refusal = TakenError{other}
 		return other == "", nil
@@ -77,9 +81,9 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	return true, nil
 }
 
-// sandboxLives says whether the network namespace that the Function was moved to still exists. None
-// survives a boot.
-func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
+// sandboxExists reports whether the network namespace to which the Function was moved still exists.
+// No network namespace survives a reboot.
+func (m *Manager) sandboxExists(a journal.Attachment) (bool, error) {
 	if a.BootID != m.options.BootID {
 		return false, nil
 	}
@@ -87,7 +91,7 @@ func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
 }
 
 func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *decision) (bool, error) {
-	lives, err := m.sandboxLives(d.record)
+	lives, err := m.sandboxExists(d.record)
 	return !lives, err
 }
 
@@ -124,14 +128,14 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 
 func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, error) {
 	have, want := d.record, t.want
-	// to a driver for programs, which use device nodes
+	// A driver for userspace programs, which use device nodes, was bound.
 	bound := have.Setup != nil && have.Setup.Driver != ""
 	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
 		return false, nil
 	}
 
-	// Both clocks must say so, because either alone may be wrong: the wall clock may have been set,
-	// and an agent that was started since counts anew.
+	// Both clocks must agree, because each alone may be wrong: the wall clock may have been set,
+	// and an agent that was started in between counts from 0.
 	age := m.options.Now().Sub(have.ReservedAt)
 	if age < 0 || age > admission || m.ages.of(have, sinceReserved) > admission {
 		return false, nil
@@ -140,7 +144,7 @@ func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, er
 	return reflect.DeepEqual(have.Port, want.Port) && sameSetup(have.Setup, want.Setup), nil
 }
 
-// sameSetup says whether what is done to a Function, which keeps its driver, is what is wanted.
+// sameSetup reports whether a Function that keeps its driver was set up as it is wanted now.
 func sameSetup(have, want *journal.Setup) bool {
 	if have == nil || want == nil {
 		return have == want
@@ -148,8 +152,8 @@ func sameSetup(have, want *journal.Setup) bool {
 	return have.SF == want.SF && want.Driver == ""
 }
 
-// reservedForPod says whether a claim that was prepared for another pod is reserved for this one
-// too, or instead.
+// reservedForPod reports whether a claim that was prepared for another pod is reserved for the
+// event's pod, too or instead.
 func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Claims == nil {
 		return false, nil
@@ -168,17 +172,17 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	name, err := m.netdevs.Netdev(a.Function)
 	gone := errors.Is(err, fs.ErrNotExist)
 	if a.Interface.Userspace {
-		// A driver that makes netdevs is not the one that was bound for the pod.
+		// A driver that makes netdevs is not the driver that was bound for the pod.
 		gone = gone || err == nil && a.Setup != nil && a.Setup.Driver != ""
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
 
-	if !gone || m.handedOn(a) {
+	if !gone || m.passedToVM(a) {
 		return false, nil
 	}
 
-	lives, err := m.sandboxLives(a)
+	lives, err := m.sandboxExists(a)
 	if !lives || err != nil || a.Interface.Userspace {
 		return lives, err
 	}
@@ -192,16 +196,16 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	return !moved && err == nil, err
 }
 
-// handedOn says whether the pod's runtime has taken the netdev's device for a virtual machine, as
-// Kata Containers do: the device is there, with a driver for programs, so that the pod has not lost
-// it.
-func (m *Manager) handedOn(a journal.Attachment) bool {
+// passedToVM reports whether the pod's runtime has passed the netdev's device to a virtual machine,
+// as Kata Containers do. The device exists and has a driver for userspace programs then, so that
+// the pod has not lost it.
+func (m *Manager) passedToVM(a journal.Attachment) bool {
 	f, exists := m.options.Seen(a.Function)
 	return exists && !a.Interface.Userspace && f.Userspace()
 }
 
-// deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its
-// Port. It fails if the Port is not there in time.
+// deviceBack reports whether the Function can go back to the sandbox that lost it. It waits for the
+// Function's Port, and fails if the Port is not up in time.
 func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool, error) {
 	a := d.record
 	if a.Interface.Userspace {
@@ -210,17 +214,18 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 
 	id := a.Function
 	if ownSF(a) {
-		id = function.ID{Address: a.PF} // by which the SF is made again
+		// The SF is made again on its PF.
+		id = function.ID{Address: a.PF}
 	}
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
 	// The kernel may be ahead of the inventory, which must know the Function to say what containers
-	// get of it.
+	// get.
 	if _, known := m.options.Seen(id); !known {
 		return false, nil
 	}
-	if lives, err := m.sandboxLives(a); !lives || err != nil {
+	if lives, err := m.sandboxExists(a); !lives || err != nil {
 		return false, err
 	}
 	if err := m.losses.pause(a); err != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// releaseGrace is how long a release may take before the Function counts as unhealthy. A usual one
-// takes milliseconds.
+// releaseGrace is how long a release may take before the Function counts as unhealthy. Releases
+// usually take milliseconds.
 const releaseGrace = 10 * time.Second
 
-// healthChanged says that a Function's health may have changed, and says it again when a release
-// takes too long.
+// healthChanged reports that a Function's health may have changed. It reports again after
+// releaseGrace, when a release that is still running counts as unhealthy.
 func (m *Manager) healthChanged(id function.ID) {
 	m.options.Changed()
 	switch a, _ := m.journal.Get(id); a.State {
@@ -24,9 +24,9 @@ func (m *Manager) healthChanged(id function.ID) {
 	}
 }
 
-// Releasing describes a Function that is not free yet after its last pod; "" for all others, and
-// for one that [Quarantined] describes. The device plugin needs it: the kubelet takes a Function
-// for free as soon as the pod is gone.
+// Releasing describes a Function that is not free yet after its last pod. It returns "" for all
+// others, and for a Function that [Quarantined] describes. The device plugin needs it, because the
+// kubelet considers a Function free as soon as the pod is gone.
 func (m *Manager) Releasing(id function.ID) string {
 	if a, _ := m.journal.Get(id); a.State == journal.Releasing && !a.Quarantined() {
 		return "the Function " + pending(a)
@@ -34,9 +34,9 @@ func (m *Manager) Releasing(id function.ID) string {
 	return m.Overdue(id)
 }
 
-// Overdue describes a Function that should be back by now; "" for all others. DRA needs it, where
-// each change is a write to the API server, and Prepare waits for a Function that is being
-// released.
+// Overdue describes a Function whose release takes longer than usual. It returns "" for all others.
+// DRA needs it, because each change of health is a write to the API server, and Prepare waits for a
+// Function that is being released.
 func (m *Manager) Overdue(id function.ID) string {
 	a, _ := m.journal.Get(id)
 	if a.State != journal.Releasing && a.State != journal.Detaching || a.Quarantined() ||
@@ -46,7 +46,8 @@ func (m *Manager) Overdue(id function.ID) string {
 	return "the Function " + pending(a)
 }
 
-// pending says what a Function that is not back yet waits for. It changes only when that does.
+// pending says what a Function waits for that is not back yet. The text changes only when the
+// reason does.
 func pending(a journal.Attachment) string {
 	back := fmt.Sprintf("back from %s, which ended at %s", lastPod(a),
 		a.StoppedAt.Format(time.RFC3339))
@@ -68,8 +69,8 @@ func lastPod(a journal.Attachment) string {
 	return fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 }
 
-// Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all
-// others.
+// Lost describes a Function that its pod has lost and does not get back, or not in time. It returns
+// "" for all others.
 func (m *Manager) Lost(id function.ID) string {
 	a, _ := m.journal.Get(id)
 	lost := fmt.Sprintf("pod %s/%s lost the Function when its device went", a.Pod.Namespace,
@@ -87,13 +88,13 @@ func (m *Manager) Lost(id function.ID) string {
 		"node's xpu-agent says what is missing"
 }
 
-// Elsewhere describes who has the Function by another way than by this extended resource, which is
-// "" for claims; "" if nobody has. Until that is over the Function must not be offered. It does not
-// block.
+// Elsewhere describes an owner that has the Function in another way than by the extended resource.
+// A resource of "" stands for claims. It returns "" if there is no such owner. The Function must
+// not be offered while Elsewhere describes an owner. It does not block.
 func (m *Manager) Elsewhere(id function.ID, resource string) string {
 	a, exists := m.journal.Get(id)
 	pod := "a pod"
-	if a.Pod.Name != "" { // the kubelet does not tell whom it allocates a Function to
+	if a.Pod.Name != "" { // the kubelet does not say for which pod an Allocate is
 		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
 
@@ -109,7 +110,7 @@ func (m *Manager) Elsewhere(id function.ID, resource string) string {
 		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone",
 			pod, a.Resource)
 	case kubelet == nil || !kubelet.Has(id, resource):
-		// the kubelet did not know of the resource yet when the CNI plugin came
+		// the kubelet did not know of the resource yet when the CNI plugin was called
 		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
 	}
 

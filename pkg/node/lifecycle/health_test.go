@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// TestElsewhere: a Function is not offered by one way while somebody has it by another.
+// TestElsewhere: a Function is not offered in one way while an owner has it in another way.
 func TestElsewhere(t *testing.T) {
 	const fast, slow = "xpu.opiproject.org/fast", "xpu.opiproject.org/slow"
 	byClaim := claimedVF()
@@ -75,9 +75,9 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestLostIsTold: a Function that a program lost is told of at once, one that goes back to its pod
-// after a while.
-func TestLostIsTold(t *testing.T) {
+// TestLostIsReported: a Function that a program lost is reported at once. A Function that goes back
+// to its pod is reported after a while.
+func TestLostIsReported(t *testing.T) {
 	record := claimedVF()
 	record.State, record.Before, record.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
 	record.Pod = journal.Pod{Namespace: "default", Name: "p"}
@@ -114,8 +114,8 @@ func TestLostIsTold(t *testing.T) {
 	}
 }
 
-// TestOtherPod: the kubelet's word counts about pods that are known, and says by which resource the
-// pod has it.
+// TestOtherPod: the kubelet's answer counts for pods that it knows, and names the resource by which
+// the pod has the Function.
 func TestOtherPod(t *testing.T) {
 	by := func(namespace, pod string) *kubelet {
 		return &kubelet{
@@ -161,20 +161,20 @@ func TestOtherPod(t *testing.T) {
 	}
 }
 
-// TestTableIsShown: the documentation is made from what is listed, and so has every row and every
-// cell of the table.
+// TestTableIsShown: the documentation is generated from the lists, which must have every row and
+// every cell of the table.
 func TestTableIsShown(t *testing.T) {
-	for event, byWhose := range Table {
+	for event, byOwner := range Table {
 		if !slices.Contains(Events, event) {
 			t.Errorf("%s is not shown", event)
 		}
-		for whose, row := range byWhose {
-			if !slices.Contains(Owners, whose) {
-				t.Errorf("%s, %s is not shown", event, whose)
+		for owner, row := range byOwner {
+			if !slices.Contains(Owners, owner) {
+				t.Errorf("%s, %s is not shown", event, owner)
 			}
 			for phase := range row {
 				if !slices.Contains(Phases, phase) {
-					t.Errorf("%s, %s: the rule of phase %s is not shown", event, whose, phase)
+					t.Errorf("%s, %s: the rule of phase %s is not shown", event, owner, phase)
 				}
 			}
 		}

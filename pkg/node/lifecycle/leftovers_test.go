@@ -23,12 +23,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// leftovers are settings of a netdev that the kernel carries along, as a pod changes them: in
-// sysfs, or by ethtool.
+// leftovers has settings of a netdev that a pod can change in sysfs or by ethtool, and that the
+// kernel carries along when the netdev moves.
 var leftovers = []struct {
-	file  string // below /sys/class/net/<netdev>
-	group string // of ethtool, where file is empty
-	name  string // of the setting in the group
+	// file is a path below /sys/class/net/<netdev>.
+	file string
+	// group is a group of ethtool, if file is empty.
+	group string
+	// name is the name of the setting in the group.
+	name  string
 	value string
 }{
 	{file: "gro_flush_timeout", value: "12345"},
@@ -45,7 +48,7 @@ var leftovers = []struct {
 	{group: "channels", name: "rx", value: "2"},
 }
 
-// leave makes all leftovers of a netdev, or the i-th one.
+// leave makes all leftovers of a netdev, or only the named ones.
 func leave(t testing.TB, ns *netns.Namespace, netdev string, only ...int) {
 	t.Helper()
 	l, err := ns.Handle().LinkByName(netdev)
@@ -68,7 +71,7 @@ func leave(t testing.TB, ns *netns.Namespace, netdev string, only ...int) {
 	}
 }
 
-// everything is what a pod may change of its netdev, by name.
+// everything has all changes that a pod may make to its netdev, by name.
 func everything() map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link) error {
 	all := maps.Clone(inside)
 	for i, s := range leftovers {
@@ -83,7 +86,7 @@ func everything() map[string]func(t *testing.T, pod *netns.Namespace, l netlink.
 	return all
 }
 
-// settings reads all leftovers of the i-th Function's netdev on the host without the engine.
+// settings reads all leftovers of the i-th Function's netdev on the host, without the engine.
 func (n *node) settings(i int) map[string]string {
 	n.t.Helper()
 	l := mustLink(n.t, n.Host, lifecycletest.Netdev(i))
@@ -110,8 +113,8 @@ func (n *node) settings(i int) map[string]string {
 	return values
 }
 
-// TestEveryHostSysctlReturns: all sysctls that the kernel has for a netdev, whichever they are, are
-// on the host again what the host made of them.
+// TestEveryHostSysctlReturns: every sysctl that this kernel has for a netdev has the host's value
+// again after the release.
 func TestEveryHostSysctlReturns(t *testing.T) {
 	n := newNode(t, 1)
 	read := func() map[string]string {
@@ -150,7 +153,7 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 	}
 }
 
-// eachSysctl calls do with each sysctl of the first Function's netdev, and with what it is.
+// eachSysctl calls do with each sysctl of the first Function's netdev and its value.
 func eachSysctl(do func(path, value string)) error {
 	for _, directory := range []string{"ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"} {
 		paths, err := filepath.Glob(filepath.Join("/proc/sys/net", directory,
@@ -170,12 +173,13 @@ func eachSysctl(do func(path, value string)) error {
 	return nil
 }
 
-// differs gives a sysctl a value that the kernel accepts, and says whether it did.
+// differs gives a sysctl another value that the kernel accepts. It returns false if there is no
+// such value.
 func differs(path, value string) bool {
 	switch filepath.Base(path) {
-	case "mtu", "mc_forwarding": // follow from something else
+	case "mtu", "mc_forwarding": // these follow from other settings
 		return false
-	case "disable_ipv6": // the other sysctls of IPv6 are looked at while there is IPv6
+	case "disable_ipv6": // the other sysctls of IPv6 are compared while IPv6 is enabled
 		return false
 	case "stable_secret":
 		return os.WriteFile(path, []byte("fd00::1"), 0) == nil

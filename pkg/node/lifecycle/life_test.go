@@ -27,7 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// node is a host with Functions, and an agent on it that can be ended and started again.
+// node is a host with Functions and an agent that can be ended and started again.
 type node struct {
 	*lifecycletest.Node
 	t testing.TB
@@ -39,7 +39,7 @@ type agent struct {
 	hooks *hooks
 }
 
-// hooks is a queue with one hook after every release, if there is any.
+// hooks is a queue with at most one hook after every release.
 type hooks struct {
 	name  string
 	mutex sync.Mutex
@@ -59,7 +59,7 @@ func newNode(t testing.TB, functions int) *node {
 	return &node{lifecycletest.New(t, functions), t}
 }
 
-// start runs an agent until stop is called.
+// start starts an agent, which runs until stop is called.
 func (n *node) start() (a *agent, stop func()) {
 	n.t.Helper()
 	a = &agent{hooks: &hooks{}}
@@ -103,7 +103,7 @@ func sandbox(id string, ns *netns.Namespace) lifecycle.Sandbox {
 	return lifecycle.Sandbox{ID: id, NetNS: ns.Path(), Pod: pod1}
 }
 
-// useAsPodWould changes what a pod with NET_ADMIN can.
+// useAsPodWould makes changes that a pod with NET_ADMIN can make.
 func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 	t.Helper()
 	h := ns.Handle()
@@ -162,7 +162,8 @@ func TestLife(t *testing.T) {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
 
-		// The pod's sandbox died, and it gets another one before the stop of the first is told.
+		// The pod's sandbox died, and the pod gets another sandbox before the stop of the first one
+		// is reported.
 		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s2", second))
 		must.Succeed(t, err)
 		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s1"))
@@ -247,7 +248,7 @@ func TestAttachRefuses(t *testing.T) {
 	})
 }
 
-// The netdev comes a moment after the pod: here, from another namespace.
+// The netdev appears a moment after the pod, here from another namespace.
 func TestNetdevComesLate(t *testing.T) {
 	n := newNode(t, 1)
 	pod, elsewhere := netns.New(t), netns.New(t)
@@ -282,15 +283,16 @@ type finderFunc func(function.ID) (string, error)
 
 func (f finderFunc) Netdev(id function.ID) (string, error) { return f(id) }
 
-// crashes runs what an agent does and ends the agent at the given event. It says whether there were
-// so many.
+// crashes runs what an agent does and ends the agent at the given event. It returns false if there
+// were fewer events.
 func (n *node) crashes(at int, do func(a *agent)) (crashed bool) {
 	a, stop := n.start()
 	defer stop()
 	return n.Crashes(at, func() { do(a) })
 }
 
-// TestCrash ends the agent at every point of every operation. The next agent makes it good.
+// TestCrash ends the agent at every point of every operation. The next agent completes the
+// operation.
 func TestCrash(t *testing.T) {
 	id := lifecycletest.ID(0)
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
@@ -303,7 +305,8 @@ func TestCrash(t *testing.T) {
 		name     string
 		attached bool // the operation starts with the Function in the pod
 		do       func(t *testing.T, a *agent, pod *netns.Namespace)
-		atLeast  int // events
+		// atLeast is the least number of events.
+		atLeast int
 	}{
 		{"attach", false, attachIt, 9},
 		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
@@ -381,7 +384,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// What is attached to a namespace that lives stays where it is when the agent starts again.
+// Functions that are attached to a namespace that exists stay where they are when the agent starts
+// again.
 func TestRecoverLeavesAttached(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
@@ -400,8 +404,8 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	n.WantAsBefore(0, before)
 }
 
-// The namespace ended while the agent was away, and the kernel brought the netdev back: under the
-// pod's name, down.
+// The namespace ended while the agent was away, and the kernel brought the netdev back: with the
+// pod's name, and down.
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
 		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
@@ -437,8 +441,8 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	}
 }
 
-// A veth's end dies with its namespace. There is nothing to restore, and the Function must become
-// free.
+// An end of a veth pair ends with its namespace. There is nothing to restore, and the Function must
+// become free.
 func TestNamespaceEndedNetdevGone(t *testing.T) {
 	n := newNode(t, 1)
 	a, stop := n.start()
@@ -462,7 +466,7 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	}
 }
 
-// After a boot there are no namespaces and the netdevs are new: nothing may be touched.
+// After a reboot there are no namespaces and the netdevs are new. Nothing may be touched.
 func TestBoot(t *testing.T) {
 	for _, state := range []journal.State{
 		journal.Attaching, journal.Attached, journal.Detaching, journal.Releasing,
@@ -501,7 +505,8 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// The pod took the netdev further. It cannot be reached; the state says so until it can.
+// The pod moved the netdev on to another namespace. The netdev cannot be reached, and the state
+// says so until it can.
 func TestNetdevMovedOn(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
@@ -533,8 +538,8 @@ func TestNetdevMovedOn(t *testing.T) {
 	n.WantAsBefore(0, before)
 }
 
-// A Function that is back and has hooks is handed over, by everybody who looks at it, and not
-// touched any more.
+// Every call that finds a Function that is back and has hooks queues it, and does not touch it any
+// more.
 func TestHandedOver(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
@@ -592,7 +597,7 @@ func TestHandedOver(t *testing.T) {
 }
 
 // TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next
-// agent hands over.
+// agent queues the hooks.
 func TestCrashBeforeHooks(t *testing.T) {
 	id := lifecycletest.ID(0)
 	for at := 1; ; at++ {
@@ -637,8 +642,7 @@ func TestCrashBeforeHooks(t *testing.T) {
 	}
 }
 
-// Different Functions go to pods at the same time, and everybody works on the same one at the same
-// time.
+// Several goroutines work on different Functions and on the same Function at the same time.
 func TestParallel(t *testing.T) {
 	const functions, rounds, workers = 4, 5, 3
 	n := newNode(t, functions)
@@ -657,7 +661,8 @@ func TestParallel(t *testing.T) {
 						errs := []error{a.Lifecycle.Reserve(t.Context(), claimed(i))}
 						_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(i),
 							sandbox("s1", pod))
-						// Another worker may just have released it, or be about to.
+						// Another worker may just have released the Function, or be about to
+						// release it.
 						if err != nil && !strings.Contains(err.Error(), "is not reserved") &&
 							!strings.Contains(err.Error(), "is being released") {
 							errs = append(errs, err)
@@ -692,11 +697,12 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	return l
 }
 
-// BenchmarkLife is a Function's way into a pod and back to being free, with the journal on the
-// disk. Its measure is BenchmarkBareMove of package netdev.
+// BenchmarkLife attaches and releases a Function, with the journal on the disk. Compare it with
+// BenchmarkBareMove of package netdev.
 func BenchmarkLife(b *testing.B) {
 	n := newNode(b, 1)
-	// beside the test: a temporary directory may be on a file system without a disk
+	// The journal is beside the test, because a temporary directory may be on a file system without
+	// a disk.
 	n.JournalPath = "bench-journal.db"
 	b.Cleanup(func() { must.Succeed(b, os.Remove(n.JournalPath)) })
 

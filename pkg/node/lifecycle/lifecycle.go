@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lifecycle decides who has a Function, and moves it to its owner and back. The DRA driver,
-// the device plugin, the CNI server and the NRI plugin report an [Event] and decide nothing
-// themselves. [Table] says which [Step] follows from it, by the [Phase] of the Function, by whose
-// it is ([Whose]) and by what must be shown first ([Evidence]).
+// Package lifecycle decides who owns a Function, and moves the Function to its owner and back. The
+// DRA driver, the device plugin, the CNI server and the NRI plugin report an [Event] and decide
+// nothing themselves. [Table] says which [Step] follows from the event. It depends on the [Phase]
+// of the Function, on its [Owner], and on the [Evidence] that is available.
 //
-// The journal has each step before it is done, so that an agent that was killed continues where it
-// was. Every method may be called at any time and again: a call continues what an earlier one left
-// undone.
+// Each step is written to the journal before it is carried out, so that an agent that was killed
+// continues where it stopped. Every method may be called at any time and may be repeated: a call
+// continues the work that an earlier call left unfinished.
 package lifecycle
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// Engine moves netdevs. Its methods are those of [netdev.Engine].
+// Engine moves netdevs. [netdev.Engine] implements it and documents the methods.
 type Engine interface {
 	Plan(
 		ctx context.Context, device netdev.Device, netNS string, want function.Interface,
@@ -51,119 +51,128 @@ type Engine interface {
 
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
-	// Netdev is the name of the Function's netdev on the host, "" if the netdev is in another
-	// network namespace. The error is [inventory.ErrNoNetdev] if there is no netdev at all, and
-	// [io/fs.ErrNotExist] if there is no such Function.
+	// Netdev returns the name of the Function's netdev on the host, or "" if the netdev is in
+	// another network namespace. The error is [inventory.ErrNoNetdev] if there is no netdev at all,
+	// and [io/fs.ErrNotExist] if there is no such Function.
 	Netdev(function.ID) (string, error)
 }
 
-// Setup makes reserved Functions usable for their owners: it makes SFs and binds drivers.
+// Setup prepares reserved Functions for their owners: it creates SFs and binds drivers.
 type Setup interface {
-	// Plan completes the SF, MAC and Driver of want.Setup with what is needed to undo them; nil if
-	// nothing is to be done. It changes nothing.
+	// Plan completes the SF, MAC and Driver of want.Setup with the values that are needed to undo
+	// the setup. It returns nil if there is nothing to set up. It changes nothing.
 	Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error)
-	// SetUp does what the attachment's Setup says and is not done yet.
+	// SetUp completes the setup that the attachment names.
 	SetUp(ctx context.Context, a journal.Attachment) error
-	// TearDown undoes what SetUp did. The netdev, if any, is on the host.
+	// TearDown undoes SetUp. The netdev, if any, must be on the host.
 	TearDown(ctx context.Context, a journal.Attachment) error
 }
 
-// Queue runs the post-delete hooks of Functions whose netdev is back. Its methods do not block.
+// Queue runs the post-delete hooks of Functions whose netdev is back on the host. Its methods do
+// not block.
 type Queue interface {
-	// First is the name of the first hook for the attachment, "" if there is none.
+	// First returns the name of the first hook for the attachment, or "" if there is no hook.
 	First(journal.Attachment) string
-	// Add has the hooks of a Function run, whose attachment is [journal.Attachment.Restored], and
-	// then the attachment deleted. Of a Function that is being released and quarantined, it has the
-	// Port deleted and nothing else. It may be called again.
+	// Add queues the hooks of a Function whose attachment is [journal.Attachment.Restored]. The
+	// attachment is deleted after the last hook. For a quarantined Function in state Releasing,
+	// only the Port is deleted. Add may be called again for the same Function.
 	Add(function.ID)
 }
 
-// Kubelet is what the kubelet says that pods have. Methods with a context ask it anew. A resource
-// of "" stands for claims.
+// Kubelet says which Functions the kubelet has given to pods. Methods with a context ask the
+// kubelet; the others use its last answer. A resource of "" stands for claims.
 type Kubelet interface {
-	// Assigned returns what pods have, by [function.ID.String]. An answer that cannot be complete
-	// is an error.
+	// Assigned returns the assignments of Functions to pods, keyed by [function.ID.String]. It
+	// returns an error if the answer may be incomplete.
 	Assigned(context.Context) (map[string]podresources.Assignment, error)
-	// Refresh has InUse and Has know what the kubelet says now.
+	// Refresh asks the kubelet, so that InUse and Has know its current answer.
 	Refresh(context.Context) (changed bool, err error)
-	// InUse describes a pod that has the Function by another resource than this, "" if there is
-	// none.
+	// InUse describes a pod that has the Function by a resource other than this one. It returns ""
+	// if there is no such pod.
 	InUse(id function.ID, resource string) string
-	// Has says whether a pod has the Function by this resource.
+	// Has reports whether a pod has the Function by this resource.
 	Has(id function.ID, resource string) bool
 }
 
-// Claims is what the API server says about claims.
+// Claims says what the API server knows about claims.
 type Claims interface {
-	// Consumers are the pods that a claim is reserved for. allocated is false if the claim is gone
-	// or has another device.
+	// Consumers returns the pods that a claim is reserved for. allocated is false if the claim does
+	// not exist any more, or is allocated to another device.
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
-// Options of a [Manager]. Parts that are not set are done without.
+// Options of a [Manager]. Options that are nil or zero are left out, or have the default that is
+// named here.
 type Options struct {
-	BootID string // of this boot, from /proc/sys/kernel/random/boot_id
-	Setup  Setup  // must be set if any reservation has a Setup
-	Hooks  Queue  // gets every Function that was released, before it is free
-	// Kubelet says which pods have which Functions. Without it no pod is known to have any.
+	// BootID is the ID of the current boot, from /proc/sys/kernel/random/boot_id.
+	BootID string
+	// Setup must be set if any reservation has a Setup.
+	Setup Setup
+	// Hooks receives every Function that was released, before the Function is free.
+	Hooks Queue
+	// Kubelet says which pods have which Functions. Without it, no pod is known to have a Function.
 	Kubelet Kubelet
-	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
+	// Claims says which pods need a claim. Without it, a claim keeps its Functions until Unprepare.
 	Claims Claims
-	// Expose lets the containers of a claim get its Functions in state Attached, and no others:
-	// those of the journal, but this one as it is here, since the journal may have it in state
-	// Attached until the call returns. It is called after a Function is attached and before any
-	// container is made, and before a Function leaves its sandbox. The call may be repeated.
+	// Expose makes the Functions of a claim available to its containers. Only Functions in state
+	// Attached are available. They come from the journal, except for the attachment that is passed
+	// here: the journal may have another state for it until the call returns. Expose is called
+	// after a Function is attached and before any container is created, and before a Function
+	// leaves its sandbox. The call may be repeated.
 	Expose func(journal.Attachment) error
-	// Announce tells the neighbours of an attached interface, once it has its carrier or until ctx
-	// ends.
+	// Announce announces the addresses of an attached interface to its neighbours. It waits until
+	// the interface has a carrier, or until ctx ends.
 	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
-	// Seen is the Function as the inventory saw it last. When a device changes, it spares a look at
-	// the kernel for Functions that did not move: to look at hundreds of SFs takes a second.
+	// Seen returns the Function as the inventory saw it last. It avoids asking the kernel about
+	// Functions that did not change, because asking about hundreds of SFs takes a second.
 	Seen func(function.ID) (f function.Function, exists bool)
-	// Driver is the kernel driver that a Function has at this moment, "" for none. The error is
-	// [io/fs.ErrNotExist] if there is no such Function, and any other one if that cannot be found
-	// out. Without it drivers are not compared.
+	// Driver returns the current kernel driver of a Function, or "" if it has no driver. The error
+	// is [io/fs.ErrNotExist] if there is no such Function. Any other error means that the driver is
+	// unknown. Without this option, drivers are not compared.
 	Driver func(function.ID) (string, error)
-	// Unusable says why a Function cannot be attached, by what the host shows of it, "" for one
-	// that can; driver is the one that is bound for the owner, "" for the Function's own. It is
-	// asked before anything is done for an owner, and before an attach; see [health.Unusable]. Nil
-	// is never.
+	// Unusable returns why a Function cannot be attached, according to what the host shows of it,
+	// or "" if it can be attached. driver is the driver that is bound for the owner, or "" for the
+	// Function's own driver. Unusable is called before any change for an owner, and before an
+	// attach; see [health.Unusable]. If it is nil, every Function is usable.
 	Unusable func(id function.ID, driver string) (reason string)
-	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called
-	// before a netdev goes back to the pod that lost it. If ctx ends first, the error says what is
-	// missing.
+	// Serve returns once the xPU serves the Function's Port. It returns at once if there is no
+	// Port. It is called before a netdev goes back to the pod that lost it. If ctx ends first, the
+	// error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
-	// Tracer takes what attaches a Function; nil for none.
+	// Tracer records the attaching of Functions. It may be nil.
 	Tracer *tracing.Tracer
 	// Report is called when a pod has lost a Function, in state Lost, and when the pod has it
 	// again, in state Attached. It must not block.
 	Report func(journal.Attachment)
-	// Quarantined is called when a Function was quarantined, and Unquarantined with the quarantined
-	// record and what became of the Function, in words, when that is over. Neither must block.
+	// Quarantined is called when a Function was quarantined. Unquarantined is called when the
+	// quarantine is over, with the quarantined record and a description of the outcome. Neither may
+	// block.
 	Quarantined   func(journal.Attachment)
 	Unquarantined func(a journal.Attachment, outcome string)
-	// Now is the clock of the machine, for the times in the journal, which are for people; nil is
-	// [time.Now].
+	// Now returns the wall clock time. The times in the journal come from it and are meant for
+	// people. The default is [time.Now].
 	Now func() time.Time
-	// Changed is called when the health of a Function may have changed, Taken when a Function was
-	// reserved. Neither must block.
-	Changed func()
-	Taken   func(function.ID)
+	// Changed is called when the health of a Function may have changed, and Reserved when a
+	// Function was reserved. Neither may block.
+	Changed  func()
+	Reserved func(function.ID)
 
-	// Patience is how often a netdev is looked for that is in no namespace: the kernel brings the
-	// netdevs of a dead namespace back a moment after its end. The zero value is [Patience].
+	// Patience says how often, and for how long, a netdev is looked for that is in no namespace.
+	// The kernel brings the netdevs of a dead namespace back a moment after it ended. The default
+	// is the function [Patience].
 	Patience wait.Backoff
-	// GoneAfter is how long after the stop of its sandbox a hardware netdev is waited for that is
-	// in no namespace; 0 is a minute. A busy kernel ends namespaces late. Until then Detach and
-	// Unprepare fail, or the Function is quarantined.
-	GoneAfter      time.Duration
-	AbandonedAfter time.Duration // how old a reservation must be for a sweep; 0 is 5 minutes
-	// the interval of [Resume] and [Sweep] in [Manager.Run]; 0 is a minute
+	// GoneAfter is how long after the stop of its sandbox a hardware netdev that is in no namespace
+	// is still expected to return; the default is a minute. A busy kernel ends namespaces late.
+	// Until then Detach and Unprepare fail, or the Function is quarantined.
+	GoneAfter time.Duration
+	// AbandonedAfter is how old a reservation must be for a sweep; the default is 5 minutes.
+	AbandonedAfter time.Duration
+	// SweepEvery is the interval of [Resume] and [Sweep] in [Manager.Run]; the default is a minute.
 	SweepEvery time.Duration
 }
 
-// Manager decides for all Functions of the node. Its methods may be called by several goroutines at
-// once.
+// Manager decides for all Functions of the node. Its methods may be called from several goroutines
+// at once.
 type Manager struct {
 	journal journal.Records
 	engine  Engine
@@ -172,22 +181,23 @@ type Manager struct {
 	log     logr.Logger
 	losses  losses
 
-	// announcing are the announcements under way, whose context is lasting. [Manager.Run] calls
-	// stop when it ends. The mutex keeps an Attach that takes longer from beginning another one.
+	// announcing counts the running announcements, whose context is lasting. [Manager.Run] calls
+	// stop when it ends. The mutex prevents an Attach that outlasts Run from starting another
+	// announcement.
 	mutex      sync.Mutex
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
 	ages     ages
-	troubles troubles
+	failures failures
 
-	// abandoned are the Functions that nobody needed at the last sweep, with the time of
-	// reservation. Only sweep uses it.
+	// abandoned has the Functions that no pod needed at the last sweep, with the times of their
+	// reservations. Only sweep uses it.
 	abandoned map[function.ID]time.Time
 }
 
-// New makes a manager.
+// New returns a Manager. It changes nothing until a method is called.
 func New(
 	j journal.Records, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger,
 ) *Manager {
@@ -195,8 +205,8 @@ func New(
 		options.Changed = func() {}
 	}
 
-	if options.Taken == nil {
-		options.Taken = func(function.ID) {}
+	if options.Reserved == nil {
+		options.Reserved = func(function.ID) {}
 	}
 
 	if options.Expose == nil {
@@ -237,7 +247,7 @@ func New(
 	return m
 }
 
-// put writes a record, whose ages are counted from then on.
+// put writes a record to the journal, and starts to count its ages.
 func (m *Manager) put(a journal.Attachment) error {
 	if err := m.journal.Put(a); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// requested is a reservation by a CNI request.
+// requested returns a reservation by a CNI request.
 func requested(containerID string) journal.Attachment {
 	return journal.Attachment{
 		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
@@ -29,8 +29,8 @@ func requested(containerID string) journal.Attachment {
 	}
 }
 
-// A reservation by CNI belongs to the container and interface; one by the device plugin to whoever
-// comes.
+// A reservation by CNI belongs to a container and an interface. A reservation by the device plugin
+// belongs to a pod that is not known yet.
 func TestReserveByRequest(t *testing.T) {
 	allocated := requested("")
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
@@ -135,7 +135,7 @@ func TestReserveByRequest(t *testing.T) {
 	}
 }
 
-// What another container reserved is not attached to this one's sandbox.
+// A Function that another container reserved is not attached to this container's sandbox.
 func TestAttachOfAnotherRequest(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
@@ -152,7 +152,8 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 	}
 }
 
-// The device plugin reserves without knowing what the interface will be; that cannot be attached.
+// The device plugin reserves a Function without knowing its interface. Such a Function cannot be
+// attached.
 func TestAttachAllocated(t *testing.T) {
 	j := openJournal(t)
 	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"},
@@ -163,7 +164,7 @@ func TestAttachAllocated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := a.Attach(t.Context(), vf, sandbox()); err == nil ||
-		!strings.Contains(err.Error(), "nobody asked yet for an interface") {
+		!strings.Contains(err.Error(), "no CNI request has asked for an interface yet") {
 		t.Errorf("error %v", err)
 	}
 
@@ -174,7 +175,7 @@ func TestAttachAllocated(t *testing.T) {
 	}
 }
 
-// A Function that a userspace driver has is attached without a netdev.
+// A Function with a driver for userspace programs is attached without a netdev.
 func TestAttachUserspace(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{}

@@ -27,21 +27,28 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// slot has a card that is unplugged and plugged, with one Function. It is what knows the node's
-// netdevs, the xPU that serves the Function's Port, and the user who hears of what happens.
+// slot is a slot with a card that can be unplugged and plugged in again. The card has one Function.
+// The slot finds the node's netdevs, serves the Function's Port, and receives the reports for the
+// user.
 type slot struct {
 	t       *testing.T
 	node    *node
 	changes chan struct{}
 
-	mutex  sync.Mutex
-	there  bool  // there is a device
-	driver error // why there is no netdev although there is a device
-	down   bool  // the Port is not up
-	served int   // how often the Port was asked for
-	looked int   // how often a netdev was looked for
-	pf     error // why the PF has no netdev
-	told   []string
+	mutex sync.Mutex
+	// there says that there is a device.
+	there bool
+	// driver is the reason why there is no netdev although there is a device.
+	driver error
+	// down says that the Port is not up.
+	down bool
+	// served counts how often the Port was asked for.
+	served int
+	// looked counts how often a netdev was looked for.
+	looked int
+	// pf is the reason why the PF has no netdev.
+	pf      error
+	reports []string
 }
 
 func (s *slot) Netdev(id function.ID) (string, error) {
@@ -75,7 +82,7 @@ func (s *slot) Serve(context.Context, journal.Attachment) error {
 func (s *slot) Report(a journal.Attachment) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	s.told = append(s.told, fmt.Sprintf("%s %s", a.State, a.Pod.Name))
+	s.reports = append(s.reports, fmt.Sprintf("%s %s", a.State, a.Pod.Name))
 }
 
 func (s *slot) plug() {
@@ -93,7 +100,7 @@ func (s *slot) unplug() {
 	s.changes <- struct{}{}
 }
 
-// set changes what is there, and has the kernel tell of it.
+// set changes the slot, and reports a change of devices as the kernel does.
 func (s *slot) set(change func()) {
 	s.mutex.Lock()
 	change()
@@ -107,7 +114,7 @@ func (s *slot) get(field *int) int {
 	return *field
 }
 
-// eventually waits until the record is in the state.
+// eventually waits until the record is in the state, and returns the record.
 func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attachment {
 	s.t.Helper()
 	var a journal.Attachment
@@ -124,7 +131,7 @@ func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attach
 	return a
 }
 
-// runningWithSlot is an agent on a node with a slot.
+// runningWithSlot starts an agent on a node with a slot.
 func runningWithSlot(t *testing.T) (*slot, *agent, *lifecycle.Manager) {
 	t.Helper()
 	return runningWith(t, func(*slot, *lifecycle.Options) {})
@@ -169,8 +176,8 @@ func start(
 	must.Succeed(t, err)
 }
 
-// inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses
-// and its routes.
+// inPod returns what a pod sees of an interface: its link without the numbers that the kernel
+// assigns, its addresses and its routes.
 func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	t.Helper()
 	l, err := pod.Handle().LinkByName(name)
@@ -193,8 +200,8 @@ func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 }
 
 // TestDeviceReturns: a pod whose card was unplugged or reset gets its interface back as it was,
-// whether it has wished for a MAC and an MTU or not, once the Port is up; and what is given back in
-// the end is what the netdev was before the pod.
+// once the Port is up. It does not matter whether it asked for a MAC and an MTU. The release
+// restores the netdev as it was before the pod.
 func TestDeviceReturns(t *testing.T) {
 	wishes := claimed(0)
 	none := claimed(0)
@@ -232,19 +239,19 @@ func TestDeviceReturns(t *testing.T) {
 				t.Errorf("in the pod:\n%s\nwas:\n%s\nrecord %+v", is, was, record)
 			}
 
-			// Reset in one go.
+			// The card is reset without a report in between.
 			s.unplug()
 			s.plug()
-			told := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
+			reports := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
 			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second,
 				true, func(context.Context) (bool, error) {
 					s.mutex.Lock()
 					defer s.mutex.Unlock()
-					return slices.Equal(s.told, told), nil
+					return slices.Equal(s.reports, reports), nil
 				})
 
 			if is := inPod(t, pod, "net0"); err != nil || is != was {
-				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
+				t.Errorf("reported %q, want %q; in the pod:\n%s", s.reports, reports, is)
 			}
 
 			must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
@@ -253,8 +260,8 @@ func TestDeviceReturns(t *testing.T) {
 	}
 }
 
-// TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the
-// Function, whether the device is there or not.
+// TestLostEnds: a Function that its pod has lost still ends with the sandbox or the claim, whether
+// the device is there or not.
 func TestLostEnds(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
 		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error {
@@ -295,8 +302,8 @@ func TestLostEnds(t *testing.T) {
 	}
 }
 
-// TestProgramLosesDevice: a program that had the Function without a netdev does not get it back.
-// Its pod is told so.
+// TestProgramLosesDevice: a program that used the Function without a netdev does not get it back,
+// and the report says so.
 func TestProgramLosesDevice(t *testing.T) {
 	for name, change := range map[string]func(*slot){
 		"unplugged":      func(s *slot) { s.unplug() },
@@ -320,7 +327,8 @@ func TestProgramLosesDevice(t *testing.T) {
 			change(s)
 			s.eventually(a.Journal, journal.Lost)
 			s.set(func() { s.there, s.driver = true, inventory.ErrNoNetdev })
-			s.set(func() {}) // the value before is worked off once this one is taken
+			// the queue takes this value only after it has handled the one before
+			s.set(func() {})
 			manager := lifecycle.New(a.Journal, a.Engine,
 				s, lifecycle.Options{BootID: s.node.BootID}, testr.New(t))
 			if message := manager.Lost(lifecycletest.ID(0)); !strings.Contains(message,
@@ -336,8 +344,7 @@ func TestProgramLosesDevice(t *testing.T) {
 	}
 }
 
-// TestNothingLost: a netdev that the pod has renamed, or moved on to a namespace of its own, is not
-// lost.
+// TestNothingLost: a netdev that the pod renamed, or moved to a namespace of its own, is not lost.
 func TestNothingLost(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod, inner := netns.New(t), netns.New(t)
@@ -348,7 +355,7 @@ func TestNothingLost(t *testing.T) {
 
 	check := func(where string) {
 		t.Helper()
-		for range 2 { // the second is taken when the first is worked off
+		for range 2 { // the queue takes the second value only after it has handled the first
 			s.changes <- struct{}{}
 		}
 
@@ -357,8 +364,8 @@ func TestNothingLost(t *testing.T) {
 		}
 
 		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
-			len(s.told) > 0 {
-			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
+			len(s.reports) > 0 {
+			t.Errorf("%s: state %s, reported %q", where, record.State, s.reports)
 		}
 	}
 
@@ -371,8 +378,8 @@ func TestNothingLost(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
-// TestVMRuntimeTakesDevice: a pod whose runtime hands the device to a virtual machine has not lost
-// the Function, and the pod has if nobody has the device.
+// TestVMRuntimeTakesDevice: a pod whose runtime passes the device to a virtual machine has not lost
+// the Function. The pod has lost it if no driver has the device.
 func TestVMRuntimeTakesDevice(t *testing.T) {
 	for _, test := range []struct {
 		driver string
@@ -394,7 +401,7 @@ func TestVMRuntimeTakesDevice(t *testing.T) {
 				return
 			}
 
-			for range 2 { // the second is taken when the first is worked off
+			for range 2 { // the queue takes the second value only after it has handled the first
 				s.changes <- struct{}{}
 			}
 
@@ -409,7 +416,7 @@ func TestVMRuntimeTakesDevice(t *testing.T) {
 	}
 }
 
-// maker makes SFs: it plugs them in.
+// maker makes SFs by plugging them in.
 type maker struct {
 	*slot
 	made int
@@ -432,8 +439,7 @@ func (m *maker) SetUp(context.Context, journal.Attachment) error {
 
 func (m *maker) TearDown(context.Context, journal.Attachment) error { return nil }
 
-// TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is
-// back.
+// TestSFIsMadeAgain: an SF that was made for its owner has to be made again when the card is back.
 func TestSFIsMadeAgain(t *testing.T) {
 	var sfs *maker
 	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
@@ -447,7 +453,7 @@ func TestSFIsMadeAgain(t *testing.T) {
 	start(t, manager, want, pod)
 	was := inPod(t, pod, "net0")
 	s.mutex.Lock()
-	s.pf = fs.ErrNotExist // the PF went as well
+	s.pf = fs.ErrNotExist // the PF is gone too
 	s.mutex.Unlock()
 	s.unplug()
 	s.eventually(a.Journal, journal.Lost)
@@ -464,25 +470,26 @@ func TestSFIsMadeAgain(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
 }
 
-// containers get what is offered, and refuse the calls of these numbers.
+// containers gets the exposed Functions, and fails the calls with these numbers.
 type containers struct {
 	mutex   sync.Mutex
-	told    []string
+	reports []string
 	refused []int
 }
 
 func (c *containers) Expose(a journal.Attachment) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.told = append(c.told, string(a.State))
-	if slices.Contains(c.refused, len(c.told)-1) {
+	c.reports = append(c.reports, string(a.State))
+	if slices.Contains(c.refused, len(c.reports)-1) {
 		return errors.New("not now")
 	}
 	return nil
 }
 
-// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure of that is
-// tried again; and when it cannot be offered again, the pod has not got it back either.
+// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure to
+// withdraw it is retried. If the Function cannot be exposed again, the pod has not got it back
+// either.
 func TestLostIsWithdrawn(t *testing.T) {
 	devices := &containers{refused: []int{1, 3}}
 	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) {
@@ -498,26 +505,26 @@ func TestLostIsWithdrawn(t *testing.T) {
 		func(context.Context) (bool, error) {
 			devices.mutex.Lock()
 			defer devices.mutex.Unlock()
-			return slices.Equal(devices.told, want), nil
+			return slices.Equal(devices.reports, want), nil
 		})
 
 	if err != nil {
-		t.Errorf("told %q, want %q", devices.told, want)
+		t.Errorf("reported %q, want %q", devices.reports, want)
 	}
 
 	s.eventually(a.Journal, journal.Attached)
-	// after the pod was told, which happens with the Function's lock
+	// Unprepare waits for the Function's lock, under which the report is sent.
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 
-	if told := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.told, told) {
-		t.Errorf("the pod is told %q, want %q", s.told, told)
+	if reports := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.reports, reports) {
+		t.Errorf("reported %q, want %q", s.reports, reports)
 	}
 }
 
-// TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and
-// is not lost.
+// TestLostBeforeReboot: a Function that was attached before a reboot is gone with its pod, and does
+// not count as lost.
 func TestLostBeforeReboot(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod := netns.New(t)
@@ -544,12 +551,12 @@ func TestLostBeforeReboot(t *testing.T) {
 		}
 	}
 
-	if s.get(&s.served) > 0 || len(s.told) > 0 {
-		t.Errorf("the Port was asked for %d times, the pod told %q", s.served, s.told)
+	if s.get(&s.served) > 0 || len(s.reports) > 0 {
+		t.Errorf("the Port was asked for %d times, reported %q", s.served, s.reports)
 	}
 }
 
-// seen is what the inventory saw last.
+// seen has what the inventory saw last.
 type seen struct {
 	function.Function
 	known bool
@@ -557,8 +564,8 @@ type seen struct {
 
 func (s seen) Get(function.ID) (function.Function, bool) { return s.Function, s.known }
 
-// TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read;
-// anything else is looked at.
+// TestNothingToLookAt: sysfs is not read if the inventory sees every Function where it was. Any
+// other Function is looked up.
 func TestNothingToLookAt(t *testing.T) {
 	bound := function.Function{Driver: "mlx5_core"}
 	onHost := bound
@@ -601,7 +608,7 @@ func TestNothingToLookAt(t *testing.T) {
 }
 
 // TestPodMovesNetdevToHost: a pod that moves its netdev to the host has not lost it, and does not
-// get it back to move it there again. The release finds it.
+// get it back, because it could move it again. The release finds the netdev.
 func TestPodMovesNetdevToHost(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	before := s.node.Snapshot(0)
@@ -611,7 +618,7 @@ func TestPodMovesNetdevToHost(t *testing.T) {
 	must.Succeed(t, err)
 	must.Succeed(t, pod.Handle().LinkSetNsFd(l, s.node.Host.Fd()))
 
-	for range 3 { // the last is taken when the one before is worked off
+	for range 3 { // the queue takes the last value only after it has handled the one before
 		s.changes <- struct{}{}
 	}
 
@@ -620,8 +627,8 @@ func TestPodMovesNetdevToHost(t *testing.T) {
 	}
 
 	if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
-		len(s.told) > 0 {
-		t.Errorf("state %s, told %q", record.State, s.told)
+		len(s.reports) > 0 {
+		t.Errorf("state %s, reported %q", record.State, s.reports)
 	}
 	if got, err := s.node.Netdev(lifecycletest.ID(0)); got != "net0" || err != nil {
 		t.Errorf("netdev %q on the host, %v", got, err)

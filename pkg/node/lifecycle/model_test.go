@@ -19,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// report is what happens by an event, at the agent.
+// report calls the method of the Manager that reports the event.
 func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	switch p.event {
 	case Prepare, Allocate, Add:
@@ -67,16 +67,15 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	case Resume:
 		return m.Recover(ctx)
 	case DeviceChanges:
-		_, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
+		_, err := m.reconcile(ctx, trigger{event: DeviceChanges}, id, nil)
 		return err
 	}
 	panic("unknown event " + p.event)
 }
 
-// TestEveryEventInEveryPhase goes through every pair of event and phase, whosever the Function is,
-// with an agent that ends after each of its writes, and one that does not. Whatever was
-// interrupted, the next agent goes on; and when nobody needs the Function any more, it is free and
-// as it was.
+// TestEveryEventInEveryPhase tries every event in every phase, for every owner, with an agent that
+// ends after each of its writes, and with one that does not. The next agent must continue all
+// interrupted work. When no pod needs the Function any more, it must be free and as it was.
 func TestEveryEventInEveryPhase(t *testing.T) {
 	for _, phase := range Phases {
 		records := []journal.Attachment{{}}
@@ -100,13 +99,13 @@ func TestEveryEventInEveryPhase(t *testing.T) {
 	}
 }
 
-// eventWithCrash says whether the agent ended before it was done.
+// eventWithCrash reports whether the agent ended before it had handled the event.
 func eventWithCrash(
 	t *testing.T, p trigger, record journal.Attachment, exists bool, writes int,
 ) (crashed bool) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, vf)
-		p.netNS = t.TempDir() // what Attach looks for
+		p.netNS = t.TempDir() // Attach looks for this path
 		w.alive[p.netNS] = true
 		if exists {
 			record.ReservedAt = time.Now().Add(-time.Hour)
@@ -115,7 +114,7 @@ func eventWithCrash(
 				record.Before = &netdev.Snapshot{
 					Name: vf.String(), Identity: w.netdevs[vf].identity(vf.String()),
 				}
-				// the second sandbox comes after the first one has gone
+				// The second sandbox starts after the first one is gone.
 				w.alive["/run/netns/before"] = p.sandbox != "c2"
 			}
 
@@ -152,14 +151,14 @@ func eventWithCrash(
 	return crashed
 }
 
-// lives is how many random lives TestRandomLives goes through.
+// lives is the number of random lives in TestRandomLives.
 var lives = flag.Int("lives", 150, "number of random lives of a node")
 
-// TestRandomLives lets pods come and go at random over a few Functions, by claims, by the device
-// plugin and CNI and by CNI alone, with events that are lost or come twice or late, namespaces that
-// end, agents that end after any write, a kubelet that does not answer and hours that pass. At no
-// moment has a Function two owners, is it offered or taken before the hooks of its last owner are
-// done, or is it owned by nobody who is there; in the end all is as it was.
+// TestRandomLives lets pods come and go at random over a few Functions: by claims, by the device
+// plugin with CNI, and by CNI alone. Events are lost, repeated or late. Namespaces end, agents end
+// after any write, the kubelet does not answer, and hours pass. At no moment may a Function have
+// two owners, or an owner that is gone, or be offered or taken before the hooks of its last owner
+// are done. In the end everything must be as it was.
 func TestRandomLives(t *testing.T) {
 	for seed := range *lives {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -268,14 +267,14 @@ func randomLife(t *testing.T, random *rand.Rand) {
 	w.settleAll("in the end")
 }
 
-// namespace makes a network namespace.
+// namespace makes a network namespace, and returns its path.
 func (w *world) namespace() string {
 	path := w.t.TempDir()
 	w.alive[path] = true
 	return path
 }
 
-// returnFrom is what the kernel does with netdevs whose namespace ends.
+// returnFrom does what the kernel does with netdevs whose namespace ends.
 func (w *world) returnFrom(path string) {
 	for _, d := range w.netdevs {
 		if d.in == path {

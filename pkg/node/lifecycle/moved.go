@@ -12,27 +12,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// freeLosses is how often a sandbox gets back what it lost without a pause, because a card may be
-// reset several times in a row. After one loss more the netdev stays on the host for firstPause,
+// freeLosses is how often a sandbox gets back a lost Function without a pause, because a card may
+// be reset several times in a row. After the next loss the netdev stays on the host for firstPause,
 // and after each further loss for twice as long.
 const freeLosses = 5
 
-// losses counts what sandboxes lost since the agent started. A pod may move its netdev to the host
-// whenever it gets it back. It may be used by several goroutines at once.
+// losses counts the losses of sandboxes since the agent started, because a pod may move its netdev
+// to the host every time it gets it back. It is safe for concurrent use.
 type losses struct {
 	mutex sync.Mutex
 	all   map[function.ID]*loss
 }
 
-// loss is what a sandbox lost of one Function.
+// loss counts how often a sandbox lost one Function.
 type loss struct {
 	sandbox string
-	moved   bool // it was logged that the pod moved the netdev away
-	count   int
-	last    time.Time // with a monotonic reading
+	// moved says that the log already names the pod that moved the netdev away.
+	moved bool
+	count int
+	// last is the time of the last loss, with a monotonic reading.
+	last time.Time
 }
 
-// of returns the losses of the record's sandbox. The caller has the mutex.
+// of returns the losses of the record's sandbox. The caller must hold the mutex.
 func (l *losses) of(a journal.Attachment) *loss {
 	if l.all == nil {
 		l.all = map[function.ID]*loss{}
@@ -51,7 +53,7 @@ func (l *losses) add(a journal.Attachment) {
 	of.count, of.last = of.count+1, time.Now()
 }
 
-// pause returns an error as long as the Function stays on the host.
+// pause returns an error as long as the Function has to stay on the host.
 func (l *losses) pause(a journal.Attachment) error {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -69,7 +71,7 @@ func (l *losses) pause(a journal.Attachment) error {
 	return nil
 }
 
-// firstMove says whether it was not yet noted that the pod moved the netdev away.
+// firstMove reports whether this is the first time that the pod was seen to move the netdev away.
 func (l *losses) firstMove(a journal.Attachment) bool {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -79,9 +81,9 @@ func (l *losses) firstMove(a journal.Attachment) bool {
 	return first
 }
 
-// movedByPod says whether the netdev on the host is the very one that the pod had: the pod moved it
-// there, and the device was not made anew. The kernel gives a new netdev no index that another had
-// before (dev_index_reserve of net/core/dev.c).
+// movedByPod reports whether the netdev on the host is the same netdev that the pod had. In this
+// case the pod moved it there, and the device was not made anew: the kernel does not give a new
+// netdev an index that was used before (dev_index_reserve in net/core/dev.c).
 func (m *Manager) movedByPod(ctx context.Context, a journal.Attachment) (bool, error) {
 	wanted := a
 	wanted.Interface.Name = a.Observed.Name

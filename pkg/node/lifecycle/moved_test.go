@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// TestLossesAreBounded: a sandbox that loses its Function again and again, by whatever trick, gets
-// it back ever later.
+// TestLossesAreBounded: a sandbox that loses its Function repeatedly, for whatever reason, gets it
+// back after ever longer pauses.
 func TestLossesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l losses

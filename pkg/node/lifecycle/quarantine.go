@@ -16,67 +16,73 @@ import (
 )
 
 const (
-	// quarantineAfter is how long a way back may fail, from its first failure, before the Function
-	// is quarantined. Callers wait longer: a DEL 30 s, an Unprepare 45 s; and both call again.
+	// quarantineAfter is how long restoring a Function may fail, from the first failure on, before
+	// the Function is quarantined. Callers wait longer, 30 s for a DEL and 45 s for an Unprepare,
+	// and both call again.
 	quarantineAfter = 20 * time.Second
-	// A quarantined Function is tried again after firstPause, and after twice the last pause each
-	// time, up to longestPause.
+	// A quarantined Function is retried after firstPause. Each pause is twice the last one, up to
+	// longestPause.
 	firstPause, longestPause = time.Minute, time.Hour
-	// changePause is how long after a try a change of the device does not cause another one, as a
-	// try changes the device too.
+	// changePause is how long after an attempt a change of the device causes no other attempt,
+	// because an attempt changes the device too.
 	changePause = 5 * time.Second
-	// maxMessage is how many bytes of an error are kept, as a pod can give a netdev long names.
+	// maxMessage is how many bytes of an error are kept, because a pod can give its netdevs long
+	// names.
 	maxMessage = 1024
 )
 
-// wayBackError is why a Function did not come back. A definite one does not pass by trying again at
-// once.
-type wayBackError struct {
+// undoError says why a Function could not be restored. If it is definite, an immediate retry cannot
+// succeed.
+type undoError struct {
 	error
 	reason   journal.QuarantineReason
 	definite bool
 }
 
-func (e *wayBackError) Unwrap() error { return e.error }
+func (e *undoError) Unwrap() error { return e.error }
 
-// troubles are the ways back that failed, in the memory of this process: another agent tries each
-// at its start. The zero value is ready for use, by several goroutines at once.
-type troubles struct {
+// failures has the failed attempts to restore Functions. It is kept in memory only: the next agent
+// makes an attempt when it starts. The zero value is ready for use, by several goroutines at once.
+type failures struct {
 	mutex sync.Mutex
-	all   map[function.ID]trouble
+	all   map[function.ID]failure
 }
 
-// trouble is a way back that failed.
-type trouble struct {
-	since, last time.Time // of the first failure and of the last one, by the monotonic clock
-	// after the last one before it is tried again by itself; 0 unless quarantined
-	pause  time.Duration
-	device sight // of the device after the last one
+// failure describes the failed attempts to restore one Function.
+type failure struct {
+	// since is the time of the first failure, and last the time of the last one, with monotonic
+	// readings.
+	since, last time.Time
+	// pause is how long to wait after the last attempt before the next one. It is 0 if the Function
+	// is not quarantined.
+	pause time.Duration
+	// device is the device after the last attempt.
+	device deviceView
 }
 
-// sight is what can make a way back succeed that failed: how the inventory sees a Function and its
-// PF.
-type sight struct {
+// deviceView is what the inventory sees of a Function and its PF. A change may make the next
+// attempt succeed.
+type deviceView struct {
 	exists, pfExists   bool
 	driver, netdev     string
 	pfDriver, pfNetdev string
 	link               bool
 }
 
-func (s *troubles) get(id function.ID) (t trouble, exists bool) {
+func (s *failures) get(id function.ID) (t failure, exists bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	t, exists = s.all[id]
 	return t, exists
 }
 
-// failed adds a failure of now.
-func (s *troubles) failed(id function.ID, device sight) trouble {
+// add records a failure at this moment.
+func (s *failures) add(id function.ID, device deviceView) failure {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 
 	if s.all == nil {
-		s.all = map[function.ID]trouble{}
+		s.all = map[function.ID]failure{}
 	}
 
 	t, again := s.all[id]
@@ -89,7 +95,7 @@ func (s *troubles) failed(id function.ID, device sight) trouble {
 	return t
 }
 
-func (s *troubles) pause(id function.ID, pause time.Duration) {
+func (s *failures) pause(id function.ID, pause time.Duration) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if t, exists := s.all[id]; exists {
@@ -98,28 +104,28 @@ func (s *troubles) pause(id function.ID, pause time.Duration) {
 	}
 }
 
-func (s *troubles) end(id function.ID) {
+func (s *failures) end(id function.ID) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	delete(s.all, id)
 }
 
-// look is how the inventory sees the device of a record.
-func (m *Manager) look(a journal.Attachment) sight {
+// view returns what the inventory sees of the record's device.
+func (m *Manager) view(a journal.Attachment) deviceView {
 	f, exists := m.options.Seen(a.Function)
 	pf, pfExists := m.options.Seen(function.ID{Address: a.PF})
-	return sight{
+	return deviceView{
 		exists: exists, driver: f.Driver, netdev: f.Netdev, link: f.LinkUp,
 		pfExists: pfExists, pfDriver: pf.Driver, pfNetdev: pf.Netdev,
 	}
 }
 
-// failed decides what becomes of a Function whose way back failed. It returns nil once the Function
-// is quarantined, as its pod may go then, and the failure before that. The caller has the
-// Function's lock.
-func (m *Manager) failed(a journal.Attachment, failure error) error {
-	t := m.troubles.failed(a.Function, m.look(a))
-	why := &wayBackError{error: failure, reason: journal.NotRestored}
+// quarantine handles a failed attempt to restore a Function. It returns the failure until the
+// Function is quarantined, and nil after that, because the pod may end then. The caller must hold
+// the Function's lock.
+func (m *Manager) quarantine(a journal.Attachment, failure error) error {
+	t := m.failures.add(a.Function, m.view(a))
+	why := &undoError{error: failure, reason: journal.NotRestored}
 	errors.As(failure, &why)
 	first := !a.Quarantined()
 	if first && !why.definite && time.Since(t.since) < quarantineAfter {
@@ -139,7 +145,7 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 		return errors.Join(failure, err)
 	}
 
-	m.troubles.pause(a.Function, pause)
+	m.failures.pause(a.Function, pause)
 	log := m.log.WithValues("function", a.Function.String(), "reason", string(q.Reason), "again",
 		pause.String())
 	if first {
@@ -150,17 +156,17 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 	}
 
 	m.healthChanged(a.Function)
-	m.letPortGo(a)
+	m.deletePort(a)
 
 	return nil
 }
 
-// pauseAfter is the pause before the next try, after so many.
+// pauseAfter returns the pause before the next attempt, after the given number of attempts.
 func pauseAfter(attempts int) time.Duration {
 	return min(firstPause<<min(attempts, 10), longestPause)
 }
 
-// bounded is a text of at most maxMessage bytes.
+// bounded returns the text, cut to at most maxMessage bytes.
 func bounded(text string) string {
 	if len(text) <= maxMessage {
 		return text
@@ -168,16 +174,16 @@ func bounded(text string) string {
 	return strings.ToValidUTF8(text[:maxMessage], "") + "..."
 }
 
-// letPortGo has the Port of a quarantined Function deleted once its reservation is over: nothing of
-// the pod is left at the xPU then, whatever the netdev still has.
-func (m *Manager) letPortGo(a journal.Attachment) {
+// deletePort has the Port of a quarantined Function deleted once its reservation is over. Nothing
+// of the pod is left on the xPU then, whatever state the netdev is in.
+func (m *Manager) deletePort(a journal.Attachment) {
 	if a.State == journal.Releasing && m.options.Hooks != nil {
 		m.options.Hooks.Add(a.Function)
 	}
 }
 
-// disown ends the reservation of a quarantined Function, which stays quarantined. The caller has
-// the Function's lock.
+// disown ends the reservation of a quarantined Function, which stays quarantined. The caller must
+// hold the Function's lock.
 func (m *Manager) disown(a journal.Attachment) error {
 	a.State = journal.Releasing
 	if err := m.put(a); err != nil {
@@ -187,16 +193,17 @@ func (m *Manager) disown(a journal.Attachment) error {
 		return err
 	}
 
-	m.letPortGo(a)
+	m.deletePort(a)
 	return nil
 }
 
-// checkDriver compares the driver that is bound with the one that must be. A device that is gone
-// has none to compare; one that cannot be read is unknown, and looked at again.
+// checkDriver compares the current driver with the driver that the Function must have. A device
+// that is gone has no driver to compare. A driver that cannot be read is unknown, and the
+// comparison is retried.
 func (m *Manager) checkDriver(a journal.Attachment) error {
 	want, known := a.OwnDriver()
 	setUp := a.Setup != nil && a.Setup.Driver != ""
-	// it is set up until its release
+	// the owner's driver stays until the release
 	if m.options.Driver == nil || !known || ownSF(a) || setUp && a.State == journal.Detaching {
 		return nil
 	}
@@ -211,8 +218,8 @@ func (m *Manager) checkDriver(a journal.Attachment) error {
 		return nil
 	}
 
-	// Trying again at once does not bind the driver. The way back goes on when the device changes.
-	return &wayBackError{errors.New(otherDriver(driver, want)), journal.WrongDriver, true}
+	// An immediate retry does not bind the driver. The release continues when the device changes.
+	return &undoError{errors.New(otherDriver(driver, want)), journal.WrongDriver, true}
 }
 
 func otherDriver(driver, want string) string {
@@ -225,18 +232,18 @@ func otherDriver(driver, want string) string {
 	return fmt.Sprintf("driver is %s, was %s", driver, want)
 }
 
-// retryDue says whether a quarantined Function is to be tried again.
+// retryDue reports whether a quarantined Function is to be retried.
 func (m *Manager) retryDue(_ context.Context, _ trigger, d *decision) (bool, error) {
-	t, tried := m.troubles.get(d.id)
+	t, tried := m.failures.get(d.id)
 	if !tried {
 		return true, nil
 	}
 	since := time.Since(t.last)
-	return since >= t.pause || since >= changePause && m.look(d.record) != t.device, nil
+	return since >= t.pause || since >= changePause && m.view(d.record) != t.device, nil
 }
 
-// Quarantined describes a Function that is kept from every owner since it did not come back as it
-// was; "" for all others.
+// Quarantined describes a Function that no owner may get, because it could not be restored. It
+// returns "" for all others.
 func (m *Manager) Quarantined(id function.ID) string {
 	a, _ := m.journal.Get(id)
 	if !a.Quarantined() {
@@ -251,12 +258,12 @@ func quarantined(a journal.Attachment) string {
 		"\"xpuctl release\" frees it", lastPod(a), a.Quarantine.Message)
 }
 
-// errNotQuarantined is the error for a Function that an administrator need not release.
+// errNotQuarantined is returned for a Function that an administrator need not release.
 var errNotQuarantined = errors.New("is not quarantined")
 
-// Release tries a quarantined Function again at once, as an administrator asks for it. With asItIs
-// the Function is let go without that: the administrator says that its next owner may have it as it
-// is. outcome says in words what became of it.
+// Release retries a quarantined Function at once, for an administrator. With asItIs, the quarantine
+// ends without another attempt, because the administrator accepts the Function as it is for its
+// next owner. outcome describes the result.
 func (m *Manager) Release(
 	ctx context.Context, id function.ID, asItIs bool,
 ) (outcome string, err error) {
@@ -271,7 +278,7 @@ func (m *Manager) Release(
 		message := a.Quarantine.Message
 		if asItIs {
 			outcome = "is let go as it is, by an administrator: " + message
-			return m.letGo(m.log, a, outcome)
+			return m.recordRestored(m.log, a, outcome)
 		}
 		if err := m.finish(ctx, a); err != nil {
 			return err

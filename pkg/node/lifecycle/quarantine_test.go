@@ -30,22 +30,23 @@ import (
 var errLeak = fmt.Errorf("macvlan evil0 of the pod hangs on it in another namespace: %w",
 	netdev.ErrLeaks)
 
-// ward is an agent whose Functions may not come back.
+// ward has an agent whose Functions may fail to come back.
 type ward struct {
 	*Manager
 	t       *testing.T
 	journal *journal.Journal
 	engine  *engine
-	// driver is the Function's, and driverErr why it cannot be read.
+	// driver is the Function's driver, and driverErr the error of reading it.
 	driver    string
 	driverErr error
-	missing   bool // the Function has no netdev anywhere
-	seen      map[function.ID]function.Function
-	// port is the first hook, and queued are the Functions whose hooks were to run.
+	// missing says that the Function has no netdev anywhere.
+	missing bool
+	seen    map[function.ID]function.Function
+	// port is the name of the first hook, and queued has the Functions whose hooks were queued.
 	port   string
 	queued []function.ID
 	events []string
-	// tornDown is how often a setup was undone, and tearDownErr why it cannot be.
+	// tornDown counts how often a setup was undone, and tearDownErr is the error of undoing it.
 	tornDown    int
 	tearDownErr error
 }
@@ -69,7 +70,7 @@ func newWard(t *testing.T) *ward {
 	return w
 }
 
-// start begins another run of the agent.
+// start starts another run of the agent.
 func (w *ward) start() {
 	w.Manager = New(w.journal, w.engine, w, Options{
 		BootID: "boot-1", Hooks: w, Setup: wardSetup{w},
@@ -88,7 +89,7 @@ func (w *ward) start() {
 	}, testr.New(w.t))
 }
 
-// Netdev makes it the inventory.
+// Netdev implements [NetdevFinder].
 func (w *ward) Netdev(id function.ID) (string, error) {
 	if w.missing && id == vf {
 		return "", inventory.ErrNoNetdev
@@ -96,7 +97,7 @@ func (w *ward) Netdev(id function.ID) (string, error) {
 	return netdevs{vf: "v", pf: "p"}.Netdev(id)
 }
 
-// wardSetup has nothing to do but to undo.
+// wardSetup is a setup that can only be undone.
 type wardSetup struct{ *ward }
 
 func (wardSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) {
@@ -110,7 +111,7 @@ func (s wardSetup) TearDown(context.Context, journal.Attachment) error {
 	return s.tearDownErr
 }
 
-// attached has the Function in a pod.
+// attached records that the Function is in a pod.
 func (w *ward) attached(a journal.Attachment) journal.Attachment {
 	w.t.Helper()
 	a.State, a.Sandbox, a.BootID, a.Driver, a.ReservedAt = journal.Attached, "c1", "boot-1", "igbvf", time.Now().UTC()
@@ -127,7 +128,8 @@ func (w *ward) put(a journal.Attachment) {
 	}
 }
 
-// want is that the Function is in a state, and quarantined or not.
+// want fails the test unless the Function is in the state, and quarantined or not. It returns the
+// record.
 func (w *ward) want(state journal.State, quarantined bool) journal.Attachment {
 	w.t.Helper()
 	a, _ := w.journal.Get(vf)
@@ -142,8 +144,8 @@ func (w *ward) restores() int {
 	return int(atomic.LoadInt64(&w.engine.restores))
 }
 
-// TestLeakLetsThePodGo: what may reach the next owner is quarantined by the first try, and whoever
-// ends the pod succeeds.
+// TestLeakLetsThePodGo: a Function with a leftover that could reach the next owner is quarantined
+// by the first attempt. The call that ends the pod succeeds.
 func TestLeakLetsThePodGo(t *testing.T) {
 	for name, test := range map[string]struct {
 		record journal.Attachment
@@ -202,7 +204,7 @@ func TestLeakLetsThePodGo(t *testing.T) {
 	}
 }
 
-// TestLeakEndsWithSF: what a pod left on an SF that was made for it ends with the SF. The SF is
+// TestLeakEndsWithSF: leftovers of a pod on an SF that was made for it end with the SF. The SF is
 // quarantined only if it cannot be deleted.
 func TestLeakEndsWithSF(t *testing.T) {
 	errBusy := errors.New("busy")
@@ -250,8 +252,8 @@ func TestLeakEndsWithSF(t *testing.T) {
 	}
 }
 
-// TestFailingReleaseEnds: a release that fails otherwise is tried for a while; then the pod goes
-// too.
+// TestFailingReleaseEnds: a release that fails for another reason is retried for a while. Then the
+// Function is quarantined, and the pod ends.
 func TestFailingReleaseEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -277,8 +279,8 @@ func TestFailingReleaseEnds(t *testing.T) {
 	})
 }
 
-// TestWaiterHearsOfQuarantine: who waits for a release does not wait for one that ended in
-// quarantine.
+// TestWaiterHearsOfQuarantine: a caller that waits for a release returns when the Function is
+// quarantined.
 func TestWaiterHearsOfQuarantine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -303,8 +305,8 @@ func TestWaiterHearsOfQuarantine(t *testing.T) {
 	})
 }
 
-// TestTriedAtLeisure: a quarantined Function is tried again after growing pauses, at once when its
-// device changes, and is free when that succeeds.
+// TestTriedAtLeisure: a quarantined Function is retried after growing pauses, and at once when its
+// device changes. It is free when a retry succeeds.
 func TestTriedAtLeisure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -333,7 +335,8 @@ func TestTriedAtLeisure(t *testing.T) {
 			t.Errorf("tried again after %v minutes, want %v", after, want)
 		}
 
-		w.seen[vf] = function.Function{Driver: "igbvf", Netdev: "v"} // it was registered anew
+		// the device was registered again
+		w.seen[vf] = function.Function{Driver: "igbvf", Netdev: "v"}
 		changes <- struct{}{}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -366,7 +369,8 @@ func TestTriedAtLeisure(t *testing.T) {
 	})
 }
 
-// TestNextAgentTriesAtOnce: a new agent, which does not know when the last try was, tries once.
+// TestNextAgentTriesAtOnce: a new agent does not know when the last attempt was, and makes one when
+// it starts.
 func TestNextAgentTriesAtOnce(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -391,7 +395,7 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 	}
 
 	w.start()
-	w.options.BootID = "boot-2" // nothing of the pod survives that
+	w.options.BootID = "boot-2" // nothing of a pod survives a reboot
 	if err := w.Recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -399,8 +403,9 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 	w.want(Free, false)
 }
 
-// TestQuarantineOfAClaim: a claim keeps its reservation, a new sandbox tries again first, and
-// Unprepare ends the reservation without another try. Then the Port goes.
+// TestQuarantineOfAClaim: the claim of a quarantined Function keeps its reservation, and a new
+// sandbox causes an attempt. Unprepare ends the reservation without an attempt, and the Port is
+// deleted.
 func TestQuarantineOfAClaim(t *testing.T) {
 	w := newWard(t)
 	w.port = "port"
@@ -436,7 +441,8 @@ func TestQuarantineOfAClaim(t *testing.T) {
 	}
 }
 
-// TestNewSandboxAfterAll: a pod gets its Function back when that comes back for the new sandbox.
+// TestNewSandboxAfterAll: a pod gets its quarantined Function back if an attempt for its new
+// sandbox succeeds.
 func TestNewSandboxAfterAll(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -457,7 +463,8 @@ func TestNewSandboxAfterAll(t *testing.T) {
 	w.want(journal.Attached, false)
 }
 
-// TestAdministratorReleases: the administrator has a Function tried again, or lets it go as it is.
+// TestAdministratorReleases: the administrator makes the agent retry a Function, or ends its
+// quarantine as it is.
 func TestAdministratorReleases(t *testing.T) {
 	for name, test := range map[string]struct {
 		asItIs, mended bool
@@ -508,18 +515,19 @@ func TestAdministratorReleases(t *testing.T) {
 	}
 }
 
-// TestDriverIsCompared: a Function with another driver than before is no use to the next pod. It is
-// free when it has its driver again. What cannot be told is not taken for equal, and a device that
-// is gone has nothing to compare.
+// TestDriverIsCompared: a Function with another driver than before is kept from the next pod until
+// it has its own driver again. An unknown driver does not count as equal. A device that is gone has
+// no driver to compare.
 func TestDriverIsCompared(t *testing.T) {
 	byAgent := func(a *journal.Attachment) {
 		a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "iavf"}
 	}
 	for name, test := range map[string]struct {
-		change  func(*journal.Attachment)
-		driver  string
-		err     error
-		message string // of the quarantine, "" for none
+		change func(*journal.Attachment)
+		driver string
+		err    error
+		// message is the message of the quarantine, "" for none.
+		message string
 		fails   bool
 	}{
 		"the same": {nil, "igbvf", nil, "", false},
@@ -574,11 +582,13 @@ func TestDriverIsCompared(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRebinding: an agent that ends after it unbound a driver leaves in the journal
-// which one it was, so that the next agent binds it. Nobody else's driver is taken for that.
+// TestKilledWhileRebinding: an agent that ends after it unbound a driver leaves the driver's name
+// in the journal, so that the next agent binds it. Another driver that is bound then is not
+// mistaken for it.
 func TestKilledWhileRebinding(t *testing.T) {
 	for name, test := range map[string]struct {
-		driver string // that is bound when the next agent comes
+		// driver is bound when the next agent starts.
+		driver string
 		reason journal.QuarantineReason
 	}{
 		"none is bound":        {"", ""},
@@ -650,7 +660,8 @@ func (w *ward) killedWhileRebinding() {
 }
 
 // TestReboundNetdevIsAwaited: a driver that was bound again makes its netdev a moment later. The
-// Function is not free before, as nobody could give the netdev its properties then.
+// Function must not be free before, because the properties of the netdev could not be restored
+// then.
 func TestReboundNetdevIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -679,8 +690,8 @@ func TestReboundNetdevIsAwaited(t *testing.T) {
 	})
 }
 
-// TestRebindingFails: a driver that was unbound and cannot be bound is tried again, also by another
-// agent, until it is.
+// TestRebindingFails: a driver that was unbound and cannot be bound is retried until it is bound,
+// by the next agent too.
 func TestRebindingFails(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -705,8 +716,8 @@ func TestRebindingFails(t *testing.T) {
 	w.want(Free, false)
 }
 
-// TestRebindingEndsWithTheSandbox: what was bound again for one owner is nothing to the next one's
-// release.
+// TestRebindingEndsWithTheSandbox: the driver that was bound again for one owner has no effect on
+// the release of the next owner.
 func TestRebindingEndsWithTheSandbox(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -717,8 +728,8 @@ func TestRebindingEndsWithTheSandbox(t *testing.T) {
 	}
 }
 
-// TestDriverIsRecorded: the driver of the first reservation counts, also when the owner reserves
-// again.
+// TestDriverIsRecorded: the record keeps the driver of the first reservation when the owner
+// reserves again.
 func TestDriverIsRecorded(t *testing.T) {
 	w := newWard(t)
 	for _, driver := range []string{"igbvf", "vfio-pci"} {
@@ -732,7 +743,8 @@ func TestDriverIsRecorded(t *testing.T) {
 	}
 }
 
-// TestLongMessages: a pod names what hangs on its netdev, and the journal does not grow with that.
+// TestLongMessages: the journal does not grow with the names that a pod gives to devices on its
+// netdev.
 func TestLongMessages(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -745,8 +757,8 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and lateness
-// is reported, after the same time.
+// TestClockJumps: reservations are swept, and late releases are reported, after the same time,
+// whatever the machine's clock is set to.
 func TestClockJumps(t *testing.T) {
 	for name, jump := range map[string]time.Duration{
 		"back": -time.Hour, "forward": time.Hour, "not at all": 0,
@@ -787,7 +799,7 @@ func TestClockJumps(t *testing.T) {
 	}
 }
 
-// wantLate is that the Function is late after releaseGrace, and not before.
+// wantLate fails the test unless the Function is late after releaseGrace, and not before.
 func (w *ward) wantLate(late func(function.ID) string) {
 	w.t.Helper()
 	for _, now := range []bool{false, true} {
@@ -798,7 +810,7 @@ func (w *ward) wantLate(late func(function.ID) string) {
 	}
 }
 
-// only is the metric of one reason.
+// only collects the metric of one reason.
 type only struct {
 	*Manager
 	reason string

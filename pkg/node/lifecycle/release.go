@@ -20,36 +20,36 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Detach brings the Function back from a sandbox that stops. The reservation stays, as the pod may
-// get another sandbox, but that of a claim loses the sandbox's CNI request. Nothing happens to a
-// Function that another sandbox has.
+// Detach brings the Function back from a sandbox that stops. The reservation stays, because the pod
+// may get another sandbox, but a claim loses the CNI request of the sandbox. A Function in another
+// sandbox is left alone.
 func (m *Manager) Detach(ctx context.Context, id function.ID, sandbox string) error {
 	return m.end(ctx, trigger{event: SandboxStops, sandbox: sandbox}, id)
 }
 
-// GiveUp makes a Function free that was allocated to a container by the resource, when that cannot
-// be after all.
+// GiveUp makes a Function free that the kubelet allocated to a container by the resource, after the
+// allocation failed.
 func (m *Manager) GiveUp(ctx context.Context, id function.ID, resource string) error {
 	return m.end(ctx, trigger{event: GiveUp, resource: resource}, id)
 }
 
-// Unprepare takes a claim's Functions from it: they are brought back, wherever they are, and then
-// free, at once or when the post-delete hooks are done.
+// Unprepare ends the reservations of a claim. Its Functions are brought back from wherever they
+// are. They are free then, or once the post-delete hooks are done.
 func (m *Manager) Unprepare(ctx context.Context, claim types.UID) error {
-	return m.endOwn(ctx, trigger{event: Unprepare, claim: claim})
+	return m.endAll(ctx, trigger{event: Unprepare, claim: claim})
 }
 
-// EndRequest ends what a CNI request attached, or wanted to attach: a claim keeps its Function,
-// every other is released. Attachments for which but, where set, is true are left alone: a DEL may
-// come late, and those were made after it.
+// EndRequest ends a CNI request: a claim keeps its Function, and any other Function is released.
+// Attachments for which except, if set, returns true are left alone, because a DEL may come late
+// and they may have been made after it.
 func (m *Manager) EndRequest(
-	ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool,
+	ctx context.Context, containerID, ifName string, except func(journal.Attachment) bool,
 ) error {
-	return m.endOwn(ctx, trigger{event: Del, sandbox: containerID, ifName: ifName, but: but})
+	return m.endAll(ctx, trigger{event: Del, sandbox: containerID, ifName: ifName, except: except})
 }
 
-// endOwn carries the event out for all Functions of its owner.
-func (m *Manager) endOwn(ctx context.Context, t trigger) error {
+// endAll carries out the event for all Functions that its subject owns.
+func (m *Manager) endAll(ctx context.Context, t trigger) error {
 	var errs []error
 	for _, a := range m.journal.All() {
 		if t.owns(a) {
@@ -59,7 +59,7 @@ func (m *Manager) endOwn(ctx context.Context, t trigger) error {
 	return errors.Join(errs...)
 }
 
-// bringBack records the state, Detaching or Releasing, and goes on to the next.
+// bringBack records the state, which is Detaching or Releasing, and continues to the next state.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
 		a.State, a.LostAt, a.StoppedAt = state, time.Time{}, cmp.Or(a.StoppedAt,
@@ -76,8 +76,8 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 	return m.finish(ctx, a)
 }
 
-// finish goes from the state Detaching or Releasing to the next. It returns nil also for a Function
-// that did not come back and is quarantined; see [Manager.failed].
+// finish goes from the state Detaching or Releasing to the next one. It also returns nil for a
+// Function that could not be restored and is quarantined; see [Manager.quarantine].
 func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	hooks := m.options.Hooks
 	switch {
@@ -89,16 +89,16 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	}
 
 	start := time.Now()
-	if err := m.wayBack(ctx, &a); err != nil {
-		return m.failed(a, err)
+	if err := m.undo(ctx, &a); err != nil {
+		return m.quarantine(a, err)
 	}
 
-	return m.letGo(m.log.WithValues("took", time.Since(start)), a, "is as it was")
+	return m.recordRestored(m.log.WithValues("took", time.Since(start)), a, "is as it was")
 }
 
-// wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the
-// setup stays. wayBack changes the record along with the journal.
-func (m *Manager) wayBack(ctx context.Context, record *journal.Attachment) error {
+// undo undoes all changes to a Function, and checks the result. In state Detaching, the setup
+// stays. undo updates the record along with the journal.
+func (m *Manager) undo(ctx context.Context, record *journal.Attachment) error {
 	leak := m.restore(ctx, record)
 	a := *record
 	switch {
@@ -109,28 +109,29 @@ func (m *Manager) wayBack(ctx context.Context, record *journal.Attachment) error
 			"deleted",
 			"function", a.Function.String(), "reason", leak.Error())
 	case leak != nil:
-		return &wayBackError{leak, journal.MayLeak, true}
+		return &undoError{leak, journal.MayLeak, true}
 	}
 
 	if a.State == journal.Releasing && a.Setup != nil {
 		if err := m.options.Setup.TearDown(ctx, a); err != nil {
 			err = errors.Join(err, leak)
-			return &wayBackError{err, journal.NotTornDown, errors.Is(err, netdev.ErrLeaks)}
+			return &undoError{err, journal.NotTornDown, errors.Is(err, netdev.ErrLeaks)}
 		}
 	}
 
 	return m.checkDriver(a)
 }
 
-// endsWithRelease says whether the Function is deleted by its release, and with it all that the pod
-// left on it.
+// endsWithRelease reports whether the release deletes the Function, along with everything that the
+// pod left on it.
 func endsWithRelease(a journal.Attachment) bool {
 	return a.State == journal.Releasing && ownSF(a)
 }
 
-// letGo records that a Function is back, which ends its quarantine with this outcome: a reservation
-// goes on, and every other Function is free, or has its hooks run first.
-func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) error {
+// recordRestored records that a Function is back, and ends its quarantine with the outcome, if it
+// is quarantined. A reservation continues. Otherwise the hooks of the Function are queued, or the
+// Function is free if there are no hooks.
+func (m *Manager) recordRestored(log logr.Logger, a journal.Attachment, outcome string) error {
 	before, hook := a, ""
 	a.Quarantine, a.Rebinding = nil, ""
 	if m.options.Hooks != nil && a.State == journal.Releasing {
@@ -160,7 +161,7 @@ func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) e
 		return err
 	}
 
-	m.troubles.end(a.Function)
+	m.failures.end(a.Function)
 	if before.Quarantined() {
 		log.Info("The quarantine of the Function is over", "outcome", outcome, "since",
 			before.Quarantine.Since,
@@ -171,8 +172,8 @@ func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) e
 	return nil
 }
 
-// nextHook is how far the hooks of a record are before this one. The Port of a quarantined Function
-// may have gone before.
+// nextHook returns the progress of a record's hooks before the hook. The Port of a quarantined
+// Function may have been deleted earlier, in which case its hook is done.
 func nextHook(a journal.Attachment, hook string) *journal.Hooks {
 	switch {
 	case a.Hooks == nil:
@@ -183,9 +184,10 @@ func nextHook(a journal.Attachment, hook string) *journal.Hooks {
 	return &journal.Hooks{Done: a.Hooks.Done, Next: hook}
 }
 
-// restore brings the Function back. If its netdev exists no more, what the PF and the eswitch
-// enforced for it is undone. The error also says what the PF still enforces for the pod. If a
-// driver is to be bound again for that, the record has it.
+// restore brings the Function's netdev back to the host and restores its properties. If the netdev
+// does not exist any more, restore undoes what the PF and the eswitch enforce for it. The error
+// also names settings that the PF still enforces for the pod. If restore has to bind a driver
+// again, the record names this driver.
 func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error {
 	a := *record
 	log := m.log.WithValues("function", a.Function.String())
@@ -205,10 +207,11 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 	var restored netdev.Restored
 	var device netdev.Device
 	err := Retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
-		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
+		// without a name, the engine finds the netdev by its identity
+		device, _ = Device(m.netdevs, a)
 		device.Rebinding = m.rebinding(record)
 		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
-		// A hardware netdev that is nowhere is on its way back from a namespace that ended.
+		// A hardware netdev that is in no namespace is on its way back from a namespace that ended.
 		return !errors.Is(err, netdev.ErrGone) || !a.Before.Identity.IsHardware(), err
 	})
 
@@ -223,15 +226,15 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 		return err
 	}
 
-	if !ownSF(a) { // its names end with it
+	if !ownSF(a) { // the names of an SF end with the SF
 		for _, note := range restored.Notes {
 			log.Info("Something of the netdev stays different; its next owner is isolated all "+
 				"the same", "netdev", restored.Name, "reason", note)
 		}
 	}
 
-	// Without a netdev, the PF could not be told. The VFs of a PF mostly end with its driver, and
-	// what was enforced with them.
+	// Without the PF's netdev, the PF's settings could not be restored. If the VF is gone, its
+	// settings are gone too: the VFs of a PF mostly end with the PF's driver.
 	changes := a.Before.VFChanges(a.Interface)
 	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
 		return nil
@@ -244,7 +247,7 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 		a.PF, a.PFName, strings.Join(changes, "; "))
 }
 
-// lost says whether a netdev that was not found cannot come back.
+// lost reports whether a netdev that was not found cannot come back.
 func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	name, err := m.netdevs.Netdev(a.Function)
 	hardware := a.Before.Identity.IsHardware()
@@ -253,8 +256,8 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 		ended := err != nil && !m.reboundNow(a)
 		return ended || !hardware || m.ages.of(a, sinceStopped) >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
-		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and
-		// a Function has no two.
+		// The pod's namespace exists. But a netdev ends with its device or its driver, and a
+		// Function has only one netdev at a time.
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
 		return name != "" || ended && hardware
 	}
@@ -262,9 +265,9 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	return false
 }
 
-// rebinding has the record keep, before a driver is unbound to be bound again, which one it is. So
-// an agent that ends in between does not leave the Function without one. The caller has the
-// Function's lock.
+// rebinding returns a callback that writes the name of a driver to the record before the driver is
+// unbound, so that the next agent binds it again if this one ends in between. The caller must hold
+// the Function's lock.
 func (m *Manager) rebinding(record *journal.Attachment) *netdev.Rebinding {
 	return &netdev.Rebinding{Driver: record.Rebinding, Intend: func(driver string) error {
 		intended := *record
@@ -277,8 +280,8 @@ func (m *Manager) rebinding(record *journal.Attachment) *netdev.Rebinding {
 	}}
 }
 
-// reboundNow says whether the Function has the driver that was bound again, which makes the netdev
-// a moment later.
+// reboundNow reports whether the driver that was unbound is bound to the Function again. It makes
+// the netdev a moment later.
 func (m *Manager) reboundNow(a journal.Attachment) bool {
 	if a.Rebinding == "" || m.options.Driver == nil {
 		return false
@@ -287,11 +290,11 @@ func (m *Manager) reboundNow(a journal.Attachment) bool {
 	return err == nil && driver == a.Rebinding
 }
 
-// removed says whether the device of a Function exists no more.
+// removed reports whether the device of a Function does not exist any more.
 func (m *Manager) removed(id function.ID) bool {
 	_, err := m.netdevs.Netdev(id)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// ownSF says whether the Function is an SF that exists for its owner only.
+// ownSF reports whether the Function is an SF that was made for its owner.
 func ownSF(a journal.Attachment) bool { return a.Setup != nil && a.Setup.SF }

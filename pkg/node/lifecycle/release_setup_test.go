@@ -19,11 +19,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// order writes down in which order a release does things. It is a card whose netdev is on the host.
+// order records the order of the steps of a release. Its netdev is on the host.
 type order struct {
 	attachesNothing
-	steps  []string
-	refuse error // of Undo
+	steps []string
+	// refuse is the error of Undo.
+	refuse error
 }
 
 func (o *order) Restore(
@@ -37,7 +38,7 @@ func (o *order) Alive(netdev.Place) (bool, error) { return false, nil }
 
 func (o *order) Holds(netdev.Place, netdev.Identity) (bool, error) { return false, nil }
 
-// orderedSetup is the runner of an order.
+// orderedSetup is the Setup of an order.
 type orderedSetup struct{ *order }
 
 func (o orderedSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) {
@@ -51,14 +52,14 @@ func (o orderedSetup) TearDown(_ context.Context, a journal.Attachment) error {
 	return o.refuse
 }
 
-// orderedHooks is the queue of an order.
+// orderedHooks is the Queue of an order.
 type orderedHooks struct{ *order }
 
 func (o orderedHooks) First(journal.Attachment) string { return "hook" }
 
 func (o orderedHooks) Add(function.ID) { o.steps = append(o.steps, "hooks") }
 
-// withSetup is a Function that is in a pod with the driver that this asked for.
+// withSetup returns the record of a Function in the state, with the driver that its pod asked for.
 func withSetup(state journal.State) journal.Attachment {
 	a := claimed(0)
 	a.Setup, a.State, a.ReservedAt = &journal.Setup{
@@ -72,8 +73,8 @@ func withSetup(state journal.State) journal.Attachment {
 	return a
 }
 
-// What a Function was set up with is undone with its reservation: when the netdev is back, and
-// before the hooks.
+// The setup of a Function is undone with its reservation: after the netdev is back, and before the
+// hooks.
 func TestReleaseTearsDown(t *testing.T) {
 	bare := withSetup(journal.Reserved)
 	bare.Setup = nil
@@ -110,7 +111,7 @@ func TestReleaseTearsDown(t *testing.T) {
 	}
 }
 
-// What cannot be undone keeps the Function from being free, until it is.
+// A Function whose setup cannot be undone is not free until it is undone.
 func TestReleaseContinuesUndoing(t *testing.T) {
 	j, o := openJournal(t), &order{refuse: errors.New("busy")}
 	a := withSetup(journal.Attached)
@@ -133,7 +134,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 	}
 }
 
-// A pod that gets another sandbox has the Function as it asked for it.
+// A pod that gets another sandbox has the Function with the setup that it asked for.
 func TestDetachKeepsSetup(t *testing.T) {
 	j, o := openJournal(t), &order{}
 	a := withSetup(journal.Attached)

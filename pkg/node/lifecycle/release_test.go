@@ -32,7 +32,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// attachesNothing is the part of an engine that a release has no use for.
+// attachesNothing has the methods of an engine that a release does not call.
 type attachesNothing struct{}
 
 var errNoAttach = errors.New("a release attaches nothing")
@@ -59,16 +59,18 @@ func (attachesNothing) Check(context.Context, netdev.Device, netdev.Attached) ([
 	return nil, errNoAttach
 }
 
-// returning plays the kernel that ends a namespace in the background: the netdev is nowhere for
-// some looks.
+// returning plays the kernel that ends a namespace in the background: for some calls, the netdev is
+// in no namespace.
 type returning struct {
 	attachesNothing
-	gone  int // looks that do not find it
+	// gone is the number of calls that do not find the netdev.
+	gone  int
 	looks int
 	fail  error
-	where error // what those say; nil is netdev.ErrGone
+	// where is the error of these calls; nil stands for netdev.ErrGone.
+	where error
 	notes []string
-	// enforced is what was restored without a netdev.
+	// enforced has the snapshots that were restored without a netdev.
 	enforced []netdev.Snapshot
 }
 
@@ -110,8 +112,9 @@ func TestNowhere(t *testing.T) {
 		where    error
 		fail     error
 		netdevs  finderFunc
-		stopped  time.Duration // since, when it is looked for again
-		err      error
+		// stopped is the age of the release when the netdev is looked for again.
+		stopped time.Duration
+		err     error
 	}{
 		"returns late": {hardware, 2, nil, nil, there, 0, nil},
 		"hardware is expected back": {
@@ -188,7 +191,7 @@ func TestNowhere(t *testing.T) {
 	}
 }
 
-// inVLAN is a VF of a PF, in a VLAN for its pod, and was in none.
+// inVLAN returns a VF that is in a VLAN for its pod, and was in none before.
 func inVLAN() journal.Attachment {
 	return journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0",
@@ -203,8 +206,8 @@ func inVLAN() journal.Attachment {
 	}
 }
 
-// netdevs are those of inVLAN: by the address of the Function, its name on the host or why there is
-// none.
+// netdevs has the netdevs of inVLAN: for each address, the name on the host, or an error that says
+// why there is no netdev.
 type netdevs map[pci.Address]any
 
 func (n netdevs) Netdev(id function.ID) (string, error) {
@@ -213,7 +216,7 @@ func (n netdevs) Netdev(id function.ID) (string, error) {
 	return name, err
 }
 
-// A netdev that is gone takes nothing along of what the PF enforces.
+// The settings of the PF are restored even if the netdev is gone.
 func TestGoneLeavesPFAsItWas(t *testing.T) {
 	a := inVLAN()
 	for name, where := range map[string]error{
@@ -238,7 +241,8 @@ func TestGoneLeavesPFAsItWas(t *testing.T) {
 	}
 }
 
-// What a PF enforces for a pod is not left to the next one, only because the PF could not be told.
+// The next pod does not get a VF with the last pod's settings, even if the PF was out of reach at
+// the release.
 func TestPFAway(t *testing.T) {
 	const vf, pf = "0000:3b:02.1", "0000:3b:00.0"
 	inVLAN := inVLAN()
@@ -247,8 +251,9 @@ func TestPFAway(t *testing.T) {
 	for name, test := range map[string]struct {
 		attachment journal.Attachment
 		netdevs    netdevs
-		lost       bool // the netdev of the VF
-		pending    bool
+		// lost says that the VF's netdev is gone.
+		lost    bool
+		pending bool
 	}{
 		"PF on the host": {
 			inVLAN, netdevs{pf: "ens3f0", vf: "ens3f0v1"}, false, false,
@@ -304,8 +309,8 @@ func TestPFAway(t *testing.T) {
 	}
 }
 
-// TestOwnSF: an SF that was made for its owner is deleted with its release. One that is deleted
-// already, by an agent that then ended, is neither waited for nor missed.
+// TestOwnSF: an SF that was made for its owner is deleted by its release. If an agent deleted it
+// and then ended, the next agent does not wait for it, and does not report an error.
 func TestOwnSF(t *testing.T) {
 	for name, test := range map[string]struct {
 		netdev any
@@ -342,7 +347,7 @@ func TestOwnSF(t *testing.T) {
 	}
 }
 
-// A caller that gives up while a netdev is nowhere has not made it gone.
+// A netdev that was in no namespace when its caller gave up does not count as gone.
 func TestNowhereCancelled(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, err)
@@ -374,7 +379,7 @@ func openJournal(t *testing.T) *journal.Journal {
 	return j
 }
 
-// releasing is the record of a Function whose release waits for a hook.
+// releasing returns the record of a Function whose release waits for a hook.
 func releasing(hooks *journal.Hooks) journal.Attachment {
 	a := claimed(0)
 	a.State, a.StoppedAt, a.RestoredAt, a.Hooks = journal.Releasing, time.Unix(1e9,
@@ -471,7 +476,7 @@ func TestFreeGivesUp(t *testing.T) {
 	}
 }
 
-// A way back that failed is continued for who waits.
+// A release that failed is continued for a caller that waits.
 func TestFreeContinues(t *testing.T) {
 	j := openJournal(t)
 	must.Succeed(t, j.Put(journal.Attachment{
@@ -488,8 +493,8 @@ func TestFreeContinues(t *testing.T) {
 	}
 }
 
-// TestDetachOfARequestThatFailed: a CNI request for a claim's Function that never got as far as the
-// pod is over too. The Function is again what the claim wants.
+// TestDetachOfARequestThatFailed: the stop of a sandbox also ends a CNI request for a claim's
+// Function that was never attached. The Function is again as the claim wants it.
 func TestDetachOfARequestThatFailed(t *testing.T) {
 	claimed := claimed(0)
 	for name, test := range map[string]struct {

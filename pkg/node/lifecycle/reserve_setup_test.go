@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// workshop binds drivers, and looks into the journal when it does.
+// workshop binds drivers, and checks the journal when it does.
 type workshop struct {
 	journal *journal.Journal
 	own     string // the driver that is bound
@@ -52,7 +52,7 @@ func fitting(t *testing.T) (*Manager, *workshop) {
 	return w.attacher(), w
 }
 
-// attacher is that of a new run of the agent.
+// attacher returns the Manager of a new run of the agent.
 func (w *workshop) attacher() *Manager {
 	return New(w.journal, &engine{}, netdevs{}, Options{Setup: w}, logr.Discard())
 }
@@ -63,7 +63,7 @@ func withSetup() journal.Attachment {
 	return want
 }
 
-// wantBound also compares what is known of how to undo it.
+// wantBound fails the test unless the driver is bound and the record says how to undo it.
 func (w *workshop) wantBound(t *testing.T, driver string) {
 	t.Helper()
 	if got := w.bound[vf]; got != driver {
@@ -75,8 +75,8 @@ func (w *workshop) wantBound(t *testing.T, driver string) {
 	}
 }
 
-// A Function is set up after that is written down, and what it was before stays written down
-// however often it is reserved.
+// The setup is written to the journal before it is carried out, and the record of how the Function
+// was before stays the same in every later reservation.
 func TestReserveSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	for range 2 {
@@ -87,7 +87,8 @@ func TestReserveSetsUp(t *testing.T) {
 	}
 }
 
-// Setup that failed is continued by the next reservation, which knows what the Function was.
+// A setup that failed is continued by the next reservation, which knows how the Function was
+// before.
 func TestReserveContinuesSetup(t *testing.T) {
 	a, w := fitting(t)
 	planned := withSetup()
@@ -96,7 +97,7 @@ func TestReserveContinuesSetup(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	w.own, w.refuse = "", errors.New("refused") // it is half done
+	w.own, w.refuse = "", errors.New("refused") // the setup is half done
 	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) ||
 		!strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
@@ -111,7 +112,7 @@ func TestReserveContinuesSetup(t *testing.T) {
 	w.wantBound(t, "vfio-pci")
 }
 
-// Nothing is written down of what cannot be done.
+// A setup that cannot be carried out is not written to the journal.
 func TestReserveRefusesSetup(t *testing.T) {
 	a, w := fitting(t)
 	w.refuse = errors.New("refused")
@@ -123,9 +124,9 @@ func TestReserveRefusesSetup(t *testing.T) {
 	}
 }
 
-// What an earlier Allocate had made of a Function, for a pod that never came for it by CNI, is
-// undone before the next pod gets it: the kubelet allocates only what no pod has. The pod that came
-// has it as it was allocated.
+// The setup of an earlier Allocate, for a pod that never asked for the Function by CNI, is undone
+// before the next pod gets it, because the kubelet allocates only what no pod has. A pod that did
+// ask for it has it as it was allocated.
 func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 	vfio, none := &journal.Setup{Driver: "vfio-pci"}, (*journal.Setup)(nil)
 	for name, test := range map[string]struct {
@@ -161,8 +162,7 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 	}
 }
 
-// A boot undoes what Functions were set up with, and the kubelet starts pods again on what it
-// allocated before.
+// A reboot undoes the setup of Functions, and the kubelet starts pods on their old allocations.
 func TestRecoverSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {

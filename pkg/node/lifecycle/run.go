@@ -16,21 +16,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Recover continues what was interrupted or failed. What is attached to a namespace that lives is
-// left alone, and nothing is set up: see [Manager.SetUp].
+// Recover continues work that was interrupted or failed. It does not touch Functions that are
+// attached to a network namespace that exists, and it sets nothing up: see [Manager.SetUp].
 func (m *Manager) Recover(ctx context.Context) error {
 	return m.resume(ctx, false)
 }
 
-// SetUp sets reserved Functions up again, as far as they are not: the agent may have ended in the
-// middle, and a boot undoes SFs and drivers, while the kubelet starts pods on what it allocated
-// before without another Allocate.
+// SetUp completes the setup of reserved Functions. The agent may have ended before the setup was
+// complete. A reboot undoes SFs and drivers, and the kubelet then starts pods on their old
+// allocations without another Allocate.
 func (m *Manager) SetUp(ctx context.Context) error {
 	return m.resume(ctx, true)
 }
 
-// resume carries out [Resume] for all Functions at once: for those that are to be set up, or for
-// all others.
+// resume carries out [Resume] for several Functions at once. If setUp is set, these are the
+// Functions whose step is SetUp; otherwise, all the others.
 func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	all := m.journal.All()
 	for _, a := range all {
@@ -68,8 +68,8 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 		m.ages.observe(a)
 	}
 
-	// The queue has the Functions whose device may have gone or come back. One goroutine at a time
-	// works on a Function.
+	// The queue has the Functions whose device may have disappeared or returned. Only one goroutine
+	// works on a Function at a time.
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](500*time.Millisecond,
 			30*time.Second))
@@ -101,9 +101,10 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// sweep releases reservations that nobody needs any more, as the kubelet says nothing when it takes
-// an extended resource or a claim back from a pod that never ran. A reservation must be unneeded in
-// two sweeps in a row, so that a pod which the kubelet is just starting is not taken for gone.
+// sweep releases reservations that no pod needs any more. The agent has to look for them, because
+// the kubelet reports nothing when it takes an extended resource or a claim from a pod that never
+// ran. A reservation must be unneeded in two consecutive sweeps, because the kubelet may just be
+// starting its pod during one of them.
 func (m *Manager) sweep(ctx context.Context) {
 	m.ages.keep(m.recorded())
 	before := m.abandoned
@@ -132,7 +133,7 @@ func (m *Manager) sweep(ctx context.Context) {
 			continue
 		}
 
-		if err := m.makeWay(ctx, t, d); err != nil {
+		if err := m.takeBack(ctx, t, d); err != nil {
 			m.log.Error(err, "The Function is not back yet; trying again", "function",
 				a.Function.String(),
 				"after", m.options.SweepEvery.String())
@@ -142,7 +143,7 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// recorded are the Functions that have a record.
+// recorded returns the Functions that have a record.
 func (m *Manager) recorded() map[function.ID]bool {
 	ids := map[function.ID]bool{}
 	for _, a := range m.journal.All() {
@@ -151,13 +152,13 @@ func (m *Manager) recorded() map[function.ID]bool {
 	return ids
 }
 
-// queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw
-// last, and those that are quarantined and whose device changed. The inventory may be wrong about a
-// netdev that was just moved.
+// queueDevices queues the Functions that pods have lost or may have lost, and quarantined Functions
+// whose device has changed. It uses what the inventory saw last, which may be outdated for a netdev
+// that was just moved.
 func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
-		if t, tried := m.troubles.get(a.Function); a.Quarantined() && tried &&
-			m.look(a) != t.device {
+		if t, tried := m.failures.get(a.Function); a.Quarantined() && tried &&
+			m.view(a) != t.device {
 			queue.AddAfter(a.Function, changePause-time.Since(t.last))
 		}
 
@@ -169,8 +170,8 @@ func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[functi
 	}
 }
 
-// checkDevices carries out [DeviceChanges] for the Functions of the queue, for all at once, until
-// it is shut down.
+// checkDevices carries out [DeviceChanges] for the queued Functions, in parallel, until the queue
+// is shut down.
 func (m *Manager) checkDevices(
 	ctx context.Context, queue workqueue.TypedRateLimitingInterface[function.ID],
 ) {
@@ -180,7 +181,7 @@ func (m *Manager) checkDevices(
 	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
-			switch _, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil); {
+			switch _, err := m.reconcile(ctx, trigger{event: DeviceChanges}, id, nil); {
 			case err == nil:
 				queue.Forget(id)
 			case ctx.Err() == nil:
@@ -193,8 +194,9 @@ func (m *Manager) checkDevices(
 	}
 }
 
-// lose records that the sandbox lost the Function, and withdraws it from containers that start
-// meanwhile. What the PF enforces for the pod stays. The caller has the Function's lock.
+// lose records that the sandbox lost the Function, and withdraws the Function from containers that
+// start later. The settings that the PF enforces for the pod stay. The caller must hold the
+// Function's lock.
 func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	again := a.State == journal.Reattaching
 	if again { // the netdev may be in the sandbox
@@ -205,7 +207,8 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	}
 
 	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, m.options.Now().UTC())
-	// Before the journal says Lost, as nothing tries it again after that.
+	// The Function is withdrawn before the journal says Lost, because nothing retries it after
+	// that.
 	if err := m.options.Expose(a); err != nil {
 		return err
 	}
@@ -226,15 +229,17 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// reattach makes the netdev in the sandbox what it was there. What is restored in the end is what
-// the netdev was before the pod, not what it is after the device's reset. The caller has the
-// Function's lock.
+// reattach moves the netdev back into the sandbox, with the properties that it had there. A later
+// release restores the properties that the netdev had before the pod, not those that it has after
+// the reset of the device. The caller must hold the Function's lock.
 func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
 
-	wanted := a // and what nobody asked for as it was in the sandbox
+	// Properties that the pod did not ask for keep the values that they had in the sandbox before
+	// the reset.
+	wanted := a
 	wanted.Interface.Name = a.Observed.Name
 	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
 	wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)

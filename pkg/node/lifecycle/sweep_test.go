@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// kubelet plays the kubelet.
+// kubelet stands for the kubelet.
 type kubelet struct {
 	have map[string]podresources.Assignment
 	err  error
@@ -46,7 +46,8 @@ func (k *kubelet) Has(id function.ID, resource string) bool {
 	return has && a.Resource == resource
 }
 
-// claims plays the API server: the pods that claims are reserved for, by the claim's UID.
+// claims stands for the API server. It has the pods that claims are reserved for, by the claim's
+// UID.
 type claims struct {
 	consumers map[types.UID][]types.UID
 	err       error
@@ -57,9 +58,9 @@ func (c claims) Consumers(_ context.Context, of journal.Claim) ([]types.UID, boo
 	return pods, exists, c.err
 }
 
-// TestTellsOfHealth: what takes a Function back tells of its health at once, and again when a
-// Function that is not back counts as unhealthy everywhere.
-func TestTellsOfHealth(t *testing.T) {
+// TestHealthIsReported: a release reports a change of health at once, and again when a Function
+// that is not back yet counts as unhealthy.
+func TestHealthIsReported(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *Manager) error{
 		"release": func(ctx context.Context, m *Manager) error {
 			return m.Unprepare(ctx, "claim-1")
@@ -68,18 +69,18 @@ func TestTellsOfHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var told atomic.Int32
+				var notified atomic.Int32
 				j := openJournal(t)
 				m := New(j, &engine{restore: errors.New("busy")}, netdevs{},
-					Options{Changed: func() { told.Add(1) }}, testr.New(t))
+					Options{Changed: func() { notified.Add(1) }}, testr.New(t))
 				a := claimedVF()
 				a.State, a.StoppedAt, a.Sandbox, a.Before = journal.Releasing, time.Now(), "s", &netdev.Snapshot{}
 				if err := j.Put(a); err != nil {
 					t.Fatal(err)
 				}
-				if err := call(t.Context(), m); err == nil || told.Load() != 1 {
-					t.Errorf("error %v, told %d times; want the engine's error and once", err,
-						told.Load())
+				if err := call(t.Context(), m); err == nil || notified.Load() != 1 {
+					t.Errorf("error %v, notified %d times; want the engine's error and once", err,
+						notified.Load())
 				}
 				if message := m.Overdue(vf); message != "" {
 					t.Errorf("overdue at once: %s", message)
@@ -87,17 +88,17 @@ func TestTellsOfHealth(t *testing.T) {
 
 				time.Sleep(releaseGrace)
 				synctest.Wait()
-				if message := m.Overdue(vf); message == "" || told.Load() != 2 {
-					t.Errorf("overdue %q, told %d times; want a message and twice", message,
-						told.Load())
+				if message := m.Overdue(vf); message == "" || notified.Load() != 2 {
+					t.Errorf("overdue %q, notified %d times; want a message and twice", message,
+						notified.Load())
 				}
 			})
 		})
 	}
 }
 
-// TestOverdue: for DRA only a Function that takes longer than usual to come back is unhealthy, for
-// the device plugin every one whose pod is gone.
+// TestOverdue: for DRA, only a Function whose release takes longer than usual is unhealthy. For the
+// device plugin, every Function is whose pod is gone.
 func TestOverdue(t *testing.T) { synctest.Test(t, testOverdue) }
 
 func testOverdue(t *testing.T) {
@@ -109,9 +110,10 @@ func testOverdue(t *testing.T) {
 
 	hooks := &journal.Hooks{Next: "port", Error: "XPU xpu-1 is away"}
 	for _, test := range []struct {
-		state              journal.State
-		hooks              *journal.Hooks
-		stopped            time.Duration // since
+		state journal.State
+		hooks *journal.Hooks
+		// stopped is the age of the release.
+		stopped            time.Duration
 		overdue, releasing bool
 		text               string
 	}{
@@ -153,12 +155,12 @@ func testOverdue(t *testing.T) {
 	}
 }
 
-// TestRun: what is half done is continued though nobody asks.
+// TestRun: unfinished work continues without a request.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told, j := 0, openJournal(t)
+		notified, j := 0, openJournal(t)
 		e := &engine{restore: errors.New("busy")}
-		m := New(j, e, netdevs{}, Options{Changed: func() { told++ }}, testr.New(t))
+		m := New(j, e, netdevs{}, Options{Changed: func() { notified++ }}, testr.New(t))
 
 		if err := j.Put(journal.Attachment{
 			Function: vf, State: journal.Releasing, Before: &netdev.Snapshot{},
@@ -171,9 +173,10 @@ func TestRun(t *testing.T) {
 		go func() { done <- m.Run(ctx, nil) }()
 		time.Sleep(2*time.Minute + time.Second)
 		synctest.Wait()
-		if len(e.calls) != 2 || told != 3 { // once more as the Function is quarantined by then
-			t.Errorf("engine did %q, told %d times in two minutes, want two restores and three",
-				e.calls, told)
+		// The Function is quarantined by then, which is another report.
+		if len(e.calls) != 2 || notified != 3 {
+			t.Errorf("engine did %q, notified %d times in two minutes, want two restores and three",
+				e.calls, notified)
 		}
 
 		stop()
@@ -183,10 +186,11 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSweep: what nobody needs any more is released, and nothing else.
+// TestSweep: only reservations that no pod needs any more are released.
 func TestSweep(t *testing.T) {
 	const resource = "xpu.opiproject.org/fast"
-	after := 5*time.Minute + time.Minute // two looks, the first when the reservation is old enough
+	// Two sweeps are needed, and the first one counts only once the reservation is old enough.
+	after := 5*time.Minute + time.Minute
 	has := map[string]podresources.Assignment{
 		vf.String(): {Resource: resource, Namespace: "default", Pod: "pod1"},
 	}
@@ -199,8 +203,9 @@ func TestSweep(t *testing.T) {
 		record  journal.Attachment
 		kubelet kubelet
 		claims  Claims
-		after   time.Duration // free after so long; 0 for never
-		asked   bool
+		// after is the time until the Function is free; 0 for never.
+		after time.Duration
+		asked bool
 	}{
 		"no pod has it": {journal.Attachment{Resource: resource, State: journal.Reserved},
 			kubelet{}, nil, after, true},
@@ -276,7 +281,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSweepLooksTwice: the two looks must be at the same reservation, one after the other.
+// TestSweepLooksTwice: two consecutive sweeps must find the same reservation.
 func TestSweepLooksTwice(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
@@ -315,8 +320,8 @@ func TestSweepLooksTwice(t *testing.T) {
 	}
 }
 
-// TestSetUpLate: after a reboot the VFs of a DevicePool may appear after the agent. What the
-// kubelet allocated before is set up when they are there, though nobody asks again.
+// TestSetUpLate: after a reboot the VFs of a DevicePool may appear later than the agent starts. Old
+// allocations of the kubelet are set up then, without a request.
 func TestSetUpLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, w := fitting(t)
@@ -324,7 +329,7 @@ func TestSetUpLate(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// a boot
+		// a reboot
 		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from "+
 			"this node")
 		m := w.attacher()
@@ -347,8 +352,9 @@ func TestSetUpLate(t *testing.T) {
 	})
 }
 
-// TestClaimOfTheNextPod: a claim that was prepared for a pod, and is reserved for another one by
-// now, goes to that one when the first is gone. Whoever the API server does not name gets nothing.
+// TestClaimOfTheNextPod: a claim that was prepared for one pod, and is now reserved for another
+// pod, goes to the second pod when the first one is gone. A pod that the API server does not name
+// gets nothing.
 func TestClaimOfTheNextPod(t *testing.T) {
 	next := Sandbox{
 		ID: "s2", NetNS: t.TempDir(),
@@ -357,8 +363,9 @@ func TestClaimOfTheNextPod(t *testing.T) {
 
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
-		claims   Claims
-		dead     bool // the first pod's namespace
+		claims Claims
+		// dead says that the first pod's namespace is gone.
+		dead     bool
 		attached bool
 		err      error
 	}{
@@ -400,7 +407,8 @@ func TestClaimOfTheNextPod(t *testing.T) {
 	}
 }
 
-// TestSweepAsksOnce: however many reservations there are, the kubelet lists its pods once.
+// TestSweepAsksOnce: a sweep asks the kubelet for its pods once, however many reservations there
+// are.
 func TestSweepAsksOnce(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))

@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// triggers are what an event can be about, at a Function of any owner.
+// triggers returns events from different subjects, for Functions of any owner.
 func triggers() []trigger {
 	pod, other := journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}, journal.Pod{
 		Namespace: "default", Name: "q", UID: "pod-2",
@@ -39,7 +39,7 @@ func triggers() []trigger {
 	return all
 }
 
-// recordsOf are what the journal can say of a Function in a phase.
+// recordsOf returns records that the journal can have of a Function in the phase.
 func recordsOf(phase Phase) []journal.Attachment {
 	allocated, claimedByCNI, ofPod := requested("c1"), claimedVF(), claimedVF()
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
@@ -50,7 +50,7 @@ func recordsOf(phase Phase) []journal.Attachment {
 	}
 	owners := len(records)
 
-	if phase == Releasing { // one that is being released may be back already
+	if phase == Releasing { // a Function in state Releasing may be back already
 		records = append(records, records...)
 	}
 
@@ -58,11 +58,11 @@ func recordsOf(phase Phase) []journal.Attachment {
 		r := &records[i]
 		r.State = phase
 		switch phase {
-		case DetachingKept:
+		case DetachingQuarantined:
 			r.State, r.Quarantine = journal.Detaching, &journal.Quarantine{
 				Reason: journal.MayLeak, Message: "macvlan",
 			}
-		case ReleasingKept:
+		case ReleasingQuarantined:
 			r.State, r.Quarantine = journal.Releasing, &journal.Quarantine{
 				Reason: journal.MayLeak, Message: "macvlan",
 			}
@@ -80,42 +80,42 @@ func recordsOf(phase Phase) []journal.Attachment {
 	return records
 }
 
-// TestTableIsWhole: whatever happens, and whosever the Function is, the table says what follows;
-// and it says nothing of what cannot be.
+// TestTableIsWhole: the table has a rule for every combination of event, owner and phase that can
+// occur, and no rule for any other.
 func TestTableIsWhole(t *testing.T) {
 	reached := map[string]bool{}
 	for _, p := range triggers() {
-		if _, ok := Table[p.event][Nobodys][Free]; !ok && p.event != Sweep {
+		if _, ok := Table[p.event][None][Free]; !ok && p.event != Sweep {
 			t.Errorf("%s of a free Function: the table says nothing", p.event)
 		}
 		for _, phase := range Phases[1:] {
 			for _, record := range recordsOf(phase) {
-				whose := p.whose(record)
-				if _, ok := Table[p.event][whose][phase]; !ok {
-					t.Errorf("%s while %s, %s: the table says nothing", p.event, phase, whose)
+				owner := p.ownerOf(record)
+				if _, ok := Table[p.event][owner][phase]; !ok {
+					t.Errorf("%s while %s, %s: the table says nothing", p.event, phase, owner)
 				}
-				reached[fmt.Sprint(p.event, whose)] = true
+				reached[fmt.Sprint(p.event, owner)] = true
 			}
 		}
 	}
 
-	for event, byWhose := range Table {
-		for whose, row := range byWhose {
-			if whose != Nobodys && !reached[fmt.Sprint(event, whose)] {
-				t.Errorf("%s, %s: cannot be", event, whose)
+	for event, byOwner := range Table {
+		for owner, row := range byOwner {
+			if owner != None && !reached[fmt.Sprint(event, owner)] {
+				t.Errorf("%s, %s: cannot be", event, owner)
 			}
 			for phase, rule := range row {
 				if (rule.If == "") != (rule.Else == "") || rule.Step == "" || rule.If != "" &&
 					gather[rule.If] == nil {
-					t.Errorf("%s, %s, %s: rule %+v", event, whose, phase, rule)
+					t.Errorf("%s, %s, %s: rule %+v", event, owner, phase, rule)
 				}
 			}
 		}
 	}
 }
 
-// TestIsClaim: a record is for the event's claim by the claim's UID, and an event without a claim
-// is about none.
+// TestIsClaim: a record belongs to the event's claim if it has the claim's UID. An event without a
+// claim is about no claim.
 func TestIsClaim(t *testing.T) {
 	byRequest, allocated := claimedVF(), requested("c1")
 	byRequest.CNI = allocated.CNI
@@ -128,16 +128,16 @@ func TestIsClaim(t *testing.T) {
 	}
 }
 
-// TestNoOwnerLosesAFunctionUnshown: of what is in a pod's sandbox nothing is taken for somebody
-// else without evidence about the one that has it.
+// TestNoOwnerLosesAFunctionUnshown: a Function in a pod's sandbox is not taken for another owner
+// without evidence about its current owner.
 func TestNoOwnerLosesAFunctionUnshown(t *testing.T) {
 	takes := map[Step]bool{BringBack: true, EndRequest: true, Release: true, Attach: true}
 	for _, event := range Events {
-		for _, whose := range []Whose{AnotherClaims, AnotherRequests} {
-			for _, phase := range []Phase{Attaching, Attached, Detaching, DetachingKept} {
-				rule := Table[event][whose][phase]
+		for _, owner := range []Owner{OtherClaim, OtherRequest} {
+			for _, phase := range []Phase{Attaching, Attached, Detaching, DetachingQuarantined} {
+				rule := Table[event][owner][phase]
 				if takes[rule.Step] && rule.If != NamespaceGone || takes[rule.Else] {
-					t.Errorf("%s while %s, %s: %+v", event, phase, whose, rule)
+					t.Errorf("%s while %s, %s: %+v", event, phase, owner, rule)
 				}
 			}
 		}

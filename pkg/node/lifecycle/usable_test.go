@@ -14,7 +14,7 @@ import (
 )
 
 // TestUnusableIsNotReserved: a Function that cannot be attached is refused before anything is
-// written or done.
+// changed or written.
 func TestUnusableIsNotReserved(t *testing.T) {
 	_, w := fitting(t)
 	var drivers []string
@@ -37,7 +37,7 @@ func TestUnusableIsNotReserved(t *testing.T) {
 	}
 }
 
-// TestLateNetdevIsAwaited: some drivers make their netdev a moment later.
+// TestLateNetdevIsAwaited: a driver may make its netdev a moment late.
 func TestLateNetdevIsAwaited(t *testing.T) {
 	_, w := fitting(t)
 	looks := 0

@@ -24,46 +24,49 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// world is a node in memory around a real journal: namespaces, netdevs, hooks, the kubelet and the
-// API server. An agent on it can end after any write to the journal: from then on nothing that the
-// old agent does has an effect.
+// world is a node in memory with a real journal. It has namespaces, netdevs, hooks, the kubelet and
+// the API server. An agent can end after any write to the journal. From then on, nothing that it
+// does has an effect.
 type world struct {
 	t       *testing.T
 	records *journal.Journal
 	netdevs map[function.ID]*netdevice
-	alive   map[string]bool // network namespaces, by path
-	// due are the Functions whose hooks have not run since their last release, by the hook that is
-	// waited for.
+	// alive has the network namespaces by path.
+	alive map[string]bool
+	// due has the Functions whose hooks have not run since their last release, with the name of the
+	// hook that must run.
 	due map[function.ID]string
-	// last are the records at the last check.
+	// last has the records of the last check.
 	last map[function.ID]journal.Attachment
 
 	kubelet kubelet
 	claims  claims
 
 	agent *life
-	mutex sync.Mutex // of everything, as the agent works on several Functions at a time
+	// mutex protects everything, because the agent works on several Functions at a time.
+	mutex sync.Mutex
 }
 
 // life is one run of the agent.
 type life struct {
 	*Manager
-	// writes is how many writes to the journal are left until it ends; negative for ever.
+	// writes is the number of writes to the journal until the agent ends; negative for no end.
 	writes atomic.Int64
 }
 
-// netdevice is where a Function's netdev is, "" for the host, and whether it is as it was.
+// netdevice says where a Function's netdev is, "" for the host, and whether it is as it was.
 type netdevice struct {
 	in      string
 	changed bool
-	// gone says that there is no device, and made how often there was a new one.
+	// gone says that there is no device. made counts how often the device was made anew.
 	gone bool
 	made int
-	// leaks says that something of the pod hangs on it, wherever it is.
+	// leaks says that something of the pod is on the netdev, wherever the netdev is.
 	leaks bool
 }
 
-// identity tells the netdev from those of other Functions, and from those that were made before it.
+// identity returns the identity of the netdev, which differs from all other Functions and from
+// earlier netdevs of this Function.
 func (d *netdevice) identity(name string) netdev.Identity {
 	return netdev.Identity{Parent: name, Index: d.made}
 }
@@ -94,7 +97,7 @@ func newWorld(t *testing.T, functions ...function.ID) *world {
 	return w
 }
 
-// start replaces the agent by one that ends after so many writes.
+// start replaces the agent by one that ends after the given number of writes.
 func (w *world) start(writes int) {
 	l := &life{}
 	l.writes.Store(int64(writes))
@@ -107,7 +110,7 @@ func (w *world) start(writes int) {
 
 func (l *life) dead() bool { return l.writes.Load() == 0 }
 
-// mortalJournal is that of an agent that may end after a write.
+// mortalJournal is the journal of an agent that may end after a write.
 type mortalJournal struct {
 	*journal.Journal
 	world *world
@@ -139,7 +142,7 @@ func (j mortalJournal) Delete(id function.ID) error {
 	return j.write(func() error { return j.Journal.Delete(id) })
 }
 
-// mortalEngine moves the world's netdevs as long as its agent lives.
+// mortalEngine moves the world's netdevs until its agent ends.
 type mortalEngine struct {
 	*world
 	life *life
@@ -197,7 +200,7 @@ func (e mortalEngine) Restore(
 	switch {
 	case e.life.dead():
 		return netdev.Restored{}, errDead
-	case before.Name == "": // only what the PF enforces, for a netdev that is gone
+	case before.Name == "": // the netdev is gone, and only what the PF enforces is restored
 		return netdev.Restored{}, nil
 	}
 
@@ -240,7 +243,7 @@ func (e mortalEngine) Check(context.Context, netdev.Device, netdev.Attached) ([]
 
 func (e mortalEngine) Alive(place netdev.Place) (bool, error) { return e.alive[place.NetNS], nil }
 
-// netdev is the one that a snapshot was made of.
+// netdev returns the netdev of which the snapshot was made.
 func (w *world) netdev(s netdev.Snapshot) *netdevice {
 	for id, d := range w.netdevs {
 		if id.String() == s.Name {
@@ -251,7 +254,7 @@ func (w *world) netdev(s netdev.Snapshot) *netdevice {
 	return nil
 }
 
-// Netdev is the name on the host: the Function's own, or that of the PF.
+// Netdev returns the name of the netdev on the host, for a Function or its PF.
 func (w *world) Netdev(id function.ID) (string, error) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -269,7 +272,7 @@ func (w *world) Netdev(id function.ID) (string, error) {
 	return id.String(), nil
 }
 
-// mortalQueue has one hook after each release, which the world ends.
+// mortalQueue has one hook after each release. The world runs it.
 type mortalQueue struct {
 	*world
 	life *life
@@ -280,14 +283,15 @@ func (q mortalQueue) First(journal.Attachment) string { return "port" }
 func (q mortalQueue) Add(id function.ID) {
 	q.world.mutex.Lock()
 	defer q.world.mutex.Unlock()
-	// The Port of a quarantined Function may go before, which is no concern of the next owner.
+	// The Port of a quarantined Function may be deleted earlier, which does not concern the next
+	// owner.
 	if a, _ := q.records.Get(id); !q.life.dead() && a.Restored() {
 		q.due[id] = "port"
 	}
 }
 
-// endHooks has the hooks done of all Functions that are back, as a queue does that continues from
-// the journal.
+// endHooks runs the hooks of all Functions that are back, as a queue does that continues from the
+// journal.
 func (w *world) endHooks() {
 	w.t.Helper()
 	for _, a := range w.records.All() {
@@ -301,19 +305,19 @@ func (w *world) endHooks() {
 	}
 }
 
-// look has the agent, which lives on, look at all devices.
+// look makes the agent check all devices.
 func (w *world) look() {
 	w.t.Helper()
 	w.agent.writes.Store(-1)
 	for _, a := range w.records.All() {
-		if _, err := w.agent.settle(w.t.Context(), trigger{event: DeviceChanges}, a.Function,
+		if _, err := w.agent.reconcile(w.t.Context(), trigger{event: DeviceChanges}, a.Function,
 			nil); err != nil {
 			w.t.Errorf("device of Function %s: %v", a.Function, err)
 		}
 	}
 }
 
-// inSandbox brings a netdev to where a record says that it is.
+// inSandbox moves a netdev to where the record says that it is.
 func (w *world) inSandbox(a journal.Attachment) {
 	back := a.State == journal.Detaching || a.State == journal.Reattaching || a.Quarantined()
 	if a.State == journal.Attached || back && a.Place.NetNS != "" {
@@ -322,14 +326,15 @@ func (w *world) inSandbox(a journal.Attachment) {
 	}
 }
 
-// unplug takes a Function's device away, with its netdev wherever that is.
+// unplug removes a Function's device, with its netdev wherever that is.
 func (w *world) unplug(id function.ID) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made} // with whatever hangs on it
+	// along with everything that is on it
+	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made}
 }
 
-// plug makes a device that was unplugged anew.
+// plug makes a new device after unplug.
 func (w *world) plug(id function.ID) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -338,15 +343,15 @@ func (w *world) plug(id function.ID) {
 	}
 }
 
-// allocatedAgain says whether the kubelet may have allocated a Function once more for the same pod,
-// which no pod has used.
+// allocatedAgain reports whether the kubelet may have allocated a Function once more for the same
+// pod, which has not used it.
 func allocatedAgain(before, now journal.Attachment) bool {
 	now.ReservedAt, now.Made = before.ReservedAt, before.Made
 	return triggerOf(now).event == Allocate && now.State == journal.Reserved && now.Ended == nil &&
 		reflect.DeepEqual(before, now)
 }
 
-// check says what is wrong with the world: who has what.
+// check fails the test if the records contradict the world.
 func (w *world) check(when string) {
 	w.t.Helper()
 	for id, d := range w.netdevs {
@@ -356,7 +361,7 @@ func (w *world) check(when string) {
 		if existed && exists && !a.ReservedAt.Equal(before.ReservedAt) &&
 			!allocatedAgain(before, a) {
 			w.t.Errorf("%s: Function %s went from %s to %s without a release", when,
-				id, owner(before), owner(a))
+				id, describeOwner(before), describeOwner(a))
 		}
 
 		delete(w.last, id)
@@ -385,7 +390,7 @@ func (w *world) check(when string) {
 	}
 }
 
-// settleAll is what time brings when nobody needs anything any more: nothing may be owned for ever.
+// settleAll lets time pass after the last pod. No Function may have an owner for ever.
 func (w *world) settleAll(when string) {
 	w.t.Helper()
 	w.start(-1)
@@ -413,7 +418,8 @@ func (w *world) settleAll(when string) {
 	}
 
 	for _, a := range w.records.All() {
-		w.t.Errorf("%s: Function %s is %s of %s for ever", when, a.Function, a.State, owner(a))
+		w.t.Errorf("%s: Function %s is %s of %s for ever", when, a.Function, a.State,
+			describeOwner(a))
 	}
 
 	w.check(when)

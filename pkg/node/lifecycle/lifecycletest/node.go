@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lifecycletest is a node for tests of what owns Functions. Its Functions are SFs whose
-// netdevs are veth ends in a network namespace that is the host's, with the other ends in the
-// xPU's. The real engine moves them, a real journal remembers them, and an agent can be ended at
-// every point and started again.
+// Package lifecycletest provides a node for tests of packages that own Functions. Its Functions are
+// SFs whose netdevs are ends of veth pairs, in a network namespace that stands for the host. The
+// other ends are in a namespace that stands for the xPU. The real engine moves the netdevs, a real
+// journal records them, and an agent can be ended at every point and started again.
 package lifecycletest
 
 import (
@@ -29,20 +29,21 @@ import (
 // Node is a host with Functions and its xPU.
 type Node struct {
 	Host, XPU *netns.Namespace
-	// JournalPath is the file of the journal.
+	// JournalPath is the path of the journal file.
 	JournalPath string
-	// BootID is that of the host's boot.
+	// BootID is the ID of the host's current boot.
 	BootID string
-	// Event, where set, is called at every point where the agent could end: before each change to a
-	// netdev, before and after each write to the journal.
+	// Event, if set, is called at every point where the agent could end: before each change to a
+	// netdev, and before and after each write to the journal.
 	Event func(what string)
 
-	t       testing.TB
-	sysRoot string // shows the netdevs of Host
+	t testing.TB
+	// sysRoot is a sysfs that shows the netdevs of Host.
+	sysRoot string
 	peers   map[function.ID]int
 }
 
-// New makes a node with so many Functions.
+// New returns a node with the given number of Functions.
 func New(t testing.TB, functions int) *Node {
 	t.Helper()
 	n := &Node{
@@ -59,16 +60,16 @@ func New(t testing.TB, functions int) *Node {
 	return n
 }
 
-// ID is the i-th Function, from 0.
+// ID returns the identity of the i-th Function, counted from 0.
 func ID(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
-// Netdev is the name of the i-th Function's netdev on the host.
+// Netdev returns the name of the i-th Function's netdev on the host.
 func Netdev(i int) string { return fmt.Sprintf("ens1f0s%d", i) }
 
-// Queues is how many queues a netdev has in each direction.
+// Queues is the number of queues that a netdev has in each direction.
 const Queues = 3
 
-// Representor is the name of the i-th Function's representor on the xPU.
+// Representor returns the name of the i-th Function's representor on the xPU.
 func Representor(i int) string { return fmt.Sprintf("pf0sf%d", i) }
 
 // Plug makes the i-th Function's device.
@@ -81,8 +82,8 @@ func (n *Node) Plug(i int) {
 	n.poll(i)
 }
 
-// poll makes the i-th Function's netdev receive by NAPI, as every card does, and a veth only for
-// GRO.
+// poll makes the i-th Function's netdev receive by NAPI, as every card does. A veth does so only
+// for GRO.
 func (n *Node) poll(i int) {
 	n.t.Helper()
 	link, err := n.Host.Handle().LinkByName(Netdev(i))
@@ -94,7 +95,7 @@ func (n *Node) poll(i int) {
 		conn.Change(link.Attrs().Index, "features", map[string]string{"rx-gro": ethtool.On}))
 }
 
-// Unplug takes the i-th Function's device away, wherever its netdev is.
+// Unplug removes the i-th Function's device, wherever its netdev is.
 func (n *Node) Unplug(i int) {
 	n.t.Helper()
 	representor, err := n.XPU.Handle().LinkByName(Representor(i))
@@ -102,8 +103,7 @@ func (n *Node) Unplug(i int) {
 	must.Succeed(n.t, n.XPU.Handle().LinkDel(representor))
 }
 
-// Netdev makes the node a [lifecycle.NetdevFinder]. It finds a veth by what stays the same about
-// it: its other end.
+// Netdev implements [lifecycle.NetdevFinder]. It finds a veth by its peer, which stays the same.
 func (n *Node) Netdev(id function.ID) (string, error) {
 	peer, ok := n.peers[id]
 	if !ok {
@@ -124,7 +124,7 @@ func (n *Node) Netdev(id function.ID) (string, error) {
 	return "", nil
 }
 
-// Snapshot is the i-th Function's netdev as it is on the host.
+// Snapshot returns the i-th Function's netdev as it is on the host.
 func (n *Node) Snapshot(i int) netdev.Snapshot {
 	n.t.Helper()
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path(), SysRoot: n.sysRoot})
@@ -144,7 +144,8 @@ func (n *Node) Snapshot(i int) netdev.Snapshot {
 	return s
 }
 
-// WantAsBefore is that the i-th Function's netdev is on the host, as it was then.
+// WantAsBefore fails the test unless the i-th Function's netdev is on the host and equals the
+// snapshot.
 func (n *Node) WantAsBefore(i int, before netdev.Snapshot) {
 	n.t.Helper()
 	if left := netdev.Diff(before, n.Snapshot(i)); len(left) > 0 {
@@ -159,7 +160,7 @@ type Agent struct {
 	Lifecycle *lifecycle.Manager
 }
 
-// Start runs an agent until stop is called, with these hooks.
+// Start starts an agent with these hooks. The agent runs until stop is called.
 func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func()) {
 	n.t.Helper()
 	a = &Agent{}
@@ -167,11 +168,11 @@ func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func())
 	a.Journal, err = journal.Open(n.JournalPath)
 	must.Succeed(n.t, err)
 	a.Engine, err = netdev.New(netdev.Options{
-		HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.tell,
+		HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.report,
 	})
 	must.Succeed(n.t, err)
 
-	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.tell}, a.Engine, n, lifecycle.Options{
+	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.report}, a.Engine, n, lifecycle.Options{
 		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
 		Hooks: hooks(a),
 	}, logr.Discard())
@@ -182,32 +183,32 @@ func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func())
 	})
 }
 
-func (n *Node) tell(event string) {
+func (n *Node) report(event string) {
 	if n.Event != nil {
 		n.Event(event)
 	}
 }
 
-// eventJournal tells of each write.
+// eventJournal reports each write as an event.
 type eventJournal struct {
 	*journal.Journal
-	tell func(event string)
+	report func(event string)
 }
 
 func (j eventJournal) Put(a journal.Attachment) error {
-	j.tell("before " + string(a.State))
-	defer j.tell("after " + string(a.State))
+	j.report("before " + string(a.State))
+	defer j.report("after " + string(a.State))
 	return j.Journal.Put(a)
 }
 
 func (j eventJournal) Delete(id function.ID) error {
-	j.tell("before delete")
-	defer j.tell("after delete")
+	j.report("before delete")
+	defer j.report("after delete")
 	return j.Journal.Delete(id)
 }
 
-// Crashes runs what an agent does and ends it at the given event, from 1. It says whether there
-// were so many.
+// Crashes runs do and ends the agent at the given event, counted from 1. It returns false if there
+// were fewer events.
 func (n *Node) Crashes(at int, do func()) (crashed bool) {
 	type crash struct{}
 	defer func() {
