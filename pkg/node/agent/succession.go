@@ -108,7 +108,7 @@ func (a *agent) standAside(ctx context.Context, successor *handover.Successor) e
 	}
 
 	a.log.Info("Another agent has the node; this one waits for its end")
-	successor.AwaitGone(ctx)
+	successor.AwaitEnd(ctx)
 	var err error
 	if ctx.Err() == nil {
 		err = errors.New("the agent that took the node over is gone; starting again")

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package handover passes a node from the agent that has it to another one that was started there
-// to replace it, as an upgrade with maxSurge does, so that no request finds nobody.
+// Package handover passes a node from the running agent to an agent that was started to replace it,
+// as an upgrade with maxSurge does. No request finds the node without an agent.
 //
-// The successor connects to a unix socket of the agent that has the node, and asks. The other ends
-// its work, closes the journal, and answers; with the answer goes the listening socket of the CNI
-// plugin (SCM_RIGHTS of unix(7)), in whose queue requests wait meanwhile. The connection stays open
-// as long as both live: its end tells the one that the other has ended.
+// The new agent (the successor) connects to a unix socket of the running agent (the predecessor)
+// and asks for the node. The predecessor completes its work, closes the journal, and answers. The
+// answer carries the listening socket of the CNI server (SCM_RIGHTS, see unix(7)), in whose queue
+// requests wait in the meantime. The connection stays open as long as both agents run, so that each
+// agent sees when the other one has ended.
 package handover
 
 import (
@@ -29,36 +30,41 @@ import (
 )
 
 const (
-	version = 1 // of the protocol; an agent that is asked in another one refuses
-	// helloTimeout is how long a successor may take to ask after it connected; the kubelet learns
-	// of it meanwhile.
+	// version is the version of the protocol. A request in another version is refused.
+	version = 1
+	// helloTimeout is how long a successor may take from its connection to its request. The kubelet
+	// registers the successor in the meantime.
 	helloTimeout = 10 * time.Second
 	acceptPause  = 100 * time.Millisecond
-	maxMessage   = 4096 // bytes
-	maxFiles     = 8
+	// maxMessage is the size limit of a message in bytes.
+	maxMessage = 4096
+	maxFiles   = 8
 )
 
-// hello is what a successor asks with.
+// hello is the request of a successor.
 type hello struct {
-	Version int    `json:"version"`
-	Program string `json:"program"` // version of the successor, for the log
+	Version int `json:"version"`
+	// Program is the version of the successor, for the log.
+	Program string `json:"program"`
 }
 
-// answer comes when the agent that had the node has ended its work.
+// answer is sent when the predecessor has completed its work.
 type answer struct {
-	Error string `json:"error,omitempty"` // why it does not end
+	// Error is the reason of a refusal.
+	Error string `json:"error,omitempty"`
 }
 
-// Holder is the side of the agent that has the node.
+// Holder is the agent that has the node.
 type Holder struct {
-	Socket string // of which the directory must be the agent's own
+	// Socket is the path of the socket. Only the agent may use its directory.
+	Socket string
 	Log    logr.Logger
 }
 
-// Await returns the first successor that asks. It returns nil when ctx ends, and an error only if
-// it cannot listen.
+// Await waits for the first successor that asks for the node. It returns nil without an error when
+// ctx ends. It returns an error only if it cannot listen.
 func (h Holder) Await(ctx context.Context) (*Successor, error) {
-	// The journal lets one agent work, so nobody uses a socket that is there.
+	// The journal is open in one agent only, so that no other agent listens on an existing socket.
 	if err := os.Remove(h.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("handover socket: %w", err)
 	}
@@ -67,7 +73,7 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("handover socket: %w", err)
 	}
-	defer listener.Close() // which removes it
+	defer listener.Close() // removes the socket
 
 	if err := os.Chmod(h.Socket, 0o600); err != nil {
 		return nil, fmt.Errorf("handover socket: %w", err)
@@ -83,13 +89,13 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 			return nil, fmt.Errorf("handover socket: %w", err)
 		}
 
-		if err != nil { // out of file descriptors, say
+		if err != nil { // for example, no file descriptor is left
 			h.Log.Error(err, "Connection to the handover socket cannot be taken")
 			loop.Sleep(ctx, acceptPause)
 			continue
 		}
 
-		program, err := listen(conn)
+		program, err := receiveHello(conn)
 		if err == nil {
 			h.Log.Info("Another agent asks for the node; it gets it once the requests that run "+
 				"are done", "version", program)
@@ -103,8 +109,8 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 	}
 }
 
-// listen hears who asks.
-func listen(conn *net.UnixConn) (program string, err error) {
+// receiveHello reads the request of a successor, and returns the successor's version.
+func receiveHello(conn *net.UnixConn) (program string, err error) {
 	if err := peer.Check(conn); err != nil {
 		return "", err
 	}
@@ -127,7 +133,7 @@ func listen(conn *net.UnixConn) (program string, err error) {
 // Successor is an agent that waits for the node.
 type Successor struct{ conn *net.UnixConn }
 
-// Give tells the successor that the node is its own, and passes it files. They stay open here too.
+// Give passes the node and the files to the successor. The files stay open in this process too.
 func (s *Successor) Give(files ...*os.File) error {
 	message, err := json.Marshal(answer{})
 	if err != nil {
@@ -145,27 +151,28 @@ func (s *Successor) Give(files ...*os.File) error {
 	return nil
 }
 
-// AwaitGone returns when the successor has ended, or ctx ends.
-func (s *Successor) AwaitGone(ctx context.Context) { awaitEnd(ctx, s.conn) }
+// AwaitEnd returns when the successor's process has ended, or when ctx ends.
+func (s *Successor) AwaitEnd(ctx context.Context) { awaitEnd(ctx, s.conn) }
 
-// Close lets the successor know that this agent has ended.
+// Close shows the successor that this agent has ended.
 func (s *Successor) Close() error { return s.conn.Close() }
 
-// awaitEnd reads until the other side closes the connection, or ctx ends. Nobody sends anything.
+// awaitEnd reads until the other agent closes the connection, or until ctx ends. Neither agent
+// sends anything in this phase.
 func awaitEnd(ctx context.Context, conn *net.UnixConn) {
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _ = io.Copy(io.Discard, conn)
 }
 
-// Predecessor is the agent that had the node.
+// Predecessor is the agent that had the node before.
 type Predecessor struct {
 	conn *net.UnixConn
-	// Files are what it gave, in its order. They belong to the caller.
+	// Files are the files that the predecessor gave, in its order. The caller must close them.
 	Files []*os.File
 }
 
-// Dial connects to the agent behind a socket. It returns nil without an error if nobody listens:
-// there is no other agent, or one that does not hand over.
+// Dial connects to the agent behind a socket. It returns nil without an error if no process listens
+// there: there is no other agent, or it does not support handovers.
 func Dial(ctx context.Context, socket string) (*Predecessor, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -177,8 +184,9 @@ func Dial(ctx context.Context, socket string) (*Predecessor, error) {
 	return &Predecessor{conn: conn.(*net.UnixConn)}, nil
 }
 
-// Take asks for the node, within 10 s of [Dial], and returns when the predecessor has ended its
-// work or ctx ends. After an error the Predecessor must not be used any more.
+// Take asks for the node and returns when the predecessor has completed its work, or when ctx ends.
+// It must be called within 10 s after [Dial]. After an error, the Predecessor must not be used any
+// more.
 func (p *Predecessor) Take(ctx context.Context, program string) (err error) {
 	if p.Files, err = ask(ctx, p.conn, program); err != nil {
 		p.conn.Close()
@@ -218,7 +226,7 @@ func ask(ctx context.Context, conn *net.UnixConn, program string) ([]*os.File, e
 	return files, nil
 }
 
-// received are the files in a control message.
+// received returns the files of a control message.
 func received(rights []byte) (files []*os.File, err error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
@@ -247,8 +255,8 @@ func closeAll(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// AwaitEnd returns when the predecessor's process has ended, or ctx ends.
+// AwaitEnd returns when the predecessor's process has ended, or when ctx ends.
 func (p *Predecessor) AwaitEnd(ctx context.Context) { awaitEnd(ctx, p.conn) }
 
-// Close lets the predecessor know that this agent has ended.
+// Close shows the predecessor that this agent has ended.
 func (p *Predecessor) Close() error { return p.conn.Close() }

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// hold starts to wait for a successor, and returns where it will be.
+// hold starts to wait for a successor, and returns the socket and a channel with the successor.
 func hold(t *testing.T) (socket string, successors <-chan *Successor) {
 	t.Helper()
 	socket = filepath.Join(must.SocketDir(t), "handover.sock")
@@ -84,14 +84,14 @@ func TestHandover(t *testing.T) {
 		t.Errorf("the connection that waited got %q, %v", text, err)
 	}
 
-	// Each hears of the other's end.
+	// Each agent sees the end of the other one.
 	ended := make(chan struct{})
 	go func() { predecessor.AwaitEnd(t.Context()); close(ended) }()
 	must.Succeed(t, successor.Close())
 	<-ended
 }
 
-// TestSuccessorEnds: the agent that gave the node away hears that the other is gone.
+// TestSuccessorEnds: the agent that gave the node away sees when the successor has ended.
 func TestSuccessorEnds(t *testing.T) {
 	socket, successors := hold(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,10 +110,10 @@ func TestSuccessorEnds(t *testing.T) {
 		t.Errorf("Take = %v, want that it was cancelled", err)
 	}
 
-	successor.AwaitGone(t.Context())
+	successor.AwaitEnd(t.Context())
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestNoListener(t *testing.T) {
 	dir := must.SocketDir(t)
 	if p, err := Dial(t.Context(), filepath.Join(dir, "none.sock")); p != nil || err != nil {
 		t.Errorf("without a socket: %v, %v", p, err)
@@ -129,7 +129,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// TestRefuses: a stranger gets a reason, and the agent keeps the node.
+// TestRefuses: another program that connects gets a reason, and the agent keeps the node.
 func TestRefuses(t *testing.T) {
 	socket, successors := hold(t)
 	for request, want := range map[string]string{
