@@ -267,7 +267,7 @@ func (a *agent) allocate(context.Context) (err error) {
 			provisioner: a.provisioner,
 			log:         a.log.WithName("deviceplugin"),
 		},
-		Taken:         a.held,
+		InUse:         a.held,
 		Nodes:         *a.nodes,
 		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,

@@ -22,25 +22,26 @@ import (
 const (
 	// allocateTimeout is the default of Manager.AllocateTimeout.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate timed out, as an xPU that
-	// does not answer would block the kubelet for each pod that needs the xPU.
+	// impatience is how long the timeout is reduced to a fifth after an Allocate timed out, because
+	// an xPU that does not answer would block the kubelet for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
-// ProvisionsAtAllocate says whether the xPU serves the pool's Functions before a container starts.
+// ProvisionsAtAllocate reports whether the xPU serves the pool's Functions before a container
+// starts.
 func ProvisionsAtAllocate(p pool.Pool) bool {
 	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
 }
 
-// GetDevicePluginOptions tells the kubelet to call GetPreferredAllocation.
+// GetDevicePluginOptions makes the kubelet call GetPreferredAllocation.
 func (s *server) GetDevicePluginOptions(
 	context.Context, *pluginapi.Empty,
 ) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet
-// would fail the pod.
+// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, because the
+// kubelet would fail the pod.
 func (s *server) GetPreferredAllocation(
 	ctx context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (response *pluginapi.PreferredAllocationResponse, err error) {
@@ -64,15 +65,15 @@ func (s *server) GetPreferredAllocation(
 			&pluginapi.ContainerPreferredAllocationResponse{
 				DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs,
 					int(c.AllocationSize),
-					s.manager.Taken),
+					s.manager.InUse),
 			})
 	}
 
 	return response, nil
 }
 
-// Allocate makes Functions ready for containers and returns what the containers get. The kubelet
-// fails the pod with the text of an error. The API has no call that undoes an Allocate.
+// Allocate prepares Functions for containers and returns what the containers get. The kubelet fails
+// the pod with the text of an error. The API has no call that undoes an Allocate.
 func (s *server) Allocate(
 	ctx context.Context, r *pluginapi.AllocateRequest,
 ) (response *pluginapi.AllocateResponse, err error) {
@@ -108,7 +109,7 @@ func (s *server) Allocate(
 	return response, nil
 }
 
-// allocate makes Functions ready for one container. If that fails, it gives up those that it
+// allocate prepares Functions for one container. If this fails, it gives up the Functions that it
 // reserved.
 func (s *server) allocate(
 	ctx context.Context, ids []string,
@@ -136,7 +137,7 @@ func (s *server) allocate(
 }
 
 // awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending
-// releases only, of which the kubelet may not have known.
+// releases only, because the kubelet may not have known of them.
 func (s *server) awaitHealthy(
 	ctx context.Context, ids []string,
 ) ([]function.Function, pool.Pool, error) {
@@ -147,7 +148,8 @@ func (s *server) awaitHealthy(
 			return nil, pool.Pool{}, err
 		}
 
-		pending := "" // says which release to wait for
+		// pending names the release to wait for.
+		pending := ""
 		for _, f := range functions {
 			for _, problem := range s.manager.Problems(f) {
 				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource,
@@ -171,7 +173,7 @@ func (s *server) awaitHealthy(
 	}
 }
 
-// prepare reserves the Functions, has the xPU serve them where the pool wants that, and writes the
+// prepare reserves the Functions, lets the xPU serve them if the pool wants that, and writes the
 // files from which the runtime and CNI plugins read what the container gets.
 func (s *server) prepare(
 	ctx context.Context, functions []function.Function, p pool.Pool,
@@ -186,7 +188,7 @@ func (s *server) prepare(
 		return nil, err
 	}
 
-	for i, c := range contents { // before the xPU is asked, as this may fail
+	for i, c := range contents { // This may fail, so it comes before the request to the xPU.
 		if contents[i], err = contentOf(&m.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
@@ -220,8 +222,8 @@ func (s *server) prepare(
 	return response(s.resource, contents, m.CDI != nil), nil
 }
 
-// each calls do for all Functions at once and returns the errors in the form that the kubelet
-// expects.
+// each calls do for all Functions in parallel, and returns the errors as a gRPC status for the
+// kubelet.
 func (s *server) each(
 	functions []function.Function, do func(i int, f function.Function) error,
 ) error {
@@ -243,14 +245,14 @@ func (s *server) each(
 	return nil
 }
 
-// allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several
+// allocateBudget limits how long an Allocate may wait. The zero value is ready for use, by several
 // goroutines at once.
 type allocateBudget struct {
-	// when an Allocate last timed out; nil after one that succeeded
+	// timedOut is the time when an Allocate last timed out; nil after an Allocate that succeeded.
 	timedOut atomic.Pointer[time.Time]
 }
 
-// timeout returns how long the next Allocate may wait: usual, or a fifth of it.
+// timeout returns how long the next Allocate may wait: the usual time, or a fifth of it.
 func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
 	if last := b.timedOut.Load(); last != nil && time.Since(*last) < impatience {
 		return usual / 5
@@ -258,7 +260,7 @@ func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
 	return usual
 }
 
-// ended records how an Allocate with this context ended.
+// ended records the result of an Allocate with this context.
 func (b *allocateBudget) ended(ctx context.Context, err error) {
 	switch {
 	case err == nil:

@@ -18,7 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// bigPools are pools of so many VFs each, which differ, of four PFs each.
+// bigPools returns different pools with the given number of VFs each, on four PFs each.
 func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 	for p := range pools {
 		functions := make([]function.Function, 0, vfs)
@@ -38,8 +38,8 @@ func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 	return all, resources
 }
 
-// BenchmarkStart measures from the start of a manager whose pools are known to the last resource's
-// first list.
+// BenchmarkStart measures the time from the start of a manager that knows its pools until every
+// resource has sent its first list.
 func BenchmarkStart(b *testing.B) {
 	for _, size := range []struct{ vfs, pools int }{{64, 1}, {1024, 1}, {1024, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", size.vfs, size.pools), func(b *testing.B) {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestAllocateBudget: pods that wait for an xPU that is away do not stop the kubelet's loop one
+// TestAllocateBudget: pods that wait for an xPU that does not answer do not block the kubelet one
 // after the other.
 func TestAllocateBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

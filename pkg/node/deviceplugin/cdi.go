@@ -25,18 +25,19 @@ const (
 )
 
 // CDI writes one file for each resource, with the device nodes of all Functions that the resource
-// or a pod has, allocated or not: after a reboot the directory is empty, and the kubelet creates
+// or a pod has, allocated or not. After a reboot the directory is empty, and the kubelet creates
 // containers again without an Allocate. The methods are safe for concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 
 	mutex sync.Mutex
-	// the content of files, by file name; devices are sorted by name
-	files    map[string][]specs.Device
-	unneeded map[string]bool // names of devices that were not needed at the last prune
+	// files has the devices of each file, by file name. Devices are sorted by name.
+	files map[string][]specs.Device
+	// unneeded has the names of the devices that were not needed at the last prune.
+	unneeded map[string]bool
 }
 
-// NewCDI reads and writes the files in dir, "/var/run/cdi".
+// NewCDI returns a CDI for the files in dir, "/var/run/cdi". It reads the files that exist.
 func NewCDI(dir string) (*CDI, error) {
 	opened, err := cdi.Open(dir)
 	if err != nil {
@@ -70,8 +71,8 @@ func (c *CDI) include(resource string, contents []content) error {
 		}))
 }
 
-// prune removes devices that are needed neither now nor were at the last call: the kubelet assigns
-// a Function to a pod only after the Allocate that listed it.
+// prune removes devices that were needed neither at this call nor at the last one. The kubelet
+// reports a Function as assigned only after its Allocate, so that one call is not enough.
 func (c *CDI) prune(needed map[string]bool) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -104,14 +105,15 @@ func (c *CDI) replace(file string, devices []specs.Device) error {
 	return nil
 }
 
-// cdiFile is the name of a resource's file: "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json".
+// cdiFile returns the name of a resource's file:
+// "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json".
 func cdiFile(resource string) string {
 	return v1alpha1.GroupName + "-" + cdiClass + "-" + strings.ReplaceAll(resource, "/", "_") +
 		".json"
 }
 
-// cdiDeviceName contains the resource: a Function may move to another pool while a pod still has
-// it, and be listed twice.
+// cdiDeviceName returns the name of a Function's CDI device. It contains the resource, because a
+// Function that a pod has may move to another pool, and is listed twice then.
 func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// injected are the device nodes that a runtime gives a container for CDI devices.
+// injected returns the device nodes that a runtime gives a container for CDI devices.
 func injected(t *testing.T, dir string, names ...string) []string {
 	t.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
@@ -45,12 +45,13 @@ func injected(t *testing.T, dir string, names ...string) []string {
 	return nodes
 }
 
-// nullFunction is a VF whose UIO device is a node that every machine has: the runtime looks at it.
+// nullFunction returns a VF whose UIO device is a node that every machine has, because the runtime
+// checks it.
 func nullFunction(index int) function.Function {
 	return with(vf("3b", index), func(f *function.Function) { f.Driver = "uio" })
 }
 
-// nullNodes are the device nodes of a Function that has one, which every machine has.
+// nullNodes returns the device nodes of a Function whose node exists on every machine.
 func nullNodes() devnode.Set {
 	return devnode.Set{
 		Nodes: []*specs.DeviceNode{{HostPath: "/dev/null", Path: "/dev/null", Permissions: "rw"}},
@@ -91,7 +92,7 @@ func TestAllocateByCDI(t *testing.T) {
 		t.Errorf("nodes: -want +got\n%s", diff)
 	}
 
-	// The driver made another device, and nobody told.
+	// The driver made another device without a notification.
 	old := filepath.Join(s.manager.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
 	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil {
 		t.Fatal(err)
@@ -110,7 +111,7 @@ func TestAllocateByCDI(t *testing.T) {
 	}
 }
 
-// TestCDIFileNotWritten: a container that would not get its device nodes is refused.
+// TestCDIFileNotWritten: an Allocate fails if the container would not get its device nodes.
 func TestCDIFileNotWritten(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	dir := filepath.Join(s.dir, "cdi")
@@ -124,7 +125,7 @@ func TestCDIFileNotWritten(t *testing.T) {
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
 	old := filepath.Join(s.manager.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
-	// so that there is something to write
+	// makes another file content necessary
 	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +138,8 @@ func TestCDIFileNotWritten(t *testing.T) {
 	}
 }
 
-// TestCDILeftovers: a device stays as long as its pool or a pod has the Function, also for a
-// process that comes later: the pod's containers may be made again at any time.
+// TestCDILeftovers: a device stays as long as its pool or a pod has the Function, also for a later
+// process, because the pod's containers may be created again at any time.
 func TestCDILeftovers(t *testing.T) {
 	m := newManager(t, must.SocketDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
@@ -204,7 +205,7 @@ func TestCDILeftovers(t *testing.T) {
 	}
 }
 
-// TestCDIWithoutNodes: netdevs need no CDI.
+// TestCDIWithoutNodes: Functions with a netdev need no CDI.
 func TestCDIWithoutNodes(t *testing.T) {
 	dir := t.TempDir()
 	files, err := NewCDI(dir)

@@ -50,8 +50,8 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 }
 
 // writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks
-// up a device ID. It writes none for a Function that the specification cannot describe. Nothing is
-// synced, as the directory is in memory.
+// up a device ID. It writes no file for a Function that the specification cannot describe. It does
+// not sync, because the directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) error {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
@@ -85,7 +85,7 @@ func writeDeviceInfo(dir, resource string, c content) error {
 
 const deviceInfoSuffix = "-device.json"
 
-// deviceInfoName is the file name that readers expect.
+// deviceInfoName returns the file name that readers expect.
 func deviceInfoName(resource string, id function.ID) string {
 	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
 }
@@ -99,7 +99,8 @@ func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 	return ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 }
 
-// response is the kubelet's answer for one container, in the format of sriov-network-device-plugin.
+// response returns the answer to the kubelet for one container, in the format of
+// sriov-network-device-plugin.
 func response(
 	resource string, contents []content, byCDI bool,
 ) *pluginapi.ContainerAllocateResponse {
@@ -135,8 +136,9 @@ func response(
 	return out
 }
 
-// environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1"
-// for "intel.com/dpdk-1". Programs expect the hyphen, although shells do not accept it.
+// environmentName returns the name of the variable with the Functions' IDs:
+// "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1". Programs expect the hyphen, although shells
+// do not accept it.
 func environmentName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

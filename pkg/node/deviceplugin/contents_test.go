@@ -18,7 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// tree makes files, all empty, below a new directory.
+// tree makes empty files below a new directory, and returns the directory.
 func tree(t *testing.T, paths ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -35,7 +35,7 @@ func tree(t *testing.T, paths ...string) string {
 	return root
 }
 
-// poolOf is a pool for the device plugin that selects all of these Functions.
+// poolOf returns a pool for the device plugin that selects all of these Functions.
 func poolOf(name string, functions ...function.Function) pool.Pool {
 	return pool.Pool{Name: name, Functions: functions, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{},
@@ -43,7 +43,7 @@ func poolOf(name string, functions ...function.Function) pool.Pool {
 	}}
 }
 
-// with is a Function with something changed.
+// with returns a changed copy of a Function.
 func with(f function.Function, change func(*function.Function)) function.Function {
 	change(&f)
 	return f
@@ -82,7 +82,8 @@ func TestContents(t *testing.T) {
 		pool      func(*v1alpha1.DevicePoolSpec)
 		info      string
 		devices   []*pluginapi.DeviceSpec
-		files     string // the device-info files
+		// files has the device-info files.
+		files string
 	}{
 		{"netdev", vfs("3b:0"), nil,
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"}}}`, nil,
@@ -225,8 +226,8 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// TestContentsThatContainersCouldNotUse: an Allocate fails rather than give a container less than
-// it needs.
+// TestContentsThatContainersCouldNotUse: an Allocate fails if the container would get less than it
+// needs.
 func TestContentsThatContainersCouldNotUse(t *testing.T) {
 	nodes := devnode.Finder{SysRoot: t.TempDir(), DevRoot: tree(t, "vhost-net")}
 	for _, test := range []struct {
@@ -245,7 +246,7 @@ func TestContentsThatContainersCouldNotUse(t *testing.T) {
 		}, "/dev/net/tun"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			// RDMA is true, as for a Function whose RDMA device is in a pod.
+			// RDMA is true without an RDMA device, as for a Function whose RDMA device is in a pod.
 			f := with(vf("3b", 0), func(f *function.Function) {
 				f.Driver, f.RDMA = test.driver, true
 			})

@@ -25,9 +25,9 @@ const (
 	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
 	pluginsRegistry = "plugins_registry"
 
-	// socketName is the name of a socket, with at most 20 bytes of the resource, as the kernel
-	// allows 107 bytes for the whole path. Every socket has a new name, as the kubelet refuses an
-	// endpoint at a path that it has not forgotten yet.
+	// socketName is the name of a socket, with at most 20 bytes of the resource, because the kernel
+	// limits the whole path to 107 bytes. Every socket has a new name, because the kubelet refuses
+	// an endpoint at a path that it still remembers.
 	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
 
@@ -36,11 +36,14 @@ type endpoint struct {
 	*server
 	registerapi.UnimplementedRegistrationServer
 
-	path    string
-	made    time.Time // by the file system's clock
+	path string
+	// created is the time of the socket, by the file system's clock.
+	created time.Time
 	grpc    *grpc.Server
-	streams int           // of ListAndWatch; guarded by the manager's mutex
-	ending  chan struct{} // closed when streams must end
+	// streams counts calls of ListAndWatch; guarded by the manager's mutex.
+	streams int
+	// ending is closed when streams must end.
+	ending chan struct{}
 }
 
 // openEndpoint serves at a new socket, which only root may use.
@@ -57,7 +60,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 
-	// the kubelet cuts calls off when the socket goes: it goes last
+	// The socket is removed last, because the kubelet ends all calls when it is gone.
 	listener.SetUnlinkOnClose(false)
 	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		_ = errors.Join(listener.Close(), os.Remove(path))
@@ -71,7 +74,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 	}
 
 	if info, err := os.Stat(path); err == nil {
-		e.made = info.ModTime()
+		e.created = info.ModTime()
 	}
 
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
@@ -86,8 +89,8 @@ func openEndpoint(s *server) (*endpoint, error) {
 	return e, nil
 }
 
-// close ends the endpoint and removes its socket. Streams end after the last offer is sent, other
-// calls in flight at the latest after patience. It must be called once.
+// close ends the endpoint and removes its socket. Streams end after the last offer is sent. Other
+// calls in flight end after patience at the latest. It must be called once.
 func (e *endpoint) close(patience time.Duration) {
 	close(e.ending)
 	over := time.AfterFunc(patience, e.grpc.Stop)
@@ -98,7 +101,7 @@ func (e *endpoint) close(patience time.Duration) {
 	}
 }
 
-// GetInfo tells the kubelet, which found the socket, the resource and the version of the API.
+// GetInfo returns the resource and the version of the API to the kubelet, which found the socket.
 func (e *endpoint) GetInfo(
 	context.Context, *registerapi.InfoRequest,
 ) (*registerapi.PluginInfo, error) {
@@ -108,7 +111,7 @@ func (e *endpoint) GetInfo(
 	}, nil
 }
 
-// NotifyRegistrationStatus is called by the kubelet when it registered the resource or refused to.
+// NotifyRegistrationStatus is called by the kubelet after it registered or refused the resource.
 func (e *endpoint) NotifyRegistrationStatus(
 	_ context.Context, r *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -159,7 +162,7 @@ func (e *endpoint) ListAndWatch(
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		case <-e.ending:
-			ending = true // after the last offer, which may not be sent yet
+			ending = true // the last offer may still have to be sent
 		case <-next.replaced:
 		}
 	}

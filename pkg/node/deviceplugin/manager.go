@@ -3,7 +3,7 @@
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as
 // extended resources, through its device plugin API (v1beta1). Each resource has a server.
 //
-// When pools or health change, the [Manager] starts, updates and retires servers, and each [server]
+// When pools or health change, the [Manager] starts, updates and retires servers. Each [server]
 // publishes an [offer], which ListAndWatch sends to the kubelet. A server that the kubelet lost
 // opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
@@ -33,78 +33,82 @@ import (
 )
 
 const (
-	// settle is how long the manager waits for more changes after the first: a PF's VFs change one
-	// after the other.
-	settle = 50 * time.Millisecond
+	// debounce is how long the manager waits for more changes after the first one, because the VFs
+	// of a PF change one after the other.
+	debounce = 50 * time.Millisecond
 	// firstRetry and lastRetry bound the pauses between attempts to open a socket.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in
-	// flight to end.
+	// stopTimeout is how long the kubelet may take to read the last list of a resource, and calls
+	// in flight may take to end.
 	stopTimeout = time.Second
 )
 
-// Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be
-// called for several Functions at once. When ctx ends, their error says what is missing.
+// Allocator prepares Functions and the xPU for containers. Its methods are idempotent and may be
+// called for several Functions at once. If ctx ends, the error says what is missing.
 type Allocator interface {
-	// Reserve returns the Function once its last pod has released it and it is set up as its pool
-	// wants it.
+	// Reserve waits until the last pod has released the Function, sets the Function up as its pool
+	// wants it, and returns the Function as it is then.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
-	// GiveUp undoes Reserve and Ready for a Function that no container gets. What cannot be undone
-	// now is undone later.
+	// GiveUp undoes Reserve and Ready for a Function that no container gets. If this fails, it is
+	// retried later.
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
 // Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout
-// may be left out.
+// are optional.
 type Manager struct {
 	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the
 	// same path.
 	KubeletDir string
-	// Pools returns the current pools; known is false until they have been read once.
+	// Pools returns the current pools. known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
-	// Problems returns what is wrong with a Function; none means healthy. It does not block and is
-	// safe for concurrent use.
+	// Problems returns the problems of a Function; none means that it is healthy. It does not block
+	// and is safe for concurrent use.
 	Problems  func(function.Function) []function.Problem
 	Allocator Allocator
-	// Taken says whether a pod has the Function, or had it and it is not free yet. It does not
-	// block and is safe for concurrent use.
-	Taken func(function.ID) bool
+	// InUse reports whether a pod has the Function, or had it and the Function is not free yet. It
+	// does not block and is safe for concurrent use.
+	InUse func(function.ID) bool
 	Nodes devnode.Finder
 	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp".
 	// It need not exist.
 	DeviceInfoDir string
-	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
+	// CDI gives containers their device nodes. Without it, the kubelet does.
 	CDI *CDI
-	// Assigned returns what pods have, by [function.ID.String]. Without it no file is removed.
+	// Assigned returns the assignments of Functions to pods, keyed by [function.ID.String]. Without
+	// it, no file is removed.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
-	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or
-	// provisioned, 0 for 2.5 s. The kubelet starts and ends no other pod meanwhile.
+	// AllocateTimeout limits how long one Allocate waits for Functions that are being released or
+	// provisioned; 0 is 2.5 s. The kubelet starts and ends no other pod in the meantime.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
 
-	unwatchedFor time.Duration // 0 for the constant unwatchedFor
+	// unwatchedFor replaces the constant of the same name, if it is not 0.
+	unwatchedFor time.Duration
 
-	budget  allocateBudget
-	running sync.WaitGroup // all goroutines
+	budget allocateBudget
+	// running counts all goroutines.
+	running sync.WaitGroup
 
-	// allocating is held by Allocates that run, see [allocates], and by StandAside until they have
-	// ended. aside is set from then on.
+	// allocating is held for reading by each running Allocate, see [allocates], and for writing by
+	// StandAside, which waits for them. aside is set after that.
 	allocating sync.RWMutex
 	aside      atomic.Bool
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
-	updated bool               // the servers are those of the pools, as they were read once
-	// resources are all resources that have or had a server. Pods may still have Functions of a
-	// resource without one.
+	// updated says that the servers follow the pools, which have been read once.
+	updated bool
+	// resources has all resources that have or had a server. Pods may still have Functions of a
+	// resource without a server.
 	resources sets.Set[string]
 }
 
 // Run serves the pools until ctx ends. A value from changes says that pools or health may have
-// changed. An error means that it could not begin.
+// changed. An error means that Run could not start.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
 	sockets, err := watchdir.Open(m.socketDir(), m.socketRemoved)
@@ -128,7 +132,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	return nil
 }
 
-// reset sets defaults and the state of a new run.
+// reset sets the defaults and the state of a new run.
 func (m *Manager) reset() {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -143,20 +147,20 @@ func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 		if pools, known := m.Pools(); known {
 			m.update(ctx, pools)
 		}
-		if !loop.Wait(ctx, changes, 0) || !loop.Sleep(ctx, settle) {
+		if !loop.Wait(ctx, changes, 0) || !loop.Sleep(ctx, debounce) {
 			return
 		}
 	}
 }
 
-// update starts, updates and retires servers so that every pool that has Functions, or had some,
-// has one. A server stays when its pool becomes empty: the kubelet would show the capacity of a
-// resource without a server for minutes.
+// update starts, updates and retires servers, so that every pool that has or had Functions has a
+// server. A server stays when its pool becomes empty, because the kubelet would show the capacity
+// of a resource without a server for minutes.
 func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
-		// A pool with an error is empty. It may name the resource of a pool without an error, which
-		// has priority.
+		// A pool with an error is empty. If it names the resource of a pool without an error, the
+		// latter has priority.
 		resource := p.ResourceName()
 		if other, claimed := wanted[resource]; resource != "" && (!claimed || other.Err != nil) {
 			wanted[resource] = p
@@ -184,20 +188,21 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	m.updated = true
 }
 
-// retire ends a server whose pool is gone. Pods keep what they have, so the files for containers
-// stay. Of the metrics only the counters stay. The caller holds the mutex.
+// retire ends a server whose pool is gone. Pods keep their Functions, so that the files for
+// containers stay. Only the counters of its metrics stay. The caller must hold the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))
 	m.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
 	m.running.Go(func() {
-		loop.Sleep(ctx, stopTimeout) // the kubelet reads the empty list before it loses the socket
+		// the kubelet reads the empty list before it loses the socket
+		loop.Sleep(ctx, stopTimeout)
 		s.stop()
 	})
 }
 
-// followSockets tells the servers when a socket or the directory of the sockets was removed, until
-// ctx ends.
+// followSockets notifies the servers when a socket or the directory of the sockets was removed,
+// until ctx ends.
 func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	for loop.Wait(ctx, sockets.Changes(), 0) {
 		if err := m.watchSockets(sockets); err != nil {
@@ -219,8 +224,8 @@ func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	return sockets.Watch()
 }
 
-// socketRemoved says whether an event is the removal of a server's current socket. A server that
-// closes its old socket must not end the pauses of servers that failed to open one.
+// socketRemoved reports whether an event is the removal of a server's current socket. Events of old
+// sockets are ignored, because they would end the pauses of servers that failed to open a socket.
 func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) {
 		return false
@@ -238,5 +243,5 @@ func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	return false
 }
 
-// socketDir is where the kubelet looks for plugins' sockets.
+// socketDir returns the directory in which the kubelet looks for the sockets of plugins.
 func (m *Manager) socketDir() string { return filepath.Join(m.KubeletDir, pluginsRegistry) }

@@ -37,10 +37,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// patience is how long tests wait for what happens at once.
+// patience is how long tests wait for events that should happen at once.
 const patience = 20 * time.Second
 
-// node is a node's pools, their health and the xPU. It is safe for concurrent use.
+// node has a node's pools, their health and the xPU. It is safe for concurrent use.
 type node struct {
 	mutex    sync.Mutex
 	pools    []pool.Pool
@@ -100,7 +100,7 @@ func (n *node) set(pools ...pool.Pool) {
 	n.changed.Notify()
 }
 
-// hurt gives Functions a problem; without a taint it heals them.
+// hurt gives Functions a problem. Without a taint it heals them.
 func (n *node) hurt(taint, message string, ids ...string) {
 	n.mutex.Lock()
 	for _, id := range ids {
@@ -120,16 +120,17 @@ func (n *node) hurt(taint, message string, ids ...string) {
 type scene struct {
 	*testing.T
 	*node
-	dir     string // the kubelet's
+	// dir is the kubelet's directory.
+	dir     string
 	kubelet *kubelettest.Kubelet
 	manager *Manager
 }
 
-// newManager makes a manager that is complete but for what a test changes.
+// newManager returns a complete manager, which tests can change.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
 		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
-		Taken:         func(function.ID) bool { return false },
+		InUse:         func(function.ID) bool { return false },
 		Nodes:         devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()},
 		DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
 		Metrics:       NewMetrics(prometheus.NewRegistry()), Log: log,
@@ -150,7 +151,7 @@ func newScene(t *testing.T, options kubelettest.Options) *scene {
 	return s
 }
 
-// run runs the manager until the test, or the function that is returned, ends it.
+// run runs the manager until the test ends or stop is called.
 func (s *scene) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -168,7 +169,7 @@ func (s *scene) run() (stop func()) {
 	return stop
 }
 
-// await waits for something to become true of the kubelet.
+// await waits until a condition about the kubelet is true.
 func (s *scene) await(what string, condition func() bool) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
@@ -178,7 +179,7 @@ func (s *scene) await(what string, condition func() bool) {
 	}
 }
 
-// awaitHealthy waits until the kubelet may give exactly these Functions.
+// awaitHealthy waits until the kubelet may allocate exactly these Functions.
 func (s *scene) awaitHealthy(what, resource string, ids ...string) {
 	s.Helper()
 	s.await(fmt.Sprintf("%s: want %q", what, ids), func() bool {
@@ -225,7 +226,7 @@ func TestManager(t *testing.T) {
 	s.hurt(v1alpha1.TaintXPUAway, "another reason", vf0)
 	excluded := poolOf("fast", vfs("3b:0-2")...)
 	excluded.Spec.DevicePlugin.ExcludeTopology = true
-	time.Sleep(2 * settle)
+	time.Sleep(2 * debounce)
 	s.set(excluded)
 	s.awaitHealthy("a Function came", fast, vf1, vf2)
 	if got := s.kubelet.Lists(fast); got != lists+1 {
@@ -272,8 +273,8 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// TestManagerKeepsServers: what a DevicePool is called does not matter, nor what else claims its
-// resource.
+// TestManagerKeepsServers: a server stays when its DevicePool is renamed, or when another
+// DevicePool claims its resource.
 func TestManagerKeepsServers(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.run()
@@ -320,8 +321,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestSocketsRemoved: whether or not a kubelet had a stream, and again before the server could be
-// found anew.
+// TestSocketsRemoved: a removed socket is replaced, whether or not a kubelet had a stream, and
+// again before the kubelet can find the new one.
 func TestSocketsRemoved(t *testing.T) {
 	for _, blind := range []bool{false, true} {
 		t.Run(fmt.Sprintf("blind %t", blind), func(t *testing.T) {
@@ -356,7 +357,7 @@ func TestSocketsRemoved(t *testing.T) {
 	}
 }
 
-// TestDirectoryRemoved: the whole directory goes, as when somebody cleans up.
+// TestDirectoryRemoved: the whole directory is removed, and comes back.
 func TestDirectoryRemoved(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...))
@@ -378,7 +379,7 @@ func TestDirectoryRemoved(t *testing.T) {
 	s.awaitHealthy("after all", fast, vf0)
 }
 
-// TestStreamLost: a kubelet that only lost its stream does not come back by itself.
+// TestStreamLost: a kubelet that only lost its stream does not reconnect by itself.
 func TestStreamLost(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.manager.unwatchedFor = 100 * time.Millisecond
@@ -394,8 +395,8 @@ func TestStreamLost(t *testing.T) {
 	s.awaitHealthy("found again", fast, vf0)
 }
 
-// TestRetired: a server whose pool is gone opens no endpoint any more. Its empty list would replace
-// that of the resource's next server.
+// TestRetired: a server whose pool is gone opens no endpoint any more, because its empty list would
+// replace the list of the resource's next server.
 func TestRetired(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...))
@@ -422,21 +423,21 @@ func TestRetired(t *testing.T) {
 	}
 }
 
-// TestKubeletIsLate: a server waits for the kubelet, and registers as soon as it is there.
+// TestKubeletIsLate: a server waits for the kubelet, and registers as soon as the kubelet runs.
 func TestKubeletIsLate(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.kubelet.Stop()
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
-	time.Sleep(2 * settle)
+	time.Sleep(2 * debounce)
 	if err := s.kubelet.Start(); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitHealthy("registered", fast, vf0)
 }
 
-// TestRefused: a kubelet that refuses a resource is left to try again, and is heard when it
-// succeeds.
+// TestRefused: the plugin leaves it to a kubelet that refused a resource to try again, and notices
+// when the kubelet succeeds.
 func TestRefused(t *testing.T) {
 	var options kubelettest.Options
 	var mutex sync.Mutex
@@ -463,7 +464,7 @@ func TestRefused(t *testing.T) {
 	s.awaitHealthy("registered", fast, vf0)
 }
 
-// TestLeftovers: sockets of a killed agent go, those of one that lives stay.
+// TestLeftovers: the sockets of a killed agent are removed, and those of a running agent stay.
 func TestLeftovers(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	dir := filepath.Join(s.dir, pluginsRegistry)
@@ -571,7 +572,8 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// TestAllocateWaitsForRelease: the kubelet may have chosen a Function that was free a moment ago.
+// TestAllocateWaitsForRelease: Allocate waits for a Function whose release began after the kubelet
+// had chosen it.
 func TestAllocateWaitsForRelease(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.manager.AllocateTimeout = time.Second
@@ -587,7 +589,7 @@ func TestAllocateWaitsForRelease(t *testing.T) {
 	}
 
 	go func() {
-		time.Sleep(2 * settle)
+		time.Sleep(2 * debounce)
 		s.hurt("", "", vf0)
 	}()
 
@@ -596,8 +598,8 @@ func TestAllocateWaitsForRelease(t *testing.T) {
 	}
 }
 
-// TestAllocateLooksFirst: the xPU is not asked for a Function that the container could not use, as
-// nobody would take that back.
+// TestAllocateLooksFirst: the xPU is not asked for a Function that the container could not use,
+// because no call would undo the request.
 func TestAllocateLooksFirst(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p := poolOf("fast", vfs("3b:0")...)
@@ -673,7 +675,7 @@ func TestAllocateProvisions(t *testing.T) {
 	}
 }
 
-// assigned are Functions in pods.
+// assigned has the Functions of pods.
 type assigned map[string]podresources.Assignment
 
 func (a assigned) Assigned(context.Context) (map[string]podresources.Assignment, error) {
@@ -683,7 +685,7 @@ func (a assigned) Assigned(context.Context) (map[string]podresources.Assignment,
 	return a, nil
 }
 
-// hanging is a kubelet that takes calls and does not answer.
+// hanging is a kubelet that accepts calls and does not answer.
 type hanging struct{ asked atomic.Int32 }
 
 func (h *hanging) Assigned(ctx context.Context) (map[string]podresources.Assignment, error) {
@@ -692,7 +694,7 @@ func (h *hanging) Assigned(ctx context.Context) (map[string]podresources.Assignm
 	return nil, ctx.Err()
 }
 
-// TestSweepDoesNotHold: pools and health are followed while a kubelet does not say what pods have.
+// TestSweepDoesNotHold: the manager follows pools and health while the kubelet does not answer.
 func TestSweepDoesNotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Int32
@@ -720,7 +722,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 
 			before := looked.Load()
 			changes <- struct{}{}
-			time.Sleep(2 * settle)
+			time.Sleep(2 * debounce)
 			synctest.Wait()
 			if looked.Load() == before {
 				t.Error("a change is not followed while the kubelet does not answer")
@@ -735,7 +737,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
 	m := newManager(t, must.SocketDir(t), n, testr.New(t))
-	// Another device plugin's, of resource intel.com/dpdk-sf.
+	// This file belongs to another device plugin, with the resource intel.com/dpdk-sf.
 	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -763,7 +765,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 	}
 
-	changedAt(time.Now().Add(-2 * young))
+	changedAt(time.Now().Add(-2 * minAge))
 	left := func() string {
 		entries, err := os.ReadDir(m.DeviceInfoDir)
 		if err != nil {
@@ -805,7 +807,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 			"down the pod yet", got)
 	}
 
-	changedAt(time.Now().Add(-2 * young))
+	changedAt(time.Now().Add(-2 * minAge))
 	m.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 "+
 		"other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {

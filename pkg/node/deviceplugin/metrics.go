@@ -9,7 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-// Metrics are the device plugin's.
+// Metrics are the metrics of the device plugin.
 type Metrics struct {
 	allocateSeconds                            *prometheus.HistogramVec
 	allocations, allocateErrors, registrations *prometheus.CounterVec
@@ -47,7 +47,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	}
 }
 
-// begin makes the counters of a resource, which else would not exist before the first event.
+// begin makes the counters of a resource, which would not exist before the first event otherwise.
 func (m *Metrics) begin(resource string) {
 	m.allocateSeconds.WithLabelValues(resource)
 	m.allocations.WithLabelValues(resource)

@@ -12,13 +12,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size device IDs: all of must, then those of available that nobody has, by the
-// pool's policy, then those that are taken. The order of available does not matter. It chooses
-// fewer only if there are not enough, and skips unknown ones.
+// prefer chooses size device IDs: all of must, then those of available that no pod uses, by the
+// pool's policy, then those in use. The order of available does not matter. prefer returns fewer
+// IDs if there are not enough, and skips unknown ones.
 //
-// The kubelet offers Functions that pods still have, as it forgets an Allocate that runs when
-// another pod ends meanwhile (kubernetes/kubernetes#137534).
-func (o *offer) prefer(available, must []string, size int, taken func(function.ID) bool) []string {
+// The kubelet offers Functions that pods still have, because it forgets a running Allocate when
+// another pod ends in the meantime (kubernetes/kubernetes#137534).
+func (o *offer) prefer(available, must []string, size int, inUse func(function.ID) bool) []string {
 	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	for _, id := range must {
 		if f, known := o.functions[id]; known && !slices.Contains(c.chosen, id) {
@@ -31,7 +31,7 @@ func (o *offer) prefer(available, must []string, size int, taken func(function.I
 		f, known := o.functions[id]
 		switch {
 		case !known || slices.Contains(must, id):
-		case taken(f.ID):
+		case inUse(f.ID):
 			rest = append(rest, f)
 		default:
 			free = append(free, f)
@@ -45,7 +45,8 @@ func (o *offer) prefer(available, must []string, size int, taken func(function.I
 	return c.chosen
 }
 
-// takeFrom takes the best of the Functions by the policy until size are chosen, or all are.
+// takeFrom takes the best of the Functions by the policy, until size Functions are chosen or none
+// is left.
 func (c *choice) takeFrom(
 	functions []function.Function, size int, policy v1alpha1.PreferredAllocation,
 ) {
@@ -77,11 +78,15 @@ func (c *choice) takeFrom(
 
 type choice struct {
 	chosen []string // device IDs
-	// to choose from, by PF, sorted by index; a PF without any is absent
-	free  map[pci.Address][]function.Function
-	taken map[pci.Address]int // how many of each PF are chosen
-	roots map[string]int      // 1 for each PCIe root that has one of the chosen
-	nodes map[int]int         // 1 for each NUMA node that has one of the chosen
+	// free has the Functions to choose from, by PF, sorted by index. A PF without such Functions
+	// has no entry.
+	free map[pci.Address][]function.Function
+	// taken is the number of chosen Functions of each PF.
+	taken map[pci.Address]int
+	// roots is 1 for each PCIe root with a chosen Function.
+	roots map[string]int
+	// nodes is 1 for each NUMA node with a chosen Function.
+	nodes map[int]int
 }
 
 func (c *choice) take(f function.Function) {
@@ -95,10 +100,12 @@ func (c *choice) take(f function.Function) {
 	}
 }
 
-// pack compares two PFs for the next Function; wanted is how many are still to be chosen. To use
-// few PFs, a PF that is in use comes first, then the one that lacks least of wanted, then the one
-// nearest to what was chosen. To leave room for large requests, the one with the fewest free
-// Functions is next.
+// pack compares two PFs for the next Function. wanted is the number of Functions that are still to
+// be chosen.
+//
+// In order to use few PFs, a PF that is in use comes first, then the PF that has most of the wanted
+// Functions, then the PF nearest to the chosen Functions. In order to leave room for large
+// requests, the PF with the fewest free Functions comes next.
 func (c *choice) pack(a, b pci.Address, wanted int) int {
 	ofA, ofB := c.free[a], c.free[b]
 	return cmp.Or(

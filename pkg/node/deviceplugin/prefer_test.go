@@ -14,8 +14,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// vf is VF index of the PF "0000:<bus>:00.0". PFs on the buses 3b and 3c share a PCIe root and NUMA
-// node 0; 5e is of NUMA node 0 too; af and b0 share a root and NUMA node 1.
+// vf returns the VF with the index of the PF "0000:<bus>:00.0". The PFs on the buses 3b and 3c
+// share a PCIe root and NUMA node 0. 5e is on NUMA node 0 too. af and b0 share a root and NUMA node
+// 1.
 func vf(bus string, index int) function.Function {
 	f := function.Function{
 		ID: function.ID{
@@ -36,7 +37,7 @@ func vf(bus string, index int) function.Function {
 	return f
 }
 
-// vfs reads "3b:0-3 5e:0".
+// vfs parses "3b:0-3 5e:0".
 func vfs(text string) []function.Function {
 	var functions []function.Function
 	for _, field := range strings.Fields(text) {
@@ -53,7 +54,7 @@ func vfs(text string) []function.Function {
 	return functions
 }
 
-// deviceIDs are the Functions' IDs for the kubelet.
+// deviceIDs returns the Functions' IDs for the kubelet.
 func deviceIDs(functions []function.Function) []string {
 	var ids []string
 	for _, f := range functions {
@@ -62,7 +63,7 @@ func deviceIDs(functions []function.Function) []string {
 	return ids
 }
 
-// words is "3b:0 3b:1 5e:0".
+// words formats device IDs as "3b:0 3b:1 5e:0".
 func (o *offer) words(ids []string) string {
 	var out []string
 	for _, id := range ids {
@@ -129,7 +130,7 @@ func TestPrefer(t *testing.T) {
 			o := newOffer(p, (&node{}).Problems)
 			taken := deviceIDs(vfs(test.taken))
 			isTaken := func(id function.ID) bool { return slices.Contains(taken, id.String()) }
-			for range 5 { // the kubelet's order is no order
+			for range 5 { // the kubelet's list has no order
 				got := o.words(o.prefer(available, must, test.size, isTaken))
 				if got != test.want {
 					t.Errorf("prefer = %q, want %q", got, test.want)

@@ -23,8 +23,8 @@ import (
 )
 
 // unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new
-// endpoint, as a kubelet that lost its stream does not begin another. The time doubles up to
-// unwatchedAtMost while the kubelet stays away.
+// endpoint, because a kubelet that lost its stream does not start another one. The time doubles up
+// to unwatchedAtMost while the kubelet does not connect.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -34,21 +34,28 @@ type server struct {
 	manager  *Manager
 	resource string
 	log      logr.Logger
-	stop     context.CancelFunc    // ends the server
-	offer    atomic.Pointer[offer] // what the kubelet sees
-	changed  notify.Signal         // the kubelet may have lost the endpoint
+	// stop ends the server.
+	stop context.CancelFunc
+	// offer is what the kubelet sees.
+	offer atomic.Pointer[offer]
+	// changed signals that the kubelet may have lost the endpoint.
+	changed notify.Signal
 
 	// The manager's mutex guards the fields below.
 
-	endpoint *endpoint // the current one; nil before the first
-	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is when a kubelet without a stream is taken to have lost the endpoint. It is zero
-	// while the kubelet has a stream or has not registered the endpoint.
-	lostAt   time.Time
-	patience time.Duration // from the end of the last stream to lostAt
+	// endpoint is the current endpoint; nil before the first one.
+	endpoint *endpoint
+	// refusal is the kubelet's reason for its last refusal of the resource, "" if it did not refuse
+	// it.
+	refusal string
+	// lostAt is when the server assumes that a kubelet without a stream has lost the endpoint. It
+	// is zero while the kubelet has a stream or has not registered the endpoint.
+	lostAt time.Time
+	// patience is the time from the end of the last stream to lostAt.
+	patience time.Duration
 }
 
-// serve starts a server, which runs until ctx ends or it is stopped.
+// serve starts a server, which runs until ctx ends or the server is stopped.
 func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *server {
 	ctx, stop := context.WithCancel(ctx)
 	s := &server{
@@ -64,8 +71,8 @@ func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *serv
 	return s
 }
 
-// keepRegistered keeps an endpoint open that the kubelet can find, which then registers it by
-// itself, until ctx ends.
+// keepRegistered keeps an endpoint open, which the kubelet finds and registers by itself, until ctx
+// ends.
 func (s *server) keepRegistered(ctx context.Context) {
 	changes := s.changed.Subscribe(ctx)
 	pauses := loop.Backoff(firstRetry, lastRetry)
@@ -90,9 +97,10 @@ func (s *server) keepRegistered(ctx context.Context) {
 	}
 }
 
-// register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It
-// returns when to look again if nothing changes; 0 is never. It does nothing for a server that is
-// retired, as another may have its resource, and when another agent has the node.
+// register opens a new endpoint if there is none, if its socket is gone, or if the kubelet lost it.
+// It returns the pause until the next check if nothing changes; 0 means no check. It does nothing
+// for a server that is retired, because another server may have its resource, and nothing after
+// another agent took over the node.
 func (s *server) register() (pause time.Duration, err error) {
 	m := s.manager
 	m.mutex.Lock()
@@ -119,19 +127,20 @@ func (s *server) register() (pause time.Duration, err error) {
 	}
 
 	if old != nil {
-		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
+		// The kubelet moves to the new endpoint. Calls in flight at the old endpoint are still
+		// answered.
 		m.running.Go(func() { old.close(m.AllocateTimeout) })
 	}
 
 	return 0, nil
 }
 
-// update offers the pool as it is now.
+// update offers the current state of the pool.
 func (s *server) update(p pool.Pool) {
 	if s.manager.CDI != nil {
 		var contents []content
 		for _, f := range p.Functions {
-			// otherwise Allocate returns the error
+			// Allocate returns the error of a Function without contents.
 			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
 				contents = append(contents, c)
 			}
@@ -151,7 +160,7 @@ func (s *server) update(p pool.Pool) {
 	next.report(s.publish(next), s.log)
 }
 
-// publish replaces the offer, which it returns.
+// publish replaces the offer, and returns the old one.
 func (s *server) publish(next *offer) (before *offer) {
 	before = s.offer.Swap(next)
 	close(before.replaced)
@@ -171,14 +180,16 @@ func (s *server) streamsChanged() {
 // offer is a list of Functions for the kubelet. It is immutable.
 type offer struct {
 	pool pool.Pool
-	// by the kubelet's device ID, which is [function.ID.String]
+	// functions is keyed by the kubelet's device ID, which is [function.ID.String].
 	functions map[string]function.Function
 	devices   []*pluginapi.Device // in the order of the pool
-	unhealthy int                 // how many of the devices
-	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending
-	// release, which is usual, has none.
-	reasons  map[string]string
-	replaced chan struct{} // closed when the resource has a new offer
+	// unhealthy is the number of unhealthy devices.
+	unhealthy int
+	// reasons says why devices are unhealthy, by ID. A device whose only problem is a pending
+	// release has no reason, because this is usual.
+	reasons map[string]string
+	// replaced is closed when the resource has a new offer.
+	replaced chan struct{}
 }
 
 func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem) *offer {
@@ -215,7 +226,8 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem
 	return o
 }
 
-// find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
+// find returns the Functions with these device IDs, in this order. Its error is a gRPC status for
+// the kubelet.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
 	var functions []function.Function
 	for i, id := range ids {
@@ -233,10 +245,10 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// report logs which devices have another health since the offer before, with one line for each
-// reason, and whether devices came or went.
+// report logs which devices changed their health since the last offer, with one line for each
+// reason, and whether the number of devices changed.
 func (o *offer) report(before *offer, log logr.Logger) {
-	// IDs by reason, which is "" for a device that is healthy again
+	// IDs by reason; the reason of a device that is healthy again is ""
 	changed := map[string][]string{}
 	for _, d := range o.devices {
 		if reason := o.reasons[d.ID]; reason != before.reasons[d.ID] {
@@ -259,5 +271,6 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	}
 }
 
-// firstOf names at most eight Functions for a log message, which also says how many there are.
+// firstOf returns the names of at most eight Functions for a log message, which also has their
+// number.
 func firstOf(ids []string) string { return strings.Join(ids[:min(len(ids), 8)], " ") }

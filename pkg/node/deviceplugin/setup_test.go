@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// madePool offers SFs with RDMA, which do not exist before they are allocated.
+// madePool returns a pool that offers SFs with RDMA, which do not exist before they are allocated.
 func madePool() (p pool.Pool, ids []string) {
 	pf := function.Function{
 		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0",
@@ -35,7 +35,7 @@ func madePool() (p pool.Pool, ids []string) {
 	return p, []string{p.Functions[0].ID.String(), p.Functions[1].ID.String()}
 }
 
-// made is an SF as it is once it exists.
+// made returns an SF as it is once it exists.
 func made(f function.Function) function.Function {
 	f.Potential, f.Netdev, f.AuxDevice, f.RDMADevices = false, "eth7", "mlx5_core.sf.4", []string{
 		"mlx5_4",
@@ -43,8 +43,8 @@ func made(f function.Function) function.Function {
 	return f
 }
 
-// TestAllocateSetsUp: a container gets what belongs to the Function that was made for it, and the
-// kubelet sees the same device all the while.
+// TestAllocateSetsUp: a container gets what belongs to the Function that was made for it, while the
+// kubelet sees the same device before and after.
 func TestAllocateSetsUp(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p, ids := madePool()
@@ -73,8 +73,8 @@ func TestAllocateSetsUp(t *testing.T) {
 	}
 }
 
-// TestAllocateGivesUp: of a container that gets no Function, none stays reserved, whatever went
-// wrong.
+// TestAllocateGivesUp: if a container gets no Function, all of its reservations are given up,
+// whatever went wrong.
 func TestAllocateGivesUp(t *testing.T) {
 	for _, test := range []struct {
 		name    string

@@ -27,45 +27,46 @@ import (
 )
 
 const (
-	// forwardTimeout is how long a call may wait for the endpoint of the agent that has the node
-	// now. The kubelet fails the pod of an Allocate with the error.
+	// forwardTimeout is how long a call may wait for the endpoint of the successor. If it passes,
+	// the kubelet fails the pod of an Allocate with the error.
 	forwardTimeout = 30 * time.Second
 	dialTimeout    = time.Second
-	// reconnecting is how long after the end of the last agent a stream counts as lost after a
-	// reconnectPatience, which a kubelet needs to begin one after it registered an endpoint.
+	// For the time reconnecting after the end of the predecessor, a stream counts as lost after
+	// reconnectPatience already. A kubelet needs reconnectPatience to start a stream after it
+	// registered an endpoint.
 	reconnecting, reconnectPatience = 5 * time.Second, 200 * time.Millisecond
 )
 
-// StandAside is called when another agent takes the node over. It returns when the Allocates that
-// run have ended. Later ones are passed on to the other agent, which the kubelet may not know yet:
-// it would fail a pod whose resource nobody serves.
+// StandAside is called when another agent, the successor, takes over the node. It returns when the
+// running Allocates have ended. Later calls are forwarded to the successor. The kubelet may not
+// know the successor yet, and would fail a pod whose resource has no server.
 func (m *Manager) StandAside() {
 	m.allocating.Lock()
 	defer m.allocating.Unlock()
 	m.aside.Store(true)
 }
 
-// awaitAllocates returns when the kubelet has the answers of the Allocates that run. When a stream
-// of ListAndWatch ends, it closes the connection, and fails the pods whose Allocates have no answer
-// yet.
+// awaitAllocates returns when the kubelet has the answers of the running Allocates. The kubelet
+// closes the connection when a stream of ListAndWatch ends, and fails the pods whose Allocates have
+// no answer yet.
 func (m *Manager) awaitAllocates() {
 	m.allocating.Lock()
 	defer m.allocating.Unlock()
 }
 
-// allocates holds the manager's lock while an Allocate runs, until its answer is on its way: the
-// answer is sent after the method returns. It implements [stats.Handler].
+// allocates is a [stats.Handler] that holds the manager's lock during an Allocate, until the answer
+// is on its way. The method itself could not, because the answer is sent after it returns.
 type allocates struct{ *sync.RWMutex }
 
 type isAllocate struct{}
 
-// TagRPC marks Allocates.
+// TagRPC marks calls of Allocate.
 func (allocates) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
 	return context.WithValue(ctx, isAllocate{},
 		info.FullMethodName == pluginapi.DevicePlugin_Allocate_FullMethodName)
 }
 
-// HandleRPC is called at the begin and at the end of each call.
+// HandleRPC is called at the start and at the end of each call.
 func (a allocates) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	if ctx.Value(isAllocate{}) != true {
 		return
@@ -84,11 +85,12 @@ func (allocates) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Cont
 // HandleConn does nothing.
 func (allocates) HandleConn(context.Context, stats.ConnStats) {}
 
-// Reconnect is called when the agent that had the node before has ended. A kubelet before 1.37 then
-// loses the resources of both: it keeps one connection for each resource name, and ends it with the
-// endpoint that ended (runClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
+// Reconnect is called when the predecessor has ended. A kubelet before 1.37 then loses the
+// resources of both agents, because it keeps one connection for each resource name, and closes it
+// when any endpoint of the resource ends (runClient in
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
 func (m *Manager) Reconnect(ctx context.Context) {
-	// if it was killed
+	// The predecessor leaves sockets if it was killed.
 	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil {
 		m.Log.Error(err, "A socket that nobody serves remains")
 	}
@@ -113,7 +115,8 @@ func (m *Manager) Reconnect(ctx context.Context) {
 	}
 }
 
-// Registered returns nil if the kubelet knows all resources, or has refused them.
+// Registered returns nil if the kubelet has registered or refused every resource. Otherwise the
+// error names a resource.
 func (m *Manager) Registered() error {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -131,8 +134,7 @@ func (m *Manager) Registered() error {
 	return nil
 }
 
-// forward passes a call on to the endpoint that another agent has for the resource, once there is
-// one.
+// forward passes a call to the successor's endpoint for the resource, once there is one.
 func (s *server) forward(
 	ctx context.Context, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -162,10 +164,10 @@ func (s *server) forward(
 	}
 }
 
-// successor is a connection to an endpoint of the resource that was made after this agent's, by
-// another agent; nil if there is none.
+// successor returns a connection to an endpoint of the resource that another agent created later
+// than this agent's endpoint; nil if there is none.
 func (s *server) successor(ctx context.Context) *grpc.ClientConn {
-	own := s.made()
+	own := s.created()
 	paths, _ := filepath.Glob(filepath.Join(s.manager.socketDir(), socketPattern))
 	for _, path := range paths {
 		if info, err := os.Stat(path); err != nil || !info.ModTime().After(own) {
@@ -179,8 +181,8 @@ func (s *server) successor(ctx context.Context) *grpc.ClientConn {
 	return nil
 }
 
-// dial connects to an endpoint, which must be the resource's. One that is being made does not
-// listen for a moment.
+// dial connects to an endpoint, and fails unless it serves the resource. It waits for an endpoint
+// that was just created and does not listen yet.
 func (s *server) dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -207,12 +209,12 @@ func (s *server) dial(ctx context.Context, path string) (*grpc.ClientConn, error
 	return conn, nil
 }
 
-// made is when the current endpoint was made.
-func (s *server) made() time.Time {
+// created returns the time when the current endpoint was created.
+func (s *server) created() time.Time {
 	s.manager.mutex.Lock()
 	defer s.manager.mutex.Unlock()
 	if s.endpoint == nil {
 		return time.Time{}
 	}
-	return s.endpoint.made
+	return s.endpoint.created
 }

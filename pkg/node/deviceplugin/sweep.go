@@ -21,11 +21,13 @@ import (
 )
 
 const (
-	sweepEvery = 5 * time.Minute  // the kubelet does not report the end of pods
-	askTimeout = 10 * time.Second // for the kubelet to say what pods have
-	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a
-	// pod after the Allocate.
-	young = 10 * time.Minute
+	// The kubelet does not report the end of pods, so files are swept at this interval.
+	sweepEvery = 5 * time.Minute
+	// askTimeout limits a question to the kubelet.
+	askTimeout = 10 * time.Second
+	// minAge is the least age of a device-info file that is removed, because the kubelet assigns a
+	// Function to a pod only after the Allocate.
+	minAge = 10 * time.Minute
 )
 
 // sweepRegularly sweeps until ctx ends.
@@ -82,7 +84,7 @@ func (m *Manager) sweep(ctx context.Context) {
 }
 
 // removeDeviceInfo removes this plugin's device-info files, except those that are needed and those
-// that are young.
+// that are younger than minAge.
 func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -91,12 +93,12 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 
 	var errs []error
 	for _, entry := range entries {
-		if needed[entry.Name()] || !ours(entry.Name(), resources) {
+		if needed[entry.Name()] || !isOwnFile(entry.Name(), resources) {
 			continue
 		}
 
 		info, err := entry.Info()
-		if err != nil || time.Since(info.ModTime()) < young {
+		if err != nil || time.Since(info.ModTime()) < minAge {
 			continue // it is gone, or new
 		}
 		// no error if it is gone already
@@ -106,9 +108,10 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	return errors.Join(errs...)
 }
 
-// ours says whether a file, finished or not, has the project's own prefix, or one of the resources
-// and an address: the resource of another plugin may have a longer name that begins with ours.
-func ours(name string, resources []string) bool {
+// isOwnFile reports whether a file, finished or not, belongs to this plugin: it has the project's
+// own prefix, or one of the resources followed by an address. The address is checked because
+// another plugin's resource may have a longer name that begins with one of these resources.
+func isOwnFile(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {
 		return false
