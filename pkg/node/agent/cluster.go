@@ -121,7 +121,7 @@ func (c *clustered) attach() error {
 		DeviceNodes:      c.nodes,
 		Report:           c.status.Report,
 		RuntimeConnected: c.nri.AwaitConnected,
-		PodGoing:         dra.API{Client: c.clientset}.Going,
+		PodTerminating:   dra.API{Client: c.clientset}.Terminating,
 		CDI:              cdi,
 		Node:             c.config.NodeName,
 		Pools:            c.tracker.Pools,
@@ -165,7 +165,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		HandleError: func(ctx context.Context, err error, msg string) {
 			if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped ||
 				apierrors.IsInvalid(err) {
-				features.Doubt()
+				features.Recheck()
 			}
 			c.driver.HandleError(ctx, err, msg)
 		}}

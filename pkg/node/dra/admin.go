@@ -14,10 +14,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// withoutAdmins prepares the devices with adminAccess: containers get their attributes in the
-// device metadata file, and nothing else. It writes down that the claim only sees them, as the
-// kubelet tells them like devices that a pod has. It returns the other devices.
-func (d *Driver) withoutAdmins(
+// prepareAdminAccess prepares the devices with adminAccess, and returns the other devices in
+// others. Containers get the attributes of such devices in the device metadata file, and nothing
+// else. The journal records that the claim has adminAccess only, because the kubelet lists these
+// devices like devices that a pod has.
+func (d *Driver) prepareAdminAccess(
 	c *resourceapi.ResourceClaim, all []claim.Device,
 ) (prepared []kubeletplugin.Device, others []claim.Device, _ error) {
 	sight := journal.Sight{Namespace: c.Namespace, Name: c.Name}
@@ -28,7 +29,7 @@ func (d *Driver) withoutAdmins(
 		}
 
 		sight.Functions = append(sight.Functions, device.Function)
-		attributes, err := d.seen(device)
+		attributes, err := d.adminAttributes(device)
 		if err != nil {
 			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace,
 				c.Name, device.Request, device.Function, err)
@@ -50,10 +51,12 @@ func (d *Driver) withoutAdmins(
 	return prepared, others, nil
 }
 
-// seen is what a pod with adminAccess sees of a Function: the attributes that the ResourceSlice
-// has, and, as counters, how many Functions of the DevicePool the PF has and how many of these are
-// in use.
-func (d *Driver) seen(device claim.Device) (map[string]resourceapi.DeviceAttribute, error) {
+// adminAttributes returns what a pod with adminAccess sees of a Function: its attributes in the
+// ResourceSlice, and two counters. They say how many Functions of the DevicePool the PF has, and
+// how many of these are in use.
+func (d *Driver) adminAttributes(
+	device claim.Device,
+) (map[string]resourceapi.DeviceAttribute, error) {
 	pools, _ := d.Pools()
 	for _, p := range pools {
 		functions := p.ByPF()[device.ID.PF]
@@ -88,10 +91,10 @@ func (d *Driver) seen(device claim.Device) (map[string]resourceapi.DeviceAttribu
 	return nil, errGone
 }
 
-// excluded says why a claim cannot have a device although the scheduler allocated it. It only
-// happens in clusters whose API server drops what keeps the scheduler from it, as it lacks a
-// feature.
-func (d *Driver) excluded(device claim.Device) error {
+// checkExclusive returns an error if a claim cannot have a device although the scheduler allocated
+// it. This happens only in clusters without a feature gate: their API server drops the fields that
+// would prevent this allocation.
+func (d *Driver) checkExclusive(device claim.Device) error {
 	pf := function.ID{Address: device.ID.PF}
 	if device.Function != pf {
 		if a, has := d.Journal.Get(pf); has && device.Share == "" {

@@ -21,15 +21,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// looking has all results of a claim be with adminAccess.
+// looking gives all results of a claim adminAccess.
 func looking(c *resourceapi.ResourceClaim) {
 	for i := range c.Status.Allocation.Devices.Results {
 		c.Status.Allocation.Devices.Results[i].AdminAccess = new(true)
 	}
 }
 
-// TestAdminAccess: pods see Functions that another pod has, with how many are in use, and take
-// nothing.
+// TestAdminAccess: pods with adminAccess see Functions that another pod has, and how many are in
+// use, and take nothing.
 func TestAdminAccess(t *testing.T) {
 	n := newNode(t)
 	d := n.driver()
@@ -77,13 +77,14 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestExcluded: a cluster that does not know counters or shares allocates what excludes each other,
-// and is told which feature it lacks.
+// TestExcluded: a cluster without counters or shares allocates devices that exclude each other. The
+// error names the missing feature.
 func TestExcluded(t *testing.T) {
 	pf := function.ID{Address: "0000:3b:00.0"}
 	for name, test := range map[string]struct {
-		model  v1alpha1.DeviceModel
-		has    function.ID // what another pod has
+		model v1alpha1.DeviceModel
+		// has is what another pod has.
+		has    function.ID
 		device string
 		want   string
 	}{

@@ -19,9 +19,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// namespaceDir is the directory in a container at which the runtime mounts the network namespace
-// that a Function is attached to. The mount keeps containers of a later sandbox from starting
-// without the Function while the agent is away, as the file of the old namespace is gone.
+// namespaceDir is the directory in a container at which the runtime mounts the network namespace of
+// a Function. The mount keeps containers of a later sandbox from starting without the Function
+// while the agent does not run, because the file of the old namespace is gone then.
 const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 
 // cdiFile returns the name of the claim's file.
@@ -40,8 +40,8 @@ func (d *Driver) Expose(a journal.Attachment) error {
 	return d.CDI.Remove(cdiFile(a.Claim.UID))
 }
 
-// Recover brings the CDI files up to date with the journal: the agent may have ended before it
-// wrote one. A claim whose file cannot be written does not stop it.
+// Recover updates the CDI files from the journal, because the last agent may have ended before it
+// wrote one. It logs files that cannot be written, and continues.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
 		if a.State == journal.Lost || a.State == journal.Attached &&
@@ -60,9 +60,9 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the file of the attachment's claim, with a CDI device for each Function that is
-// attached. Of this one the journal may have an earlier state. It removes a file without devices,
-// and does nothing for a Function without a claim.
+// writeCDI writes the file of the attachment's claim, with a CDI device for each attached Function.
+// current replaces the record of its Function in the journal, which may be older. writeCDI removes
+// a file without devices, and does nothing for a Function without a claim.
 func (d *Driver) writeCDI(current journal.Attachment) error {
 	uid := current.Claim.UID
 	if uid == "" {
@@ -170,8 +170,8 @@ func environment(suffix, request string, contents []content) []string {
 	return out
 }
 
-// suffix is the end of variables' names: the request's name, preceded by the pod's name for the
-// claim if another claim of the pod has a request of the same name.
+// suffix returns the end of variables' names: the name of the request. If another claim of the pod
+// has a request of the same name, the name of the claim in the pod comes first.
 func (d *Driver) suffix(a journal.Attachment) string {
 	suffix := environmentName(a.Claim.Request)
 	if a.Pod.UID != "" &&
@@ -185,8 +185,8 @@ func (d *Driver) suffix(a journal.Attachment) string {
 	return suffix
 }
 
-// environmentName is a request's name in the name of an environment variable: "blue/vf" is
-// "BLUE_VF".
+// environmentName returns a request's name for use in the name of an environment variable:
+// "BLUE_VF" for "blue/vf".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
 }

@@ -25,13 +25,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API looks up claims and pods at the API server. It implements [lifecycle.Claims].
+// API reads claims and pods from the API server. It implements [lifecycle.Claims].
 type API struct {
 	Client kubernetes.Interface
 }
 
 // Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was
-// deleted or is allocated the device no longer.
+// deleted, or if the device is not allocated to it any more.
 func (a API) Consumers(
 	ctx context.Context, known journal.Claim,
 ) (pods []types.UID, isAllocated bool, err error) {
@@ -53,8 +53,8 @@ func (a API) Consumers(
 	return pods, true, nil
 }
 
-// Going says whether the pod is being deleted or was deleted.
-func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
+// Terminating reports whether the pod is being deleted or was deleted.
+func (a API) Terminating(ctx context.Context, pod journal.Pod) (bool, error) {
 	object, err := a.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -68,9 +68,8 @@ func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 // fieldManager is the agent's name in the managedFields of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
-// StatusReporter writes the state of claims' devices, by the journal, into
-// ResourceClaim.status.devices (KEP-4817). No pod waits for it: a status that cannot be written is
-// written later.
+// StatusReporter writes the state of claims' devices, as the journal has it, into
+// ResourceClaim.status.devices (KEP-4817). No pod waits for it. A write that fails is retried.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
 	journal *journal.Journal
@@ -79,7 +78,7 @@ type StatusReporter struct {
 	queue   workqueue.TypedRateLimitingInterface[journal.Claim]
 }
 
-// NewStatusReporter makes a reporter that writes nothing before [StatusReporter.Run].
+// NewStatusReporter returns a reporter, which writes nothing before [StatusReporter.Run].
 func NewStatusReporter(
 	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics,
 	log logr.Logger,
@@ -92,15 +91,15 @@ func NewStatusReporter(
 	}
 }
 
-// Report asks for the claim's status to be written. It does not block, and does nothing for a
-// Function without a claim.
+// Report queues a write of the claim's status. It does not block, and does nothing for a Function
+// without a claim.
 func (r *StatusReporter) Report(c journal.Claim) {
 	if c.UID != "" {
 		r.queue.Add(journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
 	}
 }
 
-// Run writes until ctx ends.
+// Run writes queued statuses until ctx ends.
 func (r *StatusReporter) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, r.queue.ShutDown)()
 	for {
@@ -122,14 +121,15 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the claim's status up to date. It uses Update: a server-side apply changes the order
-// of keys in the opaque parameters of the allocation, which the API server refuses as a change of
-// the allocation.
+// write brings the claim's status up to date. It uses Update, because a server-side apply changes
+// the order of keys in the opaque parameters of the allocation, and the API server refuses that as
+// a change of the allocation.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	claims := r.claims.ResourceClaims(c.Namespace)
 	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && object.UID != c.UID {
-		return nil // the claim was deleted, perhaps with another one created in its place
+		// the claim was deleted, and perhaps replaced by another claim of the same name
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -159,9 +159,9 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated
-// to the claim, once it is attached; and which Function was chosen for a share, so that the
-// controller can make its Port.
+// setDeviceStatus sets the status of a device that is still allocated to the claim. An attached
+// device gets the Ready condition and network data. A share gets the name of the Function that was
+// chosen for it, so that the controller can make its Port.
 func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) error {
 	if !allocated(status, a.Claim) {
 		return nil
@@ -193,7 +193,7 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	return nil
 }
 
-// ready returns the Ready condition of a device that is attached, or that the pod lost.
+// ready returns the Ready condition of a device that is attached, or that the pod has lost.
 func ready(a journal.Attachment) metav1.Condition {
 	if a.State == journal.Attached {
 		return metav1.Condition{

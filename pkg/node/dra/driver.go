@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dra offers the node's Functions through Dynamic Resource Allocation: it publishes them in
-// ResourceSlices, prepares those that the scheduler allocated, and reports their health and what
-// became of them.
+// Package dra offers the node's Functions through Dynamic Resource Allocation. It publishes the
+// Functions in ResourceSlices, prepares the claims to which the scheduler allocated them, and
+// reports the health of devices and the status of claims.
 package dra
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// Lifecycle decides who has a Function. It is the Manager of package lifecycle.
+// Lifecycle decides who owns a Function. The Manager of package lifecycle implements it.
 type Lifecycle interface {
 	Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error)
 	Reserve(ctx context.Context, want journal.Attachment) error
@@ -45,13 +45,13 @@ type Lifecycle interface {
 }
 
 const (
-	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
+	// runtimeTimeout is how long one Prepare waits for a container runtime that is restarting.
 	runtimeTimeout = 5 * time.Second
-	// podInterval is how often a Prepare asks whether its pod is being deleted: the kubelet waits
-	// for the Prepare then.
+	// podInterval is how often a Prepare asks whether its pod is being deleted, because the kubelet
+	// waits for the Prepare then.
 	podInterval = time.Second
-	// healthRefresh is the longest pause between two health reports. After healthTimeout the
-	// kubelet takes health for unknown.
+	// healthRefresh is the longest pause between two health reports. The kubelet considers the
+	// health of a device unknown after healthTimeout.
 	healthRefresh, healthTimeout = 10 * time.Second, 30 * time.Second
 )
 
@@ -60,26 +60,26 @@ type Driver struct {
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
-	// Function returns a Function of this node as it is now.
+	// Function returns the current state of a Function of this node.
 	Function func(function.ID) (f function.Function, exists bool)
-	// DevicePool returns the spec of a DevicePool that is meant for this node.
+	// DevicePool returns the spec of a DevicePool that selects this node.
 	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
 	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves
-	// it. If ctx ends before, the error says what is missing.
+	// it. If ctx ends first, the error says what is missing.
 	WaitForPort func(
 		ctx context.Context, c *resourceapi.ResourceClaim, f function.ID,
 	) (*v1alpha1.XPUPort, error)
 	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes.
-	// If ctx ends before, the error says what to do.
+	// If ctx ends first, the error says what to do.
 	RuntimeConnected func(ctx context.Context) error
-	// Report has the status of a claim written, when a Function was chosen for it.
+	// Report queues a write of the claim's status. It is called when a Function was chosen for the
+	// claim.
 	Report func(journal.Claim)
-	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
-	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
+	// PodTerminating reports whether a pod is being deleted, or was deleted; see [API.Terminating].
+	PodTerminating func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI has a file for each claim.
 	CDI *cdi.Dir
-	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their
-	// Functions.
+	// Node is the node's name. Pools returns all of its pools, and Health checks their Functions.
 	Node   string
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
@@ -90,13 +90,15 @@ type Driver struct {
 	// Functions' last owners. The kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
 	ProvisionTimeout time.Duration
 	Metrics          *Metrics
-	Tracer           *tracing.Tracer // takes Prepares; nil for none
-	Log              logr.Logger
+	// Tracer records Prepares. It may be nil.
+	Tracer *tracing.Tracer
+	Log    logr.Logger
 
-	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an
-	// earlier Prepare, on which the kubelet has given up.
+	// calls lets only one Prepare or Unprepare run at a time for each claim. A later call ends an
+	// earlier Prepare, because the kubelet has given up on it.
 	calls keylock.Locks[types.UID]
-	files sync.Mutex // held while the content of a CDI file is determined and written
+	// files is held while the content of a CDI file is determined and written.
+	files sync.Mutex
 }
 
 // Reasons for which a Prepare is ended.
@@ -105,9 +107,9 @@ var (
 	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
 )
 
-// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions,
-// which sets them up for the pod. The interfaces are attached when the runtime makes the pod's
-// sandbox.
+// PrepareResourceClaims waits until the xPU serves the Ports of each claim, and then reserves the
+// claim's Functions, which sets them up for the pod. The interfaces are attached later, when the
+// runtime makes the pod's sandbox.
 func (d *Driver) PrepareResourceClaims(
 	ctx context.Context, claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -141,7 +143,7 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare prepares one claim. together are all claims that the kubelet passed in the same call.
+// prepare prepares one claim. together has all claims that the kubelet passed in the same call.
 func (d *Driver) prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
 ) ([]kubeletplugin.Device, error) {
@@ -157,7 +159,7 @@ func (d *Driver) prepare(
 	}
 	defer end()
 
-	prepared, devices, err := d.withoutAdmins(c, devices)
+	prepared, devices, err := d.prepareAdminAccess(c, devices)
 	if err != nil || len(devices) == 0 {
 		return prepared, err
 	}
@@ -167,7 +169,7 @@ func (d *Driver) prepare(
 		return nil, err
 	}
 
-	ctx, stop := d.whilePodStays(ctx, pod)
+	ctx, stop := d.untilPodTerminates(ctx, pod)
 	defer stop()
 
 	forRuntime, cancel := context.WithTimeout(ctx, runtimeTimeout)
@@ -185,13 +187,13 @@ func (d *Driver) prepare(
 	defer cancel()
 
 	for _, device := range devices {
-		attachment, err := d.wanted(waiting, c, pod, device, names[placeOf(c.UID, device)])
+		attachment, err := d.attachmentFor(waiting, c, pod, device, names[keyOf(c.UID, device)])
 		if err == nil {
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
 
 		if err == nil {
-			// Prepare fails if containers could not get their device nodes
+			// Prepare fails if containers would not get their device nodes.
 			_, err = d.deviceNodes(attachment)
 		}
 		if err != nil {
@@ -218,8 +220,9 @@ func (d *Driver) prepare(
 	return prepared, nil
 }
 
-// whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
-func (d *Driver) whilePodStays(
+// untilPodTerminates returns a context that ends when the pod is being deleted. stop must be
+// called.
+func (d *Driver) untilPodTerminates(
 	ctx context.Context, pod journal.Pod,
 ) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -227,7 +230,7 @@ func (d *Driver) whilePodStays(
 	watching.Go(func() {
 		for loop.Sleep(ctx, podInterval) {
 			// An API server that does not answer says nothing about the pod.
-			if going, err := d.PodGoing(ctx, pod); err == nil && going {
+			if terminating, err := d.PodTerminating(ctx, pod); err == nil && terminating {
 				cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
 			}
 		}
@@ -239,8 +242,8 @@ func (d *Driver) whilePodStays(
 	}
 }
 
-// consumer returns the one pod that the claim is reserved for: an interface can be in one network
-// namespace only.
+// consumer returns the pod that the claim is reserved for. It fails if there are several, because
+// an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
 		return journal.Pod{},
@@ -258,9 +261,9 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// wanted returns the attachment to reserve for a device of the claim, once the last owner has
-// released the Function and the xPU serves its Port.
-func (d *Driver) wanted(
+// attachmentFor returns the attachment to reserve for a device of the claim, once the last owner
+// has released the Function and the xPU serves its Port.
+func (d *Driver) attachmentFor(
 	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device,
 	name chosenName,
 ) (journal.Attachment, error) {
@@ -270,7 +273,7 @@ func (d *Driver) wanted(
 
 	want := reservation(c, pod, device)
 	want.AnyName = device.Interface.Name == ""
-	if err := d.excluded(device); err != nil {
+	if err := d.checkExclusive(device); err != nil {
 		return want, err
 	}
 	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
@@ -287,8 +290,9 @@ func (d *Driver) wanted(
 	spec, _ := d.DevicePool(device.ID.DevicePool)
 	var port *v1alpha1.XPUPort
 	var err error
-	earlier := d.earlier(c.UID, device.Function)
-	if earlier.Claim.UID == "" { // else the pool may have become stricter since
+	earlier := d.preparedBefore(c.UID, device.Function)
+	// An earlier Prepare stays valid, although the pool may have become stricter.
+	if earlier.Claim.UID == "" {
 		if err := device.Allowed(spec); err != nil {
 			return want, err
 		}
@@ -300,7 +304,7 @@ func (d *Driver) wanted(
 		}
 	}
 
-	driver, err := ownersDriver(earlier, device, function, spec)
+	driver, err := wantedDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
 	}
@@ -311,8 +315,8 @@ func (d *Driver) wanted(
 	}
 
 	if port == nil && earlier.Claim.UID != "" {
-		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said
-		// then.
+		// The DevicePool was changed or deleted after the earlier Prepare. The xPU still relies on
+		// what the Port said then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
 
@@ -321,7 +325,7 @@ func (d *Driver) wanted(
 	return want, name.err
 }
 
-// reservation is an attachment that says for whom a Function is, and nothing else.
+// reservation returns an attachment that has only the Function and its owner.
 func reservation(
 	c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device,
 ) journal.Attachment {
@@ -335,21 +339,21 @@ func reservation(
 	}
 }
 
-// errGone is the error for a Function that the node does not have.
+// errGone is returned for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none, or
-// if the Function was only chosen for a share.
-func (d *Driver) earlier(claim types.UID, id function.ID) journal.Attachment {
+// preparedBefore returns the reservation of an earlier Prepare of the claim. It is empty if there
+// was no earlier Prepare, or if the Function was only chosen for a share.
+func (d *Driver) preparedBefore(claim types.UID, id function.ID) journal.Attachment {
 	if a, _ := d.Journal.Get(id); a.Claim.UID == claim && a.Interface.Name != "" {
 		return a
 	}
 	return journal.Attachment{}
 }
 
-// ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A
-// driver that an earlier Prepare of the claim bound stays, even if the pool has changed.
-func ownersDriver(
+// wantedDriver returns the driver that the claim or its pool asks for, or "" for the Function's own
+// driver. A driver that an earlier Prepare of the claim bound stays, even if the pool has changed.
+func wantedDriver(
 	earlier journal.Attachment, device claim.Device, f function.Function,
 	spec v1alpha1.DevicePoolSpec,
 ) (v1alpha1.FunctionDriver, error) {
@@ -369,7 +373,7 @@ func ownersDriver(
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it again until it
+// UnprepareResourceClaims takes the claims' Functions back. The kubelet repeats the call until it
 // succeeds.
 func (d *Driver) UnprepareResourceClaims(
 	ctx context.Context, claims []kubeletplugin.NamespacedObject,
@@ -390,8 +394,7 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
-	// The context that TakeOver returns is not used: a Prepare that follows must not end an
-	// Unprepare.
+	// The context of TakeOver is not used, because a later Prepare must not end an Unprepare.
 	_, end, err := d.calls.TakeOver(ctx, claim, errUnprepared)
 	if err != nil {
 		return fmt.Errorf("wait for the claim's last call: %w", err)
@@ -408,7 +411,7 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 	return d.CDI.Remove(cdiFile(claim))
 }
 
-// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680): at once, on every
+// WatchHealthStatus sends the health of devices to the kubelet (KEP-4680): at once, on every
 // change, and every healthRefresh.
 func (d *Driver) WatchHealthStatus(
 	ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport,
@@ -456,8 +459,8 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	return out
 }
 
-// HandleError logs an error of the background. Fields of slices that the API server drops belong to
-// features that it lacks.
+// HandleError logs an error of a background task. Fields of ResourceSlices that the API server
+// drops belong to features that the cluster lacks.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	if dropped, ok := errors.AsType[*resourceslice.DroppedFieldsError](err); ok {
 		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features",

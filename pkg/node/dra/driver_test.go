@@ -42,7 +42,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// node is what a driver needs of a node and a cluster.
+// node has what a driver needs of a node and a cluster.
 type node struct {
 	t         *testing.T
 	functions map[function.ID]function.Function
@@ -54,7 +54,8 @@ type node struct {
 	ports   map[function.ID]*v1alpha1.XPUPort
 	waits   int
 	release error
-	freed   func() // called when a Function is free, where set
+	// freed, if set, is called when a Function is free.
+	freed func()
 }
 
 func newNode(t *testing.T) *node {
@@ -112,13 +113,13 @@ func (n *node) Wait(
 	return nil, errors.New("the xPU is not provisioned")
 }
 
-// life is the node's lifecycle, of which a test may break parts.
+// life is the node's lifecycle. Tests may replace parts of it.
 type life struct {
 	*lifecycle.Manager
 	node *node
 }
 
-// Unprepare takes the records away, as the lifecycle does once the Functions are back.
+// Unprepare deletes the records, as the lifecycle does once the Functions are back.
 func (l life) Unprepare(ctx context.Context, claim types.UID) error {
 	if l.node.release != nil {
 		return l.node.release
@@ -134,7 +135,7 @@ func (l life) Admit(ctx context.Context, want journal.Attachment) (journal.Attac
 	return have, err
 }
 
-// lifecycle works on the journal only.
+// lifecycle returns a lifecycle that works on the journal only.
 func (n *node) lifecycle(options lifecycle.Options) life {
 	options.BootID, options.Hooks = "boot-1", hooks{}
 	return life{lifecycle.New(n.journal, nil, nil, options, logr.Discard()), n}
@@ -159,13 +160,13 @@ func (n *node) driver() *Driver {
 		DeviceNodes:      &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
 		Lifecycle:        n.lifecycle(lifecycle.Options{}),
 		RuntimeConnected: func(context.Context) error { return nil },
-		PodGoing:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
+		PodTerminating:   func(context.Context, journal.Pod) (bool, error) { return false, nil },
 		Metrics:          NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t),
 		ProvisionTimeout: time.Minute,
 	}
 }
 
-// attach plays the lifecycle that attaches what is reserved for claims.
+// attach plays the lifecycle that attaches reserved Functions for claims.
 func (n *node) attach(d *Driver) {
 	n.t.Helper()
 	for _, a := range n.journal.All() {
@@ -216,7 +217,7 @@ func (n *node) wantRefused(c *resourceapi.ResourceClaim, texts ...string) {
 	}
 }
 
-// interfaces are the names that Functions have in pods, by device name.
+// interfaces returns the names that Functions have in pods, by device name.
 func (n *node) interfaces() map[string]string {
 	out := map[string]string{}
 	for _, a := range n.journal.All() {
@@ -237,7 +238,7 @@ const (
 	plainPool = "node1/0000-3b-00-0/plain"
 )
 
-// of is a claim of the pod.
+// of returns a claim of the pod.
 func of(pod, name string, options ...claimtest.Option) *resourceapi.ResourceClaim {
 	return claimtest.Allocated(name, append(options, claimtest.ReservedFor(pod))...)
 }
@@ -266,7 +267,7 @@ func TestPrepare(t *testing.T) {
 					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.2")},
 					"pf":                              {StringValue: new("0000:3b:00.0")},
 				},
-				// What the Port says, because that is what the xPU counts on.
+				// These are the values of the Port, because the xPU relies on them.
 				NetworkData: &resourceapi.NetworkDeviceData{
 					InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:02",
 					IPs: []string{"10.1.0.2/24"},
@@ -461,8 +462,8 @@ func TestInterfaceNames(t *testing.T) {
 	}
 	n.wantInterfaces(names)
 
-	// The kubelet prepares again, after its restart or the agent's: nothing changes, not even with
-	// a name free.
+	// The kubelet prepares again, after its restart or the agent's. Nothing changes, even though a
+	// name is free.
 	if err := n.journal.Delete(function.ID{Address: "0000:3b:00.3"}); err != nil {
 		t.Fatal(err)
 	}
@@ -507,8 +508,8 @@ func TestFunctionOfAnotherClaim(t *testing.T) {
 		"claim default/two", "belongs to claim default/one")
 }
 
-// TestLastUserIsAwaited: a Function whose last user's hooks are not done yet is waited for, as long
-// as for the xPU.
+// TestLastUserIsAwaited: Prepare waits for a Function whose last owner's hooks are not done yet, as
+// long as for the xPU.
 func TestLastUserIsAwaited(t *testing.T) {
 	last := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0",
@@ -578,7 +579,7 @@ func TestUnprepare(t *testing.T) {
 		return results
 	}
 
-	n.wantNoCDI() // a container that starts now would not have them
+	n.wantNoCDI() // a container that starts now would not have the Functions
 	n.attach(d)
 	n.release = errors.New("Function 0000:3b:00.2: netdev is in another namespace")
 	if err := unprepare("one")["one-uid"]; !errors.Is(err, n.release) ||
@@ -665,7 +666,7 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment: -want +got\n%s", diff)
 	}
 
-	// A container of a later sandbox does not start: this namespace is gone by then.
+	// A container of a later sandbox does not start, because this namespace is gone by then.
 	mounts := n.runtime().GetDevice("xpu.opiproject.org/function=net-uid-0000-3b-00-2").
 		ContainerEdits.Mounts
 	if len(mounts) != 1 || mounts[0].HostPath != "/run/netns/s-pod1-uid" ||
@@ -673,7 +674,7 @@ func TestCDI(t *testing.T) {
 		t.Errorf("mounts %+v", mounts)
 	}
 
-	// The directory is on a tmpfs: a reboot empties it.
+	// The directory is on a tmpfs, which a reboot empties.
 	if err := os.RemoveAll(n.cdiDir); err != nil {
 		t.Fatal(err)
 	}
@@ -683,7 +684,7 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
 
-	// A pod has lost a Function, and the journal is told next.
+	// A pod has lost a Function, and the journal is written next.
 	lost := n.journal.All()[0]
 	lost.State, lost.Before, lost.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
 	attached := n.journal.All()[0]
@@ -695,8 +696,8 @@ func TestCDI(t *testing.T) {
 
 	must.Succeed(t, n.driver().Expose(attached))
 
-	// The agent ended when it had written down that a pod lost a Function, and before its container
-	// could not get it any more.
+	// The agent ended after it recorded that a pod lost a Function, and before it withdrew the
+	// Function from containers.
 	if err := n.journal.Put(lost); err != nil {
 		t.Fatal(err)
 	}
@@ -710,7 +711,8 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What the device plugin handed out has no file, and what waits for hooks has none any more.
+	// Functions of the device plugin have no file, and Functions that wait for hooks have none any
+	// more.
 	all := n.journal.All()
 	all[0].Claim, all[0].Resource = journal.Claim{}, "xpu.opiproject.org/fast"
 	all[1].State, all[1].RestoredAt = journal.Releasing, time.Now()
@@ -751,7 +753,7 @@ func TestHandleError(t *testing.T) {
 	t.Error("xpu_dra_background_errors_total is missing")
 }
 
-// TestAskedNameFirst: a name that a later claim asks for is not given to an earlier one that asks
+// TestAskedNameFirst: a name that a later claim asks for is not given to an earlier claim that asks
 // for none.
 func TestAskedNameFirst(t *testing.T) {
 	n := newNode(t)
@@ -762,7 +764,7 @@ func TestAskedNameFirst(t *testing.T) {
 	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1"})
 }
 
-// binder binds drivers in the node's Functions.
+// binder binds drivers to the node's Functions.
 type binder struct{ *node }
 
 func (o binder) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
@@ -780,14 +782,15 @@ func (o binder) SetUp(_ context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// fitting is a driver whose Functions get what claims and pools ask for.
+// fitting returns a driver whose Functions get what claims and pools ask for.
 func (n *node) fitting() *Driver {
 	d := n.driver()
 	d.Lifecycle = n.lifecycle(lifecycle.Options{Setup: binder{n}})
 	return d
 }
 
-// TestVFIO: the container gets the device nodes of what the Function became for it.
+// TestVFIO: the container gets the device nodes that the Function has with the driver that was
+// bound for it.
 func TestVFIO(t *testing.T) {
 	vfio := v1alpha1.DriverVFIO
 	for _, test := range []struct {
@@ -846,7 +849,8 @@ func TestVFIO(t *testing.T) {
 	}
 }
 
-// TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
+// TestDriverOfTheLastOwner: the driver that was bound for the last owner does not matter to the
+// next owner.
 func TestDriverOfTheLastOwner(t *testing.T) {
 	n := newNode(t)
 	id := function.ID{Address: "0000:3b:00.2"}
@@ -865,8 +869,8 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	n.wantNodes(nil, "XPU_INTERFACE_BLUE=net1")
 }
 
-// TestDriverOfThePoolBefore: what a claim was given stays until it is released, also where it is
-// prepared again after the pool became one of netdevs and the node was rebooted.
+// TestDriverOfThePoolBefore: a claim keeps its driver until it is released, even if it is prepared
+// again after the pool became a pool of netdevs and the node was rebooted.
 func TestDriverOfThePoolBefore(t *testing.T) {
 	n := newNode(t)
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
@@ -886,7 +890,7 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 
 		n.attach(d)
 		n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
-		if err := n.journal.Put(a); err != nil { // the sandbox ended with the boot
+		if err := n.journal.Put(a); err != nil { // the sandbox ended with the reboot
 			t.Fatal(err)
 		}
 
@@ -895,7 +899,7 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 	}
 }
 
-// TestVFIOWithoutIOMMU: the node's memory is the administrator's to give away.
+// TestVFIOWithoutIOMMU: only the administrator may give a pod access to all of the node's memory.
 func TestVFIOWithoutIOMMU(t *testing.T) {
 	n := newNode(t)
 	f := n.functions[function.ID{Address: "0000:3b:00.2"}]
@@ -920,7 +924,7 @@ func TestPoolOfVFIORefusesMTU(t *testing.T) {
 		"mtu 1400: must be absent")
 }
 
-// TestRDMAAndVDPA: what the pool's selector asks for.
+// TestRDMAAndVDPA: containers get the devices that the pool's selector asks for.
 func TestRDMAAndVDPA(t *testing.T) {
 	n := newNode(t)
 	id := function.ID{Address: "0000:3b:00.2"}
@@ -967,7 +971,8 @@ func TestRDMAAndVDPA(t *testing.T) {
 	n.wantRefused(c, "request blue, Function 0000:3b:00.2: has no RDMA device")
 }
 
-// wantNodes compares the device nodes of the only CDI device, and the last of its environment.
+// wantNodes compares the device nodes of the only CDI device, and the last variable of its
+// environment.
 func (n *node) wantNodes(want []string, env string) {
 	n.t.Helper()
 	cache := n.runtime()

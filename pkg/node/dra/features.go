@@ -23,23 +23,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// featuresEvery is how often the API server is asked again: it may be upgraded under the agent.
+// featuresEvery is how often the API server is asked again, because it may be upgraded while the
+// agent runs.
 const featuresEvery = 10 * time.Minute
 
-// Features finds out what the cluster keeps of ResourceSlices, by dry runs, which store nothing:
-// what comes back has lost the fields of feature gates that are off. All fields but Changed must be
-// set.
+// Features finds out which fields of ResourceSlices the cluster stores. It uses dry runs, which
+// store nothing: the answer lacks the fields whose feature gates are off. All fields except Changed
+// must be set.
 type Features struct {
-	Client  kubernetes.Interface
-	Node    string
-	Changed func() // is called when something else is known
+	Client kubernetes.Interface
+	Node   string
+	// Changed is called when the features are known, and when they have changed.
+	Changed func()
 	Log     logr.Logger
 
-	current atomic.Pointer[devicemodel.Features]
-	doubts  notify.Signal
+	current  atomic.Pointer[devicemodel.Features]
+	rechecks notify.Signal
 }
 
-// Current is what the cluster keeps; known is false until it was asked.
+// Current returns the features of the cluster. known is false until the first answer.
 func (f *Features) Current() (features devicemodel.Features, known bool) {
 	if current := f.current.Load(); current != nil {
 		return *current, true
@@ -47,7 +49,7 @@ func (f *Features) Current() (features devicemodel.Features, known bool) {
 	return devicemodel.Features{}, false
 }
 
-// Fallbacks say what a pool gets in place of what its spec asks for; see
+// Fallbacks returns what a pool gets in place of what its spec asks for; see
 // [devicemodel.Features.Fallbacks].
 func (f *Features) Fallbacks(spec v1alpha1.DevicePoolSpec) []v1alpha1.Fallback {
 	features, known := f.Current()
@@ -57,31 +59,31 @@ func (f *Features) Fallbacks(spec v1alpha1.DevicePoolSpec) []v1alpha1.Fallback {
 	return features.Fallbacks(spec)
 }
 
-// Doubt has the cluster asked again.
-func (f *Features) Doubt() { f.doubts.Notify() }
+// Recheck makes Run ask the cluster again.
+func (f *Features) Recheck() { f.rechecks.Notify() }
 
-// Run asks at once, regularly, and on doubt, until ctx ends.
+// Run asks at once, regularly, and after Recheck, until ctx ends.
 func (f *Features) Run(ctx context.Context) error {
-	doubts := f.doubts.Subscribe(ctx)
+	rechecks := f.rechecks.Subscribe(ctx)
 	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
 		pause := wait.Jitter(featuresEvery, 0.2)
-		if err := f.look(ctx); err != nil && ctx.Err() == nil {
+		if err := f.check(ctx); err != nil && ctx.Err() == nil {
 			pause = pauses.Step()
 			f.Log.Error(err, "Cannot tell which features the cluster has", "retry", pause.String())
 		} else {
 			pauses = loop.Backoff(firstRetry, slowestRetry)
 		}
 
-		if !loop.Wait(ctx, doubts, pause) || !loop.Sleep(ctx, debounce) {
+		if !loop.Wait(ctx, rechecks, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
 	}
 }
 
-// look asks. An API server that refuses the question is taken for one that keeps everything, as a
-// new one does.
-func (f *Features) look(ctx context.Context) error {
+// check asks the cluster and stores the answer. An API server that refuses the question is assumed
+// to have all features, because new ones do.
+func (f *Features) check(ctx context.Context) error {
 	features, err := f.ask(ctx)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
 		f.Log.Error(err,
@@ -137,7 +139,7 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 		SharedCapacity: kept.AllowMultipleAllocations != nil,
 	}
 
-	// Kubernetes 1.34 refuses counters of another slice, where ours are.
+	// Kubernetes 1.34 refuses counters of another slice, which the driver uses.
 	kept, err = f.create(ctx,
 		resourceapi.Device{Name: "question",
 			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
@@ -155,7 +157,7 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 	return features, nil
 }
 
-// create has the API server say what it would store of a device.
+// create returns what the API server would store of a device.
 func (f *Features) create(
 	ctx context.Context, device resourceapi.Device,
 ) (resourceapi.Device, error) {

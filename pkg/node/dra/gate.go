@@ -14,8 +14,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// drainTimeout is how long calls that run may go on when a gate closes. Then the kubelet asks the
-// agent that has the node by then.
+// drainTimeout is how long running calls may continue when a gate closes. After that, the kubelet
+// repeats them at the agent that has the node then.
 const drainTimeout = 2 * time.Second
 
 var (
@@ -23,14 +23,16 @@ var (
 	errClosed   = errors.New("this agent ends, or another one has the node; the kubelet asks again")
 )
 
-// Gate lets the kubelet know the driver before the agent can work: calls wait until [Gate.Open].
-// The kubelet fails a call for which there is no driver, and repeats it much later. A Gate
-// implements [kubeletplugin.DRAPlugin].
+// Gate registers the driver with the kubelet before the agent is ready: calls wait until
+// [Gate.Open]. Otherwise the kubelet would fail calls for lack of a driver, and repeat them much
+// later. A Gate implements [kubeletplugin.DRAPlugin].
 type Gate struct {
 	opened chan struct{}
-	driver *Driver // set when opened is closed
+	// driver is set before opened is closed.
+	driver *Driver
 
-	ended context.Context // of the calls; ends when Close has waited long enough
+	// ended is the context of the calls. It ends when Close has waited long enough.
+	ended context.Context
 	end   context.CancelCauseFunc
 
 	mutex  sync.Mutex
@@ -38,7 +40,7 @@ type Gate struct {
 	calls  sync.WaitGroup
 }
 
-// NewGate makes a gate that is not open.
+// NewGate returns a gate that is not open.
 func NewGate() *Gate {
 	g := &Gate{opened: make(chan struct{})}
 	g.ended, g.end = context.WithCancelCause(context.Background())
@@ -51,7 +53,7 @@ func (g *Gate) Open(d *Driver) {
 	close(g.opened)
 }
 
-// Close refuses new calls, and returns when those that run have ended, for which it gives them 2 s.
+// Close refuses new calls, and returns when the running calls have ended. They have 2 s for that.
 func (g *Gate) Close() {
 	g.mutex.Lock()
 	g.closed = true
@@ -63,7 +65,7 @@ func (g *Gate) Close() {
 }
 
 // await waits until the gate is open. The context that it returns ends when the gate has been
-// closed; stop must be called.
+// closed. stop must be called.
 func (g *Gate) await(ctx context.Context) (_ context.Context, stop func(), err error) {
 	select {
 	case <-g.opened:
@@ -100,7 +102,7 @@ func (g *Gate) pass(ctx context.Context) (_ context.Context, leave func(), err e
 	return ctx, func() { stop(); g.calls.Done() }, nil
 }
 
-// PrepareResourceClaims is [Driver.PrepareResourceClaims].
+// PrepareResourceClaims calls [Driver.PrepareResourceClaims] once the gate is open.
 func (g *Gate) PrepareResourceClaims(
 	ctx context.Context, claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -112,7 +114,7 @@ func (g *Gate) PrepareResourceClaims(
 	return g.driver.PrepareResourceClaims(ctx, claims)
 }
 
-// UnprepareResourceClaims is [Driver.UnprepareResourceClaims].
+// UnprepareResourceClaims calls [Driver.UnprepareResourceClaims] once the gate is open.
 func (g *Gate) UnprepareResourceClaims(
 	ctx context.Context, claims []kubeletplugin.NamespacedObject,
 ) (map[types.UID]error, error) {
@@ -124,7 +126,8 @@ func (g *Gate) UnprepareResourceClaims(
 	return g.driver.UnprepareResourceClaims(ctx, claims)
 }
 
-// WatchHealthStatus is [Driver.WatchHealthStatus]. Close does not wait for it.
+// WatchHealthStatus calls [Driver.WatchHealthStatus] once the gate is open. Close does not wait for
+// it.
 func (g *Gate) WatchHealthStatus(
 	ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport,
 ) error {
@@ -136,8 +139,8 @@ func (g *Gate) WatchHealthStatus(
 	return g.driver.WatchHealthStatus(ctx, reports)
 }
 
-// HandleError is [Driver.HandleError]. What goes wrong before the gate is open concerns the
-// registration only.
+// HandleError calls [Driver.HandleError]. Errors before the gate is open concern the registration
+// only, and are ignored.
 func (g *Gate) HandleError(ctx context.Context, err error, msg string) {
 	select {
 	case <-g.opened:

@@ -12,7 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// TestGateWaits: a call before the driver is there waits for it, or until the kubelet gives up.
+// TestGateWaits: a call before the driver is ready waits for it, or until the kubelet gives up.
 func TestGateWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate()
@@ -40,13 +40,13 @@ func TestGateWaits(t *testing.T) {
 	})
 }
 
-// TestGateCloses: calls that run get some time, and later ones are refused.
+// TestGateCloses: running calls get some time, and later calls are refused.
 func TestGateCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate()
 		changes := make(chan struct{})
 		g.Open(&Driver{Changes: func(context.Context) <-chan struct{} { return changes }})
-		ctx, leave, err := g.pass(t.Context()) // a call that runs for long
+		ctx, leave, err := g.pass(t.Context()) // this call runs for long
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestGateCloses(t *testing.T) {
 	})
 }
 
-// TestGateClosesUnopened: an agent that is told to end before it could work leaves nobody waiting.
+// TestGateClosesUnopened: an agent that ends before it was ready leaves no call waiting.
 func TestGateClosesUnopened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate()

@@ -18,7 +18,7 @@ import (
 )
 
 // wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of
-// the Port, which the xPU already relies on. A program that drives a Function sets its own MTU.
+// the Port, because the xPU already relies on them. A userspace program sets its own MTU.
 func wantedInterface(
 	device claim.Device, userspace bool, port *v1alpha1.XPUPort,
 ) (function.Interface, error) {
@@ -62,7 +62,7 @@ func wantedInterface(
 	return wanted, nil
 }
 
-// networkData describes an attachment as observed in the pod, and before that as requested.
+// networkData describes an interface as it was observed in the pod, or else as it was requested.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
 	if a.Observed != nil {
@@ -89,15 +89,15 @@ func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	}
 }
 
-// place is a device in an allocation, or a share of one.
-type place struct {
+// deviceKey identifies a device in an allocation, or a share of a device.
+type deviceKey struct {
 	claim        types.UID
 	pool, device string
 	share        types.UID
 }
 
-func placeOf(claim types.UID, device claim.Device) place {
-	return place{claim, device.Pool, device.Name, device.Share}
+func keyOf(claim types.UID, device claim.Device) deviceKey {
+	return deviceKey{claim, device.Pool, device.Name, device.Share}
 }
 
 // chosenName is the name of an interface, or the reason why it has none.
@@ -106,20 +106,21 @@ type chosenName struct {
 	err  error
 }
 
-// chooseNames chooses the interface names of the Functions of the pod's claims. ofPod are the pod's
-// attachments in the journal, whose names stay. Names that claims ask for come next, and the second
-// that asks for the same name gets an error. The other interfaces are "net1", "net2", ... in the
-// order of the claims.
+// chooseNames chooses the interface names of the Functions of the pod's claims. ofPod has the pod's
+// attachments in the journal, which keep their names. Names that claims ask for come next. If two
+// claims ask for the same name, the second one gets an error. The other interfaces get "net1",
+// "net2", ... in the order of the claims.
 func chooseNames(
 	pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment,
-) map[place]chosenName {
-	chosen := map[place]chosenName{}
-	taken := map[string]string{} // the name of the claim that has an interface name
+) map[deviceKey]chosenName {
+	chosen := map[deviceKey]chosenName{}
+	// taken has the name of the claim for each interface name.
+	taken := map[string]string{}
 	for _, a := range ofPod {
-		if a.Interface.Name == "" { // the Function was only chosen yet
+		if a.Interface.Name == "" { // the Function was only chosen for a share
 			continue
 		}
-		of := place{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
+		of := deviceKey{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
 		chosen[of], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 
@@ -137,7 +138,7 @@ func chooseNames(
 				}
 
 				name := device.Interface.Name
-				of := placeOf(c.UID, device)
+				of := keyOf(c.UID, device)
 				if _, done := chosen[of]; done || asked != (name != "") {
 					continue
 				}

@@ -18,15 +18,16 @@ import (
 )
 
 const (
-	// of the library's CDI files; the claim's UID follows
+	// metadataPrefix is the prefix of the library's CDI files. The claim's UID follows.
 	metadataPrefix = v1alpha1.GroupName + "_metadata_"
 	leftoversEvery = time.Minute
 )
 
 // RemoveLeftovers removes metadata files (KEP-5304) of claims that are not prepared, at once and
 // every minute until ctx ends. The library writes them at the end of a Prepare (metadata.go in
-// k8s.io/dynamic-resource-allocation/kubeletplugin), even if the claim was unprepared meanwhile: in
-// driverDir by the claim's namespace and name, and in cdiDir by its UID.
+// k8s.io/dynamic-resource-allocation/kubeletplugin), even if the claim was unprepared in the
+// meantime. Files in driverDir have the claim's namespace and name in their path, and files in
+// cdiDir its UID.
 func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) error {
 	for {
 		if err := removeLeftovers(driverDir, cdiDir, d.Journal.All); err != nil {
@@ -41,11 +42,12 @@ func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) 
 
 func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Attachment) error {
 	files, err1 := filepath.Glob(filepath.Join(cdiDir, metadataPrefix+"*.json"))
-	// of an agent that was killed
+	// files of an agent that was killed
 	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp"))
 	directories, err3 := filepath.Glob(filepath.Join(driverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
-	// The journal, which has a claim before its files are written, is read after the directories.
+	// The journal must be read after the directories, because it has a claim before the claim's
+	// files are written.
 	prepared := map[string]bool{} // by UID, and by the name of the directory
 	for _, a := range attachments() {
 		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true

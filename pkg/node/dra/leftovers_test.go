@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// TestLeftovers: the library's files stay as long as their claim is prepared, and no longer. Others
-// are left alone.
+// TestLeftovers: the library's files stay while their claim is prepared, and are removed after
+// that. Other files are left alone.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	write := func(names ...string) {
@@ -32,15 +32,17 @@ func TestLeftovers(t *testing.T) {
 			"default_net/nic/metadata.json",
 		cdi + "gpu.example.com_metadata_uid-2_gpu.json", cdi + "xpu.opiproject.org-uid-2.yaml",
 		"driver/dra.sock",
-		cdi + ".xpu.opiproject.org_metadata_uid-1_nic.json.4711.tmp", // is being written
-		// of a claim that follows one of its name
+		// this file is being written
+		cdi + ".xpu.opiproject.org_metadata_uid-1_nic.json.4711.tmp",
+		// this file belongs to a claim that was created after a claim of the same name
 		metadata + "default_again/nic/metadata.json",
 	}
 
 	goes := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi +
 			"xpu.opiproject.org_metadata_uid-2_other.json",
-		cdi + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp", // of an agent that was killed
+		// this file belongs to an agent that was killed
+		cdi + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp",
 		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata +
 			"default_gone/nic/metadata.json",
 	}
@@ -56,7 +58,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 
-	for range 2 { // the second time there is nothing left to do
+	for range 2 { // the second call has nothing to remove
 		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"),
 			claims); err != nil {
 			t.Fatal(err)

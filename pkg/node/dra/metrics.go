@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-// Metrics are the driver's.
+// Metrics are the metrics of the driver.
 type Metrics struct {
 	devices, tainted   prometheus.Gauge
 	prepare, unprepare operation

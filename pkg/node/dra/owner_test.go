@@ -26,7 +26,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestConsumers: who a claim is for is what the API server says of this very claim and this device.
+// TestConsumers: a claim's pods are those that the API server names for a claim with this UID and
+// this device.
 func TestConsumers(t *testing.T) {
 	known := journal.Claim{
 		Namespace: "default", Name: "c", UID: "c-uid", Request: "nic", Pool: "p", Device: "d",
@@ -67,7 +68,7 @@ func TestConsumers(t *testing.T) {
 	}
 }
 
-// TestConsumer: an interface is for one pod, and for nothing else.
+// TestConsumer: a claim must be reserved for one consumer, which is a pod.
 func TestConsumer(t *testing.T) {
 	for _, test := range []struct {
 		consumers []resourceapi.ResourceClaimConsumerReference
@@ -95,8 +96,8 @@ func TestConsumer(t *testing.T) {
 	}
 }
 
-// TestEarlierPrepare: what an earlier Prepare of the claim reserved is known for each of its
-// Functions by itself.
+// TestEarlierPrepare: the reservation of an earlier Prepare is found for each Function of the
+// claim.
 func TestEarlierPrepare(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
@@ -125,27 +126,27 @@ func TestEarlierPrepare(t *testing.T) {
 		driver v1alpha1.FunctionDriver
 		name   string
 	}{first: {v1alpha1.DriverVFIO, "net1"}, second: {"", "net2"}} {
-		earlier := d.earlier("c-uid", id)
+		earlier := d.preparedBefore("c-uid", id)
 		if got := earlier.BackToReserved().Interface; got.Name != want.name {
 			t.Errorf("%s: earlier is %+v, want %s", id, got, want.name)
 		}
 
-		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{},
+		driver, err := wantedDriver(earlier, claim.Device{}, function.Function{},
 			v1alpha1.DevicePoolSpec{})
 		if err != nil || driver != want.driver {
 			t.Errorf("%s: driver %q, %v, want %q", id, driver, err, want.driver)
 		}
 	}
 
-	if got := d.earlier("c-uid", function.ID{Address: "0000:3b:00.4"}); got.Claim.UID != "" {
+	if got := d.preparedBefore("c-uid", function.ID{Address: "0000:3b:00.4"}); got.Claim.UID != "" {
 		t.Errorf("earlier is %+v of a Function that the claim does not have", got)
 	}
-	if got := d.earlier("another-uid", first); got.Claim.UID != "" || got.Setup != nil {
+	if got := d.preparedBefore("another-uid", first); got.Claim.UID != "" || got.Setup != nil {
 		t.Errorf("earlier is %+v of a Function that another claim has", got)
 	}
 }
 
-// TestCreateFirst: the first slices are created only where it is known that there are none.
+// TestCreateFirst: the first slices are created only if the API server says that there are none.
 func TestCreateFirst(t *testing.T) {
 	resources := resourceslice.DriverResources{
 		Pools: map[string]resourceslice.Pool{"p": {Slices: []resourceslice.Slice{{}}}},

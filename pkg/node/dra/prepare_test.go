@@ -21,7 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// environments are what containers get, by CDI device.
+// environments returns the environment variables of containers, by CDI device.
 func (n *node) environments() map[string]string {
 	n.t.Helper()
 	out := map[string]string{}
@@ -33,8 +33,8 @@ func (n *node) environments() map[string]string {
 	return out
 }
 
-// TestEnvironmentOfSeveralDevices: a container that gets several Functions finds all, whether one
-// request or two claims of a template ask for them.
+// TestEnvironmentOfSeveralDevices: a container that gets several Functions finds all of them,
+// whether one request or two claims of a template ask for them.
 func TestEnvironmentOfSeveralDevices(t *testing.T) {
 	named := func(name string, c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: name}
@@ -77,8 +77,8 @@ func TestEnvironmentOfSeveralDevices(t *testing.T) {
 	}
 }
 
-// TestPoolWentAfterPrepare: a claim keeps MAC, MTU and addresses, which the xPU counts on, when its
-// DevicePool is deleted or names no network any more, and the kubelet prepares it again.
+// TestPoolWentAfterPrepare: a claim keeps its MAC, MTU and addresses, on which the xPU relies, when
+// its DevicePool is deleted or names no network any more, and the kubelet prepares the claim again.
 func TestPoolWentAfterPrepare(t *testing.T) {
 	for name, change := range map[string]func(n *node){
 		"deleted":    func(n *node) { delete(n.specs, "fast") },
@@ -108,7 +108,7 @@ func TestPoolWentAfterPrepare(t *testing.T) {
 func TestUnprepareEndsPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.ports = nil // the xPU does not serve them
+		n.ports = nil // the xPU does not serve the Ports
 		d := n.driver()
 		c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
 		done := make(chan error, 1)
@@ -132,22 +132,22 @@ func TestUnprepareEndsPrepare(t *testing.T) {
 	})
 }
 
-// goingPods are pods of which one is being deleted after a time.
+// goingPods says that a pod is being deleted from a time on.
 type goingPods struct{ at time.Time }
 
-func (p goingPods) Going(context.Context, journal.Pod) (bool, error) {
+func (p goingPods) Terminating(context.Context, journal.Pod) (bool, error) {
 	return time.Now().After(p.at), nil
 }
 
-// TestPodGoesWhilePreparing: the kubelet does not tell a Prepare that its pod is being deleted, and
-// does nothing about the pod until it returns.
+// TestPodGoesWhilePreparing: a Prepare ends when its pod is being deleted. The kubelet does not say
+// so, and does nothing about the pod until the Prepare returns.
 func TestPodGoesWhilePreparing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.ports = nil
 		d := n.driver()
 		begin := time.Now()
-		d.PodGoing = goingPods{begin.Add(5 * time.Second)}.Going
+		d.PodTerminating = goingPods{begin.Add(5 * time.Second)}.Terminating
 		c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
 		err := prepare(t, d, c)[c.UID].Err
 		if err == nil || !strings.Contains(err.Error(), "pod default/pod1 is being deleted") {
@@ -160,13 +160,14 @@ func TestPodGoesWhilePreparing(t *testing.T) {
 	})
 }
 
-// noRuntime is a runtime that does not call.
+// noRuntime is a runtime that does not connect.
 func noRuntime(ctx context.Context) error {
 	<-ctx.Done()
 	return errors.New("not connected to the container runtime")
 }
 
-// TestPrepareWithoutRuntime: a pod that nobody would tell of would start without its interface.
+// TestPrepareWithoutRuntime: a Prepare fails without a runtime that reports sandboxes, because the
+// pod would start without its interface.
 func TestPrepareWithoutRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -186,8 +187,8 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 	})
 }
 
-// TestForbiddenField: the node refuses what the DevicePool does not allow, whatever the controller
-// did, but not to a claim that it has prepared.
+// TestForbiddenField: the node refuses a field that the DevicePool does not allow, whatever the
+// controller did, except for a claim that it has prepared before.
 func TestForbiddenField(t *testing.T) {
 	n := newNode(t)
 	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"),

@@ -25,27 +25,25 @@ import (
 )
 
 const (
-	// debounce is how long the publisher waits for more changes after the first, as VFs appear one
-	// by one.
+	// debounce is how long the publisher waits for more changes after the first one, because VFs
+	// appear one by one.
 	debounce = 50 * time.Millisecond
 	// firstRetry and slowestRetry bound the pauses between attempts to publish.
 	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 )
 
-// Publisher keeps the node's ResourceSlices equal to its pools. It writes nothing unless something
-// changed.
+// Publisher keeps the node's ResourceSlices equal to its pools. It writes only changes.
 type Publisher struct {
 	Node string
-	// Pools returns the node's pools as they are now; known is false until they have been read
-	// once.
+	// Pools returns the node's current pools. known is false until they have been read once.
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
-	// Ahead says whether the xPU serves a Port of the Function in the network although no pod has
-	// the Function.
+	// Ahead reports whether the xPU serves a Port of the Function in the network although no pod
+	// has the Function.
 	Ahead func(f function.ID, network string) bool
-	// Features are those of the cluster; known is false until it was asked.
+	// Features returns the features of the cluster. known is false until the cluster was asked.
 	Features func() (features devicemodel.Features, known bool)
-	// Publish makes the ResourceSlices as they should be; see [SliceWriter.PublishResources].
+	// Publish writes the ResourceSlices; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
 	Log     logr.Logger
@@ -53,12 +51,13 @@ type Publisher struct {
 	published *resourceslice.DriverResources // nil at first
 }
 
-// Run publishes at once and after every change until ctx ends. It tries again while the API server
+// Run publishes at once and after every change, until ctx ends. It retries while the API server
 // refuses.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
-		var pause time.Duration // 0 waits for the next change
+		// A pause of 0 waits for the next change.
+		var pause time.Duration
 		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
 			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
@@ -114,28 +113,29 @@ func (p *Publisher) publish(ctx context.Context) error {
 }
 
 const (
-	// syncDelay is the time from a change by others to the repair of the slices. With the library's
-	// default, 30 s, a node would have no devices for so long after the start of its kubelet, which
-	// deletes all slices of the node.
+	// syncDelay is the time from a change by another client to the repair of the slices. The
+	// kubelet deletes all slices of the node when it starts. With the library's default of 30 s,
+	// the node would have no devices for so long.
 	syncDelay = time.Second
 	// parallelCreates bounds how many slices are created at once on a node without slices.
 	parallelCreates = 8
 )
 
-// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller. Unlike
-// [kubeletplugin.Helper] it repairs the slices after syncDelay, and creates the first slices of a
-// node at once: the controller starts in a second.
+// SliceWriter keeps the node's ResourceSlices in the API server, by the library's controller. It
+// differs from [kubeletplugin.Helper] in two ways: it repairs the slices after syncDelay, and it
+// creates the first slices of a node itself, in parallel, because the controller creates them only
+// after a second.
 type SliceWriter struct {
 	Client kubernetes.Interface
 	Node   string
-	// HandleError is called for errors in the background; see [Driver.HandleError].
+	// HandleError is called for errors of the background task; see [Driver.HandleError].
 	HandleError func(ctx context.Context, err error, msg string)
 
 	controller *resourceslice.Controller
 }
 
-// PublishResources writes the slices, now or in the background, which ends with the context of the
-// first call. It must not be called by several goroutines at once.
+// PublishResources writes the slices, now or in a background task, which ends with the context of
+// the first call. It must not be called from several goroutines at once.
 func (w *SliceWriter) PublishResources(
 	ctx context.Context, resources resourceslice.DriverResources,
 ) error {
@@ -166,7 +166,7 @@ func (w *SliceWriter) PublishResources(
 	return err
 }
 
-// Stop ends the background. The slices stay.
+// Stop ends the background task. The slices stay.
 func (w *SliceWriter) Stop() { w.controller.Stop() }
 
 // createFirst creates the slices of a node that has none. The controller adopts them.
@@ -202,7 +202,8 @@ func (w *SliceWriter) createFirst(
 	return creates.Wait()
 }
 
-// firstSlice returns the slice that the library's controller would create. It replaces any other.
+// firstSlice returns the slice that the library's controller would create. The controller replaces
+// any slice that differs from it.
 func firstSlice(
 	owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int,
 ) *resourceapi.ResourceSlice {

@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// pools are a node's pools that a test changes.
+// pools has a node's pools, which a test can change.
 type pools struct {
 	mutex sync.Mutex
 	pools []pool.Pool
@@ -44,7 +44,7 @@ func (p *pools) Pools() ([]pool.Pool, bool) {
 	return p.pools, p.known
 }
 
-// writes keeps what was published.
+// writes records what was published.
 type writes struct {
 	mutex sync.Mutex
 	all   []resourceslice.DriverResources
@@ -134,8 +134,7 @@ func TestPublisher(t *testing.T) {
 	})
 }
 
-// TestPublisherTriesAgain: an API server that refuses ends neither the publisher nor, with it, the
-// agent.
+// TestPublisherTriesAgain: an API server that refuses ends neither the publisher nor the agent.
 func TestPublisherTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written := &pools{}, &writes{err: errors.New("refused")}
@@ -233,7 +232,7 @@ func TestHealthReporter(t *testing.T) {
 	})
 }
 
-// TestHealthReporterStops: also while nobody takes the report.
+// TestHealthReporterStops: the reporter stops even if the report is not read.
 func TestHealthReporterStops(t *testing.T) {
 	have := &pools{}
 	have.set()
@@ -246,7 +245,7 @@ func TestHealthReporterStops(t *testing.T) {
 	}
 }
 
-// TestFirstSlice: a slice goes with the Node, as the library's controller has it.
+// TestFirstSlice: a slice is owned by the Node, like a slice of the library's controller.
 func TestFirstSlice(t *testing.T) {
 	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid"}
 	slice := firstSlice(owner, "p", resourceslice.Pool{Slices: make([]resourceslice.Slice, 2)}, 1)
@@ -262,5 +261,5 @@ func TestFirstSlice(t *testing.T) {
 	}
 }
 
-// allFeatures is of a cluster that lacks nothing.
+// allFeatures returns the features of a cluster that has them all.
 func allFeatures() (devicemodel.Features, bool) { return devicemodel.AllFeatures(), true }

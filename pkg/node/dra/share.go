@@ -15,9 +15,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// choose chooses a VF for each share that the claim has of a PF, and reserves it, so that the
-// choice outlives the agent. Then it has the choice written into the claim's status, where the
-// controller reads it.
+// choose chooses a VF for each share of a PF that the claim has, and reserves the VF, so that the
+// next agent knows the choice. It queues a write of the choice to the claim's status, which the
+// controller reads.
 func (d *Driver) choose(
 	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, devices []claim.Device,
 ) error {
@@ -50,10 +50,11 @@ func (d *Driver) chooseVF(
 		}
 	}
 
-	told := device.Function // before the journal was lost
+	// recorded is the choice in the claim's status, from before the journal was lost.
+	recorded := device.Function
 	vfs := d.vfsOf(device.ID)
 	slices.SortStableFunc(vfs, func(a, b function.Function) int {
-		switch told {
+		switch recorded {
 		case a.ID:
 			return -1
 		case b.ID:
@@ -76,7 +77,7 @@ func (d *Driver) chooseVF(
 			return nil
 		}
 
-		errs = append(errs, err) // somebody was faster
+		errs = append(errs, err) // another owner was faster
 	}
 
 	device.Function = function.ID{}
@@ -85,7 +86,7 @@ func (d *Driver) chooseVF(
 		len(vfs), device.ID.DevicePool)}, errs...)...)
 }
 
-// vfsOf are the VFs of a DevicePool at a PF, by their index.
+// vfsOf returns the VFs of a DevicePool on a PF, by their index.
 func (d *Driver) vfsOf(id claim.PoolID) []function.Function {
 	var vfs []function.Function
 	pools, _ := d.Pools()

@@ -22,7 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// shareOf gives a claim a share of the PF, with so many Mbit/s of its link if that is not 0.
+// shareOf gives a claim a share of the PF, with the bandwidth in Mbit/s if it is not 0.
 func shareOf(id string, bandwidth int64) claimtest.Option {
 	return func(c *resourceapi.ResourceClaim) {
 		claimtest.Result("nic", fastPool, "0000-3b-00-0")(c)
@@ -37,8 +37,8 @@ func shareOf(id string, bandwidth int64) claimtest.Option {
 	}
 }
 
-// sharing is the driver of a node whose claims share a PF with four VFs and a link of 10 Gbit/s.
-// What was chosen is in reported.
+// sharing returns the driver of a node whose claims share a PF with four VFs and a link of 10
+// Gbit/s. reported has the claims for which a VF was chosen.
 func (n *node) sharing(broken ...int) (d *Driver, reported *[]journal.Claim) {
 	n.t.Helper()
 	spec := n.specs["fast"]
@@ -71,8 +71,8 @@ func (n *node) sharing(broken ...int) (d *Driver, reported *[]journal.Claim) {
 	return d, reported
 }
 
-// TestShares: claims that are prepared at once get different VFs, none of which is broken, and each
-// has its bandwidth as its highest rate.
+// TestShares: claims that are prepared at once get different VFs that work, and each VF is limited
+// to the claim's bandwidth.
 func TestShares(t *testing.T) {
 	n := newNode(t)
 	d, reported := n.sharing(1)
@@ -140,8 +140,9 @@ func TestShareOfSlowerLink(t *testing.T) {
 	}
 }
 
-// TestToldShare: an agent that lost its journal takes the VF again that the claim's status names.
-func TestToldShare(t *testing.T) {
+// TestRecordedShare: an agent that lost its journal chooses the VF again that the claim's status
+// names.
+func TestRecordedShare(t *testing.T) {
 	n := newNode(t)
 	d, _ := n.sharing()
 	want := pooltest.VF(0x3b, 2).ID
@@ -164,8 +165,8 @@ func TestToldShare(t *testing.T) {
 	}
 }
 
-// TestShareWithoutNetwork: a share without a Port has its bandwidth all the same, and may not have
-// what its pool does not allow.
+// TestShareWithoutNetwork: a share without a Port has its bandwidth too, and must not have fields
+// that its pool does not allow.
 func TestShareWithoutNetwork(t *testing.T) {
 	n := newNode(t)
 	n.specs["fast"] = v1alpha1.DevicePoolSpec{}

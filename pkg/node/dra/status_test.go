@@ -31,7 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// attached is a record of a VF in a pod, for a claim that claimtest made with the name.
+// attached returns the record of a VF in a pod, for a claim that claimtest made with the name.
 func attached(t *testing.T, claimName string, index int) journal.Attachment {
 	t.Helper()
 	f := pooltest.VF(0x3b, index)
@@ -88,7 +88,7 @@ func statusOf(
 	return c.Status.Devices
 }
 
-// TestStatusWithoutClaim: nothing is written for a Function that has no claim.
+// TestStatusWithoutClaim: nothing is written for a Function without a claim.
 func TestStatusWithoutClaim(t *testing.T) {
 	r := NewStatusReporter(nil, nil, NewMetrics(prometheus.NewRegistry()), testr.New(t))
 	if r.Report(journal.Claim{}); r.queue.Len() != 0 {
@@ -114,7 +114,7 @@ func TestStatus(t *testing.T) {
 
 	notYet := attached(t, "net", 1)
 	notYet.State = journal.Attaching
-	lost := attached(t, "net", 3) // no longer allocated to the claim
+	lost := attached(t, "net", 3) // this Function is no longer allocated to the claim
 	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0), notYet,
 		attached(t, "net", 2), lost)
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID, Request: "a"})
@@ -145,7 +145,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusLost: a claim says that its pod lost the Function, and whether that comes back.
+// TestStatusLost: the claim's status says that its pod lost the Function, and whether the pod gets
+// it back.
 func TestStatusLost(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"),
 		claimtest.Result("b", fastPool, "0000-3b-00-3"))
@@ -175,8 +176,8 @@ func TestStatusLost(t *testing.T) {
 	}
 }
 
-// TestStatusRetries: what the API server does not take, or someone else changed meanwhile, is
-// written again.
+// TestStatusRetries: a write is retried if the API server refuses it, or if another client changed
+// the claim in the meantime.
 func TestStatusRetries(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"))
 	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0))
@@ -205,8 +206,8 @@ func TestStatusRetries(t *testing.T) {
 	}
 }
 
-// TestStatusNotWritten: a claim that is gone, perhaps with another in its place, and one that says
-// so already, are left alone and not asked for again.
+// TestStatusNotWritten: nothing is written for a claim that is gone, even if another claim has its
+// name, or for a claim whose status is up to date.
 func TestStatusNotWritten(t *testing.T) {
 	later := claimtest.Allocated("later", claimtest.Result("a", fastPool, "0000-3b-00-3"))
 	later.UID = "another-uid"
