@@ -23,7 +23,8 @@ func (s *Server) find(id function.ID) (function.Function, error) {
 	if f, known := s.Function(id); known {
 		return f, nil
 	}
-	if _, known := s.Pools.Pools(); !known { // it may be an SF that is to be made
+	// The Function may be an SF that is still to be made.
+	if _, known := s.Pools.Pools(); !known {
 		return function.Function{}, fail(types.ErrTryAgainLater,
 			"Function %s: pools have not been read yet", id)
 	}
@@ -31,8 +32,9 @@ func (s *Server) find(id function.ID) (function.Function, error) {
 		"deviceID: Function %s is not on this node, or has gone", id)
 }
 
-// needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
-func (a cniRequest) needsVF() error {
+// checkVF refuses settings that a PF enforces for VFs only. The rate of an SF can be limited by the
+// eswitch.
+func (a cniRequest) checkVF() error {
 	if a.vf == nil || a.function.Kind == function.VF {
 		return nil
 	}
@@ -57,8 +59,8 @@ var (
 	errAddedAgain = errors.New("another ADD of the same interface came meanwhile")
 )
 
-// add attaches a Function: reserve, provision, attach. Each step is in the journal before it is
-// done, so that a DEL finds what there is to clean wherever this ends.
+// add attaches a Function: it reserves, provisions and attaches it. Each step is written to the
+// journal before it is carried out, so that a DEL finds what to clean up, wherever the ADD ends.
 func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if other, taken := s.adding.LoadOrStore(a.device, a.ContainerID); taken {
 		return record, fail(types.ErrTryAgainLater,
@@ -72,7 +74,7 @@ func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachme
 	}
 
 	defer func() {
-		// first, as the DEL that waits for the end may be followed by an ADD
+		// This comes first, because the DEL that waits for the end may be followed by an ADD.
 		s.adding.Delete(a.device)
 		end()
 	}()
@@ -84,8 +86,8 @@ func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachme
 	return record, err
 }
 
-// takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that
-// it returns ends when a later request for the interface takes over.
+// takeOver ends a running ADD of the same interface, and waits for its end. The context that it
+// returns ends when a later request for the interface takes over.
 func (s *Server) takeOver(
 	ctx context.Context, r wire.Request, reason error,
 ) (_ context.Context, end func(), err error) {
@@ -99,8 +101,9 @@ func (s *Server) takeOver(
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an
-// older one of the pod left. The record that it returns belongs to this request: it is Attached if
-// an earlier ADD got so far, or else Reserved, and the xPU serves the Function.
+// older request of the pod left. The record that it returns belongs to this request. Its state is
+// Attached if an earlier ADD got that far. Otherwise it is Reserved, and the xPU serves the
+// Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	owner := journal.Attachment{
 		Function: a.device, Pod: a.pod,
@@ -108,18 +111,19 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	}
 
 	var reservation journal.Attachment
-	var refused error // what is wrong with the request
+	// refused is what is wrong with the request.
+	var refused error
 	admitted := false
 	have, err := s.Lifecycle.ReserveAs(ctx,
 		owner, func(have journal.Attachment) (journal.Attachment, error) {
 			admitted = true
-			// it may have had the driver of its last owner until now
+			// until now, the Function may have had the driver of its last owner
 			if a.function, refused = s.find(a.device); refused == nil {
 				reservation, refused = s.reservation(a, have)
 			}
 
 			if refused == nil {
-				refused = s.mayAsk(a, reservation)
+				refused = s.checkPrivileged(a, reservation)
 			}
 
 			if refused == nil {
@@ -136,9 +140,9 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w",
 			loop.WithCause(ctx, err))
 	case err != nil:
-		return journal.Attachment{}, notReserved(ctx, reservation, err)
+		return journal.Attachment{}, reservationError(ctx, reservation, err)
 	case have.State == journal.Attached:
-		return have, s.sameAsBefore(a, have)
+		return have, s.checkRepeated(a, have)
 	case reservation.Port != nil && reservation.Claim.UID == "":
 		return reservation, s.provision(ctx, a, reservation)
 	}
@@ -146,9 +150,9 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	return reservation, nil
 }
 
-// notReserved is for a Function that was not reserved or set up. With a setup, every error gets the
-// setup's code, as the setup fails more often than the journal.
-func notReserved(ctx context.Context, reservation journal.Attachment, err error) error {
+// reservationError returns the error for a Function that could not be reserved or set up. If there
+// is a setup, all errors get its code, because the setup fails more often than the journal.
+func reservationError(ctx context.Context, reservation journal.Attachment, err error) error {
 	switch {
 	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
@@ -160,9 +164,9 @@ func notReserved(ctx context.Context, reservation journal.Attachment, err error)
 	return fail(CodeJournal, "%w", err)
 }
 
-// provision has the xPU serve the Function, and reserves it with the MTU of the network where that
-// is smaller, and with the addresses that the network's address book gave, where the request asks
-// for that.
+// provision makes the xPU serve the Function. It then reserves the Function with the MTU of the
+// network, if this is smaller, and with addresses from the network's address book, if the request
+// asks for them.
 func (s *Server) provision(
 	ctx context.Context, a cniRequest, reservation journal.Attachment,
 ) error {
@@ -173,7 +177,7 @@ func (s *Server) provision(
 
 	before := reservation.Interface
 	if reservation.Port.AssignAddresses {
-		if reservation, err = a.addressed(reservation, done.Addresses); err != nil {
+		if reservation, err = a.withAddresses(reservation, done.Addresses); err != nil {
 			return err
 		}
 		if err := a.checkResult(reservation); err != nil {
@@ -188,14 +192,14 @@ func (s *Server) provision(
 		return nil
 	}
 	if err := s.Lifecycle.Reserve(ctx, reservation); err != nil {
-		return notReserved(ctx, reservation, err)
+		return reservationError(ctx, reservation, err)
 	}
 
 	return nil
 }
 
-// attach takes the Function into the container's network namespace. After an error it is on the
-// host, or DEL brings it back.
+// attach moves the Function into the container's network namespace. After an error, the Function is
+// on the host, or DEL brings it back.
 func (s *Server) attach(
 	ctx context.Context, a cniRequest, reservation journal.Attachment,
 ) (journal.Attachment, error) {
@@ -209,7 +213,8 @@ func (s *Server) attach(
 	}
 
 	record, err := s.attachedFor(a)
-	// the claim was prepared again in between, and its interface took the place of the request's
+	// The claim was prepared again in between, and its interface replaced the interface of the
+	// request.
 	if err != nil {
 		err = s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.ContainerID)
 		err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
@@ -219,8 +224,7 @@ func (s *Server) attach(
 	return record, err
 }
 
-// attachedFor returns the record of a Function that is attached as the interface that a request is
-// about.
+// attachedFor returns the record of a Function that is attached as the interface of a request.
 func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	record, ok := s.Journal.Get(a.device)
 	if !ok || record.State != journal.Attached ||
@@ -232,8 +236,8 @@ func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	return record, nil
 }
 
-// added makes the reply for a Function that is attached for the request.
-func (s *Server) added(
+// addReply returns the reply for a Function that is attached for the request.
+func (s *Server) addReply(
 	ctx context.Context, a cniRequest, record journal.Attachment,
 ) (reply wire.Reply, err error) {
 	if reply.Result, err = a.encode(record); err != nil {
@@ -241,7 +245,7 @@ func (s *Server) added(
 	}
 
 	if a.conf.Runtime.DeviceInfoFile != "" {
-		// the request may have come while its last owner still had it
+		// when the request arrived, the last owner may still have had the Function
 		if now, exists := s.Function(a.device); exists {
 			a.function = now
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// privileged are the privileged fields that the request sets, with their names in the network
-// configuration. Addresses are privileged only where they are those of an XPUNetwork.
+// privileged returns the privileged fields that the request sets, with their names in the network
+// configuration. Addresses are privileged only if the interface joins an XPUNetwork.
 func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	fields := map[v1alpha1.PrivilegedField]string{}
 	add := func(set bool, f v1alpha1.PrivilegedField, name string) {
@@ -40,10 +40,10 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	return fields
 }
 
-// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does
-// not allow. record is that of the Function. A claim's does not say whether the interface joins a
-// network, and so it is taken to.
-func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
+// checkPrivileged refuses a configuration with privileged fields that the DevicePool of the
+// Function does not allow. record is the record of the Function. The record of a claim does not say
+// whether the interface joins a network, so that it is assumed to.
+func (s *Server) checkPrivileged(a cniRequest, record journal.Attachment) error {
 	p, known := s.Pools.PoolOf(a.device)
 	var names, fields []string
 	for field, name := range a.privileged(record.Port != nil || record.Claim.UID != "") {

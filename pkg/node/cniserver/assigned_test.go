@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// kubelet answers what pods have.
+// kubelet answers which Functions pods have.
 type kubelet struct {
 	assigned map[string]podresources.Assignment
 	err      error
@@ -37,18 +37,19 @@ func (nowhere) Pools() ([]pool.Pool, bool)           { return nil, true }
 func (nowhere) PoolOf(function.ID) (pool.Pool, bool) { return pool.Pool{}, false }
 func (nowhere) Considered(function.ID) bool          { return true }
 
-// unread is a node whose pools are not known yet.
+// unread is a node whose pools have not been read yet.
 type unread struct{ nowhere }
 
 func (unread) Pools() ([]pool.Pool, bool)  { return nil, false }
 func (unread) Considered(function.ID) bool { return false }
 
-// before is a node whose pools were read before the Function came, as after each reset of a card.
+// before is a node whose pools were read before the Function appeared, as after each reset of a
+// card.
 type before struct{ nowhere }
 
 func (before) Considered(function.ID) bool { return false }
 
-// TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
+// TestAssigned: the kubelet's answer decides which pod may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {
 	has := func(namespace, name, resource string) map[string]podresources.Assignment {
 		return map[string]podresources.Assignment{
@@ -56,8 +57,9 @@ func TestAssigned(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct {
-		kubelet  kubelet
-		pools    Pools // the node's own if nil
+		kubelet kubelet
+		// pools are the node's own if nil.
+		pools    Pools
 		code     uint
 		resource string
 	}{
@@ -79,7 +81,7 @@ func TestAssigned(t *testing.T) {
 			kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")},
 			pools:   nowhere{}, resource: "example.com/old",
 		},
-		// Its pool may name a network, in which the xPU would not serve it.
+		// The Function's pool may name a network, in which the xPU would not serve it.
 		"no pools are known yet": {
 			kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")},
 			pools:   unread{}, code: types.ErrTryAgainLater,
@@ -100,7 +102,7 @@ func TestAssigned(t *testing.T) {
 				s.Pools = test.pools
 			}
 
-			checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), test.code)
+			checkCode(t, s.handle(t.Context(), addVF("c1", nil), nil), test.code)
 			if a, _ := c.Journal.Get(vf); a.Resource != test.resource {
 				t.Errorf("resource %q, want %q", a.Resource, test.resource)
 			}
@@ -108,8 +110,8 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
-// TestAssignedToAnother: a request for a Function that the kubelet gave to another pod leaves alone
-// what is reserved for that pod.
+// TestAssignedToAnother: a request for a Function that the kubelet gave to another pod does not
+// touch the other pod's reservation.
 func TestAssignedToAnother(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Kubelet = kubelet{assigned: map[string]podresources.Assignment{
@@ -121,14 +123,14 @@ func TestAssignedToAnother(t *testing.T) {
 
 	s.Lifecycle = c.lifecycle()
 	c.attachErr = errors.New("not yet")
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), CodeAttach)
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
+	checkCode(t, s.handle(t.Context(), addVF("c1", nil), nil), CodeAttach)
+	checkCode(t, s.handle(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	if a, _ := c.Journal.Get(vf); a.CNI == nil || a.CNI.ContainerID != "c1" {
 		t.Errorf("record %+v", a)
 	}
 }
 
-// TestDeviceOfClaim: Multus may call a claim's Function as CDI does.
+// TestDeviceOfClaim: Multus may use the CDI name of a claim's Function.
 func TestDeviceOfClaim(t *testing.T) {
 	for text, good := range map[string]bool{
 		"0000:3b:02.1": true, "0000-3b-02-1": true,

@@ -45,11 +45,11 @@ func buildChained(t *testing.T, names ...string) string {
 	return dir
 }
 
-// chained is the configuration of a plugin that comes after this one in a chain.
+// chained is the configuration of a plugin that comes after xpu-cni in a chain.
 type chained map[string]any
 
-// run has the plugin in dir do a command for the interface net1 of the pod. prev is the result of
-// the plugin before or, but for ADD, of the whole chain.
+// run runs a command of the plugin in dir for the interface net1 of the pod. prev is the result of
+// the previous plugin for ADD, and of the whole chain for other commands.
 func (c chained) run(
 	t *testing.T, dir, command string, pod *netns.Namespace, prev *types100.Result,
 ) (result *types100.Result) {
@@ -77,7 +77,7 @@ func (c chained) run(
 	return decodeResult(t, stdout.Bytes())
 }
 
-// hasVRFs says whether the kernel has netdevs of kind vrf.
+// hasVRFs reports whether the kernel has netdevs of kind vrf.
 func hasVRFs(t *testing.T) bool {
 	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{
 		LinkAttrs: netlink.LinkAttrs{Name: "vrf0"}, Table: 100,
@@ -85,7 +85,7 @@ func hasVRFs(t *testing.T) bool {
 	return err == nil
 }
 
-// routesOut lists the routes through net1 in all tables, but not the local routes of its addresses.
+// routesOut lists the routes through net1 in all tables, except the local routes of its addresses.
 func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 	t.Helper()
 	filter := &netlink.Route{
@@ -100,9 +100,8 @@ func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 	return routes
 }
 
-// TestChain: the plugins that come later change the interface. CHECK blames none of it, the agent
-// undoes none of it, and the Function comes back as it was, also where a runtime never calls their
-// DEL.
+// TestChain: later plugins change the interface. CHECK accepts their changes, the agent undoes none
+// of them, and the Function comes back as it was, even if a runtime never calls their DEL.
 func TestChain(t *testing.T) {
 	bin := buildChained(t, "tuning", "sbr", "vrf")
 	tuning := chained{
@@ -116,7 +115,8 @@ func TestChain(t *testing.T) {
 
 	for name, test := range map[string]struct {
 		chain []chained
-		see   func(t *testing.T, pod *netns.Namespace) // that the plugins did what they are for
+		// see checks that the plugins had their effect.
+		see func(t *testing.T, pod *netns.Namespace)
 	}{
 		"tuning":           {[]chained{tuning}, wantTuned},
 		"sbr":              {[]chained{{"type": "sbr"}}, wantMoved(true)},
@@ -143,11 +143,12 @@ const bothFamilies = `{"cniVersion":"1.1.0",
 	"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"2001:db8:1::5/64","gateway":"2001:db8:1::1"}],
 	"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.2.0.0/16","gw":"10.1.0.9"},{"dst":"::/0"},{"dst":"2001:db8:2::/64","gw":"2001:db8:1::9"}]}`
 
-// runChain is the life of an interface with a chain of plugins after this one.
+// runChain runs the life of an interface with a chain of later plugins.
 func runChain(
 	t *testing.T, bin string, chain []chained, see func(*testing.T, *netns.Namespace), undone bool,
 ) {
-	data := t.TempDir() // of tuning, which keeps there what was before
+	// The plugin tuning keeps the old values there.
+	data := t.TempDir()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
@@ -194,7 +195,7 @@ func wantTuned(t *testing.T, pod *netns.Namespace) {
 	}
 }
 
-// wantMoved is that all routes are in the main table, or none is.
+// wantMoved fails the test unless all routes are in the main table, or none is.
 func wantMoved(moved bool) func(*testing.T, *netns.Namespace) {
 	return func(t *testing.T, pod *netns.Namespace) {
 		t.Helper()

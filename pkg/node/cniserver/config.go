@@ -30,8 +30,8 @@ type netConf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 	DeviceID   string `json:"deviceID"`
-	Network    string `json:"network"` // of the xPU; "" is the pool's
-	MTU        int    `json:"mtu"`     // 0 is the network's or the netdev's
+	Network    string `json:"network"` // an XPUNetwork; "" for the pool's
+	MTU        int    `json:"mtu"`     // 0 for the network's, or the netdev's own
 	MAC        string `json:"mac"`
 	VLAN       *int   `json:"vlan"`
 	VLANQoS    *int   `json:"vlanQoS"`
@@ -43,7 +43,7 @@ type netConf struct {
 	LinkState  string `json:"link_state"`
 	IPAM       struct {
 		Type string `json:"type"`
-		// for type xpu: those of CNI; others have forms of their own
+		// Routes are CNI routes, for type xpu. Other types have formats of their own.
 		Routes json.RawMessage `json:"routes"`
 	} `json:"ipam"`
 
@@ -59,20 +59,19 @@ type netConf struct {
 			Options  []string `json:"options"`
 		} `json:"dns"`
 	} `json:"runtimeConfig"`
-	DNS        types.DNS        `json:"dns"` // that of the runtime, if it gives one
+	DNS        types.DNS        `json:"dns"` // from the runtime, if it passes any
 	PrevResult *json.RawMessage `json:"prevResult"`
-	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is
-	// valid.
+	// ValidAttachments is nil if the runtime passes no list, and empty if no attachment is valid.
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
-// invalid is the error for a configuration in which something is wrong.
+// invalid returns the error for a configuration that is not valid.
 func (n netConf) invalid(format string, args ...any) error {
 	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", short(n.Name),
 		fmt.Errorf(format, args...))
 }
 
-// cniRequest is a request about an interface, read and checked.
+// cniRequest is a parsed and checked request about an interface.
 type cniRequest struct {
 	wire.Request
 	conf   netConf
@@ -81,9 +80,12 @@ type cniRequest struct {
 	mac    function.MAC
 	vf     *function.VFConfig
 	prev   *types100.Result
-	ipam   addressing // the IPAM plugin's, or without one the addresses that the runtime asks for
+	// ipam is the result of the IPAM plugin, or without one, the addresses that the runtime asks
+	// for.
+	ipam ipConfig
 
-	function function.Function // what the inventory has of the device; not for CHECK
+	// function is the device as the inventory has it; not for CHECK.
+	function function.Function
 }
 
 // ownKeys are the keys of a network configuration that this project defines, for the agent and for
@@ -94,9 +96,9 @@ var ownKeys = []string{
 	"link_state", "timeout",
 }
 
-// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those
-// that Multus adds, those of sriov-cni that have no effect here, and the node's paths, which the
-// shim compares with its own.
+// otherKeys are allowed too. They are the keys that CNI defines for every plugin (SPEC.md, section
+// 1), keys that Multus adds, keys of sriov-cni that have no effect here, and the node's paths,
+// which the shim compares with its own.
 var otherKeys = []string{
 	"socket", "spoolDir",
 	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult",
@@ -106,8 +108,8 @@ var otherKeys = []string{
 }
 
 // unknownKeys returns the keys of a configuration that are neither defined nor allowed by the
-// administrator. A typo would leave the pod without what it asked for. Keys are compared without
-// regard to case, as they are decoded.
+// administrator. They are refused, because with a typo the pod would run without what it asked for.
+// Keys are compared without regard to case, like the JSON decoder does.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(config, &all) // decode returns the error
@@ -132,7 +134,8 @@ func decode(config json.RawMessage) (netConf, error) {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
 	}
 
-	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0") // what no version means in the specification
+	// a missing version means 0.1.0 in the specification
+	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0")
 	if dns := n.Runtime.DNS; len(dns.Servers)+len(dns.Searches)+len(dns.Options) > 0 {
 		n.DNS = types.DNS{Nameservers: dns.Servers, Search: dns.Searches, Options: dns.Options}
 	}
@@ -140,20 +143,21 @@ func decode(config json.RawMessage) (netConf, error) {
 	return n, nil
 }
 
-// jsonKinds are the JSON names of Go kinds that JSON names differently.
+// jsonKinds has the JSON names of Go kinds that JSON names differently.
 var jsonKinds = map[string]string{
 	"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list",
 }
 
-// parser is what the node adds to a request.
+// parser parses requests with the settings of the node.
 type parser struct {
-	allowed []string // unknown keys that network configurations may have
+	// allowed has unknown keys that network configurations may contain.
+	allowed []string
 	// auxiliary finds the SF with an auxiliary device of this name, such as "mlx5_core.sf.4". It
 	// may be nil.
 	auxiliary func(name string) (id function.ID, exists bool)
 }
 
-// parse reads a request about an interface. The error names everything that is wrong with the
+// parse parses a request about an interface. The error names everything that is wrong with the
 // configuration.
 func (p parser) parse(r wire.Request) (cniRequest, error) {
 	n, err := decode(r.Config)
@@ -176,9 +180,9 @@ func (p parser) parse(r wire.Request) (cniRequest, error) {
 		return cniRequest{}, n.invalid("%w", err)
 	}
 
-	if w.assigned() {
+	if w.usesAddressBook() {
 		w.ipam.addresses = ips
-		_, err := w.printed(nil)
+		_, err := w.ipamOutput(nil)
 		return w, err
 	}
 
@@ -190,14 +194,15 @@ func (p parser) parse(r wire.Request) (cniRequest, error) {
 	return w, err
 }
 
-// configuration reads the fields of the network configuration but the addresses.
+// configuration reads the fields of the network configuration, except the addresses.
 func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) {
 	n := w.conf
 	for i, key := range unknownKeys(w.Config, p.allowed) {
 		if i == maxUnknown {
 			break
 		}
-		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)",
+		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand "+
+			"there)",
 			short(key), strings.Join(ownKeys, ", "))
 	}
 
@@ -240,8 +245,8 @@ func (m *fieldErrors) add(format string, args ...any) {
 // made it, "sf" and a number (Documentation/driver-api/auxiliary_bus.rst).
 var auxiliaryName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}\.sf\.[0-9]{1,10}$`)
 
-// device reads the name that the device plugin or the DRA driver has for the Function, or the
-// kernel for an SF.
+// device parses the Function's name: a name of the device plugin or the DRA driver, or for an SF,
+// the kernel's name.
 func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, bool)) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's " +
@@ -303,8 +308,8 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol or
-// priority without a VLAN has no effect, and is refused unless it is the default.
+// vf returns what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol
+// or priority without a VLAN has no effect, and is refused unless it is the default.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
@@ -333,7 +338,7 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-// asWritten translates the field names of an InterfaceConfig in errors to those of the network
+// asWritten replaces the field names of an InterfaceConfig in errors by those of the network
 // configuration.
 var asWritten = strings.NewReplacer(
 	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust",
@@ -341,7 +346,7 @@ var asWritten = strings.NewReplacer(
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
 )
 
-// onOff reads a word that may be on or off, or "" for neither.
+// onOff parses a word that may be on or off, or "" for neither.
 func (m *fieldErrors) onOff(field, word string) *bool {
 	value, known := map[string]*bool{
 		"": nil, "on": new(true), "off": new(false),
@@ -352,7 +357,7 @@ func (m *fieldErrors) onOff(field, word string) *bool {
 	return value
 }
 
-// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". It ignores unknown keys.
+// parseArgs parses CNI_ARGS: "KEY=value;KEY=value". It ignores unknown keys.
 func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
 		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name,

@@ -25,7 +25,7 @@ var comparePrefixes = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool {
 		return a == b
 	}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.AllowUnexported(cniRequest{}, addressing{}),
+	cmp.AllowUnexported(cniRequest{}, ipConfig{}),
 }
 
 func TestParse(t *testing.T) {
@@ -103,7 +103,7 @@ func TestParse(t *testing.T) {
 			must.Succeed(t, err)
 			want := minimal
 			test.want(&want)
-			// The rest of the configuration is in other fields, checked.
+			// The rest of the configuration is in other fields, which are checked.
 			c := got.conf
 			got.Request, got.conf = wire.Request{}, netConf{
 				CNIVersion: c.CNIVersion, Name: c.Name, Network: c.Network, MTU: c.MTU, DNS: c.DNS,
@@ -244,8 +244,7 @@ func TestParseIPAM(t *testing.T) {
 	}
 }
 
-// A configuration is either refused with a code, or leads to an interface that the kernel could
-// take.
+// A configuration is either refused with a code, or leads to an interface that the kernel accepts.
 func FuzzParse(f *testing.F) {
 	f.Add(
 		[]byte(
@@ -279,7 +278,7 @@ func FuzzParse(f *testing.F) {
 		w, err := parser{
 			auxiliary: sf,
 		}.parse(wire.Request{Command: wire.Add, Config: config, Args: args})
-		if reply := failed(types.ErrInternal,
+		if reply := errorReply(types.ErrInternal,
 			either(err)); len(reply.Error.Error()) > maxError+100 {
 			t.Errorf("an error of %d bytes", len(reply.Error.Error()))
 		}
@@ -308,13 +307,13 @@ func FuzzParse(f *testing.F) {
 		if err == nil && !json.Valid(raw) {
 			t.Errorf("result %q", raw)
 		}
-		if refused := w.checkResult(a); refused == nil && err != nil && !w.assigned() {
+		if refused := w.checkResult(a); refused == nil && err != nil && !w.usesAddressBook() {
 			t.Errorf("was not refused, and has no result: %v", err)
 		}
 	})
 }
 
-// What an IPAM plugin says is refused, or can be attached and shown.
+// The result of an IPAM plugin is either refused, or can be attached and returned.
 func FuzzIPAM(f *testing.F) {
 	f.Add([]byte(ipamResult))
 	f.Add(
@@ -347,7 +346,7 @@ func FuzzIPAM(f *testing.F) {
 	})
 }
 
-// A request is read or refused, whatever the socket or a file of the spool has.
+// A request is read or refused, whatever the socket or a file of the spool contains.
 func FuzzRequest(f *testing.F) {
 	f.Add(
 		[]byte(
@@ -366,7 +365,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// TestUnknownKeys: a typo is told, and what belongs to others is not taken for one.
+// TestUnknownKeys: a typo is reported, and keys of other programs are accepted.
 func TestUnknownKeys(t *testing.T) {
 	for config, want := range map[string][]string{
 		`{"deviceID":"0000:3b:02.1","vlna":100}`:              {"vlna"},
@@ -389,7 +388,7 @@ func TestUnknownKeys(t *testing.T) {
 	}
 }
 
-// either is the error, or one if there is none.
+// either returns the error, or a fixed error if it is nil.
 func either(err error) error {
 	if err == nil {
 		return errRefused

@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// TestDeviceInfoOfNow: the device info is that of the Function after its last owner has given it
-// back.
+// TestDeviceInfoOfNow: the device info describes the Function as it is after its last owner has
+// released it.
 func TestDeviceInfoOfNow(t *testing.T) {
 	c, s := newCard(t)
 	before, now := c.function, c.function
@@ -33,7 +33,7 @@ func TestDeviceInfoOfNow(t *testing.T) {
 		return now, true
 	}
 
-	reply := s.answer(t.Context(),
+	reply := s.handle(t.Context(),
 		addVF("c1", map[string]any{"runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}}),
 		nil)
 	checkCode(t, reply, 0)

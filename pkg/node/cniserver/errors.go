@@ -13,28 +13,34 @@ import (
 
 // Codes of errors that the CNI specification has no code for.
 const (
-	// the shim speaks another version of the contract; the request was not looked at
-	CodeVersion    uint = 100 + iota
-	CodeNoFunction      // the node does not have the Function, or no longer has it
-	CodeNotOffered      // no pool with publish: DevicePlugin has the Function
-	CodeTaken           // another pod, claim or interface has the Function
-	// the xPU does not serve the Function; the message has the xPU's reason
+	// CodeVersion: the shim uses another version of the protocol. The request was not read.
+	CodeVersion uint = 100 + iota
+	// CodeNoFunction: the node does not have the Function, or no longer has it.
+	CodeNoFunction
+	// CodeNotOffered: no pool with publish: DevicePlugin has the Function.
+	CodeNotOffered
+	// CodeTaken: another pod, claim or interface has the Function.
+	CodeTaken
+	// CodeProvision: the xPU does not serve the Function. The message has the xPU's reason.
 	CodeProvision
-	// the Function could not be configured as the pod wants; it is on the host again
+	// CodeAttach: the Function could not be configured as the pod asks. It is on the host again.
 	CodeAttach
-	CodeRelease // the Function is not back yet; DEL and GC are to be repeated
-	CodeCheck   // the interface is not what was attached
-	CodeJournal // the request could not be written down; nothing was done
+	// CodeRelease: the Function is not back yet. DEL and GC have to be repeated.
+	CodeRelease
+	// CodeCheck: the interface differs from what was attached.
+	CodeCheck
+	// CodeJournal: the request could not be written to the journal. Nothing was done.
+	CodeJournal
 )
 
-// fail makes an error with a code. The message is formatted as by [fmt.Errorf].
+// fail returns an error with a code. The message is formatted as by [fmt.Errorf].
 func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
 }
 
-// failed makes the reply for an error, with the code for an error that has none. Its text may have
-// what a tenant wrote, and is cut where it is long.
-func failed(code uint, err error) wire.Reply {
+// errorReply returns the reply for an error. An error without a code gets the given code. Long
+// texts are cut, because they may contain text of a tenant.
+func errorReply(code uint, err error) wire.Reply {
 	coded, ok := errors.AsType[*types.Error](err)
 	if !ok {
 		coded = &types.Error{Code: code, Msg: err.Error()}

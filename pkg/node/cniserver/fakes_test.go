@@ -26,18 +26,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF.
-// The lifecycle and its journal are real.
+// card stands for what a machine without VFs cannot have: the engine and the kernel of a node with
+// one VF. The lifecycle and its journal are real.
 type card struct {
 	*journal.Journal
 	function   function.Function
 	alive      bool
 	attachErr  error
 	restoreErr error
-	attached   function.Interface // what Attach was asked for
-	restored   int
-	options    lifecycle.Options
-	prepare    func() // called after a request reserved the Function, where set
+	// attached is the interface that Attach was called with.
+	attached function.Interface
+	restored int
+	options  lifecycle.Options
+	// prepare, if set, is called after a request reserved the Function.
+	prepare func()
 }
 
 func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
@@ -108,13 +110,13 @@ func (j preparing) Put(a journal.Attachment) error {
 	return err
 }
 
-// lifecycle makes the card's lifecycle, with its options as they are now.
+// lifecycle returns a lifecycle with the card's current options.
 func (c *card) lifecycle() *lifecycle.Manager {
 	c.options.BootID = "boot-1"
 	return lifecycle.New(preparing{c.Journal, c}, c, c, c.options, logr.Discard())
 }
 
-// inventoryOf makes the card the inventory, whose Get is another one.
+// inventoryOf makes the card an inventory, because the card has another method Get.
 type inventoryOf struct{ *card }
 
 func (i inventoryOf) Get(id function.ID) (function.Function, bool) {
@@ -151,7 +153,7 @@ func addVF(container string, config map[string]any) wire.Request {
 	return r
 }
 
-// check is that a reply has the code, 0 for success.
+// checkCode fails the test unless a reply has the code, 0 for success.
 func checkCode(t *testing.T, reply wire.Reply, code uint) {
 	t.Helper()
 	if reply.Error == nil && code != 0 || reply.Error != nil && reply.Error.Code != code {
@@ -166,7 +168,7 @@ func TestVF(t *testing.T) {
 			"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"},
 		})
 
-	reply := s.answer(t.Context(), add, nil)
+	reply := s.handle(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{
 		Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)},
@@ -186,22 +188,22 @@ func TestVF(t *testing.T) {
 	}
 
 	c.alive = true
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
+	checkCode(t, s.handle(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	c.alive = false
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), 0)
+	checkCode(t, s.handle(t.Context(), addVF("c2", nil), nil), 0)
 	if a, _ := c.Journal.Get(vf); a.Sandbox != "c2" || c.restored != 1 {
 		t.Errorf("restored %d times, record %+v", c.restored, a)
 	}
 }
 
-// Functions that a program has instead of the kernel get what the PF can give them; the rest is in
-// the result.
+// A Function with a driver for userspace programs gets the settings that the PF can enforce. The
+// result has the rest.
 func TestUserspace(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
 	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
 	add.IPAM = []byte(ipamResult)
-	reply := s.answer(t.Context(), add, nil)
+	reply := s.handle(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 
 	want := function.Interface{
@@ -219,7 +221,7 @@ func TestUserspace(t *testing.T) {
 	}
 
 	c.alive = true
-	checkCode(t, s.answer(t.Context(), add, nil), 0)
+	checkCode(t, s.handle(t.Context(), add, nil), 0)
 }
 
 func TestFailures(t *testing.T) {
@@ -276,7 +278,7 @@ func TestFailures(t *testing.T) {
 			c, s := newCard(t)
 			s.AddTimeout = 50 * time.Millisecond
 			test.arrange(t, c)
-			checkCode(t, s.answer(t.Context(), test.request, nil), test.code)
+			checkCode(t, s.handle(t.Context(), test.request, nil), test.code)
 		})
 	}
 }
@@ -306,7 +308,8 @@ func TestOver(t *testing.T) {
 	}
 }
 
-// What nobody enforces for a Function of its kind is refused; an eswitch limits the rate of an SF.
+// Settings that nothing enforces for a Function of its kind are refused. An eswitch limits the rate
+// of an SF.
 func TestNeedsVF(t *testing.T) {
 	rate, vlan := &function.VFConfig{MaxTxRate: new(100)}, &function.VFConfig{
 		VLAN: new(100), MaxTxRate: new(100),
@@ -332,7 +335,7 @@ func TestNeedsVF(t *testing.T) {
 			a := cniRequest{
 				device: vf, vf: test.vf, function: function.Function{ID: vf, Kind: test.kind},
 			}
-			err := a.needsVF()
+			err := a.checkVF()
 			if test.says == "" && err != nil || test.says != "" &&
 				(err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)
@@ -341,12 +344,12 @@ func TestNeedsVF(t *testing.T) {
 	}
 }
 
-// A refusal names the fields as the network configuration has them.
+// A refusal uses the field names of the network configuration.
 func TestRefusalIsAsWritten(t *testing.T) {
 	c, s := newCard(t)
 	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 " +
 		"proto 802.1ad for VF 1")
-	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}), nil)
+	reply := s.handle(t.Context(), addVF("c1", map[string]any{"vlan": 100}), nil)
 	checkCode(t, reply, CodeAttach)
 	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto " +
 		"802.1ad"; !strings.Contains(reply.Error.Msg, want) {
@@ -354,8 +357,8 @@ func TestRefusalIsAsWritten(t *testing.T) {
 	}
 }
 
-// TestForbidden: a network configuration sets no privileged field that the DevicePool does not
-// allow, and nothing is reserved for one that does. Without a network, addresses are the pod's own.
+// TestForbidden: a network configuration cannot set a privileged field that the DevicePool does not
+// allow, and reserves nothing. Without a network, addresses are not privileged.
 func TestForbidden(t *testing.T) {
 	runtime := func(key string, value any) map[string]any {
 		return map[string]any{"runtimeConfig": map[string]any{key: value}}
@@ -396,7 +399,7 @@ func TestForbidden(t *testing.T) {
 				Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
 			}, true}
 
-			reply := s.answer(t.Context(), addVF("c1", test.config), nil)
+			reply := s.handle(t.Context(), addVF("c1", test.config), nil)
 			if test.says == "" {
 				checkCode(t, reply, 0)
 				return
@@ -413,8 +416,8 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// TestAddressesOfClaim: a claim has its addresses. A network configuration for its Function
-// replaces them only where the DevicePool allows it, and never by the network's address book.
+// TestAddressesOfClaim: a network configuration replaces a claim's addresses only if the DevicePool
+// allows it, and never by the network's address book.
 func TestAddressesOfClaim(t *testing.T) {
 	for name, test := range map[string]struct {
 		config map[string]any
@@ -444,7 +447,7 @@ func TestAddressesOfClaim(t *testing.T) {
 
 			add := addVF("c1", test.config)
 			add.Args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1"
-			reply := s.answer(t.Context(), add, nil)
+			reply := s.handle(t.Context(), add, nil)
 			checkCode(t, reply, uint(types.ErrInvalidNetworkConfig))
 			if !strings.Contains(reply.Error.Msg, test.says) {
 				t.Errorf("message %q, want %q in it", reply.Error.Msg, test.says)

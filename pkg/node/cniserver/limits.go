@@ -16,26 +16,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Bounds of what a network configuration, a pod's annotation or an IPAM plugin may ask for, and of
-// what is kept of it.
+// Limits of what a network configuration, a pod's annotation or an IPAM plugin may ask for, and of
+// what the agent stores.
 const (
 	maxAddresses = 64       // of an interface
 	maxRoutes    = 256      // of an interface
 	maxIPAM      = 64 << 10 // bytes of an IPAM plugin's result, which the journal keeps
-	// bytes of the network configuration's name, as of a NetworkAttachmentDefinition
+	// bytes of the network configuration's name, like the name of a NetworkAttachmentDefinition
 	maxName      = 253
 	maxNamespace = 63   // bytes of a namespace (RFC 1123 label)
 	maxPodName   = 253  // bytes of a pod's name (RFC 1123 subdomain)
-	maxPodUID    = 128  // bytes of a pod's UID, which has 36 as a rule
+	maxPodUID    = 128  // bytes of a pod's UID, which usually has 36
 	maxRuntime   = 4096 // bytes of CNI_CONTAINERID, CNI_IFNAME and CNI_NETNS: PATH_MAX of Linux
 	maxUnknown   = 8    // unknown keys that an error names
 	// bytes of an error's message, which is logged and becomes a pod's event
 	maxError = 4096
-	// answerSpace are the bytes of a reply beside its result.
+	// answerSpace is the number of bytes that a reply has besides its result.
 	answerSpace = 16 << 10
 )
 
-// limits adds an error for everything in a network configuration that is larger than its bound.
+// limits adds an error for every part of a network configuration that exceeds its limit.
 func (m *fieldErrors) limits(n netConf, routes json.RawMessage, ipam json.RawMessage) {
 	if len(n.Name) > maxName {
 		m.add("name: has %d bytes, at most %d are allowed", len(n.Name), maxName)
@@ -86,7 +86,7 @@ func checkPod(pod journal.Pod) error {
 	return nil
 }
 
-// checkLengths refuses what a runtime does not send.
+// checkLengths refuses values that are longer than any runtime sends.
 func checkLengths(r wire.Request) error {
 	for name, value := range map[string]string{
 		"CNI_CONTAINERID": r.ContainerID, "CNI_IFNAME": r.IfName, "CNI_NETNS": r.NetNS,
@@ -99,7 +99,7 @@ func checkLengths(r wire.Request) error {
 	return nil
 }
 
-// notServed are the capability arguments of the CNI conventions that are refused, each with what to
+// notServed has the capability arguments of the CNI conventions that are refused, each with what to
 // do instead.
 var notServed = map[string]string{
 	"bandwidth": "limit what the pod sends by max_tx_rate, and leave bandwidth out of the " +
@@ -111,15 +111,16 @@ var notServed = map[string]string{
 	"aliases": "give the pod's address a name by a Service",
 }
 
-// served are the capability arguments that are used, by the agent or by the shim, and those that
-// only tell a plugin something that is not needed here.
+// served has the capability arguments that are used by the agent or the shim, and arguments that
+// only inform plugins, and are not needed here.
 var served = []string{
 	"mac", "ips", "deviceID", "CNIDeviceInfoFile", "dns", "cgroupPath",
 	"io.kubernetes.cri.pod-annotations",
 }
 
-// capabilities adds an error for every capability argument that has a value and no effect: the pod
-// would run without what it asked for. ipRanges are for the IPAM plugin, if there is one.
+// capabilities adds an error for every capability argument that has a value and no effect, because
+// the pod would run without what it asked for. ipRanges is allowed if there is an IPAM plugin,
+// because it is meant for that plugin.
 func (m *fieldErrors) capabilities(config json.RawMessage, ipam string, allowed []string) {
 	var runtime struct {
 		Config map[string]json.RawMessage `json:"runtimeConfig"`
@@ -130,13 +131,13 @@ func (m *fieldErrors) capabilities(config json.RawMessage, ipam string, allowed 
 		known = append(known, "ipRanges")
 	}
 
-	told := 0
+	unserved := 0
 	for _, key := range slices.Sorted(maps.Keys(runtime.Config)) {
 		isKey := func(k string) bool { return strings.EqualFold(k, key) }
 		if slices.ContainsFunc(known, isKey) || empty(runtime.Config[key]) {
 			continue
 		}
-		if told++; told > maxUnknown {
+		if unserved++; unserved > maxUnknown {
 			return
 		}
 
@@ -149,12 +150,12 @@ func (m *fieldErrors) capabilities(config json.RawMessage, ipam string, allowed 
 	}
 }
 
-// empty says whether a JSON value has nothing in it.
+// empty reports whether a JSON value is empty.
 func empty(value json.RawMessage) bool {
 	return slices.Contains([]string{"null", `""`, "[]", "{}", "false", "0"}, string(value))
 }
 
-// short is a text as an error shows it.
+// short returns a text, cut for display in an error.
 func short(text string) string {
 	const most = 64
 	if len(text) <= most {
@@ -163,7 +164,7 @@ func short(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// bounded is a message that is not longer than [maxError].
+// bounded returns a message, cut to [maxError] bytes.
 func bounded(message string) string {
 	if len(message) <= maxError {
 		return message

@@ -18,11 +18,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// refusal is the message of an ADD that must be refused before anything is reserved or attached.
+// refusal returns the error of an ADD that must be refused before anything is reserved or attached.
 func refusal(t *testing.T, add wire.Request) *types.Error {
 	t.Helper()
 	c, s := newCard(t)
-	reply := s.answer(t.Context(), add, nil)
+	reply := s.handle(t.Context(), add, nil)
 	if reply.Error == nil {
 		t.Fatal("it was attached")
 	}
@@ -33,8 +33,8 @@ func refusal(t *testing.T, add wire.Request) *types.Error {
 	return reply.Error
 }
 
-// TestVersionsWithoutAddresses: versions before 0.3 have no result without an address, and no
-// cniVersion means 0.1.0.
+// TestVersionsWithoutAddresses: versions before 0.3 have no result without an address, and a
+// missing cniVersion means 0.1.0.
 func TestVersionsWithoutAddresses(t *testing.T) {
 	for _, version := range []any{nil, "", "0.1.0", "0.2.0"} {
 		said := refusal(t, addVF("c1", map[string]any{"cniVersion": version}))
@@ -57,7 +57,7 @@ func TestVersionsWithoutAddresses(t *testing.T) {
 			if strings.HasPrefix(name, "none") {
 				add.IPAM = json.RawMessage(ipamResult)
 			}
-			checkCode(t, s.answer(t.Context(), add, nil), 0)
+			checkCode(t, s.handle(t.Context(), add, nil), 0)
 		})
 	}
 
@@ -74,7 +74,8 @@ func TestCapabilities(t *testing.T) {
 	for name, test := range map[string]struct {
 		runtime map[string]any
 		ipam    string
-		says    string // "" if it is taken
+		// says is part of the error, "" if the argument is accepted.
+		says string
 	}{
 		"infinibandGUID": {
 			runtime: map[string]any{"infinibandGUID": "c2:11:22:33:44:55:66:77"},
@@ -123,17 +124,18 @@ func TestCapabilities(t *testing.T) {
 			}
 
 			_, s := newCard(t)
-			checkCode(t, s.answer(t.Context(), add, nil), 0)
+			checkCode(t, s.handle(t.Context(), add, nil), 0)
 		})
 	}
 }
 
-// TestDNSOfTheRuntime is in the result, unless the IPAM plugin has its own.
+// TestDNSOfTheRuntime: the result has the runtime's DNS settings, unless the IPAM plugin returns
+// its own.
 func TestDNSOfTheRuntime(t *testing.T) {
 	_, s := newCard(t)
 	dns := map[string]any{"servers": []string{"10.0.0.10"}, "searches": []string{"svc"},
 		"options": []string{"ndots:5"}}
-	reply := s.answer(t.Context(),
+	reply := s.handle(t.Context(),
 		addVF("c1", map[string]any{"runtimeConfig": map[string]any{"dns": dns}}), nil)
 	checkCode(t, reply, 0)
 	want := types.DNS{
@@ -144,8 +146,8 @@ func TestDNSOfTheRuntime(t *testing.T) {
 	}
 }
 
-// TestLimits: whatever a tenant can make large is refused before anything is touched, with a short
-// message.
+// TestLimits: everything that a tenant can make large is refused before anything is changed, with a
+// short message.
 func TestLimits(t *testing.T) {
 	many := func(n int, format string) (all []string) {
 		for i := range n {
@@ -221,7 +223,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestDELNeedsNoConfiguration: a container's interface is given back whatever the configuration is.
+// TestDELNeedsNoConfiguration: a container's interface is released whatever the configuration is.
 func TestDELNeedsNoConfiguration(t *testing.T) {
 	for name, config := range map[string]string{
 		"none": "", "null": "null", "text": `"x"`, "wrong": `{"vlan":"x","cniVersion":7}`,
@@ -250,12 +252,12 @@ func TestAuxiliaryDevice(t *testing.T) {
 	}
 	s.Auxiliary = func(name string) (function.ID, bool) { return sf, name == c.function.AuxDevice }
 	checkCode(t,
-		s.answer(t.Context(), addVF("c1", map[string]any{"deviceID": "mlx5_core.sf.4"}), nil), 0)
+		s.handle(t.Context(), addVF("c1", map[string]any{"deviceID": "mlx5_core.sf.4"}), nil), 0)
 	if a, _ := c.Journal.Get(sf); a.State != journal.Attached {
 		t.Errorf("record %+v", a)
 	}
 
-	reply := s.answer(t.Context(), addVF("c2", map[string]any{"deviceID": "mlx5_core.sf.5"}), nil)
+	reply := s.handle(t.Context(), addVF("c2", map[string]any{"deviceID": "mlx5_core.sf.5"}), nil)
 	checkCode(t, reply, types.ErrInvalidNetworkConfig)
 	if !strings.Contains(reply.Error.Msg,
 		"deviceID: no SF of this node has the auxiliary device mlx5_core.sf.5") {

@@ -57,7 +57,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	}
 }
 
-// commands are the commands that a request may have.
+// commands has the commands that a request may have.
 var commands = []wire.Command{
 	wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result,
 }

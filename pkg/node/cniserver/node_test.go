@@ -33,7 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// node is a host with Functions, and a server on it that can be ended and started again.
+// node is a host with Functions, and a server that can be ended and started again.
 type node struct {
 	*lifecycletest.Node
 	t         testing.TB
@@ -78,13 +78,13 @@ func newNode(t testing.TB, functions int) *node {
 	return n
 }
 
-// Get makes the node the inventory.
+// Get makes the node an inventory.
 func (n *node) Get(id function.ID) (function.Function, bool) {
 	f, ok := n.functions[id]
 	return f, ok
 }
 
-// Pools makes it the tracker of pools.
+// Pools makes the node a tracker of pools.
 func (n *node) Pools() ([]pool.Pool, bool) { return n.pools, n.pools != nil }
 
 func (n *node) PoolOf(id function.ID) (pool.Pool, bool) { return poolOf(n.pools, id) }
@@ -100,7 +100,7 @@ func poolOf(pools []pool.Pool, id function.ID) (pool.Pool, bool) {
 	return pool.Pool{}, false
 }
 
-// start runs an agent until stop is called.
+// start starts an agent, which runs until stop is called.
 func (n *node) start() (r *running, stop func()) {
 	n.t.Helper()
 	queue := &hooks{xpu: n.xpuAgent}
@@ -132,7 +132,7 @@ func (n *node) run(f func(r *running)) {
 	f(r)
 }
 
-// serve runs the server itself as well.
+// serve runs the server too.
 func (n *node) serve(f func(r *running)) {
 	n.t.Helper()
 	n.run(func(r *running) {
@@ -145,7 +145,7 @@ func (n *node) serve(f func(r *running)) {
 	})
 }
 
-// call asks over the socket, as the shim does.
+// call sends a request over the socket, as the shim does.
 func (r *running) call(request wire.Request) (wire.Reply, error) {
 	request.Version = wire.Version
 	if request.Config == nil {
@@ -154,10 +154,10 @@ func (r *running) call(request wire.Request) (wire.Reply, error) {
 	return wire.Call(r.node.t.Context(), r.Path, request)
 }
 
-// must asks directly, and ends the test if the answer is an error.
+// must handles a request directly, and ends the test if the reply is an error.
 func (r *running) must(request wire.Request) wire.Reply {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request, nil)
+	reply := r.handle(r.node.t.Context(), request, nil)
 	if reply.Error != nil {
 		r.node.t.Fatalf("%s: %v (code %d)", request.Command, reply.Error, reply.Error.Code)
 	}
@@ -166,7 +166,7 @@ func (r *running) must(request wire.Request) wire.Reply {
 
 func (r *running) mustFail(request wire.Request, code uint, want string) {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request, nil)
+	reply := r.handle(r.node.t.Context(), request, nil)
 	if reply.Error == nil || reply.Error.Code != code ||
 		!strings.Contains(reply.Error.Error(), want) {
 		r.node.t.Errorf("%s: error %+v, want code %d and %q", request.Command, reply.Error,
@@ -174,7 +174,7 @@ func (r *running) mustFail(request wire.Request, code uint, want string) {
 	}
 }
 
-// settled waits until nothing is being released.
+// settled waits until no Function is being released.
 func (r *running) settled() {
 	r.node.t.Helper()
 	for _, a := range r.Journal.All() {
@@ -185,7 +185,7 @@ func (r *running) settled() {
 	}
 }
 
-// checkFree is that the Function is as it was before, on both sides.
+// checkFree fails the test unless the Function is as it was before, on both sides.
 func (r *running) checkFree(i int, was netdev.Snapshot) {
 	r.node.t.Helper()
 	r.settled()
@@ -198,8 +198,8 @@ func (r *running) checkFree(i int, was netdev.Snapshot) {
 	r.node.WantAsBefore(i, was)
 }
 
-// request is a request about a Function for a container. config has members that replace or join
-// the usual ones.
+// request returns a request about a Function for a container. config has members that replace or
+// extend the usual ones.
 func request(
 	command wire.Command, i int, container string, ns *netns.Namespace, config map[string]any,
 ) wire.Request {
@@ -230,14 +230,15 @@ func with(r wire.Request, change func(*wire.Request)) wire.Request {
 const ipamResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}],
 	"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.2.0.0/16","gw":"10.1.0.9"}],"dns":{"nameservers":["10.1.0.53"]}}`
 
-// xpuAgent plays a provisioner.
+// xpuAgent stands for a provisioner.
 type xpuAgent struct {
 	mutex     sync.Mutex
 	ports     map[function.ID]journal.Attachment
 	mtu       int
 	addresses []netip.Prefix
 	err       error
-	// where set, Provision tells here that it came and then waits for the end of its context
+	// entered, if set, receives a value when Provision is called. Provision then waits for the end
+	// of its context.
 	entered chan struct{}
 	calls   int
 }
@@ -255,8 +256,8 @@ func (x *xpuAgent) Provision(
 	defer x.mutex.Unlock()
 
 	x.calls++
-	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it
-	// got.
+	// The provisioner has read this. It is kept even if the answer is an error, because an agent
+	// that failed may have done part of it.
 	x.ports[a.Function] = journal.Attachment{
 		Function: a.Function, PF: a.PF, Pod: a.Pod, Port: a.Port,
 	}
@@ -279,7 +280,7 @@ func (x *xpuAgent) port(id function.ID) (journal.Attachment, bool) {
 	return a, ok
 }
 
-// hooks delete Ports, a moment after the release.
+// hooks deletes Ports, a moment after the release.
 type hooks struct {
 	journal *journal.Journal
 	xpu     *xpuAgent
@@ -300,23 +301,23 @@ func (h *hooks) Add(id function.ID) {
 		defer h.mutex.Unlock()
 		a, _ := h.journal.Get(id)
 		if !a.Restored() {
-			return // it was added twice
+			return // the Function was added twice
 		}
 		_ = h.xpu.Deprovision(context.Background(), a)
-		_ = h.journal.Delete(id) // not an event: it is no part of the request
+		_ = h.journal.Delete(id) // not an event, because it is not part of the request
 	})
 }
 
-// reporter counts.
+// reporter counts reports.
 type reporter struct {
-	mutex sync.Mutex
-	told  []journal.Claim
+	mutex    sync.Mutex
+	reported []journal.Claim
 }
 
 func (r *reporter) Report(c journal.Claim) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	r.told = append(r.told, c)
+	r.reported = append(r.reported, c)
 }
 
 func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
@@ -328,8 +329,8 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	return l
 }
 
-// crashes runs what an agent does and ends the agent at the given event. It says whether there were
-// so many.
+// crashes runs what an agent does and ends the agent at the given event. It returns false if there
+// were fewer events.
 func (n *node) crashes(at int, do func(r *running)) (crashed bool) {
 	r, stop := n.start()
 	defer stop()

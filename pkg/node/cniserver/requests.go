@@ -22,9 +22,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends the container's attachments as the interface, but those for which except is true. It
-// succeeds if there is none. It does not read the configuration, which may have gone with the
-// namespace.
+// del ends the container's attachments as the interface, except those for which except returns
+// true. It succeeds if there is none. It does not read the configuration, which may have been
+// deleted with the namespace.
 func (s *Server) del(
 	ctx context.Context, r wire.Request, except func(journal.Attachment) bool,
 ) error {
@@ -40,10 +40,11 @@ func (s *Server) del(
 	return nil
 }
 
-// since is true for attachments that were made after the runtime asked: the request cannot mean
-// them. The time since the boot decides, as the clock may be set in between; and the clock does for
-// a request of an older shim and a record of an older agent, which do not have that time.
-func (s *Server) since(r wire.Request) func(journal.Attachment) bool {
+// madeAfter returns a function that reports whether an attachment was made after the runtime's
+// request, so that the request cannot concern it. It compares times since the boot, because the
+// clock may be set in between. It compares clock times if the request is from an older shim, or the
+// record from an older agent, which do not have that time.
+func (s *Server) madeAfter(r wire.Request) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool {
 		if after, known := a.Made.After(r.Asked, s.BootID); known {
 			return after
@@ -69,7 +70,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 
 	valid := func(a journal.Attachment) bool {
 		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
-		return a.CNI.Network != n.Name || s.since(r)(a) ||
+		return a.CNI.Network != n.Name || s.madeAfter(r)(a) ||
 			slices.Contains(n.ValidAttachments, attachment) ||
 			s.adds.Held(attachment) // an ADD that came after the list was made
 	}
@@ -88,9 +89,9 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	return nil
 }
 
-// check compares the interface with the journal, but MAC, addresses and routes with what the
-// runtime kept: the result of the last plugin of the chain, which may have changed them (CNI
-// specification, section CHECK).
+// check compares the interface with the journal. If the runtime kept the result of the last plugin
+// of the chain, MAC, addresses and routes are compared with that result, because later plugins may
+// have changed them (CNI specification, section CHECK).
 func (s *Server) check(ctx context.Context, a cniRequest) error {
 	if _, err := s.attachedFor(a); err != nil {
 		return err
@@ -113,9 +114,9 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 	return nil
 }
 
-// expectPrevious makes the result that the runtime kept what is expected of the interface.
-// Addresses and routes that are not in it, although the interface had them, were taken away by a
-// later plugin. An interface that is not in it belongs to another one by now, such as a bond.
+// expectPrevious changes what is expected of the interface to the result that the runtime kept. If
+// addresses or routes of the interface are missing in the result, a later plugin removed them. If
+// the interface is missing, it belongs to another interface now, such as a bond.
 func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	had := is.Expected.Addresses
 	is.Expected = netdev.Expected{}
@@ -141,15 +142,15 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 
 	for _, ip := range prev.IPs {
 		address, ok := netaddr.FromIPNet(&ip.Address)
-		ours := ip.Interface == nil || *ip.Interface == index
-		if ok && ours && slices.Contains(had, address) {
+		own := ip.Interface == nil || *ip.Interface == index
+		if ok && own && slices.Contains(had, address) {
 			is.Expected.Addresses = append(is.Expected.Addresses, address)
 		}
 	}
 }
 
-// address gives an interface that ADD attached the addresses of an IPAM plugin that needed the
-// interface first.
+// address adds the addresses of an IPAM plugin that needed the interface first to an attached
+// interface.
 func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if a.ipam.result == nil {
 		return record, a.conf.invalid("no result of an IPAM plugin")
@@ -157,7 +158,7 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	have, _ := s.Journal.Get(a.device)
-	if err := s.mayAsk(a, have); err != nil {
+	if err := s.checkPrivileged(a, have); err != nil {
 		return record, err
 	}
 

@@ -33,7 +33,7 @@ func TestResult(t *testing.T) {
 	})
 }
 
-// TestResultsWithNull: lists of a result may have null in JSON, which the conversions of
+// TestResultsWithNull: lists of a result may be null in JSON, which the conversions of
 // containernetworking/cni do not survive.
 func TestResultsWithNull(t *testing.T) {
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {

@@ -16,9 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the
-// addresses, because an IPAM plugin may give other addresses each time.
-func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
+// checkRepeated refuses a second ADD that asks for something else than the first one. It ignores
+// the addresses, because an IPAM plugin may give other addresses each time.
+func (s *Server) checkRepeated(a cniRequest, have journal.Attachment) error {
 	there, err := s.Lifecycle.IsIn(have, a.NetNS)
 	if err != nil {
 		return fail(types.ErrIOFailure, "Function %s: CNI_NETNS: %w", a.device, err)
@@ -42,12 +42,12 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 		i.MAC = have.Interface.MAC
 	}
 
-	// the network limits it
+	// the network limits the MTU
 	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU {
 		i.MTU = have.Interface.MTU
 	}
 
-	// The Function may belong to another pool by now, and the pool may have another network.
+	// The Function may belong to another pool now, and the pool may have another network.
 	samePort := a.conf.Network == "" || have.Port != nil &&
 		reservation.Port.Network == have.Port.Network && reservation.Port.MAC == have.Port.MAC
 	if samePort && reflect.DeepEqual(i, have.Interface) {
@@ -59,7 +59,7 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 			"DEL must come before an ADD that changes it", a.device, a.IfName)
 }
 
-// reservation returns the record that the request asks for, given the present record.
+// reservation returns the record that the request asks for, given the current record.
 func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
 	r := journal.Attachment{
 		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName,
@@ -78,7 +78,7 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	}
 
 	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
-		// The program in the pod sets MTU and addresses; the CNI result says which.
+		// The program in the pod sets MTU and addresses, which it finds in the CNI result.
 		r.Interface = function.Interface{
 			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
 		}
@@ -91,7 +91,7 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	return r, nil
 }
 
-// ofResource completes the reservation of a Function that the device plugin handed out. The Port
+// ofResource completes the reservation of a Function that the device plugin allocated. The Port
 // that Allocate asked for stays, unless the configuration names another network or MAC.
 func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	r.Resource, r.Setup = have.Resource, have.Setup
@@ -106,29 +106,29 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 	p, inPool := s.Pools.PoolOf(a.device)
 	if inPool {
 		port.DevicePool = cmp.Or(port.DevicePool, p.Name)
-		// also where the pool was moved to DRA since
+		// even if the pool was moved to DRA after the allocation
 		port.Network = cmp.Or(port.Network, p.Spec.Network)
 		if r.Setup == nil {
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
 
-	// Its pool may name a network. Pools are not known at the start, and for a moment after a card
-	// came back.
+	// The Function's pool may name a network. Pools are not known at the start, and for a moment
+	// after a card came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
 		return fail(types.ErrTryAgainLater,
 			"Function %s: pools have not been read yet since it came", a.device)
 	}
 
-	// The resource stays empty if the kubelet gave the Function to no pod; package health reports
-	// that.
+	// The resource stays empty if the kubelet gave the Function to no pod. Package health reports
+	// such Functions.
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
 		return fail(CodeNotOffered,
 			"Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 				"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
 
-	port.AssignAddresses = a.assigned()
+	port.AssignAddresses = a.usesAddressBook()
 	if port.AssignAddresses {
 		if port.Network == "" {
 			return a.conf.invalid("ipam.type %s: gives addresses of a network of the xPU, and "+
@@ -136,10 +136,10 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 				wire.IPAM)
 		}
 
-		port.Addresses = a.ipam.addresses // runtimeConfig.ips
+		port.Addresses = a.ipam.addresses // from runtimeConfig.ips
 		if have.Port != nil && have.Port.AssignAddresses && have.Port.Network == port.Network &&
 			len(port.Addresses) == 0 {
-			port.Addresses = have.Port.Addresses // an ADD that is made again
+			port.Addresses = have.Port.Addresses // this is a repeated ADD
 		}
 	}
 
@@ -156,8 +156,8 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 }
 
 // ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim
-// decides about the xPU's side, network and MAC; the configuration adds to what the claim says
-// about the interface.
+// decides about the xPU's side, network and MAC. The configuration adds to the interface of the
+// claim.
 func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	claimed := have.Interface
 	if have.CNI != nil && have.CNI.Claimed != nil {
@@ -170,7 +170,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 			a.conf.Network, a.device, have.Claim.Name)
 	}
 
-	if a.assigned() {
+	if a.usesAddressBook() {
 		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its "+
 			"addresses; leave ipam out",
 			wire.IPAM, a.device, have.Claim.Name)
@@ -204,8 +204,9 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	return nil
 }
 
-// addressesOfClaim refuses addresses that a claim does not have if it has some: the network's
-// address book may give them to another interface, and the xPU drops what has them.
+// addressesOfClaim refuses addresses that differ from the claim's, if the claim has any. The
+// network's address book may give other addresses to another interface, and the xPU drops packets
+// with such addresses.
 func addressesOfClaim(a cniRequest, claimed function.Interface, claim string) error {
 	for _, address := range a.ipam.addresses {
 		if len(claimed.Addresses) > 0 && !slices.Contains(claimed.Addresses, address) {
@@ -226,7 +227,7 @@ func smaller(a, b int) int {
 	return min(a, b)
 }
 
-// mergeVF returns base with every field that over sets replaced. A VLAN's QoS and protocol belong
+// mergeVF returns base with every field replaced that over sets. A VLAN's QoS and protocol belong
 // to the VLAN.
 func mergeVF(base, over *function.VFConfig) *function.VFConfig {
 	if base == nil || over == nil {

@@ -21,16 +21,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// addressing is the addresses and routes that an interface shall have.
-type addressing struct {
+// ipConfig has the addresses and routes for an interface.
+type ipConfig struct {
 	addresses []netip.Prefix
 	routes    []function.Route
-	result    *types100.Result // of the IPAM plugin; nil without one
+	// result is the result of the IPAM plugin; nil without one.
+	result *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, if there is one, in any version. A route without a
+// parseIPAM parses the result of an IPAM plugin, if there is one, in any version. A route without a
 // gateway gets the first gateway of its family, as with other CNI plugins.
-func parseIPAM(raw json.RawMessage) (a addressing, err error) {
+func parseIPAM(raw json.RawMessage) (a ipConfig, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return a, nil
 	}
@@ -51,7 +52,8 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 			ips, routes, maxAddresses, maxRoutes)
 	}
 
-	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
+	// gateways has the first gateway of each family, by whether the family is IPv4.
+	gateways := map[bool]netip.Addr{}
 	for i, ip := range a.result.IPs {
 		address, ok := netaddr.FromIPNet(&ip.Address)
 		if !ok {
@@ -87,12 +89,12 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
-// assigned says whether the network's address book gives the interface its addresses.
-func (r cniRequest) assigned() bool { return r.conf.IPAM.Type == wire.IPAM }
+// usesAddressBook reports whether the network's address book assigns the interface its addresses.
+func (r cniRequest) usesAddressBook() bool { return r.conf.IPAM.Type == wire.IPAM }
 
-// addressed is the reservation with the addresses that the network's address book gave, and the
-// routes of the request, as if an IPAM plugin had printed them.
-func (r cniRequest) addressed(
+// withAddresses returns the reservation with the addresses that the network's address book
+// assigned, and the routes of the request, as if an IPAM plugin had returned them.
+func (r cniRequest) withAddresses(
 	reservation journal.Attachment, addresses []netip.Prefix,
 ) (journal.Attachment, error) {
 	if len(addresses) == 0 {
@@ -100,7 +102,7 @@ func (r cniRequest) addressed(
 			"XPUPort", reservation.Port.Network, r.device)
 	}
 
-	text, err := r.printed(addresses)
+	text, err := r.ipamOutput(addresses)
 	if err != nil {
 		return reservation, err
 	}
@@ -113,15 +115,16 @@ func (r cniRequest) addressed(
 	reservation.CNI, reservation.Port = new(*reservation.CNI), new(*reservation.Port)
 	reservation.CNI.IPAM, reservation.Port.Addresses = text, given.addresses
 	if !reservation.Interface.Userspace {
-		reservation.Interface.Addresses, reservation.Interface.Routes = given.addresses, given.routes
+		reservation.Interface.Addresses = given.addresses
+		reservation.Interface.Routes = given.routes
 	}
 
 	return reservation, nil
 }
 
-// printed is what an IPAM plugin would print that gave these addresses, with the routes of the
-// request.
-func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
+// ipamOutput returns the output of an IPAM plugin that gives these addresses, with the routes of
+// the request.
+func (r cniRequest) ipamOutput(addresses []netip.Prefix) (json.RawMessage, error) {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if len(r.conf.IPAM.Routes) > 0 {
 		if err := json.Unmarshal(r.conf.IPAM.Routes, &result.Routes); err != nil {
@@ -144,9 +147,9 @@ func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 	return text, nil
 }
 
-// encode adds an attachment to the result of the plugins before, in the version of the
+// encode adds an attachment to the result of the earlier plugins, in the version of the
 // configuration. The result depends on the journal and the configuration only, so that a repeated
-// ADD gets the same.
+// ADD gets the same result.
 func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
@@ -159,9 +162,9 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 		*result = *r.prev
 	}
 
-	result.Interfaces, result.IPs, result.Routes = slices.Clone(result.Interfaces), slices.Clone(
-		result.IPs,
-	), slices.Clone(result.Routes)
+	result.Interfaces = slices.Clone(result.Interfaces)
+	result.IPs = slices.Clone(result.IPs)
+	result.Routes = slices.Clone(result.Routes)
 	index := len(result.Interfaces)
 
 	attached := &types100.Interface{
@@ -196,13 +199,13 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	return json.Marshal(versioned)
 }
 
-// checkResult refuses a request whose result could not be told after the Function is attached as
-// the record wants it. Addresses that the network's address book gives later are not known yet.
+// checkResult refuses a request whose result could not be returned after the Function is attached
+// as want says. Addresses that the network's address book assigns later are not known yet.
 func (r cniRequest) checkResult(want journal.Attachment) error {
 	addresses := len(want.Interface.Addresses) > 0 || r.ipam.result != nil ||
 		len(r.ipam.addresses) > 0
 	if r.conf.CNIVersion < "0.3" && !addresses {
-		if r.assigned() {
+		if r.usesAddressBook() {
 			return nil
 		}
 		return r.conf.invalid("cniVersion: %s, which a configuration without cniVersion has too, "+
@@ -226,7 +229,7 @@ func (r cniRequest) checkResult(want journal.Attachment) error {
 	return nil
 }
 
-// withoutIPAM are the addresses and routes of an interface for which no IPAM plugin was asked.
+// withoutIPAM returns the addresses and routes of an interface without an IPAM plugin.
 func withoutIPAM(i function.Interface) *types100.Result {
 	r := &types100.Result{}
 	for _, address := range i.Addresses {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cniserver is the agent's side of the CNI plugin: it takes the requests that the shim
-// passes on over a unix socket, or left in the spool while the agent was away, and has Functions
-// provisioned, attached, checked and released as they ask.
+// Package cniserver is the agent's side of the CNI plugin. It reads the requests that the shim
+// sends over a unix socket, or left in the spool while the agent did not run. It provisions,
+// attaches, checks and releases Functions as the requests ask.
 //
 // All state is in the journal. The next request repairs what an interrupted request left: a second
-// ADD of the same container and interface goes on or returns the first result, and a DEL cleans up
-// whatever there is.
+// ADD of the same container and interface continues or returns the first result, and a DEL cleans
+// up whatever exists.
 package cniserver
 
 import (
@@ -31,69 +31,81 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// shortTimeout bounds a request other than ADD. It ends before the shim gives up, so that the
-// runtime hears why.
+// shortTimeout limits a request other than ADD. It ends before the shim gives up, so that the
+// runtime gets the reason.
 const shortTimeout = 25 * time.Second
 
-// Pools knows the pools of the node.
+// Pools has the pools of the node.
 type Pools interface {
+	// Pools returns the current pools. known is false until they have been read once.
 	Pools() (pools []pool.Pool, known bool)
+	// PoolOf returns the pool that has the Function. ok is false if no pool has it.
 	PoolOf(function.ID) (p pool.Pool, ok bool)
-	// Considered says whether the Function was there when the pools were read. If not, it may still
-	// belong to a pool.
+	// Considered reports whether the Function existed when the pools were read. If it did not, it
+	// may still belong to a pool.
 	Considered(function.ID) bool
 }
 
-// Server serves the CNI plugin. Requests about different Functions run at the same time. All fields
-// but Auxiliary and the times must be set.
+// Server serves the CNI plugin. Requests about different Functions run in parallel. All fields must
+// be set, except Auxiliary, Inherited, Succeeded, AllowKeys and the timeouts.
 type Server struct {
-	BootID string // of the present boot
-	// of the socket where the shim connects; its directory is made where it is missing, and closed
-	// to other users
+	// BootID is the ID of the current boot.
+	BootID string
+	// Path is the path of the socket to which the shim connects. Its directory is created if it is
+	// missing, and closed to other users.
 	Path string
-	// where the shim leaves DELs and GCs while the agent is away; made where it is missing
+	// SpoolDir is where the shim leaves DELs and GCs while the agent does not run. It is created if
+	// it is missing.
 	SpoolDir string
 
-	Function func(function.ID) (f function.Function, exists bool) // of this node, as it is now
-	// Auxiliary finds the SF that has an auxiliary device of this name now. It may be nil.
+	// Function returns the current state of a Function of this node.
+	Function func(function.ID) (f function.Function, exists bool)
+	// Auxiliary finds the SF that currently has an auxiliary device of this name. It may be nil.
 	Auxiliary func(name string) (id function.ID, exists bool)
-	Pools     Pools
-	Journal   *journal.Journal
-	// decides who has a Function, and takes it there and back
+	// Pools says which Functions the device plugin offers, and in which network.
+	Pools Pools
+	// Journal has the state of all requests.
+	Journal *journal.Journal
+	// Lifecycle decides who owns a Function, and moves it to its owner and back.
 	Lifecycle *lifecycle.Manager
-	// has the xPU serve Functions for which a network is named
+	// Provisioner makes the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner
-	// of a Function on a network if nobody asks for one; the same every time
+	// MAC returns the address of a Function on a network if the request has none. It must always
+	// return the same address for a Function.
 	MAC func(function.ID) function.MAC
-	// why no ADD could succeed now, whichever Function it is about; nil if it could
+	// Ready returns why no ADD can succeed at the moment, for any Function; nil if ADDs can
+	// succeed.
 	Ready func() error
-	// is called for each attached Function; the claim is empty where it has none
+	// Report is called for each attached Function. The claim is empty if the Function has none.
 	Report  func(journal.Claim)
 	Metrics *Metrics
 	Log     logr.Logger
 
-	// Inherited is the listening socket at Path, if another agent handed it over: requests wait in
-	// its queue. Succeeded says whether another agent takes the node over when the server ends: the
-	// socket then stays, for [Server.Socket].
-	Inherited *net.UnixListener
-	Succeeded func() bool
-	left      *os.File
+	// Inherited is the listening socket at Path, if another agent handed it over. Requests wait in
+	// its queue. Succeeded reports whether a successor takes over the node when the server ends. In
+	// this case the socket stays, for [Server.Socket].
+	Inherited  *net.UnixListener
+	Succeeded  func() bool
+	handedOver *os.File
 
-	AllowKeys []string // unknown keys that network configurations may have
-	// of an ADD, which waits for the xPU and for the last release; 0 is 90 s, less than runtimes
-	// wait
+	// AllowKeys has unknown keys that network configurations may contain.
+	AllowKeys []string
+	// AddTimeout limits an ADD, which waits for the xPU and for the last release; 0 is 90 s, which
+	// is less than runtimes wait.
 	AddTimeout time.Duration
-	// how long requests that run may go on when the server stops; 0 is 10 s
+	// StopTimeout is how long running requests may continue when the server stops; 0 is 10 s.
 	StopTimeout time.Duration
 
-	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD
-	// at a time, so that the xPU is asked for one owner only.
+	// adding has the container IDs of the running ADDs, by [function.ID]. A Function has one ADD at
+	// a time, so that the xPU is asked for one owner only.
 	adding sync.Map
-	adds   keylock.Locks[types.GCAttachment] // held by the ADDs that run
+	// adds is held by the running ADDs.
+	adds keylock.Locks[types.GCAttachment]
 }
 
-// answer does a request. A DEL leaves alone the attachments for which except, where set, is true.
-func (s *Server) answer(
+// handle handles a request. A DEL leaves alone the attachments for which except, if set, returns
+// true.
+func (s *Server) handle(
 	ctx context.Context, r wire.Request, except func(journal.Attachment) bool,
 ) wire.Reply {
 	begin := time.Now()
@@ -103,9 +115,10 @@ func (s *Server) answer(
 		log = log.WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	}
 
-	reply, err := s.do(logr.NewContext(ctx, log), r, except)
+	reply, err := s.dispatch(logr.NewContext(ctx, log), r, except)
 	if err != nil {
-		reply = failed(types.ErrInternal, err) // without a code it is a mistake of the agent
+		// An error without a code is a fault of the agent.
+		reply = errorReply(types.ErrInternal, err)
 		log.Error(reply.Error, "CNI request failed", "code", reply.Error.Code, "took",
 			time.Since(begin).String())
 	} else {
@@ -116,7 +129,7 @@ func (s *Server) answer(
 	return reply
 }
 
-func (s *Server) do(
+func (s *Server) dispatch(
 	ctx context.Context, r wire.Request, except func(journal.Attachment) bool,
 ) (wire.Reply, error) {
 	if r.Version != wire.Version {
@@ -140,7 +153,7 @@ func (s *Server) do(
 
 	switch r.Command {
 	case wire.Add, wire.Address, wire.Result, wire.Check:
-		return s.doInterface(ctx, r)
+		return s.handleInterface(ctx, r)
 	case wire.Del:
 		return wire.Reply{}, s.del(ctx, r, except)
 	case wire.GC:
@@ -153,8 +166,8 @@ func (s *Server) do(
 		short(string(r.Command)))
 }
 
-// doInterface does a request about the interface that its configuration describes.
-func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, error) {
+// handleInterface handles a request about the interface that its configuration describes.
+func (s *Server) handleInterface(ctx context.Context, r wire.Request) (wire.Reply, error) {
 	a, err := parser{s.AllowKeys, s.Auxiliary}.parse(r)
 	if err != nil {
 		return wire.Reply{}, err
@@ -165,7 +178,7 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 	if a.function, err = s.find(a.device); err != nil {
 		return wire.Reply{}, err
 	}
-	if err := a.needsVF(); err != nil {
+	if err := a.checkVF(); err != nil {
 		return wire.Reply{}, err
 	}
 
@@ -178,9 +191,9 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 	case wire.Address:
 		record, err = s.address(ctx, a)
 	case wire.Result:
-		// of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
+		// The shim asks for the result of an earlier ADD when its IPAM plugin refuses a second ADD.
 		if record, err = s.attachedFor(a); err == nil {
-			err = s.sameAsBefore(a, record)
+			err = s.checkRepeated(a, record)
 		}
 	}
 
@@ -188,10 +201,10 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 		return wire.Reply{}, err
 	}
 
-	return s.added(ctx, a, record)
+	return s.addReply(ctx, a, record)
 }
 
-// checkEnvironment refuses a request in which something is missing that its command needs.
+// checkEnvironment refuses a request that lacks something that its command needs.
 func checkEnvironment(r wire.Request) error {
 	switch {
 	case r.Command == wire.GC || r.Command == wire.Status:

@@ -45,7 +45,7 @@ func decodeResult(t *testing.T, raw json.RawMessage) *types100.Result {
 	return result
 }
 
-// The whole life, over the socket: a Function of a pool, on a network, with addresses.
+// The whole life of a Function of a pool, over the socket, on a network, with addresses.
 func TestAddAndDel(t *testing.T) {
 	n := newNode(t, 1)
 	n.xpuAgent.mtu = 1450
@@ -85,7 +85,7 @@ func TestAddAndDel(t *testing.T) {
 		if len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
 		}
-		// the specification has no word for an SF, whose address is that of its PF
+		// the specification cannot describe an SF, whose address is that of its PF
 		if len(reply.DeviceInfo) > 0 {
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
@@ -104,7 +104,7 @@ func TestAddAndDel(t *testing.T) {
 		l := mustLink(t, pod, "net1")
 		routes, err := pod.Handle().RouteList(l, netlink.FAMILY_V4)
 		must.Succeed(t, err)
-		if len(routes) != 3 { // the address's own, and two
+		if len(routes) != 3 { // the route of the address, and two others
 			t.Errorf("routes %v", routes)
 		}
 
@@ -145,7 +145,7 @@ func TestAddAndDel(t *testing.T) {
 	})
 }
 
-// The runtime may speak any version, and a plugin before this one may have made an interface.
+// The runtime may use any version, and an earlier plugin may have made an interface.
 func TestResultVersions(t *testing.T) {
 	prev := map[string]any{
 		"interfaces": []any{
@@ -201,7 +201,7 @@ func TestResultVersions(t *testing.T) {
 	}
 }
 
-// Without IPAM, the runtime's ips are used, and the netdev keeps what nobody asks to change.
+// Without IPAM, the runtime's ips are used, and the netdev keeps all other properties.
 func TestAddWithoutIPAM(t *testing.T) {
 	n := newNode(t, 1)
 	was := n.Snapshot(0)
@@ -217,7 +217,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 		add.Args += ";MAC=02:00:00:00:00:02"
 		got := decodeResult(t, r.must(add).Result)
 		n.pools[0].Spec.Network = "blue"
-		r.must(add) // again; the pool's new network is for the next pod
+		r.must(add) // a repeated ADD; the pool's new network is for the next pod
 		if len(got.IPs) != 1 || got.IPs[0].Address.String() != "10.1.0.7/24" ||
 			len(got.Routes) != 0 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("result %v", got)
@@ -235,7 +235,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 	})
 }
 
-// What Allocate had the xPU serve is used, unless the configuration says otherwise.
+// The Port of Allocate is used, unless the configuration names something else.
 func TestAddAfterAllocate(t *testing.T) {
 	tests := map[string]struct {
 		config map[string]any
@@ -266,7 +266,7 @@ func TestAddAfterAllocate(t *testing.T) {
 					},
 				}))
 
-				n.pools = []pool.Pool{{ // moved on since; the pod has its Function
+				n.pools = []pool.Pool{{ // the pool moved on, and the pod keeps its Function
 					Name:      "claimed",
 					Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
 					Spec: v1alpha1.DevicePoolSpec{
@@ -349,7 +349,7 @@ func TestAddRefuses(t *testing.T) {
 	})
 }
 
-// A container before whose DEL never came does not keep the Function once its sandbox is gone, or
+// A container whose DEL never came does not keep the Function once its sandbox is gone, or if it
 // belongs to the same pod.
 func TestTakesOver(t *testing.T) {
 	tests := map[string]struct {
@@ -365,7 +365,7 @@ func TestTakesOver(t *testing.T) {
 				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
 				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
 
-				// a veth would end with its namespace, so here it goes back as that of a card does
+				// a veth would end with its namespace, so here it returns like the netdev of a card
 				if test.gone {
 					must.Succeed(t, first.Unmount())
 					must.Succeed(t,
@@ -383,7 +383,7 @@ func TestTakesOver(t *testing.T) {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
 
-				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
+				r.must(request(wire.Del, 0, "c1", nil, nil)) // a late DEL
 				if record, _ := r.Journal.Get(
 					lifecycletest.ID(0),
 				); record.State != journal.Attached {
@@ -411,7 +411,7 @@ func TestProvisionFails(t *testing.T) {
 		}
 
 		n.xpuAgent.err = nil
-		r.must(add) // the runtime tries again
+		r.must(add) // the runtime repeats the ADD
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, before)
 		n.xpuAgent.err = errRefused
@@ -421,8 +421,8 @@ func TestProvisionFails(t *testing.T) {
 	})
 }
 
-// TestAddWithAnotherNetNS: an ADD that names another namespace than the one that the container's
-// interface is in is refused. The same namespace may have another path.
+// TestAddWithAnotherNetNS: an ADD is refused if the container's interface is in another namespace.
+// The same namespace may have another path.
 func TestAddWithAnotherNetNS(t *testing.T) {
 	n := newNode(t, 1)
 	pod, other := netns.New(t), netns.New(t)
@@ -447,7 +447,7 @@ func TestAddWithAnotherNetNS(t *testing.T) {
 	})
 }
 
-// A DEL ends the ADD that runs, and another ADD of the Function does not wait for it.
+// A DEL ends a running ADD, and another ADD of the Function does not wait for it.
 func TestDelEndsAdd(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
@@ -468,7 +468,8 @@ func TestDelEndsAdd(t *testing.T) {
 		r.checkFree(0, before)
 
 		n.xpuAgent.entered = nil
-		r.AddTimeout = 2 * time.Second // to come as far as the xPU agent, which does not answer
+		// enough time to reach the xPU agent, which does not answer
+		r.AddTimeout = 2 * time.Second
 		n.xpuAgent.entered = make(chan struct{}, 1)
 		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}),
 			CodeProvision, "the agent waited 2s")
@@ -476,8 +477,8 @@ func TestDelEndsAdd(t *testing.T) {
 	})
 }
 
-// TestCrash ends the agent at every point of ADD and DEL. What the runtime, or the next agent, does
-// then makes it good.
+// TestCrash ends the agent at every point of ADD and DEL. The runtime's next request, or the next
+// agent, completes the work.
 func TestCrash(t *testing.T) {
 	config := map[string]any{"network": "blue", "mtu": 1400, "mac": "02:00:00:00:00:01"}
 	addRequest := func(pod *netns.Namespace) wire.Request {
@@ -504,9 +505,10 @@ func TestCrash(t *testing.T) {
 	}
 
 	operations := map[string]struct {
-		added   bool
-		do      func(t *testing.T, r *running, pod *netns.Namespace)
-		atLeast int // events
+		addReply bool
+		do       func(t *testing.T, r *running, pod *netns.Namespace)
+		// atLeast is the least number of events.
+		atLeast int
 	}{
 		"ADD": {false, func(_ *testing.T, r *running, pod *netns.Namespace) {
 			r.must(addRequest(pod))
@@ -521,7 +523,7 @@ func TestCrash(t *testing.T) {
 					n := newNode(t, 1)
 					before := n.Snapshot(0)
 					pod := netns.New(t)
-					if operation.added {
+					if operation.addReply {
 						n.run(func(r *running) { r.must(addRequest(pod)) })
 					}
 
@@ -547,7 +549,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// Functions go to pods at the same time, and DELs come in between.
+// Functions go to pods in parallel, and DELs come in between.
 func TestConcurrent(t *testing.T) {
 	const functions = 64
 	n := newNode(t, functions)
@@ -650,7 +652,8 @@ func TestCheck(t *testing.T) {
 
 	changes := map[string]struct {
 		change func(t *testing.T, pod *netns.Namespace)
-		want   string // "" is no difference
+		// want is part of the difference, "" for none.
+		want string
 	}{
 		"nothing": {func(*testing.T, *netns.Namespace) {}, ""},
 		"an address more": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
@@ -713,8 +716,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckPrevious: what plugins after this one changed is in the result that the runtime kept,
-// and no difference.
+// TestCheckPrevious: changes of later plugins are in the result that the runtime kept, and are no
+// differences.
 func TestCheckPrevious(t *testing.T) {
 	link := func(
 		change func(h *netlink.Handle, l netlink.Link) error,
@@ -729,8 +732,10 @@ func TestCheckPrevious(t *testing.T) {
 	})
 	for name, test := range map[string]struct {
 		change func(*testing.T, *netns.Namespace)
-		result func(*types100.Result) // what a later plugin made of it
-		want   string                 // "" is no difference
+		// result changes the result as a later plugin does.
+		result func(*types100.Result)
+		// want is part of the difference, "" for none.
+		want string
 	}{
 		"tuning, mac": {setMAC, func(r *types100.Result) {
 			r.Interfaces[0].Mac = "02:00:00:00:00:66"
@@ -831,7 +836,7 @@ func TestCheckPrevious(t *testing.T) {
 	}
 }
 
-// moveRoutes moves the routes by an interface from the main table to another one, as sbr does.
+// moveRoutes moves the routes of an interface from the main table to another one, as sbr does.
 func moveRoutes(h *netlink.Handle, l netlink.Link, table int) error {
 	routes, err := netns.Listed(func() ([]netlink.Route, error) {
 		return h.RouteList(l, netlink.FAMILY_V4)
@@ -861,7 +866,7 @@ func enslave(h *netlink.Handle, l netlink.Link) error {
 	return errors.Join(h.LinkAdd(master), h.LinkSetUp(master), h.LinkSetMaster(l, master))
 }
 
-// giveMaster gives what enslave made an address.
+// giveMaster adds an address to the interface that enslave made.
 func giveMaster(h *netlink.Handle, address *netlink.Addr) error {
 	master, err := h.LinkByName("master0")
 	if err != nil {
@@ -870,7 +875,8 @@ func giveMaster(h *netlink.Handle, address *netlink.Addr) error {
 	return h.AddrAdd(master, address)
 }
 
-// TestCheckOfWhatIsNotAttached and of a result that nobody gave.
+// TestCheckOfWhatIsNotAttached: CHECK fails for a Function that is not attached, and for a result
+// that no plugin returned.
 func TestCheckOfWhatIsNotAttached(t *testing.T) {
 	n := newNode(t, 1)
 	pod := netns.New(t)
@@ -932,8 +938,8 @@ func TestAddress(t *testing.T) {
 	})
 }
 
-// Multus may attach what a claim of the same pod has. The claim keeps its Function when the sandbox
-// goes.
+// Multus may attach a Function of a claim of the same pod. The claim keeps its Function when the
+// sandbox ends.
 func TestClaim(t *testing.T) {
 	n := newNode(t, 1)
 	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
@@ -965,11 +971,11 @@ func TestClaim(t *testing.T) {
 			i.Mac != "02:00:00:00:00:0d" || len(got.IPs) != 1 {
 			t.Errorf("result %v", got)
 		}
-		if told := r.reports.told; len(told) != 1 || told[0].UID != "claim-1" {
-			t.Errorf("reported %v", told)
+		if reported := r.reports.reported; len(reported) != 1 || reported[0].UID != "claim-1" {
+			t.Errorf("reported %v", reported)
 		}
 
-		// The pod gets another sandbox; the DEL of the first one comes late.
+		// The pod gets another sandbox, and the DEL of the first one comes late.
 		again := request(wire.Add, 0, "c2", second, map[string]any{"mtu": 1480})
 		again.Args = request(wire.Add, 0, "c1", nil, nil).Args
 		again.IPAM = json.RawMessage(ipamResult)
@@ -1018,11 +1024,12 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// BenchmarkAddAndDel is a Function's way into a pod and back through the socket, with the journal
-// on a disk. Its measure is BenchmarkBareMove of package netdev.
+// BenchmarkAddAndDel attaches and releases a Function through the socket, with the journal on a
+// disk. Compare it with BenchmarkBareMove of package netdev.
 func BenchmarkAddAndDel(b *testing.B) {
 	n := newNode(b, 1)
-	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk
+	// beside the test, because a temporary directory may be on a file system without a disk
+	n.dir = "bench"
 	must.Succeed(b, os.Mkdir(n.dir, 0o700))
 	b.Cleanup(func() { must.Succeed(b, os.RemoveAll(n.dir)) })
 
@@ -1051,9 +1058,9 @@ func BenchmarkAddAndDel(b *testing.B) {
 	})
 }
 
-// TestAssignedAddresses: with ipam.type xpu the interface gets what the network's address book
-// gives, and the routes of the request. The result is that of an IPAM plugin, and the Port keeps
-// the addresses wherever it is made again.
+// TestAssignedAddresses: with ipam.type xpu, the interface gets the addresses from the network's
+// address book, and the routes of the request. The result is like that of an IPAM plugin, and the
+// Port keeps the addresses when it is made again.
 func TestAssignedAddresses(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)

@@ -19,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// withSetup is a node with one pool, of one Function.
+// withSetup is a node with one pool, which has one Function.
 type withSetup struct {
 	pool  pool.Pool
 	known bool
@@ -35,8 +35,8 @@ func (o withSetup) PoolOf(id function.ID) (pool.Pool, bool) {
 
 func (o withSetup) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
-// TestReservationHasSetup: the reservation that an ADD makes says what is to be done to the
-// Function, as that of an Allocate does.
+// TestReservationHasSetup: the reservation of an ADD has the setup of the Function, like the
+// reservation of an Allocate.
 func TestReservationHasSetup(t *testing.T) {
 	sf := function.PotentialSF(function.Function{ID: function.ID{Address: "0000:3b:00.0"}}, 5)
 	making := v1alpha1.DevicePoolSpec{
@@ -97,18 +97,20 @@ func TestReservationHasSetup(t *testing.T) {
 	}
 }
 
-// TestAddBeforePoolsAreKnown: an SF may be one that is to be made, which only pools tell.
+// TestAddBeforePoolsAreKnown: the Function may be an SF that is still to be made, which only the
+// pools can say.
 func TestAddBeforePoolsAreKnown(t *testing.T) {
 	_, s := newCard(t)
 	none := withSetup{pool.Pool{Functions: []function.Function{{}}}, false}
 	s.Function, s.Pools = none.Get, none
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), types.ErrTryAgainLater)
+	checkCode(t, s.handle(t.Context(), addVF("c1", nil), nil), types.ErrTryAgainLater)
 	none.known = true
 	s.Pools = none
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), CodeNoFunction)
+	checkCode(t, s.handle(t.Context(), addVF("c1", nil), nil), CodeNoFunction)
 }
 
-// TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
+// TestDriverOfTheLastOwner: the driver that was bound for the last owner does not matter to the
+// next owner.
 func TestDriverOfTheLastOwner(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
@@ -121,7 +123,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 		c.function.Driver, c.function.Netdev = "iavf", "eth1"
 	}}
 	s.Lifecycle = c.lifecycle()
-	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400}), nil), 0)
+	checkCode(t, s.handle(t.Context(), addVF("c1", map[string]any{"mtu": 1400}), nil), 0)
 	if want := (function.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
 		t.Errorf("attached %+v, want %+v", c.attached, want)
 	}
@@ -143,7 +145,7 @@ func (h hostile) TearDown(context.Context, journal.Attachment) error {
 	return nil
 }
 
-// TestSetupFails: that is not a matter of the journal.
+// TestSetupFails: a failed setup does not get the code of the journal.
 func TestSetupFails(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Setup = hostile{}
@@ -153,7 +155,7 @@ func TestSetupFails(t *testing.T) {
 			Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 		}}, true}
 
-	reply := s.answer(t.Context(), addVF("c1", nil), nil)
+	reply := s.handle(t.Context(), addVF("c1", nil), nil)
 	checkCode(t, reply, CodeAttach)
 
 	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(

@@ -29,18 +29,18 @@ import (
 )
 
 const (
-	// of a message on its way: both sides are on this machine
+	// messageTimeout limits the transfer of a message between two processes of this machine.
 	messageTimeout    = 10 * time.Second
 	succeededPatience = 3 * time.Second
-	// after the socket could not be made, or a connection could not be taken
+	// retryPause follows a failure to create the socket or to accept a connection.
 	retryPause = 100 * time.Millisecond
-	// of directories that are the server's alone
-	ownMode fs.FileMode = 0o700
+	// privateMode is the mode of directories that only the server uses.
+	privateMode fs.FileMode = 0o700
 )
 
-// Run drains the spool and serves the socket until ctx ends; requests that run then may end. It
-// tries what is in the spool once before it takes the first connection, so that an old DEL cannot
-// come after a new ADD. An error means that it cannot serve at all.
+// Run handles the requests in the spool and serves the socket until ctx ends. Running requests may
+// end after that. Run tries every request in the spool once before it accepts the first connection,
+// so that an old DEL cannot come after a new ADD. An error means that it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
 	changes, err := watchdir.Open(s.SpoolDir, func(event fsnotify.Event) bool {
 		return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
@@ -71,7 +71,7 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 	defer watch.Close()
 
-	// Requests that run outlive ctx for a while.
+	// Running requests may continue for a while after ctx ends.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(s.patience(), end) })()
@@ -93,7 +93,8 @@ func (s *Server) serve(ctx context.Context) error {
 		}
 
 		requests.Go(func() { s.accept(working, l, &requests) })
-		socket, _ := os.Lstat(s.Path) // nil, which is no file, if it was removed already
+		// nil, which equals no file, if the socket was removed already
+		socket, _ := os.Lstat(s.Path)
 		ended := loop.Until(ctx, func(context.Context) <-chan struct{} {
 			return watch.Changes()
 		}, func() bool {
@@ -102,7 +103,7 @@ func (s *Server) serve(ctx context.Context) error {
 		})
 
 		if ended != nil && s.Succeeded != nil && s.Succeeded() {
-			s.left, err = l.File()
+			s.handedOver, err = l.File()
 			return errors.Join(err, l.Close())
 		}
 
@@ -116,8 +117,8 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 }
 
-// patience is how long requests that run may go on when the server ends. Another agent does not
-// wait long: runtimes repeat an ADD.
+// patience returns how long running requests may continue when the server ends. It is short if a
+// successor waits for the node, because runtimes repeat an ADD.
 func (s *Server) patience() time.Duration {
 	usual := cmp.Or(s.StopTimeout, 10*time.Second)
 	if s.Succeeded != nil && s.Succeeded() {
@@ -126,15 +127,15 @@ func (s *Server) patience() time.Duration {
 	return usual
 }
 
-// Socket is the listening socket after [Server.Run] has returned, if another agent takes the node
-// over; else nil. It belongs to the caller.
-func (s *Server) Socket() *os.File { return s.left }
+// Socket returns the listening socket after [Server.Run] has returned, if a successor takes over
+// the node; otherwise nil. The caller must close it.
+func (s *Server) Socket() *os.File { return s.handedOver }
 
-// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal
-// lets one agent run. The first one may be inherited.
+// listen creates the socket and watches it. It replaces an old socket, which no agent uses, because
+// only one agent has the journal. Unless again is set, it may use the inherited socket.
 func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, error) {
-	ours := func(name string) bool { return name == filepath.Base(s.Path) }
-	if err := makeOwnDir(filepath.Dir(s.Path), ours); err != nil {
+	isOwn := func(name string) bool { return name == filepath.Base(s.Path) }
+	if err := makePrivateDir(filepath.Dir(s.Path), isOwn); err != nil {
 		return nil, err
 	}
 	// The watch comes first, so that a removal is not missed.
@@ -154,7 +155,7 @@ func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, err
 		return nil, err
 	}
 
-	l.SetUnlinkOnClose(false) // by then the path may be another socket
+	l.SetUnlinkOnClose(false) // by then another socket may be at the path
 	if err := os.Chmod(s.Path, 0o600); err != nil {
 		l.Close()
 		return nil, err
@@ -163,15 +164,15 @@ func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, err
 	return l, nil
 }
 
-// makeOwnDir makes a directory that nobody else may enter. A directory that is there and has files
-// that are not ours, as "/run" has, is left as it is, with an error.
-func makeOwnDir(dir string, ours func(name string) bool) error {
-	if err := os.MkdirAll(dir, ownMode); err != nil {
+// makePrivateDir creates a directory that no other user may enter. It fails for an existing
+// directory with foreign files, such as "/run", and leaves it as it is.
+func makePrivateDir(dir string, isOwn func(name string) bool) error {
+	if err := os.MkdirAll(dir, privateMode); err != nil {
 		return err
 	}
 
 	info, err := os.Stat(dir)
-	if err != nil || info.Mode().Perm() == ownMode {
+	if err != nil || info.Mode().Perm() == privateMode {
 		return err
 	}
 
@@ -181,16 +182,17 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 	}
 
 	for _, entry := range entries {
-		if !ours(entry.Name()) {
-			return fmt.Errorf("%s: must be a directory of its own, of mode %04o; this one has %s in it",
-				dir, ownMode, entry.Name())
+		if !isOwn(entry.Name()) {
+			return fmt.Errorf("%s: must be a directory of its own, of mode %04o; this one has "+
+				"%s in it", dir, privateMode, entry.Name())
 		}
 	}
 
-	return os.Chmod(dir, ownMode)
+	return os.Chmod(dir, privateMode)
 }
 
-// accept takes connections until the listener is closed. Each is one of the requests.
+// accept accepts connections until the listener is closed, and handles each of them as one of the
+// requests.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync.WaitGroup) {
 	for {
 		conn, err := l.AcceptUnix()
@@ -198,18 +200,18 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync
 			return
 		}
 
-		if err != nil { // out of file descriptors, say: requests that end give some back
+		if err != nil { // for example, no file descriptor is left until a request ends
 			s.Log.Error(err, "Connection of the CNI plugin cannot be taken")
 			time.Sleep(retryPause)
 			continue
 		}
 
-		requests.Go(func() { s.talk(ctx, conn) })
+		requests.Go(func() { s.serveConn(ctx, conn) })
 	}
 }
 
-// talk answers the one request of a connection.
-func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
+// serveConn handles the one request of a connection.
+func (s *Server) serveConn(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	raw, err := conn.SyscallConn()
 	if err == nil {
@@ -230,9 +232,9 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 
 	if err == nil {
-		reply = s.answerConnected(ctx, conn, raw, request)
+		reply = s.handleConnected(ctx, conn, raw, request)
 	} else {
-		reply = failed(types.ErrDecodingFailure, err)
+		reply = errorReply(types.ErrDecodingFailure, err)
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
 	}
 
@@ -242,13 +244,13 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// answerConnected does a request. An ADD ends when the shim is gone, because nobody would know of
-// the interface.
-func (s *Server) answerConnected(
+// handleConnected handles a request. An ADD ends when the shim has ended, because no runtime would
+// know of the interface.
+func (s *Server) handleConnected(
 	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request,
 ) wire.Reply {
 	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
-		return s.answer(ctx, request, nil)
+		return s.handle(ctx, request, nil)
 	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -258,25 +260,26 @@ func (s *Server) answerConnected(
 	defer watching.Wait()
 
 	watching.Go(func() {
-		// The runtime's poller wakes this for every change of the socket, and for the deadline.
+		// Go's network poller wakes this function for every change of the socket, and for the
+		// deadline.
 		if raw.Read(hungUp) == nil {
 			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
 
 	defer conn.SetReadDeadline(time.Unix(1, 0))
-	return s.answer(ctx, request, nil)
+	return s.handle(ctx, request, nil)
 }
 
-// hungUp says whether the other side closed its socket, and not only its direction after the
-// request.
+// hungUp reports whether the other side closed its socket, and not only its sending direction after
+// the request.
 func hungUp(fd uintptr) bool {
 	state := []unix.PollFd{{Fd: int32(fd)}}
 	n, err := unix.Poll(state, 0)
 	return err == nil && n > 0 && state[0].Revents&unix.POLLHUP != 0
 }
 
-// readRequest reads one request, up to the end of what it comes from.
+// readRequest reads one request, up to the end of the reader.
 func readRequest(from io.Reader) (r wire.Request, err error) {
 	data, err := io.ReadAll(io.LimitReader(from, wire.MaxMessage+1))
 	if err == nil && len(data) > wire.MaxMessage {
@@ -293,8 +296,8 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 	return r, nil
 }
 
-// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage], so it gets an
-// error instead.
+// send writes the reply. It sends an error in place of a reply that is longer than
+// [wire.MaxMessage], because the shim would refuse that.
 func send(conn *net.UnixConn, reply wire.Reply) error {
 	reply.Version = wire.Version
 	data, err := json.Marshal(reply)

@@ -33,7 +33,7 @@ func mode(t *testing.T, path string) os.FileMode {
 	return info.Mode().Perm()
 }
 
-// The socket is for root, and comes back wherever it or its directory is removed.
+// The socket is for root, and comes back when it or its directory is removed.
 func TestSocket(t *testing.T) {
 	n := newNode(t, 0)
 	socket := filepath.Join(n.dir, "run", "cni.sock")
@@ -75,7 +75,7 @@ func TestGarbage(t *testing.T) {
 		} {
 			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.Path, Net: "unix"})
 			must.Succeed(t, err)
-			_, _ = conn.Write([]byte(message)) // may be refused on the way
+			_, _ = conn.Write([]byte(message)) // the message may be refused before it is complete
 			must.Succeed(t, conn.CloseWrite())
 			var reply wire.Reply
 			if err := json.NewDecoder(conn).Decode(&reply); err != nil && name != "too long" {
@@ -94,7 +94,7 @@ func TestGarbage(t *testing.T) {
 	})
 }
 
-// dialAs connects as another user, from a thread that is given up.
+// dialAs connects as another user, from a thread that is not used again.
 func dialAs(path string, uid uintptr) error {
 	result := make(chan error)
 	go func() {
@@ -154,7 +154,7 @@ func TestPeer(t *testing.T) {
 	})
 }
 
-// A shim that is killed does not leave an ADD behind that nobody waits for.
+// An ADD of a shim that is killed ends.
 func TestShimGone(t *testing.T) {
 	n := newNode(t, 1)
 	pod := netns.New(t)
@@ -183,7 +183,7 @@ func TestShimGone(t *testing.T) {
 	})
 }
 
-// Requests that run when the server stops may end.
+// Running requests may end when the server stops.
 func TestStop(t *testing.T) {
 	for name, patience := range map[string]time.Duration{
 		"in time": time.Minute, "too late": time.Millisecond,
@@ -223,7 +223,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Directories of others are not made private: that would lock everybody else out of /run, say.
+// Directories with foreign files are not made private, because that would close /run, for example,
+// to all other users.
 func TestDirectoriesOfOthers(t *testing.T) {
 	for name, choose := range map[string]func(s *Server, dir string){
 		"socket": func(s *Server, dir string) { s.Path = filepath.Join(dir, "cni.sock") },

@@ -22,23 +22,26 @@ import (
 )
 
 const (
-	// requests of the spool that are worked on at a time
+	// spoolParallel is the number of requests of the spool that are handled in parallel.
 	spoolParallel = 8
-	spoolTimeout  = 30 * time.Second // of one of them
-	// of the start for what is in the spool; the rest is tried again later
-	firstTimeout             = 10 * time.Second
-	firstRetry, slowestRetry = time.Second, time.Minute // pauses before what failed is tried again
-	// the directory in the spool for files that are no request
+	// spoolTimeout limits one of these requests.
+	spoolTimeout = 30 * time.Second
+	// firstTimeout limits the handling of the spool at the start. The remaining requests are
+	// retried later.
+	firstTimeout = 10 * time.Second
+	// Pauses before failed requests are retried.
+	firstRetry, slowestRetry = time.Second, time.Minute
+	// badDir is the directory in the spool for files that are no requests.
 	badDir = "bad"
 )
 
-// watchSpool makes the directory where it is missing, and watches it.
+// watchSpool creates the directory if it is missing, and watches it.
 func (s *Server) watchSpool(changes *watchdir.Dir) error {
-	ours := func(name string) bool {
+	isOwn := func(name string) bool {
 		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
 	}
 	for _, dir := range []string{s.SpoolDir, filepath.Join(s.SpoolDir, badDir)} {
-		if err := makeOwnDir(dir, ours); err != nil {
+		if err := makePrivateDir(dir, isOwn); err != nil {
 			return err
 		}
 	}
@@ -46,9 +49,9 @@ func (s *Server) watchSpool(changes *watchdir.Dir) error {
 	return changes.Watch()
 }
 
-// followSpool does new requests, and failed ones again after a pause, until ctx ends.
+// followSpool handles new requests, and failed requests again after a pause, until ctx ends.
 func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
-	// first for what came since the first look
+	// The first pass is for requests that came during the start.
 	for backoff := loop.Backoff(firstRetry, slowestRetry); ; {
 		var pause time.Duration
 		if s.drainSpool(ctx, changes) {
@@ -63,21 +66,22 @@ func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	}
 }
 
-// isRequest says whether the shim has finished writing the file of this name.
+// isRequest reports whether a file of this name is a request that the shim has completely written.
 func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
 
 // spooled is a file of the spool.
 type spooled struct {
-	path    string
-	info    fs.FileInfo // when it was read
+	path string
+	// info is the state of the file when it was read.
+	info    fs.FileInfo
 	request wire.Request
 }
 
-// order compares when the runtime made two requests. Requests of earlier boots and of older shims
-// come first, in the order of the clock. Requests of this boot follow, in the order of the time
-// since the boot, which no change of the clock moves.
+// order compares the times at which the runtime made two requests. Requests of earlier boots and of
+// older shims come first, ordered by the clock. Requests of this boot follow, ordered by the time
+// since the boot, which does not depend on the clock.
 func (s *Server) order(a, b wire.Request) int {
 	aNow, bNow := a.Asked.BootID == s.BootID && a.Asked.Known(), b.Asked.BootID == s.BootID &&
 		b.Asked.Known()
@@ -93,7 +97,7 @@ func (s *Server) order(a, b wire.Request) int {
 	return a.At.Compare(b.At)
 }
 
-// drainSpool does the requests in the spool in their order, and says whether none is left.
+// drainSpool handles the requests in the spool in their order, and reports whether none is left.
 func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
 	var entries []fs.DirEntry
 	err := s.watchSpool(changes)
@@ -113,7 +117,7 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 
 		file, err := s.readSpooled(entry)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // somebody removed it
+		case errors.Is(err, fs.ErrNotExist): // the file was removed
 		case err != nil:
 			s.putAside(file.path, err)
 		default:
@@ -127,14 +131,14 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 	group.SetLimit(spoolParallel)
 
 	for _, file := range files {
-		group.Go(func() error { return s.doSpooled(ctx, file) })
+		group.Go(func() error { return s.handleSpooled(ctx, file) })
 	}
 
 	return group.Wait() == nil
 }
 
-// readSpooled reads one file. The error says why it is no request that could ever be done. A
-// request of a later version waits for an agent that knows it.
+// readSpooled reads one file. An error means that the file will never be a valid request. A request
+// of a later version is no error, but waits for an agent that knows it.
 func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	file.path = filepath.Join(s.SpoolDir, entry.Name())
 	if file.info, err = entry.Info(); err != nil {
@@ -168,7 +172,7 @@ func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	return file, checkEnvironment(file.request)
 }
 
-// putAside moves a file that is no request to where people can look at it.
+// putAside moves a file that is no request to a directory in which an administrator can look at it.
 func (s *Server) putAside(path string, reason error) {
 	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
 	log := s.Log.WithValues("file", path, "movedTo", to)
@@ -184,13 +188,13 @@ func (s *Server) putAside(path string, reason error) {
 		"released until the next GC")
 }
 
-// doSpooled does one request, and then removes its file, unless a later request has replaced it
-// meanwhile.
-func (s *Server) doSpooled(ctx context.Context, file spooled) error {
+// handleSpooled handles one request, and then removes its file, unless a later request has replaced
+// the file in the meantime.
+func (s *Server) handleSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
 
-	if reply := s.answer(ctx, file.request, s.since(file.request)); reply.Error != nil {
+	if reply := s.handle(ctx, file.request, s.madeAfter(file.request)); reply.Error != nil {
 		return reply.Error
 	}
 

@@ -24,7 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// spoolFile leaves a request as the shim does: whole, by a rename.
+// spoolFile leaves a request as the shim does: it is complete, because it is renamed last.
 func (n *node) spoolFile(name string, content []byte) {
 	n.t.Helper()
 	dir := filepath.Join(n.dir, "spool")
@@ -47,7 +47,8 @@ func (n *node) spooled() []string {
 	return files
 }
 
-// What came while the agent was away is done before it listens, what comes later when it comes.
+// Requests that came while the agent did not run are handled before it listens. Later requests are
+// handled when they come.
 func TestSpool(t *testing.T) {
 	n := newNode(t, 3)
 	var before [3]netdev.Snapshot
@@ -75,7 +76,7 @@ func TestSpool(t *testing.T) {
 	n.spoolFile("unfinished", []byte(`{`))
 
 	n.serve(func(r *running) {
-		r.checkFree(0, before[0]) // done before the first connection was taken
+		r.checkFree(0, before[0]) // handled before the first connection was accepted
 		if _, ok := r.Journal.Get(lifecycletest.ID(1)); !ok {
 			t.Error("a request of a later version was done")
 		}
@@ -105,7 +106,7 @@ func TestSpool(t *testing.T) {
 	})
 }
 
-// A DEL of before does not touch what the same container got since.
+// An old DEL does not touch what the same container got later.
 func TestSpoolLate(t *testing.T) {
 	n := newNode(t, 1)
 	n.run(func(r *running) {
@@ -125,7 +126,7 @@ func TestSpoolLate(t *testing.T) {
 	})
 }
 
-// What fails is tried again, and keeps nothing else from being done.
+// A request that fails is retried, and delays no other request.
 func TestSpoolRetries(t *testing.T) {
 	n := newNode(t, 2)
 	pod, elsewhere := netns.New(t), netns.New(t)
@@ -139,7 +140,7 @@ func TestSpoolRetries(t *testing.T) {
 		r.must(request(wire.Add, 1, "c1", netns.New(t), nil))
 	})
 
-	// the pod moved it on
+	// the pod moved the interface on
 	must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd()))
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spool("b.json", request(wire.Del, 1, "c1", nil, nil))
@@ -155,7 +156,7 @@ func TestSpoolRetries(t *testing.T) {
 	})
 }
 
-// A request that takes the place of the one that is being done is done after it.
+// A request that replaces the request that is being handled is handled after it.
 func TestSpoolReplaced(t *testing.T) {
 	n := newNode(t, 2)
 	before := []netdev.Snapshot{n.Snapshot(0), n.Snapshot(1)}
@@ -188,7 +189,7 @@ func TestSpoolReplaced(t *testing.T) {
 	})
 }
 
-// The spool is there again after somebody removed it, and what then comes into it is done.
+// The spool comes back after it was removed, and requests in it are handled.
 func TestSpoolRemoved(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
@@ -203,12 +204,13 @@ func TestSpoolRemoved(t *testing.T) {
 	})
 }
 
-// TestClockSetWhileAway: when the agent was away and the clock was set meanwhile, a DEL is done
-// that came after its ADD, and none that came before. The shim and the record have the time since
-// the boot. An older shim has the clock alone.
+// TestClockSetWhileAway: the clock is set while the agent does not run. A DEL that came after its
+// ADD is done, and a DEL that came before it is not. The shim and the record have the time since
+// the boot. An older shim has only the clock.
 func TestClockSetWhileAway(t *testing.T) {
 	for name, test := range map[string]struct {
-		clock time.Duration // of the DEL after the ADD
+		// clock is the clock's change between the ADD and the DEL.
+		clock time.Duration
 		asked func(made uptime.Moment) uptime.Moment
 		done  bool
 	}{
@@ -257,13 +259,13 @@ func later(by time.Duration) func(uptime.Moment) uptime.Moment {
 	}
 }
 
-// TestOrderOfRequests: requests of this boot are in the order of the time since then, after all
-// others.
+// TestOrderOfRequests: requests of this boot are ordered by the time since the boot, and come after
+// all others.
 func TestOrderOfRequests(t *testing.T) {
 	s := &Server{BootID: "boot-1"}
-	at := func(clock int64, boot string, since time.Duration) wire.Request {
+	at := func(clock int64, boot string, madeAfter time.Duration) wire.Request {
 		return wire.Request{
-			At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: since},
+			At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: madeAfter},
 		}
 	}
 
