@@ -24,37 +24,44 @@ import (
 )
 
 const (
-	// tryTimeout bounds one try, so that the reason for which it waits becomes known.
+	// tryTimeout limits one try, so that the reason of a failure becomes known.
 	tryTimeout = time.Minute
-	// The pause after a try that failed. A change of the journal ends a pause early, but not before
-	// firstPause: a Function that another pod had may be free.
+	// firstPause and longestPause bound the pause after a try that failed. A change of the journal
+	// ends a pause early, because a Function that another pod had may be free, but not before
+	// firstPause.
 	firstPause, longestPause = time.Second, 15 * time.Second
-	// atOnce is how many Functions of a pod, or from a pod, are moved at once. The kernel moves one
-	// netdev after the other; what drivers, firmware and PFs do beside takes most of the time and
-	// is independent.
-	atOnce = 16
+	// parallelMoves is how many Functions of a pod are moved in parallel. The kernel moves one
+	// netdev after the other. But drivers, firmware and PFs take most of the time, and work in
+	// parallel.
+	parallelMoves = 16
 )
 
-// attempt is the work to attach the Functions of one sandbox. It goes on until they are attached,
-// or the sandbox or the connection to the runtime ends; what is attached already stays so
-// meanwhile.
+// attempt is the work to attach the Functions of one sandbox. It continues until they are attached,
+// or until the sandbox or the connection to the runtime ends. Functions that are attached stay
+// attached in the meantime.
 type attempt struct {
 	cancel context.CancelFunc
-	failed chan error    // gets the first error of the first try, as soon as it is there
-	tried  chan struct{} // closed after the first try
-	done   chan struct{} // closed when the work has ended
+	// failed receives the first error of the first try, as soon as it occurs.
+	failed chan error
+	// tried is closed after the first try.
+	tried chan struct{}
+	// done is closed when the work has ended.
+	done chan struct{}
 
-	goesOn atomic.Bool // after a try that failed; else the sandbox fails by it
-	waited atomic.Bool // a container has waited for it
+	// retries says that the work continues after a try that failed. Otherwise the sandbox fails.
+	retries atomic.Bool
+	// waited says that a container has waited for the attempt.
+	waited atomic.Bool
 
 	mutex sync.Mutex
-	errs  map[function.ID]error // of the last try
+	// errs has the errors of the last try.
+	errs map[function.ID]error
 }
 
-// begin starts to attach the Functions of a sandbox in the background, in place of an attempt that
-// the sandbox has. goesOn says whether it is tried again after a failure; RunPodSandbox decides
-// that later.
-func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *attempt {
+// begin starts to attach the Functions of a sandbox in the background. It replaces an earlier
+// attempt for the sandbox. retries says whether to continue after a failure. RunPodSandbox sets it
+// later.
+func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, retries bool) *attempt {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &attempt{
 		cancel: cancel, failed: make(chan error, 1), tried: make(chan struct{}),
@@ -62,7 +69,7 @@ func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *a
 		errs: map[function.ID]error{},
 	}
 
-	a.goesOn.Store(goesOn)
+	a.retries.Store(retries)
 	p.mutex.Lock()
 	before := p.attempts[pod.GetId()]
 
@@ -94,14 +101,14 @@ func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *a
 	return a
 }
 
-// attempt returns the attempt of a sandbox, nil if nothing is tried for it.
+// attempt returns the attempt for a sandbox, or nil if there is none.
 func (p *Plugin) attempt(sandbox string) *attempt {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	return p.attempts[sandbox]
 }
 
-// end returns when nothing is tried any more.
+// end cancels the attempt, and returns when it has ended.
 func (a *attempt) end() {
 	if a == nil {
 		return
@@ -110,19 +117,19 @@ func (a *attempt) end() {
 	<-a.done
 }
 
-// fail lets RunPodSandbox have the first error at once, and returns the error, which may be nil.
+// fail passes the first error to RunPodSandbox at once, and returns the error, which may be nil.
 func (a *attempt) fail(err error) error {
 	if err == nil {
 		return nil
 	}
 	select {
 	case a.failed <- err:
-	default: // it is not the first
+	default: // it is not the first error
 	}
 	return err
 }
 
-// err is why a Function was not attached by the last try, nil if it is not known.
+// err returns why a Function was not attached by the last try, or nil if this is unknown.
 func (a *attempt) err(id function.ID) error {
 	if a == nil {
 		return nil
@@ -141,7 +148,7 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 			close(a.tried)
 		}
 
-		if err == nil || ctx.Err() != nil || !a.goesOn.Load() {
+		if err == nil || ctx.Err() != nil || !a.retries.Load() {
 			return
 		}
 
@@ -151,7 +158,7 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 			"retry", pause.String())
 
 		select {
-		case <-changes: // which the try made itself
+		case <-changes: // changes that this try made
 		default:
 		}
 
@@ -161,15 +168,15 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 	}
 }
 
-// try attaches the sandbox's Functions side by side, but those of CNI requests, which the runtime
-// made before it called.
+// try attaches the sandbox's Functions in parallel. It leaves out the Functions of CNI requests,
+// which the runtime made before this call.
 func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
 
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.CNI != nil })
-	attachments = append(attachments, p.shared(ctx, pod)...)
+	attachments = append(attachments, p.sharedClaims(ctx, pod)...)
 	if len(attachments) == 0 {
 		return nil
 	}
@@ -200,14 +207,14 @@ func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error
 	return nil
 }
 
-// attachAll attaches what it can: a Function that fails does not keep the others. The agent chooses
-// names so that no two Functions of a pod have the same; if the pod has such an interface already,
-// those that need another name get it one after the other.
+// attachAll attaches the Functions. If one of them fails, it still attaches the others. The agent
+// chooses different names for the Functions of a pod. If the pod has an interface of a chosen name
+// already, the Functions that need another name get it one after the other.
 func (p *Plugin) attachAll(
 	ctx context.Context, sandbox lifecycle.Sandbox, attachments []journal.Attachment, a *attempt,
 ) error {
 	var group errgroup.Group
-	group.SetLimit(atOnce)
+	group.SetLimit(parallelMoves)
 	later := make([]bool, len(attachments))
 	for i, record := range attachments {
 		group.Go(func() error {

@@ -20,11 +20,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// runtimeTimeout is how long runtimes wait for a plugin, unless they are told another time.
+// runtimeTimeout is how long runtimes wait for a plugin by default.
 const runtimeTimeout = 2 * time.Second
 
-// inBubble runs a test with a plugin, in time of its own. The journal is made outside, because it
-// waits for the disk.
+// inBubble runs a test with a plugin in a synctest bubble. The journal is opened outside, because
+// it waits for the disk.
 func inBubble(t *testing.T, n *node, log logr.Logger, test func(t *testing.T, p *Plugin)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -63,8 +63,8 @@ func (n *node) wantState(t *testing.T, want journal.State) {
 	}
 }
 
-// TestManySlowFunctions: the Functions of a pod are attached side by side, and taken back so. If
-// even that takes too long, the sandbox starts all the same and its containers follow.
+// TestManySlowFunctions: the Functions of a pod are attached and taken back in parallel. If even
+// this takes too long, the sandbox starts, and its containers start later.
 func TestManySlowFunctions(t *testing.T) {
 	for takes, at := range map[time.Duration]struct{ run, create, stop time.Duration }{
 		250 * time.Millisecond:  {250 * time.Millisecond, 0, 250 * time.Millisecond},
@@ -107,8 +107,8 @@ func TestManySlowFunctions(t *testing.T) {
 	}
 }
 
-// TestOneFunctionFails: an error fails the sandbox at once, whatever the other Functions wait for,
-// and these come back.
+// TestOneFunctionFails: an error fails the sandbox at once, even while other Functions are being
+// attached. All Functions are taken back.
 func TestOneFunctionFails(t *testing.T) {
 	n := newNode(t)
 	for f := range 4 {
@@ -136,9 +136,9 @@ func TestOneFunctionFails(t *testing.T) {
 	})
 }
 
-// TestCatchUpTriesAgain: what could not be attached when the runtime or the agent came is tried
-// again, until it is attached or the sandbox ends. Until then containers are refused with the
-// reason.
+// TestCatchUpTriesAgain: Functions that could not be attached when the runtime or the agent started
+// are retried, until they are attached or the sandbox ends. Until then containers are refused with
+// the reason.
 func TestCatchUpTriesAgain(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
@@ -188,8 +188,8 @@ func TestCatchUpTriesAgain(t *testing.T) {
 	})
 }
 
-// TestTriesAgainByEvent: a change of the journal is followed soon, but no pod is tried all the
-// time.
+// TestTriesAgainByEvent: a change of the journal causes a retry soon, but no pod is retried
+// continuously.
 func TestTriesAgainByEvent(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -198,7 +198,7 @@ func TestTriesAgainByEvent(t *testing.T) {
 	inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
 		_, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox("pod1", "s1")}, nil)
 		must.Succeed(t, err)
-		time.Sleep(4 * time.Minute) // the pauses are the longest by now
+		time.Sleep(4 * time.Minute) // after this, the pauses are the longest
 		n.mutex.Lock()
 		n.calls = nil
 		n.mutex.Unlock()
@@ -227,8 +227,8 @@ func TestTriesAgainByEvent(t *testing.T) {
 	})
 }
 
-// TestNameIsTakenMeanwhile: a Function whose name the agent chooses, and that chose one which
-// another Function of the pod got at the same time, gets another one after it.
+// TestNameIsTakenMeanwhile: if the agent chose a name that another Function of the pod got at the
+// same time, the Function gets another name afterwards.
 func TestNameIsTakenMeanwhile(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -256,8 +256,7 @@ func TestNameIsTakenMeanwhile(t *testing.T) {
 	})
 }
 
-// TestContainersWaitOnce: a Function that takes very long does not hold up the runtime again and
-// again.
+// TestContainersWaitOnce: a Function that takes very long does not block the runtime repeatedly.
 func TestContainersWaitOnce(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -298,8 +297,8 @@ func TestStopWhileAttaching(t *testing.T) {
 	})
 }
 
-// TestFailureAfterTheAnswer: what fails after the sandbox was let start is tried again in the same
-// sandbox.
+// TestFailureAfterTheAnswer: a failure after the sandbox was allowed to start is retried in the
+// same sandbox.
 func TestFailureAfterTheAnswer(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")

@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestRefusedConnection: nothing stays of connections that the runtime, while it ends, accepts and
-// closes.
+// TestRefusedConnection: connections that an ending runtime accepts and closes leave no goroutine
+// or file behind.
 func TestRefusedConnection(t *testing.T) {
 	socket := filepath.Join(must.SocketDir(t), "nri.sock")
 	listener, err := net.Listen("unix", socket)

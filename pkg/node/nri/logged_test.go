@@ -15,7 +15,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// lines are what is logged.
+// lines collects the lines of a log.
 type lines struct {
 	mutex sync.Mutex
 	all   []string
@@ -29,7 +29,7 @@ func (l *lines) logger() logr.Logger {
 	}, funcr.Options{})
 }
 
-// count is how many lines have the text.
+// count returns how many lines contain the text.
 func (l *lines) count(text string) (n int) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -41,8 +41,8 @@ func (l *lines) count(text string) (n int) {
 	return n
 }
 
-// TestStopSaysWhatIsNotBack: that a Function is not back is logged, with its pod; that it is back
-// is not.
+// TestStopSaysWhatIsNotBack: the log names a Function that is not back, with its pod, and no
+// Function that is back.
 func TestStopSaysWhatIsNotBack(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
@@ -64,8 +64,9 @@ func TestStopSaysWhatIsNotBack(t *testing.T) {
 	}
 }
 
-// TestNobodyHasIt: a container whose Function no pod has is not told of another pod.
-func TestNobodyHasIt(t *testing.T) {
+// TestContainerOfAFreeFunction: the error for a container whose Function no pod has names no other
+// pod.
+func TestContainerOfAFreeFunction(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
 	p := &Plugin{
@@ -77,8 +78,8 @@ func TestNobodyHasIt(t *testing.T) {
 	}
 }
 
-// TestOwnIsNotShared: what was prepared for the pod itself is attached once, and what the journal
-// does not know not at all.
+// TestOwnIsNotShared: a Function that was prepared for the pod itself is attached once. A Function
+// that the journal does not have is not attached.
 func TestOwnIsNotShared(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -93,8 +94,8 @@ func TestOwnIsNotShared(t *testing.T) {
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "report pod1-claim")
 }
 
-// TestCatchUp: what catches up is waited for, says what it could not do, and ends when the runtime
-// was started once more.
+// TestCatchUp: Run waits for the end of catchUp, which logs its failures, and ends when the runtime
+// connects again.
 func TestCatchUp(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
@@ -132,9 +133,9 @@ func TestCatchUp(t *testing.T) {
 		n.mutex.Lock()
 		delete(n.blocks, "attach 3 s2 /run/netns/s2 pod2")
 		n.mutex.Unlock()
-		// it is waited for already, and must not end in between
+		// keeps the group from ending while the test waits for it
 		p.background.Add(1)
-		// which ends what the one before began
+		// This call ends the work of the one before.
 		if _, err := p.Synchronize(t.Context(), nil, nil); err != nil {
 			t.Fatal(err)
 		}

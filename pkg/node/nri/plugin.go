@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nri hears from the container runtime when a pod's network namespace is made and when it
-// ends, through the Node Resource Interface, and attaches and detaches the pod's Functions at those
-// moments.
+// Package nri attaches a pod's Functions when the container runtime has made the pod's network
+// namespace, and detaches them when the sandbox stops. The runtime reports both through the Node
+// Resource Interface.
 package nri
 
 import (
@@ -33,53 +33,57 @@ import (
 )
 
 const (
-	pluginName  = "xpu-agent"
-	pluginIndex = "50" // after the plugins that set up the pod's own network
-	// stopTimeout is how long a sandbox's Functions are taken back after its end. Then Unprepare or
-	// the next sweep does it.
+	pluginName = "xpu-agent"
+	// pluginIndex orders the plugin after the plugins that set up the pod's own network.
+	pluginIndex = "50"
+	// stopTimeout is how long the agent tries to take back a sandbox's Functions after its end.
+	// After that, Unprepare or the next sweep does it.
 	stopTimeout = time.Minute
 	// ownClaim says what to do about a claim that several pods share.
 	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a " +
 		"ResourceClaimTemplate"
 )
 
-// Lifecycle takes Functions into sandboxes and back. It is [lifecycle.Manager].
+// Lifecycle moves Functions into sandboxes and back. [lifecycle.Manager] implements it.
 type Lifecycle interface {
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
 	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
-// Plugin is the agent's side of NRI.
+// Plugin is the agent's side of NRI. Claimed is optional.
 type Plugin struct {
-	Socket    string // of the runtime, /var/run/nri/nri.sock
+	// Socket is the runtime's socket, /var/run/nri/nri.sock.
+	Socket    string
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
-	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's
-	// driver, as the kubelet says. It is asked because the kubelet prepares a claim that several
-	// pods share for the first of them only.
+	// Claimed, if set, returns the Functions that the kubelet has given to a pod for ResourceClaims
+	// of this project's driver. It is needed because the kubelet prepares a claim that several pods
+	// share for the first of them only.
 	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
-	Report  func(journal.Claim) // tells the user of a claim what was attached
-	Log     logr.Logger
+	// Report queues a write of the claim's status after its Functions were attached.
+	Report func(journal.Claim)
+	Log    logr.Logger
 
-	// connected says whether the runtime would call now. changes wakes those who wait for that.
+	// connected reports whether the runtime calls the plugin. changes signals each change of it.
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, until ctx ends, which
-	// is Run's.
+	// background is the work that continues after the reply to the runtime. It ends with ctx, which
+	// is the context of Run.
 	background sync.WaitGroup
 	ctx        context.Context
-	// ends what the last Synchronize began; only Synchronize uses it, once at a time
+	// catchingUp ends the work of the last Synchronize. Only Synchronize uses it, and there is one
+	// call at a time.
 	catchingUp context.CancelFunc
 
 	mutex    sync.Mutex
 	attempts map[string]*attempt // by sandbox
 }
 
-// Connected says whether the runtime would call now.
+// Connected reports whether the runtime calls the plugin.
 func (p *Plugin) Connected() bool { return p.connected.Load() }
 
-// AwaitConnected returns nil once the runtime would call, and an error when ctx ends before.
+// AwaitConnected returns nil once the runtime calls the plugin, and an error if ctx ends first.
 func (p *Plugin) AwaitConnected(ctx context.Context) error {
 	if err := loop.Until(ctx, p.changes.Subscribe, p.Connected); err != nil {
 		return fmt.Errorf("not connected to the container runtime at %s: the pod would start "+
@@ -94,7 +98,7 @@ func (p *Plugin) setConnected(connected bool) {
 	p.changes.Notify()
 }
 
-// Run stays connected to the runtime until ctx ends, and connects again when the runtime was
+// Run keeps a connection to the runtime until ctx ends. It connects again when the runtime was
 // restarted.
 func (p *Plugin) Run(ctx context.Context) error {
 	defer p.background.Wait()
@@ -126,15 +130,15 @@ func (p *Plugin) connect(ctx context.Context) error {
 		stub.WithPluginIdx(pluginIndex),
 		stub.WithSocketPath(p.Socket),
 		stub.WithLogger(logger{p.Log.V(1)}),
-		// Without this the stub ends the process when the runtime goes away.
+		// Without this option, the stub ends the process when the connection ends.
 		stub.WithOnClose(func() {}),
 	)
 
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	// If a runtime ends between registering and configuring the plugin, the stub waits for the
-	// configuration for ever.
+	// If a runtime ends after it registered the plugin and before it configured it, the stub waits
+	// for the configuration for ever.
 	defer context.AfterFunc(ended, func() {
 		_, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{})
 	})()
@@ -142,8 +146,8 @@ func (p *Plugin) connect(ctx context.Context) error {
 	return s.Run(ctx)
 }
 
-// endingConn calls a function when nothing more can be read from a connection that the runtime has
-// used. A runtime uses it only after the plugin asked to be registered; before that the stub is not
+// endingConn calls ended when no more data can be read from a connection that the runtime has used.
+// The runtime sends data only after the plugin asked to be registered. Before that, the stub is not
 // ready to be configured.
 type endingConn struct {
 	net.Conn
@@ -160,7 +164,7 @@ func (c *endingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Synchronize answers at once, as the runtime gives it no more time than any other call, and
+// Synchronize returns at once, because the runtime gives it no more time than other calls, and
 // catches up in the background.
 func (p *Plugin) Synchronize(
 	_ context.Context, pods []*api.PodSandbox, _ []*api.Container,
@@ -170,7 +174,7 @@ func (p *Plugin) Synchronize(
 		p.catchingUp()
 	}
 
-	// What was begun for sandboxes of before may be for some that have ended.
+	// Attempts from before the connection may be for sandboxes that have ended.
 	p.mutex.Lock()
 	before := slices.Collect(maps.Values(p.attempts))
 	p.mutex.Unlock()
@@ -188,17 +192,16 @@ func (p *Plugin) Synchronize(
 	return nil, nil
 }
 
-// catchUp does what was to be done while the agent or the runtime was away. It takes back the
-// Functions of sandboxes that have ended, and then attaches those of sandboxes that have started.
-// No pod waits for another one.
+// catchUp does the work that was missed while the agent or the runtime did not run. It takes back
+// the Functions of sandboxes that have ended, and then attaches the Functions of sandboxes that
+// have started. No pod waits for another pod.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
 		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool {
 			return pod.GetId() == a.Sandbox
 		})
-		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of;
-		// its DEL comes, or did.
+		// The sandbox of a CNI request may be unknown to NRI. Its DEL comes, or came already.
 		if a.Sandbox == "" || runs || a.CNI != nil {
 			continue
 		}
@@ -213,7 +216,8 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 
 	group.Wait()
 	for _, pod := range pods {
-		if networkNamespace(pod) != "" && ctx.Err() == nil { // without one it is being stopped
+		// without a network namespace, the sandbox is being stopped
+		if networkNamespace(pod) != "" && ctx.Err() == nil {
 			p.begin(ctx, pod, true)
 		}
 	}
@@ -223,12 +227,12 @@ func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 	return p.Log.WithValues("pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 }
 
-// RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet
-// shows it in the pod's events and tries again with a new sandbox. If the time ends before there is
-// an error, the sandbox starts and keeps what it has: the rest is attached afterwards, and
-// CreateContainer refuses the pod's containers until then.
+// RunPodSandbox attaches the pod's Functions. If it returns an error, the pod does not start. The
+// kubelet shows the error in the pod's events and tries again with a new sandbox. If the time is
+// over before there is an error, the sandbox starts and keeps what it has. The other Functions are
+// attached afterwards, and until then CreateContainer refuses the pod's containers.
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	answering, cancel := leaveTimeToAnswer(ctx)
+	answering, cancel := answerContext(ctx)
 	defer cancel()
 
 	a := p.begin(p.ctx, pod, false)
@@ -239,7 +243,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	case <-answering.Done():
 	}
 
-	a.goesOn.Store(true) // before it is too late to see a failure
+	a.retries.Store(true) // This must come before the last check for an error.
 	select {
 	case err := <-a.failed:
 		return p.giveUp(answering, pod, err)
@@ -251,7 +255,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// giveUp ends what is tried for a sandbox that must not start, and takes back what it has. It
+// giveUp ends the attempt for a sandbox that must not start, and takes back its Functions. It
 // returns the reason.
 func (p *Plugin) giveUp(answering context.Context, pod *api.PodSandbox, reason error) error {
 	p.log(pod).Error(reason, "Functions cannot be attached")
@@ -259,10 +263,10 @@ func (p *Plugin) giveUp(answering context.Context, pod *api.PodSandbox, reason e
 	return reason
 }
 
-// leaveTimeToAnswer ends when three quarters of the time have passed that the runtime gives for a
-// call (2 s by default). A runtime that has no answer in time closes the connection to the plugin
-// and starts the pod without its interfaces.
-func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+// answerContext returns a context that ends after three quarters of the time that the runtime gives
+// for a call (2 s by default). A runtime that gets no reply in time closes the connection to the
+// plugin, and starts the pod without its interfaces.
+func answerContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, limited := ctx.Deadline()
 	if !limited {
 		return context.WithCancel(ctx)
@@ -270,14 +274,16 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
 }
 
-// CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The
-// runtime would refuse it too, but say only that there is no CDI file. It waits for the first try
-// to attach what is missing, but only once for each sandbox, because the runtime makes no other
-// call meanwhile, for any pod. The kubelet asks again.
+// CreateContainer refuses a container of a pod that lacks a Function of its claims, and says why.
+// The runtime would refuse it too, but would say only that a CDI file is missing.
+//
+// It waits for the end of the first try to attach the Functions, but only once for each
+// sandbox, because the runtime makes no other call in the meantime, for any pod. The kubelet
+// repeats the call.
 func (p *Plugin) CreateContainer(
 	ctx context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	answering, cancel := leaveTimeToAnswer(ctx)
+	answering, cancel := answerContext(ctx)
 	defer cancel()
 
 	a := p.attempt(pod.GetId())
@@ -308,8 +314,8 @@ func (p *Plugin) missing(
 	}
 
 	for _, device := range container.GetCDIDevices() {
-		uid, id, ours := claim.ParseCDIDevice(device.GetName())
-		if a, _ := p.Journal.Get(id); ours && (a.Claim.UID != uid || !isAttached(a, pod)) {
+		uid, id, isOurs := claim.ParseCDIDevice(device.GetName())
+		if a, _ := p.Journal.Get(id); isOurs && (a.Claim.UID != uid || !isAttached(a, pod)) {
 			return a, true
 		}
 	}
@@ -338,18 +344,18 @@ func (p *Plugin) refuse(
 	return err
 }
 
-// StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it
-// goes on after the answer. The runtime does not call again: what fails here is done by Unprepare,
-// which the kubelet repeats.
+// StopPodSandbox takes the pod's Functions back. If this takes longer than the runtime waits, it
+// continues after the reply. The runtime does not repeat the call. If it fails, the Functions are
+// taken back by Unprepare, which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	answering, cancel := leaveTimeToAnswer(ctx)
+	answering, cancel := answerContext(ctx)
 	defer cancel()
 	p.takeBack(answering, pod)
 	return nil
 }
 
-// takeBack returns when the pod's Functions are back, or answering ends; then it goes on in the
-// background.
+// takeBack returns when the pod's Functions are back, or when answering ends. In that case it
+// continues in the background.
 func (p *Plugin) takeBack(answering context.Context, pod *api.PodSandbox) {
 	back := make(chan struct{})
 	p.background.Go(func() {
@@ -368,22 +374,21 @@ func (p *Plugin) takeBack(answering context.Context, pod *api.PodSandbox) {
 	}
 }
 
-// RemovePodSandbox takes the Functions back of a sandbox whose stop was missed.
+// RemovePodSandbox takes back the Functions of a sandbox whose stop was missed.
 func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.StopPodSandbox(ctx, pod)
 }
 
-// shared are the Functions of claims that the pod has and that were prepared for another pod: one
-// that shares the claim, or one that the pod follows. The kubelet calls Prepare for the first pod
-// only.
-func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Attachment {
-	ofOthers := func(a journal.Attachment) bool {
+// sharedClaims returns the Functions of the pod's claims that were prepared for another pod. This
+// pod shares the claim, or has ended. The kubelet calls Prepare for the first pod only.
+func (p *Plugin) sharedClaims(ctx context.Context, pod *api.PodSandbox) []journal.Attachment {
+	preparedForOther := func(a journal.Attachment) bool {
 		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() &&
 			a.Pod.UID != types.UID(pod.GetUid()) &&
 			a.CNI == nil && a.State != journal.Releasing
 	}
 
-	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
+	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), preparedForOther) {
 		return nil
 	}
 
@@ -396,7 +401,7 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 
 	var list []journal.Attachment
 	for _, id := range claimed {
-		if a, exists := p.Journal.Get(id); exists && ofOthers(a) {
+		if a, exists := p.Journal.Get(id); exists && preparedForOther(a) {
 			list = append(list, a)
 		}
 	}
@@ -404,14 +409,14 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 	return list
 }
 
-// detach takes the Functions back that the pod has by claims, side by side. What a CNI request
-// attached, its DEL releases.
+// detach takes back the Functions that the pod has by claims, in parallel. Functions of CNI
+// requests are released by their DEL.
 func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.Claim.UID == "" })
 	errs := make([]error, len(attachments))
 	var group errgroup.Group
-	group.SetLimit(atOnce)
+	group.SetLimit(parallelMoves)
 
 	for i, a := range attachments {
 		group.Go(func() error {
@@ -423,11 +428,12 @@ func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 		})
 	}
 
-	_ = group.Wait() // all errors count
+	_ = group.Wait() // the errors are in errs
 	return errors.Join(errs...)
 }
 
-// networkNamespace is the path of the pod's network namespace, "" if it has none of its own.
+// networkNamespace returns the path of the pod's network namespace, or "" if the pod has none of
+// its own.
 func networkNamespace(pod *api.PodSandbox) string {
 	for _, namespace := range pod.GetLinux().GetNamespaces() {
 		if namespace.GetType() == "network" {
@@ -437,7 +443,7 @@ func networkNamespace(pod *api.PodSandbox) string {
 	return ""
 }
 
-// logger lets the NRI library log through ours, as details.
+// logger passes the log of the NRI library to this project's log, as details.
 type logger struct{ log logr.Logger }
 
 func (l logger) Debugf(_ context.Context, format string, args ...any) { l.info(1, format, args) }

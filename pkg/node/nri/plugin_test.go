@@ -34,21 +34,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// node has Functions that are reserved for pods, moves them, and keeps what it was asked to do.
+// node has Functions that are reserved for pods. It records the calls that move them.
 type node struct {
 	journal *journal.Journal
 
 	mutex sync.Mutex
 	calls []string
 	errs  map[string]error // by call
-	// by call: closed when the call was made, which then waits until its context ends
+	// blocks has a channel for a call. It is closed when the call was made. The call then waits
+	// until its context ends.
 	blocks map[string]chan struct{}
-	// by call: the call waits until it is closed, whatever its context does
+	// slow has a channel for a call. The call waits until it is closed, even if its context ends.
 	slow map[string]chan struct{}
 
-	takes time.Duration // each move of a Function, unless its context ends
+	// takes is how long each move of a Function takes, unless its context ends.
+	takes time.Duration
 
-	// by the kubelet
+	// claimed is the answer of the kubelet.
 	claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
 }
 
@@ -126,8 +128,8 @@ func (n *node) Detach(ctx context.Context, id function.ID, sandbox string) error
 
 func (n *node) Report(c journal.Claim) { _ = n.record(context.Background(), "report "+c.Name) }
 
-// wantCalls compares the calls since the last time. A pod's Functions are moved side by side, in
-// any order.
+// wantCalls compares the calls since the last comparison. A pod's Functions are moved in parallel,
+// in any order.
 func (n *node) wantCalls(t *testing.T, want ...string) {
 	t.Helper()
 	n.mutex.Lock()
@@ -159,15 +161,16 @@ func (n *node) start(t *testing.T, socket string) *Plugin {
 	return p
 }
 
-// runtime is the runtime's side of NRI, as containerd and CRI-O have it.
+// runtime is the runtime's side of NRI, with the library that containerd and CRI-O use.
 type runtime struct {
 	noMetrics
 	*adaptation.Adaptation
-	plugins chan int // how many there are, after each change
+	// plugins receives the number of plugins after each change.
+	plugins chan int
 	wire    *wire
 }
 
-// noMetrics lets runtime hear only of the number of plugins.
+// noMetrics passes only the number of plugins to runtime.
 type noMetrics struct{}
 
 func (noMetrics) RecordPluginInvocation(
@@ -190,7 +193,8 @@ func (r *runtime) UpdatePluginCount(count int) {
 	}
 }
 
-// startRuntime runs a runtime that has sandboxes. It ends, like the process that it plays, by kill.
+// startRuntime starts a runtime that has sandboxes. kill ends it, as if its process had been
+// killed.
 func startRuntime(t *testing.T, socket string, sandboxes ...*api.PodSandbox) *runtime {
 	t.Helper()
 	r := &runtime{plugins: make(chan int, 100)}
@@ -241,8 +245,8 @@ func (r *runtime) stop(t *testing.T, sandbox *api.PodSandbox) {
 	}
 }
 
-// wire passes connections on to a runtime in the same process, and can be cut as if that process
-// had ended.
+// wire passes connections on to a runtime in the same process. It can be cut as if that process had
+// ended.
 type wire struct {
 	listener net.Listener
 	mutex    sync.Mutex
@@ -297,7 +301,7 @@ func (w *wire) cut() {
 	w.workers.Wait()
 }
 
-// sandbox is a sandbox of a pod with a network namespace of its own.
+// sandbox returns a sandbox of a pod with a network namespace of its own.
 func sandbox(pod, id string) *api.PodSandbox {
 	return &api.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: pod + "-uid",
 		Linux: &api.LinuxPodSandbox{
@@ -330,8 +334,7 @@ func TestLife(t *testing.T) {
 
 	n.wantCalls(t)
 
-	// What fails on the way back does not keep the runtime from going on; removal is the second
-	// chance.
+	// A failure to take a Function back does not stop the runtime. RemovePodSandbox tries it again.
 	n.errs["detach 2 s1"] = errors.New("busy")
 	r.stop(t, sandbox("pod1", "s1"))
 	n.wantCalls(t, "detach 2 s1", "detach 3 s1")
@@ -372,8 +375,8 @@ func TestAttachFails(t *testing.T) {
 	}
 }
 
-// TestAttachTakesTooLong: the runtime has its answer while it still listens. The sandbox keeps what
-// it has, its containers are refused until it has the rest, and then they start.
+// TestAttachTakesTooLong: the runtime gets its reply in time. The sandbox keeps the Functions that
+// it has. Its containers are refused until it has the others, and start then.
 func TestAttachTakesTooLong(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -425,7 +428,7 @@ func TestHostNetworkIsRefused(t *testing.T) {
 	}
 }
 
-// TestSynchronize: what happened while the agent was away is made up for.
+// TestSynchronize: the plugin does the work that was missed while the agent did not run.
 func TestSynchronize(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "ended")
@@ -443,7 +446,7 @@ func TestSynchronize(t *testing.T) {
 	}
 
 	n.calls = nil
-	// One mistake does not keep the others from being made up for.
+	// A failure for one pod does not affect the others.
 	n.errs["attach 3 s-stays /run/netns/s-stays stays"] = errors.New("busy")
 	r := startRuntime(t, socket, sandbox("stays", "s-stays"), sandbox("stranger", "s-stranger"),
 		sandbox("started", "s-started"))
@@ -471,8 +474,8 @@ func (n *node) awaitCalls(t *testing.T, want ...string) {
 	}
 }
 
-// TestSynchronizeAnswersAtOnce: pods whose netdevs do not come keep neither the connection from
-// being made nor other pods from being attached.
+// TestSynchronizeAnswersAtOnce: pods whose netdevs are missing delay neither the connection nor
+// other pods.
 func TestSynchronizeAnswersAtOnce(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "stuck")
@@ -494,8 +497,8 @@ func TestSynchronizeAnswersAtOnce(t *testing.T) {
 	}
 }
 
-// TestStopTakesTooLong: the runtime has its answer in time, keeps the plugin, and the Function
-// comes back after that.
+// TestStopTakesTooLong: the runtime gets its reply in time and keeps the plugin. The Function comes
+// back later.
 func TestStopTakesTooLong(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -525,7 +528,7 @@ func TestStopTakesTooLong(t *testing.T) {
 	}
 }
 
-// create has the runtime make a container with these CDI devices.
+// create makes the runtime create a container with these CDI devices.
 func (r *runtime) create(t *testing.T, sandbox *api.PodSandbox, devices ...string) error {
 	t.Helper()
 	container := &api.Container{Id: "c", PodSandboxId: sandbox.Id, Name: "app"}
@@ -537,8 +540,8 @@ func (r *runtime) create(t *testing.T, sandbox *api.PodSandbox, devices ...strin
 	return err
 }
 
-// TestCreateContainer: no container starts without what its pod claimed, nor with what another pod
-// has.
+// TestCreateContainer: a container does not start without a Function of its pod's claims, or with a
+// Function of another pod.
 func TestCreateContainer(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	r := startRuntime(t, socket)
@@ -563,7 +566,7 @@ func TestCreateContainer(t *testing.T) {
 	const missing = "container app of pod default/pod1: Function 0000:3b:00.2 of its claim " +
 		"pod1-claim is not attached to the pod"
 	want(missing, r.create(t, sandbox("pod1", "s1"), device))
-	// the pod has the claim, though the container does not name it
+	// the pod has the claim, although the container does not name it
 	want(missing, r.create(t, sandbox("pod1", "s1")))
 	want("", r.run(t, sandbox("pod1", "s1")))
 	want("", r.create(t, sandbox("pod1", "s1"), device, "nvidia.com/gpu=0"))
@@ -572,7 +575,7 @@ func TestCreateContainer(t *testing.T) {
 	want("", r.create(t, sandbox("pod2", "s2")))
 }
 
-// kubelet says which claims' Functions pods have.
+// kubelet has the Functions that pods have by claims.
 type kubelet map[string][]function.ID
 
 func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]function.ID, error) {
@@ -580,7 +583,7 @@ func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]function.I
 }
 
 // TestSharedClaim: a second pod of a claim, for which the kubelet does not call Prepare, is
-// attached or refused like the first, and does not run without its interface.
+// attached or refused like the first pod, and does not run without its interface.
 func TestSharedClaim(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -609,7 +612,7 @@ func TestSharedClaim(t *testing.T) {
 	n.wantCalls(t, "attach 2 s3 /run/netns/s3 pod2", "report pod1-claim")
 }
 
-// asked counts how often the kubelet is asked, and says that every pod has VF 0000:3b:00.2 by a
+// asked counts the questions to the kubelet. The answer is that every pod has VF 0000:3b:00.2 by a
 // claim.
 type asked int
 
@@ -618,8 +621,8 @@ func (k *asked) Claimed(context.Context, string, string) ([]function.ID, error) 
 	return []function.ID{{Address: "0000:3b:00.2"}}, nil
 }
 
-// TestSharedClaimIsLookedFor: only where there is a claim that another pod of the namespace has by
-// NRI; the kubelet is not asked about every pod of the node.
+// TestSharedClaimIsLookedFor: the kubelet is asked only if another pod of the namespace has a claim
+// by NRI, and not about every pod of the node.
 func TestSharedClaimIsLookedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*journal.Attachment)
@@ -710,9 +713,9 @@ func TestRuntimeRestarts(t *testing.T) {
 		t.Fatalf("Connected = true with a runtime that is gone: %v", err)
 	}
 
-	r = startRuntime(t, socket) // in which the sandbox is gone
+	r = startRuntime(t, socket) // this runtime does not have the sandbox
 	r.waitForPlugin(t)
-	p.background.Wait() // it catches up
+	p.background.Wait() // the end of catchUp
 	n.wantCalls(t, "detach 2 s1")
 	if err := r.run(t, sandbox("pod1", "s2")); err != nil {
 		t.Fatal(err)
@@ -721,16 +724,16 @@ func TestRuntimeRestarts(t *testing.T) {
 	n.wantCalls(t, "attach 2 s2 /run/netns/s2 pod1", "report pod1-claim")
 }
 
-// endAtConfigure passes what a runtime sends on, up to its first call of the plugin, and then ends
-// the connection: a runtime that ends when it has registered the plugin, and before it configures
-// it.
+// endAtConfigure passes on what a runtime sends, up to its first call of the plugin, and then
+// closes the connection. It stands for a runtime that ends after it registered the plugin, and
+// before it configures the plugin.
 func endAtConfigure(near, far net.Conn) {
 	defer near.Close()
 	defer far.Close()
 
 	go func() { _, _ = io.Copy(far, near) }()
 	for {
-		// the number of the multiplexed connection, and the length of what follows
+		// the number of the multiplexed connection, and the length of the data
 		var header [8]byte
 		if _, err := io.ReadFull(far, header[:]); err != nil {
 			return
@@ -747,8 +750,8 @@ func endAtConfigure(near, far net.Conn) {
 	}
 }
 
-// TestRuntimeEndsBeforeConfigure: the plugin connects again to the next runtime. The stub of NRI
-// waits for the first one for ever.
+// TestRuntimeEndsBeforeConfigure: the plugin connects to the next runtime, although the NRI stub
+// would wait for the first one for ever.
 func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	startRuntime(t, socket+".real")
@@ -777,7 +780,8 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 	}
 }
 
-// What the CNI plugin attached is its own to attach and to release; what a claim has beside is not.
+// Functions of CNI requests are attached and released by CNI only. Other Functions of the pod's
+// claims are not affected.
 func TestLeavesCNIAlone(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "1", "pod")
@@ -814,7 +818,7 @@ func TestLeavesCNIAlone(t *testing.T) {
 	}
 
 	n.wantCalls(t, "attach 1 s1 /run/netns/x pod", "report pod-claim")
-	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // the runtime knows no sandbox
+	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // the runtime has no sandbox
 		t.Fatal(err)
 	}
 

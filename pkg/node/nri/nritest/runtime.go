@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nritest has a container runtime's side of NRI, as containerd and CRI-O have it.
+// Package nritest provides the container runtime's side of NRI, with the library that containerd
+// and CRI-O use.
 package nritest
 
 import (
@@ -9,8 +10,8 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 )
 
-// Start runs a runtime at a socket until its Stop is called. It tells a plugin that connects of
-// these sandboxes; nil stands for none. The path must be short, as it is that of a socket.
+// Start runs a runtime at a socket until its Stop is called. It reports these sandboxes to plugins
+// that connect; nil stands for none. The path must be short, because paths of sockets are limited.
 func Start(
 	socket string, sandboxes func() []*adaptation.PodSandbox, options ...adaptation.Option,
 ) (*adaptation.Adaptation, error) {
@@ -29,7 +30,7 @@ func Start(
 		return nil, nil
 	}
 
-	// Without these directories a runtime has no plugins but those that connect.
+	// Without these directories, the runtime has only the plugins that connect.
 	options = append([]adaptation.Option{
 		adaptation.WithSocketPath(socket), adaptation.WithPluginPath(socket + ".plugins"),
 		adaptation.WithPluginConfigPath(socket + ".conf"),
@@ -43,7 +44,8 @@ func Start(
 	return runtime, runtime.Start()
 }
 
-// Sandbox is a pod's sandbox in the namespace default, with the network namespace at a path.
+// Sandbox returns the sandbox of a pod in the namespace default, with the network namespace at the
+// path.
 func Sandbox(id, pod, podUID, netNS string) *adaptation.PodSandbox {
 	return &adaptation.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: podUID,
 		Linux: &adaptation.LinuxPodSandbox{
