@@ -103,7 +103,7 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	defer a.engine.Close()
 
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
-	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees,
+	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.HasAdminAccess,
 		a.log.WithName("kubelet"))
 	if err != nil {
 		return nil, err

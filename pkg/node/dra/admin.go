@@ -21,14 +21,14 @@ import (
 func (d *Driver) prepareAdminAccess(
 	c *resourceapi.ResourceClaim, all []claim.Device,
 ) (prepared []kubeletplugin.Device, others []claim.Device, _ error) {
-	sight := journal.Sight{Namespace: c.Namespace, Name: c.Name}
+	access := journal.AdminAccess{Namespace: c.Namespace, Name: c.Name}
 	for _, device := range all {
 		if !device.Admin {
 			others = append(others, device)
 			continue
 		}
 
-		sight.Functions = append(sight.Functions, device.Function)
+		access.Functions = append(access.Functions, device.Function)
 		attributes, err := d.adminAttributes(device)
 		if err != nil {
 			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace,
@@ -44,7 +44,7 @@ func (d *Driver) prepareAdminAccess(
 	if len(prepared) == 0 {
 		return nil, others, nil
 	}
-	if err := d.Journal.PutSight(c.UID, sight); err != nil {
+	if err := d.Journal.PutAdminAccess(c.UID, access); err != nil {
 		return nil, nil, err
 	}
 

@@ -57,7 +57,7 @@ func TestAdminAccess(t *testing.T) {
 	if after := n.journal.All(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("reserved %+v", after)
 	}
-	if !n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
+	if !n.journal.HasAdminAccess("default", "all", function.ID{Address: "0000:3b:00.2"}) {
 		t.Error("it is not written down that the claim only looks")
 	}
 
@@ -65,7 +65,7 @@ func TestAdminAccess(t *testing.T) {
 		NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID,
 	}})
 	if err != nil || results[c.UID] != nil ||
-		n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
+		n.journal.HasAdminAccess("default", "all", function.ID{Address: "0000:3b:00.2"}) {
 		t.Errorf("unprepared: %v, %v; the claim still looks", err, results[c.UID])
 	}
 

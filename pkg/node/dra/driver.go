@@ -404,7 +404,7 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {
 		return err
 	}
-	if err := d.Journal.DeleteSight(claim); err != nil {
+	if err := d.Journal.DeleteAdminAccess(claim); err != nil {
 		return err
 	}
 

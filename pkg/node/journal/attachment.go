@@ -16,166 +16,182 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 )
 
-// State is how far an attachment is. It is written before the Function is touched.
+// State is the stage of an attachment. It is written before the Function is touched.
 type State string
 
 const (
-	// the Function has an owner, and nothing was done to it but what Setup says
-	Reserved  State = "Reserved"
-	Attaching State = "Attaching" // Before is recorded, and the netdev is on its way to the pod
-	Attached  State = "Attached"  // the netdev is in the pod
-	// the device or its driver went while the sandbox lives; Reattaching or Detaching is next
+	// Reserved: the Function has an owner, and is unchanged except for its Setup.
+	Reserved State = "Reserved"
+	// Attaching: Before is recorded, and the netdev is on its way to the pod.
+	Attaching State = "Attaching"
+	// Attached: the netdev is in the pod.
+	Attached State = "Attached"
+	// Lost: the device or its driver disappeared while the sandbox exists. The next state is
+	// Reattaching or Detaching.
 	Lost State = "Lost"
-	// the netdev is on its way back to the pod that lost it; Attached or Lost is next
+	// Reattaching: the netdev is on its way back to the pod that lost it. The next state is
+	// Attached or Lost.
 	Reattaching State = "Reattaching"
-	Detaching   State = "Detaching" // the netdev is on its way to the host; Reserved is next
-	// the same, and after RestoredAt the post-delete hooks run; then there is no record
+	// Detaching: the netdev is on its way to the host. The next state is Reserved.
+	Detaching State = "Detaching"
+	// Releasing: the netdev is on its way to the host. After RestoredAt the post-delete hooks run.
+	// After that, the record is deleted.
 	Releasing State = "Releasing"
 )
 
-// Attachment is what the node knows about a Function that is not free. It is a value: what its
-// pointers and slices point to must not be changed. Port, Setup and Before are written before
-// anything is done by them.
+// Attachment is the record of a Function that is not free. It is a value: the targets of its
+// pointers and slices must not be changed. Port, Setup and Before are written before they have an
+// effect.
 type Attachment struct {
 	Function function.ID `json:"function"`
-	// the address of the Function's PF, its own for a PF
+	// PF is the address of the Function's PF. For a PF it is its own address.
 	PF pci.Address `json:"pf"`
-	// the PF's netdev when the Function was reserved; it may be renamed since
+	// PFName is the name of the PF's netdev when the Function was reserved. It may have been
+	// renamed since.
 	PFName  string `json:"pfName,omitempty"`
-	VFIndex int    `json:"vfIndex"` // [function.Function.Index]
+	VFIndex int    `json:"vfIndex"` // see [function.Function.Index]
 	Claim   Claim  `json:"claim"`
 	Pod     Pod    `json:"pod"`
-	// Resource is the extended resource by which the Function was handed out, such as
+	// Resource is the extended resource by which the Function was allocated, such as
 	// "xpu.opiproject.org/fast"; empty for a claim.
 	Resource string `json:"resource,omitempty"`
-	// Nodes says that a container was given device nodes of the Function when it was allocated, so
-	// that a pod may have used it without an attachment.
+	// Nodes says that a container got device nodes of the Function when it was allocated, so that a
+	// pod may have used the Function without an attachment.
 	Nodes bool `json:"nodes,omitempty"`
-	// Port is the Port that this agent asks the xPU for; nil if there is none, or if the controller
-	// makes it.
+	// Port is the Port that this agent requests from the xPU; nil if there is none, or if the
+	// controller makes it.
 	Port *Port `json:"port,omitempty"`
-	// CNI is the request that wants, or has, the Function attached; nil for NRI.
+	// CNI is the CNI request that has attached the Function, or wants to; nil for NRI.
 	CNI *CNI `json:"cni,omitempty"`
-	// Setup is what is done to the Function so that its owner can use it, and undone by its
-	// release; nil for nothing.
+	// Setup says how the Function is set up for its owner. The release undoes it. It is nil if
+	// there is nothing to set up.
 	Setup *Setup `json:"setup,omitempty"`
-	// Interface is what the pod wants. AnyName says that the agent chose the interface's name, and
-	// may choose another one if the pod has an interface of that name.
+	// Interface is the interface that the pod asks for. AnyName says that the agent chose the
+	// interface's name, and may choose another one if the pod has an interface of that name.
 	Interface function.Interface `json:"interface"`
 	AnyName   bool               `json:"anyName,omitempty"`
 
 	// Driver is the kernel driver that the Function had when it was reserved, before any Setup; ""
-	// where that is not known.
+	// if this is unknown.
 	Driver string `json:"driver,omitempty"`
 
-	// Times of the wall clock are for people, as the clock may be set. Made orders the record among
-	// requests: it is when the reservation was made and, once the Function was attached, when that
-	// was. A record of an older agent has none.
+	// Times of the wall clock are meant for people, because the clock may be set. Made orders the
+	// record among requests. It is the time of the reservation, and after the Function was
+	// attached, the time of the attachment. Records of older agents have none.
 	State      State         `json:"state"`
 	ReservedAt time.Time     `json:"reservedAt"`
 	Made       uptime.Moment `json:"made,omitzero"`
-	// Ended is the last sandbox that had the Function and has it no more; nil if there was none.
+	// Ended is the last sandbox that had the Function and has ended; nil if there was none.
 	Ended *Ended `json:"ended,omitempty"`
 
 	// The fields from here on are empty in state Reserved. Sandbox is the ID of the pod's sandbox
 	// container.
 	Sandbox string `json:"sandbox,omitempty"`
-	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). Another
-	// boot undoes the move.
+	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). A reboot
+	// undoes the move.
 	BootID string `json:"bootID,omitempty"`
-	// Place is the pod's network namespace and where the netdev is in it.
-	Place  netdev.Place     `json:"place,omitzero"`
-	Before *netdev.Snapshot `json:"before,omitempty"` // what the netdev was on the host
+	// Place is the pod's network namespace, and the netdev's place in it.
+	Place netdev.Place `json:"place,omitzero"`
+	// Before is the netdev as it was on the host.
+	Before *netdev.Snapshot `json:"before,omitempty"`
 
-	// Observed is what the netdev became in the pod, and in state Lost what it is to become again.
-	// It and AttachedAt are set once the state is Attached.
+	// Observed is the netdev as it was in the pod after the attachment. In state Lost, the netdev
+	// is to become this again. Observed and AttachedAt are set once the state is Attached.
 	Observed   *netdev.Observed `json:"observed,omitempty"`
 	AttachedAt time.Time        `json:"attachedAt,omitzero"`
-	// LostAt is when it was seen that the netdev is lost; zero unless the state is Lost or
+	// LostAt is when the agent saw that the netdev was lost; zero unless the state is Lost or
 	// Reattaching.
-	LostAt    time.Time `json:"lostAt,omitzero"`
-	StoppedAt time.Time `json:"stoppedAt,omitzero"` // when the way back began
+	LostAt time.Time `json:"lostAt,omitzero"`
+	// StoppedAt is when the agent began to take the Function back.
+	StoppedAt time.Time `json:"stoppedAt,omitzero"`
 
-	// Quarantine is why the Function is kept from every owner although its pod is gone; nil unless
-	// it is. It is set in the states Detaching and Releasing only, and ends before RestoredAt is
-	// set.
+	// Quarantine says why no owner may get the Function although its pod is gone; nil for a
+	// Function that is not quarantined. It is set in the states Detaching and Releasing only, and
+	// is removed before RestoredAt is set.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 
 	// Rebinding is the driver that is unbound and bound again to bring the netdev back; "" for
 	// none. It is written before the driver is unbound, and stays until the Function is back.
 	Rebinding string `json:"rebinding,omitempty"`
 
-	// RestoredAt is when the netdev was verified to be back. It and Hooks are set in state
-	// Releasing only. Once it is set, only post-delete hooks change the record.
+	// RestoredAt is when the netdev was verified to be back. RestoredAt and Hooks are set in state
+	// Releasing only. Once RestoredAt is set, only post-delete hooks change the record.
 	RestoredAt time.Time `json:"restoredAt,omitzero"`
-	// Hooks is how far the post-delete hooks are; nil before RestoredAt, except that the Port of a
-	// quarantined Function goes before.
+	// Hooks is the progress of the post-delete hooks. It is nil before RestoredAt, unless the
+	// Function is quarantined, in which case its Port is deleted earlier.
 	Hooks *Hooks `json:"hooks,omitempty"`
 }
 
-// Quarantine is why a Function that did not come back as it was is kept from every owner.
+// Quarantine says why no owner may get a Function that could not be restored.
 type Quarantine struct {
-	Reason  QuarantineReason `json:"reason"`
-	Message string           `json:"message"` // what the last try to bring the Function back said
-	Since   time.Time        `json:"since"`
-	// Attempts is how often the Function was tried again since then, and RetryAt when it will be,
-	// for people.
+	Reason QuarantineReason `json:"reason"`
+	// Message is the error of the last attempt to restore the Function.
+	Message string    `json:"message"`
+	Since   time.Time `json:"since"`
+	// Attempts is the number of attempts since then. RetryAt is the time of the next attempt, for
+	// people.
 	Attempts int       `json:"attempts,omitempty"`
 	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
-// QuarantineReason is the kind of what is wrong with a quarantined Function.
+// QuarantineReason is the kind of problem of a quarantined Function.
 type QuarantineReason string
 
 const (
-	MayLeak     QuarantineReason = "MayLeak"     // what the last owner left may reach the next one
-	WrongDriver QuarantineReason = "WrongDriver" // another driver is bound than before
-	NotTornDown QuarantineReason = "NotTornDown" // what the reservation set up is not undone
-	// the netdev, or what the PF enforces, cannot be seen or restored
+	// MayLeak: leftovers of the last owner may reach the next one.
+	MayLeak QuarantineReason = "MayLeak"
+	// WrongDriver: the Function has another driver than before.
+	WrongDriver QuarantineReason = "WrongDriver"
+	// NotTornDown: the setup of the reservation is not undone.
+	NotTornDown QuarantineReason = "NotTornDown"
+	// NotRestored: the netdev, or what the PF enforces, cannot be read or restored.
 	NotRestored QuarantineReason = "NotRestored"
 )
 
-// QuarantineReasons are all reasons.
+// QuarantineReasons lists all reasons.
 var QuarantineReasons = []QuarantineReason{MayLeak, WrongDriver, NotTornDown, NotRestored}
 
-// Ended is a sandbox's use of a Function that is over. AttachedAt is zero if the attachment was
-// never complete.
+// Ended is the use of a Function by a sandbox that has ended. AttachedAt is zero if the attachment
+// was never complete.
 type Ended struct {
 	Sandbox    string    `json:"sandbox"`
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	StoppedAt  time.Time `json:"stoppedAt"`
 }
 
-// Setup is how a Function is made usable for its owner.
+// Setup says how a Function is set up for its owner.
 type Setup struct {
-	// SF says that the Function is an SF that exists for its owner only: it is made with the MAC,
-	// and deleted afterwards.
+	// SF says that the Function is an SF that exists for its owner only. It is created with the
+	// MAC, and deleted after the release.
 	SF  bool         `json:"sf,omitempty"`
 	MAC function.MAC `json:"mac,omitempty"`
 	// Driver is the driver that is bound for the owner, "" for the Function's own. Own is the
-	// driver that was bound before, "" if none was.
+	// driver that was bound before, "" if there was none.
 	Driver string `json:"driver,omitempty"`
 	Own    string `json:"own,omitempty"`
-	// Netdev is the netdev that the own driver had made, nil if there was none. RDMA says that it
-	// had made an RDMA device.
+	// Netdev is the netdev of the Function's own driver, nil if there was none. RDMA says that
+	// there was an RDMA device.
 	Netdev *netdev.Snapshot `json:"netdev,omitempty"`
 	RDMA   bool             `json:"rdma,omitempty"`
-	// BootID is the boot in which Netdev was seen. Another boot may have made something else of it.
+	// BootID is the boot in which Netdev was seen. After a reboot it may be different.
 	BootID string `json:"bootID,omitempty"`
 }
 
-// Hooks is how far the post-delete hooks of a Function are. They run one after the other.
+// Hooks is the progress of a Function's post-delete hooks. They run one after the other.
 type Hooks struct {
-	Done []string `json:"done,omitempty"` // the names of those that ended well or were given up
-	Next string   `json:"next"`           // the name of the one that runs or waits to be run again
-	// Attempts is how often Next failed, Error why it failed last, and RetryAt when it runs again.
+	// Done has the names of the hooks that succeeded or were given up.
+	Done []string `json:"done,omitempty"`
+	// Next is the name of the hook that runs or waits for another run.
+	Next string `json:"next"`
+	// Attempts is how often Next failed, Error is its last error, and RetryAt the time of its next
+	// run.
 	Attempts int       `json:"attempts,omitempty"`
 	Error    string    `json:"error,omitempty"`
 	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
-// Claim is the ResourceClaim that a Function is allocated to. All of it is empty for a Function
-// that was allocated as an extended resource.
+// Claim is the ResourceClaim to which a Function is allocated. It is empty for a Function that was
+// allocated as an extended resource.
 type Claim struct {
 	Namespace string    `json:"namespace,omitempty"`
 	Name      string    `json:"name,omitempty"`
@@ -183,34 +199,35 @@ type Claim struct {
 	Request   string    `json:"request,omitempty"` // in the claim; "main/sub" for a subrequest
 	Pool      string    `json:"pool,omitempty"`    // of the ResourceSlice
 	Device    string    `json:"device,omitempty"`  // in the ResourceSlice
-	// of the device, which is the PF; the Function was chosen for it then
+	// Share is the ID of the share, if Device is a PF. The Function was chosen for the share then.
 	Share types.UID `json:"share,omitempty"`
-	// in the pod's spec, for a claim that was made of a template
+	// PodClaim is the name of the claim in the pod's spec, if the claim was made from a template.
 	PodClaim string `json:"podClaim,omitempty"`
 }
 
 // Port is what the xPU was asked to serve for a Function.
 type Port struct {
-	// of the Function when it was handed out; empty if not known
+	// DevicePool is the Function's pool when it was allocated; empty if unknown.
 	DevicePool string `json:"devicePool,omitempty"`
-	// the name of the network that the Port joins
-	Network string       `json:"network"`
-	MAC     function.MAC `json:"mac"` // of the Function as the xPU knows it
-	// AssignAddresses has the network's address book give the interface its addresses; Addresses
-	// are those it gave, or those that were asked for.
+	// Network is the name of the network that the Port joins.
+	Network string `json:"network"`
+	// MAC is the address of the Function that the xPU knows.
+	MAC function.MAC `json:"mac"`
+	// AssignAddresses says that the network's address book assigns the interface its addresses.
+	// Addresses are the assigned addresses, or the requested ones.
 	AssignAddresses bool           `json:"assignAddresses,omitempty"`
 	Addresses       []netip.Prefix `json:"addresses,omitempty"`
 }
 
-// CNI is what the container runtime asked for, by the CNI specification.
+// CNI is the request of the container runtime, in the terms of the CNI specification.
 type CNI struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifName"`
 	Network     string `json:"network"` // the name of the network configuration
-	// IPAM is the result of the IPAM plugin, as it printed it; empty if there is none.
+	// IPAM is the output of the IPAM plugin; empty if there is none.
 	IPAM json.RawMessage `json:"ipam,omitempty"`
-	// Claimed is the interface that the Function's claim, if any, wants: it is wanted again when
-	// the request is over.
+	// Claimed is the interface that the Function's claim asks for, if there is a claim. It applies
+	// again when the request has ended.
 	Claimed *function.Interface `json:"claimed,omitempty"`
 }
 
@@ -221,24 +238,25 @@ type Pod struct {
 	UID       types.UID `json:"uid,omitempty"`
 }
 
-// IsVF says whether a PF enforces properties for the Function.
+// IsVF reports whether the Function is a VF, for which a PF enforces properties.
 func (a Attachment) IsVF() bool {
 	return a.Function.Subfunction == "" && a.PF != "" && a.PF != a.Function.Address &&
 		a.VFIndex >= 0
 }
 
-// Owner is the UID of the claim that the Function is for, or of its pod; "" while nobody knows the
-// pod.
+// Owner returns the UID of the claim that has the Function, or else of its pod; "" while the pod is
+// unknown.
 func (a Attachment) Owner() types.UID { return cmp.Or(a.Claim.UID, a.Pod.UID) }
 
-// Restored says whether the netdev is back from a release and only hooks are left of it.
+// Restored reports whether a released netdev is back, so that only the hooks of the release have to
+// run.
 func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }
 
-// Quarantined says whether the Function is kept from every owner.
+// Quarantined reports whether no owner may get the Function.
 func (a Attachment) Quarantined() bool { return a.Quarantine != nil }
 
-// OwnDriver is the driver that the Function must have after its release; known is false where no
-// record has it.
+// OwnDriver returns the driver that the Function must have after its release. known is false if the
+// record does not have it.
 func (a Attachment) OwnDriver() (driver string, known bool) {
 	if a.Setup != nil && a.Setup.Driver != "" {
 		return a.Setup.Own, true
@@ -246,7 +264,7 @@ func (a Attachment) OwnDriver() (driver string, known bool) {
 	return a.Driver, a.Driver != ""
 }
 
-// LastUse is the sandbox that has the Function, or had it last; ok is false if there was none.
+// LastUse returns the sandbox that has the Function, or had it last. ok is false if there was none.
 func (a Attachment) LastUse() (use Ended, ok bool) {
 	switch {
 	case a.Sandbox != "":
@@ -257,8 +275,8 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 	return Ended{}, false
 }
 
-// BackToReserved is the attachment after its netdev is back. The CNI request for a claim's Function
-// is over then, and the interface is the claim's.
+// BackToReserved returns the attachment as it is after its netdev is back. A CNI request for a
+// claim's Function has ended then, and the interface is the claim's.
 func (a Attachment) BackToReserved() Attachment {
 	reserved := Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
@@ -279,8 +297,8 @@ func (a Attachment) BackToReserved() Attachment {
 	return reserved
 }
 
-// ContainerIs returns a function that is true for attachments of the container's CNI request for
-// the interface.
+// ContainerIs returns a function that reports whether an attachment belongs to the container's CNI
+// request for the interface.
 func ContainerIs(containerID, ifName string) func(Attachment) bool {
 	return func(a Attachment) bool {
 		return a.CNI != nil && a.CNI.ContainerID == containerID && a.CNI.IfName == ifName

@@ -40,8 +40,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// TestQuarantine: a quarantine is kept with the record, in the states of a way back only, and ends
-// before the Function is restored. The state stays one that an older agent knows.
+// TestQuarantine: the record keeps a quarantine in the states Detaching and Releasing only, and not
+// after the Function is restored. Older agents know these states.
 func TestQuarantine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	j := open(t, path)
@@ -77,8 +77,8 @@ func TestQuarantine(t *testing.T) {
 	}
 }
 
-// TestOwnDriver: the driver that a Function must have again is the one before the reservation's
-// setup.
+// TestOwnDriver: a Function must get back the driver that it had before the setup of the
+// reservation.
 func TestOwnDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		a      journal.Attachment

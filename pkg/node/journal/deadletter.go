@@ -15,9 +15,9 @@ import (
 // maxLetters is how many dead letters are kept.
 const maxLetters = 100
 
-// DeadLetter is a post-delete hook that was given up: its name, what it should have been run for,
-// how often it was run, why it failed last, and when it was given up. The Attachment is without
-// Hooks.
+// DeadLetter is a post-delete hook that was given up. It has the name of the hook, the attachment
+// for which the hook should have run, without Hooks, the number of attempts, the last error, and
+// the time when the hook was given up.
 type DeadLetter struct {
 	Hook       string     `json:"hook"`
 	Attachment Attachment `json:"attachment"`
@@ -26,15 +26,14 @@ type DeadLetter struct {
 	At         time.Time  `json:"at"`
 }
 
-// DeadLetters are the hooks that were given up, the oldest first. The last 100 are kept.
+// DeadLetters returns the hooks that were given up, the oldest first. The last 100 are kept.
 func (j *Journal) DeadLetters() []DeadLetter {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
 	return slices.Clone(j.letters)
 }
 
-// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one
-// that follows from it.
+// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by next.
 func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	letter.Attachment.Hooks = nil
 	return j.write(next.Function, func(tx *boltfile.Tx) error {
@@ -53,8 +52,8 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	})
 }
 
-// appendLetter adds a dead letter, and deletes the one that is beyond the limit by it, if any. The
-// keys are numbers that grow by one.
+// appendLetter adds a dead letter, and deletes the oldest one if there are too many. The keys are
+// numbers that grow by one.
 func appendLetter(tx *boltfile.Tx, record []byte) error {
 	number, err := tx.NextSequence(lettersBucket)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// restored is a Function whose hooks run.
+// restored returns the record of a Function whose hooks run.
 func restored() journal.Attachment {
 	a := full(vf1)
 	a.State, a.RestoredAt = journal.Releasing, time.Unix(1e9+3, 0).UTC()
@@ -85,7 +85,7 @@ func TestDeadLettersAreKept(t *testing.T) {
 	}
 }
 
-// A file of the first version has no dead letters, and records without what came later.
+// A file of the first version has no dead letters, and its records lack later fields.
 func TestOpenFirstVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	must.Succeed(t, open(t, path).Close())
@@ -147,7 +147,7 @@ func TestSubscribe(t *testing.T) {
 		}
 	}
 
-	must.Succeed(t, j.Delete(vf2)) // free already
+	must.Succeed(t, j.Delete(vf2)) // the Function is free already
 	select {
 	case <-changes:
 		t.Error("woken by nothing")

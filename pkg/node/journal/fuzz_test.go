@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
-// What decode accepts can be written and read again as the same.
+// A record that decode accepts can be written and read again, and is the same then.
 func FuzzDecode(f *testing.F) {
 	vf := function.ID{Address: "0000:3b:02.1"}
 	for _, a := range []Attachment{
@@ -59,7 +59,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A dead letter that is accepted can be written and read again as the same.
+// A dead letter that is accepted can be written and read again, and is the same then.
 func FuzzDecodeLetter(f *testing.F) {
 	key := []byte("12345678")
 	f.Add(key,

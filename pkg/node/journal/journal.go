@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package journal is the node's durable record of every Function that is not free. It is written
-// before anything is touched, so that whatever happens to the process or the machine, what was done
-// to a Function can be undone.
+// Package journal is the node's durable record of every Function that is not free. A record is
+// written before the Function is touched, so that every change to it can be undone, whatever
+// happens to the process or the machine.
 package journal
 
 import (
@@ -25,37 +25,38 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// schema is the version of what is in the file. Fields may be added to the values without a new
-// one. When it is raised, [initialize] migrates a file of the schema before; and if programs of
-// that one can work with the new file, so that an upgrade can be undone, the value says so: "2/1".
+// schema is the version of the file's content. Fields may be added to the values without a new
+// version. A program with a higher schema must migrate files of the last one in [initialize]. If
+// programs of the last schema can still use the migrated file, the value says so, "2/1" for
+// example, so that an upgrade can be undone.
 const schema = 1
 
 const (
 	metaBucket        = "meta"
 	attachmentsBucket = "attachments"
 	lettersBucket     = "deadLetters"
-	sightsBucket      = "sights"
+	adminAccessBucket = "sights"
 	schemaKey         = "schema"
 )
 
-// Journal is one file, open in one process at a time. Its methods may be called by several
-// goroutines at once. Reads come from memory. A write returns when it is on the disk, or an error
-// if nothing was written.
+// Journal is one file, which is open in one process at a time. Its methods may be called from
+// several goroutines at once. Reads come from memory. A write returns when the data is on the disk,
+// or returns an error and has written nothing.
 type Journal struct {
-	file   *boltfile.File
-	writes sync.Mutex // for one writer at a time, until its change is in memory too
+	file *boltfile.File
+	// writes lets one writer at a time change the file and then memory.
+	writes sync.Mutex
 
 	mutex       sync.RWMutex
 	attachments map[function.ID]Attachment
 	letters     []DeadLetter
-	sights      map[types.UID]Sight
+	adminAccess map[types.UID]AdminAccess
 	changes     notify.Signal
 
 	locks keylock.Locks[function.ID]
 }
 
-// Records are the methods of a [Journal] by which Functions change hands. A test may stand in
-// between.
+// Records has the methods of a [Journal] that change the owners of Functions. Tests can replace it.
 type Records interface {
 	Get(function.ID) (a Attachment, ok bool)
 	All() []Attachment
@@ -67,10 +68,12 @@ type Records interface {
 	Subscribe(context.Context) <-chan struct{}
 }
 
-// Open opens the file, and makes it with its directory if it is missing. The error may be
+// Open opens the file. It creates the file and its directory if they are missing. The error may be
 // [boltfile.ErrLocked] or [boltfile.ErrCorrupt].
 func Open(path string) (*Journal, error) {
-	j := &Journal{attachments: map[function.ID]Attachment{}, sights: map[types.UID]Sight{}}
+	j := &Journal{
+		attachments: map[function.ID]Attachment{}, adminAccess: map[types.UID]AdminAccess{},
+	}
 	complete := false
 	file, err := boltfile.Open(path, func(tx *boltfile.Tx) (err error) {
 		complete, err = j.load(tx)
@@ -95,8 +98,8 @@ func Open(path string) (*Journal, error) {
 	return j, nil
 }
 
-// load reads all records. complete is false if the file lacks buckets, since it is new or of the
-// first versions of the agent.
+// load reads all records. complete is false if buckets are missing, because the file is new or from
+// one of the first versions of the agent.
 func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
 	if !tx.Has(metaBucket) && !tx.Has(attachmentsBucket) {
 		return false, nil
@@ -111,10 +114,10 @@ func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
 	err = cmp.Or(
 		tx.ForEach(attachmentsBucket, j.loadAttachment),
 		tx.ForEach(lettersBucket, j.loadLetter),
-		tx.ForEach(sightsBucket, j.loadSight),
+		tx.ForEach(adminAccessBucket, j.loadAdminAccess),
 	)
 
-	return tx.Has(lettersBucket) && tx.Has(sightsBucket), err
+	return tx.Has(lettersBucket) && tx.Has(adminAccessBucket), err
 }
 
 func (j *Journal) loadAttachment(key, value []byte) error {
@@ -139,17 +142,17 @@ func (j *Journal) loadLetter(key, value []byte) error {
 	return nil
 }
 
-func (j *Journal) loadSight(key, value []byte) error {
-	var s Sight
+func (j *Journal) loadAdminAccess(key, value []byte) error {
+	var s AdminAccess
 	if err := json.Unmarshal(value, &s); err != nil {
-		return fmt.Errorf("%w (sight %q: %w)", boltfile.ErrCorrupt, key, err)
+		return fmt.Errorf("%w (adminAccess of claim %q: %w)", boltfile.ErrCorrupt, key, err)
 	}
-	j.sights[types.UID(key)] = s
+	j.adminAccess[types.UID(key)] = s
 	return nil
 }
 
-// checkSchema accepts the value of an older program, and that of a newer program that says that
-// this one can work with its file.
+// checkSchema accepts the schema of an older program, and the schema of a newer program whose file
+// this program can use.
 func checkSchema(value []byte) error {
 	written, readable, older := strings.Cut(string(value), "/")
 	if !older {
@@ -170,21 +173,23 @@ func checkSchema(value []byte) error {
 	return nil
 }
 
-// initialize makes what the file lacks.
+// initialize creates the missing buckets and the schema.
 func initialize(tx *boltfile.Tx) error {
-	for _, bucket := range []string{metaBucket, attachmentsBucket, lettersBucket, sightsBucket} {
+	for _, bucket := range []string{
+		metaBucket, attachmentsBucket, lettersBucket, adminAccessBucket,
+	} {
 		if err := tx.CreateBucket(bucket); err != nil {
 			return err
 		}
 	}
 
 	if tx.Get(metaBucket, []byte(schemaKey)) != nil {
-		return nil // of this program, or of a newer one
+		return nil // written by this program, or by a newer one
 	}
 	return tx.Put(metaBucket, []byte(schemaKey), []byte(strconv.Itoa(schema)))
 }
 
-// decode reads a record and refuses one that could not be acted on.
+// decode decodes a record, and refuses a record that cannot be used.
 func decode(key, value []byte) (Attachment, error) {
 	var a Attachment
 	if err := json.Unmarshal(value, &a); err != nil {
@@ -227,14 +232,15 @@ func (a Attachment) check() error {
 	return nil
 }
 
-// errUnknownState is of a record that a newer agent wrote: nothing is damaged.
+// errUnknownState is returned for a record of a newer agent. The file is not damaged.
 var errUnknownState = errors.New("is unknown to this version of the agent: go back to the " +
 	"version that wrote it")
 
-// Close gives the file up.
+// Close closes the file.
 func (j *Journal) Close() error { return j.file.Close() }
 
-// Writable writes, and returns an error if that fails: the disk is full or gone.
+// Writable makes a write, and returns an error if it fails, for example because the disk is full or
+// gone.
 func (j *Journal) Writable() error {
 	if err := j.file.Update(func(*boltfile.Tx) error { return nil }); err != nil {
 		return fmt.Errorf("journal: %w", err)
@@ -242,7 +248,7 @@ func (j *Journal) Writable() error {
 	return nil
 }
 
-// Put writes an attachment in place of the one that the Function has, if any.
+// Put writes an attachment. It replaces the Function's current attachment, if there is one.
 func (j *Journal) Put(a Attachment) error {
 	return j.write(a.Function, func(tx *boltfile.Tx) error { return putAttachment(tx, a) },
 		func() { j.attachments[a.Function] = a })
@@ -259,7 +265,7 @@ func putAttachment(tx *boltfile.Tx, a Attachment) error {
 	return tx.Put(attachmentsBucket, []byte(a.Function.String()), value)
 }
 
-// Delete makes a Function free. It is no error if it is.
+// Delete makes a Function free. Deleting a free Function is no error.
 func (j *Journal) Delete(id function.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
@@ -270,7 +276,7 @@ func (j *Journal) Delete(id function.ID) error {
 		func() { delete(j.attachments, id) })
 }
 
-// write changes the disk and then memory. It has one writer at a time, so that both change in the
+// write changes the file and then memory. There is one writer at a time, so that both change in the
 // same order.
 func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
 	j.writes.Lock()
@@ -292,7 +298,7 @@ func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemor
 // [notify.Signal.Subscribe].
 func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
 
-// Get is the attachment of a Function; ok is false for one that is free.
+// Get returns the attachment of a Function. ok is false if the Function is free.
 func (j *Journal) Get(id function.ID) (a Attachment, ok bool) {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
@@ -300,17 +306,17 @@ func (j *Journal) Get(id function.ID) (a Attachment, ok bool) {
 	return a, ok
 }
 
-// All are the attachments, ordered by Function.
+// All returns all attachments, ordered by Function.
 func (j *Journal) All() []Attachment {
 	return j.which(func(Attachment) bool { return true })
 }
 
-// ByClaim are the attachments of a claim, ordered by Function.
+// ByClaim returns the attachments of a claim, ordered by Function.
 func (j *Journal) ByClaim(uid types.UID) []Attachment {
 	return j.which(func(a Attachment) bool { return a.Claim.UID == uid })
 }
 
-// ByPod are the attachments of a pod, ordered by Function.
+// ByPod returns the attachments of a pod, ordered by Function.
 func (j *Journal) ByPod(uid types.UID) []Attachment {
 	return j.which(func(a Attachment) bool { return a.Pod.UID == uid })
 }
@@ -333,8 +339,9 @@ func (j *Journal) which(match func(Attachment) bool) []Attachment {
 	return list
 }
 
-// Lock makes the caller the only one to change a Function until it calls unlock, once. It waits for
-// the lock until ctx ends. It is not reentrant. Functions are independent of each other.
+// Lock gives the caller the exclusive right to change a Function, until it calls unlock, which it
+// must do once. It waits for the lock until ctx ends. The lock is not reentrant. Functions have
+// independent locks.
 func (j *Journal) Lock(ctx context.Context, id function.ID) (unlock func(), err error) {
 	unlock, err = j.locks.Lock(ctx, id)
 	if err != nil {

@@ -45,7 +45,7 @@ func open(t testing.TB, path string) *journal.Journal {
 	return j
 }
 
-// full is an attachment with every field in use.
+// full returns an attachment with all fields set.
 func full(id function.ID) journal.Attachment {
 	return journal.Attachment{
 		Function: id, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
@@ -180,7 +180,7 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// The write of a closed journal fails and must not show in reads.
+// A write to a closed journal fails and does not appear in reads.
 func TestFailedWriteIsNotKept(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, j.Put(reserved(vf1)))
@@ -251,7 +251,7 @@ func TestOpenDamaged(t *testing.T) {
 	}
 }
 
-// TestOpenWithoutBucket: half a journal is none.
+// TestOpenWithoutBucket: a journal that lacks a bucket is refused.
 func TestOpenWithoutBucket(t *testing.T) {
 	for _, bucket := range []string{"meta", "attachments"} {
 		path := filepath.Join(t.TempDir(), "j")
@@ -268,7 +268,7 @@ func TestOpenWithoutBucket(t *testing.T) {
 	}
 }
 
-// TestIsVF: a PF enforces something for its VFs, and for nothing else.
+// TestIsVF: a PF enforces properties for its VFs only.
 func TestIsVF(t *testing.T) {
 	vf := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1,
@@ -292,8 +292,9 @@ func TestIsVF(t *testing.T) {
 	}
 }
 
-// TestBackToReserved: once the netdev is back, a Function of a claim is what the claim wants again,
-// whatever a CNI request made of it; one without a claim keeps what its request wants.
+// TestBackToReserved: once the netdev is back, a claim's Function is as the claim asks for it
+// again, whatever a CNI request changed. A Function without a claim stays as its request asks for
+// it.
 func TestBackToReserved(t *testing.T) {
 	claims := function.Interface{Name: "net1", MTU: 9000}
 	requests := function.Interface{Name: "eth7", MTU: 1400}
@@ -373,15 +374,16 @@ func TestOpenForeignContent(t *testing.T) {
 	}
 }
 
-// TestVersions: a file of the version before is read and brought up to date; one of a newer version
-// is read, and left as it is, if it says that this version may.
+// TestVersions: a file of the last version is read and migrated. A file of a newer version is read,
+// and left as it is, if it says that this version may read it.
 func TestVersions(t *testing.T) {
-	// written by an agent that did not say who may read it
+	// This file is from an agent that did not write which versions may read it.
 	before, err := os.ReadFile("testdata/schema-1.db")
 	must.Succeed(t, err)
 
 	for name, test := range map[string]struct {
-		schema string // in the file; "" for what it has
+		// schema is the schema in the file; "" leaves it as it is.
+		schema string
 		err    string
 	}{
 		"the version before":                 {},
@@ -422,7 +424,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// setSchema sets the schema of a file, unless it is "", and returns what the file has then.
+// setSchema sets the schema of a file, unless it is "", and returns the resulting schema.
 func setSchema(t *testing.T, path, schema string) (has string) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
@@ -441,8 +443,8 @@ func setSchema(t *testing.T, path, schema string) (has string) {
 	return has
 }
 
-// TestKilled ends a process that writes without pause, by SIGKILL, and reads what it left: at least
-// all that it was told to be written.
+// TestKilled ends a process that writes continuously, by SIGKILL. The file must have at least the
+// data whose writes had returned.
 func TestKilled(t *testing.T) {
 	const path = "XPU_TEST_JOURNAL"
 	if p := os.Getenv(path); p != "" {
@@ -486,7 +488,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestLockTooLate: who gave up does not get a lock that is free.
+// TestLockTooLate: a caller that has given up does not get a lock that becomes free.
 func TestLockTooLate(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -550,7 +552,8 @@ func TestLock(t *testing.T) {
 }
 
 func BenchmarkPut(b *testing.B) {
-	// Beside the working directory: a temporary directory may be on a file system without a disk.
+	// The directory is in the working directory, because a temporary directory may be on a file
+	// system without a disk.
 	dir, err := os.MkdirTemp(".", "bench")
 	must.Succeed(b, err)
 	b.Cleanup(func() { os.RemoveAll(dir) })
@@ -566,8 +569,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// The measure for [BenchmarkPut]: two writes of a page with fdatasync, which a commit of bbolt
-// cannot do without.
+// BenchmarkTwoSyncedPages is the measure for [BenchmarkPut]: two writes of a page with fdatasync,
+// which is the least that a commit of bbolt needs.
 func BenchmarkTwoSyncedPages(b *testing.B) {
 	f, err := os.CreateTemp(".", "bench")
 	must.Succeed(b, err)
@@ -583,7 +586,7 @@ func BenchmarkTwoSyncedPages(b *testing.B) {
 	}
 }
 
-// However a file is damaged, Open ends with an error or a journal that can be read: it does not end
+// However a file is damaged, Open returns an error or a journal that can be read, and does not end
 // the process.
 func TestOpenRandomDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
@@ -600,7 +603,7 @@ func TestOpenRandomDamage(t *testing.T) {
 	for range 400 {
 		content := bytes.Clone(intact)
 		for range 1 + random.IntN(40) {
-			// Headers of pages are where damage is worst.
+			// Damage in the headers of pages has the worst effects.
 			at := random.IntN(len(content)/4096)*4096 + random.IntN(64)
 			content[at] = byte(random.IntN(256))
 		}
@@ -623,12 +626,12 @@ func TestOpenRandomDamage(t *testing.T) {
 	t.Logf("%d of 400 refused", refused)
 }
 
-// TestFlippedBits: a journal with a flipped bit is refused by its path and with what to do, or says
-// the same as before.
+// TestFlippedBits: a journal with a flipped bit is either refused, with its path and what to do, or
+// has the same content as before.
 func TestFlippedBits(t *testing.T) {
 	path := filepath.Join(must.MemoryDir(t), "j")
 	j := open(t, path)
-	for n := range uint32(150) { // so many that there are branches
+	for n := range uint32(150) { // enough records for branch pages
 		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
 

@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestRefusedWrites: what bbolt does not write is not taken for written.
+// TestRefusedWrites: a write that bbolt refuses is an error.
 func TestRefusedWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	refuse := func(tx *boltfile.Tx) error { // in a transaction that cannot write

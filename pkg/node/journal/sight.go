@@ -14,18 +14,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Sight is a claim that sees Functions of the node and does not have them (adminAccess). It is kept
-// because the kubelet tells them like devices that the claim's pods have.
-type Sight struct {
+// AdminAccess is a claim that may see Functions of the node without having them (adminAccess). It
+// is stored because the kubelet lists these Functions like devices that the claim's pods have.
+type AdminAccess struct {
 	Namespace string        `json:"namespace"` // of the claim
 	Name      string        `json:"name"`
 	Functions []function.ID `json:"functions"`
 }
 
-// PutSight writes down what a claim sees, in place of what it saw before.
-func (j *Journal) PutSight(claim types.UID, s Sight) error {
+// PutAdminAccess writes which Functions a claim sees. It replaces an earlier record of the claim.
+func (j *Journal) PutAdminAccess(claim types.UID, s AdminAccess) error {
 	j.mutex.RLock()
-	same := reflect.DeepEqual(j.sights[claim], s)
+	same := reflect.DeepEqual(j.adminAccess[claim], s)
 	j.mutex.RUnlock()
 	if same {
 		return nil
@@ -33,35 +33,35 @@ func (j *Journal) PutSight(claim types.UID, s Sight) error {
 
 	value, err := json.Marshal(s)
 	if err != nil {
-		return fmt.Errorf("journal: sight of claim %s/%s: %w", s.Namespace, s.Name, err)
+		return fmt.Errorf("journal: adminAccess of claim %s/%s: %w", s.Namespace, s.Name, err)
 	}
 
-	return j.changeSight(claim, func(tx *boltfile.Tx) error {
-		return tx.Put(sightsBucket, []byte(claim), value)
-	}, func() { j.sights[claim] = s })
+	return j.changeAdminAccess(claim, func(tx *boltfile.Tx) error {
+		return tx.Put(adminAccessBucket, []byte(claim), value)
+	}, func() { j.adminAccess[claim] = s })
 }
 
-// DeleteSight forgets what a claim sees, if it sees anything.
-func (j *Journal) DeleteSight(claim types.UID) error {
+// DeleteAdminAccess deletes the record of a claim, if there is one.
+func (j *Journal) DeleteAdminAccess(claim types.UID) error {
 	j.mutex.RLock()
-	_, exists := j.sights[claim]
+	_, exists := j.adminAccess[claim]
 	j.mutex.RUnlock()
 	if !exists {
 		return nil
 	}
-	return j.changeSight(claim, func(tx *boltfile.Tx) error {
-		return tx.Delete(sightsBucket, []byte(claim))
-	}, func() { delete(j.sights, claim) })
+	return j.changeAdminAccess(claim, func(tx *boltfile.Tx) error {
+		return tx.Delete(adminAccessBucket, []byte(claim))
+	}, func() { delete(j.adminAccess, claim) })
 }
 
-func (j *Journal) changeSight(
+func (j *Journal) changeAdminAccess(
 	claim types.UID, toDisk func(*boltfile.Tx) error, toMemory func(),
 ) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
 
 	if err := j.file.Update(toDisk); err != nil {
-		return fmt.Errorf("journal: sight of claim %s: %w", claim, err)
+		return fmt.Errorf("journal: adminAccess of claim %s: %w", claim, err)
 	}
 
 	j.mutex.Lock()
@@ -71,11 +71,11 @@ func (j *Journal) changeSight(
 	return nil
 }
 
-// Sees says whether the claim sees the Function and does not have it.
-func (j *Journal) Sees(namespace, claim string, f function.ID) bool {
+// HasAdminAccess reports whether the claim sees the Function without having it.
+func (j *Journal) HasAdminAccess(namespace, claim string, f function.ID) bool {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
-	for _, s := range j.sights {
+	for _, s := range j.adminAccess {
 		if s.Namespace == namespace && s.Name == claim && slices.Contains(s.Functions, f) {
 			return true
 		}

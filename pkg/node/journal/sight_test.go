@@ -11,16 +11,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestSights: what claims see outlives the agent, until they see it no more.
-func TestSights(t *testing.T) {
+// TestAdminAccess: the records of claims with adminAccess survive the agent, until they are
+// deleted.
+func TestAdminAccess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	j, err := journal.Open(path)
 	must.Succeed(t, err)
 	seen, other := function.ID{Address: "0000:3b:00.2"}, function.ID{Address: "0000:3b:00.3"}
-	sight := journal.Sight{Namespace: "default", Name: "all", Functions: []function.ID{seen}}
-	must.Succeed(t, j.PutSight("uid", sight))
-	must.Succeed(t, j.PutSight("uid", sight))
-	must.Succeed(t, j.DeleteSight("another"))
+	access := journal.AdminAccess{Namespace: "default", Name: "all", Functions: []function.ID{seen}}
+	must.Succeed(t, j.PutAdminAccess("uid", access))
+	must.Succeed(t, j.PutAdminAccess("uid", access))
+	must.Succeed(t, j.DeleteAdminAccess("another"))
 	must.Succeed(t, j.Close())
 	j, err = journal.Open(path)
 	must.Succeed(t, err)
@@ -34,7 +35,7 @@ func TestSights(t *testing.T) {
 		{"default", "all", seen, true}, {"default", "all", other, false},
 		{"default", "some", seen, false}, {"shop", "all", seen, false},
 	} {
-		if got := j.Sees(test.namespace, test.name, test.f); got != test.want {
+		if got := j.HasAdminAccess(test.namespace, test.name, test.f); got != test.want {
 			t.Errorf("%s/%s sees %s: %t, want %t", test.namespace, test.name, test.f,
 				got, test.want)
 		}
@@ -44,8 +45,8 @@ func TestSights(t *testing.T) {
 		t.Errorf("attachments %+v", all)
 	}
 
-	must.Succeed(t, j.DeleteSight("uid"))
-	if j.Sees("default", "all", seen) {
+	must.Succeed(t, j.DeleteAdminAccess("uid"))
+	if j.HasAdminAccess("default", "all", seen) {
 		t.Error("the claim still sees the Function")
 	}
 }
