@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// stateOf is what the agent tells administrators of a Function.
+// stateOf returns the state of a Function as the agent reports it to administrators.
 func (s *site) stateOf(id function.ID) nodestate.Function {
 	s.t.Helper()
 	state, err := s.administrators().State(s.t.Context())
@@ -34,8 +34,8 @@ func (s *site) administrators() nodestate.Client {
 	return nodestate.Client{Socket: filepath.Join(s.config.StateDir, "admin.sock")}
 }
 
-// TestAdministrator follows a Function into a pod and back by what administrators are told, and
-// frees it where neither its xPU nor its hook will.
+// TestAdministrator follows a Function into a pod and back in the reports for administrators. The
+// administrator frees the Function when neither its xPU nor its hook does.
 func TestAdministrator(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf := s.vfs[0]

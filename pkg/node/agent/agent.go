@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent puts the node's agent together. Data flows one way: the inventory discovers
-// Functions, pools select them, the device plugin and the DRA driver publish and allocate them, the
-// xPU is provisioned, CNI or NRI says when a pod's network namespace is there, and the lifecycle
-// attaches them, releases them and has the post-delete hooks run.
+// Package agent assembles and runs the node's agent. Data flows one way: the inventory discovers
+// Functions, pools select them, and the device plugin and the DRA driver publish and allocate them.
+// The xPU is provisioned. CNI or NRI reports the network namespace of a pod, and the lifecycle
+// attaches the Functions to it, releases them, and lets the post-delete hooks run.
 package agent
 
 import (
@@ -32,8 +32,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that
-// took the node over from this one is gone.
+// Run runs the agent until ctx ends. It returns an error only if the agent cannot work at all, or
+// if a successor took over the node and then ended.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
 	tracer, err := tracing.Dial(ctx, config.TracingEndpoint, "xpu-agent", log)
 	if err != nil {
@@ -48,12 +48,12 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	}
 	defer served()
 
-	// Without a UID its sockets have the names of those of an agent that is still there.
+	// Without a UID, the sockets would have the names of the sockets of an agent that still runs.
 	if config.Provisioner == ProvisionerCRD && config.PodUID != "" {
-		if err := a.openFront(ctx); err != nil {
+		if err := a.openDRAPlugin(ctx); err != nil {
 			return err
 		}
-		defer a.front.close()
+		defer a.draPlugin.close()
 	}
 
 	if a.predecessor, err = a.takeOver(ctx); err != nil {
@@ -61,7 +61,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	}
 
 	if a.predecessor != nil {
-		defer a.predecessor.Close() // which tells it that this agent has ended
+		defer a.predecessor.Close() // shows the predecessor that this agent has ended
 	}
 
 	successor, err := a.work(ctx)
@@ -72,21 +72,22 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	return a.standAside(ctx, successor)
 }
 
-// work has the node until ctx ends, or until another agent asks for it, which it returns.
+// work runs the agent that has the node, until ctx ends, or until a successor asks for the node,
+// which it returns.
 func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	config := a.config
 	var err error
 	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"),
-		a.waitForTheOther, a.log); err != nil {
+		a.readyToWait, a.log); err != nil {
 		return nil, err
 	}
 	defer a.journal.Close()
 
-	if config.Provisioner == ProvisionerCRD && a.front == nil {
-		if err := a.openFront(ctx); err != nil {
+	if config.Provisioner == ProvisionerCRD && a.draPlugin == nil {
+		if err := a.openDRAPlugin(ctx); err != nil {
 			return nil, err
 		}
-		defer a.front.close()
+		defer a.draPlugin.close()
 	}
 
 	if a.devlink, err = devlink.Dial(""); err != nil {
@@ -118,9 +119,9 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	return a.run(ctx)
 }
 
-// takeJournal waits until an agent that is shutting down has closed the journal. Until then this
-// agent must do nothing, not even open its sockets, as the other agent serves them. waiting is
-// called when there is such an agent.
+// takeJournal opens the journal. It waits until another agent that shuts down has closed it, and
+// calls waiting before it does. Until then this agent must do nothing, and must not open its
+// sockets, because the other agent serves them.
 func takeJournal(
 	ctx context.Context, path string, waiting func(), log logr.Logger,
 ) (*journal.Journal, error) {
@@ -136,23 +137,23 @@ func takeJournal(
 	return records, err
 }
 
-// run works until ctx ends, a part cannot work at all, or another agent asks for the node, which it
-// returns.
+// run runs the parts until ctx ends, until a part cannot work at all, or until a successor asks for
+// the node, which it returns.
 func (a *agent) run(ctx context.Context) (successor *handover.Successor, err error) {
-	// What serves the kubelet's device plugin API outlives the rest if another agent has asked: it
-	// passes on what comes while the kubelet does not know that one yet.
+	// The device plugin outlives the other parts if a successor has asked for the node: it forwards
+	// calls while the kubelet does not know the successor yet.
 	lingering, stop := context.WithCancel(ctx)
 	a.stopLingering = stop
 	a.lingering, lingering = errgroup.WithContext(lingering)
 	group, ctx := errgroup.WithContext(ctx)
-	// Subscriptions come before what they listen to is started, so that nothing is missed.
+	// The subscriptions come first, so that no notification is missed.
 	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(
 		lingering,
 	), a.outputs.Subscribe(ctx)
 	forLifecycle, forCards := a.inputs.Subscribe(ctx), a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
-	// The parts that others depend on end last, so that requests that run when ctx ends can finish.
+	// The parts that others depend on end last, so that running requests can finish when ctx ends.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 
@@ -167,16 +168,16 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 
 	group.Go(func() error {
 		defer end()
-		// Functions are brought back whether the API server is there or not.
+		// Functions are brought back even if there is no API server.
 		if !a.inventory.Synced(ctx) || !a.faults.Synced(ctx) {
 			return nil
 		}
 
 		a.recover(ctx)
-		a.conflicts.look(ctx)
+		a.conflicts.refresh(ctx)
 		running, ctx := errgroup.WithContext(ctx)
 		a.lingering.Go(func() error { return a.plugins.Run(lingering, forPlugins) })
-		running.Go(func() error { return failure(ctx, lingering) })
+		running.Go(func() error { return causeOf(ctx, lingering) })
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.cards.Run(ctx, forCards) })
 		running.Go(func() error { return a.admin.Run(ctx) })
@@ -195,7 +196,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return a.awaitSuccessor(ctx, &successor) })
 		running.Go(func() error { return a.followPredecessor(ctx) })
 		err := running.Wait()
-		// Allocates that run may finish while the parts that they need still work
+		// Running Allocates may finish while the parts that they need still work.
 		if !errors.Is(err, errSucceeded) {
 			a.stopLingering()
 			err = errors.Join(err, a.lingering.Wait())
@@ -217,8 +218,8 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	return nil, err
 }
 
-// prepareReleases has the engine do now what the first release would wait for, and says why
-// releases are slow if they are.
+// prepareReleases does the work that the first release would wait for. If releases will be slow, it
+// logs why.
 func (a *agent) prepareReleases() error {
 	if err := a.engine.SeesUppers(); err != nil {
 		a.log.Info("The kernel does not say whether something is on top of a netdev. Each "+
@@ -229,20 +230,20 @@ func (a *agent) prepareReleases() error {
 	return nil
 }
 
-// track keeps the pools current. When they have changed, it first looks for conflicts, and then
-// wakes those who publish.
+// track keeps the pools up to date. When they have changed, it first looks for conflicts, and then
+// notifies the publishers.
 func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 	if a.clustered != nil && !a.clustered.synced(ctx) {
 		return nil
 	}
 	return a.tracker.Run(ctx, changes, func() {
-		a.conflicts.look(ctx)
+		a.conflicts.refresh(ctx)
 		a.outputs.Notify()
 	})
 }
 
-// recover makes the node match the journal before requests are served. What fails is retried later
-// and does not hold up other Functions.
+// recover makes the node match the journal before requests are served. Failures are retried later
+// and do not delay other Functions.
 func (a *agent) recover(ctx context.Context) {
 	begin := time.Now()
 	if err := a.lifecycle.Recover(ctx); err != nil {
@@ -251,8 +252,8 @@ func (a *agent) recover(ctx context.Context) {
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
 }
 
-// setUpAgain sets up the Functions again that pods had before the agent started. It runs beside the
-// other parts, as a card may take long.
+// setUpAgain completes the setup of Functions that pods had before the agent started. It runs in
+// parallel to the other parts, because a card may take long.
 func (a *agent) setUpAgain(ctx context.Context) error {
 	if err := a.lifecycle.SetUp(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error(err,
@@ -261,7 +262,7 @@ func (a *agent) setUpAgain(ctx context.Context) error {
 	return nil
 }
 
-// ready says why the agent cannot serve pods now.
+// ready returns why the agent cannot serve pods at the moment; nil if it can.
 func (a *agent) ready() error {
 	if err := a.poolsKnown(); err != nil {
 		return err
@@ -288,7 +289,7 @@ func (a *agent) poolsKnown() error {
 	return nil
 }
 
-// servePort is Serve of [lifecycle.Options].
+// servePort implements Serve of [lifecycle.Options].
 func (a *agent) servePort(ctx context.Context, attachment journal.Attachment) error {
 	switch {
 	case attachment.Port != nil:
@@ -300,8 +301,9 @@ func (a *agent) servePort(ctx context.Context, attachment journal.Attachment) er
 	return nil
 }
 
-// reportLoss is Report of [lifecycle.Options]: the status of the claim and an event of the pod say
-// that the pod lost its Function, and what the user can do, or that the pod has its Function again.
+// reportLoss implements Report of [lifecycle.Options]. The status of the claim and an event of the
+// pod say that the pod lost its Function, and what the user can do, or that the pod has its
+// Function again.
 func (a *agent) reportLoss(attachment journal.Attachment) {
 	a.report(attachment.Claim)
 	pod := attachment.Pod
@@ -329,8 +331,8 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 		attachment.Function, a.config.NodeName, message)
 }
 
-// reportQuarantine is Quarantined of [lifecycle.Options]. The pod may be gone soon, so that the
-// node has the event too.
+// reportQuarantine implements Quarantined of [lifecycle.Options]. The node gets the event too,
+// because the pod may be deleted soon.
 func (a *agent) reportQuarantine(attachment journal.Attachment) {
 	q := attachment.Quarantine
 	if pod := attachment.Pod; pod.Name != "" {
@@ -345,7 +347,7 @@ func (a *agent) reportQuarantine(attachment journal.Attachment) {
 		"did not come back from its pod as it was, and is kept from others: "+q.Message)
 }
 
-// reportRelease is Unquarantined of [lifecycle.Options].
+// reportRelease implements Unquarantined of [lifecycle.Options].
 func (a *agent) reportRelease(attachment journal.Attachment, outcome string) {
 	a.event(a.nodeReference(), corev1.EventTypeNormal, "FunctionReleased", attachment.Function,
 		"was quarantined, and "+outcome)

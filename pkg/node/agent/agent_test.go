@@ -45,8 +45,8 @@ import (
 
 const nodeName = "node1"
 
-// world is a node with simulated cards, an API server, and the kubelet's and the runtime's sides of
-// what the agent speaks to.
+// world is a node with simulated cards and an API server, and plays the kubelet and the runtime for
+// the agent.
 type world struct {
 	t       *testing.T
 	admin   client.Client
@@ -54,13 +54,13 @@ type world struct {
 	config  Config
 	runtime *adaptation.Adaptation
 	starts  int
-	// What follows is about the agent that runs.
-	end     func() // ends it
+	// The following fields belong to the running agent.
+	end     func() // ends the agent
 	metrics prometheus.Gatherer
 }
 
-// newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration
-// says, the directory of which is set here.
+// newWorld returns a world with a DevicePool of all VFs and the node's Functions as the
+// configuration says. It sets the directory of the configuration.
 func newWorld(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
 	w := newNode(t, functions)
@@ -72,7 +72,7 @@ func newWorld(t *testing.T, functions simulate.Config) *world {
 	return w
 }
 
-// newNode makes a world without an API server.
+// newNode returns a world without an API server.
 func newNode(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
 	if !netns.Isolated() {
@@ -111,7 +111,7 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 	}}
 }
 
-// connect gives the world the API server, with the node's Node.
+// connect adds the API server, with the node's Node.
 func (w *world) connect() {
 	w.t.Helper()
 	cluster.Need(w.t)
@@ -132,7 +132,7 @@ func (w *world) connect() {
 	})
 }
 
-// create creates an object that lives until the test ends.
+// create creates an object that exists until the test ends.
 func (w *world) create(object client.Object) {
 	w.t.Helper()
 	if err := w.admin.Create(w.t.Context(), object); err != nil {
@@ -141,8 +141,8 @@ func (w *world) create(object client.Object) {
 	w.t.Cleanup(func() { w.delete(object) })
 }
 
-// delete deletes an object for good: when the test ends there is nobody any more who would take
-// finalizers away.
+// delete deletes an object with its finalizers, because no controller removes them when the test
+// ends.
 func (w *world) delete(object client.Object) {
 	w.t.Helper()
 	ctx := context.WithoutCancel(w.t.Context())
@@ -156,14 +156,14 @@ func (w *world) delete(object client.Object) {
 	}
 }
 
-// start runs an agent until end is called or the test ends.
+// start starts an agent. It runs until end is called or the test ends.
 func (w *world) start() {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	registry := prometheus.NewRegistry()
 	w.metrics = registry
-	// A child that is just being forked may hold the port of the agent before for a moment.
+	// A forked child may hold the port of the previous agent for a moment.
 	w.starts++
 	w.config.ListenAddress = fmt.Sprintf("127.0.0.1:%d", 9810+w.starts)
 	config := w.config
@@ -188,7 +188,7 @@ func (w *world) eventually(what string, condition func() bool) {
 	must.Eventually(w.t, what, condition)
 }
 
-// slices are the node's ResourceSlices, by name.
+// slices returns the node's ResourceSlices, by name.
 func (w *world) slices() map[string]resourceapi.ResourceSlice {
 	w.t.Helper()
 	var list resourceapi.ResourceSliceList
@@ -227,7 +227,7 @@ func versions(slices map[string]resourceapi.ResourceSlice) map[string]string {
 	return out
 }
 
-// wantUntouched says which of the slices were written or replaced.
+// wantUntouched fails the test if one of the slices was written or replaced.
 func (w *world) wantUntouched(what string, before map[string]string) {
 	w.t.Helper()
 	now := versions(w.slices())
@@ -237,7 +237,7 @@ func (w *world) wantUntouched(what string, before map[string]string) {
 	}
 }
 
-// shake makes the kernel tell of a netdev, as it does when VFs come and go.
+// shake makes the kernel report a netdev, as it does when VFs appear and disappear.
 func (w *world) shake() {
 	w.t.Helper()
 	attributes := netlink.NewLinkAttrs()
@@ -263,7 +263,7 @@ func (w *world) readyz() (int, string) {
 	return response.StatusCode, string(body)
 }
 
-// startRuntime plays a container runtime that has sandboxes.
+// startRuntime starts a container runtime that has sandboxes.
 func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
 	w.t.Helper()
 	runtime, err := nritest.Start(w.config.NRISocket, func() []*adaptation.PodSandbox {
@@ -284,14 +284,14 @@ func (w *world) register() *kubelettest.DRADriver {
 	return driver
 }
 
-// allocate plays the scheduler: a claim of the Function for pod1.
+// allocate plays the scheduler, and returns a claim of the Function for pod1.
 func (w *world) allocate(name string, function function.ID) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	return w.allocateFor("pod1", "fast", name, function)
 }
 
-// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod, or of a
-// share of a PF.
+// allocateFor plays the scheduler, and returns a claim of a Function of the DevicePool, or of a
+// share of a PF, for the pod.
 func (w *world) allocateFor(
 	pod, devicePool, name string, function function.ID, share ...types.UID,
 ) *resourceapi.ResourceClaim {
@@ -377,7 +377,8 @@ func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 	}
 }
 
-// wantPrepared prepares the claim. A container may get the Function once that is in the pod.
+// wantPrepared prepares the claim. A container may get the Function only once the Function is in
+// the pod.
 func (w *world) wantPrepared(
 	driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim, function function.ID,
 	attached bool,
@@ -412,7 +413,7 @@ func (w *world) unprepare(driver *kubelettest.DRADriver, c *resourceapi.Resource
 	must.Succeed(w.t, driver.Unprepare(w.t.Context(), c))
 }
 
-// TestAgent is an agent's life on a node with many Functions, from its first start on.
+// TestAgent runs an agent on a node with many Functions, from its first start on.
 func TestAgent(t *testing.T) {
 	w := newWorld(t,
 		simulate.Config{Cards: []simulate.Card{{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"}}})
@@ -463,7 +464,7 @@ func TestAgent(t *testing.T) {
 	w.provision(c, vf)
 	w.wantPrepared(driver, c, vf, false)
 
-	// The agent is restarted, and sees new VFs. None of the slices that were there is written.
+	// The agent is restarted, and sees new VFs. It writes none of the existing slices.
 	before := versions(w.slices())
 	w.end()
 	w.start()
@@ -500,7 +501,7 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// functions are the addresses of a PF's VFs, by index.
+// functions returns the addresses of a PF's VFs, by index.
 func (w *world) functions(pf pci.Address) []pci.Address {
 	w.t.Helper()
 	var out []pci.Address
@@ -517,8 +518,8 @@ func (w *world) functions(pf pci.Address) []pci.Address {
 	return out
 }
 
-// TestPod is a Function's way into a pod and back, over a restart of the agent, with the kernel's
-// netdevs.
+// TestPod attaches a Function to a pod and releases it, across a restart of the agent, with the
+// kernel's netdevs.
 func TestPod(t *testing.T) {
 	pod, xpu := netns.New(t), netns.New(t)
 	w := newWorld(t, simulate.Config{
@@ -545,7 +546,7 @@ func TestPod(t *testing.T) {
 		return code == http.StatusOK
 	})
 
-	// The runtime may take the plugin in a moment after the plugin is connected.
+	// The runtime may register the plugin a moment after the plugin is connected.
 	w.eventually("the interface is in the pod", func() bool {
 		if err := w.runtime.RunPodSandbox(t.Context(),
 			&adaptation.RunPodSandboxRequest{Pod: sandbox}); err != nil {

@@ -21,10 +21,10 @@ import (
 // undoTimeout is the additional time that a failed Allocate may take to give the Function up.
 const undoTimeout = time.Second
 
-// podAllocator is the [deviceplugin.Allocator].
+// podAllocator implements [deviceplugin.Allocator].
 type podAllocator struct {
 	node string
-	// find returns a Function of this node as it is now.
+	// find returns the current state of a Function of this node.
 	find        func(function.ID) (f function.Function, exists bool)
 	lifecycle   *lifecycle.Manager
 	provisioner provisioning.Provisioner
@@ -32,9 +32,11 @@ type podAllocator struct {
 }
 
 // Reserve records that the Function belongs to the next pod that asks for it, and sets it up as its
-// pool says. It first releases the Function from its last pod. The kubelet allocates the Function
-// of an init container once more for a container of the same pod, without saying so, and then
-// nothing happens. The name of the interface is not known before the CNI plugin is called.
+// pool says. It first releases the Function from its last pod.
+//
+// The kubelet allocates the Function of an init container once more for a container of the same
+// pod, without saying so. Nothing happens in this case. The name of the interface is not known
+// before the CNI plugin is called.
 func (a *podAllocator) Reserve(
 	ctx context.Context, f function.Function, p pool.Pool,
 ) (function.Function, error) {
@@ -64,29 +66,29 @@ func (a *podAllocator) Reserve(
 	return now, nil
 }
 
-// givesNodes says whether containers get device nodes of the pool's Function, by which they use it
-// without its netdev.
+// givesNodes reports whether containers get device nodes of the pool's Function, so that they can
+// use it without its netdev.
 func givesNodes(f function.Function, p pool.Pool) bool {
 	options := p.Options(f)
 	return f.Userspace() || p.Spec.Driver != "" || options.RDMA || options.VDPA != ""
 }
 
-// Ready has the xPU serve the Function.
+// Ready makes the xPU serve the Function.
 func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	_, err := a.provisioner.Provision(ctx,
 		journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
 	return err
 }
 
-// port is the Port of a Function that is allocated before its pod is known.
+// port returns the Port of a Function that is allocated before its pod is known.
 func (a *podAllocator) port(f function.Function, p pool.Pool) *journal.Port {
 	return &journal.Port{
 		DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
 	}
 }
 
-// GiveUp releases a Function that no pod got. The kubelet waits for it, so it gives up after
-// undoTimeout and leaves the rest to a sweep.
+// GiveUp releases a Function that no pod got. The kubelet waits for this call, so it ends after
+// undoTimeout, and a sweep does the rest.
 func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()

@@ -22,7 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// workshop sets up Functions, and is the inventory that then has them.
+// workshop sets up Functions, and is an inventory that has them afterwards.
 type workshop struct {
 	makes   map[function.ID]*journal.Setup
 	deleted int
@@ -50,7 +50,7 @@ func (w *workshop) Get(id function.ID) (function.Function, bool) {
 		id.Subfunction == ""
 }
 
-// newAllocations is about a pool that has SFs made.
+// newAllocations returns an allocator for a pool whose SFs are made when they are allocated.
 func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, pool.Pool) {
 	t.Helper()
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
@@ -74,7 +74,7 @@ func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, p
 }
 
 // TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will
-// know, and deleted if the container gets it not after all.
+// know, and deleted if no container gets it.
 func TestAllocateMakesSF(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := p.Functions[0]
@@ -103,7 +103,7 @@ func TestAllocateMakesSF(t *testing.T) {
 	}
 }
 
-// TestAllocateCannotMakeSF: what was made of it is taken away too.
+// TestAllocateCannotMakeSF: a partially made SF is deleted.
 func TestAllocateCannotMakeSF(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	w.err = errors.New("no netdev")
@@ -117,8 +117,8 @@ func TestAllocateCannotMakeSF(t *testing.T) {
 	}
 }
 
-// TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does
-// not reach the next pod.
+// TestAllocateAfterThePoolChanged: the next pod does not get the setup of an earlier Allocate whose
+// pod never asked for the Function.
 func TestAllocateAfterThePoolChanged(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
@@ -141,9 +141,9 @@ func TestAllocateAfterThePoolChanged(t *testing.T) {
 	}
 }
 
-// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never came for it
-// by CNI, and is gone for the kubelet, is released with its hooks before the next pod gets it: the
-// last tenant's port is not up any more.
+// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never asked for
+// it by CNI, and which the kubelet does not know any more, is released with its hooks before the
+// next pod gets it. The last tenant's port is down then.
 func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	a, records, _, p := newAllocations(t)
 	queue := &oneHook{journal: records}
@@ -172,9 +172,9 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	}
 }
 
-// TestAllocateForTheSamePod: the kubelet allocates the Function of an init container again for a
-// container of the same pod. Then nothing happens; but a Function that a pod may have used, or one
-// that was allocated long ago, is released first.
+// TestAllocateForTheSamePod: nothing happens if the kubelet allocates the Function of an init
+// container again for a container of the same pod. A Function that a pod may have used, or that was
+// allocated long ago, is released first.
 func TestAllocateForTheSamePod(t *testing.T) {
 	provisioned := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
@@ -188,8 +188,9 @@ func TestAllocateForTheSamePod(t *testing.T) {
 	vfio.Netdev, vfio.Driver = "", "vfio-pci"
 	for name, test := range map[string]struct {
 		function function.Function
-		change   func(*journal.Attachment) // of the record between the Allocates
-		hooks    int
+		// change changes the record between the Allocates.
+		change func(*journal.Attachment)
+		hooks  int
 	}{
 		"netdev":       {vf, func(*journal.Attachment) {}, 0},
 		"device nodes": {vfio, func(*journal.Attachment) {}, 1},
@@ -239,8 +240,7 @@ func TestAllocateForTheSamePod(t *testing.T) {
 	}
 }
 
-// TestAllocateKeepsSF: the SF that was made for an init container is the one that a container of
-// the pod gets.
+// TestAllocateKeepsSF: a container gets the SF that was made for an init container of the same pod.
 func TestAllocateKeepsSF(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := p.Functions[0]
@@ -258,7 +258,7 @@ func TestAllocateKeepsSF(t *testing.T) {
 	}
 }
 
-// oneHook is a queue that writes down whose hooks run.
+// oneHook is a queue that records for which Functions hooks run.
 type oneHook struct {
 	journal *journal.Journal
 	ran     []string
@@ -272,7 +272,8 @@ func (q *oneHook) Add(id function.ID) {
 	_ = q.journal.Delete(id)
 }
 
-// TestGiveUpLeavesOthersAlone: a Function that a pod has by now is nobody else's to give up.
+// TestGiveUpLeavesOthersAlone: GiveUp does not release a Function that another pod has in the
+// meantime.
 func TestGiveUpLeavesOthersAlone(t *testing.T) {
 	a, records, _, p := newAllocations(t)
 	id := p.Functions[0].ID

@@ -47,24 +47,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// agent has the parts, in the order in which they are made.
+// agent has the parts of the agent, in the order in which they are made.
 type agent struct {
 	config   Config
 	log      logr.Logger
 	registry *prometheus.Registry
 	tracer   *tracing.Tracer // nil for none
 
-	// inputs wakes those who assign Functions to pools, outputs those who publish pools and health.
+	// inputs notifies the parts that assign Functions to pools. outputs notifies the parts that
+	// publish pools and health.
 	inputs, outputs notify.Signal
 
-	// readiness says whether the agent is ready; see [agent.setReadiness].
+	// readiness returns why the agent is not ready; see [agent.setReadiness].
 	readiness atomic.Pointer[func() error]
-	front     *front // nil in direct mode
-	// predecessor is the agent that handed the node over to this one; nil if there was none.
+	// draPlugin is nil in direct mode.
+	draPlugin *draPlugin
+	// predecessor is the agent that handed over the node to this agent; nil if there was none.
 	predecessor *handover.Predecessor
-	// succeeded says that another agent has asked for the node.
+	// succeeded says that a successor has asked for the node.
 	succeeded atomic.Bool
-	// lingering are the parts that outlive the work when another agent has the node.
+	// lingering are the parts that outlive the work when a successor has the node.
 	lingering     *errgroup.Group
 	stopLingering context.CancelFunc
 
@@ -73,31 +75,31 @@ type agent struct {
 	devlink *devlink.Conn
 	engine  *netdev.Engine
 
-	// The following differ between an agent with an API server and one in direct mode.
+	// The following fields depend on whether there is an API server or the agent is in direct mode.
 
 	provisioner  provisioning.Provisioner
 	file         *source.File // nil without a configuration file
 	declarations pool.Declarations
-	// connect keeps provisioner and declarations working until ctx ends.
+	// connect runs provisioner and declarations until ctx ends.
 	connect func(context.Context) error
-	// report reports the status of a claim.
+	// report queues a write of the status of a claim.
 	report func(journal.Claim)
 
-	// The following are nil in direct mode.
+	// The following fields are nil in direct mode.
 
 	clustered *clustered
-	// provisionFailed knows the Functions whose Port the xPU refused.
+	// provisionFailed reports Functions whose Port the xPU refused.
 	provisionFailed health.Source
 	// recorder records events about Functions and failed post-delete hooks.
 	recorder events.EventRecorder
 	claims   lifecycle.Claims
-	// claimServed is Serve of [lifecycle.Options] for the Port of a claim.
+	// claimServed implements Serve of [lifecycle.Options] for the Port of a claim.
 	claimServed func(context.Context, journal.Attachment) error
-	// expose gives the containers of claims their devices. For other containers the kubelet does
-	// that.
+	// expose gives the containers of claims their devices. Other containers get theirs from the
+	// kubelet.
 	expose func(journal.Attachment) error
 
-	// The following are made in both modes.
+	// The following fields are set in both modes.
 
 	bootID    string
 	inventory *inventory.Inventory
@@ -217,7 +219,7 @@ func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	return err
 }
 
-// release makes the parts that attach and release Functions, and run the hooks after that.
+// release makes the parts that attach and release Functions, and run the hooks after a release.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
 		Journal: a.journal, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
@@ -315,7 +317,7 @@ func (a *agent) allocate(context.Context) (err error) {
 	return nil
 }
 
-// problems are those that the pool is published with.
+// problems returns the problems of a Function with which its pool is published.
 func (a *agent) problems(p pool.Pool, f function.Function) []function.Problem {
 	if p.Spec.Publish == v1alpha1.PublishDRA && a.clustered != nil {
 		return a.clustered.checker.Problems(f)
@@ -323,8 +325,8 @@ func (a *agent) problems(p pool.Pool, f function.Function) []function.Problem {
 	return a.plugins.Problems(f)
 }
 
-// health makes what knows the problems of Functions for one way of publishing. releasePending knows
-// the Functions whose release takes too long for it.
+// health returns the checker of the problems of Functions for one way of publishing. releasePending
+// reports the Functions whose release takes too long for this way.
 func (a *agent) health(releasePending health.Source) *health.Checker {
 	return &health.Checker{
 		Pool: a.tracker.PoolOf, Held: a.held,
@@ -338,13 +340,14 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 	}
 }
 
-// held says whether a pod has the Function, or had it and it is not free yet.
+// held reports whether a pod has the Function, or had it and the Function is not free yet.
 func (a *agent) held(id function.ID) bool {
 	_, held := a.journal.Get(id)
 	return held
 }
 
-// unusable is Unusable of [lifecycle.Options]. What is not there any more is not judged.
+// unusable implements Unusable of [lifecycle.Options]. A Function that does not exist any more is
+// not judged.
 func (a *agent) unusable(id function.ID, driver string) (reason string) {
 	f, exists := a.tracker.Get(id)
 	if !exists {
@@ -355,8 +358,8 @@ func (a *agent) unusable(id function.ID, driver string) (reason string) {
 	return problem.Message
 }
 
-// machine tells this node from all others, also from those of other clusters.
-func (a *agent) machine() (string, error) {
+// machineID returns a name that no other node has, in any cluster.
+func (a *agent) machineID() (string, error) {
 	uuid, err := sysfs.Root(a.config.SysRoot).Dir("class/dmi/id").Attribute("product_uuid")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("what the firmware calls this machine: %w; set installation in the "+
@@ -376,7 +379,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	}
 
 	if config.Installation == "" {
-		if config.Installation, err = a.machine(); err != nil {
+		if config.Installation, err = a.machineID(); err != nil {
 			return err
 		}
 	}
@@ -393,7 +396,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 
 	a.provisioner, a.connect, a.report = direct, direct.Run, func(journal.Claim) {}
 	err = a.openFile(func(p *v1alpha1.DevicePool) error {
-		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // nobody would publish it
+		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // no part would publish the pool
 			return fmt.Errorf("spec.publish: is %s, which needs an API server; with "+
 				"--provisioner=direct it must be %s",
 				p.Spec.Publish, v1alpha1.PublishDevicePlugin)

@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestUsedByTheHost: a VF that is a port of a host's bridge is neither offered nor attached, and is
-// both when it has left.
+// TestUsedByTheHost: a VF that is a port of a host's bridge is neither offered nor attached, until
+// it leaves the bridge.
 func TestUsedByTheHost(t *testing.T) {
 	s := newDirectSite(t)
 	vf, other := s.vfs[0], s.vfs[1]
@@ -53,13 +53,13 @@ func TestUsedByTheHost(t *testing.T) {
 	must.Succeed(t, netlink.LinkSetNoMaster(link))
 	s.wantHealthy(vf, other)
 	s.mustAdd(p, vf)
-	s.wantHealthy(vf, other) // the pod's use is not the host's
+	s.wantHealthy(vf, other) // use by a pod is not use by the host
 	s.del(p, vf)
 	must.Succeed(t, netlink.LinkDel(bridge))
 	s.endClean()
 }
 
-// TestVFWithoutDriver: a VF that no driver was bound to is neither offered nor attached.
+// TestVFWithoutDriver: a VF without a driver is neither offered nor attached.
 func TestVFWithoutDriver(t *testing.T) {
 	s := newDirectSite(t)
 	s.declare(byDevicePlugin(v1alpha1.ProvisionAtAdd))

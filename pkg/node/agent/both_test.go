@@ -19,8 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// offered are the devices of the node's ResourceSlices: those that may be handed out, and those
-// with a taint that says that a pod has them by another way.
+// offered returns the devices of the node's ResourceSlices: those that are free, and those with a
+// taint because a pod has them in another way.
 func (s *site) offered() (free, inUse []string) {
 	s.t.Helper()
 	for _, slice := range s.slices() {
@@ -38,7 +38,7 @@ func (s *site) offered() (free, inUse []string) {
 	return free, inUse
 }
 
-// has says whether the device has a taint.
+// has reports whether the device has a taint.
 func has(device resourceapi.Device, taint string) bool {
 	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Key == taint
@@ -70,7 +70,7 @@ func (s *site) prepareUntil(driver *kubelettest.DRADriver, c *resourceapi.Resour
 	})
 }
 
-// nri is a pod as the runtime tells it to NRI plugins.
+// nri returns a pod as the runtime reports it to NRI plugins.
 func (p pod) nri() *adaptation.PodSandbox {
 	return nritest.Sandbox(p.sandbox, p.name, p.name+"-uid", p.Path())
 }
@@ -99,7 +99,7 @@ func (s *site) stopSandbox(p pod) {
 	}
 }
 
-// portOf is the claim's XPUPort.
+// portOf returns the claim's XPUPort.
 func (s *site) portOf(c *resourceapi.ResourceClaim) v1alpha1.XPUPort {
 	s.t.Helper()
 	var ports v1alpha1.XPUPortList
@@ -110,7 +110,8 @@ func (s *site) portOf(c *resourceapi.ResourceClaim) v1alpha1.XPUPort {
 	return ports.Items[0]
 }
 
-// TestMoveToDRA: a pod keeps its Function while its pool moves, and nobody else gets it.
+// TestMoveToDRA: a pod keeps its Function while its pool moves to DRA, and no other pod gets the
+// Function.
 func TestMoveToDRA(t *testing.T) {
 	s := newCRDSite(t)
 	s.config.times.conflict = 50 * time.Millisecond
@@ -130,7 +131,7 @@ func TestMoveToDRA(t *testing.T) {
 		[]function.ID{vf})
 	s.wantHealthy()
 	s.wantInPod(p, vf)
-	s.del(p, vf) // the pod's sandbox died, and it gets another
+	s.del(p, vf) // the pod's sandbox died, and the pod gets another one
 	p.sandbox = "another-sandbox"
 	s.mustAdd(p, vf)
 	driver := s.register()
@@ -143,7 +144,7 @@ func TestMoveToDRA(t *testing.T) {
 
 	s.wantInPod(p, vf)
 
-	// Both must agree that it is gone: the runtime and the kubelet.
+	// Both the runtime and the kubelet must say that the pod is gone.
 	s.del(p, vf)
 	s.awaitHooks()
 	s.awaitOffer("the kubelet says that the pod has it still", []function.ID{other},
@@ -159,7 +160,7 @@ func TestMoveToDRA(t *testing.T) {
 	s.endClean()
 }
 
-// TestMoveToDevicePlugin is the other way round.
+// TestMoveToDevicePlugin is the opposite of TestMoveToDRA.
 func TestMoveToDevicePlugin(t *testing.T) {
 	s := newCRDSite(t)
 	s.config.times.conflict = 50 * time.Millisecond
@@ -179,7 +180,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 		t.Errorf("Allocate: %v, want an error that names the claim", err)
 	}
 
-	// A claim that was allocated before the pool moved: whoever comes first has the Function.
+	// This claim was allocated before the pool moved. The first owner that asks gets the Function.
 	s.prepareUntil(driver, second)
 	s.wantHealthy()
 	s.unprepare(driver, second)
@@ -199,7 +200,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	s.unprepare(driver, first)
 	s.wantHealthy(vf, other)
 
-	// The claim's Port must be gone before the next pod's comes.
+	// The claim's Port must be deleted before the next pod's Port is made.
 	p := newPod(t, "pod3")
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
@@ -221,7 +222,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	s.endClean()
 }
 
-// TestBothOnOnePod: a pod with an extended resource and a claim, of two pools of one PF.
+// TestBothOnOnePod: a pod has an extended resource and a claim, from two pools of one PF.
 func TestBothOnOnePod(t *testing.T) {
 	s := newCRDSite(t)
 	vf, claimed := s.vfs[0], s.vfs[1]
@@ -280,7 +281,7 @@ func TestBothOnOnePod(t *testing.T) {
 	s.endClean()
 }
 
-// TestClaimByCNI: the CNI plugin attaches a Function that belongs to a claim of the same pod.
+// TestClaimByCNI: the CNI plugin attaches a Function of a claim of the same pod.
 func TestClaimByCNI(t *testing.T) {
 	s := newCRDSite(t)
 	vf, other := s.vfs[0], s.vfs[1]
@@ -325,7 +326,7 @@ func TestClaimByCNI(t *testing.T) {
 	})
 
 	s.end()
-	s.start() // and the runtime tells of the sandbox that it has
+	s.start() // the runtime reports its sandbox
 	s.awaitRuntime()
 	s.wantInterface(p, "net1", mac, podAddress)
 
@@ -341,7 +342,7 @@ func TestClaimByCNI(t *testing.T) {
 	s.endClean()
 }
 
-// TestXPUAwayByDRA: what the xPU cannot be asked about is tainted.
+// TestXPUAwayByDRA: Functions whose xPU does not answer are tainted.
 func TestXPUAwayByDRA(t *testing.T) {
 	s := newCRDSite(t)
 	s.declare(byDRA())

@@ -25,8 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// clustered are the additional parts of an agent with an API server: it reads DevicePools and
-// writes XPUPorts there, and also publishes Functions by DRA.
+// clustered has the additional parts of an agent with an API server. It reads DevicePools and
+// writes XPUPorts there, and can publish Functions by DRA.
 type clustered struct {
 	*agent
 	api       *kubeapi.API
@@ -36,13 +36,13 @@ type clustered struct {
 	status    *dra.StatusReporter
 	driver    *dra.Driver // not ready for use before attach
 
-	// Made by attach.
+	// Set by attach.
 	checker *health.Checker
 	nri     *nri.Plugin
 }
 
-// provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API
-// server.
+// provisionByCluster makes the parts that read DevicePools from the API server and write XPUPorts
+// to it.
 func (a *agent) provisionByCluster(ctx context.Context) error {
 	api, err := kubeapi.New(a.config.Kubernetes, a.config.NodeName, kubeapi.Events{
 		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify,
@@ -54,7 +54,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		return err
 	}
 
-	clientset := a.front.clientset
+	clientset := a.draPlugin.clientset
 	if a.recorder, err = kubeapi.NewRecorder(ctx, clientset); err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		ports: &provisioning.CRD{
 			API: api, Journal: a.journal, Node: a.config.NodeName, Namespace: a.config.Namespace,
 			// conflicts is made later
-			InUse: func(id function.ID) bool { return a.conflicts.maybe(id) },
+			InUse: func(id function.ID) bool { return a.conflicts.mayBeInUse(id) },
 			Log:   a.log.WithName("provision"),
 		},
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics,
@@ -84,17 +84,17 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	return nil
 }
 
-// apiPatience is how long the API server may take to answer before it is logged. The client library
-// retries silently.
+// apiPatience is how long the API server may take to answer before this is logged. The client
+// library retries silently.
 const apiPatience = 5 * time.Second
 
-// synced waits until declarations can be read. It returns false if ctx ended before.
+// synced waits until declarations can be read. It returns false if ctx ended first.
 func (c *clustered) synced(ctx context.Context) bool {
-	tell := time.AfterFunc(apiPatience, func() {
+	waiting := time.AfterFunc(apiPatience, func() {
 		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read",
 			"server", c.config.Kubernetes.Host)
 	})
-	defer tell.Stop()
+	defer waiting.Stop()
 	return c.api.Synced(ctx)
 }
 
@@ -143,7 +143,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		ctx,
 	), c.outputs.Subscribe(ctx)
 	declaredForReporter := c.inputs.Subscribe(ctx)
-	// A claim may get its network and device nodes from its pool, so the pools must be known.
+	// The pools must be known, because a claim may get its network and device nodes from its pool.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
 		return nil
 	}
@@ -153,8 +153,8 @@ func (c *clustered) serve(ctx context.Context) error {
 		c.status.Report(attachment.Claim)
 	}
 
-	c.front.gate.Open(c.driver)
-	defer c.front.close()
+	c.draPlugin.gate.Open(c.driver)
+	defer c.draPlugin.close()
 
 	features := &dra.Features{
 		Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify,
@@ -186,7 +186,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		},
 	}
 
-	// Who has a Function is no problem of it.
+	// A Function in use counts as a Function without a problem.
 	problems := &health.Checker{
 		Pool: c.tracker.PoolOf, Held: c.held, Fault: c.faults.Fault, XPUAway: c.provisioner.Away,
 		Quarantined: c.lifecycle.Quarantined, Lost: c.lifecycle.Lost,

@@ -15,17 +15,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// ProvisionerKind says who has the xPU serve Functions.
+// ProvisionerKind says which program provisions the xPU.
 type ProvisionerKind string
 
 const (
-	// ProvisionerCRD: xpu-controller, which is told by XPUPorts at the API server.
+	// ProvisionerCRD: xpu-controller provisions the xPU. The agent writes XPUPorts to the API
+	// server.
 	ProvisionerCRD ProvisionerKind = "crd"
-	// ProvisionerDirect: the agent itself. There is no API server, and so no DRA.
+	// ProvisionerDirect: the agent provisions the xPU itself. There is no API server, and so no
+	// DRA.
 	ProvisionerDirect ProvisionerKind = "direct"
 )
 
-// Config is what an agent must be told. [Config.AddFlags] says what each field means.
+// Config is the configuration of an agent. [Config.AddFlags] documents the fields.
 type Config struct {
 	NodeName, Namespace, PodName, PodUID                   string
 	SysRoot, ProcRoot, DevRoot                             string
@@ -51,20 +53,20 @@ type Config struct {
 	ProvisionTimeout time.Duration
 	DirectConfig     string // "" for none
 
-	// Kubernetes is how the API server is reached, for ProvisionerCRD. It has no flag.
+	// Kubernetes is how to reach the API server, for ProvisionerCRD. It has no flag.
 	Kubernetes *rest.Config
 
 	times times
 }
 
-// times shortens what tests would wait for. Zero is the usual time: a constant of this package or
-// of the package that is told.
+// times has shorter times for tests. A zero value means the usual time, which is a constant of this
+// package or of the package that uses it.
 type times struct {
 	sweep, abandoned, conflict, allocate, add, register time.Duration
 }
 
-// AddFlags adds a flag for each exported field but Kubernetes: about the node, about attaching and
-// releasing Functions, and about pools and provisioning.
+// AddFlags adds a flag for each exported field except Kubernetes. The flags are about the node,
+// about attaching and releasing Functions, and about pools and provisioning.
 func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the "+
@@ -133,7 +135,7 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&c.HookAttempts, "hook-attempts", 10,
 		"how often a post-delete hook is tried that asks to be tried again")
 
-	// sriov-network-device-plugin's
+	// The default paths and names are those of sriov-network-device-plugin.
 	flags.StringVar(&c.ConfigFile, "config-file", "/etc/pcidp/config.json",
 		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it "+
 			"changes; need not exist where "+

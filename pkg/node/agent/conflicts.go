@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// usesInterval is how often the kubelet is asked what pods have, as another device plugin may
-	// have allocated a Function of ours.
+	// usesInterval is how often the kubelet is asked which Functions pods have, because another
+	// device plugin may have allocated a Function of a pool.
 	usesInterval = time.Minute
-	// conflictInterval is how often it is asked while it does not answer or there is a conflict.
-	// The kubelet sends no event when a pod is gone.
+	// conflictInterval is how often the kubelet is asked while it does not answer or there is a
+	// conflict. The kubelet sends no event when a pod is gone.
 	conflictInterval = 2 * time.Second
-	// lookTimeout bounds how long pools are not published because the kubelet has not answered.
-	lookTimeout = 2 * time.Second
+	// refreshTimeout limits how long publishing pools is delayed by a kubelet that does not answer.
+	refreshTimeout = 2 * time.Second
 )
 
-// conflicts knows the Functions that a pod got by another way of publishing (DRA or device plugin)
-// than that of their pool: the pool was changed, or another device plugin allocated them. They are
-// not offered until that pod is gone.
+// conflicts finds Functions that a pod got in another way of publishing (DRA or device plugin) than
+// that of their pool, because the pool was changed, or because another device plugin allocated
+// them. They are not offered until that pod is gone.
 type conflicts struct {
 	lifecycle *lifecycle.Manager
 	tracker   *pool.Tracker
@@ -38,8 +38,8 @@ type conflicts struct {
 	changed func()
 	times   times
 
-	// away: the kubelet did not answer the last question.
-	away atomic.Bool
+	// unanswered says that the kubelet did not answer the last question.
+	unanswered atomic.Bool
 }
 
 // elsewhere is a [health.Source].
@@ -58,19 +58,19 @@ func (c *conflicts) reserved(id function.ID) {
 	}
 }
 
-// maybe says whether a pod may have the Function by an extended resource: the last answer of the
-// kubelet says so, or it did not answer. The journal does not count.
-func (c *conflicts) maybe(id function.ID) bool {
-	return c.away.Load() || c.pods.InUse(id, "") != ""
+// mayBeInUse reports whether a pod may have the Function by an extended resource: the kubelet's
+// last answer says so, or the kubelet did not answer. The journal is not used.
+func (c *conflicts) mayBeInUse(id function.ID) bool {
+	return c.unanswered.Load() || c.pods.InUse(id, "") != ""
 }
 
-// look asks the kubelet which Functions pods have. While the kubelet is away, its last answer
-// counts.
-func (c *conflicts) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+// refresh asks the kubelet which Functions pods have. While the kubelet does not answer, its last
+// answer counts.
+func (c *conflicts) refresh(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	different, err := c.pods.Refresh(ctx)
-	c.away.Store(err != nil)
+	c.unanswered.Store(err != nil)
 	if different {
 		c.changed()
 	}
@@ -81,7 +81,7 @@ func (c *conflicts) look(ctx context.Context) {
 func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ctx.Err() == nil; {
 		interval := usesInterval
-		if c.away.Load() || c.exist() {
+		if c.unanswered.Load() || c.any() {
 			interval = cmp.Or(c.times.conflict, conflictInterval)
 		}
 		if pause := time.Until(asked.Add(interval)); pause > 0 {
@@ -89,14 +89,14 @@ func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 			continue
 		}
 
-		c.look(ctx)
+		c.refresh(ctx)
 		asked = time.Now()
 	}
 	return nil
 }
 
-// exist says whether there is a conflict about any Function.
-func (c *conflicts) exist() bool {
+// any reports whether there is a conflict about any Function.
+func (c *conflicts) any() bool {
 	pools, _ := c.tracker.Pools()
 	for _, p := range pools {
 		if slices.ContainsFunc(p.Functions, func(f function.Function) bool {

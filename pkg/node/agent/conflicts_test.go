@@ -46,8 +46,8 @@ func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 
 func (d declared) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// newUses makes uses of a node with a kubelet and one Function, in a pool that is published this
-// way.
+// newUses returns the conflicts of a node with a kubelet and one Function, in a pool that is
+// published in this way.
 func newUses(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
 ) (u *conflicts, manager *lifecycle.Manager, kubelet *kubelettest.Pods, dir string) {
@@ -135,7 +135,7 @@ func TestElsewhere(t *testing.T) {
 				kubelet.Set(test.kubelet)
 			}
 
-			u.look(t.Context())
+			u.refresh(t.Context())
 			got := u.elsewhere(vf)
 			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 				t.Errorf("elsewhere = %q, want %q", got, test.want)
@@ -144,11 +144,11 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestPrepareAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA,
-// after it was asked.
+// TestPrepareAsksAgain: the kubelet gave the Function to a pod after it was asked, just when the
+// pool moved to DRA.
 func TestPrepareAsksAgain(t *testing.T) {
 	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
-	u.look(t.Context())
+	u.refresh(t.Context())
 	want := journal.Attachment{
 		Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"},
 	}
@@ -163,14 +163,14 @@ func TestPrepareAsksAgain(t *testing.T) {
 	}
 }
 
-// TestTakenByAnotherWay: the device plugin hears at once of a Function of its pool that a claim, or
-// CNI alone, has.
+// TestTakenByAnotherWay: the device plugin is notified at once if a claim, or CNI alone, has a
+// Function of its pool.
 func TestTakenByAnotherWay(t *testing.T) {
 	for _, test := range []struct {
-		name    string
-		publish v1alpha1.PublishMode
-		want    journal.Attachment
-		told    bool
+		name     string
+		publish  v1alpha1.PublishMode
+		want     journal.Attachment
+		notified bool
 	}{
 		{"a claim, of a pool of claims", v1alpha1.PublishDRA,
 			journal.Attachment{Claim: journal.Claim{UID: "c"}}, false},
@@ -186,22 +186,24 @@ func TestTakenByAnotherWay(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			u, manager, _, _ := newUses(t, openJournal(t), test.publish)
-			told := false
-			u.changed = func() { told = true }
+			notified := false
+			u.changed = func() { notified = true }
 			test.want.Function, test.want.Interface.Name = vf, "net1"
-			if err := manager.Reserve(t.Context(), test.want); err != nil || told != test.told {
-				t.Errorf("Reserve = %v, told: %t, want %t", err, told, test.told)
+			err := manager.Reserve(t.Context(), test.want)
+			if err != nil || notified != test.notified {
+				t.Errorf("Reserve = %v, notified: %t, want %t", err, notified, test.notified)
 			}
 		})
 	}
 }
 
-// TestUsesOfAKubeletThatIsAway: claims do not wait for it, and it is asked again soon.
+// TestUsesOfAKubeletThatIsAway: claims do not wait for a kubelet that does not answer, and it is
+// asked again soon.
 func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	u, manager, kubelet, dir := newUses(t, openJournal(t), v1alpha1.PublishDRA)
 	kubelet.Stop()
-	u.look(t.Context())
-	if !u.away.Load() {
+	u.refresh(t.Context())
+	if !u.unanswered.Load() {
 		t.Fatal("the kubelet does not count as away")
 	}
 
@@ -216,7 +218,7 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 		}
 	}
 
-	if took := time.Since(begin); took > lookTimeout {
+	if took := time.Since(begin); took > refreshTimeout {
 		t.Errorf("10 reservations took %s: each asks a kubelet that does not answer", took)
 	}
 

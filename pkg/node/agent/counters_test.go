@@ -15,8 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// TestMaxAllocated: the API server takes the counters of a pool as they are meant, and is not told
-// twice.
+// TestMaxAllocated: the API server accepts the counters of a pool, and they are written only once.
 func TestMaxAllocated(t *testing.T) {
 	w := newNode(t, simulate.Config{Cards: []simulate.Card{{PFs: 1, VFs: 70, Bus: "3b"}}})
 	w.connect()

@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestExtendedResource is a Function's way into a pod and back by the device plugin and the CNI
-// plugin.
+// TestExtendedResource attaches a Function to a pod and releases it, by the device plugin and the
+// CNI plugin.
 func TestExtendedResource(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -69,8 +69,8 @@ func TestExtendedResource(t *testing.T) {
 
 		s.wantHealthy(vf, other)
 
-		// The netdev is back when DEL returns, but the Function is not free before the xPU serves
-		// it no more, nor for an ADD that comes too early.
+		// The netdev is back when DEL returns. But the Function is not free until the xPU does not
+		// serve it any more, which also holds for an ADD that comes too early.
 		s.opi.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
 		s.del(first, vf)
 		s.wantOnHost()
@@ -109,7 +109,7 @@ func TestExtendedResource(t *testing.T) {
 	})
 }
 
-// restartOPI ends the OPI agent, which forgets everything, and starts one that deletes again.
+// restartOPI ends the OPI agent, which loses its state, and starts an agent that deletes again.
 func (s *site) restartOPI() {
 	s.t.Helper()
 	s.opi.Kill()
@@ -119,7 +119,7 @@ func (s *site) restartOPI() {
 	}
 }
 
-// TestProvisionAtAllocate: the xPU is ready before the pod is started, or the pod is told why not.
+// TestProvisionAtAllocate: the xPU is ready before the pod starts, or the pod gets the reason.
 func TestProvisionAtAllocate(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -130,7 +130,7 @@ func TestProvisionAtAllocate(t *testing.T) {
 		s.start()
 		s.wantHealthy(vf, other)
 
-		// A pod has it, though it never runs; then it is gone, and nobody says so.
+		// A pod gets the Function, but never runs, and disappears without a DEL.
 		if _, err := s.give("pod1", vf); err != nil {
 			t.Fatal(err)
 		}
@@ -161,15 +161,15 @@ func TestProvisionAtAllocate(t *testing.T) {
 		if s.config.Provisioner == ProvisionerDirect {
 			s.wantHealthy(vf, other)
 		} else {
-			s.wantHealthy(other) // others are tried first for a minute
+			s.wantHealthy(other) // for a minute, other Functions are preferred
 		}
 
 		s.endClean()
 	})
 }
 
-// TestXPUAway: what the xPU cannot be asked about is not given to pods, and those that have it keep
-// it.
+// TestXPUAway: Functions whose xPU does not answer are not given to pods. Pods that have such
+// Functions keep them.
 func TestXPUAway(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -181,7 +181,7 @@ func TestXPUAway(t *testing.T) {
 
 		s.opi.Kill()
 		s.wantHealthy()
-		if err := s.opi.Run(); err != nil { // it forgot everything
+		if err := s.opi.Run(); err != nil { // it has lost its state
 			t.Fatal(err)
 		}
 
@@ -196,7 +196,7 @@ func TestXPUAway(t *testing.T) {
 	})
 }
 
-// TestLinkDown: a PF without carrier takes its VFs along.
+// TestLinkDown: the VFs of a PF without carrier are unhealthy.
 func TestLinkDown(t *testing.T) {
 	s := newDirectSite(t)
 	s.start()
@@ -214,8 +214,8 @@ func TestLinkDown(t *testing.T) {
 	s.endClean()
 }
 
-// TestRefusedAdd: the pod is told what the OPI agent says, and DEL gives the Function back for one
-// that is served.
+// TestRefusedAdd: the pod gets the error of the OPI agent. DEL releases the Function for a pod that
+// is served.
 func TestRefusedAdd(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.config.times.add = time.Second
@@ -236,8 +236,8 @@ func TestRefusedAdd(t *testing.T) {
 		s.opi.Set(func(b *opitest.Behaviour) { b.Realise = nil })
 		s.del(p, vf) // as runtimes do
 
-		// And they try again: a busy machine takes longer than the second until the xPU has let go
-		// of the port.
+		// Runtimes try again. A busy machine needs more than the second until the xPU has released
+		// the port.
 		must.Eventually(t, "the Function is served", func() bool {
 			_, err = s.add(p, vf)
 			return err == nil
@@ -250,7 +250,7 @@ func TestRefusedAdd(t *testing.T) {
 	})
 }
 
-// TestBadConfiguration: an agent that was told something wrong does not start.
+// TestBadConfiguration: an agent with an invalid configuration does not start.
 func TestBadConfiguration(t *testing.T) {
 	for name, test := range map[string]struct{ file, text, want string }{
 		"pools": {"pools", `{"resourceList": [{"resourceName": "not/good"}]}`, "resourceList[0]"},

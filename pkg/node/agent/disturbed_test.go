@@ -18,9 +18,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestDisturbed has pods come and go while the agent, the OPI agent and the kubelet are ended and
-// started again, one after each step of a pod. A step may have to be tried again, but a pod that
-// has its interface keeps it until it goes, and in the end everything is back.
+// TestDisturbed starts and ends pods while the agent, the OPI agent and the kubelet are restarted,
+// one after each step of a pod. A step may have to be repeated, but a pod keeps its interface until
+// it ends, and in the end every Function is back.
 func TestDisturbed(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		const podsPerFunction = 4
@@ -65,7 +65,7 @@ func TestDisturbed(t *testing.T) {
 		for range d.steps {
 			disturb[n%len(disturb)]()
 			n++
-			d.tell()
+			d.stepDone()
 		}
 
 		s.wantHealthy(s.vfs...)
@@ -76,29 +76,30 @@ func TestDisturbed(t *testing.T) {
 // disturbed is a site on which several pods live.
 type disturbed struct {
 	*site
-	// steps gets a value when a pod is a step further.
+	// steps receives a value when a pod has completed a step.
 	steps chan struct{}
 
 	mutex sync.Mutex
-	again chan struct{} // closed after a disturbance, and replaced
+	// again is closed after a disturbance, and replaced.
+	again chan struct{}
 	has   map[string]*podresourcesapi.PodResources
 }
 
-func (d *disturbed) tell() {
+func (d *disturbed) stepDone() {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	close(d.again)
 	d.again = make(chan struct{})
 }
 
-// next is closed after the next disturbance.
+// next returns a channel that is closed after the next disturbance.
 func (d *disturbed) next() <-chan struct{} {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	return d.again
 }
 
-// set has the kubelet say that the pod has the Function, or that the pod is gone.
+// set makes the kubelet report that the pod has the Function, or that the pod is gone.
 func (d *disturbed) set(p pod, f function.ID, has bool) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -116,7 +117,7 @@ func (d *disturbed) set(p pod, f function.ID, has bool) {
 	d.pods.Set(all...)
 }
 
-// live is the life of a pod.
+// live runs the life of a pod.
 func (d *disturbed) live(p pod, f function.ID) error {
 	d.set(p, f, true)
 	defer d.set(p, f, false)
@@ -159,7 +160,7 @@ func (d *disturbed) live(p pod, f function.ID) error {
 	return nil
 }
 
-// untilDone tries again what fails while something is away.
+// untilDone retries a call that fails while a program is being restarted.
 func (d *disturbed) untilDone(try func(context.Context) error) error {
 	var last error
 	err := wait.PollUntilContextTimeout(d.t.Context(), 20*time.Millisecond, 30*time.Second, true,

@@ -23,7 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// featuresOf asks a cluster, as the agent does.
+// featuresOf asks a cluster for its features, as the agent does.
 func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
 	t.Helper()
 	clientset, err := kubernetes.NewForConfig(c.Agent(nodeName))
@@ -51,8 +51,9 @@ func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
 	return features
 }
 
-// TestOlderCluster: an API server that works as Kubernetes 1.34 lacks the features, and the
-// policies keep agents and the controller to their own, which it does not do itself.
+// TestOlderCluster: an API server with the feature gates of Kubernetes 1.34 lacks the features. The
+// admission policies limit agents and the controller to their own objects, which this API server
+// does not do itself.
 func TestOlderCluster(t *testing.T) {
 	cluster.Need(t)
 	older, err := kubeapitest.Start("../../../deploy", [2]string{"emulated-version", "1.34"})
@@ -121,7 +122,7 @@ func TestOlderCluster(t *testing.T) {
 	}
 }
 
-// allocatedClaim is a claim with a Function of the node.
+// allocatedClaim returns a claim to which a Function of the node is allocated.
 func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClaim {
 	t.Helper()
 	c := &resourceapi.ResourceClaim{

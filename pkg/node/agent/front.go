@@ -28,19 +28,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 )
 
-// front is what the kubelet sees of the DRA driver, from the start of the process on: its calls
-// wait until the agent has the node.
-type front struct {
-	clientset  kubernetes.Interface
-	gate       *dra.Gate
-	helper     *kubeletplugin.Helper
-	registered chan struct{} // closed when the kubelet knows the driver
-	registers  sync.Once     // closes registered
+// draPlugin registers the DRA driver with the kubelet when the process starts. Calls wait until the
+// agent has the node.
+type draPlugin struct {
+	clientset kubernetes.Interface
+	gate      *dra.Gate
+	helper    *kubeletplugin.Helper
+	// registered is closed when the kubelet has registered the driver.
+	registered chan struct{}
+	registers  sync.Once // closes registered
 	closing    sync.Once
 }
 
-// openFront makes the driver known to the kubelet.
-func (a *agent) openFront(ctx context.Context) error {
+// openDRAPlugin makes the driver known to the kubelet.
+func (a *agent) openDRAPlugin(ctx context.Context) error {
 	config, log := a.config, a.log.WithName("dra")
 	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white
 	// space, and the API server refuses a status in which they differ.
@@ -58,29 +59,29 @@ func (a *agent) openFront(ctx context.Context) error {
 	}
 
 	registrars := filepath.Join(config.KubeletDir, "plugins_registry")
-	// Those of pods that were killed: the kubelet would try them again and again.
+	// The kubelet would try the sockets of killed pods again and again.
 	err = errors.Join(peer.RemoveDead(filepath.Join(registrars, v1alpha1.GroupName+"*.sock")),
 		peer.RemoveDead(filepath.Join(data, "*.sock")))
 	if err != nil {
 		log.Error(err, "A socket that nobody serves remains")
 	}
 
-	f := &front{clientset: clientset, gate: dra.NewGate(), registered: make(chan struct{})}
-	// The context is not that of the process: calls that run when it ends may finish.
+	f := &draPlugin{clientset: clientset, gate: dra.NewGate(), registered: make(chan struct{})}
+	// The context does not end with the process's context, so that running calls can finish.
 	f.helper, err = kubeletplugin.Start(logr.NewContext(context.WithoutCancel(ctx), log), f.gate,
 		kubeletplugin.DriverName(v1alpha1.GroupName),
 		kubeletplugin.NodeName(config.NodeName),
 		kubeletplugin.KubeClient(clientset),
 		kubeletplugin.PluginDataDirectoryPath(data),
 		kubeletplugin.RegistrarDirectoryPath(registrars),
-		// Two pods of the DaemonSet may be there at once while it is updated.
+		// Two pods of the DaemonSet may run at once during an update.
 		kubeletplugin.RollingUpdate(types.UID(config.PodUID)),
 		kubeletplugin.GRPCInterceptor(f.intercept),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
 		}),
 		kubeletplugin.CDIDirectory(config.CDIDir),
-		// A Prepare waits for its xPU and must not hold up others. Each Function has a lock.
+		// A Prepare waits for its xPU and must not delay others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)
 
@@ -88,29 +89,30 @@ func (a *agent) openFront(ctx context.Context) error {
 		return fmt.Errorf("DRA driver: %w", err)
 	}
 
-	a.front = f
+	a.draPlugin = f
 	return nil
 }
 
-// driverDir is the driver's own directory among those of the kubelet's plugins.
+// driverDir returns the driver's directory in the kubelet's directory of plugins.
 func driverDir(config Config) string {
 	return filepath.Join(config.KubeletDir, "plugins", v1alpha1.GroupName)
 }
 
-// intercept hears when the kubelet has registered the driver.
-func (f *front) intercept(
+// intercept closes registered when the kubelet has registered the driver.
+func (f *draPlugin) intercept(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
 	response, err := handle(ctx, request)
 	if status, ok := request.(*registerapi.RegistrationStatus); ok && status.PluginRegistered {
-		// two kubelets may tell it at once, as one replaces the other
+		// when a kubelet replaces another one, both may call at once
 		f.registers.Do(func() { close(f.registered) })
 	}
 	return response, err
 }
 
-// awaitRegistered returns when the kubelet knows the driver, after patience, or when ctx ends.
-func (f *front) awaitRegistered(ctx context.Context, patience time.Duration) {
+// awaitRegistered returns when the kubelet has registered the driver, after patience, or when ctx
+// ends.
+func (f *draPlugin) awaitRegistered(ctx context.Context, patience time.Duration) {
 	select {
 	case <-f.registered:
 	case <-time.After(patience):
@@ -119,12 +121,12 @@ func (f *front) awaitRegistered(ctx context.Context, patience time.Duration) {
 }
 
 // answerTime is how long the library may take to write metadata files and to answer after a method
-// of the driver has returned. There is no event to wait for: it takes no stats handler, and its
-// Stop cuts calls off (grpc.Server.Stop).
+// of the driver has returned. There is no event to wait for, because the library accepts no stats
+// handler, and its Stop aborts calls (grpc.Server.Stop).
 const answerTime = 100 * time.Millisecond
 
-// close lets the calls that run finish, and has the kubelet forget the driver.
-func (f *front) close() {
+// close lets the running calls finish, and deregisters the driver from the kubelet.
+func (f *draPlugin) close() {
 	f.closing.Do(func() {
 		f.gate.Close()
 		time.Sleep(answerTime)

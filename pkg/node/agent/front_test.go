@@ -11,10 +11,10 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// TestTwoRegistrationsAtOnce: a kubelet that is replaced and the one that replaces it may both say
-// that they know the driver.
+// TestTwoRegistrationsAtOnce: when a kubelet replaces another one, both may register the driver at
+// once.
 func TestTwoRegistrationsAtOnce(t *testing.T) {
-	f := &front{registered: make(chan struct{})}
+	f := &draPlugin{registered: make(chan struct{})}
 	handle := func(context.Context, any) (any, error) { return nil, nil }
 	begin := make(chan struct{})
 	var calls sync.WaitGroup

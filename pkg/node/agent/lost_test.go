@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// asked is a provisioner that keeps what it was asked for.
+// asked is a provisioner that records its calls.
 type asked struct {
 	provisioning.Provisioner
 	requests []journal.Attachment
@@ -30,8 +30,8 @@ func (a *asked) Provision(
 	return provisioning.Provisioned{}, a.err
 }
 
-// TestServedAgain: a Function that came back is served as its journal's record says, be it by this
-// agent or the controller.
+// TestServedAgain: a Function that came back is served as its record says, by the agent or the
+// controller.
 func TestServedAgain(t *testing.T) {
 	const pf = pci.Address("0000:3b:00.0")
 	vf, sf := function.ID{Address: "0000:3b:02.1"}, function.SubfunctionID(pf, 88)
@@ -73,13 +73,14 @@ func TestServedAgain(t *testing.T) {
 	}
 }
 
-// reports keeps the claims that it was told of.
+// reports records the claims that were reported.
 type reports []journal.Claim
 
 func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
 
-// TestUsers: a pod hears in an event, and a claim in its status, what became of a Function.
-func TestUsers(t *testing.T) {
+// TestPodAndClaimAreInformed: a pod gets an event, and a claim a status, about the fate of a
+// Function.
+func TestPodAndClaimAreInformed(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
 	node := &agent{report: claims.Report, recorder: recorder, config: Config{NodeName: "node1"}}
 
@@ -116,8 +117,9 @@ func TestUsers(t *testing.T) {
 	(&agent{report: claims.Report}).reportLoss(a) // without an API server
 }
 
-// TestQuarantineIsTold: the pod and the node hear of a quarantine, and the node of its end.
-func TestQuarantineIsTold(t *testing.T) {
+// TestQuarantineIsReported: the pod and the node get an event about a quarantine, and the node
+// another one about its end.
+func TestQuarantineIsReported(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	node := &agent{recorder: recorder, config: Config{NodeName: "node1"}}
 

@@ -13,8 +13,8 @@ import (
 // cluster is the API server of the package's tests, nil if there is none.
 var cluster *kubeapitest.Cluster
 
-// TestMain runs the tests, and the API server with them, in a process that has a network namespace
-// of its own: an agent's host is the namespace of its process.
+// TestMain runs the tests and the API server in a process with a network namespace of its own,
+// because an agent's host is the namespace of its process.
 func TestMain(m *testing.M) {
 	os.Exit(netns.Main(func() int {
 		if !netns.Isolated() {

@@ -19,8 +19,8 @@ import (
 // startTime is how long a start takes, including the ResourceSlices of many Functions.
 const startTime = 3 * time.Second
 
-// trim returns memory to the kernel that only the start needed: half of the heap, which the Go
-// runtime would keep for minutes, and pages of the program, most of which only initialise the
+// trim returns memory to the kernel that only the start needed. This is half of the heap, which the
+// Go runtime would keep for minutes, and pages of the program, most of which only initialise the
 // libraries.
 func trim(ctx context.Context, log logr.Logger) error {
 	if !loop.Sleep(ctx, startTime) {
@@ -38,7 +38,7 @@ func trim(ctx context.Context, log logr.Logger) error {
 
 // unmapProgram unmaps the pages of the program's code and constants. The kernel maps pages again
 // from its page cache or the file when they are needed; see madvise(2), MADV_DONTNEED. Writable
-// pages stay, as their content would be lost.
+// pages stay, because their content would be lost.
 func unmapProgram() error {
 	self, err := procfs.Self()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// TestUnmapProgram: the program goes on after its pages were taken away, and has fewer of them.
+// TestUnmapProgram: the program continues after its pages were unmapped, and has fewer of them.
 func TestUnmapProgram(t *testing.T) {
 	mapped := func() uint64 {
 		t.Helper()

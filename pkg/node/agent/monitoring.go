@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
 )
 
-// serveMonitoring answers /healthz, /readyz and /metrics until ctx ends.
+// serveMonitoring serves /healthz, /readyz and /metrics until ctx ends.
 func serveMonitoring(
 	ctx context.Context, config Config, registry *prometheus.Registry, ready func() error,
 	log logr.Logger,
@@ -61,7 +61,8 @@ func serveMonitoring(
 	return serving.Wait()
 }
 
-// serveProfiles answers /debug/pprof at the address until ctx ends, if there is one.
+// serveProfiles serves /debug/pprof at the address until ctx ends. It does nothing if the address
+// is empty.
 func serveProfiles(ctx context.Context, address string, log logr.Logger) error {
 	if address == "" {
 		return nil

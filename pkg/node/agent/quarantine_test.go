@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// rebind plays what binds another driver to a Function, and returns the one that was bound.
+// rebind binds another driver to a Function, and returns the driver that was bound.
 func (s *site) rebind(f function.ID, driver string) (before string) {
 	s.t.Helper()
 	link := filepath.Join(s.config.SysRoot, "bus/pci/devices", string(f.Address), "driver")
@@ -26,16 +26,16 @@ func (s *site) rebind(f function.ID, driver string) (before string) {
 	must.Succeed(s.t, os.Remove(link))
 	must.Succeed(s.t, os.Symlink(filepath.Join(filepath.Dir(old), driver), link))
 
-	// A real driver changes netdevs, which has the inventory look again.
+	// A real driver changes netdevs, which makes the inventory scan again.
 	signal := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "signal"}}
 	must.Succeed(s.t, errors.Join(netlink.LinkAdd(signal), netlink.LinkDel(signal)))
 
 	return filepath.Base(old)
 }
 
-// TestDriverLeftByARuntime: a VM runtime bound another driver to the Function of its pod, and left
-// it. The pod goes, and its Port with it; no other pod gets the Function before its driver is the
-// old one again.
+// TestDriverLeftByARuntime: a VM runtime bound another driver to the Function of its pod, and did
+// not restore it. The pod ends, and its Port is deleted. No other pod gets the Function before it
+// has its own driver again.
 func TestDriverLeftByARuntime(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf := s.vfs[0]

@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestPortsByHand: who deletes the XPUPort of a running pod gets another, and one that is for
-// nobody is deleted.
+// TestPortsByHand: a deleted XPUPort of a running pod is made again, and an XPUPort without an
+// owner is deleted.
 func TestPortsByHand(t *testing.T) {
 	s := newCRDSite(t)
 	vf, other := s.vfs[0], s.vfs[1]
@@ -95,8 +95,8 @@ func TestMaybe(t *testing.T) {
 	u, _, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDevicePlugin)
 	want := func(when string, want bool) {
 		t.Helper()
-		u.look(t.Context())
-		if got := u.maybe(vf); got != want {
+		u.refresh(t.Context())
+		if got := u.mayBeInUse(vf); got != want {
 			t.Errorf("%s: %t, want %t", when, got, want)
 		}
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestRestart ends the agent at every stage of a Function's way, and has the next one go on from
-// there.
+// TestRestart ends the agent at every stage in the life of a Function. The next agent continues
+// from there.
 func TestRestart(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -34,7 +34,7 @@ func TestRestart(t *testing.T) {
 		s.start()
 		s.wantHealthy(vf, other)
 
-		// After Allocate: what the xPU serves already is the pod's.
+		// After Allocate, the xPU serves the pod already.
 		if _, err := s.give(p.name, vf); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func TestRestart(t *testing.T) {
 		s.wantPorts(vf)
 		out := s.mustAdd(p, vf)
 
-		// After ADD: the pod runs on, and the runtime gets the same answer.
+		// After ADD, the pod runs on, and the runtime gets the same answer.
 		s.end()
 		s.wantInPod(p, vf)
 		s.start()
@@ -55,7 +55,7 @@ func TestRestart(t *testing.T) {
 			t.Errorf("ADD printed\n%s, the agent before\n%s", again, out)
 		}
 
-		// DEL while the agent is away waits for it.
+		// A DEL waits while the agent does not run.
 		s.end()
 		s.opi.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
 		s.del(p, vf)
@@ -69,8 +69,8 @@ func TestRestart(t *testing.T) {
 		s.wantHealthy(other)
 		s.awaitOnHost()
 
-		// While the xPU does not let go of the Port, and during a hook: the Function is not free
-		// for the next agent either.
+		// The Function is not free for the next agent while the xPU does not delete the Port, and
+		// while a hook runs.
 		restart()
 		s.wantHealthy(other)
 		s.restartOPI()
@@ -101,7 +101,7 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// TestLostPod: the namespace of a pod went while the agent was away, and DEL never came.
+// TestLostPod: the namespace of a pod ended while the agent did not run, and no DEL came.
 func TestLostPod(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -131,7 +131,7 @@ func TestLostPod(t *testing.T) {
 		}
 
 		s.mustAdd(next, vf)
-		s.del(lost, vf) // late
+		s.del(lost, vf) // a late DEL
 		s.wantInPod(next, vf)
 		s.del(next, vf)
 		s.awaitHooks()
@@ -144,8 +144,8 @@ func TestLostPod(t *testing.T) {
 	})
 }
 
-// TestReboot: the node was booted anew, and the kubelet starts the pod again with the Function that
-// it had.
+// TestReboot: the node was rebooted, and the kubelet starts the pod again with the Function that it
+// had.
 func TestReboot(t *testing.T) {
 	s := newDirectSite(t)
 	s.config.ProcRoot = s.path("proc")
@@ -182,7 +182,7 @@ func TestReboot(t *testing.T) {
 	}
 
 	s.start()
-	s.wantHealthy(vf, other) // else the kubelet would refuse the pod
+	s.wantHealthy(vf, other) // otherwise the kubelet would refuse the pod
 	again := newPod(t, "pod1")
 	again.sandbox = "another-sandbox"
 	s.mustAdd(again, vf)
@@ -191,7 +191,8 @@ func TestReboot(t *testing.T) {
 	s.endClean()
 }
 
-// TestEndDuringAdd: a request that runs when the agent is told to end is done, which takes the xPU.
+// TestEndDuringAdd: a running request is completed when the agent ends, although the xPU takes
+// time.
 func TestEndDuringAdd(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf := s.vfs[0]
@@ -216,8 +217,8 @@ func TestEndDuringAdd(t *testing.T) {
 	})
 }
 
-// TestAllocateBeforeDel: the CNI plugin says that DEL is done when the spool has it, and the
-// kubelet gives the Function to the next pod.
+// TestAllocateBeforeDel: a DEL is done for the CNI plugin when it is in the spool, and the kubelet
+// gives the Function to the next pod then.
 func TestAllocateBeforeDel(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
@@ -243,8 +244,8 @@ func TestAllocateBeforeDel(t *testing.T) {
 	})
 }
 
-// TestTwoAgents: one that is started while another has not ended yet, as in an update, waits for
-// it.
+// TestTwoAgents: an agent that starts while another one has not ended yet, as in an update, waits
+// for it.
 func TestTwoAgents(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	first, err := takeJournal(t.Context(), path, func() {}, testr.New(t))

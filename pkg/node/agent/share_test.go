@@ -22,7 +22,7 @@ const (
 	thirdShare  = types.UID("6f1c3a5e-0d0b-4a39-9a1c-000000000003")
 )
 
-// chosenFor is the VF that a claim's status names, its zero value if it names none.
+// chosenFor returns the VF that a claim's status names, or the zero value if it names none.
 func (s *site) chosenFor(c *resourceapi.ResourceClaim) function.ID {
 	s.t.Helper()
 	var now resourceapi.ResourceClaim
@@ -38,8 +38,8 @@ func (s *site) chosenFor(c *resourceapi.ResourceClaim) function.ID {
 	return devices[0].Function
 }
 
-// TestSharedPF: claims that share a PF get a VF each, which the agent chooses, the xPU serves, and
-// the agent remembers.
+// TestSharedPF: claims that share a PF get a VF each. The agent chooses the VF and remembers it,
+// and the xPU serves it.
 func TestSharedPF(t *testing.T) {
 	s := newCRDSite(t)
 	pf := function.ID{Address: "0000:3b:00.0"}
@@ -67,7 +67,7 @@ func TestSharedPF(t *testing.T) {
 		"fast", "two", pf, secondShare)
 	s.prepareUntil(driver, one)
 	s.end()
-	s.start() // the choice outlives the agent
+	s.start() // the next agent knows the choice
 	s.awaitRuntime()
 	driver = s.register()
 	s.prepareUntil(driver, one)

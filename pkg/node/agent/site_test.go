@@ -49,17 +49,16 @@ import (
 )
 
 const (
-	// resource is that of the pool fast.
+	// resource is the resource of the pool fast.
 	resource = "xpu.opiproject.org/fast"
-	// labMTU is that of the network lab.
+	// labMTU is the MTU of the network lab.
 	labMTU = 1450
-	// podAddress is what the IPAM plugin gives.
+	// podAddress is the address from the IPAM plugin.
 	podAddress = "10.1.0.5/24"
 )
 
-// site is a world with all that an extended resource meets on its way: a card of two VFs with
-// netdevs, the xPU's OPI agent, the kubelet, an IPAM plugin, and an administrator's post-delete
-// hook.
+// site is a world with everything that an extended resource needs: a card of two VFs with netdevs,
+// the xPU's OPI agent, the kubelet, an IPAM plugin, and an administrator's post-delete hook.
 type site struct {
 	*world
 	opi     *opitest.Agent
@@ -67,12 +66,13 @@ type site struct {
 	pods    *kubelettest.Pods
 	vfs     []function.ID
 	dir     string
-	before  map[string]hostNetdev // the host's, before the agent
-	// declare makes this the DevicePool fast, or replaces it.
+	// before has the host's netdevs before the agent started.
+	before map[string]hostNetdev
+	// declare creates or replaces the DevicePool fast.
 	declare func(v1alpha1.DevicePoolSpec)
 }
 
-// eachProvisioner runs a test with either: what pods see must be the same.
+// eachProvisioner runs a test with both provisioners, because pods must see no difference.
 func eachProvisioner(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Run(string(ProvisionerDirect), func(t *testing.T) { test(t, newDirectSite(t)) })
 	t.Run(string(ProvisionerCRD), func(t *testing.T) { test(t, newCRDSite(t)) })
@@ -114,8 +114,8 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// newDirectSite has no API server: an sriovdp configuration declares the pool, another file the xPU
-// and its network.
+// newDirectSite returns a site without an API server. A configuration of
+// sriov-network-device-plugin declares the pool, and another file the xPU and its network.
 func newDirectSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
@@ -149,7 +149,7 @@ pools: {fast: lab}
 	return s
 }
 
-// newCRDSite has the API server, with the same declarations, and xpu-controller.
+// newCRDSite returns a site with the API server, the same declarations, and xpu-controller.
 func newCRDSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
@@ -187,7 +187,7 @@ func newCRDSite(t *testing.T) *site {
 	return s
 }
 
-// byDevicePlugin is a pool that is offered as an extended resource.
+// byDevicePlugin returns the spec of a pool that is offered as an extended resource.
 func byDevicePlugin(at v1alpha1.ProvisionPoint) v1alpha1.DevicePoolSpec {
 	return v1alpha1.DevicePoolSpec{
 		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
@@ -197,15 +197,15 @@ func byDevicePlugin(at v1alpha1.ProvisionPoint) v1alpha1.DevicePoolSpec {
 	}
 }
 
-// byDRA is the same pool, offered by DRA.
+// byDRA returns the spec of the same pool, offered by DRA.
 func byDRA() v1alpha1.DevicePoolSpec {
 	spec := byDevicePlugin("")
 	spec.Publish, spec.DevicePlugin = v1alpha1.PublishDRA, nil
 	return spec
 }
 
-// start runs an agent until end is called or the test ends, and returns when CNI plugins can talk
-// to it. It may publish Functions before.
+// start starts an agent, which runs until end is called or the test ends. It returns when CNI
+// plugins can reach the agent. The agent may publish Functions before that.
 func (s *site) start() {
 	s.t.Helper()
 	s.world.start()
@@ -248,7 +248,7 @@ func (s *site) startController() {
 
 func (s *site) path(name string) string { return filepath.Join(s.dir, name) }
 
-// write replaces a file, at once.
+// write replaces a file atomically.
 func (s *site) write(name, text string) {
 	s.t.Helper()
 	err := os.WriteFile(s.path(name+".new"), []byte(text), 0o600)
@@ -267,7 +267,7 @@ func (s *site) script(name, commands string) {
 	}
 }
 
-// wantHealthy waits until these are the Functions that the kubelet may give to pods.
+// wantHealthy waits until the kubelet may give exactly these Functions to pods.
 func (s *site) wantHealthy(functions ...function.ID) {
 	s.t.Helper()
 	var want []string
@@ -286,7 +286,7 @@ func (s *site) wantHealthy(functions ...function.ID) {
 	}
 }
 
-// give plays the kubelet that gives a Function to a pod, from now on the only one of the node.
+// give plays the kubelet that gives a Function to a pod, which is the only pod of the node then.
 func (s *site) give(pod string, f function.ID) (map[string]string, error) {
 	s.t.Helper()
 	s.pods.Set(kubelettest.Pod(pod, resource, f.String()))
@@ -294,7 +294,7 @@ func (s *site) give(pod string, f function.ID) (map[string]string, error) {
 	return response.GetEnvs(), err
 }
 
-// pod is the network namespace of a pod's sandbox, and what the runtime calls both.
+// pod has the network namespace of a pod's sandbox, and the names that the runtime has for both.
 type pod struct {
 	*netns.Namespace
 	name, sandbox string
@@ -305,8 +305,8 @@ func newPod(t *testing.T, name string) pod {
 	return pod{netns.New(t), name, name + "-sandbox"}
 }
 
-// request is what the runtime executes the CNI plugin with for the pod's net1, by a network
-// configuration with more fields.
+// request returns the arguments with which the runtime executes the CNI plugin for the pod's net1.
+// more has additional fields of the network configuration.
 func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs {
 	s.t.Helper()
 	config := map[string]any{
@@ -339,7 +339,7 @@ func (s *site) shim(out io.Writer) skel.CNIFuncs {
 	}.Funcs()
 }
 
-// add is ADD, with the result as it was printed.
+// add runs ADD, and returns the result as it was printed.
 func (s *site) add(p pod, f function.ID) (string, error) {
 	s.t.Helper()
 	var out bytes.Buffer
@@ -347,8 +347,8 @@ func (s *site) add(p pod, f function.ID) (string, error) {
 	return out.String(), err
 }
 
-// mustAdd is ADD, after which the pod has the interface with the network's and the IPAM plugin's
-// properties.
+// mustAdd runs ADD, and checks that the pod has the interface with the properties of the network
+// and the IPAM plugin.
 func (s *site) mustAdd(p pod, f function.ID) string {
 	s.t.Helper()
 	out, err := s.add(p, f)
@@ -366,14 +366,15 @@ func (s *site) del(p pod, f function.ID) {
 	}
 }
 
-// wantInPod says that the pod has the Function as net1, and that the xPU serves it.
+// wantInPod fails the test unless the pod has the Function as net1, and the xPU serves it.
 func (s *site) wantInPod(p pod, f function.ID) {
 	s.t.Helper()
 	s.wantInterface(p, "net1", provisioning.MAC(nodeName, f), podAddress)
 	s.wantPorts(f)
 }
 
-// wantInterface says that the pod has an interface, which is up and has the network's MTU.
+// wantInterface fails the test unless the pod has an interface that is up and has the network's
+// MTU.
 func (s *site) wantInterface(p pod, name string, mac function.MAC, address string) {
 	s.t.Helper()
 	l, err := p.Handle().LinkByName(name)
@@ -394,7 +395,7 @@ func (s *site) wantInterface(p pod, name string, mac function.MAC, address strin
 	}
 }
 
-// wantGone says that the pod has no interface of this name.
+// wantGone fails the test if the pod has an interface of this name.
 func (s *site) wantGone(p pod, name string) {
 	s.t.Helper()
 	if _, err := p.Handle().LinkByName(name); !errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -408,7 +409,7 @@ func (s *site) awaitOnHost() {
 	s.eventually("the netdevs are back", func() bool { return cmp.Equal(s.before, netdevs(s.t)) })
 }
 
-// wantPorts says which Functions the xPU serves.
+// wantPorts fails the test unless the xPU serves exactly these Functions.
 func (s *site) wantPorts(functions ...function.ID) {
 	s.t.Helper()
 	var want []string
@@ -420,7 +421,7 @@ func (s *site) wantPorts(functions ...function.ID) {
 	}
 }
 
-// wantOnHost says that all netdevs are on the host as they were before the agent.
+// wantOnHost fails the test unless all netdevs are on the host as they were before the agent.
 func (s *site) wantOnHost() {
 	s.t.Helper()
 	if diff := cmp.Diff(s.before, netdevs(s.t)); diff != "" {
@@ -447,8 +448,8 @@ func (s *site) awaitHooks() {
 	})
 }
 
-// endClean ends the agent once Functions are free, and says that it left nothing behind that a pod
-// had.
+// endClean ends the agent once Functions are free, and fails the test if it left something of a pod
+// behind.
 func (s *site) endClean() {
 	s.t.Helper()
 	s.eventually("the spool is empty", func() bool {
@@ -486,7 +487,7 @@ func (s *site) endClean() {
 	}
 }
 
-// records are those of the journal while no agent runs.
+// records returns the records of the journal while no agent runs.
 func (s *site) records() []journal.Attachment {
 	s.t.Helper()
 	j, err := journal.Open(filepath.Join(s.config.StateDir, "journal.db"))
@@ -497,7 +498,7 @@ func (s *site) records() []journal.Attachment {
 	return j.All()
 }
 
-// noted is what the administrator's hook was told, one object for each run.
+// noted returns the inputs of the administrator's hook, one object for each run.
 func (s *site) noted() []hookInput {
 	s.t.Helper()
 	text, err := os.ReadFile(s.path("noted"))
@@ -517,7 +518,7 @@ func (s *site) noted() []hookInput {
 	}
 }
 
-// hookInput is what the tests look at of what a hook reads.
+// hookInput has the fields of a hook's input that the tests compare.
 type hookInput struct {
 	Function    struct{ ID string }
 	Resource    string
@@ -526,7 +527,7 @@ type hookInput struct {
 	Port        struct{ Network string }
 }
 
-// netdev is what must be the same again after a pod had it.
+// hostNetdev has the properties of a netdev that must be the same after a pod had it.
 type hostNetdev struct {
 	Type, MAC, Alias string
 	MTU, TxQLen      int
@@ -535,7 +536,7 @@ type hostNetdev struct {
 	Addresses        []string
 }
 
-// netdevs are those of the host by name.
+// netdevs returns the host's netdevs by name.
 func netdevs(t *testing.T) map[string]hostNetdev {
 	t.Helper()
 	links, err := netns.Listed(netlink.LinkList)
@@ -578,7 +579,7 @@ func decodeResult(t *testing.T, text string) *types100.Result {
 	return r.(*types100.Result)
 }
 
-// wantError says that a command failed with this code of CNI and these words.
+// wantError fails the test unless a command failed with this CNI code and these words.
 func wantError(t *testing.T, what string, err error, code uint, words string) {
 	t.Helper()
 	said := (*types.Error)(nil)

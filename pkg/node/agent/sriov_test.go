@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// TestNumVFs: a pool has as many VFs made as it asks for, but not while a pod has one of them.
+// TestNumVFs: a pool makes as many VFs as it asks for, but not while a pod has one of them.
 func TestNumVFs(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.start()
@@ -56,9 +56,9 @@ func TestNumVFs(t *testing.T) {
 	})
 }
 
-// wantSupply waits until the pool is told to lack VFs for this reason, or for
-// [v1alpha1.ReasonAllMade] none: in a metric, and where there is an API server in the condition
-// that xpu-controller makes of the agent's report.
+// wantSupply waits until the reason why the pool lacks VFs is reported, or no reason for
+// [v1alpha1.ReasonAllMade]. It is a metric, and with an API server also a condition that
+// xpu-controller makes of the agent's report.
 func (s *site) wantSupply(reason, text string) {
 	s.t.Helper()
 	want := `

@@ -20,22 +20,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// registerPatience is how long an agent that replaces another one waits for the kubelet to know it,
-// before it asks for the node.
+// registerPatience is how long a successor waits for the kubelet to register it before it asks for
+// the node.
 const registerPatience = 5 * time.Second
 
 // queuePatience is how long requests of the CNI plugin wait for the pools after the node was handed
 // over.
 const queuePatience = 5 * time.Second
 
-// errSucceeded ends the work of an agent when another one has asked for the node.
+// errSucceeded ends the work of an agent when a successor has asked for the node.
 var errSucceeded = errors.New("another agent has the node")
 
-// handoverSocket is where the agent that has the node is asked for it.
+// handoverSocket returns the path of the socket at which the running agent can be asked for the
+// node.
 func (a *agent) handoverSocket() string { return filepath.Join(a.config.StateDir, "handover.sock") }
 
-// takeOver asks the agent that has the node for it, and returns once that one has ended its work;
-// nil if there is none, or if it does not hand over, so that its end must be waited for.
+// takeOver asks the running agent for the node, and returns the predecessor once it has ended its
+// work. It returns nil if there is no other agent, or if the other agent does not support
+// handovers, so that this agent has to wait for its end.
 func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 	a.setReadiness(func() error {
 		return errors.New("does not have the node yet: another agent has it, and was asked to " +
@@ -44,8 +46,8 @@ func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 
 	p, err := handover.Dial(ctx, a.handoverSocket())
 	if err == nil && p != nil {
-		if a.front != nil {
-			a.front.awaitRegistered(ctx, cmp.Or(a.config.times.register, registerPatience))
+		if a.draPlugin != nil {
+			a.draPlugin.awaitRegistered(ctx, cmp.Or(a.config.times.register, registerPatience))
 		}
 		begin := time.Now()
 		if err = p.Take(ctx, version.String()); err == nil {
@@ -61,12 +63,12 @@ func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 	return nil, ctx.Err()
 }
 
-// waitForTheOther makes this agent ready: it can do no more before the other one ends, which a
-// rolling update ends only when this one is ready.
-func (a *agent) waitForTheOther() { a.setReadiness(func() error { return nil }) }
+// readyToWait makes this agent ready while it waits for the other agent to end, because a rolling
+// update does not end the other agent before this one is ready.
+func (a *agent) readyToWait() { a.setReadiness(func() error { return nil }) }
 
-// awaitSuccessor waits for another agent that asks for the node. Then it ends this one's work by
-// errSucceeded.
+// awaitSuccessor waits for a successor that asks for the node. Then it ends the work of this agent
+// by errSucceeded.
 func (a *agent) awaitSuccessor(ctx context.Context, successor **handover.Successor) error {
 	found, err := handover.Holder{
 		Socket: a.handoverSocket(), Log: a.log.WithName("handover"),
@@ -75,7 +77,7 @@ func (a *agent) awaitSuccessor(ctx context.Context, successor **handover.Success
 		return err
 	}
 
-	// else a rolling update would end it before the successor is ready
+	// A rolling update would end this agent if it were not ready before the successor is.
 	a.setReadiness(func() error { return nil })
 	a.succeeded.Store(true)
 	a.plugins.StandAside()
@@ -85,7 +87,7 @@ func (a *agent) awaitSuccessor(ctx context.Context, successor **handover.Success
 }
 
 // followPredecessor waits until the process of the predecessor has ended. Kubelets before 1.37 then
-// take the endpoints of its resources for gone that this agent registered meanwhile.
+// consider the endpoints gone that this agent has registered for the same resources.
 func (a *agent) followPredecessor(ctx context.Context) error {
 	if a.predecessor != nil {
 		a.predecessor.AwaitEnd(ctx)
@@ -94,8 +96,8 @@ func (a *agent) followPredecessor(ctx context.Context) error {
 	return nil
 }
 
-// standAside gives the node to the successor, and passes on what the kubelet still asks this agent
-// for, until ctx ends. It returns an error when the successor is gone before.
+// standAside gives the node to the successor, and forwards calls of the kubelet to it until ctx
+// ends. It returns an error if the successor ends first.
 func (a *agent) standAside(ctx context.Context, successor *handover.Successor) error {
 	defer successor.Close()
 	var files []*os.File
@@ -118,8 +120,8 @@ func (a *agent) standAside(ctx context.Context, successor *handover.Successor) e
 	return errors.Join(err, a.lingering.Wait())
 }
 
-// inheritedSocket is the listening socket of the CNI plugin that the predecessor gave; nil without
-// one.
+// inheritedSocket returns the listening socket of the CNI plugin that the predecessor gave; nil if
+// it gave none.
 func (a *agent) inheritedSocket() (*net.UnixListener, error) {
 	if a.predecessor == nil || len(a.predecessor.Files) == 0 {
 		return nil, nil
@@ -142,9 +144,9 @@ func (a *agent) inheritedSocket() (*net.UnixListener, error) {
 	return socket, nil
 }
 
-// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait there
-// until the pools are known, without which an ADD fails; for a while only, as DELs need no API
-// server.
+// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait until
+// the pools are known, because an ADD would fail without them. They wait only for a while, because
+// DELs need no API server.
 func (a *agent) serveCNI(ctx context.Context) error {
 	if a.cni.Inherited != nil {
 		patience, cancel := context.WithTimeout(ctx, queuePatience)
@@ -154,8 +156,8 @@ func (a *agent) serveCNI(ctx context.Context) error {
 	return a.cni.Run(ctx)
 }
 
-// failure returns why other has ended, or nil when ctx ends.
-func failure(ctx, other context.Context) error {
+// causeOf returns why other has ended, or nil when ctx ends.
+func causeOf(ctx, other context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
@@ -164,11 +166,11 @@ func failure(ctx, other context.Context) error {
 	}
 }
 
-// setReadiness replaces what says whether the agent is ready.
+// setReadiness replaces the function that returns why the agent is not ready.
 func (a *agent) setReadiness(ready func() error) { a.readiness.Store(&ready) }
 
-// serveReadiness answers whether this agent is ready, at a socket of its own, until closed is
-// called: two agents that replace each other share a port.
+// serveReadiness serves the readiness of this agent at a socket of its own, until closed is called.
+// Two agents that replace each other share a port, so that the port cannot be used for this.
 func (a *agent) serveReadiness(ctx context.Context) (closed func(), err error) {
 	a.setReadiness(func() error { return errors.New("is starting") })
 	if a.config.ReadySocket == "" {
@@ -193,7 +195,7 @@ func (a *agent) serveReadiness(ctx context.Context) (closed func(), err error) {
 	return func() { server.Close() }, nil
 }
 
-// answerReady says by HTTP whether something is ready.
+// answerReady returns a handler that reports by HTTP whether the agent is ready.
 func answerReady(ready func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {

@@ -20,13 +20,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// beside starts another agent while one runs, as a rolling update does, and returns what ends the
-// first.
+// beside starts another agent while one runs, as a rolling update does, and returns a function that
+// ends the first agent.
 func (s *site) beside(uid string) (endFirst func()) {
 	s.t.Helper()
 	endFirst = s.end
 	s.config.PodUID, s.config.ReadySocket = uid, s.path(uid+".sock")
-	s.config.times.register = 50 * time.Millisecond // no kubelet of this test registers DRA drivers
+	// no kubelet of this test registers DRA drivers
+	s.config.times.register = 50 * time.Millisecond
 	s.start()
 	return endFirst
 }
@@ -38,8 +39,8 @@ func (s *site) awaitReady() {
 	})
 }
 
-// TestSuccession replaces the agent again and again under pods that come and go all the time: none
-// of them notices.
+// TestSuccession replaces the agent repeatedly while pods start and end all the time. No pod is
+// affected.
 func TestSuccession(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
@@ -100,7 +101,7 @@ func TestSuccession(t *testing.T) {
 	})
 }
 
-// live is a pod's life beside another pod.
+// live runs a pod's life while another pod runs.
 func (s *site) live(staying, p pod) error {
 	vf := s.vfs[1]
 	s.pods.Set(kubelettest.Pod(staying.name, resource, s.vfs[0].String()),
@@ -118,8 +119,8 @@ func (s *site) live(staying, p pod) error {
 	return nil
 }
 
-// TestSuccessorDies: the agent that gave the node away ends, to be started again, when the other
-// one is gone before it has ended.
+// TestSuccessorDies: the agent that gave the node away ends with an error, so that it is started
+// again, if the successor ends first.
 func TestSuccessorDies(t *testing.T) {
 	s := newDirectSite(t)
 	s.config.ReadySocket = s.path("ready.sock")
