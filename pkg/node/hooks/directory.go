@@ -27,29 +27,32 @@ import (
 )
 
 const (
-	// exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h
+	// tryAgain is the exit code of an executable that asks to be run again: EX_TEMPFAIL of
+	// sysexits.h.
 	tryAgain = 75
-	parallel = 8 // executables that run at once, at most
-	// wait for the end of a run's output, which a process that left the group may hold open
+	parallel = 8 // executables that run in parallel, at most
+	// drain is the wait for the end of a run's output, which a process that left the process group
+	// may keep open.
 	drain     = time.Second
-	maxOutput = 64 << 10 // bytes of one run's output that are logged
+	maxOutput = 64 << 10 // logged bytes of one run's output
 	maxLine   = 4 << 10  // bytes of a line in the log
-	maxLast   = 200      // bytes of the last line that go into an error
+	maxLast   = 200      // bytes of the last line that become part of an error
 	// environment is the whole environment of an executable.
 	environment = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// names are the names that executables may have. An editor's copies have others, and are not run.
+// names matches the names that executables may have. Backup files of editors have other names, and
+// are not run.
 var names = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// directory is the directory of the administrator's executables. Several goroutines may call its
-// methods at once.
+// directory is the directory of the administrator's executables. Its methods may be called from
+// several goroutines at once.
 type directory struct {
 	Options
-	running *semaphore.Weighted // limits how many executables run at once
+	running *semaphore.Weighted // limits the executables that run in parallel
 
 	mutex sync.Mutex
-	// why the files that are not run are refused, by name; each reason is logged once
+	// refused has the reasons why files are not run, by name. Each reason is logged once.
 	refused map[string]string
 }
 
@@ -57,11 +60,11 @@ func newDirectory(options Options) *directory {
 	return &directory{Options: options, running: semaphore.NewWeighted(parallel)}
 }
 
-// list returns the names of the executables, sorted; none if the directory is missing. A directory
-// that a user other than root can change is an error; a file that another user can change is left
-// out, with an error in the log.
+// list returns the names of the executables, sorted; none if the directory is missing. It returns
+// an error if a user other than root can change the directory. It leaves out files that another
+// user can change, and logs why.
 func (d *directory) list() ([]string, error) {
-	root, err := os.OpenRoot(d.Dir) // which refuses links to the outside
+	root, err := os.OpenRoot(d.Dir) // refuses links that lead out of the directory
 	if errors.Is(err, fs.ErrNotExist) || d.Dir == "" {
 		return nil, nil
 	}
@@ -98,7 +101,7 @@ func (d *directory) list() ([]string, error) {
 	return list, nil
 }
 
-// check refuses a directory into which somebody other than root could put executables.
+// check refuses a directory into which a user other than root could put executables.
 func (d *directory) check(root *os.Root) error {
 	info, err := root.Stat(".")
 	if err != nil {
@@ -110,14 +113,14 @@ func (d *directory) check(root *os.Root) error {
 		return err
 	}
 	if fileSystem.Flags&unix.ST_RDONLY != 0 && info.Mode().Perm()&0o022 != 0 {
-		// Kubernetes makes the directories of its volumes writable, and mounts them read-only
+		// Kubernetes makes the directories of its volumes writable, and mounts them read-only.
 		return nil
 	}
 
 	return changeable(info)
 }
 
-// usable says whether a file is an executable to be run. The error says why an executable is
+// usable reports whether a file is an executable that is run. The error says why an executable is
 // refused.
 func usable(root *os.Root, name string) (bool, error) {
 	if strings.HasPrefix(name, ".") {
@@ -141,7 +144,8 @@ func usable(root *os.Root, name string) (bool, error) {
 	return true, changeable(info)
 }
 
-// changeable says why somebody other than root could change a file or directory, nil if nobody can.
+// changeable returns why a user other than root could change a file or directory; nil if no other
+// user can.
 func changeable(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
@@ -153,7 +157,7 @@ func changeable(info fs.FileInfo) error {
 	return nil
 }
 
-// run runs an executable for a Function that was taken back. What it writes goes to the log.
+// run runs an executable for a Function that was taken back, and logs its output.
 func (d *directory) run(ctx context.Context, name string, a journal.Attachment) error {
 	stdin, err := input(d.Node, a, progress(a, name).Attempts+1)
 	if err != nil {
@@ -174,14 +178,15 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 	return err
 }
 
-// exec runs the executable in a process group of its own, all of which was sent SIGKILL when it
-// returns. The error is final if the executable ended by itself and does not want to be run again.
+// exec runs the executable in a process group of its own. All processes of the group have been sent
+// SIGKILL when it returns. The error is final if the executable exited by itself and does not ask
+// to be run again.
 func (d *directory) exec(ctx context.Context, path string, stdin []byte, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 
 	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must
-	// live on meanwhile.
+	// exist until the process has ended.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -198,8 +203,8 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	killed := make(chan struct{})
 	inTime := context.AfterFunc(ctx, func() { kill(); close(killed) })
 
-	// WNOWAIT leaves the process to be waited for below. Until then no other process or group can
-	// have its ID.
+	// With WNOWAIT the process can still be waited for below. Until then, no other process or group
+	// can get its ID.
 	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil),
 		unix.EINTR) {
 	}
@@ -210,7 +215,7 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	}
 
 	kill()
-	// Wait's error is in the state too, except that output is missing.
+	// Wait's error is also in the state, except for missing output.
 	_ = cmd.Wait()
 	code := cmd.ProcessState.ExitCode() // -1 after a signal
 	switch {
@@ -225,8 +230,8 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	return final{errors.New(cmd.ProcessState.String())}
 }
 
-// lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the
-// writer can go on.
+// lines logs its input line by line, up to a limit. It discards the rest, so that the executable
+// does not block.
 type lines struct {
 	log     logr.Logger
 	partial []byte
@@ -234,7 +239,7 @@ type lines struct {
 	last    string // the beginning of the last line that is not empty
 }
 
-// Write never fails.
+// Write logs complete lines. It never fails.
 func (l *lines) Write(p []byte) (int, error) {
 	rest := p[:min(len(p), max(0, maxOutput-l.written))]
 	l.written += len(p)

@@ -26,7 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// logged keeps what is logged.
+// logged collects log messages.
 type logged struct {
 	mutex sync.Mutex
 	lines []string
@@ -46,7 +46,7 @@ func (l *logged) text() string {
 	return strings.Join(l.lines, "\n")
 }
 
-// outputs is a log that keeps what hooks say.
+// outputs is a log that collects the output of hooks.
 type outputs struct{ said []string }
 
 func (o *outputs) Init(logr.RuntimeInfo) {}
@@ -65,7 +65,7 @@ func (o *outputs) WithValues(...any) logr.LogSink { return o }
 
 func (o *outputs) WithName(string) logr.LogSink { return o }
 
-// hooksDir is a directory as an administrator makes it.
+// hooksDir returns a directory as an administrator makes it.
 func hooksDir(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "hooks.d")
@@ -177,14 +177,14 @@ func TestDirectoryRefused(t *testing.T) {
 	}
 }
 
-// TestRefusalIsTold: once for each reason.
-func TestRefusalIsTold(t *testing.T) {
+// TestRefusalIsLogged: each reason is logged once.
+func TestRefusalIsLogged(t *testing.T) {
 	dir := hooksDir(t)
 	file := filepath.Join(dir, "50-shared")
 	must.Succeed(t, os.WriteFile(file, nil, 0o777))
 	must.Succeed(t, os.Chmod(file, 0o777))
-	var told []string
-	log := funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
+	var messages []string
+	log := funcr.New(func(_, args string) { messages = append(messages, args) }, funcr.Options{})
 	d := newDirectory(Options{Dir: dir, Log: log})
 	list := func() {
 		t.Helper()
@@ -195,19 +195,19 @@ func TestRefusalIsTold(t *testing.T) {
 
 	list()
 	list()
-	if len(told) != 1 || !strings.Contains(told[0], file) ||
-		!strings.Contains(told[0], "writable for root only") {
-		t.Errorf("told %q, want once that the file is refused, and why", told)
+	if len(messages) != 1 || !strings.Contains(messages[0], file) ||
+		!strings.Contains(messages[0], "writable for root only") {
+		t.Errorf("logged %q, want once that the file is refused, and why", messages)
 	}
 
 	must.Succeed(t, os.Chown(file, 12345, 0))
 	list()
-	if len(told) != 2 || !strings.Contains(told[1], "must belong to root") {
-		t.Errorf("told %q, want another reason", told)
+	if len(messages) != 2 || !strings.Contains(messages[1], "must belong to root") {
+		t.Errorf("logged %q, want another reason", messages)
 	}
 }
 
-// A volume of Kubernetes is writable for all and mounted read-only.
+// A volume of Kubernetes is writable for all users and mounted read-only.
 func TestDirectoryReadOnly(t *testing.T) {
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\n", 0o755)
@@ -267,7 +267,7 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 
 	for line := range strings.Lines(string(env)) {
 		name, _, _ := strings.Cut(line, "=")
-		// what shells set
+		// shells set these
 		if name != "PATH" && name != "PWD" && name != "SHLVL" && name != "_" && name != "OLDPWD" {
 			t.Errorf("environment has %q", line)
 		}
@@ -301,7 +301,7 @@ func object(t *testing.T, data []byte) (o map[string]any) {
 	return o
 }
 
-// What a claim had, and what was never attached.
+// The input for a claim, and for a Function that was never attached.
 func TestInput(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	claim := journal.Attachment{
@@ -346,8 +346,9 @@ func TestInput(t *testing.T) {
 func TestRunEnds(t *testing.T) {
 	tests := map[string]struct {
 		script string
-		want   string // in the error, "" for success
-		final  bool
+		// want is part of the error, "" for success.
+		want  string
+		final bool
 	}{
 		"success":                 {"exit 0", "", false},
 		"success, input not read": {"exec <&-; exit 0", "", false},
@@ -383,7 +384,7 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// What cannot be started is tried again: the file may just be replaced.
+// An executable that cannot be started is tried again, because the file may just be being replaced.
 func TestRunCannotStart(t *testing.T) {
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/no/such/interpreter\n", 0o755)
@@ -403,7 +404,7 @@ func TestNothingIsLeft(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pidFile := filepath.Join(t.TempDir(), "pid")
-			// The child holds standard output too.
+			// The child keeps standard output open too.
 			begin := time.Now()
 			_, _ = runScript(t, "sleep 600 & echo $! > "+pidFile+"\n"+script, 500*time.Millisecond,
 				released(0))
@@ -415,7 +416,7 @@ func TestNothingIsLeft(t *testing.T) {
 			must.Succeed(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			must.Succeed(t, err)
-			// It was sent SIGKILL, which it gets when it is scheduled.
+			// The child was sent SIGKILL, and ends when it is scheduled.
 			deadline := time.Now().Add(20 * time.Second)
 			for state := processState(pid); state != "" && state != "Z"; state = processState(pid) {
 				if time.Now().After(deadline) {
@@ -427,7 +428,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// processState is the kernel's letter for what a process does, "" if there is none.
+// processState returns the kernel's letter for the state of a process, or "" if it does not exist.
 func processState(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -437,7 +438,7 @@ func processState(pid int) string {
 	return after[:1]
 }
 
-// A process that left the group and holds standard output does not hold the hook.
+// A process that left the group and keeps standard output open does not delay the hook.
 func TestRunawayHoldsOutput(t *testing.T) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	t.Cleanup(func() {
@@ -469,7 +470,7 @@ func TestRunCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- d.run(ctx, "10-a", released(0)) }()
-	_, err := os.ReadFile(started) // until it has started
+	_, err := os.ReadFile(started) // until the executable has started
 	must.Succeed(t, err)
 	go func() { done <- d.run(ctx, "10-a", released(1)) }() // waits for the only slot
 	cancel()
@@ -535,7 +536,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// However output comes, all of it is taken, and no line is longer or the whole more than allowed.
+// However output is split, all of it is accepted, and neither a line nor the whole is longer than
+// allowed.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("a\nb\xff\n"), 1)
 	f.Add([]byte(strings.Repeat("long", maxLine)), 3000)

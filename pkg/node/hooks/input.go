@@ -15,44 +15,50 @@ import (
 // InputVersion is the version of [Input]. Fields may be added without a new version.
 const InputVersion = 1
 
-// Input is what an executable reads from standard input, as one JSON object. Times are in UTC, as
-// RFC 3339 has them. What is not known or never was is absent; docs/how-to/post-delete-hooks.md
-// tells when.
+// Input is the input of an executable: one JSON object on standard input. Times are in UTC and
+// formatted as in RFC 3339. Fields without a value are absent; docs/how-to/post-delete-hooks.md
+// says when.
 type Input struct {
 	Version  int           `json:"version"`
 	Node     string        `json:"node"`
 	Function InputFunction `json:"function"`
-	// the extended resource by which the Function was handed out
+	// Resource is the extended resource by which the Function was allocated.
 	Resource string `json:"resource,omitempty"`
-	// or the ResourceClaim that it was allocated to
+	// Claim is the ResourceClaim to which the Function was allocated. There is either a Resource or
+	// a Claim.
 	Claim *journal.Claim `json:"claim,omitempty"`
-	// had the Function, or it was reserved for the pod
+	// Pod had the Function, or the Function was reserved for it.
 	Pod *journal.Pod `json:"pod,omitempty"`
 
-	ContainerID   string `json:"containerID,omitempty"`   // of the pod's sandbox
-	InterfaceName string `json:"interfaceName,omitempty"` // in the pod, attached or wanted
-	// that the agent had the xPU make, and that is gone
+	// ContainerID is the ID of the pod's sandbox.
+	ContainerID string `json:"containerID,omitempty"`
+	// InterfaceName is the name in the pod, whether the interface was attached or not.
+	InterfaceName string `json:"interfaceName,omitempty"`
+	// Port is the deleted Port that the agent had requested from the xPU.
 	Port *journal.Port `json:"port,omitempty"`
 
 	ReservedAt time.Time `json:"reservedAt"`
-	AttachedAt time.Time `json:"attachedAt,omitzero"` // the interface was in the pod
-	DetachedAt time.Time `json:"detachedAt,omitzero"` // its way back began
-	// the Function was on the host again, as it was before
+	// AttachedAt is when the interface was in the pod.
+	AttachedAt time.Time `json:"attachedAt,omitzero"`
+	// DetachedAt is when the agent began to take the Function back.
+	DetachedAt time.Time `json:"detachedAt,omitzero"`
+	// RestoredAt is when the Function was on the host again, as it was before.
 	RestoredAt time.Time `json:"restoredAt"`
 
-	Attempt int `json:"attempt"` // from 1; a run that was broken off with the agent is not counted
+	// Attempt counts from 1. A run that ended because the agent ended is not counted.
+	Attempt int `json:"attempt"`
 }
 
 // InputFunction is the Function that was taken back.
 type InputFunction struct {
-	// as [function.ID] is written: "0000:3b:00.0/sf88" for an SF
+	// ID is the Function's ID in the form of [function.ID]: "0000:3b:00.0/sf88" for an SF.
 	ID         string        `json:"id"`
 	Kind       function.Kind `json:"kind"` // PF, VF or SF
 	PCIAddress pci.Address   `json:"pciAddress"`
 	PF         pci.Address   `json:"pf"`
-	// netdev of the PF when the Function was reserved
+	// PFName is the name of the PF's netdev when the Function was reserved.
 	PFName string `json:"pfName,omitempty"`
-	// the VF's index at its PF, the sfnum of an SF, and -1 for a PF
+	// Index is the index of a VF on its PF, the sfnum of an SF, and -1 for a PF.
 	Index int `json:"index"`
 }
 
@@ -72,7 +78,7 @@ func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 
 	if a.Claim.UID != "" {
 		in.Claim = &a.Claim
-		in.Claim.PodClaim = "" // hooks are not told
+		in.Claim.PodClaim = "" // this field is not part of the input
 	}
 
 	if a.Pod.Name != "" {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hooks runs post-delete hooks, after a Function was taken back from a pod and before
-// another pod may have it: first the Port is deleted at the xPU, and then the administrator's
+// another pod may have it. First the Port is deleted from the xPU, and then the administrator's
 // executables run. The journal has the hooks that are done, so that every hook runs at least once,
-// whatever ends the agent.
+// whenever the agent ends.
 //
-// There is no hook that resets the Function: package lifecycle resets and verifies it before it
-// hands the Function over.
+// No hook resets the Function. Package lifecycle resets and verifies it before its hooks run.
 package hooks
 
 import (
@@ -38,62 +37,66 @@ import (
 
 const (
 	portHook = nodestate.PortHook
-	// stands for executables that are not known because their directory cannot be read
+	// directoryHook stands for executables that are unknown because their directory cannot be read.
 	directoryHook = "(directory)"
 
-	// for one attempt to delete a Port, until the xPU says that it is gone
+	// portTimeout limits one attempt to delete a Port, until the xPU says that it is gone.
 	portTimeout = 2 * time.Minute
-	// before a hook is run again whose end could not be written to the journal
+	// writeRetry is the pause before a hook runs again whose result could not be written to the
+	// journal.
 	writeRetry = 10 * time.Second
 )
 
-// Options of a [Queue]. All but Recorder must be set.
+// Options of a [Queue]. All fields except Recorder must be set.
 type Options struct {
 	Journal journal.Records
-	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it
-	// never did.
+	// Deprovision returns nil once the xPU serves no Port of the Function, even if it never did.
 	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
-	Node        string        // name of the node's Node object
-	Dir         string        // of the administrator's executables; it need not exist
-	Timeout     time.Duration // of one run of an executable
-	// runs of an executable that fails, at most; 0 is without a limit
+	// Node is the name of the node's Node object.
+	Node string
+	// Dir has the administrator's executables. It need not exist.
+	Dir string
+	// Timeout limits one run of an executable.
+	Timeout time.Duration
+	// Attempts limits the runs of an executable that fails; 0 means no limit.
 	Attempts int
-	Recorder events.EventRecorder // tells of hooks that are given up
-	// Changed is called when a Function became free, or what it waits for changed. It must not
-	// block.
+	// Recorder records events about hooks that are given up.
+	Recorder events.EventRecorder
+	// Changed is called when a Function became free, or when the reason why it is not free has
+	// changed. It must not block.
 	Changed func()
 }
 
-// errChanged is the error of a write that was not made, as the record is another one by now.
+// errChanged is returned if nothing was written because the record has changed in the meantime.
 var errChanged = errors.New("its hooks have gone on meanwhile")
 
-// final is an error of a hook that need not be run again.
+// final is an error after which a hook need not run again.
 type final struct{ error }
 
-// executables are the administrator's hooks.
+// executables runs the administrator's hooks.
 type executables interface {
 	list() ([]string, error)
 	run(ctx context.Context, name string, a journal.Attachment) error
 }
 
-// Queue runs hooks: those of one Function one after the other, those of different Functions at the
-// same time.
+// Queue runs hooks. The hooks of one Function run one after the other. Hooks of different Functions
+// run in parallel.
 type Queue struct {
 	Options
 	executables executables
-	// work only says which Functions to look at, each by one goroutine at a time; the journal has
-	// the rest.
+	// work has the Functions to process, each by one goroutine at a time. All other state is in the
+	// journal.
 	work workqueue.TypedDelayingInterface[function.ID]
-	// running has the [context.CancelFunc] of each Function's hook that runs. It is called when the
-	// hook was given up.
+	// running has the [context.CancelFunc] of each Function's running hook. It is called when the
+	// hook is given up.
 	running sync.Map
 
 	runs, deadLetters *prometheus.CounterVec
 	seconds           *prometheus.HistogramVec
 }
 
-// New makes a queue, whose Run must be called. It fails if the directory of executables is there
+// New returns a queue, whose Run must be called. It fails if the directory of executables exists
 // and must not be used.
 func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 	d := newDirectory(options)
@@ -134,23 +137,25 @@ func newQueue(options Options, e executables, registry prometheus.Registerer) *Q
 	return q
 }
 
-// waiting are the attachments of a kind whose hooks run or wait to be run again.
+// waiting returns the matching attachments whose hooks run or wait for another run.
 func (q *Queue) waiting(is func(journal.Attachment) bool) []journal.Attachment {
 	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !is(a) })
 }
 
-// due says whether hooks of a Function may run: all of one that is [journal.Attachment.Restored];
-// and of one that is quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so
-// the Port is not needed. The administrator's hooks count on a Function that is as it was, and run
-// when the quarantine is over.
+// due reports whether hooks of a Function may run.
+//
+// All hooks of a Function that is [journal.Attachment.Restored] may run. For a quarantined Function
+// whose reservation has ended, only [portHook] may run: its pod is gone, so that the Port is not
+// needed. The administrator's hooks rely on a Function that is as it was before its pod, and run
+// after the quarantine.
 func due(a journal.Attachment) bool {
 	return a.Restored() || a.State == journal.Releasing && a.Quarantined()
 }
 
-// Add has the hooks of a Function run, as far as they are due.
+// Add queues a Function, so that its due hooks run.
 func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 
-// Run runs hooks until ctx ends, those that an earlier run of the agent left first.
+// Run runs hooks until ctx ends. It starts with those that an earlier agent left.
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
@@ -174,7 +179,7 @@ func (q *Queue) Run(ctx context.Context) error {
 	}
 }
 
-// process runs the Function's hooks, until all are done or one must wait before it is run again.
+// process runs the Function's hooks, until all are done or one must wait before it runs again.
 func (q *Queue) process(ctx context.Context, id function.ID) {
 	for ctx.Err() == nil {
 		a, exists := q.Journal.Get(id)
@@ -198,7 +203,7 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 					"hooksTook", time.Since(a.RestoredAt))
 			}
 		case pause > 0 && pause <= 2*slowest(hook):
-			// no pause is longer, unless the clock was set meanwhile
+			// A longer pause means that the clock was set in the meantime.
 			q.work.AddAfter(id, pause)
 			return
 		default:
@@ -217,7 +222,8 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 	}
 }
 
-// progress is how far the hooks of an attachment are, and how often this hook failed.
+// progress returns the progress of an attachment's hooks. Its failures are the failures of the
+// given hook.
 func progress(a journal.Attachment, hook string) journal.Hooks {
 	hooks := ptr.Deref(a.Hooks, journal.Hooks{})
 	if hooks.Next != hook {
@@ -226,7 +232,7 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return hooks
 }
 
-// First is the name of the first hook of a released attachment that is due and not done, "" if
+// First returns the name of the first hook of an attachment that is due and not done, or "" if
 // there is none.
 func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
@@ -251,8 +257,8 @@ func (q *Queue) First(a journal.Attachment) (hook string) {
 	return ""
 }
 
-// do runs a hook once.
-func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
+// execute runs a hook once.
+func (q *Queue) execute(ctx context.Context, a journal.Attachment, hook string) error {
 	switch hook {
 	case portHook:
 		ctx, cancel := context.WithTimeout(ctx, portTimeout)
@@ -275,19 +281,20 @@ func kind(a journal.Attachment) function.Kind {
 	return function.PF
 }
 
-// run runs a hook and writes down what came of it. An error means that it was not written.
+// run runs a hook and writes the result to the journal. An error means that the result was not
+// written.
 func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) error {
 	begin := time.Now()
 	doing, stop := context.WithCancel(ctx)
 	defer stop()
 
 	q.running.Store(a.Function, stop)
-	failure := q.do(doing, a, hook)
+	failure := q.execute(doing, a, hook)
 	q.running.Delete(a.Function)
 
 	switch {
 	case ctx.Err() != nil:
-		return nil // the agent ends; the next one runs the hook again
+		return nil // the agent ends, and the next agent runs the hook again
 	case doing.Err() != nil:
 		return errChanged
 	}
@@ -329,14 +336,14 @@ func (q *Queue) ran(hook, result string, took time.Duration) {
 	q.seconds.WithLabelValues(hook).Observe(took.Seconds())
 }
 
-// after is the attachment once the hook is done or given up.
+// after returns the attachment as it is once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
 	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a, hook).Done), hook)}
 	a.Hooks.Next = q.First(a)
 	return a
 }
 
-// giveUp writes a dead letter for the hook that failed and goes on without it.
+// giveUp writes a dead letter for the hook that failed, and continues without the hook.
 func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal.Hooks) error {
 	letter := journal.DeadLetter{
 		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error,
@@ -356,7 +363,7 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal
 	return nil
 }
 
-// event tells of the dead letter at the pod, or at the node where the pod is not known.
+// event records an event for the dead letter on the pod, or on the node if the pod is unknown.
 func (q *Queue) event(letter journal.DeadLetter) {
 	if q.Recorder == nil {
 		return
@@ -377,8 +384,9 @@ func (q *Queue) event(letter journal.DeadLetter) {
 		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
 }
 
-// GiveUp gives up the hook that the Function waits for, which must be this one, as an administrator
-// wishes. If it runs, it is stopped. The others run then.
+// GiveUp gives up a hook for an administrator. The Function must be waiting for this hook. If the
+// hook runs, it is stopped. The Function's other hooks run after that. An error means that the hook
+// was not given up.
 func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	a, exists := q.Journal.Get(id)
 	if !exists || !due(a) {
@@ -404,11 +412,13 @@ func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	return nil
 }
 
-// write changes the journal with the Function's lock. Only the queue changes the hooks of a record
-// from RestoredAt on, or of a quarantined Function. An administrator can give up the hook that
-// runs, and a quarantine can end: if the hooks or RestoredAt have changed since a was read, nothing
-// is written, and the error is errChanged. change gets the record as it is now, because a
-// quarantined Function may have been tried again meanwhile.
+// write calls change with the current record, under the Function's lock.
+//
+// Only the queue changes the hooks of a record after RestoredAt was set, or of a quarantined
+// Function. But an administrator can give up the hook that runs, and a quarantine can end. If the
+// hooks or RestoredAt have changed since a was read, write returns errChanged without a call of
+// change. Other parts of the record may have changed, because the lifecycle may have retried a
+// quarantined Function.
 func (q *Queue) write(
 	ctx context.Context, a journal.Attachment, change func(now journal.Attachment) error,
 ) error {
@@ -427,7 +437,7 @@ func (q *Queue) write(
 	return change(now)
 }
 
-// slowest is the longest pause before a hook is run again.
+// slowest returns the longest pause before a hook runs again.
 func slowest(hook string) time.Duration {
 	if hook == portHook {
 		return 30 * time.Second
@@ -435,8 +445,8 @@ func slowest(hook string) time.Duration {
 	return 5 * time.Minute
 }
 
-// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s, ... slowest, each
-// with up to a fifth more.
+// delay returns the pause after the given number of failed attempts, 1 or more: 1 s, 2 s, 4 s, ...
+// slowest, each with up to a fifth more.
 func delay(attempts int, slowest time.Duration) time.Duration {
 	doubled := time.Second << min(attempts-1, 30)
 	return wait.Jitter(min(doubled, slowest), 0.2)

@@ -29,7 +29,7 @@ import (
 
 func vf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
-// released is the record of a Function that is back and has a Port.
+// released returns the record of a Function that is back and has a Port.
 func released(i int) journal.Attachment {
 	at := time.Unix(1e9, 0).UTC()
 	return journal.Attachment{
@@ -44,7 +44,7 @@ func released(i int) journal.Attachment {
 	}
 }
 
-// node is what hooks do something to. It plays the xPU and the directory of executables.
+// node is the subject of hooks. It plays the xPU and the directory of executables.
 type node struct {
 	t       *testing.T
 	journal *journal.Journal
@@ -52,13 +52,14 @@ type node struct {
 	mutex   sync.Mutex
 	names   []string
 	listErr error
-	// fails, by name of the hook, is asked before each run.
+	// fails returns the error of a run, by the name of the hook.
 	fails map[string]func() error
-	hangs string   // name of the hook that runs until it is stopped
+	// hangs is the name of the hook that runs until it is stopped.
+	hangs string
 	ran   []string // "function hook"
 
-	// event, where set, is called at every point where the agent could end. It says whether it has
-	// ended.
+	// event, if set, is called at every point where the agent could end. dead says that the agent
+	// has ended.
 	event func(what string) (dead bool)
 }
 
@@ -110,7 +111,7 @@ func (n *node) hook(ctx context.Context, id function.ID, name string) error {
 
 func (n *node) happens(what string) (dead bool) { return n.event != nil && n.event(what) }
 
-// runs are the hooks that ran for a Function.
+// runs returns the hooks that ran for a Function.
 func (n *node) runs(i int) []string {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -141,7 +142,7 @@ func (n *node) wantFree(i int, want bool) {
 
 var errDead = errors.New("the agent was killed")
 
-// mortal is a journal to which nothing is written any more once the agent is dead.
+// mortal is a journal that ignores writes after the agent's end.
 type mortal struct {
 	*journal.Journal
 	n *node
@@ -182,7 +183,7 @@ type agent struct {
 	stop     func()
 }
 
-// start starts a queue; stop waits for its end.
+// start starts a queue. stop waits for its end.
 func (n *node) start(attempts int) *agent {
 	n.t.Helper()
 	a := &agent{recorder: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
@@ -277,7 +278,7 @@ xpu_hook_runs_total{hook="port",result="done"} 2
 	})
 }
 
-// Only what is back is worked on, and by the queue alone.
+// The queue works only on Functions that are back, and nothing else changes their records.
 func TestNotRestored(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
@@ -302,7 +303,7 @@ func TestNotRestored(t *testing.T) {
 }
 
 // TestPortIsNeverGivenUp: the Function is not free before the xPU says that the Port is gone,
-// however long that takes.
+// however long this takes.
 func TestPortIsNeverGivenUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
@@ -336,8 +337,8 @@ func TestPortIsNeverGivenUp(t *testing.T) {
 	})
 }
 
-// TestGivenUp: an executable that fails is tried again up to the limit, or not at all, and then the
-// rest goes on.
+// TestGivenUp: an executable that fails is retried up to the limit, or never if the error is final.
+// Then the other hooks run.
 func TestGivenUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		failure  error
@@ -397,7 +398,7 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// regarded is a recorder that keeps what events are about.
+// regarded is a recorder that collects the objects of events.
 type regarded struct{ objects []string }
 
 func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...any) {
@@ -406,7 +407,8 @@ func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...a
 		strings.Join([]string{o.Kind, o.Namespace, o.Name, string(o.UID)}, " "))
 }
 
-// TestEventRegards: the event is at the pod, where people look; without one, at the node.
+// TestEventRegards: the event is on the pod, where users look for it, or on the node if the pod is
+// unknown.
 func TestEventRegards(t *testing.T) {
 	var r regarded
 	q := &Queue{Options: Options{Node: "node1", Recorder: &r}}
@@ -423,7 +425,7 @@ func TestEventRegards(t *testing.T) {
 	}
 }
 
-// TestRestartDuringBackOff: attempts and pauses go on where they were.
+// TestRestartDuringBackOff: the next agent continues the count of attempts and the pauses.
 func TestRestartDuringBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
@@ -456,7 +458,7 @@ func TestRestartDuringBackOff(t *testing.T) {
 	})
 }
 
-// TestClockSetBack: a time of the next run that is far away does not hold the Function for so long.
+// TestClockSetBack: a next run that is far in the future does not delay the Function for so long.
 func TestClockSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t)
@@ -478,7 +480,7 @@ func TestClockSetBack(t *testing.T) {
 	})
 }
 
-// TestDirectoryChanges: what is in the directory counts when the hook's turn comes.
+// TestDirectoryChanges: the content of the directory counts when the hook's turn comes.
 func TestDirectoryChanges(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a", "30-c")
@@ -533,8 +535,8 @@ func TestDirectoryCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestParallel: Functions do not wait for each other, and the hooks of one Function never run at
-// once.
+// TestParallel: Functions do not wait for each other, and the hooks of one Function never run in
+// parallel.
 func TestParallel(t *testing.T) {
 	const functions = 64
 	bubble(t, func(t *testing.T) {
@@ -565,8 +567,8 @@ func TestParallel(t *testing.T) {
 	})
 }
 
-// TestNewGeneration: should another hand have changed the record while a hook ran, the queue leaves
-// it alone.
+// TestNewGeneration: if the record was changed otherwise while a hook ran, the queue does not
+// change it.
 func TestNewGeneration(t *testing.T) {
 	next := released(0).BackToReserved()
 	next.Pod.Name = "pod2"
@@ -577,7 +579,7 @@ func TestNewGeneration(t *testing.T) {
 		runs []string
 	}{
 		"reserved": {next, []string{"10-a"}},
-		"released": {later, []string{"10-a", "port", "10-a"}}, // all hooks for the new one
+		"released": {later, []string{"10-a", "port", "10-a"}}, // all hooks for the new record
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -606,7 +608,7 @@ func TestNewGeneration(t *testing.T) {
 	}
 }
 
-// TestWriteFails: a hook whose end cannot be written down is run again.
+// TestWriteFails: a hook whose result cannot be written runs again.
 func TestWriteFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
@@ -632,12 +634,14 @@ func TestWriteFails(t *testing.T) {
 }
 
 // TestKilled ends the agent at every point of the queue's work, before and after each hook and each
-// write. The next agent goes on: every hook runs at least once, none before those it comes after,
-// and the Function becomes free.
+// write. The next agent continues: every hook runs at least once, in order, and the Function
+// becomes free.
 func TestKilled(t *testing.T) {
 	for name, test := range map[string]struct {
-		fails  func(run int) error // of 10-a
-		events int                 // before and after 3 hooks and 4 writes
+		// fails is the error of a run of 10-a.
+		fails func(run int) error
+		// events is the number of events, before and after 3 hooks and 4 writes.
+		events int
 	}{
 		"all well": {func(int) error { return nil }, 14},
 		"failed twice": {func(run int) error {
@@ -723,8 +727,8 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestGiveUpByHand: an administrator gives up a hook that waits to be run again, or that runs at
-// the moment, and no other.
+// TestGiveUpByHand: an administrator can give up a hook that waits for another run or that runs,
+// and no other hook.
 func TestGiveUpByHand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a", "20-b")
@@ -768,7 +772,7 @@ func TestGiveUpByHand(t *testing.T) {
 	})
 }
 
-// quarantinedVF is the record of a Function that did not come back, and whose reservation is over.
+// quarantinedVF returns the record of a quarantined Function whose reservation has ended.
 func quarantinedVF(i int) journal.Attachment {
 	a := released(i)
 	a.RestoredAt, a.Hooks = time.Time{}, nil
@@ -778,9 +782,9 @@ func quarantinedVF(i int) journal.Attachment {
 	return a
 }
 
-// TestQuarantinedPortGoes: the Port of a Function that did not come back is deleted, also if the
-// Function is tried again meanwhile. The administrator's hooks wait until it is back, and the
-// record stays.
+// TestQuarantinedPortGoes: the Port of a quarantined Function is deleted, even if the lifecycle
+// retries the Function in the meantime. The administrator's hooks wait until the Function is back,
+// and the record stays.
 func TestQuarantinedPortGoes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-tell")
@@ -791,7 +795,7 @@ func TestQuarantinedPortGoes(t *testing.T) {
 				return nil
 			}
 
-			again, _ := n.journal.Get(vf(0)) // the lifecycle tries again, in vain
+			again, _ := n.journal.Get(vf(0)) // the lifecycle retries without success
 			again.Quarantine = &journal.Quarantine{
 				Reason: journal.MayLeak, Message: "macvlan evil1", Since: again.StoppedAt,
 				Attempts: 1,
@@ -822,8 +826,8 @@ func TestQuarantinedPortGoes(t *testing.T) {
 	})
 }
 
-// TestQuarantinedPortGivenUp: an administrator who knows that the Port is gone says so, as of any
-// other Function.
+// TestQuarantinedPortGivenUp: an administrator who knows that the Port is gone can give up its
+// hook, as for any other Function.
 func TestQuarantinedPortGivenUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t)
@@ -840,7 +844,7 @@ func TestQuarantinedPortGivenUp(t *testing.T) {
 	})
 }
 
-// TestQueueLength: a quarantined Function is counted elsewhere.
+// TestQueueLength: quarantined Functions are not counted here, because another metric counts them.
 func TestQueueLength(t *testing.T) {
 	n := newNode(t)
 	must.Succeed(t, n.journal.Put(quarantinedVF(0)))
