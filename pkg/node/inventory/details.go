@@ -21,37 +21,41 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function, for while a pod has the netdev and RDMA devices, and for
-// what is read once.
+// lastSeen is what was last seen of a Function. It is used while a pod has the netdev and RDMA
+// devices, and for properties that are read once.
 type lastSeen struct {
 	instance instance
 	netdev   string
 	linkType string // of the netdev
-	down     bool   // a PF's netdev had no link
-	closed   bool   // it had none because it was set down; downOpen is what was before that
-	downOpen bool
-	speed    int         // of a PF's link in Mbit/s; 0 until it is known
-	ddp      *ddpProfile // a PF's; nil until it is known
-	rdma     []string
-	pkey     string
+	// down says that a PF's netdev had no link.
+	down bool
+	// adminDown says that it had no link because it was set down. downBefore is the value of down
+	// before that.
+	adminDown  bool
+	downBefore bool
+	// speed is the speed of a PF's link in Mbit/s; 0 until it is known.
+	speed int
+	// ddp is the DDP package of a PF; nil until it is known.
+	ddp  *ddpProfile
+	rdma []string
+	pkey string
 
 	iommuRead  bool
 	iommuGroup string
 	driver     string // when iommuGroup was read
 }
 
-// complete fills in what can change while the Function exists. A PF must be completed before its
-// VFs and SFs.
+// complete sets the properties that can change while the Function exists. A PF must be completed
+// before its VFs and SFs.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
-	m := s.before[f.ID]
+	m := s.previous[f.ID]
 	switch {
 	case m.instance == now:
 	case f.Kind == function.PF:
-		// its VFs and SFs keep what they have of it until something else is seen
+		// The VFs and SFs keep the properties of the PF until others are seen.
 		m = lastSeen{
-			instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, closed: m.closed,
-			downOpen: m.downOpen,
-			speed:    m.speed,
+			instance: now, netdev: m.netdev, linkType: m.linkType, speed: m.speed,
+			down: m.down, adminDown: m.adminDown, downBefore: m.downBefore,
 		}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
@@ -63,11 +67,13 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	f.HostUse = s.hostUse(f.Netdev, device)
 	if f.Kind == function.PF {
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
-		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.LinkSpeed = m.netdev, f.Driver, !m.down, m.linkType, m.speed
-		f.AdminDown = m.closed
+		f.PFName, f.PFDriver = m.netdev, f.Driver
+		f.LinkType, f.LinkSpeed = m.linkType, m.speed
+		f.LinkUp, f.AdminDown = !m.down, m.adminDown
 	} else {
 		pf := s.pfs[f.PF]
-		f.PFName, f.PFDriver, f.LinkUp, f.AdminDown, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.AdminDown, pf.DDPProfile
+		f.PFName, f.PFDriver, f.DDPProfile = pf.PFName, pf.PFDriver, pf.DDPProfile
+		f.LinkUp, f.AdminDown = pf.LinkUp, pf.AdminDown
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
 
@@ -80,8 +86,8 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads the driver and the netdev. What was seen last of the netdev counts while it is
-// away, as in a pod.
+// readNetdev reads the driver and the netdev. While the netdev is not on the host, for example in a
+// pod, its last seen properties count.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
 	f.Driver, err = device.Link("driver")
@@ -95,10 +101,10 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 
 	if f.Netdev == "" {
-		// a netdev is set down before it moves to another namespace (dev_change_net_namespace in
-		// net/core/dev.c)
-		if m.closed {
-			m.down, m.closed = m.downOpen, false
+		// The netdev is set down before it moves to another namespace (dev_change_net_namespace in
+		// net/core/dev.c), which does not count.
+		if m.adminDown {
+			m.down, m.adminDown = m.downBefore, false
 		}
 		return
 	}
@@ -113,11 +119,11 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 }
 
-// readLink reads whether a PF's netdev has a link. Nothing changes if that cannot be read.
+// readLink reads whether a PF's netdev has a link. If this cannot be read, nothing changes.
 func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
-	// the kernel refuses while the netdev is down
+	// the kernel returns an error while the netdev is down
 	if carrier, err := netdev.Attribute("carrier"); err == nil {
-		m.down, m.closed = carrier != "1", false
+		m.down, m.adminDown = carrier != "1", false
 		m.speed = cmp.Or(readSpeed(netdev), m.speed)
 		return
 	}
@@ -127,16 +133,16 @@ func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 		return
 	}
 
-	if !m.closed {
-		m.downOpen = m.down
+	if !m.adminDown {
+		m.downBefore = m.down
 	}
 
-	m.down, m.closed = state != "up", state != "up"
+	m.down, m.adminDown = state != "up", state != "up"
 }
 
-// readSpeed reads the speed of a link in Mbit/s. It is 0 if the driver does not tell it, and while
-// there is no link: some drivers then tell SPEED_UNKNOWN, which is -1, and of others the file
-// cannot be read (speed_show in net/core/net-sysfs.c).
+// readSpeed reads the speed of a link in Mbit/s. It is 0 if the driver does not report it, and
+// while there is no link: some drivers then report SPEED_UNKNOWN, which is -1, and the files of
+// others cannot be read (speed_show in net/core/net-sysfs.c).
 func readSpeed(netdev sysfs.Dir) int {
 	text, err := netdev.Attribute("speed")
 	if err != nil {
@@ -150,11 +156,11 @@ func readSpeed(netdev sysfs.Dir) int {
 	return speed
 }
 
-// linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.
+// linkTypes has the types of include/uapi/linux/if_arp.h that a Function can have.
 var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
 
-// attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may
-// have been removed.
+// attribute reads a file. It returns "" if the file cannot be read, and reports a problem unless
+// the file is missing, because the netdev may have been removed.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
 	text, err := of.Attribute(name)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -168,7 +174,7 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
-	f.RDMAMode = "" // an SF has its PF's so far
+	f.RDMAMode = "" // until here, an SF has the mode of its PF
 	if !exists {
 		m.rdma, m.pkey = nil, ""
 		return
@@ -187,9 +193,10 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 	f.RDMA, f.RDMADevices, f.RDMAMode, f.PKey = true, m.rdma, s.rdmaMode(), m.pkey
 }
 
-// readRDMAMode reads the mode of the node's RDMA system, "" if that cannot be read. The parameter
-// of ib_core shows the variable that RDMA_NLDEV_CMD_SYS_SET changes (drivers/infiniband/core), and
-// no socket is needed for it. Linux has it since 5.2, wherever there is an RDMA device.
+// readRDMAMode reads the mode of the node's RDMA system. It returns "" if the mode cannot be read.
+// The parameter of ib_core shows the variable that RDMA_NLDEV_CMD_SYS_SET changes
+// (drivers/infiniband/core), and needs no socket. Linux has it since 5.2, on every node with an
+// RDMA device.
 func (s *scanner) readRDMAMode() function.RDMAMode {
 	shared, err := s.sysfs.Dir("module/ib_core/parameters").Attribute("netns_mode")
 	switch {
@@ -208,8 +215,8 @@ func (s *scanner) readRDMAMode() function.RDMAMode {
 	return ""
 }
 
-// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a
-// little after the link to vfio-pci appears, and takes it away with the driver.
+// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio creates a group a
+// little after the link to vfio-pci appears, and removes it with the driver.
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.HandedBy() == function.VFIO
 	if !m.iommuRead || m.driver != f.Driver || coming {
@@ -225,8 +232,8 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	f.IOMMUGroup = m.iommuGroup
 }
 
-// readVDPAs lists the vDPA devices of the node. Of several with one parent it takes the first by
-// name.
+// readVDPAs lists the vDPA devices of the node. If several have the same parent, the first one by
+// name counts.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
@@ -265,12 +272,11 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only
-// when the driver is bound or reloaded, which makes a new netdev.
+// ddpProfile is the DDP package of a PF, and the netdev that the PF had when it was read. Another
+// package can be loaded only when the driver is bound or reloaded, which makes a new netdev.
 type ddpProfile struct{ netdev, name string }
 
-// readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a
-// while.
+// readDDPProfile asks devlink only if the answer may have changed, because the firmware is slow.
 func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastSeen) string {
 	known := m.ddp
 	m.ddp = nil
@@ -278,7 +284,8 @@ func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastS
 		return ""
 	}
 
-	if known == nil || f.Netdev != "" && f.Netdev != known.netdev { // it is "" while it is in a pod
+	// the netdev is "" while it is in a pod
+	if known == nil || f.Netdev != "" && f.Netdev != known.netdev {
 		name, err := s.options.DDPProfile(f.PF)
 		if err != nil {
 			s.report(device, reasonDDP, err)
@@ -291,8 +298,8 @@ func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastS
 	return known.name
 }
 
-// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no
-// such thing.
+// devlinkDDPProfile returns what "devlink dev info" shows as fw.app.name, or "" if the driver does
+// not support it.
 func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
 	conn, err := devlink.Dial(netNS)
 	if err != nil {

@@ -38,11 +38,12 @@ func one(t *testing.T, s *scanner, id function.ID) function.Function {
 	return functions[i]
 }
 
-// TestDetails adds to a healthy host what only some Functions have.
+// TestDetails adds properties to a healthy host that only some Functions have.
 func TestDetails(t *testing.T) {
 	vf := inTree + "0000:3b:01.0/"
 	for name, tt := range map[string]struct {
-		id     function.ID // VF 0 where it is empty
+		// id is VF 0 if it is empty.
+		id     function.ID
 		tree   sysfsTree
 		remove []string
 		want   func(*function.Function)
@@ -190,7 +191,7 @@ func TestDetails(t *testing.T) {
 			want := wantVF(0, "ens3f0v0")
 			tt.want(&want)
 			s := testScanner(root)
-			for range 2 { // the second time much is known already
+			for range 2 { // the second scan knows much already
 				if diff := gocmp.Diff(want, one(t, s, want.ID)); diff != "" {
 					t.Errorf("-want +got:\n%s", diff)
 				}
@@ -199,8 +200,8 @@ func TestDetails(t *testing.T) {
 	}
 }
 
-// TestNetdevOfVDPA: the netdev that is attached is the one that is shown, before the first scan and
-// after it.
+// TestNetdevOfVDPA: the netdev that is shown is also the one that is attached, before the first
+// scan and after it.
 func TestNetdevOfVDPA(t *testing.T) {
 	root := t.TempDir()
 	vf := inTree + "0000:3b:01.0/"
@@ -226,9 +227,8 @@ func TestNetdevOfVDPA(t *testing.T) {
 	}
 }
 
-// TestWhatPodsTake covers that a pod which takes the netdev and the RDMA device changes nothing
-// else, that a driver which goes takes along what it made, and that another device at the address
-// starts anew.
+// TestWhatPodsTake: a pod that takes the netdev and the RDMA device changes nothing else. A driver
+// that is unbound takes its devices along. Another device at the address starts anew.
 func TestWhatPodsTake(t *testing.T) {
 	root := t.TempDir()
 	const dir = inTree + "0000:3b:01.0/"
@@ -301,14 +301,14 @@ func TestRDMAMode(t *testing.T) {
 	root := t.TempDir()
 	host().add(sysfsTree{
 		inTree + "0000:3b:00.0/infiniband/mlx5_0/":   "",
-		inTree + "0000:3b:01.0/infiniband/":          "", // it is in a pod
+		inTree + "0000:3b:01.0/infiniband/":          "", // the device is in a pod
 		inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum": "88",
 		"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
 			"0000:3b:00.0/mlx5_core.sf.2",
 	}).write(t, root)
 
 	s := testScanner(root)
-	look := func(what string, want function.RDMAMode, told bool) {
+	look := func(what string, want function.RDMAMode, reported bool) {
 		t.Helper()
 		functions, err := s.scan()
 		must.Succeed(t, err)
@@ -328,27 +328,27 @@ func TestRDMAMode(t *testing.T) {
 		if with != 2 {
 			t.Errorf("%s: %d Functions with RDMA, want 2", what, with)
 		}
-		if err := s.problems[problem{"", reasonRDMA}]; (err == nil) != told {
+		if err := s.problems[problem{"", reasonRDMA}]; (err == nil) != reported {
 			t.Errorf("%s: problem %v, in %v", what, err, s.problems)
 		}
 	}
 
 	look("kernel that does not tell it", "", false)
 	for _, test := range []struct {
-		text string
-		want function.RDMAMode
-		told bool
+		text     string
+		want     function.RDMAMode
+		reported bool
 	}{
 		{"Y", function.RDMAShared, true}, {"N", function.RDMAExclusive, true}, {"2", "", false},
 		{"", "", false},
 		{"Y", function.RDMAShared, true},
 	} {
 		sysfsTree{rdmaMode: test.text}.write(t, root)
-		look("parameter "+test.text, test.want, test.told)
+		look("parameter "+test.text, test.want, test.reported)
 	}
 }
 
-// TestSubfunctionRDMA covers that an SF has its own RDMA device and vDPA device, not its PF's.
+// TestSubfunctionRDMA: an SF has its own RDMA device and vDPA device, not its PF's.
 func TestSubfunctionRDMA(t *testing.T) {
 	root := t.TempDir()
 	const sf = inTree + "0000:3b:00.0/mlx5_core.sf.2/"
@@ -379,7 +379,8 @@ func TestSubfunctionRDMA(t *testing.T) {
 	}
 }
 
-// TestRDMAUnreadable: what cannot be read is told, and the Function is there nevertheless.
+// TestRDMAUnreadable: an attribute that cannot be read is reported, and the Function is still
+// listed.
 func TestRDMAUnreadable(t *testing.T) {
 	vf := inTree + "0000:3b:01.0/"
 	for name, tree := range map[string]sysfsTree{
@@ -411,8 +412,8 @@ func TestRDMAUnreadable(t *testing.T) {
 	}
 }
 
-// TestDDPProfile covers that the firmware is asked once, and again when the driver may have loaded
-// another package.
+// TestDDPProfile: the firmware is asked once, and again when the driver may have loaded another
+// package.
 func TestDDPProfile(t *testing.T) {
 	root := t.TempDir()
 	const pf = inTree + "0000:3b:00.0/"
@@ -469,7 +470,7 @@ func TestDDPProfile(t *testing.T) {
 	look("another package", "ICE COMMS Package", 3)
 }
 
-// TestDefaultRoute covers which Functions the node needs itself.
+// TestDefaultRoute: Functions that the node needs for its default route are marked.
 func TestDefaultRoute(t *testing.T) {
 	root := t.TempDir()
 	host().add(sysfsTree{
@@ -521,8 +522,8 @@ func TestDefaultRoute(t *testing.T) {
 	look("unknown again: as it was", "ens3f0")
 }
 
-// TestLinkSpeed: the speed stays what the driver told last, so that a link that goes does not look
-// like a slower one.
+// TestLinkSpeed: the speed stays the last reported one, so that a lost link does not look like a
+// slower one.
 func TestLinkSpeed(t *testing.T) {
 	root := t.TempDir()
 	const netdev = inTree + "0000:3b:00.0/net/ens3f0/"

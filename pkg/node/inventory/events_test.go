@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// soon is how long a test waits for what must come.
+// soon is how long a test waits for an event that must come.
 const soon = 20 * time.Second
 
 func receiveSoon(t *testing.T, what string, c <-chan struct{}) {
@@ -40,7 +40,7 @@ func follow(t *testing.T, s listen.Source, netNS string) (woken <-chan struct{})
 	return wakes
 }
 
-// TestUevents covers the kernel's own messages about devices: a new netdev has some.
+// TestUevents: the kernel sends uevents about a new netdev.
 func TestUevents(t *testing.T) {
 	host := netns.New(t)
 	woken := follow(t, sources[1], host.Path())

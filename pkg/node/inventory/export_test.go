@@ -2,7 +2,7 @@
 
 package inventory
 
-// Rescan makes a function that reads everything, as an event does.
+// Rescan returns a function that scans everything, as after an event.
 func Rescan(root string) func() (int, error) {
 	s := newScanner(Options{SysRoot: root})
 	return func() (int, error) {

@@ -8,8 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// readHostUse reads what the host uses its netdevs for, and finds the netdevs below a default
-// route's: the ports of a bond or bridge, and what a VLAN lies on.
+// readHostUse reads what the host uses its netdevs for. It also finds the netdevs below one with a
+// default route: the ports of a bond or bridge, and the lower netdev of a VLAN.
 func (s *scanner) readHostUse() {
 	uses, err := s.options.HostNetdevs()
 	if err != nil {
@@ -35,7 +35,8 @@ func (s *scanner) readHostUse() {
 		}
 
 		s.routed[netdev] = true
-		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names() // none if it went meanwhile
+		// none if the netdev disappeared
+		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names()
 		for _, name := range entries {
 			if lower, ok := strings.CutPrefix(name, "lower_"); ok {
 				found = append(found, lower)
@@ -44,8 +45,9 @@ func (s *scanner) readHostUse() {
 	}
 }
 
-// hostUse is what the host uses a netdev of the device for. What is not known counts as a use:
-// while nothing could be read, and where the name is another device's by now, until the next scan.
+// hostUse returns what the host uses a netdev of the device for. An unknown use counts as a use.
+// The use is unknown while the host's netdevs cannot be read, and until the next scan if another
+// device has the name now.
 func (s *scanner) hostUse(netdev string, device sysfs.Dir) string {
 	if netdev == "" {
 		return ""

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestHostUse: a use is its netdev's only, ends with the use, and is presumed while it is not
-// known.
+// TestHostUse: a use belongs to one netdev, and ends when the host ends it. An unknown use counts
+// as a use.
 func TestHostUse(t *testing.T) {
 	root := t.TempDir()
 	host().write(t, root)
@@ -59,8 +59,8 @@ func TestHostUse(t *testing.T) {
 	look("over", "")
 }
 
-// TestUsesAreHeard: the kernel tells of each change that makes or ends a use.
-func TestUsesAreHeard(t *testing.T) {
+// TestUsesAreNoticed: the kernel reports each change that begins or ends a use.
+func TestUsesAreNoticed(t *testing.T) {
 	host := netns.New(t)
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = "vf"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory knows the network functions of a node, and its accelerators: all of them, for
-// as long as their PCI devices exist, wherever their netdevs are. It reads sysfs when the kernel
-// tells of a change and at no other time.
+// Package inventory lists the network functions and accelerators of a node. A Function is listed
+// for as long as its PCI device exists, whatever network namespace its netdev is in. The package
+// reads sysfs when the kernel reports a change, and at no other time.
 package inventory
 
 import (
@@ -32,45 +32,49 @@ import (
 )
 
 const (
-	// quiet is how long the kernel must have sent no event before a scan. It lets the kernel finish
-	// the change: RTM_DELLINK, for example, comes before sysfs loses the netdev.
+	// quiet is how long the kernel must have sent no event before a scan. The pause lets the kernel
+	// complete the change: RTM_DELLINK, for example, is sent before the netdev disappears from
+	// sysfs.
 	quiet = 50 * time.Millisecond
-	// the longest time from an event to the scan, however many events follow
+	// patience is the longest time from an event to the scan, however many events follow.
 	patience = 500 * time.Millisecond
-	// until the next scan after one that could not read the PCI bus or the host's netdevs
+	// retry is the pause after a scan that could not read the PCI bus or the host's netdevs.
 	retry = time.Second
 )
 
-// Options of an [Inventory]. Only SysRoot is needed.
+// Options of an [Inventory]. Only SysRoot is required.
 type Options struct {
-	SysRoot string // where the host's sysfs is, "/sys"
-	NetNS   string // path of the host's network namespace; "" is the process's own
-	// HostNetdevs says what the host uses its netdevs for; nil asks the kernel.
+	// SysRoot is where the host's sysfs is mounted, "/sys".
+	SysRoot string
+	// NetNS is the path of the host's network namespace; "" for the process's own.
+	NetNS string
+	// HostNetdevs returns what the host uses its netdevs for; nil asks the kernel.
 	HostNetdevs func() (hostuse.Netdevs, error)
-	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has
-	// none; nil asks devlink.
+	// DDPProfile returns the name of the DDP package that a PF with driver ice runs, or "" if it
+	// has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
-	// Changed, where set, is called after each scan that came out different, the first included, on
-	// the goroutine of [Inventory.Run]: it must not block.
-	Changed  func()
-	Registry prometheus.Registerer // for the metrics; nil for none
+	// Changed, if set, is called after the first scan, and after each scan with a different result.
+	// It is called on the goroutine of [Inventory.Run] and must not block.
+	Changed func()
+	// Registry is for the metrics; nil for none.
+	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Inventory knows the Functions of a node. Its methods may be called by several goroutines at once,
-// but Run only once.
+// Inventory has the Functions of a node. Its methods may be called from several goroutines at once,
+// except for Run, which may be called only once.
 type Inventory struct {
 	options Options
-	scanner *scanner // belongs to Run
+	scanner *scanner // used by Run only
 	metrics metrics
 	synced  chan struct{}
 
 	mutex     sync.RWMutex
-	functions []function.Function // replaced, never changed
+	functions []function.Function // replaced by scans, never changed
 	byID      map[function.ID]function.Function
 }
 
-// New makes an inventory; [Inventory.Run] makes it work.
+// New returns an inventory, which is empty until [Inventory.Run] has scanned the node.
 func New(options Options) *Inventory {
 	return &Inventory{
 		options: options,
@@ -80,15 +84,15 @@ func New(options Options) *Inventory {
 	}
 }
 
-// Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns
-// the result.
+// Snapshot returns all Functions, sorted by address. The SFs of a PF follow it, sorted by sfnum.
+// The caller owns the result.
 func (i *Inventory) Snapshot() []function.Function {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
 	return slices.Clone(i.functions)
 }
 
-// Get returns one Function as the last scan saw it.
+// Get returns a Function as the last scan saw it.
 func (i *Inventory) Get(id function.ID) (function.Function, bool) {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
@@ -96,7 +100,7 @@ func (i *Inventory) Get(id function.ID) (function.Function, bool) {
 	return f, ok
 }
 
-// Auxiliary finds the SF whose auxiliary device has the name now, such as "mlx5_core.sf.4".
+// Auxiliary finds the SF whose auxiliary device currently has the name, such as "mlx5_core.sf.4".
 func (i *Inventory) Auxiliary(name string) (id function.ID, exists bool) {
 	for _, f := range i.Snapshot() {
 		if f.Kind == function.SF && f.AuxDevice == name && name != "" {
@@ -106,13 +110,13 @@ func (i *Inventory) Auxiliary(name string) (id function.ID, exists bool) {
 	return function.ID{}, false
 }
 
-// ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no
-// driver, or one that makes none.
+// ErrNoNetdev is returned for a Function that has no netdev in any network namespace, because it
+// has no driver, or because its driver makes no netdev.
 var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 
-// Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment.
-// It is "" while the netdev is in another namespace. The error is an [ErrNoNetdev] where there is
-// none at all, and an [fs.ErrNotExist] where the Function is gone.
+// Netdev reads from sysfs which name the Function's netdev has on the host at the moment. The name
+// is "" while the netdev is in another namespace. The error is an [ErrNoNetdev] if there is no
+// netdev at all, and an [fs.ErrNotExist] if the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	var dir sysfs.Dir
@@ -131,8 +135,8 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	return ownNetdev(dir, names), nil
 }
 
-// Driver looks into sysfs for the kernel driver that the Function has at this moment, "" for none.
-// The error is an [fs.ErrNotExist] where the Function is gone.
+// Driver reads from sysfs which kernel driver the Function has at the moment, "" for none. The
+// error is an [fs.ErrNotExist] if the Function is gone.
 func (i *Inventory) Driver(id function.ID) (string, error) {
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	driver := ""
@@ -140,7 +144,7 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 		driver, err = device.Link("driver")
 	}
 
-	if err == nil && driver == "" && !device.Exists() { // it went meanwhile
+	if err == nil && driver == "" && !device.Exists() { // the device disappeared in between
 		err = fs.ErrNotExist
 	}
 	if err != nil {
@@ -150,8 +154,8 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	return driver, nil
 }
 
-// virtioVDPA is the name of the Function's vDPA device on virtio_vdpa, "" for none. Without a scan
-// it looks into sysfs.
+// virtioVDPA returns the name of the Function's vDPA device on virtio_vdpa, or "" if there is none.
+// Before the first scan it reads sysfs.
 func (i *Inventory) virtioVDPA(id function.ID) string {
 	if f, known := i.Get(id); known {
 		return virtioVDPA(f.VDPA)
@@ -168,12 +172,12 @@ func (i *Inventory) virtioVDPA(id function.ID) string {
 	return virtioVDPA(s.vdpas[filepath.Base(string(device))])
 }
 
-// Synced waits until the Functions are known. It returns false if ctx ended before.
+// Synced waits until the Functions are known. It returns false if ctx ended first.
 func (i *Inventory) Synced(ctx context.Context) bool {
 	return loop.Wait(ctx, i.synced, 0)
 }
 
-// Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends.
+// Run scans the Functions at once, and again whenever the kernel reports a change, until ctx ends.
 // It then returns nil.
 func (i *Inventory) Run(ctx context.Context) error {
 	var changes notify.Signal
@@ -195,7 +199,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 		var pause time.Duration
 		err := i.scan()
 		if err != nil || i.scanner.problems[problem{"", reasonHostUse}] != nil {
-			// reading the host's netdevs fails if they change meanwhile, and no event may follow
+			// Reading the host's netdevs fails if they change during the read, and no event may
+			// follow.
 			pause = retry
 		}
 
@@ -213,15 +218,16 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-// scan reads all Functions, tells of a change, and logs problems that the scan before did not have.
+// scan reads all Functions, reports a change, and logs problems that the previous scan did not
+// have.
 func (i *Inventory) scan() error {
-	before := i.scanner.problems
+	previous := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
 
 	for p, err := range i.scanner.problems {
-		if old := before[p]; old == nil || old.Error() != err.Error() {
+		if old := previous[p]; old == nil || old.Error() != err.Error() {
 			i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
 			i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason",
 				p.why, "error", err.Error())
@@ -232,7 +238,7 @@ func (i *Inventory) scan() error {
 		return err
 	}
 
-	first := i.byID == nil // only this goroutine writes functions
+	first := i.byID == nil // only this goroutine writes the field
 	if !first && reflect.DeepEqual(i.functions, functions) {
 		return nil
 	}
@@ -245,7 +251,7 @@ func (i *Inventory) scan() error {
 	i.mutex.Lock()
 	i.functions, i.byID = functions, byID
 	i.mutex.Unlock()
-	i.metrics.counted(functions)
+	i.metrics.setFunctions(functions)
 
 	if first {
 		close(i.synced)
@@ -281,10 +287,10 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 	return "", fs.ErrNotExist
 }
 
-// sources are the kernel's events that a change of Functions causes.
+// sources has the kernel's events that a change of Functions causes.
 var sources = [...]listen.Source{
 	listen.Links,
-	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
+	// Group 1 has the kernel's own uevents, group 2 those of udev (lib/kobject_uevent.c).
 	{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: listen.Groups(1),
 		Matters: ueventMatters},
 	{
@@ -299,8 +305,8 @@ var sources = [...]listen.Source{
 	},
 }
 
-// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is
-// about a device that is read for Functions.
+// ueventMatters reports whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is
+// about a kind of device that a scan reads.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
@@ -312,9 +318,9 @@ func ueventMatters(message []byte) bool {
 	return false
 }
 
-// routeMatters says whether a message of rtnetlink is about a route that counts as a use of its
-// netdev: a struct nlmsghdr, then a struct rtmsg (include/uapi/linux/rtnetlink.h). The kernel's own
-// routes come and go with every netdev of a pod.
+// routeMatters reports whether a message of rtnetlink is about a route that counts as a use of its
+// netdev. The message is a struct nlmsghdr, then a struct rtmsg (include/uapi/linux/rtnetlink.h).
+// The kernel's own routes do not count, because they come and go with every netdev of a pod.
 func routeMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
 		return false
@@ -326,9 +332,10 @@ func routeMatters(message []byte) bool {
 		destinationType == unix.RTN_UNICAST
 }
 
-// addressMatters says whether a message of rtnetlink is about an address that counts as a use of
-// its netdev: a struct nlmsghdr, then a struct ifaddrmsg (include/uapi/linux/if_addr.h). An IPv6
-// link-local address comes with every netdev.
+// addressMatters reports whether a message of rtnetlink is about an address that counts as a use of
+// its netdev. The message is a struct nlmsghdr, then a struct ifaddrmsg
+// (include/uapi/linux/if_addr.h). IPv6 link-local addresses do not count, because every netdev gets
+// one.
 func addressMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofIfAddrmsg {
 		return false

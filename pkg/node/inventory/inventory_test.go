@@ -31,7 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// soon is how long a test waits for what must come; what it waits for is measured apart.
+// soon is how long a test waits for an event that must come. Durations are measured separately.
 const soon = 20 * time.Second
 
 const (
@@ -39,7 +39,7 @@ const (
 	firstVF = pci.Address("0000:3b:01.0")
 )
 
-// world is a simulated host and the inventory of it.
+// world is a simulated host and its inventory.
 type world struct {
 	*inventory.Inventory
 	simulated *simulate.Host
@@ -105,8 +105,8 @@ func run(t *testing.T, i *inventory.Inventory) {
 	}
 }
 
-// until waits for a state of the inventory, without looking more often than the inventory says that
-// it changed, and returns how long that took.
+// until waits until holds returns true, and returns how long this took. It calls holds only when
+// the inventory says that it has changed.
 func (w *world) until(t *testing.T, what string, holds func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -237,8 +237,8 @@ func TestFollowsTheLink(t *testing.T) {
 	}
 }
 
-// TestRoutesReadAgain: as long as the routes cannot be read no Function counts as free of the
-// default route, and the kernel need not tell of anything when they can be.
+// TestRoutesReadAgain: as long as the routes cannot be read, every Function counts as used by the
+// default route. When they can be read, no event is needed.
 func TestRoutesReadAgain(t *testing.T) {
 	simulated, err := simulate.New(t.Context(), simulate.Config{
 		Root: t.TempDir(), Cards: []simulate.Card{{PFs: 1, VFs: 1}}, Log: logr.Discard(),
@@ -267,7 +267,7 @@ func TestRoutesReadAgain(t *testing.T) {
 	})
 
 	run(t, w.Inventory)
-	time.Sleep(300 * time.Millisecond) // until the scans that subscriptions cause are over
+	time.Sleep(300 * time.Millisecond) // until the scans are over that the subscriptions cause
 	if f := w.get(t, firstVF); f.Netdev != "eth1" || !f.DefaultRoute {
 		t.Errorf("%+v is free of a default route that is not known", f)
 	}
@@ -276,8 +276,8 @@ func TestRoutesReadAgain(t *testing.T) {
 	w.until(t, "the routes are read again", func() bool { return !w.get(t, firstVF).DefaultRoute })
 }
 
-// TestNetdevMoves covers that a Function stays the same, but for Netdev, whatever a pod does with
-// its netdev.
+// TestNetdevMoves: a Function stays the same, except for Netdev, whatever a pod does with its
+// netdev.
 func TestNetdevMoves(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 2})
 	pod := netns.New(t)
@@ -321,7 +321,7 @@ func TestNetdevMoves(t *testing.T) {
 	}
 }
 
-// TestPFMoves covers that VFs keep what they have from their PF.
+// TestPFMoves: VFs keep the properties that they have from their PF.
 func TestPFMoves(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	pod := netns.New(t)
@@ -330,7 +330,7 @@ func TestPFMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As the kernel does when a netdev moves. Here it is seen in any case.
+	// The kernel does this when a netdev moves. Here the inventory sees it in any case.
 	if err := w.host.Handle().LinkSetDown(link); err != nil {
 		t.Fatal(err)
 	}
@@ -349,12 +349,12 @@ func TestPFMoves(t *testing.T) {
 	}
 }
 
-// TestQuietWhenNothingChanges covers that events without consequences change nothing, and that the
-// inventory is not worn out by very many.
+// TestQuietWhenNothingChanges: events without consequences change nothing, and very many events
+// cause few scans.
 func TestQuietWhenNothingChanges(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	select {
-	case <-w.changes: // of the first scan
+	case <-w.changes: // from the first scan
 	case <-time.After(soon):
 		t.Fatal("the first scan was not told")
 	}
@@ -370,8 +370,8 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 		}
 	}
 
-	// What comes after all of these has been seen when the inventory has seen a change that comes
-	// after them.
+	// All of these events have been handled when the inventory has seen a change that comes after
+	// them.
 	if err := w.simulated.SetLink(firstPF, false); err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +402,7 @@ func TestNetdevOfWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestNetdevOfNoDriver covers that a netdev that is elsewhere is told from one that does not exist.
+// TestNetdevOfNoDriver: a netdev in another namespace differs from a missing netdev.
 func TestNetdevOfNoDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		dirs []string
@@ -449,7 +449,7 @@ func TestNodeWithoutPCI(t *testing.T) {
 	}
 }
 
-// TestBusUnreadable: what is known stays known while the bus cannot be read.
+// TestBusUnreadable: the inventory keeps the known Functions while the bus cannot be read.
 func TestBusUnreadable(t *testing.T) {
 	root := t.TempDir()
 	devices := filepath.Join(root, "bus/pci/devices")
@@ -496,9 +496,8 @@ func TestBusUnreadable(t *testing.T) {
 	}
 }
 
-// TestComplainsOnce covers that a malformed entry is told of once while it stays as it is, and
-// counted.
-func TestComplainsOnce(t *testing.T) {
+// TestProblemIsLoggedOnce: a malformed entry is logged and counted once while it stays the same.
+func TestProblemIsLoggedOnce(t *testing.T) {
 	host := netns.New(t)
 	root := t.TempDir()
 	devices := filepath.Join(root, "bus/pci/devices")
@@ -533,7 +532,7 @@ func TestComplainsOnce(t *testing.T) {
 	})
 	run(t, w.Inventory)
 
-	// Each round changes another device, so that a scan can be waited for.
+	// Each round changes another device, so that the test can wait for a scan.
 	for n := range 3 {
 		other := filepath.Join(devices, fmt.Sprintf("0000:3c:00.%d", n))
 		if err := os.Mkdir(other, 0o755); err != nil {
@@ -590,7 +589,7 @@ func TestComplainsOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkFirstScan is a start on a node with 1024 VFs on 4 PFs.
+// BenchmarkFirstScan measures the first scan of a node with 1024 VFs on 4 PFs.
 func BenchmarkFirstScan(b *testing.B) {
 	root := large(b)
 	for b.Loop() {
@@ -600,7 +599,7 @@ func BenchmarkFirstScan(b *testing.B) {
 	}
 }
 
-// BenchmarkRescan is what an event costs on that node.
+// BenchmarkRescan measures the scan after an event on that node.
 func BenchmarkRescan(b *testing.B) {
 	rescan := inventory.Rescan(large(b))
 	for b.Loop() {
@@ -628,8 +627,7 @@ func large(b *testing.B) string {
 	return h.SysRoot()
 }
 
-// TestDriver: the driver is read at the moment of the question. A device that is gone has none, and
-// says so.
+// TestDriver: the driver is read at each call. For a device that is gone, the error says so.
 func TestDriver(t *testing.T) {
 	root := t.TempDir()
 	device := filepath.Join(root, "bus/pci/devices", string(firstVF))
@@ -651,8 +649,8 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestHostUseByEvent: a VF that the host takes as a bridge's port is seen as used, and as free when
-// the host lets it go.
+// TestHostUseByEvent: a VF that becomes a port of a host's bridge is seen as used, and as free when
+// it leaves the bridge.
 func TestHostUseByEvent(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	attributes := netlink.NewLinkAttrs()

@@ -40,11 +40,11 @@ func newMetrics(registry prometheus.Registerer) metrics {
 		m.skipped.WithLabelValues(string(r))
 	}
 
-	m.counted(nil)
+	m.setFunctions(nil)
 	return m
 }
 
-func (m metrics) counted(functions []function.Function) {
+func (m metrics) setFunctions(functions []function.Function) {
 	count := map[function.Kind]int{function.PF: 0, function.VF: 0, function.SF: 0}
 	for _, f := range functions {
 		if f.Class == function.Network {

@@ -21,7 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// reason is why an entry of sysfs was skipped, or one of its attributes left out.
+// reason says why an entry of sysfs was skipped, or why one of its attributes was left out.
 type reason string
 
 const (
@@ -33,18 +33,19 @@ const (
 	reasonDriver   reason = "driver"    // left out
 	reasonNetdev   reason = "netdev"    // left out
 	reasonCarrier  reason = "carrier"   // left out
-	reasonPhysfn   reason = "physfn"    // a VF without PF; skipped
-	// a VF that its PF does not know, or a link to nothing; skipped
-	reasonVirtfn   reason = "virtfn"
-	reasonParent   reason = "parent"   // an SF without PF; skipped
-	reasonSFNum    reason = "sfnum"    // an SF without sfnum, or with another SF's; skipped
+	reasonPhysfn   reason = "physfn"    // a VF without a PF; skipped
+	// a VF without a link from its PF, or a broken link; skipped
+	reasonVirtfn reason = "virtfn"
+	reasonParent reason = "parent" // an SF without a PF; skipped
+	// an SF without sfnum, or with the sfnum of another SF; skipped
+	reasonSFNum    reason = "sfnum"
 	reasonLinkType reason = "type"     // of a netdev; left out
-	reasonRDMA     reason = "rdma"     // of a device, or the mode of all; left out
+	reasonRDMA     reason = "rdma"     // of a device, or the mode of the system; left out
 	reasonVDPA     reason = "vdpa"     // left out
 	reasonIOMMU    reason = "iommu"    // left out
 	reasonDDP      reason = "ddp"      // left out
 	reasonVFs      reason = "vfs"      // sriov_offset, sriov_stride or sriov_totalvfs; left out
-	reasonHostUse  reason = "host_use" // of all netdevs, which stays as it was
+	reasonHostUse  reason = "host_use" // for all netdevs; the last result stays
 )
 
 var reasons = []reason{
@@ -55,46 +56,47 @@ var reasons = []reason{
 	reasonVFs, reasonHostUse,
 }
 
-// problem is about one entry of sysfs, named by its path below the root.
+// problem identifies a problem with an entry of sysfs. entry is its path below the root.
 type problem struct {
 	entry string
 	why   reason
 }
 
-// hardware is what does not change of a PCI device, and what each scan sets anew: Kind, PF, Index,
-// NumVFs and where VFs are.
+// hardware has the properties of a PCI device that do not change. Kind, PF, Index, NumVFs and the
+// routing of VFs are set by each scan.
 type hardware struct {
 	instance
-	// Class is "" for a device that is neither a network function nor an accelerator
+	// Class is "" for a device that is neither a network function nor an accelerator.
 	function.Function
-	physfn pci.Address // "" where the device is no VF
+	physfn pci.Address // "" if the device is no VF
 	sriov  bool        // the device can have VFs
-	// false if an attribute that was missing may appear: the device must be read again
-	lasting bool
+	// final is false if a missing attribute may still appear, so that the device must be read
+	// again.
+	final bool
 }
 
-// instance tells a device from a later one at the same address. Inode numbers of sysfs are never
-// used twice; other file systems, in tests, need the time as well.
+// instance distinguishes a device from a later device at the same address. Inode numbers of sysfs
+// are never reused. Other file systems, which tests use, need the time too.
 type instance struct {
 	inode uint64
 	ctime syscall.Timespec
 }
 
-// scanner reads all Functions at each scan, and remembers what need not be read again. It is for
-// one goroutine at a time.
+// scanner reads all Functions at each scan, and remembers what need not be read again. It must not
+// be used by several goroutines at once.
 type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
 
 	known    map[pci.Address]*hardware
-	before   map[function.ID]lastSeen // by the scan before
+	previous map[function.ID]lastSeen // of the previous scan
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
 	vdpas    map[string]function.VDPA // by the name of the parent device
-	// by the name of the netdev; nil as long as the host's netdevs could not be read
+	// routed is keyed by the name of the netdev. It is nil until the host's netdevs could be read.
 	routed   map[string]bool
-	uses     hostuse.Netdevs          // nil as long as it could not be read
-	rdmaMode func() function.RDMAMode // reads it at the first call in a scan
+	uses     hostuse.Netdevs          // nil until it could be read
+	rdmaMode func() function.RDMAMode // reads the mode at the first call in a scan
 	problems map[problem]error
 }
 
@@ -114,8 +116,8 @@ func newScanner(options Options) *scanner {
 	}
 }
 
-// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An
-// error means that nothing could be read.
+// scan returns all Functions, sorted. problems has the problems of single entries then. An error
+// means that nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
@@ -128,14 +130,14 @@ func (s *scanner) scan() ([]function.Function, error) {
 	s.readVDPAs()
 	s.readHostUse()
 	s.rdmaMode = sync.OnceValue(s.readRDMAMode)
-	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
+	s.previous, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
 	functions, err := s.addSubfunctions(s.pciFunctions())
 	if err != nil {
 		return nil, err
 	}
 
 	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
-		return !s.sysfs.Dir(c.entry).Exists() // it was only about to go away
+		return !s.sysfs.Dir(c.entry).Exists() // the entry was just being removed
 	})
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
@@ -144,7 +146,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 	return functions, nil
 }
 
-// report notes why an entry of sysfs is skipped or incomplete. A nil error is no problem.
+// report records why an entry of sysfs is skipped or incomplete. It ignores a nil error.
 func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
 	if err == nil {
 		return
@@ -153,7 +155,7 @@ func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
 	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
 }
 
-// readHardware updates the known PCI devices. It leaves out those that cannot be read.
+// readHardware updates the known PCI devices. It leaves out devices that cannot be read.
 func (s *scanner) readHardware(entries []string) {
 	known := make(map[pci.Address]*hardware, len(entries))
 	for _, name := range entries {
@@ -172,7 +174,7 @@ func (s *scanner) readHardware(entries []string) {
 		}
 
 		h := s.known[address]
-		if h == nil || !h.lasting || h.instance != now {
+		if h == nil || !h.final || h.instance != now {
 			h = s.readDevice(address, now)
 		}
 
@@ -205,7 +207,7 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		return nil
 	}
 	if h.Class == "" {
-		h.lasting = true
+		h.final = true
 		return h
 	}
 
@@ -241,11 +243,11 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in
 	// drivers/pci/iov.c).
-	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
+	h.final = numaErr == nil && (h.sriov || h.physfn != "")
 	return h
 }
 
-// findVFs sets what each scan sets anew by reading each PF's directory once.
+// findVFs sets the properties that each scan sets, by reading each PF's directory once.
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
 		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
@@ -275,7 +277,7 @@ func (s *scanner) findVFs() {
 			pf.NumVFs++
 			vf := s.known[target]
 			if vf == nil || vf.Class == "" || vf.physfn != address && vf.physfn != "" {
-				continue // what is wrong is wrong with the VF
+				continue // the problem is reported for the VF
 			}
 
 			if vf.Kind == function.PF || index < vf.Index {
@@ -285,7 +287,7 @@ func (s *scanner) findVFs() {
 	}
 }
 
-// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not tell where they
+// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not show where they
 // are.
 func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
 	var errs [3]error
@@ -301,7 +303,7 @@ func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
 	return offset, stride, total
 }
 
-// virtfnTarget returns the VF that a PF's link leads to, which exists but need not be known.
+// virtfnTarget returns the VF to which a PF's link leads. The VF exists but need not be known.
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
 	text, err := dir.Link(name)
 	if _, known := s.known[pci.Address(text)]; known || err != nil {
@@ -332,7 +334,8 @@ func (s *scanner) pciFunctions() []function.Function {
 	}
 
 	for address, h := range s.known {
-		if h.Kind == function.VF { // VFs take some of what their PF has
+		// after the PFs, because VFs take some properties from their PF
+		if h.Kind == function.VF {
 			functions = append(functions, s.complete(h.Function, s.sysfs.PCI(address), h.instance))
 		}
 	}
@@ -367,7 +370,8 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 		}
 
 		seen[sf.id] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
-		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
+		// the zero value, which no device has, if the device was just removed
+		now, _ := instanceOf(sf.dir)
 		functions = append(functions, s.complete(f, sf.dir, now))
 	}
 

@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 )
 
-// sysfsTree is the sysfs that a test wants: files by their path; a content that begins with "-> "
-// is a symbolic link, and a path that ends in "/" a directory.
+// sysfsTree describes a sysfs: files by their path. A content that begins with "-> " is a symbolic
+// link, and a path that ends in "/" a directory.
 type sysfsTree map[string]string
 
 func (s sysfsTree) add(other sysfsTree) sysfsTree {
@@ -98,7 +98,7 @@ func host() sysfsTree {
 		add(vf("0000:3b:01.1", "0000:3b:00.0", ""))
 }
 
-// testScanner knows no use of netdevs by the host.
+// testScanner returns a scanner for a host that uses no netdevs.
 func testScanner(root string) *scanner {
 	return newScanner(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) {
 		return nil, nil
@@ -133,7 +133,7 @@ const (
 	inTree = "devices/pci0000:3a/0000:3a:00.0/"
 )
 
-// TestScan changes something of a healthy host. What is wrong with one entry must not touch the
+// TestScan changes something of a healthy host. A problem with one entry must not affect the
 // others.
 func TestScan(t *testing.T) {
 	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
@@ -288,7 +288,7 @@ func TestScan(t *testing.T) {
 			change: sysfsTree{
 				inTree + "0000:3b:00.0/net/aaa/phys_port_name": "pf0vf0",
 				inTree + "0000:3b:00.0/net/aab/phys_port_name": "c1pf0vf1",
-				// a representor that is being made says nothing yet
+				// a representor that is just being made has no port name yet
 				inTree + "0000:3b:00.0/net/aac/carrier":           "1",
 				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": "p0",
 			},
@@ -393,7 +393,7 @@ func TestScan(t *testing.T) {
 
 			tree.add(tt.change).write(t, root)
 			s := testScanner(root)
-			for range 2 { // the second time much is known already
+			for range 2 { // the second scan knows much already
 				got, err := s.scan()
 				if err != nil {
 					t.Fatal(err)
@@ -422,7 +422,7 @@ func each(functions []function.Function, change func(*function.Function)) []func
 	return functions
 }
 
-// TestScanAgain covers what must and must not be remembered between scans.
+// TestScanAgain: some properties must be remembered between scans, and others must not.
 func TestScanAgain(t *testing.T) {
 	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	root := t.TempDir()

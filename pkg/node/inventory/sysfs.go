@@ -22,8 +22,8 @@ const maxNUMANode = 1023
 
 var (
 	hexID = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	// representor is the phys_port_name of a netdev that stands for another function of the eswitch
-	// (net/devlink/port.c).
+	// representor matches the phys_port_name of a netdev that stands for another function of the
+	// eswitch (net/devlink/port.c).
 	representor = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 	uplinkPort  = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
@@ -38,7 +38,8 @@ func read[T any](dir sysfs.Dir, name string, parse func(string) (T, error)) (val
 	return parse(text)
 }
 
-// parseClass reads a class, "0x020000"; it is "" if it is none of ours.
+// parseClass parses a class, "0x020000". It returns "" for a class that the inventory does not
+// list.
 func parseClass(s string) (function.Class, error) {
 	digits, ok := strings.CutPrefix(s, "0x")
 	class, err := strconv.ParseUint(digits, 16, 24)
@@ -46,7 +47,8 @@ func parseClass(s string) (function.Class, error) {
 		return "", fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
 	}
 
-	switch class >> 16 { // the base class (PCI Code and ID Assignment Specification, 1.3 and 1.19)
+	// the base class (PCI Code and ID Assignment Specification, 1.3 and 1.19)
+	switch class >> 16 {
 	case 0x02: // Ethernet is 0x020000, InfiniBand 0x020700
 		return function.Network, nil
 	case 0x12:
@@ -71,7 +73,7 @@ func parseNUMANode(s string) (int, error) {
 	return n, nil
 }
 
-// parseSFNum reads sfnum (drivers/net/ethernet/mellanox/mlx5/core/sf/dev/dev.c).
+// parseSFNum parses sfnum (drivers/net/ethernet/mellanox/mlx5/core/sf/dev/dev.c).
 func parseSFNum(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {
@@ -80,10 +82,10 @@ func parseSFNum(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// parseRoot finds the root complex in the target of a device's link,
-// "../../../devices/pci0000:3a/0000:3a:00.0/..", as
-// k8s.io/dynamic-resource-allocation/deviceattribute does; "" if there is none. A device below a
-// bridge with a PCI domain of its own, such as VMD's, has the bridge's root.
+// parseRoot returns the root complex in the target of a device's link,
+// "../../../devices/pci0000:3a/0000:3a:00.0/..", or "" if there is none. The result agrees with
+// k8s.io/dynamic-resource-allocation/deviceattribute. A device below a bridge with a PCI domain of
+// its own, such as VMD's, has the bridge's root.
 func parseRoot(link string) string {
 	_, path, _ := strings.Cut(link, "devices/")
 	root, _, _ := strings.Cut(path, "/")
@@ -93,7 +95,8 @@ func parseRoot(link string) string {
 	return root
 }
 
-// virtioVDPA is the name of a vDPA device whose netdev virtio_vdpa makes, "" for another one.
+// virtioVDPA returns the name of a vDPA device whose netdev virtio_vdpa makes, or "" for another
+// vDPA device.
 func virtioVDPA(vdpa function.VDPA) string {
 	if vdpa.Driver != "virtio_vdpa" {
 		return ""
@@ -101,9 +104,9 @@ func virtioVDPA(vdpa function.VDPA) string {
 	return vdpa.Name
 }
 
-// netdevsOf is [sysfs.Dir.Netdevs] of a device that may have a vDPA device on virtio_vdpa: the
-// netdev below that one counts, because the data goes over it, and not that of the device's own
-// driver.
+// netdevsOf is [sysfs.Dir.Netdevs] for a device that may have a vDPA device on virtio_vdpa. The
+// netdev below the vDPA device counts then, because the data goes through it, and not the netdev of
+// the device's own driver.
 func netdevsOf(device sysfs.Dir, virtioVDPA string) (dir sysfs.Dir, names []string, err error) {
 	if virtioVDPA == "" {
 		return device.Netdevs()
@@ -116,10 +119,12 @@ func isPCI(name string) bool {
 	return err == nil
 }
 
-// ownNetdev chooses among the netdevs of one device, which are in dir; "" if there are none. A PF
-// whose eswitch is in switchdev mode also has the representors, and may have them first. Of a PF
-// with two ports, the netdev of the first port counts, and of equals the one that was made first:
-// names change.
+// ownNetdev chooses one of the netdevs of a device, which are in dir. It returns "" if there are
+// none.
+//
+// A PF whose eswitch is in switchdev mode also has the representors, and may have them first. If a
+// PF has two ports, the netdev of the first port is chosen. Otherwise the netdev that was made
+// first is chosen, because names can change.
 func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	switch len(netdevs) {
 	case 0:
@@ -147,8 +152,8 @@ func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	}).name
 }
 
-// rank is lower the likelier the netdev is the uplink: 0 if it says that it is, 2 if it says that
-// it is a representor, and 1 if it says nothing. A representor that is being made says nothing.
+// rank is lower the likelier the netdev is the uplink: 0 for an uplink's port name, 2 for a
+// representor's, and 1 without a name. A representor that is just being made has none.
 func rank(netdev sysfs.Dir) int {
 	portName, _ := netdev.Attribute("phys_port_name") // EOPNOTSUPP is usual
 	switch {
