@@ -16,39 +16,43 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Pool is what one DevicePool has on this node.
+// Pool is the part of a DevicePool that this node has.
 type Pool struct {
-	// Name and Spec are the DevicePool's. Generation is that of the Spec; 0 for one from a file.
+	// Name and Spec are the DevicePool's. Generation is the generation of the Spec; 0 for a
+	// DevicePool from a file.
 	Name       string
 	Generation int64
 	Spec       v1alpha1.DevicePoolSpec
-	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that
+	// Functions has the Functions of the pool, in the order of the inventory. SFs of spec.sfs that
 	// do not exist are [function.Function.Potential].
 	Functions []function.Function
-	// PFs are those of the Functions, as far as they exist, if the model has devices for PFs.
+	// PFs has the existing PFs of the Functions, if the model has devices for PFs.
 	PFs map[pci.Address]function.Function
-	// Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast"
-	Overlaps  []string
-	Shortages []v1alpha1.Shortage // PFs that cannot have the SFs that spec.sfs asks for
+	// Overlaps has Functions that the pool selects but another pool has: "0000:3b:00.2 in fast".
+	Overlaps []string
+	// Shortages has the PFs that cannot have the SFs that spec.sfs asks for.
+	Shortages []v1alpha1.Shortage
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its
-	// resource; the pool is empty then.
+	// resource. The pool is empty then.
 	Err error
 }
 
-// ResourceName is the name of the extended resource as which the device plugin offers the pool, or
-// "".
+// ResourceName returns the name of the extended resource as which the device plugin offers the
+// pool, or "" if it does not offer it.
 func (p Pool) ResourceName() string { return p.Spec.ResourceName(p.Name) }
 
-// Options are what the container gets beside the Function. The selector that matches the Function
-// asks for them.
+// Options says what a container gets besides the Function. The selector that matches the Function
+// determines it.
 type Options struct {
-	RDMA bool // the character devices of the RDMA devices (isRdma)
-	// "virtio" or "vhost" if the Function is used through its vDPA device (vdpaType), otherwise ""
+	// RDMA stands for the character devices of the RDMA devices (isRdma).
+	RDMA bool
+	// VDPA is "virtio" or "vhost" if the Function is used through its vDPA device (vdpaType),
+	// otherwise "".
 	VDPA string
 }
 
-// Options returns what the first selector that matches one of the pool's Functions asks for. It
-// ignores invalid selectors, as a pod may have the Function since the selectors were valid.
+// Options returns the options of the first selector that matches a Function of the pool. It ignores
+// invalid selectors, because a pod may have got the Function while they were valid.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
 		compiled, err := compile(s, p.Spec.DeviceType)
@@ -59,8 +63,8 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
-// NamesDriver says whether a selector of the pool names the driver: the pool is meant to have
-// Functions with the driver.
+// NamesDriver reports whether a selector of the pool names the driver, so that the pool is meant
+// for Functions with this driver.
 func (p Pool) NamesDriver(driver string) bool {
 	return slices.ContainsFunc(p.Spec.Selectors, func(s v1alpha1.FunctionSelector) bool {
 		return slices.Contains(s.Drivers, driver)
@@ -68,7 +72,7 @@ func (p Pool) NamesDriver(driver string) bool {
 }
 
 // ByPF returns the Functions of each PF in the order in which they are published: VFs before SFs,
-// each by their index.
+// each sorted by index.
 func (p Pool) ByPF() map[pci.Address][]function.Function {
 	byPF := map[pci.Address][]function.Function{}
 	for _, f := range p.Functions {
@@ -84,16 +88,16 @@ func (p Pool) ByPF() map[pci.Address][]function.Function {
 	return byPF
 }
 
-// Makes says whether the Function, which the pool has, is one of the SFs that are created when they
-// are allocated (spec.sfs).
+// Makes reports whether a Function of the pool is one of the SFs that are created when they are
+// allocated (spec.sfs).
 func (p Pool) Makes(id function.ID) bool {
 	sfnum, isSF := id.SFNum()
 	return isSF && p.Spec.SFs.Has(sfnum)
 }
 
-// NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, with any
-// index. Of the other fields only vendors is compared, as a PF has the vendor of its VFs. The rest
-// describes the VFs.
+// NamedPFs returns the PFs of the node that the selectors name by pfNames or rootDevices, with any
+// index. Of the other fields only vendors is compared, because a PF has the vendor of its VFs. All
+// others describe the VFs.
 func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 	selectors := p.selectors()
 	var named []function.Function
@@ -108,16 +112,17 @@ func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 	return named
 }
 
-// NoSFs says what keeps a PF that has a driver from having SFs; nil if nothing does.
+// NoSFs returns why a PF with a driver cannot have SFs; nil if it can.
 type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 
-// Assign gives every Function to the DevicePool that selects it, and every resource name to the
-// DevicePool that names it. Where several do, the one with the highest priority has it, of equals
-// the oldest, and of those the one whose name sorts first. Which Functions a DevicePool may select
-// at all depends on its device type; see [v1alpha1.DeviceType]. SFs that are created for a
-// DevicePool (spec.sfs) are in no DevicePool without spec.sfs. The result has an entry for every
-// DevicePool whose nodeSelector matches the labels, sorted by name. If noSFs is nil, every PF with
-// a driver can have SFs.
+// Assign assigns every Function to the DevicePool that selects it, and every resource name to the
+// DevicePool that names it. If several do, the one with the highest priority gets it, among these
+// the oldest, and among these the one whose name sorts first.
+//
+// Which Functions a DevicePool may select depends on its device type; see [v1alpha1.DeviceType].
+// SFs that are created for a DevicePool (spec.sfs) belong to no DevicePool without spec.sfs. The
+// result has an entry for every DevicePool whose nodeSelector matches the labels, sorted by name.
+// If noSFs is nil, every PF with a driver can have SFs.
 func Assign(
 	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
 	noSFs NoSFs,
@@ -140,11 +145,11 @@ func Assign(
 		pools = append(pools, p)
 	}
 
-	// SFs that are created for a pool come first, so that they do not change the pool when they are
-	// created or deleted.
+	// SFs that are created for a pool come first, so that creating or deleting them does not change
+	// their pool.
 	owners := map[function.ID]string{}
 	for i := range pools {
-		pools[i].fillMade(functions, noSFs, owners)
+		pools[i].fillSFs(functions, noSFs, owners)
 	}
 
 	made := maps.Clone(owners)
@@ -160,7 +165,7 @@ func Assign(
 	return pools
 }
 
-// prepare checks the selectors and takes the resource name, if the pool has one. resources has the
+// prepare checks the selectors and claims the resource name, if the pool has one. resources has the
 // pool of each name.
 func (p *Pool) prepare(resources map[string]string) error {
 	if name := p.ResourceName(); name != "" {
@@ -178,7 +183,7 @@ func (p *Pool) prepare(resources map[string]string) error {
 	return err
 }
 
-// selectors are the compiled selectors of the pool; none if the pool cannot be used.
+// selectors returns the compiled selectors of the pool; none if the pool cannot be used.
 func (p Pool) selectors() []selector {
 	if p.Err != nil {
 		return nil
@@ -187,9 +192,10 @@ func (p Pool) selectors() []selector {
 	return compiled
 }
 
-// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, of each PF that a
-// selector names. Of a PF that cannot have SFs it takes those that exist, as a pod may have them.
-func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
+// fillSFs gives the pool the SFs of spec.sfs on each PF that a selector names, whether they exist
+// or not. If a PF cannot have SFs, the pool still gets those that exist, because a pod may have
+// them.
+func (p *Pool) fillSFs(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
 	if p.Spec.SFs == nil {
 		return
 	}
@@ -215,14 +221,14 @@ func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[f
 			switch {
 			case !exists && shortage == nil:
 				p.take(function.PotentialSF(pf, sfnum), owners)
-			case exists && !f.DefaultRoute: // which the node needs itself
+			case exists && !f.DefaultRoute: // the node needs the default route itself
 				p.take(f, owners)
 			}
 		}
 	}
 }
 
-// shortageOf says why no SFs can be made at the PF; nil if they can.
+// shortageOf returns why no SFs can be made on the PF; nil if they can.
 func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 	if pf.Driver == "" {
 		message := fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's",
@@ -251,7 +257,7 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 		}
 	}
 
-	if p.Spec.SFs != nil { // the made ones came first
+	if p.Spec.SFs != nil { // the SFs of fillSFs came first
 		slices.SortFunc(p.Functions, func(a, b function.Function) int {
 			return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 		})
@@ -278,7 +284,7 @@ func (p *Pool) findPFs(functions []function.Function) {
 	maps.DeleteFunc(p.PFs, func(_ pci.Address, f function.Function) bool { return f.Kind == "" })
 }
 
-// take gives the pool a Function, unless another one has it.
+// take gives the pool a Function, unless another pool has it.
 func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
 		p.Overlaps = append(p.Overlaps, f.ID.String()+" in "+owner)
@@ -288,9 +294,9 @@ func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	p.Functions = append(p.Functions, f)
 }
 
-// eligible says whether pools of a device type may have the Function. No pool has what the node
-// needs itself: the netdev of its default route, and PFs with VFs. If a device type is named, a
-// driver must be bound, as sriov-network-device-plugin demands; for an SF, to its PF.
+// eligible reports whether pools of a device type may have the Function. No pool gets a Function
+// that the node needs itself: the netdev of its default route, and PFs with VFs. If a device type
+// is named, a driver must be bound, for an SF to its PF, as in sriov-network-device-plugin.
 func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false

@@ -23,8 +23,8 @@ func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.De
 	}
 }
 
-// oneCard has a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0
-// and 01.1, and one SF.
+// oneCard returns a PF, "0000:3b:00.0", with eight VFs, whose addresses end in .2 to .7, 01.0 and
+// 01.1, and one SF.
 func oneCard() []function.Function {
 	const pf = pci.Address("0000:3b:00.0")
 	functions := []function.Function{
@@ -48,7 +48,7 @@ func oneCard() []function.Function {
 	return functions
 }
 
-// names are those of a pool's Functions: VFs by index, others by ID.
+// names returns the names of a pool's Functions: VFs by index, others by ID.
 func names(functions []function.Function) string {
 	var out []string
 	for _, f := range functions {
@@ -117,7 +117,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// TestAttributes has selectors that go by what only some Functions have, and device types.
+// TestAttributes has selectors by attributes that only some Functions have, and device types.
 func TestAttributes(t *testing.T) {
 	functions := oneCard()
 	change := func(id string, change func(*function.Function)) {
@@ -216,7 +216,8 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// TestPriority: the highest has the Function, of equals the first by name.
+// TestPriority: the pool with the highest priority has the Function, and with equal priorities the
+// first one by name.
 func TestPriority(t *testing.T) {
 	selector := v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0"}}
 	prio := func(name string, priority int32) v1alpha1.DevicePool {
@@ -305,7 +306,7 @@ func TestOverlap(t *testing.T) {
 	elsewhere := devicePool("a-elsewhere", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
 	elsewhere.Spec.NodeSelector = map[string]string{"rack": "7"}
 
-	// The order in which they are listed does not matter.
+	// The order of the list does not matter.
 	for _, order := range [][]v1alpha1.DevicePool{
 		{some, more, elsewhere}, {more, elsewhere, some},
 	} {
@@ -334,7 +335,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// FuzzParseIndexed: what is accepted says which indexes it means, and means no negative ones.
+// FuzzParseIndexed: an accepted text has definite indexes, none of which is negative.
 func FuzzParseIndexed(f *testing.F) {
 	for _, seed := range []string{"", "#", "ens3f0", "ens3f0#", "ens3f0#0-3,7", "ens3f0#3-0",
 		"a#b#c", "0000:3b:00.0#0", "x#+1", "x#1--2", "x#99999999999999999999"} {

@@ -17,16 +17,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Check says what is wrong with a DevicePool from a file. The API server applies the same rules,
-// which the CRD has. Errors name the field.
+// Check returns what is wrong with a DevicePool from a file. It applies the rules of the CRD, like
+// the API server. Errors name the field.
 func Check(devicePool v1alpha1.DevicePool) error {
 	const longest = validation.DNS1123LabelMaxLength
 	var errs []error
 	if name := devicePool.Name; len(name) > longest ||
 		len(validation.IsDNS1123Subdomain(name)) > 0 {
 		errs = append(errs,
-			fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
-				name, longest))
+			fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, "+
+				"such as fast", name, longest))
 	}
 
 	_, err := compileAll(devicePool.Spec)
@@ -41,7 +41,7 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	return nil
 }
 
-// CheckResourceName says why the kubelet would refuse an extended resource of this name.
+// CheckResourceName returns why the kubelet would refuse an extended resource of this name.
 func CheckResourceName(name string) error {
 	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") ||
 		strings.HasPrefix(name, "requests.") {
@@ -49,7 +49,7 @@ func CheckResourceName(name string) error {
 			"kubernetes.io and requests.*", name)
 	}
 
-	// A quota calls the resource "requests.<prefix>/<name>", which must be a qualified name too.
+	// A quota uses the name "requests.<prefix>/<name>", which must be a qualified name too.
 	if problems := validation.IsQualifiedName("requests." + name); len(problems) > 0 {
 		return fmt.Errorf("resource %q: %s", name, strings.Join(problems, "; "))
 	}
@@ -62,7 +62,7 @@ type rule struct {
 	message string
 }
 
-// rules are those of the CRD about several fields at once (the XValidation markers of
+// rules returns the rules of the CRD about several fields at once (the XValidation markers of
 // [v1alpha1.DevicePoolSpec]), with the same messages in the same order.
 func rules(s v1alpha1.DevicePoolSpec) []rule {
 	namesNoPF := func(s v1alpha1.FunctionSelector) bool {
@@ -176,7 +176,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	return errs
 }
 
-// like says what is wrong with the text of a field that may be empty.
+// like returns an error if a text is neither empty nor matches the pattern.
 func like(path *field.Path, text string, pattern *regexp.Regexp) field.ErrorList {
 	if text == "" || pattern.MatchString(text) {
 		return nil
@@ -184,7 +184,7 @@ func like(path *field.Path, text string, pattern *regexp.Regexp) field.ErrorList
 	return field.ErrorList{field.Invalid(path, text, "must match "+pattern.String())}
 }
 
-// oneOf says what is wrong with the value of a field that may be empty.
+// oneOf returns an error if a value is neither empty nor among those allowed.
 func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	if value == "" || slices.Contains(allowed, value) {
 		return nil
@@ -192,7 +192,7 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, value, allowed)}
 }
 
-// inRange says what is wrong with the value of a field that may be nil.
+// inRange returns an error if a value is neither nil nor in the range.
 func inRange(path *field.Path, value *int32, least, most int32) field.ErrorList {
 	if value == nil || *value >= least && *value <= most {
 		return nil

@@ -69,8 +69,8 @@ func TestCheckResourceName(t *testing.T) {
 	}
 }
 
-// TestSameResource: of two pools with one resource, the first in the order of priorities and names
-// has it; the other one says whose it is.
+// TestSameResource: if two pools have the same resource, the first one by priority and name gets
+// it, and the error of the other one names that pool.
 func TestSameResource(t *testing.T) {
 	dra := devicePool("c", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
 	dra.Spec.Publish = v1alpha1.PublishDRA
@@ -192,7 +192,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestRulesOfCRD: a file and the API server refuse the same, with the same words.
+// TestRulesOfCRD: DevicePools of a file and of the API server are refused for the same reasons,
+// with the same words.
 func TestRulesOfCRD(t *testing.T) {
 	text, err := os.ReadFile("../../../deploy/crds/xpu.opiproject.org_devicepools.yaml")
 	if err != nil {

@@ -13,15 +13,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// vdpaDrivers are the drivers of the vDPA bus, by their names in selectors.
+// vdpaDrivers has the drivers of the vDPA bus, by their names in selectors.
 var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}
 
 // selector is a compiled [v1alpha1.FunctionSelector].
 type selector struct {
-	// matches says whether every field that is set matches. pfNames and rootDevices match VFs and
-	// SFs only.
+	// matches reports whether every field that is set matches. pfNames and rootDevices match VFs
+	// and SFs only.
 	matches func(f function.Function) bool
-	// isPF says whether the selector names the PF, or for an SF the PF of the SF.
+	// isPF reports whether the selector names the PF. For an SF, it reports whether it names the
+	// SF's PF.
 	isPF    func(pf function.Function) bool
 	options Options
 }
@@ -29,12 +30,12 @@ type selector struct {
 // indexed is "name" or "name#0-3,7".
 type indexed struct {
 	name   string
-	ranges []indexRange // empty: every index
+	ranges []indexRange // empty for every index
 }
 
 type indexRange struct{ first, last int }
 
-// compile checks a selector of a pool of this device type; errors name the field.
+// compile checks and compiles a selector of a pool of this device type. Errors name the field.
 func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selector, error) {
 	if s.IsRdma && s.VDPAType != "" {
 		return selector{}, fmt.Errorf("vdpaType: %q with isRdma: only one of both can be",
@@ -101,8 +102,8 @@ func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 	return selectors, nil
 }
 
-// each parses the entries of a field. It sets err, unless that is set, to what is wrong with the
-// first bad entry.
+// each parses the entries of a field. For the first invalid entry it sets err, unless err is set
+// already.
 func each[T any](err *error, field string, texts []string, parse func(string) (T, error)) []T {
 	var out []T
 	for i, text := range texts {
@@ -116,7 +117,7 @@ func each[T any](err *error, field string, texts []string, parse func(string) (T
 	return out
 }
 
-// parsePCIID returns a vendor or device in four hex digits, "15B3", in lower case.
+// parsePCIID parses a vendor or device of four hex digits, "15B3", and returns it in lower case.
 func parsePCIID(text string) (string, error) {
 	if _, err := strconv.ParseUint(text, 16, 16); err != nil || len(text) != 4 {
 		return "", fmt.Errorf("%q: must be four digits in hex, such as 15b3", text)
@@ -168,8 +169,8 @@ func parseIndexed(text string) (indexed, error) {
 	return out, nil
 }
 
-// within says whether a PF with this many VFs has all that are named. Of a text that cannot be
-// parsed it knows nothing.
+// within reports whether a PF with this many VFs has all VFs that are named. It returns true for a
+// text that cannot be parsed.
 func within(text string, numVFs int) bool {
 	named, err := parseIndexed(text)
 	return err != nil || !slices.ContainsFunc(named.ranges, func(r indexRange) bool {
@@ -193,7 +194,7 @@ func parseIndexedAddress(text string) (indexed, error) {
 	return pf, nil
 }
 
-// parsePKey returns a partition key as the kernel writes it, "0x7fff".
+// parsePKey parses a partition key, and returns it in the kernel's form, "0x7fff".
 func parsePKey(text string) (string, error) {
 	digits, ok := strings.CutPrefix(strings.ToLower(text), "0x")
 	key, err := strconv.ParseUint(digits, 16, 16)
@@ -203,7 +204,8 @@ func parsePKey(text string) (string, error) {
 	return fmt.Sprintf("0x%04x", key), nil
 }
 
-// names ignores the case of letters, as sriov-network-device-plugin does.
+// names reports whether the names are equal. It ignores the case of letters, as
+// sriov-network-device-plugin does.
 func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
 
 func (x indexed) matches(name string, index int) bool {
@@ -213,20 +215,20 @@ func (x indexed) matches(name string, index int) bool {
 	})
 }
 
-// drives says whether the Function has the driver. An SF of a pool of auxNetDevices also has the
-// driver of its PF, which is the one that sriov-network-device-plugin knows.
+// drives reports whether the Function has the driver. An SF in a pool of auxNetDevices also has the
+// driver of its PF, which sriov-network-device-plugin compares.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
 }
 
-// contains is [anyOf] for entries that are compared as they are.
+// contains is [anyOf] for entries that are compared by equality.
 func contains[T comparable](list []T, value T) bool {
 	return anyOf(list, func(entry T) bool { return entry == value })
 }
 
-// anyOf says whether one entry of the list matches. An empty list matches: a field that is not set
-// does not limit.
+// anyOf reports whether one entry of the list matches. An empty list matches, because a field that
+// is not set does not restrict.
 func anyOf[T any](list []T, matches func(T) bool) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, matches)
 }

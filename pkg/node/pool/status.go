@@ -22,44 +22,46 @@ import (
 // retry is the pause before a status is written again that the API server refused.
 const retry = 5 * time.Second
 
-// API is what a [Reporter] uses of the API server.
+// API has the calls of the API server that a [Reporter] uses.
 type API interface {
 	Declarations
-	// XPUNode is what was written last about this node, nil if there is no such object.
+	// XPUNode returns the last written status of this node, or nil if there is no such object.
 	XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error)
-	// WriteXPUNode replaces it.
+	// WriteXPUNode replaces the status of this node.
 	WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) error
 }
 
-// Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
+// Supply says which of the VFs that a DevicePool asks for by numVFs this node has.
 type Supply struct {
-	// of the DevicePool that the rest is about, which may be older than the DevicePool's
+	// Generation is the generation of the DevicePool that this Supply is about. It may be older
+	// than the DevicePool's.
 	Generation int64
-	PFs        int // how many PFs of the node the DevicePool names
-	// the PFs that do not have the VFs that it asks for, sorted by PF
+	// PFs is the number of PFs of the node that the DevicePool names.
+	PFs int
+	// Shortages has the PFs without the VFs that the DevicePool asks for, sorted by PF.
 	Shortages []v1alpha1.Shortage
 }
 
-// Reporter tells the administrator, in the node's XPUNode, what the node has and what pools have of
-// it.
+// Reporter writes the node's XPUNode, in which the administrator sees the node's hardware and its
+// pools.
 type Reporter struct {
 	Tracker *Tracker
 	API     API
-	// Problems are what keeps a Function from being used, whoever asks for it.
+	// Problems returns the reasons why no pod can use a Function.
 	Problems func(function.Function) []function.Problem
-	// Card is what is known of the card that a PF belongs to.
+	// Card describes the card to which a PF belongs.
 	Card func(pf pci.Address) function.Card
-	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been
-	// looked at.
+	// Supply returns the VFs of a DevicePool with numVFs. known is false until they have been
+	// examined.
 	Supply func(devicePool string) (s Supply, known bool)
-	// Fallbacks say what the cluster cannot do of what a DevicePool asks for.
+	// Fallbacks returns what a DevicePool asks for and the cluster does not support.
 	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
 	Log       logr.Logger
 }
 
-// Run writes the XPUNode when it is not current, until ctx ends: at once, and after every value
-// from changes (of pools, their supply and their health) and declared (of DevicePools and the
-// Node). It retries what fails.
+// Run writes the XPUNode when it is out of date, until ctx ends. It checks at once, after every
+// value from changes (of pools, their supply and their health), and after every value from declared
+// (of DevicePools and the Node). It retries failures.
 func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) error {
 	for {
 		var again <-chan time.Time
@@ -134,8 +136,8 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 	return int32(len(functions)), pfs
 }
 
-// entries are those of the pools that have to do with the node, sorted by name. The entry of a pool
-// whose supply is not known yet stays as it is, as it may still be true.
+// entries returns the entries of the pools that concern the node, sorted by name. While the supply
+// of a pool is unknown, its last entry stays, because it may still be true.
 func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha1.XPUNodePool {
 	earlier := map[string]v1alpha1.XPUNodePool{}
 	if have != nil {
@@ -151,7 +153,7 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 			supply, known = r.Supply(p.Name)
 		}
 
-		// A Supply of a newer generation is about a DevicePool that will be read again, or was
+		// A Supply of a newer generation is about a DevicePool that will be read again, or that was
 		// deleted and created anew.
 		if !known || supply.Generation > p.Generation {
 			if entry, had := earlier[p.Name]; had {
@@ -165,7 +167,7 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 	return entries[:min(len(entries), v1alpha1.MaxNodePools)]
 }
 
-// entry is nil where the pool has nothing to do with the node.
+// entry returns the entry of a pool, or nil if the pool does not concern the node.
 func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	shortages := merge(supply.Shortages, p.Shortages)
 	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 &&
@@ -192,8 +194,8 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	return entry
 }
 
-// problems counts the Functions that have none, and the others by the first of their problems,
-// sorted by taint.
+// problems counts the Functions without problems, and the others by their first problem, sorted by
+// taint.
 func (r *Reporter) problems(
 	functions []function.Function,
 ) (healthy int32, problems []v1alpha1.FunctionProblem) {
@@ -224,13 +226,13 @@ func (r *Reporter) problems(
 	return healthy, problems
 }
 
-// bounded cuts a text to so many bytes, of which it drops those that the API does not take.
+// bounded cuts a text to the given number of bytes, and drops bytes that the API does not accept.
 func bounded(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
-// merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the
-// message about VFs first.
+// merge combines the Shortages of VFs and of SFs: one for each PF, sorted by PF, with the message
+// about VFs first.
 func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 	merged := slices.Clone(vfs)
 	for _, s := range sfs {

@@ -23,7 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// supplies is what DevicePools have of their VFs, by name.
+// supplies has the Supply of each DevicePool by name.
 type supplies map[string]Supply
 
 func (s supplies) Supply(devicePool string) (Supply, bool) {
@@ -41,7 +41,7 @@ func (u undeclared) XPUNode(context.Context) (*v1alpha1.XPUNodeStatus, error) { 
 
 func (u undeclared) NodeLabels(context.Context) (map[string]string, error) { return nil, u.nodeErr }
 
-// tracked is the tracker of a node whose Functions and DevicePools have been read.
+// tracked returns the tracker of a node whose Functions and DevicePools have been read.
 func tracked(t *testing.T, n *node) *Tracker {
 	t.Helper()
 	tracker := NewTracker(n, n, nil, testr.New(t))
@@ -52,7 +52,7 @@ func tracked(t *testing.T, n *node) *Tracker {
 	return tracker
 }
 
-// healthy is the health of Functions that have no problems.
+// healthy is the health of Functions without problems.
 func healthy(function.Function) []function.Problem { return nil }
 
 func unknown(pci.Address) function.Card { return function.Card{} }
@@ -98,7 +98,7 @@ func TestReporter(t *testing.T) {
 		changes <- struct{}{}
 		wrote("nothing changed", 0)
 
-		// Another spec is a change for itself.
+		// A change of the spec is a change of the entry.
 		n.set(func() { n.devicePools[0].Generation, want[0].ObservedGeneration = 2, 2 })
 		trackerChanges <- struct{}{}
 		wrote("another spec", 1)
@@ -106,7 +106,7 @@ func TestReporter(t *testing.T) {
 			t.Errorf("pools: -want +got\n%s", diff)
 		}
 
-		// It goes with the Node, and comes back with it.
+		// The XPUNode is deleted with the Node, and created again with it.
 		n.set(func() {
 			n.labelsErr, n.status = apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil
 		})
@@ -116,7 +116,7 @@ func TestReporter(t *testing.T) {
 		declared <- struct{}{}
 		wrote("the Node is back", 1)
 
-		// The last Function goes, and with it the entries; a write that fails is made again.
+		// The entries disappear with the last Function. A write that fails is repeated.
 		n.set(func() { n.functions, n.writeErr = nil, errors.New("the API server is away") })
 		trackerChanges <- struct{}{}
 		wrote("the write fails", 1)
@@ -129,7 +129,7 @@ func TestReporter(t *testing.T) {
 	})
 }
 
-// TestReporterProblems: what keeps Functions from being used is told once for each kind.
+// TestReporterProblems: each kind of problem of Functions is reported once.
 func TestReporterProblems(t *testing.T) {
 	functions := oneCard()
 	problems := map[function.ID][]function.Problem{
@@ -157,7 +157,7 @@ func TestReporterProblems(t *testing.T) {
 	}
 }
 
-// TestHardware: PFs are described as far as they fit.
+// TestHardware: as many PFs are described as fit.
 func TestHardware(t *testing.T) {
 	reporter := &Reporter{Fallbacks: none, Card: func(pci.Address) function.Card {
 		return function.Card{
@@ -201,7 +201,7 @@ func TestReporterListsAFewOverlaps(t *testing.T) {
 	}
 }
 
-func TestReporterTellsOfErrors(t *testing.T) {
+func TestPoolErrorIsReported(t *testing.T) {
 	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
 		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")},
 		Supply{})
@@ -210,8 +210,8 @@ func TestReporterTellsOfErrors(t *testing.T) {
 	}
 }
 
-// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told
-// of a Node that is gone.
+// TestReporterErrors: if something cannot be read, an error is returned, so that it is retried.
+// Nothing is written for a Node that is gone.
 func TestReporterErrors(t *testing.T) {
 	n := &node{}
 	tracker := tracked(t, n)
@@ -232,8 +232,8 @@ func TestReporterErrors(t *testing.T) {
 	}
 }
 
-// TestReporterSupply: what a pool lacks is told, and nothing is told of a pool before that is
-// known: what the last run of the agent wrote would come and go with each start.
+// TestReporterSupply: missing VFs of a pool are reported. As long as the supply is unknown, the
+// last entry stays, because it would disappear and come back at each start of the agent.
 func TestReporterSupply(t *testing.T) {
 	made := devicePool("made", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
 	made.Spec.NumVFs, made.Generation = ptr.To[int32](4), 2
@@ -268,16 +268,17 @@ func TestReporterSupply(t *testing.T) {
 	write(0, v1alpha1.XPUNodePool{
 		Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse},
 	})
-	vfs["made"] = Supply{Generation: 2, PFs: 1} // the node has such a PF, if no Functions
+	vfs["made"] = Supply{Generation: 2, PFs: 1} // the node has such a PF, but no Functions
 	write(1, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
-	// of what is not read yet
+	// for a DevicePool that has not been read yet
 	vfs["made"] = Supply{Generation: 3, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}}
 	write(0, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
 	vfs["made"] = Supply{Generation: 2}
 	write(1)
 }
 
-// TestReporterShortages: of VFs and SFs together, one for each PF, and not more than fit.
+// TestReporterShortages: there is one shortage for each PF, for VFs and SFs together, and not more
+// than fit.
 func TestReporterShortages(t *testing.T) {
 	short := func(pf, message string) v1alpha1.Shortage {
 		return v1alpha1.Shortage{PF: pf, Message: message}
@@ -302,5 +303,5 @@ func TestReporterShortages(t *testing.T) {
 	}
 }
 
-// none are the fallbacks of a cluster that lacks nothing.
+// none returns the fallbacks of a cluster that has all features.
 func none(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback { return nil }

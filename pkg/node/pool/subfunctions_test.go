@@ -16,14 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// makingPool is a DevicePool that has SFs made at PFs with these names.
+// makingPool returns a DevicePool whose SFs are made on PFs with these names.
 func makingPool(name string, first, count int32, pfNames ...string) v1alpha1.DevicePool {
 	p := devicePool(name, v1alpha1.FunctionSelector{PFNames: pfNames})
 	p.Spec.SFs = &v1alpha1.SFSpec{FirstNumber: first, Count: count}
 	return p
 }
 
-// twoCards has [card], whose SF 88 exists, and a second PF without VFs and SFs.
+// twoCards returns [card], whose SF 88 exists, and a second PF without VFs and SFs.
 func twoCards() []function.Function {
 	const second = pci.Address("0000:5e:00.0")
 	return append(oneCard(), function.Function{
@@ -48,7 +48,8 @@ func TestMadeSFs(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		pools []v1alpha1.DevicePool
-		want  string // of pool fast
+		// want has the Functions of pool fast.
+		want string
 	}{
 		{"whether they exist or not, and what selectors select besides",
 			[]v1alpha1.DevicePool{makingPool("fast", 87, 3, "ens3f0")}, sf + "87 " + sf + "88 " +
@@ -98,7 +99,8 @@ func TestMadeSFsOverlap(t *testing.T) {
 	}
 }
 
-// TestPFWithoutSFs: a PF that cannot have SFs offers none that is not there, and the pool says why.
+// TestPFWithoutSFs: of a PF that cannot have SFs, only existing ones are offered, and the pool says
+// why.
 func TestPFWithoutSFs(t *testing.T) {
 	noSFs := func(pf pci.Address) *v1alpha1.Shortage {
 		if pf == "0000:5e:00.0" {
@@ -133,7 +135,7 @@ func TestPFWithoutSFs(t *testing.T) {
 	}
 }
 
-// TestOptionsOfMadeSFs: what goes with an SF is decided before it is there.
+// TestOptionsOfMadeSFs: the options of an SF are known before it exists.
 func TestOptionsOfMadeSFs(t *testing.T) {
 	p := makingPool("fast", 1, 1, "ens5f0")
 	p.Spec.Selectors[0].IsRdma = true
@@ -143,8 +145,8 @@ func TestOptionsOfMadeSFs(t *testing.T) {
 	}
 }
 
-// TestTrackerKnowsSFsThatAreNotThere: the one place where Functions are looked up, before, while
-// and after they exist.
+// TestTrackerKnowsSFsThatAreNotThere: the tracker finds Functions before, while and after they
+// exist.
 func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{functions: twoCards(),

@@ -16,21 +16,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// Functions knows the node's Functions.
+// Functions has the node's Functions.
 type Functions interface {
-	// Snapshot returns all Functions, sorted; the caller owns the result.
+	// Snapshot returns all Functions, sorted. The caller owns the result.
 	Snapshot() []function.Function
+	// Get returns a Function. The result is false if it does not exist.
 	Get(function.ID) (function.Function, bool)
 }
 
-// Declarations knows what the administrator declared: all DevicePools, and the labels of this node.
+// Declarations has what the administrator declared: all DevicePools, and the labels of this node.
 type Declarations interface {
+	// DevicePools returns all DevicePools, whether they select this node or not.
 	DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
+	// NodeLabels returns the labels of this node, with which nodeSelectors are compared.
 	NodeLabels(ctx context.Context) (map[string]string, error)
 }
 
-// Tracker keeps the pools of this node current. Its methods may be called by several goroutines at
-// once, but Run only once.
+// Tracker keeps the pools of this node up to date. Its methods may be called from several
+// goroutines at once, except for Run, which may be called only once.
 type Tracker struct {
 	functions    Functions
 	declarations Declarations
@@ -40,16 +43,17 @@ type Tracker struct {
 	last atomic.Pointer[reading]
 }
 
-// reading is the result of reading the pools. It does not change.
+// reading is the result of reading the pools. It is immutable.
 type reading struct {
 	known bool // false until the pools have been read once
 	pools []Pool
-	// of every Function that exists or that a pool has; nil if it has no pool
+	// byFunction has every Function that exists or that a pool has. The value is nil for a Function
+	// without a pool.
 	byFunction map[function.ID]*Pool
 }
 
-// NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a
-// driver can have SFs.
+// NewTracker returns a tracker, which has no pools until [Tracker.Run] has read them. If noSFs is
+// nil, every PF with a driver can have SFs.
 func NewTracker(
 	functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger,
 ) *Tracker {
@@ -58,14 +62,14 @@ func NewTracker(
 	return t
 }
 
-// Pools returns the pools as they are now; known is false until they have been read once. The
-// caller must not change the result.
+// Pools returns the current pools. known is false until they have been read once. The caller must
+// not change the result.
 func (t *Tracker) Pools() (pools []Pool, known bool) {
 	last := t.last.Load()
 	return last.pools, last.known
 }
 
-// DevicePool returns the spec of one DevicePool that is meant for this node.
+// DevicePool returns the spec of a DevicePool that selects this node.
 func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 	for _, p := range t.last.Load().pools {
 		if p.Name == name {
@@ -75,8 +79,8 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 	return v1alpha1.DevicePoolSpec{}, false
 }
 
-// PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change
-// the result.
+// PoolOf returns the pool that has a Function. ok is false if no pool has it. The caller must not
+// change the result.
 func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	if has := t.last.Load().byFunction[id]; has != nil {
 		return *has, true
@@ -84,14 +88,14 @@ func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	return Pool{}, false
 }
 
-// Considered says whether the Function existed when the pools were read last. A Function that came
-// since is in no pool yet, but may belong to one.
+// Considered reports whether the Function existed when the pools were last read. A later Function
+// is in no pool yet, but may belong to one.
 func (t *Tracker) Considered(id function.ID) (considered bool) {
 	_, considered = t.last.Load().byFunction[id]
 	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that is created when it is
+// Get returns the current state of a Function that exists, or of an SF that is created when it is
 // allocated.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
@@ -109,8 +113,8 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 }
 
 // Run reads the pools at once and for every value from changes, until ctx ends. It calls changed
-// when the pools differ from those before. If something cannot be read, such as a Node that does
-// not exist yet, they stay until the next change.
+// when the pools have changed. If something cannot be read, such as a Node that does not exist yet,
+// the pools stay until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
 		different, err := t.read(ctx)
@@ -153,7 +157,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 
 	before, known := t.Pools()
 	t.last.Store(&reading{known: true, pools: pools, byFunction: byFunction})
-	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
+	// The equality of apimachinery would panic because of the unexported fields of errors.
 	if known && reflect.DeepEqual(before, pools) {
 		return false, nil
 	}
@@ -162,16 +166,16 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	return true, nil
 }
 
-// report logs what is wrong with pools that changed: errors, and new Shortages.
+// report logs problems of pools that changed: errors, and new Shortages.
 func (t *Tracker) report(before, pools []Pool) {
-	told := map[string][]v1alpha1.Shortage{}
+	reported := map[string][]v1alpha1.Shortage{}
 	for _, p := range before {
-		told[p.Name] = p.Shortages
+		reported[p.Name] = p.Shortages
 	}
 
 	for _, p := range pools {
 		for _, shortage := range p.Shortages {
-			if !slices.Contains(told[p.Name], shortage) {
+			if !slices.Contains(reported[p.Name], shortage) {
 				t.log.Info("PF cannot have the SFs that the DevicePool asks for", "devicePool",
 					p.Name, "pf", shortage.PF,
 					"reason", shortage.Reason, "message", shortage.Message)

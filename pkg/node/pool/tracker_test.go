@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// node is a node's Functions, and the cluster's declarations, which it also writes.
+// node has a node's Functions and the cluster's declarations, which it also writes.
 type node struct {
 	mutex       sync.Mutex
 	functions   []function.Function
@@ -83,7 +83,7 @@ func (n *node) WriteXPUNode(_ context.Context, status v1alpha1.XPUNodeStatus) er
 	return n.writeErr
 }
 
-// pools are the entries of the XPUNode.
+// pools returns the entries of the XPUNode.
 func (n *node) pools() []v1alpha1.XPUNodePool {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -93,7 +93,7 @@ func (n *node) pools() []v1alpha1.XPUNodePool {
 	return n.status.Pools
 }
 
-// takeWrites returns how often the XPUNode was written since it was last called.
+// takeWrites returns how often the XPUNode was written since the last call.
 func (n *node) takeWrites() int {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -102,7 +102,7 @@ func (n *node) takeWrites() int {
 	return writes
 }
 
-// TestTrackerKeepsErrors: DevicePools that cannot be used, read again, are no change.
+// TestTrackerKeepsErrors: it is no change if invalid DevicePools are read again.
 func TestTrackerKeepsErrors(t *testing.T) {
 	resource := devicePool("prefix", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
 	resource.Spec.Publish = v1alpha1.PublishDevicePlugin
@@ -237,8 +237,8 @@ func TestPoolOf(t *testing.T) {
 	})
 }
 
-// TestConsidered: a Function that came after the pools were read was not looked at, whether it
-// belongs to one or not.
+// TestConsidered: a Function that appeared after the pools were read is not considered yet, whether
+// it belongs to a pool or not.
 func TestConsidered(t *testing.T) {
 	all := oneCard()
 	n := &node{functions: all[:len(all)-1], devicePools: []v1alpha1.DevicePool{

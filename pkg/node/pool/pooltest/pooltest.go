@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// VF is the VF of that index of the PF on that bus of domain 0000.
+// VF returns the VF with the index, of the PF on the bus of domain 0000.
 func VF(bus, index int) function.Function {
 	routingID := index + 2
 	return function.Function{
@@ -27,7 +27,7 @@ func VF(bus, index int) function.Function {
 	}
 }
 
-// VFs are the first VFs of the PF on that bus.
+// VFs returns the first VFs of the PF on the bus.
 func VFs(bus, count int) []function.Function {
 	var vfs []function.Function
 	for index := range count {
@@ -36,14 +36,14 @@ func VFs(bus, count int) []function.Function {
 	return vfs
 }
 
-// SF is the SF of that sfnum of the PF on that bus.
+// SF returns the SF with the sfnum, of the PF on the bus.
 func SF(bus, sfnum int) function.Function {
 	f := VF(bus, sfnum)
 	f.ID, f.Kind = function.SubfunctionID(f.PF, uint32(sfnum)), function.SF
 	return f
 }
 
-// DRA is a pool that is published as ResourceSlices.
+// DRA returns a pool that is published in ResourceSlices.
 func DRA(name string, functions ...function.Function) pool.Pool {
 	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA},
 		Functions: functions}

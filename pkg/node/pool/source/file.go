@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source reads what the administrator declared: DevicePools from a file, from the API
+// Package source reads the administrator's declarations: DevicePools from a file, from the API
 // server, or from both.
 package source
 
@@ -25,21 +25,24 @@ import (
 )
 
 const (
-	// quiet is how long the file's directory must not change before the file is read, as a file may
-	// be written in parts.
-	quiet    = 100 * time.Millisecond
-	patience = time.Second     // how long changes of the directory can put that off
-	retry    = 5 * time.Second // before another attempt to watch a directory that cannot be watched
+	// quiet is how long the file's directory must not change before the file is read, because a
+	// file may be written in parts.
+	quiet = 100 * time.Millisecond
+	// patience is how long changes of the directory can delay the reading.
+	patience = time.Second
+	// retry is the pause before another attempt to watch a directory that cannot be watched.
+	retry = 5 * time.Second
 )
 
-// FileOptions are those of a [File]. Path is needed, and Changed by [File.Run].
+// FileOptions are the options of a [File]. Path is required. [File.Run] also requires Changed.
 type FileOptions struct {
-	// Path of the file. It may be a link within its directory, as in a ConfigMap's volume; changes
-	// behind a link to elsewhere go unnoticed.
+	// Path of the file. It may be a link within its directory, as in a ConfigMap's volume. Changes
+	// behind a link to another directory are not noticed.
 	Path string
-	// of resources that name none, in a configuration of sriov-network-device-plugin
+	// ResourcePrefix is the prefix of resources without one, in a configuration of
+	// sriov-network-device-plugin.
 	ResourcePrefix string
-	// Adapt, where set, completes a valid DevicePool, or says why it cannot be used here.
+	// Adapt, if set, completes a valid DevicePool, or returns why it cannot be used here.
 	Adapt func(*v1alpha1.DevicePool) error
 	// Changed is called by [File.Run] after the declarations changed. It must not block.
 	Changed  func()
@@ -47,9 +50,9 @@ type FileOptions struct {
 	Log      logr.Logger
 }
 
-// File declares the DevicePools of a file. While something is wrong with the file, it keeps the
-// DevicePools that it had before. Its methods may be called by several goroutines at once, but Run
-// only once. A nil File declares nothing.
+// File has the DevicePools of a file. While the file is invalid, it keeps the last valid
+// DevicePools. Its methods may be called from several goroutines at once, except for Run, which may
+// be called only once. A nil File has no DevicePools.
 type File struct {
 	options FileOptions
 	good    prometheus.Gauge
@@ -57,15 +60,17 @@ type File struct {
 	last    atomic.Pointer[reading]
 }
 
-// reading is the result of reading the file. It does not change.
+// reading is the result of reading the file. It is immutable.
 type reading struct {
-	content     []byte // that devicePools are from; nil until the file has been read once
+	// content is the text of devicePools; nil until the file has been read once.
+	content     []byte
 	devicePools []v1alpha1.DevicePool
-	problem     error // what is wrong with the file now; nil if its content is in use
+	// problem says what is wrong with the file now; nil if its content is in use.
+	problem error
 }
 
-// OpenFile reads the file. An error says what is wrong in it and where. [File.Run] follows it from
-// there.
+// OpenFile reads the file. If it is invalid, the error says what is wrong and where. [File.Run]
+// follows later changes.
 func OpenFile(options FileOptions) (*File, error) {
 	factory := promauto.With(options.Registry)
 	f := &File{
@@ -98,23 +103,24 @@ func (f *File) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	return slices.Clone(f.last.Load().devicePools), nil
 }
 
-// NodeLabels returns none: the file is the node's own, and its nodeSelectors are not applied.
+// NodeLabels returns no labels, because the file is for this node only, and its nodeSelectors are
+// not applied.
 func (f *File) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// Run reads the file again whenever it changes, until ctx ends, and returns nil. The declarations
-// stay as they were if the file becomes wrong or is removed.
+// Run reads the file again whenever it changes, until ctx ends, and returns nil. The last
+// declarations stay if the file becomes invalid or is removed.
 func (f *File) Run(ctx context.Context) error {
 	if f == nil {
 		return nil
 	}
 	loop.Retry(ctx, retry, retry, f.follow, func(err error, pause time.Duration) {
-		f.options.Log.Error(err, "Not told of changes of the configuration for now",
+		f.options.Log.Error(err, "Changes of the configuration are not noticed for now",
 			"file", f.options.Path, "retry", pause.String())
 	})
 	return nil
 }
 
-// follow works until ctx ends or the directory cannot be watched any more.
+// follow reads the file after changes, until ctx ends or the directory cannot be watched any more.
 func (f *File) follow(ctx context.Context) error {
 	watch, err := watchdir.Open(filepath.Dir(f.options.Path), nil)
 	if err != nil {
@@ -126,7 +132,7 @@ func (f *File) follow(ctx context.Context) error {
 		if err := watch.Watch(); err != nil {
 			return err
 		}
-		f.reload() // also what changed while there was no watch
+		f.reload() // includes changes from before the watch
 		if !loop.Wait(ctx, watch.Changes(), 0) {
 			return nil
 		}
@@ -134,8 +140,8 @@ func (f *File) follow(ctx context.Context) error {
 	}
 }
 
-// reload loads the file again. If something is wrong with it, reload keeps the declarations and
-// logs the error once.
+// reload loads the file again. If the file is invalid, reload keeps the declarations and logs the
+// error once.
 func (f *File) reload() {
 	err := f.load()
 	if err == nil {
@@ -152,7 +158,7 @@ func (f *File) reload() {
 	}
 }
 
-// load reads the file, and takes it over if it changed and nothing is wrong with it.
+// load reads the file, and uses its content if it has changed and is valid.
 func (f *File) load() error {
 	content, err := os.ReadFile(f.options.Path)
 	if err != nil {
@@ -213,25 +219,26 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 }
 
 // Merged has the node labels and the DevicePools of the API server, and the DevicePools of a file.
-// Of two with the same name it has the file's, which is nearer to the node. DevicePools may be
-// called by one goroutine at a time.
+// If both have a DevicePool of the same name, the file's counts, because it is specific to the
+// node. DevicePools must not be called from several goroutines at once.
 type Merged struct {
 	pool.Declarations       // the API server's
 	File              *File // may be nil
 	Log               logr.Logger
 
-	hidden []string // names of the API server's DevicePools that the last call left out
+	// hidden has the names of the API server's DevicePools that the last call left out.
+	hidden []string
 }
 
-// DevicePools returns those of the file, and those of the API server with other names. It logs once
-// each DevicePool that it leaves out.
+// DevicePools returns the DevicePools of the file, and the DevicePools of the API server with other
+// names. It logs each DevicePool that it leaves out, once.
 func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
 	declared, err := m.Declarations.DevicePools(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	out, _ := m.File.DevicePools(ctx) // has no errors
+	out, _ := m.File.DevicePools(ctx) // never returns an error
 	ofFile := len(out)
 	var hidden []string
 	for _, devicePool := range declared {

@@ -19,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// soon is how long a test waits for what must come.
+// soon is how long a test waits for an event that must come.
 const soon = 20 * time.Second
 
 func write(t *testing.T, path, content string) {
@@ -59,7 +59,7 @@ func names(t *testing.T, d interface {
 	return strings.Join(out, " ")
 }
 
-// until waits for a change that makes the condition hold.
+// until waits for a change after which holds returns true.
 func until(t *testing.T, what string, changes <-chan struct{}, holds func() bool) {
 	t.Helper()
 	limit := time.After(soon)
@@ -72,7 +72,7 @@ func until(t *testing.T, what string, changes <-chan struct{}, holds func() bool
 	}
 }
 
-// problem is why what is in the file now does not count; nil if it does.
+// problem returns why the file's current content is not used; nil if it is.
 func problem(f *File) error {
 	return f.last.Load().problem
 }
@@ -114,7 +114,7 @@ func follow(
 	return f, registry, news
 }
 
-// TestFileChanges writes the file in all the ways that people and the kubelet do.
+// TestFileChanges changes the file in all the ways in which people and the kubelet do.
 func TestFileChanges(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "pools")
@@ -172,7 +172,7 @@ func TestFileChanges(t *testing.T) {
 		return 0
 	}
 
-	// There may be more: the test may be stopped for a while with a file half written.
+	// There may be more errors, because the test may be suspended while a file is half written.
 	if errs, good := metric("xpu_config_errors_total"), metric(
 		"xpu_config_last_load_successful",
 	); errs < 2 || good != 0 {
@@ -187,7 +187,7 @@ func TestFileChanges(t *testing.T) {
 }
 
 // TestConfigMap changes files as the kubelet does in a ConfigMap's volume: files are links to
-// ..data/, which is a link to a directory that another one takes the place of.
+// ..data/, which is a link to a directory, and is replaced by a link to another directory.
 func TestConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -230,7 +230,7 @@ func TestOpenFile(t *testing.T) {
 	}
 }
 
-// api is an API server.
+// api stands for an API server.
 type api struct {
 	devicePools []v1alpha1.DevicePool
 	labels      map[string]string
@@ -243,7 +243,7 @@ func (a *api) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 
 func (a *api) NodeLabels(context.Context) (map[string]string, error) { return a.labels, a.err }
 
-// TestNodeSelector: whoever put the file on the node meant that node.
+// TestNodeSelector: nodeSelectors in the file are ignored, because the file is for its node.
 func TestNodeSelector(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pools")
 	write(t, path, fast+"  nodeSelector: {rack: '7'}\n")
@@ -258,7 +258,7 @@ func TestNodeSelector(t *testing.T) {
 	}
 }
 
-// TestAdapt: whoever opens the file completes its DevicePools, or refuses them.
+// TestAdapt: the program that opens the file can complete its DevicePools, or refuse them.
 func TestAdapt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pools")
 	write(t, path, fast)
@@ -281,7 +281,7 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-// TestNoFile: without a file, only the API server declares something.
+// TestNoFile: without a file, only the API server has declarations.
 func TestNoFile(t *testing.T) {
 	var none *File
 	if err := none.Run(t.Context()); err != nil {
@@ -298,7 +298,7 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// TestBusyDirectory: a change is seen although something else in the directory changes all the
+// TestBusyDirectory: a change is noticed although another file in the directory changes all the
 // time.
 func TestBusyDirectory(t *testing.T) {
 	dir := t.TempDir()

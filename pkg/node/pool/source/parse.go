@@ -20,9 +20,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 )
 
-// Parse reads declarations: a configuration of sriov-network-device-plugin, whose resources have
-// this prefix where they name none, or documents of kind DevicePool in YAML or JSON. Errors name
-// the entry or document and the field; warnings are about what is left out or changed.
+// Parse parses declarations. They are a configuration of sriov-network-device-plugin, or documents
+// of kind DevicePool in YAML or JSON. resourcePrefix is for resources without a prefix in such a
+// configuration. Errors name the entry or document and the field. Warnings are about parts that are
+// left out or changed.
 func Parse(
 	content []byte, resourcePrefix string,
 ) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
@@ -76,7 +77,8 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 	return out, nil
 }
 
-// parseDocument returns nil for a document that has nothing but white space and comments.
+// parseDocument parses a document. It returns nil if the document has only white space and
+// comments.
 func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 	var written *struct {
 		metav1.TypeMeta
@@ -102,7 +104,8 @@ func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 	}
 
 	for i, selector := range written.Spec.Selectors {
-		// the types do not distinguish it from "isRdma: false", which selects everything on purpose
+		// The Go types cannot distinguish it from "isRdma: false", which selects everything on
+		// purpose.
 		if len(selector) == 0 {
 			return nil, fmt.Errorf("DevicePool %s: spec.selectors[%d]: must have at least one "+
 				"field; isRdma: false selects everything",
@@ -114,7 +117,7 @@ func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 	return &devicePool, pool.Check(devicePool)
 }
 
-// setDefaults sets the fields to which the API server gives a default by the CRD.
+// setDefaults sets the fields to which the API server gives a default, according to the CRD.
 func setDefaults(spec *v1alpha1.DevicePoolSpec) {
 	spec.Publish = cmp.Or(spec.Publish, v1alpha1.PublishDRA)
 	spec.Provision = cmp.Or(spec.Provision, v1alpha1.ProvisionOnPrepare)

@@ -124,7 +124,7 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is accepted has names.
+// FuzzParse: accepted DevicePools have names.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		fast, fast + "---\n" + slow, `{"resourceList": [{"resourceName": "a", "selectors": {}}]}`,

@@ -23,8 +23,8 @@ var (
 	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
-// clean removes the entries of a selector that match no device in sriov-network-device-plugin, as a
-// DevicePool would refuse some of them and match devices by others. matches is false if the whole
+// clean removes the entries of a selector that match no device in sriov-network-device-plugin. A
+// DevicePool would refuse some of them, and match devices by others. matches is false if the whole
 // selector matches nothing.
 func (c *converter) clean(
 	path string, s v1alpha1.FunctionSelector,
@@ -76,7 +76,7 @@ func (c *converter) clean(
 	return s, matches
 }
 
-// like checks entries that are used as they are.
+// like returns a check for entries that are used unchanged.
 func like(right func(string) bool, description string) func(string) (string, error) {
 	return func(text string) (string, error) {
 		if !right(text) {
@@ -95,8 +95,8 @@ func isCanonicalAddress(text string) bool {
 	return isAddress(text) && text == strings.ToLower(text)
 }
 
-// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the
-// first is used, and of its indexes only those before the first invalid one.
+// indexed returns a check for entries "name", "name#2" and "name#0-3,7". If several entries have
+// the same name, only the first one is used. Only indexes before the first invalid one are used.
 func indexed(isName func(string) bool) func(string) (string, error) {
 	seen := map[string]bool{}
 	return func(text string) (string, error) {

@@ -29,8 +29,10 @@ type selector struct {
 	v1alpha1.FunctionSelector
 	NeedVhostNet bool `json:"needVhostNet"`
 
-	path    string   // where it is: "resourceList[0].selectors[1]"
-	unknown []string // keys that the device type does not know
+	// path is where the selector is: "resourceList[0].selectors[1]".
+	path string
+	// unknown has the keys that the device type does not know.
+	unknown []string
 }
 
 var (
@@ -38,14 +40,14 @@ var (
 	netKeys = append(slices.Clone(pciKeys), "pfNames", "rootDevices", "linkTypes", "isRdma",
 		"needVhostNet")
 
-	// selectorKeys are the keys that a device type knows.
+	// selectorKeys has the keys that each device type knows.
 	selectorKeys = map[v1alpha1.DeviceType][]string{
 		v1alpha1.DeviceTypeNet: append(slices.Clone(netKeys),
 			"pciAddresses", "acpiIndexes", "ddpProfiles", "pKeys", "vdpaType"),
 		v1alpha1.DeviceTypeAccelerator: append(slices.Clone(pciKeys), "pciAddresses"),
 		v1alpha1.DeviceTypeAuxNet:      append(slices.Clone(netKeys), "auxTypes"),
 	}
-	// selectorObj and selectorObjs are in the plugin's own output; they never had a meaning.
+	// selectorObj and selectorObjs are in the plugin's own output, and never had a meaning.
 	resourceKeys = []string{
 		"resourcePrefix", "resourceName", "deviceType", "excludeTopology", "additionalInfo",
 		"selectors",
@@ -53,8 +55,8 @@ var (
 	}
 )
 
-// parseList splits the configuration into the entries of resourceList. A syntax error comes with
-// its line and column.
+// parseList splits the configuration into the entries of resourceList. A syntax error has its line
+// and column.
 func parseList(config []byte) ([]json.RawMessage, error) {
 	var file struct {
 		ResourceList json.RawMessage `json:"resourceList"`
@@ -73,7 +75,7 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 	if file.ResourceList == nil {
 		return nil, errors.New("resourceList: is missing")
 	}
-	// sriov-network-operator writes null for a node that no policy is about.
+	// sriov-network-operator writes null for a node without a policy.
 	if string(file.ResourceList) == "null" {
 		return nil, nil
 	}
@@ -83,7 +85,7 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 	return list, err
 }
 
-// parseResource reads an entry of resourceList, at path. The device type is filled in.
+// parseResource parses an entry of resourceList, at path. It sets the device type if it is missing.
 func parseResource(path string, raw json.RawMessage) (resource, error) {
 	var r resource
 	raw, r.unknown = splitKeys(raw, resourceKeys)
@@ -103,7 +105,7 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	return r, nil
 }
 
-// jsonWords are what values of these kinds are called in JSON. Values of other kinds are objects.
+// jsonWords has the JSON names of values of these kinds. Values of other kinds are objects.
 var jsonWords = map[reflect.Kind]string{
 	reflect.Bool: "true or false", reflect.String: "a string", reflect.Slice: "a list",
 }
@@ -117,8 +119,7 @@ func decode(path string, raw json.RawMessage, out any) error {
 
 	err := json.Unmarshal(raw, out)
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		// The names before the last dot are those of embedded structs, which mean nothing to the
-		// reader.
+		// The names before the last dot are names of embedded structs, which mean nothing to users.
 		field := mismatch.Field[strings.LastIndex(mismatch.Field, ".")+1:]
 		place := cmp.Or(strings.Trim(path+"."+field, "."), "configuration")
 		return fmt.Errorf("%s: must be %s, not %s",
@@ -132,7 +133,7 @@ func decode(path string, raw json.RawMessage, out any) error {
 	return nil
 }
 
-// parseSelectors reads the selectors of the resource at path: one object, or a list of them.
+// parseSelectors parses the selectors of the resource at path: one object, or a list of objects.
 func parseSelectors(path string, r resource) ([]selector, error) {
 	path += ".selectors"
 	var list []json.RawMessage
@@ -164,8 +165,8 @@ func parseSelectors(path string, r resource) ([]selector, error) {
 	return out, nil
 }
 
-// splitKeys returns an object with only its known keys, in their order and whatever their case, and
-// the other keys, sorted. Whatever is not an object is returned unchanged.
+// splitKeys returns an object with only its known keys, in their order and in any case, and the
+// other keys, sorted. Values that are not objects are returned unchanged.
 func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unknown []string) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {

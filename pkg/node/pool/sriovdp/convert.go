@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, such that
-// a node gets the same resources with the same devices.
+// Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, so that a
+// node gets the same resources with the same devices.
 package sriovdp
 
 import (
@@ -20,13 +20,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// DefaultPrefix of resources is that of sriov-network-device-plugin, its flag -resource-prefix.
+// DefaultPrefix is the default prefix of resources in sriov-network-device-plugin, its flag
+// -resource-prefix.
 const DefaultPrefix = "intel.com"
 
 var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 
-// Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a
-// resourceList, even if there is something wrong with it.
+// Is reports whether the text looks like a configuration of sriov-network-device-plugin: JSON with
+// a resourceList, even if it has errors.
 func Is(config []byte) bool {
 	var file struct {
 		ResourceList json.RawMessage `json:"resourceList"`
@@ -38,11 +39,12 @@ func Is(config []byte) bool {
 	return file.ResourceList != nil
 }
 
-// Convert reads a configuration. prefix is that of resources that name none. The DevicePools are in
-// the order of the configuration. A mistake with which sriov-network-device-plugin does not start
-// is an error that names the entry and the field. What it warns of, ignores, or understands in an
-// unexpected way is a warning, which begins with the place:
-// "resourceList[0].selectors[1].pfNames[0]: ..".
+// Convert converts a configuration. prefix is for resources without a prefix. The DevicePools are
+// in the order of the configuration.
+//
+// A mistake with which sriov-network-device-plugin does not start is an error that names the entry
+// and the field. Parts that it warns about, ignores, or understands in an unexpected way are
+// warnings. A warning begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
 func Convert(
 	config []byte, prefix string,
 ) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
@@ -73,17 +75,19 @@ type converter struct {
 	devicePools []v1alpha1.DevicePool
 	warnings    []string
 
-	prefix    string
-	resources map[string]string // where each resource name was first
-	names     map[string]bool   // of DevicePools
+	prefix string
+	// resources has the place of the first use of each resource name.
+	resources map[string]string
+	// names has the names of the DevicePools.
+	names map[string]bool
 }
 
 func (c *converter) warn(path, format string, args ...any) {
 	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
-// convert reads one entry. used is false if sriov-network-device-plugin would drop it before it
-// checks anything.
+// convert converts one entry. used is false if sriov-network-device-plugin would drop the entry
+// before it checks anything.
 func (c *converter) convert(
 	path string, raw json.RawMessage, priority int32,
 ) (used bool, err error) {
@@ -126,7 +130,7 @@ func (c *converter) convert(
 		}
 	}
 
-	// a DevicePool cannot ask for some of its Functions only
+	// A DevicePool cannot ask for this for only some of its Functions.
 	if needVhostNet > 0 && needVhostNet < len(selectors) {
 		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors",
 			name)
@@ -140,7 +144,7 @@ func (c *converter) convert(
 		Priority:   priority,
 		Publish:    v1alpha1.PublishDevicePlugin,
 		Provision:  v1alpha1.ProvisionOnPrepare,
-		// as sriov-cni, which knows no pools, lets every network configuration
+		// like sriov-cni, which knows no pools and allows all fields in every network configuration
 		Allow:        v1alpha1.PrivilegedFields(),
 		DevicePlugin: &r.DevicePluginSpec,
 	})
@@ -191,7 +195,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 	})
 }
 
-// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the
+// poolName derives a DNS label from the name of the resource. If the label is in use, it adds the
 // prefix, and then a number.
 func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	name := label(plugin.ResourceName)
@@ -210,7 +214,8 @@ func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	return name
 }
 
-// label is a text as a DNS label. The text has a letter or digit within its first 63 characters.
+// label converts a text to a DNS label. The text must have a letter or digit within its first 63
+// characters.
 func label(text string) string {
 	text = strings.NewReplacer("_", "-", ".", "-").Replace(strings.ToLower(text))
 	return strings.Trim(text[:min(len(text), validation.DNS1123LabelMaxLength)], "-")

@@ -57,7 +57,8 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestSplitKeys: of keys that differ in the case of letters the last counts, as for encoding/json.
+// TestSplitKeys: if keys differ only in the case of letters, the last one counts, as in
+// encoding/json.
 func TestSplitKeys(t *testing.T) {
 	known, unknown := splitKeys(
 		[]byte(`{"B": [1, {}], "z": 1, "a": "x", "b": null, "A" : 2, "y": 1, "z": 2}`),
@@ -81,8 +82,7 @@ func TestSplitKeys(t *testing.T) {
 	}
 }
 
-// TestNoResources: sriov-network-operator writes such a configuration for a node that no policy is
-// about.
+// TestNoResources: sriov-network-operator writes this configuration for a node without a policy.
 func TestNoResources(t *testing.T) {
 	for _, config := range []string{`{"resourceList": null}`, `{"resourceList": []}`} {
 		if pools, warnings, err := Convert([]byte(config),
@@ -92,8 +92,8 @@ func TestNoResources(t *testing.T) {
 	}
 }
 
-// TestErrors: what makes sriov-network-device-plugin end names the entry, the field and what would
-// be right.
+// TestErrors: if sriov-network-device-plugin would not start, the error names the entry, the field
+// and what would be right.
 func TestErrors(t *testing.T) {
 	for _, tt := range []struct{ config, want string }{
 		{``, `line 1, column 1: is not JSON`},
@@ -146,12 +146,14 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestWarnings: what sriov-network-device-plugin accepts is accepted, and said.
+// TestWarnings: configurations that sriov-network-device-plugin accepts are accepted, with a
+// warning.
 func TestWarnings(t *testing.T) {
 	const other = `{"resourceName": "other", "selectors": {"vendors": ["8086"]}}`
 	for _, tt := range []struct {
 		entry string
-		pools int // beside the other
+		// pools is the number of DevicePools besides the other one.
+		pools int
 		want  []string
 	}{
 		{`{"resourceName": "a", "selectors": {"vendors": "8086"}}`,
@@ -216,7 +218,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestPoolNames: resources whose names differ in what a DNS label cannot say.
+// TestPoolNames: resources get different names if they differ only in characters that a DNS label
+// cannot have.
 func TestPoolNames(t *testing.T) {
 	long := strings.Repeat("x", 63)
 	var entries []string
@@ -252,7 +255,7 @@ func TestIs(t *testing.T) {
 	for config, want := range map[string]bool{
 		`{"resourceList": []}`:            true,
 		`{"RESOURCELIST": 1}`:             true,
-		` {"resourceList": [{"a": 1,}]}`:  true, // no JSON, but nothing else either
+		` {"resourceList": [{"a": 1,}]}`:  true, // no valid JSON, but nothing else either
 		`{"kind": "DevicePool"}`:          false,
 		"kind: DevicePool\nresourceList:": false,
 		`{"kind": "resourceList"}`:        false,
@@ -265,7 +268,7 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// FuzzConvert: what comes out can be used, whatever comes in.
+// FuzzConvert: every DevicePool of a result can be used, for any input.
 func FuzzConvert(f *testing.F) {
 	for _, seed := range []string{
 		`{"resourceList": [{"resourceName": "a_b", "selectors": [{"pfNames": ["ens3f0#0-3,7", "p0"], "rootDevices": ["0000:3b:00.0#1"]}]}]}`,

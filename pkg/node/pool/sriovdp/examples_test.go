@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// resources gives the node's Functions to the pools of a configuration, and returns them by
+// resources assigns the node's Functions to the pools of a configuration, and returns them by
 // resource.
 func resources(t *testing.T, all []function.Function, config string) map[string]string {
 	t.Helper()
@@ -35,14 +35,13 @@ func resources(t *testing.T, all []function.Function, config string) map[string]
 		got[p.ResourceName()] = strings.Join(ids, " ")
 	}
 
-	// A pool without devices has no server, hence no resource.
+	// A pool without devices has no server, and so no resource.
 	maps.DeleteFunc(got, func(_, devices string) bool { return devices == "" })
 	return got
 }
 
-// TestExamples has configurations with the features of those that sriov-network-device-plugin
-// documents, and the resources that it makes of the node. They were worked out by its rules, not by
-// this package.
+// TestExamples has configurations with the features that sriov-network-device-plugin documents, and
+// the resources that it makes of the node. They were derived from its rules, not from this package.
 func TestExamples(t *testing.T) {
 	all := functions(t)
 	for _, tt := range []struct {
@@ -51,7 +50,7 @@ func TestExamples(t *testing.T) {
 		want   map[string]string
 	}{
 		{
-			// As deployments/configMap.yaml: by vendor, device and driver; devices of a virtual
+			// Like deployments/configMap.yaml: by vendor, device and driver. Devices of a virtual
 			// machine are no VFs, so that they have no PF name. mlx5_ib is never bound to a PCI
 			// device.
 			"by driver", `{"resourceList": [
@@ -68,14 +67,14 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/config-file: of one node, written by a program, with keys in other cases.
+			// Like docs/config-file: for one node, written by a program, with keys in other cases.
 			"ranges",
 			`{"resourceList":[{"resourceName":"nics","selectors":{"pfNames":["ens785f0#0-1","ENS785F1#1-9"],"IsRdma":false,
 				"NeedVhostNet":false},"SelectorObj":null}]}`,
 			map[string]string{"intel.com/nics": "0000:3b:01.0 0000:3b:01.1 0000:3b:11.1"},
 		},
 		{
-			// As docs/ddp/e800.
+			// Like docs/ddp/e800.
 			"packages of E800", `{"resourceList": [
 				{"resourceName": "plain", "resourcePrefix": "example.com",
 					"selectors": [{"vendors": ["8086"], "devices": ["1889"], "ddpProfiles": ["ICE OS Default Package"]}]},
@@ -87,14 +86,14 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/ddp/x700, on a node where ddptool, which only X700 cards need, finds no
-			// profile loaded.
+			// Like docs/ddp/x700, on a node where ddptool, which only X700 cards need, finds no
+			// loaded profile.
 			"packages of X700", `{"resourceList": [
 				{"resourceName": "gtp", "selectors": [{"vendors": ["8086"], "devices": ["154c"], "ddpProfiles": ["GTPv1-C/U IPv4/IPv6 payload"]}]}]}`,
 			map[string]string{},
 		},
 		{
-			// As docs/dpdk/configMap-all-nics.yaml: one resource of several kinds.
+			// Like docs/dpdk/configMap-all-nics.yaml: one resource of several kinds.
 			"all NICs",
 			`{"resourceList": [{"resourcePrefix": "example.org", "resourceName": "any", "selectors": [
 				{"vendors": ["15b3"], "devices": ["1016"], "drivers": ["mlx5_core"], "isRdma": true},
@@ -104,7 +103,7 @@ func TestExamples(t *testing.T) {
 				"0000:18:02.1 0000:18:02.2 0000:5e:00.2 0000:5f:00.2 0000:5f:00.3"},
 		},
 		{
-			// As docs/dpdk/configMap-virt.yaml, without the commas that make it no JSON.
+			// Like docs/dpdk/configMap-virt.yaml, without the commas that make it invalid JSON.
 			"virtual machine", `{"resourceList": [
 				{"resourceName": "radio_down", "selectors": [{"drivers": ["vfio-pci"], "pciAddresses": ["0000:00:09.0", "0000:00:0a.0"]}]},
 				{"resourceName": "radio_up", "selectors": [{"drivers": ["vfio-pci"], "pciAddresses": ["0000:00:07.0", "0000:00:08.0"]}]}]}`,
@@ -114,14 +113,14 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/dpdk/configMap.yaml.
+			// Like docs/dpdk/configMap.yaml.
 			"DPDK",
 			`{"resourceList": [{"resourceName": "x710", "selectors": [{"vendors": ["8086"], "devices": ["154c"], "drivers": ["vfio-pci"]}]}]}`,
 			map[string]string{"intel.com/x710": "0000:00:07.0 0000:00:08.0 0000:00:0a.0 " +
 				"0000:18:02.1 0000:18:02.2"},
 		},
 		{
-			// As docs/dpdk/mlnx-dpdk and docs/rdma: an RDMA device that is in a pod counts.
+			// Like docs/dpdk/mlnx-dpdk and docs/rdma. An RDMA device in a pod counts.
 			"RDMA", `{"resourceList": [
 				{"resourcePrefix": "example.com", "resourceName": "cx4", "selectors": {"vendors": ["15b3"], "devices": ["1016"], "drivers": ["mlx5_core"], "isRdma": true}},
 				{"resourcePrefix": "example.com", "resourceName": "cx45", "selectors": [{"vendors": ["15b3"], "devices": ["1016", "1018"], "drivers": ["mlx5_core"], "isRdma": true}]},
@@ -132,7 +131,7 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/vdpa, without the brace that makes it no JSON.
+			// Like docs/vdpa, without the brace that makes it invalid JSON.
 			"vDPA", `{"resourceList": [
 				{"resourceName": "by_virtio", "selectors": [{"vendors": ["15b3"], "devices": ["101e"], "drivers": ["mlx5_core"], "vdpaType": "virtio"}]},
 				{"resourceName": "by_vhost", "selectors": [{"vendors": ["15b3"], "devices": ["101e"], "drivers": ["mlx5_core"], "vdpaType": "vhost"}]}]}`,
@@ -141,7 +140,7 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/subfunctions: an SF has the ids and the driver of its PF.
+			// Like docs/subfunctions. An SF has the ids and the driver of its PF.
 			"subfunctions", `{"resourceList": [
 				{"resourceName": "bf2_sf", "resourcePrefix": "example.com", "deviceType": "auxNetDevice",
 					"selectors": [{"vendors": ["15b3"], "devices": ["a2d6"], "drivers": ["mlx5_core"], "pfNames": ["p0#1-5"], "auxTypes": ["sf"]}]},
@@ -155,8 +154,8 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As the README: everything at once, so that what a pool takes is missing in the pools
-			// below.
+			// Like the README: everything at once, so that a Function of one pool is missing in the
+			// pools below it.
 			"everything", `{"resourceList": [
 				{"resourceName": "nics", "selectors": [{"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["iavf"]}]},
 				{"resourceName": "dpdk", "selectors": [{"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["vfio-pci"],
@@ -174,7 +173,7 @@ func TestExamples(t *testing.T) {
 				"intel.com/vhost":      "0000:af:00.3",
 				"intel.com/fpga":       "0000:65:00.0",
 				"intel.com/token":      "0000:00:07.0 0000:00:08.0 0000:00:0a.0 0000:18:02.2",
-				// p0 has SFs but no VFs, and eno1 is the node's own.
+				// p0 has SFs but no VFs, and eno1 is used by the node.
 				"intel.com/rest": "0000:03:00.0 0000:19:00.1 0000:5e:00.2 0000:5e:00.3 " +
 					"0000:5f:00.2 0000:5f:00.3 0000:86:02.0 0000:af:00.2 0000:af:00.4",
 			},
@@ -190,7 +189,7 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// A PF never matches its own name; pools without devices are no resources.
+			// A PF never matches its own name. Pools without devices are no resources.
 			"quirks", `{"resourceList": [
 				{"resourceName": "pf", "selectors": [{"pfNames": ["eno2"]}]},
 				{"resourceName": "first-entry", "selectors": [{"pfNames": ["ens785f0#3", "ens785f0#0"]}]},
@@ -210,7 +209,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestOptions: the first selector that matches says what goes with a device.
+// TestOptions: the first selector that matches determines the options of a device.
 func TestOptions(t *testing.T) {
 	devicePools, _, err := Convert([]byte(`{"resourceList": [{"resourceName": "r", "selectors": [
 		{"devices": ["1016", "1018"], "isRdma": true}, {"devices": ["1016"]}, {"devices": ["101e"], "vdpaType": "vhost"}, {"devices": ["101e"]}]}]}`), DefaultPrefix)

@@ -25,7 +25,7 @@ type device struct {
 	driver  string
 	netdev  string
 	typ     string // link type of the netdev, "1" if empty
-	rdma    string // RDMA device; "-" is one that is in a pod
+	rdma    string // RDMA device; "-" for one in a pod
 	pkey    string
 	vdpa    string // driver of a vDPA device
 	acpi    string
@@ -33,9 +33,9 @@ type device struct {
 	sfs     []device // address is the sfnum
 }
 
-// node is a node with a card of every kind that the examples are about.
+// node is a node with a card of every kind that the examples use.
 var node = []device{
-	// The node's own NIC, and the one beside it.
+	// The node's own NIC, and the one next to it.
 	{address: "0000:19:00.0", ids: "8086:1533", driver: "igb", netdev: "eno1", acpi: "1"},
 	{address: "0000:19:00.1", ids: "8086:1533", driver: "igb", netdev: "eno2", acpi: "2"},
 	// A NIC without a driver.
@@ -47,7 +47,7 @@ var node = []device{
 		{address: "0000:18:02.2", ids: "8086:154c", driver: "vfio-pci"},
 		{address: "0000:18:02.3", ids: "8086:154c"},
 	}},
-	// Intel E810, two ports. The second VF of each is in a pod.
+	// Intel E810, two ports. The second VF of each port is in a pod.
 	{address: "0000:3b:00.0", ids: "8086:1592", driver: "ice", netdev: "ens785f0", vfs: []device{
 		{address: "0000:3b:01.0", ids: "8086:1889", driver: "iavf", netdev: "ens785f0v0",
 			rdma: "irdma0"},
@@ -109,14 +109,14 @@ var node = []device{
 	// Accelerators.
 	{address: "0000:65:00.0", class: "12", ids: "8086:0d90", driver: "vfio-pci"},
 	{address: "0000:65:00.1", class: "12", ids: "8086:0d90"},
-	// What a virtual machine got.
+	// A device in a virtual machine.
 	{address: "0000:00:07.0", ids: "8086:154c", driver: "vfio-pci"},
 	{address: "0000:00:08.0", ids: "8086:154c", driver: "vfio-pci"},
 	{address: "0000:00:09.0", ids: "8086:154c", driver: "iavf", netdev: "ens9"},
 	{address: "0000:00:0a.0", ids: "8086:154c", driver: "vfio-pci"},
 }
 
-// sysfs is a directory that looks like the kernel's.
+// sysfs is a directory that looks like the kernel's sysfs.
 type sysfs struct {
 	t    testing.TB
 	root string
@@ -176,7 +176,7 @@ func (s sysfs) pci(d device) {
 	}
 
 	for _, sf := range d.sfs {
-		// The kernel counts auxiliary devices; that there is no relation to the sfnum is usual.
+		// The kernel counts auxiliary devices. Their numbers are usually not related to the sfnum.
 		name := fmt.Sprintf("mlx5_core.sf.%s%s", d.address[5:7], sf.address)
 		s.link("bus/auxiliary/devices/"+name, "../../../"+dir+"/"+name)
 		s.file(dir+"/"+name+"/sfnum", sf.address)
@@ -215,7 +215,7 @@ func (s sysfs) common(dir string, d device) {
 	}
 }
 
-// functions are those of the node, whose default route goes over eno1.
+// functions returns the Functions of the node, whose default route goes through eno1.
 func functions(t testing.TB) []function.Function {
 	t.Helper()
 	s := sysfs{t, t.TempDir()}
