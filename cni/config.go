@@ -20,17 +20,16 @@ import (
 const pluginName = "xpu-cni"
 
 const (
-	// addTimeout is how long ADD may take if the configuration does not say it: half of what the
+	// addTimeout limits an ADD if the configuration has no timeout. It is half of the time that the
 	// kubelet gives the runtime for a pod's sandbox with all of its networks. The rest is for
 	// undoing a network that failed.
 	addTimeout = 2 * time.Minute
-	// maxTimeout is the longest that a configuration may say, more than any runtime waits.
+	// maxTimeout is the longest timeout of a configuration. It is longer than any runtime waits.
 	maxTimeout = 10 * time.Minute
-	// maxDetails bounds an error about a network configuration, in bytes: it has what a tenant
-	// wrote, and becomes a pod's event.
+	// maxDetails limits an error about a network configuration, in bytes, because the error quotes
+	// text of a tenant and becomes a pod's event.
 	maxDetails = 4096
-	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin
-	// may.
+	// askTimeout limits any other command of the agent, and each command of the IPAM plugin.
 	askTimeout = 30 * time.Second
 )
 
@@ -44,25 +43,24 @@ type config struct {
 	IPAM          types.IPAM    `json:"ipam"`    // empty for an interface without addresses
 	Timeout       time.Duration `json:"timeout"` // of ADD
 	RuntimeConfig struct {
-		// the runtime wants the device's description there; may be empty
+		// DeviceInfoFile is where the runtime expects the device's description; may be empty.
 		DeviceInfoFile string `json:"CNIDeviceInfoFile"`
 	} `json:"runtimeConfig"`
 }
 
-// site is what the node and the runtime say about a command, and what a network configuration must
-// agree with.
+// site has the values of the node and the runtime with which a network configuration must agree.
 type site struct {
 	Paths
 	deviceInfoDir string
 	containerID   string // "" for GC and STATUS
 }
 
-// interfaceFirst says that the interface must be in the pod before the IPAM plugin runs: DHCP works
-// over it.
+// interfaceFirst reports whether the interface must be in the pod before the IPAM plugin runs,
+// because DHCP uses it.
 func (c config) interfaceFirst() bool { return c.IPAM.Type == "dhcp" }
 
-// parseConfig reads a network configuration. The error is a [types.Error] that names everything
-// that is wrong. Fields that are missing or wrong get their defaults.
+// parseConfig parses a network configuration. The error is a [types.Error] that names everything
+// that is wrong. Fields that are missing or invalid get their defaults.
 func parseConfig(data []byte, here site) (config, error) {
 	c := config{Timeout: addTimeout}
 	fields := struct {
@@ -71,22 +69,23 @@ func parseConfig(data []byte, here site) (config, error) {
 		Timeout any `json:"timeout"`
 	}{config: &c}
 
-	errs := []error{json.Unmarshal(data, &fields)} // which skips fields of a wrong type
+	errs := []error{json.Unmarshal(data, &fields)} // skips fields of a wrong type
 
 	if fields.Timeout != nil {
 		text, _ := fields.Timeout.(string)
 		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 || c.Timeout > maxTimeout {
 			errs = append(errs,
-				fmt.Errorf(`timeout: %.64v is not a duration; write it like "90s", more than 0 and at most %s`,
-					fields.Timeout, maxTimeout))
+				fmt.Errorf(`timeout: %.64v is not a duration; write it like "90s", more than 0 and `+
+					`at most %s`, fields.Timeout, maxTimeout))
 			c.Timeout = addTimeout
 		}
 	}
 
 	c.Name = c.Name[:min(len(c.Name), maxNetwork)] // for errors and files
-	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0")   // what no version means in the specification
-	errs = append(errs, here.same("socket", fields.Socket, here.Socket),
-		here.same("spoolDir", fields.SpoolDir, here.SpoolDir))
+	// a missing version means 0.1.0 in the specification
+	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0")
+	errs = append(errs, here.checkPath("socket", fields.Socket, here.Socket),
+		here.checkPath("spoolDir", fields.SpoolDir, here.SpoolDir))
 	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
 
 	if err := errors.Join(errs...); err != nil {
@@ -99,8 +98,8 @@ func parseConfig(data []byte, here site) (config, error) {
 	return c, nil
 }
 
-// same refuses a path of a network configuration that is not the node's.
-func (site) same(field, path, nodes string) error {
+// checkPath refuses a path of a network configuration that is not the node's.
+func (site) checkPath(field, path, nodes string) error {
 	if path == "" || path == nodes {
 		return nil
 	}
@@ -110,7 +109,7 @@ func (site) same(field, path, nodes string) error {
 }
 
 // checkIPAM refuses an IPAM plugin that is a path, and the shim itself, which would run itself
-// without end. It removes both.
+// without end. It removes both from the configuration.
 func (c *config) checkIPAM() (err error) {
 	switch {
 	case c.IPAM.Type == wire.IPAM:
@@ -128,9 +127,9 @@ func (c *config) checkIPAM() (err error) {
 	return err
 }
 
-// checkDeviceInfoFile refuses, and removes, a file outside the directory for descriptions, and one
-// that may belong to another container. Multus names the file by network, container ID and
-// interface.
+// checkDeviceInfoFile refuses a file outside the directory for descriptions, and a file that may
+// belong to another container. It removes both from the configuration. Multus names the file by
+// network, container ID and interface.
 func (c *config) checkDeviceInfoFile(here site) (err error) {
 	file := c.RuntimeConfig.DeviceInfoFile
 	switch {

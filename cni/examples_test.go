@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// networkList is a network configuration as people write it: one plugin, or a list of them.
+// networkList is a network configuration as users write it: one plugin, or a list of plugins.
 type networkList struct {
 	CNIVersion string           `json:"cniVersion"`
 	Name       string           `json:"name"`
@@ -27,7 +27,7 @@ type networkList struct {
 	Plugins    []map[string]any `json:"plugins"`
 }
 
-// examples are the network configurations in the examples' files, by file and name.
+// examples returns the network configurations in the files with examples, by file and name.
 func examples(t *testing.T) map[string][]byte {
 	t.Helper()
 	files, err := filepath.Glob("examples/*")
@@ -82,7 +82,7 @@ func examples(t *testing.T) map[string][]byte {
 	return configs
 }
 
-// TestExamples: the shim takes them, and they use fields that the reference has.
+// TestExamples: the shim accepts the examples, and they use documented fields.
 func TestExamples(t *testing.T) {
 	documented := documentedFields(t)
 	found := examples(t)
@@ -132,7 +132,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestReferenceHasEveryField of those that the shim itself reads.
+// TestReferenceHasEveryField: the fields that the shim itself reads are documented.
 func TestReferenceHasEveryField(t *testing.T) {
 	documented := documentedFields(t)
 	for field := range reflect.TypeFor[config]().Fields() {
@@ -142,8 +142,8 @@ func TestReferenceHasEveryField(t *testing.T) {
 	}
 }
 
-// documentedFields are the names that begin rows of the reference's tables; of "runtimeConfig.mac"
-// that is the part before the dot, too.
+// documentedFields returns the names at the beginning of rows of the reference's tables. For
+// "runtimeConfig.mac" it also returns the part before the dot.
 func documentedFields(t *testing.T) []string {
 	t.Helper()
 	data, err := os.ReadFile("../docs/reference/xpu-cni.md")

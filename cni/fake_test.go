@@ -26,7 +26,7 @@ import (
 // now is the clock of tests.
 var now = time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 
-// diary is the order in which the agent and the IPAM plugin were asked: one line for each command,
+// diary records the order of the calls of the agent and the IPAM plugin: one line for each command,
 // "agent ADD" or "ipam DEL". It is a file because IPAM plugins are processes.
 type diary struct{ path string }
 
@@ -53,7 +53,7 @@ func (d diary) lines(t testing.TB) []string {
 	return strings.Split(strings.TrimSpace(string(data)), "\n")
 }
 
-// fakeAgent serves the agent's socket. What it answers is up to the test.
+// fakeAgent serves the agent's socket. The test determines its answers.
 type fakeAgent struct {
 	t      testing.TB
 	socket string
@@ -64,8 +64,8 @@ type fakeAgent struct {
 	requests []wire.Request
 }
 
-// startAgent starts an agent that answers every request by a function; a nil answer closes the
-// connection without one.
+// startAgent starts an agent that answers every request with answer. A nil reply closes the
+// connection without a reply.
 func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent {
 	t.Helper()
 	f := newAgent(t)
@@ -87,7 +87,7 @@ func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent 
 	return f
 }
 
-// newAgent is an agent that is away until it is started.
+// newAgent returns an agent that does not run until it is started.
 func newAgent(t testing.TB) *fakeAgent {
 	t.Helper()
 	dir := must.SocketDir(t)
@@ -136,7 +136,7 @@ func (f *fakeAgent) handle(conn net.Conn) {
 	f.serve(conn, request)
 }
 
-// asked are the requests for a command so far.
+// asked returns the requests for a command so far.
 func (f *fakeAgent) asked(command wire.Command) []wire.Request {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
@@ -151,8 +151,8 @@ func (f *fakeAgent) asked(command wire.Command) []wire.Request {
 	return asked
 }
 
-// attached is the answer of an agent where everything works: the interface, with the addresses of
-// the IPAM plugin.
+// attached returns the answer of an agent that succeeds: the interface, with the addresses of the
+// IPAM plugin.
 func attached(request wire.Request) *wire.Reply {
 	switch request.Command {
 	case wire.Add, wire.Address:
@@ -188,7 +188,7 @@ func fails(code uint, msg string) *wire.Reply {
 	return &wire.Reply{Error: &types.Error{Code: code, Msg: msg}}
 }
 
-// except is [attached] but for one command.
+// except returns a function that is [attached] for all commands but one.
 func except(command wire.Command, reply *wire.Reply) func(wire.Request) *wire.Reply {
 	return func(request wire.Request) *wire.Reply {
 		if request.Command == command {
@@ -215,30 +215,32 @@ func ipamPlugin(t testing.TB, name string, notes diary, body string) (dir string
 	return dir
 }
 
-// gives is the body of an IPAM plugin that has a result for ADD.
+// gives returns the body of an IPAM plugin that has a result for ADD.
 func gives(result string) string {
 	return "[ $CNI_COMMAND != ADD ] || echo '" + result + "'"
 }
 
-// refuses is the body of an IPAM plugin that fails one command.
+// refuses returns the body of an IPAM plugin that fails for one command.
 func refuses(command, otherwise string) string {
 	return "if [ $CNI_COMMAND = " + command + " ]; then echo '" +
 		`{"cniVersion":"1.1.0","code":100,"msg":"no","details":"why not"}` +
 		"'; exit 1; fi\n" + otherwise
 }
 
-// shim is one network configuration and what the runtime says about it.
+// shim has one network configuration and the runtime's arguments for it.
 type shim struct {
 	stdout, stderr bytes.Buffer
 	config         map[string]any
 	args           skel.CmdArgs
 	socket, spool  string
 	pathsError     error
-	devices        string       // where descriptions of devices may be
-	ahead          atomic.Int64 // how far the clock is ahead of now, in ns
+	// devices is the directory for descriptions of devices.
+	devices string
+	// ahead is how far the clock is ahead of now, in ns.
+	ahead atomic.Int64
 }
 
-// newShim is a shim for an agent.
+// newShim returns a shim for an agent.
 func newShim(t testing.TB, f *fakeAgent) *shim {
 	dir := t.TempDir()
 	spool := filepath.Join(dir, "state", "spool")
@@ -255,7 +257,7 @@ func newShim(t testing.TB, f *fakeAgent) *shim {
 	}
 }
 
-// withIPAM has the shim run an IPAM plugin that is in a directory.
+// withIPAM makes the shim run an IPAM plugin in the directory.
 func (s *shim) withIPAM(plugin, dir string) *shim {
 	s.config["ipam"] = map[string]any{"type": plugin}
 	s.args.Path = dir
@@ -267,7 +269,7 @@ func (s *shim) set(field string, value any) *shim {
 	return s
 }
 
-// run does one command.
+// run runs one command.
 func (s *shim) run(t testing.TB, command func(skel.CNIFuncs) func(*skel.CmdArgs) error) error {
 	t.Helper()
 	config, err := json.Marshal(s.config)
@@ -308,7 +310,7 @@ func (s *shim) status(t testing.TB) error {
 	return s.run(t, func(f skel.CNIFuncs) func(*skel.CmdArgs) error { return f.Status })
 }
 
-// spooled are the requests in the spool by the names of their files.
+// spooled returns the requests in the spool by the names of their files.
 func (s *shim) spooled(t testing.TB) map[string]wire.Request {
 	t.Helper()
 	return spooled(t, s.spool)

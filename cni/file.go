@@ -16,13 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255
-// bytes. Networks whose names begin alike replace each other's GC, which the runtime repeats.
+// maxNetwork is how many bytes of a network's name are used in the name of a file, which may have
+// 255 bytes. Networks whose names are equal up to this length replace each other's GC, which the
+// runtime repeats.
 const maxNetwork = 200
 
-// spool leaves a request for an agent that is away. A request that is repeated has the same name
-// and replaces the one before. Neither a container ID nor the name of an interface or of a network
-// may have a colon.
+// spool leaves a request for an agent that does not run. A repeated request has the same file name
+// and replaces the earlier one. The parts of the name are separated by colons, which neither a
+// container ID nor the name of an interface or of a network can contain.
 func (c call) spool(request wire.Request) (path string, err error) {
 	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
 	if request.Command == wire.GC {
@@ -47,7 +48,7 @@ func (c call) spool(request wire.Request) (path string, err error) {
 	return path, nil
 }
 
-// checkSpool refuses a directory that is not private, as the agent's is.
+// checkSpool refuses a directory that is not private, because the agent's directory is.
 func checkSpool(dir string) error {
 	info, err := os.Lstat(dir)
 	switch {
@@ -90,7 +91,7 @@ func (c call) removeDeviceInfo(context.Context) error {
 	return nil
 }
 
-// replace writes a file in one step, so that it is whole even if the machine loses power.
+// replace writes a file atomically, so that it is complete even after a loss of power.
 func replace(path string, data []byte, mode fs.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
@@ -110,7 +111,8 @@ func replace(path string, data []byte, mode fs.FileMode) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// makeDir makes a directory and its missing parents, so that they are there after a loss of power.
+// makeDir creates a directory and its missing parents, so that they exist even after a loss of
+// power.
 func makeDir(dir string, mode fs.FileMode) error {
 	err := os.Mkdir(dir, mode)
 	if errors.Is(err, fs.ErrNotExist) {

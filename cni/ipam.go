@@ -20,11 +20,11 @@ import (
 )
 
 // killAfter is how long an IPAM plugin has from SIGTERM to SIGKILL. A plugin that is killed while
-// it writes its files may leave an address that belongs to nobody.
+// it writes its files may leave an address that no interface has.
 const killAfter = 5 * time.Second
 
 // requestAddresses returns the IPAM plugin's result in the version of the configuration; nil
-// without a plugin. On an error the plugin may have reserved something.
+// without a plugin. After an error the plugin may have reserved addresses.
 func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if c.config.IPAM.IsEmpty() {
 		return nil, nil
@@ -52,9 +52,9 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	return json.Marshal(converted)
 }
 
-// tellIPAM returns the step that runs a command of the IPAM plugin that has no result. Without a
+// ipamStep returns the step that runs a command of the IPAM plugin without a result. Without a
 // plugin it does nothing.
-func (c call) tellIPAM(command string) step {
+func (c call) ipamStep(command string) step {
 	return func(ctx context.Context) error {
 		if c.config.IPAM.IsEmpty() {
 			return nil
@@ -64,11 +64,11 @@ func (c call) tellIPAM(command string) step {
 	}
 }
 
-// runIPAM executes the IPAM plugin by section 4 of the CNI specification and returns what it
-// printed. The error is a [types.Error], with the plugin's code where it gave one.
+// runIPAM executes the IPAM plugin according to section 4 of the CNI specification, and returns its
+// output. The error is a [types.Error], with the plugin's code if it has one.
 //
 // Package invoke of containernetworking/cni is not used: it links OpenTelemetry and net/http, a
-// third of the shim's size, and waits without limit for a plugin whose children hold its output
+// third of the shim's size, and waits without limit for a plugin whose children keep its output
 // open.
 func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	path, err := c.findIPAM()

@@ -17,28 +17,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// maxPathsFile bounds the file of [ReadPaths], in bytes. It has two paths.
+// maxPathsFile limits the file of [ReadPaths], in bytes. It has two paths.
 const maxPathsFile = 16 << 10
 
-// Paths say where a node's agent is. They belong to the node: a network configuration comes from a
-// tenant, and the shim may write everywhere.
+// Paths says where a node's agent is. It belongs to the node, and not to a network configuration,
+// because a network configuration comes from a tenant, and the shim may write everywhere.
 type Paths struct {
-	Socket string `json:"socket,omitempty"` // where the agent listens; absolute
-	// where requests for an agent that is away are left; absolute
+	// Socket is where the agent listens; absolute.
+	Socket string `json:"socket,omitempty"`
+	// SpoolDir is where requests are left for an agent that does not run; absolute.
 	SpoolDir string `json:"spoolDir,omitempty"`
 }
 
-// DefaultPaths are those of an agent without flags.
+// DefaultPaths returns the paths of an agent without flags.
 func DefaultPaths() Paths {
 	return Paths{Socket: wire.DefaultSocket, SpoolDir: wire.DefaultSpoolDir}
 }
 
-// PathsFile is the name of the file for [ReadPaths] that belongs to a shim's binary.
+// PathsFile returns the name of the file for [ReadPaths] that belongs to a shim's binary.
 func PathsFile(binary string) string { return binary + ".json" }
 
-// ReadPaths reads the node's paths from a file with a JSON object. A path that the file leaves out
-// is the default, and so are both without a file. The file must belong to the user that the shim
-// runs as, and nobody else may write it.
+// ReadPaths reads the node's paths from a file with a JSON object. Missing paths, and a missing
+// file, mean the defaults. The file must belong to the user of the shim's process, and must not be
+// writable for other users.
 func ReadPaths(file string) (Paths, error) {
 	content, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,7 +77,7 @@ func ReadPaths(file string) (Paths, error) {
 	return paths, nil
 }
 
-// parsePaths reads the content of the file.
+// parsePaths parses the content of the file.
 func parsePaths(text []byte) (Paths, error) {
 	if len(text) > maxPathsFile {
 		return Paths{}, fmt.Errorf("has more than %d bytes", maxPathsFile)

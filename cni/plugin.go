@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once
-// for each CNI command: it asks the IPAM plugin for addresses, passes the command to the agent in
-// one request over a unix socket, and passes the reply back. It knows nothing of devices, and the
-// agent has all state. While the agent is away, the shim leaves DELs and GCs as files in the spool
-// directory.
+// Package cni implements xpu-cni, the shim between a container runtime and the node's agent. The
+// shim runs once for each CNI command: it asks the IPAM plugin for addresses, sends the command to
+// the agent in one request over a unix socket, and returns the agent's reply. It does not know
+// devices, and keeps no state. If the agent does not run, the shim leaves DELs and GCs as files in
+// the spool directory.
 package cni
 
 import (
@@ -28,36 +28,39 @@ import (
 // k8snetworkplumbingwg).
 const DefaultDeviceInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
-// Plugin does CNI commands. Its errors are [types.Error]s.
+// Plugin runs CNI commands. Its errors are [types.Error]s.
 type Plugin struct {
-	// DeviceInfoDir is the one directory in which files that runtimeConfig.CNIDeviceInfoFile names
-	// are written and removed: anybody who may write a NetworkAttachmentDefinition may write a path
-	// into it.
+	// DeviceInfoDir is the only directory in which files named by runtimeConfig.CNIDeviceInfoFile
+	// are written and removed, because every user who may write a NetworkAttachmentDefinition may
+	// write a path into it.
 	DeviceInfoDir string
-	// Paths says where the node's agent is. It is called once for each command.
+	// Paths returns where the node's agent is. It is called once for each command.
 	Paths func() (Paths, error)
 
-	Stdout io.Writer // takes the result of ADD
-	// takes messages for people: those of IPAM plugins, and that a request was spooled
+	// Stdout receives the result of ADD.
+	Stdout io.Writer
+	// Stderr receives messages for people: messages of IPAM plugins, and messages about spooled
+	// requests.
 	Stderr io.Writer
-	Now    func() time.Time // dates the requests to the agent
-	// Asked dates them by the time since the boot; nil for not at all.
+	// Now returns the time of requests to the agent.
+	Now func() time.Time
+	// Asked returns their time since the boot. If it is nil, requests do not have it.
 	Asked func() uptime.Moment
 }
 
-// Funcs are the commands. DEL and GC do not need the agent to be there.
+// Funcs returns the commands. DEL and GC succeed even if the agent does not run.
 func (p Plugin) Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{
 		Add: p.strict(call.add),
 		Del: p.del,
 		Check: p.strict(func(c call) error {
-			return all(c.tellIPAM("CHECK"),
-				c.tellAgent(wire.Check))
+			return runAll(c.ipamStep("CHECK"),
+				c.agentStep(wire.Check))
 		}),
-		GC: p.strict(func(c call) error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }),
+		GC: p.strict(func(c call) error { return runAll(c.agentStep(wire.GC), c.ipamStep("GC")) }),
 		Status: p.strict(func(c call) error {
-			return all(c.tellAgent(wire.Status),
-				c.tellIPAM("STATUS"))
+			return runAll(c.agentStep(wire.Status),
+				c.ipamStep("STATUS"))
 		}),
 	}
 }
@@ -70,8 +73,8 @@ type call struct {
 	args   *skel.CmdArgs
 }
 
-// newCall reads what a command is about. wrong says what is wrong with the network configuration,
-// and does not keep the call from going on with the rest.
+// newCall reads the input of a command. wrong says what is wrong with the network configuration.
+// The call can be used without the invalid parts.
 func (p Plugin) newCall(args *skel.CmdArgs) (c call, wrong, err error) {
 	paths, err := p.Paths()
 	if err != nil {
@@ -82,7 +85,7 @@ func (p Plugin) newCall(args *skel.CmdArgs) (c call, wrong, err error) {
 	return call{p, paths, config, args}, wrong, nil
 }
 
-// strict makes a command that refuses a network configuration with a mistake.
+// strict returns a command that refuses an invalid network configuration.
 func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
 		c, wrong, err := p.newCall(args)
@@ -93,8 +96,8 @@ func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	}
 }
 
-// del gives an interface and its addresses back. It uses what it understands of the configuration:
-// ADD has failed with the same configuration, and the runtime would repeat for ever a DEL that
+// del releases an interface and its addresses. It uses the valid parts of the configuration,
+// because ADD has failed with an invalid one, and the runtime would repeat for ever a DEL that
 // refuses it too.
 func (p Plugin) del(args *skel.CmdArgs) error {
 	c, wrong, err := p.newCall(args)
@@ -107,14 +110,14 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	}
 
 	if c.config.interfaceFirst() {
-		return all(c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
+		return runAll(c.ipamStep("DEL"), c.agentStep(wire.Del), c.removeDeviceInfo)
 	}
 
-	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
+	return runAll(c.agentStep(wire.Del), c.ipamStep("DEL"), c.removeDeviceInfo)
 }
 
-// add attaches an interface and prints the result. On an error it undoes what the IPAM plugin and
-// the agent did.
+// add attaches an interface and prints the result. After an error it undoes what the IPAM plugin
+// and the agent did.
 func (c call) add() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
@@ -147,12 +150,12 @@ func (c call) addressAndAttach(ctx context.Context) (result types.Result, err er
 	if err == nil {
 		result, err = c.attach(ctx, addresses)
 	} else if reply, notAttached := c.ask(ctx, c.request(wire.Result, nil)); notAttached == nil {
-		return c.result(reply, nil) // ADD was done before; its addresses are in use
+		return c.result(reply, nil) // this ADD was done before, and its addresses are in use
 	}
 
 	if err != nil {
-		// the specification wants it also where the plugin's ADD failed
-		return nil, undo(err, c.tellIPAM("DEL"))
+		// The specification requires DEL even if the plugin's ADD failed.
+		return nil, undo(err, c.ipamStep("DEL"))
 	}
 
 	return result, nil
@@ -169,14 +172,14 @@ func (c call) attachAndAddress(ctx context.Context) (result types.Result, err er
 		result, err = c.result(c.ask(ctx, c.request(wire.Address, addresses)))
 	}
 	if err != nil {
-		return nil, undo(err, c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
+		return nil, undo(err, c.ipamStep("DEL"), c.agentStep(wire.Del), c.removeDeviceInfo)
 	}
 
 	return result, nil
 }
 
-// attach has the agent attach the interface, and writes the description of the device. On an error
-// it undoes that.
+// attach makes the agent attach the interface, and writes the description of the device. After an
+// error it undoes this.
 func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Result, error) {
 	reply, agentErr := c.ask(ctx, c.request(wire.Add, addresses))
 	result, err := c.result(reply, agentErr)
@@ -189,17 +192,17 @@ func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Resu
 
 	// the interface is attached, or may be
 	if agentErr == nil || errors.Is(agentErr, wire.ErrNoReply) {
-		err = undo(err, c.tellAgent(wire.Del))
+		err = undo(err, c.agentStep(wire.Del))
 	}
 
 	return nil, err
 }
 
-// result reads what ask returned: the agent's result in the version of the configuration, or the
-// error for the runtime.
+// result converts the result of ask: it returns the agent's result in the version of the
+// configuration, or the error for the runtime.
 func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if err != nil {
-		return nil, c.explain(err)
+		return nil, c.cniError(err)
 	}
 	if reply.Result == nil {
 		return nil, c.networkError(types.ErrInternal, "xpu-agent gave no result")
@@ -217,10 +220,10 @@ func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	return result, nil
 }
 
-// tellAgent returns the step that asks the agent for a command that has no result. If the agent
-// does not answer, DEL and GC go to the spool, even if the agent may have done them: both may be
+// agentStep returns the step that sends the agent a command without a result. If the agent does not
+// answer, DEL and GC are spooled, even if the agent may have done them, because both can be
 // repeated.
-func (c call) tellAgent(command wire.Command) step {
+func (c call) agentStep(command wire.Command) step {
 	return func(ctx context.Context) error {
 		request := c.request(command, nil)
 		_, err := c.ask(ctx, request)
@@ -237,11 +240,12 @@ func (c call) tellAgent(command wire.Command) step {
 			return c.networkError(types.ErrPluginNotAvailable, err.Error())
 		}
 
-		return c.explain(err)
+		return c.cniError(err)
 	}
 }
 
-// request makes a request. Its date is now: a DEL that undoes an ADD is later than the attachment.
+// request returns a request with the current time, so that a DEL that undoes an ADD is later than
+// the attachment.
 func (c call) request(command wire.Command, addresses json.RawMessage) wire.Request {
 	request := wire.Request{
 		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses,
@@ -260,7 +264,7 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 		request.Config = nil
 		return request
 	case wire.Del:
-		request.Config = nil // whatever is in it, the interface is given back
+		request.Config = nil // the interface is released, whatever the configuration is
 	}
 
 	request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
@@ -272,12 +276,13 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 	return request
 }
 
-// maxDelArgs is how many bytes of CNI_ARGS a DEL may have. The agent only logs the pod's name of
-// it.
+// maxDelArgs is how many bytes of CNI_ARGS a DEL may have. The agent only needs them to log the
+// pod's name.
 const maxDelArgs = 64 << 10
 
-// gcConfig is what the agent needs of a network configuration for GC, so that nothing else makes
-// the request too large. Data that is no configuration stays as it is, for the agent's error.
+// gcConfig returns the fields of a network configuration that the agent needs for GC, because the
+// whole configuration may be too large for a request. Data that is no configuration is returned
+// unchanged, so that the agent reports the error.
 func gcConfig(data []byte) json.RawMessage {
 	var needed struct {
 		CNIVersion string          `json:"cniVersion,omitempty"`
@@ -297,7 +302,7 @@ func gcConfig(data []byte) json.RawMessage {
 	return text
 }
 
-// ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of
+// ask sends the agent a request. The error is the agent's error, as a [types.Error], or an error of
 // [wire.Call].
 func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error) {
 	reply, err := wire.Call(ctx, c.paths.Socket, request)
@@ -311,8 +316,8 @@ func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error)
 	return reply, nil
 }
 
-// explain makes an error of ask one for the runtime.
-func (c call) explain(err error) error {
+// cniError converts an error of ask to an error for the runtime.
+func (c call) cniError(err error) error {
 	switch {
 	case err == nil || errors.As(err, new(*types.Error)):
 		return err
@@ -322,7 +327,8 @@ func (c call) explain(err error) error {
 	return c.networkError(types.ErrInvalidNetworkConfig, err.Error()) // it cannot be sent
 }
 
-// unanswered says that the agent did not answer, or not in a version that the shim understands.
+// unanswered reports whether the agent did not answer, or answered in a version that the shim does
+// not understand.
 func unanswered(err error) bool {
 	return errors.Is(err, wire.ErrAway) || errors.Is(err, wire.ErrNoReply) ||
 		errors.Is(err, wire.ErrVersion)
@@ -335,9 +341,9 @@ func (c call) networkError(code uint, details string) error {
 // step is a part of a command. It has [askTimeout].
 type step func(context.Context) error
 
-// all takes every step, whether or not those before succeeded. The error is the first one; its
-// details name the others.
-func all(steps ...step) (failure error) {
+// runAll runs every step, whether or not the steps before succeeded. It returns the first error,
+// and adds the others to its details.
+func runAll(steps ...step) (failure error) {
 	for _, next := range steps {
 		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 		err := next(ctx)
@@ -350,15 +356,15 @@ func all(steps ...step) (failure error) {
 	return failure
 }
 
-// undo takes every step after a failure, and returns that failure.
+// undo runs every step after a failure, and returns the failure.
 func undo(failure error, steps ...step) error {
-	if err := all(steps...); err != nil {
+	if err := runAll(steps...); err != nil {
 		return withDetails(failure, "and not all of it is undone: "+err.Error())
 	}
 	return failure
 }
 
-// withDetails adds to the details of an error.
+// withDetails adds text to the details of an error.
 func withDetails(err error, more string) error {
 	e, coded := errors.AsType[*types.Error](err)
 	if !coded {

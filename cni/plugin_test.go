@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// checkCode fails the test unless an error is one of CNI with a code and, in its words, a text.
+// checkCode fails the test unless an error is a CNI error with the code and contains the text.
 func checkCode(t testing.TB, err error, code uint, text string) {
 	t.Helper()
 	var said *types.Error
@@ -74,8 +74,8 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// TestAddInEveryVersion: what the IPAM plugin gives and what the runtime gets are in the version of
-// the configuration, whatever the version of the other side.
+// TestAddInEveryVersion: the IPAM plugin's result for the agent and the result for the runtime are
+// in the version of the configuration, whatever version the other side uses.
 func TestAddInEveryVersion(t *testing.T) {
 	for _, version := range []string{
 		"", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
@@ -141,7 +141,8 @@ func TestAddWithoutIPAM(t *testing.T) {
 func TestAddFails(t *testing.T) {
 	good := gives(oneAddress)
 	for name, test := range map[string]struct {
-		answer func(wire.Request) *wire.Reply // nil for an agent that is away
+		// answer is nil for an agent that does not run.
+		answer func(wire.Request) *wire.Reply
 		ipam   string
 		code   uint
 		text   string
@@ -230,8 +231,8 @@ func TestAddFails(t *testing.T) {
 	}
 }
 
-// TestAddWhoseAgentDies: the agent took the request and is gone. What it did is undone once it is
-// back: the request that says so is of a later time than the attachment.
+// TestAddWhoseAgentDies: the agent received the request and died. Its work is undone once it runs
+// again, because the DEL has a later time than the attachment.
 func TestAddWhoseAgentDies(t *testing.T) {
 	f := newAgent(t)
 	s := newShim(t, f)
@@ -244,8 +245,8 @@ func TestAddWhoseAgentDies(t *testing.T) {
 	}
 }
 
-// TestSpoolDirOfOthers: whoever writes a network configuration must not have files written wherever
-// he wants.
+// TestSpoolDirOfOthers: the author of a network configuration must not be able to have files
+// written anywhere.
 func TestSpoolDirOfOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(dir string) error
@@ -279,7 +280,8 @@ func TestSpoolDirOfOthers(t *testing.T) {
 	}
 }
 
-// TestGCOfALongName: a name may be as long as a file's, which has more than the name.
+// TestGCOfALongName: a network's name may be as long as the name of a file, which has additional
+// parts.
 func TestGCOfALongName(t *testing.T) {
 	s := newShim(t, newAgent(t)).set("name", strings.Repeat("n", 253))
 	if err := s.gc(t); err != nil || len(s.spooled(t)) != 1 {
@@ -287,8 +289,8 @@ func TestGCOfALongName(t *testing.T) {
 	}
 }
 
-// TestDeviceInfoElsewhere: whoever writes a network configuration must not have files written, or
-// removed, wherever he wants.
+// TestDeviceInfoElsewhere: the author of a network configuration must not be able to have files
+// written or removed anywhere.
 func TestDeviceInfoElsewhere(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f)
@@ -305,7 +307,7 @@ func TestDeviceInfoElsewhere(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			_ = os.WriteFile(file, []byte("precious"), 0o600) // not where it is a directory
+			_ = os.WriteFile(file, []byte("precious"), 0o600) // fails if it is a directory
 			s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 			checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "CNIDeviceInfoFile")
 			if err := s.del(t); err != nil {
@@ -341,7 +343,7 @@ func TestAddTakesTooLong(t *testing.T) {
 	})
 	t.Run("IPAM plugin", func(t *testing.T) {
 		f := startAgent(t, attached)
-		// It is asked to end, and can give back what it took.
+		// The plugin receives SIGTERM, and can release its addresses.
 		body := "[ $CNI_COMMAND != ADD ] || { trap 'echo ipam ended >>" + f.diary.path +
 			"; exit 1' TERM; while :; do :; done; }"
 		s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, body)).set("timeout",
@@ -351,8 +353,8 @@ func TestAddTakesTooLong(t *testing.T) {
 	})
 }
 
-// TestSecondAdd: an IPAM plugin that gives a container no second address does not stop a second ADD
-// from having the result of the first, whose addresses stay.
+// TestSecondAdd: if an IPAM plugin refuses to give a container a second address, a second ADD still
+// returns the result of the first one, whose addresses stay.
 func TestSecondAdd(t *testing.T) {
 	first := &wire.Reply{Result: json.RawMessage(oneAddress)}
 	f := startAgent(t, except(wire.Result, first))
@@ -440,7 +442,7 @@ func TestDeviceInfo(t *testing.T) {
 	file := filepath.Join(s.devices, "net-c1_net1")
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 
-	for range 2 { // an ADD that is repeated finds a file
+	for range 2 { // a repeated ADD finds a file
 		if err := s.add(t); err != nil {
 			t.Fatal(err)
 		}
@@ -477,7 +479,7 @@ func TestDeviceInfoThatCannotBeWritten(t *testing.T) {
 func TestDel(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, ""))
-	s.args.Netns = "" // of a container that is gone
+	s.args.Netns = "" // the container is gone
 	if err := s.del(t); err != nil {
 		t.Fatal(err)
 	}
@@ -517,7 +519,7 @@ func TestDelOfWhatAddRefuses(t *testing.T) {
 	}
 }
 
-// TestDelFails: both the agent and the IPAM plugin are told, whichever fails.
+// TestDelFails: DEL calls both the agent and the IPAM plugin, whichever fails.
 func TestDelFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer func(wire.Request) *wire.Reply
@@ -550,7 +552,7 @@ func TestIPAMPluginThatIsNotThere(t *testing.T) {
 	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "IPAM plugin fake")
 }
 
-// away are the ways in which an agent does not take a request.
+// away returns agents that do not accept a request, for different reasons.
 func away(t *testing.T) map[string]*fakeAgent {
 	return map[string]*fakeAgent{
 		"no socket":  newAgent(t),
@@ -659,7 +661,7 @@ func TestGCFails(t *testing.T) {
 	checkDiary(t, f.diary, "agent GC", "ipam GC")
 }
 
-// TestGCWhileTheAgentIsAway: the last list of what is valid is the one that counts.
+// TestGCWhileTheAgentIsAway: the last list of valid attachments counts.
 func TestGCWhileTheAgentIsAway(t *testing.T) {
 	s := newShim(t, newAgent(t))
 	for _, container := range []string{"c1", "c2"} {
@@ -725,8 +727,8 @@ func TestStatusFails(t *testing.T) {
 	checkCode(t, s.status(t), 100, "why not")
 }
 
-// TestHugeConfiguration: what is given back needs nothing of the configuration, and GC only the
-// list of what is valid.
+// TestHugeConfiguration: DEL needs nothing of the configuration, and GC needs only the list of
+// valid attachments.
 func TestHugeConfiguration(t *testing.T) {
 	for name, f := range map[string]*fakeAgent{
 		"agent": startAgent(t, attached), "spool": newAgent(t),
@@ -752,8 +754,8 @@ func TestHugeConfiguration(t *testing.T) {
 	}
 }
 
-// TestPathsAreTheNodes: a tenant's configuration names directories and sockets, and nothing is made
-// or opened there.
+// TestPathsAreTheNodes: nothing is created or opened in directories and sockets that a tenant's
+// configuration names.
 func TestPathsAreTheNodes(t *testing.T) {
 	for _, field := range []string{"socket", "spoolDir", "SpoolDir"} {
 		t.Run(field, func(t *testing.T) {
@@ -855,7 +857,7 @@ func TestDeviceInfoOfAnotherPod(t *testing.T) {
 	}
 }
 
-// TestDHCPPluginThatIsNotThere: what can be refused is refused before the interface is attached.
+// TestDHCPPluginThatIsNotThere: a missing plugin is an error before the interface is attached.
 func TestDHCPPluginThatIsNotThere(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f).withIPAM("dhcp", t.TempDir())
@@ -951,8 +953,8 @@ func FuzzParsePaths(f *testing.F) {
 	})
 }
 
-// FuzzDecodeResult: whatever a plugin prints, it is either refused or can be had in every version
-// that the runtime may ask for, or at least an error says why not.
+// FuzzDecodeResult: any output of a plugin is either refused, or can be converted to every version,
+// or the conversion returns an error.
 func FuzzDecodeResult(f *testing.F) {
 	for _, seed := range []string{
 		oneAddress,

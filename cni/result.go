@@ -13,9 +13,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// DecodeResult reads the result of a plugin. A result that names no version of the specification is
-// in the version given. It refuses lists that have null in them, on which the conversions of
-// containernetworking/cni to other versions panic.
+// DecodeResult decodes the result of a plugin. version is the version of a result that does not
+// name its own. DecodeResult refuses lists that contain null, because the conversions of
+// containernetworking/cni to other versions panic on them.
 func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	var own struct{ CNIVersion string }
 	if err := json.Unmarshal(data, &own); err != nil {
@@ -37,8 +37,8 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 		return nil, err
 	}
 
-	// These are the bytes that Create decodes. Others could have the keys in another order, of
-	// which the last counts.
+	// These are the bytes that Create decodes. The original bytes could have the keys in another
+	// order, and the last one of equal keys counts.
 	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
 	if err := json.Unmarshal(data, &lists); err != nil {
 		return nil, err

@@ -16,13 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// addSocketFlag adds the flag that says where the agent listens for administrators.
+// addSocketFlag adds the flag for the socket at which the agent serves administrators.
 func addSocketFlag(flags *pflag.FlagSet, client *nodestate.Client) {
 	flags.StringVar(&client.Socket, "socket", nodestate.DefaultSocket,
 		filepath.Base(nodestate.DefaultSocket)+" in the directory of --state-dir of the agent")
 }
 
-// stateCommand is what "xpuctl" executes in the agents' pods, as their image has no other program.
+// stateCommand returns the command that "xpuctl" executes in the agents' pods. Their image has no
+// other program.
 func stateCommand() *cobra.Command {
 	var client nodestate.Client
 	cmd := &cobra.Command{
@@ -45,8 +46,8 @@ and prints its answer in JSON. "xpuctl discover --node" and others show it to pe
 	return cmd
 }
 
-// readyCommand is the readiness probe of agents that may share a node, and with it a port, while
-// one replaces the other.
+// readyCommand returns the readiness probe. It uses a socket, because two agents share a node's
+// port while one replaces the other.
 func readyCommand() *cobra.Command {
 	var client nodestate.Client
 	cmd := &cobra.Command{

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 )
 
-// installCommand copies the CNI plugin to where the container runtime looks for it. The image has
-// no shell to do that.
+// installCommand returns the command that copies the CNI plugin to the directory in which the
+// container runtime looks for it. The image has no shell to do this.
 func installCommand() *cobra.Command {
 	var from, to string
 	paths := cni.DefaultPaths()
@@ -51,8 +51,8 @@ func installCommand() *cobra.Command {
 	return cmd
 }
 
-// installPaths writes the file from which the plugin learns where the agent is, and removes it for
-// an agent with the default paths.
+// installPaths writes the file in which the plugin finds the agent's paths, or removes it for an
+// agent with the default paths.
 func installPaths(paths cni.Paths, file string) error {
 	for flag, path := range map[string]string{
 		"--cni-socket": paths.Socket, "--spool-dir": paths.SpoolDir,
@@ -86,14 +86,14 @@ func install(from, dir string) error {
 	return replace(filepath.Join(dir, filepath.Base(from)), binary, 0o755)
 }
 
-// replace writes a file in one step.
+// replace writes a file atomically.
 func replace(path string, content []byte, mode fs.FileMode) error {
-	// The runtime does not take a name with a dot for a plugin.
+	// The runtime does not use files with a leading dot as plugins.
 	target, err := os.CreateTemp(filepath.Dir(path), ".xpu-cni-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(target.Name()) // in vain once it is renamed
+	defer os.Remove(target.Name()) // fails once the file is renamed
 
 	_, err = target.Write(content)
 	if err = errors.Join(err, target.Chmod(mode), target.Sync(), target.Close()); err != nil {

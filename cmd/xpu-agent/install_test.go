@@ -52,7 +52,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestInstallPaths: the plugin reads where the agent is from a file of the node, since network
+// TestInstallPaths: the plugin reads the agent's paths from a file of the node, because network
 // configurations come from tenants.
 func TestInstallPaths(t *testing.T) {
 	file := cni.PathsFile(filepath.Join(t.TempDir(), "xpu-cni"))

@@ -74,7 +74,7 @@ as a DaemonSet; see deploy/.`,
 				return err
 			}
 
-			// The Kubernetes libraries log through these.
+			// The Kubernetes libraries use these loggers.
 			klog.SetLogger(log.WithName("kubernetes"))
 			ctrllog.SetLogger(log.WithName("cache"))
 			if err := o.complete(cmd.Flags().Changed("config-file")); err != nil {
@@ -117,7 +117,7 @@ func ignoreFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// complete checks the flags and sets what depends on them. configFileGiven says whether
+// complete checks the flags and sets values that depend on them. configFileGiven says that
 // --config-file was set, so that the file must exist.
 func (o *options) complete(configFileGiven bool) (err error) {
 	if o.ProvisionTimeout <= 0 {

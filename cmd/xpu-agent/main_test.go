@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// parse reads flags as the program does.
+// parse parses flags as the program does.
 func parse(t *testing.T, args ...string) (*options, error) {
 	t.Helper()
 	var o options
@@ -45,7 +45,7 @@ func TestCompleteRefuses(t *testing.T) {
 }
 
 // TestCompleteDirect: a node needs nothing but the mode, and the flags of
-// sriov-network-device-plugin may stay.
+// sriov-network-device-plugin are accepted.
 func TestCompleteDirect(t *testing.T) {
 	t.Setenv("NODE_NAME", "")
 	o, err := parse(t, "--provisioner=direct", "--log-dir=sriovdp", "--log-level=10",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command xpu-cni is the CNI plugin that gives pods Functions: it passes what the container runtime
-// asks for to the node's xpu-agent.
+// Command xpu-cni is the CNI plugin that gives pods Functions. It sends the requests of the
+// container runtime to the node's xpu-agent.
 package main
 
 import (
@@ -21,11 +21,11 @@ func main() {
 		DeviceInfoDir: cni.DefaultDeviceInfoDir, Paths: paths, Stdout: os.Stdout, Stderr: os.Stderr,
 		Now: time.Now, Asked: asked,
 	}
-	// Without CNI_COMMAND, whatever the arguments, it says what it is.
+	// Without CNI_COMMAND it prints its name and version, whatever the arguments are.
 	skel.PluginMainFuncs(plugin.Funcs(), cniversion.All, "xpu-cni "+version.String())
 }
 
-// paths are those in the file beside this binary.
+// paths returns the paths in the file next to this binary.
 func paths() (cni.Paths, error) {
 	binary, err := os.Executable()
 	if err != nil {
@@ -34,8 +34,8 @@ func paths() (cni.Paths, error) {
 	return cni.ReadPaths(cni.PathsFile(binary))
 }
 
-// asked is the present moment; the zero value where the boot cannot be told, so that the clock
-// decides.
+// asked returns the current moment. It returns the zero value if the boot ID cannot be read, so
+// that the clock is used.
 func asked() uptime.Moment {
 	id, err := uptime.BootID("/proc")
 	if err != nil {

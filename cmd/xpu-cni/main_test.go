@@ -27,10 +27,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// ipamVersion is that of the IPAM plugins of containernetworking/plugins.
+// ipamVersion is the version of the IPAM plugins of containernetworking/plugins.
 const ipamVersion = "v1.9.1"
 
-// built has the directory with the shim as it is shipped and real IPAM plugins. It is for CNI_PATH.
+// built is a directory with the shim as it is shipped and real IPAM plugins. It is for CNI_PATH.
 var built string
 
 func TestMain(m *testing.M) {
@@ -71,7 +71,8 @@ func build(dir string) error {
 	return nil
 }
 
-// TestSize: the shim is copied to every node and started for every interface of every pod.
+// TestSize: the shim must be small, because it is copied to every node and started for every
+// interface of every pod.
 func TestSize(t *testing.T) {
 	info, err := os.Stat(filepath.Join(built, "xpu-cni"))
 	if err != nil {
@@ -82,7 +83,7 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// TestImports: nothing that is large, or that works on devices or clusters.
+// TestImports: the shim imports no package that is large, or that works on devices or clusters.
 func TestImports(t *testing.T) {
 	output, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
@@ -121,8 +122,8 @@ func TestAbout(t *testing.T) {
 	}
 }
 
-// node is an agent that remembers who has which interface, as the real one does, and what one
-// network needs.
+// node is an agent that remembers which container has which interface, like the real one, and the
+// files that one network needs.
 type node struct {
 	t       testing.TB
 	dir     string
@@ -131,11 +132,12 @@ type node struct {
 
 	mutex    sync.Mutex
 	listener net.Listener
-	attached map[string]json.RawMessage // results of ADD by container
+	// attached has the results of ADD by container.
+	attached map[string]json.RawMessage
 	answer   func(wire.Request) *wire.Reply
 }
 
-// startNode starts a node whose networks have addresses by an IPAM plugin.
+// startNode starts a node whose networks have addresses from an IPAM plugin.
 func startNode(t testing.TB, ipam map[string]any) *node {
 	t.Helper()
 	dir := must.SocketDir(t)
@@ -148,7 +150,7 @@ func startNode(t testing.TB, ipam map[string]any) *node {
 func (n *node) socket() string { return filepath.Join(n.dir, "s") }
 func (n *node) spool() string  { return filepath.Join(n.dir, "spool") }
 
-// start lets the agent come, stop lets it go.
+// start starts the agent, and stop stops it.
 func (n *node) start() {
 	n.t.Helper()
 	listener, err := net.Listen("unix", n.socket())
@@ -224,14 +226,14 @@ func (n *node) serve(request wire.Request) wire.Reply {
 	return wire.Reply{}
 }
 
-// on has the agent answer by a function, where that gives an answer.
+// on makes the agent answer with a function, if the function returns an answer.
 func (n *node) on(answer func(wire.Request) *wire.Reply) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.answer = answer
 }
 
-// result is that of an interface with the addresses of the IPAM plugin.
+// result returns the result of an interface with the addresses of the IPAM plugin.
 func result(t testing.TB, request wire.Request) json.RawMessage {
 	fields := map[string]any{"cniVersion": "1.1.0"}
 	if request.IPAM != nil {
@@ -249,14 +251,14 @@ func result(t testing.TB, request wire.Request) json.RawMessage {
 	return data
 }
 
-// attachments is how many containers the agent has.
+// attachments returns the number of containers that the agent has.
 func (n *node) attachments() int {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	return len(n.attached)
 }
 
-// shim is the binary as it is installed on the node, with the file beside it that says where the
+// shim returns the binary as it is installed on the node, next to the file that says where the
 // agent is.
 func (n *node) shim() string {
 	binary := filepath.Join(n.dir, "xpu-cni")
@@ -280,7 +282,7 @@ func (n *node) shim() string {
 	return binary
 }
 
-// cni is the shim as a runtime starts it.
+// cni returns the shim as a runtime starts it.
 func (n *node) cni(command, container string) *exec.Cmd {
 	config := map[string]any{
 		"cniVersion": n.version, "name": "net", "type": "xpu-cni",
@@ -306,8 +308,7 @@ func (n *node) cni(command, container string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the shim to its end. What it printed comes back as a result, or as the error that it
-// printed.
+// run runs the shim to its end, and returns the result or the error that it printed.
 func (n *node) run(command, container string) (*types100.Result, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := n.cni(command, container)
@@ -335,7 +336,7 @@ func (n *node) run(command, container string) (*types100.Result, error) {
 	return result.(*types100.Result), nil
 }
 
-// must is run, where it has to succeed.
+// must is run for a command that must succeed.
 func (n *node) must(command, container string) *types100.Result {
 	n.t.Helper()
 	result, err := n.run(command, container)
@@ -345,7 +346,7 @@ func (n *node) must(command, container string) *types100.Result {
 	return result
 }
 
-// reserved are the addresses that host-local holds.
+// reserved returns the addresses that host-local has reserved.
 func (n *node) reserved() []string {
 	n.t.Helper()
 	files, err := filepath.Glob(filepath.Join(n.dir, "ipam/net/*.*"))
@@ -490,7 +491,7 @@ func TestAgentAway(t *testing.T) {
 	n.must("GC", "")
 	n.check(1) // until the agent has read its spool
 
-	// The agent comes back and does what the spool says.
+	// The agent runs again and handles the requests in the spool.
 	files, err := filepath.Glob(filepath.Join(n.spool(), "*.json"))
 	if err != nil || len(files) != 2 {
 		t.Fatalf("spool has %q, %v; want DEL and GC", files, err)
@@ -514,8 +515,7 @@ func TestAgentAway(t *testing.T) {
 	n.check(0)
 }
 
-// TestKilledBeforeTheAgentIsDone: whatever a shim that is killed has done by then, DEL gives it all
-// back.
+// TestKilledBeforeTheAgentIsDone: whatever a shim has done when it is killed, DEL undoes all of it.
 func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 	for _, done := range []bool{false, true} {
 		t.Run(fmt.Sprintf("agent done: %v", done), func(t *testing.T) {

@@ -11,21 +11,20 @@ import (
 	"net"
 )
 
-// Errors of [Call], beside a request that is larger than [MaxMessage]. What the agent itself
-// refuses is in [Reply.Error].
+// Errors of [Call]. Call also fails for a request that is larger than [MaxMessage]. Errors of the
+// agent itself are in [Reply.Error].
 var (
-	// ErrAway: there is nobody at the socket. The request was not sent.
+	// ErrAway: no process listens at the socket. The request was not sent.
 	ErrAway = errors.New("xpu-agent is away")
-	// ErrNoReply: no reply came that can be understood. What was asked for may be done, half done,
-	// or still going on.
+	// ErrNoReply: there was no valid reply. The request may be done, partly done, or still running.
 	ErrNoReply = errors.New("no reply of xpu-agent")
-	// ErrVersion: the other side speaks another [Version] and did nothing.
+	// ErrVersion: the other side uses another [Version] and did nothing.
 	ErrVersion = errors.New("another version of the agent's contract")
 )
 
-// Call sends a request to the agent that listens on a unix socket and waits for its reply.
-// [Request.Version] is set. The deadline of ctx is that of the whole call; when ctx ends, the
-// connection is closed, which tells the agent.
+// Call sends a request to the agent that listens on a unix socket and waits for its reply. It sets
+// [Request.Version]. The deadline of ctx limits the whole call. When ctx ends, the connection is
+// closed, which the agent notices.
 func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	request.Version = Version
 	message, err := Encode(request)
@@ -47,7 +46,8 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	}
 
 	if err == nil {
-		reply, err = io.ReadAll(io.LimitReader(conn, MaxMessage+1)) // one byte more than is allowed
+		// one byte more than is allowed
+		reply, err = io.ReadAll(io.LimitReader(conn, MaxMessage+1))
 	}
 
 	if ctx.Err() != nil {
@@ -60,8 +60,8 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	return DecodeReply(reply)
 }
 
-// Encode is a request as it is sent. A request that is larger than [MaxMessage] is an error that
-// says which part is large.
+// Encode returns the message of a request. If the message would be larger than [MaxMessage], the
+// error says which part is large.
 func Encode(request Request) ([]byte, error) {
 	message, err := json.Marshal(request)
 	if err != nil {
@@ -79,11 +79,11 @@ func Encode(request Request) ([]byte, error) {
 	return message, nil
 }
 
-// DecodeReply decodes what the agent sent. The error is [ErrVersion] or [ErrNoReply].
+// DecodeReply decodes the message of a reply. The error is [ErrVersion] or [ErrNoReply].
 func DecodeReply(data []byte) (Reply, error) {
 	const missing = -1
 	reply := Reply{Version: missing}
-	// decodes the version also where other fields have the form of another version
+	// decodes the version even if other fields have the form of another version
 	err := json.Unmarshal(data, &reply)
 	switch {
 	case len(data) > MaxMessage:
@@ -101,7 +101,7 @@ func DecodeReply(data []byte) (Reply, error) {
 	}
 
 	for _, raw := range []*json.RawMessage{&reply.Result, &reply.DeviceInfo} {
-		if string(*raw) == "null" { // null means the same as absence
+		if string(*raw) == "null" { // null means the same as a missing field
 			*raw = nil
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// listen serves each connection to a socket by a function, until the test ends.
+// listen serves each connection to a socket with serve, until the test ends.
 func listen(t *testing.T, serve func(net.Conn)) (socket string) {
 	t.Helper()
 	dir := must.SocketDir(t)
@@ -47,7 +47,7 @@ func listen(t *testing.T, serve func(net.Conn)) (socket string) {
 	return socket
 }
 
-// answer reads the request and writes what it is told.
+// answer returns a function that reads the request and writes the text.
 func answer(text string) func(net.Conn) {
 	return func(conn net.Conn) {
 		_, _ = io.ReadAll(conn)
@@ -59,7 +59,7 @@ func TestCall(t *testing.T) {
 	asked := make(chan Request, 1)
 	socket := listen(t, func(conn net.Conn) {
 		var request Request
-		data, err := io.ReadAll(conn) // ends, because the shim closes its direction
+		data, err := io.ReadAll(conn) // the read ends, because the shim closes its direction
 		if err = errors.Join(err, json.Unmarshal(data, &request)); err != nil {
 			t.Error(err)
 		}
@@ -91,7 +91,7 @@ func TestCall(t *testing.T) {
 	}
 }
 
-func TestCallTellsTheAgentsError(t *testing.T) {
+func TestCallReturnsTheAgentsError(t *testing.T) {
 	socket := listen(t,
 		answer(`{"version":1,"error":{"code":11,"msg":"busy","details":"0000:3b:02.1"}}`))
 	reply, err := Call(t.Context(), socket, Request{Command: Add, Config: json.RawMessage(`{}`)})
@@ -161,12 +161,12 @@ func TestCallFails(t *testing.T) {
 }
 
 func TestCallOfAnAgentThatHangs(t *testing.T) {
-	returned, told := make(chan struct{}), make(chan error, 1)
+	returned, sent := make(chan struct{}), make(chan error, 1)
 	socket := listen(t, func(conn net.Conn) {
 		_, _ = io.ReadAll(conn)
 		<-returned
 		_, err := io.WriteString(conn, `{"version":1}`)
-		told <- err
+		sent <- err
 	})
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -177,7 +177,7 @@ func TestCallOfAnAgentThatHangs(t *testing.T) {
 	if !errors.Is(err, ErrNoReply) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error is %v, want that the deadline passed without a reply", err)
 	}
-	if err := <-told; err == nil {
+	if err := <-sent; err == nil {
 		t.Error("the connection is still open")
 	}
 }
