@@ -12,10 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// fieldOwner is the broker, in the managed fields of all that it writes.
+// fieldOwner identifies the broker in the managed fields of everything that it writes.
 const fieldOwner = client.FieldOwner("xpu-broker")
 
-// configuration is what server-side apply is to set: what the object has, without these fields.
+// configuration returns the object for server-side apply, without the given fields.
 func configuration(
 	o client.Object, scheme *runtime.Scheme, without ...string,
 ) (*unstructured.Unstructured, error) {
@@ -40,8 +40,8 @@ func configuration(
 	return u, nil
 }
 
-// apply has the object be as it is given, but for these fields, such as a status that is written
-// apart.
+// apply writes the object by server-side apply, without the given fields, such as a status that is
+// written separately.
 func apply(ctx context.Context, c client.Client, o client.Object, without ...string) error {
 	u, err := configuration(o, c.Scheme(), without...)
 	if err == nil {
@@ -54,7 +54,8 @@ func apply(ctx context.Context, c client.Client, o client.Object, without ...str
 	return nil
 }
 
-// applyStatus has the status be as it is given. Of the object only the name counts.
+// applyStatus writes the object's status by server-side apply. Only the name and the status of the
+// object count.
 func applyStatus(ctx context.Context, c client.Client, o client.Object) error {
 	u, err := configuration(o, c.Scheme(), "spec")
 	if err == nil {

@@ -25,35 +25,37 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// base is what all reconcilers depend on. Each works on requests for objects of a tenant's cluster,
-// by their names there.
-type base struct {
+// syncer has what all reconcilers of tenants' objects depend on. Their requests name objects of a
+// tenant's cluster.
+type syncer struct {
 	Options
 	manager mcmanager.Manager
 	members *Members
 	infra   client.Client // reads come from the cache
 	live    client.Reader // reads come from the infra cluster's API server
 	wakeups queue.Wakeups[mcreconcile.Request]
-	// by tenant: one that has much to do holds up no other
+	// limits parallel work per tenant, so that a busy tenant does not delay others
 	turns   *queue.Turns[mcreconcile.Request]
-	again   workqueue.TypedRateLimiter[mcreconcile.Request]
-	reached *reached
+	retries workqueue.TypedRateLimiter[mcreconcile.Request]
+	limits  *limitTracker
 }
 
-// site is where a request is worked at.
-type site struct {
+// tenantCluster is the tenant of a request, with clients of its cluster.
+type tenantCluster struct {
 	*v1alpha1.XPUTenant // must not be changed
 	client              client.Client
 	live                client.Reader
 	member              cluster.Cluster
 
-	waitsFor limit // what keeps the request's object from being carried over
+	waitsFor limit // why the request's object is not copied; set by a reconciler
 }
 
-// site returns the tenant of a request and its cluster. An error that is
-// [multicluster.ErrClusterNotFound] means that there is none, or that it has not answered yet: all
-// stays as it is, and once it is joined each of its objects is looked at.
-func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error) {
+// tenantCluster returns the tenant of a request and its cluster. The error is
+// [multicluster.ErrClusterNotFound] if there is no such tenant or its cluster has not joined yet.
+// Nothing changes then, and all of its objects are enqueued when it joins.
+func (b *syncer) tenantCluster(
+	ctx context.Context, req mcreconcile.Request,
+) (*tenantCluster, error) {
 	member, err := b.manager.GetCluster(ctx, req.ClusterName)
 	if err != nil {
 		return nil, err
@@ -68,17 +70,22 @@ func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error)
 		return nil, fmt.Errorf("XPUTenant %s: %w", req.ClusterName, err)
 	}
 
-	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(),
+	return &tenantCluster{XPUTenant: &tenant, client: member.GetClient(),
+		live:   member.GetAPIReader(),
 		member: member}, nil
 }
 
-// look sees to a request where its tenant is.
-type look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, error)
+// reconcileFunc reconciles one object of a tenant's cluster.
+type reconcileFunc func(
+	context.Context, *tenantCluster, mcreconcile.Request,
+) (reconcile.Result, error)
 
-// at is a reconciler that has look see to a request within RequestTimeout, when it is the tenant's
-// turn. After a write conflict, which mostly means that a cache was old, it tries again soon, and
-// later each time: an API server can say so forever.
-func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.Request] {
+// reconciler returns a reconciler that calls do, at most RequestTimeout long, when it is the
+// tenant's turn. It retries a write conflict soon, because that mostly means a stale cache, but
+// with growing pauses, because an API server can answer Conflict forever.
+func (b *syncer) reconciler(
+	kind string, do reconcileFunc,
+) reconcile.TypedReconciler[mcreconcile.Request] {
 	return reconcile.TypedFunc[mcreconcile.Request](func(
 		ctx context.Context, req mcreconcile.Request,
 	) (reconcile.Result, error) {
@@ -87,35 +94,34 @@ func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.
 		}
 		defer b.turns.Done(req)
 
-		s, err := b.site(ctx, req)
+		tc, err := b.tenantCluster(ctx, req)
 		if err != nil {
-			b.again.Forget(req)
+			b.retries.Forget(req)
 			return reconcile.Result{}, err
 		}
 
 		ctx, cancel := context.WithTimeout(ctx, b.RequestTimeout)
 		defer cancel()
 
-		result, err := look(ctx, s, req)
-		if apierrors.IsConflict(err) || err == nil && result == behind {
-			return reconcile.Result{RequeueAfter: b.again.When(req)}, nil
+		result, err := do(ctx, tc, req)
+		if apierrors.IsConflict(err) || err == nil && result == cacheStale {
+			return reconcile.Result{RequeueAfter: b.retries.When(req)}, nil
 		}
 
-		b.again.Forget(req)
+		b.retries.Forget(req)
 		if err == nil {
-			b.reached.set(s.Name, objectOfKind{kind, req}, s.waitsFor)
+			b.limits.set(tc.Name, objectOfKind{kind, req}, tc.waitsFor)
 		}
 
 		return result, brief(err)
 	})
 }
 
-// behind is what look returns where the API server says other than the cache of it, which is
-// behind.
-var behind = reconcile.Result{RequeueAfter: firstRetry}
+// cacheStale is the result of a reconcileFunc if the API server and its cache disagree.
+var cacheStale = reconcile.Result{RequeueAfter: firstRetry}
 
-// tenants are all that there are. They must not be changed.
-func (b *base) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {
+// tenants returns all XPUTenants. They must not be changed.
+func (b *syncer) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {
 	var all v1alpha1.XPUTenantList
 	if err := b.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUTenants: %w", err)
@@ -123,20 +129,20 @@ func (b *base) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {
 	return all.Items, nil
 }
 
-// leaving says whether what the tenant has in the infra cluster is to go.
-func (s *site) leaving() bool { return !s.DeletionTimestamp.IsZero() }
+// isLeaving reports whether the tenant is being deleted.
+func (tc *tenantCluster) isLeaving() bool { return !tc.DeletionTimestamp.IsZero() }
 
-// request is for an object of a tenant's cluster.
+// request returns the request for an object of a tenant's cluster.
 func request(tenant, namespace, name string) mcreconcile.Request {
 	req := mcreconcile.Request{ClusterName: multicluster.ClusterName(tenant)}
 	req.NamespacedName = types.NamespacedName{Namespace: namespace, Name: name}
 	return req
 }
 
-// original is the request for the object of a tenant's cluster that this object of the infra
-// cluster stands for.
-func original(copied client.Object) (_ mcreconcile.Request, ok bool) {
-	tenant, origin := copied.GetLabels()[v1alpha1.LabelTenant], copied.GetAnnotations()[v1alpha1.AnnotationOrigin]
+// originOf returns the request for the tenant's object that copied is a copy of.
+func originOf(copied client.Object) (_ mcreconcile.Request, ok bool) {
+	tenant := copied.GetLabels()[v1alpha1.LabelTenant]
+	origin := copied.GetAnnotations()[v1alpha1.AnnotationOrigin]
 	if tenant == "" || origin == "" {
 		return mcreconcile.Request{}, false
 	}
@@ -148,15 +154,15 @@ func original(copied client.Object) (_ mcreconcile.Request, ok bool) {
 	return request(tenant, namespace, name), true
 }
 
-// originals are the requests for an object of the infra cluster, as a map function of a source.
-func originals[O client.Object](_ context.Context, copied O) []mcreconcile.Request {
-	if req, ok := original(copied); ok {
+// originRequests is originOf as a map function of a source.
+func originRequests[O client.Object](_ context.Context, copied O) []mcreconcile.Request {
+	if req, ok := originOf(copied); ok {
 		return []mcreconcile.Request{req}
 	}
 	return nil
 }
 
-// copyMeta is the metadata of what stands for an object of a tenant's cluster.
+// copyMeta returns the metadata of the copy of a tenant's object.
 func copyMeta(tenant string, of client.Object, namespace, name string) metav1.ObjectMeta {
 	origin := of.GetName()
 	if of.GetNamespace() != "" {
@@ -172,13 +178,14 @@ func copyMeta(tenant string, of client.Object, namespace, name string) metav1.Ob
 	}
 }
 
-// isCopyOf says whether the one stands for the other, and not for an earlier one of its name.
+// isCopyOf reports whether copied is the copy of this object, and not of an earlier one with its
+// name.
 func isCopyOf(copied, of client.Object) bool {
 	return copied.GetAnnotations()[v1alpha1.AnnotationOriginUID] == string(of.GetUID())
 }
 
-// found says whether there is the object that it reads.
-func found(
+// getIfExists reads an object and reports whether it exists.
+func getIfExists(
 	ctx context.Context, r client.Reader, key types.NamespacedName, object client.Object,
 ) (bool, error) {
 	err := r.Get(ctx, key, object)
@@ -191,29 +198,29 @@ func found(
 	return true, nil
 }
 
-// wakeAll has all objects of the list looked at, which are of the infra cluster.
-func (b *base) wakeAll(ctx context.Context, tenant string, list client.ObjectList) {
+// enqueueOrigins enqueues the tenant's object of each copy of the list's kind in the infra cluster.
+func (b *syncer) enqueueOrigins(ctx context.Context, tenant string, list client.ObjectList) {
 	if err := b.infra.List(ctx, list, client.MatchingFields{byTenant: tenant},
 		client.UnsafeDisableDeepCopy); err != nil {
 		return // the cache is not running
 	}
 	_ = meta.EachListItem(list, func(o runtime.Object) error {
-		if req, ok := original(o.(client.Object)); ok {
+		if req, ok := originOf(o.(client.Object)); ok {
 			b.wakeups.Add(0, req)
 		}
 		return nil
 	})
 }
 
-// there are the requests for all objects of the list, which are of the tenant's cluster.
-func (b *base) there(
+// requestsIn returns requests for all objects of the list's kind in the tenant's cluster.
+func (b *syncer) requestsIn(
 	ctx context.Context, tenant string, list client.ObjectList, options ...client.ListOption,
 ) (requests []mcreconcile.Request) {
-	s, err := b.site(ctx, request(tenant, "", ""))
+	tc, err := b.tenantCluster(ctx, request(tenant, "", ""))
 	if err != nil {
-		return nil // each is looked at once it is joined
+		return nil // the objects are enqueued when the cluster joins
 	}
-	if err := s.client.List(ctx,
+	if err := tc.client.List(ctx,
 		list, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		return nil // the cache is not running
 	}
@@ -227,9 +234,9 @@ func (b *base) there(
 	return requests
 }
 
-// taken is a *problem if the infra cluster's API server refuses what was made of a tenant's object,
-// because a field of it is not as it must be.
-func taken(err error) error {
+// asProblem turns the error of an infra cluster's API server that rejects a copy as invalid into a
+// *problem. It returns other errors unchanged.
+func asProblem(err error) error {
 	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
 		apierrors.IsRequestEntityTooLargeError(err) {
 		return problemf(v1alpha1.ReasonInvalidConfig,
@@ -238,7 +245,7 @@ func taken(err error) error {
 	return err
 }
 
-// remove deletes an object, unless it is another one by now.
+// remove deletes an object, unless another one with its name has replaced it.
 func remove(ctx context.Context, c client.Client, o client.Object) error {
 	if !o.GetDeletionTimestamp().IsZero() {
 		return nil
@@ -252,8 +259,8 @@ func remove(ctx context.Context, c client.Client, o client.Object) error {
 	return nil
 }
 
-// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer]
-// changes.
+// changeFinalizer applies change, which is [controllerutil.AddFinalizer] or
+// [controllerutil.RemoveFinalizer], to the object and writes the result.
 func changeFinalizer(
 	ctx context.Context, c client.Client, o client.Object, change func(client.Object, string) bool,
 	finalizer string,
@@ -273,7 +280,7 @@ func changeFinalizer(
 	return nil
 }
 
-// notReady is a condition Ready that is False.
+// notReady returns a condition Ready with status False.
 func notReady(o client.Object, reason, message string) metav1.Condition {
 	return metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
@@ -282,31 +289,34 @@ func notReady(o client.Object, reason, message string) metav1.Condition {
 	}
 }
 
-// readyOf is the condition Ready of the infra cluster as the tenant is told of it, nil if there is
-// none.
-func readyOf(tenant string, conditions []metav1.Condition, of client.Object) *metav1.Condition {
+// readyForTenant returns the condition Ready of a copy as it is shown to the tenant, or nil if the
+// copy has none.
+func readyForTenant(
+	tenant string, conditions []metav1.Condition, of client.Object,
+) *metav1.Condition {
 	condition := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	if condition == nil {
 		return nil
 	}
-	told := *condition
-	told.Message, told.ObservedGeneration = localText(tenant, told.Message), of.GetGeneration()
-	return &told
+	reported := *condition
+	reported.Message = unscopedText(tenant, reported.Message)
+	reported.ObservedGeneration = of.GetGeneration()
+	return &reported
 }
 
-// dated gives a condition the time of the one that is there, if that says the same, and otherwise
-// that of now.
-func dated(condition metav1.Condition, there []metav1.Condition) metav1.Condition {
+// withTransitionTime sets the transition time of a condition. It is the time of the current
+// condition if the status is unchanged, and now otherwise.
+func withTransitionTime(condition metav1.Condition, current []metav1.Condition) metav1.Condition {
 	condition.LastTransitionTime = metav1.Now()
-	if was := meta.FindStatusCondition(there, condition.Type); was != nil &&
-		was.Status == condition.Status {
-		condition.LastTransitionTime = was.LastTransitionTime
+	if previous := meta.FindStatusCondition(current, condition.Type); previous != nil &&
+		previous.Status == condition.Status {
+		condition.LastTransitionTime = previous.LastTransitionTime
 	}
 	return condition
 }
 
-// has says whether a condition is there, with the same words.
-func has(conditions []metav1.Condition, condition metav1.Condition) bool {
-	there := meta.FindStatusCondition(conditions, condition.Type)
-	return there != nil && equality.Semantic.DeepEqual(*there, condition)
+// hasCondition reports whether exactly this condition is present.
+func hasCondition(conditions []metav1.Condition, condition metav1.Condition) bool {
+	current := meta.FindStatusCondition(conditions, condition.Type)
+	return current != nil && equality.Semantic.DeepEqual(*current, condition)
 }

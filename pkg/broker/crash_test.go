@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// crash ends a broker's way to all API servers at its nth write: before it, or after it was done
-// and before the answer came. Safe for concurrent use.
+// crash cuts a broker off from all API servers at its nth write: before the write, or after it and
+// before the response arrives. Safe for concurrent use.
 type crash struct {
 	nth   int
 	after bool
@@ -52,7 +52,7 @@ func (c crashing) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// note counts writes other than renewals of Leases, whose number depends on time.
+// note counts writes. It ignores renewals of Leases, because their number depends on time.
 func (c *crash) note(request *http.Request) (now, already bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,7 +78,8 @@ func isLease(request *http.Request) bool {
 	return strings.HasPrefix(request.URL.Path, "/apis/coordination.k8s.io/")
 }
 
-// TestKilledAtEachWrite: whenever a broker dies, the next one ends with the same.
+// TestKilledAtEachWrite checks that a new broker reaches the same state, whichever write the old
+// one died at.
 func TestKilledAtEachWrite(t *testing.T) {
 	w := newWorld(t)
 	tenant, agent := w.scene(w.a, nil)
@@ -143,7 +144,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 	}
 }
 
-// untilDeadOr waits until the broker is dead or something is done. It says whether the broker died.
+// untilDeadOr waits until the broker has died or done is true, and reports whether the broker died.
 func (w *world) untilDeadOr(c *crash, done func() bool) (died bool) {
 	w.Helper()
 	w.a.eventually("the broker dies or is done", func() error {
@@ -164,8 +165,8 @@ func (w *world) untilDeadOr(c *crash, done func() bool) (died bool) {
 	return died
 }
 
-// TestTwoBrokers: two of one infra cluster do the same things once; one of another infra cluster
-// does nothing.
+// TestTwoBrokers checks that two brokers of one infra cluster do everything once, and that a broker
+// of another infra cluster does nothing.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
 	w.infra.startBroker("infra-1", nil)
@@ -235,7 +236,7 @@ func TestTwoBrokers(t *testing.T) {
 			t.Errorf("it was carried over: %v", err)
 		}
 
-		hold("") // the other one lets it go
+		hold("") // the other infra cluster releases it
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	})

@@ -25,25 +25,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// credentials are how a tenant's cluster is reached.
+// credentials are the means to reach a tenant's cluster.
 type credentials struct {
 	origin  string // for messages: "Secret xpu-tenants/a"
-	content []byte // which changes with everything that a connection depends on
-	// config returns also the namespace of the Lease, "" for the default.
+	content []byte // changes whenever the connection must be made again
+	// config also returns the namespace of the Lease, or "" for the default.
 	config func() (*rest.Config, string, error)
 }
 
-// credentials returns those of a tenant's cluster, or says why there are none.
-func (m *Members) credentials(
+// credentialsFor returns the credentials of a tenant's cluster. If the tenant has none, problem
+// says what is missing.
+func (m *Members) credentialsFor(
 	ctx context.Context, tenant *v1alpha1.XPUTenant,
 ) (_ credentials, problem string, err error) {
 	if name := tenant.Spec.Member.ClusterProfile; name != "" {
-		return m.ofProfile(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name})
+		return m.profileCredentials(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name})
 	}
 
 	key := client.ObjectKey{Namespace: m.Namespace, Name: tenant.Spec.Member.SecretName}
 	var secret corev1.Secret
-	exists, err := found(ctx, m.infra, key, &secret)
+	exists, err := getIfExists(ctx, m.infra, key, &secret)
 	if err != nil {
 		return credentials{}, "", err
 	}
@@ -63,9 +64,9 @@ func (m *Members) credentials(
 	}, "", nil
 }
 
-// ofProfile returns those of a ClusterProfile, which a program gives that the broker's command line
-// names (KEP-5339).
-func (m *Members) ofProfile(
+// profileCredentials returns the credentials of a ClusterProfile. A program named on the broker's
+// command line provides them (KEP-5339).
+func (m *Members) profileCredentials(
 	ctx context.Context, key client.ObjectKey,
 ) (_ credentials, problem string, err error) {
 	if m.ProfileAccess == nil {
@@ -74,7 +75,7 @@ func (m *Members) ofProfile(
 	}
 
 	var profile inventory.ClusterProfile
-	exists, err := found(ctx, m.infra, key, &profile)
+	exists, err := getIfExists(ctx, m.infra, key, &profile)
 	if err != nil {
 		return credentials{}, "", err
 	}
@@ -95,7 +96,8 @@ func (m *Members) ofProfile(
 	}, "", err
 }
 
-// profileConfig is what a ClusterProfile says. Programs are those of the broker's command line.
+// profileConfig builds a client configuration from a ClusterProfile. Only the given programs are
+// run.
 func profileConfig(
 	programs *access.Config, profile *inventory.ClusterProfile,
 ) (*rest.Config, error) {
@@ -109,8 +111,8 @@ func profileConfig(
 		}
 	}
 
-	// It adds what a profile says to the arguments that it was given, which all profiles have in
-	// common.
+	// BuildConfigFromCP appends the profile's arguments to the arguments of the provider, so each
+	// profile gets a copy of its own.
 	own := access.New(slices.Clone(programs.Providers))
 	for i := range own.Providers {
 		own.Providers[i].ExecConfig = own.Providers[i].ExecConfig.DeepCopy()
@@ -119,9 +121,12 @@ func profileConfig(
 	return own.BuildConfigFromCP(profile)
 }
 
-// clientConfig is what a kubeconfig says, with the namespace of its context. It must not have this
-// process run programs or read its files, because whoever may write a Secret could do so; it must
-// not lead to another place than it names; and who is at the other end must be proved.
+// clientConfig returns the client configuration and the namespace of a kubeconfig's current
+// context.
+//
+// It rejects a kubeconfig that makes the broker run programs or read files, because anyone who may
+// write the Secret could then do so. It also rejects proxies, redirection and servers whose
+// identity TLS does not prove.
 func clientConfig(content []byte) (*rest.Config, string, error) {
 	raw, err := clientcmd.Load(bytes.Clone(content))
 	if err != nil {
@@ -164,7 +169,7 @@ func clientConfig(content []byte) (*rest.Config, string, error) {
 	return config, at.Namespace, nil
 }
 
-// checkUser allows what a kubeconfig itself has: a token or a certificate.
+// checkUser accepts only credentials inside the kubeconfig: a token or a certificate.
 func checkUser(user *clientcmdapi.AuthInfo) error {
 	const own = "use token, or client-certificate-data with client-key-data"
 	for _, field := range []struct {
@@ -195,7 +200,7 @@ func checkUser(user *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// checkServer allows a server that is reached directly, and proves by TLS which one it is.
+// checkServer accepts only a server that is reached directly and whose identity TLS proves.
 func checkServer(server, proxy, authority string, insecure bool) error {
 	at, err := url.Parse(server)
 	switch {

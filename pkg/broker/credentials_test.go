@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 )
 
-// kubeconfigWith is a kubeconfig with these fields of its cluster and of its user.
+// kubeconfigWith returns a kubeconfig with the given fields of its cluster and its user.
 func kubeconfigWith(cluster, user string) []byte {
 	return []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":` +
 		`{"cluster":"c","user":"u","namespace":"xpu-system"}}],"clusters":[{"name":"c","cluster":{` + cluster + `}}],` +
@@ -26,8 +26,8 @@ const (
 	goodUser   = `"token":"s3cr3t-token"`
 )
 
-// TestKubeconfigOfMember: a kubeconfig reaches the server that it names, by TLS, with what it has
-// itself, and what it may not have is named together with what would be right.
+// TestKubeconfigOfMember checks that a kubeconfig is used as it says, and that an error names each
+// forbidden field and what to use instead.
 func TestKubeconfigOfMember(t *testing.T) {
 	config, namespace, err := clientConfig(kubeconfigWith(goodServer+`,"tls-server-name":"api"`,
 		goodUser))
@@ -120,8 +120,8 @@ func TestKubeconfigOfMember(t *testing.T) {
 	}
 }
 
-// TestServerOfClusterProfile: a ClusterProfile may say no more of its server than a kubeconfig, and
-// what one says to the program is not said for the next.
+// TestServerOfClusterProfile checks that the rules for a kubeconfig's server apply to a
+// ClusterProfile too, and that the arguments of one profile are not passed on to the next.
 func TestServerOfClusterProfile(t *testing.T) {
 	programs := access.New([]access.Provider{{
 		Name: "file", ProfileSourcedCLIArgsPolicy: access.ProfileSourcedCLIArgsPolicyAppend,
@@ -166,8 +166,8 @@ func TestServerOfClusterProfile(t *testing.T) {
 	}
 }
 
-// FuzzClientConfig looks for a kubeconfig that has the broker run a program, read a file, be
-// somebody else, or talk to somebody who is not proved to be the server.
+// FuzzClientConfig looks for a kubeconfig that makes the broker run a program, read a file,
+// impersonate another user, or talk to a server without verifying it.
 func FuzzClientConfig(f *testing.F) {
 	f.Add(kubeconfigWith(goodServer, goodUser))
 	f.Add(kubeconfigWith(`"server":"http://10.0.0.1"`, goodUser))
@@ -204,7 +204,7 @@ func FuzzClientConfig(f *testing.F) {
 	})
 }
 
-// FuzzCut looks for a text that is longer than it may be, or that controls a terminal.
+// FuzzCut looks for a text that stays too long or contains control characters.
 func FuzzCut(f *testing.F) {
 	f.Add("x", 10)
 	f.Add(strings.Repeat("\xff", 2000), 1024)

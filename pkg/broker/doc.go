@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package broker carries what tenant clusters want of xPUs to the infra cluster that has them, and
-// what becomes of it back.
+// Package broker copies objects between tenant clusters and the infra cluster that has their xPUs.
 //
 //	tenant cluster                      infra cluster
 //	XPUPort      spec   ------------->  XPUPort      a.default.node1-0000-3b-02-0
@@ -11,11 +10,11 @@
 //	XPUNode      PFs    ------------->  XPUNode      a.node1, by which cards are found
 //	XPU          all    <-------------  XPU          of tenant a, once its node is known
 //
-// The broker runs in the infra cluster, and a tenant has no credentials for it. An object of the
-// infra cluster that stands for one of a tenant has the tenant's name before its own, so that
-// tenants cannot meet whatever they call their objects. Nothing in the infra cluster is deleted
-// because a tenant's cluster cannot be reached: only after it has said that it has no such object.
+// The broker runs in the infra cluster, and a tenant has no credentials for it. A copy in the infra
+// cluster is named after the tenant and the object, so that objects of two tenants never collide.
+// The broker deletes a copy only after the tenant's API server has answered that the object does
+// not exist. An unreachable tenant cluster deletes nothing.
 //
-// A reconciler may be interrupted at any point, and two brokers may work at the same time: each
-// step is the same whoever does it.
+// A reconciler may be interrupted at any point, and two brokers may run at the same time, because
+// every step is idempotent.
 package broker

@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// force removes an object, finalizers and all.
-func (s *testCluster) force(o client.Object) {
+// forceDelete removes an object, including its finalizers.
+func (s *testCluster) forceDelete(o client.Object) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("remove %T %s by force", o, o.GetName()), func() error {
 		if err := s.get(o); err != nil {
@@ -33,7 +33,8 @@ func (s *testCluster) force(o client.Object) {
 	})
 }
 
-// TestByHand: what a person deletes on the wrong side comes back, or goes on both.
+// TestByHand checks that objects deleted by hand are created again, or are deleted in both
+// clusters.
 func TestByHand(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
@@ -52,7 +53,7 @@ func TestByHand(t *testing.T) {
 	})
 
 	t.Run("XPUPort of the infra cluster by force", func(t *testing.T) {
-		w.infra.force(copied)
+		w.infra.forceDelete(copied)
 		w.infra.portIs(copied, v1alpha1.ReasonUp)
 		w.a.portIs(port, v1alpha1.ReasonUp)
 	})
@@ -83,7 +84,7 @@ func TestByHand(t *testing.T) {
 		made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.blue"}}
 		w.infra.networkIs(made, v1alpha1.ReasonUp)
 		vlan := made.Spec.VLAN
-		w.infra.force(made)
+		w.infra.forceDelete(made)
 		w.infra.networkIs(made, v1alpha1.ReasonUp)
 		if made.Spec.VLAN != vlan {
 			t.Errorf("it comes back with VLAN %d, not %d", made.Spec.VLAN, vlan)
@@ -98,7 +99,7 @@ func TestByHand(t *testing.T) {
 
 	t.Run("XPUPort of the tenant's cluster by force", func(t *testing.T) {
 		uid := port.UID
-		w.a.force(port)
+		w.a.forceDelete(port)
 
 		w.infra.eventually("another one stands for the next", func() error {
 			err := w.infra.get(copied)
@@ -108,12 +109,13 @@ func TestByHand(t *testing.T) {
 			return client.IgnoreNotFound(err)
 		})
 
-		w.serves(agent) // the network is being deleted, so there is no next one
+		w.serves(agent) // the network is being deleted, so it gets no new copy
 		w.a.gone(network)
 	})
 }
 
-// TestBrokerAway: what happens meanwhile is delayed, and said; nothing is lost and nothing leaks.
+// TestBrokerAway checks that a stopped broker delays changes, which is reported, and loses or leaks
+// nothing.
 func TestBrokerAway(t *testing.T) {
 	w := newWorld(t)
 	tenant, agent := w.scene(w.a, nil)
@@ -126,7 +128,7 @@ func TestBrokerAway(t *testing.T) {
 	_, waits := w.a.claim("waits", "node1", "fast", vf(2))
 	w.a.portIs(waits, v1alpha1.ReasonBrokerAway)
 	w.a.portIs(stays, v1alpha1.ReasonUp)
-	w.a.force(goes)
+	w.a.forceDelete(goes)
 	w.a.delete(claim)
 	w.a.delete(stays)
 	if err := w.infra.get(tenant); err != nil {
@@ -149,14 +151,14 @@ func TestBrokerAway(t *testing.T) {
 	})
 }
 
-// TestTenantAway: a cluster that cannot be reached is frozen, whether it refuses, hangs or drops
-// its watches, and others do not notice.
+// TestTenantAway checks that the copies of an unreachable tenant stay unchanged, whether its API
+// server refuses connections, hangs or drops watches, and that other tenants are not affected.
 func TestTenantAway(t *testing.T) {
 	w := newWorld(t)
 	w.a.link = newLink(t, w.a.Config.Host)
 	w.a.link.set(linkHangs)
 	w.a.node("node1", "MT-a")
-	tenant := w.joins(w.a, nil) // it hangs while it joins
+	tenant := w.joins(w.a, nil) // it hangs while joining
 	_, other := w.scene(w.b, nil)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonUnreachable)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonFrozen)
@@ -179,7 +181,7 @@ func TestTenantAway(t *testing.T) {
 		w.a.portIs(meanwhile, v1alpha1.ReasonBrokerAway)
 		_, unaware := w.b.claim(fmt.Sprint("unaware-", n), "node1", "fast", vf(1+n))
 		w.b.portIs(unaware, v1alpha1.ReasonUp)
-		w.infra.delete(w.copied("a", port)) // by hand: it cannot come back now
+		w.infra.delete(w.copied("a", port)) // by hand: it cannot be created again now
 		w.a.link.set(linkUp)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 		w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
@@ -191,7 +193,7 @@ func TestTenantAway(t *testing.T) {
 	}
 
 	t.Run("dropped watches", func(t *testing.T) {
-		w.a.link.set(linkUp) // ends the connections
+		w.a.link.set(linkUp) // closes the connections
 		o, quick := w.a.claim("dropped", "node1", "fast", vf(5))
 		w.a.portIs(quick, v1alpha1.ReasonUp)
 		w.a.link.set(linkUp)
@@ -203,8 +205,8 @@ func TestTenantAway(t *testing.T) {
 	w.serves(other, "c1pf0vf1", "c1pf0vf2")
 }
 
-// TestInfraAway: what tenants want waits while the infra cluster's API server is away at any step,
-// and nothing is lost.
+// TestInfraAway checks that tenants' changes wait while the infra cluster's API server is away, at
+// any step, and that nothing is lost.
 func TestInfraAway(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -238,7 +240,7 @@ func TestInfraAway(t *testing.T) {
 	w.serves(agent)
 }
 
-// TestCredentials covers those that are revoked, rotated, unusable and missing.
+// TestCredentials covers credentials that are revoked, rotated, unusable and missing.
 func TestCredentials(t *testing.T) {
 	w := newWorld(t)
 	tenant, agent := w.scene(w.a, nil)
@@ -248,14 +250,14 @@ func TestCredentials(t *testing.T) {
 	account := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "xpu-broker"},
 	}
-	w.a.delete(account) // its tokens are worth nothing from now on
+	w.a.delete(account) // its tokens are invalid from now on
 	account.ResourceVersion, account.UID = "", ""
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonUnauthorized)
 	w.a.create(account)
 	w.a.xpuIs("card-a", v1alpha1.ReasonBrokerAway)
 	w.serves(agent, "c1pf0vf0")
 
-	rights, err := w.a.as(t.Context(), systemNamespace, "xpu-broker")
+	rights, err := w.a.configFor(t.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +296,7 @@ func TestCredentials(t *testing.T) {
 	w.serves(agent, "c1pf0vf0", "c1pf0vf1")
 }
 
-// TestLeaving covers both policies, and that a tenant which comes back finds what it left.
+// TestLeaving covers both deletion policies, and a tenant that returns after Retain.
 func TestLeaving(t *testing.T) {
 	w := newWorld(t)
 	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
@@ -342,7 +344,7 @@ func TestLeaving(t *testing.T) {
 	w.infra.delete(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
 	})
-	tenant = w.joins(w.a, nil) // it comes back, with the pods that it had
+	tenant = w.joins(w.a, nil) // it returns, with the same pods
 	w.a.portIs(port, v1alpha1.ReasonUp)
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) {
 		t.Error("the XPUPort of a tenant that came back has no finalizer")
@@ -355,7 +357,7 @@ func TestLeaving(t *testing.T) {
 	w.a.portIs(port, v1alpha1.ReasonLeaving)
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	w.a.networkIs(network, v1alpha1.ReasonLeaving)
-	w.a.delete(port) // nobody holds them any more
+	w.a.delete(port) // without a finalizer now
 	w.a.gone(port)
 	w.a.delete(network)
 	w.a.gone(network)

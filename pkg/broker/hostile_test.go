@@ -28,17 +28,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// hostile is a tenant's API server that has no objects, and does as others do where a test does not
-// have it do something else. Safe for concurrent use.
+// hostile is a tenant's API server without objects. A test can override its answers. Safe for
+// concurrent use.
 type hostile struct {
 	*httptest.Server
 	requests, lists, watches, leases atomic.Int64
 }
 
-// does answers a request, or leaves it to the server.
-type does func(http.ResponseWriter, *http.Request) (answered bool)
+// handlerOverride answers a request, or returns false to leave it to the server.
+type handlerOverride func(http.ResponseWriter, *http.Request) (answered bool)
 
-func newHostile(t *testing.T, instead does) *hostile {
+func newHostile(t *testing.T, instead handlerOverride) *hostile {
 	t.Helper()
 	h := &hostile{}
 	h.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -83,7 +83,7 @@ func newHostile(t *testing.T, instead does) *hostile {
 
 func isWatch(r *http.Request) bool { return r.URL.Query().Get("watch") != "" }
 
-// kindAt is the kind that a list or watch is of.
+// kindAt returns the kind that a list or watch requests.
 func kindAt(r *http.Request) string {
 	plural := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	return map[string]string{
@@ -93,14 +93,14 @@ func kindAt(r *http.Request) string {
 
 func emptyList(r *http.Request) string { return listHead(r) + "]}" }
 
-// listHead is a list up to its first item.
+// listHead returns the JSON of a list up to its first item.
 func listHead(r *http.Request) string {
 	return fmt.Sprintf(
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"%sList","metadata":{"resourceVersion":"1"},"items":[`, kindAt(r),
 	)
 }
 
-// item is the n-th object of the kind that a request is for, with more fields of metadata.
+// item returns the n-th object of the requested kind, with additional fields of metadata.
 func item(r *http.Request, n int, more string) string {
 	namespace := ""
 	if kindAt(r) == "XPUPort" {
@@ -110,7 +110,7 @@ func item(r *http.Request, n int, more string) string {
 		kindAt(r), namespace, n, n, n+2, more)
 }
 
-// secret is a kubeconfig for it.
+// secret returns a kubeconfig for the server.
 func (h *hostile) secret(t testing.TB, tenant string) []byte {
 	t.Helper()
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw})
@@ -121,13 +121,13 @@ func (h *hostile) secret(t testing.TB, tenant string) []byte {
 	return s.Data["kubeconfig"]
 }
 
-// alone is the members of an infra cluster of which no API server is needed.
-type alone struct {
+// standaloneMembers are Members of an infra cluster without an API server.
+type standaloneMembers struct {
 	*Members
 	logs *texts
 }
 
-// texts are what was logged. Safe for concurrent use.
+// texts collects log messages. Safe for concurrent use.
 type texts struct {
 	mu  sync.Mutex
 	all []string
@@ -139,7 +139,7 @@ func (l *texts) add(prefix, args string) {
 	l.all = append(l.all, prefix+args)
 }
 
-// longest is the length of the longest.
+// longest returns the length of the longest message.
 func (l *texts) longest() (most int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,22 +149,22 @@ func (l *texts) longest() (most int) {
 	return most
 }
 
-type unaware struct{}
+type noopAware struct{}
 
-func (unaware) Engage(context.Context, multicluster.ClusterName, cluster.Cluster) error {
+func (noopAware) Engage(context.Context, multicluster.ClusterName, cluster.Cluster) error {
 	return nil
 }
 
-func newAlone(t *testing.T, o Options) *alone {
+func newStandaloneMembers(t *testing.T, o Options) *standaloneMembers {
 	t.Helper()
-	m := &alone{Members: NewMembers(), logs: &texts{}}
+	m := &standaloneMembers{Members: NewMembers(), logs: &texts{}}
 	o.RenewPeriod, o.JoinTimeout, o.RequestTimeout = 100*time.Millisecond, 5*time.Second, 2*time.Second
 	o.setDefaults()
 	m.Options, m.scheme, m.metrics = o, brokerScheme(t), newMetrics(prometheus.NewRegistry())
 	m.log = funcr.New(m.logs.add, funcr.Options{Verbosity: 1})
-	m.joined, m.changed = func(string) {}, func(string) {}
+	m.onJoin, m.onChange = func(string) {}, func(string) {}
 	ctx, cancel := context.WithCancel(context.Background())
-	m.ctx, m.aware = ctx, unaware{}
+	m.ctx, m.aware = ctx, noopAware{}
 	t.Cleanup(func() {
 		cancel()
 		m.mu.Lock()
@@ -177,8 +177,8 @@ func newAlone(t *testing.T, o Options) *alone {
 	return m
 }
 
-// joinsAt has the tenant's cluster be one of the members.
-func (m *alone) joinsAt(t testing.TB, tenant string, h *hostile) {
+// joinServer makes the server the tenant's cluster.
+func (m *standaloneMembers) joinServer(t testing.TB, tenant string, h *hostile) {
 	t.Helper()
 	content := h.secret(t, tenant)
 	m.join(tenant, credentials{
@@ -187,8 +187,8 @@ func (m *alone) joinsAt(t testing.TB, tenant string, h *hostile) {
 	}, "")
 }
 
-// is waits until what is known of a tenant's cluster has the reason.
-func (m *alone) is(t testing.TB, tenant, reason string) memberState {
+// waitFor waits until the state of a tenant's cluster has the reason.
+func (m *standaloneMembers) waitFor(t testing.TB, tenant, reason string) memberState {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		state := m.state(tenant)
@@ -205,9 +205,9 @@ func (m *alone) is(t testing.TB, tenant, reason string) memberState {
 	}
 }
 
-// TestOrdinaryServer: a server that does what API servers do is joined.
+// TestOrdinaryServer checks that a correct API server is joined.
 func TestOrdinaryServer(t *testing.T) {
-	m := newAlone(t, Options{})
+	m := newStandaloneMembers(t, Options{})
 	asked := make(chan string, 1000)
 	h := newHostile(t, func(_ http.ResponseWriter, r *http.Request) bool {
 		select {
@@ -217,8 +217,8 @@ func TestOrdinaryServer(t *testing.T) {
 		return false
 	})
 
-	m.joinsAt(t, "a", h)
-	m.is(t, "a", v1alpha1.ReasonConnected)
+	m.joinServer(t, "a", h)
+	m.waitFor(t, "a", v1alpha1.ReasonConnected)
 
 	for range len(asked) {
 		url := <-asked
@@ -230,8 +230,8 @@ func TestOrdinaryServer(t *testing.T) {
 	}
 }
 
-// TestRedirectedMember: no answer of a tenant's API server sends the broker, and its token,
-// anywhere.
+// TestRedirectedMember checks that the broker follows no redirect, which would send its token
+// elsewhere.
 func TestRedirectedMember(t *testing.T) {
 	var reached atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -255,9 +255,9 @@ func TestRedirectedMember(t *testing.T) {
 					return when(r)
 				})
 
-				m := newAlone(t, Options{})
-				m.joinsAt(t, "a", h)
-				state := m.is(t, "a", v1alpha1.ReasonInvalidAnswer)
+				m := newStandaloneMembers(t, Options{})
+				m.joinServer(t, "a", h)
+				state := m.waitFor(t, "a", v1alpha1.ReasonInvalidAnswer)
 				if !strings.Contains(state.message, "tenant a") ||
 					!strings.Contains(state.message, "redirect") {
 					t.Errorf("message %q", state.message)
@@ -270,8 +270,8 @@ func TestRedirectedMember(t *testing.T) {
 	}
 }
 
-// TestEndlessMember: whatever an API server sends without end, little is read of it, and the
-// XPUTenant says which limit it was.
+// TestEndlessMember checks that the broker stops reading an endless answer, and that the XPUTenant
+// names the limit.
 func TestEndlessMember(t *testing.T) {
 	endless := func(w io.Writer, r *http.Request, head string, next func(n int) string) {
 		_, _ = io.WriteString(w, head)
@@ -348,10 +348,11 @@ func TestEndlessMember(t *testing.T) {
 			})
 
 			before := heap()
-			m := newAlone(t, Options{Limits: Limits{Objects: 300, AnswerBytes: 1 << 20}})
-			m.joinsAt(t, "a", h)
+			m := newStandaloneMembers(t,
+				Options{Limits: Limits{Objects: 300, AnswerBytes: 1 << 20}})
+			m.joinServer(t, "a", h)
 
-			state := m.is(t, "a",
+			state := m.waitFor(t, "a",
 				map[bool]string{
 					true: v1alpha1.ReasonInvalidAnswer, false: v1alpha1.ReasonLimitExceeded,
 				}[name == "empty pages"])
@@ -366,14 +367,15 @@ func TestEndlessMember(t *testing.T) {
 	}
 }
 
-// heap is how much memory is in use.
+// heap returns how many bytes of heap are in use.
 func heap() int64 {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int64(stats.HeapAlloc)
 }
 
-// TestMemberEndsWithItsTenant: no request outlives the membership, however its answer goes on.
+// TestMemberEndsWithItsTenant checks that requests end with the membership, even if an answer is
+// still arriving.
 func TestMemberEndsWithItsTenant(t *testing.T) {
 	var open atomic.Int64
 	h := newHostile(t, func(w http.ResponseWriter, r *http.Request) bool {
@@ -396,8 +398,8 @@ func TestMemberEndsWithItsTenant(t *testing.T) {
 		return true
 	})
 
-	m := newAlone(t, Options{})
-	m.joinsAt(t, "a", h)
+	m := newStandaloneMembers(t, Options{})
+	m.joinServer(t, "a", h)
 
 	for open.Load() == 0 {
 		time.Sleep(time.Millisecond)
@@ -411,7 +413,8 @@ func TestMemberEndsWithItsTenant(t *testing.T) {
 	}
 }
 
-// TestRestlessMember: an API server that has the broker begin again and again is asked rarely.
+// TestRestlessMember checks that an API server which makes the broker retry is asked at a limited
+// rate.
 func TestRestlessMember(t *testing.T) {
 	conflict := func(w http.ResponseWriter, retry string) {
 		w.Header().Set("Content-Type", "application/json")
@@ -423,7 +426,7 @@ func TestRestlessMember(t *testing.T) {
 			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"again"}`)
 	}
 	for name, test := range map[string]struct {
-		do   does
+		do   handlerOverride
 		most func(h *hostile) (asked, most int64)
 	}{
 		"Lease conflicts": {func(w http.ResponseWriter, r *http.Request) bool {
@@ -463,9 +466,9 @@ func TestRestlessMember(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHostile(t, test.do)
-			m := newAlone(t, Options{})
-			m.joinsAt(t, "a", h)
-			time.Sleep(2 * time.Second) // how often it is asked in this time
+			m := newStandaloneMembers(t, Options{})
+			m.joinServer(t, "a", h)
+			time.Sleep(2 * time.Second) // the time for which requests are counted
 			if asked, most := test.most(h); asked == 0 || asked > most {
 				t.Errorf("it was asked %d times in 2 s, want %d at most", asked, most)
 			}
@@ -473,8 +476,8 @@ func TestRestlessMember(t *testing.T) {
 	}
 }
 
-// TestLongTextsOfMember: no text of a tenant's API server is so long that a status cannot have it,
-// nor does a log.
+// TestLongTextsOfMember checks that texts of a tenant's API server are shortened in statuses and
+// logs.
 func TestLongTextsOfMember(t *testing.T) {
 	long := strings.Repeat("x\x1b[2J\n", 8000)
 	quoted, err := json.Marshal(long)
@@ -487,7 +490,7 @@ func TestLongTextsOfMember(t *testing.T) {
 		quoted, quoted)
 	for name, test := range map[string]struct {
 		reason string
-		do     does
+		do     handlerOverride
 	}{
 		"failure": {v1alpha1.ReasonUnauthorized, func(w http.ResponseWriter, r *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
@@ -549,9 +552,9 @@ func TestLongTextsOfMember(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newAlone(t, Options{})
-			m.joinsAt(t, "a", newHostile(t, test.do))
-			state := m.is(t, "a", test.reason)
+			m := newStandaloneMembers(t, Options{})
+			m.joinServer(t, "a", newHostile(t, test.do))
+			state := m.waitFor(t, "a", test.reason)
 			if strings.ContainsAny(state.message, "\x1b\n") {
 				t.Errorf("message %q", state.message)
 			}

@@ -20,22 +20,23 @@ import (
 
 var leaseKind = coordinationv1.SchemeGroupVersion.WithKind("Lease")
 
-// lease is the Lease in a tenant's cluster. By its renewals the tenant knows that the broker is
-// there, and by the answers the broker that the tenant is. Of two infra clusters the one that has
-// it is the tenant's.
+// lease holds the Lease of this infra cluster in a tenant's cluster. The renewals show the tenant
+// that the broker is alive, and their answers show the broker that the tenant is. If two infra
+// clusters want the same tenant, the holder of the Lease serves it.
 type lease struct {
-	client   client.Client // asks the API server
+	client   client.Client // not cached
 	key      client.ObjectKey
 	identity string
 	duration time.Duration
 	timeout  time.Duration
 
-	last *coordinationv1.Lease // as it was seen last, nil if it was not
-	// since when another's has not been renewed, by this clock: the two may differ
-	others time.Time
+	lastSeen *coordinationv1.Lease // as last read or written; nil if unknown
+	// unchangedSince is when another holder was last seen to renew. It is local time, because the
+	// clocks of the two infra clusters may differ.
+	unchangedSince time.Time
 }
 
-// leaseRenewals is how many renewals may be missed.
+// leaseRenewals is how many renewal periods a Lease lasts.
 const leaseRenewals = 4
 
 func newLease(config *rest.Config, namespace string, o Options) (*lease, error) {
@@ -57,20 +58,20 @@ func newLease(config *rest.Config, namespace string, o Options) (*lease, error) 
 	}, err
 }
 
-// takenError says that another infra cluster has the Lease.
-type takenError struct{ holder, lease string }
+// heldError is returned if another infra cluster holds the Lease.
+type heldError struct{ holder, lease string }
 
-func (e *takenError) Error() string {
+func (e *heldError) Error() string {
 	return fmt.Sprintf("the broker of another infra cluster, %s, has Lease %s; end that one, or "+
 		"delete the XPUTenant in one of the two",
 		e.holder, e.lease)
 }
 
-// leaseAttempts is how often a renewal is tried at once when somebody else writes the Lease. An API
-// server can say so forever.
+// leaseAttempts bounds the immediate retries after a write conflict, because an API server can
+// answer Conflict forever.
 const leaseAttempts = 3
 
-// renew renews the Lease, or takes it if nobody has it.
+// renew renews the Lease, or takes it if it is free or has expired.
 func (l *lease) renew(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
@@ -79,14 +80,14 @@ func (l *lease) renew(ctx context.Context) (err error) {
 		if err = l.attempt(ctx); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
-		l.last = nil
+		l.lastSeen = nil
 	}
 
 	return err
 }
 
 func (l *lease) attempt(ctx context.Context) error {
-	if l.last == nil {
+	if l.lastSeen == nil {
 		var got coordinationv1.Lease
 		err := l.client.Get(ctx, l.key, &got)
 		if apierrors.IsNotFound(err) {
@@ -95,16 +96,16 @@ func (l *lease) attempt(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("Lease %s: %w", l.key, err)
 		}
-		l.last = &got
+		l.lastSeen = &got
 	}
 
-	next := l.last.DeepCopy()
+	next := l.lastSeen.DeepCopy()
 	if holder := ptr.Deref(next.Spec.HolderIdentity, ""); holder != l.identity && holder != "" {
-		if l.others.IsZero() {
-			l.others = time.Now()
+		if l.unchangedSince.IsZero() {
+			l.unchangedSince = time.Now()
 		}
-		if time.Since(l.others) < l.duration {
-			return l.await(ctx, holder)
+		if time.Since(l.unchangedSince) < l.duration {
+			return l.checkRenewed(ctx, holder)
 		}
 		next.Spec.LeaseTransitions = new(ptr.Deref(next.Spec.LeaseTransitions, 0) + 1)
 		next.Spec.AcquireTime = now()
@@ -116,20 +117,20 @@ func (l *lease) attempt(ctx context.Context) error {
 		return fmt.Errorf("renew Lease %s: %w", l.key, err)
 	}
 
-	l.last, l.others = next, time.Time{}
+	l.lastSeen, l.unchangedSince = next, time.Time{}
 	return nil
 }
 
-// await looks whether the other holder has renewed the Lease.
-func (l *lease) await(ctx context.Context, holder string) error {
+// checkRenewed notes whether the other holder has renewed the Lease, and returns a heldError.
+func (l *lease) checkRenewed(ctx context.Context, holder string) error {
 	var got coordinationv1.Lease
 	if err := l.client.Get(ctx, l.key, &got); err != nil {
 		return fmt.Errorf("Lease %s: %w", l.key, err)
 	}
-	if got.ResourceVersion != l.last.ResourceVersion {
-		l.last, l.others = &got, time.Now()
+	if got.ResourceVersion != l.lastSeen.ResourceVersion {
+		l.lastSeen, l.unchangedSince = &got, time.Now()
 	}
-	return &takenError{holder: holder, lease: l.key.String()}
+	return &heldError{holder: holder, lease: l.key.String()}
 }
 
 func (l *lease) create(ctx context.Context) error {
@@ -145,6 +146,6 @@ func (l *lease) create(ctx context.Context) error {
 		return fmt.Errorf("create Lease %s: %w", l.key, err)
 	}
 
-	l.last = made
+	l.lastSeen = made
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestLease covers whose a tenant is, whatever the clocks of two infra clusters say.
+// TestLease checks who holds the Lease, whatever the difference between two infra clusters' clocks.
 func TestLease(t *testing.T) {
 	for name, skew := range map[string]time.Duration{
 		"same clock": 0, "a minute ahead": time.Minute, "a minute behind": -time.Minute,
@@ -50,15 +50,15 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 		if err := first.renew(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		first.last.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(skew)}
-		if err := api.Update(t.Context(), first.last); err != nil {
+		first.lastSeen.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(skew)}
+		if err := api.Update(t.Context(), first.lastSeen); err != nil {
 			t.Fatal(err)
 		}
 	}
 
 	refused := func(when string) {
 		t.Helper()
-		var taken *takenError
+		var taken *heldError
 		if err := second.renew(t.Context()); !errors.As(err, &taken) || taken.holder != "infra-1" {
 			t.Errorf("%s: error %v, want that infra-1 has it", when, err)
 		}
@@ -75,12 +75,12 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 		time.Sleep(10 * time.Second)
 	}
 
-	time.Sleep(time.Hour) // the first one is gone
+	time.Sleep(time.Hour) // the first infra cluster is gone
 	if err := second.renew(t.Context()); err != nil {
 		t.Errorf("an hour later: %v", err)
 	}
 
-	var taken *takenError
+	var taken *heldError
 	if err := first.renew(t.Context()); !errors.As(err, &taken) || taken.holder != "infra-2" {
 		t.Errorf("back again the first gets %v, want that infra-2 has it", err)
 	}

@@ -9,37 +9,37 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Limits bound what the cluster of one tenant costs, whose API server may send anything. Zero
-// values mean the defaults.
+// Limits bound the resources that one tenant's cluster may use, because its API server may send
+// anything. A zero value means the default.
 type Limits struct {
 	// AnswerBytes bounds one answer of the API server: an object, a page of a list, or an event of
-	// a watch. Default 4 MiB: a page has 50 objects, and one of etcd has 1.5 MiB at most.
+	// a watch. Default 4 MiB: a page has 50 objects, and an object in etcd has at most 1.5 MiB.
 	AnswerBytes int
-	// BytesPerSecond bounds what is read of all answers together; AnswerBytes may come at once.
-	// Default 8 MiB: to decode as much takes a fifth of a CPU, and the 16 384 XPUPorts that a
+	// BytesPerSecond bounds the rate at which answers are read; AnswerBytes may arrive in a burst.
+	// Default 8 MiB: decoding this much takes a fifth of a CPU, and the 16 384 XPUPorts that a
 	// tenant may have are read within 10 s.
 	BytesPerSecond int
-	// RequestsPerSecond bounds how often the API server is asked, and how many changes of objects
-	// are taken from it; as many may come at once. Default 1000, for three requests for each of 300
+	// RequestsPerSecond bounds requests to the API server, and separately the watch events that are
+	// taken from it. As many may come in a burst. Default 1000, for three requests for each of 300
 	// XPUPorts in a second.
 	RequestsPerSecond int
-	// Objects bounds how many objects of a kind are read. Default 16384.
+	// Objects bounds how many objects of each kind are read. Default 16384.
 	Objects int
-	// CacheBytes bounds what is kept of the objects of all kinds, as JSON. Default 32 MiB, for
-	// 16 384 XPUPorts and 1 000 XPUNodes.
+	// CacheBytes bounds the size as JSON of the cached objects of all kinds. Default 32 MiB, for 16
+	// 384 XPUPorts and 1 000 XPUNodes.
 	CacheBytes int
-	// ObjectBytes bounds one object that is carried over, as JSON and without what is not kept.
-	// Default 64 KiB: an XPUNode with 64 PFs has 30 kB, and an XPUPort 2 kB.
+	// ObjectBytes bounds the size as JSON of one object that is copied, without the fields that are
+	// not cached. Default 64 KiB: an XPUNode with 64 PFs has 30 kB, and an XPUPort 2 kB.
 	ObjectBytes int
 
-	// Ports is how many XPUPorts a tenant may have whose XPUTenant does not say. Default 10000, for
-	// which the broker's memory is enough.
+	// Ports bounds the XPUPorts of a tenant whose XPUTenant has no spec.maxPorts. Default 10000,
+	// for which the broker's memory is enough.
 	Ports int
-	// Nodes is how many XPUNodes a tenant may have whose XPUTenant does not say. Default 1000.
+	// Nodes bounds the XPUNodes of a tenant whose XPUTenant has no spec.maxNodes. Default 1000.
 	Nodes int
 }
 
-// DefaultLimits are those of the zero value.
+// DefaultLimits returns the limits that the zero value stands for.
 func DefaultLimits() Limits {
 	return Limits{
 		AnswerBytes: 4 << 20, BytesPerSecond: 8 << 20, RequestsPerSecond: 1000,
@@ -60,7 +60,7 @@ func (l *Limits) setDefaults() {
 	l.Nodes = cmp.Or(l.Nodes, those.Nodes)
 }
 
-// Validate says which limit nothing could keep.
+// Validate returns an error that names a limit outside its range.
 func (l *Limits) Validate() error {
 	for _, of := range []struct {
 		flag  string
@@ -78,22 +78,22 @@ func (l *Limits) Validate() error {
 	return nil
 }
 
-// refusal says that a tenant's API server does what none may, or sends more than it may.
+// refusal is the error for a tenant's API server that misbehaves or exceeds a limit.
 type refusal struct {
 	reason  string // of the condition Connected
-	message string // what it did, and what would be right
+	message string // what the server did, and what would be right
 }
 
 func (r *refusal) Error() string { return r.message }
 
-// misbehaves is that the API server does not answer as API servers do.
+// misbehaves returns the refusal of an answer that no correct API server gives.
 func misbehaves(format string, args ...any) *refusal {
 	return &refusal{
 		reason: v1alpha1.ReasonInvalidAnswer, message: cut(fmt.Sprintf(format, args...)),
 	}
 }
 
-// tooMuch is that a limit is exceeded.
+// tooMuch returns the refusal of an answer that exceeds a limit.
 func tooMuch(format string, args ...any) *refusal {
 	return &refusal{
 		reason: v1alpha1.ReasonLimitExceeded, message: cut(fmt.Sprintf(format, args...)),

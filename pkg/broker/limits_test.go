@@ -31,7 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// TestMaxPorts: what is more than a tenant may have waits, and comes when there is room.
+// TestMaxPorts checks that XPUPorts over a tenant's limit wait, and are copied when others go.
 func TestMaxPorts(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
@@ -86,10 +86,10 @@ func TestMaxPorts(t *testing.T) {
 	})
 }
 
-// gate lets requests with a text in their URL wait, and counts them. Safe for concurrent use.
+// gate holds requests with a text in their URL, and counts them. Safe for concurrent use.
 type gate struct {
 	text string
-	open chan struct{} // closed when all may pass
+	open chan struct{} // closed to let all pass
 
 	mu            sync.Mutex
 	waiting, most int
@@ -120,8 +120,8 @@ func (g *gate) count(n int) {
 	g.most = max(g.most, g.waiting)
 }
 
-// TestFlood covers that a tenant with more XPUPorts to carry over than the broker has workers holds
-// up no other.
+// TestFlood checks that a tenant with more XPUPorts than the broker has workers delays no other
+// tenant.
 func TestFlood(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -140,7 +140,7 @@ func TestFlood(t *testing.T) {
 		names = append(names, fmt.Sprintf("c1pf0vf%d", n))
 	}
 
-	g.waits(w.a, 4)
+	g.waitFor(w.a, 4)
 	w.b.portIs(w.b.agentPort("node1", vf(0), "card-b", "blue"), v1alpha1.ReasonUp)
 	w.serves(quiet, "c1pf0vf0")
 	w.serves(flooded)
@@ -157,8 +157,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// waits until so many requests wait.
-func (g *gate) waits(s *testCluster, want int) {
+// waitFor waits until that many requests are held.
+func (g *gate) waitFor(s *testCluster, want int) {
 	s.Helper()
 	s.eventually("what its tenant has is being carried over", func() error {
 		g.mu.Lock()
@@ -170,8 +170,8 @@ func (g *gate) waits(s *testCluster, want int) {
 	})
 }
 
-// TestFloodOfEachKind covers the same for the other kinds: XPUNetworks and XPUNodes that the infra
-// cluster hangs on, and XPUs that the tenant's cluster does.
+// TestFloodOfEachKind checks the same for the other kinds: the infra cluster hangs on XPUNetworks
+// and XPUNodes, and the tenant's cluster on XPUs.
 func TestFloodOfEachKind(t *testing.T) {
 	const many = 12
 	for name, test := range map[string]struct {
@@ -232,7 +232,7 @@ func TestFloodOfEachKind(t *testing.T) {
 				test.flood(w, n)
 			}
 
-			g.waits(w.a, 4)
+			g.waitFor(w.a, 4)
 			test.other(w)
 			open()
 			if g.mu.Lock(); g.most > 4 {
@@ -245,8 +245,7 @@ func TestFloodOfEachKind(t *testing.T) {
 	}
 }
 
-// refusing has an API server say Conflict to each write of a path, and counts them. Safe for
-// concurrent use.
+// refusing answers Conflict to each write of a path, and counts them. Safe for concurrent use.
 type refusing struct {
 	path  string
 	count *atomic.Int64
@@ -266,8 +265,8 @@ func (r refusing) RoundTrip(request *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// TestConflictsWithoutEnd: a tenant's API server that says Conflict to each write is asked less and
-// less often.
+// TestConflictsWithoutEnd checks that the broker slows down if a tenant's API server answers every
+// write with Conflict.
 func TestConflictsWithoutEnd(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -282,14 +281,14 @@ func TestConflictsWithoutEnd(t *testing.T) {
 	}
 
 	before := asked.Load()
-	time.Sleep(3 * time.Second) // how often it is asked in this time: 50 ms after, 100 ms and so on
+	time.Sleep(3 * time.Second) // retries come after 50 ms, 100 ms and so on
 	if n := asked.Load() - before; n > 12 {
 		t.Errorf("it was asked %d times in 3 s, want 12 at most", n)
 	}
 }
 
-// TestMaxNodes: of a tenant with many nodes the infra cluster has as many as its XPUTenant says,
-// which says so, and others come when there is room.
+// TestMaxNodes checks that XPUNodes over a tenant's limit are not copied, that the XPUTenant says
+// so, and that they are copied when others go.
 func TestMaxNodes(t *testing.T) {
 	w := newWorld(t)
 	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
@@ -347,8 +346,7 @@ func TestMaxNodes(t *testing.T) {
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
 }
 
-// TestLargeObjects: an object that is larger than the infra cluster takes is not carried over, and
-// others are.
+// TestLargeObjects checks that too large objects are not copied, while others are.
 func TestLargeObjects(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -398,7 +396,7 @@ func TestLargeObjects(t *testing.T) {
 	})
 }
 
-// TestForeignXPU: a tenant has no XPU that is not its own, whatever its objects say.
+// TestForeignXPU checks that a tenant cannot use another tenant's XPU, whatever its objects claim.
 func TestForeignXPU(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
@@ -410,7 +408,7 @@ func TestForeignXPU(t *testing.T) {
 	})
 
 	t.Run("card of another tenant", func(t *testing.T) {
-		w.b.node("thief", "MT-a") // it says that it has a's card
+		w.b.node("thief", "MT-a") // it claims a's card
 		w.infra.eventually("the infra cluster hears of it", func() error {
 			return w.infra.get(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b.thief"}})
 		})
@@ -446,8 +444,8 @@ func TestForeignXPU(t *testing.T) {
 	})
 }
 
-// TestAbandonedFunctions: the nodes of a tenant learn which Functions the infra cluster's
-// administrator has given up.
+// TestAbandonedFunctions checks that a tenant's nodes learn which Functions the infra cluster's
+// administrator has abandoned.
 func TestAbandonedFunctions(t *testing.T) {
 	w := newWorld(t)
 	w.scene(w.a, nil)
@@ -477,8 +475,8 @@ func TestAbandonedFunctions(t *testing.T) {
 	})
 }
 
-// TestCardComesLater: an XPUPort whose XPU is not of its node, or not of its tenant, is carried
-// over as soon as it is, and not when it would be looked at again.
+// TestCardComesLater checks that an XPUPort is copied as soon as its XPU serves its node or tenant,
+// not only at the next retry.
 func TestCardComesLater(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
@@ -497,8 +495,7 @@ func TestCardComesLater(t *testing.T) {
 	w.serves(agent, "c1pf0vf1")
 }
 
-// agentPort creates an XPUPort as an agent does for a pod of namespace default that the device
-// plugin gave a Function.
+// agentPort creates an XPUPort like an agent does for a pod that uses the device plugin.
 func (s *testCluster) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
 	s.Helper()
 	port := claim.NewPort(systemNamespace, f, "fast", v1alpha1.XPUPortSpec{
@@ -510,7 +507,7 @@ func (s *testCluster) agentPort(node string, f function.ID, xpu, network string)
 	return port
 }
 
-// TestAgentPorts covers XPUPorts without a claim: the tenant's cluster admits them.
+// TestAgentPorts checks that the tenant's cluster admits XPUPorts without a claim.
 func TestAgentPorts(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
@@ -549,7 +546,7 @@ func TestAgentPorts(t *testing.T) {
 	w.serves(agent)
 }
 
-// TestSegments covers ranges that are used up, and those of two tenants that overlap.
+// TestSegments covers exhausted ranges and the overlapping ranges of two tenants.
 func TestSegments(t *testing.T) {
 	w := newWorld(t)
 	own := w.infra.network("infra-own", 100)
@@ -557,7 +554,7 @@ func TestSegments(t *testing.T) {
 	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
 		spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101}
 	})
-	// with 99
+	// the 100th
 	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}},
 		v1alpha1.ReasonUp)
 	first := w.a.network("first", 0)
@@ -594,7 +591,8 @@ func TestSegments(t *testing.T) {
 	w.b.networkIs(theirs, v1alpha1.ReasonConflict)
 }
 
-// TestSegmentOfNobody covers that a broker that starts gives back what another one did not come to.
+// TestSegmentOfNobody checks that a starting broker frees segments that a killed one left
+// allocated.
 func TestSegmentOfNobody(t *testing.T) {
 	w := newWorld(t)
 	tenant, _ := w.scene(w.a, nil)
@@ -623,13 +621,13 @@ func TestSegmentOfNobody(t *testing.T) {
 	})
 }
 
-// TestRights covers that the broker's token reads and writes in a tenant's cluster what it must,
-// and nothing else.
+// TestRights checks that the broker's token allows in a tenant's cluster what it must, and nothing
+// else.
 func TestRights(t *testing.T) {
 	w := newWorld(t)
 	w.scene(w.a, nil)
 	w.stopBroker()
-	rights, err := w.a.as(t.Context(), systemNamespace, "xpu-broker")
+	rights, err := w.a.configFor(t.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -653,7 +651,7 @@ func TestRights(t *testing.T) {
 		}
 	})
 
-	// Policies take effect a moment after they were made.
+	// Policies take effect a moment after their creation.
 	refused := func(what string, try func() error) {
 		t.Helper()
 		w.a.eventually(what+" is refused", func() error {
@@ -715,10 +713,10 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// rules are what a ServiceAccount may do in namespace default: "group resources verbs".
+// rules returns what a ServiceAccount may do in namespace default, as "group resources verbs".
 func (s *testCluster) rules(t *testing.T, namespace, name string) (rules []string) {
 	t.Helper()
-	rights, err := s.as(t.Context(), namespace, name)
+	rights, err := s.configFor(t.Context(), namespace, name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// link is a TCP proxy to an API server, which can be cut and hang.
+// link is a TCP proxy to an API server that can refuse connections or hang.
 type link struct {
 	listener net.Listener
 	target   string
@@ -25,7 +25,7 @@ type linkMode int
 const (
 	linkUp    linkMode = iota
 	linkDown           // connections are refused
-	linkHangs          // connections are taken, and nothing comes
+	linkHangs          // connections are accepted, and no data arrives
 )
 
 func newLink(t *testing.T, host string) *link {
@@ -52,7 +52,7 @@ func newLink(t *testing.T, host string) *link {
 
 func (l *link) address() string { return l.listener.Addr().String() }
 
-// set changes the mode. Connections that there are end.
+// set changes the mode and closes all connections.
 func (l *link) set(mode linkMode) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *link) set(mode linkMode) {
 	clear(l.conns)
 }
 
-// add notes a connection, and says what to do with it.
+// add registers a connection, and returns how to treat it.
 func (l *link) add(conn net.Conn) linkMode {
 	l.mu.Lock()
 	defer l.mu.Unlock()

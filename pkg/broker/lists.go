@@ -29,68 +29,69 @@ import (
 )
 
 const (
-	// pageSize is how many objects a list is asked for at a time.
+	// pageSize is the page size of lists.
 	pageSize = 50
-	// watchBurst is how many watches of a kind may begin at once, and watchPace how long it is
-	// until one more may: an API server can end each as soon as it has begun.
+	// watchBurst is how many watches of a kind may start at once, and watchPace the time until one
+	// more may. The rate is limited because an API server can end each watch immediately.
 	watchBurst = 10
 	watchPace  = time.Second
 )
 
-// annotationBytes is on an object of a cache of which only the metadata was kept, since it has more
-// than Limits.ObjectBytes: how many it has.
+// annotationBytes marks a cached object that exceeded Limits.ObjectBytes, so that only its metadata
+// was kept. The value is the object's original size.
 const annotationBytes = v1alpha1.GroupName + "/bytes"
 
-// shelf is what is kept of the objects of one tenant's cluster. Safe for concurrent use.
-type shelf struct {
+// cacheLimiter limits the objects that are cached of one tenant's cluster. Safe for concurrent use.
+type cacheLimiter struct {
 	*traffic
-	news chan struct{} // has an element when there is a new refusal
+	newRefusal chan struct{} // has an element after a new refusal
 
 	mu       sync.Mutex
-	bytes    int                 // of all kinds
-	refusals map[string]*refused // by kind
+	bytes    int                      // of all kinds
+	refusals map[string]*kindRefusals // by kind
 }
 
-// refused is why a kind could not be read.
-type refused struct {
-	list    error // of the last list
-	watch   error // of the last watch that was refused, at this time
-	watched time.Time
+// kindRefusals are the reasons why a kind could not be read.
+type kindRefusals struct {
+	list      error // error of the last list
+	watch     error // error of the last refused watch, at watchedAt
+	watchedAt time.Time
 }
 
-// shelfKind is what is kept of one kind.
-type shelfKind struct {
-	*shelf
-	name   string // "XPUPorts"
-	of     reflect.Type
-	sizes  map[types.NamespacedName]int // in bytes of JSON
-	begins *rate.Limiter                // of watches
-	from   toolscache.ListerWatcherWithContext
+// kindLimiter limits the cached objects of one kind.
+type kindLimiter struct {
+	*cacheLimiter
+	name      string // "XPUPorts"
+	goType    reflect.Type
+	sizes     map[types.NamespacedName]int // bytes of JSON
+	watchRate *rate.Limiter                // limits how often a watch starts
+	source    toolscache.ListerWatcherWithContext
 }
 
-func newShelf(t *traffic) *shelf {
-	return &shelf{traffic: t, refusals: map[string]*refused{}, news: make(chan struct{}, 1)}
+func newCacheLimiter(t *traffic) *cacheLimiter {
+	return &cacheLimiter{traffic: t, refusals: map[string]*kindRefusals{},
+		newRefusal: make(chan struct{}, 1)}
 }
 
-// newInformer is an option of the cache: the informer keeps what the limits allow.
-func (s *shelf) newInformer(
+// newInformer is a cache option that makes informers obey the limits.
+func (s *cacheLimiter) newInformer(
 	from toolscache.ListerWatcher, of runtime.Object, resync time.Duration,
 	indexers toolscache.Indexers,
 ) toolscache.SharedIndexInformer {
-	kind := &shelfKind{
-		shelf: s, name: kindOf(of), of: reflect.TypeOf(of),
-		from:   toolscache.ToListerWatcherWithContext(from),
-		sizes:  map[types.NamespacedName]int{},
-		begins: rate.NewLimiter(rate.Every(watchPace), watchBurst),
+	kind := &kindLimiter{
+		cacheLimiter: s, name: kindOf(of), goType: reflect.TypeOf(of),
+		source:    toolscache.ToListerWatcherWithContext(from),
+		sizes:     map[types.NamespacedName]int{},
+		watchRate: rate.NewLimiter(rate.Every(watchPace), watchBurst),
 	}
 
-	bounded := &listed{ListWatch: &toolscache.ListWatch{
+	bounded := &pagedListWatch{ListWatch: &toolscache.ListWatch{
 		ListWithContextFunc: kind.list, WatchFuncWithContext: kind.watch,
 	}}
 	return toolscache.NewSharedIndexInformer(bounded, of, resync, indexers)
 }
 
-// kindOf is the plural of a kind, for messages.
+// kindOf returns the plural of a kind, for messages.
 func kindOf(o runtime.Object) string {
 	switch o.(type) {
 	case *v1alpha1.XPUPort:
@@ -103,18 +104,17 @@ func kindOf(o runtime.Object) string {
 	return "XPUs"
 }
 
-// listed is a ListWatch whose lists come in pages. A list that comes as a watch has no end that one
-// could ask for.
-type listed struct{ *toolscache.ListWatch }
+// pagedListWatch makes informers list in pages. A list streamed by a watch could not be bounded.
+type pagedListWatch struct{ *toolscache.ListWatch }
 
-func (*listed) IsWatchListSemanticsUnSupported() bool { return true }
+func (*pagedListWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
-// rememberedFor is how long a watch counts that was refused: the list that follows may well be
-// taken.
-const rememberedFor = time.Minute
+// refusedWatchTTL is how long the refusal of a watch counts, because the list that follows may well
+// succeed.
+const refusedWatchTTL = time.Minute
 
-// problem is why some kind cannot be read, nil if all can.
-func (s *shelf) problem() error {
+// problem returns why a kind cannot be read, or nil if all can.
+func (s *cacheLimiter) problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, kind := range slices.Sorted(maps.Keys(s.refusals)) {
@@ -125,16 +125,16 @@ func (s *shelf) problem() error {
 	return nil
 }
 
-func (r *refused) current() error {
-	if r.list == nil && time.Since(r.watched) < rememberedFor {
+func (r *kindRefusals) current() error {
+	if r.list == nil && time.Since(r.watchedAt) < refusedWatchTTL {
 		return r.watch
 	}
 	return r.list
 }
 
-// note records what became of a list or watch of the kind, and returns the error as it may be
-// logged. Errors that the API server is not to blame for end by themselves, and change nothing.
-func (k *shelfKind) note(err error, isList bool) error {
+// recordResult records the result of a list or watch, and returns the error shortened for logs. It
+// ignores errors that are not the API server's fault, because they are temporary.
+func (k *kindLimiter) recordResult(err error, isList bool) error {
 	r, isRefusal := errors.AsType[*refusal](err)
 	if err != nil && !isRefusal {
 		return brief(err)
@@ -145,7 +145,7 @@ func (k *shelfKind) note(err error, isList bool) error {
 
 	of := k.refusals[k.name]
 	if of == nil {
-		of = &refused{}
+		of = &kindRefusals{}
 		k.refusals[k.name] = of
 	}
 
@@ -157,12 +157,12 @@ func (k *shelfKind) note(err error, isList bool) error {
 	case isList:
 		of.list = r
 	default:
-		of.watch, of.watched = r, time.Now()
+		of.watch, of.watchedAt = r, time.Now()
 	}
 
 	if !known {
 		select {
-		case k.news <- struct{}{}:
+		case k.newRefusal <- struct{}{}:
 		default:
 		}
 	}
@@ -170,21 +170,25 @@ func (k *shelfKind) note(err error, isList bool) error {
 	return r
 }
 
-// list reads all objects of the kind as they are now.
-func (k *shelfKind) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	list, err := k.pages(ctx, options)
-	return list, k.note(err, true)
+// list reads all objects of the kind.
+func (k *kindLimiter) list(
+	ctx context.Context, options metav1.ListOptions,
+) (runtime.Object, error) {
+	list, err := k.listPages(ctx, options)
+	return list, k.recordResult(err, true)
 }
 
-// pages reads a page at a time. With a resource version an API server would answer from its cache,
-// with all at once whatever the limit.
-func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+// listPages reads the objects page by page. The resource version is left out, because with it an
+// API server answers from its cache, all objects at once whatever the limit.
+func (k *kindLimiter) listPages(
+	ctx context.Context, options metav1.ListOptions,
+) (runtime.Object, error) {
 	options.ResourceVersion, options.ResourceVersionMatch = "", ""
 	options.Limit, options.Continue = pageSize, ""
 	sizes := map[types.NamespacedName]int{}
 	var items []runtime.Object
 	for {
-		page, err := k.from.ListWithContext(ctx, options)
+		page, err := k.source.ListWithContext(ctx, options)
 		if err != nil {
 			return nil, err
 		}
@@ -194,12 +198,12 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 			return nil, err
 		}
 
-		kept, err := k.keepAll(page, sizes)
+		admitted, err := k.admitPage(page, sizes)
 		if err != nil {
 			return nil, err
 		}
 
-		items = append(items, kept...)
+		items = append(items, admitted...)
 		options.Continue = at.GetContinue()
 		switch {
 		case options.Continue == "":
@@ -207,8 +211,8 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 			if err := meta.SetList(page, items); err != nil {
 				return nil, err
 			}
-			return page, k.replace(sizes)
-		case len(kept) == 0:
+			return page, k.replaceSizes(sizes)
+		case len(admitted) == 0:
 			return nil, misbehaves("the API server of tenant %s says that its list of %s goes "+
 				"on, with an empty page; see what "+
 				"is at the kubeconfig's server", k.tenant, k.name)
@@ -218,8 +222,8 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 	}
 }
 
-// keepAll keeps the objects of a page, and adds their sizes.
-func (k *shelfKind) keepAll(
+// admitPage admits the objects of a page and adds their sizes to sizes.
+func (k *kindLimiter) admitPage(
 	page runtime.Object, sizes map[types.NamespacedName]int,
 ) (items []runtime.Object, err error) {
 	total := 0
@@ -229,11 +233,11 @@ func (k *shelfKind) keepAll(
 
 	err = meta.EachListItem(page, func(item runtime.Object) error {
 		o, ok := item.(client.Object)
-		if !ok || reflect.TypeOf(item) != k.of {
+		if !ok || reflect.TypeOf(item) != k.goType {
 			return fmt.Errorf("a list of %s has a %T", k.name, item)
 		}
 
-		size, err := k.keep(o)
+		size, err := k.admitObject(o)
 		if err != nil {
 			return err
 		}
@@ -253,15 +257,16 @@ func (k *shelfKind) keepAll(
 	return items, err
 }
 
-func (k *shelfKind) tooMany() error {
+func (k *kindLimiter) tooMany() error {
 	return tooMuch("the cluster of tenant %s has more than %d %s; delete some there, or start "+
 		"the broker with a larger "+
 		"--tenant-objects", k.tenant, k.limits.Objects, k.name)
 }
 
-// keep leaves of an object what the broker needs, and of one that is too large the metadata and the
-// condition Ready. It refuses those that no API server has.
-func (k *shelfKind) keep(o client.Object) (size int, err error) {
+// admitObject removes from an object what the broker does not need. From an object that is too
+// large it removes all but the metadata and the condition Ready. It refuses objects that no correct
+// API server has.
+func (k *kindLimiter) admitObject(o client.Object) (size int, err error) {
 	if err := k.checkIdentity(o); err != nil {
 		return 0, err
 	}
@@ -272,7 +277,7 @@ func (k *shelfKind) keep(o client.Object) (size int, err error) {
 	}
 
 	large := size
-	leaveOut(o)
+	stripToMetadata(o)
 
 	if size, err = sizeOf(o); err != nil || size > k.limits.ObjectBytes {
 		return 0, misbehaves("%s %s of tenant %s has metadata of %d bytes, more than the %d that "+
@@ -284,7 +289,7 @@ func (k *shelfKind) keep(o client.Object) (size int, err error) {
 	return size, nil
 }
 
-// sizeOf is how large an object is as JSON.
+// sizeOf returns the size of an object as JSON.
 func sizeOf(o client.Object) (int, error) {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -293,8 +298,8 @@ func sizeOf(o client.Object) (int, error) {
 	return len(text), nil
 }
 
-// largeBytes is how many bytes an object has of which only the metadata was kept; 0 if all was.
-func largeBytes(o client.Object) int {
+// originalBytes returns the original size of an object of which only the metadata was kept, or 0.
+func originalBytes(o client.Object) int {
 	size, err := strconv.Atoi(o.GetAnnotations()[annotationBytes])
 	if err != nil {
 		return 0
@@ -302,7 +307,7 @@ func largeBytes(o client.Object) int {
 	return size
 }
 
-// trim leaves out what is not carried over.
+// trim removes the fields that are not copied.
 func trim(o client.Object) {
 	if node, ok := o.(*v1alpha1.XPUNode); ok {
 		node.Status.Pools = nil
@@ -319,8 +324,8 @@ func trim(o client.Object) {
 	o.SetManagedFields(nil)
 }
 
-// leaveOut leaves of an object its metadata, and what it says of itself.
-func leaveOut(o client.Object) {
+// stripToMetadata removes all of an object but its metadata and its condition Ready.
+func stripToMetadata(o client.Object) {
 	ready := func(conditions []metav1.Condition) []metav1.Condition {
 		condition := v1alpha1.ReadyOf(conditions)
 		if condition.Type == "" {
@@ -343,8 +348,9 @@ func leaveOut(o client.Object) {
 	}
 }
 
-// checkIdentity refuses names that no object can have, by which it could not be told from others.
-func (k *shelfKind) checkIdentity(o client.Object) error {
+// checkIdentity refuses names, namespaces and UIDs that no object can have, because they would not
+// identify it.
+func (k *kindLimiter) checkIdentity(o client.Object) error {
 	name, namespace := o.GetName(), o.GetNamespace()
 	_, isNamespaced := o.(*v1alpha1.XPUPort)
 	switch {
@@ -367,8 +373,8 @@ func (k *shelfKind) checkIdentity(o client.Object) error {
 	return nil
 }
 
-// replace has the kind be what was listed.
-func (k *shelfKind) replace(sizes map[types.NamespacedName]int) error {
+// replaceSizes replaces the sizes of all objects of the kind after a list.
+func (k *kindLimiter) replaceSizes(sizes map[types.NamespacedName]int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 
@@ -391,15 +397,15 @@ func (k *shelfKind) replace(sizes map[types.NamespacedName]int) error {
 	return nil
 }
 
-func (k *shelfKind) tooLarge() error {
+func (k *kindLimiter) tooLarge() error {
 	return tooMuch("the XPUPorts, XPUNetworks, XPUNodes and XPUs of tenant %s have more than %d "+
 		"bytes together; delete some "+
 		"there, or start the broker with a larger --tenant-cache-bytes", k.tenant,
 		k.limits.CacheBytes)
 }
 
-// change has one object of the kind be of another size; it is gone if that is 0.
-func (k *shelfKind) change(key types.NamespacedName, size int) error {
+// setSize records the size of one object. Size 0 means that the object is gone.
+func (k *kindLimiter) setSize(key types.NamespacedName, size int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 
@@ -419,34 +425,35 @@ func (k *shelfKind) change(key types.NamespacedName, size int) error {
 	return nil
 }
 
-// watch follows the kind. It ends with an error once that is more than the limits allow.
-func (k *shelfKind) watch(
+// watch watches the kind. It ends with an error when a limit is exceeded.
+func (k *kindLimiter) watch(
 	ctx context.Context, options metav1.ListOptions,
 ) (watch.Interface, error) {
-	if err := k.begins.Wait(ctx); err != nil {
+	if err := k.watchRate.Wait(ctx); err != nil {
 		return nil, fmt.Errorf("wait to watch %s of tenant %s: %w", k.name, k.tenant, err)
 	}
 
-	ctx, stop := context.WithCancel(reporting(ctx, func(err error) { _ = k.note(err, false) }))
-	from, err := k.from.WatchWithContext(ctx, options)
+	ctx, stop := context.WithCancel(reporting(ctx,
+		func(err error) { _ = k.recordResult(err, false) }))
+	from, err := k.source.WatchWithContext(ctx, options)
 	if err != nil {
 		stop()
-		return nil, k.note(err, false)
+		return nil, k.recordResult(err, false)
 	}
 
-	w := &watching{from: from, result: make(chan watch.Event), ctx: ctx, stop: stop}
+	w := &filteredWatch{source: from, result: make(chan watch.Event), ctx: ctx, stop: stop}
 	go w.run(func(event watch.Event) watch.Event {
-		if k.events.Wait(ctx) != nil { // it was stopped
+		if k.events.Wait(ctx) != nil { // the watch was stopped
 			return event
 		}
-		return k.admit(event)
+		return k.admitEvent(event)
 	})
 
 	return w, nil
 }
 
-// admit is an event as the cache may have it.
-func (k *shelfKind) admit(event watch.Event) watch.Event {
+// admitEvent returns the event to pass to the cache.
+func (k *kindLimiter) admitEvent(event watch.Event) watch.Event {
 	if status, ok := event.Object.(*metav1.Status); ok {
 		cutStatus(status)
 		return event
@@ -456,19 +463,19 @@ func (k *shelfKind) admit(event watch.Event) watch.Event {
 	}
 
 	o, ok := event.Object.(client.Object)
-	if !ok || reflect.TypeOf(event.Object) != k.of {
+	if !ok || reflect.TypeOf(event.Object) != k.goType {
 		return k.failure(misbehaves("the API server of tenant %s has a %T in its watch of %s; "+
 			"see what is at the kubeconfig's "+
 			"server", k.tenant, event.Object, k.name))
 	}
 
-	size, err := k.keep(o)
+	size, err := k.admitObject(o)
 	if event.Type == watch.Deleted {
 		size = 0
 	}
 
 	if err == nil {
-		err = k.change(client.ObjectKeyFromObject(o), size)
+		err = k.setSize(client.ObjectKeyFromObject(o), size)
 	}
 	if err != nil {
 		return k.failure(err)
@@ -477,37 +484,37 @@ func (k *shelfKind) admit(event watch.Event) watch.Event {
 	return event
 }
 
-// failure is the event by which a watch ends that was refused.
-func (k *shelfKind) failure(err error) watch.Event {
+// failure returns the event that ends a refused watch.
+func (k *kindLimiter) failure(err error) watch.Event {
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusRequestEntityTooLarge,
 		Reason:  metav1.StatusReasonRequestEntityTooLarge,
-		Message: k.note(err, false).Error(),
+		Message: k.recordResult(err, false).Error(),
 	}}
 }
 
-// watching is a watch whose events pass through a function.
-type watching struct {
-	from   watch.Interface
+// filteredWatch is a watch whose events pass through a function.
+type filteredWatch struct {
+	source watch.Interface
 	result chan watch.Event
-	ctx    context.Context // ends when it is stopped
+	ctx    context.Context // ends when the watch is stopped
 	stop   func()
 }
 
-func (w *watching) ResultChan() <-chan watch.Event { return w.result }
+func (w *filteredWatch) ResultChan() <-chan watch.Event { return w.result }
 
-func (w *watching) Stop() {
+func (w *filteredWatch) Stop() {
 	w.stop()
-	w.from.Stop()
+	w.source.Stop()
 }
 
 // run passes events on until the watch ends, is stopped, or has an error.
-func (w *watching) run(through func(watch.Event) watch.Event) {
+func (w *filteredWatch) run(filter func(watch.Event) watch.Event) {
 	defer close(w.result)
 	defer w.Stop()
 
-	for event := range w.from.ResultChan() {
-		event = through(event)
+	for event := range w.source.ResultChan() {
+		event = filter(event)
 		select {
 		case w.result <- event:
 		case <-w.ctx.Done():

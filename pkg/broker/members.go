@@ -35,10 +35,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Members are the clusters of XPUTenants, by the names of these. It is the provider of a
-// multicluster manager: it joins a cluster once all of its objects have been read, so that one that
-// does not answer holds up nobody, and leaves it when its credentials change or are gone. Safe for
-// concurrent use.
+// Members is the provider of a multicluster manager. It connects to the cluster of each XPUTenant,
+// under the XPUTenant's name.
+//
+// A cluster joins once all of its objects have been read, so that an unresponsive cluster delays no
+// other. It leaves when its credentials change or disappear. Safe for concurrent use.
 type Members struct {
 	Options
 	log     logr.Logger
@@ -47,18 +48,17 @@ type Members struct {
 	metrics *metrics
 	aware   multicluster.Aware
 
-	wrap func(*rest.Config) // of tests; may be nil
+	wrap func(*rest.Config) // for tests; may be nil
 
-	// joined and changed are called after a cluster was joined, and after what is known of it has
-	// changed.
-	joined, changed func(tenant string)
+	// onJoin is called after a cluster has joined, onChange after its state has changed.
+	onJoin, onChange func(tenant string)
 
 	started chan struct{} // closed once ctx and aware are set
 	ctx     context.Context
 
 	mu       sync.Mutex
 	byTenant map[string]*member
-	engaged  map[multicluster.ClusterName]cluster.Cluster // that the reconcilers know
+	engaged  map[multicluster.ClusterName]cluster.Cluster // clusters that the reconcilers know
 	indexes  []fieldIndex
 }
 
@@ -69,23 +69,23 @@ type fieldIndex struct {
 	extract client.IndexerFunc
 }
 
-// member is one cluster, joined or not.
+// member is the cluster of one tenant, joined or not.
 type member struct {
 	fingerprint [sha256.Size]byte
 	stop        context.CancelFunc
-	running     sync.WaitGroup // its caches
-	stopped     chan struct{}  // closed when nothing of it runs any more
+	running     sync.WaitGroup // the caches
+	stopped     chan struct{}  // closed when everything has ended
 	state       memberState
 }
 
-// memberState is the condition Connected of an XPUTenant. The reason is empty while nothing is
-// known.
+// memberState is the source of the condition Connected of an XPUTenant. The reason is empty while
+// the state is unknown.
 type memberState struct {
 	reason, message string
-	joined          bool // since the broker started, or its credentials changed
+	joined          bool // with the current credentials
 }
 
-// NewMembers returns no members. They come with [Setup].
+// NewMembers returns a provider without clusters. [Setup] starts to add them.
 func NewMembers() *Members {
 	return &Members{
 		started: make(chan struct{}), byTenant: map[string]*member{},
@@ -113,7 +113,7 @@ func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 	return c.Complete(m)
 }
 
-// requests are for the tenants that are listed.
+// requests returns requests for the listed tenants.
 func (m *Members) requests(
 	ctx context.Context, options ...client.ListOption,
 ) (requests []reconcile.Request) {
@@ -130,7 +130,7 @@ func (m *Members) requests(
 	return requests
 }
 
-// Start makes it a [multicluster.ProviderRunnable].
+// Start implements [multicluster.ProviderRunnable].
 func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
 	m.ctx, m.aware = ctx, aware
 	close(m.started)
@@ -149,7 +149,7 @@ func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
 	return nil
 }
 
-// Get is of [multicluster.Provider].
+// Get implements [multicluster.Provider].
 func (m *Members) Get(
 	_ context.Context, name multicluster.ClusterName,
 ) (cluster.Cluster, error) {
@@ -162,7 +162,7 @@ func (m *Members) Get(
 	return cl, nil
 }
 
-// IndexField is of [multicluster.Provider].
+// IndexField implements [multicluster.Provider].
 func (m *Members) IndexField(
 	ctx context.Context, object client.Object, field string, extract client.IndexerFunc,
 ) error {
@@ -177,7 +177,7 @@ func (m *Members) IndexField(
 	return nil
 }
 
-// Reconcile has a tenant's cluster be a member with the credentials that there are.
+// Reconcile makes the tenant's cluster a member with its current credentials.
 func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	select {
 	case <-m.started:
@@ -186,7 +186,7 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	}
 
 	var tenant v1alpha1.XPUTenant
-	exists, err := found(ctx, m.infra, req.NamespacedName, &tenant)
+	exists, err := getIfExists(ctx, m.infra, req.NamespacedName, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -195,19 +195,19 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		return ctrl.Result{}, nil
 	}
 
-	how, problem, err := m.credentials(ctx, &tenant)
+	creds, problem, err := m.credentialsFor(ctx, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
-	m.join(req.Name, how, problem)
+	m.join(req.Name, creds, problem)
 	return ctrl.Result{}, nil
 }
 
-// join has the cluster be a member with these credentials; without any, because of the problem, it
-// is none.
-func (m *Members) join(tenant string, how credentials, problem string) {
-	fingerprint := sha256.Sum256(fmt.Appendf(how.content, "%s", problem))
+// join makes the cluster a member with these credentials. If there is a problem with them, it only
+// records the problem. An unchanged member stays connected.
+func (m *Members) join(tenant string, creds credentials, problem string) {
+	fingerprint := sha256.Sum256(fmt.Appendf(creds.content, "%s", problem))
 	m.mu.Lock()
 	before := m.byTenant[tenant]
 	if before != nil && before.fingerprint == fingerprint {
@@ -230,16 +230,16 @@ func (m *Members) join(tenant string, how credentials, problem string) {
 		}
 
 		if problem != "" {
-			m.note(tenant, next,
+			m.setState(tenant, next,
 				memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
 			return
 		}
 
-		m.run(ctx, tenant, next, how)
+		m.run(ctx, tenant, next, creds)
 	}()
 }
 
-// leave has the cluster be no member.
+// leave ends the membership of the tenant's cluster.
 func (m *Members) leave(tenant string) {
 	m.mu.Lock()
 	known := m.byTenant[tenant]
@@ -251,7 +251,7 @@ func (m *Members) leave(tenant string) {
 	}
 }
 
-// state is what is known of a tenant's cluster.
+// state returns what is known about a tenant's cluster.
 func (m *Members) state(tenant string) memberState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -261,15 +261,15 @@ func (m *Members) state(tenant string) memberState {
 	return memberState{}
 }
 
-// note records what is known of a cluster.
-func (m *Members) note(tenant string, known *member, state memberState) {
+// setState records what is known about a cluster.
+func (m *Members) setState(tenant string, known *member, state memberState) {
 	state.message = cut(state.message)
 	m.mu.Lock()
-	news := known.state != state
+	isNew := known.state != state
 	known.state = state
 	m.mu.Unlock()
 
-	if news {
+	if isNew {
 		connected := 0.0
 		if state.reason == v1alpha1.ReasonConnected {
 			connected = 1
@@ -277,18 +277,19 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 		m.metrics.connected.WithLabelValues(tenant).Set(connected)
 		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason",
 			state.reason, "message", state.message)
-		m.changed(tenant)
+		m.onChange(tenant)
 	}
 }
 
-// run asks the cluster again and again whether it is there, and joins it once it is. It stays
-// joined while it does not answer, but not when another infra cluster has it.
-func (m *Members) run(ctx context.Context, tenant string, known *member, how credentials) {
-	config, namespace, err := how.config()
+// run renews the Lease of the cluster periodically, and joins the cluster after the first success.
+// The cluster stays joined while it is unreachable, and leaves if another infra cluster takes the
+// Lease.
+func (m *Members) run(ctx context.Context, tenant string, known *member, creds credentials) {
+	config, namespace, err := creds.config()
 	if err != nil {
-		m.note(tenant, known, memberState{
+		m.setState(tenant, known, memberState{
 			reason:  v1alpha1.ReasonInvalidConfig,
-			message: fmt.Sprintf("%s cannot be used; correct it: %s", how.origin, err),
+			message: fmt.Sprintf("%s cannot be used; correct it: %s", creds.origin, err),
 		})
 		return
 	}
@@ -299,35 +300,35 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 	}
 
 	traffic := newTraffic(tenant, m.Limits)
-	kept := newShelf(traffic)
+	limiter := newCacheLimiter(traffic)
 	lease, err := newLease(traffic.client(ctx, config), cmp.Or(namespace, m.MemberNamespace),
 		m.Options)
 	if err != nil {
-		m.note(tenant, known, memberState{
+		m.setState(tenant, known, memberState{
 			reason:  v1alpha1.ReasonInvalidConfig,
-			message: fmt.Sprintf("%s cannot be used: %s", how.origin, err),
+			message: fmt.Sprintf("%s cannot be used: %s", creds.origin, err),
 		})
 		return
 	}
 
-	var leave context.CancelFunc // nil unless it is joined
+	var leave context.CancelFunc // nil unless joined
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := lease.renew(ctx)
 		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
 
 		if err == nil && leave == nil {
-			kept = newShelf(traffic)
-			if leave, err = m.engage(ctx, known, config, kept); err == nil {
-				m.joined(tenant)
+			limiter = newCacheLimiter(traffic)
+			if leave, err = m.engage(ctx, known, config, limiter); err == nil {
+				m.onJoin(tenant)
 			}
 		}
 
 		if err == nil {
-			err = kept.problem()
+			err = limiter.problem()
 		}
 
-		if _, taken := errors.AsType[*takenError](err); taken && leave != nil {
+		if _, taken := errors.AsType[*heldError](err); taken && leave != nil {
 			leave()
 			leave = nil
 		}
@@ -336,21 +337,22 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 			return
 		}
 
-		state := stateOf(err, config.Host)
+		state := stateFor(err, config.Host)
 		state.joined = leave != nil
-		m.note(tenant, known, state)
-		pause := m.RenewPeriod - rand.N(m.RenewPeriod/10+1) // so that not all are asked at once
+		m.setState(tenant, known, state)
+		// with jitter, so that not all clusters are asked at once
+		pause := m.RenewPeriod - rand.N(m.RenewPeriod/10+1)
 		select {
 		case <-ctx.Done():
-		case <-kept.news:
+		case <-limiter.newRefusal:
 		case <-time.After(pause):
 		}
 	}
 }
 
-// stateOf is what an error of the cluster means.
-func stateOf(err error, host string) memberState {
-	taken, isTaken := errors.AsType[*takenError](err)
+// stateFor returns the state that an error of the cluster at host means.
+func stateFor(err error, host string) memberState {
+	taken, isTaken := errors.AsType[*heldError](err)
 	refused, isRefused := errors.AsType[*refusal](err)
 	switch {
 	case isRefused:
@@ -374,17 +376,17 @@ func stateOf(err error, host string) memberState {
 	}
 }
 
-// memberKinds are all that is read of a tenant's cluster.
+// memberKinds returns the kinds that are read in a tenant's cluster.
 func memberKinds() []client.Object {
 	return []client.Object{
 		&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{},
 	}
 }
 
-// engage joins the cluster. It returns once all of its objects have been read and the reconcilers
-// know of it; they go on until leave is called.
+// engage joins the cluster. It returns once all objects have been read and the reconcilers know the
+// cluster. They run until leave is called.
 func (m *Members) engage(
-	ctx context.Context, known *member, config *rest.Config, kept *shelf,
+	ctx context.Context, known *member, config *rest.Config, limiter *cacheLimiter,
 ) (leave context.CancelFunc, err error) {
 	ctx, leave = context.WithCancel(ctx)
 	defer func() {
@@ -394,10 +396,10 @@ func (m *Members) engage(
 		}
 	}()
 
-	cl, err := cluster.New(kept.client(ctx, config), func(o *cluster.Options) {
-		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", kept.tenant)
+	cl, err := cluster.New(limiter.client(ctx, config), func(o *cluster.Options) {
+		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", limiter.tenant)
 		o.MapperProvider = restMapper
-		o.Cache = cache.Options{NewInformer: kept.newInformer, ReaderFailOnMissingInformer: true}
+		o.Cache = cache.Options{NewInformer: limiter.newInformer, ReaderFailOnMissingInformer: true}
 	})
 
 	if err != nil {
@@ -413,11 +415,12 @@ func (m *Members) engage(
 
 	known.running.Go(func() {
 		if err := cl.Start(ctx); err != nil {
-			m.log.Error(brief(err), "The caches of a tenant's cluster ended", "tenant", kept.tenant)
+			m.log.Error(brief(err), "The caches of a tenant's cluster ended",
+				"tenant", limiter.tenant)
 		}
 	})
 
-	if err := m.read(ctx, cl.GetCache(), kept); err != nil {
+	if err := m.waitForSync(ctx, cl.GetCache(), limiter); err != nil {
 		return leave, err
 	}
 
@@ -432,7 +435,7 @@ func (m *Members) engage(
 		}
 	}
 
-	name := multicluster.ClusterName(kept.tenant)
+	name := multicluster.ClusterName(limiter.tenant)
 	m.mu.Lock()
 	m.engaged[name] = cl
 	m.mu.Unlock()
@@ -441,7 +444,7 @@ func (m *Members) engage(
 	return leave, m.aware.Engage(ctx, name, cl)
 }
 
-// forget has the reconcilers no longer find a cluster, unless another one has its name by now.
+// forget hides a cluster from the reconcilers, unless another cluster has its name now.
 func (m *Members) forget(name multicluster.ClusterName, cl cluster.Cluster) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -450,8 +453,8 @@ func (m *Members) forget(name multicluster.ClusterName, cl cluster.Cluster) {
 	}
 }
 
-// read waits until all objects of a cluster have been read, or one kind was refused.
-func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error {
+// waitForSync waits until all objects of a cluster have been read, or one kind is refused.
+func (m *Members) waitForSync(ctx context.Context, from cache.Cache, limiter *cacheLimiter) error {
 	ctx, done := context.WithTimeout(ctx, m.JoinTimeout)
 	defer done()
 
@@ -460,12 +463,12 @@ func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error
 
 	for {
 		select {
-		case <-kept.news:
-			if err := kept.problem(); err != nil {
+		case <-limiter.newRefusal:
+			if err := limiter.problem(); err != nil {
 				return err
 			}
 		case all := <-synced:
-			if err := kept.problem(); err != nil || all {
+			if err := limiter.problem(); err != nil || all {
 				return err
 			}
 			return fmt.Errorf("its objects could not be read within %s; see whether it has the "+
@@ -475,8 +478,8 @@ func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error
 	}
 }
 
-// restMapper has the kinds that are read and written in a tenant's cluster, so that it is not asked
-// which there are.
+// restMapper returns a fixed mapping of the kinds used in a tenant's cluster, so that no discovery
+// is needed.
 func restMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
@@ -487,5 +490,5 @@ func restMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	return mapper, nil
 }
 
-// now is the time as a Lease has it.
+// now returns the current time in the format of a Lease.
 func now() *metav1.MicroTime { return new(metav1.NowMicro()) }

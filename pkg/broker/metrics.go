@@ -9,7 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-// metrics are the broker's own, beside those of controller-runtime.
+// metrics are the broker's own metrics. Those of controller-runtime are registered separately.
 type metrics struct {
 	connected *prometheus.GaugeVec
 	renewal   *prometheus.HistogramVec
@@ -35,7 +35,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 	}
 }
 
-// forget drops what is told of a tenant that is gone.
+// forget deletes the metrics of a tenant that no longer exists.
 func (m *metrics) forget(tenant string) {
 	m.connected.DeleteLabelValues(tenant)
 	m.renewal.DeleteLabelValues(tenant)

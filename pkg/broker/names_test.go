@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Names of objects that are there stay the same, because what an upgraded broker does not find
-// under its name it makes a second time.
+// TestScopedNames checks that names stay the same between versions, because an upgraded broker
+// would create a second copy under a new name.
 func TestScopedNames(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	tenant := strings.Repeat("t", 32)
@@ -39,7 +39,8 @@ func TestScopedNames(t *testing.T) {
 	}
 }
 
-// What a tenant writes may be anything, as the rules of its cluster are its own.
+// TestScopedNamesOfNoObject checks texts that no object has as a name. A tenant may still send
+// them, because it controls the rules of its cluster.
 func TestScopedNamesOfNoObject(t *testing.T) {
 	seen := map[string]string{}
 	for _, text := range []string{
@@ -56,7 +57,8 @@ func TestScopedNamesOfNoObject(t *testing.T) {
 	}
 }
 
-// checkScoped wants a name that the API server takes, and that begins with the tenant and a dot.
+// checkScoped checks that the API server accepts the name, and that it begins with the tenant and a
+// dot.
 func checkScoped(t *testing.T, tenant, text, name string, most int) {
 	t.Helper()
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 || len(name) > most {
@@ -68,7 +70,7 @@ func checkScoped(t *testing.T, tenant, text, name string, most int) {
 	}
 }
 
-// tenantName makes of a text a name that an XPUTenant may have.
+// tenantName turns a text into a valid name of an XPUTenant.
 func tenantName(text string) string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789-"
 	name := []byte(text[:min(len(text), 32)])
@@ -78,7 +80,7 @@ func tenantName(text string) string {
 	return cmp.Or(strings.Trim(string(name), "-"), "a")
 }
 
-// FuzzScoped looks for a name that is outside its tenant, and for one that two tenants have.
+// FuzzScoped looks for a name outside its tenant, and for a name that two tenants share.
 func FuzzScoped(f *testing.F) {
 	f.Add("a", "blue", "b", "blue")
 	f.Add("a", strings.Repeat("-", 80), "b", "")

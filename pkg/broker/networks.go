@@ -24,28 +24,28 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// networks carries XPUNetworks to the infra cluster, each in a segment of the tenant's, and their
-// status back. A tenant's XPUNetwork keeps its finalizer until the infra cluster has none that
-// stands for it, which is when no XPUPort is in it.
-type networks struct{ base }
+// networks copies XPUNetworks to the infra cluster, each in a segment of the tenant, and their
+// status back. A tenant's XPUNetwork keeps its finalizer until its copy is gone, which is when no
+// XPUPort uses the copy.
+type networks struct{ syncer }
 
 func (r *networks) setup(mgr mcmanager.Manager) error {
 	return newController(mgr, "network", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, originals)).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, originRequests)).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.requestsOf, whenTenantChanged())).
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUTenant{},
 			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{
-				UpdateFunc: segmentsGiven,
+				UpdateFunc: enqueueNewSegments,
 			})).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at("XPUNetworks", r.look))
+		Complete(r.reconciler("XPUNetworks", r.reconcile))
 }
 
-// segmentsGiven has networks looked at that were given a segment: one may have gone while the cache
-// did not know of its segment yet.
-func segmentsGiven(
+// enqueueNewSegments enqueues networks that were just given a segment. Such a network may have been
+// deleted before the cache had its segment.
+func enqueueNewSegments(
 	_ context.Context, e event.TypedUpdateEvent[*v1alpha1.XPUTenant],
 	queue workqueue.TypedRateLimitingInterface[mcreconcile.Request],
 ) {
@@ -56,83 +56,87 @@ func segmentsGiven(
 	}
 }
 
-func (r *networks) wake(ctx context.Context, tenant string) {
-	r.wakeAll(ctx, tenant, &v1alpha1.XPUNetworkList{})
+func (r *networks) enqueueAll(ctx context.Context, tenant string) {
+	r.enqueueOrigins(ctx, tenant, &v1alpha1.XPUNetworkList{})
 	var t v1alpha1.XPUTenant
 	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
-		return // it has none, or the cache is not running
+		return // there is no XPUTenant, or the cache is not running
 	}
-	// a broker may have been killed between the end of a network and that of its segment
+	// A broker may have been killed after it deleted a copy and before it freed the segment.
 	for _, segment := range t.Status.Networks {
 		r.wakeups.Add(0, request(tenant, "", segment.Name))
 	}
 }
 
-// ofTenant are all XPUNetworks of a tenant, which may be given another segment, or are to go.
-func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-	return r.there(ctx, tenant.Name, &v1alpha1.XPUNetworkList{})
+// requestsOf returns requests for all XPUNetworks of a tenant, which may have other ranges now or
+// be leaving.
+func (r *networks) requestsOf(
+	ctx context.Context, tenant *v1alpha1.XPUTenant,
+) []mcreconcile.Request {
+	return r.requestsIn(ctx, tenant.Name, &v1alpha1.XPUNetworkList{})
 }
 
-// look is for an XPUNetwork of a tenant's cluster, by its name there.
-func (r *networks) look(
-	ctx context.Context, s *site, req mcreconcile.Request,
+// reconcile copies one XPUNetwork of a tenant's cluster, named by the request.
+func (r *networks) reconcile(
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request,
 ) (ctrl.Result, error) {
 	var network, copied v1alpha1.XPUNetwork
-	exists, err := found(ctx, s.client, req.NamespacedName, &network)
+	exists, err := getIfExists(ctx, tc.client, req.NamespacedName, &network)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
-	has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)},
+	has, err := getIfExists(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(tc.Name, req.Name)},
 		&copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists:
-		return r.orphan(ctx, s, req, &copied, has)
-	case !network.DeletionTimestamp.IsZero(), s.leaving():
-		return ctrl.Result{}, r.release(ctx, s, &network, &copied, has)
+		return r.orphan(ctx, tc, req, &copied, has)
+	case !network.DeletionTimestamp.IsZero(), tc.isLeaving():
+		return ctrl.Result{}, r.release(ctx, tc, &network, &copied, has)
 	}
 
-	err = r.carry(ctx, s, &network, &copied, has)
+	err = r.copyToInfra(ctx, tc, &network, &copied, has)
 	if p, ok := errors.AsType[*problem](err); ok {
-		if p.reason == v1alpha1.ReasonQuotaExceeded && s.waitsFor == limitNone {
-			s.waitsFor = limitSegments
+		if p.reason == v1alpha1.ReasonQuotaExceeded && tc.waitsFor == limitNone {
+			tc.waitsFor = limitSegments
 		}
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, &network, p)
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, &network, p)
 	}
 
 	return ctrl.Result{}, err
 }
 
-// orphan deletes what stands for an XPUNetwork that the tenant's cluster, not only the cache of it,
-// does not have.
+// orphan deletes the copy of an XPUNetwork that no longer exists. It asks the tenant's API server,
+// because the cache may be stale.
 func (r *networks) orphan(
-	ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUNetwork, has bool,
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request,
+	copied *v1alpha1.XPUNetwork, has bool,
 ) (ctrl.Result, error) {
-	if !has && segmentOf(s.XPUTenant, req.Name) == nil {
+	if !has && segmentOf(tc.XPUTenant, req.Name) == nil {
 		return ctrl.Result{}, nil
 	}
 
 	var network v1alpha1.XPUNetwork
-	exists, err := found(ctx, s.live, req.NamespacedName, &network)
+	exists, err := getIfExists(ctx, tc.live, req.NamespacedName, &network)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if exists {
-		return behind, nil
+		return cacheStale, nil
 	}
 
-	_, err = r.retire(ctx, s, req.Name, copied, has)
+	_, err = r.retire(ctx, tc, req.Name, copied, has)
 	return ctrl.Result{}, err
 }
 
-// retire deletes what stands for a network, and gives its segment back once that is gone.
+// retire deletes the copy of a network. Once the copy is gone, it frees the segment.
 func (r *networks) retire(
-	ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool,
+	ctx context.Context, tc *tenantCluster, name string, copied *v1alpha1.XPUNetwork, has bool,
 ) (gone bool, err error) {
-	if !has { // it may have been made a moment ago
-		if has, err = found(ctx, r.live, client.ObjectKey{Name: scopedNetwork(s.Name, name)},
+	if !has { // the cache may not have a copy made a moment ago
+		if has, err = getIfExists(ctx, r.live, client.ObjectKey{Name: scopedNetwork(tc.Name, name)},
 			copied); err != nil {
 			return false, err
 		}
@@ -142,43 +146,43 @@ func (r *networks) retire(
 		return false, remove(ctx, r.infra, copied)
 	}
 
-	return true, r.giveBack(ctx, s.XPUTenant, name)
+	return true, r.releaseSegment(ctx, tc.XPUTenant, name)
 }
 
 func (r *networks) release(
-	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool,
+	ctx context.Context, tc *tenantCluster, network, copied *v1alpha1.XPUNetwork, has bool,
 ) error {
 	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) && !has {
 		return nil
 	}
-	if has && s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
+	if has && tc.isLeaving() && tc.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return nil
 	}
 
-	gone, err := r.retire(ctx, s, network.Name, copied, has)
+	gone, err := r.retire(ctx, tc, network.Name, copied, has)
 	if err != nil {
 		return err
 	}
 	if !gone {
-		return r.report(ctx, s, network, copied)
+		return r.report(ctx, tc, network, copied)
 	}
 
 	if network.DeletionTimestamp.IsZero() {
-		if err := r.refuse(ctx, s, network, leavingProblem()); err != nil {
+		if err := r.refuse(ctx, tc, network, leavingProblem()); err != nil {
 			return err
 		}
 	}
 
-	return changeFinalizer(ctx, s.client, network, controllerutil.RemoveFinalizer,
+	return changeFinalizer(ctx, tc.client, network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
 
-// carry gives the network a segment, has what stands for it be as it is wanted, and says what
-// became of that.
-func (r *networks) carry(
-	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool,
+// copyToInfra gives the network a segment, creates or updates its copy, and reports the copy's
+// status.
+func (r *networks) copyToInfra(
+	ctx context.Context, tc *tenantCluster, network, copied *v1alpha1.XPUNetwork, has bool,
 ) error {
-	if err := s.tooLarge(network, r.Limits.ObjectBytes); err != nil {
+	if err := tc.tooLarge(network, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
 
@@ -188,32 +192,32 @@ func (r *networks) carry(
 			len(network.Name), validation.LabelValueMaxLength)
 	}
 
-	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer,
+	if err := changeFinalizer(ctx, tc.client, network, controllerutil.AddFinalizer,
 		v1alpha1.FinalizerNetwork); err != nil {
 		return err
 	}
 
-	segment := segmentOf(s.XPUTenant, network.Name)
+	segment := segmentOf(tc.XPUTenant, network.Name)
 	if segment == nil {
 		var err error
-		if segment, err = r.allocate(ctx, s.XPUTenant, network.Name); err != nil {
+		if segment, err = r.allocateSegment(ctx, tc.XPUTenant, network.Name); err != nil {
 			return err
 		}
 	}
 
 	want := &v1alpha1.XPUNetwork{
-		ObjectMeta: copyMeta(s.Name, network, "", scopedNetwork(s.Name, network.Name)),
+		ObjectMeta: copyMeta(tc.Name, network, "", scopedNetwork(tc.Name, network.Name)),
 		Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU,
 			SourceFilter: network.Spec.SourceFilter,
-			// of the infra cluster
+			// No namespace of the infra cluster may use the copy.
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone},
 		},
 	}
 
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
 	if !same {
-		if err := taken(apply(ctx, r.infra, want, "status")); err != nil {
+		if err := asProblem(apply(ctx, r.infra, want, "status")); err != nil {
 			return err
 		}
 	}
@@ -222,47 +226,49 @@ func (r *networks) carry(
 		return nil
 	}
 
-	return r.report(ctx, s, network, copied)
+	return r.report(ctx, tc, network, copied)
 }
 
-// refuse says in the tenant's XPUNetwork why it is not carried over.
+// refuse reports in the tenant's XPUNetwork why it is not copied.
 func (r *networks) refuse(
-	ctx context.Context, s *site, network *v1alpha1.XPUNetwork, p *problem,
+	ctx context.Context, tc *tenantCluster, network *v1alpha1.XPUNetwork, p *problem,
 ) error {
-	condition := dated(notReady(network, p.reason, p.message), network.Status.Conditions)
-	if has(network.Status.Conditions, condition) {
+	condition := withTransitionTime(notReady(network, p.reason, p.message),
+		network.Status.Conditions)
+	if hasCondition(network.Status.Conditions, condition) {
 		return nil
 	}
-	return applyStatus(ctx, s.client, &v1alpha1.XPUNetwork{
+	return applyStatus(ctx, tc.client, &v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: network.Name},
 		Status:     v1alpha1.XPUNetworkStatus{Conditions: []metav1.Condition{condition}},
 	})
 }
 
-// report says in the tenant's XPUNetwork what became of the one in the infra cluster.
+// report copies the status of the copy to the tenant's XPUNetwork.
 func (r *networks) report(
-	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork,
+	ctx context.Context, tc *tenantCluster, network, copied *v1alpha1.XPUNetwork,
 ) error {
-	condition := readyOf(s.Name, copied.Status.Conditions, network)
+	condition := readyForTenant(tc.Name, copied.Status.Conditions, network)
 	if condition == nil {
 		return nil
 	}
 
-	told := v1alpha1.XPUNetworkStatus{XPUs: copied.Status.XPUs, ReadyXPUs: copied.Status.ReadyXPUs}
+	status := v1alpha1.XPUNetworkStatus{XPUs: copied.Status.XPUs,
+		ReadyXPUs: copied.Status.ReadyXPUs}
 	for _, failure := range copied.Status.Failures {
-		told.Failures = append(told.Failures, v1alpha1.XPUNetworkFailure{
-			XPU: failure.XPU, Message: localText(s.Name, failure.Message),
+		status.Failures = append(status.Failures, v1alpha1.XPUNetworkFailure{
+			XPU: failure.XPU, Message: unscopedText(tc.Name, failure.Message),
 		})
 	}
 
-	there := network.Status
-	same := there.XPUs == told.XPUs && there.ReadyXPUs == told.ReadyXPUs &&
-		slices.Equal(there.Failures, told.Failures)
-	if same && has(there.Conditions, *condition) {
+	current := network.Status
+	same := current.XPUs == status.XPUs && current.ReadyXPUs == status.ReadyXPUs &&
+		slices.Equal(current.Failures, status.Failures)
+	if same && hasCondition(current.Conditions, *condition) {
 		return nil
 	}
 
-	meta.SetStatusCondition(&told.Conditions, *condition)
-	return applyStatus(ctx, s.client,
-		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: told})
+	meta.SetStatusCondition(&status.Conditions, *condition)
+	return applyStatus(ctx, tc.client,
+		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: status})
 }

@@ -16,86 +16,91 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// nodes tells the infra cluster which PFs the tenant's nodes have, by which it finds the nodes of
-// its cards.
+// nodes copies XPUNodes to the infra cluster, because their PFs identify the node of each card.
 type nodes struct {
-	base
+	syncer
 	quota *quota
 }
 
 func (r *nodes) setup(mgr mcmanager.Manager) error {
 	return newController(mgr, "node", r.Concurrency).
 		For(&v1alpha1.XPUNode{}).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNode{}, originals)).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNode{}, originRequests)).
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUNode{},
-			counted[*v1alpha1.XPUNode](r.quota))).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
+			quotaHandler[*v1alpha1.XPUNode](r.quota))).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.requestsOf, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at("XPUNodes", r.look))
+		Complete(r.reconciler("XPUNodes", r.reconcile))
 }
 
-func (r *nodes) wake(ctx context.Context, tenant string) {
-	r.wakeAll(ctx, tenant, &v1alpha1.XPUNodeList{})
+func (r *nodes) enqueueAll(ctx context.Context, tenant string) {
+	r.enqueueOrigins(ctx, tenant, &v1alpha1.XPUNodeList{})
 }
 
-// ofTenant are all XPUNodes of a tenant, which may have more of them now.
-func (r *nodes) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-	return r.there(ctx, tenant.Name, &v1alpha1.XPUNodeList{})
+// requestsOf returns requests for all XPUNodes of a tenant. Its limit may have been raised.
+func (r *nodes) requestsOf(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
+	return r.requestsIn(ctx, tenant.Name, &v1alpha1.XPUNodeList{})
 }
 
-// look is for an XPUNode of a tenant's cluster, by its name there.
-func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
+// reconcile copies one XPUNode of a tenant's cluster, named by the request.
+func (r *nodes) reconcile(
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request,
+) (ctrl.Result, error) {
 	var node, copied v1alpha1.XPUNode
-	exists, err := found(ctx, s.client, req.NamespacedName, &node)
+	exists, err := getIfExists(ctx, tc.client, req.NamespacedName, &node)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
-	name := scoped(s.Name, req.Name)
-	has, err := found(ctx, r.infra, client.ObjectKey{Name: name}, &copied)
+	name := scoped(tc.Name, req.Name)
+	has, err := getIfExists(ctx, r.infra, client.ObjectKey{Name: name}, &copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
-	case s.leaving():
+	case tc.isLeaving():
 		return ctrl.Result{}, nil
 	case exists:
-		err := r.allow(s, &node, name, req)
-		// which the XPUTenant says: an XPUNode has no conditions
+		err := r.allow(tc, &node, name, req)
+		// The XPUTenant's status names the limit, because an XPUNode has no conditions.
 		if _, ok := errors.AsType[*problem](err); ok {
 			return ctrl.Result{RequeueAfter: lastRetry}, nil
 		}
-		return ctrl.Result{}, r.carry(ctx, s, &node, &copied)
+		return ctrl.Result{}, r.copyToInfra(ctx, tc, &node, &copied)
 	case !has:
-		r.quota.leave(s.Name, req)
-		// it may have been counted and not been made
-		r.wakeups.Add(0, r.quota.give(s.Name, name)...)
+		r.quota.cancelWait(tc.Name, req)
+		// The quota may have counted a copy that was never created.
+		r.wakeups.Add(0, r.quota.release(tc.Name, name)...)
 		return ctrl.Result{}, nil
 	}
 
-	if exists, err = found(ctx, s.live, req.NamespacedName, &node); err != nil || exists {
-		return behind, err
+	if exists, err = getIfExists(ctx, tc.live, req.NamespacedName, &node); err != nil || exists {
+		return cacheStale, err
 	}
 
 	return ctrl.Result{}, remove(ctx, r.infra, &copied)
 }
 
-// allow returns a *problem if the tenant may not have the XPUNode, and otherwise counts it.
-func (r *nodes) allow(s *site, node *v1alpha1.XPUNode, name string, req mcreconcile.Request) error {
-	if err := s.tooLarge(node, r.Limits.ObjectBytes); err != nil {
+// allow reserves quota for the XPUNode. It returns a *problem if the tenant may not have it.
+func (r *nodes) allow(
+	tc *tenantCluster, node *v1alpha1.XPUNode, name string, req mcreconcile.Request,
+) error {
+	if err := tc.tooLarge(node, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
-	if most := maxNodes(s.XPUTenant, r.Limits); !r.quota.take(s.Name, name, most, req) {
-		s.waitsFor = limitNodes
+	if most := maxNodes(tc.XPUTenant, r.Limits); !r.quota.reserve(tc.Name, name, most, req) {
+		tc.waitsFor = limitNodes
 		return problemf(v1alpha1.ReasonQuotaExceeded, "the tenant has %d XPUNodes", most)
 	}
 	return nil
 }
 
-// carry makes what stands for the node be as it is wanted.
-func (r *nodes) carry(ctx context.Context, s *site, node, copied *v1alpha1.XPUNode) error {
+// copyToInfra creates or updates the copy of the node.
+func (r *nodes) copyToInfra(
+	ctx context.Context, tc *tenantCluster, node, copied *v1alpha1.XPUNode,
+) error {
 	want := &v1alpha1.XPUNode{
-		ObjectMeta: copyMeta(s.Name, node, "", scoped(s.Name, node.Name)),
+		ObjectMeta: copyMeta(tc.Name, node, "", scoped(tc.Name, node.Name)),
 		Status:     v1alpha1.XPUNodeStatus{Functions: node.Status.Functions, PFs: node.Status.PFs},
 	}
 	if equality.Semantic.DeepEqual(want.Status, copied.Status) && isCopyOf(copied, node) {

@@ -26,30 +26,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// ports carries XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its
-// finalizer until the infra cluster has none that stands for it, which is when its xPU has let go
-// of the port.
+// ports copies XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its
+// finalizer until its copy is gone, which is when its xPU has released the port.
 type ports struct {
-	base
+	syncer
 	quota *quota
 }
 
 func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-		return r.there(ctx, tenant.Name, &v1alpha1.XPUPortList{})
+		return r.requestsIn(ctx, tenant.Name, &v1alpha1.XPUPortList{})
 	}
 
-	// which they may have waited for
+	// XPUPorts may have waited for their network.
 	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request {
-		of, ok := original(network)
+		of, ok := originOf(network)
 		if !ok {
 			return nil
 		}
-		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{},
+		return r.requestsIn(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByNetwork: of.Name})
 	}
 
-	// which may not have been of their node
+	// XPUPorts may have waited for the XPU to serve their node.
 	atXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request {
 		tenants, err := r.tenants(ctx)
 		if err != nil {
@@ -61,7 +60,7 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			return nil
 		}
 
-		return r.there(ctx, owner.Name, &v1alpha1.XPUPortList{},
+		return r.requestsIn(ctx, owner.Name, &v1alpha1.XPUPortList{},
 			client.MatchingFields{portsByXPU: xpu.Name})
 	}
 
@@ -94,62 +93,64 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			},
 			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPU]) bool { return false },
 		})).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originRequests)).
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{},
-			counted[*v1alpha1.XPUPort](r.quota))).
+			quotaHandler[*v1alpha1.XPUPort](r.quota))).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at("XPUPorts", r.look))
+		Complete(r.reconciler("XPUPorts", r.reconcile))
 }
 
-func (r *ports) wake(ctx context.Context, tenant string) {
-	r.wakeAll(ctx, tenant, &v1alpha1.XPUPortList{})
+func (r *ports) enqueueAll(ctx context.Context, tenant string) {
+	r.enqueueOrigins(ctx, tenant, &v1alpha1.XPUPortList{})
 }
 
-// look is for an XPUPort of a tenant's cluster, by its name there.
-func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
+// reconcile copies one XPUPort of a tenant's cluster, named by the request.
+func (r *ports) reconcile(
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request,
+) (ctrl.Result, error) {
 	var port, copied v1alpha1.XPUPort
-	exists, err := found(ctx, s.client, req.NamespacedName, &port)
+	exists, err := getIfExists(ctx, tc.client, req.NamespacedName, &port)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
 	key := types.NamespacedName{
-		Namespace: r.Namespace, Name: scopedPort(s.Name, req.NamespacedName),
+		Namespace: r.Namespace, Name: scopedPort(tc.Name, req.NamespacedName),
 	}
-	has, err := found(ctx, r.infra, key, &copied)
+	has, err := getIfExists(ctx, r.infra, key, &copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists && !has:
-		r.quota.leave(s.Name, req)
-		// it may have been counted and not been made
-		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...)
+		r.quota.cancelWait(tc.Name, req)
+		// The quota may have counted a copy that was never created.
+		r.wakeups.Add(0, r.quota.release(tc.Name, key.Name)...)
 		return ctrl.Result{}, nil
 	case !exists, has && !isCopyOf(&copied, &port):
-		return r.orphan(ctx, s, req, &copied)
-	case !port.DeletionTimestamp.IsZero(), s.leaving():
-		return ctrl.Result{}, r.release(ctx, s, &port, &copied, key, has)
+		return r.orphan(ctx, tc, req, &copied)
+	case !port.DeletionTimestamp.IsZero(), tc.isLeaving():
+		return ctrl.Result{}, r.release(ctx, tc, &port, &copied, key, has)
 	case !has:
-		return r.carry(ctx, s, &port, key)
+		return r.copyToInfra(ctx, tc, &port, key)
 	}
 
-	return ctrl.Result{}, r.report(ctx, s, &port, &copied)
+	return ctrl.Result{}, r.report(ctx, tc, &port, &copied)
 }
 
-// orphan deletes what stands for an XPUPort that the tenant's cluster, not only the cache of it,
-// does not have.
+// orphan deletes the copy of an XPUPort that no longer exists. It asks the tenant's API server,
+// because the cache may be stale.
 func (r *ports) orphan(
-	ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUPort,
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request, copied *v1alpha1.XPUPort,
 ) (ctrl.Result, error) {
 	var port v1alpha1.XPUPort
-	exists, err := found(ctx, s.live, req.NamespacedName, &port)
+	exists, err := getIfExists(ctx, tc.live, req.NamespacedName, &port)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if exists && isCopyOf(copied, &port) {
-		return behind, nil
+		return cacheStale, nil
 	}
 
 	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port",
@@ -157,105 +158,107 @@ func (r *ports) orphan(
 	return ctrl.Result{}, remove(ctx, r.infra, copied)
 }
 
-// release has the infra cluster let go of the port, and then the tenant's XPUPort go.
+// release deletes the copy of an XPUPort, and then removes the XPUPort's finalizer.
 func (r *ports) release(
-	ctx context.Context, s *site, port, copied *v1alpha1.XPUPort,
+	ctx context.Context, tc *tenantCluster, port, copied *v1alpha1.XPUPort,
 	key types.NamespacedName, has bool,
 ) error {
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) && !has {
 		return nil
 	}
 
-	if !has { // it may have been made a moment ago
+	if !has { // the cache may not have a copy made a moment ago
 		var err error
-		if has, err = found(ctx, r.live, key, copied); err != nil {
+		if has, err = getIfExists(ctx, r.live, key, copied); err != nil {
 			return err
 		}
 	}
 
 	if has {
-		if s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
+		if tc.isLeaving() && tc.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 			return nil
 		}
 		if err := remove(ctx, r.infra, copied); err != nil {
 			return err
 		}
-		return r.report(ctx, s, port, copied)
+		return r.report(ctx, tc, port, copied)
 	}
 
-	if s.leaving() && port.DeletionTimestamp.IsZero() {
-		if err := r.refuse(ctx, s, port, leavingProblem()); err != nil {
+	if tc.isLeaving() && port.DeletionTimestamp.IsZero() {
+		if err := r.refuse(ctx, tc, port, leavingProblem()); err != nil {
 			return err
 		}
 	}
 
-	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer,
+	return changeFinalizer(ctx, tc.client, port, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerPort)
 }
 
-// carry makes what stands for the XPUPort, if the tenant may have it.
-func (r *ports) carry(
-	ctx context.Context, s *site, port *v1alpha1.XPUPort, key types.NamespacedName,
+// copyToInfra creates the copy of an admitted XPUPort, if the tenant may have it.
+func (r *ports) copyToInfra(
+	ctx context.Context, tc *tenantCluster, port *v1alpha1.XPUPort, key types.NamespacedName,
 ) (ctrl.Result, error) {
 	if !v1alpha1.IsAdmitted(port) {
 		return ctrl.Result{}, nil
 	}
 
-	err := r.allow(ctx, s, port, key.Name)
+	err := r.allow(ctx, tc, port, key.Name)
 	if p, ok := errors.AsType[*problem](err); ok {
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, port, p)
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, port, p)
 	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	// It is made with the finalizer, and lost it if the tenant left and comes back.
-	if err := changeFinalizer(ctx, s.client, port, controllerutil.AddFinalizer,
+	// An XPUPort is created with the finalizer. It is missing if the tenant left and has come back.
+	if err := changeFinalizer(ctx, tc.client, port, controllerutil.AddFinalizer,
 		v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err
 	}
 
 	copied := &v1alpha1.XPUPort{
-		ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy(),
+		ObjectMeta: copyMeta(tc.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy(),
 	}
-	copied.Spec.NodeName = scoped(s.Name, port.Spec.NodeName)
-	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
+	copied.Spec.NodeName = scoped(tc.Name, port.Spec.NodeName)
+	copied.Spec.Network = scopedNetwork(tc.Name, port.Spec.Network)
 	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
 	if len(copied.Spec.Addresses) == 0 {
-		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster gave it
+		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster assigned
 	}
 
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
-	err = taken(apply(ctx, r.infra, copied, "status"))
+	err = asProblem(apply(ctx, r.infra, copied, "status"))
 	if p, ok := errors.AsType[*problem](err); ok {
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, port, p)
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, port, p)
 	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	// of a time when it could not be carried over
+	// The condition dates from before the copy was possible.
 	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" {
-		return ctrl.Result{}, r.refuse(ctx, s, port,
+		return ctrl.Result{}, r.refuse(ctx, tc, port,
 			problemf(v1alpha1.ReasonProvisioning, "the infra cluster has it now"))
 	}
 
 	return ctrl.Result{}, nil
 }
 
-// allow returns a *problem if the tenant may not have the XPUPort, and otherwise counts it.
-func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name string) error {
-	if err := s.tooLarge(port, r.Limits.ObjectBytes); err != nil {
+// allow reserves quota for the XPUPort. It returns a *problem if the tenant may not have it.
+func (r *ports) allow(
+	ctx context.Context, tc *tenantCluster, port *v1alpha1.XPUPort, name string,
+) error {
+	if err := tc.tooLarge(port, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
 
 	var xpu v1alpha1.XPU
-	exists, err := found(ctx, r.infra, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	exists, err := getIfExists(ctx, r.infra, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
 	if err != nil {
 		return err
 	}
 
 	mine := false
 	if exists {
-		if mine, err = r.isOf(ctx, s, &xpu); err != nil {
+		if mine, err = r.isOwnedBy(ctx, tc, &xpu); err != nil {
 			return err
 		}
 	}
@@ -263,20 +266,20 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if !mine {
 		return problemf(v1alpha1.ReasonForbidden, "XPU %s does not serve this cluster; ask the "+
 			"administrator of the infra cluster to add it "+
-			"to spec.xpus of XPUTenant %s", port.Spec.XPU, s.Name)
+			"to spec.xpus of XPUTenant %s", port.Spec.XPU, tc.Name)
 	}
 
-	if xpu.Node() != scoped(s.Name, port.Spec.NodeName) {
+	if xpu.Node() != scoped(tc.Name, port.Spec.NodeName) {
 		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU,
 			port.Spec.NodeName)
 	}
-	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
+	if err := r.checkNetwork(ctx, tc, port.Spec.Network); err != nil {
 		return err
 	}
 
-	most := maxPorts(s.XPUTenant, r.Limits)
-	if !r.quota.take(s.Name, name, most, request(s.Name, port.Namespace, port.Name)) {
-		s.waitsFor = limitPorts
+	most := maxPorts(tc.XPUTenant, r.Limits)
+	if !r.quota.reserve(tc.Name, name, most, request(tc.Name, port.Namespace, port.Name)) {
+		tc.waitsFor = limitPorts
 		return problemf(v1alpha1.ReasonQuotaExceeded,
 			"this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
 				"administrator of the infra cluster for more", most)
@@ -286,14 +289,14 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 }
 
 // checkNetwork returns a *problem if the infra cluster does not have the network yet.
-func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
+func (r *ports) checkNetwork(ctx context.Context, tc *tenantCluster, name string) error {
 	var copied, network v1alpha1.XPUNetwork
-	if has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, name)},
+	if has, err := getIfExists(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(tc.Name, name)},
 		&copied); err != nil || has {
 		return err
 	}
 
-	exists, err := found(ctx, s.client, client.ObjectKey{Name: name}, &network)
+	exists, err := getIfExists(ctx, tc.client, client.ObjectKey{Name: name}, &network)
 	if err != nil {
 		return err
 	}
@@ -306,30 +309,35 @@ func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 		cmp.Or(v1alpha1.ReadyOf(network.Status.Conditions).Message, "it is being carried over"))
 }
 
-// isOf says whether the XPU is the tenant's.
-func (b *base) isOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (bool, error) {
+// isOwnedBy reports whether the tenant owns the XPU.
+func (b *syncer) isOwnedBy(
+	ctx context.Context, tc *tenantCluster, xpu *v1alpha1.XPU,
+) (bool, error) {
 	tenants, err := b.tenants(ctx)
 	if err != nil {
 		return false, err
 	}
 	owner := v1alpha1.TenantOf(xpu, tenants)
-	return owner != nil && owner.UID == s.UID, nil
+	return owner != nil && owner.UID == tc.UID, nil
 }
 
-// refuse says in the tenant's XPUPort why it is not served.
-func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *problem) error {
-	condition := dated(notReady(port, p.reason, p.message), port.Status.Conditions)
-	if has(port.Status.Conditions, condition) {
+// refuse reports in the tenant's XPUPort why it is not served.
+func (r *ports) refuse(
+	ctx context.Context, tc *tenantCluster, port *v1alpha1.XPUPort, p *problem,
+) error {
+	condition := withTransitionTime(notReady(port, p.reason, p.message), port.Status.Conditions)
+	if hasCondition(port.Status.Conditions, condition) {
 		return nil
 	}
 
 	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason &&
 		p.reason != v1alpha1.ReasonProvisioning {
-		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, p.reason,
+		tc.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
+			p.reason,
 			"Provision", "%s", p.message)
 	}
 
-	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
+	return applyStatus(ctx, tc.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name},
 		Status: v1alpha1.XPUPortStatus{
 			BridgePort: port.Status.BridgePort, Conditions: []metav1.Condition{condition},
@@ -337,39 +345,40 @@ func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *
 	})
 }
 
-// report says in the tenant's XPUPort what became of the one in the infra cluster.
-func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUPort) error {
-	condition := readyOf(s.Name, copied.Status.Conditions, port)
+// report copies the status of the copy to the tenant's XPUPort.
+func (r *ports) report(
+	ctx context.Context, tc *tenantCluster, port, copied *v1alpha1.XPUPort,
+) error {
+	condition := readyForTenant(tc.Name, copied.Status.Conditions, port)
 	if condition == nil {
 		return nil
 	}
 
-	// The spec never changes; the deletion, which counts as another generation, is not worth a
-	// write.
+	// The spec never changes. Only deletion raises the generation, and that is not worth a write.
 	condition.ObservedGeneration = cmp.Or(
 		v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration,
 	)
-	told, there := copied.Status.DeepCopy(), port.Status.DeepCopy()
-	if port.Spec.Claim.Name == "" { // it got these when it was admitted
-		told.Addresses, told.MTU, told.Pod, told.Predecessor = nil, 0, "", ""
-		there.Addresses, there.MTU, there.Pod, there.Predecessor = nil, 0, "", ""
+	status, current := copied.Status.DeepCopy(), port.Status.DeepCopy()
+	if port.Spec.Claim.Name == "" { // set when the XPUPort was admitted
+		status.Addresses, status.MTU, status.Pod, status.Predecessor = nil, 0, "", ""
+		current.Addresses, current.MTU, current.Pod, current.Predecessor = nil, 0, "", ""
 	}
 
-	told.Conditions = []metav1.Condition{*condition}
-	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool {
+	status.Conditions = []metav1.Condition{*condition}
+	current.Conditions = slices.DeleteFunc(current.Conditions, func(c metav1.Condition) bool {
 		return c.Type != condition.Type
 	})
-	if equality.Semantic.DeepEqual(told, there) {
+	if equality.Semantic.DeepEqual(status, current) {
 		return nil
 	}
 
 	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason &&
 		condition.Status == metav1.ConditionFalse {
-		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
+		tc.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
 			condition.Reason, "Provision", "%s", condition.Message)
 	}
 
-	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *told,
+	return applyStatus(ctx, tc.client, &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *status,
 	})
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// problem is why something is not carried over, as the tenant is told.
+// problem is the reason why an object is not copied, as the tenant reads it.
 type problem struct {
 	reason  string // one of the Reason constants of the API
 	message string // one sentence: which object or field, and what would be right

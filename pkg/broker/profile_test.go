@@ -22,7 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestClusterProfile: a member may be known by a ClusterProfile, and a program gives the token.
+// TestClusterProfile checks a member named by a ClusterProfile, with a token from a program.
 func TestClusterProfile(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -82,7 +82,7 @@ func TestClusterProfile(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	rights, err := w.a.as(t.Context(), systemNamespace, "xpu-broker")
+	rights, err := w.a.configFor(t.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// quota counts the objects of a kind in the infra cluster that stand for one of a tenant. It knows
-// of those that were made before the event of that comes. Safe for concurrent use.
+// quota counts the copies of one kind in the infra cluster, by tenant. It counts a copy when it is
+// reserved, before the event of its creation arrives. Safe for concurrent use.
 type quota struct {
 	mu      sync.Mutex
 	names   map[string]sets.Set[string]              // by tenant
-	waiting map[string]sets.Set[mcreconcile.Request] // by tenant: those that it may have no more of
+	waiting map[string]sets.Set[mcreconcile.Request] // by tenant: requests over the quota
 }
 
 func newQuota() *quota {
@@ -30,13 +30,13 @@ func newQuota() *quota {
 	}
 }
 
-// wokenForQuota is how many requests that wait hear that a tenant may have one object more: some
-// may be about to go.
+// wokenForQuota is how many waiting requests are retried when a copy is deleted. It is more than
+// one because the objects of some may be about to be deleted.
 const wokenForQuota = 4
 
-// take counts an object that is about to be made, once, unless the tenant has as many as it may
-// have: the request waits for one to go then.
-func (q *quota) take(tenant, name string, most int, req mcreconcile.Request) (ok bool) {
+// reserve counts a copy that is about to be created; counting it again has no effect. If the tenant
+// already has most copies, reserve returns false and the request waits until one is deleted.
+func (q *quota) reserve(tenant, name string, most int, req mcreconcile.Request) (ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
@@ -46,14 +46,14 @@ func (q *quota) take(tenant, name string, most int, req mcreconcile.Request) (ok
 	}
 
 	insert(q.names, tenant, name)
-	q.stopWaiting(tenant, req)
+	q.removeWaiter(tenant, req)
 
 	return true
 }
 
-// give ends the count of an object that is gone, and returns requests that waited for that. They
-// wait on until they take one.
-func (q *quota) give(tenant, name string) (woken []mcreconcile.Request) {
+// release stops counting a deleted copy, and returns waiting requests to retry. They keep waiting
+// until reserve succeeds for them.
+func (q *quota) release(tenant, name string) (woken []mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
@@ -61,7 +61,7 @@ func (q *quota) give(tenant, name string) (woken []mcreconcile.Request) {
 		delete(q.names, tenant)
 	}
 
-	for req := range q.waiting[tenant] { // in any order, so that each is woken at some time
+	for req := range q.waiting[tenant] { // random order, so that each is woken at some time
 		if woken = append(woken, req); len(woken) == wokenForQuota {
 			break
 		}
@@ -70,21 +70,21 @@ func (q *quota) give(tenant, name string) (woken []mcreconcile.Request) {
 	return woken
 }
 
-// leave has a request wait no more, since its object is gone.
-func (q *quota) leave(tenant string, req mcreconcile.Request) {
+// cancelWait drops a waiting request, because its object no longer exists.
+func (q *quota) cancelWait(tenant string, req mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.stopWaiting(tenant, req)
+	q.removeWaiter(tenant, req)
 }
 
-func (q *quota) stopWaiting(tenant string, req mcreconcile.Request) {
+func (q *quota) removeWaiter(tenant string, req mcreconcile.Request) {
 	if q.waiting[tenant].Delete(req); q.waiting[tenant].Len() == 0 {
 		delete(q.waiting, tenant)
 	}
 }
 
-// counted is a handler that has the quota count what is in the infra cluster.
-func counted[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile.Request] {
+// quotaHandler returns a handler that counts the copies in the infra cluster.
+func quotaHandler[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile.Request] {
 	type requests = workqueue.TypedRateLimitingInterface[mcreconcile.Request]
 	return handler.TypedFuncs[O, mcreconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[O], _ requests) {
@@ -93,7 +93,7 @@ func counted[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile
 			insert(q.names, e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[O], queue requests) {
-			for _, req := range q.give(e.Object.GetLabels()[v1alpha1.LabelTenant],
+			for _, req := range q.release(e.Object.GetLabels()[v1alpha1.LabelTenant],
 				e.Object.GetName()) {
 				queue.Add(req)
 			}
@@ -101,7 +101,7 @@ func counted[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile
 	}
 }
 
-// insert adds to one of several sets, which it makes where there is none.
+// insert adds a value to the set at key, which it creates if needed.
 func insert[K, V comparable](all map[K]sets.Set[V], key K, value V) {
 	if all[key] == nil {
 		all[key] = sets.New[V]()

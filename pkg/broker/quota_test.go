@@ -15,7 +15,7 @@ func TestQuota(t *testing.T) {
 	q := newQuota()
 	take := func(tenant, name string, most int, want bool) {
 		t.Helper()
-		if ok := q.take(tenant, name, most, request(tenant, "default", name)); ok != want {
+		if ok := q.reserve(tenant, name, most, request(tenant, "default", name)); ok != want {
 			t.Errorf("take %s of %s: %t, want %t", name, tenant, ok, want)
 		}
 	}
@@ -23,40 +23,42 @@ func TestQuota(t *testing.T) {
 	there := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
 		Name: "there", Labels: map[string]string{v1alpha1.LabelTenant: "a"},
 	}}
-	counted[*v1alpha1.XPUPort](q).Create(t.Context(),
+	quotaHandler[*v1alpha1.XPUPort](q).Create(t.Context(),
 		event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: there}, nil)
 	take("a", "x", 2, true)
 	take("a", "x", 2, true) // a second time
 	take("a", "there", 2, true)
 	take("a", "y", 2, false)
 	take("a", "gone", 2, false)
-	q.leave("a", request("a", "default", "gone"))
+	q.cancelWait("a", request("a", "default", "gone"))
 	take("b", "y", 2, true)
 	take("a", "many", 3, true)
-	if woken := q.give("a", "x"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
+	if woken := q.release("a", "x"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
 		t.Errorf("woken %v, want y", woken)
 	}
 
-	take("a", "y", 2, false) // as the limit was higher a while
-	if woken := q.give("a", "many"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
+	take("a", "y", 2, false) // the limit was higher before
+	if woken := q.release("a", "many"); len(woken) != 1 ||
+		woken[0] != request("a", "default", "y") {
 		t.Errorf("woken %v, want y again", woken)
 	}
 
 	take("a", "y", 2, true)
 	for _, name := range []string{"there", "y", "never"} {
-		q.give("a", name)
+		q.release("a", name)
 	}
 
-	q.give("b", "y")
+	q.release("b", "y")
 	if len(q.names) != 0 || len(q.waiting) != 0 {
 		t.Errorf("it remembers %v and %v", q.names, q.waiting)
 	}
 }
 
-// TestReached: an XPUTenant hears of a limit once, and once when nothing waits for it any more.
+// TestReached checks that onChange is called once when a limit is reached, and once when nothing
+// waits for it any more.
 func TestReached(t *testing.T) {
-	r, heard := newReached(), 0
-	r.changed = func(string) { heard++ }
+	r, heard := newLimitTracker(), 0
+	r.onChange = func(string) { heard++ }
 
 	tenant := &v1alpha1.XPUTenant{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
@@ -91,7 +93,7 @@ func TestReached(t *testing.T) {
 		}
 	}
 
-	if len(r.by) > 0 {
-		t.Errorf("it remembers %v", r.by)
+	if len(r.byTenant) > 0 {
+		t.Errorf("it remembers %v", r.byTenant)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// limit is one that keeps objects of a tenant from being carried over.
+// limit names a limit that keeps a tenant's objects from being copied.
 type limit string
 
 // Limits of a tenant.
@@ -27,72 +27,73 @@ const (
 	limitSize     limit = "size"
 )
 
-// reached knows which objects of tenants wait because of a limit. Safe for concurrent use.
-type reached struct {
-	changed func(tenant string) // called when a tenant has reached other limits than before
+// limitTracker knows which objects of tenants wait because of a limit. Safe for concurrent use.
+type limitTracker struct {
+	onChange func(tenant string) // called when the limits that a tenant has reached change
 
-	mu sync.Mutex
-	by map[string]map[objectOfKind]limit // by tenant
+	mu       sync.Mutex
+	byTenant map[string]map[objectOfKind]limit // by tenant
 }
 
-// objectOfKind is an object of a tenant's cluster.
+// objectOfKind identifies an object of a tenant's cluster.
 type objectOfKind struct {
 	kind string // "XPUPorts"
 	req  mcreconcile.Request
 }
 
-func newReached() *reached {
-	return &reached{by: map[string]map[objectOfKind]limit{}, changed: func(string) {}}
+func newLimitTracker() *limitTracker {
+	return &limitTracker{byTenant: map[string]map[objectOfKind]limit{}, onChange: func(string) {}}
 }
 
-// set records by which limit an object waits, limitNone for none.
-func (r *reached) set(tenant string, object objectOfKind, by limit) {
+// set records the limit that an object waits for. limitNone means that it waits for none.
+func (r *limitTracker) set(tenant string, object objectOfKind, reason limit) {
 	r.mu.Lock()
-	if r.by[tenant][object] == by { // as nearly always
+	if r.byTenant[tenant][object] == reason { // the usual case
 		r.mu.Unlock()
 		return
 	}
 
 	before := r.limits(tenant)
-	if by == limitNone {
-		delete(r.by[tenant], object)
+	if reason == limitNone {
+		delete(r.byTenant[tenant], object)
 	} else {
-		if r.by[tenant] == nil {
-			r.by[tenant] = map[objectOfKind]limit{}
+		if r.byTenant[tenant] == nil {
+			r.byTenant[tenant] = map[objectOfKind]limit{}
 		}
-		r.by[tenant][object] = by
+		r.byTenant[tenant][object] = reason
 	}
 
-	if len(r.by[tenant]) == 0 {
-		delete(r.by, tenant)
+	if len(r.byTenant[tenant]) == 0 {
+		delete(r.byTenant, tenant)
 	}
 
 	news := !slices.Equal(before, r.limits(tenant))
 	r.mu.Unlock()
 
 	if news {
-		r.changed(tenant)
+		r.onChange(tenant)
 	}
 }
 
-// limits are those that the tenant has reached, each with the kind of which objects wait.
-func (r *reached) limits(tenant string) []string {
+// limits returns the limits that the tenant has reached, each followed by the kind of objects that
+// wait.
+func (r *limitTracker) limits(tenant string) []string {
 	all := map[string]bool{}
-	for object, by := range r.by[tenant] {
+	for object, by := range r.byTenant[tenant] {
 		all[string(by)+" "+object.kind] = true
 	}
 	return slices.Sorted(maps.Keys(all))
 }
 
-// forget drops what is known of a tenant.
-func (r *reached) forget(tenant string) {
+// forget drops everything recorded about a tenant.
+func (r *limitTracker) forget(tenant string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.by, tenant)
+	delete(r.byTenant, tenant)
 }
 
-// message says which limits the tenant has reached, and what to do; "" if it has reached none.
-func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
+// message says which limits the tenant has reached and what to do, or "" if it has reached none.
+func (r *limitTracker) message(t *v1alpha1.XPUTenant, l Limits) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -123,7 +124,7 @@ func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 	return strings.Join(all, "; ")
 }
 
-// maxPorts is how many XPUPorts the tenant may have.
+// maxPorts returns how many XPUPorts the tenant may have.
 func maxPorts(t *v1alpha1.XPUTenant, l Limits) int {
 	if t.Spec.MaxPorts != nil {
 		return int(*t.Spec.MaxPorts)
@@ -131,7 +132,7 @@ func maxPorts(t *v1alpha1.XPUTenant, l Limits) int {
 	return l.Ports
 }
 
-// maxNodes is how many XPUNodes the tenant may have.
+// maxNodes returns how many XPUNodes the tenant may have.
 func maxNodes(t *v1alpha1.XPUTenant, l Limits) int {
 	if t.Spec.MaxNodes != nil {
 		return int(*t.Spec.MaxNodes)
@@ -139,13 +140,14 @@ func maxNodes(t *v1alpha1.XPUTenant, l Limits) int {
 	return l.Nodes
 }
 
-// tooLarge returns a *problem if only the metadata of the object was kept.
-func (s *site) tooLarge(o client.Object, most int) error {
-	size := largeBytes(o)
+// tooLarge returns a *problem if the object exceeded most bytes, so that the cache has only its
+// metadata.
+func (tc *tenantCluster) tooLarge(o client.Object, most int) error {
+	size := originalBytes(o)
 	if size == 0 {
 		return nil
 	}
-	s.waitsFor = limitSize
+	tc.waitsFor = limitSize
 	return problemf(v1alpha1.ReasonQuotaExceeded,
 		"it has %d bytes, more than the %d that the infra cluster takes; make a smaller one",
 		size, most)

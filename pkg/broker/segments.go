@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// segmentOf is the segment of a tenant's network, nil if it has none.
+// segmentOf returns the segment of a tenant's network, or nil if it has none.
 func segmentOf(tenant *v1alpha1.XPUTenant, network string) *v1alpha1.TenantNetwork {
 	i := slices.IndexFunc(tenant.Status.Networks, func(n v1alpha1.TenantNetwork) bool {
 		return n.Name == network
@@ -24,10 +24,10 @@ func segmentOf(tenant *v1alpha1.XPUTenant, network string) *v1alpha1.TenantNetwo
 	return &tenant.Status.Networks[i]
 }
 
-// allocate gives a network of the tenant the lowest segment that is free. It is written down in the
-// XPUTenant before anything is made in it, and only if nobody has changed that meanwhile: two
-// brokers do not give a segment twice.
-func (r *networks) allocate(
+// allocateSegment gives a network of the tenant the lowest free segment. It writes the segment to
+// the XPUTenant's status with an optimistic lock before anything uses it, so that two brokers never
+// allocate the same segment.
+func (r *networks) allocateSegment(
 	ctx context.Context, tenant *v1alpha1.XPUTenant, network string,
 ) (*v1alpha1.TenantNetwork, error) {
 	if err := r.checkRanges(ctx, tenant); err != nil {
@@ -49,7 +49,7 @@ func (r *networks) allocate(
 	vlans, vnis := sets.New[int32](), sets.New[int32]()
 	for i := range all.Items {
 		taken := &all.Items[i]
-		// from before the XPUTenant left, or lost its status
+		// The copy may be older than this XPUTenant, or than its status.
 		if taken.Name == scopedNetwork(tenant.Name, network) {
 			segment.VLAN, segment.VNI = taken.Spec.VLAN, taken.Spec.VNI
 		}
@@ -68,14 +68,14 @@ func (r *networks) allocate(
 	}
 
 	if segment.VLAN == 0 {
-		vlan, ok := lowest(tenant.Spec.VLANs.First, tenant.Spec.VLANs.Last, vlans)
+		vlan, ok := lowestFree(tenant.Spec.VLANs.First, tenant.Spec.VLANs.Last, vlans)
 		if !ok {
 			return nil, noSegment("VLAN", tenant.Spec.VLANs.First, tenant.Spec.VLANs.Last)
 		}
 
 		segment.VLAN = vlan
 		if of := tenant.Spec.VNIs; of != nil {
-			vni, ok := lowest(of.First, of.Last, vnis)
+			vni, ok := lowestFree(of.First, of.Last, vnis)
 			if !ok {
 				return nil, noSegment("VNI", of.First, of.Last)
 			}
@@ -93,8 +93,8 @@ func noSegment(kind string, first, last int32) *problem {
 			"administrator of the infra cluster for a larger range", kind, first, last)
 }
 
-// lowest is the lowest of a range that is not taken.
-func lowest(first, last int32, taken sets.Set[int32]) (int32, bool) {
+// lowestFree returns the lowest number in the range that is not taken.
+func lowestFree(first, last int32, taken sets.Set[int32]) (int32, bool) {
 	for n := first; n <= last; n++ {
 		if !taken.Has(n) {
 			return n, true
@@ -103,8 +103,10 @@ func lowest(first, last int32, taken sets.Set[int32]) (int32, bool) {
 	return 0, false
 }
 
-// giveBack frees the segment of a network that the infra cluster does not have any more.
-func (r *networks) giveBack(ctx context.Context, tenant *v1alpha1.XPUTenant, network string) error {
+// releaseSegment frees the segment of a network that no longer exists in the infra cluster.
+func (r *networks) releaseSegment(
+	ctx context.Context, tenant *v1alpha1.XPUTenant, network string,
+) error {
 	if segmentOf(tenant, network) == nil {
 		return nil
 	}
@@ -125,8 +127,8 @@ func (r *networks) writeNetworks(
 	return nil
 }
 
-// checkRanges returns a *problem if an older tenant has some of this one's VLANs or VNIs.
-func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) error {
+// checkRanges returns a *problem if the VLANs or VNIs of the tenant overlap with an older tenant's.
+func (b *syncer) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) error {
 	tenants, err := b.tenants(ctx)
 	if err != nil {
 		return err

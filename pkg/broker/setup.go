@@ -36,35 +36,38 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// Options are what the broker depends on. The zero value of a duration or number means its default.
+// Options configure the broker. The zero value of a duration or number means its default.
 type Options struct {
-	// Namespace has the Secrets with the tenants' kubeconfigs, and the XPUPorts of tenants.
+	// Namespace holds the Secrets with the tenants' kubeconfigs, and the copies of the tenants'
+	// XPUPorts.
 	Namespace string
-	// MemberNamespace is where the Lease is in a tenant's cluster whose kubeconfig names no
+	// MemberNamespace is the namespace of the Lease in a tenant's cluster whose kubeconfig names no
 	// namespace. Default xpu-system.
 	MemberNamespace string
-	// Identity tells this infra cluster from others: two of them do not have the same tenant.
+	// Identity distinguishes this infra cluster from others. A tenant is served by one infra
+	// cluster at a time.
 	Identity string
-	// ProfileAccess knows the programs that give credentials for ClusterProfiles; nil if these are
-	// not used.
+	// ProfileAccess lists the programs that provide credentials for ClusterProfiles. It is nil if
+	// ClusterProfiles are not used.
 	ProfileAccess *access.Config
-	// Registerer takes the metrics.
+	// Registerer registers the metrics.
 	Registerer prometheus.Registerer
 
-	// RenewPeriod is how often the Lease of a tenant's cluster is renewed, by which each side knows
-	// that the other is there. Default 10 s.
+	// RenewPeriod is the time between two renewals of the Lease in a tenant's cluster. Default 10
+	// s.
 	RenewPeriod time.Duration
-	// JoinTimeout is how long all objects of a tenant's cluster may take to be read. Default 30 s.
+	// JoinTimeout bounds the first read of all objects of a tenant's cluster. Default 30 s.
 	JoinTimeout time.Duration
 	// RequestTimeout bounds one request to a tenant's cluster. Default 10 s.
 	RequestTimeout time.Duration
 
-	// Concurrency is how many objects of each kind are carried over at once. Default 128.
+	// Concurrency bounds the parallel reconciliations of each kind. Default 128.
 	Concurrency int
-	// ConcurrencyPerTenant is how many of one tenant are, of each kind. Default 16.
+	// ConcurrencyPerTenant bounds the parallel reconciliations of each kind for one tenant. Default
+	// 16.
 	ConcurrencyPerTenant int
 
-	// Limits are those of each tenant.
+	// Limits apply to each tenant.
 	Limits Limits
 }
 
@@ -78,9 +81,9 @@ func (o *Options) setDefaults() {
 	o.Limits.setDefaults()
 }
 
-// CacheOptions keep the cache of the infra cluster to what the broker reads: Secrets with
-// kubeconfigs in the namespace, and what stands for objects of tenants; and ClusterProfiles there
-// if they are used, whose kind the cluster must have.
+// CacheOptions restrict the cache of the infra cluster to what the broker reads: Secrets with
+// kubeconfigs in the namespace, copies of tenants' objects, and, if profiles is true,
+// ClusterProfiles in the namespace. The cluster must have the kind ClusterProfile then.
 func CacheOptions(namespace string, profiles bool) cache.Options {
 	ofTenants, err := labels.NewRequirement(v1alpha1.LabelTenant, selection.Exists, nil)
 	if err != nil {
@@ -116,13 +119,13 @@ func CacheOptions(namespace string, profiles bool) cache.Options {
 const (
 	tenantsBySecret  = "secret"  // name of the Secret with the kubeconfig
 	tenantsByProfile = "profile" // name of the ClusterProfile
-	// the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
+	// label LabelTenant of XPUPorts, XPUNetworks and XPUNodes in the infra cluster
 	byTenant       = "tenant"
-	portsByNetwork = "network" // name of the XPUNetwork, of the tenants' XPUPorts
-	portsByXPU     = "xpu"     // name of the XPU, of the tenants' XPUPorts
+	portsByNetwork = "network" // name of the XPUNetwork, for XPUPorts in tenants' clusters
+	portsByXPU     = "xpu"     // name of the XPU, for XPUPorts in tenants' clusters
 )
 
-// Scheme has every kind that the broker works on.
+// Scheme returns a scheme with every kind that the broker works on.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	return scheme, errors.Join(
@@ -132,8 +135,8 @@ func Scheme() (*runtime.Scheme, error) {
 	)
 }
 
-// Setup adds the reconcilers to the manager, whose provider must be the tenants. The local client
-// must read from the cache.
+// Setup adds the reconcilers to the manager, whose provider must be tenants. The local client must
+// read from the cache.
 func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Options) error {
 	o.setDefaults()
 	if err := addIndexes(ctx, mgr.GetLocalManager().GetFieldIndexer()); err != nil {
@@ -141,39 +144,39 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	}
 
 	infra := mgr.GetLocalManager()
-	reached := newReached()
-	newBase := func() base {
-		return base{
+	limits := newLimitTracker()
+	newSyncer := func() syncer {
+		return syncer{
 			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(),
 			members: tenants,
 			turns:   queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant),
-			again:   newRetries(),
-			reached: reached,
+			retries: newRetries(),
+			limits:  limits,
 		}
 	}
 
-	ports := &ports{base: newBase(), quota: newQuota()}
-	networks := &networks{base: newBase()}
-	nodes := &nodes{base: newBase(), quota: newQuota()}
-	xpus := &xpus{base: newBase()}
-	leaving := &xpuTenants{base: newBase()}
+	ports := &ports{syncer: newSyncer(), quota: newQuota()}
+	networks := &networks{syncer: newSyncer()}
+	nodes := &nodes{syncer: newSyncer(), quota: newQuota()}
+	xpus := &xpus{syncer: newSyncer()}
+	status := &xpuTenants{syncer: newSyncer()}
 
-	tenants.joined = func(tenant string) {
-		for _, carrier := range []interface{ wake(context.Context, string) }{
+	tenants.onJoin = func(tenant string) {
+		for _, kind := range []interface{ enqueueAll(context.Context, string) }{
 			ports, networks, nodes, xpus,
 		} {
-			carrier.wake(ctx, tenant)
+			kind.enqueueAll(ctx, tenant)
 		}
 	}
 
-	tenants.changed, reached.changed = leaving.wake, leaving.wake
+	tenants.onChange, limits.onChange = status.enqueue, status.enqueue
 	err := errors.Join(
 		tenants.setup(mgr, o),
 		ports.setup(ctx, mgr),
 		networks.setup(mgr),
 		nodes.setup(mgr),
 		xpus.setup(mgr),
-		leaving.setup(infra),
+		status.setup(infra),
 	)
 
 	if err != nil {
@@ -210,7 +213,7 @@ func nonEmpty(key string) []string {
 	return []string{key}
 }
 
-// The pauses between failed attempts double from firstRetry to lastRetry.
+// Retries wait firstRetry, then twice as long each time, up to lastRetry.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -221,18 +224,19 @@ func newRetries() workqueue.TypedRateLimiter[mcreconcile.Request] {
 		lastRetry)
 }
 
-// newController begins to build a controller of objects of the tenants' clusters.
+// newController returns a builder of a controller for objects of the tenants' clusters.
 func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuilder.Builder {
 	return mcbuilder.ControllerManagedBy(mgr).Named(name).
 		WithOptions(controller.TypedOptions[mcreconcile.Request]{
 			MaxConcurrentReconciles: concurrency,
-			// which it does not take over by itself
+			// The builder does not take this option over from the manager.
 			SkipNameValidation: mgr.GetControllerOptions().SkipNameValidation,
 			RateLimiter:        newRetries(),
 		})
 }
 
-// fromInfra is a source of the requests that toRequests has for an object of the infra cluster.
+// fromInfra returns a source that watches objects of the infra cluster and enqueues what toRequests
+// returns for them.
 func fromInfra[O client.Object](
 	mgr mcmanager.Manager, object O, toRequests func(context.Context, O) []mcreconcile.Request,
 	when ...predicate.TypedPredicate[O],
@@ -241,5 +245,5 @@ func fromInfra[O client.Object](
 		handler.TypedEnqueueRequestsFromMapFunc(toRequests), when...)
 }
 
-// whenSpecChanged leaves out changes of the status.
+// whenSpecChanged ignores changes of only the status.
 var whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})

@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// TestStory covers two tenants that clash in every name and number and meet nobody.
+// TestStory checks two tenants that use the same names and numbers, and never see each other.
 func TestStory(t *testing.T) {
 	w := newWorld(t)
 	agents := map[string]*opitest.Agent{}
@@ -30,7 +30,7 @@ func TestStory(t *testing.T) {
 
 	for _, s := range []*testCluster{w.a, w.b} {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + s.name}}
-		s.has(xpu, func() []metav1.Condition {
+		s.waitForReason(xpu, func() []metav1.Condition {
 			return xpu.Status.Conditions
 		}, v1alpha1.ConditionReady, v1alpha1.ReasonConnected)
 		if xpu.Spec.Endpoint != "" || xpu.Status.NodeName != "node1" {
@@ -51,7 +51,7 @@ func TestStory(t *testing.T) {
 		}
 
 		s.delete(o)
-		s.delete(port) // as the garbage collector does
+		s.delete(port) // like the garbage collector
 		s.gone(port)
 		if got := agents[s.name].Ports(); len(got) != 0 {
 			t.Errorf("%s: its XPUPort is gone, and the agent still has %v", s.name, got)

@@ -26,14 +26,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// xpuTenants says in the status of XPUTenants how their clusters are, and has what they have here
-// go when they leave.
+// xpuTenants reports in the status of each XPUTenant how its cluster is, and deletes the copies of
+// a tenant that leaves.
 type xpuTenants struct {
-	base
-	news queue.Wakeups[reconcile.Request]
+	syncer
+	changes queue.Wakeups[reconcile.Request]
 }
 
-// whenTenantChanged is when what a tenant may have is different.
+// whenTenantChanged passes updates that change what a tenant may have.
 func whenTenantChanged() predicate.TypedPredicate[*v1alpha1.XPUTenant] {
 	return predicate.TypedFuncs[*v1alpha1.XPUTenant]{UpdateFunc: func(
 		e event.TypedUpdateEvent[*v1alpha1.XPUTenant],
@@ -54,7 +54,7 @@ func (r *xpuTenants) setup(mgr manager.Manager) error {
 		return []reconcile.Request{{NamespacedName: key}}
 	}
 
-	// a younger one may have waited for its ranges
+	// A younger tenant may have waited for the ranges of this one.
 	others := func(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
 		all, err := r.tenants(ctx)
 		if err != nil {
@@ -74,51 +74,51 @@ func (r *xpuTenants) setup(mgr manager.Manager) error {
 		Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(others), whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(ofLeaving)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofLeaving)).
-		WatchesRawSource(r.news.Source()).
+		WatchesRawSource(r.changes.Source()).
 		Complete(r)
 }
 
-// wake has the status of a tenant written.
-func (r *xpuTenants) wake(tenant string) {
-	r.news.Add(0, reconcile.Request{NamespacedName: client.ObjectKey{Name: tenant}})
+// enqueue has the status of the tenant updated.
+func (r *xpuTenants) enqueue(tenant string) {
+	r.changes.Add(0, reconcile.Request{NamespacedName: client.ObjectKey{Name: tenant}})
 }
 
 func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var tenant v1alpha1.XPUTenant
-	exists, err := found(ctx, r.infra, req.NamespacedName, &tenant)
+	exists, err := getIfExists(ctx, r.infra, req.NamespacedName, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if !exists {
-		r.reached.forget(req.Name)
+		r.limits.forget(req.Name)
 		return ctrl.Result{}, nil
 	}
 
 	if tenant.DeletionTimestamp.IsZero() {
 		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerTenant); err != nil {
-			return later(err)
+			return retryConflict(err)
 		}
-		return later(r.tell(ctx, &tenant, ""))
+		return retryConflict(r.updateStatus(ctx, &tenant, ""))
 	}
 
-	left, err := r.left(ctx, &tenant)
+	remaining, err := r.deleteObjects(ctx, &tenant)
 	if err != nil {
-		return later(err)
+		return retryConflict(err)
 	}
 
-	if left != "" {
-		// What is left in the tenant's cluster comes with no event.
+	if remaining != "" {
+		// There are no events for objects in the tenant's cluster, so poll.
 		return ctrl.Result{RequeueAfter: time.Second},
-			client.IgnoreNotFound(ignoreConflict(r.tell(ctx, &tenant, left)))
+			client.IgnoreNotFound(ignoreConflict(r.updateStatus(ctx, &tenant, remaining)))
 	}
 
-	return later(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer,
+	return retryConflict(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerTenant))
 }
 
-// later tries again soon after a write conflict, which only means that the cache was old.
-func later(err error) (ctrl.Result, error) {
+// retryConflict retries soon after a write conflict, which only means that the cache was stale.
+func retryConflict(err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil
 	}
@@ -132,11 +132,14 @@ func ignoreConflict(err error) error {
 	return err
 }
 
-// tell writes the conditions of a tenant, of which something is left to delete if it says so.
-func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left string) error {
+// updateStatus writes the conditions of a tenant. remaining describes what a leaving tenant still
+// has, "" otherwise.
+func (r *xpuTenants) updateStatus(
+	ctx context.Context, tenant *v1alpha1.XPUTenant, remaining string,
+) error {
 	state := r.members.state(tenant.Name)
 	if state.reason == "" {
-		return nil // not known yet: another event comes
+		return nil // not known yet: onChange enqueues the tenant again
 	}
 
 	changed := tenant.DeepCopy()
@@ -152,7 +155,7 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	}
 
 	connected := state.reason == v1alpha1.ReasonConnected
-	switch limits := r.reached.message(tenant, r.Limits); {
+	switch limits := r.limits.message(tenant, r.Limits); {
 	case state.reason == v1alpha1.ReasonLimitExceeded:
 		set(v1alpha1.ConditionWithinLimits, state.reason, state.message, false)
 	case limits != "":
@@ -166,8 +169,8 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	err := r.checkRanges(ctx, tenant)
 	p, isProblem := errors.AsType[*problem](err)
 	switch {
-	case left != "":
-		set(v1alpha1.ConditionSynced, v1alpha1.ReasonLeaving, left, false)
+	case remaining != "":
+		set(v1alpha1.ConditionSynced, v1alpha1.ReasonLeaving, remaining, false)
 	case isProblem:
 		set(v1alpha1.ConditionSynced, p.reason, p.message, false)
 	case err != nil:
@@ -191,8 +194,11 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	return nil
 }
 
-// left deletes what a tenant that leaves has, and says what is left of it; "" if nothing is.
-func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (string, error) {
+// deleteObjects deletes the copies of a tenant that leaves. It describes what remains, or returns
+// "" if nothing does.
+func (r *xpuTenants) deleteObjects(
+	ctx context.Context, tenant *v1alpha1.XPUTenant,
+) (string, error) {
 	if tenant.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return "", nil
 	}
@@ -205,7 +211,7 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 		{&v1alpha1.XPUPortList{}, "XPUPorts", r.Namespace},
 		{&v1alpha1.XPUNetworkList{}, "XPUNetworks", ""}, {&v1alpha1.XPUNodeList{}, "XPUNodes", ""},
 	} {
-		// From the API server: the cache may not have what was made a moment ago.
+		// The API server is asked, because the cache may not have a copy made a moment ago.
 		err := r.live.List(ctx, kind.list, client.InNamespace(kind.namespace),
 			client.MatchingLabels{v1alpha1.LabelTenant: tenant.Name})
 		if err != nil {
@@ -229,13 +235,15 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 		}
 	}
 
-	return r.leftThere(ctx, tenant)
+	return r.remainingInTenant(ctx, tenant)
 }
 
-// leftThere says what the tenant's cluster still has that waits for this one. A cluster that does
-// not answer is not waited for.
-func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) (string, error) {
-	s, err := r.site(ctx, request(tenant.Name, "", ""))
+// remainingInTenant describes the objects in the tenant's cluster that the broker must still
+// release, or returns "". It does not wait for an unreachable cluster.
+func (r *xpuTenants) remainingInTenant(
+	ctx context.Context, tenant *v1alpha1.XPUTenant,
+) (string, error) {
+	tc, err := r.tenantCluster(ctx, request(tenant.Name, "", ""))
 	if errors.Is(err, multicluster.ErrClusterNotFound) ||
 		r.members.state(tenant.Name).reason != v1alpha1.ReasonConnected {
 		return "", nil
@@ -260,7 +268,7 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 		"XPUPorts": &v1alpha1.XPUPortList{}, "XPUNetworks": &v1alpha1.XPUNetworkList{},
 		"XPUs": &v1alpha1.XPUList{},
 	} {
-		if err := s.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		if err := tc.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return "", fmt.Errorf("list %s of the tenant's cluster: %w", name, err)
 		}
 
@@ -280,7 +288,7 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 	return "", nil
 }
 
-// objects are those of a list.
+// objects returns the items of a list.
 func objects(list client.ObjectList) ([]client.Object, error) {
 	items, err := meta.ExtractList(list)
 	if err != nil {

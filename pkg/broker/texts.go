@@ -7,15 +7,15 @@ import (
 	"unicode"
 )
 
-// maxText is how many bytes of a text of a tenant's cluster are kept: its errors, and what it calls
-// things. A condition may have 32 kB, and a status with a longer one cannot be written at all.
+// maxText is how many bytes are kept of a text from a tenant's cluster, such as an error message. A
+// condition holds at most 32 kB, and a status with a longer one cannot be written at all.
 const maxText = 1024
 
-// cut is a text of a tenant's cluster as conditions, events and logs have it: one line, of maxText
-// bytes at most, all of it printable.
+// cut shortens a text from a tenant's cluster for conditions, events and logs: one line of
+// printable characters, at most maxText bytes.
 func cut(text string) string { return cutTo(text, maxText) }
 
-// cutName is a name or value of a tenant's cluster as a sentence has it.
+// cutName shortens a name or value from a tenant's cluster for use in a sentence.
 func cutName(text string) string { return cutTo(text, 128) }
 
 func cutTo(text string, most int) string {
@@ -43,14 +43,14 @@ func cutTo(text string, most int) string {
 	return text
 }
 
-// briefError is an error of a tenant's cluster whose text is cut.
+// briefError is an error from a tenant's cluster whose text is shortened.
 type briefError struct{ error }
 
 func (e briefError) Error() string { return cut(e.error.Error()) }
 
 func (e briefError) Unwrap() error { return e.error }
 
-// brief has an error say no more than maxText bytes. It is still what it was.
+// brief limits the text of an error to maxText bytes. The result still wraps err.
 func brief(err error) error {
 	if err == nil || cut(err.Error()) == err.Error() {
 		return err

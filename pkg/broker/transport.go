@@ -19,27 +19,27 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Bounds of answers that need no setting.
+// Bounds of answers that cannot be configured.
 const (
-	// maxErrorBytes bounds the answer to a request that failed.
+	// maxErrorBytes bounds the body of an error response.
 	maxErrorBytes = 64 << 10
 	// maxAnswerItems bounds the items of a list, and maxAnswerObjects all JSON objects of an
-	// answer, since an object of three bytes takes hundreds of bytes once it is decoded. A page has
-	// pageSize items, each with some hundred objects of which most are managed fields.
+	// answer, because an object of three bytes takes hundreds of bytes once it is decoded. A page
+	// has pageSize items, each with some hundred objects, most of them managed fields.
 	maxAnswerItems   = 4 * pageSize
 	maxAnswerObjects = 100_000
-	// maxRetryAfter is how long a tenant's API server may have a request wait.
+	// maxRetryAfter bounds the delay that a tenant's API server may ask for.
 	maxRetryAfter = 10 * time.Second
 )
 
-// traffic is what passes between the broker and the API server of one tenant, whichever client it
-// comes from. Safe for concurrent use.
+// traffic limits the traffic between the broker and one tenant's API server, for all clients
+// together. Safe for concurrent use.
 type traffic struct {
 	tenant   string
 	limits   Limits
-	bytes    *rate.Limiter // of answers
+	bytes    *rate.Limiter // of response bodies
 	requests *rate.Limiter
-	events   *rate.Limiter // of watches
+	events   *rate.Limiter // of watch events
 }
 
 func newTraffic(tenant string, l Limits) *traffic {
@@ -51,38 +51,41 @@ func newTraffic(tenant string, l Limits) *traffic {
 	}
 }
 
-// client is the configuration of a client that asks the tenant's API server. All of its requests
-// end with ctx.
+// client returns the configuration of a limited client of the tenant's API server. All of its
+// requests end with ctx.
 func (t *traffic) client(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
-	config.DisableCompression = true // of a watch it takes 40 kB, as long as it lasts
-	config.QPS = -1                  // traffic bounds the requests of all clients together
+	config.DisableCompression = true // a decompressor takes 40 kB for as long as a watch lasts
+	config.QPS = -1                  // traffic limits the requests of all clients together
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	config.WarningHandlerWithContext = rest.NoWarnings{}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bounded{t, ctx, next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &boundedTransport{t, ctx,
+			next}
+	})
 	return config
 }
 
-// bounded is the transport of such a client.
-type bounded struct {
+// boundedTransport is the transport of a limited client.
+type boundedTransport struct {
 	*traffic
-	life context.Context
-	next http.RoundTripper
+	lifetime context.Context
+	next     http.RoundTripper
 }
 
-// WrappedRoundTripper lets client-go find the connections, to close those that are idle.
-func (b *bounded) WrappedRoundTripper() http.RoundTripper { return b.next }
+// WrappedRoundTripper lets client-go find and close idle connections.
+func (b *boundedTransport) WrappedRoundTripper() http.RoundTripper { return b.next }
 
-func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
+func (b *boundedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(request.Context())
-	stop := context.AfterFunc(b.life, cancel)
-	end := func() {
+	stop := context.AfterFunc(b.lifetime, cancel)
+	cancelAll := func() {
 		stop()
 		cancel()
 	}
 
 	if err := b.requests.Wait(ctx); err != nil {
-		end()
+		cancelAll()
 		if request.Body != nil {
 			_ = request.Body.Close()
 		}
@@ -91,11 +94,12 @@ func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 
 	response, err := b.next.RoundTrip(request.WithContext(ctx))
 	if err != nil {
-		end()
+		cancelAll()
 		return nil, brief(err)
 	}
 
-	response.Body = &body{ReadCloser: response.Body, ctx: ctx, end: end, traffic: b.traffic}
+	response.Body = &body{ReadCloser: response.Body, ctx: ctx, cancel: cancelAll,
+		traffic: b.traffic}
 	if err := b.check(request, response); err != nil {
 		_ = response.Body.Close()
 		return nil, err
@@ -104,9 +108,10 @@ func (b *bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// check refuses answers that no API server gives, and has others be bounded.
-func (b *bounded) check(request *http.Request, response *http.Response) error {
-	response.Header.Del("Warning") // which client-go would log
+// check rejects responses that no correct API server sends, and sets the limits for reading the
+// others.
+func (b *boundedTransport) check(request *http.Request, response *http.Response) error {
+	response.Header.Del("Warning") // client-go would log it
 	clampRetryAfter(response.Header)
 
 	switch status := response.StatusCode; {
@@ -131,13 +136,13 @@ func (b *bounded) check(request *http.Request, response *http.Response) error {
 	answer := response.Body.(*body)
 	answer.meter = &meter{whole: request.URL.Query().Get("watch") == ""}
 	if answer.meter.whole && response.ContentLength > int64(b.limits.AnswerBytes) {
-		return answer.tooLong()
+		return answer.tooLarge()
 	}
 
 	return nil
 }
 
-// clampRetryAfter has client-go wait for a while before it asks again, and not for long.
+// clampRetryAfter limits the delay that the response asks for to between 1 s and maxRetryAfter.
 func clampRetryAfter(header http.Header) {
 	const key = "Retry-After"
 	if header.Get(key) == "" {
@@ -151,8 +156,7 @@ func clampRetryAfter(header http.Header) {
 	header.Set(key, strconv.Itoa(min(max(seconds, 1), int(maxRetryAfter.Seconds()))))
 }
 
-// cutFailure has the answer to a request that failed be short. Its texts go into errors, and so
-// into conditions and logs.
+// cutFailure shortens an error response, because its texts end up in errors, conditions and logs.
 func cutFailure(response *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBytes))
 	if err != nil {
@@ -180,7 +184,7 @@ func cutFailure(response *http.Response) error {
 	return nil
 }
 
-// cutStatus leaves of an error what is made out by the broker, and one text.
+// cutStatus keeps the fields of an error that the broker reads, shortened, and one message.
 func cutStatus(status *metav1.Status) {
 	status.Message = cut(status.Message)
 	status.Reason = metav1.StatusReason(cutName(string(status.Reason)))
@@ -192,7 +196,7 @@ func cutStatus(status *metav1.Status) {
 			Name: cutName(details.Name), Kind: cutName(details.Kind), RetryAfterSeconds: wait,
 		}
 		for _, cause := range details.Causes {
-			// A conflict that has to do with a UID or a version is told from others by these.
+			// A conflict of UIDs or resource versions is recognized by its causes.
 			if len(status.Details.Causes) < 8 {
 				cause = metav1.StatusCause{
 					Type:  metav1.CauseType(cutName(string(cause.Type))),
@@ -204,16 +208,16 @@ func cutStatus(status *metav1.Status) {
 	}
 }
 
-// readSize is how much is read of an answer at once.
+// readSize is how many bytes of a response are read at once.
 const readSize = 64 << 10
 
-// body is what the API server answers. It ends the request when it is closed.
+// body is the body of a response. Closing it ends the request.
 type body struct {
 	io.ReadCloser
 	*traffic
-	ctx   context.Context
-	end   func()
-	meter *meter // nil for an answer that is bounded otherwise
+	ctx    context.Context
+	cancel func()
+	meter  *meter // nil for a response that is already bounded
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -236,19 +240,19 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reportKey is that of a function, in the context of a request, which hears why its answer was not
-// read to the end. The decoder of a watch leaves only a text of that.
+// reportKey is the context key of a function that gets the reason why a response was not read to
+// its end. It is needed because the decoder of a watch keeps only the text of an error.
 type reportKey struct{}
 
 func reporting(ctx context.Context, report func(error)) context.Context {
 	return context.WithValue(ctx, reportKey{}, report)
 }
 
-// exceeded is what is too much of what was read, nil if nothing is.
+// exceeded returns an error if the response has exceeded a limit.
 func (b *body) exceeded() error {
 	switch m := b.meter; {
 	case m.bytes > b.limits.AnswerBytes:
-		return b.tooLong()
+		return b.tooLarge()
 	case m.items > maxAnswerItems:
 		return tooMuch("the API server of tenant %s answers with a list of more than %d objects "+
 			"where %d were asked for; "+
@@ -261,7 +265,7 @@ func (b *body) exceeded() error {
 	return nil
 }
 
-func (b *body) tooLong() error {
+func (b *body) tooLarge() error {
 	return tooMuch("the API server of tenant %s answers with more than %d bytes at once; see "+
 		"which of its XPUPorts, "+
 		"XPUNetworks, XPUNodes and XPUs is so large, or start the broker with a larger "+
@@ -270,24 +274,24 @@ func (b *body) tooLong() error {
 }
 
 func (b *body) Close() error {
-	b.end()
+	b.cancel()
 	return b.ReadCloser.Close()
 }
 
-// meter counts what JSON takes before it is decoded. Of a watch, which is one event after another,
-// it counts those of the event that it reads.
+// meter measures JSON before it is decoded. In a watch, which is a stream of events, it measures
+// the current event only.
 type meter struct {
-	whole bool // is one answer
+	whole bool // the body is one JSON value, not a stream
 
 	bytes, objects int
 	items          int // objects in an array of the outermost object
 
 	depth           int
-	inArray         bool // of the outermost object
+	inArray         bool // in an array of the outermost object
 	inText, escaped bool
 }
 
-// read counts what comes next.
+// read processes the next bytes.
 func (m *meter) read(p []byte) {
 	for _, c := range p {
 		m.bytes++

@@ -56,17 +56,17 @@ const (
 	tenantsNamespace = "xpu-tenants"
 )
 
-// apiServers are those of the infra cluster and of two tenants' clusters, by name; nil without
-// KUBEBUILDER_ASSETS.
+// apiServers has the API servers of the infra cluster and of two tenants' clusters, by name. It is
+// nil without KUBEBUILDER_ASSETS.
 var apiServers map[string]*apiServer
 
-// apiServer is one, with the product's manifests.
+// apiServer is an API server with the product's manifests.
 type apiServer struct {
 	*envtest.Environment
-	client client.Client // of an administrator, not cached
+	client client.Client // as an administrator, not cached
 }
 
-// manifests are what is installed in a cluster, below deploy.
+// manifests are the manifests installed in each cluster, relative to deploy.
 var manifests = map[string][]string{
 	"infra": {"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml",
 		"controller/policy.yaml"},
@@ -169,8 +169,8 @@ func (s *apiServer) install(path string) error {
 	}
 }
 
-// as is a client's configuration with a token of a ServiceAccount.
-func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Config, error) {
+// configFor returns a client configuration with a token of the ServiceAccount.
+func (s *apiServer) configFor(ctx context.Context, namespace, name string) (*rest.Config, error) {
 	account := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 	}
@@ -186,21 +186,21 @@ func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Confi
 	return c, nil
 }
 
-// world is an infra cluster and two tenants, with a broker and a controller in each.
+// world is an infra cluster and two tenants' clusters, each with a controller, and a broker.
 type world struct {
 	*testing.T
 	infra, a, b *testCluster
 	stopBroker  func()
 }
 
-// testCluster is one of them, as an administrator of it sees it.
+// testCluster is one of these clusters, used as its administrator.
 type testCluster struct {
 	*testing.T
 	*apiServer
 	client.Client
 	name string
-	stop func() // ends its controller
-	link *link  // by which a broker reaches it, nil for directly
+	stop func() // stops the controller
+	link *link  // the broker's way to it, nil if direct
 }
 
 func newWorld(t *testing.T) *world {
@@ -211,7 +211,7 @@ func newWorld(t *testing.T) *world {
 	}
 
 	w := &world{T: t}
-	t.Cleanup(func() { // last, when nothing runs any more
+	t.Cleanup(func() { // last, when nothing is running any more
 		w.infra.sweep()
 		w.a.sweep()
 		w.b.sweep()
@@ -231,7 +231,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// run runs a manager until stop or the end of the test.
+// run runs a manager until stop is called or the test ends.
 func (s *testCluster) run(start func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -250,7 +250,7 @@ func (s *testCluster) run(start func(context.Context) error) (stop func()) {
 
 func (s *testCluster) startController(role controller.Role) {
 	s.Helper()
-	rights, err := s.as(s.Context(), systemNamespace, "xpu-controller")
+	rights, err := s.configFor(s.Context(), systemNamespace, "xpu-controller")
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func (s *testCluster) startController(role controller.Role) {
 	s.stop = s.run(mgr.Start)
 }
 
-// renewPeriod and brokerGrace are short, so that tests need not wait.
+// renewPeriod and brokerGrace are short to make tests fast.
 const (
 	renewPeriod = 200 * time.Millisecond
 	brokerGrace = 2 * time.Second
@@ -293,7 +293,7 @@ func (w *world) startBroker() {
 	w.stopBroker = w.infra.startBroker("infra-1", nil)
 }
 
-// brokerScheme is that of the program.
+// brokerScheme returns the program's scheme.
 func brokerScheme(t testing.TB) *runtime.Scheme {
 	t.Helper()
 	scheme, err := Scheme()
@@ -303,8 +303,8 @@ func brokerScheme(t testing.TB) *runtime.Scheme {
 	return scheme
 }
 
-// startBroker runs a broker whose requests pass through the transport that wrap returns, if there
-// is one.
+// startBroker runs a broker. If wrap is not nil, its requests pass through the transport that wrap
+// returns.
 func (s *testCluster) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	return s.startBrokerWith(Options{Identity: identity}, wrap)
@@ -312,7 +312,7 @@ func (s *testCluster) startBroker(identity string, wrap transport.WrapperFunc) (
 
 func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
-	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
+	rights, err := s.configFor(s.Context(), tenantsNamespace, "xpu-broker")
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (st
 	return s.run(mgr.Start)
 }
 
-// sweep removes what would disturb the next test.
+// sweep removes objects that would disturb the next test.
 func (s *testCluster) sweep() {
 	ctx := context.Background()
 	for _, all := range []client.ObjectList{
@@ -421,7 +421,7 @@ func (s *testCluster) get(o client.Object) error {
 	return s.Get(context.Background(), client.ObjectKeyFromObject(o), o)
 }
 
-// gone waits until there is no such object, or another one of its name.
+// gone waits until the object does not exist, or another one with its name does.
 func (s *testCluster) gone(o client.Object) {
 	s.Helper()
 	uid := o.GetUID()
@@ -433,8 +433,8 @@ func (s *testCluster) gone(o client.Object) {
 	})
 }
 
-// has waits until a condition of the object has the reason.
-func (s *testCluster) has(
+// waitForReason waits until a condition of the object has the reason.
+func (s *testCluster) waitForReason(
 	o client.Object, conditions func() []metav1.Condition, kind, reason string,
 ) {
 	s.Helper()
@@ -452,27 +452,28 @@ func (s *testCluster) has(
 
 func (s *testCluster) portIs(port *v1alpha1.XPUPort, reason string) {
 	s.Helper()
-	s.has(port, func() []metav1.Condition {
+	s.waitForReason(port, func() []metav1.Condition {
 		return port.Status.Conditions
 	}, v1alpha1.ConditionReady, reason)
 }
 
 func (s *testCluster) networkIs(network *v1alpha1.XPUNetwork, reason string) {
 	s.Helper()
-	s.has(network, func() []metav1.Condition {
+	s.waitForReason(network, func() []metav1.Condition {
 		return network.Status.Conditions
 	}, v1alpha1.ConditionReady, reason)
 }
 
 func (s *testCluster) tenantIs(tenant *v1alpha1.XPUTenant, kind, reason string) {
 	s.Helper()
-	s.has(tenant, func() []metav1.Condition { return tenant.Status.Conditions }, kind, reason)
+	s.waitForReason(tenant, func() []metav1.Condition { return tenant.Status.Conditions }, kind,
+		reason)
 }
 
 // joins creates the XPUTenant of a cluster, and the Secret with a token of its ServiceAccount.
 func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1alpha1.XPUTenant {
 	w.Helper()
-	rights, err := s.as(w.Context(), systemNamespace, "xpu-broker")
+	rights, err := s.configFor(w.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -503,7 +504,7 @@ func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1a
 	return tenant
 }
 
-// memberSecret has a kubeconfig.
+// memberSecret returns a Secret with a kubeconfig.
 func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret {
 	t.Helper()
 	c := clientcmdapi.NewConfig()
@@ -531,12 +532,12 @@ func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret
 
 const testPF = pci.Address("0000:3b:00.0")
 
-// vf is the n-th VF of the PF.
+// vf returns the n-th VF of the PF.
 func vf(n int) function.ID {
 	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))}
 }
 
-// node says what an agent found: a card.
+// node creates an XPUNode with a card, like an agent.
 func (s *testCluster) node(name, serial string) *v1alpha1.XPUNode {
 	s.Helper()
 	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -547,8 +548,8 @@ func (s *testCluster) node(name, serial string) *v1alpha1.XPUNode {
 	return n
 }
 
-// xpu creates an XPU of a tenant's rack in the infra cluster, whose agent tells the serial number
-// of its card and nothing more.
+// xpu creates an XPU in the infra cluster, in a tenant's rack. Its agent reports only the serial
+// number of the card.
 func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 	w.Helper()
 	agent := opitest.Start(w.T)
@@ -563,7 +564,7 @@ func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 	return x, agent
 }
 
-// network creates an XPUNetwork as a tenant's administrator does.
+// network creates an XPUNetwork like a tenant's administrator.
 func (s *testCluster) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
 	s.Helper()
 	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -587,8 +588,8 @@ func (s *testCluster) pool(name, network string) {
 		}})
 }
 
-// claim creates a claim in namespace default and allocates it as the scheduler would. It returns
-// its XPUPort, which may not be there yet.
+// claim creates a claim in namespace default and allocates it like the scheduler. It returns the
+// claim's XPUPort, which may not exist yet.
 func (s *testCluster) claim(
 	name, node, pool string, f function.ID,
 ) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
@@ -621,14 +622,14 @@ func (s *testCluster) claim(
 	}
 }
 
-// copied is what stands for a tenant's XPUPort.
+// copied returns the copy of a tenant's XPUPort.
 func (w *world) copied(tenant string, port *v1alpha1.XPUPort) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
 		Namespace: tenantsNamespace, Name: scopedPort(tenant, client.ObjectKeyFromObject(port)),
 	}}
 }
 
-// scene has a tenant with a node, a card, a network and a pool, once it has joined.
+// scene joins a tenant with a node, a card, a network and a pool.
 func (w *world) scene(
 	s *testCluster, change func(*v1alpha1.XPUTenantSpec),
 ) (*v1alpha1.XPUTenant, *opitest.Agent) {
@@ -642,16 +643,16 @@ func (w *world) scene(
 	return tenant, agent
 }
 
-// xpuIs waits until an XPU is there and ready, or says why not.
+// xpuIs waits until the condition Ready of an XPU has the reason.
 func (s *testCluster) xpuIs(name, reason string) {
 	s.Helper()
 	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	s.has(xpu, func() []metav1.Condition {
+	s.waitForReason(xpu, func() []metav1.Condition {
 		return xpu.Status.Conditions
 	}, v1alpha1.ConditionReady, reason)
 }
 
-// serves waits until an agent has these ports.
+// serves waits until an agent has exactly these ports.
 func (w *world) serves(agent *opitest.Agent, want ...string) {
 	w.Helper()
 	w.infra.eventually(fmt.Sprintf("the agent has the ports %v", want), func() error {

@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// writes are what a broker wrote, other than Leases and events, as "PATCH xpuports/status". Safe
-// for concurrent use.
+// writes collects a broker's writes, such as "PATCH xpuports/status". It ignores Leases and events.
+// Safe for concurrent use.
 type writes struct {
 	mu   sync.Mutex
 	made []string
@@ -41,9 +41,9 @@ func (c counting) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// are waits until exactly these were made of XPUPorts, which are forgotten then. Those of networks
-// come in their own time.
-func (w *writes) are(s *testCluster, what string, want ...string) {
+// expect waits until exactly these writes of XPUPorts have happened, and then forgets them. It
+// ignores writes of networks, because their time is not fixed.
+func (w *writes) expect(s *testCluster, what string, want ...string) {
 	s.Helper()
 	s.eventually(what+" costs what it must", func() error {
 		w.mu.Lock()
@@ -70,8 +70,8 @@ func (w *writes) take() []string {
 	return made
 }
 
-// TestWrites: an XPUPort costs what it must, which is one write to each side when it comes and one
-// when it goes.
+// TestWrites checks that an XPUPort costs one write to each cluster when it is created and one when
+// it is deleted.
 func TestWrites(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -80,20 +80,20 @@ func TestWrites(t *testing.T) {
 		return counting{made, next}
 	})
 	_, agent := w.scene(w.a, nil)
-	// the first port of a network costs statuses of the network
+	// The first port of a network changes the network's status.
 	_, neighbour := w.a.claim("neighbour", "node1", "fast", vf(9))
 	w.a.portIs(neighbour, v1alpha1.ReasonUp)
 	network := w.a.network("quiet", 0)
-	w.a.networkIs(network, v1alpha1.ReasonUp) // all that came before is over
+	w.a.networkIs(network, v1alpha1.ReasonUp) // all earlier writes are done
 	made.take()
 
 	o, port := w.a.claim("nic", "node1", "fast", vf(0))
 	w.a.portIs(port, v1alpha1.ReasonUp)
-	made.are(w.infra, "an XPUPort that comes", "PATCH xpuports", "PATCH xpuports/status")
+	made.expect(w.infra, "an XPUPort that comes", "PATCH xpuports", "PATCH xpuports/status")
 	w.a.delete(o)
 	w.a.delete(port)
 	w.a.gone(port)
-	made.are(w.infra, "an XPUPort that goes", "DELETE xpuports", "PATCH xpuports")
+	made.expect(w.infra, "an XPUPort that goes", "DELETE xpuports", "PATCH xpuports")
 	w.serves(agent, "c1pf0vf9")
 
 	t.Run("nothing happens", func(t *testing.T) {

@@ -17,12 +17,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// xpus tells the tenant which XPUs serve its nodes, and how they are: without endpoints and
+// xpus copies XPUs to the clusters of the tenants whose nodes they serve, without endpoints and
 // credentials.
-type xpus struct{ base }
+type xpus struct{ syncer }
 
 func (r *xpus) setup(mgr mcmanager.Manager) error {
-	// an update is of what it was and what it is
+	// The map function is called with the old and the new object of an update, so both owners get a
+	// request.
 	ofXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request {
 		tenants, err := r.tenants(ctx)
 		if err != nil {
@@ -36,25 +37,25 @@ func (r *xpus) setup(mgr mcmanager.Manager) error {
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, ofXPU)).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.requestsOf, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at("XPUs", r.look))
+		Complete(r.reconciler("XPUs", r.reconcile))
 }
 
-// wake has the XPUs looked at that are to be told of. Those that are in the tenant's cluster come
-// by themselves.
-func (r *xpus) wake(ctx context.Context, tenant string) {
+// enqueueAll enqueues the XPUs that the tenant's spec selects. Copies that already exist in the
+// tenant's cluster are enqueued by their own watch.
+func (r *xpus) enqueueAll(ctx context.Context, tenant string) {
 	var t v1alpha1.XPUTenant
 	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
-		return // it has none, or the cache is not running
+		return // there is no XPUTenant, or the cache is not running
 	}
-	r.wakeups.Add(0, r.ofTenant(ctx, &t)...)
+	r.wakeups.Add(0, r.requestsOf(ctx, &t)...)
 }
 
-// ofTenant are the requests for the XPUs that a tenant says that it has, of it and of all others
-// that say so.
-func (r *xpus) ofTenant(
+// requestsOf returns requests for the XPUs that the tenant's spec selects, in its own cluster and
+// in those of all other tenants that select them.
+func (r *xpus) requestsOf(
 	ctx context.Context, tenant *v1alpha1.XPUTenant,
 ) (requests []mcreconcile.Request) {
 	var all v1alpha1.XPUList
@@ -69,13 +70,13 @@ func (r *xpus) ofTenant(
 
 	for i := range all.Items {
 		xpu := &all.Items[i]
-		if !claims(tenant, xpu) {
+		if !selects(tenant, xpu) {
 			continue
 		}
 
 		requests = append(requests, request(tenant.Name, "", xpu.Name))
 		for j := range tenants {
-			if claims(&tenants[j], xpu) {
+			if selects(&tenants[j], xpu) {
 				requests = append(requests, request(tenants[j].Name, "", xpu.Name))
 			}
 		}
@@ -84,70 +85,75 @@ func (r *xpus) ofTenant(
 	return requests
 }
 
-// claims says whether a tenant has the XPU, unless an older one does.
-func claims(tenant *v1alpha1.XPUTenant, xpu *v1alpha1.XPU) bool {
+// selects reports whether the tenant's spec selects the XPU. An older tenant that also selects the
+// XPU owns it.
+func selects(tenant *v1alpha1.XPUTenant, xpu *v1alpha1.XPU) bool {
 	has, err := tenant.Spec.XPUs.Has(xpu)
 	return err == nil && has
 }
 
-// look is for an XPU of a tenant's cluster, by its name there.
-func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
-	var xpu, told v1alpha1.XPU
-	has, err := found(ctx, s.client, req.NamespacedName, &told)
+// reconcile copies one XPU to a tenant's cluster, or deletes the copy there.
+func (r *xpus) reconcile(
+	ctx context.Context, tc *tenantCluster, req mcreconcile.Request,
+) (ctrl.Result, error) {
+	var xpu, current v1alpha1.XPU
+	isCopied, err := getIfExists(ctx, tc.client, req.NamespacedName, &current)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
-	exists, err := found(ctx, r.infra, req.NamespacedName, &xpu)
+	exists, err := getIfExists(ctx, r.infra, req.NamespacedName, &xpu)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 
-	if exists && xpu.DeletionTimestamp.IsZero() && !s.leaving() {
-		node, err := r.nodeOf(ctx, s, &xpu)
+	if exists && xpu.DeletionTimestamp.IsZero() && !tc.isLeaving() {
+		node, err := r.nodeOf(ctx, tc, &xpu)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if node != "" {
-			return ctrl.Result{}, r.tell(ctx, s, &xpu, &told, node)
+			return ctrl.Result{}, r.copyToTenant(ctx, tc, &xpu, &current, node)
 		}
 	}
 
-	if s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
+	if tc.isLeaving() && tc.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return ctrl.Result{}, nil
 	}
-	if has && told.Labels[v1alpha1.LabelTenant] == s.Name { // XPUs that somebody else made stay
-		return ctrl.Result{}, remove(ctx, s.client, &told)
+	if isCopied && current.Labels[v1alpha1.LabelTenant] == tc.Name { // XPUs made by others stay
+		return ctrl.Result{}, remove(ctx, tc.client, &current)
 	}
 
 	return ctrl.Result{}, nil
 }
 
-// nodeOf is the name in the tenant's cluster of the node that the XPU serves; "" if the XPU or the
-// node is not the tenant's.
-func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, error) {
-	if mine, err := r.isOf(ctx, s, xpu); err != nil || !mine {
+// nodeOf returns the name in the tenant's cluster of the node that the XPU serves, or "" if the
+// tenant owns no such XPU or node.
+func (r *xpus) nodeOf(ctx context.Context, tc *tenantCluster, xpu *v1alpha1.XPU) (string, error) {
+	if mine, err := r.isOwnedBy(ctx, tc, xpu); err != nil || !mine {
 		return "", err
 	}
 
 	var node v1alpha1.XPUNode
-	if _, err := found(ctx, r.infra, client.ObjectKey{Name: xpu.Node()}, &node); err != nil {
+	if _, err := getIfExists(ctx, r.infra, client.ObjectKey{Name: xpu.Node()}, &node); err != nil {
 		return "", err
 	}
-	// whose name here may have been shortened
-	if of, ok := original(&node); ok && of.ClusterName.String() == s.Name {
+	// The scoped name may be shortened, so the annotation is preferred.
+	if of, ok := originOf(&node); ok && of.ClusterName.String() == tc.Name {
 		return of.Name, nil
 	}
 
-	name, _ := local(s.Name, xpu.Node())
+	name, _ := unscoped(tc.Name, xpu.Node())
 	return name, nil
 }
 
-// tell has the tenant's XPU be as the infra cluster's, without what the tenant must not know.
-func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node string) error {
+// copyToTenant creates or updates the tenant's XPU, without what the tenant must not know.
+func (r *xpus) copyToTenant(
+	ctx context.Context, tc *tenantCluster, xpu, current *v1alpha1.XPU, node string,
+) error {
 	want := &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: xpu.Name, Labels: map[string]string{v1alpha1.LabelTenant: s.Name},
+			Name: xpu.Name, Labels: map[string]string{v1alpha1.LabelTenant: tc.Name},
 		},
 		Spec: v1alpha1.XPUSpec{
 			NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect,
@@ -155,9 +161,9 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 		},
 	}
 
-	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) ||
-		told.Labels[v1alpha1.LabelTenant] != s.Name {
-		if err := apply(ctx, s.client, want, "status"); err != nil {
+	if !equality.Semantic.DeepEqual(want.Spec, current.Spec) ||
+		current.Labels[v1alpha1.LabelTenant] != tc.Name {
+		if err := apply(ctx, tc.client, want, "status"); err != nil {
 			return err
 		}
 	}
@@ -168,17 +174,17 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 	} {
 		if condition := meta.FindStatusCondition(xpu.Status.Conditions, kind); condition != nil {
 			copied := *condition
-			copied.Message = localText(s.Name,
+			copied.Message = unscopedText(tc.Name,
 				strings.ReplaceAll(copied.Message, xpu.Spec.Endpoint, "its endpoint"))
-			copied.ObservedGeneration = told.Generation
+			copied.ObservedGeneration = current.Generation
 			status.Conditions = append(status.Conditions, copied)
 		}
 	}
 
-	if equality.Semantic.DeepEqual(status, told.Status) {
+	if equality.Semantic.DeepEqual(status, current.Status) {
 		return nil
 	}
 
-	return applyStatus(ctx, s.client,
+	return applyStatus(ctx, tc.client,
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
 }
