@@ -187,7 +187,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 		}
 	}
 
-	if left := reader.LeftOut(); left != "" {
+	if left := reader.Skipped(); left != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", left)
 	}
 

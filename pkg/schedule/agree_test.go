@@ -18,16 +18,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// TestAgreesWithAllocator compares what is said about claims with what the allocator does, for
-// clusters and claims by chance: what is called impossible is, and where a pod is refused, there is
-// a reason.
+// TestAgreesWithAllocator compares the package with the allocator for random clusters and claims:
+// the allocator must not serve what is called impossible, and every refused pod must have a reason.
 func TestAgreesWithAllocator(t *testing.T) {
 	refused, impossible := 0, 0
 	for seed := range uint64(600) {
 		chance := rand.New(rand.NewPCG(seed, 1))
-		s := newScheduler(t, chanceObjects(chance))
+		s := newScheduler(t, randomObjects(chance))
 		for i := range 6 {
-			pod := chancePod(chance, i)
+			pod := randomPod(chance, i)
 			claims, reasons := s.podClaims(pod)
 			if len(reasons) > 0 {
 				t.Fatalf("seed %d: %+v", seed, reasons)
@@ -36,7 +35,7 @@ func TestAgreesWithAllocator(t *testing.T) {
 			node, pending := s.nodes[0], []*resourceapi.ResourceClaim{claims[0].claim}
 			fits, err := allocates(t.Context(), s, node, pending)
 			if err != nil {
-				continue // it takes the allocator too long
+				continue // the allocator would take too long
 			}
 
 			if reasons := s.survey(t.Context(), node, pending).impossible(); len(reasons) > 0 {
@@ -103,9 +102,9 @@ func newScheduler(t *testing.T, objects *snapshot.Snapshot) *Scheduler {
 
 const testDriver = "nic.example.com"
 
-// chanceObjects has a node with PFs of a few VFs, some of them tainted; the PFs exclude their VFs
+// randomObjects returns a node with PFs of a few VFs, some of them tainted. PFs exclude their VFs
 // by counters, or devices can be shared.
-func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
+func randomObjects(chance *rand.Rand) *snapshot.Snapshot {
 	s := &snapshot.Snapshot{}
 	node := "node"
 	counted, shared := chance.IntN(2) == 0, chance.IntN(3) == 0
@@ -180,7 +179,7 @@ func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
 	for i := range 12 {
 		template := &resourceapi.ResourceClaimTemplate{}
 		template.Name = fmt.Sprintf("template-%d", i)
-		template.Spec.Spec.Devices = chanceClaim(chance)
+		template.Spec.Spec.Devices = randomClaim(chance)
 		must(s.Put(template))
 	}
 
@@ -193,8 +192,8 @@ func counter(value int64) map[string]resourceapi.Counter {
 	}
 }
 
-// chanceClaim has some requests, and constraints on all of them or on the first.
-func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
+// randomClaim returns a claim with some requests, and constraints on all of them or on the first.
+func randomClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 	var claim resourceapi.DeviceClaim
 	for i := range 1 + chance.IntN(2) {
 		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
@@ -255,7 +254,7 @@ func expressions(expression string) []resourceapi.DeviceSelector {
 	}
 }
 
-func chancePod(chance *rand.Rand, i int) *corev1.Pod {
+func randomPod(chance *rand.Rand, i int) *corev1.Pod {
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = "default", fmt.Sprintf("pod-%d", i)
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{

@@ -12,79 +12,82 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Decision is where a pod goes and what it gets, or why it goes nowhere.
+// Decision says which node a pod goes to and which devices it gets, or why no node takes it.
 type Decision struct {
 	Pod      *corev1.Pod
 	Node     string          // "" if no node takes the pod
-	Score    int64           // of the node, for alternatives in requests: more is better
-	Claims   []ClaimDecision // of a pod that has a node
+	Score    int64           // of the node, for alternatives in requests; higher is better
+	Claims   []ClaimDecision // set if the pod has a node
 	Fits     int             // how many nodes can take the pod
-	Reasons  []Reason        // why no node can take the pod, whatever the nodes say
-	Refusals []Refusal       // of the nodes that cannot take it
+	Reasons  []Reason        // why no node can take the pod, for reasons independent of nodes
+	Refusals []Refusal       // by the nodes that cannot take the pod
 }
 
-// ClaimDecision is what a pod gets by a claim.
+// ClaimDecision says which devices a pod gets through one claim.
 type ClaimDecision struct {
-	// the name in the pod's spec.resourceClaims; "" for extended resources
+	// name in the pod's spec.resourceClaims; "" for extended resources
 	PodClaim string
-	Template string                     // that the claim is made from; "" if the claim was there
-	Claim    *resourceapi.ResourceClaim // as it is with the pod
-	New      bool                       // the claim got its devices for this pod
-	Uses     []Use                      // of the devices, in the order of the allocation's results
+	// ResourceClaimTemplate that makes the claim; "" if the claim exists
+	Template string
+	Claim    *resourceapi.ResourceClaim // with its allocation for the pod
+	New      bool                       // the claim is allocated for this pod
+	Uses     []Use                      // in the order of the allocation's results
 }
 
-// Use is what a device in use takes away from others.
+// Use is the share of common resources that a device in use takes.
 type Use struct {
 	Counters []CounterUse
 }
 
-// CounterUse is what a device takes of a counter that it shares with other devices of its pool.
+// CounterUse is the amount that a device takes of a counter that it shares with other devices of
+// its pool.
 type CounterUse struct {
 	Set, Name string
 	Value     resource.Quantity
 }
 
-// Refusal is why nodes cannot take a pod. The nodes are sorted, and all have the same reasons.
+// Refusal says why nodes cannot take a pod. The nodes are sorted, and all have the same reasons.
 type Refusal struct {
 	Nodes   []string `json:"nodes"`
 	Reasons []Reason `json:"reasons"`
 }
 
-// Code says in one word why. Codes do not change between releases.
+// Code identifies the kind of a reason. Codes do not change between releases.
 type Code string
 
-// Codes of a pod, whatever the nodes say.
+// Codes for a pod, independent of nodes.
 const (
 	PodGated        Code = "PodGated"        // the pod has scheduling gates
 	ClaimMissing    Code = "ClaimMissing"    // a ResourceClaim does not exist
 	ClaimDeleted    Code = "ClaimDeleted"    // a ResourceClaim is being deleted
-	ClaimFull       Code = "ClaimFull"       // a ResourceClaim has as many pods as it may
+	ClaimFull       Code = "ClaimFull"       // a ResourceClaim is used by as many pods as it may be
 	TemplateMissing Code = "TemplateMissing" // a ResourceClaimTemplate does not exist
 	ClassMissing    Code = "ClassMissing"    // a DeviceClass does not exist
-	// a claim, a class or a slice has an error that ends the attempt
+	// An error in a claim, a class or a slice ends the attempt.
 	Broken Code = "Broken"
 )
 
-// Codes of a node itself.
+// Codes for a node, independent of claims.
 const (
 	NodeUnschedulable Code = "NodeUnschedulable" // the node is cordoned
-	// the node has a taint that the pod does not tolerate
-	NodeTainted  Code = "NodeTainted"
-	NodeSelector Code = "NodeSelector" // the node has other labels than the pod wants
-	// the node has too little CPU, memory or another resource
+	// The node has a taint that the pod does not tolerate.
+	NodeTainted Code = "NodeTainted"
+	// the node does not match the pod's node selector or affinity
+	NodeSelector Code = "NodeSelector"
+	// The node has too little CPU, memory or another resource left.
 	NodeResources Code = "NodeResources"
 )
 
-// Codes of claims on a node.
+// Codes for claims on a node.
 const (
-	// the claim has devices that the node cannot reach
+	// The claim is allocated to devices that the node cannot reach.
 	ClaimElsewhere Code = "ClaimElsewhere"
 	NoDevices      Code = "NoDevices" // no ResourceSlice is for the node
-	// a request needs more devices than it can have
+	// Too few devices match a request.
 	TooFewDevices Code = "TooFewDevices"
-	// no choice of devices satisfies a constraint
+	// No choice of devices satisfies a constraint.
 	ConstraintImpossible Code = "ConstraintImpossible"
-	// each request alone can be served, not all of them
+	// Each request alone can be satisfied, but not all together.
 	Conflict    Code = "Conflict"
 	SearchEnded Code = "SearchEnded" // the allocator ran out of time
 )
@@ -94,25 +97,25 @@ const (
 	PoolIncomplete Code = "PoolIncomplete" // ResourceSlices of the pool are missing
 	PoolInvalid    Code = "PoolInvalid"    // ResourceSlices of the pool contradict each other
 	Selector       Code = "Selector"       // a selector is false on devices
-	InUse          Code = "InUse"          // other claims have devices
+	InUse          Code = "InUse"          // devices are allocated to other claims
 	DeviceTainted  Code = "DeviceTainted"  // devices have taints that the request does not tolerate
 	CapacityShort  Code = "CapacityShort"  // devices have too little capacity left
-	CountersShort  Code = "CountersShort"  // the counters that devices share are used up
+	CountersShort  Code = "CountersShort"  // shared counters have too little left
 )
 
-// Reason is why a pod cannot be on a node, or on any.
+// Reason says why a pod cannot run on a node, or on any node.
 type Reason struct {
 	Code    Code    `json:"code"`
-	Claim   string  `json:"claim,omitempty"`   // its name
-	Request string  `json:"request,omitempty"` // its name, or REQUEST/SUBREQUEST
+	Claim   string  `json:"claim,omitempty"`   // name of the claim
+	Request string  `json:"request,omitempty"` // name of the request, or REQUEST/SUBREQUEST
 	Message string  `json:"message"`           // for people; it may change between releases
 	Causes  []Cause `json:"causes,omitempty"`
 }
 
-// Cause is a part of a reason: what is the matter with some devices or with a pool.
+// Cause is a part of a reason: a problem of some devices or of a pool.
 type Cause struct {
 	Code    Code   `json:"code"`
-	Devices int    `json:"devices,omitempty"` // how many
+	Devices int    `json:"devices,omitempty"` // how many are affected
 	Message string `json:"message"`
 }
 
@@ -121,7 +124,7 @@ func (a Reason) equal(b Reason) bool {
 		a.Message == b.Message && slices.Equal(a.Causes, b.Causes)
 }
 
-// refusals puts together nodes that refuse for the same reasons. The order is that of the nodes.
+// refusals groups nodes that refuse for the same reasons, in the order of the nodes.
 func refusals(nodes []*nodeState, answers []answer) []Refusal {
 	var grouped []Refusal
 	for i, a := range answers {
@@ -205,7 +208,7 @@ func searchEnded() Reason {
 			"ask for fewer devices, or for fewer of them under one constraint", searchTimeout)}
 }
 
-// some names up to three of them.
+// some lists up to three names.
 func some(names []string) string {
 	const most = 3
 	if len(names) <= most {

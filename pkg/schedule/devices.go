@@ -15,33 +15,34 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// devices are those of the cluster, and who has them.
+// devices are the devices of the cluster and their allocations.
 type devices struct {
 	slices    []*resourceapi.ResourceSlice // with the taints of DeviceTaintRules
 	allocated structured.AllocatedState
-	owners    map[structured.DeviceID][]objectName // claims
+	owners    map[structured.DeviceID][]objectName // claims that use the device
 	pools     map[poolID]*pool
-	onNode    map[string][]*pool // those with a slice for that node alone
-	shared    []*pool            // those with a slice that several nodes may reach
+	onNode    map[string][]*pool // pools with a slice for exactly this node
+	shared    []*pool            // pools with a slice for several nodes
 }
 
 type poolID struct{ driver, name string }
 
 func (p poolID) String() string { return p.driver + "/" + p.name }
 
-// pool are the ResourceSlices of a pool's newest generation.
+// pool is the newest generation of a resource pool.
 type pool struct {
 	poolID
-	generation int64
-	want       int64                        // how many slices there should be
-	slices     []*resourceapi.ResourceSlice // by name
+	generation     int64
+	expectedSlices int64                        // spec.pool.resourceSliceCount
+	slices         []*resourceapi.ResourceSlice // by name
 
 	checked  sync.Once
-	counters map[string]map[string]resource.Quantity // of each counter set
-	invalid  string                                  // what is wrong; "" if nothing is
+	counters map[string]map[string]resource.Quantity // by counter set and counter
+	// why the allocator rejects the pool; "" if it does not
+	invalid string
 }
 
-func (p *pool) complete() bool { return int64(len(p.slices)) == p.want }
+func (p *pool) complete() bool { return int64(len(p.slices)) == p.expectedSlices }
 
 func newDevices(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) *devices {
 	d := &devices{
@@ -57,22 +58,22 @@ func newDevices(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTai
 	}
 
 	for i, slice := range all {
-		d.slices[i] = tainted(slice, rules)
-		d.join(d.slices[i])
+		d.slices[i] = withTaints(slice, rules)
+		d.addSlice(d.slices[i])
 	}
 
 	for _, p := range d.pools {
 		slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int {
 			return cmp.Compare(a.Name, b.Name)
 		})
-		d.place(p)
+		d.addToNodes(p)
 	}
 
 	return d
 }
 
-// place notes for which nodes the pool is.
-func (d *devices) place(p *pool) {
+// addToNodes adds the pool to the nodes that its slices are for.
+func (d *devices) addToNodes(p *pool) {
 	nodes := sets.New[string]()
 	for _, slice := range p.slices {
 		nodes.Insert(ptr.Deref(slice.Spec.NodeName, ""))
@@ -87,8 +88,8 @@ func (d *devices) place(p *pool) {
 	}
 }
 
-// tainted returns the slice with the taints that rules give its devices.
-func tainted(
+// withTaints returns the slice with the taints that the rules give to its devices.
+func withTaints(
 	slice *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule,
 ) *resourceapi.ResourceSlice {
 	copied := false
@@ -108,8 +109,8 @@ func tainted(
 	return slice
 }
 
-// selects says whether a rule means the device. A rule without selector means none, an empty
-// selector means all.
+// selects reports whether a rule's selector matches the device. A nil selector matches no device,
+// an empty one every device.
 func selects(
 	selector *resourceapi.DeviceTaintSelector, slice *resourceapi.ResourceSlice, device string,
 ) bool {
@@ -119,13 +120,13 @@ func selects(
 		is(selector.Device, device)
 }
 
-// join adds a slice to its pool, unless the pool has a newer generation.
-func (d *devices) join(slice *resourceapi.ResourceSlice) {
+// addSlice adds a slice to its pool, unless the pool has a newer generation.
+func (d *devices) addSlice(slice *resourceapi.ResourceSlice) {
 	id := poolID{slice.Spec.Driver, slice.Spec.Pool.Name}
 	p := d.pools[id]
 	if p == nil || p.generation < slice.Spec.Pool.Generation {
 		p = &pool{poolID: id, generation: slice.Spec.Pool.Generation,
-			want: slice.Spec.Pool.ResourceSliceCount}
+			expectedSlices: slice.Spec.Pool.ResourceSliceCount}
 		d.pools[id] = p
 	}
 
@@ -134,8 +135,8 @@ func (d *devices) join(slice *resourceapi.ResourceSlice) {
 	}
 }
 
-// check finds the counters, and what makes the allocator refuse the pool. It does so once: most
-// pools never have to tell.
+// check reads the pool's counters and finds out whether the allocator rejects the pool. It runs
+// once, on demand, because most pools are never asked.
 func (p *pool) check() { p.checked.Do(p.doCheck) }
 
 func (p *pool) doCheck() {
@@ -173,8 +174,8 @@ func (p *pool) doCheck() {
 	}
 }
 
-// take notes that a claim has its devices.
-func (d *devices) take(claim *resourceapi.ResourceClaim) {
+// markAllocated records the devices that a claim uses.
+func (d *devices) markAllocated(claim *resourceapi.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
 	}
@@ -197,14 +198,14 @@ func (d *devices) take(claim *resourceapi.ResourceClaim) {
 	}
 }
 
-// has says whether a claim has the device, or a share of it.
-func (d *devices) has(id structured.DeviceID) bool {
+// isAllocated reports whether a claim uses the device, or a share of it.
+func (d *devices) isAllocated(id structured.DeviceID) bool {
 	_, shared := d.allocated.AggregatedCapacity[id]
 	return shared || d.allocated.AllocatedDevices.Has(id)
 }
 
-// left returns what is left of a pool's counters.
-func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
+// remainingCounters returns how much of each of the pool's counters is unused.
+func (d *devices) remainingCounters(p *pool) map[string]map[string]resource.Quantity {
 	p.check()
 	left := map[string]map[string]resource.Quantity{}
 	for set, counters := range p.counters {
@@ -214,7 +215,7 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 	for _, slice := range p.slices {
 		for _, device := range slice.Spec.Devices {
 			if len(device.ConsumesCounters) == 0 ||
-				!d.has(structured.MakeDeviceID(p.driver, p.name, device.Name)) {
+				!d.isAllocated(structured.MakeDeviceID(p.driver, p.name, device.Name)) {
 				continue
 			}
 			for _, consumed := range device.ConsumesCounters {
@@ -231,7 +232,7 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 	return left
 }
 
-// uses returns what the claim's devices take away from others, in the order of the allocation's
+// uses returns what the claim's devices take of common resources, in the order of the allocation's
 // results.
 func (d *devices) uses(claim *resourceapi.ResourceClaim) []Use {
 	uses := make([]Use, len(claim.Status.Allocation.Devices.Results))

@@ -12,7 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// The versions of Kubernetes whose scheduler can be stood in for.
+// Versions of Kubernetes whose scheduler can be reproduced.
 const (
 	OldestKubernetes = "1.34"
 	NewestKubernetes = "1.37"
@@ -36,7 +36,8 @@ const (
 	prioritizedList     featuregate.Feature = "DRAPrioritizedList"
 )
 
-// gates are those of pkg/features/kube_features.go of Kubernetes 1.37, from 1.34 on.
+// gates returns the feature gates as pkg/features/kube_features.go of Kubernetes 1.37 has them,
+// from version 1.34 on.
 func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 	since := func(alpha, beta, stable string) (specs featuregate.VersionedSpecs) {
 		for _, stage := range []featuregate.FeatureSpec{
@@ -60,7 +61,7 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 		deviceStatus:        since("1.32", "1.33", "1.37"),
 		deviceTaints:        since("1.33", "1.36", "1.37"),
 		extendedResource:    since("1.34", "1.36", "1.37"),
-		// beta, and off unless --min-compatibility-version is 1.37 too
+		// Beta, but off unless --min-compatibility-version is 1.37 too.
 		fractionalCapacity: since("1.37", "", ""),
 		listTypeAttributes: since("1.36", "", ""),
 		nodeOperations:     since("1.37", "", ""),
@@ -77,7 +78,7 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 	return all
 }
 
-// parsed returns nil for "".
+// parsed parses a minor version. It returns nil for "".
 func parsed(minor string) *version.Version {
 	if minor == "" {
 		return nil
@@ -85,18 +86,18 @@ func parsed(minor string) *version.Version {
 	return version.MustParse(minor)
 }
 
-// Features say what a scheduler can do.
+// Features are the features of a Kubernetes scheduler.
 type Features struct {
-	Kubernetes        string // the scheduler's version, for example 1.37
+	Kubernetes        string // version of the scheduler, for example 1.37
 	Allocator         structured.Features
-	ExtendedResources bool // DeviceClasses stand for extended resources
-	TaintRules        bool // DeviceTaintRules count
+	ExtendedResources bool // DeviceClasses can serve extended resources
+	TaintRules        bool // DeviceTaintRules have an effect
 }
 
-// NewFeatures returns what the scheduler of a version of Kubernetes can do: what is on by default
-// in that version, changed by feature gates as they are written for --feature-gates, for example
-// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1; newer ones count as
-// [NewestKubernetes].
+// NewFeatures returns the features of the scheduler of a version of Kubernetes: the defaults of
+// that version, changed by featureGates in the format of --feature-gates, for example
+// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1. Versions after
+// [NewestKubernetes] count as that version.
 func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	v, err := version.ParseGeneric(kubernetes)
 	if err != nil {
@@ -128,7 +129,7 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	return Features{
 		Kubernetes:        v.String(),
 		ExtendedResources: gate.Enabled(extendedResource),
-		// In 1.34 they had no gate of their own.
+		// Version 1.34 has no separate gate for rules.
 		TaintRules: gate.Enabled(deviceTaints) &&
 			(gate.Enabled(deviceTaintRules) || v.LessThan(version.MustParse("1.35"))),
 		Allocator: structured.Features{

@@ -16,21 +16,25 @@ import (
 
 // The allocator tries one combination of devices after the other. Where no combination fits, it
 // tries all: for 5 VFs of different PFs where there are 4 PFs with 32 VFs each, that takes more
-// than half a minute. What is here finds that out from numbers: it gives devices, and values of
-// attributes, to the seats of a claim, as a bipartite matching. It leaves out shared counters and
-// capacities. So what it calls impossible is, and some of what it does not is too.
+// than half a minute.
+//
+// The functions here prove that no combination fits by counting. They match the slots of a claim
+// with devices, or with values of an attribute, and compute a maximum bipartite matching. If the
+// matching leaves a slot unmatched, the claim is impossible. Shared counters and capacities are
+// ignored, so a claim may be impossible for reasons that are not found here.
 
-// mostChoices of alternatives and of values are looked at. What has more is not called impossible.
+// mostChoices bounds how many choices of alternatives and values are examined. A claim with more
+// choices is not called impossible.
 const mostChoices = 4096
 
-// seat is a place for one device in a claim.
-type seat struct {
-	request, reference string // the request, and REQUEST/SUBREQUEST if an alternative was chosen
-	options            []candidate
+// slot stands for one device that a claim needs.
+type slot struct {
+	request, reference string // name of the request, and REQUEST/SUBREQUEST of a chosen alternative
+	candidates         []candidate
 }
 
-// seatings yields the seats of a claim for each choice of alternatives.
-func (s *survey) seatings(claim *resourceapi.ResourceClaim) iter.Seq[[]seat] {
+// slotChoices yields the slots of a claim for each choice of alternatives.
+func (s *survey) slotChoices(claim *resourceapi.ResourceClaim) iter.Seq[[]slot] {
 	var requests []*surveyedRequest
 	for _, r := range s.requests {
 		if r.claim == claim {
@@ -38,15 +42,15 @@ func (s *survey) seatings(claim *resourceapi.ResourceClaim) iter.Seq[[]seat] {
 		}
 	}
 
-	return func(yield func([]seat) bool) {
-		var choose func(seats []seat, rest []*surveyedRequest) bool
-		choose = func(seats []seat, rest []*surveyedRequest) bool {
+	return func(yield func([]slot) bool) {
+		var choose func(slots []slot, rest []*surveyedRequest) bool
+		choose = func(slots []slot, rest []*surveyedRequest) bool {
 			if len(rest) == 0 {
-				return yield(seats)
+				return yield(slots)
 			}
 
 			for _, a := range rest[0].alternatives {
-				if !choose(slices.Concat(seats, a.seats(rest[0].name)), rest[1:]) {
+				if !choose(slices.Concat(slots, a.slots(rest[0].name)), rest[1:]) {
 					return false
 				}
 			}
@@ -58,16 +62,17 @@ func (s *survey) seatings(claim *resourceapi.ResourceClaim) iter.Seq[[]seat] {
 	}
 }
 
-// seats returns a seat for each device that the alternative wants.
-func (a *alternative) seats(request string) []seat {
+// slots returns a slot for each device that the alternative needs.
+func (a *alternative) slots(request string) []slot {
 	free := a.free()
 	if a.all {
-		return nil // there is no choice
+		return nil // all matching devices are taken, so there is no choice
 	}
-	return slices.Repeat([]seat{{request, a.reference, free}}, a.wanted)
+	return slices.Repeat([]slot{{request, a.reference, free}}, a.wanted)
 }
 
-// impossible returns why the claims cannot be served together, or nothing if that needs a search.
+// impossible returns why the claims cannot be satisfied together. It returns nothing if only a
+// search can tell.
 func (s *survey) impossible() []Reason {
 	if s.broken {
 		return nil
@@ -85,13 +90,14 @@ func (s *survey) impossible() []Reason {
 	return nil
 }
 
-// claimImpossible returns why a claim cannot be served, whichever alternatives are chosen.
+// claimImpossible returns why a claim cannot be satisfied, whichever alternatives are chosen. It
+// returns nil if it might be satisfied.
 func (s *survey) claimImpossible(claim *resourceapi.ResourceClaim) *Reason {
 	var first *Reason
 	choices := 0
-	for seats := range s.seatings(claim) {
+	for slots := range s.slotChoices(claim) {
 		choices++
-		reason := seatsImpossible(claim, seats)
+		reason := slotsImpossible(claim, slots)
 		if reason == nil || choices > mostChoices {
 			return nil
 		}
@@ -101,28 +107,28 @@ func (s *survey) claimImpossible(claim *resourceapi.ResourceClaim) *Reason {
 	}
 
 	if first != nil {
-		first.Causes = s.taken(claim)
+		first.Causes = s.inUseCauses(claim)
 	}
 
 	return first
 }
 
-func seatsImpossible(claim *resourceapi.ResourceClaim, seats []seat) *Reason {
-	if got := assign(seats, byDevice); got < len(seats) {
+func slotsImpossible(claim *resourceapi.ResourceClaim, slots []slot) *Reason {
+	if got := maxMatching(slots, byDevice); got < len(slots) {
 		return &Reason{Code: Conflict, Claim: claim.Name, Message: fmt.Sprintf(
 			"the requests of the claim need %d devices together, and %d that match can be had",
-			len(seats), got)}
+			len(slots), got)}
 	}
 
 	constraints := claim.Spec.Devices.Constraints
 	for i := range constraints {
-		if message := violated(&constraints[i], seats); message != "" {
+		if message := violated(&constraints[i], slots); message != "" {
 			return &Reason{Code: ConstraintImpossible, Claim: claim.Name, Message: message}
 		}
 	}
 
 	choices := 0
-	if len(constraints) > 1 && !satisfiable(constraints, seats, &choices) {
+	if len(constraints) > 1 && !satisfiable(constraints, slots, &choices) {
 		return &Reason{Code: ConstraintImpossible, Claim: claim.Name,
 			Message: "each constraint can be satisfied alone, and no devices satisfy all of them: " + describe(constraints)}
 	}
@@ -130,11 +136,11 @@ func seatsImpossible(claim *resourceapi.ResourceClaim, seats []seat) *Reason {
 	return nil
 }
 
-// violated says why no choice of devices satisfies the constraint, or "".
-func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
-	covered, values := covered(constraint, seats)
+// violated returns why no choice of devices satisfies the constraint, or "" if some choice might.
+func violated(constraint *resourceapi.DeviceConstraint, slots []slot) string {
+	covered, values := covered(constraint, slots)
 	if constraint.DistinctAttribute != nil {
-		if got := assign(covered, byValue(constraint)); got < len(covered) {
+		if got := maxMatching(covered, byValue(constraint)); got < len(covered) {
 			return fmt.Sprintf("distinctAttribute %s: needs %d devices with different values, "+
 				"and can have %d; the values are %s",
 				*constraint.DistinctAttribute, len(covered), got, named(values))
@@ -144,7 +150,7 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 
 	most, best := 0, ""
 	for _, value := range values {
-		if got := assign(restricted(constraint, covered, value), byDevice); got > most {
+		if got := maxMatching(restricted(constraint, covered, value), byDevice); got > most {
 			most, best = got, value
 		}
 	}
@@ -162,19 +168,19 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 		*constraint.MatchAttribute, len(covered), most, best)
 }
 
-// satisfiable says whether some devices may satisfy all constraints.
-func satisfiable(constraints []resourceapi.DeviceConstraint, seats []seat, choices *int) bool {
+// satisfiable reports whether some choice of devices may satisfy all constraints.
+func satisfiable(constraints []resourceapi.DeviceConstraint, slots []slot, choices *int) bool {
 	i := slices.IndexFunc(constraints, func(c resourceapi.DeviceConstraint) bool {
 		return c.MatchAttribute != nil
 	})
 	if i >= 0 {
 		others := slices.Delete(slices.Clone(constraints), i, i+1)
-		those, values := covered(&constraints[i], seats)
-		if len(those) == 0 {
-			return satisfiable(others, seats, choices)
+		coveredSlots, values := covered(&constraints[i], slots)
+		if len(coveredSlots) == 0 {
+			return satisfiable(others, slots, choices)
 		}
 		return slices.ContainsFunc(values, func(value string) bool {
-			return satisfiable(others, restricted(&constraints[i], seats, value), choices)
+			return satisfiable(others, restricted(&constraints[i], slots, value), choices)
 		})
 	}
 
@@ -183,54 +189,54 @@ func satisfiable(constraints []resourceapi.DeviceConstraint, seats []seat, choic
 	}
 
 	for i := range constraints {
-		if seats, _ := covered(&constraints[i],
-			seats); assign(seats, byValue(&constraints[i])) < len(seats) {
+		coveredSlots, _ := covered(&constraints[i], slots)
+		if maxMatching(coveredSlots, byValue(&constraints[i])) < len(coveredSlots) {
 			return false
 		}
 	}
 
-	return assign(seats, byDevice) == len(seats)
+	return maxMatching(slots, byDevice) == len(slots)
 }
 
-// covered returns the seats that the constraint is for, and the values that their devices have,
-// sorted.
-func covered(constraint *resourceapi.DeviceConstraint, seats []seat) ([]seat, []string) {
-	var those []seat
+// covered returns the slots that the constraint applies to, and the sorted values of the attribute
+// among their candidates.
+func covered(constraint *resourceapi.DeviceConstraint, slots []slot) ([]slot, []string) {
+	var coveredSlots []slot
 	values := map[string]struct{}{}
-	for _, s := range seats {
+	for _, s := range slots {
 		if !covers(constraint, s) {
 			continue
 		}
 
-		those = append(those, s)
-		for i := range s.options {
-			if value, has := attributeOf(constraint, &s.options[i]); has {
+		coveredSlots = append(coveredSlots, s)
+		for i := range s.candidates {
+			if value, has := attributeOf(constraint, &s.candidates[i]); has {
 				values[value] = struct{}{}
 			}
 		}
 	}
 
-	return those, slices.Sorted(maps.Keys(values))
+	return coveredSlots, slices.Sorted(maps.Keys(values))
 }
 
-func covers(constraint *resourceapi.DeviceConstraint, s seat) bool {
+func covers(constraint *resourceapi.DeviceConstraint, s slot) bool {
 	return len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, s.request) ||
 		slices.Contains(constraint.Requests, s.reference)
 }
 
-// restricted returns the seats, those that the constraint is for with the devices of one value
-// only.
-func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value string) []seat {
-	kept := slices.Clone(seats)
+// restricted returns all slots. The slots that the constraint applies to keep only candidates with
+// the given value.
+func restricted(constraint *resourceapi.DeviceConstraint, slots []slot, value string) []slot {
+	kept := slices.Clone(slots)
 	for i, s := range kept {
 		if !covers(constraint, s) {
 			continue
 		}
 
-		kept[i].options = nil
-		for j := range s.options {
-			if has, ok := attributeOf(constraint, &s.options[j]); ok && has == value {
-				kept[i].options = append(kept[i].options, s.options[j])
+		kept[i].candidates = nil
+		for j := range s.candidates {
+			if has, ok := attributeOf(constraint, &s.candidates[j]); ok && has == value {
+				kept[i].candidates = append(kept[i].candidates, s.candidates[j])
 			}
 		}
 	}
@@ -238,9 +244,9 @@ func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value st
 	return kept
 }
 
-// attributeOf returns the device's value of the constraint's attribute, as text that differs where
-// the allocator sees a difference. An attribute of the driver's own domain may leave the domain
-// out.
+// attributeOf returns the device's value of the constraint's attribute as text. Two texts are equal
+// exactly if the allocator treats the values as equal. An attribute in the driver's own domain may
+// omit the domain.
 func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string, bool) {
 	name := string(ptr.Deref(constraint.MatchAttribute,
 		ptr.Deref(constraint.DistinctAttribute, "")))
@@ -267,47 +273,51 @@ func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string
 	return "", false
 }
 
-// key is what a device takes from others by sitting on a seat; ok says whether it may sit there.
-type key func(seat int, c *candidate) (taken string, ok bool)
+// matchKey returns the vertex that a device occupies when it is matched with a slot. ok is false if
+// it cannot be matched.
+type matchKey func(slot int, c *candidate) (vertex string, ok bool)
 
-// byDevice lets each device sit on one seat, except those that allow several allocations.
-func byDevice(seat int, c *candidate) (string, bool) {
+// byDevice matches each device with one slot, or with any number if it allows multiple allocations.
+func byDevice(slot int, c *candidate) (string, bool) {
 	if c.isShared() {
-		return c.id.String() + "/" + strconv.Itoa(seat), true
+		return c.id.String() + "/" + strconv.Itoa(slot), true
 	}
 	return c.id.String(), true
 }
 
-// byValue lets one device of each value sit.
-func byValue(constraint *resourceapi.DeviceConstraint) key {
+// byValue matches one device of each value of the constraint's attribute.
+func byValue(constraint *resourceapi.DeviceConstraint) matchKey {
 	return func(_ int, c *candidate) (string, bool) { return attributeOf(constraint, c) }
 }
 
-// assign returns how many seats can be filled at once: a maximum bipartite matching, by augmenting
-// paths.
-func assign(seats []seat, by key) int {
-	sitting := map[string]int{} // the seat that has taken a key
-	filled := 0
-	for i := range seats {
-		if augment(seats, by, sitting, map[string]struct{}{}, i) {
-			filled++
+// maxMatching returns the size of a maximum bipartite matching between slots and the vertices that
+// key returns for their candidates. It searches augmenting paths (Kuhn's algorithm).
+func maxMatching(slots []slot, key matchKey) int {
+	matched := map[string]int{} // the slot that a vertex is matched with
+	size := 0
+	for i := range slots {
+		if findAugmentingPath(slots, key, matched, map[string]struct{}{}, i) {
+			size++
 		}
 	}
-	return filled
+	return size
 }
 
-// augment fills the seat, if need be by moving others.
-func augment(seats []seat, by key, sitting map[string]int, tried map[string]struct{}, i int) bool {
-	for j := range seats[i].options {
-		k, ok := by(i, &seats[i].options[j])
-		if _, again := tried[k]; again || !ok {
+// findAugmentingPath searches an augmenting path that starts at slot i and passes no visited
+// vertex. If it finds one, it updates matched along the path and returns true.
+func findAugmentingPath(
+	slots []slot, key matchKey, matched map[string]int, visited map[string]struct{}, i int,
+) bool {
+	for j := range slots[i].candidates {
+		vertex, ok := key(i, &slots[i].candidates[j])
+		if _, seen := visited[vertex]; seen || !ok {
 			continue
 		}
 
-		tried[k] = struct{}{}
-		other, taken := sitting[k]
-		if !taken || augment(seats, by, sitting, tried, other) {
-			sitting[k] = i
+		visited[vertex] = struct{}{}
+		other, isMatched := matched[vertex]
+		if !isMatched || findAugmentingPath(slots, key, matched, visited, other) {
+			matched[vertex] = i
 			return true
 		}
 	}

@@ -16,14 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// nodeState is a node and what its pods request.
+// nodeState is a node and the sum of its pods' requests.
 type nodeState struct {
 	*corev1.Node
 	requested corev1.ResourceList
 	pods      int64
 }
 
-// newNodeStates returns the nodes, by name.
+// newNodeStates returns the nodes, sorted by name.
 func newNodeStates(from *snapshot.Snapshot) []*nodeState {
 	byName := map[string]*nodeState{}
 	for _, node := range from.Nodes {
@@ -50,22 +50,24 @@ func (n *nodeState) add(pod *corev1.Pod) {
 	}
 }
 
-// wishes are what a pod wants of its node itself.
-type wishes struct {
+// nodeRequirements are what a pod requires of its node, apart from claims.
+type nodeRequirements struct {
 	pod      *corev1.Pod
 	requests corev1.ResourceList
 	affinity nodeaffinity.RequiredNodeAffinity
 }
 
-func wishesOf(pod *corev1.Pod) wishes {
-	return wishes{pod, requests(pod), nodeaffinity.GetRequiredNodeAffinity(pod)}
+func nodeRequirementsOf(pod *corev1.Pod) nodeRequirements {
+	return nodeRequirements{pod, requests(pod), nodeaffinity.GetRequiredNodeAffinity(pod)}
 }
 
-// refuses returns the node's own reasons to refuse a pod. byDRA says of a resource that claims of
-// the pod serve it.
-func (n *nodeState) refuses(w wishes, byDRA func(corev1.ResourceName) bool) []Reason {
+// rejectReasons returns why the node cannot take a pod, apart from claims. byDRA reports whether
+// claims of the pod serve a resource.
+func (n *nodeState) rejectReasons(
+	req nodeRequirements, byDRA func(corev1.ResourceName) bool,
+) []Reason {
 	var reasons []Reason
-	tolerations := w.pod.Spec.Tolerations
+	tolerations := req.pod.Spec.Tolerations
 	unschedulable := corev1.Taint{
 		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
 	}
@@ -78,28 +80,29 @@ func (n *nodeState) refuses(w wishes, byDRA func(corev1.ResourceName) bool) []Re
 	}
 
 	if taint, untolerated := schedulingcorev1.FindMatchingUntoleratedTaint(klog.Background(),
-		n.Spec.Taints, tolerations, keepsAway, false); untolerated {
+		n.Spec.Taints, tolerations, blocks, false); untolerated {
 		reasons = append(reasons, Reason{Code: NodeTainted,
 			Message: "the node has the taint " + taint.ToString() +
 				", which the pod does not tolerate"})
 	}
 
-	if matches, err := w.affinity.Match(n.Node); err != nil || !matches {
+	if matches, err := req.affinity.Match(n.Node); err != nil || !matches {
 		reasons = append(reasons, Reason{Code: NodeSelector,
 			Message: "the node's labels do not match the pod's nodeSelector or node affinity"})
 	}
 
-	return append(reasons, n.short(w.requests, byDRA)...)
+	return append(reasons, n.insufficient(req.requests, byDRA)...)
 }
 
-func keepsAway(taint *corev1.Taint) bool {
+func blocks(taint *corev1.Taint) bool {
 	return taint.Effect == corev1.TaintEffectNoSchedule ||
 		taint.Effect == corev1.TaintEffectNoExecute
 }
 
-// short returns which resources the node has too little of. A node that tells nothing of what it
-// has, as in a file without status, has enough of what Kubernetes itself counts.
-func (n *nodeState) short(
+// insufficient returns the resources that the node has too little of. A node without allocatable
+// resources, as in a file without status, has enough of the resources that Kubernetes itself
+// defines.
+func (n *nodeState) insufficient(
 	requests corev1.ResourceList, byDRA func(corev1.ResourceName) bool,
 ) []Reason {
 	var reasons []Reason

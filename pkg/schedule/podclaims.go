@@ -18,17 +18,17 @@ import (
 
 // podClaim is a claim of a pod. It must not be changed.
 type podClaim struct {
-	// in the pod's spec.resourceClaims; "" for the claim that stands for extended resources
+	// name in the pod's spec.resourceClaims; "" for the claim for extended resources
 	name     string
-	template string // that the claim is made from; "" if it was there
+	template string // ResourceClaimTemplate that makes the claim; "" if the claim exists
 	claim    *resourceapi.ResourceClaim
 }
 
 func (c *podClaim) isExtended() bool { return c.name == "" }
 
-// podClaims returns the pod's claims, or reasons why no node can take the pod. A claim that a
-// template makes is made here if no controller made it yet. The last claim stands for the extended
-// resources that DeviceClasses stand for.
+// podClaims returns the pod's claims, or reasons why no node can take the pod. If a template's
+// claim does not exist yet, podClaims makes it. The last claim may be for extended resources that
+// DeviceClasses serve.
 func (s *Scheduler) podClaims(pod *corev1.Pod) (claims []*podClaim, reasons []Reason) {
 	for i := range pod.Spec.ResourceClaims {
 		c, reason := s.podClaim(pod, &pod.Spec.ResourceClaims[i])
@@ -59,7 +59,7 @@ func (s *Scheduler) podClaim(pod *corev1.Pod, entry *corev1.PodResourceClaim) (*
 	}
 
 	if made, _, err := resourceclaim.Name(pod, entry); err == nil {
-		if made == nil { // it is not needed
+		if made == nil { // the pod does not need a claim
 			return nil, nil
 		}
 		claim, has := s.claims[objectName{pod.Namespace, *made}]
@@ -90,7 +90,7 @@ func ownedBy(pod *corev1.Pod) metav1.OwnerReference {
 	}
 }
 
-// unusable returns reasons why the pod cannot have the claim on any node.
+// unusable returns why the pod cannot use the claim on any node.
 func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) []Reason {
 	if claim.DeletionTimestamp != nil {
 		return []Reason{claimDeleted(claim)}
@@ -123,7 +123,7 @@ func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) 
 	return reasons
 }
 
-// isElsewhere says whether the claim has devices that the node cannot reach.
+// isElsewhere reports whether the claim is allocated to devices that the node cannot reach.
 func isElsewhere(claim *resourceapi.ResourceClaim, node *nodeState) (Reason, bool) {
 	terms := claim.Status.Allocation.NodeSelector
 	if terms == nil {
@@ -137,24 +137,24 @@ func isElsewhere(claim *resourceapi.ResourceClaim, node *nodeState) (Reason, boo
 	return claimElsewhere(claim), true
 }
 
-// requests returns what the pod requests of a node, as the scheduler sums it up.
+// requests returns the resources that the pod requests of a node, summed up like in the scheduler.
 func requests(pod *corev1.Pod) corev1.ResourceList {
 	return resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 }
 
-// hasClass says whether a DeviceClass stands for the extended resource.
+// hasClass reports whether a DeviceClass serves the extended resource.
 func (s *Scheduler) hasClass(resource corev1.ResourceName) bool {
 	return isExtended(resource) && s.extended.GetDeviceClass(resource) != nil
 }
 
-// isServed says whether the node serves the extended resource by devices of a DeviceClass, and not
+// isServed reports whether the node serves the extended resource by devices of a DeviceClass, not
 // by a device plugin.
 func (s *Scheduler) isServed(resource corev1.ResourceName, node *nodeState) bool {
 	allocatable := node.Status.Allocatable[resource]
 	return s.features.ExtendedResources && allocatable.IsZero() && s.hasClass(resource)
 }
 
-// isExtended says whether a resource is none of Kubernetes' own.
+// isExtended reports whether a resource is not defined by Kubernetes itself.
 func isExtended(resource corev1.ResourceName) bool {
 	name := string(resource)
 	if strings.HasPrefix(name, resourceapi.ResourceDeviceClassPrefix) {
@@ -165,8 +165,8 @@ func isExtended(resource corev1.ResourceName) bool {
 		!strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix)
 }
 
-// extendedClaim is the claim that the scheduler makes for the extended resources of a pod that
-// DeviceClasses stand for. It has no requests yet, as those depend on the node.
+// extendedClaim returns the claim that the scheduler makes for the extended resources of a pod that
+// DeviceClasses serve. It has no requests yet, because they depend on the node.
 func extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: pod.Namespace, Name: pod.Name + "-extended-resources",
@@ -175,8 +175,8 @@ func extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	}}
 }
 
-// onNode returns the claims as they are on the node: there, a device plugin may serve extended
-// resources instead.
+// onNode returns the claims for the node. They depend on the node because a device plugin may serve
+// extended resources there.
 func (s *Scheduler) onNode(pod *corev1.Pod, claims []*podClaim, node *nodeState) []*podClaim {
 	last := len(claims) - 1
 	if last < 0 || !claims[last].isExtended() {
@@ -192,10 +192,10 @@ func (s *Scheduler) onNode(pod *corev1.Pod, claims []*podClaim, node *nodeState)
 	return append(slices.Clone(claims[:last]), &podClaim{claim: claim})
 }
 
-// extendedRequests returns the requests for extended resources that the node serves by DRA. It
-// follows createRequestsAndMappings of the scheduler's plugin DynamicResources: a request for each
-// container that lives as long as the pod, and where init containers need more than the containers
-// after them have, one for what is missing.
+// extendedRequests returns the requests for extended resources that the node serves by DRA. Like
+// createRequestsAndMappings of the scheduler's plugin DynamicResources, it makes a request for each
+// container that lives as long as the pod. If init containers need more, it adds a request for the
+// difference.
 func (s *Scheduler) extendedRequests(pod *corev1.Pod, node *nodeState) []resourceapi.DeviceRequest {
 	var all []resourceapi.DeviceRequest
 	for _, resource := range slices.Sorted(maps.Keys(requests(pod))) {
@@ -213,7 +213,7 @@ func containerRequests(
 	pod *corev1.Pod, resource corev1.ResourceName, class string,
 ) []resourceapi.DeviceRequest {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	counts := make([]int64, len(containers)) // of the long-lived
+	counts := make([]int64, len(containers)) // of the long-lived containers
 	var long []resourceapi.DeviceRequest
 	for i := range containers {
 		if isLongLived(containers, i, len(pod.Spec.InitContainers)) {
@@ -245,8 +245,8 @@ func containerRequests(
 	return append(long, extra)
 }
 
-// isLongLived says whether the container is no init container, or one that goes on beside the
-// others.
+// isLongLived reports whether the container lives as long as the pod: it is not an init container,
+// or a restartable one.
 func isLongLived(containers []corev1.Container, i, initContainers int) bool {
 	policy := containers[i].RestartPolicy
 	return i >= initContainers || policy != nil && *policy == corev1.ContainerRestartPolicyAlways

@@ -13,7 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// property is an attribute or a capacity that a selector reads.
+// property is an attribute or a capacity that a selector uses.
 type property struct {
 	of     string // "attributes" or "capacity"
 	domain string
@@ -27,8 +27,8 @@ func (p property) String() string {
 	return "the attribute " + p.domain + "/" + p.id
 }
 
-// isOn says whether the device has the property. What is in the domain of its driver may leave the
-// domain out.
+// isOn reports whether the device has the property. The name of a property in the driver's domain
+// may omit the domain.
 func (p property) isOn(c candidate) bool {
 	names := []resourceapi.QualifiedName{resourceapi.QualifiedName(p.domain + "/" + p.id)}
 	if p.domain == c.id.Driver.String() {
@@ -45,9 +45,9 @@ func (p property) isOn(c candidate) bool {
 	})
 }
 
-// reads returns what the expression reads of a device by names that stand in it, sorted: what is
-// written device.attributes["domain"].id, or the same with capacity. It returns nothing for what is
-// no expression.
+// reads returns the properties of a device that a CEL expression uses by literal names, sorted:
+// device.attributes["domain"].id, or the same with capacity. It returns nothing for an invalid
+// expression.
 func reads(expression string) []property {
 	environment, err := cel.NewEnv(cel.OptionalTypes())
 	if err != nil {
@@ -74,7 +74,7 @@ func reads(expression string) []property {
 	return slices.Compact(found)
 }
 
-// read takes apart device.OF["DOMAIN"].ID, device.OF["DOMAIN"].?ID and device.OF["DOMAIN"]["ID"].
+// read splits device.OF["DOMAIN"].ID, device.OF["DOMAIN"].?ID and device.OF["DOMAIN"]["ID"].
 func read(e ast.Expr) (of, domain, id string, is bool) {
 	inner, id, is := member(e)
 	if !is {
@@ -92,7 +92,7 @@ func read(e ast.Expr) (of, domain, id string, is bool) {
 		(of == "attributes" || of == "capacity")
 }
 
-// member takes apart X.NAME, X.?NAME and X["NAME"].
+// member splits X.NAME, X.?NAME and X["NAME"].
 func member(e ast.Expr) (of ast.Expr, name string, is bool) {
 	switch e.Kind() {
 	case ast.SelectKind:

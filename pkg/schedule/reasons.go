@@ -15,23 +15,23 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// relaxedTimeout is how long the allocator searches for a solution without one of the limits, to
-// find the one to blame.
+// relaxedTimeout bounds a search without one of the limits, which shows whether this limit is the
+// reason.
 const relaxedTimeout = 100 * time.Millisecond
 
-// why returns why the allocator found no solution.
-func (s *Scheduler) why(
+// explain returns why the allocator found no solution.
+func (s *Scheduler) explain(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 ) []Reason {
 	if reasons := s.survey(ctx, node, claims).impossible(); len(reasons) > 0 {
 		return reasons
 	}
-	return []Reason{s.conflict(ctx, node, claims)}
+	return []Reason{s.conflictReasons(ctx, node, claims)}
 }
 
-// conflict says which limit is to blame where each request alone could be served: the one without
-// which all could be.
-func (s *Scheduler) conflict(
+// conflictReasons returns why the claims cannot be satisfied together although each request alone
+// can. It relaxes one limit after the other, and names the first without which a solution exists.
+func (s *Scheduler) conflictReasons(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 ) Reason {
 	for i, claim := range claims {
@@ -48,7 +48,7 @@ func (s *Scheduler) conflict(
 		}
 	}
 
-	if s.fits(ctx, node, claims, s.uncounted(node)) {
+	if s.fits(ctx, node, claims, s.slicesWithoutCounters(node)) {
 		return Reason{Code: Conflict, Message: "each device alone can be had; together they need " +
 			"more than is left of the counters that they share"}
 	}
@@ -57,7 +57,7 @@ func (s *Scheduler) conflict(
 		"they need the same devices, capacity or counters"}
 }
 
-// fits says whether the allocator finds devices for the claims in a short time.
+// fits reports whether the allocator finds devices for the claims within relaxedTimeout.
 func (s *Scheduler) fits(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 	from []*resourceapi.ResourceSlice,
@@ -75,8 +75,9 @@ func (s *Scheduler) fits(
 	return err == nil && allocations != nil
 }
 
-// uncounted returns the slices that the node can reach, with devices that consume no counters.
-func (s *Scheduler) uncounted(node *nodeState) []*resourceapi.ResourceSlice {
+// slicesWithoutCounters returns the slices that the node can reach, with devices that consume no
+// counters.
+func (s *Scheduler) slicesWithoutCounters(node *nodeState) []*resourceapi.ResourceSlice {
 	var all []*resourceapi.ResourceSlice
 	for _, p := range s.devices.reachable(node) {
 		for _, slice := range p.slices {
@@ -91,7 +92,7 @@ func (s *Scheduler) uncounted(node *nodeState) []*resourceapi.ResourceSlice {
 	return all
 }
 
-// tooFew returns a reason for each request that could not be served if it were the only one.
+// tooFew returns a reason for each request that could not be satisfied even alone.
 func (s *survey) tooFew() []Reason {
 	if len(s.pools) == 0 {
 		return []Reason{
@@ -116,7 +117,7 @@ func (s *survey) tooFew() []Reason {
 	return reasons
 }
 
-// short returns why the alternative could not be served if it were the only one, or nil.
+// short returns why the alternative could not be satisfied even alone, or nil.
 func (s *survey) short(claim *resourceapi.ResourceClaim, a *alternative) *Reason {
 	match, free := 0, 0
 	for _, c := range a.candidates {
@@ -137,13 +138,13 @@ func (s *survey) short(claim *resourceapi.ResourceClaim, a *alternative) *Reason
 	}
 
 	return &Reason{Code: TooFewDevices, Claim: claim.Name, Request: a.reference,
-		Causes: append(s.unusable(), s.causes(a)...), Message: fmt.Sprintf(
+		Causes: append(s.unusablePools(), s.causes(a)...), Message: fmt.Sprintf(
 			"%s of DeviceClass %s, and can have %d of the node's %d devices", needs, a.class.Name,
 			free, len(a.candidates))}
 }
 
-// unusable returns what is wrong with pools.
-func (s *survey) unusable() []Cause {
+// unusablePools returns what is wrong with pools.
+func (s *survey) unusablePools() []Cause {
 	var causes []Cause
 	for _, p := range s.pools {
 		switch {
@@ -151,7 +152,7 @@ func (s *survey) unusable() []Cause {
 			causes = append(causes, Cause{Code: PoolIncomplete, Message: fmt.Sprintf(
 				"pool %s is incomplete: %d of %d ResourceSlices of generation %d are there; its "+
 					"driver is writing them, or has stopped",
-				p, len(p.slices), p.want, p.generation)})
+				p, len(p.slices), p.expectedSlices, p.generation)})
 		case p.invalid != "":
 			causes = append(causes,
 				Cause{Code: PoolInvalid,
@@ -162,14 +163,14 @@ func (s *survey) unusable() []Cause {
 	return causes
 }
 
-// obstacle is what stands in the way of some devices, in the same way.
+// obstacle is a reason why some devices cannot be used.
 type obstacle struct {
 	code     Code
 	selector int
 	detail   string
 }
 
-// causes returns what stands in the way of devices, the most frequent of a kind first.
+// causes returns why devices cannot be used, the most frequent first.
 func (s *survey) causes(a *alternative) []Cause {
 	with := map[obstacle][]candidate{}
 	for _, c := range a.candidates {
@@ -188,40 +189,40 @@ func (s *survey) causes(a *alternative) []Cause {
 			cmp.Compare(len(with[b]), len(with[a])), cmp.Compare(a.detail, b.detail))
 	}) {
 		causes = append(causes,
-			Cause{Code: o.code, Devices: len(with[o]), Message: s.tell(a, o, with[o])})
+			Cause{Code: o.code, Devices: len(with[o]), Message: s.message(a, o, with[o])})
 	}
 
 	return causes
 }
 
-// tell says what an obstacle is.
-func (s *survey) tell(a *alternative, o obstacle, those []candidate) string {
+// message describes an obstacle and how many devices it affects.
+func (s *survey) message(a *alternative, o obstacle, found []candidate) string {
 	is, do := "are", "do"
-	if len(those) == 1 {
+	if len(found) == 1 {
 		is, do = "is", "does"
 	}
 
 	switch o.code {
 	case Selector:
-		return fmt.Sprintf("%d %s not match the selector %s", len(those),
-			do, a.selectors[o.selector].tell(those))
+		return fmt.Sprintf("%d %s not match the selector %s", len(found),
+			do, a.selectors[o.selector].message(found))
 	case InUse:
-		return fmt.Sprintf("%d %s in use by ResourceClaims %s", len(those),
-			is, some(s.owners(those)))
+		return fmt.Sprintf("%d %s in use by ResourceClaims %s", len(found),
+			is, some(s.owners(found)))
 	case CountersShort:
-		return fmt.Sprintf("%d %s short of counter %s", len(those), is, o.detail)
+		return fmt.Sprintf("%d %s short of counter %s", len(found), is, o.detail)
 	case DeviceTainted:
-		return fmt.Sprintf("%d %s tainted %s, which the request does not tolerate", len(those),
+		return fmt.Sprintf("%d %s tainted %s, which the request does not tolerate", len(found),
 			is, o.detail)
 	}
 
-	return fmt.Sprintf("%d %s short of capacity: %s", len(those), is, o.detail)
+	return fmt.Sprintf("%d %s short of capacity: %s", len(found), is, o.detail)
 }
 
-// owners returns the claims that have the devices, sorted.
-func (s *survey) owners(those []candidate) []string {
+// owners returns the claims that use the devices, sorted.
+func (s *survey) owners(found []candidate) []string {
 	var names []string
-	for _, c := range those {
+	for _, c := range found {
 		for _, owner := range s.devices.owners[c.id] {
 			names = append(names, owner.String())
 		}
@@ -230,8 +231,8 @@ func (s *survey) owners(those []candidate) []string {
 	return slices.Compact(names)
 }
 
-// taken returns what stands in the way of devices that match requests of the claim.
-func (s *survey) taken(claim *resourceapi.ResourceClaim) []Cause {
+// inUseCauses returns why devices that match requests of the claim cannot be used.
+func (s *survey) inUseCauses(claim *resourceapi.ResourceClaim) []Cause {
 	var causes []Cause
 	for _, r := range s.requests {
 		if r.claim != claim {
@@ -246,11 +247,11 @@ func (s *survey) taken(claim *resourceapi.ResourceClaim) []Cause {
 		}
 	}
 
-	return append(s.unusable(), causes...)
+	return append(s.unusablePools(), causes...)
 }
 
-// tell shows the selector, and which of its attributes and capacities devices lack.
-func (s selector) tell(those []candidate) string {
+// message describes the selector, and the attributes and capacities in it that devices lack.
+func (s selector) message(found []candidate) string {
 	text := s.expression
 	if s.of != "" {
 		text += " of " + s.of
@@ -258,7 +259,7 @@ func (s selector) tell(those []candidate) string {
 
 	lacking := map[string]int{}
 	for _, name := range reads(s.expression) {
-		for _, c := range those {
+		for _, c := range found {
 			if !name.isOn(c) {
 				lacking[name.String()]++
 			}
@@ -267,7 +268,7 @@ func (s selector) tell(those []candidate) string {
 
 	var notes []string
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
-		if lacking[name] == len(those) {
+		if lacking[name] == len(found) {
 			notes = append(notes, "none has "+name)
 		} else {
 			notes = append(notes, fmt.Sprintf("%d lack %s", lacking[name], name))

@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// cluster has three nodes with two devices each, and classes; tests add to it.
+// cluster has three nodes with two devices each, and classes. Tests add objects.
 const cluster = `apiVersion: v1
 kind: List
 items:
@@ -34,7 +34,7 @@ items:
 - {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: c}, spec: {driver: x.example.com, nodeName: c, pool: {name: c, resourceSliceCount: 1}, devices: [{name: d0}, {name: d1}]}}
 `
 
-// pod is one whose spec has these fields, and a container with these resources.
+// pod returns a pod with the given fields in its spec, and a container with the given resources.
 func pod(name, spec, resources string) string {
 	return fmt.Sprintf("- {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {%s "+
 		"containers: [{name: c, image: i, resources: {%s}}]}}\n", name, spec, resources)
@@ -45,7 +45,7 @@ const (
 	byName       = "resourceClaims: [{name: nic, resourceClaimName: %s}],"
 )
 
-// decide schedules the pods that have no node.
+// decide schedules the pods without a node.
 func decide(t *testing.T, featureGates, objects string) []*Decision {
 	t.Helper()
 	reader, err := snapshot.NewReader(strings.NewReader(objects))
@@ -79,9 +79,9 @@ func decide(t *testing.T, featureGates, objects string) []*Decision {
 	return all
 }
 
-// said is a decision in short: the node with the devices, or each node with the codes of its
-// reasons.
-func said(d *Decision) string {
+// summary returns a decision in short: the node with the devices, or each node with the codes of
+// its reasons.
+func summary(d *Decision) string {
 	var parts []string
 	if d.Node != "" {
 		parts = append(parts, d.Node)
@@ -201,7 +201,7 @@ func TestSchedule(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var got []string
 			for _, d := range decide(t, tt.gates, cluster+tt.pods) {
-				got = append(got, said(d))
+				got = append(got, summary(d))
 			}
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"),
@@ -211,7 +211,7 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// TestPools covers pools that the allocator does not use.
+// TestPools covers pools that the allocator rejects.
 func TestPools(t *testing.T) {
 	slice := func(name, pool string, generation, count int, rest string) string {
 		return fmt.Sprintf("- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: "+
@@ -257,7 +257,7 @@ items:
 			"a nic=e"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := said(decide(t, "", base+tt.slices)[0]); got != tt.want {
+			if got := summary(decide(t, "", base+tt.slices)[0]); got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
 		})

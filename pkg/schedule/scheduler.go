@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package schedule answers where Kubernetes would place pods that claim devices, which devices they
-// would get, and for each node that cannot take a pod, why. It asks the allocator of the Kubernetes
-// scheduler (k8s.io/dynamic-resource-allocation/structured) and serves claims of any DRA driver.
+// would get, and why nodes cannot take a pod. It uses the allocator of the Kubernetes scheduler
+// (k8s.io/dynamic-resource-allocation/structured), and works for any DRA driver.
 //
-// A [Scheduler] works on a snapshot. It places one pod after the other and remembers what it gave,
-// as the scheduler does. Of the scheduler's other plugins, it stands in for those that look at node
-// names, unschedulable nodes, taints, node selectors and affinity, and requested resources. It
-// knows nothing of volumes, host ports, affinity between pods and topology spread, nor of
-// preemption.
+// A [Scheduler] works on a snapshot. Like the Kubernetes scheduler, it places one pod after the
+// other and remembers what it allocated. It reproduces the scheduler's checks of node names,
+// unschedulable nodes, taints, node selectors, node affinity and requested resources. It ignores
+// volumes, host ports, affinity between pods, topology spread and preemption.
 package schedule
 
 import (
@@ -35,13 +34,13 @@ import (
 )
 
 const (
-	// searchTimeout is how long the allocator may search on one node:
-	// DynamicResourcesArgs.filterTimeout of the scheduler's configuration.
+	// searchTimeout bounds the allocator's search on one node, like
+	// DynamicResourcesArgs.filterTimeout in the scheduler's configuration.
 	searchTimeout = 10 * time.Second
-	// searchPatience is how long the allocator searches before it is worth to look whether there
-	// can be a solution at all.
+	// searchPatience is how long the allocator searches before it is checked whether there can be a
+	// solution at all.
 	searchPatience = 5 * time.Millisecond
-	// celCacheSize is how many compiled selectors are kept.
+	// celCacheSize is how many compiled selectors are cached.
 	celCacheSize = 1000
 )
 
@@ -57,13 +56,13 @@ type Scheduler struct {
 	cel       *cel.Cache
 }
 
-// objectName is that of an object in a namespace.
+// objectName is the name of an object in a namespace.
 type objectName struct{ namespace, name string }
 
 func (n objectName) String() string { return n.namespace + "/" + n.name }
 
-// New returns a Scheduler that starts with what the snapshot has. It does not change the snapshot,
-// which must not be changed by others while the Scheduler is in use.
+// New returns a Scheduler that starts with the objects of the snapshot. It does not change the
+// snapshot, which must not change while the Scheduler is in use.
 func New(ctx context.Context, from *snapshot.Snapshot, features Features) *Scheduler {
 	s := &Scheduler{
 		features:  features,
@@ -95,14 +94,14 @@ func New(ctx context.Context, from *snapshot.Snapshot, features Features) *Sched
 	s.devices = newDevices(from.Slices, rules)
 	for _, claim := range from.Claims {
 		s.claims[objectName{claim.Namespace, claim.Name}] = claim
-		s.devices.take(claim)
+		s.devices.markAllocated(claim)
 	}
 
 	return s
 }
 
-// Schedule places a pod, and takes the devices of its claims. A pod that cannot be placed takes
-// nothing. An error means that ctx ended.
+// Schedule places a pod and allocates the devices of its claims. A pod that cannot be placed gets
+// nothing. Schedule returns an error only if ctx has ended.
 func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, error) {
 	decision := &Decision{Pod: pod}
 	if len(pod.Spec.SchedulingGates) > 0 {
@@ -144,19 +143,19 @@ func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, e
 	return decision, nil
 }
 
-// answer is what one node says to a pod.
+// answer is the result of trying a pod on one node.
 type answer struct {
 	reasons []Reason // why the node cannot take the pod; none if it can
 	fatal   error    // why no node can take the pod
 	claims  []*podClaim
-	// of those claims that are to be allocated, in their order
+	// for the claims that are not allocated yet, in their order
 	allocations []resourceapi.AllocationResult
 	score       int64
 }
 
 func (a answer) fits() bool { return a.fatal == nil && len(a.reasons) == 0 }
 
-// ask asks all nodes, several at once.
+// ask tries the pod on all nodes, several in parallel.
 func (s *Scheduler) ask(
 	ctx context.Context, pod *corev1.Pod, claims []*podClaim,
 ) ([]answer, error) {
@@ -167,7 +166,8 @@ func (s *Scheduler) ask(
 	}
 
 	a := &attempt{
-		scheduler: s, pod: pod, claims: claims, allocator: allocator, wishes: wishesOf(pod),
+		scheduler: s, pod: pod, claims: claims, allocator: allocator,
+		requirements: nodeRequirementsOf(pod),
 	}
 	answers := make([]answer, len(s.nodes))
 	workqueue.ParallelizeUntil(ctx, runtime.GOMAXPROCS(0), len(s.nodes), func(i int) {
@@ -177,20 +177,20 @@ func (s *Scheduler) ask(
 	return answers, ctx.Err()
 }
 
-// attempt is one pod on its way through the nodes.
+// attempt is the attempt to place one pod.
 type attempt struct {
-	scheduler *Scheduler
-	pod       *corev1.Pod
-	claims    []*podClaim
-	allocator structured.Allocator
-	wishes    wishes
-	hopeless  atomic.Bool // a node had no solution, and the allocator did not come to see that
+	scheduler    *Scheduler
+	pod          *corev1.Pod
+	claims       []*podClaim
+	allocator    structured.Allocator
+	requirements nodeRequirements
+	surveyFirst  atomic.Bool // on some node the quick search timed out although no solution exists
 }
 
-// ask asks one node. It may be called by several goroutines at once.
+// ask tries the pod on one node. Safe for concurrent use.
 func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 	claims := a.scheduler.onNode(a.pod, a.claims, node)
-	if reasons := node.refuses(a.wishes, func(name corev1.ResourceName) bool {
+	if reasons := node.rejectReasons(a.requirements, func(name corev1.ResourceName) bool {
 		return a.scheduler.isServed(name, node)
 	}); len(reasons) > 0 {
 		return answer{reasons: reasons}
@@ -217,13 +217,16 @@ func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 	return result
 }
 
-// allocate asks the allocator for devices of the node. It returns allocations, or reasons why there
-// are none. The allocator tries all combinations of devices, which can take hours where none fits.
-// So after a while it is interrupted, to look whether there can be one that does.
+// allocate asks the allocator for devices of the node, and returns the allocations or reasons why
+// there are none.
+//
+// The allocator tries all combinations of devices, which can take hours where none fits. So its
+// search is first limited to searchPatience, then impossible claims are sorted out, and only then
+// it may take up to searchTimeout.
 func (a *attempt) allocate(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 ) ([]resourceapi.AllocationResult, []Reason, error) {
-	if !a.hopeless.Load() {
+	if !a.surveyFirst.Load() {
 		allocations, err := a.search(ctx, node, claims, searchPatience)
 		switch {
 		case errors.Is(err, context.DeadlineExceeded):
@@ -232,13 +235,13 @@ func (a *attempt) allocate(
 		case allocations != nil:
 			return allocations, nil, nil
 		default:
-			return nil, a.scheduler.why(ctx, node, claims), nil
+			return nil, a.scheduler.explain(ctx, node, claims), nil
 		}
 	}
 
 	survey := a.scheduler.survey(ctx, node, claims)
 	if reasons := survey.impossible(); len(reasons) > 0 {
-		a.hopeless.Store(true)
+		a.surveyFirst.Store(true)
 		return nil, reasons, nil
 	}
 
@@ -252,10 +255,10 @@ func (a *attempt) allocate(
 		return allocations, nil, nil
 	}
 
-	return nil, a.scheduler.why(ctx, node, claims), nil
+	return nil, a.scheduler.explain(ctx, node, claims), nil
 }
 
-// search asks the allocator. Without error and allocations, there is no solution.
+// search asks the allocator. It returns neither allocations nor an error if there is no solution.
 func (a *attempt) search(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 	timeout time.Duration,
@@ -269,8 +272,8 @@ func (a *attempt) search(
 	return allocations, err
 }
 
-// score is how well a node serves requests that have alternatives: for each, more for an earlier
-// one. It is computeScore of the scheduler's plugin DynamicResources.
+// score rates how well a node serves requests with alternatives: the earlier the chosen
+// alternatives, the higher. It equals computeScore of the scheduler's plugin DynamicResources.
 func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64 {
 	var score int64
 	for _, c := range claims {
@@ -295,7 +298,7 @@ func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64
 	return score
 }
 
-// assume gives the pod to the node, and the devices to its claims.
+// assume assigns the pod to the node, and the devices to its claims.
 func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 	decision.Node, decision.Score = node.Name, chosen.score
 	node.add(decision.Pod)
@@ -305,7 +308,7 @@ func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 		isNew := given.Status.Allocation == nil
 		if isNew {
 			given.Status.Allocation, allocations = &allocations[0], allocations[1:]
-			s.devices.take(given)
+			s.devices.markAllocated(given)
 		}
 
 		given.Status.ReservedFor = append(given.Status.ReservedFor,
@@ -321,7 +324,7 @@ func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 	}
 }
 
-// classes are DeviceClasses by name, as the allocator wants them.
+// classes are DeviceClasses by name. They implement the allocator's interface.
 type classes map[string]*resourceapi.DeviceClass
 
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {

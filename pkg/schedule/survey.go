@@ -20,14 +20,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// survey is what each device that a node can reach is for each request. The allocator answers only
-// that no choice of devices fits. The survey says of each device alone what stands in its way, by
-// the rules of the allocator.
+// survey rates each device that a node can reach for each request. The allocator answers only that
+// no combination of devices fits. The survey finds out, by the allocator's rules, why each single
+// device cannot be used.
 type survey struct {
 	devices  *devices
-	pools    []*pool // that the node can reach, by driver and name
+	pools    []*pool // that the node can reach, sorted by driver and name
 	claims   []*resourceapi.ResourceClaim
-	broken   bool // a selector has an error, which the allocator reports if it comes to it
+	broken   bool // a selector has an error; the allocator reports it if it matters
 	requests []*surveyedRequest
 }
 
@@ -35,10 +35,10 @@ type survey struct {
 type surveyedRequest struct {
 	claim        *resourceapi.ResourceClaim
 	name         string
-	alternatives []*alternative // one, or those of firstAvailable
+	alternatives []*alternative // one, or one for each entry of firstAvailable
 }
 
-// alternative is one way to serve a request.
+// alternative is one way to satisfy a request.
 type alternative struct {
 	reference  string // REQUEST, or REQUEST/SUBREQUEST
 	class      *resourceapi.DeviceClass
@@ -51,39 +51,39 @@ type alternative struct {
 	candidates []candidate
 }
 
-// selector is one of a class or of a request.
+// selector is a CEL selector of a class or a request.
 type selector struct {
 	of         string // the class, for example "DeviceClass nic"; "" for the request itself
 	expression string
 }
 
-// candidate is a device as an alternative sees it.
+// candidate is a device as rated for an alternative.
 type candidate struct {
 	*resourceapi.Device
 	id       structured.DeviceID
-	verdict  Code // what stands in the way; "" for nothing
-	selector int  // which one is false, with verdict Selector
+	verdict  Code // why the device cannot be used; "" if it can
+	selector int  // index of the selector that is false, if the verdict is Selector
 	detail   string
-	ignored  bool // a request for all devices does not mean it
+	ignored  bool // a request for all devices skips it
 }
 
 func (c candidate) isShared() bool { return ptr.Deref(c.AllowMultipleAllocations, false) }
 
-// free returns the devices that the alternative can have, as long as no other request takes them.
+// free returns the devices that the alternative can use if no other request takes them.
 func (a *alternative) free() []candidate {
 	return slices.DeleteFunc(slices.Clone(a.candidates), func(c candidate) bool {
 		return c.verdict != ""
 	})
 }
 
-// survey looks at all devices of a node for claims that have none yet.
+// survey rates all devices of a node for claims without an allocation.
 func (s *Scheduler) survey(
 	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
 ) *survey {
 	found := &survey{devices: s.devices, pools: s.devices.reachable(node), claims: claims}
 	left := map[*pool]map[string]map[string]resource.Quantity{}
 	for _, p := range found.pools {
-		left[p] = s.devices.left(p)
+		left[p] = s.devices.remainingCounters(p)
 	}
 
 	for _, claim := range claims {
@@ -95,7 +95,7 @@ func (s *Scheduler) survey(
 					if !p.complete() || p.invalid != "" {
 						continue
 					}
-					found.broken = !s.judge(ctx, node, a, p, left[p]) || found.broken
+					found.broken = !s.addCandidates(ctx, node, a, p, left[p]) || found.broken
 				}
 			}
 
@@ -140,8 +140,8 @@ func selectors(class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector)
 	return all
 }
 
-// reachable returns the pools that have a device for the node, or might have one were they
-// complete.
+// reachable returns the pools that have a device for the node, and incomplete ones that might have
+// one.
 func (d *devices) reachable(node *nodeState) []*pool {
 	var found []*pool
 	for _, p := range slices.Concat(d.onNode[node.Name], d.shared) {
@@ -163,18 +163,18 @@ func (d *devices) reachable(node *nodeState) []*pool {
 	return found
 }
 
-// reaches says whether the node can reach a device of the slice.
+// reaches reports whether the node can reach a device of the slice.
 func reaches(node *nodeState, slice *resourceapi.ResourceSlice) bool {
 	spec := &slice.Spec
 	if !ptr.Deref(spec.PerDeviceNodeSelection, false) {
-		return isPlace(node, spec.NodeName, spec.AllNodes, spec.NodeSelector)
+		return matchesNode(node, spec.NodeName, spec.AllNodes, spec.NodeSelector)
 	}
 	return slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool {
-		return isPlace(node, d.NodeName, d.AllNodes, d.NodeSelector)
+		return matchesNode(node, d.NodeName, d.AllNodes, d.NodeSelector)
 	})
 }
 
-func isPlace(node *nodeState, name *string, all *bool, terms *corev1.NodeSelector) bool {
+func matchesNode(node *nodeState, name *string, all *bool, terms *corev1.NodeSelector) bool {
 	switch {
 	case ptr.Deref(name, "") != "":
 		return *name == node.Name
@@ -187,8 +187,9 @@ func isPlace(node *nodeState, name *string, all *bool, terms *corev1.NodeSelecto
 	return false
 }
 
-// judge adds the pool's devices to the candidates. It returns false if a selector has an error.
-func (s *Scheduler) judge(
+// addCandidates rates the pool's devices and adds them to the candidates. It returns false if a
+// selector has an error.
+func (s *Scheduler) addCandidates(
 	ctx context.Context, node *nodeState, a *alternative, p *pool,
 	left map[string]map[string]resource.Quantity,
 ) bool {
@@ -201,21 +202,22 @@ func (s *Scheduler) judge(
 		perDevice := ptr.Deref(slice.Spec.PerDeviceNodeSelection, false)
 		for i := range slice.Spec.Devices {
 			device := &slice.Spec.Devices[i]
-			if perDevice && !isPlace(node, device.NodeName, device.AllNodes, device.NodeSelector) {
+			if perDevice &&
+				!matchesNode(node, device.NodeName, device.AllNodes, device.NodeSelector) {
 				continue
 			}
 
 			c := candidate{
 				Device: device, id: structured.MakeDeviceID(p.driver, p.name, device.Name),
 			}
-			i, err := s.excludes(ctx, a, p.driver, device)
+			i, err := s.failingSelector(ctx, a, p.driver, device)
 			switch {
 			case err != nil:
 				sound = false
 			case i >= 0:
 				c.verdict, c.selector = Selector, i
 			default:
-				s.obstruct(ctx, a, p, &c, left)
+				s.setVerdict(ctx, a, p, &c, left)
 			}
 
 			a.candidates = append(a.candidates, c)
@@ -225,8 +227,8 @@ func (s *Scheduler) judge(
 	return sound
 }
 
-// excludes returns which selector is false for the device, or -1.
-func (s *Scheduler) excludes(
+// failingSelector returns the index of the selector that is false for the device, or -1.
+func (s *Scheduler) failingSelector(
 	ctx context.Context, a *alternative, driver string, device *resourceapi.Device,
 ) (int, error) {
 	input := cel.Device{Driver: driver, AllowMultipleAllocations: device.AllowMultipleAllocations,
@@ -244,14 +246,14 @@ func (s *Scheduler) excludes(
 	return -1, nil
 }
 
-// obstruct says what stands in the way of a device that the selectors select, in the allocator's
-// order.
-func (s *Scheduler) obstruct(
+// setVerdict sets why a device that the selectors match cannot be used, if it cannot. It checks in
+// the allocator's order.
+func (s *Scheduler) setVerdict(
 	ctx context.Context, a *alternative, p *pool, c *candidate,
 	left map[string]map[string]resource.Quantity,
 ) {
 	consumable := s.features.Allocator.ConsumableCapacity
-	if consumable && a.all && !s.holds(ctx, a, p, c, structured.AllocatedState{}) {
+	if consumable && a.all && !s.hasCapacity(ctx, a, p, c, structured.AllocatedState{}) {
 		c.verdict, c.detail, c.ignored = CapacityShort, s.capacityLeft(a, c), true
 		return
 	}
@@ -262,7 +264,7 @@ func (s *Scheduler) obstruct(
 		return
 	}
 
-	if !shared || !s.devices.has(c.id) {
+	if !shared || !s.devices.isAllocated(c.id) {
 		if c.detail = shortage(c.Device, left); c.detail != "" {
 			c.verdict = CountersShort
 			return
@@ -275,12 +277,12 @@ func (s *Scheduler) obstruct(
 		return
 	}
 
-	if consumable && !s.holds(ctx, a, p, c, s.devices.allocated) {
+	if consumable && !s.hasCapacity(ctx, a, p, c, s.devices.allocated) {
 		c.verdict, c.detail = CapacityShort, s.capacityLeft(a, c)
 	}
 }
 
-// shortage says which counter has too little left for the device, or "".
+// shortage describes a counter that has too little left for the device, or returns "".
 func shortage(device *resourceapi.Device, left map[string]map[string]resource.Quantity) string {
 	for _, consumed := range device.ConsumesCounters {
 		for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
@@ -294,7 +296,7 @@ func shortage(device *resourceapi.Device, left map[string]map[string]resource.Qu
 	return ""
 }
 
-// untolerated returns a taint that keeps the request from the device, or "".
+// untolerated returns a taint of the device that the request does not tolerate, or "".
 func untolerated(device *resourceapi.Device, tolerations []resourceapi.DeviceToleration) string {
 	for _, taint := range device.Taints {
 		if taint.Effect == resourceapi.DeviceTaintEffectNone {
@@ -316,10 +318,10 @@ func untolerated(device *resourceapi.Device, tolerations []resourceapi.DeviceTol
 	return ""
 }
 
-// holds asks the allocator whether the device has the capacity that the request wants, after what
-// the state says is taken: alone, without selectors, counters and taints, so that nothing else can
-// refuse.
-func (s *Scheduler) holds(
+// hasCapacity asks the allocator whether the device has the capacity that the request wants, given
+// the state of allocations. It offers this device alone, without selectors, counters and taints, so
+// that the allocator can refuse for no other reason.
+func (s *Scheduler) hasCapacity(
 	ctx context.Context, a *alternative, p *pool, c *candidate, taken structured.AllocatedState,
 ) bool {
 	if a.capacity == nil && !c.isShared() {
@@ -363,7 +365,7 @@ func (s *Scheduler) holds(
 	return err == nil && allocations != nil
 }
 
-// capacityLeft says what the device has left of the capacity that the request wants.
+// capacityLeft describes how much the device has left of the capacity that the request wants.
 func (s *Scheduler) capacityLeft(a *alternative, c *candidate) string {
 	names := slices.Sorted(maps.Keys(c.Capacity))
 	if a.capacity != nil {

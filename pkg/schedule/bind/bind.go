@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bind carries out what was decided for a pod, as the scheduler's plugin dynamicresources
-// does: it allocates and reserves the claims, waits for the devices' binding conditions, and binds
-// the pod to its node.
+// Package bind carries out a scheduling decision, like the scheduler's plugin dynamicresources: it
+// allocates and reserves the claims, waits for the devices' binding conditions, and binds the pod
+// to its node.
 package bind
 
 import (
@@ -31,23 +31,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 )
 
-// SchedulerName is the spec.schedulerName of the pods that may be bound: no other scheduler looks
-// at them.
+// SchedulerName is the spec.schedulerName of the pods that may be bound. No other scheduler handles
+// them.
 const SchedulerName = "xpuctl"
 
-// DefaultTimeout is how long devices may take until their binding conditions are true; as that of
-// kube-scheduler (bindingTimeout of its plugin's arguments).
+// DefaultTimeout bounds the wait for binding conditions. It equals the default of kube-scheduler
+// (bindingTimeout of the plugin's arguments).
 const DefaultTimeout = 10 * time.Minute
 
 // Binder binds pods.
 type Binder struct {
-	// Client must speak protobuf: JSON could write the opaque parameters of an allocation in
-	// another form, which the API server refuses.
+	// Client must use protobuf. JSON could write the opaque parameters of an allocation in another
+	// form, which the API server rejects.
 	Client  kubernetes.Interface
 	Timeout time.Duration
 }
 
-// Bind carries out the decision. If it cannot, the claims are given back.
+// Bind carries out the decision. If it fails, it releases the claims.
 func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	pod := d.Pod
 	switch {
@@ -78,12 +78,12 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 
 	for i := range d.Claims {
 		if err := b.reserve(ctx, pod, &d.Claims[i]); err != nil {
-			return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
+			return errors.Join(err, b.release(ctx, pod, d.Claims))
 		}
 	}
 
-	if err := b.await(ctx, d.Claims); err != nil {
-		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
+	if err := b.waitForConditions(ctx, d.Claims); err != nil {
+		return errors.Join(err, b.release(ctx, pod, d.Claims))
 	}
 
 	binding := &corev1.Binding{
@@ -92,13 +92,13 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	}
 	if err := b.Client.CoreV1().Pods(pod.Namespace).Bind(ctx,
 		binding, metav1.CreateOptions{}); err != nil {
-		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
+		return errors.Join(err, b.release(ctx, pod, d.Claims))
 	}
 
 	return nil
 }
 
-// reserve allocates a claim, unless it is, and reserves it for the pod.
+// reserve allocates a claim, unless it is allocated already, and reserves it for the pod.
 func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimDecision) error {
 	api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -144,9 +144,9 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 	return nil
 }
 
-// giveBack takes the pod's reservations, and what was allocated for it. It also works when ctx has
-// ended.
-func (b Binder) giveBack(
+// release removes the pod's reservations and the allocations made for it. It also works after ctx
+// has ended.
+func (b Binder) release(
 	ctx context.Context, pod *corev1.Pod, claims []schedule.ClaimDecision,
 ) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -163,7 +163,7 @@ func (b Binder) giveBack(
 			if err != nil {
 				return err
 			}
-			// it was not reached, or is somebody else's
+			// not reserved yet, or reserved for others only
 			if !resourceclaim.IsReservedForPod(pod, now, false) {
 				return nil
 			}
@@ -189,8 +189,8 @@ func (b Binder) giveBack(
 	return errors.Join(errs...)
 }
 
-// await returns nil once the binding conditions of all devices are true.
-func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) error {
+// waitForConditions returns nil once the binding conditions of all devices are true.
+func (b Binder) waitForConditions(ctx context.Context, claims []schedule.ClaimDecision) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Timeout, fmt.Errorf("not within %s", b.Timeout))
 	defer cancel()
 
@@ -201,7 +201,7 @@ func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) erro
 			}) {
 			continue
 		}
-		if err := b.awaitClaim(ctx,
+		if err := b.waitForClaim(ctx,
 			types.NamespacedName{Namespace: c.Claim.Namespace, Name: c.Claim.Name}); err != nil {
 			return fmt.Errorf("claim %s: binding conditions: %w", c.Claim.Name, err)
 		}
@@ -210,7 +210,7 @@ func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) erro
 	return nil
 }
 
-func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error {
+func (b Binder) waitForClaim(ctx context.Context, key types.NamespacedName) error {
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name).String()
 	api := b.Client.ResourceV1().ResourceClaims(key.Namespace)
 	source := &cache.ListWatch{
@@ -235,7 +235,7 @@ func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error 
 				return false, errors.New("the claim was deleted")
 			}
 			var failed error
-			waitsFor, failed = conditions(e.Object.(*resourceapi.ResourceClaim))
+			waitsFor, failed = conditionErrors(e.Object.(*resourceapi.ResourceClaim))
 			return waitsFor == nil && failed == nil, failed
 		})
 
@@ -246,8 +246,9 @@ func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error 
 	return err
 }
 
-// conditions says which binding condition is not true yet, or which failure condition is true.
-func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
+// conditionErrors returns which binding condition is not true yet, or which failure condition is
+// true.
+func conditionErrors(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 	if c.Status.Allocation == nil {
 		return nil, errors.New("the claim has lost its devices")
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report is what xpuctl schedule prints: for programs as JSON or YAML ([Schedule]), for
-// people as text ([Schedule.Text]).
+// Package report is the output of xpuctl schedule: JSON or YAML for programs ([Schedule]), and text
+// for people ([Schedule.Text]).
 package report
 
 import (
@@ -13,25 +13,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 )
 
-// GroupVersionKind is the type of a Schedule.
+// GroupVersionKind returns the type of a Schedule.
 func GroupVersionKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{
 		Group: "xpuctl.opiproject.org", Version: "v1alpha1", Kind: "Schedule",
 	}
 }
 
-// Schedule is where pods go, which devices they get, and why some go nowhere. It is the same for
-// the same input. Fields may be added; those that are there keep their names and meaning within a
-// version.
+// Schedule lists which nodes pods go to, which devices they get, and why some stay pending. The
+// same input gives the same Schedule. Fields may be added; existing fields keep their names and
+// meaning within a version.
 type Schedule struct {
 	metav1.TypeMeta `json:",inline"`
-	// Kubernetes is the version whose scheduler was asked, for example 1.37.
+	// Kubernetes is the version whose scheduler is reproduced, for example 1.37.
 	Kubernetes string `json:"kubernetes"`
 	// Pods in the order in which they were scheduled.
 	Pods []Pod `json:"pods"`
 }
 
-// Pod is what becomes of a pod.
+// Pod is the result for one pod.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -41,60 +41,61 @@ type Pod struct {
 	Fits int `json:"fits"`
 	// Claims of a pod that has a node.
 	Claims []Claim `json:"claims,omitempty"`
-	// Reasons why no node can take the pod, whatever the nodes say.
+	// Reasons why no node can take the pod, independent of nodes.
 	Reasons []schedule.Reason `json:"reasons,omitempty"`
-	// Refusals of the nodes that cannot take the pod.
+	// Refusals by the nodes that cannot take the pod.
 	Refusals []schedule.Refusal `json:"refusals,omitempty"`
 }
 
-// Claim is what a pod gets by a claim.
+// Claim lists the devices that a pod gets through one claim.
 type Claim struct {
 	// PodClaim is the name in the pod's spec.resourceClaims. It is empty for the claim that the
 	// scheduler makes for extended resources.
 	PodClaim string `json:"podClaim,omitempty"`
-	// Name of the ResourceClaim. One that a template makes has no name before it is made: it is
-	// called POD-CLAIM here.
+	// Name of the ResourceClaim. A claim that a template will make has no name yet, and is called
+	// POD-CLAIM here.
 	Name string `json:"name"`
-	// Template that the claim is made from.
+	// Template is the ResourceClaimTemplate that makes the claim.
 	Template string `json:"template,omitempty"`
-	// Shared is set if the claim had its devices before, for another pod.
+	// Shared is set if the claim was already allocated for another pod.
 	Shared bool `json:"shared,omitempty"`
 	// Devices in the order of the claim's requests.
 	Devices []Device `json:"devices"`
 }
 
-// Device is a device that a claim has.
+// Device is an allocated device.
 type Device struct {
 	// Request of the claim, or REQUEST/SUBREQUEST.
 	Request string `json:"request"`
 	Driver  string `json:"driver"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
-	// AdminAccess is set if the device is only looked at, and may be in use by others.
+	// AdminAccess is set if the device is only observed, and may be used by others.
 	AdminAccess bool `json:"adminAccess,omitempty"`
-	// ConsumedCapacity of a device that several claims can have, as quantities by name.
+	// ConsumedCapacity of a device that several claims can share, as quantities by name.
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
-	// ConsumedCounters are what the device takes of counters that it shares with other devices.
+	// ConsumedCounters are the amounts that the device takes of counters that it shares with other
+	// devices.
 	ConsumedCounters []Counter `json:"consumedCounters,omitempty"`
-	// BindingConditions must be true before the scheduler binds the pod.
+	// BindingConditions must be true before the pod is bound.
 	BindingConditions []string `json:"bindingConditions,omitempty"`
 }
 
-// Counter is what a device takes of a counter.
+// Counter is the amount that a device takes of a counter.
 type Counter struct {
 	CounterSet string `json:"counterSet"`
 	Name       string `json:"name"`
 	Value      string `json:"value"` // a quantity
 }
 
-// New returns a Schedule without pods, of the scheduler of a version of Kubernetes.
+// New returns an empty Schedule for the scheduler of a version of Kubernetes.
 func New(kubernetes string) *Schedule {
 	apiVersion, kind := GroupVersionKind().ToAPIVersionAndKind()
 	return &Schedule{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
 		Kubernetes: kubernetes, Pods: []Pod{}}
 }
 
-// Add adds what was decided for a pod.
+// Add adds a decision.
 func (s *Schedule) Add(decision *schedule.Decision) {
 	pod := Pod{
 		Namespace: decision.Pod.Namespace, Name: decision.Pod.Name, Node: decision.Node,

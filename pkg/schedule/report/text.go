@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// Text writes the Schedule for people: a table of the pods with their devices, and below it what
-// keeps pods pending. Refusals of pods that have a node are written if all is set.
+// Text writes the Schedule for people: a table of the pods with their devices, and below it why
+// pods are pending. If all is set, it also writes the refusals of pods that have a node.
 func (s *Schedule) Text(to io.Writer, all bool) error {
 	table := [][]string{{"POD", "NODE", "CLAIM", "REQUEST", "DEVICE", "TAKES"}}
 	for _, pod := range s.Pods {
@@ -41,8 +41,8 @@ func (s *Schedule) Text(to io.Writer, all bool) error {
 	return err
 }
 
-// rows returns a row for each device of the pod, or one if it has none. What stands in the row
-// above is not repeated.
+// rows returns a row for each device of the pod, or one row if it has none. A value that equals the
+// row above is left out.
 func rows(pod Pod) [][]string {
 	name, node := pod.Namespace+"/"+pod.Name, pod.Node
 	if node == "" {
@@ -95,7 +95,7 @@ func takes(claim Claim, device Device) string {
 	return strings.Join(all, ", ")
 }
 
-// explanation says why nodes cannot take the pod, line by line.
+// explanation explains line by line why nodes cannot take the pod.
 func explanation(pod Pod) []string {
 	nodes := 0
 	for _, refusal := range pod.Refusals {
@@ -136,8 +136,8 @@ func explanation(pod Pod) []string {
 	return lines
 }
 
-// Why says in one sentence why no node takes the pod, by what most nodes say, and then all that the
-// nodes say, line by line. It is nil for a pod that has a node.
+// Why explains why no node takes the pod: first one sentence with the reason of most nodes, then
+// all refusals line by line. It returns nil for a pod that has a node.
 func (p Pod) Why() []string {
 	if p.Node != "" {
 		return nil
@@ -167,7 +167,7 @@ func (p Pod) Why() []string {
 	return lines
 }
 
-// places names up to four nodes.
+// places lists up to four nodes.
 func places(nodes []string) string {
 	const most = 4
 	if len(nodes) <= most {
@@ -200,8 +200,8 @@ func reasonLines(indent string, reason schedule.Reason) []string {
 	return lines
 }
 
-// messageLines marks all lines of a message but the first, because none of them may look like
-// another reason. Errors of CEL have some.
+// messageLines marks all lines of a message after the first, so that they are not mistaken for
+// another reason. Errors of CEL have several lines.
 func messageLines(indent, message string) []string {
 	lines := strings.Split(message, "\n")
 	for i := range lines {

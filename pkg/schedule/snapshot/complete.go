@@ -10,11 +10,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// What an API server sets in objects that leave it out, and refuses: k8s.io/kubernetes
-// pkg/apis/{core,resource}/v1/defaults.go and pkg/apis/resource/validation. Only what the scheduler
-// reads is here.
+// This file sets the defaults of an API server, and rejects what it rejects, for the fields that
+// the scheduler reads: k8s.io/kubernetes pkg/apis/{core,resource}/v1/defaults.go and
+// pkg/apis/resource/validation.
 
-// completePod makes limits requests where there are none, as the API server does.
+// completePod sets missing requests to the limits, like the API server.
 func completePod(pod *corev1.Pod) error {
 	if len(pod.Spec.Containers) == 0 {
 		return errors.New("spec.containers: must have at least one")

@@ -35,17 +35,17 @@ import (
 // extensions of the files that are read in directories.
 var extensions = []string{".yaml", ".yml", ".json"}
 
-// Reader reads objects of files. Make one by [NewReader]. It is not safe for concurrent use.
+// Reader reads objects from files. Create one with [NewReader]. It is not safe for concurrent use.
 type Reader struct {
 	stdin   io.Reader
 	ignored []schema.GroupVersionKind
 	scheme  *runtime.Scheme
 	decoder runtime.Decoder
-	left    map[string]int // how many objects of a kind were left out
+	skipped map[string]int // number of skipped objects by kind
 }
 
-// NewReader returns a Reader that reads stdin where a file's name is "-". It passes over objects of
-// the ignored kinds without a word of them.
+// NewReader returns a Reader that reads stdin for a file named "-". It silently skips objects of
+// the ignored kinds.
 func NewReader(stdin io.Reader, ignored ...schema.GroupVersionKind) (*Reader, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -59,13 +59,13 @@ func NewReader(stdin io.Reader, ignored ...schema.GroupVersionKind) (*Reader, er
 
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	return &Reader{stdin: stdin, ignored: ignored, scheme: scheme, decoder: decoder,
-		left: map[string]int{}}, nil
+		skipped: map[string]int{}}, nil
 }
 
-// Read returns the objects of the files, which have YAML or JSON, and Lists where wanted. Of a
-// directory, it reads the files below that end in .yaml, .yml or .json, in the order of their
-// names. Objects keep their order. Objects of resource.k8s.io/v1beta1 and v1beta2 become those of
-// v1. An error names the file, the object and the field.
+// Read returns the objects of files with YAML or JSON, including Lists. In a directory, it reads
+// the files below that end in .yaml, .yml or .json, sorted by name. Objects keep their order. It
+// converts objects of resource.k8s.io/v1beta1 and v1beta2 to v1. An error names the file, the
+// object and the field.
 func (r *Reader) Read(paths ...string) (*Snapshot, error) {
 	into := &Snapshot{}
 	for _, path := range paths {
@@ -76,8 +76,8 @@ func (r *Reader) Read(paths ...string) (*Snapshot, error) {
 	return into, nil
 }
 
-// ReadInto is [Reader.Read] for a Snapshot that has objects. Objects of the files are put in place
-// of those that have their names.
+// ReadInto is like [Reader.Read], but adds the objects to a Snapshot. They replace existing objects
+// with the same name.
 func (r *Reader) ReadInto(into *Snapshot, paths ...string) error {
 	added, err := r.Read(paths...)
 	if err != nil {
@@ -93,20 +93,20 @@ func (r *Reader) ReadInto(into *Snapshot, paths ...string) error {
 	return nil
 }
 
-// LeftOut says in one sentence which objects were read and are of kinds that a Snapshot does not
-// hold. It is "" if there were none.
-func (r *Reader) LeftOut() string {
-	if len(r.left) == 0 {
+// Skipped returns a sentence about the objects that were skipped because a Snapshot does not hold
+// their kinds, or "".
+func (r *Reader) Skipped() string {
+	if len(r.skipped) == 0 {
 		return ""
 	}
 	var kinds []string
-	for _, kind := range slices.Sorted(maps.Keys(r.left)) {
-		kinds = append(kinds, fmt.Sprintf("%d %s", r.left[kind], kind))
+	for _, kind := range slices.Sorted(maps.Keys(r.skipped)) {
+		kinds = append(kinds, fmt.Sprintf("%d %s", r.skipped[kind], kind))
 	}
 	return "left out, as only Pods are scheduled, by Nodes, Namespaces and what resource.k8s.io has: " + strings.Join(kinds, ", ")
 }
 
-// add is put for objects that must be new.
+// add is like put, but rejects an object that exists already.
 func (s *Snapshot) add(object runtime.Object) error {
 	before := len(s.names)
 	n, err := s.put(object)
@@ -116,7 +116,7 @@ func (s *Snapshot) add(object runtime.Object) error {
 	return err
 }
 
-// Objects returns all objects, those that others name before the others.
+// Objects returns all objects. An object comes after the objects that it refers to.
 func (s *Snapshot) Objects() []runtime.Object {
 	var all []runtime.Object
 	all = appendObjects(all, s.Nodes)
@@ -175,12 +175,12 @@ func (r *Reader) file(path string, add func(runtime.Object) error) error {
 	return r.documents(path, file, add)
 }
 
-// documents adds the objects of a stream. The name is for errors.
+// documents adds the objects of a stream. The name is used in errors.
 func (r *Reader) documents(name string, stream io.Reader, add func(runtime.Object) error) error {
 	buffered := bufio.NewReader(stream)
 	next := yaml.NewYAMLReader(buffered).Read
 	if isJSON(buffered) {
-		next = wholly(buffered)
+		next = readAll(buffered)
 	}
 
 	for number := 1; ; number++ {
@@ -198,15 +198,15 @@ func (r *Reader) documents(name string, stream io.Reader, add func(runtime.Objec
 	}
 }
 
-// isJSON says whether the stream begins as an object in JSON. Such a stream is one document, which
-// need not be looked through for the lines that separate documents.
+// isJSON reports whether the stream begins like a JSON object. Such a stream is one document, so
+// that the search for YAML separators can be skipped.
 func isJSON(stream *bufio.Reader) bool {
 	start, _ := stream.Peek(64)
 	return bytes.HasPrefix(bytes.TrimSpace(start), []byte("{"))
 }
 
-// wholly returns a function that returns all of the stream, and then io.EOF.
-func wholly(stream io.Reader) func() ([]byte, error) {
+// readAll returns a function that returns the whole stream first, and then io.EOF.
+func readAll(stream io.Reader) func() ([]byte, error) {
 	return func() ([]byte, error) {
 		content, err := io.ReadAll(stream)
 		if err == nil && len(content) == 0 {
@@ -216,7 +216,7 @@ func wholly(stream io.Reader) func() ([]byte, error) {
 	}
 }
 
-// document adds the object of a document, or those of its List.
+// document adds the object of a document, or the items of a List.
 func (r *Reader) document(document []byte, add func(runtime.Object) error) error {
 	if blank(document) {
 		return nil
@@ -230,11 +230,11 @@ func (r *Reader) document(document []byte, add func(runtime.Object) error) error
 		return r.items(list.Items, add)
 	}
 
-	return r.take(d, add)
+	return r.addDecoded(d, add)
 }
 
-// listItems returns the items of a List in JSON, or nil for anything else. The decoder would go
-// through all of it several times, and such a List may be all that a cluster has.
+// listItems returns the items of a List in JSON, or nil for anything else. It exists because the
+// decoder would parse a List several times, and a List may hold a whole cluster.
 func listItems(document []byte) []runtime.RawExtension {
 	var list corev1.List
 	if !bytes.HasPrefix(bytes.TrimSpace(document), []byte("{")) ||
@@ -245,7 +245,7 @@ func listItems(document []byte) []runtime.RawExtension {
 	return list.Items
 }
 
-// items decodes several items at once, and adds them in their order.
+// items decodes several items in parallel, and adds them in their order.
 func (r *Reader) items(items []runtime.RawExtension, add func(runtime.Object) error) error {
 	decodedItems := make([]decoded, len(items))
 	workqueue.ParallelizeUntil(context.Background(), goruntime.GOMAXPROCS(0), len(items),
@@ -254,7 +254,7 @@ func (r *Reader) items(items []runtime.RawExtension, add func(runtime.Object) er
 		})
 
 	for i, d := range decodedItems {
-		if err := r.take(d, add); err != nil {
+		if err := r.addDecoded(d, add); err != nil {
 			return fmt.Errorf("items[%d]: %w", i, err)
 		}
 	}
@@ -262,14 +262,14 @@ func (r *Reader) items(items []runtime.RawExtension, add func(runtime.Object) er
 	return nil
 }
 
-// decoded is an object, or the kind of one that is left out, or what is wrong with it.
+// decoded is the result of decoding: an object, a skipped kind, or an error.
 type decoded struct {
 	object runtime.Object
 	kind   schema.GroupVersionKind
 	err    error
 }
 
-// decode may be called by several goroutines at once.
+// decode decodes one document. Safe for concurrent use.
 func (r *Reader) decode(document []byte) decoded {
 	object, kind, err := r.decoder.Decode(document, nil, nil)
 	if runtime.IsNotRegisteredError(err) {
@@ -286,36 +286,36 @@ func (r *Reader) decode(document []byte) decoded {
 	return decoded{object, *kind, err}
 }
 
-// take adds what was decoded, or notes that it is left out.
-func (r *Reader) take(d decoded, add func(runtime.Object) error) error {
+// addDecoded adds a decoded object, or counts it as skipped.
+func (r *Reader) addDecoded(d decoded, add func(runtime.Object) error) error {
 	switch {
 	case d.err != nil:
 		return d.err
 	case d.object == nil:
-		r.leaveOut(d.kind)
+		r.skip(d.kind)
 		return nil
 	case meta.IsListType(d.object): // a PodList, for example
 		return meta.EachListItem(d.object, func(item runtime.Object) error {
-			return r.take(decoded{object: item, kind: d.kind}, add)
+			return r.addDecoded(decoded{object: item, kind: d.kind}, add)
 		})
 	}
 
 	err := add(d.object)
 	if errors.Is(err, ErrKind) {
-		r.leaveOut(d.kind)
+		r.skip(d.kind)
 		return nil
 	}
 
 	return err
 }
 
-func (r *Reader) leaveOut(kind schema.GroupVersionKind) {
+func (r *Reader) skip(kind schema.GroupVersionKind) {
 	if !slices.Contains(r.ignored, kind) {
-		r.left[kind.Kind]++
+		r.skipped[kind.Kind]++
 	}
 }
 
-// blank says whether a document has nothing but space and comments.
+// blank reports whether a document consists of white space and comments.
 func blank(document []byte) bool {
 	for line := range bytes.Lines(document) {
 		line = bytes.TrimSpace(line)

@@ -20,9 +20,9 @@ import (
 	resourcev1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 )
 
-// List returns what a cluster has. Its Pods are in the order of the scheduler's queue: those with a
-// higher priority first, then those that are older. DeviceTaintRules are of resource.k8s.io/v1 or
-// v1beta2, where the API server has them.
+// List returns the objects of a cluster. Pods are in the order of the scheduler's queue: first by
+// priority, then by age. DeviceTaintRules are listed as resource.k8s.io/v1 or v1beta2, if the API
+// server has them.
 func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 	s := &Snapshot{}
 	core, resource := client.CoreV1(), client.ResourceV1()
@@ -50,7 +50,7 @@ func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 	return s, nil
 }
 
-// pageFunc is a client's function to list as the pager wants it.
+// pageFunc adapts a client's List method to the pager.
 func pageFunc[L runtime.Object](
 	list func(context.Context, metav1.ListOptions) (L, error),
 ) pager.ListPageFunc {
@@ -59,8 +59,7 @@ func pageFunc[L runtime.Object](
 	}
 }
 
-// taintRules lists DeviceTaintRules of v1, which Kubernetes has since 1.37, or else those of
-// v1beta2.
+// taintRules lists DeviceTaintRules of v1, available since Kubernetes 1.37, or else of v1beta2.
 func taintRules(
 	client kubernetes.Interface,
 ) func(context.Context, metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
@@ -97,7 +96,7 @@ func convertTaintRules(
 	return converted, nil
 }
 
-// byQueue compares pods as PrioritySort, the scheduler's plugin.
+// byQueue orders pods like the scheduler's plugin PrioritySort.
 func byQueue(a, b *corev1.Pod) int {
 	return cmp.Or(
 		cmp.Compare(schedulingcorev1.PodPriority(b), schedulingcorev1.PodPriority(a)),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package snapshot holds the objects that decide where pods and their devices go, as they are at
-// one moment: read from files ([Read]) or listed from an API server ([List]), and changed to ask
-// what if ([Snapshot.Put], [Snapshot.Remove], [Snapshot.Taint]).
+// one moment. They are read from files ([Reader]) or listed from an API server ([List]). They can
+// be changed to answer what-if questions ([Snapshot.Put], [Snapshot.Remove], [Snapshot.Taint]).
 package snapshot
 
 import (
@@ -16,13 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ErrKind is the error of an object that decides nothing about where pods and devices go, such as a
+// ErrKind is the error for an object that does not influence where pods and devices go, such as a
 // ConfigMap.
 var ErrKind = errors.New("the kind decides nothing about where pods and their devices go")
 
-// Snapshot is a set of objects, with the defaults that an API server sets. No two objects of a kind
-// have the same name. The zero value is empty. A Snapshot is not safe for concurrent use while it
-// is changed.
+// Snapshot is a set of objects with the defaults that an API server sets. Objects of a kind have
+// different names. The zero value is empty. A Snapshot must not be used concurrently with a change.
 type Snapshot struct {
 	Nodes      []*corev1.Node
 	Namespaces []*corev1.Namespace
@@ -37,7 +36,7 @@ type Snapshot struct {
 	names map[name]struct{} // of all objects
 }
 
-// name is an object's, for example Pod default/web.
+// name identifies an object, for example Pod default/web.
 type name struct{ kind, namespace, name string }
 
 func (n name) String() string {
@@ -47,16 +46,16 @@ func (n name) String() string {
 	return n.kind + " " + n.namespace + "/" + n.name
 }
 
-// Put adds an object, in place of the one that has its name. It completes the object as an API
-// server would. A pod that has ended is not kept. The object must not be used by anyone else
-// afterwards. An error names the object, and the field that an API server would refuse; it wraps
-// [ErrKind] if the object is not of a kind that a Snapshot holds.
+// Put adds an object, or replaces the object with the same name. It sets defaults like an API
+// server. It drops pods that have ended. The caller must not use the object afterwards. An error
+// names the object and the field that an API server would reject. The error wraps [ErrKind] if a
+// Snapshot does not hold the kind.
 func (s *Snapshot) Put(object runtime.Object) error {
 	_, err := s.put(object)
 	return err
 }
 
-// put is Put, and returns the object's name.
+// put is like Put, and also returns the object's name.
 func (s *Snapshot) put(object runtime.Object) (name, error) {
 	switch o := object.(type) {
 	case *corev1.Node:
@@ -80,7 +79,7 @@ func (s *Snapshot) put(object runtime.Object) (name, error) {
 	return name{}, fmt.Errorf("%s: %w", object.GetObjectKind().GroupVersionKind().Kind, ErrKind)
 }
 
-// inNamespace returns the object's namespace, and sets it to default where the object names none.
+// inNamespace returns the object's namespace, which it sets to default if empty.
 func inNamespace(object metav1.Object) string {
 	if object.GetNamespace() == "" {
 		object.SetNamespace(metav1.NamespaceDefault)

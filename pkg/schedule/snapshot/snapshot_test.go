@@ -94,7 +94,7 @@ func TestRead(t *testing.T) {
 		request.Tolerations[0].Operator != resourceapi.DeviceTolerationOpEqual {
 		t.Errorf("claim is not completed: %+v", request)
 	}
-	if left := r.LeftOut(); !strings.HasSuffix(left, ": 1 ConfigMap, 1 Deployment") {
+	if left := r.Skipped(); !strings.HasSuffix(left, ": 1 ConfigMap, 1 Deployment") {
 		t.Errorf("left out: %q", left)
 	}
 }

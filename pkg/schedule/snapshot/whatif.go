@@ -13,12 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Remove takes an object away. It is written KIND/NAME or KIND/NAMESPACE/NAME, for example
+// Remove removes an object. The reference is KIND/NAME or KIND/NAMESPACE/NAME, for example
 // node/worker-1. The kind is one of node, pod, deviceclass, resourceslice, resourceclaim,
 // resourceclaimtemplate and devicetaintrule.
 //
-// With a node go its ResourceSlices. Its pods that no DaemonSet made are to be scheduled anew, and
-// so are those of a claim that has devices there.
+// Removing a node also removes its ResourceSlices and the pods of DaemonSets on it. Its other pods,
+// and pods of claims with devices there, become pending again.
 func (s *Snapshot) Remove(reference string) error {
 	kind, object, _ := strings.Cut(reference, "/")
 	remove, known := map[string]func(namespace, name string) bool{
@@ -111,8 +111,8 @@ func (s *Snapshot) removePod(namespace, object string) bool {
 	return removeFrom(s, &s.Pods, "Pod")(namespace, object)
 }
 
-// unreserve takes the pod's claims from it. A claim that nobody else has is deallocated, as by the
-// controller of ResourceClaims.
+// unreserve removes the pod from its claims. A claim without pods is deallocated, like the
+// controller of ResourceClaims does.
 func (s *Snapshot) unreserve(pod *corev1.Pod) {
 	for _, claim := range s.Claims {
 		if claim.Namespace != pod.Namespace {
@@ -131,9 +131,9 @@ func (s *Snapshot) unreserve(pod *corev1.Pod) {
 	}
 }
 
-// Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or has some of
-// driver=, pool= and device=, separated by commas, and then means all devices that have them:
-// driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
+// Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or a
+// comma-separated list of driver=, pool= and device=, which matches all devices with these values,
+// such as driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
 func (s *Snapshot) Taint(taint string) error {
 	if err := s.taint(taint); err != nil {
 		return fmt.Errorf("taint %s: %w", taint, err)
