@@ -13,43 +13,45 @@ import (
 )
 
 const (
-	// changeTimeout bounds a call that changes something. Agents were seen to take 40 s for a port.
+	// changeTimeout bounds a call that changes something. Agents were observed to take 40 s for a
+	// port.
 	changeTimeout = 2 * time.Minute
-	// doubtTime is for how long an agent may still carry out a call whose answer was lost. Agents
-	// that answer late do so after several seconds, and a connection that is lost ends what they
-	// have not begun.
+	// doubtTime is how long an agent may still carry out a call whose answer was lost. Agents that
+	// answer late do so within several seconds. When a connection is lost, an agent drops calls
+	// that it has not begun.
 	doubtTime = 10 * time.Second
 )
 
-// What a change does. An error says "create port".
+// The verbs of changes, as in the error "create port".
 const (
 	creation = "create"
 	update   = "update"
 	deletion = "delete"
 )
 
-// changes are the calls to an agent that change something, of which the outcome is not known yet.
-// An object has one that runs at a time, because an agent may carry out the second one first. The
-// zero value is ready for use, by several goroutines at once.
+// changes tracks the changing calls to an agent whose outcome is unknown. At most one call per
+// object runs at a time, because an agent may carry out two calls in either order. The zero value
+// is ready for use. Safe for concurrent use.
 type changes struct {
 	mu      sync.Mutex
 	running map[object]*change
-	// the last one whose answer was lost, until it is seen what came of it
+	// last call whose answer was lost, until its effect has been observed
 	lost map[object]*change
 }
 
-// object names a port or a network.
+// object identifies a port or a network.
 type object struct{ noun, id string }
 
 // change is a call that changes an object.
 type change struct {
 	verb  string
-	since time.Time // it runs; or its answer was lost
+	since time.Time // of the call, or of the loss of its answer
 	done  chan struct{}
-	err   error // once done is closed
+	err   error // valid after done is closed
 }
 
-// begin returns the change, or the one that runs already.
+// begin registers a change and returns it as own. If a change of the object is running already,
+// begin returns that change as other instead.
 func (c *changes) begin(o object, verb string) (own, other *change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,23 +85,23 @@ func (c *changes) end(o object, ended *change, err error) {
 	close(ended.done)
 }
 
-// of is the change of the object that runs, nil for none.
-func (c *changes) of(o object) *change {
+// runningOn returns the running change of the object, or nil.
+func (c *changes) runningOn(o object) *change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.running[o]
 }
 
-// seen takes note of what the agent says of an object: whether it is there, and stays.
-func (c *changes) seen(o object, there bool) {
+// observe records whether the agent has the object, and will keep it.
+func (c *changes) observe(o object, exists bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if lost := c.lost[o]; lost != nil && there == (lost.verb == creation) {
+	if lost := c.lost[o]; lost != nil && exists == (lost.verb == creation) {
 		delete(c.lost, o)
 	}
 }
 
-// doubt says why it is not known whether the object stays as it is, "" if it is.
+// doubt describes why a lost call may still change the object, or returns "" if no lost call can.
 func (c *changes) doubt(o object, verb string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +122,7 @@ func (c *changes) doubt(o object, verb string) string {
 	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), doubtTime)
 }
 
-// answerLost says whether a call ended without an answer of the agent.
+// answerLost reports whether a call ended without an answer of the agent.
 func answerLost(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
@@ -129,8 +131,8 @@ func answerLost(err error) bool {
 	return false
 }
 
-// change makes a call that changes an object. If ctx ends first, the call goes on as the agent
-// does, and [Client.answered] waits for it.
+// change makes a call that changes an object. If ctx ends first, the call continues in the
+// background, because the agent continues too. [Client.waitForChange] waits for it.
 func (c *Client) change(
 	ctx context.Context, o object, verb string, call func(context.Context) error,
 ) error {
@@ -145,7 +147,7 @@ func (c *Client) change(
 			continue
 		}
 
-		go func() { c.changes.end(o, own, bounded(ctx, call)) }()
+		go func() { c.changes.end(o, own, callDetached(ctx, call)) }()
 		if !own.wait(ctx) {
 			return status.FromContextError(ctx.Err()).Err()
 		}
@@ -154,8 +156,8 @@ func (c *Client) change(
 	}
 }
 
-// bounded makes a call that does not end with ctx.
-func bounded(ctx context.Context, call func(context.Context) error) error {
+// callDetached makes a call that is not cancelled with ctx, only by changeTimeout.
+func callDetached(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	err := call(ctx)
@@ -166,7 +168,7 @@ func bounded(ctx context.Context, call func(context.Context) error) error {
 	return err
 }
 
-// wait returns false if ctx ended first.
+// wait waits for the end of the change. It returns false if ctx ends first.
 func (c *change) wait(ctx context.Context) bool {
 	select {
 	case <-c.done:
@@ -176,15 +178,17 @@ func (c *change) wait(ctx context.Context) bool {
 	}
 }
 
-// answered waits until no call runs that changes the object. If ctx ends first, said is what is
-// waited for.
-func (c *Client) answered(ctx context.Context, op string, o object) (said string, err error) {
-	for running := c.changes.of(o); running != nil; running = c.changes.of(o) {
+// waitForChange waits until no changing call for the object is running. If ctx ends first, progress
+// describes the running call.
+func (c *Client) waitForChange(
+	ctx context.Context, op string, o object,
+) (progress string, err error) {
+	for running := c.changes.runningOn(o); running != nil; running = c.changes.runningOn(o) {
 		if !running.wait(ctx) {
 			const format = "the agent has not answered %s %s for %s"
 			age := time.Since(running.since).Round(time.Millisecond)
-			said = fmt.Sprintf(format, running.verb, o.noun, age)
-			return said, timeout(ctx, op, o.id, said)
+			progress = fmt.Sprintf(format, running.verb, o.noun, age)
+			return progress, timeout(ctx, op, o.id, progress)
 		}
 	}
 	return "", nil

@@ -13,26 +13,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// slow has calls of this RPC take so long, whoever waits for them.
-func slow(a *opitest.Agent, rpc string, d time.Duration) {
+// delayRPC makes each call of the RPC take this long, even if the client gives up.
+func delayRPC(a *opitest.Agent, rpc string, d time.Duration) {
 	a.Set(func(b *opitest.Behaviour) { b.Slow = map[string]time.Duration{rpc: d} })
 }
 
-// TestSlowCreate: an agent that takes longer for a port than for an answer to Get is waited for.
+// TestSlowCreate checks that the client waits for an agent that takes longer to create a port than
+// an answer to Get may take.
 func TestSlowCreate(t *testing.T) {
 	t.Parallel()
 	a, c := start(t)
-	slow(a, "CreateBridgePort", 6*time.Second)
+	delayRPC(a, "CreateBridgePort", 6*time.Second)
 	ok(t, c.EnsurePort(t.Context(), port1))
 	if calls := a.Calls("CreateBridgePort"); calls != 1 {
 		t.Errorf("%d calls, want 1", calls)
 	}
 }
 
-// TestCallThatOutlivesItsCaller: what the agent is still at is not asked for again.
+// TestCallThatOutlivesItsCaller checks that a call which is still running is not repeated.
 func TestCallThatOutlivesItsCaller(t *testing.T) {
 	a, c := start(t)
-	slow(a, "CreateBridgePort", 500*time.Millisecond)
+	delayRPC(a, "CreateBridgePort", 500*time.Millisecond)
 	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout)
 
 	for range 3 {
@@ -45,7 +46,7 @@ func TestCallThatOutlivesItsCaller(t *testing.T) {
 		t.Errorf("%d calls, want 1", calls)
 	}
 
-	slow(a, "DeleteBridgePort", 500*time.Millisecond)
+	delayRPC(a, "DeleteBridgePort", 500*time.Millisecond)
 	wantError(t, c.DeletePort(within(t, 50*time.Millisecond), port1.ID), opi.ErrTimeout)
 	ok(t, c.EnsurePort(t.Context(), port1))
 	if got := a.Ports(); len(got) != 1 {
@@ -56,10 +57,10 @@ func TestCallThatOutlivesItsCaller(t *testing.T) {
 	}
 }
 
-// TestDeletionWaitsForCreate: a port that is still being made is not gone.
+// TestDeletionWaitsForCreate checks that a port is not reported as gone while it is being created.
 func TestDeletionWaitsForCreate(t *testing.T) {
 	a, c := start(t)
-	slow(a, "CreateBridgePort", 300*time.Millisecond)
+	delayRPC(a, "CreateBridgePort", 300*time.Millisecond)
 	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout)
 	_, err := c.GetPort(within(t, 50*time.Millisecond), port1.ID)
 	wantError(t, err, opi.ErrTimeout, "has not answered")
@@ -71,10 +72,10 @@ func TestDeletionWaitsForCreate(t *testing.T) {
 	}
 }
 
-// TestSlowNetwork: networks are made as ports are.
+// TestSlowNetwork checks the same for networks.
 func TestSlowNetwork(t *testing.T) {
 	a, c := start(t)
-	slow(a, "CreateLogicalBridge", 300*time.Millisecond)
+	delayRPC(a, "CreateLogicalBridge", 300*time.Millisecond)
 	wantError(t, c.EnsureNetwork(within(t, 50*time.Millisecond), red), opi.ErrTimeout)
 	ok(t, c.EnsureNetwork(t.Context(), red))
 	if calls := a.Calls("CreateLogicalBridge"); calls != 2 {
@@ -82,8 +83,8 @@ func TestSlowNetwork(t *testing.T) {
 	}
 }
 
-// TestLostCreate: the agent may still be at a call whose answer was lost. What is not there yet
-// may come.
+// TestLostCreate checks that a missing port is not reported as gone while a create call with a lost
+// answer may still take effect.
 func TestLostCreate(t *testing.T) {
 	a, c := start(t)
 	a.FailNext("CreateBridgePort", 1, codes.Unavailable, "connection lost")
@@ -93,14 +94,15 @@ func TestLostCreate(t *testing.T) {
 	_, err := c.GetPort(t.Context(), port1.ID)
 	wantError(t, err, opi.ErrUnavailable, "may still", "create port")
 	late := dial(t, a.Config())
-	ok(t, late.EnsurePort(t.Context(), port1)) // it comes
+	ok(t, late.EnsurePort(t.Context(), port1)) // the call takes effect
 	ok(t, c.DeletePort(t.Context(), port1.ID))
 	if got := a.Ports(); len(got) != 0 {
 		t.Errorf("the agent has %q", got)
 	}
 }
 
-// TestLostDelete: a port that is up may still be deleted by a call whose answer was lost.
+// TestLostDelete checks that a port is not reported as up while a delete call with a lost answer
+// may still take effect.
 func TestLostDelete(t *testing.T) {
 	a, c := start(t)
 	ok(t, c.EnsurePort(t.Context(), port1))
@@ -108,15 +110,14 @@ func TestLostDelete(t *testing.T) {
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnavailable, "connection lost")
 	wantError(t, c.EnsurePort(within(t, 300*time.Millisecond), port1), opi.ErrTimeout, "may still",
 		"delete port")
-	a.Lose(port1.ID) // it is
+	a.Lose(port1.ID) // the call takes effect
 	ok(t, c.EnsurePort(t.Context(), port1))
 }
 
-// TestSlowAgentAnswers: calls that take long do not keep the agent from being asked whether it is
-// alive.
+// TestSlowAgentAnswers checks that slow calls do not block health checks.
 func TestSlowAgentAnswers(t *testing.T) {
 	a, c := start(t)
-	slow(a, "CreateBridgePort", time.Second)
+	delayRPC(a, "CreateBridgePort", time.Second)
 
 	for i := range 20 {
 		id, err := opi.PortID(subfunction(i))

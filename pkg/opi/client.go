@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
+// Package opi is a client for the OPI agent of an xPU, in terms of Networks and Ports.
 //
 // OPI agents are asynchronous and promise little: a successful Create proves nothing, and most
-// errors are Unknown. Each method of [Client] therefore looks at what the agent has, does what is
-// missing, and returns nil only when the agent says that exactly the wanted state is there. It may
-// be called again at any time, also when the outcome of an earlier call is unknown.
+// errors are Unknown. Each method of [Client] therefore reads the agent's state, does what is
+// missing, and returns nil only when the agent reports exactly the wanted state. A method may be
+// called again at any time, even if the outcome of an earlier call is unknown.
 package opi
 
 import (
@@ -29,46 +29,49 @@ import (
 )
 
 const (
-	// maxInFlight bounds the RPCs that run on one agent at once: those that change something, and
-	// those that do not. The reference agent has one task queue and answers a larger burst with
-	// "busy" and delays of seconds.
+	// maxInFlight bounds the parallel RPCs to one agent, for changing and reading calls separately.
+	// The reference agent has one task queue, and answers a larger burst with "busy" and delays of
+	// seconds.
 	maxInFlight = 8
-	// rpcTimeout bounds one RPC that changes nothing; the methods of Client are bounded by their
-	// context. Agents answer such within milliseconds.
+	// rpcTimeout bounds one reading RPC; the methods of Client are bounded by their context. Agents
+	// answer reads within milliseconds.
 	rpcTimeout = 5 * time.Second
 
-	maxMessage = 1 << 20  // bytes of an answer; a page of ports has some 100 KiB
-	maxHeaders = 64 << 10 // bytes of an answer's headers, an error's text among them
+	maxMessage = 1 << 20  // bytes of a response; a page of ports has some 100 KiB
+	maxHeaders = 64 << 10 // bytes of a response's headers, including an error's text
 
-	// buffer is the size in bytes of a connection's buffers for reading and for writing. A thousand
-	// agents have a connection each, which is idle nearly always; gRPC's default is 32 KiB.
+	// buffer is the size of a connection's read and write buffers, in bytes. It is smaller than
+	// gRPC's default of 32 KiB, because each of a thousand agents has a connection that is mostly
+	// idle.
 	buffer = 4 << 10
 )
 
-// Config says how to reach an OPI agent.
+// Config configures the connection to an OPI agent.
 type Config struct {
 	Endpoint string      // host:port
-	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
+	TLS      *tls.Config // see [TLSConfig]; nil means plaintext
 	Dialect  Dialect
-	// Installation marks what is the caller's at the agent. What is not is never replaced, changed
-	// or deleted.
+	// Installation marks the caller's objects at the agent. Other objects are never replaced,
+	// changed or deleted.
 	Installation Installation
-	// FailedGrace is how long a port or network that the agent says has failed may take to come up
-	// by itself, as the reference agent tries again after 2 s. Default 3 s.
+	// FailedGrace is how long a failed port or network may take to recover by itself. Default 3 s,
+	// because the reference agent retries after 2 s.
 	FailedGrace time.Duration
-	// Claimed, where set, says whose a port of the installation is that is not this client's, such
-	// as that of another node which has a Function of the same address; "" for this client's.
+	// Claimed returns the owner of a port of the installation, or "" if the port is this client's.
+	// It distinguishes ports of Functions that have the same address on different nodes. It may be
+	// nil.
 	Claimed func(PortStatus) string
-	// Stats, where set, is told about each call, such as for traces.
+	// Stats receives the events of each call, for example for traces. It may be nil.
 	Stats stats.Handler
 
-	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses
-	// renewed certificates. An error of it makes the connection fail.
+	// ReloadTLS replaces TLS if it is not nil. It is called for each new connection, so that
+	// renewed certificates are used. If it fails, the connection fails.
 	ReloadTLS func() (*tls.Config, error)
 }
 
-// authority is the endpoint as gRPC names it to the agent: without the zone, which is this host's
-// alone. Under TLS the host is the name that is expected in the agent's certificate.
+// authority returns the authority that is sent to the agent: the endpoint without an IPv6 zone,
+// because a zone has a meaning only on this host. Under TLS, its host is the name expected in the
+// agent's certificate.
 func (c Config) authority() string {
 	if c.TLS != nil && c.TLS.ServerName != "" {
 		return c.TLS.ServerName
@@ -78,7 +81,7 @@ func (c Config) authority() string {
 	return net.JoinHostPort(host, port)
 }
 
-// CheckEndpoint says what is wrong with an endpoint. It does not connect.
+// CheckEndpoint returns what is wrong with an endpoint. It does not connect.
 func CheckEndpoint(endpoint string) error {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || host == "" {
@@ -90,8 +93,8 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// NormalEndpoint returns the endpoint in a form in which two that are written differently for one
-// address are equal. Names are not resolved, but for localhost.
+// NormalEndpoint returns a canonical form of the endpoint: two spellings of one address have the
+// same form. Names are not resolved, except localhost.
 func NormalEndpoint(endpoint string) string {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -116,8 +119,8 @@ func NormalEndpoint(endpoint string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// Client is a connection to one OPI agent. Its methods may be called from several goroutines at
-// once; calls for the same id should not be, as they would undo each other's work.
+// Client is a connection to one OPI agent. Its methods are safe for concurrent use, but concurrent
+// calls for the same id would undo each other's work.
 type Client struct {
 	endpoint     string
 	installation Installation
@@ -126,17 +129,17 @@ type Client struct {
 	conn         *grpc.ClientConn
 	agent        Agent
 
-	ports, networks kind
+	ports, networks objectKind
 	changes         changes
 
-	noOptions atomic.Bool // the agent is known to have no [Options]
-	mtus      sync.Map    // int by network: see MTU
+	noOptions atomic.Bool // the agent is known not to implement [Options]
+	mtus      sync.Map    // network id to int, see MTU
 
 	peer        atomic.Value // string: see Peer
-	connections atomic.Int64 // how many there were
+	connections atomic.Int64 // number of connections so far
 }
 
-// Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
+// Dial returns a Client. It does not connect; the first call or [Client.Watch] does.
 func Dial(cfg Config) (*Client, error) {
 	if cfg.Dialect == nil {
 		return nil, errors.New("opi: no dialect is given")
@@ -163,8 +166,8 @@ func Dial(cfg Config) (*Client, error) {
 		return conn, err
 	}
 
-	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an
-	// escape.
+	// A target of gRPC's own schemes is a URI, in which the zone of an IPv6 address would be taken
+	// for an escape sequence.
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(cfg.credentials()),
 		grpc.WithAuthority(cfg.authority()),
@@ -178,7 +181,7 @@ func Dial(cfg Config) (*Client, error) {
 			},
 			MinConnectTimeout: rpcTimeout,
 		}),
-		grpc.WithUnaryInterceptor(limited()),
+		grpc.WithUnaryInterceptor(limitConcurrency()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithReadBufferSize(buffer),
@@ -195,15 +198,16 @@ func Dial(cfg Config) (*Client, error) {
 	}
 
 	c.conn, c.agent = conn, cfg.Dialect(conn)
-	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
+	c.ports = objectKind{noun: "port", delete: c.agent.DeletePort, retryDelete: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
-		// whose it is: it is waited for
-		untold := got.State == StateDeleting && len(got.Networks) == 0
-		return got.Status, untold || c.ownerOf(got) == "", err
+		// A port that is being deleted may have lost its networks, and so its owner. It is waited
+		// for.
+		ownerUnknown := got.State == StateDeleting && len(got.Networks) == 0
+		return got.Status, ownerUnknown || c.ownerOf(got) == "", err
 	}
 
-	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
+	c.networks = objectKind{noun: "network", delete: c.agent.DeleteNetwork}
 	c.networks.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Network(ctx, id)
 		return got.Status, c.installation.Owns(id), err
@@ -212,7 +216,8 @@ func Dial(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// ownerOf says whose a port is that is not this client's, "" for this client's.
+// ownerOf returns the owner of a port that is not this client's, or "" if the port is this
+// client's.
 func (c *Client) ownerOf(p PortStatus) string {
 	switch {
 	case !c.installation.OwnsPort(p.Port):
@@ -224,38 +229,38 @@ func (c *Client) ownerOf(p PortStatus) string {
 	return ""
 }
 
-// Close ends the connection. Calls in flight fail with ErrUnavailable.
+// Close closes the connection. Running calls fail with ErrUnavailable.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Check tells whether the agent is alive.
+// Check returns nil if the agent answers.
 func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
 }
 
-// Peer is the address and port of the agent at the last attempt to connect, "" before. Endpoints
-// with several names for one agent have the same.
+// Peer returns the address and port of the agent at the last attempt to connect, or "" before the
+// first. It is the same for different names of one agent.
 func (c *Client) Peer() string {
 	peer, _ := c.peer.Load().(string)
 	return peer
 }
 
-// Connected tells whether the connection is up now. A Client connects when it is first used.
+// Connected reports whether the connection is up. A Client connects when it is first used.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
-// Watch keeps the connection up until the context ends, and returns the context's error. It calls
-// changed, from one goroutine, with true each time the connection came up, and with false each time
-// it went down or the first attempt failed.
+// Watch keeps the connection up until ctx ends, and returns the error of ctx. It calls changed from
+// one goroutine: with true each time the connection has come up, and with false each time it has
+// gone down or the first attempt has failed.
 //
-// After true every Port must be verified: the API has no boot id, and an agent forgets its ports
-// when it restarts.
+// After true, the caller must verify every Port, because the API has no boot id and an agent
+// forgets its ports when it restarts.
 func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {
 	var last connectivity.State = -1
-	var connection int64 // the one that was told of last
+	var reported int64 // number of the last reported connection
 
 	report := func(s connectivity.State) {
 		if s != last {
 			last = s
-			c.noOptions.Store(false) // an agent that was restarted may be another release
+			c.noOptions.Store(false) // the agent may have been upgraded meanwhile
 			c.agent.Reconnected()
 			changed(s == connectivity.Ready)
 		}
@@ -265,11 +270,11 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 		state := c.conn.GetState()
 		switch state {
 		case connectivity.Ready:
-			if made := c.connections.Load(); made != connection {
-				if last == connectivity.Ready { // the last one went unnoticed
+			if made := c.connections.Load(); made != reported {
+				if last == connectivity.Ready { // the end of the last connection went unnoticed
 					report(connectivity.TransientFailure)
 				}
-				connection = made
+				reported = made
 			}
 			report(state)
 		case connectivity.TransientFailure:
@@ -285,8 +290,8 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 		}
 
 		if state == connectivity.Ready {
-			// Report this even if the connection is up again: it is a new one, perhaps to an agent
-			// that was restarted.
+			// Report this even if the connection is up again, because the new connection may lead
+			// to a restarted agent.
 			report(connectivity.TransientFailure)
 		}
 	}

@@ -33,7 +33,7 @@ var (
 		Networks: []string{"net-blue"}}
 )
 
-// TestSuite runs for each dialect.
+// TestSuite runs the suite for each dialect.
 func TestSuite(t *testing.T) {
 	fakes := map[string]func(testing.TB) *opitest.Agent{evpngw.Name: opitest.Start}
 	for _, name := range dialects.Names() {
@@ -51,7 +51,7 @@ func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 		"healthy": {},
 		"slow": {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond,
 			Latency: time.Millisecond},
-		// Names as the API's comments say, and an agent that succeeds at its second attempt.
+		// names as in the API's comments, and an agent that succeeds at its second attempt
 		"other names": {ProtoNames: true},
 		"fails first": {FailsFirst: 20 * time.Millisecond},
 		"v0.2.0":      {V02: true},
@@ -67,7 +67,7 @@ func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 	}
 }
 
-// start gives an agent with the network net-blue and a client of it.
+// start returns an agent with the network net-blue, and a client.
 func start(t *testing.T) (*opitest.Agent, *opi.Client) {
 	t.Helper()
 	a := opitest.Start(t)
@@ -94,7 +94,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// wantError fails the test unless err is of this kind and names these texts.
+// wantError fails the test unless err is of the kind and contains the texts.
 func wantError(t *testing.T, err, kind error, texts ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
@@ -211,7 +211,7 @@ func TestNetworkOnlyLooksAtWhatWasSet(t *testing.T) {
 		opi.ErrConflict, "VNI 100 already in network net-vni")
 }
 
-// TestEndpointWithZone: an agent can have a link-local address, which is one with a zone.
+// TestEndpointWithZone checks an agent with a link-local address, which has a zone.
 func TestEndpointWithZone(t *testing.T) {
 	listener, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
@@ -229,7 +229,7 @@ func TestEndpointWithZone(t *testing.T) {
 		c := dial(t,
 			opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect,
 				Installation: opitest.Installation})
-		ok(t, c.Check(t.Context())) // it serves nothing, but says so
+		ok(t, c.Check(t.Context())) // the server implements nothing, and answers so
 		if peer, _, _ := strings.Cut(c.Peer(), "]"); !strings.HasPrefix(peer, "[::1") {
 			t.Errorf("%s: peer %q", host, c.Peer())
 		}
@@ -249,7 +249,7 @@ func TestNormalEndpoint(t *testing.T) {
 	}
 }
 
-// TestDeleteOnce: what is being deleted is not deleted again.
+// TestDeleteOnce checks that an object is not deleted again while it is being deleted.
 func TestDeleteOnce(t *testing.T) {
 	a, c := start(t)
 	ok(t, c.EnsurePort(t.Context(), port1))
@@ -261,7 +261,7 @@ func TestDeleteOnce(t *testing.T) {
 	}
 }
 
-// TestEndlessLists: an agent whose lists do not end costs little.
+// TestEndlessLists checks that endless lists of an agent are cut off cheaply.
 func TestEndlessLists(t *testing.T) {
 	a, c := start(t)
 	a.Set(func(b *opitest.Behaviour) { b.Endless = true })
@@ -272,7 +272,7 @@ func TestEndlessLists(t *testing.T) {
 	}
 }
 
-// TestLongTexts: what an agent says is cut.
+// TestLongTexts checks that texts of an agent are shortened.
 func TestLongTexts(t *testing.T) {
 	a, c := start(t)
 	long := "card on fire" + strings.Repeat(", heiß", 4000)
@@ -290,8 +290,8 @@ func TestLongTexts(t *testing.T) {
 	}
 }
 
-// TestTrunkLeavesNoPhantom: with a network missing, the reference agent would keep a reference to
-// the other one.
+// TestTrunkLeavesNoPhantom checks that no trunk is created while a network is missing, because the
+// reference agent would keep references to the other networks.
 func TestTrunkLeavesNoPhantom(t *testing.T) {
 	_, c := start(t)
 	trunk := opi.Port{
@@ -353,18 +353,21 @@ func TestStuckDelete(t *testing.T) {
 	a, c := start(t)
 	ok(t, c.EnsurePort(t.Context(), port1))
 	a.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
-	err := answered(func() error { return c.DeletePort(within(t, 50*time.Millisecond), port1.ID) })
+	err := retryTimeout(func() error {
+		return c.DeletePort(within(t, 50*time.Millisecond),
+			port1.ID)
+	})
 	wantError(t, err, opi.ErrTimeout, port1.ID, "being deleted", "operation not supported")
 	wantError(t, err, context.DeadlineExceeded)
 
-	// A port on its way out is never taken for a port that is up, however equal it is.
-	err = answered(func() error { return c.EnsurePort(within(t, 50*time.Millisecond), port1) })
+	// A port that is being deleted is never taken for one that is up, even if all else is equal.
+	err = retryTimeout(func() error { return c.EnsurePort(within(t, 50*time.Millisecond), port1) })
 	wantError(t, err, opi.ErrTimeout, "being deleted")
 }
 
-// answered repeats a call that the context ended before the agent had said anything, as on a busy
+// retryTimeout repeats a call whose context ended before the agent's first answer, as on a busy
 // machine.
-func answered(call func() error) error {
+func retryTimeout(call func() error) error {
 	for {
 		if err := call(); err == nil || !strings.Contains(err.Error(), "has not said anything") {
 			return err
@@ -385,7 +388,7 @@ func TestEnsureWaitsForADyingPort(t *testing.T) {
 	}
 }
 
-// TestPortDeletedWhileItIsWaitedFor: it is made again.
+// TestPortDeletedWhileItIsWaitedFor checks that the port is created again.
 func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
 	a, c := start(t)
 	a.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
@@ -403,7 +406,7 @@ func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestDefiniteRefusals: what the agent will say again is not asked again.
+// TestDefiniteRefusals checks that a permanent error is not retried.
 func TestDefiniteRefusals(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied,
@@ -540,7 +543,7 @@ func TestWatch(t *testing.T) {
 	ok(t, c.EnsureNetwork(t.Context(), blue))
 	ok(t, c.EnsurePort(t.Context(), port1))
 
-	a.Stop() // wipes
+	a.Stop() // deletes everything
 	next(false)
 	wantError(t, c.Check(t.Context()), opi.ErrUnavailable)
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnavailable)
@@ -608,8 +611,8 @@ func TestMutualTLS(t *testing.T) {
 	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
 }
 
-// TestReloadedCertificates: what is renewed counts from the next connection on, and what cannot be
-// read is said.
+// TestReloadedCertificates checks that renewed certificates are used for the next connection, and
+// that an unreadable one is reported.
 func TestReloadedCertificates(t *testing.T) {
 	ca, other := opitest.NewAuthority(t), opitest.NewAuthority(t)
 	agent := opitest.Start(t)

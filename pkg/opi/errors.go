@@ -14,47 +14,47 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The kinds of failure, to be told apart with [errors.Is]. Every error of a [Client] method is an
-// [*Error] of exactly one kind.
+// Kinds of errors, for [errors.Is]. Every error of a [Client] method is an [*Error] of exactly one
+// kind.
 var (
-	// ErrInvalid: the argument can never work; [Error.Field] says which part of it. Permanent.
+	// ErrInvalid: the argument can never work. [Error.Field] names the wrong field. Permanent.
 	ErrInvalid = errors.New("invalid")
-	// ErrConflict: another object of the agent stands in the way, such as a port that has the same
-	// MAC address in the network, or a network of the same id with another VLAN. Lasts until
-	// somebody removes it.
+	// ErrConflict: another object at the agent is in the way, such as a port with the same MAC
+	// address in the network, or a network of the same id with another VLAN. It lasts until that
+	// object is removed.
 	ErrConflict = errors.New("conflict")
-	// ErrNetworkMissing: a network that the port names does not exist on the agent.
+	// ErrNetworkMissing: a network of the port does not exist at the agent.
 	ErrNetworkMissing = errors.New("network missing")
-	// ErrUnavailable: the agent does not answer. What was asked may or may not have been done.
+	// ErrUnavailable: the agent does not answer. The request may or may not have been carried out.
 	ErrUnavailable = errors.New("agent unavailable")
 	// ErrInUse: the network cannot be deleted because ports use it.
 	ErrInUse = errors.New("in use")
-	// ErrNotFound: there is no such object on the agent.
+	// ErrNotFound: the object does not exist at the agent.
 	ErrNotFound = errors.New("not found")
-	// ErrUnknown: the agent has an object of this id, or may have one, and does not tell enough of
-	// it to say whose it is and whether it is the right one. Nothing was changed, and nobody may
-	// take the object for gone, for somebody else's or for right.
+	// ErrUnknown: the agent has an object with this id, or may have one, and reports too little to
+	// identify its owner and its properties. Nothing was changed. The object must not be taken for
+	// gone, for another owner's, or for correct.
 	ErrUnknown = errors.New("not known, as the agent does not tell enough")
-	// ErrFailed: the agent reports that it could not do it; [Error.Detail] is what it says.
+	// ErrFailed: the agent reports that it failed. [Error.Detail] is the agent's message.
 	ErrFailed = errors.New("failed on the xPU")
-	// ErrTimeout: the caller's context ended first. What was asked may or may not have been done,
-	// or the agent may still be at it; [Error.Detail] is the last that was heard.
+	// ErrTimeout: the caller's context ended first. The request may have been carried out, or may
+	// still be running at the agent. [Error.Detail] is the last known progress.
 	ErrTimeout = errors.New("not done in time")
-	// ErrUnsupported: the agent does not serve what this package needs.
+	// ErrUnsupported: the agent does not implement what this package needs.
 	ErrUnsupported = errors.New("not supported by the agent")
 )
 
 // Error is a failed operation on one object of an OPI agent.
 type Error struct {
 	Kind   error  // one of the Err variables of this package
-	Op     string // what was done: "create port", "list ports"
-	ID     string // the object's OPI id; empty for operations on no single object
-	Field  string // for ErrInvalid, the field that is wrong: "MAC", "VLAN"; else empty
-	Detail string // what is wrong, for a person; may be empty
-	Err    error  // the gRPC or context error behind it; may be nil
+	Op     string // operation: "create port", "list ports"
+	ID     string // OPI id of the object; empty for operations on no single object
+	Field  string // for ErrInvalid, the wrong field: "MAC", "VLAN"; otherwise empty
+	Detail string // for people; may be empty
+	Err    error  // underlying gRPC or context error; may be nil
 }
 
-// Error is one line that names the operation, the object, the kind and the detail.
+// Error returns one line with the operation, the object, the kind and the detail.
 func (e *Error) Error() string {
 	text := "opi: " + e.Op
 	if e.ID != "" {
@@ -81,11 +81,10 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-// maxDetail bounds what is kept of a text of an agent, in bytes.
+// maxDetail is how many bytes of an agent's text are kept.
 const maxDetail = 512
 
-// Short returns a text of an agent, cut so that it fits a condition or an event with other texts,
-// and valid in UTF-8.
+// Short shortens a text of an agent to fit into a condition or an event, and makes it valid UTF-8.
 func Short(text string) string {
 	if len(text) > maxDetail {
 		text = text[:maxDetail] + "..."
@@ -99,7 +98,7 @@ func invalid(op, id, field, format string, args ...any) error {
 	}
 }
 
-// failure turns the error of a call that ran under this context into an Error. nil stays nil.
+// failure converts the error of a call under ctx into an Error. nil stays nil.
 func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	if err == nil {
 		return nil
@@ -110,7 +109,7 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 		return timeout(ctx, op, id, Short(s.Message()))
 	}
 
-	if e, ok := errors.AsType[*Error](err); ok { // the dialect knows better
+	if e, ok := errors.AsType[*Error](err); ok { // the dialect has classified it
 		named := *e
 		named.Op, named.ID = op, id
 		return &named
@@ -124,10 +123,10 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	return e
 }
 
-// outcomeUnknown tells whether the call may have been carried out although it failed.
+// outcomeUnknown reports whether the call may have been carried out although it failed.
 func outcomeUnknown(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok && e.Err == nil {
-		return false // it was never made
+		return false // the call was never sent
 	}
 	switch status.Code(err) {
 	case codes.NotFound, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated,
@@ -138,7 +137,7 @@ func outcomeUnknown(err error) bool {
 	}
 }
 
-// timeout is the error of an operation whose context ended. last is what the agent said last.
+// timeout returns the error of an operation whose context ended. last is the last known progress.
 func timeout(ctx context.Context, op, id, last string) error {
 	return &Error{
 		Kind: ErrTimeout, Op: op, ID: id, Detail: last,
@@ -146,8 +145,8 @@ func timeout(ctx context.Context, op, id, last string) error {
 	}
 }
 
-// ended says whether the context has ended or its deadline has passed. An RPC has a context with
-// the same deadline and a timer of its own, which may fire first.
+// ended reports whether ctx has ended or its deadline has passed. Both are checked because an RPC
+// has a timer of its own for the same deadline, which may fire first.
 func ended(ctx context.Context) bool {
 	deadline, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && !time.Now().Before(deadline)

@@ -12,13 +12,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// late is a context whose deadline is past, but whose timer did not fire yet.
+// late is a context whose deadline has passed, but whose timer has not fired.
 type late struct{ context.Context }
 
 func (late) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
 
-// TestTimeoutBeforeTheTimer: that the caller's time is over is not taken for an agent that does not
-// answer.
+// TestTimeoutBeforeTheTimer checks that the caller's timeout is not reported as an unavailable
+// agent.
 func TestTimeoutBeforeTheTimer(t *testing.T) {
 	ctx := late{t.Context()}
 	client := &Client{}

@@ -11,31 +11,33 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// HostPF is a PF that an xPU gives its host, as the xPU sees it: it does not know the PF's PCI
-// address there.
+// HostPF describes a PF that an xPU provides to its host, as seen from the xPU. The xPU does not
+// know the PF's PCI address on the host.
 type HostPF struct {
 	// Name is the phys_port_name of the PF's representor: "c1pf0" for PF 0 of the host that is
-	// controller 1, "pf0" where the card names no controllers (net/devlink/port.c of the kernel).
+	// controller 1, or "pf0" if the card does not number controllers (net/devlink/port.c in the
+	// kernel).
 	Name   string
-	MAC    function.MAC // of the PF's netdev at the host; "" if unknown
+	MAC    function.MAC // of the PF's netdev on the host; "" if unknown
 	Serial string       // of the card, at most [MaxSerial] bytes of printable ASCII; "" if unknown
 }
 
-// MaxSerial bounds a HostPF's Serial, as the Vital Product Data of PCI do.
+// MaxSerial bounds Serial in bytes, like the Vital Product Data of PCI.
 const MaxSerial = 255
 
-// HostPFPrefix is what [HostPF.String] begins with.
+// HostPFPrefix is the prefix of [HostPF.String].
 const HostPFPrefix = "host-pf "
 
-// MaxHostPFs bounds how many PFs an xPU can say that it has.
+// MaxHostPFs bounds the PFs that an xPU can report.
 const MaxHostPFs = 64
 
-// hostPFForm is what String returns. The serial number, which may have spaces, is its end.
+// hostPFForm matches the result of String. The serial number comes last because it may contain
+// spaces.
 var hostPFForm = regexp.MustCompile(
 	`^host-pf ((?:c[0-9]{1,10})?pf[0-9]{1,5})(?: hw_addr ([0-9a-f:]+))?(?: serial ([ -~]{1,255}))?$`,
 )
 
-// String is the form in which opi-bridge tells of the PF in its inventory, in the words of
+// String returns the text that describes the PF in opi-bridge's inventory, in the style of
 // devlink(8): "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT2334XZ0LTK".
 func (p HostPF) String() string {
 	text := HostPFPrefix + p.Name
@@ -65,20 +67,21 @@ func ParseHostPF(text string) (p HostPF, err error) {
 	return p, err
 }
 
-// HostPFs returns the PFs that the xPU gives its host; none for an agent that does not tell.
+// HostPFs returns the PFs that the xPU provides to its host. It returns none if the agent does not
+// report them.
 func (c *Client) HostPFs(ctx context.Context) ([]HostPF, error) {
 	pfs, err := c.agent.HostPFs(ctx)
 	return pfs, c.failure(ctx, "ask for the host's PFs", "", err)
 }
 
-// HostPFs is [Client.HostPFs].
+// HostPFs is like [Client.HostPFs].
 func (s *Session) HostPFs(ctx context.Context) ([]HostPF, error) {
 	pfs, err := s.client.HostPFs(ctx)
-	return pfs, s.counted("HostPFs", err)
+	return pfs, s.countFailure("HostPFs", err)
 }
 
-// PortIDAt is the id under which a Function's Port is kept on an xPU that numbers its host's
-// Functions: the phys_port_name of its representor. hostPF is the name of its PF, and of is "vf3",
-// "sf88", or "" for the PF itself. Unlike [PortID] it means the same to host and xPU without either
-// knowing the other's PCI addresses.
+// PortIDAt returns the id of a Function's Port on an xPU that numbers its host's Functions: the
+// phys_port_name of the representor. hostPF is the name of the PF, and of is "vf3", "sf88", or ""
+// for the PF itself. Unlike [PortID], this id needs no PCI address, so host and xPU agree on it
+// without knowing each other's addresses.
 func PortIDAt(hostPF, of string) string { return hostPF + of }

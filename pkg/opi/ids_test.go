@@ -20,7 +20,7 @@ func TestPortID(t *testing.T) {
 	}
 	tests := []struct {
 		function function.ID
-		want     string // empty: invalid
+		want     string // empty if invalid
 	}{
 		{vf("0000:03:00.2"), "vf-0000-03-00-2"},
 		{vf("0001:3b:1f.7"), "vf-0001-3b-1f-7"},
@@ -83,7 +83,7 @@ func TestNetworkID(t *testing.T) {
 	}
 
 	if got := opi.NewInstallation("other").NetworkID("blue"); got != "n3euyuegr-czdxncga" {
-		// Ids are kept by agents: another function would orphan every network in service.
+		// Agents store ids: another function would orphan every network in service.
 		t.Errorf("NetworkID(blue) = %s has changed", got)
 	}
 }
@@ -106,7 +106,7 @@ func TestParsePortID(t *testing.T) {
 	for _, id := range []string{
 		"vf-03-00-2", "vf-0000-03-00-8", "vf-0000-3B-00-0", "vf-0000-03-00-2-1", "sf-03-00-0",
 		"sf-03-00-0-088", "sf-03-00-0-x",
-		"sf-03-00-0-4294967384", // SF 88, if 32 bits are taken of it
+		"sf-03-00-0-4294967384", // SF 88 if truncated to 32 bits
 		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-1", "my-port", "vf-0000-3b-02-1-x",
 		"vf-0000:03:00.2", "",
 	} {

@@ -12,19 +12,19 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Network is an L2 segment on the xPU. In OPI it is a LogicalBridge.
+// Network is an L2 segment on the xPU. OPI calls it a LogicalBridge.
 type Network struct {
 	ID   string  // 4-63 characters of a-z, 0-9, '-'; see [NetworkID]
 	VLAN uint16  // 1-4094
 	VNI  *uint32 // VXLAN network identifier, 1-16777215; nil keeps the network on this xPU
 
-	// For agents that have [Options]; not in a NetworkStatus.
-	MTU          int // of the interfaces in the network in bytes; 0 is unknown
+	// Only for agents with [Options]; not set in a NetworkStatus.
+	MTU          int // of interfaces in the network, in bytes; 0 if unknown
 	SourceFilter SourceFilter
 }
 
-// Network is the installation's network of this name, with VLAN and VNI as XPUNetworks and
-// configurations declare them.
+// Network returns the installation's network with this name. VLAN and VNI are as in an XPUNetwork
+// or a configuration.
 func (i Installation) Network(name string, vlan int32, vni *int32) Network {
 	n := Network{ID: i.NetworkID(name), VLAN: uint16(vlan)}
 	if vni != nil {
@@ -33,7 +33,7 @@ func (i Installation) Network(name string, vlan int32, vni *int32) Network {
 	return n
 }
 
-// NetworkStatus is a network as the agent has it.
+// NetworkStatus is a network as reported by the agent.
 type NetworkStatus struct {
 	Network
 	Status
@@ -56,9 +56,9 @@ func (n Network) check(op string, owner Installation) error {
 	return nil
 }
 
-// differs says how the agent's network differs from the one wanted; empty if it does not. Only what
-// we set is compared: agents fill in the rest, such as a VTEP address.
-func (n Network) differs(got Network) string {
+// difference describes how the agent's network differs from the wanted network n, or returns "". It
+// compares only what n sets, because agents fill in the rest, such as a VTEP address.
+func (n Network) difference(got Network) string {
 	if got.VLAN != n.VLAN {
 		return fmt.Sprintf("the agent has it with VLAN %d, not %d", got.VLAN, n.VLAN)
 	}
@@ -68,16 +68,19 @@ func (n Network) differs(got Network) string {
 	return ""
 }
 
-// same tells whether an agent has nothing to change if it has one network and another one is
-// wanted.
-func (n Network) same(wanted Network) bool {
-	return wanted.differs(n) == "" && n.MTU == wanted.MTU && n.SourceFilter == wanted.SourceFilter
+// sameAs reports whether an agent that has n need change nothing to have the wanted network.
+func (n Network) sameAs(wanted Network) bool {
+	return wanted.difference(n) == "" && n.MTU == wanted.MTU &&
+		n.SourceFilter == wanted.SourceFilter
 }
 
-// EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and
-// VNI. A network of the same id with others is ErrConflict and stays as it is: ports may be using
-// it. So is a network of another id with this VLAN or VNI, as agents may take two such networks and
-// join them. A network of which the agent does not tell enough is ErrUnknown.
+// EnsureNetwork returns nil once the agent reports that the network is up with exactly this VLAN
+// and VNI.
+//
+// The error is ErrConflict if the network has another VLAN or VNI; it is left unchanged, because
+// ports may use it. The error is also ErrConflict if another network has this VLAN or VNI, because
+// agents may accept two such networks and connect them. The error is ErrUnknown if the agent
+// reports too little about the network.
 func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	const op = "ensure network"
 	if err := n.check(op, c.installation); err != nil {
@@ -85,10 +88,10 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	}
 
 	o := c.networks.object(n.ID)
-	var failed time.Time // since when the network is failed
-	told := false        // its options
-	tell := func(ctx context.Context) (again bool, err error) {
-		told = true
+	var failedSince time.Time // since when the network has been failed
+	optionsSet := false       // the agent has the network's options
+	setOptions := func(ctx context.Context) (again bool, err error) {
+		optionsSet = true
 		return c.setOptions(ctx, op, o, func(ctx context.Context) error {
 			mtu, err := c.agent.SetNetworkOptions(ctx, n)
 			if err == nil {
@@ -98,27 +101,27 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		})
 	}
 
-	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
-		if said, err := c.answered(ctx, op, o); err != nil {
-			return false, said, err
+	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, progress string, err error) {
+		if progress, err := c.waitForChange(ctx, op, o); err != nil {
+			return false, progress, err
 		}
 
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
-			c.changes.seen(o, false)
-			if err := c.checkRivals(ctx, op, n); err != nil {
+			c.changes.observe(o, false)
+			if err := c.checkConflicts(ctx, op, n); err != nil {
 				return false, "", err
 			}
 
 			err := c.change(ctx, o, creation, func(ctx context.Context) error {
 				return c.agent.CreateNetwork(ctx, n)
 			})
-			if err := c.created(ctx, c.networks, op, n.ID, err); err != nil {
+			if err := c.verifyCreated(ctx, c.networks, op, n.ID, err); err != nil {
 				return false, "", err
 			}
 
-			_, err = tell(ctx)
+			_, err = setOptions(ctx)
 			return false, "created, not up yet", err
 		}
 
@@ -126,38 +129,38 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			return false, "", err
 		}
 
-		said = got.of("network")
-		c.changes.seen(o, got.State != StateDeleting)
+		progress = got.describe("network")
+		c.changes.observe(o, got.State != StateDeleting)
 		if got.State == StateDeleting {
-			return false, said, nil
+			return false, progress, nil
 		}
-		if difference := n.differs(got.Network); difference != "" {
-			return false, said, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
+		if difference := n.difference(got.Network); difference != "" {
+			return false, progress, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
 		}
 
-		if !told {
-			if again, err := tell(ctx); again || err != nil {
-				return false, said, err
+		if !optionsSet {
+			if again, err := setOptions(ctx); again || err != nil {
+				return false, progress, err
 			}
 		}
 
 		if got.State == StateFailed {
-			failed = cmp.Or(failed, time.Now())
-			return false, said, c.failedFor(failed, op, n.ID, got.Status)
+			failedSince = cmp.Or(failedSince, time.Now())
+			return false, progress, c.failedFor(failedSince, op, n.ID, got.Status)
 		}
 
-		failed = time.Time{}
+		failedSince = time.Time{}
 		if doubt := c.changes.doubt(o, deletion); doubt != "" {
 			return false, doubt, nil
 		}
 
-		return got.State == StateUp, said, nil
+		return got.State == StateUp, progress, nil
 	})
 }
 
-// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one.
-// An agent that cannot list its networks is trusted to refuse that itself.
-func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
+// checkConflicts returns ErrConflict if another network at the agent has the VLAN or VNI of the
+// network. An agent that cannot list networks is trusted to reject that itself.
+func (c *Client) checkConflicts(ctx context.Context, op string, n Network) error {
 	all, err := c.agent.Networks(ctx)
 	if err := c.failure(ctx, op, n.ID, err); errors.Is(err, ErrUnsupported) {
 		return nil
@@ -184,14 +187,14 @@ func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
 	return nil
 }
 
-// ListNetworks gives all networks of the agent, as [Client.ListPorts] does ports.
+// ListNetworks returns all networks of the agent, like [Client.ListPorts] does for ports.
 func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	all, err := c.agent.Networks(ctx)
 	return all, c.failure(ctx, "list networks", "", err)
 }
 
-// DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while
-// ports use it.
+// DeleteNetwork returns nil once the agent reports that the network does not exist. The error is
+// ErrInUse while ports use it.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	err := c.delete(ctx, c.networks, "delete network", id)
 	if err == nil {

@@ -7,29 +7,29 @@ import (
 	"errors"
 )
 
-// SourceFilter says which source addresses the frames of a network's ports may have.
+// SourceFilter restricts the source addresses of frames from a network's ports.
 type SourceFilter string
 
 const (
-	// the port's MAC address, and its addresses if it has any; "" is the same
+	// the port's MAC address, and its IP addresses if it has any; the default, like ""
 	SourceFilterAddresses SourceFilter = "Addresses"
 	SourceFilterMAC       SourceFilter = "MAC"  // the port's MAC address
-	SourceFilterNone      SourceFilter = "None" // any
+	SourceFilterNone      SourceFilter = "None" // no restriction
 )
 
-// Options has what only some agents can be told of networks and ports: MTU, SourceFilter and
-// Addresses. The others return an [ErrUnsupported], or an error of which [Agent.Kind] says so. All
-// calls may be repeated.
+// Options are calls that only some agents implement, for MTU, SourceFilter and Addresses. Other
+// agents return an [ErrUnsupported], or an error that [Agent.Kind] classifies so. All calls may be
+// repeated.
 type Options interface {
-	// SetNetworkOptions tells an agent of a network that it has. mtu is the largest, in bytes, with
-	// which frames reach other xPUs; 0 if the network ends at this xPU.
+	// SetNetworkOptions sets the options of an existing network. mtu is the largest MTU, in bytes,
+	// of frames to other xPUs; 0 if the network ends at this xPU.
 	SetNetworkOptions(ctx context.Context, n Network) (mtu int, err error)
-	// SetPortOptions tells an agent of a port that it has.
+	// SetPortOptions sets the options of an existing port.
 	SetPortOptions(ctx context.Context, p Port) error
 }
 
-// setOptions calls set, unless the agent is known to have no options. again says that the object
-// may be another one since.
+// setOptions calls set, unless the agent is known not to implement options. again reports that the
+// object must be read again, because it may have been replaced meanwhile.
 func (c *Client) setOptions(
 	ctx context.Context, op string, o object, set func(context.Context) error,
 ) (again bool, err error) {
@@ -42,15 +42,15 @@ func (c *Client) setOptions(
 	case errors.Is(err, ErrUnsupported):
 		c.noOptions.Store(true)
 		return false, nil
-	case errors.Is(err, ErrNotFound): // somebody else has deleted the object
+	case errors.Is(err, ErrNotFound): // another client deleted the object
 		return true, nil
 	}
 
 	return true, err
 }
 
-// MTU is the largest, in bytes, with which frames of a network reach other xPUs, as the agent said
-// when the network was last ensured; 0 if it did not.
+// MTU returns the largest MTU, in bytes, of frames of the network to other xPUs, as the agent
+// reported when the network was last ensured. It returns 0 if the agent did not report it.
 func (c *Client) MTU(network string) int {
 	mtu, _ := c.mtus.Load(network)
 	known, _ := mtu.(int)

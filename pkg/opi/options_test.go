@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// withOptions is an agent that takes options, with network blue.
-func withOptions(t *testing.T) (*opitest.Agent, *opi.Client) {
+// startWithOptions returns an agent that implements options, with network blue, and a client.
+func startWithOptions(t *testing.T) (*opitest.Agent, *opi.Client) {
 	t.Helper()
 	a := opitest.Start(t)
 	a.Set(func(b *opitest.Behaviour) { b.Options, b.MTU = true, 1450 })
@@ -27,10 +27,10 @@ func withOptions(t *testing.T) (*opitest.Agent, *opi.Client) {
 }
 
 func TestAddressesAreTold(t *testing.T) {
-	a, c := withOptions(t)
+	a, c := startWithOptions(t)
 	with := port1
 	with.Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2")}
-	// made, without addresses, and with them again
+	// created, then without addresses, then with addresses again
 	for _, port := range []opi.Port{with, port1, with} {
 		must.Succeed(t, c.EnsurePort(t.Context(), port))
 		var want []string
@@ -42,7 +42,7 @@ func TestAddressesAreTold(t *testing.T) {
 		}
 	}
 
-	// The first answer is lost: the port is there, perhaps with addresses of somebody else.
+	// The first answer is lost: the port exists, perhaps with another client's addresses.
 	must.Succeed(t, c.DeletePort(t.Context(), port1.ID))
 	a.DropNext("CreateBridgePort", 1)
 	before := a.Calls("UpdatePortOptions")
@@ -53,7 +53,7 @@ func TestAddressesAreTold(t *testing.T) {
 }
 
 func TestNetworkOptionsAreTold(t *testing.T) {
-	a, c := withOptions(t)
+	a, c := startWithOptions(t)
 	if got := c.MTU(blue.ID); got != 1450 {
 		t.Errorf("MTU %d, want what the agent says", got)
 	}
@@ -72,8 +72,8 @@ func TestNetworkOptionsAreTold(t *testing.T) {
 	}
 }
 
-// TestNoOptions: an agent that has no options is asked for them once for each connection, and
-// serves all the same.
+// TestNoOptions checks that an agent without options is asked for them once per connection, and
+// otherwise works.
 func TestNoOptions(t *testing.T) {
 	a, c := start(t)
 	with := port1
@@ -85,9 +85,9 @@ func TestNoOptions(t *testing.T) {
 	}
 }
 
-// TestOptionsAreRefused: a port of which the agent does not take the addresses is not up.
+// TestOptionsAreRefused checks that a port is not up if the agent rejects its addresses.
 func TestOptionsAreRefused(t *testing.T) {
-	a, c := withOptions(t)
+	a, c := startWithOptions(t)
 	with := port1
 	with.Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.2")}
 	a.FailNext("UpdatePortOptions", 1, codes.InvalidArgument, "no such address")

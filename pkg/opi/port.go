@@ -16,32 +16,32 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Port is what backs a Function on the xPU. In OPI it is a BridgePort.
+// Port is the xPU's side of a Function. OPI calls it a BridgePort.
 type Port struct {
 	ID       string           // 4-63 characters of a-z, 0-9, '-'; see [PortID]
-	MAC      net.HardwareAddr // 6 bytes, unicast, not zero: the Function's own
-	Networks []string         // ids of the networks: exactly one unless Trunk
-	Trunk    bool             // frames of the networks are told apart by their VLAN tags
+	MAC      net.HardwareAddr // of the Function: 6 bytes, unicast, not zero
+	Networks []string         // ids; exactly one unless Trunk
+	Trunk    bool             // frames carry the VLAN tags of the networks
 
-	// Addresses are those that the port may send from, where the source filter of its networks
-	// looks at addresses; none: any. They are for agents that have [Options], and not in a
-	// PortStatus.
+	// Addresses are the IP addresses that the port may send from, if the source filter of its
+	// networks checks them; none means any. They are only for agents with [Options], and not set in
+	// a PortStatus.
 	Addresses []netip.Addr
 }
 
-// Port is the port of a Function in the installation's network of this name.
+// Port returns the port of a Function in the installation's network with this name.
 func (i Installation) Port(id string, mac function.MAC, network string) Port {
 	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{i.NetworkID(network)}}
 }
 
-// Status is what an agent says about a port or a network.
+// Status is the status of a port or a network as reported by the agent.
 type Status struct {
 	State  State
-	Detail string // about failures; may be empty
+	Detail string // about a failure; may be empty
 }
 
-// of describes the status in a sentence. noun is "port" or "network".
-func (s Status) of(noun string) string {
+// describe returns the status as a sentence. noun is "port" or "network".
+func (s Status) describe(noun string) string {
 	return "the " + noun + " is " + s.State.String() + ": " + s.Detail
 }
 
@@ -49,12 +49,12 @@ func (s Status) of(noun string) string {
 type State int
 
 const (
-	StatePending  State = iota // the agent is at work
+	StatePending  State = iota // the agent is working on it
 	StateUp                    // in service
 	StateFailed                // the agent could not bring it into service
-	StateDeleting              // asked to go, not gone
-	// StateUnknown is that of an object that the agent lists without telling what it is. Its other
-	// fields are not to be believed.
+	StateDeleting              // deletion requested, not finished
+	// StateUnknown is the state of an object that the agent lists without its properties. Its other
+	// fields must not be used.
 	StateUnknown
 )
 
@@ -62,7 +62,7 @@ func (s State) String() string {
 	return [...]string{"pending", "up", "failed", "being deleted", "unknown"}[s]
 }
 
-// PortStatus is a port as the agent has it.
+// PortStatus is a port as reported by the agent.
 type PortStatus struct {
 	Port
 	Status
@@ -73,7 +73,7 @@ func (p Port) check(op string, owner Installation) error {
 		return err
 	}
 
-	// Checked here because the reference agent takes any number of bytes.
+	// The reference agent accepts any number of bytes, so they are checked here.
 	switch {
 	case len(p.MAC) != 6:
 		return invalid(op, p.ID, "MAC", "%q has %d bytes, want 6", p.MAC, len(p.MAC))
@@ -101,7 +101,7 @@ func (p Port) check(op string, owner Installation) error {
 	return nil
 }
 
-// Equal tells whether two ports are the same but for their options; the order of networks does not
+// Equal reports whether two ports are the same apart from options. The order of networks does not
 // matter.
 func (p Port) Equal(q Port) bool {
 	return p.ID == q.ID && p.Trunk == q.Trunk && bytes.Equal(p.MAC, q.MAC) &&
@@ -109,45 +109,45 @@ func (p Port) Equal(q Port) bool {
 			slices.Sorted(slices.Values(q.Networks)))
 }
 
-// maxMade bounds how often EnsurePort creates a port that somebody else keeps changing.
-const maxMade = 3
+// maxCreations bounds how often EnsurePort creates a port that another client keeps changing.
+const maxCreations = 3
 
-// EnsurePort returns nil once the agent says that the port is up with exactly this MAC address,
+// EnsurePort returns nil once the agent reports that the port is up with exactly this MAC address,
 // type and networks.
 //
-// A port of the same id that differs or is being deleted is deleted and created anew: a port that
-// is changed in place leaves agents with ports and networks that cannot be deleted any more. One
-// that is not the installation's stays as it is, which is ErrConflict. A port that is found failed
-// is retried once; one that stays failed for [Config.FailedGrace] is ErrFailed. The networks must
-// exist (ErrNetworkMissing). A port of the same id that the agent does not tell enough of stays
-// too, which is ErrUnknown.
+// If the port exists with other properties or is being deleted, it is deleted and created anew,
+// because changing a port in place leaves agents with ports and networks that cannot be deleted any
+// more. If it is another owner's, it is left unchanged and the error is ErrConflict. A failed port
+// is retried once; if it stays failed for [Config.FailedGrace], the error is ErrFailed. If one of
+// the networks does not exist, the error is ErrNetworkMissing. If the agent reports too little
+// about the port, it is left unchanged and the error is ErrUnknown.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	if err := p.check(ensurePort, c.installation); err != nil {
 		return err
 	}
-	e := ensuring{client: c, port: p, object: c.ports.object(p.ID), mayRetry: true}
-	return await(ctx, ensurePort, p.ID, e.look)
+	e := portEnsurer{client: c, port: p, object: c.ports.object(p.ID), mayRetry: true}
+	return await(ctx, ensurePort, p.ID, e.poll)
 }
 
 const ensurePort = "ensure port"
 
-// ensuring is a call of [Client.EnsurePort].
-type ensuring struct {
+// portEnsurer is the state of one call of [Client.EnsurePort].
+type portEnsurer struct {
 	client *Client
 	port   Port
 	object object
 
-	made     int       // how often it was made
-	mayRetry bool      // a port that is found failed
-	told     bool      // its options
-	failed   time.Time // since when it is failed
+	creations   int       // how often the port was created
+	mayRetry    bool      // whether a failed port may be retried
+	optionsSet  bool      // the agent has the port's options
+	failedSince time.Time // since when the port has been failed
 }
 
-// look is a step of [await].
-func (e *ensuring) look(ctx context.Context) (done bool, said string, err error) {
+// poll is a step of [await].
+func (e *portEnsurer) poll(ctx context.Context) (done bool, progress string, err error) {
 	c, id := e.client, e.port.ID
-	if said, err := c.answered(ctx, ensurePort, e.object); err != nil {
-		return false, said, err
+	if progress, err := c.waitForChange(ctx, ensurePort, e.object); err != nil {
+		return false, progress, err
 	}
 
 	got, err := c.agent.Port(ctx, id)
@@ -157,8 +157,9 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 		return false, "", err
 	}
 
-	c.changes.seen(e.object, !missing && got.State != StateDeleting)
-	if !missing && got.State != StateDeleting { // a dying one is waited for, whosever it is
+	c.changes.observe(e.object, !missing && got.State != StateDeleting)
+	// a port that is being deleted is waited for, whoever owns it
+	if !missing && got.State != StateDeleting {
 		if owner := c.ownerOf(got); owner != "" {
 			return false, "", &Error{
 				Kind: ErrConflict, Op: ensurePort, ID: id, Detail: "it belongs to " + owner,
@@ -167,82 +168,83 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 	}
 
 	if missing || got.State == StateDeleting || !got.Equal(e.port) {
-		said, err = e.remake(ctx, got, missing)
-		return false, said, err
+		progress, err = e.recreate(ctx, got, missing)
+		return false, progress, err
 	}
 
-	said = got.of("port")
-	if !e.told {
-		if again, err := e.tell(ctx); again || err != nil {
-			return false, said, err
+	progress = got.describe("port")
+	if !e.optionsSet {
+		if again, err := e.setPortOptions(ctx); again || err != nil {
+			return false, progress, err
 		}
 	}
 
 	if got.State == StateFailed {
-		return false, said, e.retry(ctx, got)
+		return false, progress, e.retry(ctx, got)
 	}
 
-	e.failed = time.Time{}
+	e.failedSince = time.Time{}
 	if doubt := c.changes.doubt(e.object, deletion); doubt != "" {
 		return false, doubt, nil
 	}
 
-	return got.State == StateUp, said, nil
+	return got.State == StateUp, progress, nil
 }
 
-// remake makes the port, after it has deleted what is there instead.
-func (e *ensuring) remake(
+// recreate deletes the port that exists, if any, and creates the wanted one.
+func (e *portEnsurer) recreate(
 	ctx context.Context, got PortStatus, missing bool,
-) (said string, err error) {
+) (progress string, err error) {
 	c, id := e.client, e.port.ID
-	if e.made == maxMade {
+	if e.creations == maxCreations {
 		const detail = "somebody else changes it: it was made %d times and is again MAC %s, " +
 			"networks %s, %s"
 		return "", &Error{
 			Kind: ErrConflict, Op: ensurePort, ID: id,
-			Detail: fmt.Sprintf(detail, e.made, got.MAC, got.Networks, got.State),
+			Detail: fmt.Sprintf(detail, e.creations, got.MAC, got.Networks, got.State),
 		}
 	}
 
-	e.made, e.mayRetry, e.failed = e.made+1, false, time.Time{}
+	e.creations, e.mayRetry, e.failedSince = e.creations+1, false, time.Time{}
 	if !missing {
 		if err := c.delete(ctx, c.ports, ensurePort, id); err != nil {
 			if stuck, ok := errors.AsType[*Error](err); ok {
-				said = stuck.Detail
+				progress = stuck.Detail
 			}
-			return said, err
+			return progress, err
 		}
 	}
 
 	err = c.change(ctx, e.object, creation, func(ctx context.Context) error {
 		return c.agent.CreatePort(ctx, e.port)
 	})
-	e.told = err == nil && len(e.port.Addresses) == 0 // a port that was just made has no options
-	if err := c.created(ctx, c.ports, ensurePort, id, err); err != nil {
+	e.optionsSet = err == nil && len(e.port.Addresses) == 0 // a new port has no options
+	if err := c.verifyCreated(ctx, c.ports, ensurePort, id, err); err != nil {
 		return "", err
 	}
-	if !e.told {
-		_, err = e.tell(ctx)
+	if !e.optionsSet {
+		_, err = e.setPortOptions(ctx)
 		return "created, not up yet", err
 	}
 
 	return "created, not up yet", nil
 }
 
-// tell tells the agent of the port's options. again says that the port may be another one since.
-func (e *ensuring) tell(ctx context.Context) (again bool, err error) {
-	e.told = true
+// setPortOptions sends the port's options to the agent. again reports that the port must be read
+// again, because it may have been replaced meanwhile.
+func (e *portEnsurer) setPortOptions(ctx context.Context) (again bool, err error) {
+	e.optionsSet = true
 	return e.client.setOptions(ctx, ensurePort, e.object, func(ctx context.Context) error {
 		return e.client.agent.SetPortOptions(ctx, e.port)
 	})
 }
 
-// retry has the agent try again once to bring a port that was found failed into service. Its error
-// says that the port stays failed.
-func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
-	e.failed = cmp.Or(e.failed, time.Now())
+// retry asks the agent once to bring the failed port into service. Later it returns an error if the
+// port stays failed.
+func (e *portEnsurer) retry(ctx context.Context, got PortStatus) error {
+	e.failedSince = cmp.Or(e.failedSince, time.Now())
 	if !e.mayRetry {
-		return e.client.failedFor(e.failed, ensurePort, e.port.ID, got.Status)
+		return e.client.failedFor(e.failedSince, ensurePort, e.port.ID, got.Status)
 	}
 
 	e.mayRetry = false
@@ -252,8 +254,8 @@ func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
 	return e.client.failure(ctx, ensurePort, e.port.ID, err)
 }
 
-// failedFor returns ErrFailed for an object that has been failed since then, nil if it has not been
-// for long.
+// failedFor returns ErrFailed if the object has been failed for longer than the grace period, and
+// nil otherwise.
 func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 	if time.Since(since) < c.failedGrace {
 		return nil
@@ -261,16 +263,16 @@ func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 	return &Error{Kind: ErrFailed, Op: op, ID: id, Detail: got.Detail}
 }
 
-// DeletePort returns nil once the agent says that there is no such port, or that the port is
-// somebody else's. Until then its Function must not be given to anyone else: the xPU may still
-// forward for its last owner. [ErrUnknown]: the agent does not tell whose the port is, which was
-// left alone.
+// DeletePort returns nil once the agent reports that the port does not exist, or that another owner
+// has it. Until then its Function must not be given to another pod, because the xPU may still
+// forward frames for its last owner. The error is [ErrUnknown] if the agent does not report the
+// port's owner; the port is left unchanged then.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.delete(ctx, c.ports, "delete port", id)
 }
 
-// GetPort tells what the agent has under this id, ErrNotFound if nothing, ErrUnknown if the agent
-// does not tell enough.
+// GetPort returns the agent's port with this id. The error is ErrNotFound if there is none, and
+// ErrUnknown if the agent reports too little about it.
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	const op = "get port"
 	if err := checkID(op, id); err != nil {
@@ -278,7 +280,7 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	}
 
 	o := c.ports.object(id)
-	if _, err := c.answered(ctx, op, o); err != nil {
+	if _, err := c.waitForChange(ctx, op, o); err != nil {
 		return PortStatus{}, err
 	}
 
@@ -291,9 +293,9 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	return got, err
 }
 
-// ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The
-// result is not a snapshot: a port made or deleted meanwhile may be in it or not. One of which the
-// list does not tell enough is [StateUnknown].
+// ListPorts returns all ports in the agent's order, including other clients'. The result is not a
+// snapshot: a port created or deleted during the call may be missing or present. A port about which
+// the list reports too little has [StateUnknown].
 func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	all, err := c.agent.Ports(ctx)
 	return all, c.failure(ctx, "list ports", "", err)

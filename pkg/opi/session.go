@@ -17,60 +17,61 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// SessionOptions configure a [Session]. Up may be nil. No function but Up may block.
+// SessionOptions configure a [Session]. Up may be nil. No function except Up may block.
 type SessionOptions struct {
-	// Debounce is how long an agent may fail to answer before [Health.Away] says so.
+	// Debounce is how long an agent may fail to answer before [Health.Away] becomes true.
 	Debounce time.Duration
-	// CheckInterval is how often an agent is asked whether it still answers. Default 10 s. An agent
-	// can hang while its connection stays.
+	// CheckInterval is the period of health checks. They are needed because an agent can hang while
+	// its connection stays up. Default 10 s.
 	CheckInterval time.Duration
-	// CheckTimeout bounds one such question.
+	// CheckTimeout bounds one health check.
 	CheckTimeout time.Duration
 
-	// Connection is called each time that [Health.Connected] changes, in order, and when the first
+	// Connection is called after each change of [Health.Connected], in order, and after the first
 	// attempt failed.
 	Connection func(up bool)
-	// Up is called in a goroutine of its own each time that the agent begins to answer. Its context
-	// ends when the agent does not answer any more. The agent may have been restarted, so
-	// everything that it has to serve must be verified.
+	// Up is called in its own goroutine each time the agent starts to answer. Its context ends when
+	// the agent stops answering. The agent may have been restarted, so everything that it should
+	// serve must be verified.
 	Up func(ctx context.Context)
-	// Changed is called when [Session.Health] may say something else than before.
+	// Changed is called when [Session.Health] may have changed.
 	Changed func()
-	// Failed is called for each operation on the agent that failed. operation is the name of the
-	// method of [Client].
+	// Failed is called for each failed operation. operation is the name of the [Client] method.
 	Failed func(operation string, err error)
 	Log    logr.Logger
 }
 
-// Health is what a [Session] knows of its agent. Its zero value means that nothing is known yet.
+// Health is the state of a [Session]'s agent. The zero value means that nothing is known yet.
 type Health struct {
-	// Known says that the agent answered once, or that it failed to.
+	// Known is set after the agent has answered, or failed to answer, for the first time.
 	Known bool
-	// Connected says that there is a connection and the agent answers, so that it is worth asking.
+	// Connected is set while there is a connection and the agent answers.
 	Connected bool
-	// Away says that the agent has not answered for as long as the debounce says.
+	// Away is set when the agent has not answered for as long as the debounce.
 	Away bool
-	// Err is why the agent does not answer; nil if it does, or if that is not known yet.
+	// Err is why the agent does not answer. It is nil if the agent answers, or if the reason is not
+	// known yet.
 	Err error
 }
 
-// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has
-// networks served before their ports. It is safe for concurrent use, but there should be one call
+// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and
+// creates networks before their ports. It is safe for concurrent use, but there should be one call
 // for a port at a time.
 type Session struct {
-	client   *Client
-	options  SessionOptions
-	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
+	client  *Client
+	options SessionOptions
+	// by id, because concurrent calls for one network would undo each other's work
+	networks keylock.Locks[string]
 
-	served sync.Map // Network by id: what the agent was seen to have since it began to answer
+	confirmed sync.Map // Network by id, as confirmed by the agent since it started to answer
 
-	// held while health changes and the change is told, so that changes are told in their order
-	telling sync.Mutex
-	mu      sync.Mutex
-	health  Health
+	// held while health changes and the change is reported, so that reports are in order
+	reportMu sync.Mutex
+	mu       sync.Mutex
+	health   Health
 }
 
-// NewSession makes a session. It does not connect: [Session.Run] does.
+// NewSession returns a session. It does not connect; [Session.Run] does.
 func NewSession(config Config, options SessionOptions) (*Session, error) {
 	client, err := Dial(config)
 	if err != nil {
@@ -80,30 +81,29 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 	return &Session{client: client, options: options}, nil
 }
 
-// Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it
-// ended before.
+// Run keeps the connection up until ctx ends, and then closes it. It returns an error only if it
+// ends earlier.
 func (s *Session) Run(ctx context.Context) error {
-	var following sync.WaitGroup
-	defer following.Wait()
+	var monitors sync.WaitGroup
+	defer monitors.Wait()
 
 	stop := func() {}
 	defer func() { stop() }()
 
-	begin := func(connected bool) {
-		var during context.Context
-		during, stop = context.WithCancel(ctx)
-		following.Go(func() { s.follow(during, connected) })
+	startMonitor := func(connected bool) {
+		var monitorCtx context.Context
+		monitorCtx, stop = context.WithCancel(ctx)
+		monitors.Go(func() { s.monitor(monitorCtx, connected) })
 	}
 
-	begin(false)
+	startMonitor(false)
 	connected := false
 	err := s.client.Watch(ctx, func(now bool) {
 		changed := now || connected // the first attempt may fail
 		connected = now
 
 		if changed {
-			// before the health is of this connection, which what follows the last one would still
-			// change
+			// The old monitor must stop first, because it would still change the health.
 			stop()
 		}
 
@@ -112,7 +112,7 @@ func (s *Session) Run(ctx context.Context) error {
 		}
 
 		if changed {
-			begin(now)
+			startMonitor(now)
 		}
 	})
 
@@ -123,12 +123,11 @@ func (s *Session) Run(ctx context.Context) error {
 	return errors.Join(err, s.client.Close())
 }
 
-// follow asks the agent again and again whether it answers, until the connection comes or goes, at
-// which ctx ends. Without a connection it begins after the debounce, and finds out why there is
-// none.
-func (s *Session) follow(ctx context.Context, connected bool) {
+// monitor checks the agent's health periodically until ctx ends, which is when the connection comes
+// up or goes down. Without a connection it starts after the debounce, and finds out the reason.
+func (s *Session) monitor(ctx context.Context, connected bool) {
 	var up upCall
-	defer up.end()
+	defer up.stop()
 
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {
@@ -146,11 +145,11 @@ func (s *Session) follow(ctx context.Context, connected bool) {
 			return
 		}
 
-		_ = s.counted("Check", err)
+		_ = s.countFailure("Check", err)
 		pause := s.options.CheckInterval
 		if err == nil && connected {
 			if s.report(ctx, true) {
-				up.begin(ctx, s.options.Up)
+				up.start(ctx, s.options.Up)
 			}
 			failing, pauses = time.Time{}, retries()
 		} else {
@@ -158,7 +157,7 @@ func (s *Session) follow(ctx context.Context, connected bool) {
 			failing = cmp.Or(failing, time.Now())
 			away := time.Since(failing) >= s.options.Debounce
 			if away {
-				up.end()
+				up.stop()
 				s.report(ctx, false)
 			}
 
@@ -177,63 +176,64 @@ func (s *Session) follow(ctx context.Context, connected bool) {
 
 func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }
 
-// upCall is a call of [SessionOptions.Up].
+// upCall is a running call of [SessionOptions.Up].
 type upCall struct {
-	stop context.CancelFunc
-	done sync.WaitGroup
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 }
 
-func (u *upCall) begin(ctx context.Context, up func(context.Context)) {
+func (u *upCall) start(ctx context.Context, up func(context.Context)) {
 	if up == nil {
 		return
 	}
-	u.end()
-	ctx, u.stop = context.WithCancel(ctx)
+	u.stop()
+	ctx, u.cancel = context.WithCancel(ctx)
 	u.done.Go(func() { up(ctx) })
 }
 
-// end ends the call if it runs.
-func (u *upCall) end() {
-	if u.stop != nil {
-		u.stop()
+// stop cancels the call and waits for its end.
+func (u *upCall) stop() {
+	if u.cancel != nil {
+		u.cancel()
 		u.done.Wait()
 	}
 }
 
-// report records whether the agent can be asked, unless ctx has ended, and tells of it if that is
-// news. Why an agent cannot be asked stays what it was while the agent cannot.
-func (s *Session) report(ctx context.Context, up bool) (news bool) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+// report records whether the agent answers, unless ctx has ended, and calls the callbacks if that
+// is new. It returns whether it is new. The error of an unavailable agent stays until the agent
+// answers.
+func (s *Session) report(ctx context.Context, up bool) (isNew bool) {
+	s.reportMu.Lock()
+	defer s.reportMu.Unlock()
 
 	if ctx.Err() != nil {
 		return false
 	}
 
 	s.mu.Lock()
-	news = up != s.health.Connected || !s.health.Known
+	isNew = up != s.health.Connected || !s.health.Known
 
 	if up != s.health.Connected {
 		s.health = Health{Connected: up}
-		s.served.Clear()
+		s.confirmed.Clear()
 	}
 
 	s.health.Known = true
 	s.mu.Unlock()
 
-	if news {
+	if isNew {
 		s.options.Log.Info("Connection to OPI agent changed", "connected", up)
 		s.options.Connection(up)
 		s.options.Changed()
 	}
 
-	return news
+	return isNew
 }
 
-// update changes the health, unless ctx, which lasts as long as the connection does, has ended.
+// update changes the health, unless ctx has ended, which lasts as long as the connection's state.
 func (s *Session) update(ctx context.Context, change func(*Health)) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reportMu.Lock()
+	defer s.reportMu.Unlock()
 
 	if ctx.Err() != nil {
 		return
@@ -244,74 +244,76 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 	change(&s.health)
 	after := s.health
 	s.mu.Unlock()
-	news := fmt.Sprint(after.Err) != fmt.Sprint(before.Err)
-	if news && after.Err != nil {
+	isNew := fmt.Sprint(after.Err) != fmt.Sprint(before.Err)
+	if isNew && after.Err != nil {
 		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
 
-	if news || after.Away != before.Away {
+	if isNew || after.Away != before.Away {
 		s.options.Changed()
 	}
 }
 
-// Health says what is known of the agent. It does not block.
+// Health returns the state of the agent. It does not block.
 func (s *Session) Health() Health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.health
 }
 
-// EnsurePort is [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the
-// agent was seen to have exactly this one since the connection came up.
+// EnsurePort calls [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the
+// agent has confirmed it since the connection came up.
 func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
-	return s.lasting(func() error {
-		if err := s.network(ctx, network, false); err != nil {
+	return s.retryAfterReconnect(func() error {
+		if err := s.ensureNetwork(ctx, network, false); err != nil {
 			return err
 		}
 
 		err := s.client.EnsurePort(ctx, port)
-		// the agent was restarted a moment ago, or somebody removed the network
+		// the agent was just restarted, or another client deleted the network
 		if errors.Is(err, ErrNetworkMissing) {
-			if err := s.network(ctx, network, true); err != nil {
+			if err := s.ensureNetwork(ctx, network, true); err != nil {
 				return err
 			}
 			err = s.client.EnsurePort(ctx, port)
 		}
 
-		return s.counted("EnsurePort", err)
+		return s.countFailure("EnsurePort", err)
 	})
 }
 
-// EnsureNetwork is [Client.EnsureNetwork]. It does not ask an agent that was seen to have exactly
-// this network since it began to answer; see [Session.ListNetworks].
+// EnsureNetwork is like [Client.EnsureNetwork], but does nothing if the agent has confirmed this
+// network since it started to answer; see [Session.ListNetworks].
 func (s *Session) EnsureNetwork(ctx context.Context, network Network) error {
-	return s.network(ctx, network, false)
+	return s.ensureNetwork(ctx, network, false)
 }
 
-func (s *Session) network(ctx context.Context, network Network, ask bool) error {
+func (s *Session) ensureNetwork(ctx context.Context, network Network, force bool) error {
 	unlock, err := s.networks.Lock(ctx, network.ID)
 	if err != nil {
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
 
-	if served, known := s.served.Load(network.ID); !ask && known && served.(Network).same(network) {
+	if confirmed, known := s.confirmed.Load(network.ID); !force && known &&
+		confirmed.(Network).sameAs(network) {
 		return nil
 	}
 
-	return s.lasting(func() error {
-		if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
-			s.served.Delete(network.ID)
+	return s.retryAfterReconnect(func() error {
+		if err := s.countFailure("EnsureNetwork",
+			s.client.EnsureNetwork(ctx, network)); err != nil {
+			s.confirmed.Delete(network.ID)
 			return err
 		}
-		s.served.Store(network.ID, network)
+		s.confirmed.Store(network.ID, network)
 		return nil
 	})
 }
 
-// lasting does something at the agent, and again if there was a new connection meanwhile: the agent
-// may have been restarted since it said that it was done.
-func (s *Session) lasting(do func() error) error {
+// retryAfterReconnect calls do, and again if the connection was replaced meanwhile, because the
+// agent may have been restarted after it confirmed the result.
+func (s *Session) retryAfterReconnect(do func() error) error {
 	for {
 		before := s.client.connections.Load()
 		if err := do(); err != nil || s.client.connections.Load() == before {
@@ -320,43 +322,43 @@ func (s *Session) lasting(do func() error) error {
 	}
 }
 
-// DeleteNetwork is [Client.DeleteNetwork].
+// DeleteNetwork is like [Client.DeleteNetwork].
 func (s *Session) DeleteNetwork(ctx context.Context, id string) error {
 	unlock, err := s.networks.Lock(ctx, id)
 	if err != nil {
 		return timeout(ctx, "delete network", id, "another call for it has not ended")
 	}
 	defer unlock()
-	s.served.Delete(id)
-	return s.counted("DeleteNetwork", s.client.DeleteNetwork(ctx, id))
+	s.confirmed.Delete(id)
+	return s.countFailure("DeleteNetwork", s.client.DeleteNetwork(ctx, id))
 }
 
-// DeletePort is [Client.DeletePort].
+// DeletePort is like [Client.DeletePort].
 func (s *Session) DeletePort(ctx context.Context, id string) error {
-	return s.counted("DeletePort", s.client.DeletePort(ctx, id))
+	return s.countFailure("DeletePort", s.client.DeletePort(ctx, id))
 }
 
-// GetPort is [Client.GetPort].
+// GetPort is like [Client.GetPort].
 func (s *Session) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	port, err := s.client.GetPort(ctx, id)
 	if errors.Is(err, ErrNotFound) {
 		return port, err
 	}
-	return port, s.counted("GetPort", err)
+	return port, s.countFailure("GetPort", err)
 }
 
-// ListPorts is [Client.ListPorts].
+// ListPorts is like [Client.ListPorts].
 func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	ports, err := s.client.ListPorts(ctx)
-	return ports, s.counted("ListPorts", err)
+	return ports, s.countFailure("ListPorts", err)
 }
 
-// ListNetworks is [Client.ListNetworks]. A network that the agent does not have in service is asked
-// for when it is needed next.
+// ListNetworks is like [Client.ListNetworks]. A network that is not up at the agent is ensured
+// again when it is needed next.
 func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	networks, err := s.client.ListNetworks(ctx)
 	if err != nil {
-		return nil, s.counted("ListNetworks", err)
+		return nil, s.countFailure("ListNetworks", err)
 	}
 
 	up := map[string]bool{}
@@ -364,22 +366,22 @@ func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 		up[n.ID] = n.State == StateUp
 	}
 
-	for id := range s.served.Range {
+	for id := range s.confirmed.Range {
 		if !up[id.(string)] {
-			s.served.Delete(id)
+			s.confirmed.Delete(id)
 		}
 	}
 
 	return networks, nil
 }
 
-// MTU is [Client.MTU].
+// MTU is like [Client.MTU].
 func (s *Session) MTU(network string) int { return s.client.MTU(network) }
 
-// Peer is [Client.Peer].
+// Peer is like [Client.Peer].
 func (s *Session) Peer() string { return s.client.Peer() }
 
-func (s *Session) counted(operation string, err error) error {
+func (s *Session) countFailure(operation string, err error) error {
 	if err != nil {
 		s.options.Failed(operation, err)
 	}

@@ -21,13 +21,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// recorder is what a session has told.
+// recorder records the callbacks of a session.
 type recorder struct {
-	mu      sync.Mutex
-	ups     []bool
-	failed  []string
-	changed chan struct{}
-	during  chan context.Context // of each call of Up
+	mu         sync.Mutex
+	ups        []bool
+	failed     []string
+	changed    chan struct{}
+	upContexts chan context.Context // one for each call of Up
 }
 
 // open runs a session until the test ends.
@@ -41,7 +41,7 @@ func openWith(
 	t *testing.T, config opi.Config, options opi.SessionOptions,
 ) (*opi.Session, *recorder) {
 	t.Helper()
-	r := &recorder{changed: make(chan struct{}, 1000), during: make(chan context.Context, 1000)}
+	r := &recorder{changed: make(chan struct{}, 1000), upContexts: make(chan context.Context, 1000)}
 	options.Log = testr.New(t)
 	options.Connection = func(up bool) {
 		r.mu.Lock()
@@ -49,7 +49,7 @@ func openWith(
 		r.ups = append(r.ups, up)
 	}
 
-	options.Up = func(ctx context.Context) { r.during <- ctx }
+	options.Up = func(ctx context.Context) { r.upContexts <- ctx }
 	options.Changed = func() { r.changed <- struct{}{} }
 	options.Failed = func(operation string, _ error) {
 		r.mu.Lock()
@@ -64,8 +64,9 @@ func openWith(
 	return s, r
 }
 
-// becomes waits for what the session knows, and looks only when it said that something changed.
-func (r *recorder) becomes(t *testing.T, s *opi.Session, what string, is func(opi.Health) bool) {
+// waitFor waits until is returns true for the session's health, and checks only when the session
+// reports a change.
+func (r *recorder) waitFor(t *testing.T, s *opi.Session, what string, is func(opi.Health) bool) {
 	t.Helper()
 	for !is(s.Health()) {
 		select {
@@ -78,23 +79,24 @@ func (r *recorder) becomes(t *testing.T, s *opi.Session, what string, is func(op
 
 func answers(h opi.Health) bool { return h == opi.Health{Known: true, Connected: true} }
 
-// TestSessionHealth: a connection that comes, fails to answer, goes, is away, and comes again.
+// TestSessionHealth covers a connection that comes up, fails to answer, goes down, is away, and
+// comes up again.
 func TestSessionHealth(t *testing.T) {
 	a := opitest.Start(t)
 	const debounce = 300 * time.Millisecond
 	s, r := open(t, a.Config(), debounce)
-	r.becomes(t, s, "answering", answers)
-	first := <-r.during
+	r.waitFor(t, s, "answering", answers)
+	first := <-r.upContexts
 
 	before := time.Now()
 	a.Stop()
-	r.becomes(t, s, "down", func(h opi.Health) bool { return h.Known && !h.Connected })
+	r.waitFor(t, s, "down", func(h opi.Health) bool { return h.Known && !h.Connected })
 	if h := s.Health(); (h.Away || h.Err != nil) && time.Since(before) < debounce {
 		t.Errorf("%+v after %s already", h, time.Since(before))
 	}
 
 	<-first.Done()
-	r.becomes(t, s, "away, with the reason", func(h opi.Health) bool {
+	r.waitFor(t, s, "away, with the reason", func(h opi.Health) bool {
 		return h.Away &&
 			errors.Is(h.Err, opi.ErrUnavailable)
 	})
@@ -108,11 +110,11 @@ func TestSessionHealth(t *testing.T) {
 
 	a.FailNext("GetBridgePort", 3, codes.Internal, "card on fire")
 	ok(t, a.Run())
-	r.becomes(t, s, "connected without an answer", func(h opi.Health) bool {
+	r.waitFor(t, s, "connected without an answer", func(h opi.Health) bool {
 		return !h.Connected && h.Err != nil && strings.Contains(h.Err.Error(), "card on fire")
 	})
-	r.becomes(t, s, "answering again", answers)
-	if second := <-r.during; second.Err() != nil {
+	r.waitFor(t, s, "answering again", answers)
+	if second := <-r.upContexts; second.Err() != nil {
 		t.Error("the context of Up ended with the connection up")
 	}
 
@@ -127,8 +129,8 @@ func TestSessionHealth(t *testing.T) {
 	}
 }
 
-// TestSessionHangs: an agent that does not answer while its connection stays is away, and is back
-// once it answers. It may have been restarted behind a proxy.
+// TestSessionHangs checks that an agent which hangs while its connection stays up is away, and is
+// back once it answers. It may have been restarted behind a proxy.
 func TestSessionHangs(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := openWith(t, a.Config(), opi.SessionOptions{
@@ -136,25 +138,25 @@ func TestSessionHangs(t *testing.T) {
 		CheckTimeout: 50 * time.Millisecond,
 	})
 
-	r.becomes(t, s, "answering", answers)
-	first := <-r.during
+	r.waitFor(t, s, "answering", answers)
+	first := <-r.upContexts
 	a.Set(func(b *opitest.Behaviour) { b.Hung = true })
 
-	r.becomes(t, s, "away", func(h opi.Health) bool {
+	r.waitFor(t, s, "away", func(h opi.Health) bool {
 		return !h.Connected && h.Away &&
 			errors.Is(h.Err, opi.ErrTimeout)
 	})
 
 	<-first.Done()
 	a.Set(func(b *opitest.Behaviour) { b.Hung = false })
-	r.becomes(t, s, "answering again", answers)
-	if second := <-r.during; second.Err() != nil {
+	r.waitFor(t, s, "answering again", answers)
+	if second := <-r.upContexts; second.Err() != nil {
 		t.Error("the context of Up ended while the agent answers")
 	}
 }
 
-// TestSessionConnectsLate: the connection comes up when the debounce of the time without one ends.
-// The agent is not away then.
+// TestSessionConnectsLate checks that the agent is not away if the connection comes up just when
+// the debounce ends.
 func TestSessionConnectsLate(t *testing.T) {
 	const debounce = 50 * time.Millisecond
 	a := opitest.Start(t)
@@ -163,7 +165,7 @@ func TestSessionConnectsLate(t *testing.T) {
 	s, err := opi.NewSession(a.Config(), opi.SessionOptions{
 		Debounce: debounce, CheckTimeout: 5 * time.Second, Log: testr.New(t),
 		Connection: func(bool) {
-			// as long as it takes until what waits for the debounce goes on
+			// long enough for the goroutine that waits for the debounce to continue
 			time.Sleep(2 * debounce)
 			told <- s.Health()
 		},
@@ -177,23 +179,24 @@ func TestSessionConnectsLate(t *testing.T) {
 	}
 }
 
-// TestSessionNeverConnected: an agent that was never there is away as well, and no port is made.
+// TestSessionNeverConnected checks that an agent that never answered is away, and that no port is
+// created.
 func TestSessionNeverConnected(t *testing.T) {
 	a := opitest.Start(t)
 	a.Stop()
 	s, r := open(t, a.Config(), 50*time.Millisecond)
-	r.becomes(t, s, "away", func(h opi.Health) bool { return h.Known && h.Away && h.Err != nil })
+	r.waitFor(t, s, "away", func(h opi.Health) bool { return h.Known && h.Away && h.Err != nil })
 	wantError(t, s.EnsurePort(within(t, time.Second), port1, blue), opi.ErrUnavailable)
 	ok(t, a.Run())
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 }
 
-// TestSessionNetworks: the agent is asked for a network once for all ports, and again when it may
-// have another one or none.
+// TestSessionNetworks checks that a network is ensured once for all ports, and again when the agent
+// may have changed or lost it.
 func TestSessionNetworks(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Millisecond)
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 
 	made := func(want int) {
 		t.Helper()
@@ -226,7 +229,7 @@ func TestSessionNetworks(t *testing.T) {
 	other.VLAN = 11
 	wantError(t, s.EnsurePort(t.Context(), port1, other), opi.ErrConflict, "VLAN 10, not 11")
 
-	// Somebody else removes the network behind the session's back.
+	// Another client deletes the network.
 	c := dial(t, a.Config())
 	ok(t, errors.Join(c.DeletePort(t.Context(), port1.ID), c.DeletePort(t.Context(), port2.ID),
 		c.DeleteNetwork(t.Context(), blue.ID)))
@@ -250,12 +253,12 @@ func TestSessionNetworks(t *testing.T) {
 	}
 }
 
-// TestSessionNetworkBusy: who waits for another call for the same network gives up with its
+// TestSessionNetworkBusy checks that waiting for another call for the same network ends with the
 // context.
 func TestSessionNetworkBusy(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Millisecond)
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 	a.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
 	ctx, cancel := context.WithCancel(t.Context())
 	slow := make(chan error, 1)
@@ -273,7 +276,7 @@ func TestSessionNetworkBusy(t *testing.T) {
 	wantError(t, <-slow, opi.ErrTimeout)
 }
 
-// lateAnswers is an agent after whose answers to Get something happens before they arrive.
+// lateAnswers is an agent with a hook that runs after a Get and before its answer is returned.
 type lateAnswers struct {
 	opi.Agent
 	network, port *atomic.Pointer[func()]
@@ -300,8 +303,8 @@ func once(happens *atomic.Pointer[func()], err error) {
 	}
 }
 
-// TestAnswerFromBeforeARestart: what an agent said before it forgot everything counts no more, and
-// is made again.
+// TestAnswerFromBeforeARestart checks that an answer from before a restart is not trusted, and that
+// the object is created again.
 func TestAnswerFromBeforeARestart(t *testing.T) {
 	a := opitest.Start(t)
 	late := lateAnswers{network: new(atomic.Pointer[func()]), port: new(atomic.Pointer[func()])}
@@ -310,15 +313,15 @@ func TestAnswerFromBeforeARestart(t *testing.T) {
 		return lateAnswers{evpngw.Dialect(conn), late.network, late.port}
 	}
 	s, r := open(t, config, time.Minute)
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 
 	restart := func() {
 		a.Kill()
-		r.becomes(t, s, "down", func(h opi.Health) bool { return !h.Connected })
+		r.waitFor(t, s, "down", func(h opi.Health) bool { return !h.Connected })
 		if err := a.Run(); err != nil {
 			t.Error(err)
 		}
-		r.becomes(t, s, "answering again", answers)
+		r.waitFor(t, s, "answering again", answers)
 	}
 
 	late.network.Store(&restart)

@@ -22,37 +22,36 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// silence is for how long the kernel gets no answer from the agent before it gives the connection
-// up.
-const silence = 5 * time.Second
+// peerTimeout is how long the kernel waits for an answer from the agent's host before it closes the
+// connection.
+const peerTimeout = 5 * time.Second
 
-// newDialer makes a dialer of connections that detect by TCP that the peer is gone. HTTP/2 pings
-// cannot be used for that: a gRPC server with default settings, such as the reference agent, closes
-// the connection of a client that pings more often than every 5 minutes.
+// newDialer returns a dialer whose connections detect by TCP keep-alives that the peer is gone.
+// HTTP/2 pings cannot be used: a gRPC server with default settings, such as the reference agent,
+// closes the connection of a client that pings more often than every 5 minutes.
 func newDialer() *net.Dialer {
 	return &net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3,
 		},
-		Control: limitSilence,
+		Control: setUserTimeout,
 	}
 }
 
-// limitSilence bounds for how long the kernel retransmits what the peer does not acknowledge
-// (TCP_USER_TIMEOUT in tcp(7)). The default is about 15 minutes, and the kernel sends no
-// keep-alives meanwhile.
-func limitSilence(_, _ string, socket syscall.RawConn) (err error) {
+// setUserTimeout bounds how long the kernel retransmits unacknowledged data (TCP_USER_TIMEOUT in
+// tcp(7)). The default is about 15 minutes, during which the kernel sends no keep-alives.
+func setUserTimeout(_, _ string, socket syscall.RawConn) (err error) {
 	controlErr := socket.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
-			int(silence.Milliseconds()))
+			int(peerTimeout.Milliseconds()))
 	})
 	return errors.Join(controlErr, err)
 }
 
-// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM:
-// the client's certificate chain, its private key, and the certificates of the authorities that may
+// TLSConfig returns the configuration for an agent with mutual TLS. The arguments are PEM: the
+// client's certificate chain, its private key, and the certificates of the authorities that may
 // have signed the agent's certificate. serverName is the name expected in the agent's certificate;
-// empty is the host of the endpoint. No error carries any part of the key.
+// if empty, it is the host of the endpoint. Errors contain no part of the key.
 func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -65,7 +64,7 @@ func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 	}
 
 	return &tls.Config{
-		MinVersion:   tls.VersionTLS12, // the least the reference agent speaks
+		MinVersion:   tls.VersionTLS12, // the minimum that the reference agent supports
 		Certificates: []tls.Certificate{pair},
 		RootCAs:      roots,
 		ServerName:   serverName,
@@ -75,20 +74,20 @@ func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 func (c Config) credentials() credentials.TransportCredentials {
 	switch {
 	case c.ReloadTLS != nil:
-		return &reloading{TransportCredentials: credentials.NewTLS(nil), load: c.ReloadTLS}
+		return &reloadingTLS{TransportCredentials: credentials.NewTLS(nil), load: c.ReloadTLS}
 	case c.TLS != nil:
 		return credentials.NewTLS(c.TLS)
 	}
 	return insecure.NewCredentials()
 }
 
-// reloading are TLS credentials of a client that are read anew for each connection.
-type reloading struct {
-	credentials.TransportCredentials // for what does not depend on the configuration
+// reloadingTLS are client TLS credentials that are loaded for each connection.
+type reloadingTLS struct {
+	credentials.TransportCredentials // for the methods that do not depend on the configuration
 	load                             func() (*tls.Config, error)
 }
 
-func (r *reloading) ClientHandshake(
+func (r *reloadingTLS) ClientHandshake(
 	ctx context.Context, authority string, conn net.Conn,
 ) (net.Conn, credentials.AuthInfo, error) {
 	config, err := r.load()
@@ -98,18 +97,17 @@ func (r *reloading) ClientHandshake(
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
 }
 
-func (r *reloading) Clone() credentials.TransportCredentials { return r }
+func (r *reloadingTLS) Clone() credentials.TransportCredentials { return r }
 
-// limited limits the calls that change something, and those that do not, to [maxInFlight] at once
-// each: an agent that takes long for the former is still asked how it is. A call that changes
-// nothing is bounded by [rpcTimeout] once it runs.
-func limited() grpc.UnaryClientInterceptor {
-	changing, looking := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
+// limitConcurrency limits changing and reading calls to [maxInFlight] at once each, so that slow
+// changes do not block health checks. Once a reading call runs, it is bounded by [rpcTimeout].
+func limitConcurrency() grpc.UnaryClientInterceptor {
+	changing, reading := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
 	return func(
 		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
-		slots := looking
+		slots := reading
 		if isChange(method) {
 			slots = changing
 		}
@@ -118,7 +116,7 @@ func limited() grpc.UnaryClientInterceptor {
 		}
 		defer slots.Release(1)
 
-		if slots == looking {
+		if slots == reading {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, rpcTimeout)
 			defer cancel()
@@ -128,8 +126,8 @@ func limited() grpc.UnaryClientInterceptor {
 	}
 }
 
-// isChange says whether a method of gRPC, "/package.Service/CreateBridgePort", changes something.
-// All of OPI are named alike (https://google.aip.dev/130).
+// isChange reports whether a gRPC method, such as "/package.Service/CreateBridgePort", changes
+// something. OPI methods follow the naming rules of https://google.aip.dev/130.
 func isChange(method string) bool {
 	name := path.Base(method)
 	return strings.HasPrefix(name, "Create") || strings.HasPrefix(name, "Update") ||

@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestPeerVanishes: that an agent lost its power is found out, whether or not it owes an answer.
+// TestPeerVanishes checks that a peer which lost its power is detected, both idle and during a
+// call.
 func TestPeerVanishes(t *testing.T) {
 	for name, send := range map[string]string{"idle": "", "in a call": "request"} {
 		t.Run(name, func(t *testing.T) {
@@ -25,7 +26,7 @@ func TestPeerVanishes(t *testing.T) {
 			if _, err := conn.Write([]byte(send)); err != nil {
 				t.Fatal(err)
 			}
-			if err := conn.SetReadDeadline(begin.Add(3 * silence)); err != nil {
+			if err := conn.SetReadDeadline(begin.Add(3 * peerTimeout)); err != nil {
 				t.Fatal(err)
 			}
 
@@ -37,7 +38,8 @@ func TestPeerVanishes(t *testing.T) {
 	}
 }
 
-// connectAcross connects to a listener in another network namespace; vanish makes that one silent.
+// connectAcross connects to a listener in another network namespace; vanish cuts that namespace
+// off.
 func connectAcross(t *testing.T) (conn net.Conn, vanish func()) {
 	t.Helper()
 	here, there := netns.New(t), netns.New(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// startV02 gives an agent that is opi-evpn-bridge v0.2.0, with the network net-blue and port1, and
-// a client of it.
+// startV02 returns an agent that behaves like opi-evpn-bridge v0.2.0, with the network net-blue and
+// port1, and a client.
 func startV02(t *testing.T) (*opitest.Agent, *opi.Client) {
 	t.Helper()
 	a := opitest.Start(t)
@@ -26,8 +26,9 @@ func startV02(t *testing.T) (*opitest.Agent, *opi.Client) {
 	return a, c
 }
 
-// keeps fails the test unless the agent still has port1, and was asked for no change since.
-func keeps(t *testing.T, a *opitest.Agent, before int) {
+// expectUntouched fails the test unless the agent still has port1 and has received no changing call
+// since.
+func expectUntouched(t *testing.T, a *opitest.Agent, before int) {
 	t.Helper()
 	if got := a.Ports(); !slices.Contains(got, port1.ID) {
 		t.Errorf("the agent has the ports %q, want %s among them", got, port1.ID)
@@ -41,8 +42,8 @@ func changes(a *opitest.Agent) int {
 	return a.Calls("CreateBridgePort") + a.Calls("UpdateBridgePort") + a.Calls("DeleteBridgePort")
 }
 
-// TestUnknownIsNotGone: a port of which nobody tells whose it is is neither gone, nor somebody
-// else's, nor right.
+// TestUnknownIsNotGone checks that a port with an unknown owner is neither gone, nor another
+// owner's, nor correct.
 func TestUnknownIsNotGone(t *testing.T) {
 	tests := map[string]func(a *opitest.Agent){
 		"not listed after a restart": func(a *opitest.Agent) {
@@ -67,19 +68,19 @@ func TestUnknownIsNotGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, c := startV02(t)
 			change(a)
-			answer(t, c)
+			waitForAnswer(t, c)
 			before := changes(a)
 			wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnknown, port1.ID, "the agent")
 			wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnknown)
 			_, err := c.GetPort(t.Context(), port1.ID)
 			wantError(t, err, opi.ErrUnknown)
-			keeps(t, a, before)
+			expectUntouched(t, a, before)
 		})
 	}
 }
 
-// answer waits until the agent, which may have been restarted, answers.
-func answer(t *testing.T, c *opi.Client) {
+// waitForAnswer waits until the agent, which may have been restarted, answers.
+func waitForAnswer(t *testing.T, c *opi.Client) {
 	t.Helper()
 	ctx := within(t, 20*time.Second)
 	for err := c.Check(ctx); err != nil; err = c.Check(ctx) {
@@ -89,8 +90,8 @@ func answer(t *testing.T, c *opi.Client) {
 	}
 }
 
-// TestListsThatAreNotEmpty: an agent's NotFound is "no objects" only as long as there was never
-// one.
+// TestListsThatAreNotEmpty checks that an agent's NotFound for a list means an empty list only
+// before its first object.
 func TestListsThatAreNotEmpty(t *testing.T) {
 	a, c := start(t)
 	for i := range 300 {
@@ -116,8 +117,8 @@ func TestListsThatAreNotEmpty(t *testing.T) {
 	})
 }
 
-// TestPortWithoutNetdev: v0.2.0 says NotFound of a port that it has, if the port's netdev is
-// missing.
+// TestPortWithoutNetdev checks that the NotFound of v0.2.0 for a port whose netdev is missing does
+// not mean that the port is gone.
 func TestPortWithoutNetdev(t *testing.T) {
 	a, c := startV02(t)
 	a.Set(func(b *opitest.Behaviour) {
@@ -134,22 +135,22 @@ func TestPortWithoutNetdev(t *testing.T) {
 	}
 }
 
-// TestPortThatCannotBeDeleted: v0.2.0 goes on saying that it is up.
+// TestPortThatCannotBeDeleted checks a port that v0.2.0 keeps reporting as up.
 func TestPortThatCannotBeDeleted(t *testing.T) {
 	a, c := startV02(t)
 	a.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, "operation not supported")
 }
 
-// TestPortWhoseNetworkIsGone: v0.2.0 lets others delete a network that has ports.
+// TestPortWhoseNetworkIsGone checks a port whose network was deleted, which v0.2.0 allows.
 func TestPortWhoseNetworkIsGone(t *testing.T) {
 	a, c := startV02(t)
 	a.LoseNetwork(blue.ID)
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, blue.ID)
 }
 
-// TestVNIOfV02: its process ends if a network with a VNI comes without a VTEP. Later ones take a
-// VTEP for theirs.
+// TestVNIOfV02 checks that v0.2.0 gets a VTEP with a VNI, because its process ends without one, and
+// that later versions get none, because they would use it.
 func TestVNIOfV02(t *testing.T) {
 	vni := uint32(100)
 	for _, v02 := range []bool{true, false} {
@@ -163,21 +164,22 @@ func TestVNIOfV02(t *testing.T) {
 	}
 }
 
-// TestOtherReleaseAfterRestart: what an agent was seen to tell does not outlive it.
+// TestOtherReleaseAfterRestart checks that knowledge about an agent's abilities ends with the
+// connection.
 func TestOtherReleaseAfterRestart(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Minute)
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 	ok(t, s.EnsurePort(t.Context(), port1, blue))
 	a.Stop()
-	r.becomes(t, s, "down", func(h opi.Health) bool { return !h.Connected })
+	r.waitFor(t, s, "down", func(h opi.Health) bool { return !h.Connected })
 	a.Set(func(b *opitest.Behaviour) { b.V02 = true })
 	ok(t, a.Run())
-	r.becomes(t, s, "answering", answers)
+	r.waitFor(t, s, "answering", answers)
 	twin := port2
 	twin.MAC = port1.MAC
 	ok(t, s.EnsureNetwork(t.Context(), blue))
-	// another client's Get tells this one nothing
+	// the Get calls of another client teach this one nothing
 	ok(t, dial(t, a.Config()).EnsurePort(t.Context(), port1))
 	wantError(t, s.EnsurePort(t.Context(), twin, blue), opi.ErrConflict, port1.ID)
 }

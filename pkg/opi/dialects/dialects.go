@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dialects lists the dialects of OPI agents by the names that they have in XPUs and
-// configurations.
+// Package dialects lists the dialects of OPI agents by the names used in XPUs and configurations.
 package dialects
 
 import (
@@ -18,10 +17,10 @@ var all = map[string]opi.Dialect{
 	evpngw.Name: evpngw.Dialect,
 }
 
-// Names are the names of all dialects, sorted.
+// Names returns the names of all dialects, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(all)) }
 
-// Named returns the dialect of this name; "" is evpn-gw.
+// Named returns the dialect with this name; "" means evpn-gw.
 func Named(name string) (opi.Dialect, error) {
 	name = cmp.Or(name, evpngw.Name)
 	if dialect, known := all[name]; known {

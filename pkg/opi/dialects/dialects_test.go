@@ -23,7 +23,7 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestKinds: what an XPU may say there is.
+// TestKinds checks that every dialect of the XPU API exists.
 func TestKinds(t *testing.T) {
 	if !slices.Contains(dialects.Names(), string(v1alpha1.DialectEVPNGW)) {
 		t.Errorf("the API's %s is none of %q", v1alpha1.DialectEVPNGW, dialects.Names())

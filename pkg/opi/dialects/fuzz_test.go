@@ -34,19 +34,18 @@ var (
 	}
 )
 
-// hostile is the connection to an agent that answers what it likes, call by call, and then no
-// more. It notes what it has told of the port.
+// hostile is a connection to an agent that gives the listed answers, one per call, and then fails.
+// It records what the answers say about the port.
 type hostile struct {
 	mu      sync.Mutex
 	answers []byte
 
-	missing bool // there is no such port
-	others  bool // it is in somebody else's network
-	right   bool // it is up, and as wanted
+	missing bool // reported: the port does not exist
+	foreign bool // reported: the port is in another owner's network
+	right   bool // reported: the port is up with the wanted properties
 }
 
-// answer makes one of the answers of a hostile agent: a code of gRPC, and a message or the text of
-// an error.
+// answer encodes an answer: a gRPC code, and a message or the text of an error.
 func answer(code codes.Code, body []byte) []byte {
 	length := binary.BigEndian.AppendUint16(nil, uint16(len(body)))
 	return slices.Concat([]byte{byte(code)}, length, body)
@@ -76,7 +75,7 @@ func (h *hostile) Invoke(
 
 	if code != codes.OK {
 		key, named := strings.CutPrefix(string(body), "unable to find key ")
-		aNetdev := named && key != "" && !strings.Contains(key, "/") // of the port
+		aNetdev := named && key != "" && !strings.Contains(key, "/") // the netdev of the port
 		h.missing = h.missing || code == codes.NotFound && path.Base(method) == "GetBridgePort" &&
 			!aNetdev
 		return status.Error(code, string(body))
@@ -89,12 +88,12 @@ func (h *hostile) Invoke(
 	switch told := reply.(type) {
 	case *evpn.BridgePort:
 		if path.Base(method) == "GetBridgePort" {
-			h.note(told)
+			h.record(told)
 		}
 	case *evpn.ListBridgePortsResponse:
 		for _, port := range told.GetBridgePorts() {
 			if strings.HasSuffix(port.GetName(), portID) {
-				h.note(port)
+				h.record(port)
 			}
 		}
 	}
@@ -102,11 +101,11 @@ func (h *hostile) Invoke(
 	return nil
 }
 
-func (h *hostile) note(port *evpn.BridgePort) {
+func (h *hostile) record(port *evpn.BridgePort) {
 	spec := port.GetSpec()
 	networks, trunk := spec.GetLogicalBridges(), spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	foreign := func(name string) bool { return !strings.HasPrefix(path.Base("/"+name), "net-") }
-	h.others = h.others || slices.ContainsFunc(networks, foreign) || trunk && len(networks) == 0
+	h.foreign = h.foreign || slices.ContainsFunc(networks, foreign) || trunk && len(networks) == 0
 	h.right = h.right ||
 		!trunk && spec.GetPtype() != evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED &&
 			len(networks) == 1 &&
@@ -122,7 +121,7 @@ func (*hostile) NewStream(
 	return nil, status.Error(codes.Unimplemented, "no streams")
 }
 
-// seeds are answers of agents that were seen.
+// seeds adds answers that were observed.
 func seeds(f *testing.F) {
 	spec := &evpn.BridgePortSpec{
 		MacAddress: wantedPort.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
@@ -166,8 +165,8 @@ func seeds(f *testing.F) {
 	}
 }
 
-// FuzzAgent gives each dialect any answers: what comes of them is bounded, and what is not told is
-// not made up.
+// FuzzAgent gives arbitrary answers to each dialect, and checks that results are bounded and that
+// unknown fields are not made up.
 func FuzzAgent(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, answers []byte) {
@@ -202,7 +201,7 @@ func FuzzAgent(f *testing.F) {
 	})
 }
 
-// maxText is what is kept of a text at most: that of an error of each component.
+// maxText is the maximum length of a text that is kept: the errors of all components.
 const maxText = 16 << 10
 
 func checkPort(t *testing.T, p opi.PortStatus, told bool) {
@@ -233,8 +232,8 @@ func checkNetwork(t *testing.T, n opi.NetworkStatus, told bool) {
 	}
 }
 
-// FuzzClient gives the client any answers: a port is gone only if the agent says that it is
-// missing or somebody else's, and served only if the agent says so.
+// FuzzClient gives arbitrary answers to the client, and checks that it reports a port as gone or up
+// only if the agent did.
 func FuzzClient(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, answers []byte) {
@@ -242,30 +241,30 @@ func FuzzClient(f *testing.F) {
 			dialect, err := dialects.Named(name)
 			must.Succeed(t, err)
 
-			if agent, err := talk(t, dialect, answers,
+			if agent, err := runClient(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
 					return c.DeletePort(ctx, portID)
-				}); err == nil && !agent.missing && !agent.others {
+				}); err == nil && !agent.missing && !agent.foreign {
 				t.Error("a port was taken for gone that the agent did not call missing or " +
 					"somebody else's")
 			}
 
-			if agent, err := talk(t, dialect, answers,
+			if agent, err := runClient(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
 					return c.EnsurePort(ctx, wantedPort)
 				}); err == nil && !agent.right {
 				t.Error("a port was taken for served that the agent did not say is up as wanted")
 			}
 
-			_, _ = talk(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
+			_, _ = runClient(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
 				return c.EnsureNetwork(ctx, wantedNetwork)
 			})
 		}
 	})
 }
 
-// talk has a client do something at an agent with these answers.
-func talk(
+// runClient calls a client whose agent gives these answers.
+func runClient(
 	t *testing.T, dialect opi.Dialect, answers []byte,
 	do func(ctx context.Context, c *opi.Client) error,
 ) (*hostile, error) {

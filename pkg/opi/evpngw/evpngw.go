@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package evpngw is the dialect of opi-evpn-bridge, of the agents derived from it, and of
-// opi-bridge: LogicalBridges and BridgePorts of the OPI API network/evpn-gw. Create and Delete
-// answer before they are carried out.
+// Package evpngw is the dialect of opi-evpn-bridge, of agents derived from it, and of opi-bridge:
+// the LogicalBridges and BridgePorts of the OPI API network/evpn-gw. Create and Delete answer
+// before they are carried out.
 package evpngw
 
 import (
@@ -27,50 +27,50 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Name is what XPUs and configurations call the dialect.
+// Name is the dialect's name in XPUs and configurations.
 const Name = "evpn-gw"
 
-// What the names of objects begin with, as long as the agent has not said otherwise. The API's
-// comments say "bridgePorts/{id}", but no evpn-gw agent was seen to find anything there.
+// Default prefixes of object names, until the agent's answers show others. The API's comments say
+// "bridgePorts/{id}", but no evpn-gw agent was observed to find anything under such a name.
 const (
 	portPrefix    = "//network.opiproject.org/ports/"
 	networkPrefix = "//network.opiproject.org/bridges/"
 )
 
-// names are how an agent calls its objects of a kind. The ends of names are ids; what is before is
-// the agent's affair. Safe for concurrent use.
-type names struct{ prefix atomic.Value } // string
+// objectNames maps ids to an agent's names for objects of one kind. A name is a prefix, which the
+// agent chooses, and the id. Safe for concurrent use.
+type objectNames struct{ prefix atomic.Value } // string
 
-func newNames(prefix string) *names {
-	n := &names{}
+func newNames(prefix string) *objectNames {
+	n := &objectNames{}
 	n.prefix.Store(prefix)
 	return n
 }
 
-func (n *names) of(id string) string { return n.prefix.Load().(string) + id }
+func (n *objectNames) name(id string) string { return n.prefix.Load().(string) + id }
 
-// learn takes over the prefix of the agent's own name for an object of this id.
-func (n *names) learn(name, id string) {
+// learn adopts the prefix of the agent's own name for an object with this id.
+func (n *objectNames) learn(name, id string) {
 	if prefix, isName := strings.CutSuffix(opi.Short(name), id); isName && prefix != "" &&
 		prefix != n.prefix.Load().(string) {
 		n.prefix.Store(prefix)
 	}
 }
 
-// pageSize is the most that the reference agent gives in one page.
+// pageSize is the maximum page size of the reference agent.
 const pageSize = 250
 
-// What is kept of an agent's answers, so that no agent can fill the memory of a program that speaks
-// to many.
+// Limits of what is kept of an agent's answers, so that no agent can exhaust the memory of a client
+// of many agents.
 const (
 	maxObjects    = 16 << 10 // a card with several PFs has some thousand Functions
 	maxPages      = 1 << 10
-	maxMAC        = 32 // bytes, where 6 are right and 17 were seen
-	maxNetworks   = 8  // of a port, which has one unless it is somebody else's
-	maxComponents = 8  // of an object; the reference agent has one or two
+	maxMAC        = 32 // bytes; 6 are valid, 17 were observed
+	maxNetworks   = 8  // per port; a valid one has one, but foreign ports may have more
+	maxComponents = 8  // per object; the reference agent has one or two
 )
 
-// list returns what convert makes of the objects on all pages of a list.
+// list returns the converted objects on all pages of a list.
 func list[M, S any](
 	convert func(M) S, page func(token string) (objects []M, next string, err error),
 ) ([]S, error) {
@@ -87,7 +87,8 @@ func list[M, S any](
 				Err: err,
 			}
 		case status.Code(err) == codes.NotFound && token == "":
-			return nil, nil // the reference agent, as long as there was never an object
+			return nil, nil // the reference agent's answer before its first object
+
 		case status.Code(err) == codes.NotFound:
 			return nil, &opi.Error{
 				Kind:   opi.ErrUnavailable,
@@ -120,7 +121,7 @@ func endless(what string) error {
 	return &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent lists " + what}
 }
 
-// Dialect is an [opi.Dialect].
+// Dialect is the [opi.Dialect] of this package.
 func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
 		networks:  evpn.NewLogicalBridgeServiceClient(conn),
@@ -129,7 +130,7 @@ func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 		inventory: inventory.NewInventoryServiceClient(conn),
 		options:   opibridge.NewOptionsServiceClient(conn), vrfs: evpn.NewVrfServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
-		tellsAll: new(atomic.Bool), making: new(keylock.Locks[string]),
+		getIsComplete: new(atomic.Bool), macLocks: new(keylock.Locks[string]),
 	}
 }
 
@@ -140,19 +141,20 @@ type agent struct {
 	inventory               inventory.InventoryServiceClient
 	options                 opibridge.OptionsServiceClient
 	vrfs                    evpn.VrfServiceClient
-	networkNames, portNames *names
+	networkNames, portNames *objectNames
 
-	// GetBridgePort was seen to tell all of a port since the connection came up
-	tellsAll *atomic.Bool
-	// by MAC address; held by who looks whether a port may have it, and makes the port
-	making *keylock.Locks[string]
+	// GetBridgePort has returned all fields of a port since the connection came up
+	getIsComplete *atomic.Bool
+	// by MAC address; held while checking that the address is unused and creating the port
+	macLocks *keylock.Locks[string]
 }
 
-// Alive asks for a port that never exists, which every agent answers. The reference agent does not
-// serve grpc.health.v1, its List leaks memory, and its inventory can end the process.
+// Alive requests a port that never exists, which every agent answers. Other calls are unsuitable:
+// the reference agent does not serve grpc.health.v1, its List leaks memory, and its inventory can
+// end the process.
 func (a agent) Alive(ctx context.Context) error {
 	const never = "opi-liveness-check"
-	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(never)})
+	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.name(never)})
 	switch status.Code(err) {
 	case codes.NotFound, codes.Unimplemented:
 		return nil
@@ -160,17 +162,17 @@ func (a agent) Alive(ctx context.Context) error {
 	return err
 }
 
-// hints are parts of the messages of opi-evpn-bridge, which uses the code Unknown for different
-// kinds of failures.
+// hints are parts of error messages of opi-evpn-bridge, which uses the code Unknown for different
+// kinds of errors.
 var hints = [...]struct {
 	text string
 	kind error
 }{
 	{"has not been found", opi.ErrNetworkMissing},
 	{"unable to find key", opi.ErrNetworkMissing},
-	{"key not found", opi.ErrNetworkMissing}, // a TRUNK of all networks while the agent has none
+	{"key not found", opi.ErrNetworkMissing}, // a trunk of all networks while the agent has none
 	{"already associated", opi.ErrConflict},
-	{"already in use", opi.ErrConflict}, // a VNI
+	{"already in use", opi.ErrConflict}, // said of a VNI
 	{"is not empty", opi.ErrInUse},
 	{"missing required field", opi.ErrInvalid},
 	{"user-settable ID", opi.ErrInvalid},
@@ -193,15 +195,15 @@ func (agent) Kind(err error) error {
 func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error) {
 	return lookup[opi.NetworkStatus]{
 		noun: "network", get: a.getNetwork, list: a.Networks,
-		id:     func(n opi.NetworkStatus) string { return n.ID },
-		status: func(n *opi.NetworkStatus) *opi.Status { return &n.Status },
-		agree:  func(opi.NetworkStatus, opi.NetworkStatus) bool { return true },
+		id:         func(n opi.NetworkStatus) string { return n.ID },
+		status:     func(n *opi.NetworkStatus) *opi.Status { return &n.Status },
+		consistent: func(opi.NetworkStatus, opi.NetworkStatus) bool { return true },
 	}.find(ctx, id)
 }
 
 func (a agent) getNetwork(ctx context.Context, id string) (opi.NetworkStatus, error) {
 	got, err := a.networks.GetLogicalBridge(ctx,
-		&evpn.GetLogicalBridgeRequest{Name: a.networkNames.of(id)})
+		&evpn.GetLogicalBridgeRequest{Name: a.networkNames.name(id)})
 	if err != nil {
 		return opi.NetworkStatus{}, err
 	}
@@ -248,7 +250,7 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 	}
 
 	_, err := a.networks.DeleteLogicalBridge(ctx,
-		&evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
+		&evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.name(id), AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
 		return &opi.Error{
 			Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err,
@@ -264,20 +266,20 @@ func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
 		noun: "port", get: a.getPort, list: a.Ports,
 		id:     func(p opi.PortStatus) string { return p.ID },
 		status: func(p *opi.PortStatus) *opi.Status { return &p.Status },
-		agree: func(got, listed opi.PortStatus) bool {
+		consistent: func(got, listed opi.PortStatus) bool {
 			return len(got.MAC) == 0 || bytes.Equal(got.MAC, listed.MAC)
 		},
 	}.find(ctx, id)
 }
 
 func (a agent) getPort(ctx context.Context, id string) (opi.PortStatus, error) {
-	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(id)})
+	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.name(id)})
 	if err != nil {
 		return opi.PortStatus{}, err
 	}
 	p := portStatus(got)
 	p.ID = id
-	a.tellsAll.Store(p.State != opi.StateUnknown)
+	a.getIsComplete.Store(p.State != opi.StateUnknown)
 	return p, nil
 }
 
@@ -296,8 +298,8 @@ func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
 // CreatePort implements [opi.Agent].
 func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	if p.Trunk {
-		// A trunk to a network that does not exist leaves references behind in the reference agent
-		// that make the other networks undeletable.
+		// The reference agent keeps references of a trunk to a network that does not exist. They
+		// make the other networks undeletable.
 		for _, id := range p.Networks {
 			network, err := a.Network(ctx, id)
 			switch {
@@ -312,8 +314,8 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 		}
 	}
 
-	if !a.tellsAll.Load() {
-		unlock, err := a.making.Lock(ctx, p.MAC.String())
+	if !a.getIsComplete.Load() {
+		unlock, err := a.macLocks.Lock(ctx, p.MAC.String())
 		if err != nil {
 			return status.FromContextError(ctx.Err()).Err()
 		}
@@ -330,7 +332,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 
 	switch {
 	case lacksNetdev(err):
-		return &opi.Error{Kind: opi.ErrFailed, Detail: noNetdev(err), Err: err}
+		return &opi.Error{Kind: opi.ErrFailed, Detail: netdevMessage(err), Err: err}
 	case status.Code(err) == codes.NotFound:
 		return &opi.Error{
 			Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err,
@@ -340,16 +342,16 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	return err
 }
 
-// RetryPort is an Update that changes nothing, as an agent that was restarted does not try again by
-// itself. An Update that changes a port leaves agents with ports and networks that cannot be
+// RetryPort sends an Update that changes nothing, because a restarted agent does not retry by
+// itself. An Update that changes a port would leave agents with ports and networks that cannot be
 // deleted any more.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
-		BridgePort: &evpn.BridgePort{Name: a.portNames.of(p.ID), Spec: a.spec(p)},
+		BridgePort: &evpn.BridgePort{Name: a.portNames.name(p.ID), Spec: a.spec(p)},
 	})
 	switch status.Code(err) {
 	case codes.Unimplemented, codes.NotFound, codes.Unknown:
-		return nil // Get tells what came of it
+		return nil // Get will show the result
 	}
 	return err
 }
@@ -357,11 +359,12 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 // DeletePort implements [opi.Agent].
 func (a agent) DeletePort(ctx context.Context, id string) error {
 	_, err := a.ports.DeleteBridgePort(ctx,
-		&evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
+		&evpn.DeleteBridgePortRequest{Name: a.portNames.name(id), AllowMissing: true})
 	if status.Code(err) == codes.NotFound &&
-		!strings.Contains(status.Convert(err).Message(), a.portNames.of(id)) {
+		!strings.Contains(status.Convert(err).Message(), a.portNames.name(id)) {
 		return &opi.Error{
-			Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + noNetdev(err), Err: err,
+			Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + netdevMessage(
+				err), Err: err,
 		}
 	}
 
@@ -369,13 +372,13 @@ func (a agent) DeletePort(ctx context.Context, id string) error {
 }
 
 // Reconnected implements [opi.Agent].
-func (a agent) Reconnected() { a.tellsAll.Store(false) }
+func (a agent) Reconnected() { a.getIsComplete.Store(false) }
 
 // SetNetworkOptions implements [opi.Options].
 func (a agent) SetNetworkOptions(ctx context.Context, n opi.Network) (mtu int, err error) {
 	got, err := a.options.UpdateNetworkOptions(ctx,
 		&opibridge.UpdateNetworkOptionsRequest{Options: &opibridge.NetworkOptions{
-			Name: a.networkNames.of(n.ID), Mtu: uint32(n.MTU),
+			Name: a.networkNames.name(n.ID), Mtu: uint32(n.MTU),
 			SourceFilter: sourceFilters[n.SourceFilter],
 		}})
 	return int(min(got.GetMaxMtu(), math.MaxUint16)), err
@@ -389,7 +392,7 @@ var sourceFilters = map[opi.SourceFilter]opibridge.SourceFilter{
 
 // SetPortOptions implements [opi.Options].
 func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
-	options := &opibridge.PortOptions{Name: a.portNames.of(p.ID)}
+	options := &opibridge.PortOptions{Name: a.portNames.name(p.ID)}
 	for _, address := range p.Addresses {
 		options.Addresses = append(options.Addresses, address.String())
 	}
@@ -398,8 +401,8 @@ func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
 	return err
 }
 
-// HostPFs implements [opi.Agent]. The inventory of the reference agent can end its process: so only
-// an agent is asked that says by grpc.health.v1, which the reference agent lacks, that it has one.
+// HostPFs implements [opi.Agent]. It asks only agents that announce an inventory by grpc.health.v1.
+// The reference agent lacks that service, and its inventory can end its process.
 func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
 	has, err := a.health.Check(ctx,
 		&healthpb.HealthCheckRequest{Service: inventory.InventoryService_ServiceDesc.ServiceName})
@@ -448,7 +451,7 @@ func (a agent) spec(p opi.Port) *evpn.BridgePortSpec {
 	}
 
 	for _, id := range p.Networks {
-		spec.LogicalBridges = append(spec.LogicalBridges, a.networkNames.of(id))
+		spec.LogicalBridges = append(spec.LogicalBridges, a.networkNames.name(id))
 	}
 	return spec
 }
@@ -457,7 +460,7 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 	n := opi.NetworkStatus{Network: opi.Network{
 		ID: lastSegment(lb.GetName()), VLAN: uint16(min(lb.GetSpec().GetVlanId(), math.MaxUint16)),
 	}}
-	// proto3 agents are seen to report an absent VNI as 0.
+	// Some proto3 agents report a missing VNI as 0.
 	if vni := lb.GetSpec().GetVni(); vni != 0 {
 		n.VNI = &vni
 	}
@@ -467,7 +470,7 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 		state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
 		lb.GetStatus().GetComponents())
 	if n.VLAN == 0 {
-		n.Status = untold(n.Status, "its VLAN")
+		n.Status = incomplete(n.Status, "its VLAN")
 	}
 
 	return n
@@ -492,18 +495,19 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 		bp.GetStatus().GetComponents())
 	switch {
 	case bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
-		p.Status = untold(p.Status, "its type")
-	case len(p.Networks) == 0 && !p.Trunk: // a trunk without any is in all
-		p.Status = untold(p.Status, "its network")
+		p.Status = incomplete(p.Status, "its type")
+	case len(p.Networks) == 0 && !p.Trunk: // a trunk without networks is in all networks
+		p.Status = incomplete(p.Status, "its network")
 	case len(p.MAC) == 0:
-		p.Status = untold(p.Status, "its MAC address")
+		p.Status = incomplete(p.Status, "its MAC address")
 	}
 
 	return p
 }
 
-// statusOf derives a status from an object's operational status and its components. Only a
-// component in state ERROR makes it failed; components in other states may still be at work.
+// statusOf derives the status from an object's operational status and its components. Only a
+// component in state ERROR means failed, because components in other states may still be in
+// progress.
 func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
 	for _, comp := range components[:min(len(components), maxComponents)] {
@@ -525,7 +529,7 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	return status
 }
 
-// lastSegment is the id in a resource name. Agents differ in the part before it.
+// lastSegment returns the id in a resource name. The prefix depends on the agent.
 func lastSegment(name string) string {
 	return opi.Short(name[strings.LastIndexByte(name, '/')+1:])
 }

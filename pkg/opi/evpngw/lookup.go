@@ -17,36 +17,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// This file has what opi-evpn-bridge v0.2.0 needs, which OPI's release v0.1.0 has. Its Get of a
-// port tells the MAC address alone, or that there is no such netdev, and its lists lack what was
-// made before it was started. It refuses neither a MAC address that another port of the network
-// has, nor the deletion of a network that has ports.
+// This file works around opi-evpn-bridge v0.2.0, which is part of OPI's release v0.1.0. Its Get of
+// a port returns only the MAC address, or an error for a missing netdev. Its lists lack objects
+// from before its last start. It accepts a MAC address that another port of the network has, and
+// the deletion of a network with ports.
 
-// lookup finds out what an agent has under an id: by its Get, and by its List where Get does not
-// tell.
+// lookup finds an agent's object by Get, and by List if Get returns too little.
 type lookup[S any] struct {
-	noun   string
-	get    func(ctx context.Context, id string) (S, error)
-	list   func(ctx context.Context) ([]S, error)
-	id     func(S) string
-	status func(*S) *opi.Status
-	agree  func(got, listed S) bool // in what Get tells
+	noun       string
+	get        func(ctx context.Context, id string) (S, error)
+	list       func(ctx context.Context) ([]S, error)
+	id         func(S) string
+	status     func(*S) *opi.Status
+	consistent func(got, listed S) bool // whether List agrees with what Get returned
 }
 
-// find returns an error of kind [opi.ErrUnknown] if the agent has an object, or may have one, of
-// which neither Get nor List tells enough.
+// find returns the object with the id. The error is [opi.ErrUnknown] if the agent has the object,
+// or may have it, and neither Get nor List returns enough.
 func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
-	got, missing := l.get(ctx, id)
+	got, getErr := l.get(ctx, id)
 	switch {
-	case missing == nil && l.status(&got).State != opi.StateUnknown:
+	case getErr == nil && l.status(&got).State != opi.StateUnknown:
 		return got, nil
-	case missing != nil && !lacksNetdev(missing):
-		return none, missing
+	case getErr != nil && !lacksNetdev(getErr):
+		return none, getErr
 	}
 
 	all, err := l.list(ctx)
 	if status.Code(err) == codes.Unimplemented {
-		return none, unknown("%s, and it has no list", l.untold(got, missing))
+		return none, unknown("%s, and it has no list", l.missingDetail(got, getErr))
 	}
 	if err != nil {
 		return none, err
@@ -56,33 +55,35 @@ func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 
 	switch {
 	case len(all) > 1:
-		return none, unknown("%s, and it lists several of this id", l.untold(got, missing))
-	case len(all) == 0 && missing == nil:
+		return none, unknown("%s, and it lists several of this id", l.missingDetail(got, getErr))
+
+	case len(all) == 0 && getErr == nil:
 		if _, err := l.get(ctx, id); err != nil && !lacksNetdev(err) {
-			return none, err // it went meanwhile, or the agent did
+			return none, err // the object or the agent has gone meanwhile
 		}
 		fallthrough
 	case len(all) == 0:
 		return none, unknown("%s, and it does not list it, as after a restart",
-			l.untold(got, missing))
+			l.missingDetail(got, getErr))
 	case l.status(&all[0]).State == opi.StateUnknown:
-		return none, unknown("%s, nor does its list", l.untold(got, missing))
-	case missing == nil && !l.agree(got, all[0]):
-		return none, unknown("%s, and its list contradicts what it tells", l.untold(got, missing))
+		return none, unknown("%s, nor does its list", l.missingDetail(got, getErr))
+	case getErr == nil && !l.consistent(got, all[0]):
+		return none, unknown("%s, and its list contradicts what it tells",
+			l.missingDetail(got, getErr))
 	}
 
 	found := all[0]
-	if missing != nil {
-		*l.status(&found) = opi.Status{State: opi.StateFailed, Detail: noNetdev(missing)}
+	if getErr != nil {
+		*l.status(&found) = opi.Status{State: opi.StateFailed, Detail: netdevMessage(getErr)}
 	}
 
 	return found, nil
 }
 
-// untold says what the agent's Get does not tell.
-func (l lookup[S]) untold(got S, missing error) string {
-	if missing != nil {
-		return fmt.Sprintf("the agent may have the %s, but says: %s", l.noun, noNetdev(missing))
+// missingDetail describes what the agent's Get left out.
+func (l lookup[S]) missingDetail(got S, getErr error) string {
+	if getErr != nil {
+		return fmt.Sprintf("the agent may have the %s, but says: %s", l.noun, netdevMessage(getErr))
 	}
 	return fmt.Sprintf("the agent has the %s, but does not tell %s", l.noun, l.status(&got).Detail)
 }
@@ -91,19 +92,20 @@ func unknown(format string, args ...any) error {
 	return &opi.Error{Kind: opi.ErrUnknown, Detail: fmt.Sprintf(format, args...)}
 }
 
-// untold is the status of an object of which the agent does not tell this. One that is being
-// deleted goes, whatever else it is.
-func untold(s opi.Status, what string) opi.Status {
+// incomplete returns the status of an object about which the agent left something out. An object
+// that is being deleted stays so, because the missing part does not matter then.
+func incomplete(s opi.Status, what string) opi.Status {
 	if s.State == opi.StateDeleting {
 		return s
 	}
 	return opi.Status{State: opi.StateUnknown, Detail: what}
 }
 
-// namesObject says whether an error names an object rather than a netdev, or nothing.
+// namesObject reports whether an error message contains the name of an object, as opposed to a
+// netdev or nothing.
 func namesObject(err error) bool { return strings.Contains(status.Convert(err).Message(), "/") }
 
-// lacksNetdev says whether an error is that of an agent that has an object, but does not find its
+// lacksNetdev reports whether an error means that the agent has the object but does not find its
 // netdev.
 func lacksNetdev(err error) bool {
 	const form = "unable to find key "
@@ -111,8 +113,8 @@ func lacksNetdev(err error) bool {
 	return status.Code(err) == codes.NotFound && isForm && name != "" && !namesObject(err)
 }
 
-// noNetdev says what is missing, for a person.
-func noNetdev(err error) string {
+// netdevMessage returns the message of an error for people, which says if a netdev is missing.
+func netdevMessage(err error) string {
 	message := opi.Short(status.Convert(err).Message())
 	if lacksNetdev(err) {
 		return message + ", which is a netdev that is missing on the xPU"
@@ -121,7 +123,7 @@ func noNetdev(err error) string {
 }
 
 // checkMAC returns an [opi.ErrConflict] if another port of the network has the MAC address. An
-// agent without lists is trusted to refuse that itself.
+// agent without lists is trusted to reject that itself.
 func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 	all, err := a.Ports(ctx)
 	if status.Code(err) == codes.Unimplemented {
@@ -144,10 +146,10 @@ func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 	return nil
 }
 
-// checkUnused returns an [opi.ErrInUse] if a port is in the network. An agent that tells all of its
-// ports, or has no lists, is trusted to refuse that itself.
+// checkUnused returns an [opi.ErrInUse] if the network has a port. An agent whose Get returns all
+// fields, or that has no lists, is trusted to reject that itself.
 func (a agent) checkUnused(ctx context.Context, network string) error {
-	if a.tellsAll.Load() {
+	if a.getIsComplete.Load() {
 		return nil
 	}
 
@@ -168,13 +170,13 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 	return nil
 }
 
-// mainVRF is the end of the name of the VRF that opi-evpn-bridge makes when it starts, but v0.2.0
-// does not.
+// mainVRF ends the name of the VRF that opi-evpn-bridge creates when it starts. Version 0.2.0 does
+// not create it.
 const mainVRF = "/GRD"
 
-// vtep is the address of the VXLAN tunnel's end to send with a network that has a VNI: none, so
-// that the agent takes its own, or 0.0.0.0 for v0.2.0, whose process ends without one. There the
-// kernel chooses.
+// vtep returns the VXLAN tunnel endpoint to send with a network that has a VNI. It returns nil, so
+// that the agent uses its own endpoint, except for v0.2.0, whose process ends without one. That
+// gets 0.0.0.0, so that the kernel chooses the address.
 func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
 	page, err := a.vrfs.ListVrfs(ctx, &evpn.ListVrfsRequest{PageSize: pageSize})
 	switch status.Code(err) {

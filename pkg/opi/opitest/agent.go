@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package opitest has an OPI agent for tests, and the tests that every OPI agent and the client
-// must pass together.
+// Package opitest has an OPI agent for tests, and tests that every OPI agent and the client must
+// pass together.
 //
-// The agent is a real gRPC server that behaves like opi-evpn-bridge as it was observed, with all
-// that is odd about it: Create that proves nothing, Unknown for most errors, references that are
-// left behind. The tests of this package have one case for each observed behaviour.
+// The agent is a real gRPC server that behaves like opi-evpn-bridge was observed to, with all
+// oddities: Create proves nothing, most errors are Unknown, and references are left behind. The
+// tests of this package have one case for each observation.
 package opitest
 
 import (
@@ -37,63 +37,61 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 )
 
-// Behaviour is what an [Agent] can be told. The zero value is a reference agent in good health that
-// realises and tears down everything at once.
+// Behaviour configures an [Agent]. The zero value is a healthy reference agent that brings up and
+// tears down everything at once.
 type Behaviour struct {
 	UpDelay    time.Duration // from Create to UP
-	Held       bool          // nothing comes UP until this is false again
+	Held       bool          // nothing comes UP while this is set
 	DeleteTail time.Duration // from Delete to gone
-	Latency    time.Duration // of each RPC
-	// Slow is how long an RPC takes, by name. The agent carries it out even if the client has given
-	// it up.
+	Latency    time.Duration // added to each RPC
+	// Slow is the duration of an RPC, by name. The agent carries it out even if the client gives
+	// up.
 	Slow map[string]time.Duration
-	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the
-	// reference agent with a representor of a real VF.
+	// StuckDelete keeps deleted objects as TO_BE_DELETED with an error, forever, like the reference
+	// agent does with a representor of a real VF.
 	StuckDelete bool
-	// Realise decides whether the port of this id comes UP; nil is always. Its error is the
-	// component's details.
+	// Realise decides whether the port with this id comes UP; nil means always. Its error becomes
+	// the component's details.
 	Realise func(id string) error
-	// Persistent is the reference agent with a redis behind it: after a crash, objects are back
-	// with the status they had, UP is not verified, and what was not UP is not tried again until it
-	// is updated.
+	// Persistent is a reference agent that uses redis: after a crash, objects have their old
+	// status, UP is not verified, and other states are not retried until the object is updated.
 	Persistent bool
-	// KeepOnStop is an agent that does not delete all objects at a graceful stop.
+	// KeepOnStop keeps all objects at a graceful stop.
 	KeepOnStop bool
-	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is
+	// Blind makes Get succeed for every name without any fields, like an Intel agent does. List is
 	// empty.
 	Blind bool
-	// Untold: neither Get nor List tells the type and the networks of a port.
+	// Untold leaves out the type and the networks of a port in Get and List.
 	Untold bool
-	// ProtoNames: objects are called "bridgePorts/{id}" and "logicalBridges/{id}", as the API's
-	// comments say.
+	// ProtoNames names objects "bridgePorts/{id}" and "logicalBridges/{id}", like the API's
+	// comments.
 	ProtoNames bool
-	// FailsFirst is for how long a new port or network is in error, before the agent tries again by
-	// itself and succeeds.
+	// FailsFirst is how long a new port or network is in error before the agent retries by itself
+	// and succeeds.
 	FailsFirst time.Duration
-	// Hung: no RPC is answered, while the connection stays.
+	// Hung leaves every RPC unanswered, while connections stay up.
 	Hung bool
-	// Endless: no page of a list is the last.
+	// Endless makes every page of a list announce another.
 	Endless bool
-	// ForgetPages: no page token is known, as after a restart.
+	// ForgetPages rejects every page token, like after a restart.
 	ForgetPages bool
-	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form
-	// of [opi.HostPF]. Without any it is the reference agent, which has no grpc.health.v1 and whose
-	// inventory ends its process.
+	// HostPFs are the PFs of the host that the agent reports like opi-bridge, each as
+	// [opi.HostPF.String]. Without any, the agent has no grpc.health.v1 and its inventory ends the
+	// process, like the reference agent.
 	HostPFs []string
-	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the
-	// largest that it says networks carry.
+	// Options makes the agent accept options of networks and ports, like opi-bridge. MTU is the
+	// largest MTU that it reports for networks.
 	Options bool
 	MTU     uint32
-	// V02 is opi-evpn-bridge v0.2.0, which OPI's own release has: see v02.go. Its Get of a port
-	// answers the MAC address alone. An error of Realise is a representor that is missing. After a
-	// restart it has all objects, and lists none of them.
+	// V02 is opi-evpn-bridge v0.2.0, which is part of OPI's own release; see v02.go. Its Get of a
+	// port returns only the MAC address. An error of Realise means a missing representor. After a
+	// restart it has all objects, but lists none of them.
 	V02 bool
-	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
+	// Unimplemented lists RPCs that are not served, such as "GetBridgePort".
 	Unimplemented []string
 }
 
-// Agent is an OPI agent on a loopback address. Its methods may be called from several goroutines at
-// once.
+// Agent is an OPI agent on a loopback address. Its methods are safe for concurrent use.
 type Agent struct {
 	address string
 
@@ -103,15 +101,15 @@ type Agent struct {
 	behaviour Behaviour
 	faults    map[string][]fault
 	calls     map[string]int
-	changing  map[string]int // calls that change an object and run, by its id
+	changing  map[string]int // running calls that change an object, by its id
 	overlaps  int
 
 	networks, ports         table
-	networksEver, portsEver bool           // there was one since the agent started
+	networksEver, portsEver bool           // whether any existed since the agent started
 	pages                   map[string]int // by page token, where the page of ports begins
 }
 
-// fault is what one call of an RPC does instead of its work, or after it.
+// fault replaces or follows the work of one call of an RPC.
 type fault struct {
 	err    error
 	commit bool
@@ -136,30 +134,30 @@ func New() (*Agent, error) {
 	return a, a.Run()
 }
 
-// Installation is that of a client of the agent. Its networks have ids such as "net-blue".
+// Installation is the installation of the agent's clients. Its networks have ids such as
+// "net-blue".
 const Installation opi.Installation = "net"
 
-// Config is the configuration of a client of the agent.
+// Config returns the configuration for a client of the agent.
 func (a *Agent) Config() opi.Config {
 	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation,
 		FailedGrace: 100 * time.Millisecond}
 }
 
-// Set changes the behaviour, from the next call on.
+// Set changes the behaviour from the next call on.
 func (a *Agent) Set(change func(*Behaviour)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	change(&a.behaviour)
 }
 
-// FailNext has the next n calls of the RPC of this name ("CreateBridgePort") fail without doing
-// anything.
+// FailNext makes the next n calls of the RPC, such as "CreateBridgePort", fail without any effect.
 func (a *Agent) FailNext(rpc string, n int, code codes.Code, message string) {
 	a.fault(rpc, n, fault{err: status.Error(code, message)})
 }
 
-// DropNext has the next n calls of the RPC do their work, but answer Unavailable: a connection lost
-// after the commit.
+// DropNext makes the next n calls of the RPC take effect but return Unavailable, like a connection
+// that is lost after the commit.
 func (a *Agent) DropNext(rpc string, n int) {
 	a.fault(rpc, n, fault{err: status.Error(codes.Unavailable, "connection lost"), commit: true})
 }
@@ -170,23 +168,22 @@ func (a *Agent) fault(rpc string, n int, f fault) {
 	a.faults[rpc] = append(a.faults[rpc], slices.Repeat([]fault{f}, n)...)
 }
 
-// Calls is how often the RPC of this name was called, including calls that failed.
+// Calls returns how often the RPC was called, including failed calls.
 func (a *Agent) Calls(rpc string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.calls[rpc]
 }
 
-// Overlaps is how often the agent was asked to change an object while another call to change it
-// ran.
+// Overlaps returns how often a call to change an object arrived while another one was running.
 func (a *Agent) Overlaps() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.overlaps
 }
 
-// changes notes a call that changes an object until the returned function is called. It needs the
-// lock, as that does.
+// changes registers a call that changes an object until end is called. The caller must hold the
+// lock for both.
 func (a *Agent) changes(req any) (end func()) {
 	id := ""
 	switch req := req.(type) {
@@ -207,12 +204,12 @@ func (a *Agent) changes(req any) (end func()) {
 	return func() { a.changing[id]-- }
 }
 
-// RunTLS is Run with TLS. For mTLS the configuration asks for client certificates.
+// RunTLS is like Run, with TLS. For mutual TLS, the configuration requests client certificates.
 func (a *Agent) RunTLS(cfg *tls.Config) error {
 	return a.Run(grpc.Creds(credentials.NewTLS(cfg)))
 }
 
-// Run starts the agent again, at the same address, after Stop or Kill.
+// Run starts the agent again at the same address after Stop or Kill.
 func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	lis, err := listen(a.address)
 	if err != nil {
@@ -236,8 +233,8 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	return nil
 }
 
-// listen waits for a port that is in use: while an agent is away, its port may be the local one of
-// some connection.
+// listen waits until the port is free, because some connection may use it as its local port while
+// the agent is stopped.
 func listen(address string) (lis net.Listener, err error) {
 	free := func(context.Context) (bool, error) {
 		lis, err = net.Listen("tcp", address)
@@ -248,7 +245,7 @@ func listen(address string) (lis net.Listener, err error) {
 	return lis, err
 }
 
-// Stop ends the agent as SIGTERM does: it deletes everything it has, unless told to KeepOnStop.
+// Stop stops the agent like SIGTERM: it deletes all of its objects, unless KeepOnStop is set.
 func (a *Agent) Stop() {
 	a.end()
 	a.mu.Lock()
@@ -262,7 +259,7 @@ func (a *Agent) Stop() {
 	}
 }
 
-// Kill ends the agent as SIGKILL does: it loses everything, unless it is Persistent.
+// Kill stops the agent like SIGKILL: it loses all of its objects, unless it is Persistent.
 func (a *Agent) Kill() {
 	a.end()
 	a.mu.Lock()
@@ -299,10 +296,10 @@ func (a *Agent) forget() {
 	a.networksEver, a.portsEver = false, false
 }
 
-// Ports are the ids of the ports there are, sorted.
+// Ports returns the ids of all ports, sorted.
 func (a *Agent) Ports() []string { return a.ids(&a.ports) }
 
-// Lose forgets a port, as if somebody had deleted it.
+// Lose removes a port, as if another client had deleted it.
 func (a *Agent) Lose(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -312,22 +309,22 @@ func (a *Agent) Lose(id string) {
 	delete(a.ports, id)
 }
 
-// LoseNetwork forgets a network under its ports, as if another client had deleted it where that is
-// not refused.
+// LoseNetwork removes a network that may have ports, as if another client had deleted it and the
+// agent had allowed that.
 func (a *Agent) LoseNetwork(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.networks, id)
 }
 
-// SentVTEP says whether a network was made with the address of a VXLAN tunnel's end.
+// SentVTEP reports whether a network was created with the address of a VXLAN tunnel endpoint.
 func (a *Agent) SentVTEP(network string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.networks[network] != nil && a.networks[network].network.GetVtepIpPrefix() != nil
 }
 
-// Networks are the ids of the logical bridges there are, sorted.
+// Networks returns the ids of all logical bridges, sorted.
 func (a *Agent) Networks() []string { return a.ids(&a.networks) }
 
 func (a *Agent) ids(objects *table) []string {
@@ -365,7 +362,7 @@ func (a *Agent) intercept(
 	}
 
 	switch {
-	case latency > 0 && !loop.Sleep(ctx, latency): // the client has given the call up
+	case latency > 0 && !loop.Sleep(ctx, latency): // the client has given up
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case unimplemented:
 		return nil, status.Errorf(codes.Unimplemented, "method %s not implemented", rpc)
@@ -385,28 +382,28 @@ func (a *Agent) intercept(
 	return reply, err
 }
 
-// table holds the objects of a kind by id.
+// table holds the objects of one kind by id.
 type table map[string]*object
 
-// object is a LogicalBridge or a BridgePort. Time alone moves it on: see [Agent.settle].
+// object is a LogicalBridge or a BridgePort. Its state changes with time; see [Agent.settle].
 type object struct {
-	network *evpn.LogicalBridgeSpec // one of the two is set
+	network *evpn.LogicalBridgeSpec // either this or port is set
 	port    *evpn.BridgePortSpec
 	up      bool
-	failure string    // details of the ERROR component, if any
-	upAt    time.Time // zero: never by itself
+	failure string    // details of the component in state ERROR, if any
+	upAt    time.Time // zero if never by itself
 	dying   bool
-	goneAt  time.Time // zero while dying: never
-	// macs are, in a network, the ports that are thought to be on it. Update does not move them,
-	// and a failed Create leaves some behind.
+	goneAt  time.Time // zero while being deleted means never
+	// of a network: the ports that the agent believes to be on it, by MAC address. Update does not
+	// move them, and a failed Create leaves some behind.
 	macs     map[string]string
-	unlisted bool // only Get tells of it
+	unlisted bool // returned only by Get
 
 	networkOptions *opibridge.NetworkOptions
 	portOptions    *opibridge.PortOptions
 }
 
-// settle brings the state to what it is by now.
+// settle updates the state to the current time.
 func (a *Agent) settle() {
 	now := time.Now()
 	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
@@ -471,7 +468,7 @@ func unknown(format string, args ...any) error {
 	return status.Errorf(codes.Unknown, format, args...)
 }
 
-// wellFormed is a resource name as the reference agent's library takes it.
+// wellFormed reports whether the reference agent's library accepts a resource name.
 func wellFormed(name string) bool {
 	rest := strings.TrimPrefix(name, "//")
 	return rest != "" && !strings.ContainsAny(rest, " \t{}_") &&
@@ -483,7 +480,7 @@ type healthServer struct {
 	agent *Agent
 }
 
-// Check knows the inventory of an agent that tells of its host's PFs.
+// Check reports the inventory of an agent with HostPFs as serving.
 func (s healthServer) Check(
 	ctx context.Context, req *healthpb.HealthCheckRequest,
 ) (*healthpb.HealthCheckResponse, error) {
@@ -501,7 +498,7 @@ type inventoryServer struct {
 	agent *Agent
 }
 
-// GetInventory ends the agent's process, unless it tells of its host's PFs.
+// GetInventory ends the agent's process, unless it has HostPFs.
 func (s inventoryServer) GetInventory(
 	context.Context, *inventory.GetInventoryRequest,
 ) (*inventory.Inventory, error) {
@@ -518,6 +515,6 @@ func (s inventoryServer) GetInventory(
 		return has, nil
 	}
 
-	go s.agent.Kill() // it waits for this call
+	go s.agent.Kill() // Kill waits for this call
 	return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 }

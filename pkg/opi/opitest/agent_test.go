@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 )
 
-// peer is a bare gRPC client of an agent.
+// peer is a plain gRPC client of an agent.
 type peer struct {
 	t        *testing.T
 	networks evpn.LogicalBridgeServiceClient
@@ -88,7 +88,7 @@ func (p peer) updatePort(
 	return p.ports.UpdateBridgePort(p.t.Context(), req)
 }
 
-// want fails the test unless err has this code and contains this text.
+// want fails the test unless err has the code and contains the text.
 func (p peer) want(err error, code codes.Code, text string) {
 	p.t.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
@@ -125,8 +125,8 @@ const (
 	p2   = "vf-0000-03-00-3"
 )
 
-// TestObservedBehaviour has one case for each thing that was seen on a live opi-evpn-bridge. Each
-// starts with the networks net-blue (VLAN 10) and net-red (VLAN 20) and no port.
+// TestObservedBehaviour has one case for each observation of a live opi-evpn-bridge. Each starts
+// with the networks net-blue (VLAN 10) and net-red (VLAN 20) and no port.
 func TestObservedBehaviour(t *testing.T) {
 	tests := []struct {
 		name string

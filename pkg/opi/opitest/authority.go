@@ -17,13 +17,13 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// Authority issues certificates for tests of mTLS.
+// Authority issues certificates for tests of mutual TLS.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes an authority that nobody else trusts.
+// NewAuthority returns an authority with a new key.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	key := newKey(t)
@@ -43,8 +43,8 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// Issue makes a certificate, for servers and clients, and its key, both PEM. name is a host name or
-// an IP address.
+// Issue returns a certificate for servers and clients, and its key, both as PEM. name is a host
+// name or an IP address.
 func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 	t.Helper()
 	template := &x509.Certificate{
@@ -71,14 +71,14 @@ func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 	return encode(der), key
 }
 
-// PEM is the authority's own certificate.
+// PEM returns the authority's own certificate.
 func (a *Authority) PEM() []byte { return encode(a.cert.Raw) }
 
 func encode(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
 }
 
-// Pool holds the authority's certificate alone.
+// Pool returns a pool with only the authority's certificate.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)

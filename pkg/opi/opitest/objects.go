@@ -21,13 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// What the reference agent really calls its objects.
+// Prefixes of the reference agent's real object names.
 const (
 	networkPrefix = "//network.opiproject.org/bridges/"
 	portPrefix    = "//network.opiproject.org/ports/"
 )
 
-// networkNames and portNames are what the names of this agent's objects begin with.
+// networkNames and portNames return the prefixes of object names.
 func (a *Agent) networkNames() string {
 	if a.behaviour.ProtoNames {
 		return "logicalBridges/"
@@ -61,8 +61,8 @@ func chooseID(wanted string) (string, error) {
 	return wanted, nil
 }
 
-// find resolves a resource name of this prefix. Other well-formed names are nobody's: NotFound, as
-// the proto's own bridgePorts/{id}.
+// find resolves a resource name with this prefix. Other well-formed names, such as the proto's own
+// bridgePorts/{id}, are NotFound.
 func (t table) find(prefix, name string) (string, *object, error) {
 	if name == "" {
 		return "", nil, unknown("missing required field: name")
@@ -87,7 +87,7 @@ type networkServer struct {
 
 func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	spec := proto.CloneOf(n.network)
-	if spec.VtepIpPrefix == nil && !a.behaviour.V02 { // the reference agent always fills it in
+	if spec.VtepIpPrefix == nil && !a.behaviour.V02 { // the reference agent always sets it
 		spec.VtepIpPrefix = &netcommon.IPPrefix{
 			Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}},
 		}
@@ -204,7 +204,7 @@ func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	}
 }
 
-// checkPort lets any number of bytes pass as a MAC address, as the reference agent does.
+// checkPort accepts any number of bytes as a MAC address, like the reference agent.
 func checkPort(spec *evpn.BridgePortSpec) error {
 	networks := spec.GetLogicalBridges()
 	switch {
@@ -256,7 +256,7 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	for _, name := range spec.GetLogicalBridges() {
 		n := s.agent.networks[path.Base(name)]
 		if n == nil || n.dying || name != s.agent.networkNames()+path.Base(name) {
-			// the ones before keep their reference
+			// the preceding networks keep their reference
 			return nil, unknown("the referenced Logical Bridge has not been found")
 		}
 		if other, taken := n.macs[mac]; taken {
@@ -315,8 +315,8 @@ func (s networkServer) ListLogicalBridges(
 	return reply, err
 }
 
-// page returns the ids on one page of a list: at most 250, and 50 if the request names no size, as
-// the reference agent.
+// page returns the ids on one page of a list, like the reference agent: at most 250, and 50 if the
+// request has no size.
 func (a *Agent) page(objects table, ever bool, req interface {
 	GetPageSize() int32
 	GetPageToken() string
@@ -353,8 +353,7 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	return ids, next, nil
 }
 
-// UpdateBridgePort does not look whether the networks exist and moves no reference, as the
-// reference agent's.
+// UpdateBridgePort neither checks the networks nor moves references, like the reference agent.
 func (s portServer) UpdateBridgePort(
 	_ context.Context, req *evpn.UpdateBridgePortRequest,
 ) (*evpn.BridgePort, error) {
@@ -404,7 +403,7 @@ func (s portServer) DeleteBridgePort(
 
 	for _, name := range p.port.GetLogicalBridges() {
 		if s.agent.networks[path.Base(name)] == nil {
-			return nil, unknown("unable to find key %s", name) // its network was deleted under it
+			return nil, unknown("unable to find key %s", name) // its network was deleted first
 		}
 	}
 

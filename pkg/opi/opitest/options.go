@@ -11,7 +11,7 @@ import (
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 )
 
-// optionsServer is what opi-bridge has beside the API of the reference agent.
+// optionsServer implements opi-bridge's extension of the API.
 type optionsServer struct {
 	opibridge.UnimplementedOptionsServiceServer
 	agent *Agent
@@ -57,7 +57,7 @@ func (s optionsServer) UpdatePortOptions(
 	return port.portOptions, nil
 }
 
-// Addresses are those that a port was told to have.
+// Addresses returns the addresses that were set for a port.
 func (a *Agent) Addresses(port string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,7 +67,7 @@ func (a *Agent) Addresses(port string) []string {
 	return a.ports[port].portOptions.GetAddresses()
 }
 
-// NetworkOptions are what a network was told last; nil if nothing.
+// NetworkOptions returns the last options that were set for a network, or nil.
 func (a *Agent) NetworkOptions(network string) *opibridge.NetworkOptions {
 	a.mu.Lock()
 	defer a.mu.Unlock()

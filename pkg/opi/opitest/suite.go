@@ -19,15 +19,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// patience bounds what the suite waits for. Agents answer within milliseconds, slow machines within
-// seconds.
+// patience bounds the waits of the suite. Agents answer within milliseconds, on slow machines
+// within seconds.
 const patience = 30 * time.Second
 
-// RunClientSuite tests an agent and the client against each other: all that a controller relies on.
-// start prepares an agent for one case and says how to reach it: one that has no ports and
-// networks, and on whose xPU the ports of these ids can be brought up (their representors are
-// there). What start makes it removes with t.Cleanup. A case that has ports begins with the network
-// net-blue.
+// RunClientSuite tests an agent together with the client: everything that a controller relies on.
+// start prepares an agent for one case and returns how to reach it. The agent must have no ports
+// and networks, and its xPU must be able to bring up ports with these ids, so their representors
+// must exist. start cleans up with t.Cleanup. A case with ports begins with the network net-blue.
 func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.Config) {
 	for _, test := range clientCases {
 		t.Run(test.name, func(t *testing.T) {
@@ -60,7 +59,7 @@ type suite struct {
 	*testing.T
 	ctx    context.Context
 	client *opi.Client
-	other  *opi.Client // of another installation
+	other  *opi.Client // a client of another installation
 	ports  []string
 }
 
@@ -83,12 +82,12 @@ func (s suite) network(id string, vlan uint16) {
 	s.ok(s.client.EnsureNetwork(s.ctx, opi.Network{ID: id, VLAN: vlan}))
 }
 
-// port is the n-th port, in the network net-blue.
+// port returns the n-th port, in the network net-blue.
 func (s suite) port(n int) opi.Port {
 	return opi.Port{ID: s.ports[n], MAC: hw(n + 1), Networks: []string{"net-blue"}}
 }
 
-// hasPort fails the test unless the agent says that this port is up.
+// hasPort fails the test unless the agent reports that this port is up.
 func (s suite) hasPort(want opi.Port) {
 	s.Helper()
 	got, err := s.client.GetPort(s.ctx, want.ID)
@@ -118,7 +117,7 @@ var clientCases = []struct {
 }{
 	{"alive", nil, func(s suite) {
 		s.ok(s.client.Check(s.ctx))
-		// gRPC makes calls before it tells that the connection is up.
+		// gRPC may make calls before it reports that the connection is up.
 		must.Eventually(s, "connected after a successful check", s.client.Connected)
 	}},
 	{"network is made once", nil, func(s suite) {
@@ -181,7 +180,7 @@ var clientCases = []struct {
 		s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
 		theirs := opi.Port{ID: s.ports[0], MAC: hw(2), Networks: []string{"other-red"}}
 		s.is(s.other.EnsurePort(s.ctx, theirs), opi.ErrConflict)
-		s.ok(s.other.DeletePort(s.ctx, s.ports[0])) // they have none
+		s.ok(s.other.DeletePort(s.ctx, s.ports[0])) // the other installation has none
 		s.hasPort(s.port(0))
 		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 		s.ok(s.other.EnsurePort(s.ctx, theirs))

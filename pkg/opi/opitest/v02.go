@@ -13,18 +13,17 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// This file has what opi-evpn-bridge v0.2.0 does otherwise than later ones (see [Behaviour.V02]).
-// It carries a call out before it answers, keeps its objects in redis, and remembers in its
-// process alone which of them its lists have. It looks for no rival, and whether an object is in
+// This file implements the differences of opi-evpn-bridge v0.2.0 (see [Behaviour.V02]). It carries
+// out a call before it answers. It keeps objects in redis, but only its process remembers which
+// objects its lists contain. It checks neither for conflicting objects nor whether an object is in
 // use.
 
-// createV02 is CreateLogicalBridge. The specification was checked, and there is no network of the
-// id.
+// createV02 implements CreateLogicalBridge. The specification is valid, and no network has the id.
 func (s networkServer) createV02(
 	id string, spec *evpn.LogicalBridgeSpec,
 ) (*evpn.LogicalBridge, error) {
 	if spec.Vni != nil && spec.GetVtepIpPrefix() == nil {
-		go s.agent.Kill() // it waits for this call
+		go s.agent.Kill() // Kill waits for this call
 		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 	}
 
@@ -44,7 +43,7 @@ func (s networkServer) deleteV02(id string) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }
 
-// createV02 is CreateBridgePort. The specification was checked, and there is no port of the id.
+// createV02 implements CreateBridgePort. The specification is valid, and no port has the id.
 func (s portServer) createV02(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
 	if err := s.agent.representorV02(id); err != nil {
 		return nil, err
@@ -58,7 +57,7 @@ func (s portServer) createV02(id string, spec *evpn.BridgePortSpec) (*evpn.Bridg
 	return s.agent.portMessage(id, p), nil
 }
 
-// getV02 answers the MAC address alone, and that every port is up.
+// getV02 returns only the MAC address, and says that every port is up.
 func (s portServer) getV02(id string, p *object) (*evpn.BridgePort, error) {
 	if err := s.agent.representorV02(id); err != nil {
 		return nil, err
@@ -70,7 +69,7 @@ func (s portServer) getV02(id string, p *object) (*evpn.BridgePort, error) {
 	}, nil
 }
 
-// deleteV02 keeps the port, with the status that it had, when it fails.
+// deleteV02 keeps the port with its status if deletion fails.
 func (s portServer) deleteV02(id string, p *object) (*emptypb.Empty, error) {
 	if err := s.agent.representorV02(id); err != nil {
 		return nil, err
@@ -86,7 +85,8 @@ func (s portServer) deleteV02(id string, p *object) (*emptypb.Empty, error) {
 	return &emptypb.Empty{}, nil
 }
 
-// representorV02 names the netdev that is missing, where later ones name the object.
+// representorV02 returns an error that names the missing netdev, where later versions name the
+// object.
 func (a *Agent) representorV02(id string) error {
 	if realise := a.behaviour.Realise; realise != nil && realise(id) != nil {
 		return status.Errorf(codes.NotFound, "unable to find key %s", id)
@@ -103,7 +103,7 @@ func (a *Agent) bridgesV02(spec *evpn.BridgePortSpec) error {
 	return nil
 }
 
-// restartedV02 keeps what redis has.
+// restartedV02 keeps the objects that are in redis.
 func (a *Agent) restartedV02() {
 	for _, objects := range []table{a.networks, a.ports} {
 		for _, o := range objects {
@@ -117,7 +117,7 @@ type vrfServer struct {
 	agent *Agent
 }
 
-// ListVrfs has the VRF that later ones make when they start.
+// ListVrfs returns the VRF that later versions create when they start.
 func (s vrfServer) ListVrfs(
 	context.Context, *evpn.ListVrfsRequest,
 ) (*evpn.ListVrfsResponse, error) {
