@@ -15,41 +15,43 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Device is one Function that is allocated to a claim.
+// Device is a Function that is allocated to a claim.
 type Device struct {
-	// Request is the request that the Function serves, "request/subrequest" for a prioritized list.
+	// Request is the request that the Function satisfies, or "request/subrequest" for a prioritized
+	// list.
 	Request string
-	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name,
-	// parsed, unless Share is set.
+	// Pool and Name identify the device in ResourceSlices. ID is the parsed Pool. Function is the
+	// parsed Name, unless Share is set.
 	Pool, Name string
 	ID         PoolID
 	Function   function.ID
-	// Share is the part of a PF that the claim has, where claims share the PF (model: Ports); ""
-	// for a whole Function. Function is then the VF that the agent chose for it, and its zero value
-	// before.
+	// Share identifies the claim's part of a PF that claims share (model: Ports); "" for a whole
+	// Function. Function is then the VF that the agent chose, or the zero value before it chose
+	// one.
 	Share types.UID
-	// Bandwidth is how much of a shared PF's the claim has, in Mbit/s; 0 if the PF has no such
+	// Bandwidth is the claim's part of a shared PF's bandwidth, in Mbit/s; 0 if the PF has no such
 	// capacity.
 	Bandwidth int
-	// Admin says that the pod only sees the Function, which may be another pod's, and takes nothing
-	// (KEP-5018). It gets no interface and no Port, and Config is empty.
+	// Admin is set if the pod only observes the Function, which another pod may use (KEP-5018). The
+	// pod gets no interface and no Port, and Config is empty.
 	Admin bool
-	// BeforeBind says that the scheduler holds the pod until the xPU serves the Port.
+	// BeforeBind is set if the scheduler binds the pod only after the xPU serves the Port.
 	BeforeBind bool
-	// Config is what the pod asks of the interface, merged from class and claim; invalid if
+	// Config is the configuration of the interface, merged from class and claim. It is invalid if
 	// ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
-	// Privileged are the privileged fields that the claim itself sets, whatever its class does; see
-	// [Device.Allowed].
+	// Privileged lists the privileged fields that the claim itself sets, also those that its class
+	// sets too; see [Device.Allowed].
 	Privileged []v1alpha1.PrivilegedField
-	// Interface is made from Config, without the Port's addresses and MAC; its Name may be empty.
+	// Interface is derived from Config, without the Port's addresses and MAC. Its Name may be
+	// empty.
 	Interface function.Interface
-	// ConfigErr says what is wrong with the opaque parameters, naming the field.
+	// ConfigErr describes errors in the opaque parameters and names the fields.
 	ConfigErr error
 }
 
 // Devices returns the Functions of this driver that are allocated to the claim, in the order of the
-// allocation. An error means that the allocation itself is invalid; mistakes in the opaque
+// allocation. It returns an error if the allocation itself is invalid. Errors in the opaque
 // parameters of a request are in Device.ConfigErr.
 func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 	if claim.Status.Allocation == nil {
@@ -97,7 +99,7 @@ func newDevice(
 
 	if result.ShareID != nil {
 		device.Share = *result.ShareID
-		device.Function = chosen(claim, result)
+		device.Function = chosenFunction(claim, result)
 		device.Bandwidth = bandwidth(result)
 	}
 
@@ -113,14 +115,14 @@ func newDevice(
 	}
 
 	if device.ConfigErr == nil && device.Bandwidth > 0 {
-		device.Interface.VF, device.ConfigErr = limited(device.Interface.VF, device.Bandwidth)
+		device.Interface.VF, device.ConfigErr = limitRate(device.Interface.VF, device.Bandwidth)
 	}
 
 	return device, nil
 }
 
-// config merges the opaque parameters that apply to a result: those of the class first, then those
-// of the claim. It also returns the privileged fields that the claim sets.
+// config merges the opaque parameters that apply to a result: first the class's, then the claim's.
+// It also returns the privileged fields that the claim sets.
 func config(
 	all []resourceapi.DeviceAllocationConfiguration,
 	result resourceapi.DeviceRequestAllocationResult,
@@ -143,7 +145,7 @@ func config(
 			}
 
 			if source.kind == resourceapi.AllocationConfigSourceClaim {
-				ofClaim = append(ofClaim, privileged(one)...)
+				ofClaim = append(ofClaim, privilegedFields(one)...)
 			}
 
 			merged = merge(merged, one)

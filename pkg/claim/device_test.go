@@ -79,7 +79,7 @@ func TestDevicesNotUnderstood(t *testing.T) {
 	}
 }
 
-// TestAdminAccess: of a Function that is only looked at, the parameters mean nothing.
+// TestAdminAccess checks that parameters are ignored for a Function with admin access.
 func TestAdminAccess(t *testing.T) {
 	got, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"), func(c *resourceapi.ResourceClaim) {
@@ -91,8 +91,8 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestConfigMerging: what comes later in the claim wins over what came before, and the claim over
-// the class.
+// TestConfigMerging checks that later parameters of the claim override earlier ones, and the claim
+// overrides the class.
 func TestConfigMerging(t *testing.T) {
 	const request = "blue"
 	for _, test := range []struct {
@@ -221,8 +221,8 @@ func TestInterface(t *testing.T) {
 	}
 }
 
-// TestUserspace: with a driver for programs, the addresses are told and the PF's part is set;
-// nothing else is.
+// TestUserspace checks that with a userspace driver, addresses are passed on and the PF's settings
+// are applied, and nothing else.
 func TestUserspace(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(
@@ -241,7 +241,7 @@ func TestUserspace(t *testing.T) {
 	}
 }
 
-// TestBadConfig: every message names the field and says what would be right.
+// TestBadConfig checks that every message names the field and a correct value.
 func TestBadConfig(t *testing.T) {
 	for _, test := range []struct {
 		fields string
@@ -286,7 +286,7 @@ func TestBadConfig(t *testing.T) {
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
 			[]string{"routes", "must be absent"}},
 		{`"vf": {"linkState": "up"}`, []string{"vf.linkState", "auto, enable, disable"}},
-		// Several mistakes are told at once.
+		// Several errors are reported together.
 		{`"mtu": 1, "mac": "x", "interfaceName": "lo", "addresses": ["a", "b"]`,
 			[]string{"mtu 1", "mac", "interfaceName", "addresses[0]", "addresses[1]"}},
 	} {
@@ -341,7 +341,8 @@ func wantConfigError(t *testing.T, config claimtest.Option, want ...string) {
 	}
 }
 
-// TestOneBadRequestDoesNotHideTheOthers: each device has the error of its own parameters.
+// TestOneBadRequestDoesNotHideTheOthers checks that each device has the error of its own
+// parameters.
 func TestOneBadRequestDoesNotHideTheOthers(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"),
@@ -358,8 +359,8 @@ func TestOneBadRequestDoesNotHideTheOthers(t *testing.T) {
 	}
 }
 
-// FuzzInterfaceConfig: whatever a user writes, it is refused or becomes an interface that the
-// kernel can be asked for.
+// FuzzInterfaceConfig checks that any configuration is either rejected, or becomes an interface
+// that passes validation.
 func FuzzInterfaceConfig(f *testing.F) {
 	for _, seed := range []string{
 		``, `null`, `{}`, `[]`, `{"apiVersion":"v1","kind":"Pod"}`,

@@ -21,15 +21,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// strictDecoder knows the kinds of this API group and refuses unknown and duplicate fields.
+// strictDecoder decodes the kinds of this API group and rejects unknown and duplicate fields.
 var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 })
 
-// decode reads opaque parameters, without their kind. It refuses unknown fields, duplicate fields,
-// wrong types and other kinds with an error that names the field.
+// decode decodes opaque parameters. It rejects unknown fields, duplicate fields, wrong types and
+// other kinds, with an error that names the field.
 func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	object, kind, err := strictDecoder().Decode(raw, nil, nil)
 	config, ok := object.(*v1alpha1.InterfaceConfig)
@@ -48,7 +48,7 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	return *config, nil
 }
 
-// merge returns base with every field that over sets replaced. The fields of vf are merged one by
+// merge returns base with every field replaced that over sets. The fields of vf are merged one by
 // one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 	if base.VF != nil && over.VF != nil {
@@ -57,7 +57,7 @@ func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 	return overlay(base, over)
 }
 
-// overlay returns the struct base with every field replaced that is not empty in over.
+// overlay returns the struct base with every field replaced that is not zero in over.
 func overlay[T any](base, over T) T {
 	to, from := reflect.ValueOf(&base).Elem(), reflect.ValueOf(over)
 	for i := range to.NumField() {
@@ -70,16 +70,16 @@ func overlay[T any](base, over T) T {
 }
 
 const (
-	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an
-	// XPUNetwork may have.
+	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the maximum of an
+	// XPUNetwork.
 	minMTU, maxMTU = 68, 9216
-	// defaultName is validated in place of a name that the node's agent will choose.
+	// defaultName stands for a name that the node's agent will choose, in validation.
 	defaultName = "net1"
 )
 
-// interfaceOf converts a merged configuration. It reports all mistakes that can be found without
-// the cluster. Parts of a configuration cannot be checked alone: fields that need each other may
-// come from class and claim.
+// interfaceOf converts a merged configuration. It reports all errors that can be found without the
+// cluster. It needs the merged configuration, because fields that depend on each other may come
+// from class and claim.
 func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
 	i := function.Interface{
@@ -148,8 +148,8 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	return i, errors.Join(errs...)
 }
 
-// Userspace returns the interface as one that a program of the pod drives instead of the kernel. It
-// refuses settings that nobody would apply then.
+// Userspace returns the interface for a Function that a program of the pod drives instead of the
+// kernel. It rejects settings that nothing would apply then.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
 	refuse := func(isSet bool, setting string) {

@@ -19,14 +19,15 @@ import (
 )
 
 // PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects.
-// A change of one PF or one DevicePool does not touch the slices of the others.
+// A change of one PF or one DevicePool affects no other pool's slices.
 type PoolID struct {
-	Node       string      // name
-	PF         pci.Address // of the PF
-	DevicePool string      // name
+	Node       string      // name of the Node
+	PF         pci.Address // the PF's address
+	DevicePool string      // name of the DevicePool
 }
 
-// String is the pool's name in ResourceSlices and allocation results, "node1/0000-3b-00-0/fast".
+// String returns the pool's name in ResourceSlices and allocation results, such as
+// "node1/0000-3b-00-0/fast".
 func (p PoolID) String() string {
 	return p.Node + "/" + p.PF.DeviceName() + "/" + p.DevicePool
 }
@@ -45,18 +46,19 @@ func ParsePoolID(name string) (PoolID, error) {
 	return PoolID{Node: parts[0], PF: pf, DevicePool: parts[2]}, nil
 }
 
-// PortName is the name of a Function's XPUPort that is not made ahead, "node1-0000-3b-00-2". As it
-// depends on the Function alone, a Function cannot get two of them in one namespace.
+// PortName returns the name of a Function's XPUPort, such as "node1-0000-3b-00-2", unless the Port
+// is made ahead. The name depends only on the Function, so a Function cannot have two such Ports in
+// one namespace.
 func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
 
-// aheadSuffix tells the name of a Port that is made ahead from that of a claim in the same
+// aheadSuffix distinguishes the name of a Port that is made ahead from a claim's Port in the same
 // namespace.
 const aheadSuffix = "-ahead"
 
 // NewPort returns the Port of a Function that belongs to a DevicePool, with the metadata that every
-// Port has. The spec needs no Function.
+// Port has. It fills in the spec's Function.
 func NewPort(
 	namespace string, f function.ID, devicePool string, spec v1alpha1.XPUPortSpec,
 ) *v1alpha1.XPUPort {
@@ -79,8 +81,8 @@ func NewPort(
 	}
 }
 
-// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that depends on its
-// arguments alone. The claim is empty for a Function that the device plugin handed out.
+// DerivedMAC returns a locally administered unicast address (IEEE 802 8.4.2) that depends only on
+// its arguments. The claim is empty for a Function allocated by the device plugin.
 func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {
 	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
 	return function.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
@@ -103,28 +105,29 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 	return function.ID{Address: pci.Address(ref.PCIAddress)}
 }
 
-// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that is not being
-// deleted, then one that names the PF before one that serves all PFs, then the one whose name sorts
-// first. It returns a pointer into the slice, nil if there is none.
+// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node. It prefers an XPU that is
+// not being deleted, then one that names the PF over one that serves all PFs, then the one whose
+// name sorts first. It returns a pointer into the slice, or nil.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	for i := range xpus {
 		x := &xpus[i]
-		if x.Serves(string(pf)) && (chosen == nil || before(x, chosen)) {
+		if x.Serves(string(pf)) && (chosen == nil || isPreferred(x, chosen)) {
 			chosen = x
 		}
 	}
 	return chosen
 }
 
-// NoXPU says what an administrator does for a PF of the node that has no XPU.
+// NoXPU returns a message for a PF of the node that no XPU serves, which says what an administrator
+// should do.
 func NoXPU(node string, pf pci.Address) string {
 	return fmt.Sprintf("no XPU serves PF %s of node %s; add one, or see spec.pfs and the "+
 		"condition Card of the node's XPUs", pf, node)
 }
 
-// before says whether XPUOf prefers a to b.
-func before(a, b *v1alpha1.XPU) bool {
+// isPreferred reports whether XPUOf prefers a to b.
+func isPreferred(a, b *v1alpha1.XPU) bool {
 	if stays := a.DeletionTimestamp.IsZero(); stays != b.DeletionTimestamp.IsZero() {
 		return stays
 	}
@@ -134,14 +137,15 @@ func before(a, b *v1alpha1.XPU) bool {
 	return cmp.Less(a.Name, b.Name)
 }
 
-// CDIKind is the vendor and class of CDI devices for claims' Functions.
+// CDIKind is the vendor and class of the CDI devices for claims' Functions.
 const CDIKind = v1alpha1.GroupName + "/function"
 
-// uidLength is the length of a claim's UID, RFC 9562.
+// uidLength is the length of a claim's UID (RFC 9562).
 const uidLength = 36
 
-// CDIDeviceName is the name of the CDI device for a claim's Function: "<UID>-<device name>", as of
-// [function.ID.DeviceName]. The UID keeps a runtime from using a cached device of another claim.
+// CDIDeviceName returns the name of the CDI device for a claim's Function: "<UID>-<device name>",
+// see [function.ID.DeviceName]. The UID prevents a runtime from using a cached device of another
+// claim.
 func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
 
 // ParseCDIDevice parses the qualified name of a CDI device,
@@ -154,8 +158,8 @@ func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool)
 	return SplitCDIDeviceName(name)
 }
 
-// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to 4.3 passes this name for a claim's
-// device.
+// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to version 4.3 passes this name for a
+// claim's device.
 func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) {
 	if len(name) <= uidLength || name[uidLength] != '-' {
 		return "", function.ID{}, false
@@ -164,7 +168,7 @@ func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) 
 	return types.UID(name[:uidLength]), id, err == nil
 }
 
-// Names of the capacity of PFs that claims share (model: Ports), in the driver's domain.
+// Names of the capacities of PFs that claims share (model: Ports), in the driver's domain.
 const (
 	CapacityPorts     = "ports"     // how many claims can have a VF of the PF
 	CapacityBandwidth = "bandwidth" // of the link, in bit/s

@@ -85,7 +85,7 @@ func TestDerivedMAC(t *testing.T) {
 	if slices.Contains(others, mac) {
 		t.Errorf("%s is also that of another Function or claim: %s", mac, others)
 	}
-	// Ports that are there when a node is upgraded keep theirs.
+	// Ports keep their MAC address when a node is upgraded.
 	if want := function.MAC("02:5b:ae:79:be:58"); mac != want {
 		t.Errorf("%s, want %s as in the releases before", mac, want)
 	}
@@ -117,7 +117,7 @@ func TestXPUOf(t *testing.T) {
 		{"one that is being deleted, if there is no other",
 			[]v1alpha1.XPU{going, xpu("b", "0000:5e:00.0")}, "aa-going"},
 	} {
-		for range 2 { // whichever comes first
+		for range 2 { // in both orders
 			got := ""
 			if chosen := XPUOf(test.xpus, "0000:3b:00.0"); chosen != nil {
 				got = chosen.Name

@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// privileged are the privileged fields that the configuration sets.
-func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
+// privilegedFields returns the privileged fields that the configuration sets.
+func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 	var fields []v1alpha1.PrivilegedField
 	add := func(set bool, f v1alpha1.PrivilegedField) {
 		if set {
@@ -37,8 +37,8 @@ func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 }
 
 // Allowed returns an error that names the fields which the claim itself sets although the
-// Function's DevicePool, whose spec this is, leaves them to DeviceClasses. The zero spec, of a pool
-// that does not exist, allows none.
+// DevicePool's spec reserves them for DeviceClasses. The zero spec, for a pool that does not exist,
+// allows none.
 func (d Device) Allowed(pool v1alpha1.DevicePoolSpec) error {
 	joins := d.Config.Network != "" || pool.Network != ""
 	forbidden := slices.DeleteFunc(slices.Clone(d.Privileged),

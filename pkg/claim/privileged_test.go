@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 )
 
-// TestPrivileged: a claim may set what its DevicePool allows, and a class everything.
+// TestPrivileged checks that a claim may set what its DevicePool allows, and a class everything.
 func TestPrivileged(t *testing.T) {
 	for field, value := range map[v1alpha1.PrivilegedField]string{
 		v1alpha1.FieldMAC:       `"mac": "02:00:00:00:00:01"`,
@@ -56,8 +56,8 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-// TestUnprivileged: what a pod may always ask for, and addresses of an interface that joins no
-// network.
+// TestUnprivileged covers fields that a pod may always set, and addresses of an interface that
+// joins no network.
 func TestUnprivileged(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(

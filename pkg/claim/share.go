@@ -15,13 +15,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Choice is what the agent writes into ResourceClaim.status.devices[].data of a share: the Function
-// that it chose for it.
+// Choice is what the agent writes to ResourceClaim.status.devices[].data of a share: the Function
+// that it chose.
 type Choice struct {
 	Function function.ID `json:"function"`
 }
 
-// Data is the choice as it stands in a claim's status.
+// Data returns the choice in the form of a claim's status.
 func (c Choice) Data() (*runtime.RawExtension, error) {
 	raw, err := json.Marshal(c)
 	if err != nil {
@@ -30,9 +30,9 @@ func (c Choice) Data() (*runtime.RawExtension, error) {
 	return &runtime.RawExtension{Raw: raw}, nil
 }
 
-// chosen is the Function that the agent chose for a share, the zero value if it has not yet. What
-// cannot be read was not written by an agent.
-func chosen(
+// chosenFunction returns the Function that the agent chose for a share, or the zero value if it has
+// not chosen yet. It ignores data that cannot be parsed, because an agent did not write it.
+func chosenFunction(
 	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult,
 ) function.ID {
 	for _, entry := range claim.Status.Devices {
@@ -48,14 +48,14 @@ func chosen(
 	return function.ID{}
 }
 
-// IsOf says whether an entry of ResourceClaim.status.devices is about a device of this driver, or
-// about a share of it.
+// IsOf reports whether an entry of ResourceClaim.status.devices is for this device of the driver,
+// or for this share of it.
 func IsOf(entry *resourceapi.AllocatedDeviceStatus, pool, device string, share types.UID) bool {
 	return entry.Driver == v1alpha1.GroupName && entry.Pool == pool && entry.Device == device &&
 		ptr.Deref(entry.ShareID, "") == string(share)
 }
 
-// NewEntry is an entry that says nothing yet.
+// NewEntry returns an entry of ResourceClaim.status.devices without data.
 func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceStatus {
 	entry := resourceapi.AllocatedDeviceStatus{
 		Driver: v1alpha1.GroupName, Pool: pool, Device: device,
@@ -66,19 +66,19 @@ func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceS
 	return entry
 }
 
-// Megabit is the unit of bandwidth that a claim can have, in bit/s: drivers take the rate of a VF
-// in Mbit/s.
+// Megabit is the unit of bandwidth, in bit/s, because drivers take the rate of a VF in Mbit/s.
 const Megabit = 1_000_000
 
-// bandwidth is what a share has of its PF's, in Mbit/s. The scheduler has rounded it to whole ones.
+// bandwidth returns a share's part of its PF's bandwidth, in Mbit/s. The scheduler has rounded it
+// to whole Mbit/s.
 func bandwidth(result resourceapi.DeviceRequestAllocationResult) int {
 	consumed := result.ConsumedCapacity[CapacityBandwidth]
 	return int(consumed.Value() / Megabit)
 }
 
-// limited is what the PF enforces for a VF whose claim has so much bandwidth, in Mbit/s: the
-// highest rate is no more.
-func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, error) {
+// limitRate returns the configuration of a VF whose claim has this much bandwidth, in Mbit/s: its
+// maximum rate must not be higher.
+func limitRate(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, error) {
 	config := ptr.Deref(wanted, function.VFConfig{})
 	for _, rate := range []struct {
 		field string
@@ -91,7 +91,7 @@ func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, erro
 		}
 	}
 
-	if ptr.Deref(config.MaxTxRate, 0) == 0 { // 0 is without a limit
+	if ptr.Deref(config.MaxTxRate, 0) == 0 { // 0 means unlimited
 		config.MaxTxRate = &bandwidth
 	}
 

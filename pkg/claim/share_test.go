@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// share gives the claim a share of a PF, with bandwidth if it is not empty.
-func share(id types.UID, bandwidth string) claimtest.Option {
+// withShare allocates a share of a PF, with bandwidth if not empty.
+func withShare(id types.UID, bandwidth string) claimtest.Option {
 	return func(c *resourceapi.ResourceClaim) {
 		claimtest.Result("nic", testPool, "0000-3b-00-0")(c)
 		results := c.Status.Allocation.Devices.Results
@@ -33,8 +33,8 @@ func share(id types.UID, bandwidth string) claimtest.Option {
 	}
 }
 
-// chose has the claim's status say what the agent chose for a share.
-func chose(id types.UID, data string) claimtest.Option {
+// withChoice adds the data that the agent wrote for a share.
+func withChoice(id types.UID, data string) claimtest.Option {
 	return func(c *resourceapi.ResourceClaim) {
 		entry := claim.NewEntry(testPool, "0000-3b-00-0", id)
 		entry.Data = &runtime.RawExtension{Raw: []byte(data)}
@@ -42,17 +42,18 @@ func chose(id types.UID, data string) claimtest.Option {
 	}
 }
 
-// TestShares: each share has the Function that was chosen for it, or none.
+// TestShares checks that each share has the Function that was chosen for it, or none.
 func TestShares(t *testing.T) {
 	choice, err := claim.Choice{Function: function.ID{Address: "0000:3b:00.3"}}.Data()
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	devices, err := claim.Devices(claimtest.Allocated("net", share("one", ""), share("two", "25G"),
-		share("three", ""), share("four", ""),
-		chose("two", string(choice.Raw)), chose("three", `{"function": "eth0"}`),
-		chose("four", `[]`)))
+	devices, err := claim.Devices(claimtest.Allocated("net", withShare("one", ""),
+		withShare("two", "25G"),
+		withShare("three", ""), withShare("four", ""),
+		withChoice("two", string(choice.Raw)), withChoice("three", `{"function": "eth0"}`),
+		withChoice("four", `[]`)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +72,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestBandwidth: what a claim has of the link is the VF's highest rate, or less if it wishes, and
-// never more.
+// TestBandwidth checks that the VF's maximum rate is the claim's bandwidth, or less if the claim
+// says so, and never more.
 func TestBandwidth(t *testing.T) {
 	for _, test := range []struct {
 		bandwidth, fields string
@@ -89,7 +90,7 @@ func TestBandwidth(t *testing.T) {
 		{"25G", `"vf": {"minTxRate": 25001}`, nil, nil,
 			"vf.minTxRate 25001: is more than the 25000 Mbit/s"},
 	} {
-		devices, err := claim.Devices(claimtest.Allocated("net", share("one", test.bandwidth),
+		devices, err := claim.Devices(claimtest.Allocated("net", withShare("one", test.bandwidth),
 			claimtest.FromClass(test.fields)))
 		if err != nil {
 			t.Fatal(err)

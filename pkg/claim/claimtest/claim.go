@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimtest makes ResourceClaims for tests, as the scheduler leaves them.
+// Package claimtest makes ResourceClaims for tests, in the state in which the scheduler leaves
+// them.
 package claimtest
 
 import (
@@ -17,8 +18,8 @@ import (
 // Option changes a claim.
 type Option func(*resourceapi.ResourceClaim)
 
-// Allocated is a claim in namespace "default" that has an allocation, empty but for the options.
-// Its UID is its name with "-uid" behind.
+// Allocated returns a claim in namespace "default" with an allocation that has only what the
+// options add. Its UID is its name and "-uid".
 func Allocated(name string, options ...Option) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
@@ -33,7 +34,7 @@ func Allocated(name string, options ...Option) *resourceapi.ResourceClaim {
 	return c
 }
 
-// Result allocates a device of this driver for a request, "main/sub" for a subrequest.
+// Result allocates a device of this driver to a request, or to a subrequest "main/sub".
 func Result(request, pool, device string) Option {
 	return func(c *resourceapi.ResourceClaim) {
 		devices := &c.Status.Allocation.Devices
@@ -43,7 +44,7 @@ func Result(request, pool, device string) Option {
 	}
 }
 
-// ReservedFor reserves the claim for a pod, whose UID is its name with "-uid" behind.
+// ReservedFor reserves the claim for a pod, whose UID is its name and "-uid".
 func ReservedFor(pod string) Option {
 	return func(c *resourceapi.ResourceClaim) {
 		c.Status.ReservedFor = append(c.Status.ReservedFor,
@@ -53,13 +54,13 @@ func ReservedFor(pod string) Option {
 	}
 }
 
-// FromClass adds an InterfaceConfig of the DeviceClass for some requests, or for all if none is
-// named. fields is JSON without braces, such as `"mtu": 9000`.
+// FromClass adds an InterfaceConfig of the DeviceClass for the requests, or for all requests if
+// none is given. fields is JSON without braces, such as `"mtu": 9000`.
 func FromClass(fields string, requests ...string) Option {
 	return Config(resourceapi.AllocationConfigSourceClass, interfaceConfig(fields), requests...)
 }
 
-// FromClaim is [FromClass] for an InterfaceConfig of the claim.
+// FromClaim is like [FromClass], for an InterfaceConfig of the claim.
 func FromClaim(fields string, requests ...string) Option {
 	return Config(resourceapi.AllocationConfigSourceClaim, interfaceConfig(fields), requests...)
 }
