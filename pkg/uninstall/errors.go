@@ -11,7 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// InUseError says that pods have Functions. They need the agents of their nodes to end.
+// InUseError is returned if pods use Functions. These pods need the agents of their nodes to
+// terminate.
 type InUseError struct {
 	// Pods are "namespace/name", sorted.
 	Pods []string
@@ -21,8 +22,8 @@ func (e *InUseError) Error() string {
 	return "pods that have Functions: " + strings.Join(e.Pods, ", ")
 }
 
-// RemainsError says that objects of a kind have not gone in time. Objects of the kinds after it
-// were not deleted.
+// RemainsError is returned if objects of a kind have not gone in time. Objects of later kinds were
+// not deleted.
 type RemainsError struct {
 	Kind    string
 	Objects []Remains
@@ -31,10 +32,10 @@ type RemainsError struct {
 // Remains is an object that has not gone.
 type Remains struct {
 	Name   string // with the namespace, if the object has one
-	Reason string // why, such as "reason: message" of its condition Ready, or ""
+	Reason string // such as "reason: message" of its condition Ready, or ""
 }
 
-// String is "name" or "name: reason".
+// String returns "name" or "name: reason".
 func (r Remains) String() string {
 	if r.Reason == "" {
 		return r.Name
@@ -53,14 +54,16 @@ func (e *RemainsError) Error() string {
 func remains(kind string, objects []unstructured.Unstructured) *RemainsError {
 	e := &RemainsError{Kind: kind}
 	for i := range objects {
-		e.Objects = append(e.Objects, Remains{Name: key(&objects[i]), Reason: whyNot(&objects[i])})
+		e.Objects = append(e.Objects,
+			Remains{Name: key(&objects[i]), Reason: reasonOf(&objects[i])})
 	}
 	return e
 }
 
-// whyNot is what the condition Ready of an object says, or that it is not deleted here.
-func whyNot(o *unstructured.Unstructured) string {
-	if isBrokers(o) {
+// reasonOf returns the message of the object's condition Ready, or says that it is not deleted
+// here.
+func reasonOf(o *unstructured.Unstructured) string {
+	if isManagedByBroker(o) {
 		return "a broker keeps it until the XPUTenant is deleted in the infra cluster"
 	}
 

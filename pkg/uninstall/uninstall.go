@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package uninstall deletes what was declared to xpu-device-plugin, in the order in which the
-// objects can go: some have finalizers that xpu-controller takes away only while others are there.
-// It deletes no program and no CRD.
+// Package uninstall deletes the objects declared for xpu-device-plugin. It deletes them in an order
+// in which they can go, because xpu-controller removes some finalizers only while other objects
+// exist. It deletes no program and no CRD.
 package uninstall
 
 import (
@@ -26,31 +26,32 @@ import (
 
 // Options of [Run].
 type Options struct {
-	// Namespace is that of xpu-controller. Services of OPI agents are deleted there.
+	// Namespace is the namespace of xpu-controller. Services of OPI agents are deleted there.
 	Namespace string
-	// Timeout is how long to wait for objects to go, in all.
+	// Timeout bounds the wait for objects to go, in total.
 	Timeout time.Duration
-	// Force takes the finalizers away of objects that have not gone by then, or at once if no
-	// xpu-controller is ready. Their OPI agents are not asked, and may serve their ports on.
+	// Force removes the finalizers of objects that have not gone in time, or at once if no
+	// xpu-controller is ready. Their OPI agents are not asked, and may continue to serve their
+	// ports.
 	Force bool
-	// Report gets a sentence about each step.
+	// Report receives a sentence about each step.
 	Report func(string)
 }
 
-// ErrNoController says that there are objects with finalizers, and no xpu-controller that would
-// take them away.
+// ErrNoController is returned if objects have finalizers and no xpu-controller is there to remove
+// them.
 var ErrNoController = errors.New("no pod of xpu-controller is ready, and only it takes the " +
 	"finalizers of objects away")
 
-// kinds in the order in which they go. When an XPUTenant goes, the broker deletes what stands for
-// the tenant's objects. DevicePools may keep XPUPorts ahead of pods, XPUPorts are in XPUNetworks,
-// and XPUs let go of both.
+// kinds returns the kinds in the order of deletion. When an XPUTenant goes, the broker deletes the
+// copies of the tenant's objects. DevicePools may create XPUPorts ahead of pods, XPUPorts use
+// XPUNetworks, and both use XPUs.
 func kinds() []string { return []string{"XPUTenant", "DevicePool", "XPUPort", "XPUNetwork", "XPU"} }
 
 // Run deletes all objects of the kinds that people declare, and returns when they are gone. It may
-// be called again at any time. It changes nothing if pods have Functions: the error is an
-// [InUseError]. If objects do not go, the error is a [RemainsError]. Kinds that the API server does
-// not know have no objects.
+// be repeated at any time. If pods use Functions, it changes nothing and returns an [InUseError].
+// If objects do not go, it returns a [RemainsError]. A kind that the API server does not know has
+// no objects.
 func Run(ctx context.Context, api client.WithWatch, o Options) error {
 	r := &run{api: api, Options: o}
 	users, err := r.users(ctx)
@@ -87,7 +88,7 @@ type run struct {
 
 func (r *run) report(format string, args ...any) { r.Report(fmt.Sprintf(format, args...)) }
 
-// needController returns [ErrNoController] if there are objects with finalizers and no controller.
+// needController returns [ErrNoController] if objects have finalizers and there is no controller.
 func (r *run) needController(ctx context.Context) error {
 	var deployments appsv1.DeploymentList
 	err := r.api.List(ctx, &deployments, client.InNamespace(r.Namespace),
@@ -118,8 +119,8 @@ func (r *run) needController(ctx context.Context) error {
 	return nil
 }
 
-// remove deletes the objects of a kind and waits until they are gone, until patience ends. XPUs
-// that brokers of other clusters made are only waited for: their brokers would make them again.
+// remove deletes the objects of a kind and waits until they are gone, or patience ends. It only
+// waits for XPUs that a broker of another cluster made, because the broker would create them again.
 func (r *run) remove(ctx, patience context.Context, kind string) error {
 	if kind == "XPU" {
 		if err := r.removeServices(ctx); err != nil {
@@ -134,7 +135,7 @@ func (r *run) remove(ctx, patience context.Context, kind string) error {
 
 	for i := range list.Items {
 		o := &list.Items[i]
-		if o.GetDeletionTimestamp() != nil || isBrokers(o) {
+		if o.GetDeletionTimestamp() != nil || isManagedByBroker(o) {
 			continue
 		}
 		if err := r.delete(ctx, o, kind, key(o)); err != nil {
@@ -147,11 +148,12 @@ func (r *run) remove(ctx, patience context.Context, kind string) error {
 		return err
 	}
 
-	return r.settle(ctx, kind)
+	return r.handleRemaining(ctx, kind)
 }
 
-// settle is for objects that have not gone in time.
-func (r *run) settle(ctx context.Context, kind string) error {
+// handleRemaining handles objects that have not gone in time: it forces their deletion if that is
+// allowed, or returns a [RemainsError].
+func (r *run) handleRemaining(ctx context.Context, kind string) error {
 	list, err := r.list(ctx, kind)
 	switch {
 	case err != nil:
@@ -169,7 +171,7 @@ func (r *run) settle(ctx context.Context, kind string) error {
 	}
 
 	for i := range list.Items {
-		if err := r.abandon(ctx, kind, &list.Items[i]); err != nil {
+		if err := r.forceDelete(ctx, kind, &list.Items[i]); err != nil {
 			return err
 		}
 	}
@@ -177,34 +179,34 @@ func (r *run) settle(ctx context.Context, kind string) error {
 	return nil
 }
 
-// abandon deletes an object without what its finalizers wait for.
-func (r *run) abandon(ctx context.Context, kind string, o *unstructured.Unstructured) error {
+// forceDelete deletes an object without waiting for its finalizers.
+func (r *run) forceDelete(ctx context.Context, kind string, o *unstructured.Unstructured) error {
 	if err := r.api.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete %s %s: %w", kind, key(o), err)
 	}
-	if err := r.takeFinalizers(ctx, o); err != nil {
+	if err := r.removeFinalizers(ctx, o); err != nil {
 		return fmt.Errorf("take the finalizers of %s %s away: %w", kind, key(o), err)
 	}
 	r.report("%s %s is deleted by force, and no OPI agent was asked", kind, key(o))
 	return nil
 }
 
-// takeFinalizers tries for a while: an API server enforces a policy for some moments after its
-// binding was deleted.
-func (r *run) takeFinalizers(ctx context.Context, o *unstructured.Unstructured) error {
+// removeFinalizers retries for a while, because an API server enforces a policy for some moments
+// after its binding was deleted.
+func (r *run) removeFinalizers(ctx context.Context, o *unstructured.Unstructured) error {
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))
 	var failed error
 	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 10*time.Second, true,
 		func(ctx context.Context) (done bool, _ error) {
 			failed = client.IgnoreNotFound(r.api.Patch(ctx, o, patch))
-			// a policy may say either
+			// a policy answers with either
 			return !apierrors.IsInvalid(failed) && !apierrors.IsForbidden(failed), nil
 		})
 
 	return failed
 }
 
-// removeServices deletes the Services by which xpu-controller makes XPUs.
+// removeServices deletes the Services from which xpu-controller makes XPUs.
 func (r *run) removeServices(ctx context.Context) error {
 	var services corev1.ServiceList
 	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace),
@@ -222,8 +224,8 @@ func (r *run) removeServices(ctx context.Context) error {
 	return nil
 }
 
-// removePolicy lets others than xpu-controller and members of system:masters take the finalizers of
-// XPUPorts away.
+// removePolicy deletes the policy that allows only xpu-controller and members of system:masters to
+// remove finalizers of XPUPorts.
 func (r *run) removePolicy(ctx context.Context) error {
 	binding := &unstructured.Unstructured{}
 	binding.SetAPIVersion("admissionregistration.k8s.io/v1")
@@ -245,7 +247,7 @@ func (r *run) delete(ctx context.Context, o client.Object, kind, name string) er
 	return nil
 }
 
-// list reads the objects of a kind. There are none if its CRD is not installed.
+// list lists the objects of a kind. It returns none if the CRD is not installed.
 func (r *run) list(ctx context.Context, kind string) (*unstructured.UnstructuredList, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(kind + "List"))
@@ -260,15 +262,15 @@ func (r *run) list(ctx context.Context, kind string) (*unstructured.Unstructured
 	return list, nil
 }
 
-// isUnknown says whether an error is that the API server does not know a kind.
+// isUnknown reports whether an error means that the API server does not know a kind.
 func isUnknown(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
 
-// isBrokers says whether an object is an XPU that a broker keeps in the cluster of a tenant.
-func isBrokers(o *unstructured.Unstructured) bool {
+// isManagedByBroker reports whether an object is an XPU that a broker keeps in a tenant's cluster.
+func isManagedByBroker(o *unstructured.Unstructured) bool {
 	return o.GetKind() == "XPU" && o.GetLabels()[v1alpha1.LabelTenant] != ""
 }
 
-// key is the name of an object, with its namespace if it has one.
+// key returns the name of an object, with its namespace if it has one.
 func key(o client.Object) string {
 	if o.GetNamespace() == "" {
 		return o.GetName()

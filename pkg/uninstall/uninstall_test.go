@@ -41,16 +41,16 @@ func TestMain(m *testing.M) {
 
 const (
 	namespace = "xpu-system"
-	// of every object, as what they are called does not matter here
+	// used for every object, because the name does not matter here
 	finalizer = v1alpha1.GroupName + "/port"
 )
 
-// world is a cluster in which the product is installed and something is declared. It is as empty
-// afterwards as before.
+// world is a cluster in which the product is installed and objects are declared. It is emptied
+// after the test.
 type world struct {
 	*testing.T
 	api client.WithWatch
-	// reports are what was reported.
+	// messages of Options.Report
 	mutex   sync.Mutex
 	reports []string
 }
@@ -108,7 +108,7 @@ func (w *world) run(o uninstall.Options) error {
 	return uninstall.Run(context.Background(), w.api, o)
 }
 
-// deletions are the kinds that were deleted, in the order in which they were.
+// deletions returns the kinds that were deleted, in order.
 func (w *world) deletions() []string {
 	var kinds []string
 	for _, report := range w.reports {
@@ -120,7 +120,7 @@ func (w *world) deletions() []string {
 	return kinds
 }
 
-// declare makes an object of each kind, with a finalizer.
+// declare creates an object of each kind, with a finalizer.
 func (w *world) declare() {
 	w.Helper()
 	held := func(namespace, name string) metav1.ObjectMeta {
@@ -169,7 +169,7 @@ func (w *world) declare() {
 	)
 }
 
-// install makes the Deployment of xpu-controller, with a pod that is ready.
+// install creates the Deployment of xpu-controller with a ready pod.
 func (w *world) install() {
 	w.Helper()
 	labels := map[string]string{"app.kubernetes.io/name": "xpu-controller"}
@@ -190,9 +190,9 @@ func (w *world) install() {
 	})
 }
 
-// control is xpu-controller and a broker: it takes the finalizer of an object away when the object
-// is to go.
-func (w *world) control() {
+// runController stands for xpu-controller and a broker: it removes the finalizer of each object
+// that is being deleted.
+func (w *world) runController() {
 	w.Helper()
 	for _, list := range []client.ObjectList{
 		&v1alpha1.XPUTenantList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
@@ -224,18 +224,17 @@ func TestKindByKind(t *testing.T) {
 	w := newWorld(t)
 	w.declare()
 	w.install()
-	w.control()
+	w.runController()
 	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Minute}))
 	want := []string{"XPUTenant", "DevicePool", "XPUPort", "XPUNetwork", "Service", "XPU"}
 	if diff := cmp.Diff(want, w.deletions()); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
 	}
 
-	must.Succeed(t, w.run(uninstall.Options{})) // there is nothing to do
+	must.Succeed(t, w.run(uninstall.Options{})) // nothing is left to do
 }
 
-// TestForeignXPU: an XPU that a broker keeps goes when the broker lets it go, and nobody else
-// deletes it.
+// TestForeignXPU checks that an XPU of a broker is waited for, and is deleted by the broker only.
 func TestForeignXPU(t *testing.T) {
 	w := newWorld(t)
 	kept := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{
@@ -260,7 +259,7 @@ func TestInUse(t *testing.T) {
 	w := newWorld(t)
 	w.declare()
 	w.install()
-	w.control()
+	w.runController()
 
 	w.create(
 		pod("claims", corev1.PodRunning, nil),
@@ -308,14 +307,14 @@ func TestWithoutController(t *testing.T) {
 		t.Errorf("%q were deleted", deleted)
 	}
 
-	w.operate()
-	// and nothing is waited for
+	w.actAsAdministrator()
+	// it waits for nothing
 	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Hour, Force: true}))
-	// without finalizers nobody is needed
+	// without finalizers no controller is needed
 	must.Succeed(t, w.run(uninstall.Options{}))
 }
 
-// TestRemains: the controller is there and cannot have the port go, as its OPI agent does not
+// TestRemains checks a port that the controller cannot release because its OPI agent does not
 // answer.
 func TestRemains(t *testing.T) {
 	w := newWorld(t)
@@ -339,7 +338,7 @@ func TestRemains(t *testing.T) {
 	}
 }
 
-// TestMissingKind: a cluster may lack CRDs, such as after an uninstall that was interrupted.
+// TestMissingKind checks a cluster that lacks CRDs, for example after an interrupted uninstall.
 func TestMissingKind(t *testing.T) {
 	w := newWorld(t)
 	crd := &apiextensionsv1.CustomResourceDefinition{
@@ -374,9 +373,9 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// operate makes the world's client that of an administrator who is no member of system:masters,
-// whom policies bind.
-func (w *world) operate() {
+// actAsAdministrator makes the client an administrator's who is not in system:masters, so that
+// policies apply.
+func (w *world) actAsAdministrator() {
 	w.Helper()
 	const operator = "operator"
 	binding := &rbacv1.ClusterRoleBinding{
@@ -423,7 +422,7 @@ func pod(name string, phase corev1.PodPhase, requests corev1.ResourceList) *core
 	}
 }
 
-// claim is a ResourceClaim that has a device of the driver, and is reserved for pods.
+// claim returns a ResourceClaim with a device of the driver, reserved for pods.
 func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// users are the pods that have Functions or may get some, as "namespace/name", sorted: those for
-// which a ResourceClaim with devices of the driver is reserved, and those that ask for the extended
+// users returns the pods that use Functions or may get some, as "namespace/name", sorted: pods for
+// which a ResourceClaim with devices of the driver is reserved, and pods that request the extended
 // resource of a DevicePool and have not ended.
 func (r *run) users(ctx context.Context) ([]string, error) {
 	users := sets.New[string]()
@@ -74,7 +74,7 @@ func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) erro
 	return nil
 }
 
-// resources are the names of the extended resources of DevicePools.
+// resources returns the names of the extended resources of DevicePools.
 func (r *run) resources(ctx context.Context) (sets.Set[corev1.ResourceName], error) {
 	var pools v1alpha1.DevicePoolList
 	err := r.api.List(ctx, &pools)
@@ -95,7 +95,7 @@ func (r *run) resources(ctx context.Context) (sets.Set[corev1.ResourceName], err
 	return resources, nil
 }
 
-// requests says whether a container of the pod asks for one of the resources.
+// requests reports whether a container of the pod requests one of the resources.
 func requests(pod corev1.Pod, resources sets.Set[corev1.ResourceName]) bool {
 	asks := func(c corev1.Container) bool {
 		return resources.HasAny(slices.Collect(maps.Keys(c.Resources.Requests))...)

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// wait returns when there are no objects of the kind.
+// wait returns when no objects of the kind exist.
 func (r *run) wait(ctx context.Context, kind string) error {
 	for reported := false; ; {
 		list, err := r.list(ctx, kind)
@@ -34,8 +34,8 @@ func (r *run) wait(ctx context.Context, kind string) error {
 	}
 }
 
-// watch returns when the objects of the list are gone, or when the API server ends the watch, as it
-// does now and then.
+// watch returns when the listed objects are gone, or when the API server ends the watch, which
+// happens from time to time.
 func (r *run) watch(ctx context.Context, list *unstructured.UnstructuredList) error {
 	left := sets.New[types.UID]()
 	for _, o := range list.Items {
