@@ -15,8 +15,8 @@ import (
 	xpuclaim "github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// allocate makes claims for a part of the devices, or of the ports of PFs that claims share. They
-// are spread evenly over hosts and PFs.
+// allocate makes claims for a share of the devices, or of the ports of shared PFs. They are spread
+// evenly over hosts and PFs.
 func (c *Cluster) allocate(shape Shape, share float64) {
 	seen, taken := 0, 0
 	for _, slice := range c.Slices {
@@ -35,7 +35,7 @@ func (c *Cluster) allocate(shape Shape, share float64) {
 	}
 }
 
-// ports is how many claims can have the device.
+// ports returns how many claims can use the device.
 func ports(device resourceapi.Device) int64 {
 	if capacity, shared := device.Capacity[xpuclaim.CapacityPorts]; shared {
 		return capacity.Value.Value()
@@ -43,7 +43,8 @@ func ports(device resourceapi.Device) int64 {
 	return 1
 }
 
-// claim is one that has the device, as the scheduler would have left it for a pod that runs.
+// claim returns a claim for the device in the state in which the scheduler leaves it for a running
+// pod.
 func claim(
 	number int, class string, slice *resourceapi.ResourceSlice, device resourceapi.Device,
 ) *resourceapi.ResourceClaim {
@@ -87,7 +88,7 @@ func claim(
 	}
 }
 
-// consumed is what a claim takes of a device's capacity if it asks for nothing in particular.
+// consumed returns what a claim takes of a device's capacity by default.
 func consumed(device resourceapi.Device) map[resourceapi.QualifiedName]resource.Quantity {
 	all := map[resourceapi.QualifiedName]resource.Quantity{}
 	for name, capacity := range device.Capacity {
@@ -99,5 +100,5 @@ func consumed(device resourceapi.Device) map[resourceapi.QualifiedName]resource.
 	return all
 }
 
-// identity is a UUID that is always the same for a name.
+// identity returns a UUID that depends only on the name.
 func identity(name string) string { return uuid.NewSHA1(uuid.NameSpaceOID, []byte(name)).String() }

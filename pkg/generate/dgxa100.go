@@ -15,12 +15,12 @@ const (
 	gpuDriver   = "gpu.example.com"
 	gpusPerDGX  = 8
 	gpuMemory   = "40Gi"
-	memorySlots = 8 // slices of a GPU's memory, of which a partition has some that lie side by side
+	memorySlots = 8 // slices of a GPU's memory; a partition has some adjacent ones
 )
 
-// partition is a profile of NVIDIA's Multi-Instance GPU for the A100 with 40 GB: what an instance
-// has of the GPU, and the first memory slice where it can begin (NVIDIA Multi-Instance GPU User
-// Guide, "Supported MIG Profiles").
+// partition is a profile of NVIDIA's Multi-Instance GPU for the A100 with 40 GB: the resources of
+// an instance, and the memory slices at which it may begin (NVIDIA Multi-Instance GPU User Guide,
+// "Supported MIG Profiles").
 type partition struct {
 	profile                         string
 	multiprocessors, copies, decode int64
@@ -30,7 +30,7 @@ type partition struct {
 	begins                          []int
 }
 
-// partitions of an A100. The last is the whole GPU, without Multi-Instance GPU.
+// partitions lists the profiles of an A100. The last is the whole GPU, without Multi-Instance GPU.
 var partitions = [...]partition{
 	{"1g.5gb", 14, 1, 0, 0, "4864Mi", 1, []int{0, 1, 2, 3, 4, 5, 6}},
 	{"1g.5gb.me", 14, 1, 1, 1, "4864Mi", 1, []int{0, 1, 2, 3, 4, 5, 6}},
@@ -78,7 +78,7 @@ func gpuCounters(gpu int) resourceapi.CounterSet {
 
 func gpuDevices(gpu int) []resourceapi.Device {
 	var devices []resourceapi.Device
-	numa := gpu / 2 // a DGX A100 has 8 NUMA nodes, of which 4 have GPUs
+	numa := gpu / 2 // a DGX A100 has 8 NUMA nodes, 4 of them with GPUs
 	for _, p := range partitions {
 		for _, begin := range p.begins {
 			name := fmt.Sprintf("gpu-%d", gpu)
@@ -115,8 +115,8 @@ func gpuDevices(gpu int) []resourceapi.Device {
 	return devices
 }
 
-// consumes are the counters of the GPU that an instance takes, whose memory begins at a slice. Each
-// memory slice is a counter of its own, so that two instances cannot have the same.
+// consumes returns the counters that an instance takes, whose memory begins at a slice. Each memory
+// slice is a counter of its own, so that two instances cannot have the same slice.
 func (p partition) consumes(begin int) map[string]resourceapi.Counter {
 	counters := map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(p.memory)}}
 	for name, value := range map[string]int64{

@@ -9,8 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
-// The hosts of Kubernetes' first prototypes of DRA had foozers, which are accelerators of a vendor
-// that does not exist.
+// Foozers are accelerators of an imaginary vendor, from the first prototypes of DRA in Kubernetes.
 const foozerDriver = "foozer.example.com"
 
 // foozers returns the shapes of hosts with foozers.
@@ -66,7 +65,7 @@ func foozerDevices(model string, numaNodes, perNUMA int) []resourceapi.Device {
 	return devices
 }
 
-// pcieRoot is the root complex of a NUMA node: here, each has one, with 64 buses.
+// pcieRoot returns the root complex of a NUMA node. Each node has one, with 64 buses.
 func pcieRoot(numa int) string { return fmt.Sprintf("pci0000:%02x", 0x40*numa) }
 
 func text(value string) resourceapi.DeviceAttribute {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package generate makes the objects of clusters that do not exist: Nodes, and ResourceSlices with
-// the devices of hosts of a [Shape]. They are what an API server accepts, and the same for the same
-// [Options].
+// Package generate makes the objects of imaginary clusters: Nodes, and ResourceSlices with the
+// devices of hosts of a [Shape]. An API server accepts the objects. The same [Options] give the
+// same objects.
 package generate
 
 import (
@@ -18,13 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Options say how large the cluster is.
+// Options set the size of the cluster.
 type Options struct {
 	Nodes int // at least 1
-	PFs   int // of each host with SR-IOV; 0 for the shape's own number
-	VFs   int // of each PF; 0 for the shape's own number
-	// Allocated is which share of the devices claims have, from 0 to 1. The claims are of pods that
-	// are not there.
+	PFs   int // of each host with SR-IOV; 0 means the shape's default
+	VFs   int // of each PF; 0 means the shape's default
+	// Allocated is the share of devices that are allocated to claims, from 0 to 1. The pods of the
+	// claims do not exist.
 	Allocated float64
 }
 
@@ -34,26 +34,26 @@ type Shape struct {
 	Description string // half a sentence
 	Classes     []*resourceapi.DeviceClass
 	pools       func(node string, index int, o Options) []pool
-	// the devices that Options.Allocated counts; nil for all
+	// selects the devices that Options.Allocated counts; nil means all
 	allocatable func(resourceapi.Device) bool
-	sized       bool // Options.PFs and VFs apply
+	sized       bool // whether Options.PFs and VFs apply
 }
 
-// pool is a pool of a node.
+// pool is a resource pool of a node.
 type pool struct {
 	driver, name string
 	slices       [][]resourceapi.Device
-	counters     []resourceapi.CounterSet // in slices of their own
+	counters     []resourceapi.CounterSet // in separate slices
 }
 
-// Shapes returns all shapes, by name.
+// Shapes returns all shapes, sorted by name.
 func Shapes() []Shape {
 	all := slices.Concat([]Shape{dgxA100()}, foozers(), sriovs())
 	slices.SortFunc(all, func(a, b Shape) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
 
-// Find returns the shape of that name.
+// Find returns the shape with this name.
 func Find(name string) (Shape, error) {
 	var names []string
 	for _, shape := range Shapes() {
@@ -67,12 +67,12 @@ func Find(name string) (Shape, error) {
 		strings.Join(names, ", "))
 }
 
-// Cluster is what was made.
+// Cluster holds the generated objects.
 type Cluster struct {
 	Nodes   []*corev1.Node
 	Classes []*resourceapi.DeviceClass
 	Slices  []*resourceapi.ResourceSlice
-	Claims  []*resourceapi.ResourceClaim // of Options.Allocated, with their devices
+	Claims  []*resourceapi.ResourceClaim // for Options.Allocated, with their devices
 }
 
 // Objects returns all objects.
@@ -97,7 +97,7 @@ func (c *Cluster) Objects() []runtime.Object {
 	return all
 }
 
-// Generate makes a cluster of hosts of the shape.
+// Generate returns a cluster of hosts with the shape.
 func Generate(shape Shape, o Options) (*Cluster, error) {
 	if err := check(shape, o); err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func check(shape Shape, o Options) error {
 	return nil
 }
 
-// class is a DeviceClass with one selector.
+// class returns a DeviceClass with one selector.
 func class(name, expression string) *resourceapi.DeviceClass {
 	return &resourceapi.DeviceClass{
 		TypeMeta: metav1.TypeMeta{
@@ -171,7 +171,7 @@ func node(name string) *corev1.Node {
 	}
 }
 
-// resourceSlices returns the pool's slices, those with counters first.
+// resourceSlices returns the pool's slices. Slices with counters come first.
 func (p pool) resourceSlices(node string) []*resourceapi.ResourceSlice {
 	var specs []resourceapi.ResourceSliceSpec
 	for counters := range slices.Chunk(p.counters, resourceapi.ResourceSliceMaxCounterSets) {
@@ -202,8 +202,8 @@ func (p pool) resourceSlices(node string) []*resourceapi.ResourceSlice {
 	return made
 }
 
-// inSlices spreads devices over slices that the API accepts. Slices whose devices have counters or
-// taints hold fewer.
+// inSlices distributes devices over slices that the API accepts. Slices whose devices use counters
+// or taints hold fewer.
 func inSlices(devices []resourceapi.Device) [][]resourceapi.Device {
 	most := resourceapi.ResourceSliceMaxDevices
 	if slices.ContainsFunc(devices, func(d resourceapi.Device) bool {

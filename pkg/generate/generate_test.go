@@ -29,7 +29,7 @@ func generated(t *testing.T, shape string, o Options) *Cluster {
 	return cluster
 }
 
-// TestShapes: all shapes have as many devices as they say, within the limits of the API.
+// TestShapes checks the number of devices of each shape, and the limits of the API.
 func TestShapes(t *testing.T) {
 	want := map[string]int{
 		"dgx-a100": 208, "sriov": 128, "sriov-counters": 130, "sriov-ports": 2,
@@ -70,8 +70,8 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// TestSRIOVAddresses: no two Functions of a host have the same PCI address, which is as the kernel
-// writes it.
+// TestSRIOVAddresses checks that Functions of a host have different PCI addresses in the kernel's
+// format.
 func TestSRIOVAddresses(t *testing.T) {
 	for _, o := range []Options{
 		{Nodes: 1}, {Nodes: 1, PFs: 16, VFs: 256}, {Nodes: 1, PFs: 3, VFs: 5},
@@ -120,7 +120,7 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
-// TestSame: the same options give the same objects.
+// TestSame checks that the same options give the same objects.
 func TestSame(t *testing.T) {
 	o := Options{Nodes: 3, PFs: 3, VFs: 9, Allocated: 0.3}
 	var texts [2][]byte

@@ -18,15 +18,16 @@ import (
 )
 
 const (
-	sriovPool  = "fast" // the DevicePool's name
+	sriovPool  = "fast" // name of the DevicePool
 	defaultPFs = 2
 	defaultVFs = 64
-	// firstVFOffset and vfStride are those of SR-IOV capabilities as ConnectX cards have them.
+	// firstVFOffset and vfStride are values of SR-IOV capabilities of ConnectX cards.
 	firstVFOffset, vfStride = 2, 1
 	linkSpeed               = 100_000 // Mbit/s
 )
 
-// sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them by each device model.
+// sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them with each device
+// model.
 func sriovs() []Shape {
 	classes := []*resourceapi.DeviceClass{class(v1alpha1.GroupName,
 		`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+
@@ -49,7 +50,7 @@ func sriovs() []Shape {
 	}
 }
 
-// isPartOfPF counts no whole PF whose VFs are devices too.
+// isPartOfPF selects all devices except whole PFs whose VFs are devices too.
 func isPartOfPF(model v1alpha1.DeviceModel) func(resourceapi.Device) bool {
 	return func(d resourceapi.Device) bool {
 		kind := d.Attributes["kind"].StringValue
@@ -57,7 +58,7 @@ func isPartOfPF(model v1alpha1.DeviceModel) func(resourceapi.Device) bool {
 	}
 }
 
-// sriovPools are what the agent of a host publishes.
+// sriovPools returns the pools that the agent of a host publishes.
 func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
 	p := nodepool.Pool{Name: sriovPool, Spec: spec, PFs: map[pci.Address]function.Function{}}
 	for pf := range cmp.Or(o.PFs, defaultPFs) {
@@ -84,18 +85,19 @@ func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
 	return pools
 }
 
-// vfs are those of a PF. PFs come in cards with two ports, and cards alternate between two NUMA
-// nodes.
+// vfs returns the VFs of a PF. Cards have two PFs, and alternate between two NUMA nodes.
 func vfs(pf, count int) []function.Function {
 	card, port := pf/2, pf%2
 	numa := card % 2
-	root := 0x16 + 0x80*numa + 0x10*(card/2) // the root complex's first bus
+	root := 0x16 + 0x80*numa + 0x10*(card/2) // first bus of the root complex
 	bus, slot := root+2, 4*card+1
 	vfs := make([]function.Function, count)
 	for i := range vfs {
 		vfs[i] = function.Function{
-			ID:   function.ID{Address: routed(bus, port+firstVFOffset+port*(count-1)+i*vfStride)},
-			Kind: function.VF, PF: routed(bus, port), PFName: fmt.Sprintf("ens%df%d", slot, port),
+			ID: function.ID{Address: routedAddress(bus,
+				port+firstVFOffset+port*(count-1)+i*vfStride)},
+			Kind: function.VF, PF: routedAddress(bus, port), PFName: fmt.Sprintf("ens%df%d", slot,
+				port),
 			Index: i, Vendor: "15b3", Device: "101e", PCIeRoot: fmt.Sprintf("pci0000:%02x", root),
 			NUMANode: numa, LinkUp: true,
 		}
@@ -104,7 +106,7 @@ func vfs(pf, count int) []function.Function {
 	return vfs
 }
 
-// pfOf is the PF of the VFs.
+// pfOf returns the PF of the VFs.
 func pfOf(vfs []function.Function) function.Function {
 	pf := vfs[0]
 	pf.ID, pf.Kind, pf.Index, pf.Device = function.ID{Address: pf.PF}, function.PF, -1, "a2dc"
@@ -112,9 +114,9 @@ func pfOf(vfs []function.Function) function.Function {
 	return pf
 }
 
-// routed is the PCI address of a routing ID on a bus: VFs that do not fit on their PF's bus are on
-// the next ones.
-func routed(bus, routingID int) pci.Address {
+// routedAddress returns the PCI address of a routing ID relative to a bus. VFs that do not fit on
+// their PF's bus are on the next ones.
+func routedAddress(bus, routingID int) pci.Address {
 	return pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32,
 		routingID%8))
 }

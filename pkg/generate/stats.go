@@ -11,18 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Stats says what a cluster costs its API server.
+// Stats measures the load that a cluster puts on its API server.
 type Stats struct {
 	Nodes, Pools, Slices, Devices, Claims int
 	Bytes                                 int // of all ResourceSlices, as JSON
 	LargestSlice                          int // in bytes
-	// WritesPerLink is how many ResourceSlices change at most when the link of one PF does, because
-	// its devices get a taint: all of a pool that have devices.
+	// WritesPerLink is the maximum number of ResourceSlices that change when the link of one PF
+	// does, because its devices get a taint: all slices with devices of a pool.
 	WritesPerLink int
-	BytesPerLink  int // of those ResourceSlices
+	BytesPerLink  int // size of these ResourceSlices
 }
 
-// Stats counts.
+// Stats computes the statistics.
 func (c *Cluster) Stats() (Stats, error) {
 	type poolID struct{ driver, name string }
 	s := Stats{Nodes: len(c.Nodes), Slices: len(c.Slices), Claims: len(c.Claims)}
@@ -52,7 +52,7 @@ func (c *Cluster) Stats() (Stats, error) {
 	return s, nil
 }
 
-// Text writes the numbers for people.
+// Text writes the statistics for people.
 func (s Stats) Text(to io.Writer) error {
 	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, row := range []struct {
