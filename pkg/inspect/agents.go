@@ -31,18 +31,18 @@ const (
 	AgentNamespace = "xpu-system"
 )
 
-// ErrNoAgent is returned for a node on which no agent runs in a pod.
+// ErrNoAgent is returned for a node without a running agent pod.
 var ErrNoAgent = errors.New("no pod of xpu-agent runs there")
 
-// Agents are those of a cluster. They are asked by "exec" in their pods, for which a person needs
-// the right to create pods/exec.
+// Agents talks to the agents of a cluster. It uses "exec" in their pods, so the user needs the
+// right to create pods/exec.
 type Agents struct {
 	Config    *rest.Config
 	Reader    client.Reader
 	Namespace string // of the pods of xpu-agent
 }
 
-// Nodes are the names of the nodes on which an agent runs, sorted.
+// Nodes returns the names of the nodes with a running agent, sorted.
 func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 	pods, err := a.pods(ctx)
 	var nodes []string
@@ -53,7 +53,7 @@ func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 	return slices.Compact(nodes), err
 }
 
-// State asks the agent of a node what it knows.
+// State returns the state that the agent of a node reports.
 func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error) {
 	out, err := a.execute(ctx, node, "state")
 	if err != nil {
@@ -67,8 +67,8 @@ func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error
 	return state, nil
 }
 
-// Release has the agent of a node give up a hook or end a quarantine, and returns in one line what
-// came of it.
+// Release makes the agent of a node give up a hook or end a quarantine, and returns the result as
+// one line.
 func (a Agents) Release(
 	ctx context.Context, node string, r nodestate.Release,
 ) (outcome string, err error) {
@@ -89,7 +89,7 @@ func (a Agents) Release(
 	return strings.TrimSpace(string(out)), err
 }
 
-// pods are those of agents that run.
+// pods returns the running pods of agents.
 func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
 	var pods corev1.PodList
 	err := a.Reader.List(ctx, &pods, client.InNamespace(a.Namespace),
@@ -102,7 +102,7 @@ func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
 	}), nil
 }
 
-// execute runs the agent's program beside the agent, and returns what it prints.
+// execute runs the agent's program in the agent's container, and returns its output.
 func (a Agents) execute(ctx context.Context, node string, args ...string) ([]byte, error) {
 	pods, err := a.pods(ctx)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte,
 		return nil, err
 	}
 
-	stdout, stderr := limited{left: nodestate.MaxMessage}, limited{left: maxComplaint}
+	stdout, stderr := limitedBuffer{left: nodestate.MaxMessage}, limitedBuffer{left: maxComplaint}
 	if err := executor.StreamWithContext(ctx,
 		remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
 		if said := strings.TrimSpace(stderr.all.String()); said != "" {
@@ -154,17 +154,17 @@ func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte,
 	return stdout.all.Bytes(), nil
 }
 
-// maxComplaint bounds what an agent's program may say of a failure, in bytes.
+// maxComplaint bounds the error output of an agent's program, in bytes.
 const maxComplaint = 64 << 10
 
-// limited keeps what is written to it. More than what is left is an error, which ends the exec,
-// because an agent may never stop.
-type limited struct {
+// limitedBuffer buffers up to left bytes. Writing more is an error, which ends the exec, because an
+// agent may never stop writing.
+type limitedBuffer struct {
 	all  bytes.Buffer
 	left int
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	if len(p) > l.left {
 		return 0, errors.New("the answer is too long")
 	}
@@ -172,8 +172,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.all.Write(p)
 }
 
-// newExecutor uses WebSockets, and SPDY with API servers and proxies that do not know them, as
-// kubectl does.
+// newExecutor uses WebSockets. It falls back to SPDY, like kubectl, for API servers and proxies
+// without WebSockets.
 func newExecutor(config *rest.Config, request *rest.Request) (remotecommand.Executor, error) {
 	sockets, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet,
 		request.URL().String())

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// TestEndlessAnswer: an agent's program that does not stop to write is cut off, and not taken for
-// one that has answered.
+// TestEndlessAnswer checks that endless output of an agent's program is cut off and reported as an
+// error.
 func TestEndlessAnswer(t *testing.T) {
-	out := limited{left: 100}
+	out := limitedBuffer{left: 100}
 	if _, err := out.Write(make([]byte, 100)); err != nil {
 		t.Errorf("100 bytes: %v", err)
 	}

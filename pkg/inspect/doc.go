@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect tells people what a cluster has of xpu-device-plugin, and what is wrong with it.
+// Package inspect shows people the xpu-device-plugin objects of a cluster, and their problems.
 package inspect

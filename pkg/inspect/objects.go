@@ -22,13 +22,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// ready is the status of the condition Ready, and why it is not True, for the notes.
+// ready returns the status and reason of the condition Ready, and notes if it is not True.
 func ready(conditions []metav1.Condition) (status, reason string, notes []string) {
 	c := v1alpha1.ReadyOf(conditions)
 	return cmp.Or(string(c.Status), string(metav1.ConditionUnknown)), c.Reason, notesOf(conditions)
 }
 
-// notesOf are the sentences of the conditions that are not True.
+// notesOf returns the messages of conditions that are not True.
 func notesOf(conditions []metav1.Condition) []string {
 	if len(conditions) == 0 {
 		return []string{"nobody has looked at it yet: is xpu-controller running?"}
@@ -44,13 +44,13 @@ func notesOf(conditions []metav1.Condition) []string {
 	return notes
 }
 
-// age is how long ago an object was made, as kubectl tells it.
+// age returns the time since an object was created, in kubectl's format.
 func age(o metav1.Object, now time.Time) string {
 	return duration.HumanDuration(now.Sub(o.GetCreationTimestamp().Time))
 }
 
-// going notes that an object is being deleted.
-func going(o metav1.Object) []string {
+// deletionNotes returns a note if an object is being deleted.
+func deletionNotes(o metav1.Object) []string {
 	if o.GetDeletionTimestamp() == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func going(o metav1.Object) []string {
 	return []string{note}
 }
 
-// Pools reads the DevicePools, and what each node has of them.
+// Pools returns a table of DevicePools, with their Functions on each node.
 func Pools(
 	ctx context.Context, reader client.Reader, now time.Time,
 ) (*v1alpha1.DevicePoolList, Table, error) {
@@ -108,15 +108,14 @@ func Pools(
 				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status,
 				age(p, now), number(p.Spec.Priority), resource,
 			},
-			Notes: slices.Concat(notes, going(p), onNodes(p, nodes.Items)),
+			Notes: slices.Concat(notes, deletionNotes(p), nodeNotes(p, nodes.Items)),
 		})
 	}
 
 	return &pools, table, nil
 }
 
-// allocatedPools are the pools of the devices that a claim has of this driver, each as often as it
-// has one.
+// allocatedPools returns the pools of the claim's devices of this driver, one entry per device.
 func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 	var ids []claim.PoolID
 	if c.Status.Allocation == nil {
@@ -135,8 +134,8 @@ func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 	return ids
 }
 
-// onNodes is what is wrong with the pool, node by node.
-func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
+// nodeNotes returns the pool's problems on each node.
+func nodeNotes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 	var notes []string
 	for _, node := range nodes {
 		i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool {
@@ -176,7 +175,7 @@ func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 	return notes
 }
 
-// Ports reads the XPUPorts of a namespace, "" for all.
+// Ports returns a table of the XPUPorts in a namespace, or in all namespaces for "".
 func Ports(
 	ctx context.Context, reader client.Reader, namespace string, now time.Time,
 ) (*v1alpha1.XPUPortList, Table, error) {
@@ -200,18 +199,18 @@ func Ports(
 				p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
 				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
 			},
-			Notes: slices.Concat(notes, going(p)),
+			Notes: slices.Concat(notes, deletionNotes(p)),
 		})
 	}
 
 	return &ports, table, nil
 }
 
-// owner is whom a Port is for.
+// owner returns what a Port is for: a claim, a pod or nothing yet.
 func owner(p *v1alpha1.XPUPort) string {
 	switch {
 	case p.Spec.Ahead:
-		return "whoever comes next"
+		return "the next claim"
 	case p.Spec.Pod != nil:
 		return "pod " + p.Spec.Pod.Namespace + "/" + p.Spec.Pod.Name
 	case p.Status.Pod != "":
@@ -222,7 +221,7 @@ func owner(p *v1alpha1.XPUPort) string {
 	return ""
 }
 
-// Networks reads the XPUNetworks, and how many XPUPorts join each.
+// Networks returns a table of XPUNetworks, with the number of XPUPorts in each.
 func Networks(
 	ctx context.Context, reader client.Reader, now time.Time,
 ) (*v1alpha1.XPUNetworkList, Table, error) {
@@ -262,7 +261,7 @@ func Networks(
 				fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now),
 				allowed(n),
 			},
-			Notes: slices.Concat(notes, going(n)),
+			Notes: slices.Concat(notes, deletionNotes(n)),
 		})
 	}
 
@@ -276,7 +275,7 @@ func allowed(n *v1alpha1.XPUNetwork) string {
 	return metav1.FormatLabelSelector(n.Spec.AllowedNamespaces.Selector)
 }
 
-// XPUs reads the XPUs, and how many XPUPorts each has.
+// XPUs returns a table of XPUs, with the number of XPUPorts of each.
 func XPUs(
 	ctx context.Context, reader client.Reader, now time.Time,
 ) (*v1alpha1.XPUList, Table, error) {
@@ -307,21 +306,21 @@ func XPUs(
 	for i := range xpus.Items {
 		x := &xpus.Items[i]
 		status, _, notes := ready(x.Status.Conditions)
-		notes = append(notes, foreignTo(x)...)
+		notes = append(notes, foreignNotes(x)...)
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
 				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial,
 				fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
 				string(x.Spec.Dialect), strings.Join(pfsOf(x), ","),
 			},
-			Notes: slices.Concat(notes, going(x)),
+			Notes: slices.Concat(notes, deletionNotes(x)),
 		})
 	}
 
 	return &xpus, table, nil
 }
 
-// pfsOf are the PFs that the xPU serves, as far as they are named.
+// pfsOf returns the PFs that the xPU serves, if they are named.
 func pfsOf(x *v1alpha1.XPU) []string {
 	if len(x.Spec.PFs) > 0 {
 		return x.Spec.PFs
@@ -333,7 +332,7 @@ func pfsOf(x *v1alpha1.XPU) []string {
 	return pfs
 }
 
-// number is "" for 0, which then means that there is none.
+// number formats n, and returns "" for 0, which means none.
 func number(n int32) string {
 	if n == 0 {
 		return ""
@@ -341,8 +340,9 @@ func number(n int32) string {
 	return strconv.Itoa(int(n))
 }
 
-// foreignTo says what the XPU's agent has that is not known to be the cluster's.
-func foreignTo(x *v1alpha1.XPU) []string {
+// foreignNotes returns notes about objects of the XPU's agent that are not known to be the
+// cluster's.
+func foreignNotes(x *v1alpha1.XPU) []string {
 	foreign := x.Status.Foreign
 	if foreign == nil {
 		return nil

@@ -45,7 +45,7 @@ func reader(t *testing.T, objects ...client.Object) client.Reader {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 }
 
-// want compares a table with what is expected of it.
+// want compares a table with the expected text.
 func want(t *testing.T, table inspect.Table, err error, wide bool, text string) {
 	t.Helper()
 	if err != nil {
@@ -158,13 +158,13 @@ func TestPorts(t *testing.T) {
 	all := reader(t, up, going, other, ahead)
 	_, table, err := inspect.Ports(t.Context(), all, "", now)
 	want(t, table, err, false, `
-NAMESPACE    NAME                       NODE    FUNCTION            NETWORK   FOR                  ADDRESSES     READY   AGE
-default      node1-0000-3b-01-0         node1   0000:3b:01.0        blue      pod web              10.1.0.2/24   True    60m
-default      node1-0000-3b-01-1         node1   0000:3b:00.0/sf88   blue      claim old            -             False   60m
+NAMESPACE    NAME                       NODE    FUNCTION            NETWORK   FOR              ADDRESSES     READY   AGE
+default      node1-0000-3b-01-0         node1   0000:3b:01.0        blue      pod web          10.1.0.2/24   True    60m
+default      node1-0000-3b-01-1         node1   0000:3b:00.0/sf88   blue      claim old        -             False   60m
   Ready Releasing: the OPI agent of XPU xpu-1 cannot be reached
   is being deleted, and is kept by xpu.opiproject.org/port
-xpu-system   node1-0000-3b-01-2         node1   0000:3b:01.2        blue      pod shop/cart        -             True    60m
-xpu-system   node1-0000-3b-01-3-ahead   node1   0000:3b:01.3        blue      whoever comes next   -             True    60m
+xpu-system   node1-0000-3b-01-2         node1   0000:3b:01.2        blue      pod shop/cart    -             True    60m
+xpu-system   node1-0000-3b-01-3-ahead   node1   0000:3b:01.3        blue      the next claim   -             True    60m
 `)
 
 	_, table, err = inspect.Ports(t.Context(), all, "default", now)
@@ -228,7 +228,7 @@ xpu-1   node1   10.0.0.1:50151   MT1      0/1        True    60m   evpn-gw   000
 `)
 }
 
-// TestTableOfOthers: a cell makes one cell, and a note one line, whatever they have.
+// TestTableOfOthers checks that foreign text in a cell or note cannot forge further cells or lines.
 func TestTableOfOthers(t *testing.T) {
 	table := inspect.Table{Header: []string{"NODE", "STATE"}, Rows: []inspect.Row{
 		{Cells: []string{"node1\nnode2\tOK", ""}, Notes: []string{"away\r\nnode3   OK"}},

@@ -11,21 +11,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// Table is what people see of objects: a row for each, and below it what is wrong with it.
+// Table shows objects to people: a row for each object, followed by its problems.
 type Table struct {
 	Header []string
-	Wide   int // how many of the last columns are shown only if asked for
+	Wide   int // how many of the last columns are shown only on request
 	Rows   []Row
-	Empty  string // what is said if there are no rows
+	Empty  string // text if there are no rows
 }
 
-// Row is an object's row. An empty cell is shown as "-".
+// Row is the row of one object. An empty cell is shown as "-".
 type Row struct {
 	Cells []string
-	Notes []string // what is wrong with the object, each a sentence
+	Notes []string // problems of the object, each a sentence
 }
 
-// Write writes the table. The notes are in colour on a terminal that has colours.
+// Write writes the table. Notes are coloured on a terminal with colours.
 func (t Table) Write(to io.Writer, wide bool) error {
 	if len(t.Rows) == 0 {
 		_, err := fmt.Fprintln(to, t.Empty)

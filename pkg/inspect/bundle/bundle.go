@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bundle collects what a bug report needs in an archive: of each kind of objects the
-// fields that the project needs to help, listed in kinds.go, and no others.
+// Package bundle collects data for a bug report in an archive. Of each kind of objects it includes
+// only the fields that help the project, which are listed in kinds.go.
 package bundle
 
 import (
@@ -29,27 +29,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// Sources are what is collected from.
+// Sources are the sources of the data.
 type Sources struct {
 	Reader    client.Reader
 	Clientset kubernetes.Interface
 	Namespace string // of xpu-agent and xpu-controller
-	// Nodes are those with an agent, and State asks the agent of one.
+	// Nodes returns the nodes with an agent, and State the state that the agent of a node reports.
 	Nodes func(ctx context.Context) ([]string, error)
 	State func(ctx context.Context, node string) (*nodestate.State, error)
-	// LogLines is how many lines of each log are taken, from its end.
+	// LogLines is how many of the last lines of each log are included.
 	LogLines int64
-	// Step is called after each part of the work. It may be nil.
+	// Step is called after each step of the collection. It may be nil.
 	Step func()
 }
 
 // kind is a kind of objects to collect.
 type kind struct {
 	schema.GroupVersionKind
-	// of says which namespaces: "" for all, or no namespaces.
-	of string
-	// only selects objects; nil takes all.
-	only func(*unstructured.Unstructured) bool
+	// namespace restricts the objects; "" means all namespaces, or a cluster-scoped kind.
+	namespace string
+	// selects chooses objects; nil means all.
+	selects func(*unstructured.Unstructured) bool
 }
 
 func (s Sources) kinds() []kind {
@@ -71,32 +71,34 @@ func (s Sources) kinds() []kind {
 		ours("XPUTenant"),
 		{GroupVersionKind: dra("DeviceClass")}, {GroupVersionKind: dra("ResourceClaim")},
 		{GroupVersionKind: dra("ResourceClaimTemplate")},
-		{GroupVersionKind: dra("ResourceSlice"), only: ofDriver},
-		{GroupVersionKind: core("Node")}, {GroupVersionKind: core("Event"), only: aboutUs},
-		{GroupVersionKind: core("Pod"), only: s.concerned},
-		{GroupVersionKind: apps("DaemonSet"), of: s.Namespace},
-		{GroupVersionKind: apps("Deployment"), of: s.Namespace},
+		{GroupVersionKind: dra("ResourceSlice"), selects: isOurSlice},
+		{GroupVersionKind: core("Node")}, {GroupVersionKind: core("Event"),
+			selects: isRelevantEvent},
+		{GroupVersionKind: core("Pod"), selects: s.isRelevantPod},
+		{GroupVersionKind: apps("DaemonSet"), namespace: s.Namespace},
+		{GroupVersionKind: apps("Deployment"), namespace: s.Namespace},
 		{GroupVersionKind: schema.GroupVersionKind{
 			Group: "k8s.cni.cncf.io", Version: "v1", Kind: "NetworkAttachmentDefinition",
 		}},
 	}
 }
 
-// ofDriver says whether a ResourceSlice is this driver's.
-func ofDriver(o *unstructured.Unstructured) bool {
+// isOurSlice reports whether a ResourceSlice is this driver's.
+func isOurSlice(o *unstructured.Unstructured) bool {
 	driver, _, _ := unstructured.NestedString(o.Object, "spec", "driver")
 	return driver == v1alpha1.GroupName
 }
 
-// aboutUs says whether an event is about a kind that has to do with Functions.
-func aboutUs(o *unstructured.Unstructured) bool {
+// isRelevantEvent reports whether an event is about a kind that is related to Functions.
+func isRelevantEvent(o *unstructured.Unstructured) bool {
 	about, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
 	return strings.HasPrefix(about, "XPU") || about == "DevicePool" || about == "ResourceClaim" ||
 		about == "Pod" || about == "Node"
 }
 
-// concerned says whether a pod is of the product, or asks for claims or one of its resources.
-func (s Sources) concerned(o *unstructured.Unstructured) bool {
+// isRelevantPod reports whether a pod is the product's, or requests claims or one of the product's
+// resources.
+func (s Sources) isRelevantPod(o *unstructured.Unstructured) bool {
 	claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "resourceClaims")
 	if o.GetNamespace() == s.Namespace || len(claims) > 0 {
 		return true
@@ -105,8 +107,8 @@ func (s Sources) concerned(o *unstructured.Unstructured) bool {
 	return networks
 }
 
-// Write writes the archive, a tar in gzip. What cannot be read is told in its file errors.txt; the
-// error is about the writing, or of ctx.
+// Write writes the archive as a gzipped tar. Data that cannot be read is reported in the file
+// errors.txt of the archive. Write returns only errors of writing and of ctx.
 func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 	if s.Step == nil {
 		s.Step = func() {}
@@ -138,7 +140,7 @@ func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 	return a.err
 }
 
-// archive is a tar that is written. It keeps the first error.
+// archive writes a tar. It keeps the first error.
 type archive struct {
 	*tar.Writer
 	dir      string
@@ -169,7 +171,7 @@ func (s Sources) objects(ctx context.Context, a *archive) {
 		name := "objects/" + strings.ToLower(k.Kind) + ".yaml"
 		var all unstructured.UnstructuredList
 		all.SetGroupVersionKind(k.GroupVersion().WithKind(k.Kind + "List"))
-		if err := s.Reader.List(ctx, &all, client.InNamespace(k.of)); err != nil {
+		if err := s.Reader.List(ctx, &all, client.InNamespace(k.namespace)); err != nil {
 			a.problem(name, err)
 			continue
 		}
@@ -177,7 +179,7 @@ func (s Sources) objects(ctx context.Context, a *archive) {
 		var out bytes.Buffer
 		for i := range all.Items {
 			o := &all.Items[i]
-			if k.only != nil && !k.only(o) {
+			if k.selects != nil && !k.selects(o) {
 				continue
 			}
 
@@ -221,8 +223,8 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 	}
 }
 
-// logs are those of the project's containers that run and of those that ran before. Other
-// containers in the same pods are not read.
+// logs adds the logs of the project's running containers and of their previous runs. It omits other
+// containers in the same pods.
 func (s Sources) logs(ctx context.Context, a *archive) {
 	api := s.Clientset.CoreV1().Pods(s.Namespace)
 	pods, err := api.List(ctx, metav1.ListOptions{LabelSelector: partOf + "=xpu-device-plugin"})

@@ -28,7 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// secret stands wherever a secret could be.
+// secret is put wherever a secret could be.
 const secret = "hunter2"
 
 func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
@@ -58,7 +58,7 @@ func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// archived writes an archive and returns its files.
+// archived writes an archive of the objects and returns its files.
 func archived(t *testing.T, objects ...client.Object) map[string]string {
 	t.Helper()
 	scheme := runtime.NewScheme()

@@ -4,20 +4,20 @@ package bundle
 
 import "strings"
 
-// fields are those of a JSON value that are shown. All others are left out, because nobody can
-// list the places where people put secrets.
+// fields selects the parts of a JSON value to show. Everything else is omitted, because no list of
+// the places where people put secrets could be complete.
 type fields struct {
-	of   map[string]*fields // by name, or "*" for every name
-	each *fields            // of a list's items
-	view view
+	children map[string]*fields // by name, or "*" for every name
+	items    *fields            // for a list's items
+	view     view
 }
 
-// view returns what is shown of a value; nil is nothing.
+// view returns the part of a value to show; nil means nothing.
 type view func(value any) any
 
-// parse reads a list of fields. A line has a path and after a colon what is shown there, each a
-// path too, such as "spec.devices: name taints[].key". In a path, "[]" goes to the items of a list
-// and "*" to every field of a map. "name=view" shows what the view of that name makes of a field.
+// parse parses a list of fields. A line has a path, and after a colon the paths that are shown
+// below it, such as "spec.devices: name taints[].key". In a path, "[]" stands for the items of a
+// list and "*" for every field of a map. "name=view" shows a field through a named view.
 func parse(list string, views map[string]view) *fields {
 	root := &fields{}
 	for line := range strings.Lines(list) {
@@ -26,10 +26,10 @@ func parse(list string, views map[string]view) *fields {
 			prefix, names = "", prefix
 		}
 
-		at := root.at(prefix)
+		at := root.child(prefix)
 		for _, name := range strings.Fields(names) {
 			path, viewName, viewed := strings.Cut(name, "=")
-			leaf := at.at(path)
+			leaf := at.child(path)
 			if viewed {
 				leaf.view = views[viewName]
 			}
@@ -39,8 +39,8 @@ func parse(list string, views map[string]view) *fields {
 	return root
 }
 
-// at returns the fields below a path, which it adds.
-func (f *fields) at(path string) *fields {
+// child returns the fields below a path, creating them if needed.
+func (f *fields) child(path string) *fields {
 	if path == "" {
 		return f
 	}
@@ -48,63 +48,63 @@ func (f *fields) at(path string) *fields {
 	for name := range strings.SplitSeq(path, ".") {
 		name, lists := strings.TrimRight(name, "[]"), strings.Count(name, "[]")
 		if name != "" {
-			if f.of == nil {
-				f.of = map[string]*fields{}
+			if f.children == nil {
+				f.children = map[string]*fields{}
 			}
-			if f.of[name] == nil {
-				f.of[name] = &fields{}
+			if f.children[name] == nil {
+				f.children[name] = &fields{}
 			}
-			f = f.of[name]
+			f = f.children[name]
 		}
 
 		for range lists {
-			if f.each == nil {
-				f.each = &fields{}
+			if f.items == nil {
+				f.items = &fields{}
 			}
-			f = f.each
+			f = f.items
 		}
 	}
 
 	return f
 }
 
-// shown returns a copy of the value with these fields only; nil if that is nothing. Where the list
-// has a text or number, a map or list is left out, because nobody has said what is in it.
-func (f *fields) shown(value any) any {
+// filter returns a copy of the value with only these fields, or nil if nothing is left. Where a
+// text or number is expected, a map or list is omitted, because its content is unknown.
+func (f *fields) filter(value any) any {
 	if f.view != nil {
 		return f.view(value)
 	}
 
 	switch v := value.(type) {
 	case map[string]any:
-		return f.shownMap(v)
+		return f.filterMap(v)
 	case []any:
-		return f.shownList(v)
+		return f.filterList(v)
 	}
 
-	if f.of != nil || f.each != nil {
+	if f.children != nil || f.items != nil {
 		return nil
 	}
 
 	return value
 }
 
-func (f *fields) shownMap(all map[string]any) any {
-	if f.of == nil {
+func (f *fields) filterMap(all map[string]any) any {
+	if f.children == nil {
 		return nil
 	}
 
 	kept := map[string]any{}
 	for name, value := range all {
-		field := f.of[name]
+		field := f.children[name]
 		if field == nil {
-			field = f.of["*"]
+			field = f.children["*"]
 		}
 		if field == nil {
 			continue
 		}
 
-		if value = field.shown(value); value != nil {
+		if value = field.filter(value); value != nil {
 			kept[name] = value
 		}
 	}
@@ -112,14 +112,14 @@ func (f *fields) shownMap(all map[string]any) any {
 	return kept
 }
 
-func (f *fields) shownList(all []any) any {
-	if f.each == nil {
+func (f *fields) filterList(all []any) any {
+	if f.items == nil {
 		return nil
 	}
 
 	kept := []any{}
 	for _, value := range all {
-		if value = f.each.shown(value); value != nil {
+		if value = f.items.filter(value); value != nil {
 			kept = append(kept, value)
 		}
 	}

@@ -18,13 +18,13 @@ const metadataFields = `
 	metadata.ownerReferences[]: apiVersion kind name uid controller
 `
 
-// conditionFields are shown of the project's own conditions, whose messages its parts write.
+// conditionFields are shown of the project's own conditions, whose messages the project writes.
 const conditionFields = `
 	status.conditions[]: type status reason message observedGeneration lastTransitionTime
 `
 
-// The fields of each kind. Texts that other programs write are not in them, nor is what only
-// means something to other programs.
+// Fields of each kind. They omit texts that other programs write, and fields that only other
+// programs use.
 const (
 	devicePoolFields = conditionFields + `
 	spec: allow[] deviceType driver maxAllocated model network nodeSelector.* numVFs portsAhead
@@ -89,7 +89,7 @@ const (
 	status.devices[]=device
 `
 
-	// requestFields are those of a ResourceClaim's spec.
+	// requestFields are shown of a ResourceClaim's spec.
 	requestFields = `
 	spec.devices.constraints[]: requests[] matchAttribute distinctAttribute
 	spec.devices.config[]: requests[] opaque=opaque
@@ -103,7 +103,7 @@ const (
 	spec.devices.requests[].firstAvailable[].tolerations[]: tolerationSeconds
 `
 
-	// sliceFields are those of this driver's ResourceSlices; no others are collected.
+	// sliceFields are shown of this driver's ResourceSlices. Other drivers' are not collected.
 	sliceFields = `
 	spec: driver nodeName allNodes perDeviceNodeSelection
 	spec: pool.name pool.generation pool.resourceSliceCount
@@ -150,7 +150,8 @@ const (
 `
 )
 
-// statusFields are those of a container's status. Of how it ended, the message is the program's.
+// statusFields are shown of a container's status. They omit the termination message, because the
+// program writes it.
 const statusFields = `
 	name ready restartCount started containerID
 	state.running: startedAt
@@ -160,13 +161,13 @@ const statusFields = `
 	allocatedResourcesStatus[]: name resources[].resourceID resources[].health
 `
 
-// containerFields are those of a container of other programs.
+// containerFields are shown of containers of other programs.
 const containerFields = `
 	name
 	resources: limits.* requests.* claims[].name claims[].request
 `
 
-// ourContainerFields are those of a container of the project, and ourPodFields of its pods.
+// ourContainerFields are shown of the project's containers, and ourPodFields of its pods.
 const (
 	ourContainerFields = containerFields + `
 	image imagePullPolicy args=arguments workingDir env[].name env[].valueFrom.fieldRef.fieldPath
@@ -184,7 +185,7 @@ const (
 `
 )
 
-// workloadFields are those of DaemonSets and Deployments; the pods that they make are not in them.
+// workloadFields are shown of DaemonSets and Deployments. They omit the pod template.
 const workloadFields = `
 	spec: replicas minReadySeconds revisionHistoryLimit paused selector.matchLabels=labels
 	spec.updateStrategy: type rollingUpdate.maxSurge rollingUpdate.maxUnavailable
@@ -195,8 +196,8 @@ const workloadFields = `
 	status.conditions[]: type status reason lastTransitionTime lastUpdateTime
 `
 
-// shownFields are the fields that the archive has of a kind's objects; nil for a kind of which
-// nothing is shown.
+// shownFields returns the fields that are shown of an object, or nil if nothing is shown of its
+// kind.
 func shownFields(kind string, o *unstructured.Unstructured, namespace string) *fields {
 	account := func(path ...string) string {
 		name, _, _ := unstructured.NestedString(o.Object, append(path, "serviceAccountName")...)
@@ -209,14 +210,14 @@ func shownFields(kind string, o *unstructured.Unstructured, namespace string) *f
 	if (kind == "DaemonSet" || kind == "Deployment") &&
 		isOurWorkload(o, account("spec", "template", "spec"), namespace) {
 		return parse(metadataFields+workloadFields+"spec.template: metadata.labels=labels\n"+
-			below("spec.template", ourPodFields), ourViews())
+			prefixed("spec.template", ourPodFields), ourViews())
 	}
 
 	list, isShown := map[string]string{
 		"DevicePool": devicePoolFields, "XPU": xpuFields, "XPUNetwork": xpuNetworkFields,
 		"XPUNode": xpuNodeFields, "XPUPort": xpuPortFields, "XPUTenant": xpuTenantFields,
 		"DeviceClass": deviceClassFields, "ResourceClaim": claimFields,
-		"ResourceClaimTemplate": below("spec", requestFields), "ResourceSlice": sliceFields,
+		"ResourceClaimTemplate": prefixed("spec", requestFields), "ResourceSlice": sliceFields,
 		"Node": nodeFields, "Event": eventFields, "Pod": podFields,
 		"DaemonSet": workloadFields, "Deployment": workloadFields,
 		"NetworkAttachmentDefinition": networkFields,
@@ -231,8 +232,8 @@ func shownFields(kind string, o *unstructured.Unstructured, namespace string) *f
 	return parse(metadataFields+list, known)
 }
 
-// below puts a list of fields below a path.
-func below(path, list string) string {
+// prefixed puts a list of fields below a path.
+func prefixed(path, list string) string {
 	var out strings.Builder
 	for line := range strings.Lines(list) {
 		switch line = strings.TrimSpace(line); {
@@ -247,7 +248,7 @@ func below(path, list string) string {
 	return out.String()
 }
 
-// shownLabels are labels that the project, its chart and Kubernetes set.
+// shownLabels returns labels that the project, its chart and Kubernetes set.
 func shownLabels() []string {
 	return []string{
 		v1alpha1.LabelTenant, v1alpha1.LabelPool, v1alpha1.LabelNetwork, v1alpha1.LabelAgents,
@@ -259,8 +260,8 @@ func shownLabels() []string {
 	}
 }
 
-// shownAnnotations are what the project, its broker and Kubernetes set. What Multus reads and
-// writes is shown in part, by [networksAnnotation] and [statusAnnotation].
+// shownAnnotations returns annotations that the project, its broker and Kubernetes set. The
+// annotations of Multus are shown in part, by [networksAnnotation] and [statusAnnotation].
 func shownAnnotations() []string {
 	return []string{
 		v1alpha1.AnnotationOrigin, v1alpha1.AnnotationOriginUID, v1alpha1.AnnotationTLSSecret,

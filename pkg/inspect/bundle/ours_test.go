@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestOurPods: a name alone makes no container the project's.
+// TestOurPods checks that a name alone does not make a container the project's.
 func TestOurPods(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		"of another namespace": func(p *corev1.Pod) { p.Namespace = "default" },
@@ -68,10 +68,10 @@ func ourAgent() *corev1.Pod {
 	})
 }
 
-// TestArguments: the flags of the project's programs stay, without what may be secret.
+// TestArguments checks that flags of the project's programs are shown without possible secrets.
 func TestArguments(t *testing.T) {
 	text := shownPod(t, ourAgent())
-	for _, want := range []string{"--sys-root=/host/sys", "--tracing-endpoint=" + leftOut} {
+	for _, want := range []string{"--sys-root=/host/sys", "--tracing-endpoint=" + redacted} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
@@ -82,7 +82,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// shownPod is what an archive has of a pod, as JSON without escapes.
+// shownPod returns the content of an archive about a pod, as JSON without escapes.
 func shownPod(t *testing.T, p *corev1.Pod) string {
 	t.Helper()
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
@@ -96,7 +96,8 @@ func shownPod(t *testing.T, p *corev1.Pod) string {
 	return out.String()
 }
 
-// TestHooks: what the administrator's hooks print is neither in the state of a node nor in logs.
+// TestHooks checks that output of the administrator's hooks appears neither in the state of a node
+// nor in logs.
 func TestHooks(t *testing.T) {
 	attached := func(hook string) nodestate.Function {
 		return nodestate.Function{
@@ -133,15 +134,15 @@ func TestHooks(t *testing.T) {
 		"2026-01-01T00:00:01Z I0101 Post-delete hook says output=" + secret + "\n" +
 		`2026-01-01T00:00:02Z {"msg":"Post-delete hook given up","error":"` + secret + "\"}\nlast"
 	want := "2026-01-01T00:00:00Z I0101 started\n2026-01-01T00:00:01Z Post-delete hook " +
-		leftOut + "\n" +
-		"2026-01-01T00:00:02Z Post-delete hook " + leftOut + "\nlast"
+		redacted + "\n" +
+		"2026-01-01T00:00:02Z Post-delete hook " + redacted + "\nlast"
 	if got := string(redactLog([]byte(log))); got != want {
 		t.Errorf("the log is\n%s\nwant\n%s", got, want)
 	}
 }
 
-// FuzzRedact puts a secret where no kind has a field that is shown, and what is shown is shown
-// again.
+// FuzzRedact puts a secret into fields that are shown of no kind, and checks that redaction removes
+// it and that redacting twice changes nothing.
 func FuzzRedact(f *testing.F) {
 	kinds := []string{
 		"DevicePool", "XPU", "XPUNetwork", "XPUNode", "XPUPort", "XPUTenant", "DeviceClass",

@@ -15,34 +15,34 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// leftOut stands for a text that is left out, where it helps to know that there was one.
-const leftOut = "<left out>"
+// redacted replaces an omitted text where its presence is of interest.
+const redacted = "<left out>"
 
-// redact returns what the archive has of an object of a kind: the fields that the project needs to
-// help, and no others. Namespace is where the project's pods are.
+// redact returns the parts of an object that the archive shows. namespace is where the project's
+// pods are.
 func redact(kind string, o *unstructured.Unstructured, namespace string) map[string]any {
 	allowed := shownFields(kind, o, namespace)
 	if allowed == nil {
 		return nil
 	}
-	shown, _ := allowed.shown(o.Object).(map[string]any)
+	shown, _ := allowed.filter(o.Object).(map[string]any)
 	return shown
 }
 
 func views() map[string]view {
 	return map[string]view{
-		"labels":      chosen(shownLabels()),
+		"labels":      selectKeys(shownLabels()),
 		"annotations": annotations,
 		"opaque":      opaque,
 		"device":      deviceStatus,
 		"network":     networkConfig,
-		"container":   parse(containerFields, nil).shown,
-		"status":      parse(statusFields, nil).shown,
+		"container":   parse(containerFields, nil).filter,
+		"status":      parse(statusFields, nil).filter,
 	}
 }
 
-// ourViews are those of the project's own pods. Other containers in them, such as those that a
-// service mesh adds, are shown as everywhere.
+// ourViews returns the views for the project's own pods. Other containers in them, such as a
+// service mesh's, are shown like everywhere else.
 func ourViews() map[string]view {
 	all := views()
 	others := all["container"]
@@ -50,7 +50,7 @@ func ourViews() map[string]view {
 	all["container"] = func(value any) any {
 		container, _ := value.(map[string]any)
 		if name, _ := container["name"].(string); isOurContainer(name) {
-			return ours.shown(value)
+			return ours.filter(value)
 		}
 		return others(value)
 	}
@@ -58,8 +58,8 @@ func ourViews() map[string]view {
 	return all
 }
 
-// chosen shows the texts of a map that have one of the keys.
-func chosen(keys []string) view {
+// selectKeys shows the texts of a map under the given keys.
+func selectKeys(keys []string) view {
 	return func(value any) any {
 		all, _ := value.(map[string]any)
 		shown := map[string]any{}
@@ -84,7 +84,7 @@ const (
 
 func annotations(value any) any {
 	all, _ := value.(map[string]any)
-	shown, _ := chosen(shownAnnotations())(value).(map[string]any)
+	shown, _ := selectKeys(shownAnnotations())(value).(map[string]any)
 	for key, show := range map[string]func(string) string{
 		networksAnnotation: networks, statusAnnotation: networkStatus,
 	} {
@@ -103,36 +103,36 @@ func annotations(value any) any {
 	return shown
 }
 
-// networkNames is the short form of a pod's networks, "namespace/name@interface,...", from the
+// networkNames matches the short form of a pod's networks, "namespace/name@interface,...", from the
 // multi-network specification (k8snetworkplumbingwg), section 4.1.1.
 var networkNames = regexp.MustCompile(`^[a-z0-9.-]+(/[a-z0-9.-]+)?(@[a-zA-Z0-9._-]+)?$`)
 
-// networks shows which networks a pod asks Multus for, without the cni-args of their plugins.
+// networks shows which networks a pod requests from Multus, without the cni-args of plugins.
 func networks(text string) string {
 	if strings.HasPrefix(strings.TrimSpace(text), "[") {
-		return ofJSON(text, parse("[]: name namespace interface ips[] mac", nil))
+		return filterJSON(text, parse("[]: name namespace interface ips[] mac", nil))
 	}
 
 	for name := range strings.SplitSeq(text, ",") {
 		if !networkNames.MatchString(strings.TrimSpace(name)) {
-			return leftOut
+			return redacted
 		}
 	}
 
 	return text
 }
 
-// networkStatus shows which interfaces Multus says that a pod has.
+// networkStatus shows which interfaces a pod has according to Multus.
 func networkStatus(text string) string {
-	return ofJSON(text, parse(`
+	return filterJSON(text, parse(`
 		[]: name interface ips[] mac mtu default gateway[]
 		[].device-info: type version
 		[].device-info.pci: pci-address pf-pci-address representor-device rdma-device vdpa-device
 	`, nil))
 }
 
-// networkConfig shows a network configuration of CNI: the types of the plugins, and the fields that
-// xpu-cni reads itself. IPAM plugins have passwords in theirs.
+// networkConfig shows a CNI network configuration: the types of the plugins, and the fields that
+// xpu-cni reads. It omits the rest, because configurations of IPAM plugins contain passwords.
 func networkConfig(value any) any {
 	text, _ := value.(string)
 	if text == "" {
@@ -145,36 +145,36 @@ func networkConfig(value any) any {
 			list += ` deviceID network mtu mac vlan vlanQoS vlanProto min_tx_rate max_tx_rate
 				spoofchk trust link_state timeout capabilities.*`
 		}
-		return parse(oneLine(list)+" cniVersion", nil).shown(value)
+		return parse(oneLine(list)+" cniVersion", nil).filter(value)
 	}
 
 	list := parse("cniVersion name disableCheck plugins[]=plugin",
 		map[string]view{"plugin": plugin})
-	return ofJSON(text, &fields{view: func(value any) any {
+	return filterJSON(text, &fields{view: func(value any) any {
 		if conf, _ := value.(map[string]any); conf["plugins"] == nil {
 			return plugin(value)
 		}
-		return list.shown(value)
+		return list.filter(value)
 	}})
 }
 
-// ofJSON returns the fields of a JSON text as JSON, or that it was left out.
-func ofJSON(text string, f *fields) string {
+// filterJSON returns the selected fields of a JSON text as JSON, or [redacted] if it is not JSON.
+func filterJSON(text string, f *fields) string {
 	var value any
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
-		return leftOut
+		return redacted
 	}
 
-	shown, err := json.Marshal(f.shown(value))
+	shown, err := json.Marshal(f.filter(value))
 	if err != nil || string(shown) == "null" {
-		return leftOut
+		return redacted
 	}
 	return string(shown)
 }
 
 func oneLine(list string) string { return strings.Join(strings.Fields(list), " ") }
 
-// opaque shows for which driver a configuration is, and what is asked of this one.
+// opaque shows the driver of a configuration, and the parameters if it is for this driver.
 func opaque(value any) any {
 	list := "driver"
 	if config, _ := value.(map[string]any); config["driver"] == v1alpha1.GroupName {
@@ -185,11 +185,10 @@ func opaque(value any) any {
 		`
 	}
 
-	return parse(list, nil).shown(value)
+	return parse(list, nil).filter(value)
 }
 
-// deviceStatus shows what the driver of a claim's device says of it, and in full what this one
-// says.
+// deviceStatus shows the status of a claim's device, completely if this driver wrote it.
 func deviceStatus(value any) any {
 	list := `
 		driver pool device shareID
@@ -203,11 +202,11 @@ func deviceStatus(value any) any {
 		`
 	}
 
-	return parse(list, nil).shown(value)
+	return parse(list, nil).filter(value)
 }
 
-// eventMessage returns the message of an event if the project or the scheduler writes it, and of
-// others' messages what the CNI plugin or the DRA driver of the project said.
+// eventMessage returns the message of an event if the project or the scheduler writes it. Of other
+// messages it returns the part that comes from the project's CNI plugin or DRA driver.
 func eventMessage(o *unstructured.Unstructured) any {
 	event := o.Object
 	text, _ := event["message"].(string)
@@ -220,18 +219,18 @@ func eventMessage(o *unstructured.Unstructured) any {
 	switch {
 	case text == "":
 		return nil
-	case reason == "PostDeleteHookFailed": // it has what the hook printed
-		return leftOut
+	case reason == "PostDeleteHookFailed": // it contains the hook's output
+		return redacted
 	case slices.Contains(ourParts(), from), from == "default-scheduler":
 		return text
 	case from == "kubelet":
 		return ourPart(text)
 	}
 
-	return leftOut
+	return redacted
 }
 
-// ourPart cuts from a kubelet's message what the project's CNI plugin or DRA driver said.
+// ourPart extracts the message of the project's CNI plugin or DRA driver from a kubelet's message.
 func ourPart(text string) string {
 	for _, mark := range []string{`plugin type="xpu-cni"`, `plugin type=\"xpu-cni\"`} {
 		if _, said, found := strings.Cut(text, mark); found {
@@ -239,11 +238,11 @@ func ourPart(text string) string {
 			return mark + said
 		}
 	}
-	return leftOut
+	return redacted
 }
 
-// ourParts are the names of the project's parts: of their containers, DaemonSets, Deployments and
-// reporters of events.
+// ourParts returns the names of the project's components, which are also the names of their
+// containers, DaemonSets, Deployments and event reporters.
 func ourParts() []string {
 	return []string{"xpu-agent", "xpu-controller", "xpu-broker", "opi-bridge"}
 }
@@ -252,11 +251,11 @@ func isOurContainer(name string) bool {
 	return name == "install-cni" || slices.Contains(ourParts(), name)
 }
 
-// partOf is the label that the project's pods and their owners have.
+// partOf is a label on the project's pods and their owners.
 const partOf = "app.kubernetes.io/part-of"
 
-// isOurPod says whether a pod is one of the project's: by its namespace, in which only who runs the
-// project may make pods, its labels, its ServiceAccount, and the owner that makes it.
+// isOurPod reports whether a pod is the project's. It checks the namespace, in which only the
+// project's operator may create pods, the labels, the ServiceAccount, and the owner.
 func isOurPod(o metav1.Object, account, namespace string) bool {
 	part := o.GetLabels()["app.kubernetes.io/name"]
 	if o.GetNamespace() != namespace || o.GetLabels()[partOf] != "xpu-device-plugin" ||
@@ -276,21 +275,21 @@ func isOurPod(o metav1.Object, account, namespace string) bool {
 	return false
 }
 
-// isOurWorkload says whether a DaemonSet or Deployment is one of the project's.
+// isOurWorkload reports whether a DaemonSet or Deployment is the project's.
 func isOurWorkload(o metav1.Object, account, namespace string) bool {
 	return o.GetNamespace() == namespace && o.GetLabels()[partOf] == "xpu-device-plugin" &&
 		slices.Contains(ourParts(), o.GetName()) && isAccountOf(o.GetName(), account)
 }
 
-// isAccountOf says whether a part runs as the ServiceAccount. In direct mode the agent has none of
-// its own, and opi-bridge never has.
+// isAccountOf reports whether a component runs as the ServiceAccount. In direct mode the agent has
+// no account of its own, and opi-bridge never has one.
 func isAccountOf(part, account string) bool {
 	own := account == "" || account == "default"
 	return account == part || own && (part == "xpu-agent" || part == "opi-bridge")
 }
 
-// arguments shows the flags of the project's programs, and the values of those that are names,
-// numbers, paths and addresses.
+// arguments shows the flags of the project's programs, with values that are names, numbers, paths
+// or addresses.
 func arguments(value any) any {
 	all, _ := value.([]any)
 	shown := []any{}
@@ -301,9 +300,9 @@ func arguments(value any) any {
 		case slices.Contains(shownFlags(), flag):
 			shown = append(shown, text)
 		case hasValue && flagName.MatchString(flag):
-			shown = append(shown, flag+"="+leftOut)
+			shown = append(shown, flag+"="+redacted)
 		default:
-			shown = append(shown, leftOut)
+			shown = append(shown, redacted)
 		}
 	}
 
@@ -312,8 +311,8 @@ func arguments(value any) any {
 
 var flagName = regexp.MustCompile(`^--[a-z-]{1,40}$`)
 
-// shownFlags are flags of the project's programs whose values are no secrets. --tracing-endpoint is
-// a URL, which may have a password.
+// shownFlags returns flags whose values are not secret. --tracing-endpoint is omitted, because a
+// URL may contain a password.
 func shownFlags() []string {
 	return strings.Fields(`
 		--agent-timeout --authorization --cdi-dir --clusterprofile-provider-file --cni-allow-keys
@@ -329,8 +328,8 @@ func shownFlags() []string {
 	`)
 }
 
-// redactState leaves out what post-delete hooks of the administrator printed. All other texts are
-// the agent's own.
+// redactState removes the output of the administrator's post-delete hooks. All other texts are the
+// agent's own.
 func redactState(state *nodestate.State) *nodestate.State {
 	shown := *state
 	shown.Functions = slices.Clone(state.Functions)
@@ -340,7 +339,7 @@ func redactState(state *nodestate.State) *nodestate.State {
 			continue
 		}
 		attachment, hook := *a, *a.Hook
-		hook.Error = leftOut
+		hook.Error = redacted
 		attachment.Hook = &hook
 		shown.Functions[i].Attachment = &attachment
 	}
@@ -348,14 +347,14 @@ func redactState(state *nodestate.State) *nodestate.State {
 	shown.DeadLetters = slices.Clone(state.DeadLetters)
 	for i := range shown.DeadLetters {
 		if l := &shown.DeadLetters[i]; l.Hook != nodestate.PortHook && l.Error != "" {
-			l.Error = leftOut
+			l.Error = redacted
 		}
 	}
 
 	return &shown
 }
 
-// redactLog leaves out of a log of the project what post-delete hooks printed.
+// redactLog removes the output of post-delete hooks from a log of the project.
 func redactLog(log []byte) []byte {
 	var out strings.Builder
 	for line := range strings.Lines(string(log)) {
@@ -365,7 +364,7 @@ func redactLog(log []byte) []byte {
 			continue
 		}
 		at, _, _ := strings.Cut(before, " ")
-		out.WriteString(at + " Post-delete hook " + leftOut + "\n")
+		out.WriteString(at + " Post-delete hook " + redacted + "\n")
 	}
 
 	return []byte(out.String())

@@ -29,10 +29,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// reference has the list of the fields that an archive shows.
+// reference lists the fields that an archive shows.
 const reference = "../../../docs/reference/bundle.md"
 
-// secrets puts another secret into every text that a value can have, and knows where each is.
+// secrets generates a different secret for every text of a value, and records where each is.
 type secrets struct{ at []string }
 
 var secretText = regexp.MustCompile(`secret(\d{5})t`)
@@ -42,7 +42,7 @@ func (s *secrets) next(path string) string {
 	return fmt.Sprintf("secret%05dt", len(s.at)-1)
 }
 
-// found are the paths whose secrets a text has, sorted.
+// found returns the sorted paths of the secrets in a text.
 func (s *secrets) found(text string) (paths []string) {
 	for _, match := range secretText.FindAllStringSubmatch(text, -1) {
 		var i int
@@ -53,7 +53,7 @@ func (s *secrets) found(text string) (paths []string) {
 	return slices.Compact(paths)
 }
 
-// fill sets all fields of a value, and a list or map to one item.
+// fill sets all fields of a value, and adds one item to each list or map.
 func (s *secrets) fill(v reflect.Value, path string) {
 	switch at := v.Addr().Interface().(type) {
 	case *metav1.Time, *metav1.MicroTime, *metav1.Duration:
@@ -127,7 +127,7 @@ func (s *secrets) fillMap(v reflect.Value, path string) {
 	}
 }
 
-// json is a list with an object of JSON that has these fields.
+// json returns a list with a JSON object that has these fields.
 func (s *secrets) json(path string, fields ...string) string {
 	object := map[string]any{}
 	for _, name := range fields {
@@ -143,7 +143,7 @@ func (s *secrets) json(path string, fields ...string) string {
 	return string(text)
 }
 
-// raw has what the project takes there, and a field that it does not.
+// raw sets a configuration that the project reads, with an additional unknown field.
 func (s *secrets) raw(to *runtime.RawExtension, path string) {
 	var config v1alpha1.InterfaceConfig
 	s.fill(reflect.ValueOf(&config).Elem(), path)
@@ -169,7 +169,7 @@ func join(path string, field reflect.StructField) string {
 	return path + "." + name
 }
 
-// networkAttachmentDefinition is that of the multi-network specification.
+// networkAttachmentDefinition is the type of the multi-network specification.
 type networkAttachmentDefinition struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -178,7 +178,8 @@ type networkAttachmentDefinition struct {
 	} `json:"spec"`
 }
 
-// whereabouts is a network configuration whose IPAM plugin has a password, with every text secret.
+// whereabouts returns a network configuration whose IPAM plugin has a password, with every text
+// secret.
 func (s *secrets) whereabouts(path string) string {
 	text := func(name string) string { return s.next(path + " " + name) }
 	conf, err := json.Marshal(map[string]any{
@@ -206,10 +207,10 @@ func (s *secrets) whereabouts(path string) string {
 	return string(conf)
 }
 
-// change sets what decides whether something is the project's, or is one of the texts that say so.
+// change sets fields that decide whether an object is the project's, or that the project writes.
 type change func(object map[string]any, s *secrets)
 
-// set sets a field; on the way to it, lists have one item.
+// set sets the field at a path; lists on the path get one item.
 func set(value any, path ...string) change {
 	return func(object map[string]any, _ *secrets) {
 		for _, name := range path[:len(path)-1] {
@@ -231,8 +232,8 @@ func all(changes ...change) change {
 	}
 }
 
-// ourPod makes a pod one of the project's, or what makes pods if below is where their template is.
-// Its first container is ours, and the second is not.
+// ourPod makes a pod the project's, or with below the pod template at that path. The first
+// container is the project's, the second is not.
 func ourPod(part string, below ...string) change {
 	spec := func(name string) []string { return append(slices.Clone(below), "spec", name) }
 	return all(
@@ -263,7 +264,7 @@ func ourPod(part string, below ...string) change {
 	)
 }
 
-// namesake adds a container of others that is called as one of the project's.
+// namesake adds a foreign container with the name of one of the project's.
 func namesake(spec ...string) change {
 	return func(object map[string]any, _ *secrets) {
 		for _, name := range spec {
@@ -275,7 +276,7 @@ func namesake(spec ...string) change {
 	}
 }
 
-// ofKubelet is an event that has what several CNI plugins said.
+// ofKubelet makes an event one of the kubelet's, with messages of several CNI plugins.
 func ofKubelet(object map[string]any, s *secrets) {
 	object["reportingComponent"] = "kubelet"
 	object["message"] = `plugin type="multus" ` + s.next("message") +
@@ -283,9 +284,9 @@ func ofKubelet(object map[string]any, s *secrets) {
 		s.next("message of xpu-cni") + `; plugin type="other" failed: ` + s.next("message")
 }
 
-// example is an object of a kind of which every text is secret.
+// example is an object in which every text is secret.
 type example struct {
-	kind, of string // of says whose it is
+	kind, of string // of is the origin of the object
 	object   any
 	change   change
 }
@@ -338,7 +339,7 @@ func examples() []example {
 	}
 }
 
-// objects is an API server that has objects of one kind.
+// objects is an API server with objects of one kind.
 type objects struct {
 	client.Reader
 	kind string
@@ -352,7 +353,7 @@ func (o objects) List(_ context.Context, list client.ObjectList, _ ...client.Lis
 	return nil
 }
 
-// shownOf writes an archive that has the example, and returns which of its texts are there.
+// shownOf writes an archive of the example, and returns which of its texts are in it.
 func (e example) shownOf(t *testing.T) []string {
 	t.Helper()
 	var s secrets
@@ -378,8 +379,8 @@ func (e example) shownOf(t *testing.T) []string {
 	return s.found(text.String())
 }
 
-// TestShownFields puts a secret into every text of every kind, and finds in the archive only those
-// that the reference lists.
+// TestShownFields puts a secret into every text of every kind, and checks that the archive contains
+// only those that the reference lists.
 func TestShownFields(t *testing.T) {
 	shown := map[string][]string{}
 	var titles []string
@@ -391,14 +392,14 @@ func TestShownFields(t *testing.T) {
 			t.Errorf("%s: the archive has nothing of it", title)
 		}
 
-		if e.of != "" { // what is shown of all is in the list before
+		if e.of != "" { // omit what is shown of all, which is listed before
 			shown[title] = slices.DeleteFunc(shown[title], func(path string) bool {
 				return slices.Contains(shown[e.kind], path) && e.kind != title
 			})
 		}
 	}
 
-	// Those of every kind are listed once.
+	// Fields of every kind are listed once.
 	everywhere := slices.DeleteFunc(slices.Clone(shown["XPU"]), func(path string) bool {
 		return !slices.Contains(shown["Event"], path) || !slices.Contains(shown["Node"], path)
 	})
@@ -420,7 +421,7 @@ func TestShownFields(t *testing.T) {
 	}
 }
 
-// lines has the paths with the same beginning in one line.
+// lines puts paths with the same beginning on one line.
 func lines(paths []string) string {
 	names := map[string][]string{}
 	var prefixes []string

@@ -14,12 +14,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// claimed are the interfaces of a claim: one for each Function that it has, or one that stands for
-// those it waits for.
+// claimed returns the interfaces of a claim: one for each of its Functions, or one for the
+// Functions that it waits for.
 func (f *facts) claimed(c *podClaim) []Interface {
 	if c.claim == nil {
 		return []Interface{
-			{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.why}}},
+			{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.reason}}},
 		}
 	}
 
@@ -39,7 +39,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 	var out []Interface
 	for _, device := range devices {
 		if device.Admin {
-			out = append(out, f.onlySeen(c.claim.Name, device, requested))
+			out = append(out, f.observedFunction(c.claim.Name, device, requested))
 			continue
 		}
 
@@ -49,7 +49,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			what = "a port of PF " + string(device.ID.PF)
 		}
 
-		// else the agent has not chosen a VF for the share yet
+		// Otherwise the agent has not chosen a VF for the share yet.
 		if device.Function != (function.ID{}) {
 			i.Function = device.Function.String()
 		}
@@ -63,8 +63,8 @@ func (f *facts) claimed(c *podClaim) []Interface {
 		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool {
 			return a.Claim.UID == string(c.claim.UID)
 		})
-		told := toldOf(c.claim, device)
-		i.addHost(attachment, told)
+		status := deviceStatusOf(c.claim, device)
+		i.addHost(attachment, status)
 
 		allocated := Stage{
 			Name: Allocated, Status: Done,
@@ -75,7 +75,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			allocated.Time = at.Time
 		}
 
-		provisioned := f.provisioned(&i, port, f.network(device), told)
+		provisioned := f.provisioned(&i, port, f.network(device), status)
 		i.Stages = []Stage{requested, allocated, f.bound(), provisioned}
 		if device.BeforeBind {
 			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}
@@ -88,16 +88,16 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			continue
 		}
 
-		i.Stages = append(i.Stages, f.prepared(attachment, told), f.attached(attachment, told))
-		i.Stages = append(i.Stages, f.ending(attachment)...)
+		i.Stages = append(i.Stages, f.prepared(attachment, status), f.attached(attachment, status))
+		i.Stages = append(i.Stages, f.endStages(attachment)...)
 		out = append(out, i)
 	}
 
 	return out
 }
 
-// onlySeen is a Function that the pod only looks at.
-func (f *facts) onlySeen(claim string, device claim.Device, requested Stage) Interface {
+// observedFunction returns the interface for a Function with admin access.
+func (f *facts) observedFunction(claim string, device claim.Device, requested Stage) Interface {
 	return Interface{
 		Claim: claim, Request: device.Request, Pool: device.ID.DevicePool,
 		Function: device.Function.String(),
@@ -106,11 +106,11 @@ func (f *facts) onlySeen(claim string, device claim.Device, requested Stage) Int
 				Name: Allocated, Status: Done,
 				Text: "adminAccess: the pod sees the Function, and takes nothing",
 			}, f.bound(),
-		}, f.ending(nil)...),
+		}, f.endStages(nil)...),
 	}
 }
 
-// network is the one that a device is to join, "" for none.
+// network returns the network that a device is to join, or "".
 func (f *facts) network(device claim.Device) string {
 	if device.Config.Network != "" {
 		return device.Config.Network
@@ -121,8 +121,10 @@ func (f *facts) network(device claim.Device) string {
 	return ""
 }
 
-// toldOf is what the claim's status says of a device; nil if it says nothing.
-func toldOf(c *resourceapi.ResourceClaim, device claim.Device) *resourceapi.AllocatedDeviceStatus {
+// deviceStatusOf returns the entry for a device in the claim's status, or nil.
+func deviceStatusOf(
+	c *resourceapi.ResourceClaim, device claim.Device,
+) *resourceapi.AllocatedDeviceStatus {
 	i := slices.IndexFunc(c.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
 		return d.Driver == v1alpha1.GroupName && d.Pool == device.Pool && d.Device == device.Name
 	})

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain tells the life of a pod's interfaces, stage by stage, from what everybody says
-// who has a part in it: scheduler, controller, agent, kubelet. It says in one sentence what is
-// wrong.
+// Package explain shows the life of a pod's interfaces stage by stage. It combines what scheduler,
+// controller, agent and kubelet report, and summarizes the problem in one sentence.
 package explain
 
 import (
@@ -16,38 +15,38 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// Sources are asked for what they know.
+// Sources are the sources of information.
 type Sources struct {
 	Reader client.Reader
-	// State asks the agent of a node.
+	// State returns the state that the agent of a node reports.
 	State func(ctx context.Context, node string) (*nodestate.State, error)
-	// Schedule says why no node takes a pod, or which node does.
+	// Schedule returns why no node takes a pod, or which node does.
 	Schedule func(ctx context.Context, pod *corev1.Pod) (why []string, node string, err error)
 }
 
-// Pod is the life of a pod's interfaces.
+// Pod is the explanation of a pod's interfaces.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Node      string `json:"node,omitempty"`
 	Phase     string `json:"phase"`
-	// OK says that nothing is wrong. Verdict is what is wrong, or that nothing is.
+	// OK is set if nothing is wrong. Verdict is the problem, or says that there is none.
 	OK         bool        `json:"ok"`
 	Verdict    string      `json:"verdict"`
 	Interfaces []Interface `json:"interfaces"`
-	// Why has the reasons of each node, for a pod that no node takes.
+	// Why lists the reasons of each node, for a pod that no node takes.
 	Why []string `json:"why,omitempty"`
-	// about the pod, its claims and XPUPorts, the oldest first
+	// about the pod, its claims and XPUPorts; the oldest first
 	Events []Event `json:"events,omitempty"`
-	// Unknown is what could not be found out.
+	// Unknown lists what could not be found out.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Interface is one Function that the pod has, or is to have.
+// Interface is a Function that the pod has, or is to have.
 type Interface struct {
 	Claim    string `json:"claim,omitempty"`    // name of the ResourceClaim
 	Request  string `json:"request,omitempty"`  // in the claim
-	Resource string `json:"resource,omitempty"` // extended resource, where there is no claim
+	Resource string `json:"resource,omitempty"` // extended resource, if there is no claim
 	Name     string `json:"name,omitempty"`     // in the pod
 
 	Pool     string `json:"pool,omitempty"`
@@ -56,38 +55,37 @@ type Interface struct {
 	XPU      string `json:"xpu,omitempty"`
 
 	Stages []Stage `json:"stages"`
-	// Host is the interface as it is in the pod, Card the Port as the xPU serves it. Nil is not
-	// known, or not there.
+	// Host is the interface in the pod, Card the Port at the xPU. Nil means unknown or absent.
 	Host *Side `json:"host,omitempty"`
 	Card *Side `json:"card,omitempty"`
-	// sentences about what does not fit together
+	// contradictions between the two sides, each a sentence
 	Differences []string `json:"differences,omitempty"`
 }
 
 // Side is one end of an interface.
 type Side struct {
 	MAC string `json:"mac,omitempty"`
-	// in the pod the tag that the PF adds, at the xPU that of the network
+	// in the pod the tag that the PF adds, at the xPU the network's
 	VLAN int32 `json:"vlan,omitempty"`
-	// bytes; at the xPU the largest that the network carries
+	// in bytes; at the xPU the maximum of the network
 	MTU       int32    `json:"mtu,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 	Port      string   `json:"port,omitempty"` // id at the OPI agent
 	State     string   `json:"state,omitempty"`
 }
 
-// Status is how a stage is.
+// Status is the status of a stage.
 type Status string
 
 const (
 	Done    Status = "Done"
-	Waiting Status = "Waiting" // it has not ended yet, or not begun
+	Waiting Status = "Waiting" // not finished, or not begun
 	Failed  Status = "Failed"
-	Skipped Status = "Skipped" // it is not needed
-	Unknown Status = "Unknown" // whoever knows could not be asked
+	Skipped Status = "Skipped" // not needed
+	Unknown Status = "Unknown" // the source of information could not be asked
 )
 
-// Stage is a step of an interface's life.
+// Stage is a step in the life of an interface.
 type Stage struct {
 	Name   string    `json:"name"`
 	Status Status    `json:"status"`
@@ -95,7 +93,7 @@ type Stage struct {
 	Text   string    `json:"text,omitempty"`
 }
 
-// Names of the stages, in their order; with a pool that provisions BeforeBind, Bound comes after
+// Names of the stages in their order. With a pool that provisions BeforeBind, Bound follows
 // Provisioned.
 const (
 	Requested   = "Requested"
@@ -108,7 +106,7 @@ const (
 	Released    = "Released" // of a pod that ends
 )
 
-// Event is one of the API server's.
+// Event is an event of the API server.
 type Event struct {
 	Time    time.Time `json:"time"`
 	Type    string    `json:"type"`
@@ -119,7 +117,7 @@ type Event struct {
 	Count   int32     `json:"count,omitempty"`
 }
 
-// Of explains a pod.
+// Of returns the explanation of a pod.
 func Of(ctx context.Context, sources Sources, key types.NamespacedName) (*Pod, error) {
 	facts, err := gather(ctx, sources, key)
 	if err != nil {

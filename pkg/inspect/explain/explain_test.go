@@ -28,7 +28,7 @@ import (
 
 var at = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// cluster has pod web with a claim of one VF in network blue, all as it should be.
+// cluster has pod web with a claim of one VF in network blue, and no problems.
 type cluster struct {
 	pod     *corev1.Pod
 	claim   *resourceapi.ResourceClaim
@@ -181,7 +181,7 @@ func pending(c *cluster) {
 	c.claim.Status.Allocation, c.port, c.state = nil, nil, nil
 }
 
-// bound has the pod on its node, where nothing has happened yet.
+// bound puts the pod on its node, before anything else has happened there.
 func bound(c *cluster) {
 	c.pod.Status.Phase, c.pod.Status.Conditions = corev1.PodPending, c.pod.Status.Conditions[:1]
 	c.state.Functions[0].Attachment = nil
@@ -355,7 +355,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestOrder: a pool that provisions BeforeBind is provisioned before the pod is bound.
+// TestOrder checks that Provisioned precedes Bound for a pool that provisions BeforeBind.
 func TestOrder(t *testing.T) {
 	for _, test := range []struct {
 		conditions []string
@@ -405,8 +405,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestTextOfOthers: what others wrote neither reaches the terminal as it is nor forges a line or
-// column.
+// TestTextOfOthers checks that foreign texts are escaped and cannot forge a line or column.
 func TestTextOfOthers(t *testing.T) {
 	const (
 		hostile = "\x1b[2J\r\nFORGED\t\u202e\x9b31m"
@@ -462,7 +461,7 @@ func TestTextOfOthers(t *testing.T) {
 	}
 }
 
-// TestShare: a port of a PF has no Function before the agent has chosen one.
+// TestShare checks a share of a PF before the agent has chosen its Function.
 func TestShare(t *testing.T) {
 	c := newCluster()
 	bound(c)
@@ -476,7 +475,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestOnlySeen: nothing is wrong with a pod that only looks at a Function, whoever has it.
+// TestOnlySeen checks that a pod with admin access has no problem, whoever uses the Function.
 func TestOnlySeen(t *testing.T) {
 	c := newCluster()
 	c.claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)

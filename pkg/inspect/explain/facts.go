@@ -23,26 +23,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// facts are what the sources say of a pod.
+// facts are what the sources report about a pod.
 type facts struct {
 	pod      *corev1.Pod
 	claims   []podClaim
 	pools    map[string]*v1alpha1.DevicePool
 	networks map[string]*v1alpha1.XPUNetwork
-	ports    []v1alpha1.XPUPort // for the pod or for its claims
+	ports    []v1alpha1.XPUPort // for the pod or its claims
 	state    *nodestate.State   // of the pod's node; nil if the agent could not be asked
-	why      []string           // no node takes the pod
-	target   string             // node that would take a pod that has none
+	why      []string           // why no node takes the pod
+	target   string             // node that would take a pod without a node
 	events   []Event
 	unknown  []string
 }
 
 // podClaim is a claim of the pod.
 type podClaim struct {
-	// name in the pod's spec; "" for the one that the scheduler makes for extended resources
-	inPod string
-	claim *resourceapi.ResourceClaim // nil if it does not exist
-	why   string                     // why it does not
+	// name in the pod's spec; "" for the scheduler's claim for extended resources
+	inPod  string
+	claim  *resourceapi.ResourceClaim // nil if it does not exist
+	reason string                     // why it does not exist
 }
 
 func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, error) {
@@ -84,7 +84,7 @@ func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 	return nil
 }
 
-// readClaims reads the claims that the pod names, and those that were made for it.
+// readClaims reads the claims that the pod names, and the claims made for it.
 func (f *facts) readClaims(ctx context.Context, s Sources) error {
 	for i := range f.pod.Spec.ResourceClaims {
 		wanted := &f.pod.Spec.ResourceClaims[i]
@@ -93,11 +93,11 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 		case err != nil:
 			f.claims = append(f.claims,
 				podClaim{inPod: wanted.Name,
-					why: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
+					reason: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
 						"see whether the template exists, and that kube-controller-manager runs",
 						ptr.Deref(wanted.ResourceClaimTemplateName, ""))})
 			continue
-		case name == nil: // none is needed
+		case name == nil: // no claim is needed
 			continue
 		}
 
@@ -119,7 +119,8 @@ func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) er
 	if apierrors.IsNotFound(err) {
 		f.claims = append(f.claims,
 			podClaim{
-				inPod: inPod, why: fmt.Sprintf("ResourceClaim %s does not exist: create it", name),
+				inPod: inPod, reason: fmt.Sprintf("ResourceClaim %s does not exist: create it",
+					name),
 			})
 		return nil
 	}
@@ -128,8 +129,8 @@ func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) er
 	return err
 }
 
-// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. One
-// that it made when the kubelet allocated the Function names no pod.
+// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. A
+// Port that the agent made when the kubelet allocated the Function names no pod.
 func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	var ports v1alpha1.XPUPortList
 	if err := s.Reader.List(ctx, &ports); err != nil {
@@ -160,7 +161,7 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	return nil
 }
 
-// readEvents reads those about the pod, its claims and its XPUPorts.
+// readEvents reads the events about the pod, its claims and its XPUPorts.
 func (f *facts) readEvents(ctx context.Context, s Sources) error {
 	about := sets.New(f.pod.UID)
 	namespaces := sets.New(f.pod.Namespace)
@@ -214,7 +215,7 @@ func newEvent(e corev1.Event) Event {
 	return out
 }
 
-// askScheduler asks where a pod without a node would go.
+// askScheduler finds out where a pod without a node would go.
 func (f *facts) askScheduler(ctx context.Context, s Sources) error {
 	if f.pod.Spec.NodeName != "" || f.pod.DeletionTimestamp != nil {
 		return nil
@@ -226,8 +227,8 @@ func (f *facts) askScheduler(ctx context.Context, s Sources) error {
 	return nil
 }
 
-// askAgent asks the agent of the pod's node. That a person may not, or that it does not run, leaves
-// less to tell.
+// askAgent asks the agent of the pod's node. It is no error if the user may not, or the agent does
+// not run; the explanation just has fewer details.
 func (f *facts) askAgent(ctx context.Context, s Sources) {
 	if f.pod.Spec.NodeName == "" {
 		return
@@ -238,8 +239,8 @@ func (f *facts) askAgent(ctx context.Context, s Sources) {
 	}
 }
 
-// attachment is what the agent says of the Function, by its ID as text; nil if it says nothing, or
-// that somebody else has it.
+// attachment returns the agent's attachment for the Function with this ID, or nil if there is none
+// or owns rejects it.
 func (f *facts) attachment(
 	function string, owns func(*nodestate.Attachment) bool,
 ) *nodestate.Attachment {
@@ -256,7 +257,7 @@ func (f *facts) attachment(
 	return nil
 }
 
-// warning is the newest of the warnings with one of the reasons, nil if there is none.
+// warning returns the newest warning with one of the reasons, or nil.
 func (f *facts) warning(reasons ...string) *Event {
 	for i := range slices.Backward(f.events) {
 		if e := &f.events[i]; e.Type == corev1.EventTypeWarning &&

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// extended are the interfaces of extended resources of the device plugin, of which the agent and
-// the XPUPorts know the Functions.
+// extended returns the interfaces for extended resources of the device plugin. Their Functions are
+// known from the agent and the XPUPorts.
 func (f *facts) extended() []Interface {
 	var out []Interface
 	for resource, wanted := range f.resources() {
@@ -25,13 +25,14 @@ func (f *facts) extended() []Interface {
 			for _, known := range f.state.Functions {
 				if a := known.Attachment; a != nil && a.Resource == resource &&
 					a.Pod.UID == string(f.pod.UID) {
-					found = append(found, f.handedOut(resource, known.ID.String(), known.Pool, a))
+					found = append(found,
+						f.allocatedResource(resource, known.ID.String(), known.Pool, a))
 				}
 			}
 		}
 
 		for len(found) < int(wanted) {
-			found = append(found, f.notHandedOut(resource))
+			found = append(found, f.pendingResource(resource))
 		}
 
 		out = append(out, found...)
@@ -44,7 +45,7 @@ func (f *facts) extended() []Interface {
 	return out
 }
 
-// resources are how many Functions of DevicePools with a device plugin the pod asks for.
+// resources returns how many Functions of each DevicePool with a device plugin the pod requests.
 func (f *facts) resources() map[string]int64 {
 	wanted := map[string]int64{}
 	for _, p := range f.pools {
@@ -65,7 +66,9 @@ func (f *facts) resources() map[string]int64 {
 	return wanted
 }
 
-func (f *facts) handedOut(resource, function, pool string, a *nodestate.Attachment) Interface {
+func (f *facts) allocatedResource(
+	resource, function, pool string, a *nodestate.Attachment,
+) Interface {
 	i := Interface{Resource: resource, Function: function, Pool: pool}
 	port := f.portOf(func(p *v1alpha1.XPUPort) bool {
 		return claim.FunctionOf(p.Spec.Function).String() == function
@@ -85,11 +88,11 @@ func (f *facts) handedOut(resource, function, pool string, a *nodestate.Attachme
 		f.attached(a, nil),
 	}
 
-	i.Stages = append(i.Stages, f.ending(a)...)
+	i.Stages = append(i.Stages, f.endStages(a)...)
 	return i
 }
 
-func (f *facts) notHandedOut(resource string) Interface {
+func (f *facts) pendingResource(resource string) Interface {
 	i := Interface{
 		Resource: resource,
 		Stages:   []Stage{{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}},

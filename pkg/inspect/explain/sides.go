@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// addPort adds what the xPU serves.
+// addPort adds the xPU's side.
 func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	if port == nil {
 		return
@@ -33,8 +33,8 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	}
 }
 
-// addHost adds what the pod has, by the agent or else by the claim's status.
-func (i *Interface) addHost(a *nodestate.Attachment, told *resourceapi.AllocatedDeviceStatus) {
+// addHost adds the pod's side, from the agent or else from the claim's status.
+func (i *Interface) addHost(a *nodestate.Attachment, status *resourceapi.AllocatedDeviceStatus) {
 	switch {
 	case a != nil:
 		i.Name = a.Interface.Name
@@ -43,13 +43,13 @@ func (i *Interface) addHost(a *nodestate.Attachment, told *resourceapi.Allocated
 		for _, address := range a.Interface.Addresses {
 			i.Host.Addresses = append(i.Host.Addresses, address.String())
 		}
-	case told != nil && told.NetworkData != nil:
-		i.Name = told.NetworkData.InterfaceName
-		i.Host = &Side{MAC: told.NetworkData.HardwareAddress, Addresses: told.NetworkData.IPs}
+	case status != nil && status.NetworkData != nil:
+		i.Name = status.NetworkData.InterfaceName
+		i.Host = &Side{MAC: status.NetworkData.HardwareAddress, Addresses: status.NetworkData.IPs}
 	}
 }
 
-// compare finds what does not fit together of both sides.
+// compare finds contradictions between the two sides.
 func compare(i *Interface) {
 	if i.Host == nil || i.Card == nil || i.Host.State != "Attached" && i.Host.State != "" {
 		return

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// notAllocated says why the scheduler has not chosen a device.
+// notAllocated explains why the scheduler has not chosen a device.
 func (f *facts) notAllocated() Stage {
 	s := Stage{Name: Allocated, Status: Waiting}
 	switch {
@@ -52,9 +52,9 @@ func (f *facts) bound() Stage {
 	return s
 }
 
-// provisioned says whether the xPU serves the Port of a Function that is to join a network.
+// provisioned explains whether the xPU serves the Port of a Function that is to join a network.
 func (f *facts) provisioned(
-	i *Interface, port *v1alpha1.XPUPort, network string, told *resourceapi.AllocatedDeviceStatus,
+	i *Interface, port *v1alpha1.XPUPort, network string, status *resourceapi.AllocatedDeviceStatus,
 ) Stage {
 	s := Stage{Name: Provisioned, Status: Waiting}
 	switch {
@@ -65,7 +65,7 @@ func (f *facts) provisioned(
 		case c.Status == metav1.ConditionTrue:
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, where
 		case c.Reason == v1alpha1.ReasonStandby:
-			// the pod of a virtual machine that is being migrated does not wait for it
+			// The pod of a virtual machine that is being migrated does not wait for the Port.
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s",
 				where, c.Reason, c.Message)
 		case c.Reason == "":
@@ -84,7 +84,7 @@ func (f *facts) provisioned(
 		if f.networks[network] == nil {
 			s.Status, s.Text = Failed, fmt.Sprintf("XPUNetwork %s does not exist: create it, or "+
 				"name another one", network)
-		} else if c := conditionOf(told, v1alpha1.ConditionProvisioned); c != nil &&
+		} else if c := conditionOf(status, v1alpha1.ConditionProvisioned); c != nil &&
 			c.Status == metav1.ConditionFalse {
 			s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", c.Reason, c.Message)
 		}
@@ -93,19 +93,19 @@ func (f *facts) provisioned(
 	return s
 }
 
-func conditionOf(told *resourceapi.AllocatedDeviceStatus, kind string) *metav1.Condition {
-	if told == nil {
+func conditionOf(status *resourceapi.AllocatedDeviceStatus, kind string) *metav1.Condition {
+	if status == nil {
 		return nil
 	}
-	return meta.FindStatusCondition(told.Conditions, kind)
+	return meta.FindStatusCondition(status.Conditions, kind)
 }
 
-// prepared says whether the agent has reserved the Function for the claim, as the kubelet asked it
-// to.
-func (f *facts) prepared(a *nodestate.Attachment, told *resourceapi.AllocatedDeviceStatus) Stage {
+// prepared explains whether the agent has reserved the Function for the claim, which the kubelet
+// requests.
+func (f *facts) prepared(a *nodestate.Attachment, status *resourceapi.AllocatedDeviceStatus) Stage {
 	s := Stage{Name: Prepared, Status: Waiting,
 		Text: "the kubelet has not asked xpu-agent for the claim yet"}
-	ready := conditionOf(told, v1alpha1.ConditionReady)
+	ready := conditionOf(status, v1alpha1.ConditionReady)
 	switch {
 	case a != nil:
 		s.Status, s.Time, s.Text = Done, a.ReservedAt, ""
@@ -122,10 +122,10 @@ func (f *facts) prepared(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 	return s
 }
 
-// attached says whether the pod has the interface.
-func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDeviceStatus) Stage {
+// attached explains whether the pod has the interface.
+func (f *facts) attached(a *nodestate.Attachment, status *resourceapi.AllocatedDeviceStatus) Stage {
 	s := Stage{Name: Attached, Status: Waiting, Text: "the pod's sandbox has not started yet"}
-	ready := conditionOf(told, v1alpha1.ConditionReady)
+	ready := conditionOf(status, v1alpha1.ConditionReady)
 	switch {
 	case a != nil && a.State == "Attached":
 		s.Status, s.Time, s.Text = Done, a.AttachedAt, "interface "+a.Interface.Name
@@ -158,8 +158,8 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 	return s
 }
 
-// ending is how far the pod itself is: that it runs, or that it ends.
-func (f *facts) ending(a *nodestate.Attachment) []Stage {
+// endStages returns the stages of the pod itself: it runs, or it ends.
+func (f *facts) endStages(a *nodestate.Attachment) []Stage {
 	if f.pod.DeletionTimestamp != nil || f.pod.Status.Phase == corev1.PodSucceeded ||
 		f.pod.Status.Phase == corev1.PodFailed {
 		s := Stage{Name: Released, Status: Waiting, Text: "the pod is ending"}
@@ -194,7 +194,7 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 	return []Stage{s}
 }
 
-// notReady is what containers wait for.
+// notReady describes what containers wait for.
 func notReady(pod *corev1.Pod) string {
 	var waits []string
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses,

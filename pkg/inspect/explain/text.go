@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// mostEvents is how many of the last events are shown in text.
+// mostEvents is how many of the last events the text shows.
 const mostEvents = 10
 
 // Text writes the explanation for people.
@@ -46,7 +46,7 @@ func (p *Pod) Text(to io.Writer) error {
 	return err
 }
 
-// where is the Function and what it belongs to.
+// where describes the Function and what it belongs to.
 func where(i Interface) string {
 	var parts []string
 	for _, part := range []struct{ name, value string }{
@@ -64,7 +64,7 @@ func where(i Interface) string {
 	return ": " + strings.Join(parts, ", ")
 }
 
-// stages has its colours after the columns are made, because these count them as text.
+// stages adds colours after the columns are aligned, because alignment would count them as text.
 func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
 	tones := map[Status]terminal.Tone{
 		Done: terminal.Good, Failed: terminal.Bad, Waiting: terminal.Bad,
@@ -74,7 +74,7 @@ func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
 	marks := map[Status]string{Done: "✓", Failed: "✗", Waiting: "…", Skipped: "-", Unknown: "?"}
 	var rows [][]string
 	for _, s := range all {
-		rows = append(rows, []string{s.Name, shown(s.Time), s.Text})
+		rows = append(rows, []string{s.Name, formatTime(s.Time), s.Text})
 	}
 
 	for i, line := range terminal.Columns(2, rows) {
@@ -83,7 +83,7 @@ func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
 	}
 }
 
-// sides puts the pod's side and the xPU's next to each other.
+// sides shows the pod's side and the xPU's side next to each other.
 func sides(out *strings.Builder, i Interface) {
 	if i.Host == nil && i.Card == nil {
 		return
@@ -129,7 +129,8 @@ func (p *Pod) lastEvents(out *strings.Builder) {
 		if e.Count > 1 {
 			times = fmt.Sprintf(" (%d times)", e.Count)
 		}
-		rows = append(rows, []string{"  " + shown(e.Time), e.Object, e.Reason, e.Message + times})
+		rows = append(rows,
+			[]string{"  " + formatTime(e.Time), e.Object, e.Reason, e.Message + times})
 	}
 
 	writeRows(out, rows)
@@ -155,8 +156,8 @@ func number(n int32) string {
 	return fmt.Sprint(n)
 }
 
-// shown is a time for people.
-func shown(t time.Time) string {
+// formatTime formats a time for people.
+func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// verdict is the one sentence: the first stage that is not done, or else the first difference.
+// verdict returns the summary: the first stage that is not done, or else the first contradiction.
 func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 	if len(p.Interfaces) == 0 {
 		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no " +
@@ -40,7 +40,7 @@ func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 	return true, fmt.Sprintf("nothing is wrong with any of the %d interfaces", len(p.Interfaces))
 }
 
-// Title names an interface.
+// Title returns a heading for an interface.
 func (i Interface) Title() string {
 	var parts []string
 	if i.Name != "" {
