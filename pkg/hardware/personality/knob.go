@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what values a knob has.
+// Kind is the type of a knob's values.
 type Kind string
 
-// The kinds of knobs. Answers are "ok", "ignore" (success, without effect) or the name of an errno.
+// Kinds of knobs. The value of an Answer is "ok", "ignore" (success without effect) or the name of
+// an errno.
 const (
 	Answer       Kind = "answer"
 	Milliseconds Kind = "ms"        // at most a minute
@@ -28,14 +29,14 @@ const (
 	Source       Kind = "source"    // of a VF's carrier: "pf", which must be up, or "port"
 )
 
-// OK and Ignore are the answers of a driver that does what it is asked, and of one that says so and
-// does not.
+// OK and Ignore are the answers of a driver that carries out a request, and of one that reports
+// success without an effect.
 const (
 	OK     = "ok"
 	Ignore = "ignore"
 )
 
-// words are the values of kinds that are not numbers.
+// words are the values of kinds without numbers.
 var words = map[Kind][]string{
 	Answer: {
 		OK, Ignore, "EPERM", "ENOENT", "EIO", "EAGAIN", "EACCES", "EBUSY", "ENODEV", "EINVAL",
@@ -53,10 +54,10 @@ var words = map[Kind][]string{
 // least and most bound the numbers of a kind.
 var least, most = map[Kind]int{Condition: 10}, map[Kind]int{Milliseconds: 60_000}
 
-// numbers are the kinds that take one.
+// numbers are the kinds with numeric values.
 var numbers = []Kind{Milliseconds, Number, Condition, Told}
 
-// Knob is one that test/qemu/simnic has; personality.h there has the same table.
+// Knob is a knob of test/qemu/simnic; personality.h there has the same table.
 type Knob struct {
 	Name    string
 	Kind    Kind
@@ -64,10 +65,10 @@ type Knob struct {
 	About   string
 }
 
-// Fields are what a PF enforces for a VF, by the names of knobs.
+// Fields are the settings that a PF enforces for a VF, by the names of their knobs.
 var Fields = []string{"mac", "vlan", "qos", "min", "max", "spoofchk", "trust", "link"}
 
-// aspects are what each field has a knob for: "<field>", or "<field>.<aspect>".
+// aspects are the knobs that each field has: "<field>", or "<field>.<aspect>".
 var aspects = []Knob{
 	{"", Answer, OK, "the answer to a value"},
 	{".zero", Answer, OK, "the answer to none: zeros, off, auto"},
@@ -80,7 +81,7 @@ var aspects = []Knob{
 	{".tell-none", Told, "value", "what is told where there is none"},
 }
 
-// others are the knobs that are not of one field.
+// others are the knobs that belong to no field.
 var others = []Knob{
 	{"vlan.ad", Answer, "EPROTONOSUPPORT", "the answer to 802.1ad"},
 	{"vlan.proto-told", Switch, "yes", "whether the VLAN's protocol is told"},
@@ -114,7 +115,7 @@ var others = []Knob{
 	{"speed", Number, "25000", "of the link, in Mbit/s"},
 }
 
-// Knobs are all that there are.
+// Knobs returns all knobs.
 func Knobs() []Knob {
 	var all []Knob
 	for _, field := range Fields {
@@ -158,8 +159,8 @@ func (s Setting) validate() error {
 	return nil
 }
 
-// AnswerOf is the answer that an error of the kernel is: "ok" for nil, and "EIO" for an errno that
-// is no answer here.
+// AnswerOf returns the answer for an error of the kernel: "ok" for nil, and "EIO" for an errno that
+// is not among the answers.
 func AnswerOf(err error) string {
 	if err == nil {
 		return OK
@@ -173,9 +174,9 @@ func AnswerOf(err error) string {
 	name := unix.ErrnoName(errno)
 	switch errno {
 	case unix.EOPNOTSUPP:
-		name = "EOPNOTSUPP" // and not ENOTSUP, which is the same number
+		name = "EOPNOTSUPP" // not ENOTSUP, which has the same number
 	case 524:
-		name = "ENOTSUPP" // of include/linux/errno.h, which has no name for programs
+		name = "ENOTSUPP" // of include/linux/errno.h, which user space has no name for
 	}
 
 	if !slices.Contains(words[Answer], name) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package personality is the file format in which this project writes down what the drivers of a
-// NIC do otherwise than the rest: what they refuse, delay, forget, reset, tell wrongly or leave
-// out. The simulated NIC of test/qemu plays such a file, docs/gen makes tables of it, and "xpuctl
+// Package personality is the file format for what the drivers of a NIC do differently from others:
+// what they reject, delay, forget, reset, report wrongly or leave out. The simulated NIC of
+// test/qemu behaves according to such a file, docs/gen makes tables of it, and "xpuctl
 // hardware-report" writes one about a real card.
 package personality
 
@@ -17,54 +17,56 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxSize is the largest file that [Parse] takes, in bytes.
+// MaxSize is the maximum size of a file for [Parse], in bytes.
 const MaxSize = 64 << 10
 
-// Personality is a card as its drivers show it.
+// Personality describes a card by the behaviour of its drivers.
 type Personality struct {
-	// Name is that of the file without ".yaml": small letters, digits and hyphens.
+	// Name is the file's name without ".yaml": lower-case letters, digits and hyphens.
 	Name string `yaml:"name"`
-	// Title is what people call the card and its drivers.
+	// Title names the card and its drivers for people.
 	Title string `yaml:"title"`
 	// PF and VF are the drivers (kernel modules) of PF and VF.
 	PF string `yaml:"pf"`
 	VF string `yaml:"vf"`
-	// Kernel is the version that the file is about, such as "6.12.117".
+	// Kernel is the version that the file describes, such as "6.12.117".
 	Kernel string `yaml:"kernel"`
-	// Column is the column of docs/reference/hardware.md that the card belongs to; "" for none.
+	// Column is the card's column in docs/reference/hardware.md; "" if it has none.
 	Column string `yaml:"column,omitempty"`
-	// Switchdev says that the eswitch is in mode switchdev.
+	// Switchdev is set if the eswitch is in mode switchdev.
 	Switchdev bool `yaml:"switchdev,omitempty"`
-	// Observed says that a real card showed the deviations, by "xpuctl hardware-report", and not
-	// its source.
+	// Observed is set if the deviations were observed on a real card by "xpuctl hardware-report",
+	// not found in source code.
 	Observed bool `yaml:"observed,omitempty"`
-	// Deviations are what the drivers do otherwise than the rest. A card without one does all that
-	// it is asked, at once.
+	// Deviations list what the drivers do differently. A card without deviations does everything it
+	// is asked, at once.
 	Deviations []Deviation `yaml:"deviations,omitempty"`
 }
 
-// Deviation is one thing that drivers do otherwise than the rest.
+// Deviation is one difference in the drivers' behaviour.
 type Deviation struct {
-	// Does is what the drivers do, as the predicate of a sentence: "resets the VF when its VLAN is
+	// Does describes the behaviour as the predicate of a sentence: "resets the VF when its VLAN is
 	// set".
 	Does string `yaml:"does"`
-	// Play are the knobs of the simulated NIC that play it; none where it cannot be played.
+	// Play are the settings of the simulated NIC that reproduce the behaviour; empty if it cannot
+	// be reproduced.
 	Play Settings `yaml:"play,omitempty"`
-	// Source shows it: function and file of the kernel, or the public report.
+	// Source is the evidence: function and file of the kernel, or a public report.
 	Source string `yaml:"source"`
-	// Quirk is the name of the quirk in pkg/kernel/quirk that says what this project does about it.
-	// Answer says it where there is no such quirk. A file has one of both, unless it is Observed.
+	// Quirk is the name of the quirk in pkg/kernel/quirk that handles the behaviour. Answer
+	// describes the handling if there is no such quirk. A deviation has exactly one of both, unless
+	// the file is Observed.
 	Quirk  string `yaml:"quirk,omitempty"`
 	Answer string `yaml:"answer,omitempty"`
 }
 
-// Setting is a knob of the simulated NIC, and what it is set to.
+// Setting is a knob of the simulated NIC with its value.
 type Setting struct{ Knob, Value string }
 
-// Settings are written as a mapping of knobs to values.
+// Settings are encoded as a mapping of knobs to values.
 type Settings []Setting
 
-// UnmarshalYAML keeps the order of the file, and refuses knobs and values that do not exist.
+// UnmarshalYAML keeps the order of the file, and rejects unknown knobs and values.
 func (s *Settings) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind != yaml.MappingNode {
 		return fmt.Errorf("line %d: must be a mapping of knobs to values", node.Line)
@@ -88,7 +90,7 @@ func (s *Settings) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// MarshalYAML writes the mapping in the order of the settings.
+// MarshalYAML encodes the mapping in the order of the settings.
 func (s Settings) MarshalYAML() (any, error) {
 	node := &yaml.Node{Kind: yaml.MappingNode}
 	for _, setting := range s {
@@ -99,8 +101,8 @@ func (s Settings) MarshalYAML() (any, error) {
 	return node, nil
 }
 
-// Parse reads a file. It refuses unknown keys, knobs and values, and a deviation without a source;
-// the error names the line, or the deviation by its number from 1.
+// Parse parses a file. It rejects unknown keys, knobs and values, and a deviation without a source.
+// The error names the line, or the number of the deviation from 1.
 func Parse(content []byte) (Personality, error) {
 	if len(content) > MaxSize {
 		return Personality{}, fmt.Errorf("%d bytes are too many: at most %d", len(content), MaxSize)
@@ -123,7 +125,7 @@ func Parse(content []byte) (Personality, error) {
 	return p, p.validate()
 }
 
-// Marshal writes a file that [Parse] reads.
+// Marshal returns a file that [Parse] accepts.
 func (p Personality) Marshal() ([]byte, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -171,8 +173,8 @@ func (p Personality) validate() error {
 	return nil
 }
 
-// Value is what a knob is set to, its default where no deviation sets it. It panics for a knob that
-// does not exist.
+// Value returns the value of a knob: its default if no deviation sets it. It panics for an unknown
+// knob.
 func (p Personality) Value(knob string) string {
 	k, ok := byName(knob)
 	if !ok {
@@ -190,7 +192,7 @@ func (p Personality) Value(knob string) string {
 	return k.Default
 }
 
-// Script are the lines for the simulated NIC, which play all deviations that can be played.
+// Script returns the commands for the simulated NIC that reproduce all deviations with settings.
 func (p Personality) Script() string {
 	var out strings.Builder
 	for _, d := range p.Deviations {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// column is one of the table of cards in docs/reference/hardware.md.
+// column is a column of the table of cards in docs/reference/hardware.md.
 type column struct {
 	title string
 	cell  func(Personality) string
@@ -29,7 +29,7 @@ var columns = []column{
 	{"VF resets", func(p Personality) string { return p.resets() }},
 }
 
-// Header is the header of the table of cards, in Markdown.
+// Header returns the header of the table of cards, in Markdown.
 func Header() string {
 	titles, lines := make([]string, len(columns)), make([]string, len(columns))
 	for i, c := range columns {
@@ -38,7 +38,7 @@ func Header() string {
 	return row(titles) + row(lines)
 }
 
-// Row is the card's row in the table of cards, in Markdown.
+// Row returns the card's row in the table of cards, in Markdown.
 func (p Personality) Row() string {
 	cells := make([]string, len(columns))
 	for i, c := range columns {
@@ -55,13 +55,13 @@ func row(cells []string) string {
 	return "| " + strings.Join(cells, " | ") + " |\n"
 }
 
-// Takes says whether the drivers do what they are asked for a field, or for the special value that
-// has a knob of its own.
+// Takes reports whether the drivers carry out and report a setting, and also the special value with
+// the given knob.
 func (p Personality) Takes(field, knob string) bool {
 	return p.Value("get") == OK && p.Value(field) == OK && p.Value(knob) == OK
 }
 
-// field says in a few words what the drivers do when they are asked for a field.
+// field describes in a few words what the drivers do with a setting.
 func (p Personality) field(field, knob string) string {
 	answer := p.Value(field)
 	if answer == OK {
@@ -98,7 +98,7 @@ func (p Personality) field(field, knob string) string {
 	return strings.Join(append([]string{"taken"}, says...), ", ")
 }
 
-// resets says which fields reset a VF, and for how long.
+// resets describes which settings reset a VF, and for how long.
 func (p Personality) resets() string {
 	var fields []string
 	for _, field := range Fields {

@@ -14,16 +14,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// probeMAC is a locally administered address, which nothing outside the scratch namespace ever
-// sees.
+// probeMAC returns a locally administered address, which is used only inside the scratch namespace.
 func probeMAC(number byte) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0, 0, 0x70, 0x72, number}
 }
 
-// mac asks about the administrative MAC, the one of the VF's netdev, and who follows whom.
+// mac probes the administrative MAC, the MAC of the VF's netdev, and which follows the other.
 func (p *prober) mac(ctx context.Context) error {
 	p.Trace("MAC")
-	if p.told && p.first.MAC != "" && string(p.first.MAC) == p.own() {
+	if p.reportsVF && p.first.MAC != "" && string(p.first.MAC) == p.ownMAC() {
 		p.observe("mac.tell-none", "own",
 			"tells the VF's own MAC where no administrative one was set")
 	}
@@ -31,26 +30,27 @@ func (p *prober) mac(ctx context.Context) error {
 	first := probeMAC(1)
 	if err := p.setMAC(ctx, first); err != nil {
 		p.observe("mac", personality.AnswerOf(err), "answers %v to a MAC", err)
-		p.zeros(context.WithoutCancel(ctx))
+		p.observeZeroMAC(context.WithoutCancel(ctx))
 		return ctx.Err()
 	}
 
-	p.follows(ctx, first)
-	p.settle(ctx, "")
-	p.opens(ctx)
-	p.others(ctx)
-	p.zeros(context.WithoutCancel(ctx))
+	p.observeFollow(ctx, first)
+	p.waitForReset(ctx, "")
+	p.observeOpen(ctx)
+	p.observeOtherMAC(ctx)
+	p.observeZeroMAC(context.WithoutCancel(ctx))
 
 	return ctx.Err()
 }
 
-// follows looks when the netdev has the MAC that the PF set, and whether the VF may have it.
-func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
+// observeFollow observes when the netdev gets the MAC that the PF set, and whether the VF may set
+// it.
+func (p *prober) observeFollow(ctx context.Context, mac net.HardwareAddr) {
 	begin, reset := time.Now(), false
 	var refused error
 	for {
-		err := p.setOwn(mac) // the kernel does not ask the driver where the netdev has it
-		if err == nil || !busy(err) && p.own() == mac.String() {
+		err := p.setOwn(mac) // the kernel does not ask the driver if the netdev already has it
+		if err == nil || !busy(err) && p.ownMAC() == mac.String() {
 			break
 		}
 
@@ -75,14 +75,14 @@ func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
 
 	if reset {
 		p.observeTime("mac.reset", took, "resets the VF when its MAC is set")
-	} else if refused != nil && p.own() == mac.String() {
+	} else if refused != nil && p.ownMAC() == mac.String() {
 		p.observeTime("mac.delay", took, "gives the VF its MAC only after a while")
 	}
 }
 
-// opens looks whether the netdev follows the PF by itself: at once, after a reset, when it is set
-// up, or never.
-func (p *prober) opens(ctx context.Context) {
+// observeOpen observes when the netdev follows the PF by itself: at once, after a reset, when it is
+// set up, or never.
+func (p *prober) observeOpen(ctx context.Context) {
 	mac := probeMAC(2)
 	if err := p.setMAC(ctx, mac); err != nil {
 		return
@@ -98,15 +98,15 @@ func (p *prober) opens(ctx context.Context) {
 	}
 
 	var took time.Duration
-	for p.own() != mac.String() && took < limit && loop.Sleep(ctx, pause) {
+	for p.ownMAC() != mac.String() && took < limit && loop.Sleep(ctx, pause) {
 		took = time.Since(begin)
 	}
 
 	switch {
-	case p.own() == mac.String() && p.value("mac.reset") != "0" && took > p.noticed:
+	case p.ownMAC() == mac.String() && p.value("mac.reset") != "0" && took > p.measurable:
 		follow("reset")
 		return
-	case p.own() == mac.String():
+	case p.ownMAC() == mac.String():
 		follow("now")
 		if p.value("mac.delay") == "0" {
 			p.observeTime("mac.delay", took, "gives the VF its MAC only after a while")
@@ -114,26 +114,26 @@ func (p *prober) opens(ctx context.Context) {
 		return
 	}
 
-	p.settle(ctx, "")
-	if p.own() == mac.String() {
+	p.waitForReset(ctx, "")
+	if p.ownMAC() == mac.String() {
 		follow("open")
 	} else if p.value("vf.mac.equal") == personality.OK {
 		_ = p.setOwn(mac)
 	}
 }
 
-// others looks whether the VF may have another MAC than the administrative one, by itself and when
-// it is trusted.
-func (p *prober) others(ctx context.Context) {
-	p.settle(ctx, "")
-	admin := p.own()
+// observeOtherMAC observes whether the VF may set another MAC than the administrative one, without
+// and with trust.
+func (p *prober) observeOtherMAC(ctx context.Context) {
+	p.waitForReset(ctx, "")
+	admin := p.ownMAC()
 	other := probeMAC(3)
 	err := p.setOwn(other)
 	if err == nil {
 		p.observe("vf.mac.admin", personality.OK,
 			"lets the VF have another MAC than the administrative one")
-		told, err := p.Engine.Told(p.device.PF)
-		if err == nil && told != nil && told.MAC == function.MAC(other.String()) {
+		status, err := p.Engine.Told(p.device.PF)
+		if err == nil && status != nil && status.MAC == function.MAC(other.String()) {
 			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
 		}
 
@@ -149,32 +149,32 @@ func (p *prober) others(ctx context.Context) {
 		return
 	}
 
-	p.await(ctx, func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
-	p.settle(ctx, "")
+	p.waitFor(ctx, func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
+	p.waitForReset(ctx, "")
 
 	if p.setOwn(probeMAC(4)) != nil {
 		p.observe("vf.mac.trusted", "no", "refuses another MAC to a trusted VF as well")
 	}
 
-	_ = p.patiently(context.WithoutCancel(ctx), func() error {
+	_ = p.retryBusy(context.WithoutCancel(ctx), func() error {
 		return p.host.LinkSetVfTrust(p.pf, p.vf, false)
 	})
-	p.await(ctx, func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
-	p.settle(ctx, "")
+	p.waitFor(ctx, func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
+	p.waitForReset(ctx, "")
 }
 
-// zeros asks for no administrative MAC, which puts back what was there, unless it is refused or
-// there was one.
-func (p *prober) zeros(ctx context.Context) {
+// observeZeroMAC removes the administrative MAC, which restores the initial state unless it is
+// rejected or there was one.
+func (p *prober) observeZeroMAC(ctx context.Context) {
 	if err := p.setMAC(ctx, make(net.HardwareAddr, 6)); err != nil {
 		p.observe("mac.zero", personality.AnswerOf(err), "answers %v to a MAC of zeros", err)
 		_ = p.setMAC(ctx, p.own0)
 	} else if first := p.first.MAC; first != "" && string(first) != p.own0.String() &&
-		!zero(first) {
+		!isZero(first) {
 		_ = p.setMAC(ctx, first.HardwareAddr())
 	}
-	p.settle(ctx, "")
+	p.waitForReset(ctx, "")
 }
 
-// zero says whether a MAC is of zeros, as most drivers tell it where none was set.
-func zero(mac function.MAC) bool { return strings.Trim(string(mac), "0:") == "" }
+// isZero reports whether a MAC consists of zeros, which most drivers report if none was set.
+func isZero(mac function.MAC) bool { return strings.Trim(string(mac), "0:") == "" }

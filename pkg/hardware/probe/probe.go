@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe finds out what the drivers of a card do with a VF, by asking them. It takes one VF
-// that nobody has to a network namespace of its own, has the PF enforce each property and take it
-// away, and gives the VF back as it was. It does nothing that other Functions of the card could
-// notice: PF, eswitch, firmware and the number of VFs stay as they are.
+// Package probe finds out how the drivers of a card treat a VF. It moves one unused VF to a scratch
+// network namespace, makes the PF enforce each setting and remove it again, and restores the VF. It
+// does nothing that other Functions of the card could notice: PF, eswitch, firmware and the number
+// of VFs stay unchanged.
 package probe
 
 import (
@@ -25,21 +25,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// Times that a card may take, and how often it is asked.
+// Times that a card may take, and how often it is polled.
 const (
-	settleTime  = 2 * time.Second        // to come out of a reset, as attach waits at most
+	settleTime  = 2 * time.Second        // to come out of a reset, like the maximum in attach
 	effectTime  = 500 * time.Millisecond // from an answer to its effect
-	restoreTime = 30 * time.Second       // to be as it was
+	restoreTime = 30 * time.Second       // to return to the initial state
 	pause       = 2 * time.Millisecond
-	// noticed is what is no delay yet on a machine that answers at once. See [prober.noticed].
-	noticed = 15 * time.Millisecond
+	// measurable is the shortest delay that can be distinguished from the machine's own. See
+	// [prober.measurable].
+	measurable = 15 * time.Millisecond
 )
 
-// interfaceName is that of the VF's netdev while it is probed.
+// interfaceName is the name of the VF's netdev during the probe.
 const interfaceName = "probe0"
 
-// Observation is a knob of the simulated NIC by which it would do what the card did, and what that
-// was.
+// Observation is a behaviour of the card, and the setting of the simulated NIC that reproduces it.
 type Observation struct {
 	personality.Setting
 	Does string
@@ -48,16 +48,16 @@ type Observation struct {
 // Options of [VF].
 type Options struct {
 	Engine *netdev.Engine
-	// Speed is that of the PF's link in Mbit/s, 0 where it is unknown.
+	// Speed is the speed of the PF's link in Mbit/s, or 0 if unknown.
 	Speed int
-	// Trace is called before each thing that is tried; it may be nil.
+	// Trace is called before each step; it may be nil.
 	Trace func(step string)
 }
 
-// VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It
-// needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the host's network namespace, in which it must run.
-// Nobody else may use the VF meanwhile. If ctx ends, it asks nothing more, and still gives the VF
-// back, which may take some 30 s. With an error the observations are not complete.
+// VF probes a VF and restores it. It needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the host's network
+// namespace, where it must run. The VF must not be used otherwise meanwhile. If ctx ends, the probe
+// stops, but still restores the VF, which may take some 30 s. If an error is returned, the
+// observations are incomplete; the error also says if the VF could not be restored.
 func VF(
 	ctx context.Context, device netdev.Device, options Options,
 ) (observed []Observation, notes []string, err error) {
@@ -77,7 +77,7 @@ func VF(
 
 		p, err := newProber(device, path, options)
 		if err == nil {
-			err = p.all(ctx)
+			err = p.run(ctx)
 			observed = p.observed
 			p.close()
 		}
@@ -91,7 +91,7 @@ func VF(
 	return observed, notes, err
 }
 
-// restore tries again what the card refuses for a moment, also when ctx has ended.
+// restore retries while the card is busy, even after ctx has ended.
 func restore(
 	ctx context.Context, engine *netdev.Engine, device netdev.Device, before netdev.Snapshot,
 	place netdev.Place,
@@ -110,20 +110,21 @@ func restore(
 	}
 }
 
-// prober asks the drivers of one VF.
+// prober probes one VF.
 type prober struct {
 	Options
-	device   netdev.Device
-	vf       int
-	host     *netlink.Handle
-	pod      *netlink.Handle
-	pf       netlink.Link
-	link     netlink.Link // in the pod
-	first    netdev.VFState
-	own0     net.HardwareAddr // of the VF's netdev at first
-	told     bool             // the PF tells of the VF
-	noticed  time.Duration    // what is no delay yet, by the time that asking takes on this machine
-	observed []Observation
+	device    netdev.Device
+	vf        int
+	host      *netlink.Handle
+	pod       *netlink.Handle
+	pf        netlink.Link
+	link      netlink.Link // in the scratch namespace
+	first     netdev.VFState
+	own0      net.HardwareAddr // initial MAC of the VF's netdev
+	reportsVF bool             // the PF reports the VF's state
+	// shortest delay that can be distinguished from the time of a request on this machine
+	measurable time.Duration
+	observed   []Observation
 }
 
 func newProber(device netdev.Device, path string, options Options) (*prober, error) {
@@ -170,7 +171,7 @@ func (p *prober) close() {
 	p.host.Close()
 }
 
-// observe notes a knob that is not at its default.
+// observe records the value of a knob if it differs from the default.
 func (p *prober) observe(knob, value, does string, arguments ...any) {
 	if value != (personality.Personality{}).Value(knob) {
 		setting := personality.Setting{Knob: knob, Value: value}
@@ -179,24 +180,24 @@ func (p *prober) observe(knob, value, does string, arguments ...any) {
 }
 
 func (p *prober) observeTime(knob string, took time.Duration, does string) {
-	if took > p.noticed {
+	if took > p.measurable {
 		p.observe(knob, strconv.Itoa(int(took.Milliseconds())), "%s", does)
 	}
 }
 
-// all asks for everything, one after the other, as each may reset the VF.
-func (p *prober) all(ctx context.Context) error {
+// run probes everything, one step after the other, because each may reset the VF.
+func (p *prober) run(ctx context.Context) error {
 	begin := time.Now()
-	told, err := p.Engine.Told(p.device.PF)
+	status, err := p.Engine.Told(p.device.PF)
 	if err != nil {
 		return err
 	}
 
-	const times = 10 // that one asks while something settles
-	p.noticed = noticed + times*time.Since(begin)
+	const times = 10 // requests while something settles
+	p.measurable = measurable + times*time.Since(begin)
 
-	if told != nil {
-		p.first, p.told = *told, true
+	if status != nil {
+		p.first, p.reportsVF = *status, true
 	} else {
 		p.observe("get", "EOPNOTSUPP", "tells nothing of its VFs")
 	}
@@ -215,7 +216,7 @@ func (p *prober) all(ctx context.Context) error {
 	return errors.Join(err, p.putRateBack(context.WithoutCancel(ctx)))
 }
 
-// properties asks for each of the fields.
+// properties probes each field.
 func (p *prober) properties(ctx context.Context) error {
 	for _, f := range fields {
 		if err := ctx.Err(); err != nil {
@@ -227,35 +228,35 @@ func (p *prober) properties(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// putRateBack gives the VF the rate that it had, which [netdev.Engine.Restore] leaves alone because
-// it did not change it.
+// putRateBack restores the VF's rate. [netdev.Engine.Restore] leaves it alone, because it did not
+// change it.
 func (p *prober) putRateBack(ctx context.Context) error {
-	told, err := p.Engine.Told(p.device.PF)
-	if err != nil || told == nil || told.MaxTxRate == p.first.MaxTxRate &&
-		told.MinTxRate == p.first.MinTxRate {
+	status, err := p.Engine.Told(p.device.PF)
+	if err != nil || status == nil || status.MaxTxRate == p.first.MaxTxRate &&
+		status.MinTxRate == p.first.MinTxRate {
 		return err
 	}
-	return p.patiently(ctx, func() error {
+	return p.retryBusy(ctx, func() error {
 		return p.host.LinkSetVfRate(p.pf, p.vf, p.first.MinTxRate, p.first.MaxTxRate)
 	})
 }
 
-// rates looks at the maximum rate of a VF that has none.
+// rates observes the reported maximum rate of a VF that has none.
 func (p *prober) rates() {
-	if p.told && p.first.MaxTxRate != 0 && p.first.MaxTxRate == p.Speed {
+	if p.reportsVF && p.first.MaxTxRate != 0 && p.first.MaxTxRate == p.Speed {
 		p.observe("max.tell-none", "speed",
 			"tells the speed of the link as the maximum rate of a VF that has none")
 	}
 }
 
-// field is a property that a PF enforces.
+// field is a setting that a PF enforces.
 type field struct {
 	knob, name string
 	set, unset func(*prober) error
-	// shows says whether the PF tells that it is set, and told whether it tells of the property at
-	// all; told is nil where it always does.
-	shows func(netdev.VFState) bool
-	told  func(netdev.VFState) bool
+	// isSet reports whether the PF reports the setting as set. isReported reports whether the PF
+	// reports the setting at all; nil means always.
+	isSet      func(netdev.VFState) bool
+	isReported func(netdev.VFState) bool
 }
 
 var fields = []field{
@@ -263,19 +264,19 @@ var fields = []field{
 		knob: "vlan", name: "VLAN",
 		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 100, 0) },
 		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
-		shows: func(s netdev.VFState) bool { return s.VLAN == 100 },
+		isSet: func(s netdev.VFState) bool { return s.VLAN == 100 },
 	}, {
 		knob: "qos", name: "QoS",
 		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 100, 3) },
 		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
-		shows: func(s netdev.VFState) bool { return s.QoS == 3 },
+		isSet: func(s netdev.VFState) bool { return s.QoS == 3 },
 	}, {
 		knob: "vlan.ad", name: "802.1ad",
 		set: func(p *prober) error {
 			return p.host.LinkSetVfVlanQosProto(p.pf, p.vf, 100, 0, unix.ETH_P_8021AD)
 		},
 		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
-		shows: func(s netdev.VFState) bool { return s.Proto == function.VLAN8021AD },
+		isSet: func(s netdev.VFState) bool { return s.Proto == function.VLAN8021AD },
 	}, {
 		knob: "min", name: "minimum rate",
 		set: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 100, 500) },
@@ -283,24 +284,24 @@ var fields = []field{
 			return p.host.LinkSetVfRate(p.pf, p.vf, 0,
 				p.first.MaxTxRate)
 		},
-		shows: func(s netdev.VFState) bool { return s.MinTxRate == 100 },
+		isSet: func(s netdev.VFState) bool { return s.MinTxRate == 100 },
 	}, {
 		knob: "max", name: "maximum rate",
 		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, 500) },
 		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, 0) },
-		shows: func(s netdev.VFState) bool { return s.MaxTxRate == 500 },
+		isSet: func(s netdev.VFState) bool { return s.MaxTxRate == 500 },
 	}, {
 		knob: "spoofchk", name: "spoof check",
-		set:   func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, true) },
-		unset: func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, false) },
-		shows: func(s netdev.VFState) bool { return s.SpoofCheck != nil && *s.SpoofCheck },
-		told:  func(s netdev.VFState) bool { return s.SpoofCheck != nil },
+		set:        func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, true) },
+		unset:      func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, false) },
+		isSet:      func(s netdev.VFState) bool { return s.SpoofCheck != nil && *s.SpoofCheck },
+		isReported: func(s netdev.VFState) bool { return s.SpoofCheck != nil },
 	}, {
 		knob: "trust", name: "trust",
-		set:   func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, true) },
-		unset: func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, false) },
-		shows: func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust },
-		told:  func(s netdev.VFState) bool { return s.Trust != nil },
+		set:        func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, true) },
+		unset:      func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, false) },
+		isSet:      func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust },
+		isReported: func(s netdev.VFState) bool { return s.Trust != nil },
 	}, {
 		knob: "link", name: "link state",
 		set: func(p *prober) error {
@@ -310,7 +311,7 @@ var fields = []field{
 			return p.host.LinkSetVfState(p.pf,
 				p.vf, nl.IFLA_VF_LINK_STATE_AUTO)
 		},
-		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkDisable },
+		isSet: func(s netdev.VFState) bool { return s.LinkState == function.LinkDisable },
 	}, {
 		knob: "link.enable", name: `link state "enable"`,
 		set: func(p *prober) error {
@@ -320,14 +321,14 @@ var fields = []field{
 			return p.host.LinkSetVfState(p.pf,
 				p.vf, nl.IFLA_VF_LINK_STATE_AUTO)
 		},
-		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkEnable },
+		isSet: func(s netdev.VFState) bool { return s.LinkState == function.LinkEnable },
 	},
 }
 
-// plain says whether a knob has the knobs of a field beside it.
-func plain(knob string) bool { return knob != "vlan.ad" && knob != "link.enable" }
+// isField reports whether a knob is a field, which has further knobs.
+func isField(knob string) bool { return knob != "vlan.ad" && knob != "link.enable" }
 
-// value is what was observed of a knob so far.
+// value returns the observed value of a knob so far.
 func (p *prober) value(knob string) string {
 	for _, o := range p.observed {
 		if o.Knob == knob {
@@ -337,87 +338,86 @@ func (p *prober) value(knob string) string {
 	return (personality.Personality{}).Value(knob)
 }
 
-// base is the knob without whose "ok" another one cannot be observed.
-var base = map[string]string{"qos": "vlan", "vlan.ad": "vlan", "link.enable": "link"}
+// prerequisites maps a knob to the knob that must be "ok" for an observation.
+var prerequisites = map[string]string{"qos": "vlan", "vlan.ad": "vlan", "link.enable": "link"}
 
-// field sets a property and takes it away, and looks what comes of it. It takes it away also when
-// ctx has ended.
+// field sets and removes a setting, and observes the effects. It removes the setting even if ctx
+// has ended.
 func (p *prober) field(ctx context.Context, f field) {
-	if of, ok := base[f.knob]; ok && p.value(of) != personality.OK {
+	if of, ok := prerequisites[f.knob]; ok && p.value(of) != personality.OK {
 		return
 	}
 
-	err := p.patiently(ctx, func() error { return f.set(p) })
+	err := p.retryBusy(ctx, func() error { return f.set(p) })
 	if err != nil {
 		p.observe(f.knob, personality.AnswerOf(err), "answers %v to a %s", err, f.name)
 	} else {
-		p.effect(ctx, f)
+		p.observeEffect(ctx, f)
 	}
 
-	err = p.patiently(context.WithoutCancel(ctx), func() error { return f.unset(p) })
-	if !plain(f.knob) || f.knob == "qos" || f.knob == "min" {
-		p.settle(ctx, "")
+	err = p.retryBusy(context.WithoutCancel(ctx), func() error { return f.unset(p) })
+	if !isField(f.knob) || f.knob == "qos" || f.knob == "min" {
+		p.waitForReset(ctx, "")
 		return
 	}
 
 	if err != nil {
 		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s",
 			err, f.name)
-	} else if p.told && p.value(f.knob) == personality.OK && p.stays(ctx, f) {
+	} else if p.reportsVF && p.value(f.knob) == personality.OK && p.remainsSet(ctx, f) {
 		p.observe(f.knob+".zero", personality.Ignore,
 			"answers success to the end of a %s, which stays", f.name)
 	}
 
-	p.settle(ctx, "")
+	p.waitForReset(ctx, "")
 }
 
-// stays says whether the PF goes on to tell a property that was taken away.
-func (p *prober) stays(ctx context.Context, f field) bool {
-	return p.await(ctx, func(s netdev.VFState) bool { return !f.shows(s) }) < 0
+// remainsSet reports whether the PF still reports a setting that was removed.
+func (p *prober) remainsSet(ctx context.Context, f field) bool {
+	return p.waitFor(ctx, func(s netdev.VFState) bool { return !f.isSet(s) }) < 0
 }
 
-// effect looks what comes of a property that was set with success. A reset is over before an effect
-// is waited for.
-func (p *prober) effect(ctx context.Context, f field) {
-	if !p.told {
+// observeEffect observes the effect of a successful setting. It first waits for the end of a reset.
+func (p *prober) observeEffect(ctx context.Context, f field) {
+	if !p.reportsVF {
 		return
 	}
 
 	begin := time.Now()
-	if plain(f.knob) {
-		p.settle(ctx, f.knob)
+	if isField(f.knob) {
+		p.waitForReset(ctx, f.knob)
 	}
 
-	took := p.await(ctx, f.shows)
+	took := p.waitFor(ctx, f.isSet)
 	switch {
-	case took < 0 && f.told != nil && !f.told(p.first):
+	case took < 0 && f.isReported != nil && !f.isReported(p.first):
 		p.observe(f.knob+".tell", "unknown", "does not tell the %s", f.name)
 	case took < 0:
 		p.observe(f.knob, personality.Ignore, "answers success to a %s, and tells none", f.name)
-	case plain(f.knob) && took > p.noticed:
+	case isField(f.knob) && took > p.measurable:
 		p.observeTime(f.knob+".delay", time.Since(begin), "tells a "+f.name+" only after a while")
 	}
 }
 
-// silent notes that the PF told nothing of the VF.
-func (p *prober) silent() {
+// observeSilence records that the PF reported nothing about the VF.
+func (p *prober) observeSilence() {
 	p.observeOnce("get.busy", "EAGAIN",
 		"leaves the VF out of what it tells for a while, after something was set")
 }
 
-// await waits until the PF tells something, and returns how long that took: 0 if it told so at
-// once, -1 if it did not, or not before ctx ended. It waits longer for a PF that tells nothing of
-// the VF.
-func (p *prober) await(ctx context.Context, shows func(netdev.VFState) bool) time.Duration {
+// waitFor waits until isSet is true for the state that the PF reports, and returns how long that
+// took: 0 if it was true at once, -1 if it did not become true in time or ctx ended. It waits
+// longer if the PF reports nothing about the VF.
+func (p *prober) waitFor(ctx context.Context, shows func(netdev.VFState) bool) time.Duration {
 	begin, limit, first := time.Now(), effectTime, true
 	for {
-		told, err := p.Engine.Told(p.device.PF)
-		if err == nil && told == nil {
-			p.silent()
+		status, err := p.Engine.Told(p.device.PF)
+		if err == nil && status == nil {
+			p.observeSilence()
 			limit = settleTime
 		}
 
-		if err == nil && told != nil && shows(*told) {
+		if err == nil && status != nil && shows(*status) {
 			if first {
 				return 0
 			}
@@ -437,12 +437,11 @@ func (p *prober) observeOnce(knob, value, does string) {
 	}
 }
 
-// busy says whether an error passes with time.
+// busy reports whether an error is temporary.
 func busy(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) }
 
-// patiently does something again until it is not refused for a moment, or ctx ends. It does it at
-// least once.
-func (p *prober) patiently(ctx context.Context, do func() error) error {
+// retryBusy calls do at least once, and again while it fails temporarily and ctx has not ended.
+func (p *prober) retryBusy(ctx context.Context, do func() error) error {
 	begin := time.Now()
 	for {
 		err := do()
@@ -458,17 +457,17 @@ func (p *prober) patiently(ctx context.Context, do func() error) error {
 	}
 }
 
-// settle waits until the VF has come out of a reset, by setting it up. It notes how long that took
-// after the field was set, unless the field is "".
-func (p *prober) settle(ctx context.Context, field string) {
+// waitForReset waits for the end of a reset, by setting the VF up. It records the duration for the
+// field, unless the field is "".
+func (p *prober) waitForReset(ctx context.Context, field string) {
 	begin := time.Now()
 	err := p.pod.LinkSetUp(p.link)
 	for busy(err) && time.Since(begin) < settleTime {
 		p.observeOnce("vf.up.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to the VF being set up while it resets")
 
-		if told, err := p.Engine.Told(p.device.PF); p.told && err == nil && told == nil {
-			p.silent()
+		if status, err := p.Engine.Told(p.device.PF); p.reportsVF && err == nil && status == nil {
+			p.observeSilence()
 		}
 
 		if !loop.Sleep(ctx, pause) {
@@ -484,8 +483,8 @@ func (p *prober) settle(ctx context.Context, field string) {
 	_ = p.pod.LinkSetDown(p.link)
 }
 
-// own is the MAC of the VF's netdev.
-func (p *prober) own() string {
+// ownMAC returns the MAC of the VF's netdev.
+func (p *prober) ownMAC() string {
 	link, err := p.pod.LinkByIndex(p.link.Attrs().Index)
 	if err != nil {
 		return ""
@@ -498,5 +497,5 @@ func (p *prober) setOwn(mac net.HardwareAddr) error {
 }
 
 func (p *prober) setMAC(ctx context.Context, mac net.HardwareAddr) error {
-	return p.patiently(ctx, func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })
+	return p.retryBusy(ctx, func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })
 }

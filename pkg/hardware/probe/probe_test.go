@@ -15,8 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestWaitsEndWithContext: a card that is busy, or that does not show what was set, is not waited
-// for once ctx has ended.
+// TestWaitsEndWithContext checks that waiting for a busy card, or for an effect, ends with ctx.
 func TestWaitsEndWithContext(t *testing.T) {
 	const ends = 31 * time.Millisecond
 	engine, err := netdev.New(netdev.Options{})
@@ -26,14 +25,14 @@ func TestWaitsEndWithContext(t *testing.T) {
 	for name, wait := range map[string]func(ctx context.Context, t *testing.T, p *prober){
 		"busy": func(ctx context.Context, t *testing.T, p *prober) {
 			t.Helper()
-			err := p.patiently(ctx, func() error { return unix.EBUSY })
+			err := p.retryBusy(ctx, func() error { return unix.EBUSY })
 			if !errors.Is(err, unix.EBUSY) {
 				t.Errorf("error %v, want %v", err, unix.EBUSY)
 			}
 		},
 		"no effect": func(ctx context.Context, t *testing.T, p *prober) {
 			t.Helper()
-			if took := p.await(ctx, func(netdev.VFState) bool { return false }); took >= 0 {
+			if took := p.waitFor(ctx, func(netdev.VFState) bool { return false }); took >= 0 {
 				t.Errorf("shows after %v", took)
 			}
 		},
@@ -58,12 +57,12 @@ func TestWaitsEndWithContext(t *testing.T) {
 	}
 }
 
-// TestPatientlyAtLeastOnce: what gives a VF back is tried also when ctx has ended.
+// TestPatientlyAtLeastOnce checks that the steps that restore a VF are tried even if ctx has ended.
 func TestPatientlyAtLeastOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	calls := 0
-	must.Succeed(t, (&prober{}).patiently(ctx, func() error { calls++; return nil }))
+	must.Succeed(t, (&prober{}).retryBusy(ctx, func() error { calls++; return nil }))
 	if calls != 1 {
 		t.Errorf("%d calls, want 1", calls)
 	}

@@ -12,16 +12,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 )
 
-// Card is what is known of a card beside what [VF] observes.
+// Card describes a card beyond what [VF] observes.
 type Card struct {
-	Vendor, Device string // PCI IDs of the PF, as in "15b3" and "101d"
+	Vendor, Device string // PCI IDs of the PF, such as "15b3" and "101d"
 	PF, VF         string // drivers
-	Board          string // "" where the driver does not tell it
+	Board          string // "" if the driver does not report it
 	Kernel         string // release
 	Switchdev      bool
 }
 
-// Report makes a personality of what was observed.
+// Report returns the personality for the observations.
 func Report(card Card, observed []Observation, when time.Time) personality.Personality {
 	source := fmt.Sprintf("observed by xpuctl hardware-report on %s",
 		when.UTC().Format(time.DateOnly))
@@ -48,7 +48,7 @@ func Report(card Card, observed []Observation, when time.Time) personality.Perso
 
 var notPlain = regexp.MustCompile(`[^a-z0-9]+`)
 
-// plainName makes a name of which a file can be called.
+// plainName turns a text into a file name.
 func plainName(text string) string {
 	return strings.Trim(notPlain.ReplaceAllString(strings.ToLower(text), "-"), "-")
 }
