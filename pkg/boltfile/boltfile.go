@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package boltfile keeps the durable records of programs, each in one file of bbolt. bbolt trusts
-// its file: a damaged page makes it panic, read beyond the end, allocate all memory, or go round in
-// circles. Therefore the whole file is checked, by [check], before bbolt gets it; and each
-// transaction writes a sum of all records, so that records which are whole as a page, and yet not
-// the ones that were written, are found as well.
+// Package boltfile keeps durable records of programs, each in one bbolt file.
+//
+// bbolt trusts its file: a damaged page can make it panic, read beyond the end, allocate all
+// memory, or loop forever. Therefore [check] checks the whole file before bbolt opens it. Each
+// transaction also writes a checksum of all records, called the seal, because a page can be intact
+// and yet not be the one that was written.
 package boltfile
 
 import (
@@ -19,30 +20,29 @@ import (
 )
 
 const (
-	lockTimeout = time.Second // for another process to give the file up
+	lockTimeout = time.Second // for another process to release the file
 	lockRetry   = 50 * time.Millisecond
 )
 
 var (
 	// ErrLocked is returned if another process has the file open.
 	ErrLocked = errors.New("is in use by another process; does the program run twice?")
-	// ErrCorrupt is returned for a file that is not what was written. What it knew is lost when it
-	// is moved away.
+	// ErrCorrupt is returned for a file with other content than was written. Its records are lost
+	// when it is moved away.
 	ErrCorrupt = errors.New("is corrupt")
 )
 
-// File is an open file. Its methods may be called by several goroutines at once.
+// File is an open file. Its methods are safe for concurrent use.
 type File struct {
 	db *bolt.DB
-	// sum is the sum of the records when the file was opened. It counts until the file has a seal,
-	// which is missing in a new file and in one that a program without seals wrote.
+	// sum is the checksum of the records when the file was opened. It is used until the file has a
+	// seal. A new file has none, nor has one that a program without seals wrote.
 	sum uint64
 }
 
-// Open opens a file, and makes it with its directory if it is missing. load reads what is in it, in
-// a transaction that cannot write. The error may be [ErrLocked] or [ErrCorrupt], which load may
-// return too, and does not contain the path. A program that knows no seals, which is one of before
-// this package wrote them, can use the file as well.
+// Open opens a file, and creates it and its directory if needed. load reads the content in a
+// read-only transaction. The error may be [ErrLocked] or [ErrCorrupt], which load may return too;
+// it does not contain the path. Older programs, which do not know seals, can use the file as well.
 func Open(path string, load func(*Tx) error) (*File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -53,13 +53,12 @@ func Open(path string, load func(*Tx) error) (*File, error) {
 		return nil, err
 	}
 
-	found, err := take(file)
+	found, err := lockAndCheck(file)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 
-	// The list of free pages stays in the file, because bbolt would look for them by reading all
-	// others.
+	// The list of free pages is kept in the file. Otherwise bbolt would read all pages to find it.
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return file, nil },
 	})
@@ -79,14 +78,14 @@ func Open(path string, load func(*Tx) error) (*File, error) {
 	return f, nil
 }
 
-// take locks a file, which lasts until it is closed, and checks what is in it.
-func take(file *os.File) (contents, error) {
+// lockAndCheck locks a file until it is closed, and checks its content.
+func lockAndCheck(file *os.File) (contents, error) {
 	if err := lock(file); err != nil {
 		return contents{}, err
 	}
 
 	info, err := file.Stat()
-	if err != nil || info.Size() == 0 { // bbolt makes a file of an empty one
+	if err != nil || info.Size() == 0 { // bbolt initializes an empty file
 		return contents{}, err
 	}
 
@@ -103,8 +102,8 @@ func take(file *os.File) (contents, error) {
 	return found, nil
 }
 
-// lock waits for another process to give the file up. bbolt locks the same open file once more,
-// which is no second lock.
+// lock waits for another process to release the file. bbolt locks the same open file again, which
+// has no further effect.
 func lock(file *os.File) error {
 	for deadline := time.Now().Add(lockTimeout); ; time.Sleep(lockRetry) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -119,8 +118,8 @@ func lock(file *os.File) error {
 	}
 }
 
-// Update writes what change does, in one transaction: all of it is on the disk when Update returns
-// nil, and nothing of it otherwise.
+// Update applies change in one transaction. If it returns nil, all changes are on disk, and
+// otherwise none.
 func (f *File) Update(change func(*Tx) error) error {
 	return f.db.Update(func(inner *bolt.Tx) error {
 		tx := &Tx{tx: inner, sum: f.sum}
@@ -135,10 +134,10 @@ func (f *File) Update(change func(*Tx) error) error {
 	})
 }
 
-// Close gives the file up.
+// Close closes and unlocks the file.
 func (f *File) Close() error { return f.db.Close() }
 
-// syncDirectory makes the name of a new file durable, which syncing the file does not.
+// syncDirectory makes the name of a new file durable. Syncing the file alone does not.
 func syncDirectory(path string) error {
 	d, err := os.Open(path)
 	if err != nil {

@@ -21,14 +21,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// records are what a file has, by bucket and key. The value of key "" is the bucket's sequence.
+// records are the content of a file by bucket and key. The value of key "" is the bucket's
+// sequence.
 type records map[string]map[string]string
 
-// pageSize of small files: their trees are deep although they are small. bbolt keeps the page size
-// that a file has.
+// pageSize is small so that small files have deep trees. bbolt keeps the page size of an existing
+// file.
 const pageSize = 1024
 
-// newFile makes an empty file of small pages.
+// newFile returns an empty file with small pages.
 func newFile(t testing.TB) (path string) {
 	t.Helper()
 	path = filepath.Join(must.MemoryDir(t), "db")
@@ -38,7 +39,7 @@ func newFile(t testing.TB) (path string) {
 	return path
 }
 
-// open opens a file and reads all of it, with a limit on the time.
+// open opens a file and reads its content, with a time limit.
 func open(t testing.TB, path string) (*boltfile.File, records, error) {
 	t.Helper()
 	type result struct {
@@ -83,7 +84,7 @@ func (r records) load(tx *boltfile.Tx) error {
 	return nil
 }
 
-// change changes a file and what it is compared with at random.
+// change makes a random change to a file and to the expected records.
 func (r records) change(tx *boltfile.Tx, random *rand.Rand) error {
 	bucket := buckets[random.IntN(len(buckets))]
 	if r[bucket] == nil {
@@ -112,8 +113,8 @@ func (r records) change(tx *boltfile.Tx, random *rand.Rand) error {
 	return tx.Put(bucket, []byte(key), []byte(r[bucket][key]))
 }
 
-// grown makes a file with several branches in each bucket.
-func grown(t testing.TB) (path string, content []byte, want records) {
+// newGrownFile returns a file with several branches in each bucket.
+func newGrownFile(t testing.TB) (path string, content []byte, want records) {
 	t.Helper()
 	path, want = newFile(t), records{}
 	file, _, err := open(t, path)
@@ -135,7 +136,8 @@ func grown(t testing.TB) (path string, content []byte, want records) {
 	return path, content, want
 }
 
-// wantRefusedOrSame opens a file with this content. It says whether it was refused.
+// wantRefusedOrSame opens a file with this content. The file must be rejected or have the wanted
+// records. It reports whether the file was rejected.
 func wantRefusedOrSame(
 	t *testing.T, path string, content []byte, want records, what string,
 ) (refused bool) {
@@ -168,10 +170,10 @@ func wantRefusedOrSame(
 	return false
 }
 
-// TestFlippedBits: a file with a flipped bit is refused, or the bit is in none of its records. It
+// TestFlippedBits checks that a file with a flipped bit is rejected, or has the same records. It
 // neither ends the process nor keeps it busy.
 func TestFlippedBits(t *testing.T) {
-	path, intact, want := grown(t)
+	path, intact, want := newGrownFile(t)
 	bits := make([]int, 0, len(intact)*8)
 	for bit := range cap(bits) {
 		bits = append(bits, bit)
@@ -201,10 +203,11 @@ func TestFlippedBits(t *testing.T) {
 	t.Logf("%d of %d refused", refused, len(bits))
 }
 
-// TestLostWrites: a page that is what it was before the last transaction is found, although it is
-// whole. The meta page is another matter: without its last write the file is the one of before.
+// TestLostWrites checks that a page whose last write was lost is detected, although the page is
+// intact. If the write of the meta page is lost, the file is valid and has the content before the
+// transaction.
 func TestLostWrites(t *testing.T) {
-	path, before, want := grown(t)
+	path, before, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
 
@@ -239,10 +242,10 @@ func TestLostWrites(t *testing.T) {
 	}
 }
 
-// TestCutOff: a transaction of which only some pages reached the disk, and not the meta page, which
-// is written after them, has not been.
+// TestCutOff checks that a transaction has no effect if only some of its pages reached the disk and
+// not the meta page, which is written last.
 func TestCutOff(t *testing.T) {
-	path, before, want := grown(t)
+	path, before, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
 	random := rand.New(rand.NewPCG(7, 8))
@@ -274,9 +277,9 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestTruncated: a file that ends too early is refused.
+// TestTruncated checks that a truncated file is rejected.
 func TestTruncated(t *testing.T) {
-	path, intact, want := grown(t)
+	path, intact, want := newGrownFile(t)
 	for size := 1; size < len(intact); size += pageSize / 3 {
 		refused := wantRefusedOrSame(t, path, intact[:size], want, fmt.Sprintf("%d bytes", size))
 		if !refused && size < 20*pageSize {
@@ -285,7 +288,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestWhatBboltWrites: whatever is written and deleted, the file can be opened again and has it.
+// TestWhatBboltWrites checks that the file can be opened again after any changes, with the right
+// content.
 func TestWhatBboltWrites(t *testing.T) {
 	path, want := newFile(t), records{}
 	random := rand.New(rand.NewPCG(5, 6))
@@ -314,10 +318,10 @@ func TestWhatBboltWrites(t *testing.T) {
 	}
 }
 
-// TestOlderProgram: a program without seals can use the file, and what it wrote opens here; but no
-// damage beside.
+// TestOlderProgram checks that a program without seals can use the file, that its changes are
+// accepted, and that damage is still detected.
 func TestOlderProgram(t *testing.T) {
-	path, _, want := grown(t)
+	path, _, want := newGrownFile(t)
 	for round := range 3 {
 		raw, err := bolt.Open(path, 0o600, nil)
 		must.Succeed(t, err)
@@ -327,7 +331,7 @@ func TestOlderProgram(t *testing.T) {
 		must.Succeed(t, raw.Close())
 		want["b"]["older"] = fmt.Sprint(round)
 
-		for range 2 { // the first one seals it
+		for range 2 { // the first one seals the file
 			file, got, err := open(t, path)
 			must.Succeed(t, err)
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -346,9 +350,9 @@ func TestOlderProgram(t *testing.T) {
 	}
 }
 
-// TestFailedUpdate: a change that fails leaves nothing, and the file can be opened.
+// TestFailedUpdate checks that a failed change has no effect.
 func TestFailedUpdate(t *testing.T) {
-	path, _, want := grown(t)
+	path, _, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
 	failure := errors.New("no")
@@ -401,9 +405,9 @@ func TestLocked(t *testing.T) {
 	must.Succeed(t, file.Close())
 }
 
-// TestLoadFails: a file that load refuses is given up, and left as it is.
+// TestLoadFails checks that a file which load rejects is closed unchanged.
 func TestLoadFails(t *testing.T) {
-	path, before, _ := grown(t)
+	path, before, _ := newGrownFile(t)
 	failure := errors.New("no")
 	if _, err := boltfile.Open(path, func(*boltfile.Tx) error {
 		return failure

@@ -10,16 +10,18 @@ import (
 	"hash/fnv"
 )
 
-// The format of a file, version 2 (go.etcd.io/bbolt, internal/common). Numbers have the machine's
-// byte order. Pages 0 and 1 are meta pages, of which transactions write one each by turns. The
-// others are branches and leaves of trees, or have the list of free pages, or are free.
+// The file format is version 2 (go.etcd.io/bbolt, internal/common). Numbers have the machine's byte
+// order. Pages 0 and 1 are meta pages, which transactions write alternately. The other pages are
+// branches and leaves of trees, the list of free pages, or free.
 //
 //	page:    id u64, kind u16, count u16, further pages that belong to this one u32
-//	meta:    magic u32, version u32, page size u32, flags u32, root page u64, sequence u64, page of the free list u64,
-//	         number of pages u64, transaction u64, FNV-1a of all before u64
-//	branch:  per element: offset of the key from the element u32, length of the key u32, page u64; and then the keys
-//	leaf:    per element: flags u32, offset of the key from the element u32, length of key u32 and value u32; and then the
-//	         keys, each with its value
+//	meta:    magic u32, version u32, page size u32, flags u32, root page u64, sequence u64,
+//	         page of the free list u64, number of pages u64, transaction u64,
+//	         FNV-1a of all before u64
+//	branch:  per element: offset of the key from the element u32, length of the key u32, page u64;
+//	         and then the keys
+//	leaf:    per element: flags u32, offset of the key from the element u32, length of key u32 and
+//	         value u32; and then the keys, each with its value
 //	bucket:  root page u64, sequence u64; and if the root page is 0, a leaf within the value
 const (
 	headerSize  = 16
@@ -38,29 +40,29 @@ const (
 	magic      = 0xED0CDAED
 	version    = 2
 	bucketFlag = 1      // of a leaf's element
-	manyFree   = 0xFFFF // a count of free pages that precedes them, since it does not fit
+	manyFree   = 0xFFFF // a count of free pages that does not fit, so that it precedes them
 
-	// A tree is as deep as the logarithm of its size. The limit bounds the recursion.
+	// The depth of a tree is the logarithm of its size. The limit bounds the recursion.
 	maxDepth = 64
 )
 
 var order = binary.NativeEndian
 
-// contents is what a file has, besides the records. sealed says that sum was compared with the sum
-// that was written.
+// contents describes a file's content apart from the records. sealed is set if sum was compared
+// with the seal.
 type contents struct {
 	sum    uint64
 	sealed bool
 }
 
-// check reads a whole file without trust. It returns an error unless bbolt can use the file, now
-// and after further writes: both meta pages are valid, each page is used once or free, keys and
-// values lie one after the other in their page, keys are in order, and a branch has the first key
-// of each of its pages. If the last transaction wrote a seal, the records are those that it wrote.
+// check reads a whole file without trusting it. It returns an error unless bbolt can use the file,
+// now and after further writes: both meta pages are valid, each page is either used once or free,
+// keys and values are contiguous in their page, keys are in order, and a branch has the first key
+// of each of its pages. If the last transaction wrote a seal, the records must match it.
 //
-// A meta page that is not valid is damage too, although bbolt then takes the other one, which is
-// the file before the last transaction. A write that was cut off does not make one: the part of the
-// page that counts is in one sector of the disk.
+// An invalid meta page counts as damage too. bbolt would use the other one, which is the file
+// before the last transaction. An interrupted write does not make a meta page invalid, because its
+// significant part is in one sector of the disk.
 func check(data []byte) (contents, error) {
 	pageSize, m, err := checkMetas(data)
 	if err != nil {
@@ -77,7 +79,7 @@ func check(data []byte) (contents, error) {
 
 type meta struct{ root, free, pages, transaction uint64 }
 
-// checkMetas returns the size of the pages in bytes, and the meta page of the last transaction.
+// checkMetas returns the page size in bytes, and the meta page of the last transaction.
 func checkMetas(data []byte) (pageSize uint64, last meta, err error) {
 	if len(data) < headerSize+metaSize {
 		return 0, meta{}, fmt.Errorf("has %d bytes only", len(data))
@@ -135,23 +137,23 @@ func checkMeta(data []byte, pageSize, id uint64) (meta, error) {
 	}, nil
 }
 
-// checker walks through the pages of a file.
+// checker reads the pages of a file.
 type checker struct {
 	data     []byte
 	pageSize uint64
-	used     []bool // by page: a tree has it, or it is free
+	used     []bool // by page: part of a tree, or free
 
 	sum  uint64 // of the records so far
-	seal []byte // nil if there was none so far
+	seal []byte // nil if none was found so far
 }
 
 func (c *checker) walk(m meta) error {
 	c.used[0], c.used[1] = true, true
-	free, err := c.take(m.free)
+	free, err := c.claimPage(m.free)
 	if err != nil {
 		return fmt.Errorf("list of free pages: %w", err)
 	}
-	if err := c.free(free); err != nil {
+	if err := c.markFree(free); err != nil {
 		return fmt.Errorf("list of free pages: %w", err)
 	}
 	if _, err := c.tree("", m.root, nil, 0); err != nil {
@@ -176,7 +178,7 @@ func (c *checker) compare(transaction uint64) (contents, error) {
 		return contents{}, err
 	case s.transaction > transaction:
 		return contents{}, fmt.Errorf("transaction %d is missing", s.transaction)
-	case s.transaction < transaction: // a program without seals wrote since
+	case s.transaction < transaction: // a program without seals wrote later
 		return contents{sum: c.sum}, nil
 	case s.sum != c.sum:
 		return contents{}, errors.New("the records are not those that were written")
@@ -185,8 +187,9 @@ func (c *checker) compare(transaction uint64) (contents, error) {
 	return contents{sum: c.sum, sealed: true}, nil
 }
 
-// take returns a page with those that belong to it, and marks them as used.
-func (c *checker) take(id uint64) ([]byte, error) {
+// claimPage returns a page together with the further pages that belong to it, and marks them as
+// used.
+func (c *checker) claimPage(id uint64) ([]byte, error) {
 	pages := uint64(len(c.used))
 	if id >= pages {
 		return nil, fmt.Errorf("page %d: there are %d", id, pages)
@@ -203,7 +206,7 @@ func (c *checker) take(id uint64) ([]byte, error) {
 	}
 
 	for ; id <= order.Uint64(page)+further; id++ {
-		if err := c.use(id); err != nil {
+		if err := c.markUsed(id); err != nil {
 			return nil, err
 		}
 	}
@@ -211,7 +214,7 @@ func (c *checker) take(id uint64) ([]byte, error) {
 	return page[:(further+1)*c.pageSize], nil
 }
 
-func (c *checker) use(id uint64) error {
+func (c *checker) markUsed(id uint64) error {
 	if id >= uint64(len(c.used)) || c.used[id] {
 		return fmt.Errorf("page %d: is used or free already, or does not exist", id)
 	}
@@ -219,8 +222,8 @@ func (c *checker) use(id uint64) error {
 	return nil
 }
 
-// free marks the pages of the list as used.
-func (c *checker) free(page []byte) error {
+// markFree marks the pages in the list as used.
+func (c *checker) markFree(page []byte) error {
 	if order.Uint16(page[8:]) != kindFree {
 		return errors.New("is another page")
 	}
@@ -234,7 +237,7 @@ func (c *checker) free(page []byte) error {
 	}
 
 	for n := range count {
-		if err := c.use(order.Uint64(list[8*n:])); err != nil {
+		if err := c.markUsed(order.Uint64(list[8*n:])); err != nil {
 			return err
 		}
 	}
@@ -242,8 +245,8 @@ func (c *checker) free(page []byte) error {
 	return nil
 }
 
-// tree reads the tree of a bucket below a page. All keys are larger than after, unless that is nil.
-// It returns the first key and the last one, both nil for an empty bucket.
+// tree reads the tree of a bucket below a page. All keys must be larger than after, unless that is
+// nil. It returns the first and the last key, both nil for an empty bucket.
 func (c *checker) tree(
 	bucket string, id uint64, after []byte, depth int,
 ) (keys [2][]byte, err error) {
@@ -251,7 +254,7 @@ func (c *checker) tree(
 		return keys, fmt.Errorf("page %d: is too deep", id)
 	}
 
-	page, err := c.take(id)
+	page, err := c.claimPage(id)
 	if err != nil {
 		return keys, err
 	}
@@ -324,7 +327,7 @@ func (c *checker) leaf(bucket string, page, after []byte) (keys [2][]byte, size 
 			return keys, 0, err
 		}
 
-		value, err := items.cut(order.Uint32(element[12:]))
+		value, err := items.takeBytes(order.Uint32(element[12:]))
 		if err != nil {
 			return keys, 0, fmt.Errorf("element %d: %w", n, err)
 		}
@@ -345,8 +348,8 @@ func (c *checker) leaf(bucket string, page, after []byte) (keys [2][]byte, size 
 	return keys, items.at, nil
 }
 
-// record adds a record to the sum. The records of the root, which has the bucket name "", are
-// buckets, and no others are.
+// record adds a record to the sum. Records of the root, whose bucket name is "", are buckets. Other
+// records are not.
 func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 	switch {
 	case flags == bucketFlag && bucket == "":
@@ -358,7 +361,7 @@ func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 	case bucket == sealBucket && string(key) == sealKey:
 		c.seal = value
 	default:
-		// Without this, a seal whose name is damaged would be one that was never written.
+		// Without this check, a seal with a damaged name would count as a missing seal.
 		if _, err := parseSeal(value); err == nil {
 			return fmt.Errorf("key %q: is a seal, which has another name", key)
 		}
@@ -401,11 +404,11 @@ func (c *checker) bucket(name string, value []byte) error {
 	return err
 }
 
-// items are the elements of a page, and the keys and values that follow them without a gap.
+// items reads the elements of a page, and the keys and values that follow them contiguously.
 type items struct {
 	page  []byte
 	count uint64
-	at    uint64 // where the next key or value begins
+	at    uint64 // offset of the next key or value
 }
 
 func newItems(page []byte) (items, error) {
@@ -419,19 +422,19 @@ func newItems(page []byte) (items, error) {
 
 func (i *items) element(n uint64) []byte { return i.page[headerSize+elementSize*n:][:elementSize] }
 
-// next is the key of an element, which must be where the element says.
+// next returns the key of an element. The key must be at the offset that the element says.
 func (i *items) next(n uint64, offset, length uint32) ([]byte, error) {
 	if headerSize+elementSize*n+uint64(offset) != i.at || length == 0 {
 		return nil, fmt.Errorf("element %d: key is not where it must be", n)
 	}
-	key, err := i.cut(length)
+	key, err := i.takeBytes(length)
 	if err != nil {
 		return nil, fmt.Errorf("element %d: %w", n, err)
 	}
 	return key, nil
 }
 
-func (i *items) cut(length uint32) ([]byte, error) {
+func (i *items) takeBytes(length uint32) ([]byte, error) {
 	if uint64(length) > uint64(len(i.page))-i.at {
 		return nil, fmt.Errorf("%d bytes do not fit", length)
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// Full is for the other test package too.
+// Full is exported for package boltfile_test.
 var Full = flag.Bool("full", false, "flip each bit, and not only some of them")
 
-// smallFile is the content of a file with branches, and with buckets inside of a page.
+// smallFile returns the content of a file with branches, and with buckets inside a page.
 func smallFile(t testing.TB) []byte {
 	t.Helper()
 	path := filepath.Join(must.MemoryDir(t), "db")
@@ -46,8 +46,8 @@ func smallFile(t testing.TB) []byte {
 	return content
 }
 
-// TestEveryBit: each bit of a file is in none of its records and of what bbolt relies on, or the
-// file is refused if it is another one.
+// TestEveryBit flips each bit of a file, and checks that the file is rejected or the bit is in none
+// of its records.
 func TestEveryBit(t *testing.T) {
 	content := smallFile(t)
 	_, last, err := checkMetas(content)
@@ -59,7 +59,7 @@ func TestEveryBit(t *testing.T) {
 		t.Error("the file has no seal")
 	}
 
-	step := 7 // which meets each bit of a byte
+	step := 7 // an odd step, which meets each bit of a byte
 	if *Full {
 		step = 1
 	}
@@ -85,7 +85,7 @@ func TestEveryBit(t *testing.T) {
 	}
 }
 
-// FuzzCheck: whatever a file has, check ends; and what it accepts, bbolt can use.
+// FuzzCheck checks that check ends for any content, and that bbolt can use what it accepts.
 func FuzzCheck(f *testing.F) {
 	content := smallFile(f)
 	f.Add(content, false)
@@ -122,7 +122,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// makeMetasValid writes the checksums of the meta pages, so that damage gets past them.
+// makeMetasValid updates the checksums of the meta pages, so that other damage is reached.
 func makeMetasValid(data []byte) {
 	for _, at := range []int{headerSize, minPage + headerSize} {
 		if len(data) < at+metaSize {

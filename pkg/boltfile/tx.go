@@ -13,17 +13,17 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// Tx is one transaction. The records are in buckets, which have names. Slices that Tx returns hold
-// until the transaction ends, and must not be changed. A Tx is for one goroutine.
+// Tx is a transaction. Records are in named buckets. Slices that a Tx returns are valid until the
+// transaction ends, and must not be changed. A Tx is not safe for concurrent use.
 type Tx struct {
 	tx  *bolt.Tx
-	sum uint64 // of the records, as far as the transaction has changed them
+	sum uint64 // of the records, including the transaction's changes
 }
 
-// Has says whether there is a bucket.
+// Has reports whether the bucket exists.
 func (t *Tx) Has(bucket string) bool { return t.tx.Bucket([]byte(bucket)) != nil }
 
-// CreateBucket makes a bucket that is missing.
+// CreateBucket creates the bucket if it does not exist.
 func (t *Tx) CreateBucket(bucket string) error {
 	if t.Has(bucket) {
 		return nil
@@ -35,7 +35,7 @@ func (t *Tx) CreateBucket(bucket string) error {
 	return nil
 }
 
-// Get is the value of a key, nil if there is none.
+// Get returns the value of a key, or nil if there is none.
 func (t *Tx) Get(bucket string, key []byte) []byte {
 	if b := t.tx.Bucket([]byte(bucket)); b != nil {
 		return b.Get(key)
@@ -43,8 +43,8 @@ func (t *Tx) Get(bucket string, key []byte) []byte {
 	return nil
 }
 
-// ForEach calls f for each record of a bucket, ordered by key, until f returns an error. A bucket
-// that is missing has none.
+// ForEach calls f for each record of a bucket in the order of keys, until f returns an error. A
+// missing bucket has no records.
 func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
 	if b := t.tx.Bucket([]byte(bucket)); b != nil {
 		return b.ForEach(f)
@@ -52,7 +52,7 @@ func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
 	return nil
 }
 
-// Put writes a record in place of the one that the key has, if any.
+// Put writes a record, and replaces an existing one with the key.
 func (t *Tx) Put(bucket string, key, value []byte) error {
 	b := t.tx.Bucket([]byte(bucket))
 	if b == nil {
@@ -60,7 +60,7 @@ func (t *Tx) Put(bucket string, key, value []byte) error {
 	}
 
 	if value == nil {
-		value = []byte{} // which Get tells from a key that is missing
+		value = []byte{} // Get distinguishes it from a missing key
 	}
 
 	sum := t.sum + sumOf(bucket, key, value)
@@ -76,7 +76,7 @@ func (t *Tx) Put(bucket string, key, value []byte) error {
 	return nil
 }
 
-// Delete deletes a record. It is no error if there is none.
+// Delete deletes a record. A missing record is no error.
 func (t *Tx) Delete(bucket string, key []byte) error {
 	before := t.Get(bucket, key)
 	if before == nil {
@@ -92,8 +92,7 @@ func (t *Tx) Delete(bucket string, key []byte) error {
 	return nil
 }
 
-// NextSequence returns a number that the bucket has not returned before, which is the last one and
-// 1.
+// NextSequence returns the next number of the bucket's sequence, which starts at 1.
 func (t *Tx) NextSequence(bucket string) (uint64, error) {
 	b := t.tx.Bucket([]byte(bucket))
 	if b == nil {
@@ -110,10 +109,10 @@ func (t *Tx) NextSequence(bucket string) (uint64, error) {
 	return number, nil
 }
 
-// sumOf is what a record adds to the sum of all records, modulo 2^64. The sum does not depend on
-// their order, so that a transaction computes it from what it changes. The hash is a cryptographic
-// one because the differences of several records must not cancel each other, as they would with a
-// CRC.
+// sumOf returns what a record adds to the checksum of all records, modulo 2^64. The checksum does
+// not depend on the order of records, so a transaction can update it from its changes. The hash is
+// cryptographic, because the differences of several records must not cancel each other, as they
+// could with a CRC.
 func sumOf(bucket string, key, value []byte) uint64 {
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(bucket), key, value} {
@@ -123,24 +122,24 @@ func sumOf(bucket string, key, value []byte) uint64 {
 	return binary.BigEndian.Uint64(h.Sum(nil))
 }
 
-// sumOfBucket is what a bucket adds to the sum, without its records. A bucket with an empty name
-// does not exist in bbolt.
+// sumOfBucket returns what a bucket adds to the checksum, apart from its records. It uses the empty
+// bucket name, which bbolt does not allow.
 func sumOfBucket(bucket string, sequence uint64) uint64 {
 	return sumOf("", []byte(bucket), binary.BigEndian.AppendUint64(nil, sequence))
 }
 
-// seal is the sum of all records, with the transaction that wrote them. A program without seals
-// leaves it as it is and raises the file's number of transactions, so that the seal is seen not to
-// be about its records.
+// seal is the checksum of all records, with the transaction that wrote them. A program without
+// seals leaves the seal unchanged and raises the file's transaction number, which shows that the
+// seal is outdated.
 type seal struct{ transaction, sum uint64 }
 
-// The seal is the one record of its bucket, and not in the sum.
+// The seal is the only record of its bucket, and is not part of the checksum.
 const (
 	sealBucket = "seal"
 	sealKey    = "sum"
 )
 
-// errNoSeal is returned for a file that has none: it is new, or older than seals.
+// errNoSeal is returned for a file without a seal: a new file, or one from before seals existed.
 var errNoSeal = errors.New("has no seal")
 
 func (s seal) bytes() []byte {
