@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loop has the waiting of a daemon's loops: until something changes, until changes have
+// Package loop provides the waits of a daemon's loops: until something changes, until changes have
 // settled, and between attempts.
 package loop
 
@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Until returns nil once done returns true. It calls done at once and after every change, to which
-// it subscribes as long as it waits. If ctx ends before, it returns [context.Cause].
+// Until returns nil once done returns true. It calls done at once, and after every change from the
+// subscription, which lasts as long as the call. If ctx ends first, it returns [context.Cause].
 func Until(
 	ctx context.Context, subscribe func(context.Context) <-chan struct{}, done func() bool,
 ) error {
@@ -34,8 +34,8 @@ func Until(
 	return nil
 }
 
-// Wait returns true after a change or after the pause. A pause of 0 is infinite. It returns false
-// if ctx ends before.
+// Wait returns true after a change or after the pause, where 0 means an infinite pause. It returns
+// false if ctx ends first.
 func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) bool {
 	var elapsed <-chan time.Time
 	if pause > 0 {
@@ -69,21 +69,21 @@ func Debounce(ctx context.Context, changes <-chan struct{}, quiet, most time.Dur
 	}
 }
 
-// Sleep returns true after the pause, or false as soon as ctx ends before.
+// Sleep returns true after the pause, or false as soon as ctx ends.
 func Sleep(ctx context.Context, pause time.Duration) bool {
 	return Wait(ctx, nil, max(pause, 1)) // 0 would be infinite
 }
 
-// Backoff returns pauses that begin with first and double up to slowest. Each is up to a tenth
-// longer at random, so that nodes do not try at the same time.
+// Backoff returns pauses that start with first and double up to slowest. Each has a random jitter
+// of up to a tenth, so that nodes do not retry at the same time.
 func Backoff(first, slowest time.Duration) *wait.Backoff {
 	return &wait.Backoff{
 		Duration: first, Factor: 2, Jitter: 0.1, Cap: slowest, Steps: math.MaxInt32,
 	}
 }
 
-// Retry repeats work until ctx ends or work returns nil. The pauses are those of a [Backoff], which
-// begins anew if work took longer than slowest. failed is called with each error and the pause that
+// Retry calls work until it returns nil or ctx ends. The pauses are those of [Backoff], which
+// restarts if work took longer than slowest. failed is called with each error and the pause that
 // follows.
 func Retry(
 	ctx context.Context, first, slowest time.Duration, work func(context.Context) error,
@@ -109,7 +109,7 @@ func Retry(
 	}
 }
 
-// WithCause adds to an error of work the cause for which ctx ended, if it ended.
+// WithCause adds the cause of the end of ctx, if it has ended, to an error.
 func WithCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", err, cause)

@@ -48,7 +48,7 @@ func TestUntil(t *testing.T) {
 
 func TestDebounce(t *testing.T) {
 	for name, test := range map[string]struct {
-		every time.Duration // between changes, 0 for none
+		every time.Duration // between changes; 0 for none
 		n     int
 		want  time.Duration
 	}{
@@ -114,9 +114,9 @@ func TestSleep(t *testing.T) {
 func TestRetry(t *testing.T) {
 	fails := errors.New("not now")
 	for name, test := range map[string]struct {
-		lasts  []time.Duration // of each call of work that fails; the next succeeds
+		lasts  []time.Duration // of each failing call of work; the next succeeds
 		during time.Duration
-		pauses []time.Duration // about
+		pauses []time.Duration // approximate
 	}{
 		"succeeds": {nil, time.Hour, nil},
 		"fails twice": {

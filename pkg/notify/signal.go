@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package notify tells goroutines that something changed.
+// Package notify notifies goroutines of changes.
 package notify
 
 import (
@@ -8,11 +8,10 @@ import (
 	"sync"
 )
 
-// Signal wakes its subscribers. It carries no data: a subscriber reads the state itself. Several
-// changes before it does wake it once. The zero value is ready for use, by several goroutines at
-// once.
+// Signal wakes its subscribers. It carries no data: a subscriber reads the state itself, and
+// several changes may wake it only once. The zero value is ready for use. Safe for concurrent use.
 type Signal struct {
-	subscribers sync.Map // of chan struct{}
+	subscribers sync.Map // set of chan struct{}
 }
 
 // Notify wakes every subscriber. It never blocks.
@@ -26,7 +25,7 @@ func (s *Signal) Notify() {
 }
 
 // Subscribe returns a channel that receives a value after every Notify from now on, until ctx ends.
-// The channel is never closed.
+// Values may be merged. The channel is never closed.
 func (s *Signal) Subscribe(ctx context.Context) <-chan struct{} {
 	subscriber := make(chan struct{}, 1)
 	s.subscribers.Store(subscriber, nil)

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 )
 
-// woken says whether a value waits in the channel, and takes it.
+// woken reports whether the channel has a value, and receives it.
 func woken(subscriber <-chan struct{}) bool {
 	select {
 	case <-subscriber:
@@ -21,7 +21,7 @@ func woken(subscriber <-chan struct{}) bool {
 
 func TestSignal(t *testing.T) {
 	var signal Signal
-	signal.Notify() // nobody hears it
+	signal.Notify() // no subscriber yet
 	first := signal.Subscribe(t.Context())
 	if woken(first) {
 		t.Error("woken by what was before the subscription")
@@ -72,8 +72,8 @@ func TestSubscriptionEnds(t *testing.T) {
 	})
 }
 
-// TestNothingIsMissed: however notifiers, subscribers and ends of subscriptions mix, one who looks
-// after being woken sees the last change.
+// TestNothingIsMissed checks that a subscriber which reads the state after it is woken sees the
+// last change, however notifiers, subscribers and ends of subscriptions interleave.
 func TestNothingIsMissed(t *testing.T) {
 	var signal Signal
 	var mutex sync.Mutex
@@ -90,7 +90,7 @@ func TestNothingIsMissed(t *testing.T) {
 			}
 		})
 
-		others.Go(func() { // comes and goes
+		others.Go(func() { // subscribes and ends
 			for range 100 {
 				ctx, end := context.WithCancel(t.Context())
 				signal.Subscribe(ctx)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package queue has what reconcilers need beside the work queue of their controller: to be woken by
-// what is no event of an API server, and to take turns.
+// Package queue extends the work queue of a controller: requests can be added from sources other
+// than an API server, and can be limited per key.
 package queue

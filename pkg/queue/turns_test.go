@@ -56,10 +56,10 @@ func TestTurns(t *testing.T) {
 	turns.Done(request("e"))
 	turns.Done(request("a"))
 	next("c")
-	take("f", false) // the turn is c's
+	take("f", false) // the turn is reserved for c
 	take("c", true)
 	turns.Done(request("b"))
-	next("gone") // c was parked twice, but is at work
+	next("gone") // c was parked twice, but is running
 	turns.Done(request("gone"))
 	next("d")
 	take("d", true)
@@ -67,19 +67,20 @@ func TestTurns(t *testing.T) {
 	next("f")
 	take("f", true)
 	turns.Done(request("f"))
-	if !turns.Take("quick", request("c")) || turns.taken["slow"] != 0 {
-		t.Errorf("a Port at another XPU keeps its turn at the first: %v", turns.taken)
+	if !turns.Take("quick", request("c")) || turns.turns["slow"] != 0 {
+		t.Errorf("a Port at another XPU keeps its turn at the first: %v", turns.turns)
 	}
 
 	turns.Done(request("c"))
 	turns.Done(request("unknown"))
-	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds)+len(turns.at) > 0 {
-		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.taken, turns.parked,
-			turns.holds)
+	if queue.Len() > 0 ||
+		len(turns.turns)+len(turns.parked)+len(turns.holders)+len(turns.parkedFor) > 0 {
+		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.turns, turns.parked,
+			turns.holders)
 	}
 }
 
-// TestTurnsParkOnce: a request that comes again and again while it waits takes no more room.
+// TestTurnsParkOnce checks that a parked request which comes again takes no more memory.
 func TestTurnsParkOnce(t *testing.T) {
 	turns := NewTurns[string](1)
 	turns.Take("slow", "runs")
@@ -91,8 +92,8 @@ func TestTurnsParkOnce(t *testing.T) {
 	}
 }
 
-// TestTurnsLosesNothing: whatever moves between XPUs, is deleted and is made again, in whatever
-// order, each request that was woken runs after it was, and no turn is lost.
+// TestTurnsLosesNothing checks that each woken request runs later and no turn is lost, in whatever
+// order Ports move between XPUs, are deleted and are created again.
 func TestTurnsLosesNothing(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -105,7 +106,7 @@ func TestTurnsLosesNothing(t *testing.T) {
 		}
 
 		requests := make([]reconcile.Request, 6)
-		xpu := map[reconcile.Request]string{} // of the Port; "" if it is gone
+		xpu := map[reconcile.Request]string{} // of the Port; "" if it is deleted
 		woken := map[reconcile.Request]bool{} // and has not run since
 		var running []reconcile.Request
 
@@ -169,8 +170,8 @@ func TestTurnsLosesNothing(t *testing.T) {
 			}
 		}
 
-		if len(turns.taken)+len(turns.holds)+len(turns.at) > 0 {
-			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, turns.taken, turns.holds)
+		if len(turns.turns)+len(turns.holders)+len(turns.parkedFor) > 0 {
+			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, turns.turns, turns.holders)
 		}
 	}
 }

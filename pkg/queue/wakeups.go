@@ -12,15 +12,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Wakeups puts requests into the queue of the controller that watches its source. The zero value is
+// Wakeups adds requests to the queue of the controller that watches its source. The zero value is
 // ready for use. Safe for concurrent use.
 type Wakeups[R comparable] struct {
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R] // nil until the controller starts
-	early sets.Set[R]                             // requests that came before
+	early sets.Set[R]                             // requests added before the start
 }
 
-// Source is for the controller.
+// Source returns the source that the controller must watch.
 func (w *Wakeups[R]) Source() source.TypedSource[R] {
 	return source.TypedFunc[R](func(
 		_ context.Context, queue workqueue.TypedRateLimitingInterface[R],
@@ -36,8 +36,8 @@ func (w *Wakeups[R]) Source() source.TypedSource[R] {
 	})
 }
 
-// Add wakes the controller after the delay. Requests that come before the controller starts wait
-// for that.
+// Add adds the requests to the queue after the delay. Requests added before the controller starts
+// are queued when it starts.
 func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// TestWakeups: what comes before the controller starts is not lost.
+// TestWakeups checks that requests added before the controller starts are not lost.
 func TestWakeups(t *testing.T) {
 	var w Wakeups[string]
 	w.Add(0, "early")
