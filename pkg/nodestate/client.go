@@ -14,26 +14,26 @@ import (
 	"strings"
 )
 
-// DefaultSocket is where an agent listens for administrators, in the directory of its journal.
+// DefaultSocket is the agent's socket for administrators, in the directory of its journal.
 const DefaultSocket = "/var/lib/xpu-agent/admin.sock"
 
-// Paths of the HTTP requests that an agent answers: GET of a [State], POST of a [Release], and at a
-// socket of its own GET of whether it is ready.
+// Paths of the HTTP requests that an agent serves: GET of a [State], POST of a [Release], and, at a
+// separate socket, GET of its readiness.
 const (
 	StatePath   = "/state"
 	ReleasePath = "/release"
 	ReadyPath   = "/readyz"
 )
 
-// MaxMessage bounds a request in bytes, and a State too, which has some hundred for each Function.
+// MaxMessage bounds a request and a State, in bytes. A State has some hundred bytes per Function.
 const MaxMessage = 64 << 20
 
-// Client asks the agent behind a unix socket of this machine.
+// Client is a client of the agent behind a unix socket on this machine.
 type Client struct {
 	Socket string
 }
 
-// State returns what is on the node now.
+// State returns the current state of the node.
 func (c Client) State(ctx context.Context) (*State, error) {
 	answer, err := c.do(ctx, http.MethodGet, StatePath, nil)
 	if err != nil {
@@ -47,8 +47,8 @@ func (c Client) State(ctx context.Context) (*State, error) {
 	return state, nil
 }
 
-// Decode reads a State, as an agent of any version writes it: fields that this version does not
-// know are skipped. Longer than [MaxMessage] is an error.
+// Decode decodes a State from an agent of any version. It skips unknown fields. A text longer than
+// [MaxMessage] is an error.
 func Decode(answer []byte) (*State, error) {
 	if len(answer) > MaxMessage {
 		return nil, fmt.Errorf("is longer than %d bytes", MaxMessage)
@@ -65,14 +65,14 @@ func Decode(answer []byte) (*State, error) {
 	return state, nil
 }
 
-// Ready returns an error that says why the agent is not ready.
+// Ready returns nil if the agent is ready, or an error with the reason.
 func (c Client) Ready(ctx context.Context) error {
 	_, err := c.do(ctx, http.MethodGet, ReadyPath, nil)
 	return err
 }
 
-// Release gives a hook up, or ends a quarantine, and returns in one line what came of it. It
-// returns before the next hook has run.
+// Release gives up a hook or ends a quarantine, and returns the result as one line. It does not
+// wait for the next hook.
 func (c Client) Release(ctx context.Context, r Release) (outcome string, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -118,7 +118,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	return answer, nil
 }
 
-// Runs says whether an agent listens, as far as this process may know.
+// Runs reports whether an agent listens, as far as this process may find out.
 func (c Client) Runs() bool {
 	conn, err := net.Dial("unix", c.Socket)
 	if err != nil {

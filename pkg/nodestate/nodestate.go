@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodestate has what an agent tells administrators about its node, and asks the agent for
-// it.
+// Package nodestate defines what an agent reports to administrators about its node, and has a
+// client to get it.
 package nodestate
 
 import (
@@ -12,21 +12,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// State is what is on a node at a time. Without an agent, it has no more than what the kernel
-// shows: no pools, problems, attachments and dead letters.
+// State is the state of a node at a time. Without an agent, it has only what the kernel shows: no
+// pools, problems, attachments and dead letters.
 type State struct {
-	// name of its Node object, or of the host where there is none
+	// name of the Node object, or of the host if there is none
 	Node string `json:"node,omitempty"`
-	// version of the agent that tells; empty where none does
-	Agent     string     `json:"agent,omitempty"`
-	Time      time.Time  `json:"time"`
-	Functions []Function `json:"functions"` // sorted by address, SFs behind their PF by sfnum
+	// version of the agent that reports; empty without an agent
+	Agent string    `json:"agent,omitempty"`
+	Time  time.Time `json:"time"`
+	// sorted by address; SFs follow their PF, sorted by sfnum
+	Functions []Function `json:"functions"`
 	// DeadLetters are the post-delete hooks that were given up, the oldest first. An agent keeps
 	// the last 100.
 	DeadLetters []DeadLetter `json:"deadLetters,omitempty"`
 }
 
-// Function is a Function as the kernel shows it; see [function.Function] for the fields of the same
+// Function is a Function as the kernel shows it. See [function.Function] for fields of the same
 // names.
 type Function struct {
 	ID          function.ID    `json:"function"`
@@ -49,94 +50,92 @@ type Function struct {
 	TotalVFs    int            `json:"totalVFs,omitempty"`
 	RDMADevices []string       `json:"rdmaDevices,omitempty"`
 	IOMMUGroup  string         `json:"iommuGroup,omitempty"`
-	// HostUse is what the host itself uses the netdev for, so that pods do not get the Function:
-	// "is a port of bridge br0".
+	// HostUse is how the host itself uses the netdev, which keeps the Function from pods: "is a
+	// port of bridge br0".
 	HostUse string `json:"hostUse,omitempty"`
-	// DefaultRoute says that the node's own traffic goes over the netdev, so that pods do not get
-	// the Function.
+	// DefaultRoute is set if the node's own traffic uses the netdev, which keeps the Function from
+	// pods.
 	DefaultRoute bool `json:"defaultRoute,omitempty"`
-	// Potential says that the SF is made when it is allocated. Gone says that there is no device
-	// any more, but an attachment.
+	// Potential is set for an SF that is created when it is allocated. Gone is set if the device no
+	// longer exists but has an attachment.
 	Potential bool `json:"potential,omitempty"`
 	Gone      bool `json:"gone,omitempty"`
-	// Serial and Board are those of a PF's card.
+	// Serial and Board describe the card of a PF.
 	Serial string `json:"serial,omitempty"`
 	Board  string `json:"board,omitempty"`
 
-	// Pool is the DevicePool that has the Function; empty if none has. Publish is DRA or
-	// DevicePlugin.
+	// Pool is the DevicePool of the Function; empty if it has none. Publish is DRA or DevicePlugin.
 	Pool    string `json:"pool,omitempty"`
 	Publish string `json:"publish,omitempty"`
 	// Problems keep the Function from pods.
 	Problems   []Problem   `json:"problems,omitempty"`
-	Attachment *Attachment `json:"attachment,omitempty"` // nil for a Function that is free
+	Attachment *Attachment `json:"attachment,omitempty"` // nil if the Function is free
 }
 
-// Problem is a reason why a Function is not given to pods.
+// Problem is a reason why a Function is not allocated to pods.
 type Problem struct {
 	Taint   string `json:"taint"` // key of the device taint
 	Message string `json:"message"`
 }
 
-// Attachment says who has a Function that is not free, and how far that is.
+// Attachment says which pod has a Function, and in which state.
 type Attachment struct {
 	// Reserved, Attaching, Attached, Lost, Reattaching, Detaching or Releasing
 	State string `json:"state"`
 	Pod   Pod    `json:"pod,omitzero"`
 	Claim Claim  `json:"claim,omitzero"`
-	// Resource is the extended resource by which the Function was given to the pod.
+	// Resource is the extended resource through which the pod got the Function.
 	Resource string `json:"resource,omitempty"`
 	Sandbox  string `json:"sandbox,omitempty"` // ID of the pod's sandbox container
 
-	// Interface is what the pod wants, or what it has, once the Function is attached.
+	// Interface is what the pod wants, or what it has once the Function is attached.
 	Interface Interface `json:"interface"`
-	// Network is that of the Port that the agent itself asked for; empty where the controller
-	// asked, or nobody.
+	// Network is the network of a Port that the agent itself requested; empty otherwise.
 	Network string `json:"network,omitempty"`
 
 	ReservedAt time.Time `json:"reservedAt"`
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	LostAt     time.Time `json:"lostAt,omitzero"`
-	StoppedAt  time.Time `json:"stoppedAt,omitzero"` // when its way back began
-	// when it was back, and post-delete hooks began to run
+	StoppedAt  time.Time `json:"stoppedAt,omitzero"` // when its release began
+	// when it was restored and post-delete hooks began to run
 	RestoredAt time.Time `json:"restoredAt,omitzero"`
-	// Hook is the post-delete hook that keeps the Function from being free; nil before RestoredAt,
-	// except that the Port of a quarantined Function goes before.
+	// Hook is the post-delete hook that the Function waits for. It is nil before RestoredAt, except
+	// for the hook that deletes the Port of a quarantined Function, which runs earlier.
 	Hook *Hook `json:"hook,omitempty"`
-	// Quarantine is why the Function is kept from every pod although its own is gone; nil unless it
-	// is.
+	// Quarantine is why the Function is kept from pods although its own pod is gone; nil if it is
+	// not quarantined.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 }
 
-// Quarantine is why a Function did not come back from its last pod as it was.
+// Quarantine says why a Function could not be restored after its last pod.
 type Quarantine struct {
 	Reason  string    `json:"reason"`  // MayLeak, WrongDriver, NotTornDown or NotRestored
-	Message string    `json:"message"` // what the last try said
+	Message string    `json:"message"` // result of the last attempt
 	Since   time.Time `json:"since"`
-	// how often the Function was tried again since then
+	// how many attempts to restore the Function followed
 	Attempts int       `json:"attempts,omitempty"`
 	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
-// Interface is a Function's netdev in a pod.
+// Interface describes a Function's netdev in a pod.
 type Interface struct {
 	Name      string         `json:"name,omitempty"`
 	MAC       function.MAC   `json:"mac,omitempty"`
-	MTU       int            `json:"mtu,omitempty"` // bytes; 0 where it is as on the host
+	MTU       int            `json:"mtu,omitempty"` // in bytes; 0 means the same as on the host
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	VLAN      int            `json:"vlan,omitempty"` // tag that the PF adds, 1-4094; 0 for none
-	// Userspace says that a program of the pod has the Function without a netdev.
+	// Userspace is set if a program of the pod uses the Function without a netdev.
 	Userspace bool `json:"userspace,omitempty"`
 }
 
-// Pod names a pod.
+// Pod identifies a pod.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
 }
 
-// Claim names the request of a ResourceClaim.
+// Claim identifies a request of a ResourceClaim.
 type Claim struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -144,11 +143,11 @@ type Claim struct {
 	Request   string `json:"request"`
 }
 
-// Hook is a post-delete hook that runs or waits to be run again.
+// Hook is a post-delete hook that is running or waiting for a retry.
 type Hook struct {
 	Name     string    `json:"name"`               // PortHook, or the name of an executable
 	Attempts int       `json:"attempts,omitempty"` // how often it failed
-	Error    string    `json:"error,omitempty"`    // why it failed last
+	Error    string    `json:"error,omitempty"`    // of the last failure
 	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
@@ -166,20 +165,20 @@ type DeadLetter struct {
 	Time     time.Time   `json:"time"`  // when it was given up
 }
 
-// Release asks to free a Function: by giving up the post-delete hook that it waits for, or, without
-// a Hook, by ending its quarantine.
+// Release is a request to free a Function: with a Hook by giving up this post-delete hook, and
+// without by ending the quarantine.
 type Release struct {
 	Function function.ID `json:"function"`
-	Hook     string      `json:"hook,omitempty"` // must be the one that the Function waits for
-	// AsItIs lets a quarantined Function go as it is. Without, it is tried again at once, and stays
-	// quarantined if that fails.
+	Hook     string      `json:"hook,omitempty"` // must be the hook that the Function waits for
+	// AsItIs frees a quarantined Function in its current state. Otherwise it is tried again at
+	// once, and stays quarantined if that fails.
 	AsItIs bool `json:"asItIs,omitempty"`
-	// PortGone affirms that the xPU serves no Port of the Function any more. Without, [PortHook] is
-	// not given up.
+	// PortGone confirms that the xPU no longer serves a Port of the Function. It is required to
+	// give up [PortHook].
 	PortGone bool `json:"portGone,omitempty"`
 }
 
-// NewFunction is what the kernel shows of a Function.
+// NewFunction returns what the kernel shows of a Function.
 func NewFunction(f function.Function) Function {
 	return Function{
 		ID: f.ID, Kind: f.Kind, Class: f.Class, PF: f.PF, PFName: f.PFName, Index: f.Index,

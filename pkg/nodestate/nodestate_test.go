@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestDecodeRefuses: no state of a node is taken for an empty one.
+// TestDecodeRefuses checks that an invalid state is not taken for an empty one.
 func TestDecodeRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                "is no state of a node",
@@ -28,7 +28,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what an agent says is refused, or is a State that says the same when it is written.
+// FuzzDecode checks that an agent's answer is rejected, or decodes to a State that stays the same
+// when encoded and decoded again.
 func FuzzDecode(f *testing.F) {
 	full, err := json.Marshal(State{
 		Node: "node1", Time: time.Unix(1, 0).UTC(),
@@ -58,7 +59,7 @@ func FuzzDecode(f *testing.F) {
 
 		written, err := json.Marshal(state)
 		if err != nil {
-			return // an ID or time that cannot be written
+			return // an ID or time that cannot be encoded
 		}
 
 		read, err := Decode(written)

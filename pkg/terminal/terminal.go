@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal writes what people read on a terminal. Names, selectors, messages of events and
-// what drivers say come from others, who could have them move the cursor, hide text or forge a row
-// of a table. So all that is not printable is escaped.
+// Package terminal writes text for people to a terminal. Names, selectors, event messages and texts
+// of drivers come from others, who could use them to move the cursor, hide text or forge a row of a
+// table. So everything that is not printable is escaped.
 //
-// Values are escaped where they enter a line, by [Escape], [Line], [Columns] or a [Painter]: only
-// there it is known which line breaks are the program's. A [Writer] around the program's output
-// escapes what was forgotten.
+// Values are escaped where they enter a line, by [Escape], [Line], [Columns] or a [Painter],
+// because only there it is known which line breaks are the program's. A [Writer] around the
+// program's output escapes whatever was forgotten.
 package terminal
 
 import (
@@ -20,15 +20,14 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 )
 
-// Escape returns a text as one line: all that is not printable is as in a string of Go, such as \n,
-// \x1b or \u202e. Printable is what [strconv.IsPrint] says: controls, marks of direction,
-// characters without width and bytes that are no UTF-8 are not. A text that was escaped before
-// stays as it is.
+// Escape returns the text as one line, with everything unprintable escaped as in a Go string, such
+// as \n, \x1b or \u202e. [strconv.IsPrint] decides what is printable. Control characters, direction
+// marks, characters without width and invalid UTF-8 are not. Escaping twice changes nothing.
 func Escape(text string) string {
 	return escape(text, func(string) int { return 0 })
 }
 
-// escape leaves what is printable, and as many bytes at the begin of the rest as kept says.
+// escape escapes everything unprintable, except as many bytes at the start of rest as kept returns.
 func escape(text string, kept func(rest string) int) string {
 	var out strings.Builder
 	for len(text) > 0 {
@@ -51,14 +50,16 @@ func escape(text string, kept func(rest string) int) string {
 	return out.String()
 }
 
-// Line writes one line, whatever line breaks the values have. The format needs none at its end.
+// Line writes exactly one line, even if values contain line breaks. The format needs no line break
+// at its end.
 func Line(to io.Writer, format string, values ...any) error {
 	_, err := io.WriteString(to, Escape(fmt.Sprintf(format, values...))+"\n")
 	return err
 }
 
-// Columns aligns the cells of rows, with a gap of so many blanks between columns. It returns
-// exactly one line for each row, with its line break, whatever line breaks and tabs the cells have.
+// Columns aligns the cells of rows, with a gap of that many spaces between columns. It returns
+// exactly one line for each row, including its line break, even if cells contain line breaks or
+// tabs.
 func Columns(gap int, rows [][]string) []string {
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, gap, ' ', 0)
@@ -70,26 +71,26 @@ func Columns(gap int, rows [][]string) []string {
 		fmt.Fprintln(table, strings.Join(cells, "\t"))
 	}
 
-	_ = table.Flush() // a strings.Builder takes everything
+	_ = table.Flush() // a strings.Builder never fails
 
 	lines := strings.SplitAfter(text.String(), "\n")
 	return lines[:len(rows)]
 }
 
-// Writer escapes what is not printable, but for the line breaks and tabs that the program writes
-// and, on a terminal with colours, the colours of a [Painter]. A character must not be split
-// between two calls of Write, because its parts are escaped then.
+// Writer escapes everything unprintable, except line breaks and tabs, and, on a terminal with
+// colours, the colours of a [Painter]. A character must not be split between two calls of Write,
+// because its parts would be escaped.
 type Writer struct {
 	to      io.Writer
 	colours bool
 }
 
-// NewWriter returns a Writer that writes to another.
+// NewWriter returns a Writer that writes to to.
 func NewWriter(to io.Writer) *Writer {
 	return &Writer{to: to, colours: printers.AllowsColorOutput(to)}
 }
 
-// Write writes the text, escaped. It counts the bytes as they were before.
+// Write writes the escaped text. It returns the number of bytes before escaping.
 func (w *Writer) Write(text []byte) (int, error) {
 	if _, err := io.WriteString(w.to, escape(string(text), w.kept)); err != nil {
 		return 0, err
@@ -114,8 +115,8 @@ func (w *Writer) kept(rest string) int {
 	return 0
 }
 
-// Raw returns what a Writer writes to, and others as they are. It is for output that programs read,
-// which has an encoding of its own.
+// Raw returns the writer behind a Writer, and any other writer unchanged. It is for output that
+// programs read, which has its own encoding.
 func Raw(to io.Writer) io.Writer {
 	if w, is := to.(*Writer); is {
 		return w.to
@@ -123,10 +124,10 @@ func Raw(to io.Writer) io.Writer {
 	return to
 }
 
-// Tone says how a text is meant.
+// Tone is the meaning of a text, which determines its colour.
 type Tone string
 
-// The tones, as SGR parameters of ECMA-48.
+// Tones, as SGR parameters of ECMA-48.
 const (
 	Good   Tone = "32" // green
 	Bad    Tone = "31" // red
@@ -138,11 +139,11 @@ const (
 
 func (t Tone) sequence() string { return "\x1b[" + string(t) + "m" }
 
-// Painter returns a text escaped, in the colour of its tone where there are colours.
+// Painter escapes a text and adds the colour of its tone, if there are colours.
 type Painter func(tone Tone, text string) string
 
-// NewPainter returns a Painter for what is written to a terminal, or to something that has no
-// colours.
+// NewPainter returns a Painter for output to to. It uses colours only if to is a terminal that has
+// them.
 func NewPainter(to io.Writer) Painter {
 	return painter(printers.AllowsColorOutput(Raw(to)))
 }

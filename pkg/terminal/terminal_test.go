@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// attacks are texts of others, and what is shown of them.
+// attacks are hostile texts, and how they are shown.
 var attacks = map[string]struct{ text, shown string }{
 	"nothing": {"", ""},
 	"a name":  {"web-0 übergröße 網卡 ✓ ├──", "web-0 übergröße 網卡 ✓ ├──"},
@@ -103,7 +103,8 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
 
-// TestColours: a terminal with colours gets the colours of a Painter, and no other sequence.
+// TestColours checks that a terminal with colours gets the colours of a Painter, and no other
+// escape sequence.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
 	w := &Writer{to: &out, colours: true}
@@ -167,7 +168,8 @@ func FuzzEscape(f *testing.F) {
 	})
 }
 
-// unprintable fails for a text that has something unprintable beyond what is allowed.
+// unprintable fails the test if the text contains unprintable characters other than the allowed
+// ones.
 func unprintable(t *testing.T, text, allowed string) {
 	t.Helper()
 	if strings.ToValidUTF8(text, "") != text {

@@ -12,21 +12,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// Measures of the picture, in CSS pixels.
+// Dimensions of the picture, in CSS pixels.
 const (
-	pictureWidth = 900
-	margin       = 16
-	headHeight   = 56 // title and legend
-	cardHead     = 30
-	pfHead       = 44
-	cell         = 20  // a Function's square, with the space to the next
-	perRow       = 32  // squares side by side
-	entryHeight  = 18  // a line about one Function
-	longest      = 125 // characters that have room in such a line
-	gap          = 12
+	pictureWidth  = 900
+	margin        = 16
+	headHeight    = 56 // title and legend
+	cardHead      = 30
+	pfHead        = 44
+	cell          = 20  // side of a Function's square, including the gap to the next
+	perRow        = 32  // squares per row
+	entryHeight   = 18  // a line about one Function
+	maxLineLength = 125 // maximum characters in such a line
+	gap           = 12
 )
 
-// picture is what is drawn.
+// picture is the data of the drawing.
 type picture struct {
 	Title         string
 	Width, Height int
@@ -81,21 +81,21 @@ type entry struct {
 }
 
 // SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its
-// condition, and who has which.
+// condition, and the owners.
 func SVG(to io.Writer, state *nodestate.State) error {
 	var m markup
 	m.picture(draw(state))
 	return m.writeTo(to)
 }
 
-// HTML writes a page with the picture, and a table of all Functions. It needs no other file.
+// HTML writes a page with the picture and a table of all Functions. It refers to no other file.
 func HTML(to io.Writer, state *nodestate.State) error {
 	var m markup
 	m.page(draw(state))
 	return m.writeTo(to)
 }
 
-// conditions are all, with what they mean, in the order of the legend.
+// conditions lists all conditions with their meaning, in the order of the legend.
 var conditions = [...]struct {
 	condition condition
 	text      string
@@ -151,7 +151,7 @@ func drawPF(parent pf, y int) pfBox {
 
 	if parent.Here {
 		box.Detail = strings.Join(withoutEmpty([]string{
-			link(parent.Function), poolOf(parent.Function), who(parent.Function),
+			link(parent.Function), poolOf(parent.Function), owner(parent.Function),
 		}), ", ")
 		if parent.DefaultRoute {
 			box.Detail += ", the node's own traffic goes over it"
@@ -172,7 +172,7 @@ func drawPF(parent pf, y int) pfBox {
 			bottom += entryHeight
 			box.Entries = append(box.Entries,
 				entryLine(x, bottom, conditionOf(f),
-					fmt.Sprintf("%s %s: %s", f.ID, name(f), who(f))))
+					fmt.Sprintf("%s %s: %s", f.ID, name(f), owner(f))))
 		}
 	}
 
@@ -186,16 +186,16 @@ func drawPF(parent pf, y int) pfBox {
 	return box
 }
 
-// entryLine is a line that has room in the picture. The whole text is shown where one points at it.
+// entryLine returns a line that fits into the picture. The full text is shown on hover.
 func entryLine(x, y int, c condition, text string) line {
 	l := line{X: x, Y: y, Condition: c, Text: text, Whole: text}
-	if runes := []rune(text); len(runes) > longest {
-		l.Text = string(runes[:longest-1]) + "…"
+	if runes := []rune(text); len(runes) > maxLineLength {
+		l.Text = string(runes[:maxLineLength-1]) + "…"
 	}
 	return l
 }
 
-// distinct are the troubles of the Functions, each once, with how many have it.
+// distinct returns the different troubles of the Functions, with how many have each.
 func distinct(functions []nodestate.Function) []string {
 	count := map[string]int{}
 	var order []string
@@ -223,16 +223,16 @@ func poolOf(f nodestate.Function) string {
 	return terminal.Escape("pool " + f.Pool)
 }
 
-// describe is what a square says where one points at it.
+// describe returns the text that a square shows on hover.
 func describe(f nodestate.Function) string {
-	parts := []string{f.ID.String() + " " + name(f), netdevOf(f), driverOf(f), poolOf(f), who(f)}
+	parts := []string{f.ID.String() + " " + name(f), netdevOf(f), driverOf(f), poolOf(f), owner(f)}
 	return strings.Join(withoutEmpty(append(parts, troubles(f)...)), ", ")
 }
 
 func entryOf(f nodestate.Function) entry {
 	return entry{
 		ID: f.ID.String(), Name: name(f), Netdev: netdevOf(f), Driver: driverOf(f), Pool: f.Pool,
-		Who:       who(f),
+		Who:       owner(f),
 		Condition: conditionOf(f), Troubles: troubles(f),
 	}
 }

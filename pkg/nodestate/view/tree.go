@@ -16,19 +16,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// TreeOptions are those of [Tree].
+// TreeOptions configure [Tree].
 type TreeOptions struct {
-	// All shows every Function. Without it, Functions that follow one another and that nothing
-	// tells apart but their index are in one line.
+	// All shows every Function. Otherwise, consecutive Functions that differ only in their index
+	// share a line.
 	All bool
-	// Paint colours a text; see conditions. Nil leaves it as it is.
+	// Paint colours a text for a condition; see conditions. Nil means no colours.
 	Paint func(c string, text string) string
 }
 
-// fewest is how many Functions that are alike are drawn together.
-const fewest = 4
+// minGroup is how many similar Functions are at least needed to share a line.
+const minGroup = 4
 
-// Tree writes cards, PFs, VFs and SFs, who has them, and what is wrong with them.
+// Tree writes cards, PFs, VFs and SFs, their owners, and their problems.
 func Tree(to io.Writer, state *nodestate.State, options TreeOptions) error {
 	if options.Paint == nil {
 		options.Paint = func(_, text string) string { return text }
@@ -50,7 +50,7 @@ func Tree(to io.Writer, state *nodestate.State, options TreeOptions) error {
 	return err
 }
 
-// title is node, source and time.
+// title returns the node, the source and the time.
 func title(state *nodestate.State) string {
 	source := "as the kernel shows it, without xpu-agent"
 	if state.Agent != "" {
@@ -63,11 +63,11 @@ func title(state *nodestate.State) string {
 func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) {
 	for len(functions) > 0 {
 		n := 1
-		for !o.All && n < len(functions) && alike(functions[0], functions[n]) {
+		for !o.All && n < len(functions) && isSimilar(functions[0], functions[n]) {
 			n++
 		}
 
-		if n < fewest {
+		if n < minGroup {
 			n = 1
 		}
 
@@ -85,9 +85,9 @@ func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) 
 	}
 }
 
-// alike says whether nothing tells the Functions apart but index, address and names. One that
-// somebody has is like no other.
-func alike(a, b nodestate.Function) bool {
+// isSimilar reports whether the Functions differ only in index, address and names. An allocated
+// Function is similar to no other.
+func isSimilar(a, b nodestate.Function) bool {
 	if a.Attachment != nil || b.Attachment != nil || b.Index == 0 {
 		return false
 	}
@@ -134,11 +134,11 @@ func (o TreeOptions) lines(functions []nodestate.Function) string {
 	return strings.Join(withoutEmpty(parts), ", ")
 }
 
-// use is who has the Function or could have it.
+// use describes the owner of the Function, or the pool that offers it.
 func (o TreeOptions) use(f nodestate.Function) string {
 	parts := withoutEmpty([]string{poolOf(f)})
 	c := conditionOf(f)
-	switch text := who(f); {
+	switch text := owner(f); {
 	case text != "":
 		parts = append(parts, o.Paint(string(c), text))
 	case c == free:

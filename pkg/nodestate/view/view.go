@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package view shows the state of a node to people: as a tree of text, and as a picture for a
-// ticket.
+// Package view shows the state of a node to people: as a text tree, and as a picture.
 package view
 
 import (
@@ -16,21 +15,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// card is what is in one PCI slot.
+// card is the contents of one PCI slot.
 type card struct {
 	slot  string // address without the function's number, "0000:3b:00"
 	PFs   []pf
 	first nodestate.Function // the first PF
 }
 
-// pf is a PF with its VFs and SFs. Without Here it is only known by these.
+// pf is a PF with its VFs and SFs. If Here is false, the PF itself is not on the node's list.
 type pf struct {
 	nodestate.Function
 	Here     bool
 	Children []nodestate.Function // VFs by index, then SFs by number
 }
 
-// cards groups the Functions, in the order of their addresses.
+// cards groups the Functions by card, in the order of their addresses.
 func cards(state *nodestate.State) []card {
 	byPF := map[pci.Address]*pf{}
 	var order []pci.Address
@@ -73,7 +72,7 @@ func cards(state *nodestate.State) []card {
 	return out
 }
 
-// Title says which card it is.
+// Title returns a heading for the card.
 func (c card) Title() string {
 	parts := []string{"card " + c.slot}
 	if c.first.Vendor != "" {
@@ -99,7 +98,7 @@ func (c card) Title() string {
 	return terminal.Escape(strings.Join(parts, ", "))
 }
 
-// name is how a Function is called among those of its card.
+// name returns the name of a Function within its card.
 func name(f nodestate.Function) string {
 	if f.Kind == function.PF {
 		return string(f.Kind)
@@ -107,7 +106,7 @@ func name(f nodestate.Function) string {
 	return fmt.Sprintf("%s %d", f.Kind, f.Index)
 }
 
-// link is the state of a PF's link and how many VFs it has.
+// link describes a PF's link and the number of its VFs.
 func link(f nodestate.Function) string {
 	parts := []string{"link down"}
 	switch {
@@ -126,15 +125,15 @@ func link(f nodestate.Function) string {
 	return strings.Join(parts, ", ")
 }
 
-// condition is how a Function is, for its colour.
+// condition classifies the state of a Function, for its colour.
 type condition string
 
 const (
-	free      condition = "free"      // a pod can get it
-	used      condition = "used"      // a pod has it
-	releasing condition = "releasing" // it is on its way back, or its hooks run
-	troubled  condition = "troubled"  // it is kept from pods
-	unoffered condition = "unoffered" // no pool has it
+	free      condition = "free"      // available to pods
+	used      condition = "used"      // allocated to a pod
+	releasing condition = "releasing" // being released, including its hooks
+	troubled  condition = "troubled"  // kept from pods by a problem
+	unoffered condition = "unoffered" // in no pool
 )
 
 func conditionOf(f nodestate.Function) condition {
@@ -153,8 +152,8 @@ func conditionOf(f nodestate.Function) condition {
 	return unoffered
 }
 
-// who says who has a Function, "" for nobody.
-func who(f nodestate.Function) string {
+// owner describes the owner of a Function, or returns "".
+func owner(f nodestate.Function) string {
 	a := f.Attachment
 	if a == nil {
 		return ""
@@ -192,14 +191,14 @@ func who(f nodestate.Function) string {
 	return terminal.Escape(strings.Join(parts, " "))
 }
 
-// troubles are the sentences about what is wrong with a Function.
+// troubles returns the problems of a Function, each a sentence.
 func troubles(f nodestate.Function) []string {
 	var out []string
 	if f.Gone {
 		out = append(out, "the device is gone")
 	}
 
-	// that of a Function in a pool is among its problems
+	// For a Function in a pool, its problems include this.
 	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF {
 		out = append(out, terminal.Escape("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
 	}
@@ -208,7 +207,7 @@ func troubles(f nodestate.Function) []string {
 		out = append(out, terminal.Escape(p.Message))
 	}
 
-	// else they say it
+	// Otherwise the problems say it.
 	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 {
 		out = append(out, terminal.Escape("quarantined: "+a.Quarantine.Message))
 	}

@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the files that the output is compared with")
 
-// host has a card of two PFs, of which one has VFs in every condition, and a plain card that the
-// node uses itself.
+// host returns a card of two PFs, one of them with VFs in every condition, and a plain card that
+// the node itself uses.
 func host() *nodestate.State {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	pf := func(address pci.Address, name string) nodestate.Function {
@@ -122,8 +122,8 @@ func TestPaint(t *testing.T) {
 	}
 }
 
-// TestPictures: they are well-formed, have every Function, and nothing from a device gets into
-// their markup.
+// TestPictures checks that pictures are well-formed, show every Function, and escape texts of
+// devices.
 func TestPictures(t *testing.T) {
 	state := host()
 	for name, write := range map[string]func(io.Writer, *nodestate.State) error{
