@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package controlplane runs a Kubernetes control plane without nodes, as processes of the calling
-// user on the loopback interface: etcd, kube-apiserver, kube-scheduler, and of
-// kube-controller-manager the controller that makes ResourceClaims from templates and the one that
-// acts on tainted devices. It is for trying, and keeps nothing.
+// user on the loopback interface: etcd, kube-apiserver, kube-scheduler, and kube-controller-manager
+// with only the controllers that make ResourceClaims from templates and that handle tainted
+// devices. It is for experiments, and keeps no data.
 package controlplane
 
 import (
@@ -31,18 +31,18 @@ const (
 	pollPeriod   = 20 * time.Millisecond
 )
 
-// programs that a directory of assets must have.
+// programs are the programs that a directory of assets must contain.
 var programs = [...]string{"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"}
 
-// ControlPlane runs until Wait returns.
+// ControlPlane is a running control plane.
 type ControlPlane struct {
 	Config     *rest.Config // of an administrator
-	Kubeconfig []byte       // of the same
+	Kubeconfig []byte       // for the same
 	group      *errgroup.Group
 }
 
-// Find returns the first of the directories that has all programs. An error says what is missing
-// where.
+// Find returns the first of the directories that contains all programs. The error lists what is
+// missing where.
 func Find(directories ...string) (string, error) {
 	var missing []string
 	for _, directory := range directories {
@@ -63,9 +63,9 @@ func Find(directories ...string) (string, error) {
 	return "", errors.New(strings.Join(missing, "; "))
 }
 
-// Start runs the programs of the directory until ctx ends, and returns once pods are scheduled.
-// They keep their files in dir, which should be removed after [ControlPlane.Wait]. Their logs are
-// there too, NAME.log.
+// Start runs the programs in the directory assets until ctx ends, and returns once pods are
+// scheduled. Data and logs (NAME.log) are in dir, which should be removed after
+// [ControlPlane.Wait].
 func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -73,12 +73,12 @@ func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 	if err := c.start(ctx, assets, dir); err != nil {
 		cancel()
 		if ended := c.group.Wait(); ended != nil && !errors.Is(ended, context.Canceled) {
-			return nil, ended // which is why
+			return nil, ended // the reason
 		}
 		return nil, err
 	}
 
-	c.group.Go(func() error { // for cancel not to be forgotten
+	c.group.Go(func() error { // cancels the context at the end
 		<-ctx.Done()
 		cancel()
 		return nil
@@ -87,8 +87,8 @@ func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 	return c, nil
 }
 
-// Wait waits until all programs have ended: after ctx ended, with nil; or because one ended by
-// itself, with an error that says which.
+// Wait waits until all programs have ended. It returns nil if ctx has ended, and otherwise an error
+// that names the program that ended by itself.
 func (c *ControlPlane) Wait() error { return c.group.Wait() }
 
 func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
@@ -116,7 +116,7 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 
 	host := fmt.Sprintf("https://127.0.0.1:%d", ports.apiServer)
 	insecure := &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	// before its certificate is there, nothing can be checked
+	// nothing can be verified before the certificate exists
 	if err := ready(starting, insecure, "/readyz"); err != nil {
 		return fmt.Errorf("kube-apiserver: %w", err)
 	}
@@ -148,7 +148,7 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 	return nil
 }
 
-// ports of the loopback interface.
+// ports are ports of the loopback interface.
 type ports struct{ etcd, etcdPeer, apiServer, scheduler, controllerManager int }
 
 func freePorts(n int) (ports, error) {
@@ -158,7 +158,7 @@ func freePorts(n int) (ports, error) {
 		if err != nil {
 			return ports{}, fmt.Errorf("find a free port: %w", err)
 		}
-		defer listener.Close() // so that all are different
+		defer listener.Close() // only at the end, so that all ports differ
 		numbers[i] = listener.Addr().(*net.TCPAddr).Port
 	}
 
@@ -180,7 +180,7 @@ func apiServerArgs(dir string, p ports) []string {
 	return []string{
 		fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", p.etcd),
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", p.apiServer),
-		// nobody looks for it in Service kubernetes
+		// no client looks it up in Service kubernetes
 		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
 		"--cert-dir=" + filepath.Join(dir, "certificates"), "--token-auth-file=" +
 			filepath.Join(dir, "tokens"),
@@ -216,7 +216,7 @@ func controllerManagerArgs(kubeconfig, dir string, port int) []string {
 	}
 }
 
-// writeKeys writes what the API server needs to know of tokens, and returns an administrator's.
+// writeKeys writes the token files of the API server, and returns an administrator's token.
 func writeKeys(dir string) (token string, err error) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -241,7 +241,7 @@ func writeKeys(dir string) (token string, err error) {
 	return token, nil
 }
 
-// identify makes the kubeconfig, with the certificate that the API server made for itself.
+// identify creates the kubeconfig, with the certificate that the API server made for itself.
 func (c *ControlPlane) identify(dir, host, token string) error {
 	certificate, err := os.ReadFile(filepath.Join(dir, "certificates", "apiserver.crt"))
 	if err != nil {
@@ -263,11 +263,11 @@ func (c *ControlPlane) identify(dir, host, token string) error {
 		return err
 	}
 
-	c.Config.QPS = -1 // nobody else asks this API server
+	c.Config.QPS = -1 // there are no other clients
 	return nil
 }
 
-// ready waits until the server says that it is.
+// ready waits until the server reports that it is ready.
 func ready(ctx context.Context, config *rest.Config, path string) error {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {

@@ -19,9 +19,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// Load creates the objects of a snapshot, with the status of Nodes and ResourceClaims, which nobody
-// else would write. A Node without status.allocatable gets some, as the scheduler places no pods
-// without. Namespaces that exist get the labels; other objects that exist are an error.
+// Load creates the objects of a snapshot. It also writes the status of Nodes and ResourceClaims,
+// because no kubelet and no controller does. A Node without status.allocatable gets some, because
+// otherwise the scheduler places no pods there. An existing namespace gets the labels; any other
+// existing object is an error.
 func Load(ctx context.Context, c client.Client, from *snapshot.Snapshot) error {
 	for _, object := range from.Objects() {
 		made := object.DeepCopyObject().(client.Object)
@@ -44,19 +45,19 @@ func Load(ctx context.Context, c client.Client, from *snapshot.Snapshot) error {
 	return nil
 }
 
-// label gives a namespace that exists the labels of one that was to be created.
+// label adds the labels of a namespace to the existing namespace with its name.
 func label(ctx context.Context, c client.Client, namespace *corev1.Namespace) error {
-	there := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace.Name}}
+	existing := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace.Name}}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"labels": namespace.Labels},
 	})
 	if err != nil {
 		return err
 	}
-	return c.Patch(ctx, there, client.RawPatch(types.MergePatchType, patch))
+	return c.Patch(ctx, existing, client.RawPatch(types.MergePatchType, patch))
 }
 
-// withStatus gives the object its status, where it has one that is to be written.
+// withStatus copies the status from the original object, and reports whether it must be written.
 func withStatus(made client.Object, from runtime.Object) bool {
 	switch made := made.(type) {
 	case *corev1.Node:

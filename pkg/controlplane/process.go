@@ -17,8 +17,8 @@ import (
 // stopTimeout is how long a program may take to end after SIGTERM.
 const stopTimeout = 5 * time.Second
 
-// process runs a program until ctx ends, and writes what it prints to a file. A program that ends
-// before is an error. It does not outlive this process, not even one that is killed.
+// process runs a program until ctx ends, and writes its output to a file. A program that ends
+// earlier is an error. The program ends with this process, even if this process is killed.
 func process(ctx context.Context, program, log string, args []string) error {
 	file, err := os.Create(log)
 	if err != nil {
@@ -32,7 +32,7 @@ func process(ctx context.Context, program, log string, args []string) error {
 
 	command := exec.CommandContext(ctx, program, args...)
 	command.Stdout, command.Stderr = file, file
-	command.SysProcAttr = withParent()
+	command.SysProcAttr = diesWithParent()
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.WaitDelay = stopTimeout
 	err = command.Run()
@@ -43,7 +43,7 @@ func process(ctx context.Context, program, log string, args []string) error {
 	return fmt.Errorf("%s ended: %w; it printed last:\n%s", filepath.Base(program), err, tail(log))
 }
 
-// tail returns the end of a file.
+// tail returns the last part of a file.
 func tail(path string) string {
 	const most = 2000
 	content, err := os.ReadFile(path)

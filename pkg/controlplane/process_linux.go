@@ -4,5 +4,8 @@ package controlplane
 
 import "syscall"
 
-// withParent has the kernel end a program when the thread that started it ends.
-func withParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+// diesWithParent makes the kernel end a program when the thread that started it ends.
+func diesWithParent() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Pdeathsig: syscall.SIGKILL}
+}

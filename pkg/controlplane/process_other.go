@@ -6,5 +6,5 @@ package controlplane
 
 import "syscall"
 
-// withParent does nothing: this kernel does not end a program with the one that started it.
+// diesWithParent returns nil, because this kernel cannot end a program with its parent.
 func withParent() *syscall.SysProcAttr { return nil }

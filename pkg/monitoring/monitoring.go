@@ -21,14 +21,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// Histograms are native ones beside classic ones: a server that asks for them gets buckets of which
-// each is 10 % wider than the one before, at most so many.
+// Histograms are both native and classic. In native ones, each bucket is 10 % wider than the one
+// before, up to a maximum number of buckets.
 const (
 	NativeBucketFactor = 1.1
 	NativeMaxBuckets   = 160
 )
 
-// NewBuildInfo is the metric xpu_build_info: constantly 1, the version in its labels.
+// NewBuildInfo returns the metric xpu_build_info, which is always 1 and has the version in its
+// labels.
 func NewBuildInfo(program string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "xpu_build_info",
@@ -39,7 +40,8 @@ func NewBuildInfo(program string) prometheus.Collector {
 	}, func() float64 { return 1 })
 }
 
-// NewRegistry has the metrics of the Go runtime and of the process, and [NewBuildInfo].
+// NewRegistry returns a registry with the metrics of the Go runtime and the process, and
+// [NewBuildInfo].
 func NewRegistry(program string) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(NewBuildInfo(program),
@@ -48,17 +50,17 @@ func NewRegistry(program string) *prometheus.Registry {
 	return registry
 }
 
-// maxScrapes is how many scrapes are answered at once. A few servers scrape, and whoever reaches
-// the port may ask; others get 503.
+// maxScrapes bounds the parallel scrapes, because anyone who reaches the port may send requests.
+// Further requests get status 503.
 const maxScrapes = 16
 
-// Handler answers with the metrics of the registry.
+// Handler returns a handler that serves the metrics of the registry.
 func Handler(registry *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
-// Serve answers requests until ctx ends. It closes the listener. Clients that do not speak as they
-// should are logged.
+// Serve serves requests until ctx ends, and closes the listener. It logs protocol errors of
+// clients.
 func Serve(
 	ctx context.Context, listener net.Listener, handler http.Handler, log logr.Logger,
 ) error {

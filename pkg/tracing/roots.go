@@ -10,31 +10,32 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// rootKey is the key of the [trace.SpanContext] that a span is to have, in its context.
+// rootKey is the context key of the [trace.SpanContext] that a new span must have.
 type rootKey struct{}
 
-// ids are at random but for spans of objects as a whole. It is an sdktrace.IDGenerator.
-type ids struct{}
+// idGenerator generates random ids, except for the root spans of objects. It implements
+// sdktrace.IDGenerator.
+type idGenerator struct{}
 
-func (ids) NewIDs(ctx context.Context) (id trace.TraceID, span trace.SpanID) {
+func (idGenerator) NewIDs(ctx context.Context) (id trace.TraceID, span trace.SpanID) {
 	if root, ok := ctx.Value(rootKey{}).(trace.SpanContext); ok {
 		return root.TraceID(), root.SpanID()
 	}
-	_, _ = rand.Read(id[:]) // it never fails
+	_, _ = rand.Read(id[:]) // never fails
 	_, _ = rand.Read(span[:])
 	return id, span
 }
 
-func (ids) NewSpanID(context.Context, trace.TraceID) (span trace.SpanID) {
+func (idGenerator) NewSpanID(context.Context, trace.TraceID) (span trace.SpanID) {
 	_, _ = rand.Read(span[:])
 	return span
 }
 
-// sampler takes the spans of objects, and no others: most calls of OPI agents are for none. It is
-// an sdktrace.Sampler.
-type sampler struct{}
+// objectSampler samples only the spans of objects, because most calls of OPI agents belong to none.
+// It implements sdktrace.Sampler.
+type objectSampler struct{}
 
-func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+func (objectSampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	result := sdktrace.SamplingResult{Decision: sdktrace.Drop}
 	if p.ParentContext.Value(rootKey{}) != nil ||
 		trace.SpanContextFromContext(p.ParentContext).IsSampled() {
@@ -43,4 +44,4 @@ func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResu
 	return result
 }
 
-func (sampler) Description() string { return "spans of objects" }
+func (objectSampler) Description() string { return "spans of objects" }

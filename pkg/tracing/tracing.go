@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tracing sends to an OpenTelemetry collector how long each stage took on the way from a
-// claim to a Function that works.
+// Package tracing sends traces to an OpenTelemetry collector, which show how long each stage took
+// from a claim to a working Function.
 //
 // Each claim, and each pod that has Functions without a claim, has one trace. Its id is the
-// object's UID without dashes, so that controller and agents need not tell each other about it, and
-// people find the trace by the UID.
+// object's UID without dashes. So controller and agents agree on it without communication, and
+// people can find the trace by the UID.
 package tracing
 
 import (
@@ -31,23 +31,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// EndpointUsage says what the endpoint of [Dial] is, as the usage of a flag.
+// EndpointUsage describes the endpoint of [Dial], as the usage of a flag.
 const EndpointUsage = "URL of an OpenTelemetry collector that takes traces by OTLP over gRPC, " +
 	"such as http://collector:4317, or https:// for TLS; " +
 	"OTEL_EXPORTER_OTLP_* in the environment say more; empty: no traces"
 
-// Tracer makes spans. Its methods may be called at any time from any goroutine, and do nothing for
-// nil.
+// Tracer creates spans. Its methods are safe for concurrent use, and do nothing on a nil Tracer.
 type Tracer struct {
 	log      logr.Logger
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
 
-// Dial returns a Tracer that sends spans by OTLP over gRPC to a collector, "http://host:port" or
-// "https://host:port"; nil for "". The environment says more, such as OTEL_EXPORTER_OTLP_HEADERS
-// and OTEL_EXPORTER_OTLP_CERTIFICATE (the specification of OpenTelemetry's protocol exporter). It
-// does not wait for a connection. What a collector does not take is dropped, and logged.
+// Dial returns a Tracer that sends spans by OTLP over gRPC to a collector at "http://host:port" or
+// "https://host:port". For "" it returns nil. Environment variables such as
+// OTEL_EXPORTER_OTLP_HEADERS and OTEL_EXPORTER_OTLP_CERTIFICATE add settings (specification of the
+// OpenTelemetry protocol exporter). Dial does not wait for a connection. Spans that the collector
+// does not accept are dropped, and the error is logged.
 func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Tracer, error) {
 	if endpoint == "" {
 		return nil, nil
@@ -62,23 +62,23 @@ func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Trac
 		return nil, fmt.Errorf("collector %s: %w", endpoint, err)
 	}
 
-	return New(sdktrace.NewBatchSpanProcessor(logging{exporter, log}), program, log)
+	return New(sdktrace.NewBatchSpanProcessor(loggingExporter{exporter, log}), program, log)
 }
 
-// logging logs the errors of an exporter, which OpenTelemetry would print.
-type logging struct {
+// loggingExporter logs the errors of an exporter, which OpenTelemetry would print.
+type loggingExporter struct {
 	sdktrace.SpanExporter
 	log logr.Logger
 }
 
-func (l logging) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+func (l loggingExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	if err := l.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		l.log.Error(err, "Traces are lost", "spans", len(spans))
 	}
 	return nil
 }
 
-// New returns a Tracer that gives spans to a processor.
+// New returns a Tracer that passes spans to the processor.
 func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tracer, error) {
 	described, err := resource.Merge(resource.Default(), resource.NewSchemaless(
 		attribute.String("service.name", program),
@@ -89,12 +89,12 @@ func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tr
 
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor),
 		sdktrace.WithResource(described),
-		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sampler{}))
+		sdktrace.WithIDGenerator(idGenerator{}), sdktrace.WithSampler(objectSampler{}))
 	return &Tracer{log, provider, provider.Tracer("github.com/opiproject/xpu-device-plugin")}, nil
 }
 
-// Stop sends what is left, if the collector takes it soon, though ctx may have ended. Nothing is
-// sent any more then.
+// Stop sends the remaining spans, even if ctx has ended, if the collector accepts them soon. The
+// Tracer sends nothing afterwards.
 func (t *Tracer) Stop(ctx context.Context) {
 	if t == nil {
 		return
@@ -106,9 +106,9 @@ func (t *Tracer) Stop(ctx context.Context) {
 	}
 }
 
-// Stage begins a span of the trace of the object with this UID, to be ended with the error of the
-// stage. Spans and OPI calls with the context that it returns are parts of it. An object whose UID
-// is no UUID has no trace.
+// Stage starts a span in the trace of the object with this UID. The caller must end it with the
+// error of the stage. Spans and OPI calls in the returned context are its children. An object whose
+// UID is not a UUID has no trace.
 func (t *Tracer) Stage(
 	ctx context.Context, of types.UID, name string, attributes ...attribute.KeyValue,
 ) (_ context.Context, end func(error)) {
@@ -127,7 +127,7 @@ func (t *Tracer) Stage(
 	}
 }
 
-// Whole writes the span that the stages of an object are parts of, and that ends now.
+// Whole writes the root span of an object, which ends now and is the parent of its stages.
 func (t *Tracer) Whole(
 	ctx context.Context, of types.UID, name string, begin time.Time,
 	attributes ...attribute.KeyValue,
@@ -141,8 +141,8 @@ func (t *Tracer) Whole(
 	span.End()
 }
 
-// ClientHandler makes a span of each call of a gRPC client whose context is that of a
-// [Tracer.Stage], and tells the server about it (W3C Trace Context). It is nil for nil.
+// ClientHandler returns a handler that makes a span of each gRPC call in the context of a
+// [Tracer.Stage], and passes it to the server (W3C Trace Context). It returns nil for a nil Tracer.
 func (t *Tracer) ClientHandler() stats.Handler {
 	if t == nil {
 		return nil
@@ -151,7 +151,7 @@ func (t *Tracer) ClientHandler() stats.Handler {
 		otelgrpc.WithPropagators(propagation.TraceContext{}))
 }
 
-// rootOf is the span of the object as a whole. Its id is the second half of the UID.
+// rootOf returns the root span of an object. Its id is the second half of the UID.
 func rootOf(uid types.UID) (trace.SpanContext, bool) {
 	var id trace.TraceID
 	raw, err := hex.DecodeString(strings.ReplaceAll(string(uid), "-", ""))

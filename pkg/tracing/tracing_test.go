@@ -46,7 +46,7 @@ func newTracer(t *testing.T) (*tracing.Tracer, *tracetest.InMemoryExporter) {
 	return tracer, exporter
 }
 
-// TestTrace: two programs that know nothing but the object's UID make one trace.
+// TestTrace checks that two programs which share only an object's UID write one trace.
 func TestTrace(t *testing.T) {
 	agent, ofAgent := newTracer(t)
 	controller, ofController := newTracer(t)
@@ -93,7 +93,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestNoTrace: without a collector, and for objects whose UID is none, nothing happens.
+// TestNoTrace checks that nothing happens without a collector, and for objects whose UID is not a
+// UUID.
 func TestNoTrace(t *testing.T) {
 	none, err := tracing.Dial(t.Context(), "", "xpu-test", testr.New(t))
 	if none != nil || err != nil {
@@ -124,8 +125,8 @@ func TestNoTrace(t *testing.T) {
 	}
 }
 
-// TestClientHandler: calls in a stage are parts of it, and the server learns of it. Other calls
-// have no trace.
+// TestClientHandler checks that calls in a stage are its children and are passed to the server, and
+// that other calls have no trace.
 func TestClientHandler(t *testing.T) {
 	tracer, exporter := newTracer(t)
 	var parents []string
@@ -179,7 +180,7 @@ func TestClientHandler(t *testing.T) {
 	}
 }
 
-// collector keeps the names of spans.
+// collector records the names of spans.
 type collector struct {
 	collectorpb.UnimplementedTraceServiceServer
 	names chan string
@@ -198,7 +199,7 @@ func (c *collector) Export(
 	return &collectorpb.ExportTraceServiceResponse{}, nil
 }
 
-// TestDial: what has ended is with the collector after Stop.
+// TestDial checks that ended spans have reached the collector after Stop.
 func TestDial(t *testing.T) {
 	c := &collector{names: make(chan string, 1)}
 	address := serve(t, func(s *grpc.Server) { collectorpb.RegisterTraceServiceServer(s, c) })
@@ -219,7 +220,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestNoCollector: a collector that is away costs a line in the log.
+// TestNoCollector checks that an unreachable collector only causes a line in the log.
 func TestNoCollector(t *testing.T) {
 	var mutex sync.Mutex
 	var logged []string

@@ -46,7 +46,7 @@ func Listen(address string) (net.Listener, error) {
 		return nil, err
 	}
 
-	// What localhost means is written in a file.
+	// A file defines the meaning of localhost, so check the result.
 	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
 		return nil, errors.Join(notLoopback(address), listener.Close())
 	}
@@ -58,7 +58,7 @@ func Listen(address string) (net.Listener, error) {
 // the listener.
 func Serve(ctx context.Context, listener net.Listener, log logr.Logger) error {
 	mux := http.NewServeMux()
-	// with heap, goroutine and the other profiles of the runtime
+	// also serves heap, goroutine and the other runtime profiles
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -39,14 +39,14 @@ func Handler(config *rest.Config, next http.Handler, log logr.Logger) (http.Hand
 	return newReviewer(tokens.TokenReviews(), access.SubjectAccessReviews(), next, log), nil
 }
 
-// Certificate is that of a server. It is read from a directory and followed, or self-signed.
+// Certificate is a server certificate. It is read from a directory and reloaded, or self-signed.
 type Certificate struct {
-	watcher    *certwatcher.CertWatcher // nil for a self-signed one
+	watcher    *certwatcher.CertWatcher // nil if self-signed
 	selfSigned tls.Certificate
 }
 
-// OpenCertificate reads tls.crt and tls.key of a directory. For "" it makes a certificate for the
-// host's name, which is valid for a year and which nobody can verify.
+// OpenCertificate reads tls.crt and tls.key from a directory. For "" it creates a self-signed
+// certificate for the host's name that is valid for a year.
 func OpenCertificate(dir string) (*Certificate, error) {
 	if dir != "" {
 		watcher, err := certwatcher.New(filepath.Join(dir, "tls.crt"),
@@ -72,7 +72,7 @@ func OpenCertificate(dir string) (*Certificate, error) {
 	return c, err
 }
 
-// Follow reads the files when they change, until ctx ends.
+// Follow reloads the files when they change, until ctx ends.
 func (c *Certificate) Follow(ctx context.Context) error {
 	if c.watcher == nil {
 		return nil
@@ -80,7 +80,7 @@ func (c *Certificate) Follow(ctx context.Context) error {
 	return c.watcher.Start(ctx)
 }
 
-// Listener serves TLS with the certificate.
+// Listener returns a listener that serves TLS with the certificate.
 func (c *Certificate) Listener(inner net.Listener) net.Listener {
 	return tls.NewListener(inner, &tls.Config{
 		MinVersion: tls.VersionTLS12,

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(kubeapitest.Main(m, "../../../deploy", func(c *kubeapitest.Cluster) { cluster = c }))
 }
 
-// token makes a ServiceAccount and a token of it.
+// token creates a ServiceAccount and returns a token for it.
 func token(t *testing.T, api client.Client, name string) string {
 	t.Helper()
 	account := &corev1.ServiceAccount{
@@ -47,7 +47,7 @@ func token(t *testing.T, api client.Client, name string) string {
 	return request.Status.Token
 }
 
-// allowMetrics lets a ServiceAccount read metrics.
+// allowMetrics allows a ServiceAccount to read metrics.
 func allowMetrics(t *testing.T, api client.Client, account string) {
 	t.Helper()
 	must.Succeed(t, api.Create(t.Context(), &rbacv1.ClusterRole{
@@ -136,7 +136,7 @@ func status(handler http.Handler, path, authorization string) int {
 	return answer.Code
 }
 
-// TestCertificate: the files of a directory are used, and new ones after they changed.
+// TestCertificate checks that files of a directory are used, and reloaded after they change.
 func TestCertificate(t *testing.T) {
 	dir := t.TempDir()
 	first, second := opitest.NewAuthority(t), opitest.NewAuthority(t)
