@@ -2,10 +2,10 @@
 
 package function
 
-// Card is what a PF tells of the card that it belongs to. Fields are "" where nobody tells. Host
-// and xPU are told the same of one card.
+// Card describes the card of a PF, as far as the PF reports it. Unknown fields are "". Host and xPU
+// read the same values for one card.
 type Card struct {
-	Serial string // serial number, "MT2334XZ0LTK"
-	Board  string // what kind of board it is: its PSID, "MT_0000000884", or else its board id
-	MAC    MAC    // that the PF's netdev was made with, which no other PF has; "" for InfiniBand
+	Serial string // serial number, such as "MT2334XZ0LTK"
+	Board  string // type of the board: its PSID, such as "MT_0000000884", or else its board id
+	MAC    MAC    // permanent address of the PF's netdev, unique to the PF; "" for InfiniBand
 }

@@ -10,15 +10,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// ID identifies a Function of a node, whatever its netdev is called and wherever it is. It is
+// ID identifies a Function of a node, independent of its netdev's name and location. It is
 // comparable.
 type ID struct {
-	Address pci.Address // PCI address of the Function; an SF has its PF's
-	// "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88"
+	Address pci.Address // PCI address of the Function; of an SF its PF's
+	// "" for a PF or VF; for an SF "sf" and the sfnum in decimal: "sf88"
 	Subfunction string
 }
 
-// SubfunctionID is the ID of the SF with the sfnum at the PF with the address.
+// SubfunctionID returns the ID of the SF with this sfnum at the PF with this address.
 func SubfunctionID(pf pci.Address, sfnum uint32) ID {
 	return ID{Address: pf, Subfunction: "sf" + strconv.FormatUint(uint64(sfnum), 10)}
 }
@@ -33,7 +33,7 @@ func (id ID) SFNum() (sfnum uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// String is "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF.
+// String returns "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF.
 func (id ID) String() string {
 	if id.Subfunction == "" {
 		return string(id.Address)
@@ -41,7 +41,7 @@ func (id ID) String() string {
 	return string(id.Address) + "/" + id.Subfunction
 }
 
-// DeviceName is the ID as a DNS label: "0000-3b-02-1", or "0000-3b-00-0-sf88" for an SF.
+// DeviceName returns the ID as a DNS label: "0000-3b-02-1", or "0000-3b-00-0-sf88" for an SF.
 func (id ID) DeviceName() string {
 	return strings.NewReplacer(":", "-", ".", "-", "/", "-").Replace(id.String())
 }
@@ -80,10 +80,10 @@ func newID(
 	return id, nil
 }
 
-// MarshalText is [ID.String].
+// MarshalText encodes the ID like [ID.String].
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText is [ParseID].
+// UnmarshalText decodes the ID like [ParseID].
 func (id *ID) UnmarshalText(text []byte) (err error) {
 	*id, err = ParseID(string(text))
 	return err

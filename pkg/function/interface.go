@@ -23,90 +23,90 @@ const (
 	maxQoS  = 7    // IEEE 802.1p
 )
 
-// The protocols of a VLAN tag.
+// Protocols of a VLAN tag.
 const (
 	VLAN8021Q  = "802.1q"
 	VLAN8021AD = "802.1ad"
 )
 
-// The link states that a PF can give a VF.
+// Link states that a PF can give a VF.
 const (
 	LinkAuto    = "auto"
 	LinkEnable  = "enable"
 	LinkDisable = "disable"
 )
 
-// Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev
-// has on the host.
+// Interface is the configuration that a pod wants for its netdev. The zero value of a field keeps
+// the host's value.
 type Interface struct {
-	// in the pod, see [ValidateInterfaceName]
+	// name in the pod, see [ValidateInterfaceName]
 	Name string `json:"name"`
-	// in bytes, 68 or more; the driver has the last word
+	// in bytes, at least 68; the driver may have further limits
 	MTU int `json:"mtu,omitempty"`
-	// a unicast Ethernet address; for a VF the PF is told as well
+	// unicast Ethernet address; for a VF also set at the PF
 	MAC MAC `json:"mac,omitempty"`
-	// IPv6 is used at once, without duplicate address detection
+	// IPv6 addresses are used at once, without duplicate address detection
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Routes    []Route        `json:"routes,omitempty"`
-	// the netdev receives every multicast frame
+	// receive all multicast frames
 	AllMulticast bool `json:"allMulticast,omitempty"`
-	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that
-	// the eswitch limits.
+	// VF is only for a VF whose PF has a netdev on the host. Its rates are also for an SF or VF
+	// that the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
-	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function
+	// Userspace is set if there is no netdev to move: a driver such as vfio-pci hands the Function
 	// to a program of the pod, which configures Addresses itself. MAC and VF are set through the
 	// PF. MTU, Routes and AllMulticast must be empty.
 	Userspace bool `json:"userspace,omitempty"`
 }
 
-// Route leads out through the interface.
+// Route is a route through the interface.
 type Route struct {
-	// without host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route
+	// without host bits: "10.2.0.0/16"; "0.0.0.0/0" for the default route
 	To netip.Prefix `json:"to"`
-	// gateway of the same family; the zero value is none
+	// gateway of the same family; the zero value means none
 	Via netip.Addr `json:"via,omitzero"`
-	// lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
+	// lower is preferred; 0 means the kernel's default: 0 for IPv4, 1024 for IPv6
 	Metric int `json:"metric,omitempty"`
-	Table  int `json:"table,omitempty"` // routing table, 0 for the main one
-	// RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it
+	Table  int `json:"table,omitempty"` // routing table; 0 means the main table
+	// RT_SCOPE_* of linux/rtnetlink.h; nil means link without Via, and universe with it
 	Scope *int `json:"scope,omitempty"`
-	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
+	// MTU and AdvMSS of the route, in bytes; 0 means the interface's
 	MTU    int `json:"mtu,omitempty"`
 	AdvMSS int `json:"advMSS,omitempty"`
-	// accepts another route of the pod to the same destination, which otherwise is an error
+	// accept another route of the pod to the same destination, which is otherwise an error
 	Yield bool `json:"yield,omitempty"`
 }
 
-// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what
-// is nil or empty.
+// VFConfig has the settings that the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). Nil and
+// empty fields are left unchanged.
 type VFConfig struct {
 	// tag that the PF adds and strips, 1-4094; 0 removes it
 	VLAN *int `json:"vlan,omitempty"`
 	// 802.1p priority of the tag, 0-7; more than 0 needs VLAN
 	QoS *int `json:"qos,omitempty"`
-	// of the tag, "802.1q" (the default) or "802.1ad"; needs VLAN
+	// of the tag: "802.1q" (the default) or "802.1ad"; needs VLAN
 	Proto string `json:"proto,omitempty"`
-	Trust *bool  `json:"trust,omitempty"` // lets the VF change its MAC and be promiscuous
-	// drops frames that the VF sends with another source MAC
+	Trust *bool  `json:"trust,omitempty"` // allow the VF to change its MAC and to be promiscuous
+	// drop frames of the VF with another source MAC
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	MinTxRate  *int   `json:"minTxRate,omitempty"` // guaranteed rate in Mbit/s; 0 removes it
-	MaxTxRate  *int   `json:"maxTxRate,omitempty"` // highest rate in Mbit/s; 0 removes it
+	MaxTxRate  *int   `json:"maxTxRate,omitempty"` // maximum rate in Mbit/s; 0 removes it
 	LinkState  string `json:"linkState,omitempty"` // "auto" (the PF's), "enable" or "disable"
 }
 
-// Rate limits what a Function sends, in Mbit/s; 0 is no limit.
+// Rate limits what a Function sends, in Mbit/s; 0 means no limit.
 type Rate struct {
 	Min int `json:"minTxRate,omitempty"` // guaranteed
 	Max int `json:"maxTxRate,omitempty"`
 }
 
-// String is for messages.
+// String returns a text for messages.
 func (r Rate) String() string { return fmt.Sprintf("rates of %d-%d Mbit/s", r.Min, r.Max) }
 
-// Rated says whether a rate is wanted.
+// Rated reports whether a rate is configured.
 func (c *VFConfig) Rated() bool { return c != nil && (c.MinTxRate != nil || c.MaxTxRate != nil) }
 
-// Rate returns the rate with what is wanted.
+// Rate returns r with the configured rates applied.
 func (c *VFConfig) Rate(r Rate) Rate {
 	if c == nil {
 		return r
@@ -114,10 +114,10 @@ func (c *VFConfig) Rate(r Rate) Rate {
 	return Rate{Min: *cmp.Or(c.MinTxRate, &r.Min), Max: *cmp.Or(c.MaxTxRate, &r.Max)}
 }
 
-// EswitchPort is the port of a Function at the eswitch of its PF.
+// EswitchPort identifies the port of a Function at the eswitch of its PF.
 type EswitchPort struct {
 	PF     pci.Address
-	SF     bool   // the Function is a subfunction, not a VF
+	SF     bool   // whether the Function is a subfunction, not a VF
 	Number uint32 // index of the VF, from 0, or the sfnum
 }
 
@@ -129,8 +129,8 @@ func (p EswitchPort) String() string {
 	return fmt.Sprintf("%s %d of PF %s", kind, p.Number, p.PF)
 }
 
-// Validate reports every field that no kernel would accept. What only a driver or a namespace
-// refuses is not reported.
+// Validate reports every field that all kernels would reject. It does not report what only a driver
+// or a namespace rejects.
 func (i Interface) Validate() error {
 	errs := []error{ValidateInterfaceName(i.Name)}
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
@@ -177,8 +177,8 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and refuses "%", by which the
-// kernel numbers names.
+// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and rejects "%", which makes the
+// kernel number names.
 func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":

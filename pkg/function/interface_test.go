@@ -47,7 +47,7 @@ func TestValidate(t *testing.T) {
 
 	tests := map[string]struct {
 		change func(*function.Interface)
-		want   string // "" is valid
+		want   string // "" if valid
 	}{
 		"name only":  {func(*function.Interface) {}, ""},
 		"everything": {func(i *function.Interface) { *i = everything }, ""},

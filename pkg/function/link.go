@@ -4,8 +4,7 @@ package function
 
 import "fmt"
 
-// NoLink says why the Function's PF has no link, which has two reasons and two remedies; "" if it
-// has one.
+// NoLink returns why the Function's PF has no link and what to do about it, or "" if it has a link.
 func (f Function) NoLink() string {
 	pf := fmt.Sprintf("PF %s (%s)", f.PFName, f.PF)
 	switch {
@@ -17,7 +16,7 @@ func (f Function) NoLink() string {
 	return pf + " has no link: check its cable and the xPU"
 }
 
-// HowToSetUp says how a netdev that is down is set up, and stays so.
+// HowToSetUp explains how to set up a netdev permanently.
 func HowToSetUp(netdev string) string {
 	const how = "set it up by \"ip link set %s up\", and at boot by the host's network " +
 		"configuration"

@@ -7,12 +7,12 @@ import (
 	"net"
 )
 
-// MAC is a link-layer address in canonical form, lower-case hexadecimal bytes joined by colons:
-// "02:00:00:00:00:01". An Ethernet address has 6 bytes, an InfiniBand one 20. The zero value is no
-// address.
+// MAC is a link-layer address in canonical form: lower-case hexadecimal bytes joined by colons,
+// such as "02:00:00:00:00:01". An Ethernet address has 6 bytes, an InfiniBand address 20. The zero
+// value means no address.
 type MAC string
 
-// ParseMAC reads the forms that [net.ParseMAC] reads.
+// ParseMAC parses the forms that [net.ParseMAC] accepts.
 func ParseMAC(s string) (MAC, error) {
 	address, err := net.ParseMAC(s)
 	if err != nil {
@@ -21,14 +21,13 @@ func ParseMAC(s string) (MAC, error) {
 	return MAC(address.String()), nil
 }
 
-// HardwareAddr is the address in bytes, nil for the zero value or an address that [ParseMAC] would
-// refuse.
+// HardwareAddr returns the address in bytes, or nil for the zero value and for an invalid address.
 func (m MAC) HardwareAddr() net.HardwareAddr {
 	address, _ := net.ParseMAC(string(m))
 	return address
 }
 
-// UnmarshalText reads what [ParseMAC] reads; an empty text is no address.
+// UnmarshalText parses like [ParseMAC]; an empty text means no address.
 func (m *MAC) UnmarshalText(text []byte) (err error) {
 	if len(text) == 0 {
 		*m = ""

@@ -4,21 +4,21 @@ package function
 
 import "strings"
 
-// Passthrough is the kernel interface by which a driver hands a whole device to a program. A device
-// that is handed to a program has no netdev.
+// Passthrough is the kernel interface through which a driver hands a whole device to a program.
+// Such a device has no netdev.
 type Passthrough string
 
-// The kernel interfaces that hand devices to programs. The empty value is for a driver that keeps
-// the device to the kernel.
+// Kernel interfaces for passthrough. The empty value is for a driver that keeps the device in the
+// kernel.
 const (
 	VFIO Passthrough = "vfio" // Documentation/driver-api/vfio.rst
 	UIO  Passthrough = "uio"  // Documentation/driver-api/uio-howto.rst
 )
 
-// PassthroughOf judges a driver by its name, for a device that the driver is not bound to yet and
-// for a kernel that shows nothing better. The variants of vfio-pci for single devices end in
+// PassthroughOf classifies a driver by its name, for a device that is not bound to the driver yet,
+// and for a kernel that shows nothing better. Variants of vfio-pci for specific devices end in
 // vfio_pci, such as mlx5_vfio_pci, pds_vfio_pci and virtio_vfio_pci (drivers/vfio/pci). The kernel
-// takes "-" and "_" in the names of modules for the same. igb_uio is DPDK's.
+// treats "-" and "_" in names of modules as equal. igb_uio is DPDK's.
 func PassthroughOf(driver string) Passthrough {
 	module := strings.ReplaceAll(driver, "-", "_")
 	switch {
@@ -30,8 +30,8 @@ func PassthroughOf(driver string) Passthrough {
 	return ""
 }
 
-// HandedBy is the kernel interface by which the Function's driver hands the Function to a program,
-// "" for none.
+// HandedBy returns the kernel interface through which the Function's driver hands the Function to a
+// program, or "".
 func (f Function) HandedBy() Passthrough {
 	if f.Passthrough != "" {
 		return f.Passthrough
@@ -39,5 +39,5 @@ func (f Function) HandedBy() Passthrough {
 	return PassthroughOf(f.Driver)
 }
 
-// Userspace says whether the Function's driver hands it to a program, so that it has no netdev.
+// Userspace reports whether the Function's driver hands it to a program, so that it has no netdev.
 func (f Function) Userspace() bool { return f.Netdev == "" && f.HandedBy() != "" }

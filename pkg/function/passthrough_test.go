@@ -4,8 +4,8 @@ package function
 
 import "testing"
 
-// TestPassthrough: a driver is judged by what the kernel shows of it, or else by its name in all
-// its spellings.
+// TestPassthrough checks that a driver is classified by what the kernel shows, or else by its name
+// in all spellings.
 func TestPassthrough(t *testing.T) {
 	for _, test := range []struct {
 		f    Function

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pci names PCI functions.
+// Package pci handles PCI addresses.
 package pci
 
 import (
@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Address is the address of a PCI function, "dddd:bb:dd.f" in lower-case hex: domain (16 bits; 32
-// where a bridge such as VMD has a domain of its own), bus, device (5 bits) and function (3 bits).
-// It is what the kernel names devices by in sysfs (Documentation/ABI/testing/sysfs-bus-pci), and it
+// Address is the address of a PCI function, "dddd:bb:dd.f" in lower-case hex: domain (16 bits, or
+// 32 bits behind a bridge such as VMD that has its own domain), bus, device (5 bits) and function
+// (3 bits). The kernel names devices by it in sysfs (Documentation/ABI/testing/sysfs-bus-pci). It
 // is the same on the host and on the xPU.
 type Address string
 
@@ -20,7 +20,7 @@ var (
 	deviceName = regexp.MustCompile(`^([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])$`)
 )
 
-// Parse reads an address in upper or lower case. The domain must be there.
+// Parse parses an address in upper or lower case. The domain is required.
 func Parse(s string) (Address, error) {
 	lower := strings.ToLower(s)
 	if !canonical.MatchString(lower) {
@@ -30,9 +30,9 @@ func Parse(s string) (Address, error) {
 	return Address(lower), nil
 }
 
-// VFIndex returns the index that a VF with this address has at a PF whose SR-IOV capability has
-// this offset and stride (PCI Express 6.0, section 9.2.1.2), and its distance in routing IDs from
-// VF 0. ok is false for an address that no VF of the PF has.
+// VFIndex returns the index of the VF with this address at a PF whose SR-IOV capability has this
+// offset and stride (PCI Express 6.0, section 9.2.1.2), and its distance in routing IDs from VF 0.
+// ok is false if no VF of the PF has the address.
 func VFIndex(pf, vf Address, offset, stride int) (index, distance int, ok bool) {
 	domain, id := pf.routingID()
 	vfDomain, vfID := vf.routingID()
@@ -51,8 +51,8 @@ func (a Address) routingID() (domain, id int) {
 	return domain, bus<<8 | device<<3 | function
 }
 
-// DeviceName is the address as a DNS label, "0000-3b-02-1": the name of a device in a
-// ResourceSlice.
+// DeviceName returns the address as a DNS label, such as "0000-3b-02-1". It is the name of a device
+// in a ResourceSlice.
 func (a Address) DeviceName() string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(string(a))
 }

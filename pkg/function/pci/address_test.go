@@ -98,9 +98,9 @@ func TestVFIndex(t *testing.T) {
 		{"0000:3b:10.0", 0, true},
 		{"0000:3b:10.2", 1, true},
 		{"0000:3c:00.0", 64, true}, // on the next bus
-		{"0000:3b:10.1", 0, false}, // between two
-		{"0000:3b:0f.6", 0, false}, // below the first
-		{"0001:3b:10.0", 0, false}, // of another domain
+		{"0000:3b:10.1", 0, false}, // between two VFs
+		{"0000:3b:0f.6", 0, false}, // before the first VF
+		{"0001:3b:10.0", 0, false}, // in another domain
 	}
 
 	for _, test := range tests {
