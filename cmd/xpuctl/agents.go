@@ -24,8 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// askAtOnce is how many agents are asked at the same time.
-const askAtOnce = 16
+// maxParallelAgents is how many agents are asked in parallel.
+const maxParallelAgents = 16
 
 func addAgentsFlag(f *pflag.FlagSet, namespace *string) {
 	f.StringVar(namespace, "agent-namespace", inspect.AgentNamespace,
@@ -73,7 +73,7 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 			}
 
 			if rows > 0 {
-				return no(c)
+				return answerNo(c)
 			}
 
 			return nil
@@ -92,7 +92,7 @@ func blank(c *cobra.Command) error {
 	return err
 }
 
-// askAll asks the agent of a node, or all if it is "". It tells of the progress where that takes
+// askAll asks the agent of a node, or all agents if node is "". It shows the progress if it takes
 // long.
 func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.State, error) {
 	nodes := []string{node}
@@ -104,11 +104,11 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 	}
 
 	progress := newProgress(c.ErrOrStderr(), "agents asked", len(nodes))
-	defer progress.end()
+	defer progress.clear()
 
 	states := make([]*nodestate.State, len(nodes))
 	group, ctx := errgroup.WithContext(c.Context())
-	group.SetLimit(askAtOnce)
+	group.SetLimit(maxParallelAgents)
 
 	for i, name := range nodes {
 		group.Go(func() (err error) {
@@ -178,8 +178,8 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 	return table
 }
 
-// waitsSince is when the Function was back; or, for a quarantined one, whose Port goes before, when
-// its way back began.
+// waitsSince returns when the Function was restored and began to wait for its hooks. For a
+// quarantined one, whose Port is deleted earlier, it returns when its release began.
 func waitsSince(a *nodestate.Attachment) time.Time {
 	if a.RestoredAt.IsZero() {
 		return a.StoppedAt
@@ -218,7 +218,7 @@ func ownerOf(letter nodestate.DeadLetter) string {
 	return ""
 }
 
-// releaseOptions are those of xpuctl release.
+// releaseOptions are the options of xpuctl release.
 type releaseOptions struct {
 	cluster          *clusterFlags
 	namespace, hook  string
@@ -321,7 +321,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	return terminal.Line(c.OutOrStdout(), "node %s: %s", args[0], outcome)
 }
 
-// abandonFunction gives a Function of an xPU up, or with --port-gone takes that back.
+// abandonFunction marks a Function of an xPU as abandoned, or with --port-gone takes the mark back.
 func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) error {
 	id, err := functionID(text)
 	if err != nil {
@@ -363,13 +363,13 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 	return terminal.Line(c.OutOrStdout(), outcome, name, id)
 }
 
-// functionID is how an XPU's spec names a Function.
+// functionID returns the name of a Function in an XPU's spec.
 func functionID(text string) (string, error) {
 	id, err := function.ParseID(text)
 	return id.String(), err
 }
 
-// abandon gives an xPU up.
+// abandon marks an xPU as abandoned.
 func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
 	api, err := o.cluster.client()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestTablesOfQuarantine: a quarantined Function is in a table of its own, with the reason; and in
-// that of hooks only while its Port goes.
+// TestTablesOfQuarantine checks that a quarantined Function is shown in a separate table with the
+// reason, and among waiting hooks only until its Port is deleted.
 func TestTablesOfQuarantine(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	leaks := &nodestate.Attachment{

@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// bundleOptions are those of xpuctl bundle.
+// bundleOptions are the options of xpuctl bundle.
 type bundleOptions struct {
 	cluster      *clusterFlags
 	agents, file string
@@ -82,7 +82,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	}()
 
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
-	defer progress.end()
+	defer progress.clear()
 
 	err = bundle.Write(c.Context(), file, bundle.Sources{
 		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes,
@@ -94,6 +94,6 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 		return err
 	}
 
-	progress.end()
+	progress.clear()
 	return terminal.Line(c.OutOrStdout(), "%s", o.file)
 }

@@ -27,7 +27,7 @@ func convertCommand() *cobra.Command {
 		Use:   "convert",
 		Short: "Convert the configuration of another program to DevicePools",
 		Args:  cobra.NoArgs,
-		// Without RunE, a program that is not known would be no error.
+		// Without RunE, an unknown program would be no error.
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 
@@ -102,8 +102,8 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// find returns the configuration: the content itself, or what a ConfigMap has by the key. The key
-// may be "" where the ConfigMap has only one, or config.json.
+// find returns the configuration: the content itself, or the value of the key in a ConfigMap. The
+// key may be "" if the ConfigMap has only one key, or config.json.
 func find(content []byte, key string) ([]byte, error) {
 	if sriovdp.Is(content) {
 		if key != "" {
@@ -130,8 +130,8 @@ func find(content []byte, key string) ([]byte, error) {
 	return []byte(config), nil
 }
 
-// document is a DevicePool in YAML, without its status. A selector that selects everything gets a
-// field that says nothing, because the API server refuses one that has no field at all.
+// document returns a DevicePool as YAML, without its status. A selector that selects everything
+// gets a field without effect, because the API server rejects a selector without fields.
 func document(devicePool v1alpha1.DevicePool) (string, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&devicePool)
 	if err != nil {

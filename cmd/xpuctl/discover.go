@@ -16,14 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// discoverOptions are those of xpuctl discover.
+// discoverOptions are the options of xpuctl discover.
 type discoverOptions struct {
 	cluster                    *clusterFlags
 	node, agents, root, socket string
 	output                     string
 }
 
-// discoverForms are the forms of its output.
+// discoverForms are its output formats.
 var discoverForms = []string{"text", "wide", "json", "yaml", "svg", "html"}
 
 func discoverCommand() *cobra.Command {
@@ -77,7 +77,8 @@ func (o *discoverOptions) run(c *cobra.Command) error {
 	return printState(c.OutOrStdout(), o.output, state)
 }
 
-// state asks whoever knows most.
+// state returns the node's state from the best source: a remote agent, the local agent, or the
+// kernel.
 func (o *discoverOptions) state(ctx context.Context) (*nodestate.State, error) {
 	if o.node != "" {
 		agents, err := newAgents(o.cluster, o.agents)
@@ -114,7 +115,7 @@ func printState(to io.Writer, form string, state *nodestate.State) error {
 		}})
 }
 
-// tones are how conditions of Functions are painted.
+// tones maps conditions of Functions to colours.
 var tones = map[string]terminal.Tone{
 	"free": terminal.Good, "used": terminal.Strong,
 	"releasing": terminal.Faint, "troubled": terminal.Bad,

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// TestDiscover shows a simulated host in every form.
+// TestDiscover shows a simulated host in every format.
 func TestDiscover(t *testing.T) {
 	root := t.TempDir()
 	host, err := simulate.New(t.Context(), simulate.Config{

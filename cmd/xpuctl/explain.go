@@ -18,7 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// explainOptions are those of xpuctl explain.
+// explainOptions are the options of xpuctl explain.
 type explainOptions struct {
 	cluster        *clusterFlags
 	agents, output string
@@ -81,7 +81,7 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 		return err
 	}
 	if !pod.OK {
-		return no(c)
+		return answerNo(c)
 	}
 
 	return nil
@@ -94,7 +94,7 @@ func (o *explainOptions) print(c *cobra.Command, pod *explain.Pod) error {
 	return printValue(c.OutOrStdout(), o.output, pod)
 }
 
-// schedule asks what the scheduler would do with a pod, as it is alone.
+// schedule reproduces what the scheduler would do with a pod, if it were the only pending one.
 func (o *explainOptions) schedule(
 	ctx context.Context, pod *corev1.Pod,
 ) (why []string, node string, err error) {

@@ -81,7 +81,7 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 	return c
 }
 
-// shapes is a table of them.
+// shapes returns a table of the shapes.
 func shapes() string {
 	var rows [][]string
 	for _, shape := range generate.Shapes() {

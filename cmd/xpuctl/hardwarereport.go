@@ -18,7 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// reportOptions are those of xpuctl hardware-report.
+// reportOptions are the options of xpuctl hardware-report.
 type reportOptions struct {
 	functions []string
 	file      string
@@ -78,7 +78,7 @@ func (o *reportOptions) run(c *cobra.Command) error {
 
 	var chosen []nodestate.Function
 	for _, address := range o.functions {
-		f, err := choose(state, address)
+		f, err := chooseVF(state, address)
 		if err != nil {
 			return fmt.Errorf("--functions %s: %w", address, err)
 		}
@@ -97,7 +97,7 @@ func (o *reportOptions) run(c *cobra.Command) error {
 	return o.write(c, p)
 }
 
-// listVFs says which VFs could be asked, and why not the others.
+// listVFs lists which VFs could be probed, and why the others cannot.
 func listVFs(to io.Writer, state *nodestate.State) {
 	found := false
 	for _, f := range state.Functions {
@@ -106,7 +106,7 @@ func listVFs(to io.Writer, state *nodestate.State) {
 		}
 
 		found = true
-		if why := notFree(f); why != "" {
+		if why := reasonNotFree(f); why != "" {
 			terminal.Line(to, "%s would be refused: it %s", f.ID, why)
 			continue
 		}
@@ -119,8 +119,8 @@ func listVFs(to io.Writer, state *nodestate.State) {
 	}
 }
 
-// choose finds a VF that nobody has.
-func choose(state *nodestate.State, address string) (nodestate.Function, error) {
+// chooseVF returns the VF with the address, if it is unused.
+func chooseVF(state *nodestate.State, address string) (nodestate.Function, error) {
 	i := slices.IndexFunc(state.Functions, func(f nodestate.Function) bool {
 		return f.ID.String() == address
 	})
@@ -129,15 +129,15 @@ func choose(state *nodestate.State, address string) (nodestate.Function, error) 
 	}
 
 	f := state.Functions[i]
-	if why := notFree(f); why != "" {
+	if why := reasonNotFree(f); why != "" {
 		return nodestate.Function{}, fmt.Errorf("it %s", why)
 	}
 
 	return f, nil
 }
 
-// notFree says why a Function is not touched, "" if it may be.
-func notFree(f nodestate.Function) string {
+// reasonNotFree returns why a Function must not be touched, or "".
+func reasonNotFree(f nodestate.Function) string {
 	var problems []string
 	for _, p := range f.Problems {
 		problems = append(problems, p.Message)
@@ -169,7 +169,7 @@ func notFree(f nodestate.Function) string {
 	return inUseOnHost(f.Netdev)
 }
 
-// write writes the personality, and prints its row.
+// write writes the personality to a file, and prints its table row.
 func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error {
 	content, err := p.Marshal()
 	if err != nil {

@@ -27,8 +27,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// state is what the agent knows, or the kernel where no agent ever ran. An agent that is away may
-// have pods with VFs.
+// state returns the agent's state, or the kernel's if no agent has ever run here. If an agent has
+// left a journal but does not answer, state returns an error, because pods may use its VFs.
 func (o *reportOptions) state(ctx context.Context) (*nodestate.State, error) {
 	client := nodestate.Client{Socket: o.socket}
 	if client.Runs() {
@@ -44,7 +44,7 @@ func (o *reportOptions) state(ctx context.Context) (*nodestate.State, error) {
 	return kernelState(ctx, "/")
 }
 
-// inUseOnHost says whether the host uses a netdev, "" if it does not.
+// inUseOnHost describes how the host uses a netdev, or returns "".
 func inUseOnHost(name string) string {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -62,7 +62,8 @@ func inUseOnHost(name string) string {
 	return ""
 }
 
-// probe asks the VFs one after the other. What two of them do is noted once.
+// probe probes the VFs one after the other. It records an observation that two of them share only
+// once.
 func (o *reportOptions) probe(
 	c *cobra.Command, state *nodestate.State, chosen []nodestate.Function,
 ) (personality.Personality, error) {
@@ -102,7 +103,7 @@ func (o *reportOptions) probe(
 	return probe.Report(card, observed, time.Now()), err
 }
 
-// cardOf is what is known of the card of a VF.
+// cardOf describes the card of a VF.
 func cardOf(state *nodestate.State, vf nodestate.Function) (probe.Card, error) {
 	var release unix.Utsname
 	if err := unix.Uname(&release); err != nil {
@@ -140,11 +141,11 @@ func inSwitchdev(pf pci.Address) (bool, error) {
 	return mode == devlink.Switchdev, err
 }
 
-// speedOf is the speed of a PF's link in Mbit/s, 0 where it is unknown.
+// speedOf returns the speed of a PF's link in Mbit/s, or 0 if unknown.
 func speedOf(netdev string) int {
 	content, err := os.ReadFile(filepath.Join("/sys/class/net", netdev, "speed"))
 	if err != nil {
-		return 0 // no link, or none that tells
+		return 0 // no link, or a driver that does not report it
 	}
 	speed, _ := strconv.Atoi(strings.TrimSpace(string(content)))
 	return max(speed, 0)

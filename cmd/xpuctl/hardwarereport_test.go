@@ -10,7 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// TestHardwareReportRefuses: what somebody has, or may be given, is never touched.
+// TestHardwareReportRefuses checks that a Function in use, or available to pods, is never touched.
 func TestHardwareReportRefuses(t *testing.T) {
 	free := nodestate.Function{
 		ID: function.ID{Address: "0000:3b:02.7"}, Kind: function.VF,
@@ -43,14 +43,14 @@ func TestHardwareReportRefuses(t *testing.T) {
 			f := free
 			c.change(&f)
 			state := &nodestate.State{Functions: []nodestate.Function{f}}
-			_, err := choose(state, "0000:3b:02.7")
+			_, err := chooseVF(state, "0000:3b:02.7")
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})
 	}
 
-	if _, err := choose(&nodestate.State{}, "0000:3b:02.7"); err == nil {
+	if _, err := chooseVF(&nodestate.State{}, "0000:3b:02.7"); err == nil {
 		t.Error("a Function that is not there is chosen")
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// kernelState is what the kernel shows of a host whose file system is at root. What it tells only
-// to root is missing for others.
+// kernelState returns what the kernel shows of a host whose file system is at root. For other users
+// than root, some fields are missing.
 func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	sys := filepath.Join(root, "sys")
 	if _, err := os.Stat(filepath.Join(sys, "bus")); err != nil {
@@ -32,7 +32,7 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 		return nil, err
 	}
 
-	if filepath.Clean(root) != "/" { // the netdevs that this host has are not the other's
+	if filepath.Clean(root) != "/" { // the netdevs of this host are not those of the other
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return nil, nil }
 		host = ""
 	}
@@ -54,7 +54,7 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	for _, f := range functions.Snapshot() {
 		told := nodestate.NewFunction(f)
 		if f.Kind == function.PF {
-			card, _ := cardid.Read(sys, f.PF) // whoever may not ask does not see it
+			card, _ := cardid.Read(sys, f.PF) // an error means that this user may not ask
 			told.Serial, told.Board = card.Serial, card.Board
 		}
 		state.Functions = append(state.Functions, told)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command xpuctl is for people who run xpu-device-plugin.
+// Command xpuctl is the command line for administrators of xpu-device-plugin.
 package main
 
 import (
@@ -21,18 +21,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// Exit codes, as of grep and diff.
+// Exit codes, like those of grep and diff.
 const (
 	exitNo     = 1 // the answer is no
 	exitFailed = 2 // there is no answer
 )
 
-// errNo is the error of a command whose answer is no, and that has said why.
+// errNo is returned by a command whose answer is no, and which has printed why.
 var errNo = errors.New("the answer is no")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// Warnings of API servers, which client-go would log.
+	// API servers send warnings, which client-go would log.
 	warnings := rest.WarningWriterOptions{Deduplicate: true}
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(terminal.NewWriter(os.Stderr), warnings))
 	err := execute(ctx, command(filepath.Base(os.Args[0])), os.Stdin, os.Stdout, os.Stderr)
@@ -46,8 +46,8 @@ func main() {
 	}
 }
 
-// execute runs the command, which gets writers that escape what could control a terminal. What
-// programs read goes to [terminal.Raw].
+// execute runs the command with writers that escape terminal control characters. Output for
+// programs goes to [terminal.Raw].
 func execute(ctx context.Context, c *cobra.Command, in io.Reader, out, notes io.Writer) error {
 	c.SetIn(in)
 	c.SetOut(terminal.NewWriter(out))
@@ -55,10 +55,10 @@ func execute(ctx context.Context, c *cobra.Command, in io.Reader, out, notes io.
 	return c.ExecuteContext(ctx)
 }
 
-// pluginName is what the program is called where kubectl is to find it, as "kubectl xpu".
+// pluginName is the program's name as a kubectl plugin, which makes it "kubectl xpu".
 const pluginName = "kubectl-xpu"
 
-// command is what the program does that is called by that name.
+// command returns the root command for the given program name.
 func command(program string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "xpuctl",
@@ -91,8 +91,8 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	return c
 }
 
-// no ends a command whose answer is no, and that has said why.
-func no(c *cobra.Command) error {
+// answerNo ends a command whose answer is no, and which has printed why.
+func answerNo(c *cobra.Command) error {
 	c.SilenceErrors = true
 	return errNo
 }

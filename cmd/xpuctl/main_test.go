@@ -77,7 +77,7 @@ spec:
   - isRdma: false
 `
 
-// run calls xpuctl.
+// run runs xpuctl.
 func run(stdin string, args ...string) (stdout, stderr string, err error) {
 	var out, notes bytes.Buffer
 	c := command("xpuctl")

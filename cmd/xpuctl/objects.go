@@ -25,10 +25,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// lister reads objects of one kind, in a namespace or in all.
+// lister lists objects of one kind, in a namespace or in all.
 type lister func(ctx context.Context, reader client.Reader, namespace string) (client.ObjectList, inspect.Table, error)
 
-// objectsCommands show the objects of a cluster.
+// objectsCommands returns the commands that show objects of a cluster.
 func objectsCommands() []*cobra.Command {
 	return []*cobra.Command{
 		objectsCommand("pools",
@@ -115,7 +115,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 	return c
 }
 
-// addOutputFlag adds -o, of which the first form is the default.
+// addOutputFlag adds the flag -o. The first form is the default.
 func addOutputFlag(c *cobra.Command, output *string, forms ...string) {
 	c.Flags().StringVarP(output, "output", "o", forms[0], strings.Join(forms[:len(forms)-1], ", ")+
 		" or "+forms[len(forms)-1])
@@ -131,7 +131,7 @@ func checkOutput(output string, forms ...string) error {
 		strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])
 }
 
-// printValue prints a value that is no Kubernetes object, as json or yaml.
+// printValue prints a value that is not a Kubernetes object, as JSON or YAML.
 func printValue(to io.Writer, form string, value any) error {
 	to = terminal.Raw(to)
 	if form == "yaml" {
@@ -149,7 +149,7 @@ func printValue(to io.Writer, form string, value any) error {
 	return encoder.Encode(value)
 }
 
-// printList prints a list as kubectl does.
+// printList prints a list like kubectl.
 func printList(to io.Writer, form string, objects client.ObjectList) error {
 	var printer printers.ResourcePrinter = &printers.JSONPrinter{}
 	if form == "yaml" {
@@ -165,7 +165,7 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 	return printers.NewTypeSetter(scheme).ToPrinter(delegate).PrintObj(objects, terminal.Raw(to))
 }
 
-// newScheme has the kinds that commands read.
+// newScheme returns a scheme with the kinds that commands read.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme,

@@ -12,9 +12,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// progress tells on a terminal how far long work is, in one line that is gone at the end.
+// progress shows the progress of long work on a terminal, in one line that is cleared at the end.
 type progress struct {
-	to    io.Writer // nil if it is no terminal
+	to    io.Writer // nil if it is not a terminal
 	what  string
 	total int
 
@@ -22,11 +22,11 @@ type progress struct {
 	done  int
 }
 
-// unknownTotal is the total of work of which it is not known how much it is.
+// unknownTotal is the total of work of unknown size.
 const unknownTotal = 0
 
-// newProgress has something to tell only if there are several steps. What is the program's own
-// text, because it is written next to what moves the cursor.
+// newProgress returns a progress that shows nothing unless there are several steps. The text what
+// must be the program's own, because it is not escaped.
 func newProgress(to io.Writer, what string, total int) *progress {
 	to = terminal.Raw(to)
 	if !printers.IsTerminal(to) || total == 1 {
@@ -35,7 +35,7 @@ func newProgress(to io.Writer, what string, total int) *progress {
 	return &progress{to: to, what: what, total: total}
 }
 
-// step says that one more step is done.
+// step reports one more finished step.
 func (p *progress) step() {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -50,8 +50,8 @@ func (p *progress) step() {
 	}
 }
 
-// end takes the line away.
-func (p *progress) end() {
+// clear removes the line.
+func (p *progress) clear() {
 	if p.to != nil {
 		fmt.Fprint(p.to, "\r\x1b[K") // CSI EL of ECMA-48: erase the line
 	}

@@ -18,8 +18,8 @@ import (
 
 var update = flag.Bool("update", false, "write what xpuctl schedule says into test/scenarios")
 
-// TestScenarios runs the command in the header of each file in test/scenarios. What it prints is
-// the last document of the file.
+// TestScenarios runs the command in the header of each file in test/scenarios. Its output must
+// equal the last document of the file.
 func TestScenarios(t *testing.T) {
 	t.Chdir("../..")
 	files, err := filepath.Glob("test/scenarios/*.yaml")
@@ -54,7 +54,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// commandLine is that of the header: "# Run: xpuctl ...".
+// commandLine returns the command of the header: "# Run: xpuctl ...".
 func commandLine(t *testing.T, content []byte) string {
 	t.Helper()
 	for line := range strings.Lines(string(content)) {
@@ -66,7 +66,8 @@ func commandLine(t *testing.T, content []byte) string {
 	return ""
 }
 
-// pipe runs commands of xpuctl, each with what the one before printed. The last prints YAML.
+// pipe runs commands of xpuctl, each with the previous one's output as input. The last one prints
+// YAML.
 func pipe(t *testing.T, line string) string {
 	t.Helper()
 	var out string

@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// scheduleOptions are those of xpuctl schedule.
+// scheduleOptions are the options of xpuctl schedule.
 type scheduleOptions struct {
 	cluster           *clusterFlags
 	files             []string
@@ -141,13 +141,13 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	}
 
 	if len(answer.Pending()) > 0 {
-		return no(c)
+		return answerNo(c)
 	}
 
 	return nil
 }
 
-// snapshot reads what there is, and changes it as wished. It finds out the version of the
+// snapshot reads the objects, applies the what-if flags, and finds out the version of the
 // scheduler.
 func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error) {
 	reader, err := snapshot.NewReader(c.InOrStdin(), report.GroupVersionKind())
@@ -217,8 +217,8 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 	return snapshot.List(ctx, client)
 }
 
-// bindAll does what was decided for the pods that are xpuctl's. What it does is told on standard
-// error, as standard output may be JSON.
+// bindAll carries out the decisions for pods with xpuctl's scheduler name. It reports to standard
+// error, because standard output may be JSON.
 func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decision) error {
 	config, err := o.cluster.restConfig()
 	if err != nil {
@@ -251,7 +251,7 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 	return errors.Join(errs...)
 }
 
-// scheduleAll schedules the pods that have no node yet.
+// scheduleAll schedules the pods without a node.
 func scheduleAll(
 	ctx context.Context, from *snapshot.Snapshot, features schedule.Features,
 ) ([]*schedule.Decision, error) {

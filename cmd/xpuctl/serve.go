@@ -24,7 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// serveOptions are those of xpuctl serve.
+// serveOptions are the options of xpuctl serve.
 type serveOptions struct {
 	assets, kubeconfig string
 	files              []string
@@ -138,9 +138,9 @@ func (o serveOptions) exists() error {
 		o.kubeconfig)
 }
 
-// writeKubeconfig makes the file, which only its owner can read, because it has an administrator's
-// credentials. It never writes to a file that exists. remove deletes the file, unless another one
-// has taken its place.
+// writeKubeconfig creates the file, which only its owner can read, because it has an
+// administrator's credentials. It fails if the file exists. remove deletes the file, unless another
+// one has replaced it.
 func (o serveOptions) writeKubeconfig(content []byte) (remove func() error, err error) {
 	file, err := os.OpenFile(o.kubeconfig, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {

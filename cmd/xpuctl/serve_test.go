@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestServeLeavesFilesAlone: a file that exists is neither overwritten nor removed, whatever it is.
+// TestServeLeavesFilesAlone checks that an existing file is neither overwritten nor removed.
 func TestServeLeavesFilesAlone(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -34,8 +34,8 @@ func TestServeLeavesFilesAlone(t *testing.T) {
 	}
 }
 
-// TestServeKubeconfig: the file is for its owner alone, and is gone at the end unless somebody has
-// put another one in its place.
+// TestServeKubeconfig checks that only the owner can read the file, and that it is removed at the
+// end unless another one has replaced it.
 func TestServeKubeconfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	remove, err := (serveOptions{kubeconfig: path}).writeKubeconfig([]byte("admin"))
@@ -61,5 +61,5 @@ func TestServeKubeconfig(t *testing.T) {
 		t.Error("the file is there still")
 	}
 
-	must.Succeed(t, remove()) // somebody removed it before
+	must.Succeed(t, remove()) // it was removed before
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// hostile is in names of objects and in what others say: each line of it that stands alone is
+// hostile is put into names of objects and texts of others. A line that begins with FORGED is
 // forged.
 const hostile = "\x1b[2J\r\nFORGED\t\u202e\u009b31m"
 
 const hostileShown = `\x1b[2J\r\nFORGED\t\u202e\u009b31m`
 
-// hostileObjects are objects of files, whose names no API server has looked at.
+// hostileObjects are objects in files, whose names no API server has validated.
 const hostileObjects = `apiVersion: v1
 kind: List
 items:
@@ -51,7 +51,7 @@ items:
   spec: {resourceClaims: [{name: nic, resourceClaimName: one}], containers: [{name: c, image: i}]}
 `
 
-// TestScheduleHostile: names and selectors neither reach the terminal as they are nor forge a line.
+// TestScheduleHostile checks that names and selectors are escaped and forge no line.
 func TestScheduleHostile(t *testing.T) {
 	for name, tt := range map[string]struct{ selector, shown string }{
 		"no CEL": {
@@ -69,7 +69,7 @@ func TestScheduleHostile(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 
-		harmless(t, stdout+stderr)
+		checkHarmless(t, stdout+stderr)
 		pod := "default/web" + hostileShown
 		for _, want := range []string{pod + "   <pending>", pod + " is pending", tt.shown} {
 			if !strings.Contains(stdout, want) {
@@ -84,8 +84,8 @@ func TestScheduleHostile(t *testing.T) {
 	}
 }
 
-// TestDiscoverHostile: what an agent and the kernel say neither reaches the terminal as it is nor
-// forges a line.
+// TestDiscoverHostile checks that texts of an agent and of the kernel are escaped and forge no
+// line.
 func TestDiscoverHostile(t *testing.T) {
 	state := &nodestate.State{Node: "node1" + hostile, Agent: "v1" + hostile}
 	state.Functions = []nodestate.Function{{
@@ -98,7 +98,7 @@ func TestDiscoverHostile(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	harmless(t, out.String())
+	checkHarmless(t, out.String())
 	for _, want := range []string{"node1", "v1", "pool fast", "mlx5_core", "eth0", "broken"} {
 		if want += hostileShown; !strings.Contains(out.String(), want) {
 			t.Errorf("the text lacks %q:\n%s", want, &out)
@@ -106,14 +106,14 @@ func TestDiscoverHostile(t *testing.T) {
 	}
 }
 
-// TestErrorsHostile: errors may quote what others wrote.
+// TestErrorsHostile checks that foreign texts in errors are escaped.
 func TestErrorsHostile(t *testing.T) {
 	_, stderr, err := run("", "generate", "sriov\x1b[2J\u202e", "--nodes=1")
 	if err == nil || !strings.HasPrefix(stderr, "Error: ") {
 		t.Errorf("%v, %q", err, stderr)
 	}
 
-	harmless(t, stderr)
+	checkHarmless(t, stderr)
 
 	_, stderr, _ = run("", "--flag\x1b[2J")
 	if want := `Error: unknown flag: --flag\x1b[2J`; !strings.HasPrefix(stderr, want) {
@@ -121,8 +121,8 @@ func TestErrorsHostile(t *testing.T) {
 	}
 }
 
-// harmless fails for a text that could control a terminal, or in which a value forged a line.
-func harmless(t *testing.T, text string) {
+// checkHarmless fails the test if a text could control a terminal, or a value forged a line.
+func checkHarmless(t *testing.T, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")

@@ -88,5 +88,5 @@ func runUninstall(
 		return err
 	}
 
-	return no(c)
+	return answerNo(c)
 }
