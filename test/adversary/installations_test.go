@@ -12,37 +12,37 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestTwoClustersAtOneAgent: both clusters have a node of the same name with the same addresses,
-// and networks of the same name and VLAN. The first keeps its port and its network whatever the
-// second does, which is told why it gets none.
+// TestTwoClustersAtOneAgent checks two clusters whose nodes, addresses, networks and VLANs are the
+// same. The first keeps its port and its network whatever the second does, and the second reports
+// why it gets none.
 func TestTwoClustersAtOneAgent(t *testing.T) {
-	ours.Need(t)
+	sharedCluster.Need(t)
 	second, err := kubeapitest.Start(deploy)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, second.Stop()) })
 
 	agent := opitest.Start(t)
-	us, them := newWorld(t, ours), newWorld(t, second)
+	us, them := newWorld(t, sharedCluster), newWorld(t, second)
 	for _, w := range []*world{us, them} {
 		w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, ""),
 			pool("fast"))
 	}
 
 	us.claim("a", "node1", 0, `"network": "blue"`)
-	first := us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+	first := us.waitForPort("default", "node1", 0, v1alpha1.ReasonUp, "")
 	networks := agent.Networks()
 
 	same := them.claim("a", "node1", 0, `"network": "blue"`)
 	other := them.claim("b", "node1", 1, `"network": "blue"`)
-	refused := them.port("default", "node1", 0, v1alpha1.ReasonConflict, "")
-	them.port("default", "node1", 1, v1alpha1.ReasonConflict, "VLAN 100")
-	them.told(same, v1alpha1.ReasonConflict, "")
-	them.gone(same)
-	them.gone(other)
-	them.gone(refused)
-	them.gone(network("blue", 100, ""))
-	them.gone(xpu("card", "node1", ""))
-	compared(t, agent)
+	refused := them.waitForPort("default", "node1", 0, v1alpha1.ReasonConflict, "")
+	them.waitForPort("default", "node1", 1, v1alpha1.ReasonConflict, "VLAN 100")
+	them.waitForProvisioned(same, v1alpha1.ReasonConflict, "")
+	them.deleteAndWait(same)
+	them.deleteAndWait(other)
+	them.deleteAndWait(refused)
+	them.deleteAndWait(network("blue", 100, ""))
+	them.deleteAndWait(xpu("card", "node1", ""))
+	waitForComparisons(t, agent)
 
 	if !slices.Contains(agent.Ports(), first.Status.BridgePort) ||
 		!slices.Equal(agent.Networks(), networks) {
@@ -50,5 +50,5 @@ func TestTwoClustersAtOneAgent(t *testing.T) {
 			agent.Networks(), first.Status.BridgePort, networks)
 	}
 
-	us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+	us.waitForPort("default", "node1", 0, v1alpha1.ReasonUp, "")
 }

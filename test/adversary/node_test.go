@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// agentsPort is the Port of a node's n-th VF as the node's agent makes it, for a pod in a
+// agentsPort returns the Port of a node's n-th VF as the node's agent creates it, for a pod in a
 // namespace.
 func agentsPort(node string, n int, card, network, namespace string) *v1alpha1.XPUPort {
 	return claim.NewPort(kubeapitest.AgentNamespace, vf(n), "plain", v1alpha1.XPUPortSpec{
@@ -29,16 +29,17 @@ func agentsPort(node string, n int, card, network, namespace string) *v1alpha1.X
 	})
 }
 
-// TestHostileNode: who has node2's agent writes node2's objects only, and gets no port but one of
-// its own card, in a network that allows the namespace, with a MAC address that nobody has.
+// TestHostileNode checks that an attacker with the credentials of node2's agent can write only
+// node2's objects, and gets a port only of its own card, in a network that allows the namespace,
+// with an unused MAC address.
 func TestHostileNode(t *testing.T) {
-	w := newWorld(t, ours)
+	w := newWorld(t, sharedCluster)
 	first, second := opitest.Start(t), opitest.Start(t)
 	w.create(xpu("card1", "node1", first.Config().Endpoint),
 		xpu("card2", "node2", second.Config().Endpoint),
 		network("blue", 100, "default"), network("secret", 200, "treasury"), pool("fast"))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
-	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+	victim := w.waitForPort("default", "node1", 0, v1alpha1.ReasonUp, "")
 	hostile, err := kubeapitest.Client(w.cluster.Agent("node2"))
 	must.Succeed(t, err)
 
@@ -62,7 +63,7 @@ func TestHostileNode(t *testing.T) {
 			},
 		}}
 
-	// the API server refuses such an object, as it forbids the others
+	// the API server rejects such an object as invalid instead of forbidden
 	invalid := func(err error) error {
 		if apierrors.IsInvalid(err) {
 			return apierrors.NewForbidden(schema.GroupResource{}, "", err)
@@ -104,18 +105,18 @@ func TestHostileNode(t *testing.T) {
 		}
 	}
 
-	foreign := agentsPort("node2", 0, "card1", "blue", "default") // the id is the victim's
+	foreign := agentsPort("node2", 0, "card1", "blue", "default") // it has the victim's id
 	must.Succeed(t, hostile.Create(t.Context(), foreign))
-	w.ready(foreign, &foreign.Status.Conditions, v1alpha1.ReasonNoXPU,
+	w.waitForReady(foreign, &foreign.Status.Conditions, v1alpha1.ReasonNoXPU,
 		"is that of node node1, not of node node2")
 	closed := agentsPort("node2", 1, "card2", "secret", "default")
 	must.Succeed(t, hostile.Create(t.Context(), closed))
-	w.ready(closed, &closed.Status.Conditions, v1alpha1.ReasonForbidden,
+	w.waitForReady(closed, &closed.Status.Conditions, v1alpha1.ReasonForbidden,
 		"does not let pods of namespace default join")
 	disguised := agentsPort("node2", 2, "card2", "blue", "default")
 	disguised.Spec.MAC = victim.Spec.MAC
 	must.Succeed(t, hostile.Create(t.Context(), disguised))
-	w.ready(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict,
+	w.waitForReady(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict,
 		"is that of XPUPort default/"+victim.Name)
 
 	ahead := func(n int, network, mac string) *v1alpha1.XPUPort {
@@ -127,14 +128,15 @@ func TestHostileNode(t *testing.T) {
 	}
 
 	thief := ahead(4, "blue", victim.Spec.MAC)
-	w.ready(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden, "is not that of Function")
+	w.waitForReady(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden,
+		"is not that of Function")
 	unasked := ahead(5, "secret", string(claim.DerivedMAC("", "node2", vf(5))))
-	w.ready(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden,
+	w.waitForReady(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden,
 		"does not have Ports made ahead in XPUNetwork secret")
 	own := agentsPort("node2", 3, "card2", "blue", "default")
 	must.Succeed(t, hostile.Create(t.Context(), own))
-	w.ready(own, &own.Status.Conditions, v1alpha1.ReasonUp, "")
-	compared(t, first)
+	w.waitForReady(own, &own.Status.Conditions, v1alpha1.ReasonUp, "")
+	waitForComparisons(t, first)
 	if ports := first.Ports(); len(ports) != 1 || ports[0] != victim.Status.BridgePort {
 		t.Errorf("node1's card has ports %q, want %s", ports, victim.Status.BridgePort)
 	}

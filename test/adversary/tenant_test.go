@@ -20,13 +20,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// tenant is a user who may do everything in namespace default.
+// tenant returns the client of a user who may do everything in namespace default.
 func (w *world) tenant() client.Client {
 	w.Helper()
 	return w.inDefault("mallory")
 }
 
-// inDefault is a user of any name who may do everything in namespace default.
+// inDefault returns the client of a user with this name who may do everything in namespace default.
 func (w *world) inDefault(user string, groups ...string) client.Client {
 	w.Helper()
 	binding := &rbacv1.RoleBinding{
@@ -55,18 +55,18 @@ func (w *world) inDefault(user string, groups ...string) client.Client {
 	return tenant
 }
 
-// TestHostileTenant: who may do everything in a namespace joins no network that does not allow it,
-// sets nothing that the DevicePool leaves to the administrator, takes nobody's address, and makes
-// no Port.
+// TestHostileTenant checks that a user with all rights in a namespace cannot join a network that
+// does not allow it, set what the DevicePool reserves for administrators, take another pod's
+// address, or make a Port.
 func TestHostileTenant(t *testing.T) {
-	w := newWorld(t, ours)
+	w := newWorld(t, sharedCluster)
 	agent := opitest.Start(t)
 	secret := network("secret", 200, "treasury")
 	w.create(xpu("card", "node1", agent.Config().Endpoint),
 		network("blue", 100, "default", "10.1.0.0/24"), secret,
 		pool("fast", v1alpha1.FieldMAC, v1alpha1.FieldAddresses))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
-	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+	victim := w.waitForPort("default", "node1", 0, v1alpha1.ReasonUp, "")
 	tenant := w.tenant()
 
 	for name, test := range map[string]struct{ fields, reason, text string }{
@@ -86,32 +86,32 @@ func TestHostileTenant(t *testing.T) {
 		"prefix": {`"network": "blue", "addresses": ["10.1.0.9/1"]`, v1alpha1.ReasonInvalidConfig,
 			"prefix length"},
 	} {
-		c, err := w.allocated(tenant, name, "node1", 1, test.fields)
+		c, err := w.allocatedClaim(tenant, name, "node1", 1, test.fields)
 		must.Succeed(t, err)
-		w.told(c, test.reason, test.text)
-		w.gone(c)
+		w.waitForProvisioned(c, test.reason, test.text)
+		w.deleteAndWait(c)
 	}
 
-	// The network need not be in the claim.
+	// The pool can add the network to the claim later.
 	late := pool("late")
 	late.Spec.Network = secret.Name
 	w.create(late)
 	id := claim.PoolID{Node: "node1", PF: testPF, DevicePool: late.Name}
-	hidden, err := w.make(tenant,
+	hidden, err := w.createClaim(tenant,
 		claimtest.Allocated("hidden", claimtest.Result("nic", id.String(), vf(1).DeviceName())))
 	must.Succeed(t, err)
-	w.told(hidden, v1alpha1.ReasonForbidden,
+	w.waitForProvisioned(hidden, v1alpha1.ReasonForbidden,
 		"XPUNetwork secret does not let pods of namespace default join")
 
-	w.writesNoPort(tenant, victim)
-	compared(t, agent)
+	w.checkCannotWritePorts(tenant, victim)
+	waitForComparisons(t, agent)
 	if ports := agent.Ports(); len(ports) != 1 || ports[0] != victim.Status.BridgePort {
 		t.Errorf("the card has ports %q, want %s", ports, victim.Status.BridgePort)
 	}
 }
 
-// writesNoPort tries whatever makes a Port, or makes one be believed or forgotten.
-func (w *world) writesNoPort(tenant client.Client, victim *v1alpha1.XPUPort) {
+// checkCannotWritePorts tries every way to make a Port, or to make one trusted or forgotten.
+func (w *world) checkCannotWritePorts(tenant client.Client, victim *v1alpha1.XPUPort) {
 	w.Helper()
 	made := victim.DeepCopy()
 	made.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "mine"}
@@ -130,14 +130,15 @@ func (w *world) writesNoPort(tenant client.Client, victim *v1alpha1.XPUPort) {
 	}
 }
 
-// TestNamesake: a ServiceAccount that a tenant named like one of ours is a tenant's all the same.
+// TestNamesake checks that a tenant's ServiceAccount with the name of one of the product's has only
+// the tenant's rights.
 func TestNamesake(t *testing.T) {
-	w := newWorld(t, ours)
+	w := newWorld(t, sharedCluster)
 	agent := opitest.Start(t)
 	w.create(xpu("card", "node1", agent.Config().Endpoint),
 		network("blue", 100, "default", "10.1.0.0/24"), pool("fast"))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
-	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+	victim := w.waitForPort("default", "node1", 0, v1alpha1.ReasonUp, "")
 
 	for _, name := range []string{"xpu-controller", "xpu-agent", "xpu-broker"} {
 		t.Run(name, func(t *testing.T) {
@@ -145,7 +146,7 @@ func TestNamesake(t *testing.T) {
 			w.TB = t
 			namesake := w.inDefault("system:serviceaccount:default:"+name,
 				"system:serviceaccounts", "system:serviceaccounts:default")
-			w.writesNoPort(namesake, victim)
+			w.checkCannotWritePorts(namesake, victim)
 		})
 	}
 }

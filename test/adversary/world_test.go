@@ -36,11 +36,11 @@ import (
 
 const deploy = "../../deploy"
 
-// ours is the cluster of all tests.
-var ours *kubeapitest.Cluster
+// sharedCluster is the cluster of all tests.
+var sharedCluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(kubeapitest.Main(m, deploy, func(c *kubeapitest.Cluster) { ours = c }))
+	os.Exit(kubeapitest.Main(m, deploy, func(c *kubeapitest.Cluster) { sharedCluster = c }))
 }
 
 // world is a cluster with a controller that runs until the test ends.
@@ -61,7 +61,7 @@ func newWorld(t *testing.T, cluster *kubeapitest.Cluster) *world {
 	return w
 }
 
-// startController has the controller work with the rights of deploy/, and compare often.
+// startController starts the controller with the rights of deploy/ and frequent comparisons.
 func (w *world) startController() {
 	w.Helper()
 	scheme, err := controller.Scheme()
@@ -91,7 +91,7 @@ func (w *world) startController() {
 	must.Run(w, mgr.Start)
 }
 
-// sweep removes what would disturb the next test.
+// sweep removes objects that would disturb the next test.
 func (w *world) sweep() {
 	for _, all := range []client.ObjectList{
 		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
@@ -127,7 +127,7 @@ func xpu(name, node, endpoint string) *v1alpha1.XPU {
 	}
 }
 
-// network allows pods of one namespace, or of all for "".
+// network returns a network for pods of one namespace, or of all for "".
 func network(name string, vlan int32, namespace string, subnets ...string) *v1alpha1.XPUNetwork {
 	allowed := v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}
 	if namespace != "" {
@@ -145,7 +145,7 @@ func network(name string, vlan int32, namespace string, subnets ...string) *v1al
 	}
 }
 
-// pool lets claims set these fields.
+// pool returns a DevicePool that allows claims to set these fields.
 func pool(name string, allow ...v1alpha1.PrivilegedField) *v1alpha1.DevicePool {
 	return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1alpha1.DevicePoolSpec{
@@ -159,19 +159,19 @@ func vf(n int) function.ID {
 	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:02.%d", n))}
 }
 
-// allocated is a claim that the scheduler gave the n-th VF of a node, made by the client, with an
-// InterfaceConfig.
-func (w *world) allocated(
+// allocatedClaim creates a claim with an InterfaceConfig as by, and allocates a node's n-th VF to
+// it like the scheduler.
+func (w *world) allocatedClaim(
 	by client.Client, name, node string, n int, fields string,
 ) (*resourceapi.ResourceClaim, error) {
 	id := claim.PoolID{Node: node, PF: testPF, DevicePool: "fast"}
-	return w.make(by,
+	return w.createClaim(by,
 		claimtest.Allocated(name, claimtest.Result("nic", id.String(), vf(n).DeviceName()),
 			claimtest.FromClaim(fields)))
 }
 
-// make has the client make a claim, and the scheduler allocate it.
-func (w *world) make(
+// createClaim creates a claim as by, and allocates it like the scheduler.
+func (w *world) createClaim(
 	by client.Client, c *resourceapi.ResourceClaim,
 ) (*resourceapi.ResourceClaim, error) {
 	c.UID = ""
@@ -192,17 +192,17 @@ func (w *world) make(
 	return c, w.admin.Status().Update(w.Context(), c)
 }
 
-// claim is [world.allocated] by the administrator.
+// claim is like [world.allocatedClaim], as the administrator.
 func (w *world) claim(name, node string, n int, fields string) *resourceapi.ResourceClaim {
 	w.Helper()
-	c, err := w.allocated(w.admin, name, node, n, fields)
+	c, err := w.allocatedClaim(w.admin, name, node, n, fields)
 	must.Succeed(w, err)
 	return c
 }
 
-// ready waits until the condition Ready of an object has this reason and text, and reads the
+// waitForReady waits until the condition Ready of an object has this reason and text, and reads the
 // object.
-func (w *world) ready(o client.Object, conditions *[]metav1.Condition, reason, text string) {
+func (w *world) waitForReady(o client.Object, conditions *[]metav1.Condition, reason, text string) {
 	w.Helper()
 	var last string
 	defer func() {
@@ -222,18 +222,18 @@ func (w *world) ready(o client.Object, conditions *[]metav1.Condition, reason, t
 	})
 }
 
-// port waits until the Port of a node's n-th VF has this reason.
-func (w *world) port(namespace, node string, n int, reason, text string) *v1alpha1.XPUPort {
+// waitForPort waits until the Port of a node's n-th VF has this reason.
+func (w *world) waitForPort(namespace, node string, n int, reason, text string) *v1alpha1.XPUPort {
 	w.Helper()
 	p := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: claim.PortName(node, vf(n))},
 	}
-	w.ready(p, &p.Status.Conditions, reason, text)
+	w.waitForReady(p, &p.Status.Conditions, reason, text)
 	return p
 }
 
-// told waits until a claim has the condition Provisioned with this reason.
-func (w *world) told(c *resourceapi.ResourceClaim, reason, text string) {
+// waitForProvisioned waits until a claim has the condition Provisioned with this reason.
+func (w *world) waitForProvisioned(c *resourceapi.ResourceClaim, reason, text string) {
 	w.Helper()
 	must.Eventually(w, fmt.Sprintf("claim %s is told %s: %s", c.Name, reason, text), func() bool {
 		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(c), c); err != nil ||
@@ -246,8 +246,8 @@ func (w *world) told(c *resourceapi.ResourceClaim, reason, text string) {
 	})
 }
 
-// gone deletes an object and waits until it is gone.
-func (w *world) gone(o client.Object) {
+// deleteAndWait deletes an object and waits until it is gone.
+func (w *world) deleteAndWait(o client.Object) {
 	w.Helper()
 	must.Succeed(w, client.IgnoreNotFound(w.admin.Delete(w.Context(), o)))
 	must.Eventually(w, fmt.Sprintf("%T %s is gone", o, o.GetName()), func() bool {
@@ -255,8 +255,8 @@ func (w *world) gone(o client.Object) {
 	})
 }
 
-// compared waits until an agent has been compared often enough for an orphan to go.
-func compared(t testing.TB, agent *opitest.Agent) {
+// waitForComparisons waits until an agent has been compared often enough that an orphan is deleted.
+func waitForComparisons(t testing.TB, agent *opitest.Agent) {
 	t.Helper()
 	before := agent.Calls("ListBridgePorts")
 	must.Eventually(t, "the agent is compared", func() bool {
