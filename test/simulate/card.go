@@ -13,35 +13,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Card is a SmartNIC in a slot of the host. The zero value of a field other than PFs and VFs is a
+// Card is a SmartNIC in a slot of the host. The zero values of fields other than PFs and VFs mean a
 // BlueField-3 in slot 3b of NUMA node 0.
 type Card struct {
-	// PFs is how many physical functions the card has, 1-8.
+	// PFs is the number of physical functions, 1-8.
 	PFs int
-	// VFs is how many virtual functions each PF has from the start.
+	// VFs is the initial number of virtual functions of each PF.
 	VFs int
-	// TotalVFs is how many a PF can have (sriov_totalvfs), at most 256; VFs, but at least 8, if it
-	// is 0.
+	// TotalVFs is the maximum number of VFs of a PF (sriov_totalvfs), at most 256. 0 means VFs, but
+	// at least 8.
 	TotalVFs int
-	// Bus is the PCI bus of the PFs in two hex digits, 01 or higher. VFs that do not fit on it are
-	// on the next ones.
+	// Bus is the PCI bus of the PFs as two hex digits, 01 or higher. VFs that do not fit are on the
+	// next buses.
 	Bus string
-	// PCIeRoot is the root complex, "pci0000:3a". The default is domain 0000 and the bus before
-	// Bus.
+	// PCIeRoot is the root complex, such as "pci0000:3a". The default is domain 0000 and the bus
+	// before Bus.
 	PCIeRoot string
 	// Vendor, Device and VFDevice are PCI ids, four hex digits.
 	Vendor, Device, VFDevice string
-	// Driver is what PFs and VFs are bound to.
+	// Driver is the driver of PFs and VFs.
 	Driver string
-	// NUMANode is the node of the slot, -1 if the kernel does not know.
+	// NUMANode is the node of the slot; -1 if the kernel does not know it.
 	NUMANode int
-	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; none if
-	// it is empty.
+	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; "" for
+	// none.
 	Serial string
-	// LinkSpeed is that of each PF's link in Mbit/s; 0 for a driver that does not tell it.
+	// LinkSpeed is the speed of each PF's link in Mbit/s; 0 for a driver that does not report it.
 	LinkSpeed int
-	// Controller is the number by which the xPU knows the host, as in c1pf0vf3; 0 if its eswitch
-	// does not name controllers.
+	// Controller is the xPU's number for the host, as in c1pf0vf3; 0 if its eswitch does not number
+	// controllers.
 	Controller int
 }
 
@@ -58,7 +58,7 @@ var (
 	driver   = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 )
 
-// complete fills in defaults and says what is wrong.
+// complete fills in defaults and validates the card.
 func (c Card) complete() (Card, error) {
 	c.Bus = cmp.Or(c.Bus, "3b")
 	c.Vendor, c.Device, c.VFDevice = cmp.Or(c.Vendor, "15b3"), cmp.Or(c.Device,
@@ -120,7 +120,7 @@ func (c Card) bus() int {
 	return int(bus)
 }
 
-// Repeat makes n equal cards, each in the first slot behind the VFs of the one before.
+// Repeat returns n equal cards, each in the first slot after the VFs of the previous one.
 func Repeat(card Card, n int) ([]Card, error) {
 	if n > 1 && card.PCIeRoot != "" {
 		return nil, errors.New("cards: one PCIe root has one slot")
@@ -145,16 +145,16 @@ func Repeat(card Card, n int) ([]Card, error) {
 	return out, nil
 }
 
-// last is the routing id of the card's last VF.
+// last returns the routing id of the card's last VF.
 func (c Card) last() int { return c.routingID(c.PFs-1) + c.offset(c.PFs-1) + c.TotalVFs - 1 }
 
-// routingID is bus, device and function in one number, as in PCI Express Base Specification,
-// 2.2.4.2.
+// routingID returns bus, device and function as one number (PCI Express Base Specification,
+// 2.2.4.2).
 func (c Card) routingID(pf int) int { return c.bus()<<8 | pf }
 
-// stride and offset place the VFs (PCI Express Base Specification, 9.3.3.9 and 9.3.3.10): VF i of a
-// PF has the routing id of the PF + offset + i * stride. The VFs of PF 0 begin at device 01, those
-// of the next PF at the device after.
+// stride and offset place the VFs (PCI Express Base Specification, 9.3.3.9 and 9.3.3.10): VF i has
+// the routing id of its PF + offset + i * stride. The VFs of PF 0 begin at device 01, and those of
+// each following PF at the next free device.
 const stride = 1
 
 func (c Card) offset(pf int) int {
@@ -162,12 +162,12 @@ func (c Card) offset(pf int) int {
 	return functionsPerDevice*(1+pf*devices) - pf
 }
 
-// overlaps says whether two cards have an address in common.
+// overlaps reports whether two cards share an address.
 func (c Card) overlaps(other Card) bool {
 	domain := func(c Card) string { return rootName.FindStringSubmatch(c.PCIeRoot)[1] }
 	return domain(c) == domain(other) && c.routingID(0) <= other.last() &&
 		other.routingID(0) <= c.last() ||
-		c.PCIeRoot == other.PCIeRoot // its root port is taken
+		c.PCIeRoot == other.PCIeRoot // it would be in the same root port
 }
 
 func (c Card) pf(pf int) pci.Address { return c.address(c.routingID(pf)) }
@@ -176,7 +176,7 @@ func (c Card) vf(pf, index int) pci.Address {
 	return c.address(c.routingID(pf) + c.offset(pf) + index*stride)
 }
 
-// rootPort is the bridge that the card is plugged into.
+// rootPort returns the bridge above the card.
 func (c Card) rootPort() pci.Address {
 	parts := rootName.FindStringSubmatch(c.PCIeRoot)
 	return pci.Address(parts[1] + ":" + parts[2] + ":00.0")
@@ -188,8 +188,8 @@ func (c Card) address(routingID int) pci.Address {
 		routingID&7))
 }
 
-// netdev is the name that systemd's naming scheme gives (systemd.net-naming-scheme(7)): that of a
-// PF, which a VF's begins with.
+// netdev returns the name of a PF in systemd's naming scheme (systemd.net-naming-scheme(7)), which
+// is also the prefix of its VFs' names.
 func (c Card) netdev(pf int) string {
 	domain, _ := strconv.ParseUint(rootName.FindStringSubmatch(c.PCIeRoot)[1], 16, 32)
 	if domain == 0 {
@@ -198,9 +198,9 @@ func (c Card) netdev(pf int) string {
 	return fmt.Sprintf("enP%dp%ds0f%d", domain, c.bus(), pf)
 }
 
-// vitalProductData has the serial number and nothing else (PCI Local Bus Specification 3.0,
-// appendix I): a read-only resource with the keywords SN and RV, of which the latter makes the sum
-// of all bytes up to it 0, and the end.
+// vitalProductData returns data with only the serial number (PCI Local Bus Specification 3.0,
+// appendix I): a read-only resource with the keywords SN and RV, and the end tag. RV makes the sum
+// of all bytes up to it 0.
 func (c Card) vitalProductData() string {
 	data := []byte{0x90, 0, 0, 'S', 'N', byte(len(c.Serial))}
 	data = append(data, c.Serial...)
@@ -213,7 +213,8 @@ func (c Card) vitalProductData() string {
 	return string(append(data, -sum, 0x78))
 }
 
-// eswitchName is how the xPU calls a VF of the PF, "c1pf0vf3"; "" if it names no controllers.
+// eswitchName returns the xPU's name for a VF, such as "c1pf0vf3", or "" if it does not number
+// controllers.
 func (c Card) eswitchName(pf, vf int) string {
 	if c.Controller == 0 {
 		return ""

@@ -25,7 +25,7 @@ func TestAddresses(t *testing.T) {
 			"enp59s0f1"},
 		{Card{PFs: 1, VFs: 256}, 0, 247, "0000:3b:00.0", "0000:3b:1f.7", "0000:3a:00.0",
 			"enp59s0f0"},
-		// the next bus
+		// on the next bus
 		{Card{PFs: 1, VFs: 256}, 0, 248, "0000:3b:00.0", "0000:3c:00.0", "0000:3a:00.0",
 			"enp59s0f0"},
 		{Card{PFs: 8, VFs: 256}, 7, 255, "0000:3b:00.7", "0000:43:00.7", "0000:3a:00.0",

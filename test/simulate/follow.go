@@ -21,13 +21,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// receiveBuffer of a subscription, in bytes. What does not fit costs a look at everything.
+// receiveBuffer is the buffer of a subscription, in bytes. If messages are lost, everything is read
+// again.
 const receiveBuffer = 4 << 20
 
-// lookAgain is the pause after a failure.
-const lookAgain = 100 * time.Millisecond
+// retryPause is the pause after a failure.
+const retryPause = 100 * time.Millisecond
 
-// follow keeps the tree as the netdevs are, until ctx ends.
+// follow updates the tree when netdevs change, until ctx ends.
 func (h *Host) follow(ctx context.Context) error {
 	if h.pairs == nil {
 		return nil
@@ -47,7 +48,7 @@ func (h *Host) follow(ctx context.Context) error {
 					if err := handle(update); err != nil {
 						h.log.Error(err, "Tree may differ from the netdevs", "netdev",
 							update.Attrs().Name)
-						h.catchUp(ctx)
+						h.syncUntilSuccess(ctx)
 					}
 				}
 
@@ -62,8 +63,8 @@ func (h *Host) follow(ctx context.Context) error {
 	return nil
 }
 
-// subscribe returns a channel that is closed when ctx ends or messages are lost. done releases what
-// it needs.
+// subscribe returns a channel that is closed when ctx ends or messages are lost. done releases its
+// resources.
 func subscribe(
 	ctx context.Context, ns netns.NsHandle,
 ) (_ <-chan netlink.LinkUpdate, done func(), err error) {
@@ -85,32 +86,32 @@ func (h *Host) resubscribe(
 	for ctx.Err() == nil {
 		updates, done, err := subscribe(ctx, ns)
 		if err == nil {
-			h.catchUp(ctx)
+			h.syncUntilSuccess(ctx)
 			return updates, done
 		}
 		h.log.Error(err, "Cannot subscribe to links, trying again")
-		loop.Sleep(ctx, lookAgain)
+		loop.Sleep(ctx, retryPause)
 	}
 	return nil, nil
 }
 
-// catchUp looks at everything until that succeeds, or ctx ends: what failed for a moment may be the
-// last message about a netdev.
-func (h *Host) catchUp(ctx context.Context) {
+// syncUntilSuccess calls syncAll until it succeeds or ctx ends, because no further message may come
+// after a temporary failure.
+func (h *Host) syncUntilSuccess(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := h.lookAtAll()
+		err := h.syncAll()
 		if err == nil {
 			return
 		}
 		h.log.Error(err, "Tree may differ from the netdevs, looking again")
-		loop.Sleep(ctx, lookAgain)
+		loop.Sleep(ctx, retryPause)
 	}
 }
 
-// hostChanged handles what happens to netdevs on the host.
+// hostChanged handles a message about a netdev on the host.
 func (h *Host) hostChanged(update netlink.LinkUpdate) error {
 	if update.Family == unix.AF_BRIDGE {
-		return nil // of a bridge's port, not of the netdev
+		return nil // about a bridge port, not about the netdev
 	}
 
 	h.mutex.Lock()
@@ -120,11 +121,11 @@ func (h *Host) hostChanged(update netlink.LinkUpdate) error {
 		switch update.Header.Type {
 		case unix.RTM_NEWLINK:
 			if f.pair.representor != 0 && h.pairs.representorOf(update.Link) == f.pair.representor {
-				return h.apply(f, update.Link)
+				return h.showNetdev(f, update.Link)
 			}
 		case unix.RTM_DELLINK:
 			if f.pair.netdev == int(update.Index) {
-				return h.apply(f, nil)
+				return h.showNetdev(f, nil)
 			}
 		}
 	}
@@ -132,7 +133,7 @@ func (h *Host) hostChanged(update netlink.LinkUpdate) error {
 	return nil
 }
 
-// xpuChanged handles what happens to representors.
+// xpuChanged handles a message about a representor.
 func (h *Host) xpuChanged(update netlink.LinkUpdate) error {
 	if update.Family == unix.AF_BRIDGE {
 		return nil
@@ -143,32 +144,32 @@ func (h *Host) xpuChanged(update netlink.LinkUpdate) error {
 
 	for _, f := range h.functions {
 		if f.pair.representor == int(update.Index) {
-			return h.lookAtRepresentor(f)
+			return h.syncRepresentor(f)
 		}
 	}
 
 	return nil
 }
 
-// lookAtAll puts right what may have been missed.
-func (h *Host) lookAtAll() error {
+// syncAll reads everything again, in case messages were missed.
+func (h *Host) syncAll() error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 
 	var errs []error
 	for _, f := range h.functions {
 		if f.pair.representor != 0 {
-			errs = append(errs, h.lookAtRepresentor(f), h.lookAt(f))
+			errs = append(errs, h.syncRepresentor(f), h.syncNetdev(f))
 		}
 	}
 
 	return errors.Join(errs...)
 }
 
-// lookAtRepresentor keeps in mind what a representor is, and makes the pair anew if it is gone. It
-// asks the kernel rather than believe a message: a netdev that is being destroyed first goes down
-// and leaves its bridge, and a request is answered before or after all of that.
-func (h *Host) lookAtRepresentor(f *function) error {
+// syncRepresentor records the state of a representor, and creates the pair again if it is gone. It
+// asks the kernel instead of trusting the message, because a netdev that is being destroyed first
+// goes down and leaves its bridge.
+func (h *Host) syncRepresentor(f *function) error {
 	link, err := h.pairs.xpu.LinkByIndex(f.pair.representor)
 	if err == nil {
 		f.pair.up, f.pair.master = link.Attrs().RawFlags&unix.IFF_UP != 0, link.Attrs().MasterIndex
@@ -180,29 +181,29 @@ func (h *Host) lookAtRepresentor(f *function) error {
 
 	h.log.Info("The netdev was destroyed with its network namespace, making it anew", "function",
 		f.Address, "netdev", f.Netdev)
-	if err := h.apply(f, nil); err != nil {
+	if err := h.showNetdev(f, nil); err != nil {
 		return err
 	}
 
 	err = h.makeNetdev(f, f.Netdev)
 	if errors.Is(err, unix.EEXIST) {
-		err = h.makeNetdev(f, "dev%d") // as the kernel does where the name is taken
+		err = h.makeNetdev(f, "dev%d") // a temporary name, like the kernel's if the name is taken
 	}
 
 	return err
 }
 
-// lookAt brings the tree up to date with a function's netdev.
-func (h *Host) lookAt(f *function) error {
+// syncNetdev updates the tree for a function's netdev.
+func (h *Host) syncNetdev(f *function) error {
 	link, err := h.pairs.netdev(f.pair)
 	if err != nil {
 		return fmt.Errorf("netdev of %s: %w", f.Address, err)
 	}
-	return h.apply(f, link)
+	return h.showNetdev(f, link)
 }
 
-// apply shows a function's netdev in the tree; nil is one that is not on the host.
-func (h *Host) apply(f *function, link netlink.Link) error {
+// showNetdev shows a function's netdev in the tree; nil means that it is not on the host.
+func (h *Host) showNetdev(f *function, link netlink.Link) error {
 	var now netdev
 	f.pair.netdev = 0
 	if link != nil {
@@ -239,8 +240,8 @@ func netdevOf(f *function, link netlink.Link) netdev {
 	return n
 }
 
-// watchNumVFs makes the sriov_numvfs files work (Documentation/PCI/pci-iov-howto.rst): 0 removes
-// all VFs, another number makes as many.
+// watchNumVFs implements the sriov_numvfs files (Documentation/PCI/pci-iov-howto.rst): 0 removes
+// all VFs, another number creates as many.
 func (h *Host) watchNumVFs(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -287,7 +288,7 @@ func (h *Host) numVFsWritten(pf *function) {
 
 	text, err := os.ReadFile(h.numVFs(pf))
 	if err == nil && len(text) == 0 || errors.Is(err, fs.ErrNotExist) {
-		return // in the middle of a write, or of Close
+		return // the write or Close is not finished
 	}
 
 	var n int
@@ -307,14 +308,14 @@ func (h *Host) numVFsWritten(pf *function) {
 	}
 
 	if err == nil {
-		return // the file says so already, and by now may say what is written next
+		return // the file has this value already, and may have the next one soon
 	}
 	if err := errors.Join(err, h.showNumVFs(pf)); err != nil {
 		h.log.Error(err, "Write to sriov_numvfs refused", "pf", pf.Address)
 	}
 }
 
-// showNumVFs writes into the file that is watched, not in place of it.
+// showNumVFs overwrites the watched file instead of replacing it.
 func (h *Host) showNumVFs(pf *function) error {
 	return os.WriteFile(h.numVFs(pf), []byte(strconv.Itoa(len(pf.vfs))+"\n"), 0o644)
 }

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package simulate makes a host with SmartNICs out of a directory and virtual Ethernet pairs. It
-// stands in for the hardware and nothing else: what runs against it gets the path of a sysfs and a
-// network namespace, as on a real host.
+// Package simulate creates a host with SmartNICs from a directory and virtual Ethernet pairs. It
+// replaces only the hardware: programs under test get the path of a sysfs and a network namespace,
+// like on a real host.
 //
 // The directory has what the kernel shows of the cards' PCI devices. Each function is a veth pair:
 // one end is the function's netdev in the host's namespace, the other the representor in the xPU's.
-// As with a card in switchdev mode, a function has a link while its representor is up, and what it
-// sends comes out of the representor. SR-IOV is switched by writing to a PF's sriov_numvfs, or by
+// Like with a card in switchdev mode, a function has a link while its representor is up, and its
+// frames come out of the representor. SR-IOV is configured by writing to a PF's sriov_numvfs, or by
 // [Host.AddVFs] and [Host.RemoveVFs].
 //
-// The directory follows the netdevs: one that leaves the host's namespace vanishes from its
-// device's net directory, and appears there again, under whatever name, when it comes back. A
-// goroutine does that when it hears of it from rtnetlink, so it lags behind the kernel: a
-// millisecond usually, more on a busy machine. When it is done it lets the kernel tell of the PF's
-// netdev once more, so that one who reads sysfs on each message sees the change at last.
+// The directory follows the netdevs: when a netdev leaves the host's namespace, it disappears from
+// its device's net directory, and it appears again, under its new name, when it returns. A
+// goroutine does this on messages of rtnetlink, so it lags behind the kernel, usually by a
+// millisecond, more on a busy machine. Afterwards it makes the kernel send another message about
+// the PF's netdev, so that a program that reads sysfs on each message finally sees the change.
 //
 // Other differences to hardware: the netdevs are of kind "veth" and have no parent device in
-// rtnetlink; a PF does not enforce anything for its VFs (IFLA_VF_*); carrier cannot be opened,
-// rather than not be read, while a netdev is down. A namespace that dies destroys the veth pairs in
-// it, where the kernel would give a card's netdevs back: the pair is made anew, the representor
-// with its ifindex and its place in a bridge (without VLANs), the netdev under its first name.
+// rtnetlink; a PF enforces nothing for its VFs (IFLA_VF_*); while a netdev is down, the file
+// carrier cannot be opened, instead of opened but not read. When a namespace ends, the veth pairs
+// in it are destroyed, while the kernel returns a card's netdevs to the host. So the pair is
+// created again: the representor with its ifindex and its bridge (without VLANs), the netdev with
+// its first name.
 package simulate
 
 import (
@@ -42,18 +43,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Config of a [Host].
+// Config configures a [Host].
 type Config struct {
-	// Root is the directory that gets the tree, as "sys" in it. A tree with very many VFs is made
-	// much faster on a tmpfs, and is then as fast to read as sysfs, which is in memory too. The
-	// path also makes the MAC addresses, which are the same for the same Root and differ between
-	// hosts.
+	// Root is the directory in which the tree "sys" is created. A tree with very many VFs is
+	// created much faster on a tmpfs, and then read as fast as sysfs. The MAC addresses are derived
+	// from the path: the same Root gives the same addresses, another Root others.
 	Root string
-	// HostNS and XPUNS are paths of the network namespaces of the host and of the xPU. Without both
-	// there are no netdevs.
+	// HostNS and XPUNS are paths of the network namespaces of host and xPU. Without both there are
+	// no netdevs.
 	HostNS, XPUNS string
 	Cards         []Card
-	// Uplink, where set, connects the xPU to a network.
+	// Uplink connects the xPU to a network if it is not nil.
 	Uplink *Uplink
 	Log    logr.Logger
 }
@@ -62,22 +62,23 @@ type Config struct {
 type Function struct {
 	Address pci.Address
 	PF      pci.Address
-	// Index is a VF's, and -1 for a PF.
+	// Index is the index of a VF, and -1 for a PF.
 	Index int
-	// Netdev is the name that the netdev got when it was made.
+	// Netdev is the initial name of the netdev.
 	Netdev string
 	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] and
-	// EswitchName are others.
+	// EswitchName are alternative names.
 	Representor string
-	// EswitchName is how the xPU calls a VF, "c1pf0vf3"; "" if its eswitch names no controllers.
+	// EswitchName is the xPU's name for a VF, such as "c1pf0vf3"; "" if it does not number
+	// controllers.
 	EswitchName string
 }
 
-// PortID is the alternative name of a VF's representor, "vf-0000-3b-02-1": the id of the VF's OPI
-// BridgePort.
+// PortID returns the alternative name of a VF's representor, such as "vf-0000-3b-02-1", which is
+// the id of the VF's OPI BridgePort.
 func (f Function) PortID() string { return "vf-" + f.Address.DeviceName() }
 
-// Host is a simulated host. Its methods may be called by several goroutines at once.
+// Host is a simulated host. Its methods are safe for concurrent use.
 type Host struct {
 	config Config
 	log    logr.Logger
@@ -91,7 +92,7 @@ type Host struct {
 	workers sync.WaitGroup
 }
 
-// function is a function of the host, and what the tree shows of it.
+// function is a function of the host, and its state in the tree.
 type function struct {
 	Function
 	device *device
@@ -102,7 +103,8 @@ type function struct {
 	shown  netdev
 }
 
-// New makes a host. It lives until [Host.Close], also if ctx ends: it then only stops to follow.
+// New returns a host, which exists until [Host.Close]. If ctx ends, the tree just stops to follow
+// the netdevs.
 func New(ctx context.Context, config Config) (_ *Host, err error) {
 	cards, err := completeCards(config.Cards)
 	if err != nil {
@@ -118,7 +120,7 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 
 	ctx, stop := context.WithCancel(ctx)
 	h := &Host{config: config, log: config.Log, functions: map[pci.Address]*function{}, stop: stop}
-	if h.tree, err = newTree(config.Root); err != nil { // what is there is not ours to remove
+	if h.tree, err = newTree(config.Root); err != nil { // an existing tree is not ours to remove
 		stop()
 		return nil, fmt.Errorf("tree: %w", err)
 	}
@@ -181,10 +183,10 @@ func completeCards(cards []Card) ([]Card, error) {
 	return out, nil
 }
 
-// SysRoot is the directory that is the host's /sys.
+// SysRoot returns the directory that stands for the host's /sys.
 func (h *Host) SysRoot() string { return h.tree.sys }
 
-// Functions lists what is there, sorted by address.
+// Functions returns all functions, sorted by address.
 func (h *Host) Functions() []Function {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -195,7 +197,7 @@ func (h *Host) Functions() []Function {
 	return out
 }
 
-// Close takes everything away: the netdevs, wherever they are, and the tree. A second call does
+// Close removes everything: the netdevs, wherever they are, and the tree. A second call does
 // nothing.
 func (h *Host) Close() error {
 	h.stop()
@@ -216,7 +218,8 @@ func (h *Host) Close() error {
 	return errors.Join(append(errs, h.tree.remove())...)
 }
 
-// AddVFs gives a PF n VFs, 1 to its sriov_totalvfs. As in the kernel, it must not have any.
+// AddVFs creates n VFs of a PF, from 1 to its sriov_totalvfs. Like in the kernel, the PF must have
+// none.
 func (h *Host) AddVFs(pf pci.Address, n int) error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -227,7 +230,7 @@ func (h *Host) AddVFs(pf pci.Address, n int) error {
 	return errors.Join(h.addVFs(f, n), h.showNumVFs(f))
 }
 
-// RemoveVFs takes all VFs of a PF away, whoever uses them.
+// RemoveVFs removes all VFs of a PF, even if they are in use.
 func (h *Host) RemoveVFs(pf pci.Address) error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -238,7 +241,7 @@ func (h *Host) RemoveVFs(pf pci.Address) error {
 	return errors.Join(h.removeVFs(f), h.showNumVFs(f))
 }
 
-// SetLink takes the link of a PF up or down, from the other end of the PF's cable so to speak.
+// SetLink sets the link of a PF up or down, as if at the other end of its cable.
 func (h *Host) SetLink(pf pci.Address, up bool) error {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -319,7 +322,7 @@ func (c Card) attributes(device string) map[string]string {
 	}
 }
 
-// addVFs makes VFs. The caller holds the mutex.
+// addVFs creates VFs. The caller holds the mutex.
 func (h *Host) addVFs(pf *function, n int) error {
 	if len(pf.vfs) > 0 {
 		return fmt.Errorf("PF %s: has %d VFs: set it to 0 first", pf.Address, len(pf.vfs))
@@ -355,7 +358,7 @@ func (h *Host) addVFs(pf *function, n int) error {
 	return nil
 }
 
-// add makes a function as the kernel does: first the device, then the netdev.
+// add creates a function in the kernel's order: first the device, then the netdev.
 func (h *Host) add(f *function) error {
 	h.functions[f.Address] = f
 	if h.pairs == nil {
@@ -375,9 +378,9 @@ func (h *Host) add(f *function) error {
 	return h.makeNetdev(f, f.Netdev)
 }
 
-// makeNetdev makes the veth pair of a function and shows its end on the host.
+// makeNetdev creates the veth pair of a function and shows its host end in the tree.
 func (h *Host) makeNetdev(f *function, name string) (err error) {
-	want := wanted{name: name, representor: f.Representor, mac: h.mac(f.Address), up: f.Index < 0}
+	want := pairSpec{name: name, representor: f.Representor, mac: h.mac(f.Address), up: f.Index < 0}
 	if f.Index >= 0 {
 		want.altNames = append(want.altNames, f.PortID())
 	}
@@ -389,7 +392,7 @@ func (h *Host) makeNetdev(f *function, name string) (err error) {
 		return fmt.Errorf("netdev %s of %s: %w", name, f.Address, err)
 	}
 
-	return h.lookAt(f)
+	return h.syncNetdev(f)
 }
 
 // removeVFs removes all VFs of a PF. The caller holds the mutex.
@@ -397,7 +400,7 @@ func (h *Host) removeVFs(pf *function) error {
 	var errs []error
 	for _, f := range slices.Backward(pf.vfs) {
 		delete(h.functions, f.Address)
-		errs = append(errs, h.tree.hide(f.device, f.shown), h.tree.drop(f.device))
+		errs = append(errs, h.tree.hide(f.device, f.shown), h.tree.removeDevice(f.device))
 		if h.pairs != nil {
 			errs = append(errs, h.pairs.remove(f.pair))
 		}
@@ -411,12 +414,12 @@ func (h *Host) removeVFs(pf *function) error {
 	return nil
 }
 
-// mac is the function's address: locally administered, with 24 bits for the host and the function's
-// routing id.
+// mac returns the function's address: locally administered, with 24 bits for the host and the
+// function's routing id.
 func (h *Host) mac(a pci.Address) net.HardwareAddr {
 	var domain uint32
 	var bus, device, function byte
-	// Addresses come from Card.address.
+	// addresses come from Card.address
 	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%x", &domain, &bus, &device, &function)
 	host := h.config.number() + domain
 	return net.HardwareAddr{
@@ -424,7 +427,7 @@ func (h *Host) mac(a pci.Address) net.HardwareAddr {
 	}
 }
 
-// number tells hosts apart.
+// number returns a number that differs between hosts.
 func (c Config) number() uint32 {
 	hash := fnv.New32a()
 	hash.Write([]byte(c.Root))

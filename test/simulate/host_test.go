@@ -26,8 +26,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// soon is how long a test waits for what must come.
-const soon = 20 * time.Second
+// waitTimeout bounds waits for expected events.
+const waitTimeout = 20 * time.Second
 
 const (
 	pf0 = pci.Address("0000:3b:00.0")
@@ -79,8 +79,8 @@ func read(t *testing.T, path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// shown is what the tree has in the net directory of a function, "" for nothing.
-func (w world) shown(t *testing.T, a pci.Address) string {
+// shownNetdev returns the content of a function's net directory in the tree, or "".
+func (w world) shownNetdev(t *testing.T, a pci.Address) string {
 	t.Helper()
 	return strings.Join(list(t, filepath.Join(w.device(a), "net")), " ")
 }
@@ -98,19 +98,19 @@ func list(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// untilShown waits for a netdev in the tree, looking only when the directory changes.
-func (w world) untilShown(t *testing.T, a pci.Address, want string) {
+// waitForNetdev waits for a netdev in the tree. It checks only when the directory changes.
+func (w world) waitForNetdev(t *testing.T, a pci.Address, want string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(filepath.Join(w.device(a), "net"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	untilChanged(t, dir, func() bool { return w.shown(t, a) == want })
+	waitForChange(t, dir, func() bool { return w.shownNetdev(t, a) == want })
 	t.Logf("%s shows %q after %v", a, want, time.Since(begin))
 }
 
-func untilChanged(t *testing.T, dir string, holds func() bool) {
+func waitForChange(t *testing.T, dir string, holds func() bool) {
 	t.Helper()
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -122,7 +122,7 @@ func untilChanged(t *testing.T, dir string, holds func() bool) {
 		t.Fatal(err)
 	}
 
-	limit := time.After(soon)
+	limit := time.After(waitTimeout)
 	for !holds() {
 		select {
 		case <-watcher.Events:
@@ -266,7 +266,7 @@ func TestLink(t *testing.T) {
 	dir := filepath.Join(w.device(pf0), "net/enp59s0f0")
 	carrier := func(want string) {
 		t.Helper()
-		untilChanged(t, dir, func() bool { return read(t, filepath.Join(dir, "carrier")) == want })
+		waitForChange(t, dir, func() bool { return read(t, filepath.Join(dir, "carrier")) == want })
 	}
 
 	carrier("1")
@@ -284,7 +284,7 @@ func TestLink(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	untilChanged(t, dir, func() bool {
+	waitForChange(t, dir, func() bool {
 		_, err := os.Stat(filepath.Join(dir, "carrier"))
 		return errors.Is(err, os.ErrNotExist) && read(t, filepath.Join(dir, "operstate")) == "down"
 	})
@@ -294,19 +294,19 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestNetdevFollowed moves a VF's netdev to a pod and back under another name and with another MAC
-// and ifindex, and renames it on the host.
+// TestNetdevFollowed moves a VF's netdev to a pod and back with another name, MAC and ifindex, and
+// renames it on the host.
 func TestNetdevFollowed(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 2})
 	pod := netns.New(t)
-	// Another netdev takes the ifindex on the host as soon as it is free.
+	// Another netdev takes the free ifindex on the host.
 	index := link(t, w.host, "enp59s0f0v0").Attrs().Index
 
 	if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"), pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
 
-	w.untilShown(t, vf0, "")
+	w.waitForNetdev(t, vf0, "")
 	if _, err := os.Lstat(filepath.Join(w.SysRoot(), "class/net/enp59s0f0v0")); !errors.Is(err,
 		os.ErrNotExist) {
 		t.Errorf("class/net still has the netdev: %v", err)
@@ -326,7 +326,7 @@ func TestNetdevFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	w.untilShown(t, vf0, "net1")
+	w.waitForNetdev(t, vf0, "net1")
 	back := link(t, w.host, "net1")
 	if back.Attrs().Index == index {
 		t.Fatalf("the netdev has ifindex %d again, so this shows nothing", index)
@@ -344,20 +344,20 @@ func TestNetdevFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	w.untilShown(t, vf0, "later")
-	if got := w.shown(t, vf1); got != "enp59s0f0v1" {
+	w.waitForNetdev(t, vf0, "later")
+	if got := w.shownNetdev(t, vf1); got != "enp59s0f0v1" {
 		t.Errorf("the other VF shows %q", got)
 	}
 
-	// The tree has a netdev's device first, as the kernel.
+	// Like in the kernel, a netdev's device appears first.
 	class := filepath.Join(w.SysRoot(), "class/net")
-	untilChanged(t, class, func() bool {
+	waitForChange(t, class, func() bool {
 		return slices.Equal(list(t, class), []string{"enp59s0f0", "enp59s0f0v1", "later"})
 	})
 }
 
-// TestAnnouncement covers that one who looks at the tree on each message of the kernel, and at no
-// other time, ends up seeing what is there.
+// TestAnnouncement checks that a program which reads the tree exactly on each message of the kernel
+// finally sees the current state.
 func TestAnnouncement(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	pod := netns.New(t)
@@ -372,12 +372,13 @@ func TestAnnouncement(t *testing.T) {
 
 	until := func(want string) {
 		t.Helper()
-		limit := time.After(soon)
-		for w.shown(t, vf0) != want {
+		limit := time.After(waitTimeout)
+		for w.shownNetdev(t, vf0) != want {
 			select {
 			case <-updates:
 			case <-limit:
-				t.Fatalf("after the last message the tree shows %q, want %q", w.shown(t, vf0), want)
+				t.Fatalf("after the last message the tree shows %q, want %q",
+					w.shownNetdev(t, vf0), want)
 			}
 		}
 	}
@@ -418,7 +419,7 @@ func TestAddAndRemoveVFs(t *testing.T) {
 	if err := w.AddVFs(vf0, 1); err == nil {
 		t.Error("AddVFs to a VF: no error")
 	}
-	// One in use goes away as well.
+	// A VF in use is removed too.
 	if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"), pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +449,7 @@ func TestAddAndRemoveVFs(t *testing.T) {
 	}
 }
 
-// TestNumVFs covers the kernel's interface: writing to sriov_numvfs.
+// TestNumVFs covers writes to sriov_numvfs.
 func TestNumVFs(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, TotalVFs: 8})
 	file := filepath.Join(w.device(pf0), "sriov_numvfs")
@@ -462,7 +463,7 @@ func TestNumVFs(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		untilChanged(t, dir, func() bool {
+		waitForChange(t, dir, func() bool {
 			return read(t, file) == want &&
 				len(w.Functions()) == functions
 		})
@@ -470,15 +471,15 @@ func TestNumVFs(t *testing.T) {
 
 	write("4\n", "4", 5)
 	write("4", "4", 5)
-	write("6\n", "4", 5) // refused: EBUSY
+	write("6\n", "4", 5) // rejected: EBUSY
 	write("0\n", "0", 1)
-	write("9\n", "0", 1) // refused: ERANGE
+	write("9\n", "0", 1) // rejected: ERANGE
 	write("many\n", "0", 1)
 	write("-1\n", "0", 1)
 	write("8\n", "8", 9)
 }
 
-// TestNamespaceDies covers a pod that ends without its VF having been taken back.
+// TestNamespaceDies covers a pod that ends before its VF was moved back.
 func TestNamespaceDies(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}
@@ -490,10 +491,10 @@ func TestNamespaceDies(t *testing.T) {
 	}
 
 	for range 3 {
-		dying(t, w.host, link(t, w.host, "enp59s0f0v0"))
-		// The pod is over; the kernel takes its namespace apart some time later.
-		w.untilShown(t, vf0, "")
-		w.untilShown(t, vf0, "enp59s0f0v0")
+		moveToDyingNamespace(t, w.host, link(t, w.host, "enp59s0f0v0"))
+		// The pod has ended; the kernel destroys its namespace some time later.
+		w.waitForNetdev(t, vf0, "")
+		w.waitForNetdev(t, vf0, "enp59s0f0v0")
 		netdev := link(t, w.host, "enp59s0f0v0").Attrs()
 		again := link(t, w.xpu, "vf-0000-3b-01-0").Attrs()
 		if again.Index != representor.Attrs().Index || again.Name != "pf0vf0" ||
@@ -509,8 +510,8 @@ func TestNamespaceDies(t *testing.T) {
 	}
 }
 
-// dying moves a netdev into a namespace that then ends.
-func dying(t *testing.T, from *netns.Namespace, l netlink.Link) {
+// moveToDyingNamespace moves a netdev into a namespace that then ends.
+func moveToDyingNamespace(t *testing.T, from *netns.Namespace, l netlink.Link) {
 	t.Helper()
 	t.Run("pod", func(t *testing.T) {
 		pod := netns.New(t)
@@ -578,7 +579,7 @@ func TestRootOfSomethingElse(t *testing.T) {
 	}
 }
 
-// TestKilledBefore covers a tree that an earlier simulation could not take away.
+// TestKilledBefore covers a tree that a killed simulation left behind.
 func TestKilledBefore(t *testing.T) {
 	root := t.TempDir()
 	start(t, simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 2, VFs: 8}}})
@@ -603,7 +604,7 @@ func TestTreeAlone(t *testing.T) {
 	}
 }
 
-// TestUplink sends something from one xPU to another.
+// TestUplink sends frames from one xPU to another.
 func TestUplink(t *testing.T) {
 	wire := netns.New(t)
 	xpus := []*netns.Namespace{netns.New(t), netns.New(t)}
@@ -641,7 +642,7 @@ func TestUplink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := there.SetReadDeadline(time.Now().Add(soon)); err != nil {
+	if err := there.SetReadDeadline(time.Now().Add(waitTimeout)); err != nil {
 		t.Fatal(err)
 	}
 

@@ -15,36 +15,36 @@ import (
 
 // Uplink is the xPU's port to a network: a veth pair from the xPU's namespace to a bridge.
 type Uplink struct {
-	// Name in the xPU's namespace, "p0" if empty.
+	// Name in the xPU's namespace; "p0" if empty.
 	Name string
-	// Address on it, with prefix length; none if it is the zero value.
+	// Address of the port, with prefix length; the zero value means none.
 	Address netip.Prefix
-	// NetNS is the path of the network namespace that the bridge is in. It must be there.
+	// NetNS is the path of the bridge's network namespace, which must exist.
 	NetNS string
-	// Bridge is made if it is missing. It stays, because other hosts use it too.
+	// Bridge is created if it does not exist. It is never deleted, because other hosts use it too.
 	Bridge string
 }
 
-// pairs makes veth pairs with one end in the host's namespace and the other in the xPU's.
+// pairs creates veth pairs between the host's namespace and the xPU's.
 type pairs struct {
 	hostNS, xpuNS netns.NsHandle
 	host, xpu     *netlink.Handle
-	// xpuID is the number that the host's namespace has for the xPU's.
+	// xpuID is the id of the xPU's namespace in the host's namespace.
 	xpuID  int
-	uplink netlink.Link // its end in the xPU's namespace, nil if there is none
+	uplink netlink.Link // the end in the xPU's namespace; nil if there is none
 }
 
-// pair is a veth pair. Its representor's ifindex is what it is known by: that end stays where it
-// is.
+// pair is a veth pair. It is identified by the ifindex of the representor, because that end never
+// moves.
 type pair struct {
 	representor int
-	up          bool // whether the representor is up
-	master      int  // ifindex of the bridge that the representor is in, 0 if there is none
-	netdev      int  // ifindex of the other end while it is on the host, else 0
+	up          bool // the representor is up
+	master      int  // ifindex of the representor's bridge; 0 if it has none
+	netdev      int  // ifindex of the other end while it is on the host, otherwise 0
 }
 
-// wanted says what a pair is to be like.
-type wanted struct {
+// pairSpec specifies a pair.
+type pairSpec struct {
 	name        string // on the host
 	representor string
 	altNames    []string // of the representor
@@ -95,7 +95,7 @@ func openNamespace(path string) (netns.NsHandle, *netlink.Handle, error) {
 	return ns, handle, nil
 }
 
-// namespaceID returns the number of another namespace, which it gives out if there is none yet.
+// namespaceID returns the id of another namespace, which it assigns if there is none yet.
 func namespaceID(h *netlink.Handle, fd int) (int, error) {
 	id, err := h.GetNetNsIdByFd(fd)
 	if err != nil || id >= 0 {
@@ -128,15 +128,16 @@ func (p *pairs) close() error {
 	return err
 }
 
-// add makes a pair; in place of a lost one if old is not the zero value, with all that the
-// representor was. It is made from the xPU's side, where the ifindex is to stay the same.
-func (p *pairs) add(old pair, w wanted) (pair, error) {
+// add creates a pair. If old is not the zero value, the new pair replaces that lost one, with the
+// same state of the representor. It is created from the xPU's side, because the representor's
+// ifindex must stay the same.
+func (p *pairs) add(old pair, w pairSpec) (pair, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = w.representor, old.representor
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.name, PeerHardwareAddr: w.mac,
 		PeerNamespace: netlink.NsFd(p.hostNS)}
 	err := p.xpu.LinkAdd(veth)
-	if errors.Is(err, unix.EBUSY) { // the ifindex was given out meanwhile
+	if errors.Is(err, unix.EBUSY) { // the ifindex was taken meanwhile
 		veth.Index = 0
 		err = p.xpu.LinkAdd(veth)
 	}
@@ -182,14 +183,14 @@ func (p *pairs) add(old pair, w wanted) (pair, error) {
 	return now, nil
 }
 
-// netdev finds the host's end of a pair, nil if it is not on the host.
+// netdev returns the host's end of a pair, or nil if it is not on the host.
 func (p *pairs) netdev(of pair) (netlink.Link, error) {
 	representor, err := p.xpu.LinkByIndex(of.representor)
 	if err != nil {
 		return nil, err
 	}
 
-	// The other end may be in another namespace, where the same ifindex means another netdev.
+	// The other end may be in another namespace, where the ifindex belongs to another netdev.
 	link, err := p.host.LinkByIndex(representor.Attrs().ParentIndex)
 	if ignoreMissing(err) != nil {
 		return nil, err
@@ -201,8 +202,8 @@ func (p *pairs) netdev(of pair) (netlink.Link, error) {
 	return link, nil
 }
 
-// representorOf is the ifindex, in the xPU's namespace, of the other end of a netdev of the host; 0
-// if that is not where the other end is.
+// representorOf returns the ifindex of the representor of a netdev on the host, or 0 if its other
+// end is not in the xPU's namespace.
 func (p *pairs) representorOf(link netlink.Link) int {
 	if link.Type() != "veth" || link.Attrs().NetNsID != p.xpuID {
 		return 0
@@ -221,7 +222,7 @@ func (p *pairs) setRepresentor(of pair, up bool) error {
 	return nil
 }
 
-// remove destroys both ends, wherever the host's is.
+// remove deletes both ends, wherever the host's end is.
 func (p *pairs) remove(of pair) error {
 	if of.representor == 0 {
 		return nil
@@ -229,9 +230,9 @@ func (p *pairs) remove(of pair) error {
 	return ignoreMissing(p.xpu.LinkDel(reference(of.representor)))
 }
 
-// announce makes the kernel tell of a netdev of the host although nothing changes: setting the MAC
-// address that it has is NETDEV_CHANGEADDR, which becomes RTM_NEWLINK also while it is down
-// (rtnetlink_event in net/core/rtnetlink.c).
+// announce makes the kernel send a message about a netdev on the host without a change. Setting the
+// current MAC address again is NETDEV_CHANGEADDR, which causes RTM_NEWLINK even while the netdev is
+// down (rtnetlink_event in net/core/rtnetlink.c).
 func (p *pairs) announce(index int) error {
 	link, err := p.host.LinkByIndex(index)
 	if err != nil {
@@ -295,7 +296,7 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 	return nil
 }
 
-// ensureBridge returns the bridge, which it makes if needed. It does not snoop: multicast goes to
+// ensureBridge returns the bridge, creating it if needed. It does not snoop, so multicast reaches
 // all hosts.
 func ensureBridge(h *netlink.Handle, name string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
@@ -317,7 +318,7 @@ func ensureBridge(h *netlink.Handle, name string) (netlink.Link, error) {
 	return link, h.LinkSetUp(link)
 }
 
-// reference is a link for calls that need no more than its ifindex.
+// reference returns a link for calls that need only its ifindex.
 func reference(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }

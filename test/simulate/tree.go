@@ -14,16 +14,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// tree is a directory that looks like sysfs. What is replaced is replaced by rename, so that
-// readers never see a half.
+// tree is a directory in the form of sysfs. Files are replaced by rename, so that readers never see
+// a partial one.
 type tree struct {
 	sys string // the directory
-	tmp string // beside it, for what is being made
+	tmp string // temporary directory beside it
 }
 
 func newTree(root string) (tree, error) {
 	t := tree{filepath.Join(root, "sys"), filepath.Join(root, ".sys-new")}
-	if _, err := os.Stat(t.tmp); err == nil { // an earlier simulation was killed
+	if _, err := os.Stat(t.tmp); err == nil { // a previous simulation was killed
 		if err := t.remove(); err != nil {
 			return t, err
 		}
@@ -33,8 +33,8 @@ func newTree(root string) (tree, error) {
 		return t, fmt.Errorf("%s: is not empty, and not of an earlier simulation", t.sys)
 	}
 
-	for _, dir := range []string{t.sys, t.tmp, t.at("bus/pci/devices"), t.at("bus/pci/drivers"),
-		t.at("bus/auxiliary/devices"), t.at("class/net"), t.at("devices")} {
+	for _, dir := range []string{t.sys, t.tmp, t.path("bus/pci/devices"), t.path("bus/pci/drivers"),
+		t.path("bus/auxiliary/devices"), t.path("class/net"), t.path("devices")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return t, err
 		}
@@ -45,11 +45,11 @@ func newTree(root string) (tree, error) {
 
 func (t tree) remove() error { return errors.Join(os.RemoveAll(t.sys), os.RemoveAll(t.tmp)) }
 
-func (t tree) at(elements ...string) string {
+func (t tree) path(elements ...string) string {
 	return filepath.Join(append([]string{t.sys}, elements...)...)
 }
 
-// link makes a relative symbolic link, as all of sysfs's are.
+// link creates a relative symbolic link, like all links of sysfs.
 func (t tree) link(from, to string) error {
 	relative, err := filepath.Rel(filepath.Dir(from), to)
 	if err != nil {
@@ -67,7 +67,7 @@ func writeAll(dir string, attributes map[string]string) error {
 	return nil
 }
 
-// replace changes an attribute at once.
+// replace changes an attribute atomically.
 func (t tree) replace(path, value string) error {
 	tmp := filepath.Join(t.tmp, "attribute")
 	if err := os.WriteFile(tmp, []byte(value+"\n"), 0o644); err != nil {
@@ -76,19 +76,19 @@ func (t tree) replace(path, value string) error {
 	return os.Rename(tmp, path)
 }
 
-// device is a PCI device of the tree.
+// device is a PCI device in the tree.
 type device struct {
 	address    pci.Address
-	parent     string // directory above, below devices/: "pci0000:3a/0000:3a:00.0"
+	parent     string // parent directory relative to devices/, such as "pci0000:3a/0000:3a:00.0"
 	driver     string
 	attributes map[string]string
-	physfn     *device // a VF's PF
+	physfn     *device // the PF of a VF
 	index      int     // of a VF
 }
 
-func (t tree) dir(d *device) string { return t.at("devices", d.parent, string(d.address)) }
+func (t tree) dir(d *device) string { return t.path("devices", d.parent, string(d.address)) }
 
-// add shows a device. Its directory is complete when it comes onto the bus.
+// add adds a device. Its directory is complete before it appears on the bus.
 func (t tree) add(d *device) error {
 	dir := t.dir(d)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -97,12 +97,12 @@ func (t tree) add(d *device) error {
 	if err := writeAll(dir, d.attributes); err != nil {
 		return err
 	}
-	if err := t.link(filepath.Join(dir, "subsystem"), t.at("bus/pci")); err != nil {
+	if err := t.link(filepath.Join(dir, "subsystem"), t.path("bus/pci")); err != nil {
 		return err
 	}
 
 	if d.driver != "" {
-		driver := t.at("bus/pci/drivers", d.driver)
+		driver := t.path("bus/pci/drivers", d.driver)
 		if err := errors.Join(os.MkdirAll(driver, 0o755),
 			t.link(filepath.Join(dir, "driver"), driver)); err != nil {
 			return err
@@ -119,8 +119,8 @@ func (t tree) add(d *device) error {
 	return t.link(t.onBus(d), dir)
 }
 
-// drop takes a device away.
-func (t tree) drop(d *device) error {
+// removeDevice removes a device.
+func (t tree) removeDevice(d *device) error {
 	var errs []error
 	if d.physfn != nil {
 		errs = append(errs, os.Remove(t.virtfn(d)))
@@ -128,13 +128,13 @@ func (t tree) drop(d *device) error {
 	return errors.Join(append(errs, os.Remove(t.onBus(d)), os.RemoveAll(t.dir(d)))...)
 }
 
-func (t tree) onBus(d *device) string { return t.at("bus/pci/devices", string(d.address)) }
+func (t tree) onBus(d *device) string { return t.path("bus/pci/devices", string(d.address)) }
 
 func (t tree) virtfn(d *device) string {
 	return filepath.Join(t.dir(d.physfn), "virtfn"+strconv.Itoa(d.index))
 }
 
-// netdev is what the tree shows of a netdev. Two that are equal look the same.
+// netdev is the state of a netdev in the tree. Equal values look the same.
 type netdev struct {
 	name     string
 	index    int
@@ -143,12 +143,11 @@ type netdev struct {
 	up       bool // administratively
 	carrier  bool
 	state    string // operstate
-	portName string // phys_port_name, "" if the driver has none
-	speed    int    // of the link in Mbit/s, 0 if the driver does not tell it
+	portName string // phys_port_name; "" if the driver has none
+	speed    int    // of the link in Mbit/s; 0 if the driver does not report it
 }
 
-// show puts a netdev into its device's directory, in place of the one that was shown before; the
-// zero value is none.
+// show replaces the netdev in its device's directory. The zero value means none.
 func (t tree) show(d *device, before, now netdev) error {
 	if before == now {
 		return nil
@@ -194,7 +193,7 @@ func (t tree) register(d *device, n netdev) error {
 		return err
 	}
 
-	class := t.at("class/net", n.name)
+	class := t.path("class/net", n.name)
 	if err := os.Remove(class); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -209,8 +208,8 @@ func (t tree) hide(d *device, n netdev) error {
 
 	dir := filepath.Join(t.dir(d), "net", n.name)
 	gone := filepath.Join(t.tmp, "gone-"+n.name)
-	class := t.at("class/net", n.name)
-	// The name may have gone to another device's netdev meanwhile.
+	class := t.path("class/net", n.name)
+	// Another device's netdev may have taken the name.
 	if to, err := os.Readlink(class); err == nil &&
 		strings.HasSuffix(to, filepath.Join(string(d.address), "net", n.name)) {
 		if err := os.Remove(class); err != nil {
@@ -225,8 +224,8 @@ func (t tree) hide(d *device, n netdev) error {
 	return os.RemoveAll(gone)
 }
 
-// attributes of a netdev that is down lack carrier and speed: the kernel refuses to read them then
-// (EINVAL).
+// attributes returns the attributes of a netdev. While it is down, carrier and speed are missing,
+// because the kernel then refuses to read them (EINVAL).
 func (n netdev) attributes() map[string]string {
 	a := map[string]string{
 		"address": n.address, "ifindex": strconv.Itoa(n.index), "mtu": strconv.Itoa(n.mtu),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command simhost simulates the SmartNICs of one host until it is told to stop.
+// Command simhost simulates the SmartNICs of one host until it is stopped.
 package main
 
 import (
@@ -21,11 +21,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// ready is what simhost prints, in one line of JSON, when everything is there.
+// ready is the line of JSON that simhost prints when the host is ready.
 type ready struct {
-	// XPUNetNS is a path of the xPU's network namespace, good for as long as simhost runs.
+	// XPUNetNS is a path of the xPU's network namespace, valid while simhost runs.
 	XPUNetNS string `json:"xpuNetNS"`
-	// SysRoot is the directory that is the host's /sys.
+	// SysRoot is the directory that stands for the host's /sys.
 	SysRoot   string     `json:"sysRoot"`
 	Functions []function `json:"functions"`
 }

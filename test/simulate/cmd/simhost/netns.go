@@ -19,11 +19,12 @@ type xpuNS struct {
 	close func() error
 }
 
-// openXPU returns the namespace at the path, which it makes and binds to the path if nothing is
-// there; a namespace without a file if path is "". close takes away what was made.
+// openXPU returns the namespace at the path. If nothing is there, it creates a namespace and binds
+// it to the path. If path is "", it creates a namespace without a file. close removes what was
+// created.
 func openXPU(path string) (xpuNS, error) {
 	if path == "" {
-		return unnamed()
+		return newUnnamedNamespace()
 	}
 
 	ns, err := vnetns.GetFromPath(path)
@@ -45,8 +46,8 @@ func openXPU(path string) (xpuNS, error) {
 	return xpuNS{path, made.Close}, nil
 }
 
-// unnamed makes a namespace that ends with this process.
-func unnamed() (_ xpuNS, err error) {
+// newUnnamedNamespace creates a namespace that ends with this process.
+func newUnnamedNamespace() (_ xpuNS, err error) {
 	dir, err := os.MkdirTemp("", "simhost")
 	if err != nil {
 		return xpuNS{}, err
