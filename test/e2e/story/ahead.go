@@ -15,10 +15,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// portsAhead is how many Ports the step has made ahead.
+// portsAhead is how many Ports are made ahead.
 const portsAhead = 2
 
-// takePortsMadeAhead has pool careful make Ports ahead, and pods take them one after the other.
+// takePortsMadeAhead makes pool careful create Ports ahead, and starts pods that take them one
+// after the other.
 func (w *World) takePortsMadeAhead(ctx context.Context) error {
 	patch := fmt.Sprintf(`{"spec": {"provision": "Ahead", "portsAhead": %d, "network": "blue"}}`,
 		portsAhead)
@@ -38,13 +39,14 @@ func (w *World) takePortsMadeAhead(ctx context.Context) error {
 
 	names := []string{"ahead-1", "ahead-2", "ahead-3"}
 	for _, name := range names {
-		ahead, err := w.madeAhead(ctx, portsAhead)
+		ahead, err := w.waitForPortsAhead(ctx, portsAhead)
 		if err != nil {
 			return err
 		}
 
 		created := time.Now()
-		if err := w.claimedOf(ctx, "xpu-careful", name, "node1", `"network": "blue"`); err != nil {
+		if err := w.createPodWithClaimsOfClass(ctx, "xpu-careful", name, "node1",
+			`"network": "blue"`); err != nil {
 			return err
 		}
 
@@ -61,7 +63,7 @@ func (w *World) takePortsMadeAhead(ctx context.Context) error {
 		}
 	}
 
-	if _, err := w.madeAhead(ctx, portsAhead); err != nil {
+	if _, err := w.waitForPortsAhead(ctx, portsAhead); err != nil {
 		return err
 	}
 
@@ -71,11 +73,11 @@ func (w *World) takePortsMadeAhead(ctx context.Context) error {
 		return err
 	}
 
-	return w.gone(ctx, names...)
+	return w.deletePodsAndWait(ctx, names...)
 }
 
-// showAhead checks that a pod got a Function whose Port had been made ahead, and prints when it
-// reached the stages of its life.
+// showAhead checks that a pod got a Function whose Port had been made ahead, and prints the times
+// of its stages.
 func (w *World) showAhead(
 	ctx context.Context, pod string, life Life, ahead []v1alpha1.XPUPort,
 ) error {
@@ -113,9 +115,11 @@ func (w *World) showAhead(
 	return nil
 }
 
-// madeAhead waits until so many devices of node1's pool careful have no binding conditions, and
-// come first. It returns their Ports.
-func (w *World) madeAhead(ctx context.Context, want int) (ports []v1alpha1.XPUPort, err error) {
+// waitForPortsAhead waits until that many devices of node1's pool careful have no binding
+// conditions and come first. It returns their Ports.
+func (w *World) waitForPortsAhead(
+	ctx context.Context, want int,
+) (ports []v1alpha1.XPUPort, err error) {
 	err = poll(ctx, 30*time.Second,
 		fmt.Sprintf("%d Functions of node1 have a Port made ahead", want),
 		func(ctx context.Context) error {

@@ -28,11 +28,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// dashboardTime is for how long pods come and go: the dashboard's rates are over five minutes.
+// dashboardTime is how long pods start and end, because the dashboard's rates cover five minutes.
 const dashboardTime = 8 * time.Minute
 
-// DashboardSteps run Prometheus beside the product, and write what the dashboard's queries give to
-// a file, for a picture.
+// DashboardSteps run Prometheus with the product, and write the results of the dashboard's queries
+// to a file, for a picture.
 func (w *World) DashboardSteps(out string) []Step {
 	return append(w.claimSteps()[:4],
 		Step{"Pools for the device plugin beside those for claims", w.declareResources},
@@ -131,7 +131,7 @@ func (w *World) startPrometheus(ctx context.Context) error {
 		})
 }
 
-// prometheus is the API of the Prometheus that was started.
+// prometheus returns a client of the started Prometheus.
 func (w *World) prometheus() (promv1.API, error) {
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = netns.In(w.cluster.NetNS, func() error {
@@ -152,7 +152,7 @@ func (w *World) prometheus() (promv1.API, error) {
 }
 
 func (w *World) makeHistory(ctx context.Context) error {
-	if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
+	if err := errors.Join(w.startClaimedPeerPods(ctx), w.startPeerPods(ctx)); err != nil {
 		return err
 	}
 
@@ -188,10 +188,10 @@ func (w *World) makeHistory(ctx context.Context) error {
 		return err
 	}
 
-	return w.noneLost(packets)
+	return w.checkNoneLost(packets)
 }
 
-// panel is what is shown of a panel of the dashboard.
+// panel is the data of a panel of the dashboard.
 type panel struct {
 	Type    string         `json:"type"`
 	Title   string         `json:"title"`
@@ -200,15 +200,14 @@ type panel struct {
 	Series  []series       `json:"series"`
 }
 
-// series is a line of a panel: pairs of Unix time in milliseconds and value, null where there is
-// none.
+// series is a line of a panel: pairs of Unix time in milliseconds and value, or null for no value.
 type series struct {
 	Name   string        `json:"name"`
 	Points [][2]*float64 `json:"points"`
 }
 
-// writeDashboard evaluates the queries of deploy/monitoring/dashboard.json over the time that the
-// pods were there.
+// writeDashboard evaluates the queries of deploy/monitoring/dashboard.json over the time in which
+// there were pods.
 func (w *World) writeDashboard(ctx context.Context, out string) error {
 	content, err := os.ReadFile(filepath.Join(w.Source, "deploy/monitoring/dashboard.json"))
 	if err != nil {
@@ -290,7 +289,7 @@ func seriesOf(line *model.SampleStream, legend string) series {
 	for _, sample := range line.Values {
 		at, value := float64(sample.Timestamp), float64(sample.Value)
 		point := [2]*float64{&at, &value}
-		if math.IsNaN(value) || math.IsInf(value, 0) { // of quantiles of nothing
+		if math.IsNaN(value) || math.IsInf(value, 0) { // quantiles without samples
 			point[1] = nil
 		}
 		s.Points = append(s.Points, point)

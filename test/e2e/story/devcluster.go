@@ -11,18 +11,18 @@ import (
 	"strings"
 )
 
-// Devcluster is a development cluster, by its command-line program (test/devcluster).
+// Devcluster is a development cluster, controlled by its command-line program (test/devcluster).
 type Devcluster struct {
 	// Program is the path of the devcluster binary.
 	Program string
-	// Name is the cluster's.
+	// Name is the name of the cluster.
 	Name string
-	// Kubernetes, Runtime and Multus are others than those of the project, as "1.34",
+	// Kubernetes, Runtime and Multus override the project's versions, such as "1.34",
 	// "containerd-2" or "cri-o", and "4.2"; see "devcluster up --help".
 	Kubernetes, Runtime, Multus string
 }
 
-// Cluster is what "devcluster inspect" tells.
+// Cluster is the output of "devcluster inspect".
 type Cluster struct {
 	Kubeconfig string `json:"kubeconfig"`
 	NetNS      string `json:"netns"`
@@ -39,7 +39,7 @@ type Node struct {
 	Root  string `json:"root"`
 }
 
-// Run calls devcluster and returns what it prints. The error has what it says on standard error.
+// Run runs devcluster and returns its output. The error includes its standard error.
 func (d Devcluster) Run(ctx context.Context, command string, args ...string) (string, error) {
 	words := append(strings.Fields(command), "--name", d.Name)
 	cmd := exec.CommandContext(ctx, d.Program, append(words, args...)...)
@@ -52,7 +52,7 @@ func (d Devcluster) Run(ctx context.Context, command string, args ...string) (st
 	return out.String(), nil
 }
 
-// Inspect says what the cluster is made of.
+// Inspect returns the components of the cluster.
 func (d Devcluster) Inspect(ctx context.Context) (Cluster, error) {
 	out, err := d.Run(ctx, "inspect")
 	if err != nil {

@@ -17,7 +17,7 @@ func (w *World) directSteps() []Step {
 	}
 }
 
-// goDirect takes the product away, and installs it anew in direct mode, by kustomize.
+// goDirect uninstalls the product, and installs it again in direct mode, by kustomize.
 func (w *World) goDirect(ctx context.Context) error {
 	if err := w.uninstall(ctx); err != nil {
 		return err

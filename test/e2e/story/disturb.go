@@ -20,9 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// asBefore waits until the world is as it was before all pods. The ResourceSlices may have been
-// written since.
-func (w *World) asBefore(ctx context.Context) error {
+// waitForBaseline waits until everything is as before all pods. The ResourceSlices may have been
+// written meanwhile.
+func (w *World) waitForBaseline(ctx context.Context) error {
 	// A Function that was refused stays tainted for a minute.
 	return poll(ctx, 90*time.Second, "everything is as it was", func(ctx context.Context) error {
 		now, err := w.snapshot(ctx)
@@ -30,8 +30,8 @@ func (w *World) asBefore(ctx context.Context) error {
 			return err
 		}
 
-		now.SliceVersions = w.before.SliceVersions
-		if difference := w.before.Diff(now); difference != "" {
+		now.SliceVersions = w.baseline.SliceVersions
+		if difference := w.baseline.Diff(now); difference != "" {
 			return fmt.Errorf("differs (- before, + now):\n%s", difference)
 		}
 		return nil
@@ -58,7 +58,7 @@ func (w *World) removePod(ctx context.Context, name string) error {
 	})
 }
 
-// stopProcess ends one of the story's own processes.
+// stopProcess ends a process that the story started.
 func (w *World) stopProcess(ctx context.Context, name string, signal syscall.Signal) error {
 	i := slices.IndexFunc(w.processes, func(p process) bool { return p.Name == name })
 	if i < 0 {
@@ -74,8 +74,8 @@ func (w *World) stopProcess(ctx context.Context, name string, signal syscall.Sig
 	return nil
 }
 
-// rebootCard takes an OPI agent's memory and what it made of it, as a reboot of the card would, and
-// starts it again.
+// rebootCard simulates a reboot of the card: it stops the OPI agent, removes what the agent
+// created, and starts it again.
 func (w *World) rebootCard(ctx context.Context, x *xpu) error {
 	name := "opi-bridge-" + x.node.Name
 	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
@@ -88,8 +88,8 @@ func (w *World) rebootCard(ctx context.Context, x *xpu) error {
 	return w.startBridge(ctx, x)
 }
 
-// killAgent ends a node's xpu-agent, hard. The kubelet starts it again, after a while if it happens
-// often, so the pod is deleted with it, and the DaemonSet makes another.
+// killAgent kills a node's xpu-agent. The kubelet would restart it with growing delays, so the pod
+// is deleted too, and the DaemonSet creates another.
 func (w *World) killAgent(ctx context.Context, node string) error {
 	pids, err := w.agentsOf(node)
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *World) killAgent(ctx context.Context, node string) error {
 	return err
 }
 
-// agentsOf finds the processes of a node's agent: those called xpu-agent in the node's network
+// agentsOf returns the processes of a node's agent: those named xpu-agent in the node's network
 // namespace.
 func (w *World) agentsOf(node string) ([]int, error) {
 	i := slices.IndexFunc(w.cluster.Nodes, func(n Node) bool { return n.Name == node })
@@ -139,7 +139,7 @@ func (w *World) agentsOf(node string) ([]int, error) {
 	return pids, nil
 }
 
-// removeBridges takes away what an OPI agent made of its networks.
+// removeBridges removes what an OPI agent created for its networks.
 func (x *xpu) removeBridges() error {
 	links, err := x.links.LinkList()
 	if err != nil {
@@ -156,7 +156,7 @@ func (x *xpu) removeBridges() error {
 	return errors.Join(errs...)
 }
 
-// Diagnose collects what a person would look at first.
+// Diagnose collects what a person would check first.
 func (w *World) Diagnose(ctx context.Context) string {
 	var out strings.Builder
 	for _, args := range [][]string{

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fabric is the network between the xPUs: a switch that is a VTEP and a router as well, as a leaf
-// of a data center's fabric is. It is in the cluster's network namespace, which routes between
-// nodes and pods.
+// fabric is the network between the xPUs: a switch that is also a VTEP and a router, like a leaf of
+// a data center's fabric. It is in the cluster's network namespace, which routes between nodes and
+// pods.
 type fabric struct {
 	links *netlink.Handle
 	ns    vnetns.NsHandle
 }
 
-// The fabric's underlay, from which VXLAN is sent.
+// The fabric's underlay, from which VXLAN packets are sent.
 const (
 	fabricBridge  = "fabric"
 	fabricAddress = "192.168.77.254/24"
@@ -39,7 +39,7 @@ func newFabric(cluster Cluster) (*fabric, error) {
 	}
 
 	f := &fabric{links, ns}
-	// Without a querier a bridge that snoops on IGMP would forget who wants a VXLAN's group.
+	// Without a querier, an IGMP-snooping bridge would forget the receivers of a VXLAN's group.
 	snooping := false
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge, MTU: underlayMTU},
 		MulticastSnooping: &snooping}
@@ -55,7 +55,7 @@ func (f *fabric) close() error {
 	return f.ns.Close()
 }
 
-// add makes a link with an address, and sets it up.
+// add creates a link with an address, and sets it up.
 func (f *fabric) add(link netlink.Link, address string) error {
 	a, err := netlink.ParseAddr(address)
 	if err != nil {
@@ -88,8 +88,8 @@ func (f *fabric) plug(x *xpu, address string) error {
 	return errors.Join(f.links.LinkSetUp(port), x.setUp("uplink", address))
 }
 
-// route makes the fabric the router of a VXLAN segment, by an address with its prefix length. Nodes
-// and pods reach the segment, and the segment reaches them.
+// route makes the fabric the router of a VXLAN segment. The address has a prefix length. Nodes and
+// pods can reach the segment, and the segment can reach them.
 func (f *fabric) route(vni int, address string) error {
 	bridge, err := f.links.LinkByName(fabricBridge)
 	if err != nil {
@@ -98,7 +98,8 @@ func (f *fabric) route(vni int, address string) error {
 	return f.add(&netlink.Vxlan{
 		LinkAttrs: netlink.LinkAttrs{Name: segmentName(vni), MTU: underlayMTU - 50},
 		VxlanId:   vni, VtepDevIndex: bridge.Attrs().Index, Port: 4789, Learning: true,
-		Group: net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(), // as opi-bridge has it
+		// the group that opi-bridge uses
+		Group: net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
 	}, address)
 }
 

@@ -35,14 +35,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// Federation is an infra cluster whose nodes are xPUs, and two tenant clusters with the hosts of
-// these.
+// Federation is an infra cluster whose nodes are xPUs, and two tenant clusters with their hosts.
 type Federation struct {
 	// Infra, A and B are the clusters.
 	Infra, A, B *World
 }
 
-// Steps are the story of several clusters.
+// Steps returns the story of several clusters.
 func (f *Federation) Steps() []Step {
 	return []Step{
 		{"Three real clusters: two of tenants, with two hosts and one, and one of infra whose " +
@@ -67,12 +66,13 @@ func (f *Federation) Steps() []Step {
 
 func (f *Federation) tenants() map[string]*World { return map[string]*World{"a": f.A, "b": f.B} }
 
-// bringUp starts the clusters. Each node of a tenant has a node of infra behind it.
+// bringUp starts the clusters. Each node of a tenant belongs to a node of infra.
 func (f *Federation) bringUp(ctx context.Context) error {
-	f.A.pods, f.A.tries = pods, tries
+	f.A.pods, f.A.connectivityChecks = pods, connectivityChecks
 	f.B.pods = []podSpec{{"blue-1", "node1", "blue", "blue"}, {"blue-2", "node1", "blue", "blue"},
 		{"red-1", "node1", "red", "red"}}
-	f.B.tries = []try{{"blue-1", "blue-2", true}, {"red-1", "blue-2", false}}
+	f.B.connectivityChecks = []connectivityCheck{{"blue-1", "blue-2", true},
+		{"red-1", "blue-2", false}}
 	for _, cluster := range []struct {
 		*World
 		nodes int
@@ -85,7 +85,8 @@ func (f *Federation) bringUp(ctx context.Context) error {
 	return nil
 }
 
-// insertCards gives each host its card, and what tells its number to the xPU, which has no devlink.
+// insertCards gives each host its card, and tells the xPU the card's serial number, because the xPU
+// has no devlink.
 func (f *Federation) insertCards(ctx context.Context) error {
 	behind := f.Infra.cluster.Nodes
 	for _, tenant := range slices.Sorted(maps.Keys(f.tenants())) {
@@ -138,7 +139,7 @@ func (f *Federation) insertCard(_ context.Context, w *World, host, dpu Node, ser
 	return err
 }
 
-// installInfra applies what an infra cluster needs, and waits until each xPU has registered itself.
+// installInfra installs an infra cluster, and waits until each xPU has registered itself.
 func (f *Federation) installInfra(ctx context.Context) error {
 	w := f.Infra
 	var err error
@@ -190,8 +191,8 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	})
 }
 
-// installTenants applies what a tenant needs, joins it, and waits until the XPU of each node is
-// known there.
+// installTenants installs and joins the tenants, and waits until the XPU of each node is known
+// there.
 func (f *Federation) installTenants(ctx context.Context) error {
 	xpus := map[string][]string{"a": {"node1", "node2"}, "b": {"node3"}}
 	vlans := map[string]v1alpha1.VLANRange{
@@ -224,7 +225,7 @@ func (f *Federation) installTenants(ctx context.Context) error {
 		if err := f.joined(ctx, tenant); err != nil {
 			return err
 		}
-		if err := w.xpusFound(ctx, len(xpus[name])); err != nil {
+		if err := w.waitForXPUs(ctx, len(xpus[name])); err != nil {
 			return err
 		}
 	}
@@ -232,8 +233,8 @@ func (f *Federation) installTenants(ctx context.Context) error {
 	return nil
 }
 
-// giveToken makes the Secret by which the broker reaches a tenant's cluster, with a token of the
-// ServiceAccount that it has there.
+// giveToken creates the Secret with which the broker reaches a tenant's cluster, with a token of
+// its ServiceAccount there.
 func (f *Federation) giveToken(ctx context.Context, name string, w *World) error {
 	account := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-broker"},
@@ -276,8 +277,8 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 	return f.Infra.client.Create(ctx, secret)
 }
 
-// reach gives the infra cluster a way to an API server that listens on the machine: the clusters
-// have the same addresses, so that there is no route between them. It returns the address in the
+// reach forwards connections from the infra cluster to an API server on this machine, because the
+// clusters have the same addresses and thus no route between them. It returns the address in the
 // infra cluster.
 func (f *Federation) reach(host string) (string, error) {
 	target, err := url.Parse(host)
@@ -335,8 +336,8 @@ func (f *Federation) joined(ctx context.Context, tenant *v1alpha1.XPUTenant) err
 		})
 }
 
-// xpusFound waits until the tenant knows which XPUs serve its nodes.
-func (w *World) xpusFound(ctx context.Context, want int) error {
+// waitForXPUs waits until the tenant knows which XPUs serve its nodes.
+func (w *World) waitForXPUs(ctx context.Context, want int) error {
 	var xpus v1alpha1.XPUList
 	err := poll(ctx, 30*time.Second, "the XPUs of the nodes are known",
 		func(ctx context.Context) error {
@@ -367,7 +368,7 @@ func (w *World) xpusFound(ctx context.Context, want int) error {
 	return err
 }
 
-// onBoth does something in both tenants at the same time.
+// onBoth calls do for both tenants in parallel.
 func (f *Federation) onBoth(ctx context.Context, do func(context.Context, *World) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for name, w := range f.tenants() {
@@ -392,7 +393,7 @@ func (f *Federation) runPods(ctx context.Context) error {
 	return f.onBoth(ctx, func(ctx context.Context, w *World) error { return w.runPods(ctx) })
 }
 
-// exchange also shows that the tenants' segments differ although all else is the same.
+// exchange also checks that the tenants' segments differ although everything else is the same.
 func (f *Federation) exchange(ctx context.Context) error {
 	if err := f.onBoth(ctx, func(ctx context.Context, w *World) error {
 		return w.exchange(ctx)
@@ -400,14 +401,15 @@ func (f *Federation) exchange(ctx context.Context) error {
 		return err
 	}
 
-	// No pod of b has this address, so that only a's could answer.
+	// No pod of b has this address, so that only a's pod could answer.
 	_, device, err := f.A.claimOf(ctx, "blue-3")
 	if err != nil {
 		return err
 	}
 
 	address, _, _ := strings.Cut(device.NetworkData.IPs[0], "/")
-	if err := f.B.try(ctx, try{"blue-1", "blue-3 of tenant a", false}, address); err != nil {
+	if err := f.B.checkConnectivity(ctx, connectivityCheck{"blue-1", "blue-3 of tenant a", false},
+		address); err != nil {
 		return err
 	}
 
@@ -430,7 +432,7 @@ func (f *Federation) exchange(ctx context.Context) error {
 	return nil
 }
 
-// killBroker kills both replicas of the broker at once, and makes a pod that needs the next one.
+// killBroker kills both replicas of the broker at once, and creates a pod that needs the next one.
 func (f *Federation) killBroker(ctx context.Context) error {
 	late := podSpec{"late", "node1", "blue", "blue"}
 	if _, err := f.Infra.Cluster.Kubectl(ctx, "-n", "xpu-tenants", "delete", "pods", "--all",
@@ -520,7 +522,7 @@ func (f *Federation) End(ctx context.Context) error {
 	return errors.Join(f.A.End(ctx), f.B.End(ctx), f.Infra.End(ctx))
 }
 
-// Diagnose says what is known of the clusters.
+// Diagnose returns information about the clusters.
 func (f *Federation) Diagnose(ctx context.Context) string {
 	var all string
 	for _, w := range []*World{f.Infra, f.A, f.B} {
@@ -529,7 +531,7 @@ func (f *Federation) Diagnose(ctx context.Context) string {
 	return all
 }
 
-// NewFederation has its clusters beside each other: their names begin with the name.
+// NewFederation returns a federation whose clusters have names that begin with the world's name.
 func NewFederation(of World) *Federation {
 	cluster := func(name string) *World {
 		w := of

@@ -13,8 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// gpuBesideVF has a pod claim a GPU of another driver and a VF below one PCIe root, and both
-// drivers prepare their part.
+// gpuBesideVF starts a pod that claims a GPU of another driver and a VF below the same PCIe root.
 func (w *World) gpuBesideVF(ctx context.Context) error {
 	if _, err := w.Cluster.Run(ctx, "load",
 		filepath.Join(w.Bin, "images", "gpudriver.tar")); err != nil {
@@ -33,7 +32,7 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "training"); err != nil {
+	if err := w.waitForPod(ctx, "training"); err != nil {
 		return err
 	}
 	if err := w.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
@@ -65,10 +64,9 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	return w.endGPUs(ctx, pod.Name, manifest)
 }
 
-// endGPUs deletes the pod, then its driver with what it offered, and sees that the world is as it
-// was.
+// endGPUs deletes the pod, then its driver and its devices, and waits for the baseline.
 func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
-	// Without the driver no kubelet could unprepare the claim.
+	// Without the driver, the kubelet could not unprepare the claim.
 	if err := w.deletePod(ctx, pod); err != nil {
 		return err
 	}
@@ -76,17 +74,17 @@ func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
 		return err
 	}
 
-	// The kubelet would delete them too, some time after the driver is gone.
+	// The kubelet would delete them too, but only some time after the driver has gone.
 	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector",
 		"spec.driver=gpu.example.com", "--ignore-not-found")
 	if err != nil {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
-// gpusPublished waits until every node offers its GPUs.
+// gpusPublished waits until every node publishes its GPUs.
 func (w *World) gpusPublished(ctx context.Context) error {
 	return poll(ctx, 60*time.Second, "the nodes offer GPUs", func(ctx context.Context) error {
 		var slices resourceapi.ResourceSliceList

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// xpuctl calls the program as an administrator does, and returns what it prints.
+// xpuctl runs the program like an administrator, and returns its output.
 func (w *World) xpuctl(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(w.Bin, "xpuctl"),
 		append(args, "--kubeconfig="+w.cluster.Kubeconfig)...)
@@ -29,7 +29,7 @@ func (w *World) xpuctl(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// inspectPods has xpuctl tell what the story knows: that nothing is wrong with its pods.
+// inspectPods checks that xpuctl finds no problem with the story's pods.
 func (w *World) inspectPods(ctx context.Context) error {
 	var names []string
 	for _, p := range w.pods {
@@ -57,7 +57,7 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		}
 
 		if i == 0 {
-			w.tell("xpuctl explain pod "+name, out)
+			w.printCommand("xpuctl explain pod "+name, out)
 		}
 	}
 
@@ -72,7 +72,7 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		}
 
 		if node.Name == w.cluster.Nodes[0].Name {
-			w.tell("xpuctl discover --node="+node.Name, out)
+			w.printCommand("xpuctl discover --node="+node.Name, out)
 		}
 	}
 
@@ -83,7 +83,7 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		}
 
 		for line := range strings.Lines(out) {
-			// What is wrong with something, but for what an older Kubernetes lacks.
+			// Indented lines are problems, except for what an older Kubernetes lacks.
 			if strings.HasPrefix(line, " ") &&
 				!strings.HasPrefix(line, "  "+v1alpha1.ConditionSupported+" ") {
 				return fmt.Errorf("xpuctl %s says\n%s", command, out)
@@ -98,10 +98,11 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 	return w.collect(ctx)
 }
 
-// collect makes the archive for a bug report, in which nothing is missing.
+// collect creates the archive for a bug report, and checks that nothing is missing.
 func (w *World) collect(ctx context.Context) error {
 	file := filepath.Join(w.dir, "bundle.tar.gz")
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // of the act before
+	// from the previous act
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if _, err := w.xpuctl(ctx, "bundle", "--filename="+file); err != nil {
@@ -120,8 +121,8 @@ func (w *World) collect(ctx context.Context) error {
 	return nil
 }
 
-// tell prints a command and what it printed.
-func (w *World) tell(command, out string) {
+// printCommand prints a command and its output.
+func (w *World) printCommand(command, out string) {
 	w.Detail("$ %s", command)
 	for line := range strings.Lines(strings.TrimSpace(out)) {
 		w.Detail("  %s", strings.TrimRight(line, "\n"))

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// namespace is where the product is installed.
+// namespace is the product's namespace.
 const namespace = "xpu-system"
 
 // helm runs helm in the cluster.
@@ -39,10 +39,10 @@ func (w *World) installChart(ctx context.Context, mode, values string, images ..
 		filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
 }
 
-// productDir is the directory that the product is installed from.
+// productDir returns the directory from which the product is installed.
 func (w *World) productDir() string { return cmp.Or(w.product, w.Bin) }
 
-// images are the paths of images of the product.
+// images returns the paths of images of the product.
 func (w *World) images(names ...string) (paths []string) {
 	for _, name := range names {
 		paths = append(paths, filepath.Join(w.productDir(), "images", name+".tar"))
@@ -50,7 +50,7 @@ func (w *World) images(names ...string) (paths []string) {
 	return paths
 }
 
-// install installs the product and gives it its certificate.
+// install installs the product and its certificate.
 func (w *World) install(ctx context.Context) error {
 	if err := w.installChart(ctx, "cluster", "host", "xpu-agent", "xpu-controller"); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (w *World) install(ctx context.Context) error {
 	return w.waitForProduct(ctx)
 }
 
-// upgrade has every pod of the product replaced. number must differ from that of the last upgrade.
+// upgrade replaces every pod of the product. number must differ from the last upgrade's.
 func (w *World) upgrade(ctx context.Context, number int) error {
 	annotation := fmt.Sprintf("podAnnotations.example\\.com/upgrade=%d", number)
 	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace",
@@ -81,7 +81,7 @@ func (w *World) upgrade(ctx context.Context, number int) error {
 	return nil
 }
 
-// uninstall takes the product away with all that was declared to it.
+// uninstall removes the product and all objects declared for it.
 func (w *World) uninstall(ctx context.Context) error {
 	if _, err := w.Cluster.Run(ctx, "load", w.images("xpuctl")...); err != nil {
 		return err

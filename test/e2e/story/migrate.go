@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// migrate does with two pods what KubeVirt does with those of a virtual machine: the second, on the
-// other node, runs before the first ends. A third pod sees who has the address.
+// migrate does with two pods what KubeVirt does with the pods of a virtual machine: the second pod,
+// on the other node, runs before the first ends. A third pod checks which of them has the address.
 func (w *World) migrate(ctx context.Context) error {
 	source, target := launcher("machine-1", "node1"), launcher("machine-2", "node2")
-	// Both are the first of their nodes. So their VFs have one PCI address, and their ports one id
-	// at the two agents: the harder case.
+	// Both are the first pods of their nodes. So their VFs have the same PCI address, and their
+	// ports the same id at the two agents, which is the harder case.
 	if err := w.startResourcePod(ctx, source); err != nil {
 		return err
 	}
@@ -22,7 +22,7 @@ func (w *World) migrate(ctx context.Context) error {
 		return err
 	}
 
-	was, err := w.attachedTo(ctx, source)
+	was, err := w.networkStatuses(ctx, source)
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (w *World) migrate(ctx context.Context) error {
 		return err
 	}
 
-	is, err := w.attachedTo(ctx, target)
+	is, err := w.networkStatuses(ctx, target)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,8 @@ func (w *World) migrate(ctx context.Context) error {
 		return fmt.Errorf("%s has %s %q, want %s %q as %s", target.name, is[0].MAC, is[0].IPs,
 			was[0].MAC, was[0].IPs, source.name)
 	}
-	if err := w.try(ctx, try{"here", source.name, true}, address); err != nil {
+	if err := w.checkConnectivity(ctx, connectivityCheck{"here", source.name, true},
+		address); err != nil {
 		return fmt.Errorf("while %s stands by: %w", target.name, err)
 	}
 
@@ -50,7 +51,7 @@ func (w *World) migrate(ctx context.Context) error {
 	}
 
 	moved := func(ctx context.Context) error {
-		return w.try(ctx, try{"here", target.name, true}, address)
+		return w.checkConnectivity(ctx, connectivityCheck{"here", target.name, true}, address)
 	}
 	if err := poll(ctx, 20*time.Second, target.name+" has the address", moved); err != nil {
 		return err
@@ -61,7 +62,7 @@ func (w *World) migrate(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", target.name)
 }
 
-// launcher is a pod of one virtual machine, whose MAC address it asks for.
+// launcher returns a pod of the virtual machine, which requests its MAC address.
 func launcher(name, node string) resourcePod {
 	return resourcePod{
 		name: name, node: node, resources: map[string]int{poolPlain: 1}, machineUID: "machine",

@@ -17,22 +17,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Life is when a pod reached the stages of its life, as the API server told.
+// Life holds the times at which a pod reached its stages, according to the API server.
 type Life struct {
 	Created, Allocated, Provisioned, Bound, Attached, Ready time.Time
 }
 
-// watcher notes when pods reach their stages.
+// watcher records when pods reach their stages.
 type watcher struct {
 	mutex sync.Mutex
-	lives map[string]*Life // by pod
+	lives map[string]*Life // by name of the pod
 	pods  map[string]corev1.Pod
 	// changed is closed and replaced at every change.
 	changed chan struct{}
 	stops   []func()
 }
 
-// newWatcher follows the pods, claims and ports of a namespace.
+// newWatcher watches the pods, claims and ports of a namespace.
 func newWatcher(ctx context.Context, c client.WithWatch, namespace string) (*watcher, error) {
 	w := &watcher{
 		lives: map[string]*Life{}, pods: map[string]corev1.Pod{}, changed: make(chan struct{}),
@@ -116,7 +116,7 @@ func (w *watcher) noteClaim(claim *resourceapi.ResourceClaim, now time.Time) {
 	}
 }
 
-// podOfClaim is the pod that a claim was generated for: "<pod>-nic-<random>".
+// podOfClaim returns the pod of a generated claim, which is named "<pod>-nic-<random>".
 func podOfClaim(claim string) string {
 	pod, _, _ := cutLast(claim, "-nic-")
 	return pod
@@ -135,8 +135,8 @@ func first(t *time.Time, now time.Time) {
 	}
 }
 
-// wait returns when every pod fulfils the condition; the error says which does not and how far it
-// got.
+// wait waits until every pod fulfils the condition. The error says which pod does not, and its
+// stages so far.
 func (w *watcher) wait(
 	ctx context.Context, what string, pods []string,
 	done func(pod corev1.Pod, exists bool, life Life) bool,

@@ -25,8 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// chooseModels has a DevicePool offer a PF in other ways than VF by VF: as ports that claims share,
-// and as a whole or its VFs.
+// chooseModels lets a DevicePool publish a PF in other ways than by VFs: as ports that claims
+// share, and as a whole or its VFs.
 func (w *World) chooseModels(ctx context.Context) error {
 	manifest := filepath.Join(w.Source, "test/e2e/manifests/models.yaml")
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
@@ -48,11 +48,11 @@ func (w *World) chooseModels(ctx context.Context) error {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
-// modelled waits until node1 offers so many devices of the DevicePool.
-func (w *World) modelled(ctx context.Context, want int) error {
+// waitForDevices waits until node1 publishes that many devices of the DevicePool.
+func (w *World) waitForDevices(ctx context.Context, want int) error {
 	return poll(ctx, 30*time.Second, fmt.Sprintf("node1 offers %d devices of pool modelled", want),
 		func(ctx context.Context) error {
 			devices, err := w.devicesOf(ctx, "node1")
@@ -72,9 +72,9 @@ func (w *World) modelled(ctx context.Context, want int) error {
 		})
 }
 
-// quotaCounts waits until the quota's status tells so many used devices. The API server refuses
-// nothing by a quota that has no status yet, and kube-controller-manager, which writes the first,
-// pauses for seconds whenever it finds new kinds of objects, as those of CustomResourceDefinitions.
+// quotaCounts waits until the quota's status counts that many used devices. The API server enforces
+// no quota without a status. kube-controller-manager, which writes the first status, pauses for
+// seconds whenever it finds new kinds of objects, such as those of CustomResourceDefinitions.
 func (w *World) quotaCounts(ctx context.Context, used string) error {
 	return poll(ctx, 60*time.Second, "quota modelled counts "+used+" devices",
 		func(ctx context.Context) error {
@@ -94,18 +94,19 @@ func (w *World) quotaCounts(ctx context.Context, used string) error {
 		})
 }
 
-// sharePF has two pods take a port each of a PF, and a quota refuse a third.
+// sharePF starts two pods that take a port each of a PF, and checks that a quota rejects a third.
 func (w *World) sharePF(ctx context.Context) error {
-	if err := errors.Join(w.modelled(ctx, 1), w.quotaCounts(ctx, "0")); err != nil {
+	if err := errors.Join(w.waitForDevices(ctx, 1), w.quotaCounts(ctx, "0")); err != nil {
 		return err
 	}
 
 	var chosen []function.ID
 	for _, name := range []string{"ports-1", "ports-2"} {
-		if err := w.claimedOf(ctx, "xpu-modelled", name, "node1", `"network": "blue"`); err != nil {
+		if err := w.createPodWithClaimsOfClass(ctx, "xpu-modelled", name, "node1",
+			`"network": "blue"`); err != nil {
 			return err
 		}
-		if err := w.ready(ctx, name); err != nil {
+		if err := w.waitForPod(ctx, name); err != nil {
 			return err
 		}
 
@@ -125,7 +126,7 @@ func (w *World) sharePF(ctx context.Context) error {
 		return err
 	}
 
-	_, err := w.claim(ctx, "xpu-modelled", "ports-3", "node1", `"network": "blue"`)
+	_, err := w.buildPodWithClaims(ctx, "xpu-modelled", "ports-3", "node1", `"network": "blue"`)
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("a third claim: error %w, want the quota to refuse it", err)
 	}
@@ -134,7 +135,8 @@ func (w *World) sharePF(ctx context.Context) error {
 	return w.end(ctx, "ports-1", "ports-2")
 }
 
-// share is the VF that the agent chose for a pod's claim, and the device that the scheduler did.
+// share returns the VF that the agent chose for a pod's claim, and the device that the scheduler
+// chose.
 func (w *World) share(ctx context.Context, pod string) (function.ID, string, error) {
 	var c resourceapi.ResourceClaim
 	if err := w.client.Get(ctx, client.ObjectKey{Namespace: "default", Name: pod + "-nic-0"},
@@ -154,24 +156,25 @@ func (w *World) share(ctx context.Context, pod string) (function.ID, string, err
 	return devices[0].Function, devices[0].Name, nil
 }
 
-// takeWholePF has a pod want a PF of which another has a VF, and get it when that one is gone.
+// takeWholePF starts a pod that wants a PF while another has one of its VFs, and checks that it
+// gets the PF when that pod is gone.
 func (w *World) takeWholePF(ctx context.Context) error {
 	patch := `{"spec": {"model": "` + string(v1alpha1.ModelCounters) + `"}}`
 	if _, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", "modelled", "--type=merge",
 		"--patch", patch); err != nil {
 		return err
 	}
-	if err := w.modelled(ctx, 1+vfsOfPF); err != nil {
+	if err := w.waitForDevices(ctx, 1+vfsOfPF); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-modelled-vf", "one-vf", "node1",
+	if err := w.createPodWithClaimsOfClass(ctx, "xpu-modelled-vf", "one-vf", "node1",
 		`"network": "blue"`); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "one-vf"); err != nil {
+	if err := w.waitForPod(ctx, "one-vf"); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-modelled-pf", "whole", "node1",
+	if err := w.createPodWithClaimsOfClass(ctx, "xpu-modelled-pf", "whole", "node1",
 		`"interfaceName": "net1"`); err != nil {
 		return err
 	}
@@ -187,7 +190,7 @@ func (w *World) takeWholePF(ctx context.Context) error {
 	if err := w.end(ctx, "one-vf"); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "whole"); err != nil {
+	if err := w.waitForPod(ctx, "whole"); err != nil {
 		return err
 	}
 
@@ -195,18 +198,18 @@ func (w *World) takeWholePF(ctx context.Context) error {
 	return w.end(ctx, "whole")
 }
 
-// monitorAll has a pod see all VFs of a pool on a node, while another pod has one of them, and take
-// none.
+// monitorAll starts a pod that observes all VFs of a pool on a node, while another pod uses one,
+// and checks that it takes none.
 func (w *World) monitorAll(ctx context.Context) error {
 	const label = resourceapi.DRAAdminNamespaceLabelKey
 	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default",
 		label+"=true"); err != nil {
 		return err
 	}
-	if err := w.claimed(ctx, "user", "node1", `"network": "blue"`); err != nil {
+	if err := w.createPodWithClaims(ctx, "user", "node1", `"network": "blue"`); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "user"); err != nil {
+	if err := w.waitForPod(ctx, "user"); err != nil {
 		return err
 	}
 
@@ -226,7 +229,7 @@ func (w *World) monitorAll(ctx context.Context) error {
 		}
 	}
 
-	if err := w.ready(ctx, "monitor"); err != nil {
+	if err := w.waitForPod(ctx, "monitor"); err != nil {
 		return err
 	}
 	if err := w.client.Get(ctx, client.ObjectKeyFromObject(all), all); err != nil {
@@ -258,7 +261,7 @@ func (w *World) monitorAll(ctx context.Context) error {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
 // end deletes pods with their claims, and waits until they are gone.
@@ -284,7 +287,7 @@ func (w *World) claimsGone(ctx context.Context, pods []string) error {
 	})
 }
 
-// cutTo is the text from the mark on.
+// cutTo returns the text from the mark on.
 func cutTo(text, mark string) string {
 	if i := strings.Index(text, mark); i >= 0 {
 		return text[i:]
@@ -292,8 +295,8 @@ func cutTo(text, mark string) string {
 	return text
 }
 
-// unsupported is the message of a DevicePool's condition Supported if that is False, "" if it is
-// True.
+// unsupported returns the message of a DevicePool's condition Supported if that is False, and "" if
+// it is True.
 func (w *World) unsupported(ctx context.Context, name string) (message string, err error) {
 	err = poll(ctx, 30*time.Second, "DevicePool "+name+" has the condition Supported",
 		func(ctx context.Context) error {

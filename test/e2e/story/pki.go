@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// authority issues the certificates by which the controller and the OPI agents know each other.
+// authority issues the certificates with which the controller and the OPI agents authenticate each
+// other.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -34,7 +35,8 @@ func newAuthority() (*authority, error) {
 	return a, err
 }
 
-// sign makes a key and a certificate for it. An authority without a certificate signs for itself.
+// sign creates a key and a certificate for it. An authority without a certificate signs it with the
+// new key itself.
 func (a *authority) sign(template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -60,10 +62,10 @@ func (a *authority) sign(template *x509.Certificate) (*x509.Certificate, *ecdsa.
 	return cert, key, err
 }
 
-// identity is a certificate with its key, and the authority's certificate, all PEM.
+// identity is a certificate, its key, and the authority's certificate, all as PEM.
 type identity struct{ cert, key, ca []byte }
 
-// issue makes an identity for a name; ip may be empty.
+// issue returns an identity for a name; ip may be empty.
 func (a *authority) issue(name, ip string) (identity, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: name},
@@ -89,7 +91,7 @@ func (a *authority) issue(name, ip string) (identity, error) {
 	}, err
 }
 
-// identityFiles are the paths of an identity's parts.
+// identityFiles are the paths of an identity's files.
 type identityFiles struct{ cert, key, ca string }
 
 func (a *authority) issueFiles(dir, name, ip string) (identityFiles, error) {

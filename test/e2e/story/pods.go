@@ -21,14 +21,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// probeImage is in every node of a development cluster.
+// probeImage is present on every node of a development cluster.
 const probeImage = "devcluster.local/pause:1"
 
-// podSpec is a pod of the story.
+// podSpec specifies a pod of the story.
 type podSpec struct{ name, node, template, network string }
 
-// pods of the story: two on blue that can talk, one on red that cannot, and one whose pod is held
-// until its xPU is ready.
+// pods of the story: two on blue that can reach each other, one on red that cannot, and one that is
+// bound only after its xPU is ready.
 var pods = []podSpec{
 	{"blue-1", "node1", "blue", "blue"},
 	{"blue-2", "node2", "blue", "blue"},
@@ -36,8 +36,8 @@ var pods = []podSpec{
 	{"blue-3", "node2", "blue-careful", "blue"},
 }
 
-// tries of the story.
-var tries = []try{
+// connectivityChecks of the story.
+var connectivityChecks = []connectivityCheck{
 	{"blue-1", "blue-2", true},
 	{"blue-2", "blue-1", true},
 	{"blue-1", "blue-3", true},
@@ -45,7 +45,7 @@ var tries = []try{
 	{"red-1", "blue-3", false},
 }
 
-// declare applies what an administrator writes, and waits until it has come true.
+// declare applies an administrator's objects, and waits until they take effect.
 func (w *World) declare(ctx context.Context) error {
 	for i, x := range w.xpus {
 		object := &v1alpha1.XPU{Spec: v1alpha1.XPUSpec{
@@ -63,8 +63,8 @@ func (w *World) declare(ctx context.Context) error {
 	return w.declarePools(ctx, 32)
 }
 
-// declarePools applies what an administrator writes beside XPUs, and waits until so many devices
-// are offered.
+// declarePools applies an administrator's objects other than XPUs, and waits until that many
+// devices are published.
 func (w *World) declarePools(ctx context.Context, devices int) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f",
 		filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
@@ -79,9 +79,9 @@ func (w *World) declarePools(ctx context.Context, devices int) error {
 		return err
 	}
 
-	w.before, err = w.snapshot(ctx)
+	w.baseline, err = w.snapshot(ctx)
 	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors",
-		len(w.before.SliceVersions), len(w.before.Netdevs), len(w.before.Representors))
+		len(w.baseline.SliceVersions), len(w.baseline.Netdevs), len(w.baseline.Representors))
 
 	return err
 }
@@ -120,7 +120,7 @@ func (w *World) networksReady(ctx context.Context) error {
 	return nil
 }
 
-// pod makes the pod of a spec: one container that serves HTTP, one claim.
+// pod returns the pod for a spec: one container that serves HTTP, and one claim.
 func (p podSpec) pod() *corev1.Pod {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		NodeSelector:                  map[string]string{corev1.LabelHostname: p.node},
@@ -139,7 +139,8 @@ func (p podSpec) pod() *corev1.Pod {
 	return pod
 }
 
-// runPods makes the pods one after the other, so that each is timed alone, and shows what each got.
+// runPods starts the pods one after the other, so that each is timed alone, and shows what each
+// got.
 func (w *World) runPods(ctx context.Context) error {
 	watching, stop := context.WithTimeout(ctx, 90*time.Second)
 	defer stop()
@@ -176,7 +177,7 @@ func readyAndAttached(_ corev1.Pod, _ bool, life Life) bool {
 	return !life.Ready.IsZero() && !life.Attached.IsZero()
 }
 
-// explain adds the events of a pod that does not come to be.
+// explain returns the events of a pod that does not start.
 func (w *World) explain(ctx context.Context, pod string) error {
 	out, err := w.Cluster.Kubectl(ctx, "events", "--for", "pod/"+pod, "-n", "default")
 	if err != nil {
@@ -236,7 +237,7 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	return nil
 }
 
-// claimOf is the claim that was generated for a pod, and its one device.
+// claimOf returns the claim that was generated for a pod, and its only device.
 func (w *World) claimOf(
 	ctx context.Context, pod string,
 ) (*resourceapi.ResourceClaim, resourceapi.AllocatedDeviceStatus, error) {
@@ -255,8 +256,8 @@ func (w *World) claimOf(
 		fmt.Errorf("pod %s has no claim with one device in its status", pod)
 }
 
-// exchange sends packets between the pods. The networks have the same subnet, so that red-1 looks
-// for the blue pods on its own network, and only the xPUs keep them apart.
+// exchange checks connectivity between the pods. The networks have the same subnet, so that red-1
+// looks for the blue pods on its own network, and only the xPUs separate them.
 func (w *World) exchange(ctx context.Context) error {
 	addresses := map[string]string{}
 	for _, p := range w.pods {
@@ -268,22 +269,22 @@ func (w *World) exchange(ctx context.Context) error {
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	for _, t := range w.tries {
-		group.Go(func() error { return w.try(ctx, t, addresses[t.to]) })
+	for _, t := range w.connectivityChecks {
+		group.Go(func() error { return w.checkConnectivity(ctx, t, addresses[t.to]) })
 	}
 
 	return group.Wait()
 }
 
-// try is one pod's attempt to reach another.
-type try struct {
+// connectivityCheck is the attempt of one pod to reach another.
+type connectivityCheck struct {
 	from, to string
 	passes   bool
 }
 
-func (w *World) try(ctx context.Context, t try, address string) error {
+func (w *World) checkConnectivity(ctx context.Context, t connectivityCheck, address string) error {
 	begin := time.Now()
-	answer, err := w.get(ctx, t.from, address)
+	answer, err := w.httpGet(ctx, t.from, address)
 	switch {
 	case t.passes && err != nil:
 		return fmt.Errorf("%s cannot reach %s at %s: %w", t.from, t.to, address, err)
@@ -307,12 +308,12 @@ func (w *World) try(ctx context.Context, t try, address string) error {
 	return nil
 }
 
-// get asks for a page from inside a pod.
-func (w *World) get(ctx context.Context, pod, address string) (string, error) {
+// httpGet requests a page from inside a pod.
+func (w *World) httpGet(ctx context.Context, pod, address string) (string, error) {
 	return w.Cluster.Kubectl(ctx, "exec", pod, "--", "/pause", "get", "http://"+address+":8080/")
 }
 
-// deletePods ends the pods and compares the world with what it was before them.
+// deletePods deletes the pods and waits for the baseline.
 func (w *World) deletePods(ctx context.Context) error {
 	for _, p := range w.pods {
 		if err := w.client.Delete(ctx, p.pod()); err != nil {
@@ -326,7 +327,7 @@ func (w *World) deletePods(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if difference = w.before.Diff(now); difference != "" {
+		if difference = w.baseline.Diff(now); difference != "" {
 			return fmt.Errorf("differs (- before, + now):\n%s", difference)
 		}
 		return nil

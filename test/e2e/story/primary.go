@@ -28,7 +28,7 @@ const (
 )
 
 // runOnVFAlone runs pods whose only interface is a VF: the kubelet probes them over it, a Service
-// leads to them, and their metrics are scraped. Without the way through the fabric they are not
+// leads to them, and their metrics are scraped. Without the route through the fabric they are not
 // ready.
 func (w *World) runOnVFAlone(ctx context.Context) error {
 	if err := w.fabric.route(greenVNI, greenGateway); err != nil {
@@ -50,12 +50,12 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 	}
 
 	for _, pod := range pods {
-		if err := w.onlyVF(ctx, pod); err != nil {
+		if err := w.checkOnlyVF(ctx, pod); err != nil {
 			return fmt.Errorf("pod %s: %w", pod.Name, err)
 		}
 	}
 
-	// Pods on the cluster's network, such as a monitoring system is.
+	// pods on the cluster's network, like a monitoring system
 	clients := []resourcePod{{name: "client-1", node: "node1"}, {name: "client-2", node: "node2"}}
 	for _, c := range clients {
 		if err := w.startClient(ctx, c); err != nil {
@@ -63,10 +63,10 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 		}
 	}
 
-	if err := w.serves(ctx, pods, clients); err != nil {
+	if err := w.checkService(ctx, pods, clients); err != nil {
 		return err
 	}
-	if err := w.scraped(ctx, pods, clients[0].name); err != nil {
+	if err := w.checkScrape(ctx, pods, clients[0].name); err != nil {
 		return err
 	}
 	if err := w.probesGoThroughTheFabric(ctx); err != nil {
@@ -98,8 +98,9 @@ func (w *World) podsOfWeb(ctx context.Context) ([]corev1.Pod, error) {
 	return pods.Items, nil
 }
 
-// onlyVF sees that a pod has one interface, that it is a VF, and that its address is the pod's.
-func (w *World) onlyVF(ctx context.Context, pod corev1.Pod) error {
+// checkOnlyVF checks that a pod has exactly one interface, that it is a VF, and that its address is
+// the pod's.
+func (w *World) checkOnlyVF(ctx context.Context, pod corev1.Pod) error {
 	text := pod.Annotations["k8s.v1.cni.cncf.io/network-status"]
 	var all []status
 	if err := json.Unmarshal([]byte(text), &all); err != nil {
@@ -130,7 +131,7 @@ func (w *World) onlyVF(ctx context.Context, pod corev1.Pod) error {
 	return nil
 }
 
-// startClient starts a pod on the cluster's network alone.
+// startClient starts a pod on only the cluster's network.
 func (w *World) startClient(ctx context.Context, p resourcePod) error {
 	pod, err := p.pod()
 	if err != nil {
@@ -141,11 +142,11 @@ func (w *World) startClient(ctx context.Context, p resourcePod) error {
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
 	}
-	return w.ready(ctx, p.name)
+	return w.waitForPod(ctx, p.name)
 }
 
-// serves sees that the Service's address leads every client to every pod.
-func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourcePod) error {
+// checkService checks that every client reaches every pod through the Service's address.
+func (w *World) checkService(ctx context.Context, pods []corev1.Pod, clients []resourcePod) error {
 	var service corev1.Service
 	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "web"},
 		&service); err != nil {
@@ -183,8 +184,8 @@ func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourc
 	return nil
 }
 
-// scraped sees that the pods' metrics can be read at their addresses, as Prometheus reads them.
-func (w *World) scraped(ctx context.Context, pods []corev1.Pod, from string) error {
+// checkScrape checks that the pods' metrics can be read at their addresses, like Prometheus does.
+func (w *World) checkScrape(ctx context.Context, pods []corev1.Pod, from string) error {
 	for _, pod := range pods {
 		out, err := w.Cluster.Kubectl(ctx, "exec", from, "--", "/pause",
 			"get", "http://"+pod.Status.PodIP+":8080/metrics")
@@ -202,8 +203,8 @@ func (w *World) scraped(ctx context.Context, pods []corev1.Pod, from string) err
 	return nil
 }
 
-// probesGoThroughTheFabric takes the gateway away: the pods are not ready, and nobody is led to
-// them, until it is back.
+// probesGoThroughTheFabric removes the gateway, and checks that the pods are not ready and get no
+// traffic of the Service until it is back.
 func (w *World) probesGoThroughTheFabric(ctx context.Context) error {
 	if err := w.fabric.unroute(greenVNI); err != nil {
 		return err
@@ -223,7 +224,7 @@ func (w *World) probesGoThroughTheFabric(ctx context.Context) error {
 	return nil
 }
 
-// readyEndpoints waits until Service web has so many.
+// readyEndpoints waits until Service web has that many ready endpoints.
 func (w *World) readyEndpoints(ctx context.Context, want int) error {
 	return poll(ctx, 30*time.Second, fmt.Sprintf("Service web has %d ready endpoints", want),
 		func(ctx context.Context) error {

@@ -51,19 +51,19 @@ const (
 	poolSize  = vfsOfPF / 2
 )
 
-// resourcePod is a pod that asks for extended resources.
+// resourcePod is a pod that requests extended resources.
 type resourcePod struct {
 	name, node string
-	// resources says how many Functions the pod wants, by pool.
+	// resources is the number of requested Functions by pool.
 	resources map[string]int
 	networks  []selection
-	// program is what the probe image does, "serve" if empty.
+	// program is the command of the probe image; "serve" if empty.
 	program string
-	// machineUID is that of the virtual machine that controls the pod, "" for none.
+	// machineUID is the UID of the virtual machine that controls the pod; "" for none.
 	machineUID types.UID
 }
 
-// selection names a network that the pod wants, as Multus reads it.
+// selection selects a network, in the form that Multus reads.
 type selection struct {
 	Name      string   `json:"name"`
 	Interface string   `json:"interface,omitempty"`
@@ -71,7 +71,7 @@ type selection struct {
 	MAC       string   `json:"mac,omitempty"`
 }
 
-// definition is what the story must know of a NetworkAttachmentDefinition.
+// definition is the part of a NetworkAttachmentDefinition that the story needs.
 type definition struct{ network, pool string }
 
 var definitions = map[string]definition{
@@ -82,8 +82,8 @@ var definitions = map[string]definition{
 	"yellow-early": {"yellow", poolEarly},
 }
 
-// resourcePods of the story: two on blue that can talk, one on red that cannot, one with two
-// Functions of a pool on a network each, and one with Functions of two pools.
+// resourcePods of the story: two on blue that can reach each other, one on red that cannot, one
+// with two Functions of a pool on a network each, and one with Functions of two pools.
 var resourcePods = []resourcePod{
 	{name: "plain-1", node: "node1", resources: map[string]int{poolPlain: 1}, networks: []selection{
 		{Name: "blue", IPs: []string{"10.10.0.41/24"}, MAC: "02:00:00:00:00:41"},
@@ -101,7 +101,8 @@ var resourcePods = []resourcePod{
 		}, program: "show"},
 }
 
-// onNetwork is a pod with one Function on network blue or red, at 10.10.0.<host>.
+// onNetwork returns a pod with one Function on network blue or red, with the address
+// 10.10.0.<host>.
 func onNetwork(network, name, node string, host int) resourcePod {
 	return resourcePod{name: name, node: node, resources: map[string]int{poolPlain: 1},
 		networks: []selection{
@@ -109,8 +110,8 @@ func onNetwork(network, name, node string, host int) resourcePod {
 		}}
 }
 
-// declareResources applies what an administrator writes for the device plugin, and waits until the
-// kubelets offer it.
+// declareResources applies an administrator's objects for the device plugin, and waits until the
+// kubelets advertise it.
 func (w *World) declareResources(ctx context.Context) error {
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/networks.yaml", "direct/pools.yaml",
@@ -123,8 +124,8 @@ func (w *World) declareResources(ctx context.Context) error {
 	return w.expectResources(ctx)
 }
 
-// expectResources waits until all Functions of the device plugin can be had, and takes the snapshot
-// to come back to.
+// expectResources waits until all Functions of the device plugin are available, and takes the
+// baseline snapshot.
 func (w *World) expectResources(ctx context.Context) error {
 	const what = "the nodes have extended resources, and the networks are up"
 	err := poll(ctx, 30*time.Second, what, func(ctx context.Context) error {
@@ -133,7 +134,7 @@ func (w *World) expectResources(ctx context.Context) error {
 				return err
 			}
 		}
-		return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
+		return w.checkResources(ctx, poolSize, poolPlain, poolEarly)
 	})
 
 	if err != nil {
@@ -143,21 +144,24 @@ func (w *World) expectResources(ctx context.Context) error {
 		return err
 	}
 
-	w.before, err = w.snapshot(ctx)
+	w.baseline, err = w.snapshot(ctx)
 	return err
 }
 
-// resourcesAre says which node does not have so many Functions of each pool to give.
-func (w *World) resourcesAre(ctx context.Context, want int, pools ...string) error {
+// checkResources returns an error if a node does not have that many available Functions of each
+// pool.
+func (w *World) checkResources(ctx context.Context, want int, pools ...string) error {
 	for _, node := range w.cluster.Nodes {
-		if err := w.resourcesOf(ctx, node.Name, want, pools...); err != nil {
+		if err := w.checkResourcesOf(ctx, node.Name, want, pools...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *World) resourcesOf(ctx context.Context, name string, want int, pools ...string) error {
+func (w *World) checkResourcesOf(
+	ctx context.Context, name string, want int, pools ...string,
+) error {
 	var node corev1.Node
 	if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
 		return err
@@ -178,7 +182,7 @@ func resourceName(pool string) corev1.ResourceName {
 	return corev1.ResourceName(v1alpha1.GroupName + "/" + pool)
 }
 
-// describe shows what kubectl describe tells of a node's extended resources.
+// describe prints the extended resources in the output of kubectl describe for a node.
 func (w *World) describe(ctx context.Context, node string) error {
 	out, err := w.Cluster.Kubectl(ctx, "describe", "node", node)
 	if err != nil {
@@ -204,7 +208,7 @@ func (w *World) describe(ctx context.Context, node string) error {
 	return nil
 }
 
-// pod makes the pod: one container that asks for the resources, and the annotation that Multus
+// pod returns the pod: one container that requests the resources, and the annotation that Multus
 // reads.
 func (p resourcePod) pod() (*corev1.Pod, error) {
 	networks, err := json.Marshal(p.networks)
@@ -236,7 +240,7 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// runResourcePods makes the pods one after the other, so that each is timed alone, and shows what
+// runResourcePods starts the pods one after the other, so that each is timed alone, and shows what
 // each got.
 func (w *World) runResourcePods(ctx context.Context) error {
 	for _, p := range resourcePods {
@@ -247,7 +251,7 @@ func (w *World) runResourcePods(ctx context.Context) error {
 	return w.describe(ctx, "node1")
 }
 
-// startResourcePod makes a pod, waits for it, and checks what it got.
+// startResourcePod starts a pod, waits for it, and checks what it got.
 func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 	pod, err := p.pod()
 	if err != nil {
@@ -255,19 +259,19 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 	}
 
 	begin := time.Now()
-	// The world may be as before while a pod of the same name is not gone from the API server yet.
+	// The baseline may be reached while the API server still has a pod of the same name.
 	err = poll(ctx, 30*time.Second, "pod "+p.name+" is made", func(ctx context.Context) error {
 		return w.client.Create(ctx, pod)
 	})
 	if err != nil {
 		return err
 	}
-	if err := w.ready(ctx, p.name); err != nil {
+	if err := w.waitForPod(ctx, p.name); err != nil {
 		return err
 	}
 
 	took := time.Since(begin).Round(time.Millisecond)
-	attached, err := w.attachedTo(ctx, p)
+	attached, err := w.networkStatuses(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -286,10 +290,10 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 			a.Interface, d.network, address, d.pool, port, strings.Join(a.IPs, " "), a.MAC)
 	}
 
-	return w.environmentIs(ctx, p, devices)
+	return w.checkEnvironment(ctx, p, devices)
 }
 
-// status is an element of the annotation in which Multus says what became of a network.
+// status is the status of a network in the annotation that Multus writes.
 type status struct {
 	Name       string     `json:"name"`
 	Interface  string     `json:"interface"`
@@ -298,7 +302,8 @@ type status struct {
 	DeviceInfo deviceInfo `json:"device-info"`
 }
 
-// deviceInfo is what device plugin or CNI plugin say of the device behind an interface.
+// deviceInfo is the information of the device plugin or CNI plugin about the device of an
+// interface.
 type deviceInfo struct {
 	Type    string `json:"type"`
 	Version string `json:"version"`
@@ -308,9 +313,9 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// attachedTo is what Multus says of a pod's networks, in the order in which the pod names them,
-// checked.
-func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error) {
+// networkStatuses returns and checks Multus's status of a pod's networks, in the order in which the
+// pod lists them.
+func (w *World) networkStatuses(ctx context.Context, p resourcePod) ([]status, error) {
 	var pod corev1.Pod
 	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name},
 		&pod); err != nil {
@@ -337,7 +342,7 @@ func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error)
 	return all[1:], nil
 }
 
-// check compares with what the pod asked for as its network number index.
+// check compares the status with the pod's selection number index.
 func (s status) check(asked selection, index int) error {
 	name := asked.Interface
 	if name == "" {
@@ -373,8 +378,8 @@ func (d deviceInfo) complete() bool {
 	return d.Type == "pci" && d.Version == "1.1.0" && d.PCI.Address != "" && d.PCI.PFAddress != ""
 }
 
-// portOf checks the XPUPort that backs a pod's interface and says its name on the xPU. In direct
-// mode there is none.
+// portOf checks the XPUPort of a pod's interface and returns its name on the xPU. In direct mode
+// there is no XPUPort.
 func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definition) (string, error) {
 	if w.direct {
 		return "", nil
@@ -406,9 +411,9 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 	return ", port " + port.Status.BridgePort, nil
 }
 
-// environmentIs checks, of a pod that shows its environment, the variables that say which devices
-// it has.
-func (w *World) environmentIs(
+// checkEnvironment checks the variables that name the devices, for a pod that prints its
+// environment.
+func (w *World) checkEnvironment(
 	ctx context.Context, p resourcePod, devices map[string][]string,
 ) error {
 	if p.program != "show" {
@@ -432,39 +437,39 @@ func (w *World) environmentIs(
 	return nil
 }
 
-// exchangeResources sends packets between the pods.
+// exchangeResources checks connectivity between the pods.
 func (w *World) exchangeResources(ctx context.Context) error {
-	double, err := w.attachedTo(ctx, resourcePods[3])
+	double, err := w.networkStatuses(ctx, resourcePods[3])
 	if err != nil {
 		return err
 	}
 
 	tries := []struct {
-		try
+		connectivityCheck
 		address string
 	}{
-		{try{"plain-1", "plain-2", true}, "10.10.0.42"},
-		{try{"plain-2", "plain-1", true}, "10.10.0.41"},
-		{try{"double", "plain-2", true}, "10.10.0.42"},
-		{try{"mixed", "plain-2", true}, "10.10.0.42"},
-		{try{"mixed", "double", true}, double[1].IPs[0]},
-		{try{"plain-red", "plain-1", false}, "10.10.0.41"},
-		{try{"plain-red", "plain-2", false}, "10.10.0.42"},
+		{connectivityCheck{"plain-1", "plain-2", true}, "10.10.0.42"},
+		{connectivityCheck{"plain-2", "plain-1", true}, "10.10.0.41"},
+		{connectivityCheck{"double", "plain-2", true}, "10.10.0.42"},
+		{connectivityCheck{"mixed", "plain-2", true}, "10.10.0.42"},
+		{connectivityCheck{"mixed", "double", true}, double[1].IPs[0]},
+		{connectivityCheck{"plain-red", "plain-1", false}, "10.10.0.41"},
+		{connectivityCheck{"plain-red", "plain-2", false}, "10.10.0.42"},
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	for _, t := range tries {
-		group.Go(func() error { return w.try(ctx, t.try, t.address) })
+		group.Go(func() error { return w.checkConnectivity(ctx, t.connectivityCheck, t.address) })
 	}
 
 	return group.Wait()
 }
 
-// runBothWorlds runs pods that got their Functions in each way on one node, and sees that all talk
-// to a pod on the other node and that none has a Function of another.
+// runBothWorlds runs pods that got their Functions in each way on one node, and checks that all
+// reach a pod on the other node and that they share no Function.
 func (w *World) runBothWorlds(ctx context.Context) error {
 	const byClass = "by-class"
-	if err := w.claimed(ctx, "by-claim", "node1",
+	if err := w.createPodWithClaims(ctx, "by-claim", "node1",
 		`"network": "blue", "addresses": ["10.10.0.52/24"]`); err != nil {
 		return err
 	}
@@ -477,11 +482,11 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 		return err
 	}
 
-	attached, err := w.attachedTo(ctx, byPlugin)
+	attached, err := w.networkStatuses(ctx, byPlugin)
 	if err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "by-claim"); err != nil {
+	if err := w.waitForPod(ctx, "by-claim"); err != nil {
 		return err
 	}
 
@@ -498,12 +503,13 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 		return err
 	}
 
-	if err := w.allDifferent(ctx); err != nil {
+	if err := w.checkNoSharedFunctions(ctx); err != nil {
 		return err
 	}
 
 	for pod, address := range addresses {
-		if err := w.try(ctx, try{"plain-2", pod, true}, address); err != nil {
+		if err := w.checkConnectivity(ctx, connectivityCheck{"plain-2", pod, true},
+			address); err != nil {
 			return err
 		}
 	}
@@ -511,7 +517,7 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	return nil
 }
 
-// runByClass starts a pod with an extended resource for which the scheduler writes a claim.
+// runByClass starts a pod with an extended resource for which the scheduler creates a claim.
 func (w *World) runByClass(ctx context.Context, name string) (address string, err error) {
 	pod := podSpec{name: name, node: "node1"}.pod()
 	pod.Spec.ResourceClaims = nil
@@ -521,14 +527,14 @@ func (w *World) runByClass(ctx context.Context, name string) (address string, er
 	if err := w.client.Create(ctx, pod); err != nil {
 		return "", err
 	}
-	if err := w.ready(ctx, name); err != nil {
+	if err := w.waitForPod(ctx, name); err != nil {
 		return "", err
 	}
 
 	return w.addressByClass(ctx, name)
 }
 
-// addressByClass is the address of the pod whose claim the scheduler wrote.
+// addressByClass returns the address of a pod whose claim the scheduler created.
 func (w *World) addressByClass(ctx context.Context, name string) (address string, err error) {
 	what := "pod " + name + " has an address in the status of its claim"
 	err = poll(ctx, 10*time.Second, what, func(ctx context.Context) error {
@@ -568,9 +574,9 @@ func (w *World) addressByClass(ctx context.Context, name string) (address string
 	return address, err
 }
 
-// allDifferent sees that no Function was given twice: each pod has an XPUPort of its own for each
-// of its interfaces.
-func (w *World) allDifferent(ctx context.Context) error {
+// checkNoSharedFunctions checks that no Function is allocated twice: each pod has its own XPUPort
+// for each of its interfaces.
+func (w *World) checkNoSharedFunctions(ctx context.Context) error {
 	var ports v1alpha1.XPUPortList
 	if err := w.client.List(ctx, &ports); err != nil {
 		return err
@@ -590,7 +596,7 @@ func (w *World) allDifferent(ctx context.Context) error {
 	return nil
 }
 
-// deleteResourcePods ends all pods and compares the world with what it was before them.
+// deleteResourcePods deletes all pods and waits for the baseline.
 func (w *World) deleteResourcePods(ctx context.Context) error {
 	begin := time.Now()
 	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default")); err != nil {
@@ -604,7 +610,7 @@ func (w *World) deleteResourcePods(ctx context.Context) error {
 		}
 	}
 
-	if err := w.asBefore(ctx); err != nil {
+	if err := w.waitForBaseline(ctx); err != nil {
 		return err
 	}
 
@@ -615,12 +621,12 @@ func (w *World) deleteResourcePods(ctx context.Context) error {
 	return nil
 }
 
-// endResourcePods deletes pods and waits until the world is as it was before them.
+// endResourcePods deletes pods and waits for the baseline.
 func (w *World) endResourcePods(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		if err := w.deletePod(ctx, name); err != nil {
 			return err
 		}
 	}
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }

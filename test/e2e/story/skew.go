@@ -15,13 +15,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// SkewSteps run this version and the one before it beside each other, forth and back. In every
-// stage pods start, and those of the stage before end: what one version wrote into journals, states
-// of opi-bridge and objects, the other reads.
+// SkewSteps mix this version and the previous one, in both directions. In every stage pods start,
+// and the pods of the previous stage end, so that each version reads the journals, opi-bridge
+// states and objects that the other wrote.
 func (w *World) SkewSteps() []Step {
 	var stream *packets
 	stage := 0
-	// lives has pods start, talk and end in a stage.
+	// lives starts, connects and ends pods in a stage.
 	lives := func(enter func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
 			if err := enter(ctx); err != nil {
@@ -48,7 +48,8 @@ func (w *World) SkewSteps() []Step {
 			}},
 		{"Pods that stay, and packets between them until the end",
 			func(ctx context.Context) (err error) {
-				if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
+				if err := errors.Join(w.startClaimedPeerPods(ctx),
+					w.startPeerPods(ctx)); err != nil {
 					return err
 				}
 				stream, err = sendPackets("10.10.0.21", "10.10.0.22")
@@ -56,40 +57,41 @@ func (w *World) SkewSteps() []Step {
 			}},
 		{"The version before alone", lives(func(context.Context) error { return nil })},
 		{"This version's controller beside agents of the version before",
-			lives(func(ctx context.Context) error { return w.change(ctx, w.Bin, "OnDelete") })},
+			lives(func(ctx context.Context) error { return w.upgradeTo(ctx, w.Bin, "OnDelete") })},
 		{"This version alone", lives(func(ctx context.Context) error {
-			return w.changeAll(ctx,
+			return w.upgradeAllTo(ctx,
 				w.Bin)
 		})},
 		{"The controller of the version before beside this version's agents",
 			lives(func(ctx context.Context) error {
-				return w.change(ctx, w.BeforeBin,
+				return w.upgradeTo(ctx, w.BeforeBin,
 					"OnDelete")
 			})},
 		{"The version before alone again", lives(func(ctx context.Context) error {
-			return w.changeAll(ctx, w.BeforeBin)
+			return w.upgradeAllTo(ctx, w.BeforeBin)
 		})},
 		{"All pods end, no packet was lost, and everything is as it was",
 			func(ctx context.Context) error {
-				if err := w.noneLost(stream); err != nil {
+				if err := w.checkNoneLost(stream); err != nil {
 					return err
 				}
-				return w.gone(ctx, "steady", "witness", "here", "there", claimedOfStage(stage),
+				return w.deletePodsAndWait(ctx, "steady", "witness", "here", "there",
+					claimedOfStage(stage),
 					byPluginOfStage(stage).name)
 			}},
 	}
 }
 
-// changeAll has everything be of a version.
-func (w *World) changeAll(ctx context.Context, product string) error {
-	if err := w.change(ctx, product, "RollingUpdate"); err != nil {
+// upgradeAllTo upgrades everything to a version.
+func (w *World) upgradeAllTo(ctx context.Context, product string) error {
+	if err := w.upgradeTo(ctx, product, "RollingUpdate"); err != nil {
 		return err
 	}
 	return w.replaceBridges(ctx)
 }
 
-// change has Helm install a version. With strategy OnDelete the agents stay those that run.
-func (w *World) change(ctx context.Context, product, strategy string) error {
+// upgradeTo installs a version by Helm. With strategy OnDelete the running agents stay.
+func (w *World) upgradeTo(ctx context.Context, product, strategy string) error {
 	was := w.product
 	w.product = product
 	if was != product {
@@ -121,7 +123,7 @@ func (w *World) change(ctx context.Context, product, strategy string) error {
 	return w.waitForProduct(ctx)
 }
 
-// replaceBridges has the product's opi-bridge take the place of those that run, with their states.
+// replaceBridges replaces the running opi-bridges by the product's, which keep their states.
 func (w *World) replaceBridges(ctx context.Context) error {
 	for _, x := range w.xpus {
 		if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGTERM); err != nil {
@@ -140,26 +142,29 @@ func byPluginOfStage(n int) resourcePod {
 	return onNetwork("blue", fmt.Sprintf("by-plugin-%d", n), "node2", 70+n)
 }
 
-// nextGeneration starts the pods of a stage, which talk, and ends those of the stage before.
+// nextGeneration starts the pods of a stage, checks their connectivity, and ends the pods of the
+// previous stage.
 func (w *World) nextGeneration(ctx context.Context, stage int) error {
-	if err := w.tellProduct(ctx); err != nil {
+	if err := w.printProductImages(ctx); err != nil {
 		return err
 	}
 
 	begin := time.Now()
-	if err := w.claimed(ctx, claimedOfStage(stage), "node1", `"network": "blue"`); err != nil {
+	if err := w.createPodWithClaims(ctx, claimedOfStage(stage), "node1",
+		`"network": "blue"`); err != nil {
 		return err
 	}
 
 	byPlugin := byPluginOfStage(stage)
-	if err := errors.Join(w.ready(ctx, claimedOfStage(stage)),
+	if err := errors.Join(w.waitForPod(ctx, claimedOfStage(stage)),
 		w.startResourcePod(ctx, byPlugin)); err != nil {
 		return err
 	}
 
 	address, _, _ := strings.Cut(byPlugin.networks[0].IPs[0], "/")
-	if err := errors.Join(w.try(ctx, try{claimedOfStage(stage), byPlugin.name, true}, address),
-		w.talk(ctx)); err != nil {
+	if err := errors.Join(w.checkConnectivity(ctx,
+		connectivityCheck{claimedOfStage(stage), byPlugin.name, true}, address),
+		w.checkPeerConnectivity(ctx)); err != nil {
 		return err
 	}
 
@@ -175,8 +180,8 @@ func (w *World) nextGeneration(ctx context.Context, stage int) error {
 	return nil
 }
 
-// tellProduct says which images the product's pods run.
-func (w *World) tellProduct(ctx context.Context) error {
+// printProductImages prints the images of the product's pods.
+func (w *World) printProductImages(ctx context.Context) error {
 	var pods corev1.PodList
 	if err := w.client.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 		return err

@@ -23,26 +23,28 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Snapshot is everything that a pod's life may touch and must leave as it was.
+// Snapshot is the state that a pod's life may change and must restore.
 type Snapshot struct {
-	// Netdevs are those of the nodes' PFs and VFs: "node1/ens1f0v3" and what they are.
+	// Netdevs are the netdevs of the nodes' PFs and VFs, such as "node1/ens1f0v3".
 	Netdevs map[string]Netdev
-	// Representors are those on the xPUs, with the bridge that each is a port of.
+	// Representors are the representors on the xPUs, each with its bridge.
 	Representors map[string]string
-	// Devices are what the ResourceSlices offer, by pool.
+	// Devices are the devices in ResourceSlices, by pool.
 	Devices map[string][]resourceapi.Device
-	// SliceVersions are the resource versions of the slices: nobody may even have written them.
+	// SliceVersions are the resource versions of the slices, which show whether the slices were
+	// written.
 	SliceVersions map[string]string
-	// Resources are the extended resources of the nodes, "node1/xpu.opiproject.org/plain": "8 of 8"
-	// can be had.
+	// Resources are the nodes' extended resources, such as "node1/xpu.opiproject.org/plain" with "8
+	// of 8" available.
 	Resources map[string]string
-	// Ports and Claims are the names of what should not be there any more.
+	// Ports and Claims are names of objects that should not exist any more.
 	Ports, Claims []string
-	// Attachments are what the agents' journals have; Left are files that somebody left on a node.
+	// Attachments are the entries of the agents' journals, and Left the files left behind on a
+	// node.
 	Attachments, Left []string
 }
 
-// Netdev is what the kernel tells of a netdev that someone may have changed.
+// Netdev is the kernel's state of a netdev that may have been changed.
 type Netdev struct {
 	MAC      string
 	MTU      int
@@ -52,7 +54,7 @@ type Netdev struct {
 	Addrs    []string
 }
 
-// snapshot looks at nodes, xPUs and API server.
+// snapshot reads the state of nodes, xPUs and API server.
 func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	s := Snapshot{
 		Netdevs: map[string]Netdev{}, Representors: map[string]string{},
@@ -77,7 +79,7 @@ func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	return s, w.addObjects(ctx, &s)
 }
 
-// addResources looks at what the kubelets tell of the device plugin.
+// addResources adds the extended resources that the kubelets report.
 func (w *World) addResources(ctx context.Context, s Snapshot) error {
 	var nodes corev1.NodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
@@ -97,7 +99,7 @@ func (w *World) addResources(ctx context.Context, s Snapshot) error {
 	return nil
 }
 
-// addObjects looks at what is in the API server for claims and on behalf of xPUs.
+// addObjects adds the objects for claims and xPUs.
 func (w *World) addObjects(ctx context.Context, s *Snapshot) error {
 	var slicesList resourceapi.ResourceSliceList
 	var ports v1alpha1.XPUPortList
@@ -124,7 +126,8 @@ func (w *World) addObjects(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// addJournal reads a copy of the journal of the node's agent, which has its file locked.
+// addJournal reads a copy of the journal of the node's agent, because the agent has locked the
+// file.
 func (s *Snapshot) addJournal(node Node) error {
 	dir, err := os.MkdirTemp("", "journal-")
 	if err != nil {
@@ -133,7 +136,7 @@ func (s *Snapshot) addJournal(node Node) error {
 	defer os.RemoveAll(dir)
 
 	file := filepath.Join(dir, "journal.db")
-	content, err := settled(filepath.Join(node.Root, "var/lib/xpu-agent/journal.db"))
+	content, err := readStable(filepath.Join(node.Root, "var/lib/xpu-agent/journal.db"))
 	if err != nil {
 		return err
 	}
@@ -155,8 +158,8 @@ func (s *Snapshot) addJournal(node Node) error {
 	return nil
 }
 
-// settled reads a file that is written all at once, when nobody is writing.
-func settled(file string) ([]byte, error) {
+// readStable reads a file while it is not being written.
+func readStable(file string) ([]byte, error) {
 	before, err := os.ReadFile(file)
 	for err == nil {
 		var after []byte
@@ -169,10 +172,10 @@ func settled(file string) ([]byte, error) {
 	return before, err
 }
 
-// addFiles lists what belongs to one pod's life: device-info files, requests for an agent that was
-// away, and addresses that IPAM plugins gave. The device plugin's own device-info files are not
-// among them: they are removed some minutes after the kubelet has forgotten the pod, because a pod
-// may get another sandbox.
+// addFiles lists files that belong to one pod: device-info files, requests for an agent that was
+// away, and addresses assigned by IPAM plugins. It omits the device plugin's own device-info files,
+// which are removed only some minutes after the kubelet has forgotten the pod, because a pod may
+// get another sandbox.
 func (s *Snapshot) addFiles(node Node) error {
 	for _, pattern := range []string{
 		"run/k8s.cni.cncf.io/devinfo/cni/*", "var/lib/xpu-agent/spool/*",
@@ -233,11 +236,11 @@ func (s Snapshot) addNode(node Node) error {
 	return nil
 }
 
-// cardName begins the names of all netdevs of the simulated card, which is in slot 3b. One that
-// came back from a pod under another name is missed.
+// cardName is the prefix of all netdevs of the simulated card, which is in slot 3b. A netdev that
+// returned from a pod under another name is therefore missing.
 const cardName = "enp59s0f"
 
-// podBridge has the pods of an xPU that is a node itself.
+// podBridge is the bridge of the pods on an xPU that is a node itself.
 const podBridge = "cni0"
 
 func (s Snapshot) addXPU(x *xpu) error {
@@ -260,5 +263,5 @@ func (s Snapshot) addXPU(x *xpu) error {
 	return nil
 }
 
-// Diff says what is no longer as it was, "" if nothing is.
+// Diff describes the differences between two snapshots, or returns "".
 func (s Snapshot) Diff(now Snapshot) string { return cmp.Diff(s, now) }

@@ -55,25 +55,27 @@ func (w *World) claimTrouble() []Step {
 	}
 }
 
-// claimed makes a pod on a node with a claim for each set of parameters, fields of an
-// InterfaceConfig in JSON.
-func (w *World) claimed(ctx context.Context, name, node string, parameters ...string) error {
-	return w.claimedOf(ctx, "xpu-fast", name, node, parameters...)
+// createPodWithClaims creates a pod on a node with a claim for each set of parameters, which are
+// fields of an InterfaceConfig in JSON.
+func (w *World) createPodWithClaims(
+	ctx context.Context, name, node string, parameters ...string,
+) error {
+	return w.createPodWithClaimsOfClass(ctx, "xpu-fast", name, node, parameters...)
 }
 
-// claimedOf is claimed, of a DeviceClass.
-func (w *World) claimedOf(
+// createPodWithClaimsOfClass is like createPodWithClaims, with a DeviceClass.
+func (w *World) createPodWithClaimsOfClass(
 	ctx context.Context, class, name, node string, parameters ...string,
 ) error {
-	pod, err := w.claim(ctx, class, name, node, parameters...)
+	pod, err := w.buildPodWithClaims(ctx, class, name, node, parameters...)
 	if err != nil {
 		return err
 	}
 	return w.client.Create(ctx, pod)
 }
 
-// claim makes the claims of a pod, and the pod for the caller to create.
-func (w *World) claim(
+// buildPodWithClaims creates the claims of a pod, and returns the pod for the caller to create.
+func (w *World) buildPodWithClaims(
 	ctx context.Context, class, name, node string, parameters ...string,
 ) (*corev1.Pod, error) {
 	pod := podSpec{name: name, node: node, template: ""}.pod()
@@ -87,7 +89,7 @@ func (w *World) claim(
 			},
 			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: v1alpha1.GroupName,
-				// Neither sorted nor compact: what a user's client writes must stay as it is.
+				// Neither sorted nor compact: the text of a user's client must be kept unchanged.
 				Parameters: runtime.RawExtension{
 					Raw: []byte(
 						`{"kind": "InterfaceConfig", "apiVersion": "xpu.opiproject.org/v1alpha1", ` + fields + `}`,
@@ -110,8 +112,8 @@ func (w *World) claim(
 	return pod, nil
 }
 
-// gone deletes pods with their claims and waits until the world is as it was before all pods.
-func (w *World) gone(ctx context.Context, names ...string) error {
+// deletePodsAndWait deletes pods with their claims and waits for the baseline.
+func (w *World) deletePodsAndWait(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 		if err := w.client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
@@ -124,11 +126,11 @@ func (w *World) gone(ctx context.Context, names ...string) error {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
-// ready waits for a pod.
-func (w *World) ready(ctx context.Context, name string) error {
+// waitForPod waits until a pod is ready.
+func (w *World) waitForPod(ctx context.Context, name string) error {
 	err := poll(ctx, 90*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
@@ -157,8 +159,8 @@ func podReady(pod corev1.Pod) bool {
 	return false
 }
 
-// told waits until an event of the pod has all these words.
-func (w *World) told(ctx context.Context, pod string, words ...string) error {
+// waitForEvent waits until an event of the pod contains all these words.
+func (w *World) waitForEvent(ctx context.Context, pod string, words ...string) error {
 	return poll(ctx, 45*time.Second, fmt.Sprintf("an event of pod %s tells of %q", pod, words),
 		func(ctx context.Context) error {
 			var events corev1.EventList
@@ -208,25 +210,25 @@ func (w *World) refuseParameters(ctx context.Context) error {
 	var names []string
 	for _, c := range cases {
 		names = append(names, c.pod)
-		if err := w.claimed(ctx, c.pod, "node1", c.fields); err != nil {
+		if err := w.createPodWithClaims(ctx, c.pod, "node1", c.fields); err != nil {
 			return err
 		}
 	}
 
 	for _, c := range cases {
-		if err := w.told(ctx, c.pod, c.words...); err != nil {
+		if err := w.waitForEvent(ctx, c.pod, c.words...); err != nil {
 			return err
 		}
 	}
 
-	return w.gone(ctx, names...)
+	return w.deletePodsAndWait(ctx, names...)
 }
 
 func (w *World) waitForNetwork(ctx context.Context) error {
-	if err := w.claimed(ctx, "green-1", "node1", `"network": "green"`); err != nil {
+	if err := w.createPodWithClaims(ctx, "green-1", "node1", `"network": "green"`); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "green-1", "green", "not exist"); err != nil {
+	if err := w.waitForEvent(ctx, "green-1", "green", "not exist"); err != nil {
 		return err
 	}
 
@@ -241,10 +243,10 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 	if err := w.client.Create(ctx, green); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "green-1"); err != nil {
+	if err := w.waitForPod(ctx, "green-1"); err != nil {
 		return err
 	}
-	if err := w.gone(ctx, "green-1"); err != nil {
+	if err := w.deletePodsAndWait(ctx, "green-1"); err != nil {
 		return err
 	}
 	if err := w.client.Delete(ctx, green); err != nil {
@@ -261,25 +263,27 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 }
 
 func (w *World) twoInterfaces(ctx context.Context) error {
-	if err := w.claimed(ctx, "two", "node1", `"network": "blue", "interfaceName": "storage"`,
+	if err := w.createPodWithClaims(ctx, "two", "node1",
+		`"network": "blue", "interfaceName": "storage"`,
 		`"network": "red"`); err != nil {
 		return err
 	}
-	if err := w.claimed(ctx, "twice", "node2", `"network": "blue", "interfaceName": "data"`,
+	if err := w.createPodWithClaims(ctx, "twice", "node2",
+		`"network": "blue", "interfaceName": "data"`,
 		`"network": "red", "interfaceName": "data"`); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "two"); err != nil {
+	if err := w.waitForPod(ctx, "two"); err != nil {
 		return err
 	}
 	if err := w.interfaces(ctx, "two", "net1", "storage"); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "twice", "data", "same pod"); err != nil {
+	if err := w.waitForEvent(ctx, "twice", "data", "same pod"); err != nil {
 		return err
 	}
 
-	return w.gone(ctx, "two", "twice")
+	return w.deletePodsAndWait(ctx, "two", "twice")
 }
 
 // interfaces checks the names in the status of a pod's claims.
@@ -354,7 +358,7 @@ func (w *World) poolStatus(ctx context.Context) error {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
 func (w *World) waitForAgent(ctx context.Context) error {
@@ -362,43 +366,45 @@ func (w *World) waitForAgent(ctx context.Context) error {
 	if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGKILL); err != nil {
 		return err
 	}
-	if err := w.claimed(ctx, "patient", x.node.Name, `"network": "blue"`); err != nil {
+	if err := w.createPodWithClaims(ctx, "patient", x.node.Name, `"network": "blue"`); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "patient", "xpu-1"); err != nil {
+	if err := w.waitForEvent(ctx, "patient", "xpu-1"); err != nil {
 		return err
 	}
 	if err := w.startBridge(ctx, x); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "patient"); err != nil {
+	if err := w.waitForPod(ctx, "patient"); err != nil {
 		return err
 	}
 
-	return w.gone(ctx, "patient")
+	return w.deletePodsAndWait(ctx, "patient")
 }
 
-// claimedCouple starts two pods with claims, on two nodes and one network: steady has 10.10.0.21,
-// witness 10.10.0.22.
-func (w *World) claimedCouple(ctx context.Context) error {
+// startClaimedPeerPods starts two pods with claims on two nodes and one network: steady has
+// 10.10.0.21, witness 10.10.0.22.
+func (w *World) startClaimedPeerPods(ctx context.Context) error {
 	err := errors.Join(
-		w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`),
-		w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`),
+		w.createPodWithClaims(ctx, "steady", "node1",
+			`"network": "blue", "addresses": ["10.10.0.21/24"]`),
+		w.createPodWithClaims(ctx, "witness", "node2",
+			`"network": "blue", "addresses": ["10.10.0.22/24"]`),
 	)
 	if err != nil {
 		return err
 	}
-	return errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness"))
+	return errors.Join(w.waitForPod(ctx, "steady"), w.waitForPod(ctx, "witness"))
 }
 
-// forgetPorts has a card rebooted under pods that talk.
+// forgetPorts reboots a card while pods communicate.
 func (w *World) forgetPorts(ctx context.Context) error {
-	if err := w.claimedCouple(ctx); err != nil {
+	if err := w.startClaimedPeerPods(ctx); err != nil {
 		return err
 	}
 
-	reaches := try{"steady", "witness", true}
-	if err := w.try(ctx, reaches, "10.10.0.22"); err != nil {
+	reaches := connectivityCheck{"steady", "witness", true}
+	if err := w.checkConnectivity(ctx, reaches, "10.10.0.22"); err != nil {
 		return err
 	}
 	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
@@ -407,16 +413,16 @@ func (w *World) forgetPorts(ctx context.Context) error {
 
 	err := poll(ctx, 60*time.Second, "steady reaches witness again",
 		func(ctx context.Context) error {
-			return w.try(ctx, reaches, "10.10.0.22")
+			return w.checkConnectivity(ctx, reaches, "10.10.0.22")
 		})
 	if err != nil {
 		return err
 	}
 
-	return w.gone(ctx, "steady", "witness")
+	return w.deletePodsAndWait(ctx, "steady", "witness")
 }
 
-// refuseFunction takes the representor of the first VF away from the OPI agent, by its name.
+// refuseFunction removes the representor of the first VF, by its name, from the OPI agent.
 func (w *World) refuseFunction(ctx context.Context) error {
 	x := w.xpus[1]
 	const refusedDevice, representor, portID = "0000-3b-03-0", "pf1vf0", "vf-0000-3b-03-0"
@@ -427,14 +433,14 @@ func (w *World) refuseFunction(ctx context.Context) error {
 	if err := x.links.LinkDelAltName(link, portID); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-careful", "choosy", x.node.Name,
+	if err := w.createPodWithClaimsOfClass(ctx, "xpu-careful", "choosy", x.node.Name,
 		`"network": "blue"`); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "choosy", portID); err != nil {
+	if err := w.waitForEvent(ctx, "choosy", portID); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "choosy"); err != nil {
+	if err := w.waitForPod(ctx, "choosy"); err != nil {
 		return err
 	}
 
@@ -454,11 +460,11 @@ func (w *World) refuseFunction(ctx context.Context) error {
 		return err
 	}
 
-	return w.gone(ctx, "choosy")
+	return w.deletePodsAndWait(ctx, "choosy")
 }
 
 func (w *World) restartUnderPods(ctx context.Context) error {
-	if err := w.claimedCouple(ctx); err != nil {
+	if err := w.startClaimedPeerPods(ctx); err != nil {
 		return err
 	}
 
@@ -480,19 +486,21 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		if err := restart.do(); err != nil {
 			return fmt.Errorf("restart of the %s: %w", restart.what, err)
 		}
-		if err := w.try(ctx, try{"witness", "steady", true}, "10.10.0.21"); err != nil {
+		if err := w.checkConnectivity(ctx, connectivityCheck{"witness", "steady", true},
+			"10.10.0.21"); err != nil {
 			return fmt.Errorf("while the %s restarts: %w", restart.what, err)
 		}
 		if err := w.waitForProduct(ctx); err != nil {
 			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
 		}
-		if err := w.claimed(ctx, "after", "node1", `"network": "blue"`); err != nil {
+		if err := w.createPodWithClaims(ctx, "after", "node1", `"network": "blue"`); err != nil {
 			return err
 		}
-		if err := w.ready(ctx, "after"); err != nil {
+		if err := w.waitForPod(ctx, "after"); err != nil {
 			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
 		}
-		if err := w.try(ctx, try{"witness", "steady", true}, "10.10.0.21"); err != nil {
+		if err := w.checkConnectivity(ctx, connectivityCheck{"witness", "steady", true},
+			"10.10.0.21"); err != nil {
 			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
 		}
 		if err := w.removePod(ctx, "after"); err != nil {
@@ -502,22 +510,22 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		w.Detail("%s restarted", restart.what)
 	}
 
-	return w.gone(ctx, "steady", "witness")
+	return w.deletePodsAndWait(ctx, "steady", "witness")
 }
 
-// killAgents ends the agents, hard, at moments when pods are on their way in and out.
+// killAgents kills the agents at moments when pods are starting and ending.
 func (w *World) killAgents(ctx context.Context) error {
 	for n, delay := range []time.Duration{
 		50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond,
 	} {
 		name := fmt.Sprintf("hurried-%d", n)
-		if err := w.claimed(ctx, name, "node1", `"network": "blue"`); err != nil {
+		if err := w.createPodWithClaims(ctx, name, "node1", `"network": "blue"`); err != nil {
 			return err
 		}
 		if err := w.killAfter(ctx, delay); err != nil {
 			return err
 		}
-		if err := w.ready(ctx, name); err != nil {
+		if err := w.waitForPod(ctx, name); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was made: %w", delay, err)
 		}
 
@@ -528,7 +536,7 @@ func (w *World) killAgents(ctx context.Context) error {
 		if err := w.killAfter(ctx, delay); err != nil {
 			return err
 		}
-		if err := w.gone(ctx, name); err != nil {
+		if err := w.deletePodsAndWait(ctx, name); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was deleted: %w", delay, err)
 		}
 
@@ -541,19 +549,19 @@ func (w *World) killAfter(ctx context.Context, delay time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(delay): // the moment is the point, not what has happened by then
+	case <-time.After(delay): // a fixed moment, whatever has happened by then
 	}
 	return w.killAgent(ctx, "node1")
 }
 
-// numVFsOf is the file that says how many VFs a PF of node1 has.
+// numVFsOf returns the sriov_numvfs file of a PF on node1.
 func (w *World) numVFsOf(pf string) string {
 	return filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices", pf,
 		"sriov_numvfs")
 }
 
-// resetCard takes all VFs away that the PFs of node1 have, from pods too, and makes them again, as
-// a reset does.
+// resetCard removes all VFs of node1's PFs, also from pods, and creates them again, like a reset
+// does.
 func (w *World) resetCard(ctx context.Context) error {
 	for _, pf := range []string{"0000:3b:00.0", "0000:3b:00.1"} {
 		file := w.numVFsOf(pf)
@@ -579,15 +587,15 @@ func (w *World) resetCard(ctx context.Context) error {
 	return nil
 }
 
-// resetUnderClaim resets the card of a pod that has a claim. The pod on the other node goes on
-// reaching it.
+// resetUnderClaim resets the card of a pod with a claim. The pod on the other node must be able to
+// reach it afterwards.
 func (w *World) resetUnderClaim(ctx context.Context) error {
-	if err := w.claimedCouple(ctx); err != nil {
+	if err := w.startClaimedPeerPods(ctx); err != nil {
 		return err
 	}
 
-	reaches := try{"witness", "steady", true}
-	if err := w.try(ctx, reaches, "10.10.0.21"); err != nil {
+	reaches := connectivityCheck{"witness", "steady", true}
+	if err := w.checkConnectivity(ctx, reaches, "10.10.0.21"); err != nil {
 		return fmt.Errorf("before the reset: %w", err)
 	}
 
@@ -595,19 +603,19 @@ func (w *World) resetUnderClaim(ctx context.Context) error {
 	if err := w.resetCard(ctx); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "steady", "is in the pod again"); err != nil {
+	if err := w.waitForEvent(ctx, "steady", "is in the pod again"); err != nil {
 		return err
 	}
 
 	err := poll(ctx, 20*time.Second, "packets go on", func(ctx context.Context) error {
-		return w.try(ctx, reaches, "10.10.0.21")
+		return w.checkConnectivity(ctx, reaches, "10.10.0.21")
 	})
 	if err != nil {
 		return err
 	}
 
 	w.Detail("packets go on %s after the card was reset", time.Since(begin).Round(time.Millisecond))
-	return w.gone(ctx, "steady", "witness")
+	return w.deletePodsAndWait(ctx, "steady", "witness")
 }
 
 func (w *World) hotplug(ctx context.Context) error {

@@ -64,12 +64,12 @@ func (w *World) directTrouble() []Step {
 	}
 }
 
-// resetUnderResource resets the card of a pod that has a Function by the device plugin.
+// resetUnderResource resets the card of a pod with a Function from the device plugin.
 func (w *World) resetUnderResource(ctx context.Context) error {
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
-	if err := w.talk(ctx); err != nil {
+	if err := w.checkPeerConnectivity(ctx); err != nil {
 		return fmt.Errorf("before the reset: %w", err)
 	}
 
@@ -77,7 +77,7 @@ func (w *World) resetUnderResource(ctx context.Context) error {
 	if err := w.resetCard(ctx); err != nil {
 		return err
 	}
-	if err := poll(ctx, 20*time.Second, "packets go on", w.talk); err != nil {
+	if err := poll(ctx, 20*time.Second, "packets go on", w.checkPeerConnectivity); err != nil {
 		return err
 	}
 
@@ -85,24 +85,24 @@ func (w *World) resetUnderResource(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// couple starts a pod on each node that can talk to the other: "here" on node1 at 10.10.0.61 and
-// "there" on node2 at 10.10.0.62.
-func (w *World) couple(ctx context.Context) error {
+// startPeerPods starts a pod on each node that can reach the other: "here" on node1 at 10.10.0.61
+// and "there" on node2 at 10.10.0.62.
+func (w *World) startPeerPods(ctx context.Context) error {
 	return errors.Join(
 		w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)),
 		w.startResourcePod(ctx, onNetwork("blue", "there", "node2", 62)),
 	)
 }
 
-func (w *World) talk(ctx context.Context) error {
+func (w *World) checkPeerConnectivity(ctx context.Context) error {
 	return errors.Join(
-		w.try(ctx, try{"there", "here", true}, "10.10.0.61"),
-		w.try(ctx, try{"here", "there", true}, "10.10.0.62"),
+		w.checkConnectivity(ctx, connectivityCheck{"there", "here", true}, "10.10.0.61"),
+		w.checkConnectivity(ctx, connectivityCheck{"here", "there", true}, "10.10.0.62"),
 	)
 }
 
 func (w *World) restartTenTimes(ctx context.Context) error {
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
 
@@ -126,12 +126,13 @@ func (w *World) restartTenTimes(ctx context.Context) error {
 				return fmt.Errorf("restart %d of the %s: %w", n+1, restart.what, err)
 			}
 			// Not from here to there: a kubelet that has just started cannot exec.
-			if err := w.try(ctx, try{"there", "here", true}, "10.10.0.61"); err != nil {
+			if err := w.checkConnectivity(ctx, connectivityCheck{"there", "here", true},
+				"10.10.0.61"); err != nil {
 				return fmt.Errorf("after restart %d of the %s: %w", n+1, restart.what, err)
 			}
 		}
 
-		if err := w.worksAfter(ctx, before); err != nil {
+		if err := w.checkPodsUntouched(ctx, before); err != nil {
 			return fmt.Errorf("after 10 restarts of the %s: %w", restart.what, err)
 		}
 
@@ -141,7 +142,7 @@ func (w *World) restartTenTimes(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// killStartedAgent ends a node's agent, hard, once there is one.
+// killStartedAgent kills a node's agent once it is running.
 func (w *World) killStartedAgent(ctx context.Context, node string) error {
 	err := poll(ctx, 30*time.Second, "an agent runs on "+node, func(context.Context) error {
 		pids, err := w.agentsOf(node)
@@ -158,16 +159,16 @@ func (w *World) killStartedAgent(ctx context.Context, node string) error {
 	return w.killAgent(ctx, node)
 }
 
-// worksAfter sees that the pods of a couple were left alone and that another pod can be had beside
-// them.
-func (w *World) worksAfter(ctx context.Context, containers string) error {
+// checkPodsUntouched checks that the peer pods were not restarted and that another pod can be
+// started.
+func (w *World) checkPodsUntouched(ctx context.Context, containers string) error {
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
 
 	err := poll(ctx, 30*time.Second, "the resources are still there",
 		func(ctx context.Context) error {
-			return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
+			return w.checkResources(ctx, poolSize, poolPlain, poolEarly)
 		})
 	if err != nil {
 		return err
@@ -183,14 +184,14 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err := w.startResourcePod(ctx, onNetwork("blue", "after", "node1", 63)); err != nil {
 		return err
 	}
-	if err := w.talk(ctx); err != nil {
+	if err := w.checkPeerConnectivity(ctx); err != nil {
 		return err
 	}
 
 	return w.deletePod(ctx, "after")
 }
 
-// containersOf tells apart the lives of a pod's containers.
+// containersOf identifies the current runs of a pod's containers.
 func (w *World) containersOf(ctx context.Context, name string) (string, error) {
 	var pod corev1.Pod
 	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
@@ -221,7 +222,7 @@ func (w *World) deletePod(ctx context.Context, name string) error {
 	})
 }
 
-// killAgentsOfResources ends the agent, hard, at moments when a pod is on its way in and out.
+// killAgentsOfResources kills the agent at moments when a pod is starting and ending.
 func (w *World) killAgentsOfResources(ctx context.Context) error {
 	for n, delay := range []time.Duration{
 		50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond,
@@ -237,10 +238,10 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 		if err := w.killAfter(ctx, delay); err != nil {
 			return err
 		}
-		if err := w.readyOrMadeAgain(ctx, p); err != nil {
+		if err := w.waitOrRecreatePod(ctx, p); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was made: %w", delay, err)
 		}
-		if _, err := w.attachedTo(ctx, p); err != nil {
+		if _, err := w.networkStatuses(ctx, p); err != nil {
 			return err
 		}
 		if err := w.client.Delete(ctx, pod); err != nil {
@@ -258,15 +259,15 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 	return nil
 }
 
-// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call
-// ended with the agent has failed for good, as has one that the kubelet was to admit before the
-// next agent registered its Functions. Whoever owns pods makes another, as is done here.
-func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
+// waitOrRecreatePod waits until a pod is ready. The kubelet calls Allocate only once. A pod fails
+// for good if its call ended with the agent, or if the kubelet had to admit it before the next
+// agent registered its Functions. The owner of such a pod creates another, as is done here.
+func (w *World) waitOrRecreatePod(ctx context.Context, p resourcePod) error {
 	return poll(ctx, 90*time.Second, "pod "+p.name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod)
 		if apierrors.IsNotFound(err) {
-			return errors.Join(err, w.makeAgain(ctx, p))
+			return errors.Join(err, w.recreatePod(ctx, p))
 		}
 		if err != nil {
 			return err
@@ -275,7 +276,7 @@ func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
 		if pod.Status.Reason == "UnexpectedAdmissionError" {
 			w.Detail("there was no agent for the kubelet, which refused the pod: it is made again")
 			return errors.Join(fmt.Errorf("it was refused: %s", pod.Status.Message),
-				w.makeAgain(ctx, p))
+				w.recreatePod(ctx, p))
 		}
 
 		if !podReady(pod) {
@@ -286,8 +287,8 @@ func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
 	})
 }
 
-// makeAgain replaces a pod by another one of the same name.
-func (w *World) makeAgain(ctx context.Context, p resourcePod) error {
+// recreatePod replaces a pod by another one with the same name.
+func (w *World) recreatePod(ctx context.Context, p resourcePod) error {
 	if err := w.deletePod(ctx, p.name); err != nil {
 		return err
 	}
@@ -300,10 +301,10 @@ func (w *World) makeAgain(ctx context.Context, p resourcePod) error {
 
 // deleteWithoutAgents deletes a pod while no agent runs on any node.
 func (w *World) deleteWithoutAgents(ctx context.Context) error {
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
-	if err := w.sendAgents(ctx, `{"away": "yes"}`); err != nil {
+	if err := w.selectAgentNodes(ctx, `{"away": "yes"}`); err != nil {
 		return err
 	}
 
@@ -334,18 +335,18 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 		w.Detail("%s: pod deleted without an agent, %d requests spooled", node.Name, len(files))
 	}
 
-	if err := w.sendAgents(ctx, `{"away": null}`); err != nil {
+	if err := w.selectAgentNodes(ctx, `{"away": null}`); err != nil {
 		return err
 	}
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
-// sendAgents changes the labels of the nodes that the agents run on; no node has any.
-func (w *World) sendAgents(ctx context.Context, nodeSelector string) error {
+// selectAgentNodes sets the node labels that the agents require; no node has any.
+func (w *World) selectAgentNodes(ctx context.Context, nodeSelector string) error {
 	_, err := w.Cluster.Kubectl(ctx, "-n", namespace, "patch", "daemonset", "xpu-agent",
 		"--type=merge",
 		"--patch", `{"spec": {"template": {"spec": {"nodeSelector": `+nodeSelector+`}}}}`)
@@ -354,7 +355,7 @@ func (w *World) sendAgents(ctx context.Context, nodeSelector string) error {
 
 func (w *World) xpuAway(ctx context.Context) error {
 	x := w.xpus[0]
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
 	if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGKILL); err != nil {
@@ -364,7 +365,7 @@ func (w *World) xpuAway(ctx context.Context) error {
 	begin := time.Now()
 	err := poll(ctx, 60*time.Second, "nothing is offered of "+x.node.Name,
 		func(ctx context.Context) error {
-			return w.resourcesOf(ctx, x.node.Name, 0, poolPlain, poolEarly)
+			return w.checkResourcesOf(ctx, x.node.Name, 0, poolPlain, poolEarly)
 		})
 	if err != nil {
 		return err
@@ -374,12 +375,12 @@ func (w *World) xpuAway(ctx context.Context) error {
 	w.Detail("%s: nothing to give %s after its OPI agent was killed", x.node.Name, took)
 
 	if !w.direct {
-		if err := w.tainted(ctx, x.node.Name, v1alpha1.TaintXPUAway); err != nil {
+		if err := w.waitForTaint(ctx, x.node.Name, v1alpha1.TaintXPUAway); err != nil {
 			return err
 		}
 	}
 
-	if err := w.talk(ctx); err != nil {
+	if err := w.checkPeerConnectivity(ctx); err != nil {
 		return fmt.Errorf("while the OPI agent is away: %w", err)
 	}
 	if err := w.startBridge(ctx, x); err != nil {
@@ -389,7 +390,7 @@ func (w *World) xpuAway(ctx context.Context) error {
 	begin = time.Now()
 	err = poll(ctx, 60*time.Second, "all of "+x.node.Name+" is offered again",
 		func(ctx context.Context) error {
-			return w.resourcesOf(ctx, x.node.Name, poolSize, poolPlain, poolEarly)
+			return w.checkResourcesOf(ctx, x.node.Name, poolSize, poolPlain, poolEarly)
 		})
 	if err != nil {
 		return err
@@ -400,8 +401,8 @@ func (w *World) xpuAway(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// tainted waits until all devices of a node have a taint.
-func (w *World) tainted(ctx context.Context, node, key string) error {
+// waitForTaint waits until all devices of a node have a taint.
+func (w *World) waitForTaint(ctx context.Context, node, key string) error {
 	return poll(ctx, 30*time.Second, "the devices of "+node+" have taint "+key,
 		func(ctx context.Context) error {
 			devices, err := w.devicesOf(ctx, node)
@@ -425,7 +426,7 @@ func hasTaint(device resourceapi.Device, key string) bool {
 	})
 }
 
-// devicesOf are the devices that a node offers in ResourceSlices.
+// devicesOf returns the devices that a node publishes in ResourceSlices.
 func (w *World) devicesOf(ctx context.Context, node string) ([]resourceapi.Device, error) {
 	var list resourceapi.ResourceSliceList
 	if err := w.client.List(ctx, &list); err != nil {
@@ -442,29 +443,30 @@ func (w *World) devicesOf(ctx context.Context, node string) ([]resourceapi.Devic
 	return all, nil
 }
 
-// forgetPortsOfResources has a card rebooted under pods that talk.
+// forgetPortsOfResources reboots a card while pods communicate.
 func (w *World) forgetPortsOfResources(ctx context.Context) error {
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
 	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
-	if err := poll(ctx, 60*time.Second, "the pods reach each other again", w.talk); err != nil {
+	if err := poll(ctx, 60*time.Second, "the pods reach each other again",
+		w.checkPeerConnectivity); err != nil {
 		return err
 	}
 
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// movePool publishes pool plain through DRA while a pod has one of its Functions from the device
+// movePool publishes pool plain through DRA while a pod uses one of its Functions from the device
 // plugin.
 func (w *World) movePool(ctx context.Context) error {
-	if err := w.couple(ctx); err != nil {
+	if err := w.startPeerPods(ctx); err != nil {
 		return err
 	}
 
-	attached, err := w.attachedTo(ctx, onNetwork("blue", "here", "node1", 61))
+	attached, err := w.networkStatuses(ctx, onNetwork("blue", "here", "node1", 61))
 	if err != nil {
 		return err
 	}
@@ -477,10 +479,10 @@ func (w *World) movePool(ctx context.Context) error {
 	if err := w.publish(ctx, poolPlain, v1alpha1.PublishDRA); err != nil {
 		return err
 	}
-	if err := w.offeredBut(ctx, taken); err != nil {
+	if err := w.waitForOfferedExcept(ctx, taken); err != nil {
 		return err
 	}
-	// Every Function of the pool that can be had on the node.
+	// every available Function of the pool on the node
 	if err := w.claimRest(ctx, poolSize-1); err != nil {
 		return err
 	}
@@ -488,23 +490,23 @@ func (w *World) movePool(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("pod here has containers %s, before %s", now, containers),
 			err)
 	}
-	if err := errors.Join(w.talk(ctx), w.allDifferent(ctx)); err != nil {
+	if err := errors.Join(w.checkPeerConnectivity(ctx), w.checkNoSharedFunctions(ctx)); err != nil {
 		return err
 	}
 
 	return w.moveBack(ctx, taken)
 }
 
-// publish changes the way in which a pool is offered.
+// publish changes how a pool is published.
 func (w *World) publish(ctx context.Context, pool string, mode v1alpha1.PublishMode) error {
 	patch := fmt.Sprintf(`{"spec": {"publish": %q, "devicePlugin": null}}`, mode)
 	_, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", pool, "--type=merge", "--patch", patch)
 	return err
 }
 
-// offeredBut waits until pool plain of node1 is in ResourceSlices, with a taint on the device that
-// a pod has.
-func (w *World) offeredBut(ctx context.Context, taken string) error {
+// waitForOfferedExcept waits until pool plain of node1 is in ResourceSlices, with a taint on the
+// device that a pod uses.
+func (w *World) waitForOfferedExcept(ctx context.Context, taken string) error {
 	err := poll(ctx, 30*time.Second, "pool plain is offered to claims",
 		func(ctx context.Context) error {
 			devices, err := w.devicesOf(ctx, "node1")
@@ -523,7 +525,7 @@ func (w *World) offeredBut(ctx context.Context, taken string) error {
 					devices[i].Taints)
 			}
 
-			return w.resourcesAre(ctx, 0, poolPlain)
+			return w.checkResources(ctx, 0, poolPlain)
 		})
 
 	if err == nil {
@@ -533,7 +535,7 @@ func (w *World) offeredBut(ctx context.Context, taken string) error {
 	return err
 }
 
-// claimRest has a pod claim so many Functions of pool plain on node1 at once.
+// claimRest starts a pod that claims that many Functions of pool plain on node1.
 func (w *World) claimRest(ctx context.Context, count int) error {
 	class := &resourceapi.DeviceClass{}
 	class.Name = "xpu-plain"
@@ -550,25 +552,27 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 	for i := range claims {
 		claims[i] = `"network": "red"`
 	}
-	if err := w.claimedOf(ctx, class.Name, "rest", "node1", claims...); err != nil {
+	if err := w.createPodWithClaimsOfClass(ctx, class.Name, "rest", "node1",
+		claims...); err != nil {
 		return err
 	}
-	if err := w.ready(ctx, "rest"); err != nil {
+	if err := w.waitForPod(ctx, "rest"); err != nil {
 		return err
 	}
 
 	w.Detail("a pod claims the other %d", count)
-	if err := w.claimedOf(ctx, class.Name, "too-many", "node1", `"network": "red"`); err != nil {
+	if err := w.createPodWithClaimsOfClass(ctx, class.Name, "too-many", "node1",
+		`"network": "red"`); err != nil {
 		return err
 	}
-	if err := w.told(ctx, "too-many", "cannot allocate all claims"); err != nil {
+	if err := w.waitForEvent(ctx, "too-many", "cannot allocate all claims"); err != nil {
 		return err
 	}
 
 	return w.client.Delete(ctx, class)
 }
 
-// moveBack ends the claims and gives the pool to the device plugin again.
+// moveBack ends the claims and returns the pool to the device plugin.
 func (w *World) moveBack(ctx context.Context, taken string) error {
 	for _, name := range []string{"too-many", "rest", "here", "there"} {
 		if err := w.deletePod(ctx, name); err != nil {
@@ -604,10 +608,10 @@ func (w *World) moveBack(ctx context.Context, taken string) error {
 		return err
 	}
 
-	return w.asBefore(ctx)
+	return w.waitForBaseline(ctx)
 }
 
-// claimByMultus has Multus give xpu-cni the Function of a claim.
+// claimByMultus makes Multus pass the Function of a claim to xpu-cni.
 func (w *World) claimByMultus(ctx context.Context) error {
 	const name = "by-both"
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f",
@@ -615,7 +619,7 @@ func (w *World) claimByMultus(ctx context.Context) error {
 		return err
 	}
 
-	pod, err := w.claim(ctx, "xpu-fast", name, "node1",
+	pod, err := w.buildPodWithClaims(ctx, "xpu-fast", name, "node1",
 		`"network": "blue", "addresses": ["10.10.0.81/24"]`)
 	if err != nil {
 		return err
@@ -632,11 +636,11 @@ func (w *World) claimByMultus(ctx context.Context) error {
 	}
 
 	there := onNetwork("blue", "there", "node2", 62)
-	if err := errors.Join(w.ready(ctx, name), w.startResourcePod(ctx, there)); err != nil {
+	if err := errors.Join(w.waitForPod(ctx, name), w.startResourcePod(ctx, there)); err != nil {
 		return err
 	}
 
-	attached, err := w.attachedTo(ctx, p)
+	attached, err := w.networkStatuses(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -644,9 +648,10 @@ func (w *World) claimByMultus(ctx context.Context) error {
 	w.Detail("%s: claim %s-nic-0, VF %s, %s %s",
 		name, name, attached[0].DeviceInfo.PCI.Address, attached[0].Interface,
 		strings.Join(attached[0].IPs, " "))
-	if err := w.try(ctx, try{"there", name, true}, "10.10.0.81"); err != nil {
+	if err := w.checkConnectivity(ctx, connectivityCheck{"there", name, true},
+		"10.10.0.81"); err != nil {
 		return err
 	}
 
-	return w.gone(ctx, name, "there")
+	return w.deletePodsAndWait(ctx, name, "there")
 }

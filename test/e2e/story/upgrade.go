@@ -28,7 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// UpgradeSteps bring a cluster up and upgrade the product in it so many times.
+// UpgradeSteps start a cluster and upgrade the product in it that many times.
 func (w *World) UpgradeSteps(times int) []Step {
 	all := w.claimSteps()
 	steps := append([]Step{}, all[:4]...) // up to the pools
@@ -41,20 +41,20 @@ func (w *World) UpgradeSteps(times int) []Step {
 }
 
 const (
-	churners     = 20 // half of them by claims, half by the device plugin
+	churners     = 20 // half with claims, half with the device plugin
 	upgradePort  = 4000
 	packetPeriod = 2 * time.Millisecond
 	churnPause   = 5 * time.Second
 )
 
-// upgradeUnderPods replaces every pod of the product again and again, while pods come and go and
-// two others exchange packets.
+// upgradeUnderPods replaces every pod of the product repeatedly, while other pods start and end and
+// two more exchange packets.
 func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
-	if err := w.claimedCouple(ctx); err != nil {
+	if err := w.startClaimedPeerPods(ctx); err != nil {
 		return err
 	}
 
-	before, err := w.unwritten(ctx)
+	before, err := w.resourceVersions(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,11 +93,11 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 
 	w.Detail("%d upgrades in %s, %s at most; %d pods came and went", times, took.Round(time.Second),
 		longest.Round(100*time.Millisecond), lives.Load())
-	if err := w.noneLost(packets); err != nil {
+	if err := w.checkNoneLost(packets); err != nil {
 		return err
 	}
 
-	after, err := w.unwritten(ctx)
+	after, err := w.resourceVersions(ctx)
 	if err != nil {
 		return err
 	}
@@ -105,10 +105,10 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 		return fmt.Errorf("an upgrade wrote what did not change (- before, + after):\n%s", diff)
 	}
 
-	return w.gone(ctx, "steady", "witness")
+	return w.deletePodsAndWait(ctx, "steady", "witness")
 }
 
-// churn lets a pod live again and again until ctx ends. No pod may fail.
+// churn starts and ends pods until ctx ends. No pod may fail.
 func (w *World) churn(ctx context.Context, i int, lives *atomic.Int64) error {
 	for n := 0; ctx.Err() == nil; n++ {
 		if err := w.liveOnce(ctx, i, n); err != nil {
@@ -118,12 +118,12 @@ func (w *World) churn(ctx context.Context, i int, lives *atomic.Int64) error {
 			return err
 		}
 		lives.Add(1)
-		loop.Sleep(ctx, churnPause) // a small machine does not start more pods at once
+		loop.Sleep(ctx, churnPause) // a small machine cannot start more pods at once
 	}
 	return nil
 }
 
-// liveOnce lets pod n of churner i live, and leaves none behind.
+// liveOnce starts and ends pod n of churner i, and checks that nothing is left behind.
 func (w *World) liveOnce(ctx context.Context, i, n int) error {
 	name, node := fmt.Sprintf("churn-%d-%d", i, n), fmt.Sprintf("node%d", 1+i%2)
 	pod := podSpec{name: name, node: node, template: "blue"}.pod()
@@ -141,7 +141,7 @@ func (w *World) liveOnce(ctx context.Context, i, n int) error {
 	return nil
 }
 
-// live creates a pod, waits until it is Ready, and deletes it.
+// live creates a pod, waits until it is ready, and deletes it.
 func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
@@ -178,9 +178,9 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	return w.deletePod(ctx, pod.Name)
 }
 
-// unwritten are the resource versions of what has no reason to be written while the product is
+// resourceVersions returns the versions of objects that need not be written while the product is
 // replaced.
-func (w *World) unwritten(ctx context.Context) (map[string]string, error) {
+func (w *World) resourceVersions(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
 	for kind, list := range map[string]client.ObjectList{
 		"XPUNode": &v1alpha1.XPUNodeList{}, "ResourceSlice": &resourceapi.ResourceSliceList{},
@@ -227,7 +227,7 @@ type packets struct {
 	received map[uint64]bool
 }
 
-// sendPackets sends from the pod with one address to that with the other until it is stopped.
+// sendPackets sends packets between the pods with these addresses until it is stopped.
 func sendPackets(from, to string) (*packets, error) {
 	sender, err := listenIn(from, 0)
 	if err != nil {
@@ -252,7 +252,7 @@ func (p *packets) send(to *net.UDPAddr) error {
 	for tick := time.NewTicker(packetPeriod); ; {
 		select {
 		case <-p.ending:
-			// longer than a packet is on its way
+			// longer than a packet is under way
 			time.AfterFunc(time.Second, func() { p.to.Close() })
 			return nil
 		case <-tick.C:
@@ -289,8 +289,8 @@ func (p *packets) stop() (sent, lost int, err error) {
 	return p.sent, p.sent - len(p.received), errors.Join(err, p.from.Close())
 }
 
-// noneLost stops the packets, and returns an error if one was lost.
-func (w *World) noneLost(p *packets) error {
+// checkNoneLost stops the packets, and returns an error if one was lost.
+func (w *World) checkNoneLost(p *packets) error {
 	sent, lost, err := p.stop()
 	if err != nil {
 		return err
@@ -303,7 +303,7 @@ func (w *World) noneLost(p *packets) error {
 	return nil
 }
 
-// listenIn opens a UDP socket at an address, in the network namespace that has it.
+// listenIn opens a UDP socket at an address, in the network namespace that has the address.
 func listenIn(address string, port int) (conn *net.UDPConn, err error) {
 	namespace, err := namespaceOf(address)
 	if err != nil {
@@ -318,7 +318,8 @@ func listenIn(address string, port int) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// namespaceOf finds the network namespace of the pod with an address, by its processes.
+// namespaceOf returns the network namespace of the pod with an address, found through its
+// processes.
 func namespaceOf(address string) (string, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	if err != nil {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package story is the life of a few pods on a real cluster, step by step: what "make demo" shows
-// and what the end-to-end test asserts are the same code. Every step fails with a sentence about
-// what did not hold.
+// Package story is the life of a few pods on a real cluster, step by step. "make demo" and the
+// end-to-end test run the same code. Every step fails with a sentence about what did not hold.
 package story
 
 import (
@@ -31,55 +30,56 @@ import (
 
 // World is a cluster with simulated cards, and everything that was started for it.
 type World struct {
-	// Cluster is where the story happens.
+	// Cluster is the cluster of the story.
 	Cluster Devcluster
-	// Source is the root of the project.
+	// Source is the root directory of the project.
 	Source string
-	// Bin has the project's programs and images.
+	// Bin is the directory of the project's programs and images.
 	Bin string
-	// BeforeBin has the programs, images and chart of the version before, for [World.SkewSteps].
+	// BeforeBin is the directory of the previous version's programs, images and chart, for
+	// [World.SkewSteps].
 	BeforeBin string
-	// StateDir keeps logs and the list of processes, below it a directory for each cluster.
+	// StateDir holds logs and the list of processes, in a directory for each cluster.
 	StateDir string
-	// Detail takes the lines below a step.
+	// Detail prints the lines below a step.
 	Detail func(format string, args ...any)
 
-	dir       string
-	product   string // the directory whose images, chart and opi-bridge are used; "" is Bin
-	cluster   Cluster
-	client    client.WithWatch
-	xpus      []*xpu
-	fabric    *fabric
-	authority *authority
-	before    Snapshot
-	pods      []podSpec // of the story
-	tries     []try     // of these to reach each other
-	direct    bool      // whether the product runs in direct mode
-	processes []process
-	running   []*exec.Cmd
+	dir                string
+	product            string // directory of the images, chart and opi-bridge in use; "" means Bin
+	cluster            Cluster
+	client             client.WithWatch
+	xpus               []*xpu
+	fabric             *fabric
+	authority          *authority
+	baseline           Snapshot
+	pods               []podSpec           // of the story
+	connectivityChecks []connectivityCheck // of these to reach each other
+	direct             bool                // the product runs in direct mode
+	processes          []process
+	running            []*exec.Cmd
 }
 
-// process is one that the story started.
+// process is a process that the story started.
 type process struct {
 	Name string `json:"name"`
 	PID  int    `json:"pid"`
 }
 
-// Step is a part of the story.
+// Step is a step of the story.
 type Step struct {
 	Title string
 	Run   func(context.Context) error
 }
 
-// Act is a chapter of the story: what is told, and what goes wrong in the same world after it and
-// is told in tests alone.
+// Act is a chapter of the story: the steps of the demo, and the failures that only tests add to
+// them.
 type Act struct {
 	Title   string
 	Steps   []Step
 	Trouble []Step
 }
 
-// Acts are the story. Each act stands on those before it.
+// Acts returns the story. Each act needs the ones before it.
 func (w *World) Acts() []Act {
 	return []Act{
 		{"Claims: the scheduler chooses VFs", w.claimSteps(), w.claimTrouble()},
@@ -108,7 +108,7 @@ func (w *World) claimSteps() []Step {
 	}
 }
 
-// poll calls check until it succeeds; the error is the last one of check.
+// poll calls check until it succeeds. Its error is the last one of check.
 func poll(
 	ctx context.Context, patience time.Duration, what string, check func(context.Context) error,
 ) error {
@@ -116,7 +116,7 @@ func poll(
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true,
 		func(ctx context.Context) (bool, error) {
 			if err := check(ctx); err == nil || ctx.Err() == nil {
-				last = err // and not that time is up
+				last = err // not the timeout
 			}
 			return last == nil, nil
 		})
@@ -133,7 +133,7 @@ func (w *World) log(name string) string { return filepath.Join(w.dir, name+".log
 
 // bringUp starts the cluster with two nodes and connects to it.
 func (w *World) bringUp(ctx context.Context) error {
-	w.pods, w.tries = pods, tries
+	w.pods, w.connectivityChecks = pods, connectivityChecks
 	return w.bringUpNodes(ctx, 2)
 }
 
@@ -173,11 +173,11 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 		return err
 	}
 
-	return w.tellVersions(ctx)
+	return w.printVersions(ctx)
 }
 
-// tellVersions says what the nodes run.
-func (w *World) tellVersions(ctx context.Context) error {
+// printVersions prints the versions on the nodes.
+func (w *World) printVersions(ctx context.Context) error {
 	var nodes corev1.NodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
 		return err
@@ -192,7 +192,8 @@ func (w *World) tellVersions(ctx context.Context) error {
 	return nil
 }
 
-// insertCards gives every node its card, every xPU its agent, and a fabric between the xPUs.
+// insertCards gives every node its card and every xPU its agent, and creates the fabric between the
+// xPUs.
 func (w *World) insertCards(ctx context.Context) error {
 	var err error
 	if w.authority, err = newAuthority(); err != nil {
@@ -227,8 +228,8 @@ func (w *World) insertCards(ctx context.Context) error {
 	return nil
 }
 
-// giveIdentity puts the certificate by which OPI agents know their client where the product looks
-// for it.
+// giveIdentity stores the certificate with which OPI agents authenticate their client, where the
+// product reads it.
 func (w *World) giveIdentity(ctx context.Context, name string) error {
 	id, err := w.authority.issue(name, "")
 	if err != nil {
@@ -237,7 +238,7 @@ func (w *World) giveIdentity(ctx context.Context, name string) error {
 	return w.client.Create(ctx, id.secret("opi-client"))
 }
 
-// secret has the identity where the product looks for it.
+// secret returns a Secret with the identity in the product's format.
 func (id identity) secret(name string) *corev1.Secret {
 	secret := &corev1.Secret{
 		Type: corev1.SecretTypeTLS,
@@ -247,10 +248,10 @@ func (id identity) secret(name string) *corev1.Secret {
 	return secret
 }
 
-// controllers is how many replicas deploy/ has.
+// controllers is the number of replicas in deploy/.
 const controllers = 2
 
-// waitForProduct waits until the agents are ready, and the controllers where there are any.
+// waitForProduct waits until the agents are ready, and the controllers if there are any.
 func (w *World) waitForProduct(ctx context.Context) error {
 	want := len(w.cluster.Nodes)
 	if !w.direct {
@@ -282,8 +283,8 @@ func (w *World) waitForPods(ctx context.Context, namespace string, want int) err
 	})
 }
 
-// remember writes down what was started, for an end that somebody else brings about.
-func (w *World) remember() error {
+// saveProcesses writes down the started processes, so that another process can end them.
+func (w *World) saveProcesses() error {
 	content, err := json.Marshal(w.processes)
 	if err != nil {
 		return err
@@ -291,8 +292,8 @@ func (w *World) remember() error {
 	return os.WriteFile(filepath.Join(w.dir, "processes.json"), content, 0o600)
 }
 
-// End stops everything that the story started and takes the cluster down. It works for a world that
-// another process made, too.
+// End stops everything that the story started and deletes the cluster. It also works for a world
+// that another process started.
 func (w *World) End(ctx context.Context) error {
 	dir := filepath.Join(w.StateDir, w.Cluster.Name)
 	processes := w.processes
@@ -325,7 +326,7 @@ func (w *World) End(ctx context.Context) error {
 	return errors.Join(append(errs, err, os.RemoveAll(dir))...)
 }
 
-// end stops the process if it still is the one that was started.
+// end stops the process if its pid still belongs to it.
 func (p process) end(ctx context.Context, directories ...string) error {
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
 	if err != nil ||

@@ -23,8 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// xpu is the simulated card of one node, and the operating system on it: a network namespace with
-// the representors, in which opi-bridge runs.
+// xpu is the simulated card of one node and its operating system: a network namespace with the
+// representors, in which opi-bridge runs.
 type xpu struct {
 	node    Node
 	address string // on the management network, without port
@@ -33,11 +33,10 @@ type xpu struct {
 	ns      vnetns.NsHandle
 }
 
-// opiPort is where opi-bridge listens on each xPU.
+// opiPort is the port of opi-bridge on each xPU.
 const opiPort = "50151"
 
-// vfsOfPF is how many VFs each PF has: half of them are claimed, half are handed out by the device
-// plugin.
+// vfsOfPF is the number of VFs of each PF. Half of them are for claims, half for the device plugin.
 const vfsOfPF = 16
 
 // startCard simulates the node's card.
@@ -74,7 +73,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	return x, err
 }
 
-// connect gives the xPU its port on the management network, which is the cluster's own.
+// connect connects the xPU to the management network, which is the cluster's own.
 func (x *xpu) connect(cluster Cluster) error {
 	ns, err := vnetns.GetFromPath(cluster.NetNS)
 	if err != nil {
@@ -183,5 +182,5 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 
 	w.processes = append(w.processes, process{name, cmd.Process.Pid})
 	w.running = append(w.running, cmd)
-	return out, w.remember()
+	return out, w.saveProcesses()
 }
