@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devcluster carries the sources of what a development cluster is built from, so that the
-// devcluster command can build it anywhere, without a checkout of this module beside it.
+// Package devcluster embeds the sources from which a development cluster is built, so that the
+// devcluster command needs no checkout of this module.
 package devcluster
 
 import "embed"

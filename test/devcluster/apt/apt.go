@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apt unpacks Debian packages into a directory without installing them: it runs apt-get and
-// dpkg with a configuration, package lists and caches of its own, so that nothing of the machine's
-// own changes.
+// Package apt unpacks Debian packages into a directory without installing them. It runs apt-get and
+// dpkg with their own configuration, package lists and caches, so that the machine's stay
+// unchanged.
 package apt
 
 import (
@@ -15,14 +15,14 @@ import (
 	"strings"
 )
 
-// Archive downloads from Sources. Its state lives in Dir, which it creates.
+// Archive downloads packages from Sources. It keeps its state in Dir, which it creates.
 type Archive struct {
 	Dir     string // absolute
 	Sources []Source
 }
 
-// Unpack downloads packages and unpacks them all into target, in that order. A package is a name,
-// or name/suite when more than one source has it.
+// Unpack downloads packages and unpacks them into target, in this order. A package is a name, or
+// name/suite if several sources have it.
 func (a Archive) Unpack(ctx context.Context, target string, packages ...string) error {
 	if err := a.configure(); err != nil {
 		return fmt.Errorf("apt: %w", err)
@@ -51,9 +51,9 @@ func (a Archive) Unpack(ctx context.Context, target string, packages ...string) 
 
 func (a Archive) debs() string { return filepath.Join(a.Dir, "debs") }
 
-// configure writes an apt configuration that keeps the machine's own settings (proxies,
-// certificates) and replaces everything that names state. It is Dir::Etc::Main because only a file,
-// not an option, can clear the hooks that the machine's configuration lets apt run after an update.
+// configure writes an apt configuration that keeps the machine's settings (proxies, certificates)
+// and replaces all paths of state. It is used as Dir::Etc::Main, because only a file, not an
+// option, can clear the hooks that the machine's configuration runs after an update.
 func (a Archive) configure() error {
 	for _, dir := range []string{
 		a.debs(), filepath.Join(a.Dir, "lists/partial"),
@@ -90,7 +90,7 @@ func (a Archive) configure() error {
 		{"Dir::Cache", a.file("cache")},
 		{"Dir::Cache::Archives", a.file("cache/archives")},
 		{"Dir::Log", a.file("log")},
-		// The directory need not be readable by the user that apt would change to.
+		// The directory may be unreadable for the user that apt would switch to.
 		{"APT::Sandbox::User", "root"},
 	} {
 		fmt.Fprintf(&main, "%s %q;\n", setting[0], setting[1])

@@ -13,15 +13,16 @@ import (
 	"strings"
 )
 
-// Source is one archive that packages come from: what a "deb" line of sources.list(5) says.
+// Source is one package archive, like a "deb" line of sources.list(5).
 type Source struct {
 	URI        string
 	Suite      string   // a release name ("trixie"), not a security or updates suite
 	Components []string // for example main
-	SignedBy   string   // absolute path of the keyring; empty means the keys that apt trusts anyway
+	// absolute path of the keyring; empty means the keys that apt trusts by default
+	SignedBy string
 }
 
-// line is the source in the one-line style of sources.list(5).
+// line returns the source in the one-line style of sources.list(5).
 func (s Source) line() string {
 	options := ""
 	if s.SignedBy != "" {
@@ -36,10 +37,10 @@ func (s Source) In(suite string) Source {
 	return s
 }
 
-// MachineSource returns the first binary source of the machine's own apt configuration under etc
-// (/etc/apt): sources.list.d/debian.sources or ubuntu.sources, then sources.list, then every other
-// file of sources.list.d. codename is the release the machine runs (VERSION_CODENAME of
-// os-release): sources of another suite are skipped.
+// MachineSource returns the first binary source in the machine's apt configuration below etc
+// (/etc/apt): sources.list.d/debian.sources or ubuntu.sources, then sources.list, then the other
+// files of sources.list.d. It skips sources for other releases than codename, which is the
+// machine's (VERSION_CODENAME in os-release).
 func MachineSource(etc, codename string) (Source, error) {
 	files := []string{
 		filepath.Join(etc, "sources.list.d/debian.sources"),
@@ -80,9 +81,9 @@ func MachineSource(etc, codename string) (Source, error) {
 		codename, etc)
 }
 
-// parseDeb822 reads the stanzas of a .sources file; one Source per URI and suite. Disabled stanzas
-// and those without binary packages are left out. Embedded keys (Signed-By with a key block) are
-// not supported: such a source is returned without SignedBy.
+// parseDeb822 parses a .sources file into one Source per URI and suite. It omits disabled stanzas
+// and stanzas without binary packages. Embedded keys (Signed-By with a key block) are not
+// supported: such a source is returned without SignedBy.
 func parseDeb822(content string) []Source {
 	var found []Source
 	for _, stanza := range deb822Stanzas(content) {
@@ -107,7 +108,7 @@ func parseDeb822(content string) []Source {
 	return found
 }
 
-// deb822Stanzas splits deb822(5) text into its stanzas; field names are lower case.
+// deb822Stanzas splits deb822(5) text into stanzas with lower-case field names.
 func deb822Stanzas(content string) []map[string]string {
 	var stanzas []map[string]string
 	current, field := map[string]string{}, ""
@@ -142,7 +143,7 @@ func deb822Stanzas(content string) []map[string]string {
 	return stanzas
 }
 
-// parseOneLine reads "deb [options] URI SUITE COMPONENT..." lines.
+// parseOneLine parses "deb [options] URI SUITE COMPONENT..." lines.
 func parseOneLine(content string) []Source {
 	var found []Source
 	scanner := bufio.NewScanner(strings.NewReader(content))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes
+// Package artifact builds the programs of a development cluster and caches them: the Kubernetes
 // binary, the container runtime, the CNI plugins and the pause image. Every artifact is a directory
-// named after a hash of its inputs, so a directory that is there is complete and right.
+// named after a hash of its inputs, so an existing directory is always complete and correct.
 package artifact
 
 import (
@@ -24,11 +24,11 @@ import (
 // PauseImage is the image of pod sandboxes, and a small workload for tests (see cmd/pause).
 const PauseImage = "devcluster.local/pause:1"
 
-// Components are the names the Kubernetes binary answers to.
+// components are the names under which the Kubernetes binary can be called.
 var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
 	"kubelet", "kube-proxy", "kubectl"}
 
-// Set tells where the artifacts are; all paths are absolute.
+// Set lists the paths of the artifacts. All paths are absolute.
 type Set struct {
 	KubernetesVersion string // for example v1.37.1
 	Kubernetes        string // directory with one file per component
@@ -36,39 +36,39 @@ type Set struct {
 	// ...
 	Runtime    string
 	CRIO       bool   // whether the runtime is CRI-O
-	Plugins    string // directory of CNI plugins that come before those of Runtime
+	Plugins    string // directory of CNI plugins that take precedence over Runtime's
 	PauseImage string // image file
 }
 
-// Cache makes artifacts under Dir.
+// Cache builds artifacts below Dir.
 type Cache struct {
 	Dir     string // absolute
 	Sources fs.FS  // of package devcluster
 	Log     io.Writer
 
-	// Kubernetes is an older version than that of go.mod, as "1.36"; one of
+	// Kubernetes is an older version than go.mod's, such as "1.36"; one of
 	// [Cache.KubernetesVersions].
 	Kubernetes string
-	// Runtime is "containerd-2" or "cri-o", built from Go modules, in place of Debian's containerd
+	// Runtime is "containerd-2" or "cri-o", built from Go modules, instead of Debian's containerd
 	// 1.7.
 	Runtime string
-	// Multus is an older version than that of plugins.mod, as "4.2"; one of [Cache.MultusVersions].
+	// Multus is an older version than plugins.mod's, such as "4.2"; one of [Cache.MultusVersions].
 	Multus string
 }
 
-// ErrMissing says that artifacts have yet to be built.
+// ErrMissing is returned if artifacts have not been built.
 var ErrMissing = errors.New("not built yet: run devcluster build")
 
-// artifact is one directory of the cache.
+// artifact is a directory in the cache.
 type artifact struct {
 	name   string   // for people
-	dir    string   // in the cache, without the key
+	dir    string   // in the cache, without the hash
 	inputs []string // everything the content depends on
 	make   func(ctx context.Context, target string) error
 }
 
-// Find returns the artifacts if all are built, else an error that wraps ErrMissing. It takes
-// milliseconds.
+// Find returns the artifacts if all are built, and otherwise an error that wraps ErrMissing. It
+// takes milliseconds.
 func (c Cache) Find(ctx context.Context) (Set, error) {
 	set, artifacts, err := c.plan(ctx)
 	if err != nil {
@@ -84,8 +84,7 @@ func (c Cache) Find(ctx context.Context) (Set, error) {
 	return set, nil
 }
 
-// Build makes what is missing and returns the artifacts. Several builds at once wait for each
-// other.
+// Build builds missing artifacts and returns all. Concurrent builds wait for each other.
 func (c Cache) Build(ctx context.Context) (Set, error) {
 	set, artifacts, err := c.plan(ctx)
 	if err != nil {
@@ -147,8 +146,8 @@ func (c Cache) path(a artifact) string {
 	return filepath.Join(c.Dir, a.dir, hex.EncodeToString(hash.Sum(nil))[:16])
 }
 
-// build makes an artifact in a temporary directory and renames it into place, so that a directory
-// with the final name is always whole.
+// build builds an artifact in a temporary directory and renames it into place, so that a directory
+// with the final name is always complete.
 func (c Cache) build(ctx context.Context, a artifact) error {
 	target := c.path(a)
 	if exists(target) {
@@ -186,7 +185,7 @@ func (c Cache) build(ctx context.Context, a artifact) error {
 	return nil
 }
 
-// Link makes one symbolic link per component in dir, which other programs can then use as a
+// Link creates a symbolic link for each component in dir, which other programs can use as a
 // directory of binaries (envtest: KUBEBUILDER_ASSETS).
 func (s Set) Link(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -194,7 +193,7 @@ func (s Set) Link(dir string) error {
 	}
 
 	for _, name := range components {
-		// Renamed into place, so that whoever does the same at the same time is not disturbed.
+		// Renaming makes concurrent calls safe.
 		next := filepath.Join(dir, fmt.Sprintf(".%s-%d", name, os.Getpid()))
 		if err := os.Symlink(filepath.Join(s.Kubernetes, name), next); err != nil {
 			return err
@@ -267,7 +266,7 @@ func (c Cache) inputs(names ...string) ([]string, error) {
 	return contents, nil
 }
 
-// moduleVersion finds the version that a go.mod requires of a module.
+// moduleVersion returns the version of a module that a go.mod requires.
 func moduleVersion(goMod, module string) (string, error) {
 	for line := range strings.Lines(goMod) {
 		fields := strings.Fields(line)

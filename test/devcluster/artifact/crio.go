@@ -15,16 +15,16 @@ import (
 
 const crioModule = "github.com/cri-o/cri-o"
 
-// crioTags leave out what needs C libraries that a machine may lack.
+// crioTags omit features that need C libraries which a machine may lack.
 const crioTags = "containers_image_openpgp exclude_graphdriver_btrfs " +
 	"exclude_graphdriver_devicemapper"
 
-// crioFiles must be there and run for CRI-O to be good.
+// crioFiles must exist and run after a successful build of CRI-O.
 var crioFiles = [...]string{"usr/bin/crio", "usr/bin/skopeo", "usr/bin/conmon", "usr/sbin/runc"}
 
-// crio is another runtime with the programs of crio.mod beside its own: CRI-O, and skopeo, which
-// loads images into its storage. conmon, which watches a container, is Debian's. pinns, which keeps
-// a pod's namespaces, is compiled of the C source in CRI-O's module.
+// crio adds the programs of crio.mod to another runtime: CRI-O, and skopeo, which loads images into
+// its storage. conmon, which supervises a container, is Debian's. pinns, which pins a pod's
+// namespaces, is compiled from the C source in CRI-O's module.
 func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error) {
 	restrict, err := c.inputs("cmd/restrict/main.go")
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// progressEvery is how often a long build says how far it is.
+// progressEvery is how often a long build reports its progress.
 const progressEvery = 10 * time.Second
 
 func (c Cache) goVersion(ctx context.Context) (string, error) {
@@ -31,8 +31,8 @@ func (c Cache) goVersion(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(output)), nil
 }
 
-// goCommand runs the go command of the machine with the one set of flags that everything here is
-// built with: the build cache is keyed by them.
+// goCommand runs the machine's go command with the same flags for all builds, because flags are
+// part of the key of the build cache.
 func (c Cache) goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	if exists(dir) {
@@ -107,14 +107,14 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, s
 	return nil
 }
 
-// KubernetesVersions are the older versions of Kubernetes, as "1.36".
+// KubernetesVersions returns the older versions of Kubernetes, such as "1.36".
 func (c Cache) KubernetesVersions() []string { return c.versionsIn("kubernetes") }
 
-// versionsIn are the names of the modules in a directory of the sources.
+// versionsIn returns the names of the modules in a directory of the sources.
 func (c Cache) versionsIn(dir string) (versions []string) {
 	files, err := fs.Glob(c.Sources, dir+"/*.mod")
 	if err != nil {
-		panic(err) // the pattern is fixed
+		panic(err) // the pattern is a constant
 	}
 	for _, file := range files {
 		versions = append(versions, strings.TrimSuffix(path.Base(file), ".mod"))
@@ -122,7 +122,7 @@ func (c Cache) versionsIn(dir string) (versions []string) {
 	return versions
 }
 
-// compile builds packages of the module in source, and tells how far it is.
+// compile builds packages of the module in source, and reports its progress.
 func (c Cache) compile(ctx context.Context, source, name, packages string, flags ...string) error {
 	fmt.Fprintf(c.Log, "%s: fetching modules\n", name)
 	var failed bytes.Buffer
@@ -142,7 +142,7 @@ func (c Cache) compile(ctx context.Context, source, name, packages string, flags
 	return nil
 }
 
-// versionFlags are the linker flags that give Kubernetes its version. Without them it calls itself
+// versionFlags returns the linker flags that set Kubernetes' version. Without them the version is
 // v0.0.0-master+$Format:%H$, which clients cannot parse.
 func versionFlags(version string) (string, error) {
 	numbers := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
@@ -154,8 +154,8 @@ func versionFlags(version string) (string, error) {
 		pkg, version, pkg, numbers[0], pkg, numbers[1]), nil
 }
 
-// watchBuild runs `go build -v`, which names every package it compiles on standard error, and turns
-// that into progress lines.
+// watchBuild runs `go build -v`, which writes the name of every compiled package to standard error,
+// and turns them into progress lines.
 func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 	stderr, err := build.StderrPipe()
 	if err != nil {
@@ -193,7 +193,8 @@ func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 	return nil
 }
 
-// countPackages counts lines that are import paths and returns the others: downloads and errors.
+// countPackages counts the lines that are import paths and returns the others, which are downloads
+// and errors.
 func countPackages(r io.Reader, compiled *atomic.Int64) []byte {
 	var others bytes.Buffer
 	scanner := bufio.NewScanner(r)
@@ -211,7 +212,7 @@ func countPackages(r io.Reader, compiled *atomic.Int64) []byte {
 	return others.Bytes()
 }
 
-// lastLines keeps the end of a long output: that is where the go command says what was wrong.
+// lastLines returns the end of a long output, where the go command reports errors.
 func lastLines(output []byte) []byte {
 	const keep = 20
 	lines := bytes.Split(bytes.TrimSpace(output), []byte("\n"))

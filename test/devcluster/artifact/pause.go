@@ -41,7 +41,7 @@ func (c Cache) makePause(ctx context.Context, target string) error {
 	})
 }
 
-// buildCommand builds a command of this module that has no dependencies: cmd/NAME/main.go.
+// buildCommand builds a command of this module without dependencies: cmd/NAME/main.go.
 func (c Cache) buildCommand(ctx context.Context, name, binary string) error {
 	source, err := os.MkdirTemp("", "devcluster-"+name+"-")
 	if err != nil {

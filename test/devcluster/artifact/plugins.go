@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// plugins are the CNI plugins that are built from Go modules: Multus, which Debian does not have,
-// and IPAM plugins of a newer CNI version than Debian's.
+// plugins are the CNI plugins that are built from Go modules: Multus, which Debian lacks, and IPAM
+// plugins for a newer CNI version than Debian's.
 func (c Cache) plugins(goVersion string) (artifact, error) {
 	module := "plugins"
 	if c.Multus != "" {
@@ -48,11 +48,11 @@ func (c Cache) plugins(goVersion string) (artifact, error) {
 
 const multusModule = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 
-// MultusVersions are the older versions of Multus, as "4.2".
+// MultusVersions returns the older versions of Multus, such as "4.2".
 func (c Cache) MultusVersions() []string { return c.versionsIn("multus") }
 
-// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum, each into a
-// file of its own in target.
+// buildTools builds every tool of the module with the files MODULE.mod and MODULE.sum, each into a
+// separate file in target.
 func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target string) error {
 	return c.inModule(module, func(source string) error {
 		return c.compile(ctx, source, name, "tool", "-ldflags", ldflags,
@@ -60,7 +60,7 @@ func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target str
 	})
 }
 
-// inModule calls work with a directory that has the module whose files are MODULE.mod and
+// inModule calls work with a directory that contains the module with the files MODULE.mod and
 // MODULE.sum.
 func (c Cache) inModule(module string, work func(source string) error) error {
 	source, err := os.MkdirTemp("", "devcluster-module-")
@@ -75,8 +75,7 @@ func (c Cache) inModule(module string, work func(source string) error) error {
 	return work(source)
 }
 
-// extractModule copies the files of a module into dir, under the names that the go command looks
-// for.
+// extractModule copies the files of a module into dir, under the names that the go command expects.
 func (c Cache) extractModule(dir, mod, sum string) error {
 	if err := c.extract(dir, mod, sum); err != nil || mod == "go.mod" {
 		return err

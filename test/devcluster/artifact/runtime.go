@@ -14,15 +14,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/apt"
 )
 
-// containerdSuite is the Debian release whose containerd (1.7.24) is used on older ones: 1.6 and
-// before have no NRI and no CDI. Its binary needs glibc 2.34, which Debian 12 and everything newer
-// has.
+// containerdSuite is the Debian release whose containerd (1.7.24) is used on older releases,
+// because containerd 1.6 has neither NRI nor CDI. Its binary needs glibc 2.34, which Debian 12 and
+// later have.
 const containerdSuite = "trixie"
 
-// olderDebian lists the Debian releases before containerdSuite that it is used on.
+// olderDebian lists older Debian releases on which containerdSuite is used.
 var olderDebian = [...]string{"bookworm"}
 
-// runtimeFiles must be there and run for an unpacked runtime to be good.
+// runtimeFiles must exist and run after a runtime was unpacked.
 var runtimeFiles = [...]string{
 	"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc",
 }
@@ -67,7 +67,7 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 		"cri-o, or none for Debian's containerd 1.7", c.Runtime)
 }
 
-// containerd is another runtime, with the containerd of containerd.mod in place of its own.
+// containerd replaces the containerd of another runtime by the one of containerd.mod.
 func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
 	build := func(ctx context.Context, name, version, target string) error {
 		flags := fmt.Sprintf("-s -w -X %s/version.Version=%s", containerdModule, version)
@@ -80,8 +80,8 @@ func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
 	return c.onTopOf(other, "containerd", containerdModule, build, goVersion)
 }
 
-// onTopOf is another runtime, to which build adds what it makes of the tools in the module file
-// FILE.mod. The version is that of the module there; name is for people.
+// onTopOf extends another runtime by what build makes of the tools in the module file FILE.mod. The
+// version is the version of module there; name is for people.
 func (c Cache) onTopOf(
 	other artifact, file, module string,
 	build func(ctx context.Context, name, version, target string) error, more ...string,
@@ -136,8 +136,8 @@ func (c Cache) unpack(
 	return (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...)
 }
 
-// checkRuntime runs what was unpacked: a shared library that this machine lacks shows here, by
-// name, and not as a pod that does not start.
+// checkRuntime runs the unpacked programs, so that a missing shared library is reported by name
+// now, not as a pod that does not start.
 func (c Cache) checkRuntime(ctx context.Context, root string, files []string) error {
 	for _, name := range files {
 		flag := "--version"

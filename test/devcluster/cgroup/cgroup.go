@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup makes and removes the control groups that a node's kubelet works in, under version
-// 1, version 2, or both at once.
+// Package cgroup creates and removes the control groups of a node's kubelet, under version 1,
+// version 2, or both at once.
 package cgroup
 
 import (
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is the control groups of one cluster: a group of the same name in every hierarchy.
+// Tree represents the control groups of one cluster: a group with the same name in every hierarchy.
 type Tree struct {
 	root string // mount point, /sys/fs/cgroup
 	name string
@@ -25,10 +25,10 @@ type Tree struct {
 // New returns the tree of a cluster. root is /sys/fs/cgroup.
 func New(root, cluster string) Tree { return Tree{root: root, name: "devcluster-" + cluster} }
 
-// Node is the path of a node's group within each hierarchy: the kubelet's cgroupRoot.
+// Node returns the path of a node's group within each hierarchy, which is the kubelet's cgroupRoot.
 func (t Tree) Node(node string) string { return "/" + t.name + "/" + node }
 
-// Create makes a node's groups.
+// Create creates a node's groups.
 func (t Tree) Create(node string) error {
 	hierarchies, err := t.hierarchies()
 	if err != nil {
@@ -48,8 +48,8 @@ func (t Tree) Create(node string) error {
 	return nil
 }
 
-// Remove removes a node's groups; their processes must be dead. It waits up to limit for the kernel
-// to be done with them.
+// Remove removes a node's groups, whose processes must have ended. It waits up to limit for the
+// kernel to release them.
 func (t Tree) Remove(node string, limit time.Duration) error {
 	return t.remove(t.Node(node), limit)
 }
@@ -83,8 +83,8 @@ func (t Tree) remove(group string, limit time.Duration) error {
 	return nil
 }
 
-// hierarchies lists the directories that groups are made in: the one of version 2, or one per
-// controller set of version 1 (with the hybrid "unified" among them).
+// hierarchies lists the directories in which groups are created: the one of version 2, or one for
+// each set of controllers of version 1 (including the hybrid "unified").
 func (t Tree) hierarchies() ([]string, error) {
 	if Unified(t.root) {
 		return []string{t.root}, nil
@@ -110,14 +110,14 @@ func (t Tree) hierarchies() ([]string, error) {
 	return dirs, nil
 }
 
-// Unified tells whether root is a version 2 hierarchy.
+// Unified reports whether root is a version 2 hierarchy.
 func Unified(root string) bool {
 	_, err := os.Stat(filepath.Join(root, "cgroup.controllers"))
 	return err == nil
 }
 
-// delegate lets the groups below the root and below the cluster's group use every controller there
-// is, which version 2 asks for.
+// delegate enables every available controller for the groups below the root and below the cluster's
+// group, as version 2 requires.
 func (t Tree) delegate() error {
 	controllers, err := os.ReadFile(filepath.Join(t.root, "cgroup.controllers"))
 	if err != nil {
@@ -136,7 +136,7 @@ func (t Tree) delegate() error {
 	return nil
 }
 
-// removeTree removes a group after those below it. A group that is not there is removed.
+// removeTree removes a group after its children. A missing group counts as removed.
 func removeTree(group string) error {
 	entries, err := os.ReadDir(group)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// v1 makes directories as a machine with version 1 has them. Unlike in the real one, files do not
+// v1 creates the directories of a machine with version 1. Unlike in the real file system, no files
 // appear in new groups; the end-to-end test of the devcluster command uses the real one.
 func v1(t *testing.T) string {
 	t.Helper()
@@ -122,7 +122,7 @@ func TestRemoveGivesUp(t *testing.T) {
 	if err := a.Create("node1"); err != nil {
 		t.Fatal(err)
 	}
-	// A file cannot be removed by rmdir's rules, as a group in use cannot.
+	// rmdir fails on a directory with a file, like on a group in use.
 	if err := os.WriteFile(filepath.Join(root, "cpu", a.Node("node1"), "busy"), nil,
 		0o644); err != nil {
 		t.Fatal(err)

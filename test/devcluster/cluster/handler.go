@@ -32,7 +32,7 @@ const (
 	NodeRestartRuntime = "restart-runtime"
 )
 
-// PathNode is the path to post an action on a node to.
+// PathNode returns the path to which an action on a node is posted.
 func PathNode(name, action string) string { return "/v1/nodes/" + name + "/" + action }
 
 func (s *Supervisor) handler() http.Handler {
@@ -120,7 +120,7 @@ func (s *Supervisor) member(name string) (*member, error) {
 		len(s.nodes))
 }
 
-// load imports an image into every node. All nodes are tried; the error names those that failed.
+// load imports an image on every node. It tries all nodes; the error names those that failed.
 func (s *Supervisor) load(ctx context.Context, archive io.Reader) error {
 	spool, err := os.CreateTemp(string(own), "image-*.tar")
 	if err != nil {

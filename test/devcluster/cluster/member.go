@@ -29,10 +29,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// cgroupLimit is how long the kernel may take to be done with the control groups of dead processes.
+// cgroupLimit bounds the wait for the kernel to release control groups of dead processes.
 const cgroupLimit = 10 * time.Second
 
-// member is a node as the supervisor sees it.
+// member is the supervisor's view of a node.
 type member struct {
 	table  *process.Table
 	groups cgroup.Tree
@@ -41,7 +41,7 @@ type member struct {
 	dir    state.NodeDir
 	client *control.Client
 
-	// change is held by whoever starts or stops the node.
+	// change is held while the node is started or stopped.
 	change sync.Mutex
 
 	mu        sync.Mutex
@@ -76,7 +76,7 @@ func newMember(table *process.Table, groups cgroup.Tree, record state.Record, nu
 	}
 }
 
-// create makes the node's directory and identity, once.
+// create creates the node's directory and identity, once.
 func (m *member) create(authority *pki.Authority) error {
 	if err := os.MkdirAll(m.dir.Disk(), 0o755); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (m *member) create(authority *pki.Authority) error {
 }
 
 // start starts a stopped node and returns when it is Ready. The kubelet waits for serving, so that
-// the rest of the node comes up beside the API server.
+// the rest of the node starts in parallel with the API server.
 func (m *member) start(
 	ctx context.Context, nodes corev1client.NodeInterface, report *control.Reporter,
 	serving <-chan struct{},
@@ -111,7 +111,7 @@ func (m *member) start(
 	}
 
 	if err != nil {
-		// Half a node is no node: the next start begins anew.
+		// A partly started node is killed, so that the next start begins from scratch.
 		m.kill()
 		m.set(control.NodeFailed)
 		return m.explain(err)
@@ -125,7 +125,7 @@ func (m *member) start(
 	return nil
 }
 
-// boot starts the node's PID 1 and returns when its container runtime runs.
+// boot starts the node's PID 1 and returns when its container runtime is running.
 func (m *member) boot(ctx context.Context) error {
 	m.config.BootID = uuid.NewString()
 	if err := node.WriteConfig(m.dir, m.config); err != nil {
@@ -207,7 +207,7 @@ func (m *member) joinCluster(
 	return nodeReady(ctx, nodes, m.config.Name, m.config.BootID)
 }
 
-// explain adds the end of the logs of a node that did not start.
+// explain adds the last log lines of a node that did not start.
 func (m *member) explain(err error) error {
 	err = fmt.Errorf("%s: %w", m.config.Name, err)
 	for _, name := range []string{
@@ -221,7 +221,7 @@ func (m *member) explain(err error) error {
 	return err
 }
 
-// stop cuts the node's power: every process of it is killed at once. The disk stays.
+// stop kills every process of the node at once, like a power failure. The disk remains.
 func (m *member) stop() error {
 	m.change.Lock()
 	defer m.change.Unlock()
@@ -230,8 +230,8 @@ func (m *member) stop() error {
 	return errors.Join(network.Detach(m.config.Name), m.groups.Remove(m.config.Name, cgroupLimit))
 }
 
-// kill ends all processes of the node: the kernel kills those of a PID namespace when its PID 1 is
-// killed, and lets PID 1 end last.
+// kill ends all processes of the node. When PID 1 of a PID namespace is killed, the kernel kills
+// the others, and PID 1 ends last.
 func (m *member) kill() {
 	m.mu.Lock()
 	p := m.init
@@ -243,7 +243,7 @@ func (m *member) kill() {
 	<-p.Done()
 }
 
-// connect plugs the node's cable in or pulls it out.
+// connect plugs the node's cable in or out.
 func (m *member) connect(connected bool) error {
 	m.change.Lock()
 	defer m.change.Unlock()
@@ -290,8 +290,8 @@ func (m *member) set(state string) {
 	m.state = state
 }
 
-// describe returns what inspect says of the node, but for what only the machine's PID namespace
-// knows.
+// describe returns the data of inspect about the node, except what is known only in the machine's
+// PID namespace.
 func (m *member) describe(ctx context.Context) control.Node {
 	m.mu.Lock()
 	n := control.Node{
@@ -300,7 +300,7 @@ func (m *member) describe(ctx context.Context) control.Node {
 		PodSubnet: m.config.PodSubnet,
 		State:     m.state,
 		Cgroup:    m.config.CgroupRoot,
-		// Never null for those who read the JSON.
+		// an empty list, not null, in JSON
 		Components: []control.Component{},
 		Connected:  m.connected && m.state == control.NodeRunning,
 	}

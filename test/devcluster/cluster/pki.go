@@ -14,10 +14,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// inside is the API server's URL in the cluster's network namespace and for its nodes.
+// inside is the API server's URL in the cluster's network namespace and on its nodes.
 const inside = "https://" + network.Gateway + ":443"
 
-// issue makes the identities of the control plane and of the administrator. api is the API server's
+// issue issues the identities of the control plane and the administrator. api is the API server's
 // URL on the machine.
 func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 	if err := writeAuthority(dir.PKI(), authority); err != nil {
@@ -89,8 +89,8 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 	return nil
 }
 
-// issueNode makes the identity of a node's kubelet, as client and as server, and those of its
-// Multus and its kube-proxy.
+// issueNode issues the identities of a node: the kubelet's as client and server, and those of
+// Multus and kube-proxy.
 func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, address string) error {
 	if err := os.MkdirAll(dir.PKI(), 0o700); err != nil {
 		return err

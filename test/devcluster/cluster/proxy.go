@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// acceptPause is the wait after a connection could not be accepted.
+// acceptPause is the pause after a failed accept.
 const acceptPause = 50 * time.Millisecond
 
-// forward accepts connections on a listener of the machine's network namespace and joins each with
-// one to target, an address in the cluster's. The machine's links stay as they are. It ends with
-// the listener.
+// forward accepts connections on a listener in the machine's network namespace and connects each to
+// target, an address in the cluster's. It needs no change of the machine's links. It ends with the
+// listener.
 func forward(ctx context.Context, listener net.Listener, target string) {
 	for {
 		outer, err := listener.Accept()
@@ -25,7 +25,7 @@ func forward(ctx context.Context, listener net.Listener, target string) {
 		}
 
 		if err != nil {
-			// Too many open files, or a connection that was gone at once: both pass.
+			// Too many open files and a connection that was closed at once are both temporary.
 			select {
 			case <-ctx.Done():
 				return
@@ -54,8 +54,8 @@ func join(ctx context.Context, outer *net.TCPConn, target string) {
 	both.Wait()
 }
 
-// pour copies until the source says that it will send no more, and passes that on. The kernel moves
-// the bytes (splice). A broken connection ends both directions.
+// pour copies until the source closes its direction, and then closes it at the destination too. The
+// kernel moves the bytes (splice). A broken connection ends both directions.
 func pour(to, from *net.TCPConn) {
 	if _, err := io.Copy(to, from); err != nil {
 		to.Close()

@@ -19,7 +19,8 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// A server that answers when its client has said all shows that each direction ends by itself.
+// TestForward uses a server that answers after its client has closed its direction, which checks
+// that each direction ends separately.
 func TestForward(t *testing.T) {
 	target, outer := listen(t), listen(t)
 	go func() {

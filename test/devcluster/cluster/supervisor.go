@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is the supervisor of a development cluster: PID 1 of PID, mount and network
-// namespaces of its own, which runs the control plane and the nodes. When it ends the kernel ends
-// all of them, and what they mounted and linked is gone with their namespaces.
+// Package cluster is the supervisor of a development cluster: PID 1 of separate PID, mount and
+// network namespaces, which runs the control plane and the nodes. When the supervisor ends, the
+// kernel ends all of them, and their mounts and links disappear with the namespaces.
 package cluster
 
 import (
@@ -33,13 +33,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// own is where the supervisor sees the cluster's directory.
+// own is the path at which the supervisor sees the cluster's directory.
 const own = state.Dir("/run/devcluster/state")
 
-// startLimit is how long a stage of the start may take. On an idle machine the longest takes 3 s.
+// startLimit bounds each stage of the start. On an idle machine the longest takes 3 s.
 const startLimit = 2 * time.Minute
 
-// CgroupRoot is where the machine's control groups are.
+// CgroupRoot is the mount point of the machine's control groups.
 const CgroupRoot = "/sys/fs/cgroup"
 
 // Supervisor runs one cluster.
@@ -55,9 +55,9 @@ type Supervisor struct {
 	components []*process.Process
 }
 
-// Run is the life of a cluster, in namespaces made for it. dir is the cluster's directory on the
-// machine, and api a listener of the machine's network namespace for connections to the API server.
-// Run reports every stage of the start; it returns when ctx ends or the start fails.
+// Run runs a cluster, in namespaces made for it. dir is the cluster's directory on the machine, and
+// api a listener in the machine's network namespace for connections to the API server. Run reports
+// every stage of the start. It returns when ctx ends or the start fails.
 func Run(ctx context.Context, dir state.Dir, api net.Listener, report *control.Reporter) error {
 	s, err := enter(ctx, dir)
 	if err == nil {
@@ -83,8 +83,7 @@ func Run(ctx context.Context, dir state.Dir, api net.Listener, report *control.R
 	return nil
 }
 
-// enter turns the namespaces this process was started in, copies of the machine's, into those of a
-// cluster.
+// enter turns the current namespaces, copies of the machine's, into a cluster's.
 func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	record, err := state.ReadRecord(dir)
 	if err != nil {
@@ -172,7 +171,8 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 	return group.Wait()
 }
 
-// startControlPlane closes serving when the API server does, and returns when all of it works.
+// startControlPlane returns when the whole control plane works. It closes serving as soon as the
+// API server works.
 func (s *Supervisor) startControlPlane(
 	ctx context.Context, report *control.Reporter, serving chan<- struct{},
 ) error {
@@ -198,7 +198,7 @@ func (s *Supervisor) startControlPlane(
 
 	report.Stage("etcd and kube-apiserver ready")
 	if s.record.Multus {
-		// Before there are nodes: a pod that starts needs it.
+		// The objects must exist before pods start on nodes.
 		if err := s.declareMultus(ctx); err != nil {
 			return err
 		}
@@ -226,7 +226,7 @@ func (s *Supervisor) startControlPlane(
 	return nil
 }
 
-// declareMultus tells the API server what Multus needs there.
+// declareMultus creates the API objects that Multus needs.
 func (s *Supervisor) declareMultus(ctx context.Context) error {
 	manifest := filepath.Join(own.Config(), "multus.yaml")
 	if err := os.WriteFile(manifest, component.MultusObjects(), 0o600); err != nil {
@@ -249,7 +249,7 @@ func (s *Supervisor) declareMultus(ctx context.Context) error {
 	return nil
 }
 
-// endedError says that a component ended, and which.
+// endedError is the error for a component that ended.
 type endedError struct {
 	component string
 	reason    error
@@ -259,8 +259,8 @@ func (e *endedError) Error() string {
 	return "ended while the cluster started: " + e.reason.Error()
 }
 
-// launch starts a component of the control plane. Should it end, ended is called, and inspect says
-// so; it is not started again, because that would hide what happened.
+// launch starts a component of the control plane. If it ends, ended is called, and inspect reports
+// it. It is not restarted, because that would hide the failure.
 func (s *Supervisor) launch(c component.Command, ended context.CancelCauseFunc) error {
 	log, err := process.OpenLog(own.Log(c.Name))
 	if err != nil {
@@ -289,7 +289,7 @@ func (s *Supervisor) launch(c component.Command, ended context.CancelCauseFunc) 
 	return nil
 }
 
-// explain adds the end of the log of the component that failed: of the one that ended, if one did.
+// explain adds the last log lines of the component that failed: of the one that ended, if any did.
 func (s *Supervisor) explain(name string, err error) error {
 	var ended *endedError
 	if errors.As(err, &ended) {
@@ -299,5 +299,5 @@ func (s *Supervisor) explain(name string, err error) error {
 	return errors.Join(fmt.Errorf("%s: %w\nlast lines of its log:\n%s", name, err, tail), readErr)
 }
 
-// tailLines is how much of a log goes with an error.
+// tailLines is how many log lines are added to an error.
 const tailLines = 20

@@ -20,12 +20,12 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// probeEvery is the interval of looking whether a starting component answers; it has no event for
-// that.
+// probeEvery is the polling interval for a starting component, which sends no event when it is
+// ready.
 const probeEvery = 30 * time.Millisecond
 
-// healthy waits until url answers 200. The certificate is not checked: the address is one of this
-// namespace, where only this cluster listens.
+// healthy waits until url answers 200. It does not verify the certificate, because only this
+// cluster listens at an address in this namespace.
 func healthy(ctx context.Context, url string) error {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
@@ -58,8 +58,8 @@ func healthy(ctx context.Context, url string) error {
 	return nil
 }
 
-// nodeReady waits until the node is Ready in the life with this boot id. Without the latter, what
-// an earlier life of the node said would count.
+// nodeReady waits until the node is Ready with this boot id. Without the boot id, the status of an
+// earlier boot would count.
 func nodeReady(ctx context.Context, nodes corev1client.NodeInterface, name, bootID string) error {
 	selector := fields.OneTermEqualSelector("metadata.name", name).String()
 	source := &cache.ListWatch{

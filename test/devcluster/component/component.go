@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package component knows how each program of a cluster is called and configured: flags,
-// configuration files and where they are.
+// Package component defines how each program of a cluster is started: its flags, configuration
+// files and their paths.
 //
-// Paths are those that the program sees: in the cluster's mount namespace for the control plane, in
+// Paths are as the program sees them: in the cluster's mount namespace for the control plane, in
 // the node's for the container runtime and the kubelet.
 package component
 
@@ -16,35 +16,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/network"
 )
 
-// Where the programs are, in the cluster's and in every node's mount namespace.
+// Paths of the programs, in the cluster's and in every node's mount namespace.
 const (
 	Kubernetes = "/run/devcluster/kubernetes"
 	Runtime    = "/run/devcluster/runtime"
 	Plugins    = "/run/devcluster/plugins"
 )
 
-// Path is the PATH of everything that runs in a node: its own programs come first.
+// Path is the PATH of everything on a node. The node's own programs come first.
 const Path = Kubernetes + ":" + Runtime + "/usr/sbin:" + Runtime + "/usr/bin"
 
 const etcdURL = "http://127.0.0.1:2379"
 
 // Command is a program with its arguments.
 type Command struct {
-	Name string // what logs and people call it
+	Name string // name for logs and people
 	Path string
 	Args []string
 }
 
-// ControlPlane holds the directories of a control plane.
+// ControlPlane lists the directories of a control plane.
 type ControlPlane struct {
-	PKI    string // what package cluster issued
-	Config string // AuditPolicy is here as audit-policy.yaml
+	PKI    string // certificates from package cluster
+	Config string // contains AuditPolicy as audit-policy.yaml
 	Data   string // etcd
-	Log    string // audit.log goes here
+	Log    string // receives audit.log
 }
 
-// Etcd keeps the cluster's state. It does not wait for the disk: a development cluster does not
-// outlive a crash of its machine.
+// Etcd stores the cluster's state. It does not sync to disk, because a development cluster does not
+// survive a crash of its machine.
 func (c ControlPlane) Etcd() Command {
 	const peer = "http://127.0.0.1:2380"
 	return kubernetes("etcd",
@@ -95,9 +95,10 @@ func (c ControlPlane) APIServer() Command {
 	)
 }
 
-// ControllerManager runs with a separate identity per controller, so its client limits are raised:
-// with the default of 20 requests per second the start alone takes 5 s. It gives a silent node 20 s
-// instead of 50: two of the kubelet's lease renewals, and tests of lost nodes need not wait longer.
+// ControllerManager uses a separate identity for each controller, so its client limits are raised:
+// with the default of 20 requests per second, the start alone takes 5 s. It gives a silent node 20
+// s instead of 50, which covers two lease renewals of the kubelet and keeps tests of lost nodes
+// short.
 func (c ControlPlane) ControllerManager() Command {
 	kubeconfig := c.pki("kube-controller-manager.kubeconfig")
 	return kubernetes("kube-controller-manager",
@@ -119,7 +120,7 @@ func (c ControlPlane) ControllerManager() Command {
 	)
 }
 
-// Scheduler is the default one.
+// Scheduler is the default scheduler.
 func (c ControlPlane) Scheduler() Command {
 	kubeconfig := c.pki("kube-scheduler.kubeconfig")
 	return kubernetes("kube-scheduler",
@@ -155,22 +156,22 @@ const (
 	ProxyKubeconfig   = "/etc/kubernetes/kube-proxy.kubeconfig"
 	NodePKI           = "/etc/kubernetes/pki"
 	PodNetwork        = "/etc/cni/net.d/10-pods.conflist"
-	// Multus sorts before PodNetwork: the runtime takes the first.
+	// Multus sorts before PodNetwork, because the runtime uses the first file.
 	Multus           = "/etc/cni/net.d/00-multus.conf"
 	MultusKubeconfig = "/etc/cni/net.d/multus.d/multus.kubeconfig"
 	MachineID        = "/etc/machine-id"
 )
 
-// Node is what a node's configuration depends on.
+// Node has the parameters of a node's configuration.
 type Node struct {
 	Name       string
 	Address    string // IPv4
 	PodSubnet  string // CIDR
 	CgroupRoot string
 	PauseImage string
-	Multus     bool // gives pods the networks that their annotations name, on top of PodNetwork
-	KubeProxy  bool // has the addresses of Services lead to pods
-	CRIO       bool // runs containers by CRI-O in place of containerd
+	Multus     bool // adds the networks that pods' annotations name to PodNetwork
+	KubeProxy  bool // routes the addresses of Services to pods
+	CRIO       bool // uses CRI-O instead of containerd
 }
 
 // Kubelet runs pods.
@@ -185,8 +186,8 @@ func (n Node) Kubelet() Command {
 	)
 }
 
-// Proxy is kube-proxy. It calls nft, which must be in the machine's PATH. The settings of
-// connection tracking are the machine's, and stay as they are.
+// Proxy runs kube-proxy. It calls nft, which must be in the machine's PATH. The settings of
+// connection tracking are the machine's, and stay unchanged.
 func (n Node) Proxy() Command {
 	return kubernetes("kube-proxy",
 		"--kubeconfig="+ProxyKubeconfig,
@@ -203,7 +204,7 @@ func (n Node) Proxy() Command {
 //go:embed templates/audit-policy.yaml
 var auditPolicy []byte
 
-// AuditPolicy has the API server record who wrote what.
+// AuditPolicy returns a policy that records who wrote what.
 func AuditPolicy() []byte { return bytes.Clone(auditPolicy) }
 
 //go:embed templates/kubelet.yaml
@@ -212,10 +213,10 @@ var kubeletTemplate string
 //go:embed templates/pods.conflist
 var podNetworkTemplate string
 
-// multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file,
-// too, but of a file with a list of plugins it remembers only some fields for the DEL, and
-// addresses are not given back. CRI-O asks for a CHECK after each ADD if the version has one, and
-// Multus then checks its own default network, also of a pod that named another.
+// multusTemplate has the pod network inline. A clusterNetwork may also be a file, but of a file with
+// a list of plugins Multus 4.3.0 remembers only some fields for the DEL, so that addresses are not
+// released. CRI-O calls CHECK after each ADD if the version has it, and Multus then checks its own
+// default network, even for a pod that named another one.
 //
 //go:embed templates/multus.conf
 var multusTemplate string
@@ -223,10 +224,10 @@ var multusTemplate string
 //go:embed templates/multus.yaml
 var multusObjects []byte
 
-// MultusObjects are what the API server must know for Multus: its resource, and what it may do.
+// MultusObjects returns the API objects for Multus: its resource and its permissions.
 func MultusObjects() []byte { return bytes.Clone(multusObjects) }
 
-// MultusUser is the name by which the API server knows Multus.
+// MultusUser is the user name of Multus at the API server.
 const MultusUser = "multus"
 
 // Files renders the node's configuration files by path.

@@ -14,7 +14,7 @@ const (
 const (
 	containerdConfig = "/etc/containerd/config.toml"
 	crioConfig       = "/etc/crio/crio.conf"
-	// storageConfig and signaturePolicy are read by everything that shares CRI-O's storage
+	// All programs that share CRI-O's storage read storageConfig and signaturePolicy
 	// (containers-storage.conf(5) and containers-policy.json(5)).
 	storageConfig   = "/etc/containers/storage.conf"
 	signaturePolicy = "/etc/containers/policy.json"
@@ -37,7 +37,7 @@ var (
 	policyTemplate string
 )
 
-// ContainerRuntime runs containers.
+// ContainerRuntime returns the command of the container runtime.
 func (n Node) ContainerRuntime() Command {
 	if n.CRIO {
 		return Command{
@@ -49,7 +49,7 @@ func (n Node) ContainerRuntime() Command {
 		Args: []string{"--config=" + containerdConfig}}
 }
 
-// RuntimeSocket is where the container runtime listens.
+// RuntimeSocket returns the socket of the container runtime.
 func (n Node) RuntimeSocket() string {
 	if n.CRIO {
 		return crioSocket
@@ -57,7 +57,8 @@ func (n Node) RuntimeSocket() string {
 	return containerdSocket
 }
 
-// LoadImage imports the archive of an image of this name, so that the kubelet finds it.
+// LoadImage returns a command that imports the archive of an image with this name, so that the
+// kubelet finds it.
 func (n Node) LoadImage(archive, name string) Command {
 	if n.CRIO {
 		return Command{
@@ -66,12 +67,12 @@ func (n Node) LoadImage(archive, name string) Command {
 				"containers-storage:" + name},
 		}
 	}
-	// The namespace is the one that the kubelet's containers and images are in.
+	// This is the namespace of the kubelet's containers and images.
 	return Command{Name: "ctr images import", Path: Runtime + "/usr/bin/ctr",
 		Args: []string{"--namespace=k8s.io", "images", "import", archive}}
 }
 
-// runtimeTemplates are those of the container runtime's files.
+// runtimeTemplates returns the templates of the container runtime's files.
 func (n Node) runtimeTemplates() map[string]string {
 	if n.CRIO {
 		return map[string]string{

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is what the parts of a running development cluster say to each other: the
-// devcluster command to a cluster's supervisor, and the supervisor to its nodes. It is JSON over
-// HTTP on unix sockets that only their owner may use, and, while something starts, a stream of
-// events on a pipe.
+// Package control is the protocol between the parts of a running development cluster: from the
+// devcluster command to a cluster's supervisor, and from the supervisor to its nodes. It is JSON
+// over HTTP on unix sockets that only their owner may use, and, during a start, a stream of events
+// on a pipe.
 package control
 
 import (
@@ -19,7 +19,7 @@ import (
 	"strings"
 )
 
-// Cluster is what inspect prints.
+// Cluster is the output of inspect.
 type Cluster struct {
 	Name              string `json:"name"`
 	KubernetesVersion string `json:"kubernetesVersion"`
@@ -31,7 +31,7 @@ type Cluster struct {
 	NetNS      string      `json:"netns"` // of the control plane and the bridge
 	Bridge     string      `json:"bridge"`
 	Subnet     string      `json:"subnet"` // CIDR of the bridge
-	Logs       string      `json:"logs"`   // directory; audit.log is in it
+	Logs       string      `json:"logs"`   // directory that contains audit.log
 	Components []Component `json:"components"`
 	Nodes      []Node      `json:"nodes"`
 }
@@ -51,7 +51,7 @@ const (
 	NodeFailed   = "failed"
 )
 
-// Node is one node of a Cluster. PID, NetNS and Root are there while it runs.
+// Node is a node of a Cluster. PID, NetNS and Root are set while it runs.
 type Node struct {
 	Name      string `json:"name"`
 	IP        string `json:"ip"`
@@ -67,19 +67,19 @@ type Node struct {
 	Components []Component `json:"components"`
 }
 
-// Event is a line of the stream that a starting process writes.
+// Event is a line in the event stream of a starting process.
 type Event struct {
-	Stage   string  `json:"stage,omitempty"`   // something is done
+	Stage   string  `json:"stage,omitempty"`   // a finished stage
 	Seconds float64 `json:"seconds,omitempty"` // since the start
-	Ready   bool    `json:"ready,omitempty"`   // all is done; the last event
-	Error   string  `json:"error,omitempty"`   // it failed; the last event
+	Ready   bool    `json:"ready,omitempty"`   // everything is ready; the last event
+	Error   string  `json:"error,omitempty"`   // the start failed; the last event
 }
 
 type failure struct {
 	Error string `json:"error"`
 }
 
-// Handler answers a request with a value that becomes JSON.
+// Handler answers a request with a value that is encoded as JSON.
 type Handler func(r *http.Request) (any, error)
 
 // ServeHTTP implements http.Handler.
@@ -90,12 +90,12 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
 		answer = failure{Error: err.Error()}
 	}
-	// The client is gone if this fails; there is nobody to tell.
+	// If this fails, the client is gone.
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// Listen makes a unix socket at path, for the owner alone, in place of one that an ended process
-// left.
+// Listen creates a unix socket at path for only the owner. It replaces a socket left by an ended
+// process.
 func Listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -113,13 +113,13 @@ func Listen(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// Client talks to one socket.
+// Client is a client of one socket.
 type Client struct {
 	http   *http.Client
 	socket string
 }
 
-// NewClient returns a client of the server at socket. It connects anew for every call.
+// NewClient returns a client of the server at socket. It makes a new connection for every call.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return Dial(ctx, socket) }
 	return &Client{
@@ -130,8 +130,8 @@ func NewClient(socket string) *Client {
 	}
 }
 
-// Dial connects to a unix socket. The path may be longer than the kernel's limit for addresses (107
-// bytes): the socket is reached through its directory then.
+// Dial connects to a unix socket. If the path exceeds the kernel's limit for addresses (107 bytes),
+// it reaches the socket through its directory.
 func Dial(ctx context.Context, socket string) (net.Conn, error) {
 	var dialer net.Dialer
 	if len(socket) < 100 {
@@ -149,7 +149,7 @@ func Dial(ctx context.Context, socket string) (net.Conn, error) {
 		fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), socket[slash+1:]))
 }
 
-// Get asks for path and decodes the answer into result.
+// Get requests path and decodes the answer into result.
 func (c *Client) Get(ctx context.Context, path string, result any) error {
 	return c.do(ctx, http.MethodGet, path, nil, result)
 }

@@ -72,7 +72,7 @@ func TestClient(t *testing.T) {
 
 func TestListenIsPrivateAndReplaces(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	// What a killed process leaves.
+	// A killed process leaves the file behind.
 	if err := os.WriteFile(socket, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// ErrEnded says that a process ended before it was ready and did not say why.
+// ErrEnded is returned if a process ended before it was ready and gave no reason.
 var ErrEnded = errors.New("ended while it started")
 
 // Reporter writes events. It is safe for concurrent use.
@@ -21,15 +21,15 @@ type Reporter struct {
 	start time.Time
 }
 
-// NewReporter writes to out; times count from now.
+// NewReporter returns a Reporter that writes to out. Times are relative to now.
 func NewReporter(out io.WriteCloser) *Reporter { return &Reporter{out: out, start: time.Now()} }
 
-// Stage reports that something is done.
+// Stage reports a finished stage.
 func (r *Reporter) Stage(format string, args ...any) {
 	r.write(Event{Stage: fmt.Sprintf(format, args...)})
 }
 
-// Finish writes the last event: ready, or failed when err is not nil.
+// Finish writes the last event: ready, or failed if err is not nil.
 func (r *Reporter) Finish(err error) {
 	event := Event{Ready: err == nil}
 	if err != nil {
@@ -43,12 +43,12 @@ func (r *Reporter) write(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.Seconds = time.Since(r.start).Seconds()
-	// A reader that is gone no longer wants to know.
+	// The reader may be gone, which does not matter.
 	_ = json.NewEncoder(r.out).Encode(e)
 }
 
-// Follow reads events until the last one and calls stage for each stage. It returns nil when all is
-// ready.
+// Follow reads events until the last one, and calls stage for each stage. It returns nil when
+// everything is ready.
 func Follow(in io.Reader, stage func(Event)) error {
 	decoder := json.NewDecoder(in)
 	for {

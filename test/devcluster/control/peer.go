@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ServerPID returns the process that listens on a unix socket, as a number in the PID namespace of
-// the caller: the kernel translates it (SO_PEERCRED, unix(7)).
+// ServerPID returns the process that listens on a unix socket, as a PID in the caller's PID
+// namespace. The kernel translates it (SO_PEERCRED, unix(7)).
 func ServerPID(ctx context.Context, socket string) (int, error) {
 	conn, err := Dial(ctx, socket)
 	if err != nil {

@@ -21,10 +21,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Write makes an index of one image for each Spec, which differ by architecture, and writes it to
-// file as an OCI image layout in a tar, which ctr, podman, skopeo and docker 25 or later import by
-// the name ref (REGISTRY/NAME:TAG). Equal input gives an equal file. created is the time that the
-// images and their files bear.
+// Write creates an index with one image for each Spec, which differ by architecture, and writes it
+// to file as an OCI image layout in a tar. ctr, podman, skopeo and docker since version 25 import
+// it with the name ref (REGISTRY/NAME:TAG). The same input gives the same file. created is the time
+// of the images and their files.
 func Write(file, ref string, created time.Time, specs ...Spec) error {
 	tag, err := name.NewTag(ref, name.StrictValidation)
 	if err != nil {
@@ -76,10 +76,10 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 		return err
 	}
 
-	// The first name is containerd's, the second the specification's: it is the tag alone by most
-	// tools' reading.
+	// The first annotation is containerd's. The second is the specification's; most tools expect
+	// only the tag there.
 	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
-		nameAnnotation:                      tag.String(), // Name has index.docker.io for docker.io
+		nameAnnotation:                      tag.String(), // Name adds index.docker.io to docker.io
 		"org.opencontainers.image.ref.name": tag.TagStr(),
 	}))
 	if err != nil {
@@ -94,8 +94,7 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 	return os.Rename(archive, file)
 }
 
-// pack writes a tar of the files below dir, in their order by name and without what the file system
-// adds to them.
+// pack writes a tar of the files below dir, sorted and without attributes of the file system.
 func pack(file, dir string) (err error) {
 	out, err := os.Create(file)
 	if err != nil {
@@ -138,7 +137,7 @@ func packFile(w *tar.Writer, root fs.FS, path string) error {
 	return err
 }
 
-// Name reads the name of the image in an archive that [Write] made.
+// Name returns the name of the image in an archive made by [Write].
 func Name(archive string) (string, error) {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -171,6 +170,6 @@ func Name(archive string) (string, error) {
 	}
 }
 
-// nameAnnotation is by what containerd knows the name of an image in an archive
+// nameAnnotation is containerd's annotation for the name of an image in an archive
 // (images.AnnotationImageName in its source).
 const nameAnnotation = "io.containerd.image.name"

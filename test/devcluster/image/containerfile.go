@@ -18,17 +18,18 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// Source is what an image is built of, as container engines have it.
+// Source has the inputs of an image build, as in container engines.
 type Source struct {
 	Containerfile string
-	Context       string // directory that COPY takes files from
-	// values of ARGs, by name; TARGETOS and TARGETARCH come from the platform
+	Context       string // directory for COPY
+	// values of ARGs by name; TARGETOS and TARGETARCH are set from the platform
 	Args map[string]string
 }
 
-// Read makes the Spec of the image for an architecture, as Go names it (amd64, arm64). It knows
-// what an image of static binaries needs, one stage "FROM scratch" with ARG, COPY, LABEL, USER and
-// ENTRYPOINT, and refuses everything else, so that a container engine makes the same of it.
+// Read returns the Spec of the image for an architecture in Go's notation (amd64, arm64). It
+// supports what an image of static binaries needs: one stage "FROM scratch" with ARG, COPY, LABEL,
+// USER and ENTRYPOINT. It rejects everything else, so that a container engine builds the same
+// image.
 func (s Source) Read(arch string) (Spec, error) {
 	stage, err := s.stage()
 	if err != nil {
@@ -76,11 +77,11 @@ func (s Source) stage() (instructions.Stage, error) {
 	return stages[0], nil
 }
 
-// A builder carries out the instructions of a stage, from top to bottom.
+// A builder executes the instructions of a stage in order.
 type builder struct {
 	context string
-	given   map[string]string // what ARG may ask for
-	args    map[string]string // what ARG has asked for so far
+	given   map[string]string // values available to ARG
+	args    map[string]string // values declared by ARG so far
 	spec    Spec
 }
 
@@ -121,8 +122,8 @@ func (b *builder) apply(command instructions.Command) error {
 		strings.ToUpper(command.Name()))
 }
 
-// expand puts the values of ARGs into a word. A container engine makes an empty string of one that
-// was not declared; here it is an error, because nobody means that.
+// expand substitutes ARGs in a word. An undeclared ARG, for which a container engine inserts an
+// empty string, is an error, because it is always a mistake.
 func (b *builder) expand(word string) (string, error) {
 	env := shell.EnvsFromSlice(environ(b.args))
 	result, err := shell.NewLex('\\').ProcessWordWithMatches(word, env)

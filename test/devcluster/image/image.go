@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image packs static binaries into container images of one layer, by Containerfiles,
-// without a registry or a daemon, and says of what they are made.
+// Package image packs static binaries into container images of one layer, according to
+// Containerfiles, without a registry or a daemon, and writes their bills of materials.
 package image
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// File is one file of an image.
+// File is a file of an image.
 type File struct {
 	Source string // path on this machine
 	Target string // absolute path in the image
@@ -30,16 +30,16 @@ type File struct {
 
 // Spec describes an image for one architecture of Linux.
 type Spec struct {
-	Arch       string            // as Go names it: amd64, arm64
-	Entrypoint []string          // at least the program
-	User       string            // UID, UID:GID or empty for root
+	Arch       string            // in Go's notation: amd64, arm64
+	Entrypoint []string          // program and arguments
+	User       string            // UID or UID:GID; empty for root
 	Labels     map[string]string // empty for none
-	// belong to root; have mode 0755 if their owner may execute them, else 0644
+	// owned by root; mode 0755 if executable for their owner, otherwise 0644
 	Files []File
 }
 
-// build makes the image. Equal input gives an equal image: nothing of the time, the umask or this
-// machine goes in.
+// build builds the image. The same input gives the same image, because the time, the umask and the
+// machine do not influence it.
 func (s Spec) build(created time.Time) (v1.Image, error) {
 	if len(s.Entrypoint) == 0 || len(s.Files) == 0 {
 		return nil, fmt.Errorf("an entrypoint and at least one file are needed")
@@ -83,8 +83,8 @@ func (s Spec) build(created time.Time) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// layer is the tar of the files and of every directory they need. The empty mount points are those
-// that a runtime would have to create in the image otherwise.
+// layer returns a tar of the files and their parent directories. It includes empty mount points,
+// which a runtime would otherwise have to create in the image.
 func layer(files []File, created time.Time) ([]byte, error) {
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)

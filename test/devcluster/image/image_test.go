@@ -102,7 +102,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// unpack gives the index and the images of an archive.
+// unpack returns the index and the images of an archive.
 func unpack(t *testing.T, archive string) (v1.Descriptor, []v1.Image) {
 	t.Helper()
 	dir := t.TempDir()

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// TestPush: scripts/push puts every image, with both platforms, and the chart into a registry, and
-// prints their digests.
+// TestPush checks that scripts/push pushes every image, with both platforms, and the chart to a
+// registry, and prints their digests.
 func TestPush(t *testing.T) {
 	const root = "../../.."
 	if _, err := os.Stat(filepath.Join(root, "bin", "chart.tgz")); err != nil {

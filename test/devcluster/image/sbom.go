@@ -20,9 +20,9 @@ import (
 	"github.com/package-url/packageurl-go"
 )
 
-// WriteSBOM writes what the image is made of to file, as CycloneDX 1.6 in JSON: its files, with
-// their digests, and for each the Go modules that are compiled in, by the build information in it.
-// Equal input gives an equal file: there is no serial number and no time in it.
+// WriteSBOM writes the image's bill of materials to file, as CycloneDX 1.6 in JSON. It lists the
+// files with their digests, and the Go modules in each according to its build information. The same
+// input gives the same file, because there is no serial number and no time in it.
 func WriteSBOM(file, ref string, specs ...Spec) error {
 	b := inventory{modules: map[string]cdx.Component{}}
 	for _, spec := range specs {
@@ -98,7 +98,7 @@ func (b *inventory) add(spec Spec, f File) error {
 	return nil
 }
 
-// module is the component of a Go module. Its digest is that of go.sum (h1, see
+// module returns the component for a Go module. Its digest is go.sum's (h1, see
 // golang.org/x/mod/sumdb/dirhash).
 func module(m debug.Module) cdx.Component {
 	namespace, name := path.Split(m.Path)
@@ -149,7 +149,7 @@ func (b *inventory) bom(ref string, labels map[string]string) *cdx.BOM {
 	return bom
 }
 
-// digest is the SHA-256 of a file, in hexadecimal.
+// digest returns the SHA-256 of a file in hexadecimal.
 func digest(file string) (string, error) {
 	in, err := os.Open(file)
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lifecycle starts and ends development clusters from the machine's side.
+// Package lifecycle starts and ends development clusters from the machine.
 package lifecycle
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// downLimit is how long the end of a cluster may take.
+// downLimit bounds the end of a cluster.
 const downLimit = time.Minute
 
-// File descriptors that a supervisor is started with.
+// File descriptors that a supervisor inherits.
 const (
 	fdAPI    = 3 + iota // listener for the API server, in the machine's network namespace
-	fdEvents            // events of the start go here
-	fdGo                // one byte says that the cluster's record is complete
+	fdEvents            // receives the events of the start
+	fdGo                // one byte means that the cluster's record is complete
 )
 
 // Manager starts and ends the clusters of a store.
@@ -41,14 +41,15 @@ type Manager struct {
 	Log   io.Writer // progress, one line per stage
 }
 
-// Options say what kind of cluster is wanted.
+// Options configure a cluster.
 type Options struct {
 	Nodes     int
 	Multus    bool // as the nodes' CNI plugin
-	KubeProxy bool // on the nodes
+	KubeProxy bool // runs on the nodes
 }
 
-// Up starts a cluster and returns when all of its nodes are Ready. If it fails nothing remains.
+// Up starts a cluster and returns when all of its nodes are Ready. If it fails, it leaves nothing
+// behind.
 func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artifact.Set) error {
 	if o.Nodes < 1 || o.Nodes > network.MaxNodes {
 		return fmt.Errorf("cluster %s: %d nodes: want 1 to %d", name, o.Nodes, network.MaxNodes)
@@ -63,7 +64,7 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 	if old, err := state.ReadRecord(dir); err == nil && old.Leader.Alive() {
 		return fmt.Errorf("cluster %s: is up already", name)
 	}
-	// What a crash of the machine may have left is of no use.
+	// Remove what a crash of the machine may have left.
 	if err := m.clear(dir, name); err != nil {
 		return err
 	}
@@ -94,7 +95,7 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 	return nil
 }
 
-// supervise starts the supervisor and follows it until the cluster is up.
+// supervise starts the supervisor and follows its events until the cluster is up.
 func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Record) error {
 	if err := os.MkdirAll(dir.Logs(), 0o700); err != nil {
 		return err
@@ -132,7 +133,7 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 		return err
 	}
 
-	// Reaps the supervisor if it ends before this process; it outlives this process otherwise.
+	// This reaps the supervisor if it ends first. Normally it outlives this process.
 	go cmd.Wait()
 	report.Close()
 	hold.Close()
@@ -163,8 +164,8 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	return err
 }
 
-// spawn starts this program again as PID 1 of new namespaces, in a session of its own so that the
-// end of the caller's terminal or process group is not the cluster's.
+// spawn starts this program again as PID 1 of new namespaces. A separate session keeps the cluster
+// running when the caller's terminal or process group ends.
 func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	log, err := process.OpenLog(dir.Log("supervisor"))
 	if err != nil {
@@ -177,7 +178,7 @@ func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{api, report, hold}
 	cmd.Dir = "/"
-	// No proxy settings and no credentials of the caller get into the cluster.
+	// The cluster inherits neither proxy settings nor credentials of the caller.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/root", "LANG=C.UTF-8"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
@@ -190,8 +191,8 @@ func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// RunCluster is the supervisor's side of Up: it takes over the file descriptors and waits until the
-// cluster's record is complete, so that there is never a cluster that Down does not know.
+// RunCluster is the supervisor's side of Up. It takes over the file descriptors and waits until the
+// cluster's record is complete, so that Down knows every cluster.
 func RunCluster(ctx context.Context, dir state.Dir) error {
 	api, err := net.FileListener(os.NewFile(fdAPI, "api"))
 	if err != nil {
@@ -209,7 +210,8 @@ func RunCluster(ctx context.Context, dir state.Dir) error {
 	return cluster.Run(ctx, dir, api, report)
 }
 
-// Down ends a cluster and removes all that is left of it. A cluster that is not there is down.
+// Down ends a cluster and removes everything that is left of it. It succeeds for a cluster that
+// does not exist.
 func (m Manager) Down(ctx context.Context, name string) error {
 	dir, err := m.Store.Dir(name)
 	if err != nil {
@@ -243,7 +245,7 @@ func (m Manager) takeDown(ctx context.Context, dir state.Dir, name string) error
 		return err
 	}
 
-	// Without a record no supervisor got as far as making anything: see RunCluster.
+	// Without a record no supervisor has created anything, see RunCluster.
 	if err == nil {
 		if err := record.Leader.Kill(ctx); err != nil {
 			return err
@@ -257,7 +259,7 @@ func (m Manager) takeDown(ctx context.Context, dir state.Dir, name string) error
 		return err
 	}
 
-	// The parents that Up made go too, unless other clusters are in them.
+	// Parent directories created by Up are removed too, unless they contain other clusters.
 	if os.Remove(m.Store.Root) == nil && m.Store.Root == state.DefaultRoot {
 		_ = os.Remove(filepath.Dir(m.Store.Root))
 	}
@@ -265,8 +267,8 @@ func (m Manager) takeDown(ctx context.Context, dir state.Dir, name string) error
 	return nil
 }
 
-// clear removes the control groups and the files of a cluster whose processes are gone, but not the
-// directory itself, which is the lock.
+// clear removes the control groups and the files of a cluster whose processes have ended. It keeps
+// the directory itself, which is the lock.
 func (m Manager) clear(dir state.Dir, name string) error {
 	if err := cgroup.New(cluster.CgroupRoot, name).RemoveAll(downLimit / 2); err != nil {
 		return err

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mount builds the file systems that the processes of a cluster and of a node see.
-// Everything in it changes the mount namespace of the calling process, which must be a private one.
+// Package mount builds the file systems of a cluster and of a node. All functions change the mount
+// namespace of the calling process, which must be a private one.
 package mount
 
 import (
@@ -15,23 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Private ends the propagation of mounts between this namespace and the one it was made from.
+// Private stops the propagation of mounts between this namespace and its parent.
 func Private() error {
 	return do("private", "none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
-// Shared lets mounts propagate between this namespace and those made from it, as container runtimes
-// expect of a node (mountPropagation: Bidirectional).
+// Shared lets mounts propagate between this namespace and its children, as container runtimes
+// expect on a node (mountPropagation: Bidirectional).
 func Shared() error {
 	return do("shared", "none", "/", "", unix.MS_REC|unix.MS_SHARED, "")
 }
 
-// Proc mounts the proc of the PID namespace this process is in.
+// Proc mounts a proc for this process's PID namespace.
 func Proc() error {
 	return do("proc", "proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
-// Bind shows source at target as well, without what is mounted below source. It creates target.
+// Bind mounts source at target, without mounts below source. It creates target.
 func Bind(source, target string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -39,9 +39,9 @@ func Bind(source, target string) error {
 	return do("bind", source, target, "", unix.MS_BIND, "")
 }
 
-// Overlay mounts a writable copy of lower at target, which it creates. Lower may be several
-// directories, the uppermost first, with colons between them. Changes go to below disk, a directory
-// that must not be inside lower.
+// Overlay mounts a writable copy of lower at target, which it creates. Lower may list several
+// directories separated by colons, the uppermost first. Changes go to disk, a directory that must
+// not be inside lower.
 func Overlay(lower, disk, target string) error {
 	upper, work := filepath.Join(disk, "upper"), filepath.Join(disk, "work")
 	for _, dir := range []string{upper, work, target} {
@@ -53,14 +53,13 @@ func Overlay(lower, disk, target string) error {
 		0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
 }
 
-// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path below /run)
-// are there from the start: their sources may be in the old /run or anywhere.
+// FreshRun replaces /run by an empty tmpfs with the binds (source to target, a path below /run).
+// The sources may be anywhere, including in the old /run.
 func FreshRun(binds map[string]string) error {
 	if err := os.MkdirAll("/run", 0o755); err != nil {
 		return err
 	}
-	// A mount point inside the old /run would be a directory left on the machine; a tmpfs on top of
-	// it is not.
+	// A mount point inside the old /run would leave a directory on the machine, so a tmpfs is used.
 	if err := do("tmpfs", "tmpfs", "/mnt", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
 		"mode=0755"); err != nil {
 		return err
@@ -79,8 +78,7 @@ func FreshRun(binds map[string]string) error {
 	return do("move", "/mnt", "/run", "", unix.MS_MOVE, "")
 }
 
-// Sysfs mounts a sysfs that shows the network namespace of this process, with the control groups
-// where they were.
+// Sysfs mounts a sysfs for this process's network namespace, and keeps the control groups mounted.
 func Sysfs() error {
 	const aside = "/run/devcluster.cgroup"
 	if err := os.Mkdir(aside, 0o700); err != nil {
@@ -103,8 +101,8 @@ func Sysfs() error {
 	return os.Remove(aside)
 }
 
-// machineSettings are the kernel settings that a kubelet writes for the whole machine, with the
-// values it wants (k8s.io/component-helpers/node/util/sysctl).
+// machineSettings are the kernel settings that a kubelet sets for the whole machine, with the
+// values that it wants (k8s.io/component-helpers/node/util/sysctl).
 var machineSettings = [...][2]string{
 	{"vm/overcommit_memory", "1"},
 	{"vm/panic_on_oom", "0"},
@@ -114,7 +112,7 @@ var machineSettings = [...][2]string{
 	{"kernel/keys/root_maxbytes", "25000000"},
 }
 
-// ShieldSettings puts plain files, kept in dir, over the kernel settings that a kubelet would
+// ShieldSettings mounts plain files, kept in dir, over the kernel settings that a kubelet would
 // change for the whole machine. Call it after Proc.
 func ShieldSettings(dir string) error {
 	for _, s := range machineSettings {
@@ -125,12 +123,12 @@ func ShieldSettings(dir string) error {
 	return nil
 }
 
-// BootID gives the node a boot id of its own: the kernel's is the machine's and does not change
-// when a node is stopped and started. Only the node's own /proc shows it, not the proc that a
-// runtime mounts in a container.
+// BootID gives the node its own boot id, because the kernel's is the machine's and does not change
+// when a node restarts. Only the node's own /proc shows it, not the proc that a runtime mounts in a
+// container.
 func BootID(dir, id string) error { return shield(dir, "/proc/sys/kernel/random/boot_id", id) }
 
-// HideControllers takes from /proc/cgroups the controllers of cgroup v1 that are not mounted. CRI-O
+// HideControllers removes unmounted controllers of cgroup v1 from /proc/cgroups, because CRI-O
 // would use them.
 func HideControllers(dir string) error {
 	text, err := os.ReadFile("/proc/cgroups")
@@ -142,15 +140,15 @@ func HideControllers(dir string) error {
 	}
 
 	mounted := mountedControllers(string(text))
-	if mounted == "" { // it is cgroup v2
+	if mounted == "" { // cgroup version 2
 		return nil
 	}
 
 	return shield(dir, "/proc/cgroups", mounted)
 }
 
-// mountedControllers are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled)
-// of controllers that have a hierarchy, "" if none has.
+// mountedControllers returns the lines of /proc/cgroups (cgroups(7): name, hierarchy, number,
+// enabled) for controllers with a hierarchy, or "" if there are none.
 func mountedControllers(cgroups string) string {
 	var kept []string
 	for line := range strings.Lines(cgroups) {

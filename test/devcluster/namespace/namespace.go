@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kinds are entered in this order: the mount namespace last, because after it /proc is another one.
+// kinds lists the namespaces in the order of entering. The mount namespace comes last, because
+// /proc changes with it.
 var kinds = [...]struct {
 	name string
 	flag int
@@ -24,12 +25,13 @@ var kinds = [...]struct {
 	{"mnt", unix.CLONE_NEWNS},
 }
 
-// The main goroutine keeps the process's first thread: that one would not end with a goroutine
-// locked to it, and stay in the other namespaces, where /proc/self is then.
+// The main goroutine is locked to the process's first thread. That thread does not end with a
+// goroutine, so another goroutine on it would leave it in the other namespaces, where /proc/self
+// would then be.
 func init() { runtime.LockOSThread() }
 
 // Start starts the command named by args in all namespaces of process pid. The program is looked up
-// there, by the variable PATH of environment. prepare may set the rest of the command.
+// there, in the PATH of environment. prepare may set further fields of the command.
 func Start(
 	pid int, args, environment []string, path string, prepare func(*exec.Cmd),
 ) (*exec.Cmd, error) {
@@ -40,8 +42,8 @@ func Start(
 
 	done := make(chan result)
 	go func() {
-		// This thread stays in the other namespaces, so it is not unlocked: it ends with the
-		// goroutine.
+		// The thread is not unlocked, so that it ends with the goroutine instead of being reused in
+		// the other namespaces.
 		runtime.LockOSThread()
 		cmd, err := start(pid, args, environment, path, prepare)
 		done <- result{cmd, err}
@@ -79,8 +81,7 @@ func enter(pid int) error {
 		files[i] = f
 	}
 
-	// A mount namespace cannot be entered by a thread that shares its working directory with
-	// others.
+	// A thread that shares its working directory with others cannot enter a mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("namespaces of process %d: %w", pid, err)
 	}

@@ -50,7 +50,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// network is the network namespace of a process's first thread.
+// network returns the network namespace of a process's first thread.
 func network(t *testing.T, pid int) string {
 	t.Helper()
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))

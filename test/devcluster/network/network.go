@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package network lays out the addresses of a cluster and makes its links: a bridge in the
-// cluster's network namespace and one veth pair to every node's.
+// Package network assigns the addresses of a cluster and creates its links: a bridge in the
+// cluster's network namespace, and a veth pair to every node's.
 //
-// Every cluster has network namespaces of its own, so all use the same addresses.
+// All clusters use the same addresses, because each has separate network namespaces.
 package network
 
 import (
@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// Bridge is the link that the nodes are attached to, in the cluster's network namespace.
+	// Bridge is the bridge of the nodes, in the cluster's network namespace.
 	Bridge = "br0"
 	// Uplink is the node's end of its veth pair.
 	Uplink = "eth0"
-	// Subnet holds the nodes.
+	// Subnet contains the nodes.
 	Subnet = "10.77.0.0/24"
-	// Gateway is the bridge's own address: the control plane, and every node's default route.
+	// Gateway is the bridge's address: the control plane, and every node's default route.
 	Gateway = "10.77.0.1"
-	// ServiceSubnet holds the addresses of Services.
+	// ServiceSubnet contains the addresses of Services.
 	ServiceSubnet = "10.96.0.0/16"
-	// ServiceAddress is the first address of ServiceSubnet: that of the kubernetes Service.
+	// ServiceAddress is the first address of ServiceSubnet, which the kubernetes Service has.
 	ServiceAddress = "10.96.0.1"
 	// MaxNodes keeps node and pod addresses within one octet.
 	MaxNodes = 100
@@ -36,17 +36,17 @@ const (
 
 const prefixLength = 24
 
-// NodeAddress is the address of the node with a number from 1 to MaxNodes.
+// NodeAddress returns the address of the node with this number, from 1 to MaxNodes.
 func NodeAddress(number int) string { return fmt.Sprintf("10.77.0.%d", 10+number) }
 
-// PodSubnet is the subnet of that node's pods.
+// PodSubnet returns the subnet of the node's pods.
 func PodSubnet(number int) string { return fmt.Sprintf("10.88.%d.0/24", number) }
 
-// Port is the bridge's end of a node's veth pair.
+// Port returns the name of the bridge's end of a node's veth pair.
 func Port(node string) string { return node }
 
-// SetUpCluster makes the bridge and the Service address in the network namespace of the caller and
-// turns on forwarding.
+// SetUpCluster creates the bridge and the Service address in the caller's network namespace, and
+// enables forwarding.
 func SetUpCluster() error {
 	if err := Loopback(); err != nil {
 		return err
@@ -79,7 +79,7 @@ func SetUpCluster() error {
 	return forward()
 }
 
-// Loopback turns on lo and the forwarding of packets in the network namespace of the caller.
+// Loopback enables lo and forwarding in the caller's network namespace.
 func Loopback() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -98,9 +98,9 @@ func forward() error {
 	return nil
 }
 
-// Attach makes the veth pair of a node whose PID 1 is pid (in the caller's PID namespace), gives
-// the node its address and default route, and routes its pods' subnet to it. It replaces what an
-// earlier life of the node left.
+// Attach creates the veth pair of a node whose PID 1 is pid (in the caller's PID namespace), sets
+// the node's address and default route, and routes its pods' subnet to it. It replaces what an
+// earlier run of the node left.
 func Attach(node string, number, pid int) error {
 	if err := attach(node, number, pid); err != nil {
 		return fmt.Errorf("network: %s: %w", node, err)
@@ -180,7 +180,7 @@ func configureUplink(pid int, own string) error {
 	return nil
 }
 
-// Detach removes a node's veth pair if it is there.
+// Detach deletes a node's veth pair if it exists.
 func Detach(node string) error {
 	link, err := netlink.LinkByName(Port(node))
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -189,7 +189,7 @@ func Detach(node string) error {
 	if err != nil {
 		return fmt.Errorf("veth %s: %w", Port(node), err)
 	}
-	// The end of the node's namespace removes the pair too, at a time of its own.
+	// The end of the node's namespace also deletes the pair, at some time.
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("veth %s: %w", Port(node), err)
 	}
@@ -197,7 +197,7 @@ func Detach(node string) error {
 	return nil
 }
 
-// Connect turns the bridge's end of a node's veth pair on or off: a cable plugged in or pulled out.
+// Connect sets the bridge's end of a node's veth pair up or down, like a cable plugged in or out.
 func Connect(node string, connected bool) error {
 	link, err := netlink.LinkByName(Port(node))
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// inCluster moves the test to a network namespace of its own, with a cluster's links.
+// inCluster moves the test to a new network namespace with a cluster's links.
 func inCluster(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
 
-	// The thread is not unlocked: it ends with the test, and the namespace with it.
+	// The thread is not unlocked, so that it and the namespace end with the test.
 	runtime.LockOSThread()
 	ns, err := netns.New()
 	if err != nil {
@@ -37,7 +37,7 @@ func inCluster(t *testing.T) {
 	}
 }
 
-// startNode starts a process that stands for a node in a network namespace of its own.
+// startNode starts a process in a new network namespace, in place of a node.
 func startNode(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("sleep", "60")
@@ -91,9 +91,9 @@ func TestSetUpCluster(t *testing.T) {
 	}
 }
 
-// reachable tells whether something at an address answers, and be it with a refusal. It makes its
-// system calls itself to stay on the thread that is in the namespace. The time is enough for
-// packets lost while a carrier comes up to be sent again.
+// reachable reports whether an address answers, even with a refusal. It makes its system calls
+// directly, to stay on the thread that is in the namespace. Its timeout suffices for retransmitting
+// packets that are lost while a carrier comes up.
 func reachable(t *testing.T, address string) bool {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -114,7 +114,7 @@ func reachable(t *testing.T, address string) bool {
 
 func TestAttach(t *testing.T) {
 	inCluster(t)
-	// The second life of a node finds what the first has left.
+	// The second run of a node finds what the first has left.
 	for life := range 2 {
 		for number := 1; number <= 2; number++ {
 			if err := Attach(fmt.Sprintf("node%d", number), number, startNode(t)); err != nil {

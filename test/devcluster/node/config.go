@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node is a node of a development cluster: PID 1 of PID, mount, network, UTS and IPC
-// namespaces of its own, which makes the node's file systems and runs a container runtime and the
+// Package node is a node of a development cluster: PID 1 of separate PID, mount, network, UTS and
+// IPC namespaces, which creates the node's file systems and runs a container runtime and the
 // kubelet.
 package node
 
@@ -14,27 +14,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// Own is where a node sees its own directory of the cluster's state.
+// Own is the path at which a node sees its own directory of the cluster's state.
 const Own = state.NodeDir("/run/devcluster/node")
 
-// Images is the directory of images to load at the first start, as the cluster and its nodes see
-// it.
+// Images is the directory of images to load at the first start, as seen by the cluster and its
+// nodes.
 const Images = "/run/devcluster/images"
 
-// EventsFD is the file descriptor that a node's PID 1 is given for the events of its start.
+// EventsFD is the file descriptor to which a node's PID 1 writes the events of its start.
 const EventsFD = 3
 
-// Path is the variable PATH in a node: the node's own programs come before the machine's.
+// Path returns the PATH on a node. The node's own programs precede the machine's.
 func Path() string { return component.Path + ":" + os.Getenv("PATH") }
 
-// Config is what one life of a node depends on.
+// Config has the parameters of one run of a node.
 type Config struct {
 	component.Node
-	MachineID string // 32 hexadecimal digits, the same in every life
-	BootID    string // a UUID, new in every life
+	MachineID string // 32 hexadecimal digits, the same in every run
+	BootID    string // a UUID, new in every run
 }
 
-// WriteConfig puts the configuration into the node's directory.
+// WriteConfig writes the configuration to the node's directory.
 func WriteConfig(dir state.NodeDir, c Config) error {
 	content, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// enter turns the namespaces this process was started in, copies of the cluster's, into those of a
-// node. dir is the node's directory as the cluster sees it.
+// enter turns the current namespaces, copies of the cluster's, into a node's. dir is the node's
+// directory as seen by the cluster.
 func enter(dir state.NodeDir, c Config) error {
 	if err := mount.Proc(); err != nil {
 		return err
@@ -60,12 +60,12 @@ func enter(dir state.NodeDir, c Config) error {
 		return err
 	}
 
-	// Last: everything above must not be seen by the namespaces made from this one in parts.
+	// This comes last, because namespaces made from this one must not see the mounts above partly.
 	return mount.Shared()
 }
 
-// mountDisk gives the node directories of its own. /etc and /opt start as the machine's, /var/lib
-// and /var/log as empty ones; the rest of the file system is the machine's.
+// mountDisk creates the node's own directories. /etc and /opt start as copies of the machine's,
+// /var/lib and /var/log empty. The rest of the file system is the machine's.
 func mountDisk() error {
 	disk := Own.Disk()
 	for name, target := range map[string]string{"var-lib": "/var/lib", "var-log": "/var/log"} {
@@ -85,19 +85,19 @@ func mountDisk() error {
 		return err
 	}
 
-	// Of two plugins with the same name the first is seen.
+	// Of two plugins with the same name, the first is used.
 	return mount.Overlay(component.Plugins+":"+component.Runtime+"/usr/lib/cni",
 		filepath.Join(disk, "cni"), "/opt/cni/bin")
 }
 
-// provision writes the node's configuration, once in the life of its disk: what pods change later
-// stays. It returns false when that was done in an earlier life.
+// provision writes the node's configuration once for its disk, so that changes by pods persist. It
+// returns false if that was done before.
 func provision(c Config) (bool, error) {
 	if _, err := os.Stat(Own.Provisioned()); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
 
-	// The machine may be a node of a real cluster; this one inherits none of that.
+	// The machine may be a node of a real cluster, whose configuration must not be inherited.
 	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/containers",
 		"/etc/crio", "/etc/kubernetes"} {
 		if err := os.RemoveAll(dir); err != nil {
@@ -136,7 +136,7 @@ func provision(c Config) (bool, error) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return false, err
 		}
-		// A link would lead out of the overlay's copy or, for machine-id, to another file.
+		// A link would lead out of the overlay, or, for machine-id, to another file.
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, err
 		}

@@ -26,19 +26,19 @@ import (
 )
 
 const (
-	// startLimit is how long a program of the node may take until it answers.
+	// startLimit bounds the start of a program on the node.
 	startLimit = 30 * time.Second
-	// stopGrace is how long a program may take to end by itself.
+	// stopGrace is how long a program may take to stop by itself.
 	stopGrace = 10 * time.Second
-	// probeEvery is the interval of looking whether a starting program answers; it has no event for
-	// that.
+	// probeEvery is the polling interval for a starting program, which sends no event when it is
+	// ready.
 	probeEvery = 20 * time.Millisecond
 )
 
 // Paths of the node's control socket.
 const (
 	PathStatus         = "/v1/status"
-	PathRestartKubelet = "/v1/kubelet/restart" // starts it, too
+	PathRestartKubelet = "/v1/kubelet/restart" // also starts it
 	PathRestartProxy   = "/v1/kube-proxy/restart"
 	PathRestartRuntime = "/v1/runtime/restart"
 	PathImages         = "/v1/images"
@@ -54,16 +54,16 @@ type Node struct {
 	config Config
 	table  *process.Table
 
-	// change is held by whoever starts or stops a program.
+	// change is held while a program is started or stopped.
 	change sync.Mutex
 
 	mu       sync.Mutex
 	programs map[string]*process.Process
 }
 
-// Run is the life of a node, in namespaces made for it. dir is the node's directory as the cluster
-// sees it. It reports when its container runtime runs and the node's control socket is there: the
-// kubelet is started through that. Run returns when ctx ends or the start fails.
+// Run runs a node, in namespaces made for it. dir is the node's directory as seen by the cluster.
+// Run reports when its container runtime and its control socket work; the kubelet is started
+// through the socket. It returns when ctx ends or the start fails.
 func Run(ctx context.Context, dir state.NodeDir, report *control.Reporter) error {
 	n, err := boot(ctx, dir)
 	if err == nil {
@@ -187,12 +187,12 @@ func (n *Node) restartKubelet(ctx context.Context) error {
 	return n.restart(ctx, n.config.Kubelet(), healthy(component.KubeletHealth))
 }
 
-// restartProxy returns when the node's rules are those of the Services there are.
+// restartProxy returns when the node's rules match the existing Services.
 func (n *Node) restartProxy(ctx context.Context) error {
 	return n.restart(ctx, n.config.Proxy(), healthy(component.KubeProxyHealth))
 }
 
-// healthy asks a health endpoint.
+// healthy returns a check of a health endpoint.
 func healthy(url string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -214,8 +214,8 @@ func healthy(url string) func(context.Context) error {
 	}
 }
 
-// restart ends a program if it runs, starts it, and returns when it answers. Containers are not
-// touched: they have a parent of their own.
+// restart stops a program if it is running, starts it, and returns when it answers. Containers keep
+// running, because they have a parent of their own.
 func (n *Node) restart(
 	ctx context.Context, c component.Command, answers func(context.Context) error,
 ) error {
@@ -262,7 +262,7 @@ func (n *Node) start(c component.Command) (*process.Process, error) {
 	cmd := exec.Command(c.Path, c.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
-	// A group of its own: a signal for the node's terminal, if it has one, is not for the program.
+	// In a separate session, the program gets no signals from the terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p, err := n.table.Start(c.Name, cmd)
 	if err != nil {
@@ -276,7 +276,7 @@ func (n *Node) start(c component.Command) (*process.Process, error) {
 	return p, nil
 }
 
-// load imports an image archive. It goes through a file, because it is read more than once.
+// load imports an image archive. It uses a file, because the archive is read several times.
 func (n *Node) load(ctx context.Context, archive io.Reader) error {
 	f, err := os.CreateTemp(string(Own), "image-*.tar")
 	if err != nil {
@@ -294,7 +294,7 @@ func (n *Node) load(ctx context.Context, archive io.Reader) error {
 
 func (n *Node) loadFile(ctx context.Context, file string) error {
 	name := ""
-	if n.config.CRIO { // skopeo must be told
+	if n.config.CRIO { // skopeo needs to know the format
 		var err error
 		if name, err = image.Name(file); err != nil {
 			return err

@@ -9,8 +9,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Kubeconfig returns a kubeconfig with everything in it, so that it works wherever it is copied to.
-// server is the URL of the API server; cluster is the name that kubectl shows.
+// Kubeconfig returns a self-contained kubeconfig, which works wherever it is copied to. server is
+// the URL of the API server; cluster is the name that kubectl shows.
 func (a *Authority) Kubeconfig(cluster, server string, identity Identity) ([]byte, error) {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[cluster] = &clientcmdapi.Cluster{

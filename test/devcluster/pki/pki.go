@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki is the certificate authority of a development cluster: it issues every certificate
-// and kubeconfig that the cluster's components and its administrator use.
+// Package pki is the certificate authority of a development cluster. It issues all certificates and
+// kubeconfigs of the cluster's components and its administrator.
 package pki
 
 import (
@@ -19,10 +19,10 @@ import (
 	"time"
 )
 
-// lifetime is longer than any development cluster lives.
+// lifetime exceeds the life of any development cluster.
 const lifetime = 365 * 24 * time.Hour
 
-// skew is how much a clock may be behind the one that issued a certificate.
+// skew is how far another clock may be behind the issuer's.
 const skew = time.Hour
 
 // Authority is a self-signed CA. It is safe for concurrent use.
@@ -31,21 +31,21 @@ type Authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-// Identity is a certificate and its key, both PEM.
+// Identity is a certificate and its key, both as PEM.
 type Identity struct {
 	Certificate []byte
 	Key         []byte
 }
 
-// Request names what a certificate says.
+// Request specifies a certificate.
 type Request struct {
-	CommonName    string   // the user name, for a client
-	Organizations []string // the groups, for a client
+	CommonName    string   // user name of a client
+	Organizations []string // groups of a client
 	Addresses     []net.IP // subject alternative names of a server
-	Names         []string // the same, as DNS names
+	Names         []string // likewise, as DNS names
 }
 
-// New makes an authority with a fresh key.
+// New returns an authority with a new key.
 func New(commonName string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -80,14 +80,14 @@ func New(commonName string) (*Authority, error) {
 	return &Authority{certificate: certificate, key: key}, nil
 }
 
-// Certificate is the authority's own certificate, PEM.
+// Certificate returns the authority's own certificate as PEM.
 func (a *Authority) Certificate() []byte { return encode("CERTIFICATE", a.certificate.Raw) }
 
-// Key is the authority's private key, PEM: the controller manager signs with it.
+// Key returns the authority's private key as PEM, for the controller manager.
 func (a *Authority) Key() ([]byte, error) { return encodeKey(a.key) }
 
-// Issue makes a key and a certificate for it that serves as client and, when the request has
-// addresses or names, as server.
+// Issue creates a key and a certificate for clients and, if the request has addresses or names, for
+// servers.
 func (a *Authority) Issue(r Request) (Identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -127,7 +127,7 @@ func (a *Authority) Issue(r Request) (Identity, error) {
 	return Identity{Certificate: encode("CERTIFICATE", der), Key: encodedKey}, nil
 }
 
-// Write puts the identity into dir as name.crt and name.key, readable by the owner alone.
+// Write writes the identity to dir as name.crt and name.key, readable only by the owner.
 func (i Identity) Write(dir, name string) error {
 	if err := os.WriteFile(filepath.Join(dir, name+".crt"), i.Certificate, 0o600); err != nil {
 		return err
@@ -135,7 +135,7 @@ func (i Identity) Write(dir, name string) error {
 	return os.WriteFile(filepath.Join(dir, name+".key"), i.Key, 0o600)
 }
 
-// SigningKey makes the key pair that ServiceAccount tokens are signed and checked with, PEM.
+// SigningKey creates the key pair for ServiceAccount tokens, as PEM.
 func SigningKey() (private, public []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -154,7 +154,7 @@ func SigningKey() (private, public []byte, err error) {
 }
 
 func serialNumber() (*big.Int, error) {
-	// RFC 5280, 4.1.2.2: positive and at most 20 octets.
+	// RFC 5280, 4.1.2.2: positive, at most 20 octets.
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
@@ -167,7 +167,7 @@ func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}
-	// Kubernetes takes this encoding for every key; PKCS #8 is not read everywhere.
+	// Kubernetes reads this encoding of all its keys; it does not read PKCS #8 everywhere.
 	return encode("EC PRIVATE KEY", der), nil
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preflight finds out before anything is done whether a machine can build and run a
-// development cluster, and says in one line each what is missing.
+// Package preflight checks in advance whether a machine can build and run a development cluster,
+// and reports each problem in one line.
 package preflight
 
 import (
@@ -20,17 +20,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/cgroup"
 )
 
-// Disk space that is needed, in bytes: a build fills the Go caches too; a cluster holds images and
-// logs.
+// Required disk space in bytes. A build also fills the Go caches; a cluster stores images and logs.
 const (
 	buildSpace = 6 << 30
 	runSpace   = 1 << 30
 )
 
-// controllers are those the kubelet does not start without.
+// controllers are required by the kubelet.
 var controllers = [...]string{"cpu", "cpuset", "memory", "pids"}
 
-// Build checks what building the artifacts into cache needs.
+// Build checks the requirements for building the artifacts into cache.
 func Build(cache string) error {
 	return errors.Join(
 		command("go", "install Go, see https://go.dev/doc/install"),
@@ -40,7 +39,8 @@ func Build(cache string) error {
 	)
 }
 
-// Run checks what running a cluster with its state in stateRoot needs, with or without kube-proxy.
+// Run checks the requirements for running a cluster with its state in stateRoot, with or without
+// kube-proxy.
 func Run(stateRoot string, kubeProxy bool) error {
 	var nft error
 	if kubeProxy {
@@ -109,8 +109,8 @@ func overlay(filesystems string) error {
 	return errors.New("overlay file system: the kernel has none: run modprobe overlay")
 }
 
-// groups checks that the controllers the kubelet needs are usable: below root under version 2, by
-// their own hierarchies under version 1.
+// groups checks that the kubelet's controllers are usable: below root under version 2, in their own
+// hierarchies under version 1.
 func groups(root, table string) error {
 	if cgroup.Unified(root) {
 		content, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
@@ -149,8 +149,8 @@ func missing(have []string) error {
 	return nil
 }
 
-// enabled reads the names of enabled controllers from /proc/cgroups: name, hierarchy, groups,
-// enabled.
+// enabled returns the names of enabled controllers in /proc/cgroups, whose columns are name,
+// hierarchy, groups and enabled.
 func enabled(r io.Reader) ([]string, error) {
 	var names []string
 	scanner := bufio.NewScanner(r)

@@ -93,7 +93,7 @@ func TestCommand(t *testing.T) {
 	check(t, command("no-such-command", "install it"), "install it")
 }
 
-// check wants an error of one line with a text in it, or none.
+// check wants an error of one line that contains the text, or no error for "".
 func check(t *testing.T, err error, want string) {
 	t.Helper()
 	switch {

@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// Tail returns the last lines of a file, at most lines of them and from its last 64 KiB. A file
-// that is not there has none.
+// Tail returns the last lines of a file, up to that number and from its last 64 KiB. A missing file
+// has no lines.
 func Tail(path string, lines int) (string, error) {
 	const window = 64 << 10
 	f, err := os.Open(path)

@@ -2,8 +2,8 @@
 
 // Package process starts and ends the processes of a PID namespace from its PID 1.
 //
-// PID 1 inherits every orphan of its namespace and must reap it; os/exec would race with that for
-// the exit status of its own children. So one Table waits for all of them, and every child is
+// PID 1 inherits every orphan of its namespace and must reap it. os/exec would compete with that
+// for the exit status of its own children. So one Table waits for all children, and every child is
 // started through it.
 package process
 
@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table starts processes and reaps all children of this process, its own and inherited ones. Make
-// one per process. It is safe for concurrent use.
+// Table starts processes and reaps all children of this process, started and inherited ones. A
+// process must have only one Table. It is safe for concurrent use.
 type Table struct {
 	mu       sync.Mutex
 	children map[int]*Process
@@ -38,7 +38,7 @@ type Process struct {
 	status syscall.WaitStatus
 }
 
-// NewTable starts reaping; it ends with ctx.
+// NewTable returns a Table that reaps children until ctx ends.
 func NewTable(ctx context.Context) *Table {
 	t := &Table{children: map[int]*Process{}}
 	signals := make(chan os.Signal, 1)
@@ -59,10 +59,11 @@ func NewTable(ctx context.Context) *Table {
 	return t
 }
 
-// Start starts cmd, whose Wait must not be called. Output goes where cmd says: it must be files,
-// because a pipe would need Wait.
+// Start starts cmd. The caller must not call its Wait. The output of cmd must go to files, because
+// a pipe would need Wait.
 func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
-	// The lock is held until the child is known, so that reap cannot miss one that ends at once.
+	// The lock is held until the child is registered, so that reap cannot miss a child that ends at
+	// once.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
@@ -79,8 +80,8 @@ func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Run starts cmd, waits for its end and returns an error unless it exited with 0. When ctx ends the
-// process is killed.
+// Run starts cmd, waits for its end, and returns an error unless it exits with 0. When ctx ends,
+// the process is killed.
 func (t *Table) Run(ctx context.Context, name string, cmd *exec.Cmd) error {
 	p, err := t.Start(name, cmd)
 	if err != nil {
@@ -124,10 +125,10 @@ func (t *Table) reap() {
 	}
 }
 
-// Done is closed when the process has ended and is reaped.
+// Done returns a channel that is closed when the process has ended and has been reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Running tells whether the process has not ended.
+// Running reports whether the process is running.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -137,7 +138,7 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Err says how the process ended; nil while it runs.
+// Err returns how the process ended, or nil while it runs.
 func (p *Process) Err() error {
 	if p.Running() {
 		return nil
@@ -148,20 +149,19 @@ func (p *Process) Err() error {
 	return fmt.Errorf("%s: exited with %d", p.Name, p.status.ExitStatus())
 }
 
-// Signal sends a signal unless the process has ended.
+// Signal sends a signal if the process is running.
 func (p *Process) Signal(s syscall.Signal) {
-	// Under the lock nothing is reaped, and the number of a process that is not reaped is no
-	// other's.
+	// Under the lock nothing is reaped, so the PID cannot be reused.
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	if p.Running() {
-		// It fails for a process that has ended and waits to be reaped: what was wanted.
+		// It fails for a zombie, which has ended anyway.
 		_ = syscall.Kill(p.PID, s)
 	}
 }
 
-// Stop ends the process: with SIGTERM and, after grace, with SIGKILL. It returns when the process
-// is gone.
+// Stop ends the process with SIGTERM, and after grace with SIGKILL. It returns when the process has
+// ended.
 func (p *Process) Stop(grace time.Duration) {
 	p.Signal(syscall.SIGTERM)
 	select {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// oneTable is the table of this process: two would take each other's children.
+// oneTable is the only table of this process, because two would reap each other's children.
 var oneTable = sync.OnceValue(func() *Table { return NewTable(context.Background()) })
 
 func TestRun(t *testing.T) {
@@ -63,8 +63,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestOrphansAreReaped(t *testing.T) {
-	// As PID 1 does by itself, a subreaper inherits the children of its dead descendants
-	// (prctl(2)).
+	// A subreaper inherits the children of its dead descendants, like PID 1 (prctl(2)).
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +75,7 @@ func TestOrphansAreReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The orphan ends when its number has been read.
+	// The orphan ends after its PID has been read.
 	p, err := table.Start("parent",
 		exec.Command("sh", "-c", `sh -c 'echo $$ > "$0"' "$0" & exit 0`, fifo))
 	if err != nil {
@@ -133,7 +132,7 @@ func TestStop(t *testing.T) {
 				t.Errorf("%q, want %q", got, test.want)
 			}
 
-			p.Signal(syscall.SIGTERM) // of no effect, and no harm to whom has the number now
+			p.Signal(syscall.SIGTERM) // no effect, and no harm to another process with this PID
 		})
 	}
 }

@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leader identifies the supervisor of a cluster, PID 1 of its PID namespace, beyond the number that
-// another process may get later.
+// Leader identifies the supervisor of a cluster, PID 1 of its PID namespace, uniquely even if its
+// PID is reused.
 type Leader struct {
 	PID    int    `json:"pid"`    // in the machine's PID namespace
 	Start  uint64 `json:"start"`  // clock ticks since boot (proc_pid_stat(5), starttime)
 	BootID string `json:"bootID"` // /proc/sys/kernel/random/boot_id
 }
 
-// NewLeader describes a running process.
+// NewLeader returns the identity of a running process.
 func NewLeader(pid int) (Leader, error) {
 	start, err := startTime(pid)
 	if err != nil {
@@ -36,7 +36,7 @@ func NewLeader(pid int) (Leader, error) {
 	return Leader{PID: pid, Start: start, BootID: boot}, nil
 }
 
-// Alive tells whether the process still runs.
+// Alive reports whether the process is running.
 func (l Leader) Alive() bool {
 	fd, err := l.open()
 	if err != nil {
@@ -46,11 +46,11 @@ func (l Leader) Alive() bool {
 	return true
 }
 
-// errGone says that the process has ended.
+// errGone is returned for a process that has ended.
 var errGone = errors.New("process has ended")
 
-// Kill ends the process, and with it the kernel ends every process of its PID namespace. It returns
-// when all are gone; at once if they were before.
+// Kill kills the process, upon which the kernel kills every process of its PID namespace. It
+// returns when all have ended.
 func (l Leader) Kill(ctx context.Context) error {
 	fd, err := l.open()
 	if errors.Is(err, errGone) {
@@ -66,8 +66,7 @@ func (l Leader) Kill(ctx context.Context) error {
 		return fmt.Errorf("kill process %d: %w", l.PID, err)
 	}
 
-	// A pidfd becomes readable when its process ends, which PID 1 does after the rest of its
-	// namespace.
+	// A pidfd becomes readable when its process ends. PID 1 ends after the rest of its namespace.
 	for {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("process %d does not end: %w", l.PID, err)
@@ -83,8 +82,8 @@ func (l Leader) Kill(ctx context.Context) error {
 	}
 }
 
-// open returns a pidfd of the process, or errGone. The identity is checked after the descriptor is
-// there, so it cannot come to mean another process.
+// open returns a pidfd of the process, or errGone. It checks the identity after it has the pidfd,
+// so that the pidfd cannot belong to another process.
 func (l Leader) open() (int, error) {
 	if l.PID <= 1 {
 		return 0, errGone
@@ -137,12 +136,12 @@ func startTime(pid int) (uint64, error) {
 	return start, nil
 }
 
-// parseStat reads the fields of proc_pid_stat(5) that identify a process. The program's name, the
-// second field, is in parentheses and may hold anything, spaces and parentheses too.
+// parseStat parses the fields of proc_pid_stat(5) that identify a process. The second field, the
+// program's name in parentheses, may contain any characters, including spaces and parentheses.
 func parseStat(stat string) (start uint64, dead bool, err error) {
 	_, rest, ok := cutLast(stat, ")")
 	fields := strings.Fields(rest)
-	const state, startTime = 3, 22 // numbered from 1, as in the manual page
+	const state, startTime = 3, 22 // numbered from 1, like in the manual page
 	if !ok || len(fields) <= startTime-3 {
 		return 0, false, fmt.Errorf("unexpected content %q", stat)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package state is the directory of a cluster on the machine: where everything is, which process
-// leads the cluster, and who may change it.
+// Package state is the directory of a cluster on the machine: the paths in it, the process that
+// leads the cluster, and the lock for changes.
 package state
 
 import (
@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultRoot holds one directory per cluster. It is on disk: a cluster's images and logs may be
+// DefaultRoot contains one directory per cluster. It is on disk, because images and logs may be
 // large.
 const DefaultRoot = "/var/lib/xpu-device-plugin/devcluster"
 
 // Dir is the directory of one cluster. It belongs to root, mode 0700.
 type Dir string
 
-// Paths in a cluster's directory. The same layout is seen by the supervisor, at another place.
+// Paths in a cluster's directory. The supervisor sees the same layout at another path.
 func (d Dir) Record() string        { return d.join("cluster.json") }
 func (d Dir) Kubeconfig() string    { return d.join("kubeconfig") }
 func (d Dir) Socket() string        { return d.join("control.sock") }
@@ -34,7 +34,7 @@ func (d Dir) Data() string          { return d.join("data") }
 func (d Dir) Settings() string      { return d.join("settings") }
 func (d Dir) Log(who string) string { return filepath.Join(d.Logs(), who+".log") }
 
-// Node is the directory of a node; its disk outlives a stop of the node.
+// Node returns the directory of a node, whose disk survives restarts of the node.
 func (d Dir) Node(name string) NodeDir { return NodeDir(d.join("nodes/" + name)) }
 
 func (d Dir) join(name string) string { return filepath.Join(string(d), name) }
@@ -54,32 +54,32 @@ func (d NodeDir) Log(who string) string { return filepath.Join(d.Logs(), who+".l
 
 func (d NodeDir) join(name string) string { return filepath.Join(string(d), name) }
 
-// Record is what is known of a cluster before its supervisor runs.
+// Record describes a cluster before its supervisor runs.
 type Record struct {
 	Name              string `json:"name"`
 	KubernetesVersion string `json:"kubernetesVersion"`
 	Nodes             int    `json:"nodes"`
-	Multus            bool   `json:"multus"`     // is the nodes' CNI plugin
+	Multus            bool   `json:"multus"`     // the nodes' CNI plugin
 	KubeProxy         bool   `json:"kubeProxy"`  // runs on the nodes
 	API               string `json:"api"`        // URL of the API server on the machine's loopback
 	Kubernetes        string `json:"kubernetes"` // directories of artifacts
 	Runtime           string `json:"runtime"`
-	CRIO              bool   `json:"crio"` // is the runtime
+	CRIO              bool   `json:"crio"` // the container runtime
 	Plugins           string `json:"plugins"`
 	PauseImage        string `json:"pauseImage"` // file
 	Leader            Leader `json:"leader"`
 }
 
-// Store finds the clusters below Root.
+// Store manages the clusters below Root.
 type Store struct{ Root string }
 
-// ErrNone says that there is no such cluster.
+// ErrNone is returned for a cluster that does not exist.
 var ErrNone = errors.New("no such cluster: start it with devcluster up")
 
-// A name becomes part of a control group's and a directory's name.
+// The name becomes part of the names of a control group and a directory.
 var nameSyntax = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// Dir returns the directory of a cluster, which need not be there.
+// Dir returns the directory of a cluster, which need not exist.
 func (s Store) Dir(name string) (Dir, error) {
 	if !nameSyntax.MatchString(name) {
 		return "", fmt.Errorf("cluster name %q: want 1 to 32 lower-case letters, digits and "+
@@ -88,7 +88,7 @@ func (s Store) Dir(name string) (Dir, error) {
 	return Dir(filepath.Join(s.Root, name)), nil
 }
 
-// Names lists the clusters there are, running or not.
+// Names returns the names of existing clusters, running or not.
 func (s Store) Names() ([]string, error) {
 	entries, err := os.ReadDir(s.Root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +108,7 @@ func (s Store) Names() ([]string, error) {
 	return names, nil
 }
 
-// Load reads the record of a cluster that was started.
+// Load reads the record of a started cluster.
 func (s Store) Load(name string) (Dir, Record, error) {
 	dir, err := s.Dir(name)
 	if err != nil {
@@ -139,7 +139,7 @@ func ReadRecord(dir Dir) (Record, error) {
 	return record, nil
 }
 
-// WriteRecord replaces the record in a directory at once and durably.
+// WriteRecord replaces the record in a directory atomically and durably.
 func WriteRecord(dir Dir, record Record) error {
 	content, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
@@ -160,7 +160,7 @@ func WriteRecord(dir Dir, record Record) error {
 	return os.Rename(next, dir.Record())
 }
 
-// Lock makes the cluster's directory if need be and takes the right to start or end the cluster.
+// Lock creates the cluster's directory if needed and locks it for starting or ending the cluster.
 // The lock ends with the process, with unlock, or with the directory.
 func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	dir, err = s.Dir(name)
@@ -194,7 +194,7 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	return dir, func() { f.Close() }, nil
 }
 
-// same tells whether path still names the open file.
+// same reports whether path still refers to the open file.
 func same(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {

@@ -125,7 +125,7 @@ func TestLeaderKill(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 
-	// The second time it waits to be reaped.
+	// The second time, the process is a zombie.
 	for range 2 {
 		if err := leader.Kill(ctx); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command crdservers is many API servers in one process. Each is the API server of
-// CustomResourceDefinitions alone, with Leases beside them, keeps what it has below a prefix of its
-// own in one etcd, and lets everybody do everything. They stand for clusters where hundreds of
-// complete ones would not fit on a machine.
+// Command crdservers runs many API servers in one process. Each is an API server of
+// CustomResourceDefinitions with Leases, stores its objects below a separate prefix in one etcd,
+// and authorizes everything. They replace hundreds of complete clusters, which would not fit on one
+// machine.
 package main
 
 import (
@@ -48,7 +48,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// servers are what the command runs.
+// servers are the options of the command.
 type servers struct {
 	etcd  string
 	crds  string
@@ -103,7 +103,7 @@ func (o *servers) run(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	var starting errgroup.Group
-	starting.SetLimit(32) // most of a start is waiting
+	starting.SetLimit(32) // starting is mostly waiting
 
 	for i := range o.count {
 		server, err := o.newServer(i)
@@ -159,7 +159,7 @@ func (o *servers) readCRDs() error {
 	return nil
 }
 
-// makeCertificate makes one for all servers.
+// makeCertificate creates one certificate for all servers.
 func (o *servers) makeCertificate() (err error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1",
 		[]net.IP{net.IPv4(127, 0, 0, 1)}, nil)
@@ -173,7 +173,7 @@ func (o *servers) makeCertificate() (err error) {
 		os.WriteFile(o.keyFile, key, 0o600))
 }
 
-// noServices is for webhooks, of which there are none.
+// noServices resolves services for webhooks, of which there are none.
 type noServices struct{}
 
 func (noServices) ResolveEndpoint(namespace, name string, _ int32) (*url.URL, error) {
@@ -187,7 +187,7 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
 	config.MaxRequestsInFlight, config.MaxMutatingRequestsInFlight = 0, 0
 	namer := openapinamer.NewDefinitionNamer(apiserver.Scheme, legacyscheme.Scheme)
-	// needed to install a group
+	// needed to install an API group
 	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions,
 		namer)
 	config.SkipOpenAPIInstallation = true
@@ -223,7 +223,7 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 			config.LoopbackClientConfig, nil),
 	}}).Complete()
 
-	completed.GenericConfig.EnableDiscovery = true // which an aggregator does elsewhere
+	completed.GenericConfig.EnableDiscovery = true // otherwise an aggregator serves it
 	server, err := completed.New(genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func installLeases(
 	return server.GenericAPIServer.InstallAPIGroup(&group)
 }
 
-// install creates the kinds, and waits until they are served.
+// install creates the CustomResourceDefinitions, and waits until they are served.
 func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceDefinitions) error {
 	config := rest.CopyConfig(server.GenericAPIServer.LoopbackClientConfig)
 	client, err := clientset.NewForConfig(config)
@@ -263,7 +263,7 @@ func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceD
 			for _, crd := range o.definitions {
 				if _, err := crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil &&
 					!apierrors.IsAlreadyExists(err) {
-					return false, nil // it is not listening yet
+					return false, nil // it does not listen yet
 				}
 			}
 

@@ -28,8 +28,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// TestMain makes this test binary the devcluster command too: whoever is called devcluster is it. A
-// cluster's supervisor and nodes are this binary again.
+// TestMain runs the devcluster command if the test binary is called as devcluster. A cluster's
+// supervisor and nodes run this binary again.
 func TestMain(m *testing.M) {
 	if os.Args[0] == "devcluster" {
 		main()
@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bench is a place to run clusters in, with names that no other test or person uses.
+// bench is an environment for clusters, with names that no other test or person uses.
 type bench struct {
 	*testing.T
-	root string // state
+	root string // state directory
 	set  artifact.Set
 }
 
@@ -76,7 +76,7 @@ func (b bench) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// try runs devcluster and returns its standard output and its exit code.
+// try runs devcluster and returns its standard output and exit code.
 func (b bench) try(args ...string) (string, int) {
 	b.Helper()
 	var stdout, stderr bytes.Buffer
@@ -252,7 +252,8 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `
 
-// testService reaches pod b from its own node and from the other one.
+// testService checks that pod b can be reached through a Service from its own node and the other
+// one.
 func testService(t *testing.T, b bench, name string) {
 	b.kubectl(name, "label", "pod", "b", "name=b")
 	b.apply(name, service)
@@ -428,7 +429,7 @@ func testAudit(t *testing.T, b bench, name string) {
 		var event struct {
 			Verb string
 			User struct{ Username string }
-			// The pods of this test are created by the administrator.
+			// The administrator creates the pods of this test.
 			ObjectRef struct{ Resource, Namespace, Name string }
 		}
 
@@ -605,7 +606,7 @@ func TestUpInterrupted(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// The first line says that the namespaces are there.
+	// The first line means that the namespaces exist.
 	if _, err := stderr.Read(make([]byte, 4096)); err != nil {
 		t.Fatal(err)
 	}
@@ -625,8 +626,8 @@ func TestUpInterrupted(t *testing.T) {
 	}
 }
 
-// snapshot is what a cluster must leave as it was: all that names a cluster of this test, and the
-// links.
+// snapshot is the state that a cluster must leave unchanged: everything named after a cluster of
+// this test, and the links.
 type snapshot struct {
 	Mounts, Links, Cgroups, State []string
 }
@@ -679,7 +680,8 @@ func takeSnapshot(t *testing.T, b bench) snapshot {
 	return s
 }
 
-// namespacesOf returns the namespaces of a running cluster as /proc names them: "net:[4026532000]".
+// namespacesOf returns the namespaces of a running cluster in the form of /proc:
+// "net:[4026532000]".
 func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
@@ -713,14 +715,14 @@ func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 	return found
 }
 
-// ended tells whether a process is gone or only waits for its parent, which after up is the
-// machine's init, to take note of its end.
+// ended reports whether a process has ended, possibly as a zombie. After up, its parent is the
+// machine's init.
 func ended(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	return err != nil || bytes.Contains(stat, []byte(") Z "))
 }
 
-// processesIn returns the processes that are in one of the namespaces.
+// processesIn returns the processes in any of the namespaces.
 func processesIn(t *testing.T, namespaces map[string]bool) map[string]string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/ns/*")

@@ -32,7 +32,7 @@ func logsCommand(o *options) *cobra.Command {
 				return err
 			}
 
-			// The logs are of use after the cluster has ended, too.
+			// Logs are useful even after the cluster has ended.
 			dir, _, err := store.Load(o.name)
 			if err != nil {
 				return err

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command devcluster runs a real Kubernetes cluster on one machine: etcd, the control plane, and
-// nodes with kubelet, container runtime and runc, each node in namespaces of its own. Nothing of
-// the machine's network, mounts or services is changed.
+// nodes with kubelet, container runtime and runc, each node in separate namespaces. It does not
+// change the machine's network, mounts or services.
 package main
 
 import (
@@ -38,13 +38,12 @@ func main() {
 	}
 }
 
-// exitError is the exit code of a command that was run for the user and has said itself what was
-// wrong.
+// exitError is the exit code of a command run for the user, which has printed its own error.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// options are the flags that all commands share.
+// options are the flags common to all commands.
 type options struct {
 	cache string
 	state string
@@ -90,13 +89,13 @@ func rootCommand() *cobra.Command {
 func defaultCache() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		// Without HOME; services and containers have /var/cache.
+		// Without HOME, as in services and containers, use /var/cache.
 		dir = "/var/cache"
 	}
 	return filepath.Join(dir, "xpu-device-plugin", "devcluster")
 }
 
-// versionFlags give a command the flags that choose what a cluster runs.
+// versionFlags adds the flags that choose the versions of a cluster's components.
 func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
 	cache := artifact.Cache{Sources: devcluster.Sources}
 	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+
@@ -108,7 +107,7 @@ func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// nameFlag gives a command the flag that chooses a cluster.
+// nameFlag adds the flag that chooses a cluster.
 func (o *options) nameFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVar(&o.name, "name", "main", "cluster")
 	return cmd
@@ -141,7 +140,7 @@ func (o *options) manager() (lifecycle.Manager, error) {
 	return lifecycle.Manager{Store: store, Log: os.Stderr}, nil
 }
 
-// running returns the directory and the record of the cluster, which must be up.
+// running returns the directory and the record of the cluster, or an error if it is not running.
 func (o *options) running() (state.Dir, state.Record, error) {
 	store, err := o.store()
 	if err != nil {

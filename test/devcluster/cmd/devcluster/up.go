@@ -91,7 +91,7 @@ func downCommand(o *options) *cobra.Command {
 	return cmd
 }
 
-// runClusterCommand is PID 1 of a cluster; up starts it.
+// runClusterCommand runs PID 1 of a cluster; up starts it.
 func runClusterCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "run-cluster DIR",
@@ -103,7 +103,7 @@ func runClusterCommand() *cobra.Command {
 	}
 }
 
-// runNodeCommand is PID 1 of a node; the cluster's supervisor starts it.
+// runNodeCommand runs PID 1 of a node; the cluster's supervisor starts it.
 func runNodeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "run-node DIR",
@@ -113,7 +113,7 @@ func runNodeCommand() *cobra.Command {
 			if err := os.Setenv("PATH", node.Path()); err != nil {
 				return err
 			}
-			// A node has no orderly end: it is stopped as if its power were cut.
+			// A node is never shut down orderly, only killed, like by a power failure.
 			return node.Run(context.Background(), state.NodeDir(args[0]),
 				control.NewReporter(os.NewFile(node.EventsFD, "events")))
 		},

@@ -42,7 +42,7 @@ func inspectCommand(o *options) *cobra.Command {
 	})
 }
 
-// inspect asks the supervisor and adds what is known in the machine's PID namespace alone.
+// inspect asks the supervisor, and adds what is known only in the machine's PID namespace.
 func (o *options) inspect(ctx context.Context) (control.Cluster, error) {
 	dir, _, err := o.running()
 	if err != nil {
@@ -104,7 +104,7 @@ func kubectlCommand(o *options) *cobra.Command {
 		},
 	})
 
-	// Flags after the first argument are kubectl's.
+	// Flags after the first argument belong to kubectl.
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
@@ -173,10 +173,10 @@ func execCommand(o *options) *cobra.Command {
 	})
 }
 
-// execute runs a command in the namespaces of process pid, in the same directory if there is one of
-// that name.
+// execute runs a command in the namespaces of process pid, in the same directory if it exists
+// there.
 func execute(pid int, args []string) error {
-	// The command gets the terminal's signals itself; its end is this program's.
+	// The terminal sends signals to the command itself. This program ends with the command.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
 	here, err := os.Getwd()
 	if err != nil {
@@ -202,7 +202,7 @@ func execute(pid int, args []string) error {
 	var ended *exec.ExitError
 	if errors.As(err, &ended) {
 		if status := ended.Sys().(syscall.WaitStatus); status.Signaled() {
-			// As shells do.
+			// like a shell
 			return exitError(128 + int(status.Signal()))
 		}
 		return exitError(ended.ExitCode())
