@@ -21,20 +21,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// pfs is how many PFs the simulated card has; the VFs are spread over them.
+// pfs is the number of PFs of the simulated card, over which the VFs are spread.
 const pfs = 4
 
-// host is a simulated host: a sysfs tree, and the directories that an agent on it uses.
+// host is a simulated host: a sysfs tree, and the directories of an agent.
 type host struct {
 	dir       string
 	runDir    string // in memory
 	vfs       int
 	simulated *simulate.Host
 	functions []simulate.Function
-	xpu       *netns.Namespace // of the representors, where there are netdevs
+	xpu       *netns.Namespace // of the representors; nil without netdevs
 }
 
-// newHost makes a host with a card of 4 PFs.
+// newHost returns a host with a card of 4 PFs.
 func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
 	h, err := b.simulate(ctx, vfs, simulate.Config{})
 	if err != nil {
@@ -50,8 +50,7 @@ func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
 	return h, h.clear()
 }
 
-// simulate makes a host as the configuration says, which need not have more than network
-// namespaces.
+// simulate returns a host for the configuration, which needs only network namespaces.
 func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (*host, error) {
 	dir, err := os.MkdirTemp(b.dir, "host-")
 	if err != nil {
@@ -70,7 +69,8 @@ func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (
 	return h, nil
 }
 
-// showNetdev shows a netdev that there is none of: what an agent reads about it when it starts.
+// showNetdev adds a netdev to sysfs that does not exist, with the attributes that an agent reads
+// when it starts.
 func (h *host) showNetdev(f simulate.Function) error {
 	dir := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices", string(f.Address),
 		"net", f.Netdev)
@@ -101,7 +101,7 @@ func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
 func (h *host) cniSocket() string { return filepath.Join(h.runDir, "agent/cni.sock") }
 func (h *host) spoolDir() string  { return h.path("state/spool") }
 
-// clear forgets what an agent left.
+// clear removes what an agent left.
 func (h *host) clear() error {
 	var errs []error
 	for _, dir := range []string{h.path("state"), h.path("kubelet"), h.path("cdi"), h.runDir} {
@@ -114,7 +114,7 @@ func (h *host) clear() error {
 type agent struct {
 	*process
 	address string // of its metrics
-	// kubelet says what pods have, as the agent wants to know before it offers anything.
+	// kubelet answers which pods have devices, because the agent asks before it publishes anything.
 	kubelet *kubelettest.Pods
 }
 
@@ -124,12 +124,12 @@ func (a *agent) end() error {
 	return err
 }
 
-// startAgent starts an agent of the cluster.
+// startAgent starts an agent that uses the cluster.
 func (b *bench) startAgent(c *cluster, h *host) (*agent, error) {
 	return b.startAgentWith(h, "--kubeconfig="+c.agentKubeconfig)
 }
 
-// startDirect starts an agent that has no API server. Its pools are those of [host.writePools].
+// startDirect starts an agent without an API server. Its pools are those of [host.writePools].
 func (b *bench) startDirect(h *host, more ...string) (*agent, error) {
 	return b.startAgentWith(h,
 		append([]string{"--provisioner=direct", "--config-file=" + h.path("config.json")},
@@ -165,7 +165,7 @@ func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 	return &agent{p, address, kubelet}, nil
 }
 
-// freeAddress is one of loopback that nobody listens on. The network namespace is ours alone.
+// freeAddress returns an unused loopback address. No other program uses the network namespace.
 func freeAddress() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -174,7 +174,7 @@ func freeAddress() (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// published returns nil once the agent says that it has handed over all devices.
+// published returns a check that the agent reports all devices as published.
 func (a *agent) published(devices int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		got, err := a.metric(ctx, "xpu_dra_devices")
@@ -200,7 +200,7 @@ func (a *agent) metric(ctx context.Context, name string) (float64, error) {
 	return 0, fmt.Errorf("metric %s: is not there", name)
 }
 
-// fetch returns what is at a URL.
+// fetch returns the content at a URL.
 func fetch(ctx context.Context, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

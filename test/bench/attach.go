@@ -26,7 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// timedJournal measures how long the journal's writes take.
+// timedJournal measures the time of the journal's writes.
 type timedJournal struct {
 	*journal.Journal
 	spent  time.Duration
@@ -48,7 +48,7 @@ func (j *timedJournal) count(begin time.Time) {
 	j.writes++
 }
 
-// attachment is a node's attach engine put together as package agent does it, with a VF and a pod's
+// attachment is a node's attach engine, assembled like in package agent, with a VF and a pod's
 // namespace.
 type attachment struct {
 	host      *host
@@ -57,25 +57,25 @@ type attachment struct {
 	journal   *timedJournal
 	engine    *netdev.Engine
 	lifecycle *lifecycle.Manager
-	// of the node's namespace, which is the process's own, as an agent's is
+	// handle of the node's namespace, which is the process's own, like an agent's
 	own        *netlink.Handle
 	ownNS      *os.File
-	sysRoot    string // where sysfs shows the netdevs of that namespace
+	sysRoot    string // where sysfs shows the netdevs of this namespace
 	pod        *netns.Namespace
 	syncedFile *os.File
 }
 
-// times are those of one round.
+// times are the times of one round.
 type times struct {
-	move, moveBack time.Duration // bare
+	move, moveBack time.Duration // without the engine
 	attach, detach time.Duration // without the journal
 	attachJournal  time.Duration
 	attachWrites   int
-	attachFsync    time.Duration // bare, for as many writes
+	attachFsync    time.Duration // fsync of as many writes, without the engine
 }
 
-// measureAttach compares attach and detach with the bare move of the same netdev into a namespace
-// and back.
+// measureAttach compares attach and detach with a bare move of the same netdev into a namespace and
+// back.
 func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error) {
 	a, err := b.newAttachment(ctx)
 	if err != nil {
@@ -94,7 +94,7 @@ func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error)
 			return nil, err
 		}
 		if round < b.warmUp() {
-			continue // to warm up
+			continue // warm-up
 		}
 
 		into.Samples = append(into.Samples, t.attach.Seconds())
@@ -166,8 +166,8 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	return a, nil
 }
 
-// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the
-// node's namespace too.
+// addNetdev creates the netdev of a Function: one end of a veth pair, whose other end also stays in
+// the node's namespace.
 func (a *attachment) addNetdev(f simulate.Function) error {
 	return a.own.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor,
@@ -216,7 +216,7 @@ func (a *attachment) close() error {
 	return errors.Join(errs...)
 }
 
-// round moves the netdev bare and then attaches and detaches it, each there and back.
+// round moves the netdev, and then attaches and detaches it.
 func (a *attachment) round(ctx context.Context, number int) (t times, err error) {
 	settle()
 	if t.move, err = moveBare(a.vf.Netdev, a.own, a.pod.Fd()); err != nil {
@@ -269,7 +269,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	return t, err
 }
 
-// time measures f, apart from what it has the journal write.
+// time measures f without the time of its journal writes.
 func (a *attachment) time(f func() error) (without, journal time.Duration, writes int, err error) {
 	settle()
 	spent, written := a.journal.spent, a.journal.writes
@@ -280,8 +280,8 @@ func (a *attachment) time(f func() error) (without, journal time.Duration, write
 	return took - journal, journal, a.journal.writes - written, err
 }
 
-// moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and
-// nothing else.
+// moveBare moves a netdev to the namespace of a file descriptor with exactly one message to the
+// kernel.
 func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error) {
 	l, err := from.LinkByName(netdev)
 	if err != nil {
@@ -290,14 +290,15 @@ func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error
 	return timed(func() error { return from.LinkSetNsFd(l, to) })
 }
 
-// settle lets the kernel end what the last measurement left for it to do, because a move would wait
-// for that too. It returns at any moment of the timer's tick, because a move waits for ticks.
+// settle waits until the kernel has finished work that the last measurement left, because a move
+// would wait for it too. It returns at a random moment within the timer's tick, because a move
+// waits for ticks.
 func settle() {
 	const grace, tick = 20 * time.Millisecond, 10 * time.Millisecond
 	time.Sleep(grace + rand.N(tick))
 }
 
-// writeAndSync appends 4 kB n times, each time waiting for the disk.
+// writeAndSync appends 4 kB n times, and syncs each time.
 func writeAndSync(file *os.File, n int) (time.Duration, error) {
 	page := make([]byte, 4096)
 	begin := time.Now()

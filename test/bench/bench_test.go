@@ -31,7 +31,7 @@ func TestMedian(t *testing.T) {
 }
 
 func TestMissed(t *testing.T) {
-	three := []float64{1, 2, 9} // their median is 2
+	three := []float64{1, 2, 9} // median 2
 	for name, test := range map[string]struct {
 		m    Measurement
 		want bool
@@ -171,7 +171,7 @@ func TestWritesSince(t *testing.T) {
 	}
 }
 
-// TestQuick shows that every benchmark runs, not how fast.
+// TestQuick checks that every benchmark runs, not its speed.
 func TestQuick(t *testing.T) {
 	runQuick(t, nil,
 		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes",
@@ -189,7 +189,7 @@ func TestQuick(t *testing.T) {
 	)
 }
 
-// TestQuickScale does that for the benchmarks of growth.
+// TestQuickScale checks the same for the benchmarks of growth.
 func TestQuickScale(t *testing.T) {
 	runQuick(t, []string{"--scale"}, "xPU flaps: RPCs to others", "start: 4 xPUs",
 		"a Port more, 16 there", "24 Ports and claims",
@@ -197,7 +197,7 @@ func TestQuickScale(t *testing.T) {
 		"claims of others with 255 kB each", "2 tenants, 8 there", "the broker's writes for each")
 }
 
-// TestQuickSchedule does that for xpuctl schedule.
+// TestQuickSchedule checks the same for xpuctl schedule.
 func TestQuickSchedule(t *testing.T) {
 	runQuick(t, []string{"--schedule"}, "xpuctl schedule, 1 VF, 10 nodes x 128 VFs, 90 % taken",
 		"where there are 4 with 32 VFs")
@@ -241,7 +241,7 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 	}
 }
 
-// What is measured has the memory that it has where it is deployed.
+// TestAsDeployed checks that measured programs have the memory settings of deployed ones.
 func TestAsDeployed(t *testing.T) {
 	for file, variable := range asDeployed {
 		deployment, err := os.ReadFile(filepath.Join("../../deploy", file))

@@ -29,8 +29,8 @@ const (
 	portsOfANetwork = 100
 )
 
-// bridgeLab is opi-bridge in a network namespace of its own, with an uplink, and a netdev for each
-// port to be its representor.
+// bridgeLab is opi-bridge in a separate network namespace, with an uplink and a netdev as the
+// representor of each port.
 type bridgeLab struct {
 	*bench
 	mode     plane.Mode
@@ -42,13 +42,13 @@ type bridgeLab struct {
 	ports    evpn.BridgePortServiceClient
 	health   healthpb.HealthClient
 
-	synced *os.File     // for what is measured beside it
-	bare   netlink.Link // a bridge for the same
-	size   int          // ports there
+	synced *os.File     // for the reference measurement
+	bare   netlink.Link // a bridge for the reference measurement
+	size   int          // number of existing ports
 }
 
-// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there,
-// in each mode of the data plane.
+// measureBridge measures opi-bridge's calls with a growing number of ports and networks, in each
+// mode of the data plane.
 func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error) {
 	for _, mode := range []plane.Mode{
 		plane.ModeBridgePerNetwork, plane.ModeVLANAware,
@@ -120,10 +120,10 @@ func (b *bench) measurePlane(
 	return append(all, network), err
 }
 
-// errNoVLANFiltering is the reason why a mode of the data plane is not measured.
+// errNoVLANFiltering is why a mode of the data plane cannot be measured.
 var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs")
 
-// newBridge makes a bridge of the lab's own, such as the data plane has.
+// newBridge creates a bridge of the lab like the data plane's.
 func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -245,7 +245,7 @@ func (l *bridgeLab) close() (err error) {
 	return err
 }
 
-// serve starts the program, and returns how long it took until it served.
+// serve starts the program, and returns the time until it serves.
 func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -273,7 +273,7 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	}
 }
 
-// representor makes a netdev, one end of a wire.
+// representor creates a netdev, which is one end of a veth pair.
 func (l *bridgeLab) representor(name string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -294,11 +294,11 @@ func representorName(i int) string { return fmt.Sprintf("rep-%d", i) }
 
 func benchNetwork(i int) string { return fmt.Sprintf("net-%d", i) }
 
-// grow makes ports until there are so many, and the representor of one more.
+// grow creates ports until there are size, and the representor of one more.
 func (l *bridgeLab) grow(ctx context.Context, size int) error {
 	for i := l.size; i <= size; i++ {
 		if _, err := l.handle.LinkByName(representorName(i)); err == nil {
-			continue // of the port that was measured
+			continue // of the measured port
 		}
 		if _, err := l.representor(representorName(i)); err != nil {
 			return err
@@ -345,7 +345,7 @@ func (l *bridgeLab) createPort(ctx context.Context, i int) error {
 	return err
 }
 
-// end is the pod's end of a port.
+// end returns the pod's end of a port.
 func (l *bridgeLab) end(port int) netns.End {
 	return netns.End{NetNS: l.ns, Netdev: "of-" + representorName(port), MAC: portAddress(port)}
 }
@@ -354,7 +354,7 @@ func portAddress(i int) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}
 }
 
-// measurePorts makes and removes one more port, by turns with the same by bare netlink.
+// measurePorts creates and removes one more port, alternating with the same by bare netlink.
 func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 	what := func(call string) string { return fmt.Sprintf("%s, %d there", call, l.size) }
 	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced",
@@ -439,8 +439,8 @@ func (l *bridgeLab) listPorts(ctx context.Context) error {
 	return nil
 }
 
-// measureRestart ends the program and starts it again, by turns with its asking it to end and
-// killing it, while one port sends to another.
+// measureRestart restarts the program, alternately after SIGTERM and SIGKILL, while one port sends
+// to another.
 func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 	took := Measurement{What: fmt.Sprintf("restart until it serves, %d there", l.size),
 		Unit: Seconds, Goal: lessThan(2)}
@@ -455,7 +455,7 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 			err = l.program.cmd.Process.Kill()
 		}
 
-		_ = l.program.end() // one that was killed says so
+		_ = l.program.end() // a killed program returns an error
 		if err != nil {
 			return nil, err
 		}
@@ -477,8 +477,8 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 	return []Measurement{took, lost}, nil
 }
 
-// measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare
-// netlink.
+// measureNetworks creates networks with a VNI, alternating with the netdevs of such networks by
+// bare netlink.
 func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, error) {
 	m := Measurement{
 		What: fmt.Sprintf("network with VNI up, %d there", n), Unit: Seconds,
@@ -515,7 +515,7 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 	return m, nil
 }
 
-// bareNetwork makes what a network is: a VXLAN port, and in one mode a bridge.
+// bareNetwork creates the netdevs of a network: a VXLAN port, and in one mode a bridge.
 func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 	bridge := l.bare
 	if !l.filtersVLANs() {
@@ -542,7 +542,7 @@ func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 
 func (l *bridgeLab) filtersVLANs() bool { return l.mode == plane.ModeVLANAware }
 
-// bareVLAN puts a port of the bare bridge into a VLAN where the bridge has some.
+// bareVLAN adds a port of the bare bridge to a VLAN, if the bridge has VLANs.
 func (l *bridgeLab) bareVLAN(link netlink.Link) error {
 	if !l.filtersVLANs() {
 		return nil
@@ -552,13 +552,13 @@ func (l *bridgeLab) bareVLAN(link netlink.Link) error {
 
 const bareVLAN = 7
 
-// sync writes what a change of the state writes: bbolt syncs the data, and then the meta page.
+// sync writes as much as a change of the state does: bbolt syncs the data, and then the meta page.
 func (l *bridgeLab) sync() error {
 	_, err := writeAndSync(l.synced, 2)
 	return err
 }
 
-// barePort is a port of a bridge, made with nothing but the messages that it takes.
+// barePort is a port of a bridge that is created with only the necessary messages.
 type barePort struct {
 	*bridgeLab
 	link  netlink.Link

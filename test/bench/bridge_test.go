@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestHardwareBridge measures the data plane for which not every machine's kernel has what it
-// needs. It shows the rows and judges nothing: a guest is emulated, and slow.
+// TestHardwareBridge measures the data plane that not every machine's kernel supports. It shows the
+// rows without goals, because a guest is emulated and slow.
 func TestHardwareBridge(t *testing.T) {
 	card.InGuest(t, "simnic")
 	b := &bench{bin: plan.Programs, dir: t.TempDir(), slow: true}

@@ -42,8 +42,8 @@ const (
 	agentUser = "system:serviceaccount:" + namespace + ":xpu-agent"
 )
 
-// cluster is an API server with etcd, the project's CRDs and the agent's rights, and nothing that
-// works on its own. etcd does not wait for the disk.
+// cluster is an API server with etcd, the project's CRDs and the agent's permissions, without
+// controllers. etcd does not sync to disk.
 type cluster struct {
 	environment *envtest.Environment
 	config      *rest.Config
@@ -51,7 +51,7 @@ type cluster struct {
 	client      client.Client
 	dir         string
 	node        *corev1.Node
-	// agentKubeconfig is a file with the agent's own token, which is bound to its node as in a real
+	// agentKubeconfig has a token of the agent's ServiceAccount, bound to the node as in a real
 	// cluster.
 	agentKubeconfig, controllerKubeconfig string
 }
@@ -65,7 +65,7 @@ rules:
 - level: None
 `
 
-// startCluster starts it once; the benchmarks share it.
+// startCluster starts the cluster that the benchmarks share, once.
 func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	if b.cluster != nil {
 		return b.cluster, nil
@@ -80,7 +80,7 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	return c, c.prepare(ctx, b.source)
 }
 
-// newCluster starts one that nobody else uses, in a directory of its own. The caller stops it.
+// newCluster starts a separate cluster in its own directory. The caller stops it.
 func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	if err := b.buildAPIServer(ctx); err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 		Set("audit-policy-file", policy).
 		Set("audit-log-path", c.auditLog()).
 		Set("endpoint-reconciler-type", "none").
-		Set("advertise-address", "127.0.0.1") // else it looks for a default route
+		Set("advertise-address", "127.0.0.1") // otherwise it looks for a default route
 
 	var err error
 	if c.config, err = c.environment.Start(); err != nil {
@@ -121,8 +121,8 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	return c, nil
 }
 
-// buildAPIServer puts etcd and kube-apiserver where they are looked for. It leaves those that are
-// there alone: others may be using them.
+// buildAPIServer builds etcd and kube-apiserver in the expected directory. It leaves existing files
+// alone, because other processes may use them.
 func (b *bench) buildAPIServer(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(b.assets, "kube-apiserver")); err == nil {
 		return nil
@@ -140,7 +140,7 @@ func (c *cluster) stop() error { return c.environment.Stop() }
 
 func (c *cluster) auditLog() string { return filepath.Join(c.dir, "audit.log") }
 
-// connect makes the clients.
+// connect creates the clients.
 func (c *cluster) connect() (err error) {
 	c.config.QPS = -1
 	if c.clientset, err = kubernetes.NewForConfig(c.config); err != nil {
@@ -157,7 +157,7 @@ func (c *cluster) connect() (err error) {
 	return err
 }
 
-// prepare makes a node, and what deploy/ gives agent and controller.
+// prepare creates a node, and the objects of deploy/ for agent and controller.
 func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	for _, file := range []string{
 		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml",
@@ -181,8 +181,8 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 		return err
 	}
 
-	// The API server opens the storage of a kind when it is first asked for, and sends watchers
-	// away for a second.
+	// The API server opens the storage of a kind at the first request, and rejects watches for a
+	// second.
 	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}),
 		c.client.List(ctx, &v1alpha1.DevicePoolList{}),
 		c.client.List(ctx, &v1alpha1.XPUNodeList{})); err != nil {
@@ -192,7 +192,7 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	return c.awaitRights(ctx)
 }
 
-// awaitRights waits until the API server has taken note of the agent's role.
+// awaitRights waits until the API server knows the agent's role.
 func (c *cluster) awaitRights(ctx context.Context) error {
 	config, err := clientcmd.BuildConfigFromFlags("", c.agentKubeconfig)
 	if err != nil {
@@ -214,7 +214,7 @@ func (c *cluster) awaitRights(ctx context.Context) error {
 		})
 }
 
-// apply makes the objects of a manifest.
+// apply creates the objects of a manifest.
 func (c *cluster) apply(ctx context.Context, path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -284,10 +284,10 @@ func (c *cluster) kubeconfig(ctx context.Context, namespace, account string) (st
 	}, path)
 }
 
-// poolName is the DevicePool that has all VFs.
+// poolName is the name of the DevicePool with all VFs.
 const poolName = "all"
 
-// reset brings the cluster to where no agent has been yet, with the one DevicePool.
+// reset restores the state before any agent, with only the DevicePool.
 func (c *cluster) reset(ctx context.Context) error {
 	if err := c.deleteSlices(ctx); err != nil {
 		return err
@@ -334,7 +334,7 @@ type write struct {
 	RequestReceivedTimestamp time.Time `json:"requestReceivedTimestamp"`
 }
 
-// String is "patch resourceclaims/status".
+// String returns the verb and resource, such as "patch resourceclaims/status".
 func (w write) String() string {
 	if w.ObjectRef.Subresource == "" {
 		return w.Verb + " " + w.ObjectRef.Resource
@@ -342,8 +342,8 @@ func (w write) String() string {
 	return w.Verb + " " + w.ObjectRef.Resource + "/" + w.ObjectRef.Subresource
 }
 
-// writesSince reads from an audit log the writes that were received from then on and satisfy which.
-// Audit logs are written before the client has its answer.
+// writesSince returns the writes in an audit log that were received since begin and for which which
+// is true. An audit log is written before the client gets its answer.
 func writesSince(path string, begin time.Time, which func(write) bool) (out []write, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -355,7 +355,7 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return out, nil // a line that is being written is later than what is asked for
+			return out, nil // an incomplete line is later than the requested ones
 		}
 		if err != nil {
 			return nil, err
@@ -366,7 +366,7 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		if strings.Contains(w.RequestURI, "dryRun=") {
-			continue // which writes nothing
+			continue // not a write
 		}
 
 		if !w.RequestReceivedTimestamp.Before(begin) && which(w) {

@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// measureFailover is how long nobody works when the leading controller is killed, or asked to end.
+// measureFailover measures how long no controller works after the leader was killed or stopped.
 func measureFailover(ctx context.Context, b *bench) (out []Measurement, err error) {
 	c, err := b.startCluster(ctx)
 	if err != nil {
@@ -45,8 +45,8 @@ func measureFailover(ctx context.Context, b *bench) (out []Measurement, err erro
 	return out, nil
 }
 
-// failOver runs two controllers and ends the one that leads. The other works once a new DevicePool
-// has its condition.
+// failOver runs two controllers and ends the leader. The other works when a new DevicePool has its
+// condition.
 func (b *bench) failOver(
 	ctx context.Context, c *cluster, signal syscall.Signal,
 ) (took time.Duration, err error) {
@@ -86,7 +86,8 @@ func (b *bench) failOver(
 	return time.Since(begin), nil
 }
 
-// startReplica starts a controller that works if it leads, and waits until its caches are filled.
+// startReplica starts a controller that works only as the leader, and waits until its caches are
+// filled.
 func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) {
 	probes, err := freeAddress()
 	if err != nil {
@@ -109,13 +110,13 @@ func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) 
 	return p, nil
 }
 
-// ready asks a controller whether its caches are filled.
+// ready returns nil if a controller's caches are filled.
 func ready(ctx context.Context, address string) error {
 	_, err := fetch(ctx, "http://"+address+"/readyz")
 	return err
 }
 
-// works waits until the controller says of a new DevicePool that no node has Functions of it.
+// works waits until the controller reports for a new DevicePool that no node has Functions of it.
 func (c *cluster) works(ctx context.Context, controller *process) error {
 	pool := &v1alpha1.DevicePool{
 		Spec: v1alpha1.DevicePoolSpec{

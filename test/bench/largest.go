@@ -14,15 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// largestAnnotations is how many bytes of annotations the API server lets an object have
-// (TotalAnnotationSizeLimitB of k8s.io/apimachinery/pkg/api/validation), but for the name of one.
+// largestAnnotations is the maximum size of an object's annotations in bytes
+// (TotalAnnotationSizeLimitB of k8s.io/apimachinery/pkg/api/validation), without the name of one.
 const largestAnnotations = 255 << 10
 
-// peakSize is the most memory that the process ever had in RAM (proc_pid_status(5)).
+// peakSize matches the maximum memory of a process (proc_pid_status(5)).
 var peakSize = regexp.MustCompile(`VmHWM:\s+([0-9]+) kB`)
 
-// measureLargest is what the controller needs where somebody fills a namespace with the largest
-// claims that the API server takes, for a driver of his own.
+// measureLargest measures the controller's memory if a user fills a namespace with the largest
+// claims that the API server accepts, for another driver.
 func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error) {
 	count := 1200
 	if b.quick {
@@ -65,7 +65,7 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 	return []Measurement{memory}, nil
 }
 
-// peakOnce starts a controller, waits until it has read all and serves a Port, and ends it.
+// peakOnce starts a controller, waits until it has read everything and serves a Port, and ends it.
 func (b *bench) peakOnce(ctx context.Context, s *site) (peak float64, err error) {
 	controller, err := b.startScaled(s.cluster)
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures what the project promises, each number beside a reference from the same
-// run, and prints one table. See docs/reference/benchmarks.md for what the rows mean.
+// Command bench measures the project's performance goals, each beside a reference from the same
+// run, and prints a table. docs/reference/benchmarks.md explains the rows.
 package main
 
 import (
@@ -25,20 +25,20 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// bench is what the benchmarks share.
+// bench is shared by the benchmarks.
 type bench struct {
 	source, bin, assets string
 	quick               bool
-	slow                bool // an emulated machine: fewer runs
+	slow                bool // on an emulated machine: fewer runs
 
-	// dir is for everything that is written; it is removed at the end. runDir in it is in memory,
-	// as /run is.
+	// dir holds all written files and is removed at the end. runDir below it is in memory, like
+	// /run.
 	dir, runDir string
 
 	cluster *cluster
 }
 
-// runs is how often something is measured.
+// runs returns how often something is measured.
 func (b *bench) runs(n int) int {
 	switch {
 	case b.quick:
@@ -49,7 +49,7 @@ func (b *bench) runs(n int) int {
 	return n
 }
 
-// warmUp is how many rounds come before those that count.
+// warmUp returns the number of rounds before the counted ones.
 func (b *bench) warmUp() int {
 	if b.quick {
 		return 0
@@ -57,7 +57,7 @@ func (b *bench) warmUp() int {
 	return 1
 }
 
-// benchmark makes some rows of the table.
+// benchmark measures some rows of the table.
 type benchmark struct {
 	name string
 	run  func(context.Context, *bench) ([]Measurement, error)
@@ -177,14 +177,14 @@ func selectBenchmarks(all []benchmark, only string) (out []benchmark, err error)
 	return out, nil
 }
 
-// isolate runs the program again in a new network namespace, so that what it starts has loopback,
-// ports and netdevs of its own.
+// isolate runs the program again in a new network namespace, so that loopback, ports and netdevs
+// are separate.
 func isolate(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, to make network namespaces")
 	}
 
-	// The child gets its death signal when the thread that started it ends.
+	// The child is killed when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -197,7 +197,7 @@ func isolate(ctx context.Context) error {
 	cmd.WaitDelay = time.Minute
 	if err := cmd.Run(); err != nil {
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-			os.Exit(1) // it has said why
+			os.Exit(1) // the child has printed the error
 		}
 		return err
 	}
@@ -205,7 +205,7 @@ func isolate(ctx context.Context) error {
 	return nil
 }
 
-// unmount takes a mount away that may not be there.
+// unmount removes a mount that may not exist.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.MNT_DETACH)
 	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -221,7 +221,7 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 		}
 	}
 
-	ctrllog.SetLogger(logr.Discard()) // what the API server's and the story's clients have to say
+	ctrllog.SetLogger(logr.Discard()) // logs of the clients of API server and story
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
@@ -250,7 +250,7 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 	for _, m := range selected {
 		begin := time.Now()
 		some, err := m.run(ctx, b)
-		if err != nil { // what is measured is worth a look
+		if err != nil { // print the measurements so far
 			return errors.Join(fmt.Errorf("%s: %w", m.name, err),
 				printTable(os.Stdout, measurements))
 		}

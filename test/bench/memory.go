@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// measureControllerMemory is what the controller needs in a cluster with some ports, idle.
+// measureControllerMemory measures the memory of an idle controller in a cluster with some ports.
 func measureControllerMemory(ctx context.Context, b *bench) (out []Measurement, err error) {
 	c, err := b.startCluster(ctx)
 	if err != nil {

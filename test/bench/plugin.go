@@ -22,10 +22,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// patience is for what takes seconds at most.
+// patience bounds operations that take seconds at most.
 const patience = 30 * time.Second
 
-// resources are those that [host.writePools] declares.
+// resources returns the names of the resources that [host.writePools] declares.
 func resources(n int) (out []string) {
 	for i := range n {
 		out = append(out, fmt.Sprintf("intel.com/pool%d", i))
@@ -33,8 +33,8 @@ func resources(n int) (out []string) {
 	return out
 }
 
-// writePools declares n resources, as for sriov-network-device-plugin. Each has as many of the VFs
-// of every PF.
+// writePools declares n resources, like for sriov-network-device-plugin. Each has the same number
+// of VFs of every PF.
 func (h *host) writePools(n int) error {
 	type selectors struct {
 		PFNames []string `json:"pfNames"`
@@ -73,12 +73,12 @@ type plugins struct {
 	*kubelettest.Kubelet
 	*agent
 	resources []string
-	// registered and listed are how long it took from the start of the agent's program until all
-	// resources were registered, and until all VFs were in the kubelet's lists.
+	// registered and listed are the times from the start of the agent's program until all resources
+	// were registered, and until the kubelet knew all VFs.
 	registered, listed time.Duration
 }
 
-// startPlugins starts a kubelet and, once it waits for plugins, an agent.
+// startPlugins starts a kubelet and then an agent.
 func (b *bench) startPlugins(
 	ctx context.Context, h *host, pools int, more ...string,
 ) (_ *plugins, err error) {
@@ -125,7 +125,7 @@ func (p *plugins) known() bool {
 	})
 }
 
-// healthy is how many devices the kubelet could give away.
+// healthy returns how many devices the kubelet could allocate.
 func (p *plugins) healthy() (n int) {
 	for _, resource := range p.resources {
 		n += len(p.Healthy(resource))
@@ -133,7 +133,7 @@ func (p *plugins) healthy() (n int) {
 	return n
 }
 
-// until returns when the condition holds, at the moment when the kubelet hears of it.
+// until returns when the condition holds, as soon as the kubelet gets the change.
 func (p *plugins) until(ctx context.Context, what string, condition func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -144,8 +144,8 @@ func (p *plugins) until(ctx context.Context, what string, condition func() bool)
 	return nil
 }
 
-// measurePlugins is how long a node takes from the start of the agent's program until the kubelet
-// knows its VFs.
+// measurePlugins measures the time from the start of the agent's program until the kubelet knows
+// all VFs of a node.
 func measurePlugins(ctx context.Context, b *bench) (out []Measurement, err error) {
 	sizes := []struct{ vfs, pools int }{{64, 1}, {1024, 1}, {1024, 10}}
 	if b.quick {
@@ -198,7 +198,7 @@ func (b *bench) startManyPlugins(
 			return nil, err
 		}
 		if round < b.warmUp() {
-			continue // it brought the program and the tree into memory
+			continue // the first run loads the program and the tree into memory
 		}
 
 		registered.Samples = append(registered.Samples, p.registered.Seconds())
@@ -210,8 +210,8 @@ func (b *bench) startManyPlugins(
 	return []Measurement{registered, listed}, nil
 }
 
-// startBare does what any device plugin has to do: the agent's program is started, to say its
-// version only, and of each Function is read what pools select by, one after the other.
+// startBare does what any device plugin must do: it starts the agent's program, only to print its
+// version, and reads for each Function what pools select by.
 func (b *bench) startBare(ctx context.Context, h *host) error {
 	if err := exec.CommandContext(ctx, filepath.Join(b.bin, "xpu-agent"),
 		"--version").Run(); err != nil {
@@ -241,7 +241,7 @@ func (b *bench) startBare(ctx context.Context, h *host) error {
 	return nil
 }
 
-// measureVF is how long the kubelet takes to hear of a VF that comes or goes.
+// measureVF measures the time until the kubelet knows that a VF was added or removed.
 func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 	vfs := 128
 	if b.quick {
@@ -295,7 +295,7 @@ func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 	return []Measurement{added, removed}, nil
 }
 
-// change takes the time from the begin of a change to the kubelet's list that shows it. m may be
+// change measures the time from the start of a change until the kubelet's list shows it. m may be
 // nil.
 func (p *plugins) change(
 	ctx context.Context, m *Measurement, healthy int, change func() error,
@@ -318,10 +318,10 @@ func (p *plugins) change(
 		m.ReferenceSamples = append(m.ReferenceSamples, bare.Seconds())
 	}
 
-	return sleep(ctx, 500*time.Millisecond) // until the simulation has nothing more to tell
+	return sleep(ctx, 500*time.Millisecond) // until the simulation sends no more messages
 }
 
-// newLiveHost makes a host whose Functions have netdevs, in this network namespace, which the tree
+// newLiveHost returns a host whose Functions have netdevs in this network namespace, which the tree
 // follows.
 func (b *bench) newLiveHost(ctx context.Context, vfs int) (_ *host, err error) {
 	xpu, err := netns.Make(filepath.Join(b.dir, "xpu.netns"))
@@ -338,8 +338,8 @@ func (b *bench) newLiveHost(ctx context.Context, vfs int) (_ *host, err error) {
 	return h, h.clear()
 }
 
-// measureAllocate is how long the kubelet waits when it gives a container a VF, which it does for
-// one container at a time.
+// measureAllocate measures how long the kubelet waits when it allocates a VF to a container. The
+// kubelet allocates for one container at a time.
 func measureAllocate(ctx context.Context, b *bench) (out []Measurement, err error) {
 	vfs, calls := 1024, 2000
 	if b.quick {
@@ -388,7 +388,7 @@ func (b *bench) allocateMany(
 			return nil, err
 		}
 		if round < b.warmUp() {
-			continue // each VF has its device-info file since
+			continue // from now on each VF has its device-info file
 		}
 
 		for _, m := range []struct {
@@ -403,7 +403,7 @@ func (b *bench) allocateMany(
 	return []Measurement{middle, worst}, nil
 }
 
-// allocate allocates one VF after the other, by turns with calls of the same server that do
+// allocate allocates one VF after the other, alternating with calls of the same server that do
 // nothing.
 func (h *host) allocate(
 	ctx context.Context, client pluginapi.DevicePluginClient, calls int,
@@ -448,7 +448,7 @@ func (h *host) allocate(
 	return took, bare, nil
 }
 
-// percentile of samples: so many percent of them are not greater.
+// percentile returns the smallest sample such that percent % of the samples are not greater.
 func percentile(samples []float64, percent int) float64 {
 	sorted := slices.Sorted(slices.Values(samples))
 	if len(sorted) == 0 {
@@ -457,7 +457,7 @@ func percentile(samples []float64, percent int) float64 {
 	return sorted[(len(sorted)-1)*percent/100]
 }
 
-// measureDirectMemory is what the agent needs without an API server, idle.
+// measureDirectMemory measures the memory of an idle agent without an API server.
 func (b *bench) measureDirectMemory(ctx context.Context, h *host) (m Measurement, err error) {
 	m = Measurement{
 		What: fmt.Sprintf("agent with %d VFs, direct mode, memory (RSS) idle", h.vfs), Unit: Bytes,

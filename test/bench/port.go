@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// measurePort compares the time until a Port is up with what the OPI agent itself needs for it.
+// measurePort compares the time until a Port is up with the time that the OPI agent itself needs.
 func measurePort(ctx context.Context, b *bench) ([]Measurement, error) {
 	slow, err := b.portOfSlowAgent(ctx)
 	if err != nil {
@@ -34,7 +34,7 @@ func measurePort(ctx context.Context, b *bench) ([]Measurement, error) {
 	return []Measurement{slow, bridge}, nil
 }
 
-// portOfSlowAgent has an agent that answers Create at once and takes its time to realise the port.
+// portOfSlowAgent uses an agent that answers Create at once and brings the port up later.
 func (b *bench) portOfSlowAgent(ctx context.Context) (m Measurement, err error) {
 	const delay = 20 * time.Millisecond
 	agent, err := opitest.New()
@@ -48,7 +48,7 @@ func (b *bench) portOfSlowAgent(ctx context.Context) (m Measurement, err error) 
 		fmt.Sprintf("Port up at an OPI agent that needs %s", delay))
 }
 
-// portOfBridge has our own OPI agent, with a representor in this network namespace.
+// portOfBridge uses opi-bridge, with a representor in this network namespace.
 func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 	representor := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: portID}, PeerName: "function"}
 	if err := netlink.LinkAdd(representor); err != nil {
@@ -70,9 +70,9 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 	return b.comparePorts(ctx, address, "Port up at opi-bridge")
 }
 
-// startBridge starts our own OPI agent and waits until it listens.
+// startBridge starts opi-bridge and waits until it listens.
 func (b *bench) startBridge(ctx context.Context, address, state string) (*process, error) {
-	// An earlier one of the same run may have left networks.
+	// Networks of an earlier opi-bridge of the same run may exist.
 	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state,
 		"--new-state")
 	if err != nil {
@@ -104,7 +104,7 @@ const (
 
 var portMAC = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 
-// comparePorts makes the same port by turns with our client and with bare calls.
+// comparePorts creates the same port alternately with the project's client and with bare calls.
 func (b *bench) comparePorts(
 	ctx context.Context, endpoint, what string,
 ) (m Measurement, err error) {
@@ -148,7 +148,7 @@ func (b *bench) comparePorts(
 			return m, err
 		}
 		if round < b.warmUp() {
-			continue // it also made the connections
+			continue // the first round also makes the connections
 		}
 
 		m.Samples = append(m.Samples, took.Seconds())
@@ -158,8 +158,7 @@ func (b *bench) comparePorts(
 	return m, nil
 }
 
-// createBarePort asks without a pause whether the port is up, so that it takes what the agent
-// takes.
+// createBarePort polls without pauses until the port is up, so that its time is the agent's.
 func createBarePort(
 	ctx context.Context, client evpn.BridgePortServiceClient, network string,
 ) error {

@@ -23,13 +23,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// register does what the kubelet does with a driver's registration socket, and connects to the
-// driver.
+// register connects to the driver through its registration socket, like the kubelet.
 func (h *host) register(ctx context.Context) (*kubelettest.DRADriver, error) {
 	return kubelettest.RegisterDRADriver(ctx, h.path("kubelet"), v1alpha1.GroupName)
 }
 
-// prepare prepares one claim, as the kubelet does for a pod with one.
+// prepare prepares one claim, like the kubelet for a pod with one claim.
 func prepare(
 	ctx context.Context, driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim,
 ) error {
@@ -43,7 +42,7 @@ func prepare(
 	return nil
 }
 
-// measurePrepare is how long the kubelet waits for a claim whose Port is up already.
+// measurePrepare measures how long the kubelet waits for a claim whose Port is up already.
 func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error) {
 	one, many := 100, 64
 	if b.quick {
@@ -92,7 +91,7 @@ func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error
 		return nil, err
 	}
 
-	// When the agent has seen the Port that was made last it has seen them all.
+	// An agent that has seen the last Port has seen all.
 	last := claims[len(claims)-1]
 	if err := errors.Join(prepare(ctx, driver, last), driver.Unprepare(ctx, last)); err != nil {
 		return nil, err
@@ -149,8 +148,8 @@ func (b *bench) prepareAlone(
 	return m, nil
 }
 
-// prepareTogether prepares all claims at once, each in a call of its own, as for as many pods. Its
-// number is the time from the first call to the last answer, for each claim.
+// prepareTogether prepares all claims at once, each in a separate call, like for as many pods. The
+// result is the time from the first call to the last answer, divided by the number of claims.
 func (b *bench) prepareTogether(
 	ctx context.Context, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim,
 ) (m Measurement, err error) {
@@ -179,7 +178,7 @@ func (b *bench) prepareTogether(
 	return m, nil
 }
 
-// makeClaims makes claims with an allocated VF each, and the Ports that serve them.
+// makeClaims creates claims with an allocated VF each, and their Ports.
 func (c *cluster) makeClaims(
 	ctx context.Context, h *host, n int,
 ) (claims []*resourceapi.ResourceClaim, err error) {
@@ -208,7 +207,7 @@ func (c *cluster) makeClaims(
 
 const request = "nic"
 
-// makeClaim does what user and scheduler do.
+// makeClaim creates and allocates a claim, like user and scheduler.
 func (c *cluster) makeClaim(
 	ctx context.Context, f simulate.Function, name string,
 ) (*resourceapi.ResourceClaim, error) {
@@ -252,7 +251,7 @@ func (c *cluster) makeClaim(
 	return client.UpdateStatus(ctx, made, metav1.UpdateOptions{})
 }
 
-// makePort does what the controller and an OPI agent do.
+// makePort creates a Port that is up, like the controller and an OPI agent.
 func (c *cluster) makePort(
 	ctx context.Context, f simulate.Function, one *resourceapi.ResourceClaim, number int,
 ) error {

@@ -16,21 +16,21 @@ import (
 	"time"
 )
 
-// process is a program that was started and has to be ended.
+// process is a started program, which must be ended.
 type process struct {
 	name  string
 	cmd   *exec.Cmd
 	log   string
 	ended chan struct{}
-	err   error // once ended is closed
+	err   error // valid after ended is closed
 }
 
-// start runs a program of the project. Its output goes to a file in dir.
+// start starts a program of the project. Its output goes to a file in dir.
 func (b *bench) start(dir, program string, args ...string) (*process, error) {
 	return b.startWith(nil, dir, program, args...)
 }
 
-// startWith is start with variables of the form NAME=value beside those of the environment.
+// startWith is like start, with additional environment variables of the form NAME=value.
 func (b *bench) startWith(
 	variables []string, dir, program string, args ...string,
 ) (*process, error) {
@@ -46,7 +46,7 @@ func (b *bench) startWith(
 	p.cmd = exec.Command(filepath.Join(b.bin, program), args...)
 	p.cmd.Env = append(os.Environ(), variables...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	// With a group of its own it does not hear the terminal's interrupt.
+	// In a separate process group, it gets no interrupt from the terminal.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%w; make images builds it", err)
@@ -60,7 +60,7 @@ func (b *bench) startWith(
 	return p, nil
 }
 
-// end asks the process to end and waits until it has.
+// end asks the process to end and waits for it.
 func (p *process) end() error {
 	select {
 	case <-p.ended:
@@ -100,12 +100,12 @@ func (p *process) lastWords() string {
 
 var residentSize = regexp.MustCompile(`VmRSS:\s+([0-9]+) kB`)
 
-// resident is the memory of the process that is in RAM, in bytes (VmRSS, proc_pid_status(5)).
+// resident returns the process's resident memory in bytes (VmRSS, proc_pid_status(5)).
 func (p *process) resident() (float64, error) {
 	return kilobytes(p.cmd.Process.Pid, "status", residentSize)
 }
 
-// kilobytes reads a number of kB from a file of a process in /proc, in bytes.
+// kilobytes returns a value in kB from a file of a process in /proc, in bytes.
 func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
 	path := filepath.Join("/proc", strconv.Itoa(pid), file)
 	text, err := os.ReadFile(path)
@@ -122,8 +122,8 @@ func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
 	return kB * 1024, err
 }
 
-// await calls check until it succeeds, or the process ends. The pause is long, because to be asked
-// costs the process memory; nothing that is timed waits here.
+// await calls check until it succeeds or the process ends. The pause is long, because checks cost
+// the process memory. Timed operations do not use await.
 func (p *process) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -144,7 +144,7 @@ func (p *process) await(ctx context.Context, what string, check func(context.Con
 	}
 }
 
-// sleep is for times that are part of what is measured.
+// sleep is for pauses that are part of a measurement.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -154,7 +154,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// measureSizes tells how big the product's programs are: cmd/ has a directory for each.
+// measureSizes measures the size of the product's programs, which are the directories of cmd/.
 func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 	programs, err := os.ReadDir(filepath.Join(b.source, "cmd"))
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// measureProvision is how long an ADD takes that has opi-bridge serve the Function first, in both
-// ways in which that can be asked for.
+// measureProvision measures an ADD that first makes opi-bridge serve the Function, in both modes.
 func measureProvision(ctx context.Context, b *bench) (out []Measurement, err error) {
 	p, err := b.newPods(ctx, pfs)
 	if err != nil {
@@ -52,7 +51,7 @@ func measureProvision(ctx context.Context, b *bench) (out []Measurement, err err
 
 const networkName = "blue"
 
-// provisionDirect has an agent that calls opi-bridge itself.
+// provisionDirect uses an agent that calls opi-bridge itself.
 func (b *bench) provisionDirect(
 	ctx context.Context, p *pods, endpoint string,
 ) (m Measurement, err error) {
@@ -75,7 +74,7 @@ func (b *bench) provisionDirect(
 	return b.compareProvisioned(ctx, p, a, "ADD with a network, direct, opi-bridge")
 }
 
-// provisionCRD has an agent and a controller that meet at the API server.
+// provisionCRD uses an agent and a controller that communicate through the API server.
 func (b *bench) provisionCRD(
 	ctx context.Context, p *pods, endpoint string,
 ) (m Measurement, err error) {
@@ -88,8 +87,8 @@ func (b *bench) provisionCRD(
 		Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true},
 	}
 	xpu.Name = "xpu"
-	// Not the VLAN of direct mode, which is another installation: its network stays at the OPI
-	// agent.
+	// The VLAN differs from direct mode's, whose network stays at the OPI agent, because it belongs
+	// to another installation.
 	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
 		VLAN: 21, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
 	}}
@@ -107,7 +106,7 @@ func (b *bench) provisionCRD(
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
 
-	// The claims of other benchmarks are about the same VFs.
+	// Claims of other benchmarks use the same VFs.
 	if err := errors.Join(c.removeClaims(ctx), c.reset(ctx),
 		c.publishByDevicePlugin(ctx)); err != nil {
 		return m, err
@@ -126,7 +125,7 @@ func (b *bench) provisionCRD(
 	return b.compareProvisioned(ctx, p, a, "ADD with a network, crd, opi-bridge")
 }
 
-// compareProvisioned has a VF come and go, by turns with a network of the xPU and without.
+// compareProvisioned attaches and detaches a VF, alternately with a network of the xPU and without.
 func (b *bench) compareProvisioned(
 	ctx context.Context, p *pods, a *agent, what string,
 ) (m Measurement, err error) {
@@ -146,7 +145,7 @@ func (b *bench) compareProvisioned(
 			return m, err
 		}
 		if round == 0 {
-			continue // it made the connections and the network
+			continue // the first round makes the connections and the network
 		}
 
 		m.Samples = append(m.Samples, took.Seconds())
@@ -156,7 +155,7 @@ func (b *bench) compareProvisioned(
 	return m, nil
 }
 
-// timeAdd is all of an ADD, the shim's start too. DEL and the post-delete hooks come after it.
+// timeAdd measures a whole ADD, including the shim's start. DEL and the post-delete hooks follow.
 func (p *pods) timeAdd(ctx context.Context, a *agent, network string) (time.Duration, error) {
 	i, err := p.invoke(0, network)
 	if err != nil {
@@ -177,18 +176,18 @@ func (p *pods) timeAdd(ctx context.Context, a *agent, network string) (time.Dura
 	return took, p.free(ctx, a)
 }
 
-// publishByDevicePlugin moves the one DevicePool to the device plugin.
+// publishByDevicePlugin publishes the DevicePool through the device plugin.
 func (c *cluster) publishByDevicePlugin(ctx context.Context) error {
 	pool := &v1alpha1.DevicePool{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: poolName}, pool); err != nil {
 		return err
 	}
-	before := client.MergeFrom(pool.DeepCopy()) // whoever writes the status does not matter
+	before := client.MergeFrom(pool.DeepCopy()) // the status may be written concurrently
 	pool.Spec.Publish = v1alpha1.PublishDevicePlugin
 	return c.client.Patch(ctx, pool, before)
 }
 
-// removeClaims removes all ResourceClaims, and their XPUPorts, for which a controller has to run.
+// removeClaims deletes all ResourceClaims and their XPUPorts. This needs a running controller.
 func (c *cluster) removeClaims(ctx context.Context) error {
 	claims := c.clientset.ResourceV1().ResourceClaims(metav1.NamespaceDefault)
 	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{},
@@ -213,7 +212,7 @@ func (c *cluster) removeClaims(ctx context.Context) error {
 		})
 }
 
-// remove removes an object and waits until it is gone.
+// remove deletes an object and waits until it is gone.
 func (c *cluster) remove(ctx context.Context, object client.Object) error {
 	if err := c.client.Delete(ctx, object); err != nil {
 		return client.IgnoreNotFound(err)

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// measurePublish is how long a fresh node takes from the start of the agent's program until all its
-// VFs are in ResourceSlices.
+// measurePublish measures the time from the start of the agent's program on a new node until all
+// its VFs are in ResourceSlices.
 func measurePublish(ctx context.Context, b *bench) (out []Measurement, err error) {
 	sizes := []int{64, 256, 1024}
 	if b.quick {
@@ -55,7 +55,7 @@ func (b *bench) publishMany(ctx context.Context, c *cluster, vfs int) (m Measure
 			return m, err
 		}
 		if round < b.warmUp() {
-			continue // it brought the program and the tree into memory
+			continue // the first run loads the program and the tree into memory
 		}
 
 		m.Samples = append(m.Samples, took.Seconds())
@@ -103,7 +103,7 @@ func (b *bench) publishOnce(
 	}
 
 	took = time.Since(begin)
-	// What comes now, if anything, must not take devices away either.
+	// Later events must not remove devices either.
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return 0, nil, err
 	}
@@ -112,8 +112,8 @@ func (b *bench) publishOnce(
 	return took, list.Items, err
 }
 
-// watchSlices returns when all devices are published. That there are fewer than before at any
-// moment is an error.
+// watchSlices returns when all devices are published. It is an error if their number ever
+// decreases.
 func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices int) error {
 	seen := map[string]int{}
 	total := 0
@@ -175,8 +175,7 @@ func (c *cluster) createBare(
 	return time.Since(begin), nil
 }
 
-// measureRestart counts what a restart of the agent writes, and what it writes when nothing
-// happens.
+// measureRestart counts the writes of a restarted agent, and of an idle one.
 func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error) {
 	vfs, idle := 1024, 10*time.Second
 	if b.quick {
@@ -237,8 +236,8 @@ func (b *bench) restartOnce(
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return 0, 0, 0, err
 	}
-	// The agent has handed the slices over; what compares them with those in the cluster works on,
-	// and is given time.
+	// The agent has published the slices, but the helper that compares them with the cluster's is
+	// still running.
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return 0, 0, 0, err
 	}
@@ -274,7 +273,7 @@ func (b *bench) restartOnce(
 	return writes, idleWrites, resident, err
 }
 
-// checkVersions is a second look, at the slices themselves.
+// checkVersions compares the resource versions of the slices as a second check.
 func checkVersions(before, after []resourceapi.ResourceSlice) error {
 	versions := map[string]string{}
 	for _, slice := range before {

@@ -8,8 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 )
 
-// startRuntime plays the container runtime's side of NRI, without which agents prepare no claims,
-// until stop is called.
+// startRuntime simulates the container runtime's side of NRI until stop is called, because agents
+// prepare no claims without it.
 func (h *host) startRuntime() (stop func(), err error) {
 	runtime, err := nritest.Start(h.path("nri.sock"), nil)
 	if err != nil {

@@ -29,8 +29,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// scaleBenchmarks show what the control plane costs as clusters grow, with OPI agents and nodes
-// that are in memory.
+// scaleBenchmarks measure the cost of the control plane as clusters grow, with OPI agents and nodes
+// in memory.
 func scaleBenchmarks() []benchmark {
 	return []benchmark{
 		{"flap", measureFlap},
@@ -42,10 +42,10 @@ func scaleBenchmarks() []benchmark {
 	}
 }
 
-// requestsAtOnce is how many requests the benchmark has under way at the API server.
+// requestsAtOnce is how many requests to the API server the benchmark runs in parallel.
 const requestsAtOnce = 32
 
-// site is what a cluster of some size has.
+// site is a cluster with xPUs, networks and claims.
 type site struct {
 	*cluster
 	b        *bench
@@ -55,7 +55,7 @@ type site struct {
 	claims   []*resourceapi.ResourceClaim
 }
 
-// newSite makes xPUs with an agent each, and networks.
+// newSite creates xPUs, each with an agent, and networks.
 func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s *site, err error) {
 	c, err := b.startCluster(ctx)
 	if err != nil {
@@ -103,7 +103,7 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 
 func (s *site) node(i int) string { return fmt.Sprintf("%s-n%d", s.name, i) }
 
-// each calls do for 0 to n-1, some at once.
+// each calls do for 0 to n-1, some in parallel.
 func (s *site) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(requestsAtOnce)
@@ -113,7 +113,7 @@ func (s *site) each(ctx context.Context, n int, do func(ctx context.Context, i i
 	return group.Wait()
 }
 
-// claim has n more claims allocated, spread over xPUs and networks.
+// claim creates and allocates n more claims, spread over xPUs and networks.
 func (s *site) claim(ctx context.Context, n int) error {
 	first := len(s.claims)
 	s.claims = append(s.claims, make([]*resourceapi.ResourceClaim, n)...)
@@ -129,8 +129,8 @@ func (s *site) claim(ctx context.Context, n int) error {
 	})
 }
 
-// bare is how long n claims take that are made and allocated like those of claim, but by another
-// driver, so that nobody does anything for them. They are gone when it returns.
+// bare measures the time to create and allocate n claims like claim does, but for another driver,
+// so that no controller handles them. It deletes them before it returns.
 func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 	claims := make([]*resourceapi.ResourceClaim, n)
 	begin := time.Now()
@@ -180,7 +180,7 @@ func (s *site) claimNumber(number int) *resourceapi.ResourceClaim {
 	return c
 }
 
-// up waits until n Ports are at the agents, and all of the API server's are Ready.
+// up waits until n Ports are at the agents, and all Ports in the API server are Ready.
 func (s *site) up(ctx context.Context, controller *process, n int) error {
 	for {
 		have := 0
@@ -197,8 +197,8 @@ func (s *site) up(ctx context.Context, controller *process, n int) error {
 	}
 }
 
-// atAgents waits until the agents have been asked for n Ports in all. It costs the same however
-// many there are.
+// atAgents waits until the agents have received requests for n Ports in total. Its cost does not
+// depend on n.
 func (s *site) atAgents(ctx context.Context, controller *process, n int) error {
 	for {
 		have := 0
@@ -215,7 +215,7 @@ func (s *site) atAgents(ctx context.Context, controller *process, n int) error {
 	}
 }
 
-// allReady waits until all n Ports of the API server are Ready.
+// allReady waits until all n Ports in the API server are Ready.
 func (s *site) allReady(ctx context.Context, controller *process, n int) error {
 	for {
 		var ports v1alpha1.XPUPortList
@@ -239,7 +239,7 @@ func (s *site) allReady(ctx context.Context, controller *process, n int) error {
 	}
 }
 
-// pauseWith is a pause that ends with the controller.
+// pauseWith sleeps, but at most as long as the controller runs.
 func pauseWith(ctx context.Context, controller *process, pause time.Duration) error {
 	select {
 	case <-controller.ended:
@@ -251,7 +251,7 @@ func pauseWith(ctx context.Context, controller *process, pause time.Duration) er
 	}
 }
 
-// end takes everything away, without the controller.
+// end deletes everything without the controller.
 func (s *site) end(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	errs := []error{
@@ -271,7 +271,7 @@ func (s *site) end(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// clear deletes all objects of a kind, whatever finalizers they have.
+// clear deletes all objects of a kind, including their finalizers.
 func (s *site) clear(ctx context.Context, list client.ObjectList) error {
 	if err := s.client.List(ctx, list); err != nil {
 		return err
@@ -300,8 +300,8 @@ type scaled struct {
 	metrics string
 }
 
-// asDeployed are the variables that decide how much memory a program takes, by the file in deploy
-// that sets them.
+// asDeployed are the variables that determine a program's memory, by the file in deploy that sets
+// them.
 var asDeployed = map[string]string{
 	"controller/deployment.yaml": "GOMEMLIMIT=150MiB",
 	"infra/broker.yaml":          "GOMEMLIMIT=210MiB",
@@ -311,7 +311,7 @@ func (b *bench) startScaled(c *cluster) (*scaled, error) {
 	return b.startRole(b.dir, "all", c.controllerKubeconfig, namespace)
 }
 
-// startRole starts a controller of a role, whose output goes to a file in dir.
+// startRole starts a controller with a role. Its output goes to a file in dir.
 func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, error) {
 	metrics, err := freeAddress()
 	if err != nil {
@@ -336,7 +336,7 @@ func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, err
 	return &scaled{p, metrics}, nil
 }
 
-// writes is how many requests the controller has sent that change something at the API server.
+// writes returns how many writing requests the controller has sent to the API server.
 func (p *scaled) writes(ctx context.Context) (n float64, err error) {
 	return p.sum(ctx, func(series string) bool {
 		return strings.HasPrefix(series, "rest_client_requests_total{") &&
@@ -344,8 +344,8 @@ func (p *scaled) writes(ctx context.Context) (n float64, err error) {
 	})
 }
 
-// awaitUp waits until the controller says that n Ports are up. Unlike [site.allReady] it has the
-// API server do nothing, which would disturb what is measured next.
+// awaitUp waits until the controller reports that n Ports are up. Unlike [site.allReady] it sends
+// no requests to the API server, which would disturb the next measurement.
 func (p *scaled) awaitUp(ctx context.Context, n int) error {
 	for {
 		up, err := p.sum(ctx, func(series string) bool {
@@ -360,7 +360,7 @@ func (p *scaled) awaitUp(ctx context.Context, n int) error {
 	}
 }
 
-// sum adds up the controller's metrics that are wanted.
+// sum adds up the controller's metrics for which wanted is true.
 func (p *scaled) sum(ctx context.Context, wanted func(series string) bool) (n float64, err error) {
 	text, err := fetch(ctx, "http://"+p.metrics+"/metrics")
 	if err != nil {
@@ -383,7 +383,7 @@ func (p *scaled) sum(ctx context.Context, wanted func(series string) bool) (n fl
 	return n, nil
 }
 
-// rpcs is what each agent was asked so far.
+// rpcs returns the number of calls to each agent so far.
 func (s *site) rpcs() (calls []int) {
 	for _, agent := range s.agents {
 		n := 0
@@ -401,7 +401,7 @@ func (s *site) rpcs() (calls []int) {
 	return calls
 }
 
-// measureFlap has one agent of many lose everything and come back.
+// measureFlap makes one agent of many lose everything and come back.
 func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	xpus, networks, ports, window := 200, 20, 2000, 20*time.Second
 	if b.quick {
@@ -427,10 +427,10 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 		return nil, err
 	}
 
-	// count is what the first agent is asked in the window, what all others are, and what is
-	// written.
+	// count returns the calls to the first agent and to all others in the window, and the writes.
 	count := func(during func() error) (first, others, writes float64, err error) {
-		if err := pauseWith(ctx, controller.process, window); err != nil { // for what went before
+		// let earlier work finish
+		if err := pauseWith(ctx, controller.process, window); err != nil {
 			return 0, 0, 0, err
 		}
 
@@ -479,7 +479,7 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	}, nil
 }
 
-// measureStart is a controller's start where everything is as it should be, at three sizes.
+// measureStart measures the start of a controller in a settled cluster, at three sizes.
 func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) {
 	sizes := []struct{ xpus, networks, ports int }{{100, 5, 1000}, {1000, 50, 10_000}}
 	if b.quick {
@@ -516,7 +516,7 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 	return out, nil
 }
 
-// settling is the time for what a controller writes a while later, such as the status of networks.
+// settling is the time for delayed writes of a controller, such as the status of networks.
 const settling = 3 * time.Second
 
 func (b *bench) startOnce(
@@ -550,7 +550,8 @@ func (b *bench) startOnce(
 	}
 	defer func() { err = errors.Join(err, second.end()) }()
 
-	// It has started once it has asked every agent for all that is there and asks nothing more.
+	// The start is over once the controller has asked every agent for all its objects and sends no
+	// more calls.
 	last := before
 	for quiet := time.Now(); time.Since(quiet) < time.Second; {
 		if err := pauseWith(ctx, second.process, 20*time.Millisecond); err != nil {
@@ -581,7 +582,7 @@ func (b *bench) startOnce(
 	return took, writes, memory, err
 }
 
-// measurePortRate is how many Ports come up in a second in one network that has few or many.
+// measurePortRate measures how many Ports come up per second in one network with few or many Ports.
 func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err error) {
 	few, many, batch, batches, xpus := 100, 20_000, 200, 5, 100
 	if b.quick {
@@ -600,7 +601,7 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
 
-	// batchesTake makes batches more Ports.
+	// batchesTake creates more Ports in batches and measures them.
 	batchesTake := func() (took portTimes, err error) {
 		for range batches {
 			bare, err := s.bare(ctx, batch)
@@ -682,17 +683,17 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 	}, nil
 }
 
-// portTimes is what Ports take, one value for each batch.
+// portTimes are measurements of Ports, one value for each batch.
 type portTimes struct {
-	seconds []float64 // for each Port
-	// in the time of a claim that nobody serves, measured just before: API server and machine
-	// change meanwhile
+	seconds []float64 // per Port
+	// relative to a claim that no controller handles, measured just before, because API server and
+	// machine change over time
 	bare   []float64
-	writes []float64 // of the controller, for each Port
+	writes []float64 // of the controller, per Port
 }
 
-// measureNodes has many nodes' agents say what they found, and counts what another agent hears of
-// it.
+// measureNodes makes the agents of many nodes report their Functions, and counts what another agent
+// receives of it.
 func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) {
 	few, many, more := 100, 5000, 1000
 	if b.quick {
@@ -780,7 +781,7 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 	}, nil
 }
 
-// xpuNode is what the agent of a node with two PFs of 64 VFs writes.
+// xpuNode returns the XPUNode of a node with two PFs of 64 VFs each.
 func xpuNode(i int) *v1alpha1.XPUNode {
 	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("nodes-n%d", i)}}
 	n.Status.Functions = 130
@@ -797,8 +798,8 @@ func xpuNode(i int) *v1alpha1.XPUNode {
 	return n
 }
 
-// listenAsAgent counts the bytes of the watches of an agent, but for those that are about its own
-// node by a field of theirs.
+// listenAsAgent counts the bytes of an agent's watches, except those restricted to its own node by
+// a field selector.
 func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop func(), err error) {
 	ctx, stop = context.WithCancel(ctx)
 	heard = &atomic.Int64{}
@@ -823,7 +824,7 @@ func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop fun
 	return heard, stop, nil
 }
 
-// largest is the size of the largest object of the project's own, as JSON.
+// largest returns the size of the project's largest object, as JSON.
 func (s *site) largest(ctx context.Context) (most float64, err error) {
 	for _, list := range []client.ObjectList{
 		&v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &v1alpha1.XPUNetworkList{},

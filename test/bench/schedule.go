@@ -35,10 +35,10 @@ func scheduleBenchmarks() []benchmark {
 	return []benchmark{{"schedule", measureSchedule}, {"impossible", measureImpossible}}
 }
 
-// question is a claim that is asked of a cluster.
+// question is a claim for which a cluster is asked.
 type question struct {
 	what      string
-	allocated float64 // share of the VFs that are taken
+	allocated float64 // share of allocated VFs
 	claim     resourceapi.DeviceClaim
 }
 
@@ -60,7 +60,7 @@ func questions() []question {
 	return all
 }
 
-// vfs is a claim for VFs.
+// vfs returns a claim for VFs.
 func vfs(count int64, match, distinct *resourceapi.FullyQualifiedName) resourceapi.DeviceClaim {
 	claim := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vfs",
 		Exactly: &resourceapi.ExactDeviceRequest{
@@ -77,8 +77,8 @@ func vfs(count int64, match, distinct *resourceapi.FullyQualifiedName) resourcea
 	return claim
 }
 
-// measureSchedule asks clusters of several sizes where a pod can go. Each node is asked, as each is
-// told of.
+// measureSchedule finds out where a pod can run in clusters of several sizes. Every node is tried,
+// because every node is reported.
 func measureSchedule(ctx context.Context, b *bench) ([]Measurement, error) {
 	var rows []Measurement
 	for _, nodes := range b.sizes() {
@@ -101,7 +101,7 @@ func (b *bench) sizes() []int {
 	return []int{10, 100, 1000, 5000}
 }
 
-// hosts have two PFs with 64 VFs each.
+// hosts writes a cluster of hosts with two PFs of 64 VFs each, or the given numbers.
 func (b *bench) hosts(nodes, pfs, vfs int, allocated float64) (path string, err error) {
 	shape, err := generate.Find("sriov")
 	if err != nil {
@@ -179,12 +179,12 @@ func (b *bench) askCluster(
 	return rows, nil
 }
 
-// reading is a cluster that was read, and can be asked.
+// reading is a cluster that has been read, and can be asked.
 type reading interface {
 	ask(context.Context, resourceapi.DeviceClaim) (took time.Duration, fits int, err error)
 }
 
-// answered is what became of a question.
+// answered is the result of a question.
 type answered struct {
 	read, answered time.Duration
 	fits           int
@@ -192,8 +192,8 @@ type answered struct {
 
 func (a answered) seconds() float64 { return (a.read + a.answered).Seconds() }
 
-// answersOf reads the cluster and asks it each question. Nothing of the cluster is left afterwards:
-// there is room for one of the largest only.
+// answersOf reads the cluster and asks it each question. It keeps no reference to the cluster,
+// because memory suffices for only one of the largest.
 func answersOf[R reading](
 	ctx context.Context, path string, questions []question, read func(string) (R, error),
 ) ([]answered, error) {
@@ -216,8 +216,8 @@ func answersOf[R reading](
 	return all, nil
 }
 
-// measureImpossible asks for VFs of more PFs than a host has, which the allocator finds out by
-// trying everything.
+// measureImpossible asks for VFs of more PFs than a host has. The allocator must try all
+// combinations to find that out.
 func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	path, err := b.hosts(1, 4, 32, 0)
 	if err != nil {
@@ -268,7 +268,7 @@ func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	return []Measurement{row}, nil
 }
 
-// ownReading is what xpuctl schedule does.
+// ownReading uses the packages of xpuctl schedule.
 type ownReading struct{ objects *snapshot.Snapshot }
 
 func readOwn(path string) (*ownReading, error) {
@@ -308,7 +308,7 @@ func (r *ownReading) ask(
 	return time.Since(begin), decision.Fits, nil
 }
 
-// bareReading is what a program does that decodes the same file and asks the allocator.
+// bareReading decodes the same file and uses only the allocator.
 type bareReading struct {
 	nodes   []*corev1.Node
 	slices  []*resourceapi.ResourceSlice
@@ -379,7 +379,7 @@ func (r *bareReading) add(object kruntime.Object) {
 	}
 }
 
-// ask allocates the claim on each node, several at once.
+// ask allocates the claim on each node, several in parallel.
 func (r *bareReading) ask(
 	ctx context.Context, claim resourceapi.DeviceClaim,
 ) (took time.Duration, fits int, err error) {

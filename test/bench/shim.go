@@ -28,19 +28,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// shim is the CNI plugin.
+// shim is the name of the CNI plugin.
 const shim = "xpu-cni"
 
-// pause is for what an ADD or DEL leaves others to do: the agent looks at its Functions again, a
-// while after the kernel has told it of a change.
+// pause is the time for work that an ADD or DEL leaves to others: the agent checks its Functions
+// again a while after a message of the kernel.
 const pause = 300 * time.Millisecond
 
-// pods are a host whose VFs have netdevs, in this network namespace, and as many pods' namespaces.
-// The tree does not follow the netdevs, so that the simulation is not measured: it shows them on
-// the host for ever.
+// pods is a host whose VFs have netdevs in this network namespace, with the namespaces of as many
+// pods. The tree does not follow the netdevs, but always shows them on the host, so that the
+// simulation is not measured.
 type pods struct {
 	*host
-	programs string // the directory with the plugin that was built
+	programs string // directory of the built plugin
 	shim     string // the installed plugin, which calls the agent
 	own      *netlink.Handle
 	ownNS    *os.File
@@ -49,8 +49,8 @@ type pods struct {
 	lastName int
 }
 
-// newPods makes veth pairs. The other end of a VF's stays here too, as the representor that
-// opi-bridge looks for.
+// newPods creates veth pairs. The other end of a VF's pair stays here too, as the representor that
+// opi-bridge uses.
 func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 	p = &pods{}
 	defer func() {
@@ -120,8 +120,8 @@ func (p *pods) installShim(dir string, paths cni.Paths) (string, error) {
 	)
 }
 
-// startAgent starts what start starts, with a kubelet that gave each pod its VF. It has forgotten
-// what was before.
+// startAgent calls start, with a kubelet that gave each pod its VF. It removes all earlier state
+// first.
 func (p *pods) startAgent(start func() (*agent, error)) (*agent, error) {
 	if err := errors.Join(p.clear(), p.writePools(1)); err != nil {
 		return nil, err
@@ -171,14 +171,14 @@ func (p *pods) close() error {
 	return errors.Join(errs...)
 }
 
-// invocation is what the container runtime tells the shim.
+// invocation has the parameters that the container runtime passes to the shim.
 type invocation struct {
 	container, pod string
 	netns          string
 	config         []byte
 }
 
-// invoke says which VF goes into which pod. Each time it is another container.
+// invoke returns the invocation for a VF and a pod, each time with another container.
 func (p *pods) invoke(number int, network string) (invocation, error) {
 	p.lastName++
 	config, err := json.Marshal(map[string]any{
@@ -195,7 +195,7 @@ func (p *pods) invoke(number int, network string) (invocation, error) {
 	}, err
 }
 
-// run runs the shim to its end, as a container runtime does.
+// run runs the shim to its end, like a container runtime.
 func (p *pods) run(ctx context.Context, command string, i invocation) (time.Duration, error) {
 	return runShim(shimCommand(ctx, p.shim, command, i))
 }
@@ -208,14 +208,14 @@ func runShim(cmd *exec.Cmd) (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s %s: %w:\n%s%s", shim, cmd.Env[0], err, &stdout, &stderr)
 	}
-	if stderr.Len() > 0 { // it left it for an agent that is away
+	if stderr.Len() > 0 { // it was spooled, because the agent did not answer
 		return 0, fmt.Errorf("%s %s: %s", shim, cmd.Env[0], &stderr)
 	}
 
 	return took, nil
 }
 
-// shimCommand is how a container runtime invokes a plugin.
+// shimCommand returns the command with which a container runtime calls a plugin.
 func shimCommand(ctx context.Context, binary, command string, i invocation) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = []string{
@@ -230,8 +230,8 @@ func shimCommand(ctx context.Context, binary, command string, i invocation) *exe
 	return cmd
 }
 
-// free waits until all Functions are free again: a DEL returns when the netdev is back, and what
-// follows goes on.
+// free waits until all Functions are free again, because a DEL returns when the netdev is back, and
+// the rest follows later.
 func (p *pods) free(ctx context.Context, a *agent) error {
 	if err := sleep(ctx, pause); err != nil {
 		return err
@@ -245,8 +245,8 @@ func (p *pods) free(ctx context.Context, a *agent) error {
 	})
 }
 
-// measureShim compares ADD and DEL with the bare move of the same netdev, and many at once with as
-// many in a row.
+// measureShim compares ADD and DEL with the bare move of the same netdev, and many in parallel with
+// as many in sequence.
 func measureShim(ctx context.Context, b *bench) (out []Measurement, err error) {
 	many := 64
 	if b.quick {
@@ -283,7 +283,7 @@ func measureShim(ctx context.Context, b *bench) (out []Measurement, err error) {
 	return append(append(one, all...), memory), err
 }
 
-// serves waits until an ADD could succeed.
+// serves waits until an ADD can succeed.
 func (p *pods) serves(ctx context.Context, a *agent) error {
 	i, err := p.invoke(0, "")
 	if err != nil {
@@ -295,15 +295,15 @@ func (p *pods) serves(ctx context.Context, a *agent) error {
 	})
 }
 
-// interfaceTimes are those of interfaces that come and go.
+// interfaceTimes are the times to attach and detach interfaces.
 type interfaceTimes struct {
-	// of the shim, which has nothing to do, and of a program that never has
+	// of the shim without work, and of an empty program
 	start, least   []float64
-	move, moveBack []float64 // bare, by an agent that does nothing else
-	add, del       []float64 // all of the shim's run
+	move, moveBack []float64 // by an agent that does nothing else
+	add, del       []float64 // of the shim's whole run
 }
 
-// oneInterface has one VF come and go, again and again.
+// oneInterface attaches and detaches one VF repeatedly.
 func (b *bench) oneInterface(ctx context.Context, p *pods, a *agent) ([]Measurement, error) {
 	bare, err := p.listenBare()
 	if err != nil {
@@ -347,7 +347,7 @@ func without(part, whole []float64) (rest []float64) {
 	return rest
 }
 
-// round has the VF come and go by an agent that only moves it, and by the real one.
+// round attaches and detaches the VF with an agent that only moves it, and with the real one.
 func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfaceTimes) error {
 	netdev := p.vfs[0].Netdev
 	i, err := p.invoke(0, "")
@@ -386,13 +386,12 @@ func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfac
 	return p.free(ctx, a)
 }
 
-// bareAgent is an agent that does for a shim no more than it is told. How long the kernel waits for
-// its readers depends on what else it has to do, such as for a process that has just started; with
-// a shim that waits, it has the same.
+// bareAgent is an agent that does only the measured operation while a shim waits. The shim matters
+// because the kernel's times depend on its other work, such as a process that has just started.
 type bareAgent struct {
 	*pods
 	listener *net.UnixListener
-	shim     string // the plugin that calls this agent and not the real one
+	shim     string // the plugin that calls this agent
 }
 
 func (p *pods) listenBare() (*bareAgent, error) {
@@ -422,7 +421,7 @@ func (b *bareAgent) accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// run runs the shim, and f when it waits, and returns the time of f.
+// run runs the shim, calls f while it waits, and returns the time of f.
 func (b *bareAgent) run(
 	ctx context.Context, command string, i invocation, f func() (time.Duration, error),
 ) (took time.Duration, err error) {
@@ -455,7 +454,7 @@ func (b *bareAgent) serve(f func() error) error {
 	})
 }
 
-// manyInterfaces has all VFs come and go, by turns one after the other and all at once.
+// manyInterfaces attaches and detaches all VFs, alternately in sequence and in parallel.
 func (b *bench) manyInterfaces(ctx context.Context, p *pods, a *agent) ([]Measurement, error) {
 	n := len(p.netns)
 	adds := Measurement{
@@ -536,9 +535,9 @@ func atOnce(n int, one func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// measureShimMemory is what the shim needs while it waits for the agent, as it does nearly all of
-// its life. What the kernel says of a process that has ended (getrusage(2), ru_maxrss) would not
-// do: it counts what the process was before exec, a copy of this one.
+// measureShimMemory measures the shim's memory while it waits for the agent, which is nearly its
+// whole life. The kernel's value for an ended process (getrusage(2), ru_maxrss) is unsuitable,
+// because it includes the process before exec, which was a copy of this one.
 func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, err error) {
 	m = Measurement{What: "shim, memory (RSS) while it waits", Unit: Bytes}
 	bare, err := p.listenBare()
@@ -563,7 +562,8 @@ func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, 
 	return m, nil
 }
 
-// mappedSize is counted page by page (proc_pid_smaps(5)), where VmRSS may be some hundred kB off.
+// mappedSize matches a value that is counted page by page (proc_pid_smaps(5)); VmRSS may be some
+// hundred kB off.
 var mappedSize = regexp.MustCompile(`(?m)^Rss:\s+([0-9]+) kB`)
 
 func (b *bareAgent) waitingShim(ctx context.Context, i invocation) (resident float64, err error) {

@@ -11,15 +11,14 @@ import (
 	"time"
 )
 
-// Measurement is a row of the table: samples of one quantity, beside those of its reference from
-// the same run.
+// Measurement is a row of the table: samples of one quantity, and of its reference from the same
+// run.
 type Measurement struct {
 	What string
 	Unit Unit
-	// Samples are the runs; their median counts.
+	// Samples are the results of the runs. Their median counts.
 	Samples []float64
-	// Reference says what ReferenceSamples are of, in Unit too; "" if the quantity is compared with
-	// nothing.
+	// Reference describes ReferenceSamples, which are also in Unit; "" if there is no reference.
 	Reference        string
 	ReferenceSamples []float64
 	Goal             Goal
@@ -27,15 +26,15 @@ type Measurement struct {
 	Details []string
 }
 
-// Unit writes a quantity.
+// Unit formats a quantity.
 type Unit func(float64) string
 
-// Goal is what the median, or its ratio to the reference's, must not exceed. The zero value is no
-// goal.
+// Goal is the limit for the median, or for its ratio to the reference's median. The zero value is
+// no goal.
 type Goal struct {
-	// Most is in the row's Unit, and a factor if OfReference is set.
+	// Most is in the row's Unit, or a factor if OfReference is set.
 	Most float64
-	// Exclusive says that Most itself is too much.
+	// Exclusive is set if Most itself misses the goal.
 	Exclusive   bool
 	OfReference bool
 	set         bool
@@ -74,7 +73,8 @@ func Count(n float64) string { return fmt.Sprintf("%.0f", n) }
 // PerPod is the Unit of things that are shared out among pods.
 func PerPod(n float64) string { return fmt.Sprintf("%.4g", n) }
 
-// median of samples; the mean of the two in the middle if their number is even.
+// median returns the median of the samples: the mean of the two middle ones if their number is
+// even.
 func median(samples []float64) float64 {
 	sorted := slices.Sorted(slices.Values(samples))
 	n := len(sorted)
@@ -84,7 +84,7 @@ func median(samples []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// ratio to the reference; ok is false where there is none.
+// ratio returns the ratio to the reference; ok is false without a reference.
 func (m Measurement) ratio() (ratio float64, ok bool) {
 	reference := median(m.ReferenceSamples)
 	if reference == 0 {
@@ -93,7 +93,7 @@ func (m Measurement) ratio() (ratio float64, ok bool) {
 	return median(m.Samples) / reference, true
 }
 
-// missed says whether the goal is not reached; a goal without samples is not.
+// missed reports whether the goal is missed. A goal without samples is missed.
 func (m Measurement) missed() bool {
 	if !m.Goal.set {
 		return false
@@ -151,7 +151,7 @@ func (g Goal) text(unit Unit) string {
 	return "<= " + unit(g.Most)
 }
 
-// printTable writes the measurements, and how many of them missed their goals.
+// printTable writes the measurements, and how many missed their goals.
 func printTable(out io.Writer, measurements []Measurement) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "what\tmedian\tmin - max\treference\tratio\tgoal\t")

@@ -32,24 +32,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// tenantsNamespace is the broker's.
+// tenantsNamespace is the broker's namespace.
 const tenantsNamespace = "xpu-tenants"
 
 // federation is an infra cluster with an xPU for each of many tenants. The tenants' API servers are
-// real ones of CustomResourceDefinitions alone (test/devcluster/cmd/crdservers); the benchmark does
-// in them what their controllers do.
+// real ones of CustomResourceDefinitions only (test/devcluster/cmd/crdservers). The benchmark does
+// there what the tenants' controllers would do.
 type federation struct {
 	*site
 	servers *process
 	tenants []*tenantCluster
 	infra   *observer
-	control *scaled // of the infra cluster
+	control *scaled // controller of the infra cluster
 
 	brokerKubeconfig string
 	broker           *scaled
 }
 
-// tenantCluster is one of them.
+// tenantCluster is the cluster of one tenant.
 type tenantCluster struct {
 	name     string
 	client   client.Client
@@ -57,7 +57,8 @@ type tenantCluster struct {
 	ports    []*v1alpha1.XPUPort
 }
 
-// measureTenants is what the broker takes as tenants become more, with as many XPUPorts in all.
+// measureTenants measures the broker with a growing number of tenants and the same total of
+// XPUPorts.
 func measureTenants(ctx context.Context, b *bench) (out []Measurement, err error) {
 	tenants, ports, more, samples := []int{20, 200}, 10_000, 1000, 300
 	if b.quick {
@@ -84,7 +85,7 @@ func (b *bench) measureFederation(
 	}
 	defer func() { err = errors.Join(err, f.end()) }()
 
-	if err := f.fill(ctx, f.tenants, tenants); err != nil { // which brings XPUs and networks about
+	if err := f.fill(ctx, f.tenants, tenants); err != nil { // this also creates XPUs and networks
 		return nil, err
 	}
 
@@ -178,7 +179,7 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 		f.agents = append(f.agents, agent)
 	}
 
-	// what it starts goes on when all have joined
+	// the started processes go on when all have joined
 	join := func(_ context.Context, i int) error { return f.join(ctx, i) }
 	if err := f.each(ctx, tenants, join); err != nil {
 		return f, err
@@ -187,8 +188,7 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 	return f, f.awaitConnected(ctx)
 }
 
-// startRoles starts the infra cluster's controller and broker, with the rights that deploy/ gives
-// them.
+// startRoles starts the infra cluster's controller and broker, with the permissions of deploy/.
 func (f *federation) startRoles(ctx context.Context) (err error) {
 	if err := os.Mkdir(f.tenantsDir(), 0o700); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (f *federation) startRoles(ctx context.Context) (err error) {
 	return err
 }
 
-// tenantsDir is for the tenants' kubeconfigs, and what the broker says.
+// tenantsDir returns the directory of the tenants' kubeconfigs and the broker's output.
 func (f *federation) tenantsDir() string { return filepath.Join(f.dir, "tenants") }
 
 // startServers starts the tenants' API servers.
@@ -245,7 +245,7 @@ func (f *federation) startBroker() (*scaled, error) {
 	return f.b.startRole(f.tenantsDir(), "broker", f.brokerKubeconfig, tenantsNamespace)
 }
 
-// join has a tenant join that has a node, an xPU and a network.
+// join adds a tenant with a node, an xPU and a network.
 func (f *federation) join(ctx context.Context, i int) error {
 	t := &tenantCluster{name: fmt.Sprintf("%s-%d", f.name, i)}
 	f.tenants[i] = t
@@ -276,7 +276,7 @@ func (f *federation) join(ctx context.Context, i int) error {
 			}})
 }
 
-// tell has the infra cluster know of a tenant and its xPU.
+// tell creates the tenant and its xPU in the infra cluster.
 func (f *federation) tell(ctx context.Context, i int, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -311,7 +311,7 @@ func (f *federation) tell(ctx context.Context, i int, file string) error {
 	return nil
 }
 
-// awaitConnected waits until the broker has joined all tenants.
+// awaitConnected waits until all tenants have joined.
 func (f *federation) awaitConnected(ctx context.Context) error {
 	for {
 		connected, err := f.broker.sum(ctx, func(series string) bool {
@@ -327,7 +327,7 @@ func (f *federation) awaitConnected(ctx context.Context) error {
 	}
 }
 
-// port is the next XPUPort of a tenant, as its controller makes it for a claim.
+// port returns the next XPUPort of a tenant, as its controller makes it for a claim.
 func (t *tenantCluster) port() *v1alpha1.XPUPort {
 	n := len(t.ports)
 	vf := function.ID{
@@ -345,7 +345,8 @@ func (t *tenantCluster) port() *v1alpha1.XPUPort {
 	return p
 }
 
-// fill makes n XPUPorts, shared out among tenants, and waits until all are up and the tenants know.
+// fill creates n XPUPorts, distributed among tenants, and waits until all are up and the tenants
+// know.
 func (f *federation) fill(ctx context.Context, tenants []*tenantCluster, n int) error {
 	ports, of := make([]*v1alpha1.XPUPort, n), make([]*tenantCluster, n)
 	for i := range n {
@@ -365,7 +366,7 @@ func (f *federation) fill(ctx context.Context, tenants []*tenantCluster, n int) 
 	})
 }
 
-// drain has the last n XPUPorts of a tenant go.
+// drain deletes the last n XPUPorts of a tenant.
 func (f *federation) drain(ctx context.Context, t *tenantCluster, n int) error {
 	going := t.ports[len(t.ports)-n:]
 	t.ports = t.ports[:len(t.ports)-n]
@@ -387,8 +388,8 @@ func (f *federation) drain(ctx context.Context, t *tenantCluster, n int) error {
 	}
 }
 
-// brokerWrites is how many requests of the broker change something meanwhile but its Leases, which
-// are the only ones with PUT.
+// brokerWrites returns how many writing requests the broker sends meanwhile, except for Leases,
+// which are the only ones with PUT.
 func (f *federation) brokerWrites(ctx context.Context, during func() error) (float64, error) {
 	before, err := f.broker.patches(ctx)
 	if err != nil {
@@ -410,13 +411,13 @@ func (p *scaled) patches(ctx context.Context) (n float64, err error) {
 	})
 }
 
-// propagation is how long something takes to get from a tenant to the infra cluster and back, in
-// seconds: from the answer to its creation until it is seen there, and from when its new status is
-// seen there until it is seen in the tenant.
+// propagation is the time in seconds from a tenant to the infra cluster and back: from the answer
+// to the creation until the copy is seen in the infra cluster, plus from the copy's new status
+// there until it is seen in the tenant's cluster.
 type propagation struct{ broker, relay []float64 }
 
-// propagations has XPUPorts of all tenants but the first carried over by the broker, and
-// DevicePools by the bare relay, by turns.
+// propagations measures XPUPorts of all tenants but the first through the broker, alternating with
+// DevicePools through the bare relay.
 func (f *federation) propagations(ctx context.Context, samples int) (p propagation, err error) {
 	for i := range samples {
 		t := f.tenants[1+i%(len(f.tenants)-1)]
@@ -461,7 +462,7 @@ func (f *federation) propagate(
 	return (there1.seen.Sub(created) + back.ready.Sub(there1.ready)).Seconds(), nil
 }
 
-// whileOneFloods measures what the others feel while the first tenant makes n XPUPorts.
+// whileOneFloods measures the propagation for the other tenants while the first creates n XPUPorts.
 func (f *federation) whileOneFloods(
 	ctx context.Context, n, samples int,
 ) (p propagation, err error) {
@@ -493,13 +494,13 @@ func (f *federation) whileOneFloods(
 	return p, group.Wait()
 }
 
-// brokerStart is what a broker's start takes.
+// brokerStart is the cost of a broker's start.
 type brokerStart struct {
 	took           time.Duration
 	writes, memory float64
 }
 
-// restartBroker starts another broker where everything is as it should be.
+// restartBroker starts another broker in a settled federation.
 func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err error) {
 	if err := f.broker.end(); err != nil {
 		return s, err
@@ -521,7 +522,7 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 		return s, err
 	}
 
-	// It has started once it looks at nothing more.
+	// The start is over once the broker reconciles nothing more.
 	last := -1.0
 	for quiet := time.Now(); time.Since(quiet) < 2*time.Second; {
 		looked, err := f.broker.sum(ctx, func(series string) bool {
@@ -577,9 +578,9 @@ func (f *federation) end() error {
 	return errors.Join(append(errs, f.stop())...)
 }
 
-// relay does for DevicePools of a tenant what the least broker would do for XPUPorts, until ctx
-// ends: it creates a ConfigMap in the infra cluster for each, and writes a status once that is seen
-// there.
+// relay does for a tenant's DevicePools what a minimal broker would do for XPUPorts, until ctx
+// ends: it creates a ConfigMap in the infra cluster for each, and writes a status once the
+// ConfigMap is seen there.
 func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 	for {
 		name, err := t.observer.nextPool(ctx)
@@ -591,7 +592,7 @@ func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: t.name + "." + name},
 		}
 		if err := f.client.Create(ctx, there); err != nil {
-			return // what waits for it says so
+			return // the waiting caller reports it
 		}
 		if _, err := f.infra.await(ctx, there.Name); err != nil {
 			return
@@ -605,10 +606,10 @@ func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 	}
 }
 
-// observer knows when objects were seen first, and when they were ready. Safe for concurrent use.
+// observer records when objects were first seen, and when they were ready. Safe for concurrent use.
 type observer struct {
 	stop  context.CancelFunc
-	pools chan string // names of DevicePools that are new
+	pools chan string // names of new DevicePools
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -617,7 +618,7 @@ type observer struct {
 
 type observed struct{ seen, ready time.Time }
 
-// observe watches objects of some kinds until stop.
+// observe watches objects of some kinds until stop is called.
 func observe(
 	ctx context.Context, config *rest.Config, scheme *runtime.Scheme, kinds ...client.Object,
 ) (*observer, error) {

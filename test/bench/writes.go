@@ -16,15 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
 )
 
-// lifePods is how many pods live, one after the other, for the count of writes in one life.
+// lifePods is how many pods run, one after the other, to count the writes for one pod.
 const lifePods = 4
 
-// prepareSteps of the story's first act bring up cluster, cards and product, and declare pools and
-// networks.
+// prepareSteps is how many steps of the story's first act start cluster, cards and product, and
+// declare pools and networks.
 const prepareSteps = 4
 
 // newKinds is how often the garbage collector looks for new kinds (pkg/controller/garbagecollector
-// in Kubernetes). Until then it deletes no XPUPorts, and the controller has to.
+// in Kubernetes). Until then it deletes no XPUPorts, so that the controller must.
 const newKinds = 30 * time.Second
 
 // lifePod is a pod with one Function of a pool that provisions on Prepare, the default.
@@ -39,9 +39,8 @@ spec:
   - {name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [serve], resources: {claims: [{name: nic}]}}
 `
 
-// product are the users that write for the project. What the controller's election of a leader
-// costs is not counted: its Lease, and the events in the project's own namespace by which client-go
-// tells of it.
+// product reports whether the project made a write. It excludes leader election: the controller's
+// Lease, and the events about it in the project's own namespace.
 func product(w write) bool {
 	election := w.ObjectRef.Namespace == namespace &&
 		(w.ObjectRef.Resource == "leases" || w.ObjectRef.Resource == "events")
@@ -49,7 +48,8 @@ func product(w write) bool {
 		!election
 }
 
-// others are those that write for a pod with a claim, whatever its driver.
+// others reports whether another component made a write for a pod with a claim, whatever its
+// driver.
 func others(w write) bool {
 	return !product(w) && slices.Contains([]string{"pods", "resourceclaims"}, w.ObjectRef.Resource)
 }
