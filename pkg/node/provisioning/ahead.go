@@ -24,13 +24,13 @@ import (
 )
 
 // Ahead keeps some XPUPorts of pools with provision: Ahead, for Functions that no pod has.
-// xpu-controller deletes one once a claim's XPUPort has taken its place, and Ahead makes another
-// for the next free Function. All fields must be set.
+// xpu-controller deletes such an XPUPort once a claim's XPUPort has taken its place, and Ahead
+// makes another one for the next free Function. All fields must be set.
 type Ahead struct {
 	API API
-	// Pools are the node's pools as they are now; known is false until they have been read once.
+	// Pools returns the current pools of the node; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
-	// Free says whether nobody has a Function and nothing is wrong with it.
+	// Free reports whether a Function has no owner and no problem.
 	Free func(function.Function) bool
 	// Node is the name of the node that has the Functions.
 	Node string
@@ -39,14 +39,14 @@ type Ahead struct {
 	Log       logr.Logger
 }
 
-// Run looks at once and after every change until ctx ends. It tries again while the API server
-// refuses.
+// Run makes and deletes XPUPorts at once and after every change until ctx ends. It tries again
+// while the API server refuses.
 func (a *Ahead) Run(ctx context.Context, changes <-chan struct{}) error {
 	if !a.API.Synced(ctx) {
 		return nil
 	}
 	for pauses := retries(); ; {
-		pause := time.Duration(0) // waits for the next change
+		pause := time.Duration(0) // 0 waits for the next change
 		if err := a.keep(ctx); err != nil && ctx.Err() == nil {
 			pause = pauses.Step()
 			a.Log.Error(err, "XPUPorts are not made ahead; trying again", "after", pause.String())
@@ -60,7 +60,7 @@ func (a *Ahead) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// keep makes the XPUPorts that are missing and deletes those that are too many.
+// keep makes missing XPUPorts and deletes surplus ones.
 func (a *Ahead) keep(ctx context.Context) error {
 	pools, known := a.Pools()
 	if !known {
@@ -99,7 +99,8 @@ func (a *Ahead) keep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// keepAt is keep for a pool's Functions of one PF. It notes the XPUPorts that are to stay.
+// keepAt does the work of keep for a pool's Functions of one PF. It adds the XPUPorts to keep to
+// its argument.
 func (a *Ahead) keepAt(
 	ctx context.Context, p pool.Pool, pf pci.Address, functions []function.Function,
 	there map[function.ID][]*v1alpha1.XPUPort, kept sets.Set[types.UID],
@@ -112,8 +113,8 @@ func (a *Ahead) keepAt(
 		return nil
 	}
 
-	// Those that the xPU refuses do not count, as others may do better, but there are not more than
-	// twice as many in all.
+	// Ports that the xPU refuses do not count, because it may serve other Functions. But there are
+	// at most twice as many Ports in all.
 	left := int(ptr.Deref(p.Spec.PortsAhead, v1alpha1.DefaultPortsAhead))
 	room := 2 * left
 	for _, f := range functions {
@@ -147,14 +148,14 @@ func (a *Ahead) keepAt(
 	return nil
 }
 
-// serves says whether a Port that was made ahead is still the one to have for the pool.
+// serves reports whether a Port that was made ahead still matches the pool.
 func (a *Ahead) serves(port *v1alpha1.XPUPort, xpu string, p pool.Pool) bool {
 	return port.Spec.Ahead && port.Namespace == a.Namespace && port.DeletionTimestamp.IsZero() &&
 		port.Spec.XPU == xpu && port.Spec.Network == p.Spec.Network &&
 		port.Labels[v1alpha1.LabelPool] == p.Name
 }
 
-// make creates the Port. Its MAC address is that of the Function, which xpu-controller checks.
+// make creates the Port. Its MAC address is the Function's own, which xpu-controller checks.
 func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu string) error {
 	port := claim.NewPort(a.Namespace, f.ID, p.Name, v1alpha1.XPUPortSpec{
 		NodeName: a.Node, XPU: xpu, Network: p.Spec.Network,
@@ -163,7 +164,7 @@ func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu 
 
 	err := a.API.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // it is not in the cache yet
+		return nil // the cache does not show the Port yet
 	}
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", client.ObjectKeyFromObject(port), err)

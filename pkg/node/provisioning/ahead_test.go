@@ -35,7 +35,7 @@ type site struct {
 	api     *kubeapi.API
 	changed notify.Signal
 
-	functions []function.Function // all of the pool at first
+	functions []function.Function // all VFs at first, later those that the pool still has
 
 	mu   sync.Mutex
 	pool pool.Pool
@@ -102,7 +102,7 @@ func newSite(t *testing.T, ahead int32) *site {
 	return s
 }
 
-// set changes what the agent knows.
+// set runs change, which modifies what the agent knows, and then wakes the agent.
 func (s *site) set(change func()) {
 	s.mu.Lock()
 	change()
@@ -110,7 +110,7 @@ func (s *site) set(change func()) {
 	s.changed.Notify()
 }
 
-// has waits until the VFs with Ports made ahead that are up in the network are these.
+// has waits until exactly these VFs have Ports that were made ahead and are up in the network.
 func (s *site) has(network string, want ...int) {
 	s.Helper()
 	must.Eventually(s,
@@ -135,7 +135,8 @@ func (s *site) has(network string, want ...int) {
 		})
 }
 
-// Ports are made for the first free Functions, follow the pool, and end with it.
+// TestAheadFollowsPool checks that Ports are made for the first free Functions, follow changes of
+// the pool, and are deleted with it.
 func TestAheadFollowsPool(t *testing.T) {
 	s := newSite(t, 2)
 	s.has(provisioningtest.Blue, 0, 1)
@@ -149,7 +150,8 @@ func TestAheadFollowsPool(t *testing.T) {
 	s.has(provisioningtest.Blue)
 }
 
-// A Port of a claim uses up the one that was made ahead, and another Function gets one.
+// TestAheadMakesAnother checks that a claim's Port uses up the Port that was made ahead, and that
+// another Function gets a new one.
 func TestAheadMakesAnother(t *testing.T) {
 	s := newSite(t, 2)
 	s.has(provisioningtest.Blue, 0, 1)
@@ -167,7 +169,8 @@ func TestAheadMakesAnother(t *testing.T) {
 	s.has(provisioningtest.Blue, 1, 2)
 }
 
-// Ports made ahead go with their XPU: they must not keep it.
+// TestAheadLetsXPUGo checks that Ports made ahead are deleted with their XPU, because they must not
+// keep the XPU from being deleted.
 func TestAheadLetsXPUGo(t *testing.T) {
 	s := newSite(t, 2)
 	s.has(provisioningtest.Blue, 0, 1)

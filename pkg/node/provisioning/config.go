@@ -23,19 +23,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// Config configures a [Direct] with what XPUs, XPUNetworks and DevicePools declare at an API
-// server. It does not change after it has been checked.
+// Config configures a [Direct] with the settings that XPUs, XPUNetworks and DevicePools declare at
+// an API server. It does not change after it has been checked.
 type Config struct {
-	// Installation tells what is this node's at OPI agents from what is other nodes' and clusters':
-	// any text that no other installation has. If it changes, the agents' ports are not this node's
-	// any more. The default is made of the names of the node and of the machine's firmware
+	// Installation distinguishes the objects of this node at the OPI agents from the objects of
+	// other nodes and clusters. It is any text that no other installation uses. After a change of
+	// Installation, the existing ports at the agents do not belong to this node any more. The
+	// default is made of the names of the node and of the machine's firmware
 	// (/sys/class/dmi/id/product_uuid).
 	Installation string `json:"installation,omitempty"`
 	// XPUs are the cards of the node.
 	XPUs []XPU `json:"xpus"`
 	// Networks are the L2 segments that Ports can join, by name.
 	Networks map[string]Network `json:"networks"`
-	// Pools has the default network of each pool, by the name of the pool.
+	// Pools maps the name of each pool to the pool's default network.
 	Pools map[string]string `json:"pools"`
 }
 
@@ -44,23 +45,24 @@ type XPU struct {
 	Name string `json:"name"`
 	// Endpoint is the OPI agent's address, "host:port".
 	Endpoint string `json:"endpoint"`
-	// Dialect is the OPI agent's, "evpn-gw" if empty.
+	// Dialect is the OPI agent's dialect; empty means "evpn-gw".
 	Dialect string `json:"dialect,omitempty"`
 	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no
 	// other card names.
 	PFs []pci.Address `json:"pfs,omitempty"`
-	// TLS has the files for mutual TLS with the OPI agent.
+	// TLS names the files for mutual TLS with the OPI agent.
 	TLS *TLSFiles `json:"tls,omitempty"`
 	// Insecure allows a connection without TLS.
 	Insecure bool `json:"insecure,omitempty"`
 }
 
-// TLSFiles are PEM files. They are read anew for each connection.
+// TLSFiles are the paths of PEM files, which are read again for each connection.
 type TLSFiles struct {
 	// CertFile and KeyFile are this client's certificate and its key.
 	CertFile string `json:"certFile"`
 	KeyFile  string `json:"keyFile"`
-	// CAFile has the certificates of the authorities that may have signed the OPI agent's.
+	// CAFile has the certificates of the authorities that may have signed the OPI agent's
+	// certificate.
 	CAFile string `json:"caFile"`
 	// ServerName is the name in the OPI agent's certificate, if it is not the host of the endpoint.
 	ServerName string `json:"serverName,omitempty"`
@@ -68,18 +70,19 @@ type TLSFiles struct {
 
 // Network is an L2 segment. The fields are those of an XPUNetwork.
 type Network struct {
-	// VLAN is the VLAN of the segment on the xPU, 1-4094. No two networks may have the same.
+	// VLAN is the VLAN of the segment on the xPU, 1-4094. Each network needs a different VLAN.
 	VLAN int32 `json:"vlan"`
 	// AllowedNamespaces are the namespaces whose pods may join. A selector can only use the label
-	// kubernetes.io/metadata.name, as no other is known without an API server.
+	// kubernetes.io/metadata.name, because other labels are not known without an API server.
 	AllowedNamespaces v1alpha1.AllowedNamespaces `json:"allowedNamespaces"`
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215. Without a VNI the segment ends at the
 	// xPU.
 	VNI *int32 `json:"vni,omitempty"`
-	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 is what VXLAN leaves of the MTU
-	// between the xPUs for a network with a VNI whose xPU tells it, and sets none otherwise.
+	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216. The default 0 sets no MTU, except
+	// for a network with a VNI on an xPU that reports the MTU between the xPUs. There it means this
+	// MTU minus the overhead of VXLAN.
 	MTU int32 `json:"mtu,omitempty"`
-	// SourceFilter says which source addresses the frames of an interface may have, where the xPU's
+	// SourceFilter says which source addresses the frames of an interface may have, if the xPU's
 	// agent filters them: Addresses (default), MAC or None.
 	SourceFilter v1alpha1.SourceFilter `json:"sourceFilter,omitempty"`
 }
@@ -98,8 +101,7 @@ func LoadConfig(path string) (*Config, error) {
 	return config, nil
 }
 
-// ParseConfig reads YAML or JSON. Fields that are not known, and fields that are there twice, are
-// errors.
+// ParseConfig reads YAML or JSON. Unknown and duplicate fields are errors.
 func ParseConfig(text []byte) (*Config, error) {
 	object, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
@@ -118,7 +120,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	return config, nil
 }
 
-// check returns all that is wrong, and converts PCI addresses to their canonical form.
+// check returns all errors, and converts PCI addresses to their canonical form.
 func (c *Config) check() field.ErrorList {
 	var wrong findings
 	wrong.inXPUs(c.XPUs)
@@ -130,10 +132,10 @@ func (c *Config) check() field.ErrorList {
 	return field.ErrorList(wrong)
 }
 
-// findings are what is wrong with a [Config].
+// findings are the errors of a [Config].
 type findings field.ErrorList
 
-// require adds the error unless ok.
+// require adds the error otherwise unless ok.
 func (w *findings) require(ok bool, otherwise *field.Error) {
 	if !ok {
 		*w = append(*w, otherwise)
@@ -251,7 +253,8 @@ func (w *findings) inNamespaces(allowed v1alpha1.AllowedNamespaces, at *field.Pa
 const onlyNames = "must be " + corev1.LabelMetadataName + ": other labels are not known without " +
 	"an API server"
 
-// allows says whether a pod of the namespace may join, which is "" if no pod is known.
+// allows reports whether a pod of the namespace may join the network. The namespace is "" if no pod
+// is known.
 func (n Network) allows(namespace string) bool {
 	if namespace == "" {
 		return n.AllowedNamespaces.From == v1alpha1.NamespacesFromAll
@@ -260,14 +263,14 @@ func (n Network) allows(namespace string) bool {
 	return ok
 }
 
-// unique records the VLAN or VNI of a network, which no other network may have.
+// unique records the VLAN or VNI of a network, and adds an error if another network has it already.
 func (w *findings) unique(taken map[int32]string, id int32, network string, at *field.Path) {
 	other, exists := taken[id]
 	w.require(!exists, field.Invalid(at, id, "is that of network "+other))
 	taken[id] = network
 }
 
-// load reads the files.
+// load reads the files and returns the configuration of TLS.
 func (t *TLSFiles) load() (*tls.Config, error) {
 	cert, certErr := os.ReadFile(t.CertFile)
 	key, keyErr := os.ReadFile(t.KeyFile)

@@ -82,7 +82,7 @@ func TestParseConfig(t *testing.T) {
 func TestParseConfigRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name, old, new string
-		want           []string // all of them are in the error
+		want           []string // texts that the error must all contain
 	}{
 		{"an unknown field", "dialect:", "dialekt:", []string{`unknown field "xpus[0].dialekt"`}},
 		{"a field twice", "  dialect: evpn-gw", "  dialect: evpn-gw\n  dialect: evpn-gw",
@@ -171,7 +171,7 @@ func TestLoadConfigNamesTheFile(t *testing.T) {
 	}
 }
 
-// FuzzParseConfig: whatever is accepted can be used.
+// FuzzParseConfig checks that every accepted configuration can be used.
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(wholeConfig))
 	f.Add([]byte("{}"))

@@ -23,59 +23,59 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API is what [CRD] uses of the API server. Reads come from a cache. The caller must not change
-// what they return.
+// API is the part of the API server that [CRD] uses. Reads come from a cache. The caller must not
+// change the returned objects.
 type API interface {
 	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
 	// Subscribe returns a channel that receives a value after every change of an XPU or a Port,
 	// until ctx ends.
 	Subscribe(ctx context.Context) <-chan struct{}
-	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
+	// XPUOf returns the XPU that serves a PF of the node, or nil if there is none.
 	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
-	// XPUAway says why the OPI agent of the Function's xPU cannot be reached, "" if it can.
+	// XPUAway returns why the OPI agent of the Function's xPU cannot be reached, or "" if it can.
 	XPUAway(f function.Function) string
-	// Ports are the Ports of the node.
+	// Ports returns the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
-	// PortsOf are the Ports of a Function, at most one in each namespace, and one that was made
-	// ahead.
+	// PortsOf returns the Ports of a Function: at most one in each namespace, and at most one that
+	// was made ahead.
 	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
 	// CreatePort creates a Port that the garbage collector deletes with the Node.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
-	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not
-	// empty. A NotFound error says that there is no such Port.
+	// DeletePort requests the deletion of a Port. If uid is not empty, only the Port with this uid
+	// is deleted. The error is NotFound if there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
 }
 
-// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents.
-// Like [Direct], it trusts the journal. [CRD.Run] restores the XPUPorts that it created. All fields
+// CRD is the [Provisioner] that writes XPUPorts. xpu-controller has the OPI agents serve them. Like
+// [Direct], CRD trusts the journal. [CRD.Run] restores the XPUPorts that CRD created. All fields
 // must be set.
 type CRD struct {
 	API API
-	// Journal says which Ports the xPUs are to serve.
+	// Journal has the Ports that the xPUs must serve.
 	Journal *journal.Journal
 	// Node is the name of the node that has the Functions.
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
 	Namespace string
-	// InUse says whether a pod may have a Function of which the journal has no record. It must not
-	// block.
+	// InUse reports whether a pod may have a Function of which the journal has no record. It must
+	// not block.
 	InUse func(function.ID) bool
 	Log   logr.Logger
 
-	functions keylock.Locks[function.ID] // held by whoever writes the Function's XPUPort
+	functions keylock.Locks[function.ID] // held while the Function's XPUPort is written
 }
 
 var _ Provisioner = (*CRD)(nil)
 
-// Away is what xpu-controller says about the Function's xPU. See [Provisioner].
+// Away returns what xpu-controller reports about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 
-// cacheLag is for how long a Port that was just created may be missing in the cache.
+// cacheLag is how long a Port that was just created may be missing in the cache.
 const cacheLag = time.Second
 
-// Provision has an XPUPort that asks for exactly this, and waits until it is ready. See
-// [Provisioner].
+// Provision makes sure that an XPUPort asks for exactly this attachment, and waits until the Port
+// is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisioned, err error) {
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
@@ -130,7 +130,7 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 	return done, nil
 }
 
-// provisioned reads a Port that is ready.
+// provisioned returns what the pod's interface must know of a Port that is ready.
 func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
 	done := Provisioned{MTU: int(port.Status.MTU)}
 	for _, text := range port.Status.Addresses {
@@ -146,8 +146,8 @@ func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
 	return done, nil
 }
 
-// readiness returns nil if xpu-controller says that the Port is served, or that it stands by: a
-// virtual machine is migrated to a pod that runs already.
+// readiness returns nil if xpu-controller reports that the Port is served or stands by. A Port
+// stands by while a virtual machine migrates to a pod that runs already.
 func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonStandby {
@@ -172,8 +172,8 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 			return refused(err)
 		}
 
-		// The cache may lack a Port that was created a moment ago. The API server says whether it
-		// is gone.
+		// The cache may lack a Port that was created a moment ago. Therefore the API server must
+		// confirm that the Port is gone.
 		if !asked || own == nil {
 			gone, err := c.deletePort(ctx, key, "")
 			if err != nil {
@@ -200,8 +200,8 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// deletePort asks for the deletion of the XPUPort. It is gone if there is none, or if one with
-// another uid has taken its place.
+// deletePort requests the deletion of the XPUPort. It reports the Port as gone if no such Port
+// exists, or if a Port with another uid has taken its place.
 func (c *CRD) deletePort(
 	ctx context.Context, key types.NamespacedName, uid types.UID,
 ) (gone bool, err error) {
@@ -215,7 +215,7 @@ func (c *CRD) deletePort(
 	return false, nil
 }
 
-// work repeats the step as [converge] does while nobody else works on the Function.
+// work repeats the step as [converge] does, under the lock of the Function.
 func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) error) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
@@ -241,8 +241,8 @@ func refused(err error) error {
 	}
 }
 
-// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or
-// nil. One that was made ahead gives way to any other.
+// ports returns the Port of the Function in the agent's namespace and a Port of the Function in
+// another namespace, or nil for each that does not exist. It ignores Ports that were made ahead.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.API.PortsOf(ctx, f)
 	for i := range all {
@@ -258,7 +258,7 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 	return own, other, err
 }
 
-// wanted is the XPUPort for the attachment. An error is an [obstacle].
+// wanted returns the XPUPort for the attachment. An error is an [obstacle].
 func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, error) {
 	xpu, err := c.API.XPUOf(ctx, a.PF)
 	if err != nil {
@@ -292,7 +292,7 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), nil
 }
 
-// serves says whether an existing Port can be used as the one that is wanted.
+// serves reports whether an existing Port can be used in place of the wanted one.
 func serves(port *v1alpha1.XPUPort, want *v1alpha1.XPUPortSpec) bool {
 	have := &port.Spec
 	addresses := have.AssignAddresses == want.AssignAddresses && (len(want.Addresses) == 0 ||
@@ -302,8 +302,8 @@ func serves(port *v1alpha1.XPUPort, want *v1alpha1.XPUPortSpec) bool {
 		addresses && forPod(have.Pod, want.Pod)
 }
 
-// forPod says whether a Port that was created for one pod can be used for another. A Port that
-// Allocate created has no pod and can be used for any.
+// forPod reports whether a Port that was created for one pod can be used for another. A Port that
+// Allocate created has no pod and can be used for any pod.
 func forPod(have, want *v1alpha1.PodRef) bool {
 	switch {
 	case have == nil:
@@ -316,8 +316,8 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 	return have.Namespace == want.Namespace && have.Name == want.Name
 }
 
-// why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there
-// is none.
+// why returns the reason and message of a Port that is not ready, as the end of a sentence, or ""
+// if the Port has none.
 func why(port *v1alpha1.XPUPort) string {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == "" || ready.Status == metav1.ConditionTrue {

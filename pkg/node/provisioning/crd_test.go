@@ -39,8 +39,8 @@ import (
 
 const node = "node"
 
-// cluster is the one API server of the package's tests, which run one after the other; nil if there
-// is none.
+// cluster is the one API server of the package's tests, which run one after the other. It is nil
+// without kube-apiserver.
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
@@ -61,7 +61,7 @@ func TestCRD(t *testing.T) {
 		})
 }
 
-// newCRD makes one that is sure that no pod has what the journal does not know.
+// newCRD returns a CRD that takes every Function without a record in the journal as free.
 func newCRD(t *testing.T, api provisioning.API, records *journal.Journal) *provisioning.CRD {
 	return &provisioning.CRD{
 		API: api, Journal: records, Node: node, Namespace: kubeapitest.AgentNamespace,
@@ -78,8 +78,8 @@ func admin(t *testing.T) client.Client {
 	return c
 }
 
-// declare creates the world of the suite, and removes it and the Ports when the test ends. What the
-// test starts after this has ended then.
+// declare creates the objects of the suite, and removes them and the Ports when the test ends. All
+// that the test starts after declare has ended by then.
 func declare(t *testing.T, agent *opitest.Agent) {
 	t.Helper()
 	c := admin(t)
@@ -113,7 +113,7 @@ func declare(t *testing.T, agent *opitest.Agent) {
 		if err := c.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		// as xpu-controller does, which not every test has
+		// xpu-controller writes this status, but not every test runs it
 		if xpu, isXPU := o.(*v1alpha1.XPU); isXPU {
 			xpu.Status.NodeName = node
 			if err := c.Status().Update(t.Context(), xpu); err != nil &&
@@ -152,7 +152,7 @@ func sweep(t *testing.T, c client.Client) {
 	}
 }
 
-// inBackground runs something until the test ends.
+// inBackground runs a function until the test ends.
 func inBackground(t *testing.T, what string, run func(context.Context) error) {
 	t.Helper()
 	must.Run(t, run)
@@ -189,7 +189,7 @@ func startController(t *testing.T) {
 	inBackground(t, "controller", mgr.Start)
 }
 
-// startAPI has the rights of the node's agent and no others.
+// startAPI returns an API with the rights of the node's agent and no others.
 func startAPI(t *testing.T) *kubeapi.API {
 	t.Helper()
 	api, err := kubeapi.New(cluster.Agent(node), node,
@@ -221,7 +221,8 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// TestCRDPort: what others read of the Port, and that it goes when the node goes.
+// TestCRDPort checks the fields of the Port that others read, and that the Port is deleted with the
+// Node.
 func TestCRDPort(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -277,8 +278,8 @@ func TestCRDPort(t *testing.T) {
 	}
 }
 
-// TestCRDOfMigratedMachine: the second pod of a virtual machine starts while the first one has the
-// MAC address, and is served later.
+// TestCRDOfMigratedMachine checks that the second pod of a virtual machine starts while the first
+// pod has the MAC address, and is served later.
 func TestCRDOfMigratedMachine(t *testing.T) {
 	cluster.Need(t)
 	agent := opitest.Start(t)
@@ -334,7 +335,7 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 	})
 }
 
-// TestCRDWaitsForClaim: a Function that a claim still has is not touched.
+// TestCRDWaitsForClaim checks that a Function that a claim still has is not touched.
 func TestCRDWaitsForClaim(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -366,7 +367,7 @@ func TestCRDWaitsForClaim(t *testing.T) {
 	}
 }
 
-// TestCRDWithoutController: the error says who has to do something.
+// TestCRDWithoutController checks that the errors say that xpu-controller is awaited.
 func TestCRDWithoutController(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -386,7 +387,8 @@ func TestCRDWithoutController(t *testing.T) {
 	}
 }
 
-// TestCRDWithoutAPIServer: nothing blocks for longer than it may, and nothing is taken for done.
+// TestCRDWithoutAPIServer checks that no call blocks for longer than allowed, and that no work
+// counts as done.
 func TestCRDWithoutAPIServer(t *testing.T) {
 	cluster.Need(t)
 	away := cluster.Agent(node)
@@ -413,7 +415,7 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// flaky is an API server that refuses the next calls that change something.
+// flaky is an API server that refuses the next writes.
 type flaky struct {
 	provisioning.API
 	refusals int
@@ -434,7 +436,7 @@ func (f *flaky) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return f.API.CreatePort(ctx, port)
 }
 
-// TestCRDRetries: an API server that does not do what it is asked is asked again.
+// TestCRDRetries checks that a write that the API server refuses is tried again.
 func TestCRDRetries(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -456,8 +458,8 @@ func TestCRDRetries(t *testing.T) {
 	}
 }
 
-// TestCRDAssignsAddresses: the Port gets addresses of its network, which the caller learns, and
-// keeps them when it is made again.
+// TestCRDAssignsAddresses checks that the Port gets addresses of its network, that Provision
+// returns them, and that the Port keeps them when it is made again.
 func TestCRDAssignsAddresses(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -486,7 +488,7 @@ func TestCRDAssignsAddresses(t *testing.T) {
 	var port, same v1alpha1.XPUPort
 	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"}
 	must.Succeed(t, c.Get(t.Context(), key, &port))
-	r.Port.Addresses = done.Addresses // as the journal has it then
+	r.Port.Addresses = done.Addresses // as the agent records them in the journal
 	_, err = crd.Provision(within(t, 20*time.Second), r)
 	must.Succeed(t, err)
 	if must.Succeed(t, c.Get(t.Context(), key, &same)); same.UID != port.UID {

@@ -32,23 +32,24 @@ import (
 
 // DirectOptions configure a [Direct].
 type DirectOptions struct {
-	// Installation marks what is this node's at the OPI agents.
+	// Installation marks the objects of this node at the OPI agents.
 	Installation opi.Installation
-	// Changed is called when [Direct.Away] may say something else than before. It must not block.
+	// Changed is called when the result of [Direct.Away] may have changed. It must not block.
 	Changed func()
-	// FailedGrace is [opi.Config.FailedGrace].
+	// FailedGrace has the meaning of [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default
-	// is 500 ms, so that the kubelet learns it within a second.
+	// Debounce is how long an OPI agent may be out of reach before [Direct.Away] reports it. The
+	// default is 500 ms, so that the kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
-	// Tracer takes the stages of Ports; nil for none.
+	// Tracer records the stages of Ports; nil records nothing.
 	Tracer *tracing.Tracer
 	Log    logr.Logger
 }
 
 // Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller
-// records the Port before Provision, and that it releases the Port before Deprovision.
+// records the Port before it calls Provision, and records the release of the Port before it calls
+// Deprovision.
 type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
@@ -61,7 +62,7 @@ type Direct struct {
 
 var _ Provisioner = (*Direct)(nil)
 
-// NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
+// NewDirect returns a provisioner. [Direct.Run] connects it to the OPI agents.
 func NewDirect(config *Config, records *journal.Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
 	factory := promauto.With(options.Registry)
@@ -89,7 +90,8 @@ func NewDirect(config *Config, records *journal.Journal, options DirectOptions) 
 }
 
 // Run keeps the connections to the OPI agents up until ctx ends. Each time a connection comes up,
-// Run verifies all Ports of the journal: an agent that was restarted may have forgotten them.
+// Run verifies all Ports of the journal, because an agent that was restarted may have forgotten
+// them.
 func (d *Direct) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, x := range d.xpus {
@@ -99,8 +101,8 @@ func (d *Direct) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See
-// [Provisioner].
+// Away returns why the OPI agent of the Function's xPU has been out of reach for longer than
+// [DirectOptions.Debounce]. See [Provisioner].
 func (d *Direct) Away(f function.Function) string {
 	x := d.xpuOf(f.PF)
 	if x == nil {
@@ -131,7 +133,7 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	case !known:
 		err = errors.New("networks of the configuration has no such network; add it, or name " +
 			"another one")
-	case isRequest(a) && !network.allows(a.Pod.Namespace): // who has joined stays
+	case isRequest(a) && !network.allows(a.Pod.Namespace): // pods that have joined stay
 		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does "+
 			"not have namespace %q", a.Port.Network, a.Pod.Namespace)
 	case a.Port.AssignAddresses:
@@ -159,7 +161,8 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	}, nil
 }
 
-// Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
+// Deprovision has the OPI agent delete the Port, and waits until the agent has none. See
+// [Provisioner].
 func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 	x := d.xpuOf(a.PF)
 	if x == nil {
@@ -189,7 +192,8 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// xpuOf is the xPU that names the PF, else the one that takes every PF, else nil.
+// xpuOf returns the xPU whose configuration names the PF, otherwise the xPU that takes every PF,
+// otherwise nil.
 func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 	var every *xpuSession
 	for _, x := range d.xpus {
@@ -204,13 +208,13 @@ func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 	return every
 }
 
-// xpuSession is an XPU of the configuration and the session with its OPI agent. Safe for concurrent
-// use.
+// xpuSession is an XPU of the configuration and the session with its OPI agent. It is safe for
+// concurrent use.
 type xpuSession struct {
 	*opi.Session
 	xpu     XPU
 	direct  *Direct
-	changed notify.Signal // the connection came or went
+	changed notify.Signal // notified when the connection comes up or is lost
 	log     logr.Logger
 }
 
@@ -228,7 +232,7 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	}
 
 	x := &xpuSession{xpu: xpu, direct: d, log: d.options.Log.WithValues("xpu", xpu.Name)}
-	connected := d.connected.WithLabelValues(xpu.Name) // 0 until the connection comes up
+	connected := d.connected.WithLabelValues(xpu.Name) // the metric is 0 from the start
 	x.Session, err = opi.NewSession(config, opi.SessionOptions{
 		Debounce: d.options.Debounce, CheckTimeout: verifyTimeout, Log: x.log,
 		Connection: func(up bool) {
@@ -250,8 +254,8 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 }
 
 // verify has the agent serve the networks of the configuration and the Ports that the journal has
-// for this xPU. It retries Ports until the agent serves them or ctx ends. Networks are tried once,
-// so that a problem is in the log before a pod needs them.
+// for this xPU. It retries Ports until the agent serves them or ctx ends. It tries networks once,
+// so that a problem is in the log before a pod needs the network.
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
@@ -308,11 +312,11 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	return err
 }
 
-// isRequest says whether the pod has not had the Function yet.
+// isRequest reports whether the pod does not have the Function yet.
 func isRequest(a journal.Attachment) bool { return a.State == "" || a.State == journal.Reserved }
 
-// ensure asks the agent once to serve a Port. A Port of the journal may have a network that the
-// configuration lacks by now.
+// ensure asks the agent once to serve a Port. The network of a Port in the journal may be missing
+// in the configuration, because the configuration has changed since.
 func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	network, known := x.direct.config.Networks[a.Port.Network]
 	if !known {
@@ -329,7 +333,7 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	port := mine.Port(id, a.Port.MAC, a.Port.Network)
 	addresses := a.Interface.Addresses
 	if len(addresses) == 0 {
-		addresses = a.Port.Addresses // of a program that drives the Function
+		addresses = a.Port.Addresses // the program that drives the Function uses them
 	}
 
 	for _, prefix := range addresses {
@@ -343,14 +347,14 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	return x.EnsurePort(ctx, port, x.network(a.Port.Network, network))
 }
 
-// network is what the agent has of a network of the configuration.
+// network returns the form in which the agent gets a network of the configuration.
 func (x *xpuSession) network(name string, declared Network) opi.Network {
 	n := x.direct.options.Installation.Network(name, declared.VLAN, declared.VNI)
 	n.MTU, n.SourceFilter = int(declared.MTU), opi.SourceFilter(declared.SourceFilter)
 	return n
 }
 
-// work repeats a request to the agent as [converge] does. It holds the lock of the Function.
+// work repeats a request to the agent as [converge] does, under the lock of the Function.
 func (x *xpuSession) work(
 	ctx context.Context, id function.ID, ask func(context.Context) error,
 ) error {

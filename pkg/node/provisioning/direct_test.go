@@ -40,7 +40,7 @@ func TestDirect(t *testing.T) {
 		})
 }
 
-// directConfig is the world of the suite.
+// directConfig returns a configuration with the objects of the suite.
 func directConfig(agent *opitest.Agent) *provisioning.Config {
 	return &provisioning.Config{
 		XPUs: []provisioning.XPU{{
@@ -77,7 +77,8 @@ func startDirect(
 	return direct
 }
 
-// TestDirectWithoutXPUs: a node without xPUs has nothing to ask, and nothing to give back.
+// TestDirectWithoutXPUs checks that a node without xPUs has nothing to request and nothing to
+// release.
 func TestDirectWithoutXPUs(t *testing.T) {
 	direct := startDirect(t, &provisioning.Config{}, provisioningtest.NewJournal(t))
 	if message := direct.Away(vf(0)); message != "" {
@@ -92,8 +93,8 @@ func TestDirectWithoutXPUs(t *testing.T) {
 	}
 }
 
-// TestDirectOptions: an agent that can be told so knows the addresses of pods, and says which MTU a
-// network without one can have.
+// TestDirectOptions checks that an agent whose dialect supports it learns the addresses of pods,
+// and reports the MTU for a network that sets none.
 func TestDirectOptions(t *testing.T) {
 	agent := opitest.Start(t)
 	agent.Set(func(b *opitest.Behaviour) { b.Options, b.MTU = true, 1450 })
@@ -111,8 +112,8 @@ func TestDirectOptions(t *testing.T) {
 	}
 }
 
-// TestDirectDebounce: an agent that is back at once is no news for pods; one that is not is told of
-// without being asked.
+// TestDirectDebounce checks that Away does not report an agent that is back at once, and that
+// Changed is called for an agent that is not.
 func TestDirectDebounce(t *testing.T) {
 	agent := opitest.Start(t)
 	var changes atomic.Int64
@@ -151,7 +152,8 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 		t.Errorf("Away = %q after %s already", message, time.Since(before))
 	}
 
-	// That the connection went, that the debounce is over, and the reason.
+	// Changed is called when the connection is lost, when the debounce ends, and when the reason is
+	// known.
 	must.Eventually(t, "it is told, with the reason", func() bool {
 		return changes.Load() >= told+3 &&
 			strings.Contains(direct.Away(vf(0)), "connection refused")
@@ -162,8 +164,8 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 	}
 }
 
-// TestDirectAfterRestart: what the journal says is served again when the agent of the node starts,
-// except for what is on its way out and what another xPU serves.
+// TestDirectAfterRestart checks that the Ports of the journal are served again when the node's
+// agent starts, except for Ports that are being released and Ports of another xPU.
 func TestDirectAfterRestart(t *testing.T) {
 	agent := opitest.Start(t)
 	records := provisioningtest.NewJournal(t)
@@ -202,8 +204,8 @@ func TestDirectAfterRestart(t *testing.T) {
 	})
 }
 
-// TestDirectNetworkConflict: no Port joins a network that the agent has with another VLAN than the
-// configuration.
+// TestDirectNetworkConflict checks that no Port joins a network whose VLAN at the agent differs
+// from the configuration.
 func TestDirectNetworkConflict(t *testing.T) {
 	agent := opitest.Start(t)
 	client := dial(t, agent)
@@ -224,7 +226,8 @@ func TestDirectNetworkConflict(t *testing.T) {
 	}
 }
 
-// TestDirectNetworkPending: a network that does not come up holds up nobody in another one.
+// TestDirectNetworkPending checks that a network that does not come up does not delay Ports in
+// another network.
 func TestDirectNetworkPending(t *testing.T) {
 	agent := opitest.Start(t)
 	client := dial(t, agent)
@@ -260,7 +263,8 @@ func dial(t *testing.T, agent *opitest.Agent) *opi.Client {
 	return client
 }
 
-// TestDirectTLS: the files may come late and be renewed; as long as they are missing, that is said.
+// TestDirectTLS checks that the files may come late and be renewed, and that the error names them
+// while they are missing.
 func TestDirectTLS(t *testing.T) {
 	ca := opitest.NewAuthority(t)
 	agent := opitest.Start(t)
@@ -331,8 +335,8 @@ func TestDirectTLS(t *testing.T) {
 	})
 }
 
-// TestNamespaces: a network is for the pods of the namespaces that it allows. A pod that is not
-// known is of none.
+// TestNamespaces checks that a network is for pods of the namespaces that it allows. A pod that is
+// not known has no namespace.
 func TestNamespaces(t *testing.T) {
 	config := directConfig(opitest.Start(t))
 	network := config.Networks[provisioningtest.Blue]

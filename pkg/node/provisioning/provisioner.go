@@ -21,39 +21,40 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Provisioner has the xPU serve Functions. Its methods may be called by several goroutines at once;
-// for one Function only one at a time.
+// Provisioner has the xPU serve Functions. Its methods may be called concurrently, but for one
+// Function only one at a time.
 type Provisioner interface {
 	// Provision returns once the xPU serves exactly the Port of the attachment, which must have
-	// one. Of the other fields it reads Function, PF and Pod, which is empty where the pod is not
-	// known yet. It replaces a Port of the Function that differs or is being deleted. It gives up
-	// when ctx ends, and after a few seconds if the network or the xPU is not declared, or the
-	// network does not allow the pod's namespace. The error says what is missing.
+	// one. Of the other fields Provision reads Function, PF and Pod, which is empty while the pod
+	// is not known. Provision replaces a Port of the Function that differs or is being deleted. It
+	// gives up when ctx ends. It gives up after a few seconds if the network or the xPU is not
+	// declared, or if the network does not allow the pod's namespace. The error says what is
+	// missing.
 	Provision(ctx context.Context, a journal.Attachment) (Provisioned, error)
 	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads
 	// Function and PF.
 	Deprovision(ctx context.Context, a journal.Attachment) error
-	// Away says why the xPU of the Function cannot be reached, and what to do; "" if it can, or if
-	// the Function has no xPU. It does not block.
+	// Away returns why the xPU of the Function cannot be reached, and what to do. It returns "" if
+	// the xPU can be reached, or if the Function has no xPU. It does not block.
 	Away(f function.Function) string
 }
 
 // Provisioned is what the pod's interface must know of its Port.
 type Provisioned struct {
-	MTU       int            // of the network in bytes, 0 if the network sets none
-	Addresses []netip.Prefix // those that the network's address book gave it
+	MTU       int            // MTU of the network in bytes, 0 if the network sets none
+	Addresses []netip.Prefix // addresses that the network's address book assigned
 }
 
-// MAC is the address of a Function for which nobody asked for another one: locally administered,
-// unicast, and always the same for the same Function of a node.
+// MAC returns the address of a Function for which no other address was requested. The address is
+// locally administered, unicast, and always the same for the same Function of a node.
 func MAC(node string, f function.ID) function.MAC { return claim.DerivedMAC("", node, f) }
 
 const (
-	// verifyTimeout bounds one attempt to verify a Port or a network, which holds the lock of the
-	// Function or network.
+	// verifyTimeout bounds one attempt to verify a Port or a network. The attempt holds the lock of
+	// the Function or network.
 	verifyTimeout = 15 * time.Second
-	// verifyAtOnce is how many Ports are verified at the same time; in direct mode, how many of
-	// each xPU.
+	// verifyAtOnce is how many Ports are verified at the same time. In direct mode the limit
+	// applies to each xPU.
 	verifyAtOnce = 8
 	// undeclaredFor is how long to wait for a network or an XPU that is not declared. It may be
 	// created together with the pod. If the pod names it by mistake, the user should learn that
@@ -61,32 +62,32 @@ const (
 	undeclaredFor = 5 * time.Second
 )
 
-// retries are the pauses between attempts for one Function: 100 ms, then longer and longer up to 10
-// s.
+// retries returns the pauses between attempts for one Function, which grow from 100 ms to 10 s.
 func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }
 
-// wantsPort says whether the xPU must serve a Port for the attachment. An attachment that is being
-// released keeps its Port until it is deprovisioned, but if the Port is missing, it is not created
-// again.
+// wantsPort reports whether the xPU must serve a Port for the attachment. An attachment that is
+// being released keeps its Port until it is deprovisioned. If its Port is missing, the Port is not
+// created again.
 func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
 
-// obstacle is an error of a step that also tells [converge] how to go on.
+// obstacle is an error of a step that also determines how [converge] goes on.
 type obstacle struct {
 	error
-	// refused says that the API server refused a request. The step is repeated after a pause only,
-	// and not after a change.
+	// refused means that the API server refused a request. The step is repeated after a pause, but
+	// not after a change.
 	refused bool
-	// undeclared says that an administrator has to declare something first.
+	// undeclared means that an administrator has to declare an object first.
 	undeclared bool
-	// never says that no further step can help.
+	// never means that no further step can help.
 	never bool
 }
 
 func (o obstacle) Unwrap() error { return o.error }
 
-// converge repeats the step until it returns no error: after each change, for which it subscribes,
-// and after pauses in case that none comes. When ctx ends, or further steps cannot help, it returns
-// the last error that says what is missing, rather than that a step ran out of time.
+// converge repeats the step until the step returns no error. It repeats the step after each change,
+// for which it subscribes, and after pauses in case no change comes. When ctx ends or further steps
+// cannot help, converge returns the last error that says what is missing, rather than the error of
+// a step that ran out of time.
 func converge(
 	ctx context.Context, subscribe func(context.Context) <-chan struct{},
 	step func(context.Context) error,
@@ -97,14 +98,14 @@ func converge(
 	changes := subscribe(ctx)
 	pauses := retries()
 	var missing error
-	var undeclared time.Time // since when
+	var undeclared time.Time // when the object was first found to be undeclared
 	for {
 		err := step(ctx)
 		if err == nil {
 			return nil
 		}
 
-		// The error of a step that ctx cut short says less than the one before.
+		// The error of a step that ctx cut short says less than the error before.
 		if missing == nil || ctx.Err() == nil && !errors.Is(err, opi.ErrTimeout) {
 			missing = err
 		}
@@ -129,8 +130,8 @@ func converge(
 	}
 }
 
-// verifyAll calls verify for the Functions, several at once, and returns the errors of those for
-// which it failed; none if ctx has ended.
+// verifyAll calls verify for the Functions, several at a time, and returns the errors by Function.
+// It returns no errors if ctx has ended.
 func verifyAll(
 	ctx context.Context, ids []function.ID, verify func(context.Context, function.ID) error,
 ) map[function.ID]error {

@@ -15,20 +15,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// lookInterval is how often XPUPorts and journal are compared if no XPUPort changes.
+// lookInterval is the time between two comparisons of the XPUPorts with the journal if no XPUPort
+// changes.
 const lookInterval = time.Minute
 
 // Run makes the agent's XPUPorts match the journal until ctx ends. It creates an XPUPort again that
-// somebody deleted, or that was deleted with the Node, as long as the journal has its Port. It
-// deletes an XPUPort that the journal does not have, as nobody else could use its Function. Start
-// it after the recovery of what the last run of the agent left.
+// a user deleted, or that was deleted with the Node, as long as the journal has its Port. It
+// deletes an XPUPort that the journal does not have, because no other Port could use its Function.
+// Start Run after the agent has recovered the attachments of its last run.
 func (c *CRD) Run(ctx context.Context) error {
 	changes := c.API.Subscribe(ctx)
 	if !c.API.Synced(ctx) {
 		return nil
 	}
 
-	var logged map[function.ID]error // the errors of the last look
+	var logged map[function.ID]error // the errors of the last comparison
 	for pauses := retries(); ; {
 		differing, err := c.differing(ctx)
 		if err != nil {
@@ -50,8 +51,8 @@ func (c *CRD) Run(ctx context.Context) error {
 	}
 }
 
-// amendAll amends the Functions and logs the errors that are not those of the last look. It returns
-// them all.
+// amendAll amends the Functions and returns all errors. It logs those that differ from the errors
+// of the last comparison.
 func (c *CRD) amendAll(
 	ctx context.Context, ids []function.ID, logged map[function.ID]error,
 ) map[function.ID]error {
@@ -65,7 +66,7 @@ func (c *CRD) amendAll(
 	return wrong
 }
 
-// differing are the Functions for which [CRD.amend] may find something to do.
+// differing returns the Functions for which [CRD.amend] may find something to do.
 func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	ports, err := c.API.Ports(ctx)
 	if err != nil {
@@ -94,8 +95,9 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether a Port in the agent's namespace was created by this agent for a pod and is
-// not in the journal. If the journal was lost, a pod that has the Function keeps its Port.
+// isStray reports whether a Port in the agent's namespace was created by this agent for a pod and
+// is missing in the journal. It is false while a pod uses the Function, so that the pod keeps its
+// Port if the journal was lost.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)
 	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" ||
@@ -108,10 +110,10 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	return !c.InUse(id)
 }
 
-// amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the
-// journal under the Function's lock, which Provision and Deprovision take after the caller wrote
-// the journal. So amend neither creates a Port that is being deleted nor deletes one that is being
-// provisioned. While one of them has the lock, amend does nothing.
+// amend deletes the Function's XPUPort or creates it again, as the journal requires. It reads the
+// journal under the Function's lock, which Provision and Deprovision take after the caller has
+// written the journal. So amend neither creates a Port that is being deleted nor deletes a Port
+// that is being provisioned. While Provision or Deprovision holds the lock, amend does nothing.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.TryLock(id)
 	if !taken {
@@ -146,7 +148,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	key := c.key(id)
 	err = c.API.CreatePort(ctx, want)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // it is not in the cache yet
+		return nil // the cache does not show the Port yet
 	}
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", key, err)
@@ -157,7 +159,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	return nil
 }
 
-// remove asks for the deletion of a Port and waits until the cache shows it as deleted or being
+// remove requests the deletion of a Port and waits until the cache shows it as deleted or being
 // deleted.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id := claim.FunctionOf(port.Spec.Function)

@@ -36,18 +36,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// web is a pod, and attached what the journal says once it has the Function.
+// web is a pod. attached returns the journal's record once the pod has the Function.
 var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 
 func attached(f function.Function) journal.Attachment {
 	a := blue(f)
 	a.VFIndex, a.State, a.Pod, a.Resource = f.Index, journal.Attached, web, "xpu.opiproject.org/fast"
-	// without which the journal takes nothing that is attached
+	// the journal refuses an attached record without them
 	a.Before, a.Observed = &netdev.Snapshot{}, &netdev.Observed{}
 	return a
 }
 
-// serve provisions for the pod, as the node's agent does.
+// serve provisions the Function for the pod, as the node's agent does.
 func serve(t *testing.T, crd *provisioning.CRD, records *journal.Journal, f function.Function) {
 	t.Helper()
 	must.Succeed(t, records.Put(attached(f)))
@@ -68,8 +68,8 @@ func portOf(
 	return port, err == nil
 }
 
-// TestCRDMakesPortsAgain: what somebody deleted, or what went with the Node object, is there again
-// with the same spec, belongs to the Node object that there is, and is served.
+// TestCRDMakesPortsAgain checks that a Port that was deleted by a user or with the Node is created
+// again with the same spec, belongs to the current Node, and is served.
 func TestCRDMakesPortsAgain(t *testing.T) {
 	cluster.Need(t)
 	agent := opitest.Start(t)
@@ -138,8 +138,8 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 	}
 }
 
-// TestCRDDeletesStrays: an XPUPort of the agent's that the journal knows nothing of goes, and no
-// other, with the rights that an agent has.
+// TestCRDDeletesStrays checks that, with the rights of an agent, only XPUPorts are deleted that the
+// agent created and that the journal does not have.
 func TestCRDDeletesStrays(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -175,7 +175,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 
 	otherName := ofClaim.DeepCopy()
 	otherName.Name, otherName.Spec.Function.PCIAddress, otherName.Spec.Claim = "by-hand", "0000:3b:02.5", v1alpha1.ClaimRef{}
-	// The controller deletes Ports of claims that are not there.
+	// The controller deletes Ports of claims that do not exist. The finalizer keeps this one.
 	ofClaim.Finalizers = []string{"example.com/test"}
 	for _, port := range []*v1alpha1.XPUPort{ofClaim, otherName} {
 		if err := c.Create(t.Context(), port); err != nil {
@@ -208,7 +208,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 
 	want := []string{"by-hand", "node-0000-3b-02-0", "node-0000-3b-02-3", "node-0000-3b-02-4"}
 	must.Eventually(t, "the strays are gone", func() bool { return slices.Equal(left(), want) })
-	// The next is told by its creation, as a Create is that comes late.
+	// The reconciler learns of the next stray by its creation, as when a Create arrives late.
 	late := otherName.DeepCopy()
 	late.ResourceVersion, late.UID, late.Name = "", "", "node-0000-3b-02-1"
 	late.Spec.Function.PCIAddress = string(stray.ID.Address)
@@ -222,17 +222,17 @@ func TestCRDDeletesStrays(t *testing.T) {
 	})
 }
 
-// store is an API server with a memory that may lag behind, of one node with one XPU. There is no
-// controller: a Port that is deleted is gone at once.
+// store is an API server of one node with one XPU, whose cache may lag behind. There is no
+// controller: a deleted Port is gone at once.
 type store struct {
 	mutex   sync.Mutex
 	ports   map[types.NamespacedName]v1alpha1.XPUPort
 	memory  map[types.NamespacedName]v1alpha1.XPUPort
-	frozen  bool   // lastSeen is not brought up to date
-	silent  bool   // changes are not told
-	err     error  // of every write
+	frozen  bool   // lastSeen is not updated
+	silent  bool   // changes send no notification
+	err     error  // result of every write
 	reason  string // why Ports are not ready; "" if they are
-	asked   int    // to create or delete, whatever came of it
+	asked   int    // requests to create or delete, also refused ones
 	created int
 	deleted int
 	changed notify.Signal
@@ -332,8 +332,8 @@ func (s *store) DeletePort(_ context.Context, key types.NamespacedName, uid type
 	return err
 }
 
-// reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as nobody
-// has anything to do.
+// reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as all
+// goroutines wait.
 func reconciler(
 	t *testing.T,
 	test func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal),
@@ -347,7 +347,7 @@ func reconciler(
 	})
 }
 
-// TestReconcilerWithoutEvent: what no event told of is found within a minute.
+// TestReconcilerWithoutEvent checks that a change without an event is found within a minute.
 func TestReconcilerWithoutEvent(t *testing.T) {
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		serve(t, crd, records, vf(0))
@@ -373,7 +373,8 @@ func TestReconcilerWithoutEvent(t *testing.T) {
 	})
 }
 
-// TestReconcilerStates: only what is on its way out does not get its Port again.
+// TestReconcilerStates checks that only an attachment that is being released does not get its Port
+// again.
 func TestReconcilerStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
 		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1,
@@ -392,8 +393,8 @@ func TestReconcilerStates(t *testing.T) {
 	}
 }
 
-// TestReconcilerLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to
-// write its Port.
+// TestReconcilerLeavesProvisionAlone checks that the reconciler does not write the Port of a
+// Function that is being provisioned or deprovisioned.
 func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 	refusal := errors.New("not now")
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
@@ -441,8 +442,8 @@ func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 	})
 }
 
-// TestReconcilerDeletesBeforeProvision: Provision does not take a Port for its own that is about to
-// go, though memory does not know that yet.
+// TestReconcilerDeletesBeforeProvision checks that Provision does not use a Port that is about to
+// be deleted, even if the cache does not show the deletion yet.
 func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		serve(t, crd, records, vf(0))
@@ -480,8 +481,8 @@ func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 	})
 }
 
-// TestReconcilerTriesAgain: what the API server refuses is tried again, not too often, and told
-// once.
+// TestReconcilerTriesAgain checks that a write that the API server refuses is tried again, not too
+// often, and logged once.
 func TestReconcilerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
@@ -510,8 +511,9 @@ func TestReconcilerTriesAgain(t *testing.T) {
 	})
 }
 
-// TestUndeclared: a pod hears soon of what nobody declared, and not before it may have come; what
-// the xPU is at is waited for as long as the caller can.
+// TestUndeclared checks that Provision soon reports an object that is not declared, but only after
+// the object had time to be created. If the xPU is busy, Provision waits as long as the caller
+// allows.
 func TestUndeclared(t *testing.T) {
 	for reason, want := range map[string]struct{ least, most time.Duration }{
 		v1alpha1.ReasonNetworkNotFound: {5 * time.Second, 15 * time.Second},

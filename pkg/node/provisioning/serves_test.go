@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestServes: a Port is as good as another one only if the xPU does the same by it, for the same
-// pod or for any.
+// TestServes checks that an existing Port can be used for a wanted one only if the xPU treats both
+// the same, and both are for the same pod or the existing one is for any.
 func TestServes(t *testing.T) {
 	pod := func(namespace, name, uid string) *v1alpha1.PodRef {
 		return &v1alpha1.PodRef{Namespace: namespace, Name: name, UID: types.UID(uid)}

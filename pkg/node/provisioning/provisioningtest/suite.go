@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of
-// tests, and a journal for it.
+// Package provisioningtest has one table of tests that every [provisioning.Provisioner] must pass,
+// and a journal for them.
 package provisioningtest
 
 import (
@@ -27,8 +27,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It
-// knows no other.
+// The provisioner under test is configured with one xPU that serves one PF, and with two networks,
+// and nothing else.
 const (
 	XPU     = "card"
 	PF      = pci.Address("0000:3b:00.0")
@@ -45,19 +45,18 @@ const (
 )
 
 const (
-	// patience bounds what the suite waits for.
+	// patience bounds every wait of the suite.
 	patience = 30 * time.Second
-	// enough is how long the suite gives a provisioner to find out that something is not going to
-	// happen.
+	// enough is how long the suite gives a provisioner to find out that a call cannot succeed.
 	enough = 300 * time.Millisecond
 )
 
-// Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs;
-// the records are the node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100
-// ms at most before that is told.
+// Start makes a provisioner, and all that it needs, for one case and for the xPU with this OPI
+// agent. records is the node's journal. Start ends everything with t.Cleanup. The provisioner must
+// report an xPU that has been away for more than 100 ms.
 type Start func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner
 
-// NewJournal opens an empty journal until the test ends.
+// NewJournal opens an empty journal and closes it when the test ends.
 func NewJournal(t *testing.T) *journal.Journal {
 	t.Helper()
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
@@ -66,7 +65,7 @@ func NewJournal(t *testing.T) *journal.Journal {
 	return records
 }
 
-// Suite tests what the node's agent relies on, whichever way the xPU is reached.
+// Suite tests what the node's agent relies on. It holds for every kind of Provisioner.
 func Suite(t *testing.T, start Start) {
 	for _, test := range cases {
 		t.Run(test.name, func(t *testing.T) {
@@ -119,7 +118,7 @@ var cases = []struct {
 	{"many at once", (*suite).manages},
 }
 
-// vf is the n-th VF of the PF.
+// vf returns the n-th VF of the PF.
 func vf(n int) function.Function {
 	return function.Function{
 		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))},
@@ -137,7 +136,7 @@ func reservation(f function.Function, network string) journal.Attachment {
 	}
 }
 
-// try writes the Port down and provisions it, as the node's agent does.
+// try records the Port in the journal and provisions it, as the node's agent does.
 func (s *suite) try(ctx context.Context, a journal.Attachment) (mtu int, err error) {
 	if err := s.records.Put(a); err != nil {
 		return 0, err
@@ -152,7 +151,8 @@ func (s *suite) provision(a journal.Attachment) {
 	s.serves(a)
 }
 
-// tryRelease writes down that the Port is to go, and deprovisions it, as the node's agent does.
+// tryRelease records in the journal that the Port is being released, and deprovisions it, as the
+// node's agent does.
 func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
 	a := journal.Attachment{Function: f.ID, PF: f.PF}
 	if recorded, exists := s.records.Get(f.ID); exists {
@@ -175,7 +175,7 @@ func (s *suite) deprovision(f function.Function) {
 	must.Succeed(s, s.tryRelease(s.ctx, f))
 }
 
-// serves fails the test unless the OPI agent says that it serves exactly this.
+// serves fails the test unless the OPI agent serves exactly this attachment.
 func (s *suite) serves(a journal.Attachment) {
 	s.Helper()
 	if difference := s.differs(a); difference != "" {
@@ -207,8 +207,8 @@ func (s *suite) empty() {
 	}
 }
 
-// refuses fails the test unless the call, which is not going to work, comes to say all these texts
-// in its error. It is repeated as long as it was too short for that.
+// refuses fails the test unless the call fails with an error that contains all these texts. It
+// repeats a call whose error lacks a text, because one call may have been too short to find it.
 func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 	s.Helper()
 	for {
@@ -231,7 +231,7 @@ func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 	}
 }
 
-// tries is a call of Provision.
+// tries returns a function that calls Provision.
 func (s *suite) tries(a journal.Attachment) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := s.try(ctx, a)
@@ -275,7 +275,7 @@ func (s *suite) provisionsAgain() {
 	s.empty()
 }
 
-// keepsUnknown: an agent that has the Port and does not tell whose it is has not let it go.
+// keepsUnknown checks that a Port whose owner the agent does not report is not taken as released.
 func (s *suite) keepsUnknown() {
 	r := reservation(vf(0), Blue)
 	s.provision(r)
@@ -316,7 +316,7 @@ func (s *suite) changesMAC() {
 
 func (s *suite) changesPod() {
 	r := reservation(vf(0), Blue)
-	s.provision(r) // by Allocate, which does not know the pod
+	s.provision(r) // as Allocate does, which does not know the pod
 	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 	s.provision(r)
 	r.Pod.UID = "web-2"
@@ -379,8 +379,8 @@ func (s *suite) missesXPU() {
 	s.deprovision(f)
 }
 
-// remindsAgent: what the agent forgot it gets again, without anyone asking; what was given back it
-// does not.
+// remindsAgent checks that the agent gets all Ports again that it forgot, without a call, but no
+// Port that was released.
 func (s *suite) remindsAgent() {
 	kept, gone := reservation(vf(0), Blue), reservation(vf(1), Green)
 	s.provision(kept)
