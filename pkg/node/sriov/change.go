@@ -22,24 +22,26 @@ import (
 )
 
 const (
-	// These files have how many VFs a PF has and can have. A write of the first returns when the
-	// driver has made them, which takes seconds. The kernel refuses any number but 0 while there
-	// are VFs.
+	// These files have the number of VFs of a PF and its maximum. A write to sriov_numvfs returns
+	// when the driver has made the VFs, which takes seconds. While there are VFs, the kernel
+	// refuses any number but 0.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
-	askTimeout  = 2 * time.Second // for the kubelet's answer about what pods have
-	lockTimeout = 2 * time.Second // for other work on the PF or one of its VFs
-	// until sysfs shows what was written; only that of a simulated host is late
+	askTimeout  = 2 * time.Second // bounds the kubelet's answer about the devices of pods
+	lockTimeout = 2 * time.Second // bounds the wait for other work on the PF or one of its VFs
+	// bounds the wait until sysfs shows the written number; only a simulated host is late
 	showTimeout = time.Second
 )
 
-// problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
+// problem is the reason why a PF does not have what a DevicePool asks for. It becomes a
+// [v1alpha1.Shortage].
 type problem struct {
-	reason  string // one of those of the condition Supplied
+	reason  string // a reason of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	// writing the number of VFs failed: a later try may help, but not the release of a Function
+	// the number of VFs was written without success: a later try may help, but not the release of a
+	// Function
 	tried bool
-	final bool // another try would cost the VFs that there are
+	final bool // another try would cost the existing VFs
 }
 
 func problemf(reason, format string, arguments ...any) *problem {
@@ -52,8 +54,8 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 	}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it
-// touches the PF. It returns nil if the PF has the VFs.
+// give makes want VFs for a PF, unless the PF or one of its VFs is in use. It calls making before
+// it changes the PF. It returns nil if the PF has the VFs.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -67,7 +69,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if err != nil {
 		return failed(err)
 	}
-	// Once before the locks are taken, so that those who have a Function are not disturbed.
+	// The first check is before the locks, so that owners of Functions are not disturbed.
 	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
@@ -76,8 +78,8 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		fmt.Errorf("took more than %s", lockTimeout))
 	defer cancel()
 
-	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take
-	// them in the same order.
+	// The locks keep the PF and its VFs from being reserved. Other callers that lock several
+	// Functions must take the locks in the same order.
 	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
 		unlock, err := v.Journal.Lock(locking, function.ID{Address: address})
 		if err != nil {
@@ -116,7 +118,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	return nil
 }
 
-// look says how many VFs the PF has, and whether it can have as many as are wanted.
+// look returns the number of VFs of the PF, and a problem if the PF cannot have as many as wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
 	total, totalErr := v.device(pf).Number(totalVFs)
@@ -151,8 +153,8 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	return vfs, err
 }
 
-// change changes the number of VFs by way of 0, as the kernel makes VFs only where there are none.
-// It does not end with a context. After a process that was killed meanwhile, the next one changes
+// change changes the number of VFs by way of 0, because the kernel makes VFs only for a PF without
+// VFs. It does not end with a context. If the process is killed meanwhile, the next process changes
 // the number that it finds.
 func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
@@ -185,7 +187,7 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	return p
 }
 
-// write has the kernel make n VFs where there are none, or take all away, and looks whether it did.
+// write has the kernel make n VFs for a PF without VFs, or remove all VFs, and checks the result.
 func (v *VFs) write(pf pci.Address, n int) *problem {
 	if v.Writing != nil {
 		v.Writing(pf, n)
@@ -220,8 +222,8 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	return p
 }
 
-// refused explains the kernel's answer (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
-// sriov_configure).
+// refused explains the error of the kernel (sriov_numvfs_store in drivers/pci/iov.c, and the
+// driver's sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
 	var errno unix.Errno
@@ -229,7 +231,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 
 	switch {
 	case errno == unix.EBUSY || errno == unix.EAGAIN:
-		// EAGAIN is i40e's and ice's while they work on a VF
+		// i40e and ice return EAGAIN while they work on a VF
 		return problemf(v1alpha1.ReasonBusy,
 			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?",
 			n, driver, errno.Error())
@@ -241,12 +243,12 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
 		return problemf(v1alpha1.ReasonNotSupported,
 			"has driver %s, which makes no VFs: bind one that does", driver)
-	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
+	case errno == unix.EROFS || errno == unix.EACCES: // not EPERM, which some drivers return
 		return problemf(v1alpha1.ReasonRefused,
 			"cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
 				"its sysfs must be mounted writable, as deploy/agent does", n, errno)
 	case errno != 0:
-		err = errno // without the file, which the message is about anyway
+		err = errno // without the path, which the message contains anyway
 	}
 
 	return problemf(v1alpha1.ReasonRefused,
@@ -254,9 +256,9 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		v.whetherDown(pf))
 }
 
-// whetherDown adds to a message that the PF is administratively down, where it is: some drivers
-// make no VFs then, and bnxt says that it made them (quirk "VFs that were not made"). No link is
-// another thing, and keeps no driver from making VFs.
+// whetherDown adds to a message that the PF is administratively down, if it is. Some drivers make
+// no VFs for a PF that is down, and bnxt reports success nevertheless (quirk "VFs that were not
+// made"). A missing link is different and keeps no driver from making VFs.
 func (v *VFs) whetherDown(pf pci.Address) string {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil || len(names) != 1 {
@@ -274,8 +276,8 @@ func (v *VFs) whetherDown(pf pci.Address) string {
 	return "; the PF is administratively down: " + function.HowToSetUp(names[0])
 }
 
-// inError says that a PF is left alone because a health reporter tells an error of its card: a
-// change resets the card, and may never end. It is nil for a PF without an error.
+// inError returns the problem that a health reporter shows an error of the PF's card, or nil. Such
+// a PF is left alone, because a change resets the card and may never end.
 func (v *VFs) inError(pf pci.Address) *problem {
 	if v.Fault == nil {
 		return nil

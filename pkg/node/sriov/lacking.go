@@ -9,10 +9,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// lacking finds, for a DevicePool, the PFs with VFs that are there and serve no pod: VFs without a
-// driver, as where sriov_drivers_autoprobe is 0, and VFs whose driver has made no netdev. Some
-// drivers, such as iavf, make it after the VFs are there. VFs that a pod has do not count, nor
-// those of a DevicePool that binds a driver itself.
+// lacking returns the PFs of a DevicePool whose VFs exist but cannot serve pods. Such VFs have no
+// driver, for example because sriov_drivers_autoprobe is 0, or their driver has made no netdev.
+// Some drivers, such as iavf, make the netdev after the VFs exist. VFs that a pod has do not count,
+// nor VFs of a DevicePool that binds a driver itself.
 func (v *VFs) lacking(p pool.Pool, functions []function.Function) map[pci.Address]*problem {
 	if p.Spec.Driver != "" {
 		return nil
@@ -50,7 +50,7 @@ func (v *VFs) lacking(p pool.Pool, functions []function.Function) map[pci.Addres
 	return problems
 }
 
-// whyUndriven says why no driver binds to a PF's VFs, and what to do (pci_device_can_probe in
+// whyUndriven returns why no driver binds to a PF's VFs, and what to do (pci_device_can_probe in
 // drivers/pci/pci-driver.c).
 func (v *VFs) whyUndriven(pf pci.Address) string {
 	const autoprobe = "sriov_drivers_autoprobe"

@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// TestVFsWithoutDriver: VFs that are there in number serve no pod without a driver.
+// TestVFsWithoutDriver checks that VFs without a driver count as lacking.
 func TestVFsWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 3)
@@ -36,7 +36,7 @@ func TestVFsWithoutDriver(t *testing.T) {
 		h.write(pf0, "sriov_drivers_autoprobe", "1")
 		h.bind(vf(pf0, 0), "igbvf")
 		h.must(os.MkdirAll(h.dir(vf(pf0, 0), "net", "v0-0"), 0o755))
-		// its driver is the pod's
+		// the pod of this VF has its driver
 		h.record(journal.Attachment{Function: function.ID{Address: vf(pf0, 1)}})
 		synctest.Wait()
 		h.short("three", v1alpha1.ReasonNoDriver, "has 1 VFs without a driver: load the module")
@@ -53,8 +53,8 @@ func TestVFsWithoutDriver(t *testing.T) {
 	})
 }
 
-// TestSickCardIsLeftAlone: the number of VFs of a card in error is changed when the driver has
-// recovered, and not before.
+// TestSickCardIsLeftAlone checks that the number of VFs of a card in error is not changed before
+// the driver has recovered.
 func TestSickCardIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 3)
@@ -76,8 +76,8 @@ func TestSickCardIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestNoVFsWhilePFIsDown: a driver that says that it made VFs, and made none because the PF is
-// down.
+// TestNoVFsWhilePFIsDown checks the message for a driver that reports success but made no VFs,
+// because the PF is down.
 func TestNoVFsWhilePFIsDown(t *testing.T) {
 	for _, test := range []struct {
 		name, flags, want string

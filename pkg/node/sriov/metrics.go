@@ -9,7 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-// Metrics are those of [VFs].
+// Metrics are the metrics of [VFs].
 type Metrics struct {
 	changes *prometheus.CounterVec
 	seconds prometheus.Histogram
@@ -41,7 +41,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// shortagesDesc is of what [VFs.Collect] counts whenever it is asked.
+// shortagesDesc describes the metric that [VFs.Collect] counts at each scrape.
 var shortagesDesc = prometheus.NewDesc("xpu_supply_shortages",
 	"PFs of this node that do not have the VFs, or cannot have the SFs, that a DevicePool asks "+
 		"for, by pool and reason.",

@@ -23,10 +23,10 @@ import (
 // of a second.
 const sfTimeout = 10 * time.Second
 
-// Devlink changes the ports of PFs. [devlink.Conn] does.
+// Devlink changes the ports of PFs. [devlink.Conn] implements it.
 type Devlink interface {
 	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
-	// PortsOf lists the ports of a device; none if the device is not there.
+	// PortsOf lists the ports of a device. It returns no ports if the device does not exist.
 	PortsOf(devlink.Device) ([]devlink.Port, error)
 	// AddSF makes an SF, inactive.
 	AddSF(d devlink.Device, pf uint16, sfnum uint32) (devlink.Port, error)
@@ -34,37 +34,37 @@ type Devlink interface {
 	DeletePort(d devlink.Device, index uint32) error
 }
 
-// SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at
-// once, for one SF by one at a time.
+// SFMaker makes subfunctions and deletes them. Its methods may be called concurrently, but for one
+// SF only one at a time.
 type SFMaker struct {
 	Devlink Devlink
-	// Functions are the node's.
+	// Functions returns the Functions of the node.
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
 	}
-	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. No SF is made
-	// on a card in error.
+	// Fault returns the error that a health reporter shows for a PF, or "". It must not be nil. No
+	// SF is made on a card in error.
 	Fault func(pf function.Function) string
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
-	// Changed is called when what [SFMaker.NoSFs] says may have changed. It must not block.
+	// Changed is called when the result of [SFMaker.NoSFs] may have changed. It must not block.
 	Changed func()
 	Log     logr.Logger
 
 	mutex sync.Mutex
-	// PFs of which the kernel does not tell whether they can have SFs
+	// PFs for which the kernel does not report whether they can have SFs
 	unsure map[pci.Address]nextLook
 }
 
-// nextLook is when a PF is asked about again, and how long after the look before.
+// nextLook is when a PF is asked about again, and the pause before that.
 type nextLook struct {
 	at    time.Time
 	pause time.Duration
 }
 
-// NoSFs says what keeps a PF from having SFs made; nil if nothing does. It is cheap, but waits
-// while the card changes its eswitch. Where the kernel does not tell, it calls for another look,
-// later each time.
+// NoSFs returns what keeps a PF from having SFs made, or nil if nothing does. It is cheap, but
+// waits while the card changes its eswitch. If the kernel does not answer the question, NoSFs has
+// [SFMaker.Changed] called after pauses that grow.
 func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	problem := m.noSFs(pf)
 	m.lookAgain(pf, problem != nil && problem.reason == v1alpha1.ReasonRefused)
@@ -74,8 +74,8 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	return new(problem.shortage(pf))
 }
 
-// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending, if it is unsure
-// whether the PF can have SFs.
+// lookAgain has [SFMaker.Changed] called after a pause if it is unsure whether the PF can have SFs,
+// unless a call is pending.
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -114,9 +114,9 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 	return problemf(v1alpha1.ReasonRefused, "does not tell the mode of its eswitch: %v", err)
 }
 
-// Make has the SF exist, active with this MAC, and returns when the inventory knows it with its
-// netdev. An empty MAC is whatever the driver gives it. Make continues whatever an earlier Make
-// left undone.
+// Make makes sure that the SF exists and is active with this MAC, and returns when the inventory
+// has the SF with its netdev. An empty MAC leaves the choice to the driver. Make continues the work
+// of an earlier Make that was interrupted.
 func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (err error) {
 	defer wrap(&err, sf)
 	begin := time.Now()
@@ -132,7 +132,7 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	if made {
 		if problem := m.noSFs(sf.Address); problem != nil {
 			if _, exists := m.Functions.Get(sf); exists {
-				return nil // a DPU makes SFs for its host, which are used as they are
+				return nil // a DPU makes SFs for its host, which are used unchanged
 			}
 			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
 		}
@@ -174,8 +174,8 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	return nil
 }
 
-// fault says what a health reporter tells of a PF, "" for nothing. An SF is deleted in any case, as
-// its release needs that.
+// fault returns the error that a health reporter shows for a PF, or "". It does not prevent the
+// deletion of an SF, because the release of the SF needs that.
 func (m *SFMaker) fault(address pci.Address) string {
 	if m.Fault == nil {
 		return ""
@@ -189,8 +189,8 @@ func wrap(err *error, sf function.ID) {
 	}
 }
 
-// port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports
-// there.
+// port returns the SF's port at the eswitch of its own PF, or nil if it does not exist. all has all
+// ports of that eswitch.
 func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, err error) {
 	sfnum, isSF := sf.SFNum()
 	if !isSF {
@@ -203,7 +203,7 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	}
 
 	for _, p := range all {
-		// External ports belong to another host, whose SFs have numbers of their own.
+		// External ports belong to another host, whose SFs have their own numbers.
 		if p.Flavour == devlink.PCISF && !p.External && p.SF == sfnum {
 			return &p, all, nil
 		}
@@ -212,9 +212,9 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	return nil, all, nil
 }
 
-// pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without
-// such a port it is the number of its physical port, and without a physical port that of its PCI
-// function. See quirk "number of a PF".
+// pfNumber returns the number by which devlink knows a PF. It is the PF number in the ports of the
+// PF's Functions. Without such a port it is the number of the PF's physical port, and without a
+// physical port it is the PCI function number. See quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	number := uint16(pf[len(pf)-1] - '0')
 	for _, p := range ports {
@@ -231,8 +231,8 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	return number
 }
 
-// activate gives the SF its MAC and its device. Drivers take a MAC only while there is no device,
-// so the device of an SF with another MAC is removed and made anew.
+// activate gives the SF its MAC and its device. Drivers accept a MAC only while there is no device,
+// so the device of an SF with another MAC is removed and made again.
 func (m *SFMaker) activate(
 	ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC,
 ) error {
@@ -269,7 +269,7 @@ func (m *SFMaker) awaitGone(ctx context.Context, sf function.ID) error {
 	})
 }
 
-// diagnose says why an active SF may have no netdev.
+// diagnose returns why an active SF may have no netdev.
 func (m *SFMaker) diagnose(sf function.ID) string {
 	port, _, err := m.port(sf)
 	f, exists := m.Functions.Get(sf)
@@ -289,8 +289,8 @@ func (m *SFMaker) diagnose(sf function.ID) string {
 		f.Driver, f.AuxDevice)
 }
 
-// Delete deletes the SF, and returns when the inventory knows that. A missing SF is no error. An SF
-// that cannot be made here stays, because Make did not make it.
+// Delete deletes the SF, and returns when the inventory has lost it. A missing SF is no error. An
+// SF on a PF that cannot have SFs made stays, because Make did not make it.
 func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	defer wrap(&err, sf)
 	begin := time.Now()
@@ -306,7 +306,8 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	}
 
 	if port != nil {
-		// Its device goes first, as some drivers refuse to delete the port of an active SF.
+		// The device is removed first, because some drivers refuse to delete the port of an active
+		// SF.
 		err := m.Devlink.SetFunction(port.Device, port.Index,
 			devlink.FunctionChange{Active: new(false)})
 		if err == nil {
@@ -328,8 +329,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	return nil
 }
 
-// Watch listens, until ctx ends, for changes by which a PF may have become able to have SFs, or
-// unable.
+// Watch listens until ctx ends for changes that may enable or prevent SFs on a PF.
 func (m *SFMaker) Watch(ctx context.Context) error {
 	devlink.Follow(ctx, "", m.Changed, m.Log)
 	return nil

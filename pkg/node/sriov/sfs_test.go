@@ -35,17 +35,17 @@ var (
 	sfDevice = devlink.OfPCI(sfPF)
 )
 
-// eswitch is a PF with its ports, and the inventory that sees what its SFs become a moment later.
+// eswitch is a PF with its ports, and an inventory that shows changes of its SFs a moment later.
 type eswitch struct {
 	mode    devlink.EswitchMode
 	modeErr error
-	// dies counts the changes until the process ends: that one and all that follow fail. Negative:
-	// never.
+	// dies is the number of changes before the process ends: the next change and all later ones
+	// fail. A negative number means that the process never ends.
 	dies int
-	// driverless: no driver makes a netdev of the SF's device.
+	// driverless means that no driver makes a netdev for the SF's device.
 	driverless bool
-	full       bool // of SFs
-	// devices counts the auxiliary devices that there were, each of which gets a number of its own.
+	full       bool // no further SF can be made
+	// devices counts the auxiliary devices made so far. Each gets its own number.
 	devices int
 
 	mutex    sync.Mutex
@@ -64,7 +64,7 @@ func newEswitch(ports ...devlink.Port) *eswitch {
 	return e
 }
 
-// command notes a change, unless the process is dead.
+// command records a change, and fails if the process is dead.
 func (e *eswitch) command(format string, arguments ...any) error {
 	if e.dies == 0 {
 		return errDead
@@ -74,7 +74,7 @@ func (e *eswitch) command(format string, arguments ...any) error {
 	return nil
 }
 
-// show lets the inventory see the SFs.
+// show updates the inventory.
 func (e *eswitch) show() {
 	e.seen = map[function.ID]function.Function{}
 	for _, p := range e.ports {
@@ -94,10 +94,10 @@ func (e *eswitch) show() {
 	e.changed.Notify()
 }
 
-// auxDevice is that of the SF that was activated last.
+// auxDevice returns the auxiliary device of the SF that was activated last.
 func (e *eswitch) auxDevice() string { return fmt.Sprintf("mlx5_core.sf.%d", e.devices) }
 
-// later shows it when the kernel has told of it.
+// later updates the inventory when the event of the kernel arrives.
 func (e *eswitch) later() {
 	time.AfterFunc(100*time.Millisecond, func() {
 		e.mutex.Lock()
@@ -206,7 +206,7 @@ func (e *eswitch) maker(t *testing.T) *SFMaker {
 		Log: testr.New(t)}
 }
 
-// whole says what keeps the SF from being as it was asked for.
+// whole returns how the SF differs from the requested one.
 func (e *eswitch) whole() error {
 	f, exists := e.Get(sf88)
 	i := slices.IndexFunc(e.ports, func(p devlink.Port) bool {
@@ -228,13 +228,13 @@ func uplink() devlink.Port {
 	return devlink.Port{Device: sfDevice, Index: 65535, Flavour: devlink.Physical, Number: pfNum3}
 }
 
-// sfPort is the port of SF 88.
+// sfPort returns the port of SF 88.
 func sfPort(function devlink.Function) devlink.Port {
 	return devlink.Port{Device: sfDevice, Index: 32856, Flavour: devlink.PCISF, PF: pfNum3,
 		SF: 88, Function: function}
 }
 
-// TestMakeSF goes on from whatever is there.
+// TestMakeSF checks that Make completes the SF from every state of an earlier attempt.
 func TestMakeSF(t *testing.T) {
 	external := sfPort(devlink.Function{Active: true})
 	external.External, external.Controller, external.Index, external.PF = true, 1, 7, 0
@@ -280,7 +280,8 @@ func TestMakeSF(t *testing.T) {
 	}
 }
 
-// TestNoSFOnASickCard: nothing is made on a card in error, and what is there is used and deleted.
+// TestNoSFOnASickCard checks that no SF is made on a card in error, and that existing SFs are used
+// and deleted.
 func TestNoSFOnASickCard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch(uplink())
@@ -313,8 +314,8 @@ func TestNoSFOnASickCard(t *testing.T) {
 	})
 }
 
-// TestSFSurvivesDeath: whichever change the process died at, the next one makes the SF, or deletes
-// it.
+// TestSFSurvivesDeath checks that after a death at any change the next process makes the SF, or
+// deletes it.
 func TestSFSurvivesDeath(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -359,7 +360,7 @@ func TestSFSurvivesDeath(t *testing.T) {
 	}
 }
 
-// gone says what is left of the SF.
+// gone returns what is left of the SF.
 func (e *eswitch) gone() error {
 	if f, exists := e.Get(sf88); exists {
 		return fmt.Errorf("is in the inventory: %+v", f)
@@ -370,7 +371,7 @@ func (e *eswitch) gone() error {
 	return nil
 }
 
-// TestNoSF: an SF that cannot be made is an error that says why.
+// TestNoSF checks that the error for an SF that cannot be made says why.
 func TestNoSF(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -407,7 +408,7 @@ func TestNoSF(t *testing.T) {
 	}
 }
 
-// TestSFOfADPU: what only the DPU can make is taken as it is, and left as it is.
+// TestSFOfADPU checks that an SF that only the DPU can make is used as it is and left as it is.
 func TestSFOfADPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch()
@@ -424,8 +425,8 @@ func TestSFOfADPU(t *testing.T) {
 	})
 }
 
-// TestDeleteWaits: until the inventory has lost the SF it could be handed out again with what is
-// going.
+// TestDeleteWaits checks that Delete waits until the inventory has lost the SF, because the SF
+// could otherwise be allocated again while its device is being removed.
 func TestDeleteWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch(uplink(), sfPort(devlink.Function{Active: true}))
@@ -471,7 +472,7 @@ func TestNoSFs(t *testing.T) {
 	}
 }
 
-// TestNoSFsLooksAgain: an error that passes takes SFs out of pools for a moment only.
+// TestNoSFsLooksAgain checks that a temporary error takes SFs out of pools for a moment only.
 func TestNoSFsLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch()
@@ -489,7 +490,7 @@ func TestNoSFsLooksAgain(t *testing.T) {
 			m.NoSFs(sfPF)
 		}
 
-		for range 3 { // others have the pools read again meanwhile
+		for range 3 { // other changes have the pools read again meanwhile
 			if s := m.NoSFs(sfPF); s == nil || s.Reason != v1alpha1.ReasonRefused {
 				t.Errorf("NoSFs = %+v, want reason %s", s, v1alpha1.ReasonRefused)
 			}

@@ -18,7 +18,8 @@ import (
 // shownUses is how many uses a message names.
 const shownUses = 3
 
-// inUse says who has the PF or one of its VFs; nil if nobody has. vfs are all VFs of the PF.
+// inUse returns who uses the PF or one of its VFs, or nil if they are free. vfs are all VFs of the
+// PF.
 func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *problem {
 	uses, err := v.uses(ctx, pf, vfs)
 	if err != nil {
@@ -37,8 +38,8 @@ func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *pro
 		shown)
 }
 
-// uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until
-// one of them knows.
+// uses asks the journal, the host and the kubelet in turn for uses of the PF or its VFs, and
+// returns the first answer that has some.
 func (v *VFs) uses(
 	ctx context.Context, pf pci.Address, vfs []pci.Address,
 ) (uses []string, err error) {
@@ -67,7 +68,7 @@ func (v *VFs) uses(
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 
-	assigned, err := v.Assignments.Assigned(ctx) // by whatever device plugin or DRA driver
+	assigned, err := v.Assignments.Assigned(ctx) // of every device plugin and DRA driver
 	for text, assignment := range assigned {
 		if id, err := function.ParseID(text); err == nil && affected(id) {
 			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
@@ -75,7 +76,7 @@ func (v *VFs) uses(
 	}
 
 	slices.Sort(uses)
-	// Of a PF without VFs, a pod can have only the PF itself, whose netdev is not on the host then.
+	// Of a PF without VFs, a pod can only have the PF itself, and then the host lacks its netdev.
 	if err != nil && len(vfs) > 0 {
 		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
 	}
@@ -83,7 +84,7 @@ func (v *VFs) uses(
 	return uses, nil
 }
 
-// owner names whom the journal has for a Function.
+// owner describes the owner of a Function in the journal.
 func owner(a journal.Attachment) string {
 	switch {
 	case a.Pod.Name != "":
@@ -96,8 +97,8 @@ func owner(a journal.Attachment) string {
 	return "a pod"
 }
 
-// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a
-// program, or by a container.
+// usedOnHost lists the uses of the PF and its VFs by the host, a program or a container that sysfs
+// and netlink show.
 func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil {
@@ -114,7 +115,7 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 		}
 	}
 
-	// by the inventory, which also knows the netdevs of vDPA devices
+	// from the inventory, which also has the netdevs of vDPA devices
 	shown := map[pci.Address]function.Function{}
 	for _, f := range v.Functions.Snapshot() {
 		if f.Kind == function.VF {
@@ -140,10 +141,10 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	return uses, nil
 }
 
-// useOf says how a VF is used, "" for not at all. A VF without a driver is not used. A VF whose
-// driver makes no netdev, such as vfio-pci, counts as used, because the kernel does not tell
-// whether a program has it open. So does a VF that is up with a carrier, because a program may use
-// its netdev, which goes with the VF.
+// useOf returns how a VF is used, or "" if it is not. A VF without a driver is not used. A VF whose
+// driver makes no netdev, such as vfio-pci, counts as used, because the kernel does not report
+// whether a program has it open. A VF that is up with a carrier counts as used, because a program
+// may use its netdev, which is removed with the VF.
 func (v *VFs) useOf(vf pci.Address, netdevs hostuse.Netdevs) (string, error) {
 	driver, err := v.device(vf).Link("driver")
 	if err != nil || driver == "" {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published without waiting
-// for it, with the Functions that there are.
+// Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published with the
+// existing Functions, without waiting for new VFs and SFs.
 package sriov
 
 import (
@@ -27,41 +27,41 @@ import (
 )
 
 const (
-	// pause is the time from a change of pools, Functions or the journal until a PF is looked at
-	// again: pods come in crowds.
+	// pause is the time from a change of pools, Functions or the journal until the next look at a
+	// PF, because many pods often come at once.
 	pause = 200 * time.Millisecond
 	// firstRetry and slowestRetry bound the pauses before the next look at a PF that did not get
-	// its VFs: the agent does not see all that frees a PF.
+	// its VFs, because the agent does not see everything that frees a PF.
 	firstRetry, slowestRetry = time.Second, time.Minute
 )
 
 // VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and reports the
-// PFs that cannot have them. A PF is never changed while somebody uses it or one of its VFs, and is
-// not touched if it has the number already. VFs keeps no state on disk: DevicePools say what is
-// wanted, and the kernel what there is.
+// PFs that cannot have them. VFs does not change a PF while the PF or one of its VFs is in use, and
+// does not touch a PF that has the number already. VFs keeps no state on disk, because DevicePools
+// have the wanted numbers and the kernel has the present ones.
 type VFs struct {
-	SysRoot   string                                      // where the host's sysfs is, writable
-	Functions interface{ Snapshot() []function.Function } // all of the node's, sorted
+	SysRoot   string                                      // the host's sysfs, writable
+	Functions interface{ Snapshot() []function.Function } // all Functions of the node, sorted
 	Pools     interface{ Pools() ([]pool.Pool, bool) }    // see [pool.Tracker.Pools]
-	// Journal knows who has which Function; see [journal.Journal].
+	// Journal knows the owner of each Function; see [journal.Journal].
 	Journal interface {
 		All() []journal.Attachment
 		Lock(ctx context.Context, id function.ID) (unlock func(), err error)
 		Subscribe(ctx context.Context) <-chan struct{}
 	}
-	// Assignments are the Functions that the kubelet gave to pods; see
+	// Assignments returns the Functions that the kubelet gave to pods; see
 	// [podresources.Client.Assigned].
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
 	HostNetdevs func() (hostuse.Netdevs, error) // see [hostuse.Read]
-	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. A card in
-	// error is not changed.
+	// Fault returns the error that a health reporter shows for a PF, or "". It must not be nil. A
+	// card in error is not changed.
 	Fault func(pf function.Function) string
-	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call
+	// Changed is called when the result of [VFs.Supply] has changed. It must neither block nor call
 	// methods of VFs.
 	Changed func()
-	// where set, called before n is written to a PF's sriov_numvfs
+	// optional; called before n is written to a PF's sriov_numvfs
 	Writing func(pf pci.Address, n int)
 	Metrics *Metrics
 	Log     logr.Logger
@@ -69,32 +69,33 @@ type VFs struct {
 	queue workqueue.TypedRateLimitingInterface[pci.Address] // of PFs
 
 	mutex    sync.Mutex
-	demands  []demand // by priority; the first that names a PF decides
+	demands  []demand // by priority; the first demand that names a PF decides
 	pfs      map[pci.Address]*pfState
 	supplies map[string]pool.Supply // by DevicePool
 }
 
-// demand is a DevicePool with numVFs, and the PFs that it names. lacking are the PFs whose VFs are
-// there but cannot serve.
+// demand is a DevicePool with numVFs, and the PFs that it names. lacking are the PFs whose VFs
+// exist but cannot serve pods.
 type demand struct {
 	pool    pool.Pool
 	pfs     []function.Function
 	lacking map[pci.Address]*problem
 }
 
-// pfState is what is known of a PF with one driver that is to have one number of VFs. When either
-// changes the PF gets a new pfState, as another driver may accept a number that one refused.
+// pfState is the state of a PF with one driver and one wanted number of VFs. When the driver or the
+// number changes, the PF gets a new pfState, because another driver may accept a number that the
+// old one refused.
 type pfState struct {
 	numVFs   int
 	driver   string
 	pool     string   // the DevicePool that decides numVFs
 	making   *problem // not nil while the number of VFs changes
 	answered bool     // the PF was looked at
-	problem  *problem // what came of that; nil if the PF has its VFs
+	problem  *problem // the result of the last look; nil if the PF has its VFs
 }
 
-// Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been
-// looked at. It does not wait for work on PFs.
+// Supply returns what a DevicePool with numVFs lacks on this node; known is false until its PFs
+// have been looked at. It does not wait for work on PFs.
 func (v *VFs) Supply(devicePool string) (s pool.Supply, known bool) {
 	v.mutex.Lock()
 	defer v.mutex.Unlock()
@@ -121,9 +122,9 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// Run works until ctx ends. functions and pools have a value when Functions, or pools, may have
-// changed. PFs do not wait for each other, because one card takes a second and another a minute. A
-// change that has begun is finished before Run returns.
+// Run works until ctx ends. The channels functions and pools have a value when Functions or pools
+// may have changed. PFs do not wait for each other, because one card takes a second and another a
+// minute. A change that has begun is finished before Run returns.
 func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 	v.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](firstRetry, slowestRetry))
@@ -157,7 +158,7 @@ func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 	}
 }
 
-// plan decides what the PFs are to have, and queues those that may need work.
+// plan decides how many VFs each PF must have, and queues the PFs that may need work.
 func (v *VFs) plan() {
 	pools, known := v.Pools.Pools()
 	if !known {
@@ -170,7 +171,7 @@ func (v *VFs) plan() {
 
 	before := v.pfs
 	v.pfs, v.demands = map[pci.Address]*pfState{}, nil
-	// as [pool.Assign] does
+	// in the order of [pool.Assign]
 	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int {
 		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	}) {
@@ -191,8 +192,8 @@ func (v *VFs) plan() {
 	v.publish()
 }
 
-// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. It returns
-// what is known of it now. The caller has the mutex.
+// planPF queues a PF if it may need work. pf is the known state of the PF, or nil. planPF returns
+// the new state. The caller must hold the mutex.
 func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	want := int(*p.Spec.NumVFs)
 	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
@@ -207,7 +208,7 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	case f.NumVFs == want:
 		pf.answered, pf.problem = true, nil
 	case pf.problem == nil || !pf.problem.tried:
-		// Somebody else changed the PF, or its users may be gone. A card that refused is asked
+		// Another program changed the PF, or its users may be gone. A card that refused is asked
 		// again only by the rate limiter.
 		v.queue.AddAfter(f.PF, pause)
 	}
@@ -215,8 +216,8 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	return pf
 }
 
-// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new pfState
-// meanwhile, and after ctx has ended, as it may be about the end of ctx.
+// work gives a PF the VFs that are wanted now. It drops the result if the PF has got a new pfState
+// meanwhile. It also drops the result after ctx has ended, because the error may only say that.
 func (v *VFs) work(ctx context.Context, address pci.Address) {
 	v.mutex.Lock()
 	pf := v.pfs[address]
@@ -254,7 +255,7 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 	})
 }
 
-// note changes what is known of PFs, and publishes what follows for DevicePools.
+// note changes the states of PFs, and publishes the result for DevicePools.
 func (v *VFs) note(change func()) {
 	v.mutex.Lock()
 	defer v.mutex.Unlock()
@@ -262,7 +263,7 @@ func (v *VFs) note(change func()) {
 	v.publish()
 }
 
-// publish makes known what DevicePools lack, if that is new. The caller has the mutex.
+// publish publishes what DevicePools lack, if that has changed. The caller must hold the mutex.
 func (v *VFs) publish() {
 	supplies := map[string]pool.Supply{}
 	for _, d := range v.demands {
@@ -270,7 +271,7 @@ func (v *VFs) publish() {
 		before, was := v.supplies[name]
 		s, known := v.supply(d)
 		if !known && was {
-			s, known = before, true // about an older spec
+			s, known = before, true // belongs to an older spec
 		}
 		if !known {
 			continue
@@ -295,8 +296,8 @@ func (v *VFs) publish() {
 	v.Changed()
 }
 
-// supply says what a DevicePool lacks. known is false until each PF for which it decides has been
-// looked at. The caller has the mutex.
+// supply returns what a DevicePool lacks. known is false until each PF for which the DevicePool
+// decides has been looked at. The caller must hold the mutex.
 func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	s, known = pool.Supply{Generation: d.pool.Generation, PFs: len(d.pfs)}, true
 	want := int(*d.pool.Spec.NumVFs)

@@ -40,9 +40,9 @@ const (
 	pf1 = pci.Address("0000:3b:00.1")
 )
 
-// host is a directory in place of sysfs, with PFs of 7 VFs each, and all else that the supply of
-// VFs asks. What is written to sriov_numvfs it makes, as the kernel does. A file cannot return the
-// kernel's errors: what it refuses it does not make.
+// host is a directory in place of sysfs, with PFs of 7 VFs each, and with all other sources that
+// the supply of VFs reads. It makes the VFs that are written to sriov_numvfs, as the kernel does. A
+// file cannot return the kernel's errors, so host makes no VFs instead of an error.
 type host struct {
 	t    *testing.T
 	root string
@@ -54,21 +54,21 @@ type host struct {
 	pools       []pool.Pool
 	attachments []journal.Attachment
 	assigned    map[string]podresources.Assignment
-	away        error // of the kubelet
-	asked       int   // the kubelet
+	away        error // returned by the kubelet
+	asked       int   // calls of the kubelet
 	uses        hostuse.Netdevs
-	vdpa        map[pci.Address]string // what the netdevs of vDPA devices are used for
-	unreadable  error                  // the answer to what the host uses
-	sick        string                 // what a health reporter tells of all PFs
-	refused     int                    // a number of VFs that no PF takes, 0 for none
+	vdpa        map[pci.Address]string // uses of the netdevs of vDPA devices
+	unreadable  error                  // returned in place of the host's uses
+	sick        string                 // error that a health reporter shows for all PFs
+	refused     int                    // a number of VFs that every PF refuses, or 0
 	writes      []string
-	locks       []string    // taken and, with "not", given up
-	held        function.ID // somebody else has its lock
+	locks       []string    // log of locks taken and, with "not", released
+	held        function.ID // locked by another caller
 	changed     int
-	looks       int // at the inventory
+	looks       int // calls of the inventory
 }
 
-// newHost makes a host whose PFs have these numbers of VFs.
+// newHost returns a host whose PFs have these numbers of VFs.
 func newHost(t *testing.T, numVFs ...int) *host {
 	t.Helper()
 	h := &host{t: t, root: t.TempDir(), uses: hostuse.Netdevs{}}
@@ -98,7 +98,7 @@ func (h *host) set(change func()) {
 	change()
 }
 
-// counted is one of the counters.
+// counted returns the value of a counter.
 func (h *host) counted(counter *int) int {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -135,7 +135,7 @@ func (h *host) bind(a pci.Address, driver string) {
 	}
 }
 
-// vf is the address of a VF of a PF.
+// vf returns the address of a VF of a PF.
 func vf(pf pci.Address, index int) pci.Address {
 	return pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 1+int(pf[len(pf)-1]-'0'), index))
 }
@@ -154,7 +154,7 @@ func (h *host) numVFs(pf pci.Address) int {
 	return n
 }
 
-// writing makes or takes away VFs as is just about to be written to sriov_numvfs.
+// writing makes or removes VFs for a number that is about to be written to sriov_numvfs.
 func (h *host) writing(pf pci.Address, n int) {
 	h.set(func() { h.writes = append(h.writes, fmt.Sprintf("%s %d", pf, n)) })
 	links, err := filepath.Glob(h.dir(pf, "virtfn*"))
@@ -169,7 +169,7 @@ func (h *host) writing(pf pci.Address, n int) {
 			os.Remove(link)))
 	}
 
-	if n > 0 && n == h.refused { // once it is written
+	if n > 0 && n == h.refused { // after it was written
 		time.AfterFunc(time.Millisecond, func() { h.write(pf, "sriov_numvfs", "0") })
 		return
 	}
@@ -284,14 +284,14 @@ func (h *host) fault(function.Function) string {
 	return h.sick
 }
 
-// wants is a DevicePool that wants n VFs of a PF.
+// wants returns a DevicePool that asks for n VFs of a PF.
 func wants(name string, n int32, pfNames ...string) pool.Pool {
 	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{
 		NumVFs: ptr.To(n), Selectors: []v1alpha1.FunctionSelector{{PFNames: pfNames}},
 	}}
 }
 
-// run has the supply work in the background, until the test ends.
+// run runs the supply in the background until the test ends.
 func (h *host) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -312,7 +312,7 @@ func (h *host) supply(devicePool string) pool.Supply {
 	return s
 }
 
-// short checks the only Shortage of a DevicePool, "" for none.
+// short checks the only Shortage of a DevicePool; an empty reason means that there is no Shortage.
 func (h *host) short(devicePool, reason, text string) {
 	h.t.Helper()
 	got := h.supply(devicePool).Shortages
@@ -341,7 +341,7 @@ func TestVFs(t *testing.T) {
 
 		h.declare(wants("four", 4, "ens0#0-1"), wants("three", 3, "ens1"), pool.Pool{Name: "other"})
 		synctest.Wait()
-		h.wrote("0000:3b:00.0 4") // whatever indexes are named; and nothing where there are as many
+		h.wrote("0000:3b:00.0 4") // indexes do not matter, and a PF with the right number is not written
 		h.short("four", "", "")
 		h.short("three", "", "")
 		if s := h.supply("four"); s.PFs != 1 {
@@ -364,7 +364,7 @@ func TestVFs(t *testing.T) {
 		synctest.Wait()
 		h.wrote("0000:3b:00.0 0")
 
-		h.declare() // PFs keep what they have
+		h.declare() // PFs keep their VFs
 		time.Sleep(time.Hour)
 		h.wrote()
 		if n := h.numVFs(pf1); n != 5 {
@@ -376,7 +376,7 @@ func TestVFs(t *testing.T) {
 	})
 }
 
-// TestVFsLocks: whoever reserves a Function while the VFs change has to wait.
+// TestVFsLocks checks that a Function cannot be reserved while the VFs change.
 func TestVFsLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
@@ -403,7 +403,7 @@ func TestVFsLocks(t *testing.T) {
 	})
 }
 
-// TestVFsInUse: a PF that somebody uses is not changed until nobody does.
+// TestVFsInUse checks that a PF in use is not changed until the use ends.
 func TestVFsInUse(t *testing.T) {
 	sf := function.SubfunctionID(pf0, 8)
 	for _, c := range []struct {
@@ -534,7 +534,7 @@ func TestVFsInUse(t *testing.T) {
 				}
 
 				c.end(h)
-				time.Sleep(2 * time.Minute) // nobody tells of all of that
+				time.Sleep(2 * time.Minute) // no event reports the end of these uses
 				h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
 				h.short("one", "", "")
 			})
@@ -542,8 +542,8 @@ func TestVFsInUse(t *testing.T) {
 	}
 }
 
-// TestVFsFollowReleases: the VFs of a PF change soon after the last of them is free, however long
-// that took.
+// TestVFsFollowReleases checks that the VFs of a PF change soon after the last of them is free,
+// however long that took.
 func TestVFsFollowReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
@@ -560,7 +560,7 @@ func TestVFsFollowReleases(t *testing.T) {
 			}
 		})
 
-		for range 100 { // so many pods come and go elsewhere
+		for range 100 { // many pods come and go elsewhere
 			h.records.Notify()
 			time.Sleep(pause / 10)
 		}
@@ -575,16 +575,16 @@ func TestVFsFollowReleases(t *testing.T) {
 		time.Sleep(pause)
 		synctest.Wait()
 		h.short("one", v1alpha1.ReasonInUse, "belongs to pod default/web (container")
-		h.set(func() { h.assigned = nil }) // of which the kubelet does not tell
-		// After 1 s, or after 2 s where one more look came from the last of the records that
-		// changed.
+		h.set(func() { h.assigned = nil }) // without a notification by the kubelet
+		// The look comes after 1 s, or after 2 s if the last changed record caused one more look
+		// before.
 		time.Sleep(3 * time.Second)
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
 	})
 }
 
-// TestVFsAfterReboot: pods that had VFs and SFs before the machine was booted wait for them to be
-// there again.
+// TestVFsAfterReboot checks that the VFs and SFs of pods are made again after a reboot of the
+// machine.
 func TestVFsAfterReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
@@ -605,7 +605,8 @@ func TestVFsAfterReboot(t *testing.T) {
 	})
 }
 
-// TestVFsKubeletAway: without VFs there is nothing that a pod could have.
+// TestVFsKubeletAway checks that a PF without VFs does not need the kubelet's answer, because no
+// pod can have a VF.
 func TestVFsKubeletAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
@@ -651,7 +652,7 @@ func TestVFsNotPossible(t *testing.T) {
 	}
 }
 
-// TestRefused: what the kernel answers to a write, which no file of a test can answer.
+// TestRefused checks the messages for errors of the kernel, which a file of a test cannot return.
 func TestRefused(t *testing.T) {
 	h := newHost(t, 2)
 	for _, c := range []struct {
@@ -685,8 +686,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestVFsRefused: a card that refuses to have more gets back what it had, and is not asked again
-// for the same.
+// TestVFsRefused checks that a card that refuses more VFs gets back its former number, and is not
+// asked again for the refused number.
 func TestVFsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
@@ -700,11 +701,11 @@ func TestVFsRefused(t *testing.T) {
 			"has 0 VFs after driver igb was told to make 5: see the kernel's log; it has its 2 "+
 				"VFs again")
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 5", "0000:3b:00.0 2")
-		h.functions.Notify() // it is no news that there are 2 VFs again
+		h.functions.Notify() // the inventory reports that there are 2 VFs again
 		time.Sleep(pause + time.Millisecond)
 		h.wrote()
 
-		time.Sleep(time.Hour) // it would cost the 2 VFs each time
+		time.Sleep(time.Hour) // each retry would cost the 2 VFs
 		h.wrote()
 		if n := testutil.ToFloat64(h.vfs.Metrics.changes.WithLabelValues("failed")); n != 1 {
 			t.Errorf("%v failures counted, want 1", n)
@@ -726,7 +727,7 @@ func TestVFsRefused(t *testing.T) {
 	})
 }
 
-// TestVFsRetried: a card without VFs loses nothing when it is asked again, less and less often.
+// TestVFsRetried checks that a card without VFs is asked again, less and less often.
 func TestVFsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
@@ -742,8 +743,8 @@ func TestVFsRetried(t *testing.T) {
 	})
 }
 
-// TestVFsUnseen: of a PF whose VFs the inventory does not see all, as somebody removed one from the
-// PCI bus, there is nothing to be made, and nothing to be looked at each second for that.
+// TestVFsUnseen checks that no VFs are made, and no look each second follows, if the inventory
+// lacks some VFs of a PF because a program removed them from the PCI bus.
 func TestVFsUnseen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 4)
@@ -759,8 +760,8 @@ func TestVFsUnseen(t *testing.T) {
 	})
 }
 
-// TestVFsConflict: of two DevicePools that want different numbers, the one counts that Functions
-// would belong to.
+// TestVFsConflict checks that, if two DevicePools want different numbers, the DevicePool decides to
+// which the Functions would belong.
 func TestVFsConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0, 0)
@@ -778,7 +779,7 @@ func TestVFsConflict(t *testing.T) {
 	})
 }
 
-// TestVFsNoPF: a DevicePool is no business of a node that has none of its PFs.
+// TestVFsNoPF checks that a DevicePool has no status on a node without its PFs.
 func TestVFsNoPF(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
@@ -799,8 +800,8 @@ func TestVFsNoPF(t *testing.T) {
 	})
 }
 
-// TestVFsOfAnOlderGeneration: what is said of a DevicePool is about its older spec until every PF
-// has been looked at for the new one.
+// TestVFsOfAnOlderGeneration checks that the status of a DevicePool refers to its older spec until
+// every PF has been looked at for the new spec.
 func TestVFsOfAnOlderGeneration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 4)
@@ -822,7 +823,7 @@ func TestVFsOfAnOlderGeneration(t *testing.T) {
 		h.run()
 		h.declare(asks(1, 4))
 		is(1, "")
-		h.declare(asks(2, 4)) // something else in the spec
+		h.declare(asks(2, 4)) // another field of the spec changed
 		is(2, "")
 
 		h.held = function.ID{Address: pf0}
