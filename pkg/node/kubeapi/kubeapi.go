@@ -32,8 +32,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts, the Node
-// and its XPUNode come from a cache.
+// API is the API server as the agent of one node sees it. Reads of DevicePools, XPUs, XPUPorts, the
+// Node and its XPUNode come from a cache.
 type API struct {
 	node   string
 	cache  cache.Cache
@@ -42,16 +42,18 @@ type API struct {
 	events Events
 	synced chan struct{} // closed when everything has been read once
 
-	changed notify.Signal // a Port or an XPU
-	// the [refusal] of the last Port, by [function.ID]; none if it was not refused
+	changed notify.Signal // notified when a Port or an XPU changes
+	// the [refusal] of the last Port by [function.ID]; no entry if the Port was not refused
 	refusals sync.Map
 }
 
-// Events are called when something changed. They must not block.
+// Events has the functions that API calls after changes. They must not block.
 type Events struct {
-	// DeclarationsChanged: a DevicePool's spec, the node's labels or the node's XPUNode.
+	// DeclarationsChanged is called after a change of a DevicePool's spec, the node's labels or the
+	// node's XPUNode.
 	DeclarationsChanged func()
-	// PortsChanged: a Port or an XPU of this node, or whether an XPU's OPI agent answers.
+	// PortsChanged is called after a change of a Port or an XPU of this node, including whether an
+	// XPU's OPI agent can be reached.
 	PortsChanged func()
 }
 
@@ -91,8 +93,8 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	}, nil
 }
 
-// restMapper has the kinds that an agent needs. It does not ask the API server, which may be away
-// when the agent starts.
+// restMapper returns a mapper for the kinds that an agent needs. It does not ask the API server,
+// which may be out of reach when the agent starts.
 func restMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
@@ -103,12 +105,12 @@ func restMapper() meta.RESTMapper {
 	return mapper
 }
 
-// nodeMetadata is the Node without spec and status, which an agent does not need.
+// nodeMetadata returns a Node without spec and status, which an agent does not need.
 func nodeMetadata() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
 }
 
-// Run watches until ctx ends.
+// Run watches the objects until ctx ends.
 func (a *API) Run(ctx context.Context) error {
 	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction,
 		functionOf); err != nil {
@@ -126,7 +128,7 @@ func (a *API) Run(ctx context.Context) error {
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: a.poolHandler(),
-		// somebody else's too, so that it is mended
+		// also called when another client changed it, so that the agent corrects it
 		&v1alpha1.XPUNode{}: onChange(a.events.DeclarationsChanged),
 		nodeMetadata():      labelled,
 		&v1alpha1.XPU{}:     onChange(a.portsChanged),
@@ -155,7 +157,7 @@ func (a *API) Run(ctx context.Context) error {
 	return a.cache.Start(ctx)
 }
 
-// poolHandler leaves out the status, which sums up what all nodes have.
+// poolHandler ignores changes of the status, because the status sums up all nodes.
 func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
 	handler := onChange(a.events.DeclarationsChanged)
 	handler.UpdateFunc = func(before, after any) {
@@ -167,7 +169,7 @@ func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
 	return handler
 }
 
-// onChange calls changed for every event of an object.
+// onChange returns a handler that calls changed for every event of an object.
 func onChange(changed func()) toolscache.ResourceEventHandlerFuncs {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { changed() },
@@ -176,7 +178,7 @@ func onChange(changed func()) toolscache.ResourceEventHandlerFuncs {
 	}
 }
 
-// Synced waits until everything has been read once; false means that ctx ended before.
+// Synced waits until everything has been read once. It returns false if ctx ended before.
 func (a *API) Synced(ctx context.Context) bool {
 	select {
 	case <-a.synced:
@@ -204,8 +206,8 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 	return node.Labels, nil
 }
 
-// XPUNode is the status of the node's XPUNode, nil if there is none that belongs to the Node as it
-// is now.
+// XPUNode returns the status of the node's XPUNode, or nil if no XPUNode belongs to the current
+// Node object.
 func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	owner, err := a.owner(ctx)
 	if err != nil {
@@ -230,8 +232,8 @@ func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	return &n.Status, nil
 }
 
-// WriteXPUNode replaces the status of the node's XPUNode, which it makes if there is none. The
-// garbage collector deletes it with the Node.
+// WriteXPUNode replaces the status of the node's XPUNode, and creates the XPUNode if it is missing.
+// The garbage collector deletes it with the Node.
 func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) error {
 	owner, err := a.owner(ctx)
 	if err != nil {
@@ -258,7 +260,7 @@ func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) e
 		client.FieldOwner("xpu-agent"), client.ForceOwnership)
 }
 
-// owner is a reference to the agent's Node.
+// owner returns an owner reference to the agent's Node.
 func (a *API) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	node := nodeMetadata()
 	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
@@ -269,9 +271,9 @@ func (a *API) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	}, nil
 }
 
-// NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It
-// sends them in the background until ctx ends, never blocks, and drops what the API server does not
-// take.
+// NewRecorder returns a recorder of events about Kubernetes' own kinds, such as pods and nodes. It
+// sends events in the background until ctx ends, never blocks, and drops events that the API server
+// does not accept.
 func NewRecorder(
 	ctx context.Context, clientset kubernetes.Interface,
 ) (events.EventRecorder, error) {

@@ -45,10 +45,10 @@ func resourceClaim(name string) *resourceapi.ResourceClaim {
 	}
 }
 
-// events counts what an API told of.
+// events counts the calls of the functions in [kubeapi.Events].
 type events struct{ declarations, ports atomic.Int64 }
 
-// running is an API as the node's agent has it, with the rights of an agent and no others.
+// running returns a running API with the rights of the node's agent and no others.
 func running(t *testing.T, node string) (*kubeapi.API, *events) {
 	t.Helper()
 	cluster.Need(t)
@@ -162,8 +162,8 @@ func TestNodeIsMissing(t *testing.T) {
 	}
 }
 
-// TestXPUNode: an agent makes the XPUNode of its node, replaces what it says, and reads it. It is
-// no other node's, and not that of a Node that had the name before.
+// TestXPUNode checks that an agent creates the XPUNode of its node, replaces the status, and reads
+// it. It does not read the XPUNode of another node or of a deleted Node with the same name.
 func TestXPUNode(t *testing.T) {
 	cluster.Need(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
@@ -221,7 +221,7 @@ func TestXPUNode(t *testing.T) {
 	status.Pools = nil
 	write(status)
 
-	// The Node is made anew: the XPUNode is another one's until the garbage collector has taken it.
+	// A new Node has the name now. The XPUNode belongs to the old Node until it is collected.
 	must.Succeed(t, admin.Delete(t.Context(), node.DeepCopy()))
 	must.Succeed(t,
 		admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}))
@@ -235,7 +235,7 @@ func TestXPUNode(t *testing.T) {
 	must.Succeed(t, admin.Delete(t.Context(), made))
 }
 
-// port is the XPUPort of VF index of a node, for a claim in namespace "default".
+// port returns the XPUPort of VF index of a node, for a claim in namespace "default".
 func port(node string, index int, claimName string) *v1alpha1.XPUPort {
 	f := functionOf(index)
 	return &v1alpha1.XPUPort{
@@ -254,7 +254,7 @@ func functionOf(index int) function.ID {
 
 func uidOf(claimName string) types.UID { return types.UID(claimName + "-uid") }
 
-// allocated is the claim as the kubelet hands it over.
+// allocated returns the claim as the kubelet passes it to the driver.
 func allocated(
 	name string, devices ...resourceapi.AllocatedDeviceStatus,
 ) *resourceapi.ResourceClaim {
@@ -277,7 +277,7 @@ func setReady(
 	}
 }
 
-// result is what Wait returned.
+// result has the results of Wait.
 type result struct {
 	port *v1alpha1.XPUPort
 	err  error
@@ -301,8 +301,8 @@ func TestWaitUntilReady(t *testing.T) {
 
 	done := waitInBackground(ctx, api, allocated("wait-claim"), functionOf(2))
 
-	// In the order in which things may come: the Port of the Function's last claim, and then ours,
-	// not ready at first.
+	// The events come in this order: first the Port of the Function's last claim, then the Port of
+	// this claim, which is not ready at first.
 	admin := newClient(t, cluster.Admin())
 	last := port("wait", 2, "wait-last")
 	created(t, last)
@@ -334,8 +334,8 @@ func TestWaitUntilReady(t *testing.T) {
 	}
 }
 
-// TestServes: what is served, and what was never asked for, is not waited for; the rest is, and the
-// error says what is missing.
+// TestServes checks that Serves returns at once for a served Port and for a claim without a Port.
+// Otherwise it waits, and the error says what is missing.
 func TestServes(t *testing.T) {
 	api, told := running(t, "serves")
 	ours := port("serves", 2, "serves-claim")
@@ -369,7 +369,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// TestWaitGivesUp: the error says what is missing.
+// TestWaitGivesUp checks that the error says what is missing.
 func TestWaitGivesUp(t *testing.T) {
 	api, told := running(t, "giveup")
 	condition := func(conditionType, reason, message string) resourceapi.AllocatedDeviceStatus {
@@ -481,7 +481,8 @@ func TestProvisionFailed(t *testing.T) {
 	})
 }
 
-// TestSyncedEnds: an agent that is told to stop does not wait for an API server that is away.
+// TestSyncedEnds checks that an agent that must stop does not wait for an API server that is out of
+// reach.
 func TestSyncedEnds(t *testing.T) {
 	cluster.Need(t)
 	config := cluster.Agent("unsynced")

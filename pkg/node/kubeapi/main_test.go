@@ -9,8 +9,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 )
 
-// cluster is the one API server of the package's tests, which use names of their own; nil if there
-// is none.
+// cluster is the one API server of the package's tests, which use different names. It is nil
+// without kube-apiserver.
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {

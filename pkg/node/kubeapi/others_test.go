@@ -23,7 +23,7 @@ import (
 
 const deploy = "../../../deploy"
 
-// bare is an API server of the oldest version, without the project's CRDs.
+// bare returns an API server of the oldest supported version, without the project's CRDs.
 func bare(t *testing.T) *kubeapitest.Cluster {
 	t.Helper()
 	c, err := kubeapitest.StartWithoutCRDs(deploy, [2]string{"emulated-version", "1.34"})
@@ -33,7 +33,7 @@ func bare(t *testing.T) *kubeapitest.Cluster {
 	return c
 }
 
-// as is the client of a user without groups.
+// as returns the client of a user without groups.
 func as(t *testing.T, cluster *kubeapitest.Cluster, user string) client.Client {
 	t.Helper()
 	config := cluster.Admin()
@@ -43,7 +43,8 @@ func as(t *testing.T, cluster *kubeapitest.Cluster, user string) client.Client {
 	return newClient(t, config)
 }
 
-// administratorOf may do everything in a namespace, and nothing elsewhere.
+// administratorOf returns the client of a user who may do everything in a namespace, and nothing
+// elsewhere.
 func administratorOf(
 	t *testing.T, cluster *kubeapitest.Cluster, namespace, user string,
 ) client.Client {
@@ -65,9 +66,9 @@ func administratorOf(
 	return c
 }
 
-// TestAllocationsAreTheSchedulers: who may write the status of the claims of a namespace does not
-// give himself what only a class may. Claims of other drivers are left to their own rules, and so
-// is the rest of the status.
+// TestAllocationsAreTheSchedulers checks that a user who may write the status of the claims in a
+// namespace cannot write an allocation with settings that only a class may make. The policy leaves
+// claims of other drivers and the rest of the status alone.
 func TestAllocationsAreTheSchedulers(t *testing.T) {
 	cluster := bare(t)
 	admin, tenant := newClient(t, cluster.Admin()), administratorOf(t, cluster, "default",
@@ -110,8 +111,8 @@ func TestAllocationsAreTheSchedulers(t *testing.T) {
 	}
 }
 
-// TestPoliciesSpareOthers: no policy refuses, delays or changes what is not the project's, without
-// its CRDs as well as with them, also while an API server starts.
+// TestPoliciesSpareOthers checks that no policy refuses, delays or changes objects of other
+// projects, with and without the project's CRDs, also while an API server starts.
 func TestPoliciesSpareOthers(t *testing.T) {
 	cluster := bare(t)
 	tenant := administratorOf(t, cluster, "default", "tenant")
@@ -144,8 +145,8 @@ func TestPoliciesSpareOthers(t *testing.T) {
 	write("at-start", as(t, cluster, "tenant"))
 }
 
-// TestPoliciesCostNothing: no policy reads other objects, whose number or absence would count for
-// every request.
+// TestPoliciesCostNothing checks that no policy reads other objects, because their number or
+// absence would affect every request.
 func TestPoliciesCostNothing(t *testing.T) {
 	var files []string
 	must.Succeed(t, filepath.WalkDir(deploy, func(path string, entry os.DirEntry, err error) error {

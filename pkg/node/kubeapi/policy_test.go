@@ -35,8 +35,8 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// created creates objects as the administrator, and deletes them when the test ends. It says of
-// XPUs where they are, as xpu-controller does.
+// created creates objects as the administrator, and deletes them when the test ends. It writes the
+// nodes of XPUs into their status, as xpu-controller does.
 func created(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	admin := newClient(t, cluster.Admin())
@@ -72,14 +72,14 @@ func resourceSlice(name, driver, node string) *resourceapi.ResourceSlice {
 	}
 }
 
-// poolOf is the slice with a pool that is named after this node.
+// poolOf returns the slice with a pool that has the name of this node.
 func poolOf(node string, s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	s = s.DeepCopy()
 	s.Spec.Pool.Name = node + "/" + s.Name
 	return s
 }
 
-// TestPoliciesInAnyNamespace: the policies hold wherever the project is installed.
+// TestPoliciesInAnyNamespace checks that the policies hold in every namespace of an installation.
 func TestPoliciesInAnyNamespace(t *testing.T) {
 	cluster.Need(t)
 	const namespace = "network-functions"
@@ -124,8 +124,8 @@ func TestPoliciesInAnyNamespace(t *testing.T) {
 	}
 }
 
-// TestPortsAreTheControllers: nobody else makes an XPUPort, says that it is up, or takes its
-// finalizer away.
+// TestPortsAreTheControllers checks that only xpu-controller creates an XPUPort of a claim, reports
+// it as up, and removes its finalizer.
 func TestPortsAreTheControllers(t *testing.T) {
 	cluster.Need(t)
 	created(t, &rbacv1.ClusterRoleBinding{
@@ -199,8 +199,8 @@ func TestPortsAreTheControllers(t *testing.T) {
 	}
 }
 
-// TestAdministratorsGiveUp: neither an agent nor the administrator of a namespace can say that a
-// Function is given up.
+// TestAdministratorsGiveUp checks that neither an agent nor the administrator of a namespace can
+// give up a Function.
 func TestAdministratorsGiveUp(t *testing.T) {
 	cluster.Need(t)
 	created(t, xpu("policy-card", "policy-a"), &rbacv1.RoleBinding{
@@ -349,7 +349,7 @@ func TestAgentsWriteTheirOwnXPUNodeOnly(t *testing.T) {
 	}
 }
 
-// TestAgentsWriteClaimsOfTheirNodeOnly: KEP-4817.
+// TestAgentsWriteClaimsOfTheirNodeOnly checks the rule of KEP-4817.
 func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 	cluster.Need(t)
 	const slicePool, device = "policy-a/0000-3b-00-0/fast", "0000-3b-00-2"
@@ -398,7 +398,7 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 	}
 }
 
-// ownPort is the XPUPort of VF index of a node as the node's agent makes it.
+// ownPort returns the XPUPort of VF index of a node that the node's agent makes.
 func ownPort(node string, index int) *v1alpha1.XPUPort {
 	p := port(node, index, "")
 	p.Namespace, p.Finalizers, p.Spec.Claim = kubeapitest.AgentNamespace, []string{
@@ -515,7 +515,8 @@ func TestAgentsSendEvents(t *testing.T) {
 	})
 }
 
-// allocatedTo is what a scheduler writes, with a setting that only a class may make.
+// allocatedTo returns an allocation as a scheduler writes it, with a setting that only a class may
+// make.
 func allocatedTo(driver string) *resourceapi.AllocationResult {
 	return &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{
@@ -542,8 +543,8 @@ func claimFor(namespace, name string) *resourceapi.ResourceClaim {
 	}
 }
 
-// TestNamesakesOfOthers: programs of others whose ServiceAccounts have our names do what their
-// roles allow.
+// TestNamesakesOfOthers checks that ServiceAccounts of other programs that have the names of this
+// project's ServiceAccounts may do what their roles allow.
 func TestNamesakesOfOthers(t *testing.T) {
 	cluster.Need(t)
 	const namespace, driver = "gpu-operator", "gpu.example.com"

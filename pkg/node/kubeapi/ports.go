@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// portsByFunction is the index of the Ports in memory by their Function.
+// portsByFunction is the cache's index of Ports by their Function.
 const portsByFunction = "function"
 
 func functionOf(port client.Object) []string {
@@ -36,7 +36,7 @@ func functionOf(port client.Object) []string {
 // node, until ctx ends.
 func (a *API) Subscribe(ctx context.Context) <-chan struct{} { return a.changed.Subscribe(ctx) }
 
-// Ports are the Ports of the node, in all namespaces. The caller must not change them.
+// Ports returns the Ports of the node in all namespaces. The caller must not change them.
 func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
 	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -45,8 +45,8 @@ func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 	return list.Items, nil
 }
 
-// PortsOf are the Ports of a Function: there can be one in each namespace, and one that was made
-// ahead. The caller must not change them.
+// PortsOf returns the Ports of a Function: at most one in each namespace, and at most one that was
+// made ahead. The caller must not change them.
 func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
 	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()},
@@ -72,9 +72,9 @@ func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return a.writer.Create(ctx, port)
 }
 
-// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A
-// NotFound error says that there is no such Port. After nil the Port exists until the xPU does not
-// serve it any more.
+// DeletePort requests the deletion of a Port. If uid is not empty, only the Port with this uid is
+// deleted. The error is NotFound if there is no such Port. After DeletePort returned nil, the Port
+// exists until the xPU does not serve it any more.
 func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
@@ -86,8 +86,8 @@ func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid type
 	return a.writer.Delete(ctx, port, options...)
 }
 
-// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx
-// ends before, the error has the conditions of the Port and of the claim.
+// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves the Port.
+// If ctx ends before, the error has the conditions of the Port and of the claim.
 func (a *API) Wait(
 	ctx context.Context, c *resourceapi.ResourceClaim, f function.ID,
 ) (*v1alpha1.XPUPort, error) {
@@ -102,8 +102,8 @@ func (a *API) Wait(
 	return port, nil
 }
 
-// Serves returns nil once the xPU serves the claim's Port of a Function, and at once if the claim
-// has no Port. If ctx ends before, the error says what is missing.
+// Serves returns nil once the xPU serves the claim's Port of a Function. It returns nil at once if
+// the claim has no Port. If ctx ends before, the error says what is missing.
 func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f function.ID) error {
 	return a.await(ctx, func() error {
 		_, err := a.port(ctx, namespace, claim, f)
@@ -121,13 +121,13 @@ func (a *API) await(ctx context.Context, problem func() error) error {
 	return err
 }
 
-// ProvisionedAhead says whether the xPU serves a Port in the network that was made before any pod
-// has the Function.
+// ProvisionedAhead reports whether the xPU serves a Port of the Function in the network that was
+// made before a pod has the Function.
 func (a *API) ProvisionedAhead(f function.ID, network string) bool {
 	select {
 	case <-a.synced:
 	default:
-		return false // a read would wait
+		return false // a read would block
 	}
 
 	ports, err := a.PortsOf(context.Background(), f)
@@ -140,7 +140,8 @@ func (a *API) ProvisionedAhead(f function.ID, network string) bool {
 		v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
 }
 
-// errNoPort says that the controller made no Port for a claim, or not yet. The Port's name follows.
+// errNoPort means that xpu-controller has not made a Port for a claim. The name of the Port
+// follows.
 var errNoPort = errors.New("the xPU is not provisioned: xpu-controller has not made XPUPort")
 
 func (a *API) port(
@@ -148,7 +149,7 @@ func (a *API) port(
 ) (*v1alpha1.XPUPort, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
 	var port v1alpha1.XPUPort
-	// The read comes from the cache and must work even if the context of the caller has ended.
+	// The read comes from the cache and must work even if the caller's context has ended.
 	err := a.cache.Get(context.WithoutCancel(ctx), name, &port)
 	if apierrors.IsNotFound(err) || err == nil && port.Spec.Claim.UID != uid {
 		return nil, fmt.Errorf("%w %s for this claim yet", errNoPort, name)
@@ -172,7 +173,7 @@ func (a *API) port(
 	return &port, nil
 }
 
-// claimProblem is what the controller wrote into the claim, if it could not make a Port.
+// claimProblem returns what the controller wrote into the claim if it could not make a Port.
 func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 	for _, device := range c.Status.Devices {
 		if device.Driver != v1alpha1.GroupName {
@@ -191,8 +192,8 @@ func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 	return nil
 }
 
-// XPUOf is the XPU that serves a PF of the node, nil if there is none. The caller must not change
-// it.
+// XPUOf returns the XPU that serves a PF of the node, or nil if no XPU does. The caller must not
+// change it.
 func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) {
 	var list v1alpha1.XPUList
 	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -201,14 +202,14 @@ func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) 
 	return claim.XPUOf(list.Items, pf), nil
 }
 
-// XPUAway says why xpu-controller cannot reach the OPI agent of the Function's xPU. It is "" if it
-// can, if the Function has no xPU, and as long as nothing is known. It also says so of a Function
-// that an administrator has given up.
+// XPUAway returns why xpu-controller cannot reach the OPI agent of the Function's xPU. It returns
+// "" if the agent can be reached, if the Function has no xPU, and as long as nothing is known. It
+// also returns a reason for a Function that an administrator has given up.
 func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:
 	default:
-		return "" // a read would wait
+		return "" // a read would block
 	}
 
 	xpu, err := a.XPUOf(context.Background(), f.PF)
@@ -231,17 +232,17 @@ func (a *API) XPUAway(f function.Function) string {
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
 }
 
-// refusalTime is how long a Function stays tainted after the Port that its xPU refused was deleted.
-// Meanwhile the scheduler can try other Functions.
+// refusalTime is how long a Function stays tainted after its xPU refused a Port and the Port was
+// deleted. Meanwhile the scheduler can try other Functions.
 const refusalTime = time.Minute
 
-// refusal is what the xPU said about one Port.
+// refusal is the answer of an xPU that refused a Port.
 type refusal struct {
 	port    types.UID
 	message string
 }
 
-// ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
+// ProvisionFailed returns why the xPU refused the Function's last Port, or "" if it did not.
 func (a *API) ProvisionFailed(f function.ID) string {
 	last, _ := a.refusals.Load(f)
 	refused, _ := last.(refusal)
@@ -264,7 +265,7 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	defer a.portsChanged()
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
-	// The condition of a Port that is being deleted says nothing about its Function.
+	// The condition of a Port that is being deleted is no answer about its Function.
 	if ready.Status == "" || !port.DeletionTimestamp.IsZero() {
 		return
 	}
@@ -288,13 +289,13 @@ func (a *API) portDeleted(port *v1alpha1.XPUPort) {
 	}
 
 	time.AfterFunc(refusalTime, func() {
-		if a.refusals.CompareAndDelete(f, last) { // unless the xPU refused another Port since
+		if a.refusals.CompareAndDelete(f, last) { // false if the xPU refused another Port since
 			a.portsChanged()
 		}
 	})
 }
 
-// portsChanged notifies all who wait for a change of a Port or an XPU.
+// portsChanged notifies all that wait for a change of a Port or an XPU.
 func (a *API) portsChanged() {
 	a.changed.Notify()
 	a.events.PortsChanged()

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// TestRefusalIsHeld: the Function stays tainted while the scheduler looks for another one, although
-// the Port that was refused is deleted at once.
+// TestRefusalIsHeld checks that the Function stays tainted while the scheduler looks for another
+// one, although the refused Port is deleted at once.
 func TestRefusalIsHeld(t *testing.T) {
 	vf := function.ID{Address: "0000:3b:00.2"}
 	port := func(uid types.UID, reason string) *v1alpha1.XPUPort {

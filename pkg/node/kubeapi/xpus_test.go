@@ -87,7 +87,7 @@ func TestXPUAway(t *testing.T) {
 	}
 }
 
-// TestOwnPorts: what an agent makes of its own, with the rights that it has.
+// TestOwnPorts checks the Ports that an agent makes itself, with the rights of an agent.
 func TestOwnPorts(t *testing.T) {
 	api, _ := running(t, "own")
 	if err := api.CreatePort(t.Context(), ownPort("own", 2)); !apierrors.IsNotFound(err) {

@@ -341,7 +341,7 @@ func TestVFs(t *testing.T) {
 
 		h.declare(wants("four", 4, "ens0#0-1"), wants("three", 3, "ens1"), pool.Pool{Name: "other"})
 		synctest.Wait()
-		h.wrote("0000:3b:00.0 4") // indexes do not matter, and a PF with the right number is not written
+		h.wrote("0000:3b:00.0 4") // whatever indexes are named; the second PF has 3 VFs already
 		h.short("four", "", "")
 		h.short("three", "", "")
 		if s := h.supply("four"); s.PFs != 1 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapitest runs an API server for tests that is set up as deploy/ sets up a cluster:
-// with the CRDs, and for the agents with their role and the admission policies.
+// Package kubeapitest runs an API server for tests. It has the CRDs, the agents' role and the
+// admission policies of deploy/, as a cluster has.
 package kubeapitest
 
 import (
@@ -35,17 +35,18 @@ type Cluster struct {
 	environment *envtest.Environment
 }
 
-// Start starts an API server, with what is in the deploy directory. It returns nil where
-// KUBEBUILDER_ASSETS does not say where kube-apiserver and etcd are; tests then skip, by
-// [Cluster.Need]. flags are more of kube-apiserver, without dashes: {"emulated-version", "1.34"}.
+// Start starts an API server with the objects of the deploy directory. It returns nil if
+// KUBEBUILDER_ASSETS does not name the directory of kube-apiserver and etcd; [Cluster.Need] then
+// skips the tests. flags are additional flags of kube-apiserver, without dashes:
+// {"emulated-version", "1.34"}.
 func Start(deploy string, flags ...[2]string) (*Cluster, error) {
 	return start(deploy, &envtest.Environment{
 		CRDDirectoryPaths: []string{filepath.Join(deploy, "crds")}, ErrorIfCRDPathMissing: true,
 	}, flags)
 }
 
-// StartWithoutCRDs is [Start] for a cluster from which the project's CRDs were removed, or in which
-// the API server does not know them yet. The roles and policies are there.
+// StartWithoutCRDs does the same as [Start] for a cluster from which the project's CRDs were
+// removed, or whose API server does not know them yet. The roles and policies exist.
 func StartWithoutCRDs(deploy string, flags ...[2]string) (*Cluster, error) {
 	return start(deploy, &envtest.Environment{}, flags)
 }
@@ -75,8 +76,8 @@ func start(deploy string, environment *envtest.Environment, flags [][2]string) (
 }
 
 // Restart stops the API server and starts it again with the same data. It returns when the API
-// server says that it is ready, which is before it knows all policies and CRDs. It has new
-// certificates: clients are to be made anew.
+// server reports that it is ready, which is before it has read all policies and CRDs. Because the
+// API server has new certificates, the caller must create new clients.
 func (c *Cluster) Restart() error {
 	server := c.environment.ControlPlane.APIServer
 	if err := server.Stop(); err != nil {
@@ -97,8 +98,9 @@ func (c *Cluster) Restart() error {
 	return nil
 }
 
-// Main runs the tests of a package with an API server of [Start], which it passes to use first, or
-// nil without the API server's program. It is for TestMain, and returns the code to exit with.
+// Main runs the tests of a package with an API server of [Start]. It first calls use with the API
+// server, or with nil if the API server's program is missing. Main is for TestMain, and returns the
+// code to exit with.
 func Main(m *testing.M, deploy string, use func(*Cluster)) int {
 	c, err := Start(deploy)
 	if err != nil {
@@ -116,7 +118,7 @@ func Main(m *testing.M, deploy string, use func(*Cluster)) int {
 	return code
 }
 
-// Stop ends the API server. It is no error if there is none.
+// Stop ends the API server. It does nothing if there is no API server.
 func (c *Cluster) Stop() error {
 	if c == nil {
 		return nil
@@ -124,7 +126,7 @@ func (c *Cluster) Stop() error {
 	return c.environment.Stop()
 }
 
-// Need skips the test where there is no API server.
+// Need skips the test if there is no API server.
 func (c *Cluster) Need(t testing.TB) {
 	t.Helper()
 	if c == nil {
@@ -133,16 +135,17 @@ func (c *Cluster) Need(t testing.TB) {
 	}
 }
 
-// Admin may do everything.
+// Admin returns the configuration of a user who may do everything.
 func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // AgentNamespace is the namespace of the agents.
 const AgentNamespace = "xpu-system"
 
-// Agent is the agent on a node: its ServiceAccount with a token that is bound to a pod there.
+// Agent returns the configuration of the agent on a node: its ServiceAccount with a token that is
+// bound to a pod on the node.
 func (c *Cluster) Agent(node string) *rest.Config { return c.AgentIn(AgentNamespace, node) }
 
-// AgentIn is the agent on a node of an installation in this namespace.
+// AgentIn returns the configuration of the agent on a node of an installation in this namespace.
 func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 	config := c.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
@@ -160,7 +163,7 @@ func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 	return config
 }
 
-// Controller is xpu-controller: its ServiceAccount.
+// Controller returns the configuration of xpu-controller, which has its ServiceAccount.
 func (c *Cluster) Controller() *rest.Config {
 	config := c.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
@@ -171,7 +174,7 @@ func (c *Cluster) Controller() *rest.Config {
 	return config
 }
 
-// Client is a client that knows this project's kinds and those of Kubernetes.
+// Client returns a client that knows the kinds of this project and of Kubernetes.
 func Client(config *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme),
@@ -225,7 +228,7 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 
 // waitForPolicies returns once all policies are enforced, which takes the API server a moment.
 func (c *Cluster) waitForPolicies(ctx context.Context) error {
-	stranger, err := Client(c.Agent("")) // whom all refuse
+	stranger, err := Client(c.Agent("")) // which all policies refuse
 	if err != nil {
 		return err
 	}
@@ -266,7 +269,8 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	return nil
 }
 
-// DeniedByPolicy says whether an admission policy refused a request: not the role, and not the API.
+// DeniedByPolicy reports whether an admission policy, and not the role or the API, refused a
+// request.
 func DeniedByPolicy(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
