@@ -23,8 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// limited is a pool of VFs and of SFs that do not exist yet, of which some may be allocated at each
-// PF.
+// limited returns a pool of VFs and of SFs that do not exist yet. At most maxAllocated may be
+// allocated at each PF.
 func limited(maxAllocated int32, functions ...function.Function) pool.Pool {
 	p := pooltest.DRA("fast", functions...)
 	p.Spec.MaxAllocated = ptr.To(maxAllocated)
@@ -69,7 +69,8 @@ func TestSharedCounters(t *testing.T) {
 	}
 }
 
-// TestAnSFIsPublishedTheSameWhetherItExists: what only its driver makes of it is not published.
+// TestAnSFIsPublishedTheSameWhetherItExists checks that properties that come with the SF's driver
+// are not published.
 func TestAnSFIsPublishedTheSameWhetherItExists(t *testing.T) {
 	pf := function.Function{
 		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0",
@@ -104,11 +105,11 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "deviceclasses"}, name)
 }
 
-// GetDeviceClass is for extended resources, which have no class here.
+// GetDeviceClass is for extended resources, which have no class in these tests.
 func (c classes) GetDeviceClass(corev1.ResourceName) *resourceapi.DeviceClass { return nil }
 
-// allocateUntilFull has the scheduler's allocator allocate one device after the other, and returns
-// how many it did of each DRA pool.
+// allocateUntilFull has the scheduler's allocator allocate devices one after the other, and returns
+// the number of allocated devices in each DRA pool.
 func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) map[string]int {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
@@ -170,8 +171,8 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 	}
 }
 
-// TestMaxAllocated: the scheduler allocates as many devices as a PF can have in use, and not one
-// more, of a PF that has more VFs and SFs.
+// TestMaxAllocated checks that the scheduler allocates exactly maxAllocated devices of a PF that
+// has more VFs and SFs.
 func TestMaxAllocated(t *testing.T) {
 	first := append(pooltest.VFs(0x3b, 6), pooltest.SF(0x3b, 1), pooltest.SF(0x3b, 2),
 		pooltest.SF(0x3b, 3), pooltest.SF(0x3b, 4))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devicemodel says what the Functions of a node's pools are as devices of DRA: in which
-// slices, with which attributes, counters, binding conditions and taints.
+// Package devicemodel describes the Functions of a node's pools as devices of DRA: their slices,
+// attributes, counters, binding conditions and taints.
 package devicemodel
 
 import (
@@ -20,20 +20,20 @@ import (
 )
 
 // devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It
-// applies to all slices, as a taint must not move devices to other slices.
+// applies to all slices, because a taint must not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
 // The one counter in DRA pools with maxAllocated or model: Counters (KEP-4815). Each device
-// consumes 1 of it while it is allocated, and a PF all that there is.
+// consumes 1 of it while it is allocated, and a PF consumes all of it.
 const (
 	counterSetPF     = "pf"
 	counterFunctions = "functions"
 )
 
-// Resources returns what the driver publishes of the node's pools: one DRA pool for each PF and
-// DevicePool. SFs that do not exist yet are devices like the others. problems are those of a
-// Function that keep it from pods. ahead says whether the xPU serves a Port of the Function in the
-// network although no pod has the Function.
+// Resources returns the resources that the driver publishes for the node's pools: one DRA pool for
+// each PF and DevicePool. SFs that do not exist yet are devices like the others. problems returns
+// the problems that keep a Function from pods. ahead reports whether the xPU serves a Port of the
+// Function in the network although no pod has the Function.
 func Resources(
 	node string, pools []pool.Pool, problems func(function.Function) []function.Problem,
 	ahead func(f function.ID, network string) bool,
@@ -68,8 +68,8 @@ func Resources(
 	return out
 }
 
-// Devices are the Functions that are devices of a DRA pool in themselves: the VFs and SFs, and PFs
-// by the model.
+// Devices returns the Functions that are devices of a DRA pool: the VFs and SFs, and the PFs if the
+// model says so.
 func Devices(p pool.Pool) []function.Function {
 	var out []function.Function
 	for pf, functions := range p.ByPF() {
@@ -101,11 +101,11 @@ func Find(p pool.Pool, device string) (function.Function, bool) {
 	return devices[i], true
 }
 
-// Shared says whether claims share the PFs of a DevicePool.
+// Shared reports whether claims share the PFs of a DevicePool.
 func Shared(spec v1alpha1.DevicePoolSpec) bool { return spec.Model == v1alpha1.ModelPorts }
 
-// Problems are those of one of [Devices]: of a PF that claims share, the ones that all of its VFs
-// have.
+// Problems returns the problems of one of [Devices]. A PF that claims share has the problems that
+// all of its VFs have.
 func Problems(
 	p pool.Pool, f function.Function, problems func(function.Function) []function.Problem,
 ) []function.Problem {
@@ -116,11 +116,12 @@ func Problems(
 	return common
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them:
+// slicesOf returns the slices for the pool's Functions of one PF, in the order of [pool.Pool.ByPF]:
 // counters, VFs, SFs, and the PF in the last slice. A Function's index determines its slice, so a
-// Function that comes or goes changes one slice only, unless it is alone in it. Counters come
-// first, so that their index never changes. In a slice, the devices for which no pod has to wait
-// come first, and the PF last, as the scheduler takes the first that will do.
+// change of one Function changes one slice only, unless the Function is alone in the slice.
+// Counters come first, so that their index never changes. In a slice, the devices for which no pod
+// has to wait come first, and the PF comes last, because the scheduler takes the first suitable
+// device.
 func slicesOf(
 	p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device,
 ) []resourceslice.Slice {
@@ -164,12 +165,12 @@ func slicesOf(
 	return out
 }
 
-// counted says whether the pool's devices consume counters.
+// counted reports whether the pool's devices consume counters.
 func counted(p pool.Pool) bool {
 	return p.Spec.MaxAllocated != nil || p.Spec.Model == v1alpha1.ModelCounters
 }
 
-// allocatable is how many of a PF's Functions may be allocated at once.
+// allocatable returns how many of a PF's Functions may be allocated at the same time.
 func allocatable(p pool.Pool, functions []function.Function) int64 {
 	n := int64(len(functions))
 	if p.Spec.MaxAllocated != nil {
@@ -178,9 +179,9 @@ func allocatable(p pool.Pool, functions []function.Function) int64 {
 	return n
 }
 
-// wholePF is the PF of the Functions if it is a device too: the pool has all of its VFs, so that
-// its counters keep the PF from a pod while another has one of them, and the node does not need it
-// itself.
+// wholePF returns the PF of the Functions if it is a device too. The pool must have all VFs of the
+// PF, so that its counters keep the PF from a pod while another pod has one of the VFs. The node
+// must not need the PF itself.
 func wholePF(p pool.Pool, functions []function.Function) (function.Function, bool) {
 	pf, exists := p.PFs[functions[0].PF]
 	vfs := 0
@@ -200,7 +201,7 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 	}
 }
 
-// device returns the device of a Function. mustWait has the scheduler wait until the xPU serves a
+// device returns the device of a Function. mustWait makes the scheduler wait until the xPU serves a
 // pod's Port.
 func device(
 	p pool.Pool, f function.Function, problems []function.Problem, mustWait bool,
@@ -226,9 +227,9 @@ func device(
 	return d
 }
 
-// Attributes are those of the device of a Function. Unqualified names of attributes belong to the
-// driver's domain. Multus reads those of k8s.cni.cncf.io. No attribute changes when a pod takes the
-// netdev.
+// Attributes returns the attributes of the device of a Function. Unqualified names belong to the
+// driver's domain. Multus reads the attributes of k8s.cni.cncf.io. No attribute changes when a pod
+// takes the netdev.
 func Attributes(
 	p pool.Pool, f function.Function,
 ) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
@@ -255,14 +256,14 @@ func Attributes(
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	}
 
-	if !Shared(p.Spec) { // else the pod's device is a VF
+	if !Shared(p.Spec) { // the device of a shared PF is not the pod's VF
 		texts["k8s.cni.cncf.io/deviceID"] = f.ID.String()
 	}
 
 	for name, value := range texts {
-		// Unknown values are left out: devices without a PCIe root or PF name must not match each
-		// other by it. The API refuses a longer value, such as the resource name of a DevicePool
-		// with a long name.
+		// Unknown values are left out, because devices without a PCIe root or PF name must not
+		// match each other by it. Values that are too long are left out because the API refuses
+		// them. An example is the resource name of a DevicePool with a long name.
 		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 			out[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}

@@ -29,7 +29,7 @@ func published(pools ...pool.Pool) resourceslice.DriverResources {
 	return Resources("node1", pools, healthy, noneAhead)
 }
 
-// differing counts the slices of a that are not the same in b, and of b that a has not.
+// differing counts the slices that a and b do not have in common.
 func differing(a, b resourceslice.DriverResources) int {
 	count := 0
 	names := map[string]bool{}
@@ -174,7 +174,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestUnknownIsAbsent: devices of which the same is unknown must not match each other.
+// TestUnknownIsAbsent checks that devices with an unknown value do not match each other by it.
 func TestUnknownIsAbsent(t *testing.T) {
 	f := pooltest.VF(0x3b, 0)
 	f.PFName, f.PCIeRoot, f.NUMANode = "", "", -1
@@ -268,8 +268,8 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 	return out
 }
 
-// The scheduler takes the first device of a slice that will do, and waits for the conditions of
-// those that have some.
+// The scheduler takes the first suitable device of a slice, and waits for the device's binding
+// conditions, if it has any.
 func TestDevicesWithPortsMadeAheadComeFirst(t *testing.T) {
 	p := pooltest.DRA("fast", pooltest.VFs(0x3b, 5)...)
 	p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"

@@ -13,9 +13,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Features are what a cluster keeps of ResourceSlices: an API server silently drops the fields of
-// feature gates that are off. The gates are those of Kubernetes' pkg/features; all are on by
-// default from Kubernetes 1.36 on.
+// Features are the features of ResourceSlices that a cluster supports. An API server silently drops
+// the fields of feature gates that are off. The gates are named in Kubernetes' pkg/features; all
+// are on by default from Kubernetes 1.36 on.
 type Features struct {
 	Taints            bool // DRADeviceTaints
 	BindingConditions bool // DRADeviceBindingConditions
@@ -23,10 +23,10 @@ type Features struct {
 	SharedCapacity    bool // DRAConsumableCapacity
 }
 
-// AllFeatures are those of a cluster that drops nothing.
+// AllFeatures returns the features of a cluster that drops nothing.
 func AllFeatures() Features { return Features{true, true, true, true} }
 
-// Missing are the names of the feature gates that are off, sorted.
+// Missing returns the sorted names of the feature gates that are off.
 func (f Features) Missing() []string {
 	var missing []string
 	for gate, on := range map[string]bool{
@@ -42,7 +42,7 @@ func (f Features) Missing() []string {
 	return missing
 }
 
-// Fallbacks say what a pool gets in place of what its spec asks for.
+// Fallbacks returns what a pool gets in place of what its spec asks for.
 func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallback) {
 	if spec.Publish != v1alpha1.PublishDRA {
 		return nil
@@ -79,12 +79,14 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 	return list
 }
 
-// Reduce leaves out of the slices what the cluster would drop, and the devices that would be taken
-// for what they are not. Slices and their order stay.
+// Reduce removes from the slices all fields that the cluster would drop, and devices that would be
+// misleading without these fields. The slices and their order stay.
 //
 //   - Without taints, devices with problems are not offered.
-//   - Without binding conditions, pods are bound before the xPU is ready; the agent's Prepare waits for it.
-//   - Without counters, of a PF only so many devices are offered as may be allocated, the first ones, and a PF that has VFs is not.
+//   - Without binding conditions, pods are bound before the xPU is ready, and the agent's Prepare
+//     waits for the xPU.
+//   - Without counters, only the first devices of a PF are offered, as many as may be allocated, and
+//     a PF with VFs is not offered.
 //   - Without shared capacity, PFs that claims share are not offered.
 func (f Features) Reduce(resources resourceslice.DriverResources) resourceslice.DriverResources {
 	if f == AllFeatures() {
@@ -110,7 +112,7 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 		slice.Devices = nil
 		for _, d := range devices {
 			if limited && !f.Counters {
-				// a device that is not offered now counts: a pod may have it
+				// devices that are not offered now count too, because a pod may have them
 				if left--; left < 0 || isPF(d) {
 					continue
 				}
@@ -129,7 +131,7 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 	return out
 }
 
-// limit is how many devices of a pool may be allocated, if that is counted.
+// limit returns how many devices of a pool may be allocated, if the pool counts them.
 func limit(pool resourceslice.Pool) (most int64, limited bool) {
 	for _, slice := range pool.Slices {
 		for _, set := range slice.SharedCounters {
@@ -140,19 +142,19 @@ func limit(pool resourceslice.Pool) (most int64, limited bool) {
 	return 0, false
 }
 
-// isPF says whether a device is a PF that has VFs, which is counted as all of them.
+// isPF reports whether a device is a PF that has VFs, which counts as all of them.
 func isPF(d resourceapi.Device) bool {
 	kind := d.Attributes["kind"].StringValue
 	return kind != nil && *kind == string(function.PF)
 }
 
-// keeps says whether a device is what it seems without the features that are missing.
+// keeps reports whether a device can be offered without the missing features.
 func (f Features) keeps(d resourceapi.Device) bool {
 	shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 	return (f.Taints || len(d.Taints) == 0) && (f.SharedCapacity || !shared)
 }
 
-// reduce is a device without what the API server would drop.
+// reduce returns a device without the fields that the API server would drop.
 func (f Features) reduce(d resourceapi.Device) resourceapi.Device {
 	if !f.Taints {
 		d.Taints = nil

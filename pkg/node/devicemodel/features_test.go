@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// offered are the names of the devices of a pool, and whether something is left that the features
-// do not have.
+// offered returns the names of the devices of a pool after Reduce, and the number of slices. It
+// fails the test if the slices use a missing feature.
 func offered(
 	t *testing.T, f Features, p pool.Pool, problems func(function.Function) []function.Problem,
 ) (devices []string, slices int) {
@@ -94,8 +94,8 @@ func TestReduce(t *testing.T) {
 	}
 }
 
-// TestReduceModels: a PF is offered only where the scheduler knows that it is not free while its
-// VFs are in use.
+// TestReduceModels checks that a PF is offered only if the scheduler knows that the PF is in use
+// while its VFs are.
 func TestReduceModels(t *testing.T) {
 	vfs := pooltest.VFs(0x3b, 4)
 	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF,

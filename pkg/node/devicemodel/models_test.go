@@ -19,7 +19,7 @@ import (
 
 const pfAddress = "0000:3b:00.0"
 
-// modelled is a pool of the model with four VFs of a PF, which has so many VFs.
+// modelled returns a pool of the model with four VFs of a PF that has numVFs VFs.
 func modelled(
 	model v1alpha1.DeviceModel, numVFs, linkSpeed int, more ...function.Function,
 ) pool.Pool {
@@ -44,8 +44,8 @@ func devicesOf(
 	return devices
 }
 
-// TestCounters: a PF is a device beside its VFs, and consumes what all of them do, if the pool has
-// them all.
+// TestCounters checks that a PF is a device beside its VFs, and consumes as much as all of them, if
+// the pool has all VFs of the PF.
 func TestCounters(t *testing.T) {
 	own := modelled(v1alpha1.ModelCounters, 4, 0)
 	own.PFs[pfAddress] = func(f function.Function) function.Function {
@@ -60,7 +60,7 @@ func TestCounters(t *testing.T) {
 	for name, test := range map[string]struct {
 		pool pool.Pool
 		pf   bool
-		uses int64 // of the counter, by the PF
+		uses int64 // counters that the PF consumes
 	}{
 		"all VFs": {modelled(v1alpha1.ModelCounters, 4, 0), true, 4},
 		"all VFs, and an SF": {
@@ -100,8 +100,8 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// TestEitherPFOrVFs: the scheduler's allocator takes VFs for a claim of any kind, and then no PF;
-// or the PF where the VFs will not do, and then no VF.
+// TestEitherPFOrVFs checks that the scheduler's allocator takes VFs for a claim without
+// constraints, and then no PF. If VFs are not suitable, it takes the PF, and then no VF.
 func TestEitherPFOrVFs(t *testing.T) {
 	for taint, want := range map[function.Kind]int{"": 4, function.PF: 4, function.VF: 1} {
 		problems := func(f function.Function) []function.Problem {
@@ -120,7 +120,7 @@ func TestEitherPFOrVFs(t *testing.T) {
 	}
 }
 
-// TestFullSlice: a PF does not make a slice larger than the API allows.
+// TestFullSlice checks that a PF does not make a slice larger than the API allows.
 func TestFullSlice(t *testing.T) {
 	p := modelled(v1alpha1.ModelCounters, devicesPerSlice, 0)
 	p.Functions = pooltest.VFs(0x3b, devicesPerSlice)
@@ -130,8 +130,8 @@ func TestFullSlice(t *testing.T) {
 	}
 }
 
-// TestPorts: the PF is the only device; its ports are the VFs that pods can have, and its bandwidth
-// that of the link.
+// TestPorts checks that the PF is the only device. Its port capacity is the number of VFs that pods
+// can have, and its bandwidth is the speed of the link.
 func TestPorts(t *testing.T) {
 	some := func(taint string, indexes ...int) func(function.Function) []function.Problem {
 		return func(f function.Function) []function.Problem {

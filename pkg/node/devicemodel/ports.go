@@ -15,8 +15,8 @@ import (
 )
 
 // shared returns the slice of a PF of a pool with model: Ports: one device that claims share. Its
-// ports are the pool's VFs that can be given to pods, and its bandwidth that of the link, if the
-// driver tells it. What keeps all VFs from pods taints the device.
+// port capacity is the number of VFs that can be given to pods. Its bandwidth is the speed of the
+// link, if the driver reports it. Problems that keep all VFs from pods become taints of the device.
 func shared(
 	p pool.Pool, pf function.Function, functions []function.Function,
 	problems func(function.Function) []function.Problem,
@@ -27,7 +27,7 @@ func shared(
 	}
 
 	common, usable := ofAll(vfs, problems)
-	// the taints keep claims away, and the API refuses a capacity of 0 of which claims take 1
+	// the taints keep claims away; the API refuses a capacity of 0 if claims take 1 of it
 	if usable == 0 {
 		usable = int64(len(vfs))
 	}
@@ -57,8 +57,8 @@ func onlyVFs(functions []function.Function) []function.Function {
 	})
 }
 
-// ofAll are the problems that all VFs have, or, where each has others, those of the first; and how
-// many VFs have none at all.
+// ofAll returns the problems that all VFs have in common, and the number of VFs without a problem.
+// If all VFs have problems but none in common, it returns the problems of the first VF.
 func ofAll(
 	vfs []function.Function, problems func(function.Function) []function.Problem,
 ) (common []function.Problem, usable int64) {
@@ -80,8 +80,8 @@ func ofAll(
 	return common, usable
 }
 
-// bandwidth is the capacity of a link of so many Mbit/s. A claim that does not ask for bandwidth
-// gets an equal share, as an unlimited VF could take what others were promised.
+// bandwidth returns the capacity of a link with this speed in Mbit/s. A claim that does not ask for
+// bandwidth gets an equal share, because an unlimited VF could take the bandwidth of others.
 func bandwidth(speed, ports int64) resourceapi.DeviceCapacity {
 	share, step, all := quantity(max(1, speed/ports)*claim.Megabit), quantity(
 		claim.Megabit,
@@ -98,7 +98,7 @@ func bandwidth(speed, ports int64) resourceapi.DeviceCapacity {
 
 func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// both are the problems with the same taints, in the order of the first.
+// both returns the problems of a whose taints b has too.
 func both(a, b []function.Problem) []function.Problem {
 	var out []function.Problem
 	for _, problem := range a {
