@@ -23,7 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// Engine knows what a netdev was, and makes one that again.
+// Engine takes snapshots of netdevs and restores netdevs to a snapshot.
 type Engine interface {
 	Snapshot(ctx context.Context, device netdev.Device) (netdev.Snapshot, error)
 	Restore(
@@ -31,42 +31,42 @@ type Engine interface {
 	) (netdev.Restored, error)
 }
 
-// PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called by several
-// goroutines at once, for different Functions: the caller makes sure that nobody else works on the
-// same one.
+// PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called concurrently
+// for different Functions. For one Function, the caller must prevent concurrent calls.
 type PCIDrivers struct {
-	SysRoot string // where the host's sysfs is, writable: "/sys"
-	DevRoot string // where the host's device nodes are: "/dev"
-	// where the host's procfs is, for the names of programs that still use a Function: "/proc"
+	SysRoot string // the host's sysfs, writable: "/sys"
+	DevRoot string // the host's device nodes: "/dev"
+	// the host's procfs, for the names of programs that still use a Function: "/proc"
 	ProcRoot string
-	BootID   string // of /proc/sys/kernel/random/boot_id
-	// Functions are the node's, as the kernel shows them.
+	BootID   string // content of /proc/sys/kernel/random/boot_id
+	// Functions returns the Functions of the node as the kernel shows them.
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
 		lifecycle.NetdevFinder
 	}
-	// Fault says what a health reporter tells of a Function, "" for nothing; nil is never.
+	// Fault returns the error that a health reporter shows for a Function, or "". A nil Fault means
+	// that no error is ever shown.
 	Fault func(function.Function) string
 	// Changes returns a channel that receives a value after every change of the Functions, until
 	// ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine
-	// where set, called before every change with what is about to be changed
+	// optional; called before every change with a description of the change
 	Trace func(step string)
 	Log   logr.Logger
 
-	orders singleflight.Group // that the kernel is carrying out
+	orders singleflight.Group // orders that the kernel is carrying out
 }
 
 const (
-	// for a driver, its netdev and the inventory, which usually take less than 1 s
+	// bounds the wait for a driver, its netdev and the inventory, which usually take less than 1 s
 	settleTime = 10 * time.Second
-	// for the end of a program that still uses a Function and was told to end
+	// bounds the wait for the end of a program that was asked to end but still uses a Function
 	endTime = 2 * time.Second
 )
 
-// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses
-// what cannot work.
+// Plan adds to the setup what Bind will change: the Function's driver and netdev. It returns an
+// error if the setup cannot work.
 func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	f, known := p.Functions.Get(want.Function)
 	if !known {
@@ -82,7 +82,7 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 	planned := *want.Setup
 	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
 	if own == planned.Driver {
-		return &planned, nil // whoever bound it, it stays
+		return &planned, nil // the driver is bound already and stays
 	}
 
 	if err = p.usable(d, f, planned.Driver); err == nil {
@@ -95,7 +95,7 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 	return &planned, nil
 }
 
-// usable says why a driver cannot be bound, or must not be.
+// usable returns an error if a driver cannot be bound, or must not be.
 func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) error {
 	switch {
 	case f.NumVFs > 0:
@@ -122,8 +122,8 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 	return p.isolated(d)
 }
 
-// fault says what a health reporter tells of the Function or of its PF. The driver of a card in
-// error may never answer.
+// fault returns the error that a health reporter shows for the Function or for its PF, because the
+// driver of a card in error may never answer.
 func (p *PCIDrivers) fault(f function.Function) string {
 	if p.Fault == nil {
 		return ""
@@ -131,7 +131,7 @@ func (p *PCIDrivers) fault(f function.Function) string {
 	return cmp.Or(p.Fault(f), p.Fault(function.OfPF(f.PF)))
 }
 
-// snapshot describes the netdev that the kernel removes with the driver; nil if there is none.
+// snapshot returns the netdev that the kernel removes with the driver, or nil if there is none.
 func (p *PCIDrivers) snapshot(
 	ctx context.Context, d sysfs.Dir, want journal.Attachment,
 ) (*netdev.Snapshot, error) {
@@ -147,7 +147,7 @@ func (p *PCIDrivers) snapshot(
 		return nil, err
 	}
 
-	var users []string // such as bonds, bridges and VLANs on top of the netdev
+	var users []string // for example bonds, bridges and VLANs on top of the netdev
 	links, _ := dir.Dir(before.Name).Sorted()
 	for _, name := range links {
 		if upper, is := strings.CutPrefix(name, "upper_"); is {
@@ -164,8 +164,8 @@ func (p *PCIDrivers) snapshot(
 	return &snapshot, err
 }
 
-// Bind returns once the driver is bound, and the inventory knows. What an earlier Bind did is not
-// done again.
+// Bind returns once the driver is bound and the inventory shows it. Bind does not repeat steps that
+// an earlier Bind has done.
 func (p *PCIDrivers) Bind(ctx context.Context, f function.ID, driver string) error {
 	if err := p.bind(ctx, p.device(f), driver); err != nil {
 		return fmt.Errorf("bind driver %s: %w", driver, err)
@@ -182,9 +182,9 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 		return err
 	}
 	if err := p.hasDriver(driver); err != nil {
-		return err // also where the node had it when the Function was reserved, before a reboot
+		return err // also after a reboot, if the node had the driver before
 	}
-	// Until the override is gone, no other driver takes the device, whatever probes it meanwhile.
+	// The override keeps other drivers from taking the device when a program has it probed.
 	if err := p.setOverride(ctx, d, driver); err != nil {
 		return err
 	}
@@ -198,9 +198,9 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 	return p.tell(ctx, d, driver, "bind")
 }
 
-// Restore returns once the Function has its own driver again and its netdev is what it was. It does
-// nothing for a Function that is gone, and a Function that somebody bound to a third driver keeps
-// that one.
+// Restore returns once the Function has its own driver again and its netdev has its former
+// properties. It does nothing for a missing Function. A Function that another program bound to a
+// third driver keeps that driver.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	d, o := p.device(a.Function), a.Setup
 	if o.Own == o.Driver || !d.Exists() {
@@ -231,7 +231,7 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	return p.restoreNetdev(ctx, a)
 }
 
-// unbind takes the device from a driver, and returns the one that it has afterwards.
+// unbind takes the device from a driver, and returns the driver that the device has afterwards.
 func (p *PCIDrivers) unbind(
 	ctx context.Context, d sysfs.Dir, driver string,
 ) (current string, err error) {
@@ -257,7 +257,7 @@ func (p *PCIDrivers) unbind(
 	return "", p.tell(ctx, d, driver, "unbind")
 }
 
-// bindOwn binds the Function's own driver, unless somebody else does so meanwhile.
+// bindOwn binds the Function's own driver, unless another program binds a driver meanwhile.
 func (p *PCIDrivers) bindOwn(ctx context.Context, d sysfs.Dir, own string) error {
 	if !sysfs.Root(p.SysRoot).PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
@@ -306,7 +306,8 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	return nil
 }
 
-// await waits until the inventory has the Function in a state, which what describes.
+// await waits until the inventory shows the Function in a state. what describes the state in
+// errors.
 func (p *PCIDrivers) await(
 	ctx context.Context, id function.ID, what string, is func(function.Function) bool,
 ) error {
@@ -325,22 +326,22 @@ func (p *PCIDrivers) await(
 	return nil
 }
 
-// tell has a driver bind or unbind the device, as order says.
+// tell has a driver carry out the order "bind" or "unbind" for the device.
 func (p *PCIDrivers) tell(ctx context.Context, d sysfs.Dir, driver, order string) error {
 	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order,
 		filepath.Base(string(d)))
 }
 
-// setOverride lets this driver alone be bound, or any where it is "".
+// setOverride allows only this driver to be bound to the device, or any driver if it is "".
 func (p *PCIDrivers) setOverride(ctx context.Context, d sysfs.Dir, driver string) error {
 	value := cmp.Or(driver, "\n") // an empty write would not reach the kernel
 	return p.write(ctx, d, "driver_override "+driver, d, "driver_override", value)
 }
 
-// write gives the kernel an order about the device by a file of sysfs, and waits until it is
-// carried out. The unbinding of vfio-pci takes as long as a program has the device open, and blocks
-// all else that is done to the driver. write gives up after a while, or when ctx ends. The same
-// order is not given again until the kernel has carried it out.
+// write gives the kernel an order for the device by a file of sysfs, and waits until the kernel has
+// carried it out. An unbind from vfio-pci takes as long as a program has the device open, and
+// blocks all other work on the driver. write gives up after some time, or when ctx ends. It does
+// not give the same order again until the kernel has carried it out.
 func (p *PCIDrivers) write(
 	ctx context.Context, d sysfs.Dir, step string, dir sysfs.Dir, file, value string,
 ) error {

@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// driverOf is the name of the driver that is bound to a device, "" if none is.
+// driverOf returns the name of the driver that is bound to a device, or "" if none is.
 func driverOf(d sysfs.Dir) (string, error) {
 	driver, err := d.Link("driver")
 	if driver == "" && err == nil && !d.Exists() {
@@ -29,7 +29,7 @@ func driverOf(d sysfs.Dir) (string, error) {
 	return driver, err
 }
 
-// hasDriver says what to do where the node does not have a driver.
+// hasDriver returns nil if the kernel has the driver. Otherwise the error says what to do.
 func (p *PCIDrivers) hasDriver(driver string) error {
 	if sysfs.Root(p.SysRoot).PCIDriver(driver).Exists() {
 		return nil
@@ -38,23 +38,22 @@ func (p *PCIDrivers) hasDriver(driver string) error {
 		driver)
 }
 
-// overrideOf is the driver that alone may be bound to a device, "" where any may.
+// overrideOf returns the only driver that may be bound to a device, or "" if any may.
 func overrideOf(d sysfs.Dir) (string, error) {
 	name, err := d.Attribute("driver_override")
-	if name == "(null)" { // what printf makes of none
+	if name == "(null)" { // printf's text for no name
 		return "", nil
 	}
 	return name, err
 }
 
 // harmless are the drivers that other devices in an IOMMU group may have while a program has the
-// group, as they do no DMA (driver_managed_dma in the kernel). A device with a vfio driver may
-// belong to another program.
+// group, because these drivers do no DMA (driver_managed_dma in the kernel). A device with a vfio
+// driver may belong to another program.
 var harmless = []string{"", "pcieport", "pci-stub"}
 
-// isolated returns an error if a program must not have the device: because the device has no IOMMU,
-// and the administrator does not allow that, or because another device in its IOMMU group is in
-// use.
+// isolated returns an error if a program must not have the device. Either the device has no IOMMU
+// and the administrator does not allow that, or another device in its IOMMU group is in use.
 func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	group, err := d.Link("iommu_group")
 	if err != nil {
@@ -92,8 +91,9 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	return nil
 }
 
-// awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not
-// let the device go, and a process that waits in the kernel for that cannot even be killed.
+// awaitUnused waits a short time until no program has the device's IOMMU group open. While a
+// program has it open, an unbind from vfio-pci blocks, and a process that waits for it in the
+// kernel cannot be killed.
 func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
@@ -114,9 +114,10 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	return nil
 }
 
-// isOpen says whether a program has the group open. Only one can at a time (vfio_group_fops_open),
-// so isOpen tries to. Without the privilege for that it says whether the device is enabled, which
-// it is while a program has it open (vfio_pci_core_enable).
+// isOpen reports whether a program has the group open. Only one program can have it open
+// (vfio_group_fops_open), so isOpen tries to open it. Without the privilege for that, isOpen
+// reports whether the device is enabled, as it is while a program has it open
+// (vfio_pci_core_enable).
 func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	for _, node := range nodesOf(group) {
 		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -129,19 +130,19 @@ func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 		}
 	}
 
-	enabled, err := d.Number("enable") // counts how often
+	enabled, err := d.Number("enable") // the number of times the device was enabled
 	return err == nil && enabled != 0
 }
 
-// nodesOf lists where a group's device node can be, below /dev. That of a group without an IOMMU
-// has a prefix.
+// nodesOf lists the possible paths of a group's device node below /dev. The name of the node has a
+// prefix for a group without an IOMMU.
 func nodesOf(group string) []string {
 	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
 }
 
-// stillUsed adds to an error which processes have the device's IOMMU group open: "process 4711
-// (dpdk-testpmd)". It does not compare the directory of the device node, which is below the root of
-// that process.
+// stillUsed adds the processes that have the device's IOMMU group open to an error: "process 4711
+// (dpdk-testpmd)". It compares only the name of the device node, because the directory is below the
+// root of that process.
 func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	group, groupErr := d.Link("iommu_group")
 	if groupErr != nil || group == "" {

@@ -28,14 +28,14 @@ const address = "0000:3b:00.2"
 
 var vf = function.ID{Address: address}
 
-// host is a sysfs with one VF, and the kernel that carries out what is written there.
+// host is a sysfs with one VF, and the kernel that carries out the orders written there.
 type host struct {
 	t     *testing.T
 	root  string
-	f     function.Function // but for the driver
+	f     function.Function // without the driver, which sysfs has
 	steps []string
 	fault map[function.ID]string
-	// restored is the netdev that was made what it was.
+	// restored is the snapshot that the netdev was restored to
 	restored *netdev.Snapshot
 }
 
@@ -83,7 +83,7 @@ func (h *host) bind(driver string) {
 	}
 }
 
-// trace does what the kernel would, a moment before it is told to.
+// trace does the kernel's work for a step just before the step is written.
 func (h *host) trace(step string) {
 	h.steps = append(h.steps, step)
 	verb, driver, _ := strings.Cut(step, " ")
@@ -245,7 +245,7 @@ func TestPlanRefuses(t *testing.T) {
 	}
 }
 
-// TestBind: from wherever an earlier Bind was interrupted.
+// TestBind checks that Bind continues wherever an earlier Bind was interrupted.
 func TestBind(t *testing.T) {
 	override, unbind, bind := "driver_override vfio-pci", "unbind mlx5_core", "bind vfio-pci"
 	for _, test := range []struct {
@@ -271,7 +271,8 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindWithoutOverride: a device that any driver could take keeps the one that it has.
+// TestBindWithoutOverride checks that a device keeps its driver if the override cannot be set,
+// because any driver could take the device then.
 func TestBindWithoutOverride(t *testing.T) {
 	h := newHost(t)
 	file := h.path(h.device("driver_override"))
@@ -288,7 +289,8 @@ func TestBindWithoutOverride(t *testing.T) {
 	}
 }
 
-// TestBindWithoutTheModule: after a reboot nobody may have loaded it, while the pod is still there.
+// TestBindWithoutTheModule checks the error if the driver's module is not loaded after a reboot
+// while the pod still exists.
 func TestBindWithoutTheModule(t *testing.T) {
 	h := newHost(t)
 	must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
@@ -301,7 +303,8 @@ func TestBindWithoutTheModule(t *testing.T) {
 	}
 }
 
-// TestBindUnknownToTheInventory: a Function is not handed out before its IOMMU group is known.
+// TestBindUnknownToTheInventory checks that Bind waits until the inventory knows the IOMMU group of
+// the Function.
 func TestBindUnknownToTheInventory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t)
@@ -315,7 +318,7 @@ func TestBindUnknownToTheInventory(t *testing.T) {
 	})
 }
 
-// TestRestore: from wherever Bind or an earlier Restore was interrupted.
+// TestRestore checks that Restore continues wherever Bind or an earlier Restore was interrupted.
 func TestRestore(t *testing.T) {
 	override, unbind, bind, back := "driver_override ", "unbind vfio-pci", "bind mlx5_core", "restore netdev eth5"
 	done := journal.Setup{
@@ -375,8 +378,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestRestoreWhileInUse: the kernel is not asked to unbind what a program has, because nothing
-// could end that but the program.
+// TestRestoreWhileInUse checks that the kernel is not asked to unbind a device that a program has
+// open, because only the program could end the wait.
 func TestRestoreWhileInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t)
@@ -418,8 +421,8 @@ func TestRestoreWithoutTheModule(t *testing.T) {
 	}
 }
 
-// TestBlockedWrite: what the kernel carries out later is waited for, and given once. Here the
-// kernel is a pipe that nobody reads.
+// TestBlockedWrite checks that an order that the kernel has not carried out yet is waited for and
+// not given twice. A pipe without a reader stands for the kernel.
 func TestBlockedWrite(t *testing.T) {
 	h := newHost(t)
 	pipe := h.path(h.device("blocks"))
@@ -440,7 +443,7 @@ func TestBlockedWrite(t *testing.T) {
 		}
 	}
 
-	// before it is carried out, so that nothing is given anew
+	// This call must join the pending order, before it is carried out, instead of giving a new one.
 	given := p.orders.DoChan(pipe+" once", nil)
 	content, err := os.ReadFile(pipe)
 	must.Succeed(t, err)

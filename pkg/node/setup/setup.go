@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package setup makes reserved Functions usable for their owners, and undoes that when they are
-// released: it has SFs made that exist for their owner only, and binds the driver that the owner
-// wants. What is done is in the journal before it is done; every step may be repeated.
+// Package setup makes reserved Functions usable for their owners, and undoes that when the
+// Functions are released. It makes SFs that exist only for their owner, and binds the driver that
+// the owner wants. Each step is recorded in the journal before it is done, and may be repeated.
 package setup
 
 import (
@@ -18,9 +18,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 )
 
-// Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the
-// Function's DevicePool, driver the one that the pod itself asks for, "" for the pool's, and mac
-// the one that an SF is made with, "" for any.
+// Wanted returns the setup that the owner of a Function wants, or nil for none. spec is the spec of
+// the Function's DevicePool. driver is the driver that the pod asks for; "" means the pool's
+// driver. mac is the MAC address for a new SF; "" means any.
 func Wanted(
 	spec v1alpha1.DevicePoolSpec, f function.ID, driver v1alpha1.FunctionDriver, mac function.MAC,
 ) *journal.Setup {
@@ -34,17 +34,17 @@ func Wanted(
 	return &wish
 }
 
-// Runner does what attachments say about setup. It implements [lifecycle.Setup].
+// Runner carries out the setup of attachments. It implements [lifecycle.Setup].
 type Runner struct {
 	SFs     *sriov.SFMaker
 	Drivers *PCIDrivers
 }
 
-// Plan refuses what cannot be done, and says what will be undone.
+// Plan returns the setup with all that is needed to undo it, or an error if it cannot be done.
 func (r *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	_, isSF := want.Function.SFNum()
 	switch {
-	case isSF && want.Setup.Driver != "": // its address is that of its PF
+	case isSF && want.Setup.Driver != "": // its address is its PF's
 		return nil, errors.New("an SF is no PCI device: no other driver can be bound to it")
 	case want.Setup.Driver != "":
 		return r.Drivers.Plan(ctx, want)
@@ -55,7 +55,7 @@ func (r *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Se
 	return nil, nil
 }
 
-// SetUp does what the attachment's Setup says.
+// SetUp carries out the attachment's Setup.
 func (r *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
 		return r.SFs.Make(ctx, a.Function, a.Setup.MAC)
@@ -63,7 +63,7 @@ func (r *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
 }
 
-// TearDown undoes what SetUp did, as far as that was done.
+// TearDown undoes SetUp, even if SetUp was not finished.
 func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
 		return r.SFs.Delete(ctx, a.Function)
@@ -71,9 +71,9 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Restore(ctx, a)
 }
 
-// OwnDrivers shows Functions with their own driver and what it makes of them, not with the one that
-// is bound for an owner. So pools that select Functions by driver keep those that are allocated.
-// Get returns a Function as it is now.
+// OwnDrivers shows each Function with its own driver and the properties that come with it, instead
+// of the driver that is bound for an owner. So a pool that selects Functions by driver keeps its
+// allocated Functions. Get returns a Function with its present driver.
 type OwnDrivers struct {
 	pool.Functions
 	Journal interface{ All() []journal.Attachment }
@@ -81,8 +81,8 @@ type OwnDrivers struct {
 
 // Snapshot returns all Functions, in the order of the inventory. The caller owns the result.
 func (b OwnDrivers) Snapshot() []function.Function {
-	// A record is there before the driver is changed, and until the inventory has seen that it was
-	// changed back. So either the records from before the Functions are seen have it, or those from
+	// The journal has a record from before the driver is changed until the inventory has seen the
+	// driver restored. So the record is in the journal either before the Functions are read, or
 	// after.
 	before := b.Journal.All()
 	functions := b.Functions.Snapshot()

@@ -16,7 +16,7 @@ import (
 
 var sf = function.SubfunctionID("0000:3b:00.0", 88)
 
-// TestWish: what is done to a Function, by its pool and by what the pod asks for.
+// TestWish checks how the pool and the request of the pod determine the setup of a Function.
 func TestWish(t *testing.T) {
 	made := v1alpha1.DevicePoolSpec{SFs: &v1alpha1.SFSpec{Count: 9, FirstNumber: 80}}
 	for _, test := range []struct {
@@ -46,7 +46,7 @@ func TestWish(t *testing.T) {
 	}
 }
 
-// TestPlanOfSetup: a VF gets its driver, an SF is made.
+// TestPlanOfSetup checks that a VF gets its driver, and that an SF is made.
 func TestPlanOfSetup(t *testing.T) {
 	runner := Runner{Drivers: newHost(t).drivers()}
 	for _, test := range []struct {
@@ -68,7 +68,8 @@ func TestPlanOfSetup(t *testing.T) {
 	}
 }
 
-// TestNoDriverForSFs: the address of an SF is that of its PF, which would lose its driver.
+// TestNoDriverForSFs checks that an SF gets no driver, because its address is its PF's, which would
+// lose its driver.
 func TestNoDriverForSFs(t *testing.T) {
 	for _, isMade := range []bool{false, true} {
 		runner := Runner{Drivers: newHost(t).drivers()}
