@@ -13,9 +13,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// checkpointFile is the kubelet's record of devices that it allocated to containers, below its
-// directory (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The
-// kubelet replaces it atomically.
+// checkpointFile is the path, below the kubelet's directory, of its record of devices that it
+// allocated to containers (kubeletDeviceManagerCheckpoint in
+// pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
 // maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device
@@ -23,7 +23,8 @@ const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 const maxCheckpoint = 64 << 20
 
 // readCheckpoint returns the Functions of containers, including init containers, by
-// [function.ID.String]. A kubelet that never allocated a device has no checkpoint.
+// [function.ID.String]. It returns no Functions if there is no checkpoint, because a kubelet that
+// never allocated a device has none.
 func readCheckpoint(
 	path string, parse func(string) (function.ID, error),
 ) (map[string]Assignment, error) {
@@ -50,7 +51,7 @@ func readCheckpoint(
 func parseCheckpoint(
 	text []byte, parse func(string) (function.ID, error),
 ) (map[string]Assignment, error) {
-	// The rest of the file is not needed; see
+	// The other fields of the file are not needed; see
 	// pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
 	var checkpoint struct {
 		Data struct {

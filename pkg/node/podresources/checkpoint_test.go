@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// kept is as kubelet 1.37 writes it.
+// kept is a checkpoint as kubelet 1.37 writes it.
 const kept = `{"Data":{"PodDeviceEntries":[{"PodUID":"7e6a","ContainerName":"setup","ResourceName":"xpu.opiproject.org/fast",` +
 	`"DeviceIDs":{"0":["0000:3b:00.2"],"-1":["gpu-1"]},"AllocResp":"CkAK"}],"RegisteredDevices":{"xpu.opiproject.org/fast":["0000:3b:00.2"]}},"Checksum":1}`
 
@@ -40,8 +40,9 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = parseCheckpoint(text, function.ParseID) })
 }
 
-// TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods
-// only. That is no answer; and init containers, which it never lists, are in its checkpoint.
+// TestIncompleteAnswer checks that the list of a kubelet that was restarted without an API server
+// is an error, because it has static pods only. It also checks that init containers, which are
+// never in the list, are found in the checkpoint.
 func TestIncompleteAnswer(t *testing.T) {
 	dir := must.SocketDir(t)
 	kubelet, err := kubelettest.ServePods(dir)
@@ -84,8 +85,8 @@ func TestIncompleteAnswer(t *testing.T) {
 	}
 }
 
-// TestAuxiliaryDevice: another device plugin calls an SF by its auxiliary device, and a pod has it
-// all the same.
+// TestAuxiliaryDevice checks that a pod has an SF that another device plugin names by the SF's
+// auxiliary device.
 func TestAuxiliaryDevice(t *testing.T) {
 	sf := function.SubfunctionID("0000:3b:00.0", 88)
 	c := &Client{Auxiliary: func(name string) (function.ID, bool) {

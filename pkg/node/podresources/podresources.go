@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it
-// allocates extended resources to containers by itself, and does not report when it takes them
-// back.
+// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows,
+// because it allocates extended resources to containers by itself, and does not report when it
+// takes them back.
 package podresources
 
 import (
@@ -29,25 +29,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has
-// a few hundred pods.
+// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred bytes, and a
+// node has a few hundred pods.
 const maxMessage = 16 << 20
 
-// idleTimeout is the time after which a connection that nobody uses is closed.
+// idleTimeout is the time after which an unused connection is closed.
 const idleTimeout = time.Minute
 
-// Assignment is a Function's place in a pod.
+// Assignment is the pod and resource that a Function was given to.
 type Assignment struct {
-	// Resource is the extended resource, of this device plugin or another one that names devices by
-	// PCI address. For a ResourceClaim it is the DRA driver's name, but "" for this project's
-	// driver.
+	// Resource is the extended resource of this device plugin, or of another one that names devices
+	// by PCI address. For a ResourceClaim it is the name of the DRA driver, but "" for the driver
+	// of this project.
 	Resource string
 	// Container is the first of the pod's containers that has the Function. Namespace and Pod are
-	// empty for what only the kubelet's checkpoint has.
+	// empty if only the kubelet's checkpoint has the Function.
 	Namespace, Pod, Container string
 }
 
-// String is "pod default/web (container nginx)".
+// String returns text such as "pod default/web (container nginx)".
 func (a Assignment) String() string {
 	pod := "a pod"
 	if a.Pod != "" {
@@ -59,35 +59,35 @@ func (a Assignment) String() string {
 // Self names the agent's own pod. It is empty if the agent does not run in a pod.
 type Self struct{ Namespace, Name string }
 
-// Client asks the kubelet, and keeps its last list for callers that cannot wait. Its methods may be
-// called by several goroutines at once.
+// Client asks the kubelet, and keeps the last list for callers that cannot wait. Its methods may be
+// called concurrently.
 type Client struct {
-	// Auxiliary finds the SF that has an auxiliary device of this name now, by which other device
-	// plugins call it ("mlx5_core.sf.4"). It may be nil, and must not be changed once a method was
-	// called.
+	// Auxiliary returns the SF that has an auxiliary device of this name now ("mlx5_core.sf.4"),
+	// because other device plugins name SFs by it. Auxiliary may be nil. It must not be changed
+	// after the first call of a method.
 	Auxiliary func(name string) (id function.ID, exists bool)
 
 	self               Self
 	sees               Sees
 	socket, checkpoint string                          // paths
-	connection         atomic.Pointer[grpc.ClientConn] // to make one takes milliseconds of an ADD
+	connection         atomic.Pointer[grpc.ClientConn] // kept, because a new one takes milliseconds
 	log                logr.Logger
 
 	// the kubelet's list at the last Refresh
 	last atomic.Pointer[map[function.ID][]Assignment]
-	// held from the question to the store of the answer
+	// held from the request until the answer is stored
 	refreshing sync.Mutex
-	// the kubelet did not answer; guarded by refreshing
+	// whether the kubelet did not answer; guarded by refreshing
 	away bool
 }
 
-// Sees says whether a claim only looks at a Function and does not have it (adminAccess), which the
-// kubelet does not tell.
+// Sees reports whether a claim only observes a Function and does not have it (adminAccess). The
+// kubelet does not report that.
 type Sees func(namespace, claim string, f function.ID) bool
 
-// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". sees may be
-// nil. A list without the pod that self names is an error: a kubelet that was restarted lists only
-// static pods until it has heard from the API server.
+// NewClient returns a client for the kubelet with this directory, "/var/lib/kubelet". sees may be
+// nil. If the list lacks the pod that self names, the list is an error, because a kubelet that was
+// restarted lists only static pods until it has heard from the API server.
 func NewClient(kubeletDir string, self Self, sees Sees, log logr.Logger) (*Client, error) {
 	if sees == nil {
 		sees = func(string, string, function.ID) bool { return false }
@@ -102,7 +102,7 @@ func NewClient(kubeletDir string, self Self, sees Sees, log logr.Logger) (*Clien
 	return c, c.connect(nil)
 }
 
-// connect replaces the connection, unless another goroutine has done so.
+// connect replaces the connection old, unless another goroutine has done so.
 func (c *Client) connect(old *grpc.ClientConn) error {
 	connection, err := grpc.NewClient("unix:"+c.socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -121,13 +121,13 @@ func (c *Client) connect(old *grpc.ClientConn) error {
 	return nil
 }
 
-// Close ends the connection. It must be called when no other call runs.
+// Close closes the connection. No other method may be running.
 func (c *Client) Close() error { return c.connection.Load().Close() }
 
-// Assigned returns the Functions that pods may have now, by [function.ID.String]: those that the
-// kubelet lists, and those in its checkpoint. No pod has a Function that is not in the result. The
+// Assigned returns the Functions that pods may have now, by [function.ID.String]. It joins the
+// kubelet's list and the kubelet's checkpoint. No pod has a Function that is not in the result. The
 // list never has init containers, and the checkpoint may still have a pod that is gone. If several
-// resources gave away a Function, the result has the resource that sorts first.
+// resources include a Function, the result has the resource that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	listed, err := c.list(ctx)
 	if err != nil {
@@ -167,8 +167,8 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 	return claimed, nil
 }
 
-// Refresh asks the kubelet for the list that [Client.InUse] and [Client.Has] read. changed says
-// whether it differs from the last one, which is kept if the kubelet does not answer.
+// Refresh asks the kubelet for the list that [Client.InUse] and [Client.Has] read. changed reports
+// whether the list has changed. If the kubelet does not answer, the last list is kept.
 func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 	c.refreshing.Lock()
 	defer c.refreshing.Unlock()
@@ -192,7 +192,8 @@ func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 }
 
 // InUse returns a message if, by the last list, a pod has the Function by another resource than
-// this. The resource "" stands for ResourceClaims of this project's driver. It does not block.
+// this one, and "" otherwise. The resource "" stands for ResourceClaims of this project's driver.
+// InUse does not block.
 func (c *Client) InUse(id function.ID, resource string) string {
 	for _, a := range (*c.last.Load())[id] {
 		if a.Resource != resource {
@@ -207,16 +208,16 @@ func (c *Client) InUse(id function.ID, resource string) string {
 	return ""
 }
 
-// Has says whether, by the last list, a pod has the Function by this resource, "" for
-// ResourceClaims of this project's driver. It does not block.
+// Has reports whether, by the last list, a pod has the Function by this resource. The resource ""
+// stands for ResourceClaims of this project's driver. Has does not block.
 func (c *Client) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool {
 		return a.Resource == resource
 	})
 }
 
-// list asks once more, with a new connection, if the kubelet does not answer: it may have been
-// restarted, and gRPC would wait before it connects again.
+// list asks a second time, with a new connection, if the kubelet does not answer. The kubelet may
+// have been restarted, and gRPC would wait before it connects again.
 func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
 	ask := func() (*podresourcesapi.ListPodResourcesResponse, error) {
 		lister := podresourcesapi.NewPodResourcesListerClient(c.connection.Load())
@@ -250,7 +251,7 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 	return functions(response.PodResources, c.sees, c.parse), nil
 }
 
-// parse reads the ID by which a device plugin calls a Function.
+// parse parses the ID that a device plugin uses for a Function.
 func (c *Client) parse(text string) (function.ID, error) {
 	if c.Auxiliary != nil && strings.Contains(text, ".sf.") {
 		if id, exists := c.Auxiliary(text); exists {
@@ -260,8 +261,8 @@ func (c *Client) parse(text string) (function.ID, error) {
 	return function.ParseID(text)
 }
 
-// functions finds the Functions among the devices of pods, whose IDs parse reads, with one
-// assignment for each pod and resource: containers of a pod may share a Function.
+// functions returns the Functions among the devices of pods, whose IDs parse reads. There is one
+// assignment for each pod and resource, because containers of a pod may share a Function.
 func functions(
 	pods []*podresourcesapi.PodResources, sees Sees, parse func(string) (function.ID, error),
 ) map[function.ID][]Assignment {
@@ -290,10 +291,10 @@ func functions(
 			for _, claim := range container.DynamicResources {
 				for _, device := range claim.ClaimResources {
 					if device.ShareId != nil {
-						continue // of a PF; the kubelet does not know which VF the pod has
+						continue // a PF; the kubelet does not know which VF the pod has
 					}
 
-					// DRANET names devices as this driver does, with a prefix.
+					// DRANET uses the same device names as this driver, with a prefix.
 					id, err := function.ParseDeviceName(strings.TrimPrefix(device.DeviceName,
 						"pci-"))
 					if device.DriverName == v1alpha1.GroupName &&

@@ -106,8 +106,8 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
-// TestNotHad: pods have neither what their claims only look at, nor a PF of which they have a
-// share.
+// TestNotHad checks that pods do not have the Functions that their claims only observe, nor a PF of
+// which they have a share.
 func TestNotHad(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	client, err := podresources.NewClient(dir, podresources.Self{},
@@ -136,7 +136,7 @@ func TestNotHad(t *testing.T) {
 	}
 }
 
-// TestManyPods: the answer may be longer than gRPC allows without being asked to.
+// TestManyPods checks that the answer may be longer than the default limit of gRPC.
 func TestManyPods(t *testing.T) {
 	_, kubelet, client := start(t)
 	var pods []*podresourcesapi.PodResources
@@ -240,8 +240,8 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestTrackerTimesOut: a kubelet that takes calls and does not answer is logged as one that is
-// away.
+// TestTrackerTimesOut checks that a kubelet that takes calls and does not answer is logged like a
+// kubelet that is away.
 func TestTrackerTimesOut(t *testing.T) {
 	dir := must.SocketDir(t)
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
@@ -274,7 +274,7 @@ func TestTrackerTimesOut(t *testing.T) {
 	}
 }
 
-// TestNoKubelet: where there is no kubelet, nobody waits for it.
+// TestNoKubelet checks that a missing kubelet causes no wait.
 func TestNoKubelet(t *testing.T) {
 	client := newClient(t, t.TempDir(), podresources.Self{}, testr.New(t))
 	for range 3 {
@@ -288,8 +288,8 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestClaimed: what a pod has by claims is its own only, in its namespace; containers that share it
-// count once.
+// TestClaimed checks that a pod's claimed Functions are limited to its own name and namespace, and
+// that a Function that containers share counts once.
 func TestClaimed(t *testing.T) {
 	_, kubelet, client := start(t)
 	claimed := func(namespace, pod, device string) *podresourcesapi.PodResources {
@@ -314,7 +314,8 @@ func TestClaimed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
+	// Two pods have the same name in different namespaces. A third has the Function by a resource
+	// too.
 	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
 		kubelettest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
 	if changed, err := client.Refresh(t.Context()); !changed || err != nil {
@@ -330,7 +331,7 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestTrackerFirstAnswer: a kubelet that answers from the start is not said to be known again.
+// TestTrackerFirstAnswer checks that a kubelet that answers from the start is not logged as back.
 func TestTrackerFirstAnswer(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	var lines []string
