@@ -42,8 +42,8 @@ type SFMaker struct {
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
 	}
-	// Fault returns the error that a health reporter shows for a PF, or "". It must not be nil. No
-	// SF is made on a card in error.
+	// Fault returns the error that a health reporter shows for a PF, or "". No SF is made on a card
+	// in error. A nil Fault means that no error is ever shown.
 	Fault func(pf function.Function) string
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}

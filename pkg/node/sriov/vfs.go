@@ -55,8 +55,8 @@ type VFs struct {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
 	HostNetdevs func() (hostuse.Netdevs, error) // see [hostuse.Read]
-	// Fault returns the error that a health reporter shows for a PF, or "". It must not be nil. A
-	// card in error is not changed.
+	// Fault returns the error that a health reporter shows for a PF, or "". A card in error is not
+	// changed. A nil Fault means that no error is ever shown.
 	Fault func(pf function.Function) string
 	// Changed is called when the result of [VFs.Supply] has changed. It must neither block nor call
 	// methods of VFs.
