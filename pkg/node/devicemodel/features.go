@@ -85,8 +85,8 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 //   - Without taints, devices with problems are not offered.
 //   - Without binding conditions, pods are bound before the xPU is ready, and the agent's Prepare
 //     waits for the xPU.
-//   - Without counters, only the first devices of a PF are offered, as many as may be allocated, and
-//     a PF with VFs is not offered.
+//   - Without counters, only the first devices of a PF are offered, as many as may be allocated,
+//     and a PF with VFs is not offered.
 //   - Without shared capacity, PFs that claims share are not offered.
 func (f Features) Reduce(resources resourceslice.DriverResources) resourceslice.DriverResources {
 	if f == AllFeatures() {
