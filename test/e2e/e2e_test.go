@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e runs the story that the demo tells, as tests, and then what can go wrong in it.
+// Package e2e runs the story of the demo as tests, and then steps in which something goes wrong.
 package e2e
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
 )
 
-// TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong
-// in it.
+// TestStory runs the story on a cluster of its own, and after each act the steps in which something
+// goes wrong.
 func TestStory(t *testing.T) {
 	world := newWorld(t)
 	endAfter(t, world)
@@ -40,7 +40,7 @@ func TestUpgrade(t *testing.T) {
 	run(t, world.UpgradeSteps(*upgrades), world)
 }
 
-// TestSkew runs this version beside the one before it.
+// TestSkew runs this version beside the version before.
 func TestSkew(t *testing.T) {
 	world := newWorld(t)
 	world.BeforeBin = filepath.Join(world.Bin, "before")
@@ -51,15 +51,14 @@ func TestSkew(t *testing.T) {
 	run(t, world.SkewSteps(), world)
 }
 
-// TestFederation is the story of several clusters.
+// TestFederation runs the story of several clusters.
 func TestFederation(t *testing.T) {
 	federation := story.NewFederation(*newWorld(t))
 	endAfter(t, federation)
 	run(t, federation.Steps(), federation.Infra, federation.A, federation.B)
 }
 
-// run runs steps, each as a test of its own, until one fails: the next one has nothing to stand on
-// then.
+// run runs each step as a subtest until a step fails, because each step needs the steps before it.
 func run(t *testing.T, steps []story.Step, worlds ...*story.World) {
 	t.Helper()
 	for _, step := range steps {
@@ -77,8 +76,8 @@ func run(t *testing.T, steps []story.Step, worlds ...*story.World) {
 	}
 }
 
-// endAfter ends a world when the test has ended, and first logs the state of one in which the test
-// failed.
+// endAfter ends a world when the test has ended. If the test has failed, it first logs the state of
+// the world.
 func endAfter(t *testing.T, world interface {
 	Diagnose(context.Context) string
 	End(context.Context) error
@@ -94,8 +93,8 @@ func endAfter(t *testing.T, world interface {
 	})
 }
 
-// newWorld finds what make has built. Without it the tests are skipped: they are many minutes of
-// compiling away.
+// newWorld returns a world with the programs and images that make has built. If they are missing,
+// the tests are skipped, because a build takes many minutes.
 func newWorld(t *testing.T) *story.World {
 	t.Helper()
 	if os.Getuid() != 0 {

@@ -169,7 +169,7 @@ func (w *World) makeHistory(ctx context.Context) error {
 		pods.Go(func() error {
 			for n := 0; churning.Err() == nil; n++ {
 				if err := w.liveOnce(churning, i, n); err != nil && churning.Err() == nil {
-					w.Detail("%v", err) // an OPI agent is away for a while
+					w.Detail("%v", err) // an OPI agent is away for some time
 				}
 				loop.Sleep(churning, churnPause)
 			}

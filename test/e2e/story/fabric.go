@@ -67,7 +67,7 @@ func (f *fabric) add(link netlink.Link, address string) error {
 	return errors.Join(f.links.AddrAdd(link, a), f.links.LinkSetUp(link))
 }
 
-// plug gives an xPU its uplink.
+// plug connects the uplink of an xPU.
 func (f *fabric) plug(x *xpu, address string) error {
 	bridge, err := f.links.LinkByName(fabricBridge)
 	if err != nil {

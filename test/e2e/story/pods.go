@@ -186,7 +186,7 @@ func (w *World) explain(ctx context.Context, pod string) error {
 	return errors.New("its events:\n" + strings.TrimSpace(out))
 }
 
-// show checks and prints what a pod got.
+// show checks and prints the interface and the timing of a pod.
 func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	c, device, err := w.claimOf(ctx, p.name)
 	if err != nil {

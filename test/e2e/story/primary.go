@@ -21,7 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// Network green of manifests/primary.yaml.
+// The network green of manifests/primary.yaml.
 const (
 	greenVNI     = 10050
 	greenGateway = "10.50.0.1/24"

@@ -44,7 +44,7 @@ func (w *World) resourceSteps() []Step {
 	}
 }
 
-// Pools of the device plugin, and how many Functions each has on a node.
+// Pools of the device plugin, and the number of Functions that each has on a node.
 const (
 	poolPlain = "plain"
 	poolEarly = "early"

@@ -31,7 +31,7 @@ import (
 // UpgradeSteps start a cluster and upgrade the product in it that many times.
 func (w *World) UpgradeSteps(times int) []Step {
 	all := w.claimSteps()
-	steps := append([]Step{}, all[:4]...) // up to the pools
+	steps := append([]Step{}, all[:4]...) // all steps up to the pools
 	return append(steps,
 		Step{"Pools for the device plugin beside those for claims", w.declareResources},
 		Step{fmt.Sprintf("The product is replaced %d times under 20 pods that start and end all "+

@@ -27,7 +27,7 @@ import (
 // representors, in which opi-bridge runs.
 type xpu struct {
 	node    Node
-	address string // on the management network, without port
+	address string // address on the management network, without port
 	netNS   string
 	links   *netlink.Handle
 	ns      vnetns.NsHandle
@@ -152,8 +152,8 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 		})
 }
 
-// start runs a program until the world ends, in a network namespace if one is given. Its log is a
-// file; its standard output is returned.
+// start runs a program until the world ends, in a network namespace if one is given. Its log goes
+// to a file. start returns its standard output.
 func (w *World) start(name, netNS, program string, args ...string) (*os.File, error) {
 	log, err := os.Create(w.log(name))
 	if err != nil {
@@ -169,8 +169,8 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = in, log
-	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in
-	// order.
+	// In its own process group the program does not get the terminal's interrupt, so that the world
+	// can end its programs in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	start := cmd.Start
 	if netNS != "" {

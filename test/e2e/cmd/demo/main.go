@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo tells the story of a few pods on a real cluster. See the project's README.
+// Command demo shows the life of a few pods on a real cluster. See the project's README.
 package main
 
 import (
@@ -117,7 +117,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-// tellFederation tells the story of several clusters.
+// tellFederation runs the story of several clusters.
 func tellFederation(ctx context.Context, federation *story.Federation) (err error) {
 	if err := federation.End(ctx); err != nil {
 		return fmt.Errorf("what an earlier demo left: %w", err)
@@ -138,7 +138,7 @@ func tellFederation(ctx context.Context, federation *story.Federation) (err erro
 	return nil
 }
 
-// run runs steps, whose numbers follow the one given.
+// run runs steps and prints them with numbers after the given one.
 func run(ctx context.Context, steps []story.Step, number int) error {
 	for _, step := range steps {
 		number++
@@ -162,7 +162,7 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 			fmt.Print(usage(world.Cluster))
 			return
 		}
-		// An interrupted story is cleaned up all the same.
+		// An interrupted story is cleaned up too.
 		if endErr := world.End(context.WithoutCancel(ctx)); err == nil {
 			err = endErr
 		}

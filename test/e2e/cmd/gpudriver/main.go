@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpudriver is a DRA driver of GPUs that do not exist: an example of a driver that knows
-// nothing of xpu-device-plugin, and whose devices are allocated with its VFs by what both publish,
-// resource.kubernetes.io/pcieRoot.
+// Command gpudriver is a DRA driver of GPUs that do not exist. It is an example of a driver that
+// does not know xpu-device-plugin. Its devices are allocated together with VFs by an attribute that
+// both drivers publish, resource.kubernetes.io/pcieRoot.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// driverName is that of the example.
+// driverName is the name of the example driver.
 const driverName = "gpu.example.com"
 
 func main() {
@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-// run offers the GPUs until ctx ends.
+// run publishes the GPUs until ctx ends.
 func run(ctx context.Context, node string, gpus []string) error {
 	devices, err := devicesOf(gpus)
 	if err != nil {
@@ -100,7 +100,7 @@ func run(ctx context.Context, node string, gpus []string) error {
 	return nil
 }
 
-// devicesOf makes a device of each NAME=PCIEROOT.
+// devicesOf returns a device for each NAME=PCIEROOT.
 func devicesOf(gpus []string) ([]resourceapi.Device, error) {
 	var devices []resourceapi.Device
 	for _, text := range gpus {
@@ -128,7 +128,7 @@ func devicesOf(gpus []string) ([]resourceapi.Device, error) {
 	return devices, nil
 }
 
-// driver has nothing to do for a pod, as there are no GPUs.
+// driver does nothing for a pod, because there are no GPUs.
 type driver struct{}
 
 func (driver) PrepareResourceClaims(
@@ -138,7 +138,7 @@ func (driver) PrepareResourceClaims(
 	for _, c := range claims {
 		var r kubeletplugin.PrepareResult
 		for _, result := range c.Status.Allocation.Devices.Results {
-			if result.Driver == driverName { // the others are other drivers'
+			if result.Driver == driverName { // other results belong to other drivers
 				r.Devices = append(r.Devices, kubeletplugin.Device{
 					Requests: []string{result.Request}, PoolName: result.Pool,
 					DeviceName: result.Device,
