@@ -17,14 +17,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// fault is something that goes wrong with the node, for a while.
+// fault is a temporary failure of the node.
 type fault struct {
 	name string
-	// hits has it happen, and returns when it is over.
+	// hits causes the fault, and returns when it is over.
 	hits func(n *node, random *rand.Rand) error
 }
 
-// kill is the fault that ends the agent.
+// kill is the fault that kills the agent.
 var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
 	n.killAgent()
 	pause(random, time.Second)
@@ -32,8 +32,8 @@ var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
 	return nil
 }}
 
-// handoverKilled is the fault that ends one of two agents, at any moment of the handover from one
-// to the other.
+// handoverKilled is the fault that kills one of two agents at a random moment of the handover
+// between them.
 var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) error {
 	agents := []*process{n.theAgent(), n.launch()}
 	pause(random, 3*time.Second)
@@ -45,9 +45,9 @@ var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) e
 	return nil
 }}
 
-// clockSet is the fault that sets the machine's clock forth or back while no agent runs. The agent
-// cannot tell it from a journal whose times are all wrong by so much, and that is how it is played:
-// the machine's clock is not the test's own.
+// clockSet is the fault that sets the machine's clock forwards or backwards while no agent runs.
+// The test shifts all times in the journal instead, because it cannot set the machine's clock and
+// the agent sees no difference.
 var clockSet = fault{"clock set", func(n *node, random *rand.Rand) error {
 	n.killAgent()
 	defer n.startAgent()
@@ -67,7 +67,7 @@ var clockSet = fault{"clock set", func(n *node, random *rand.Rand) error {
 	return errors.Join(err, j.Close())
 }}
 
-// shift changes all times of a value that can be set. Its pointers point to copies afterwards.
+// shift changes all settable times in a value. Its pointers point to copies afterwards.
 func shift(v reflect.Value, by time.Duration) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -92,7 +92,7 @@ func shift(v reflect.Value, by time.Duration) {
 	}
 }
 
-// faults are all others.
+// faults are all faults but the ones above.
 var faults = []fault{
 	{"kubelet gone", func(n *node, random *rand.Rand) error {
 		n.kubelet.Lock()
@@ -128,7 +128,7 @@ var faults = []fault{
 	}},
 	{"disk full", func(n *node, random *rand.Rand) error {
 		defer os.Remove(n.path("state/ballast"))
-		// As much as there is: the write fails half-way.
+		// The file takes all free space, so that a write fails half-way.
 		_ = os.WriteFile(n.path("state/ballast"), make([]byte, stateSize), 0o600)
 		pause(random, time.Second)
 		return nil
@@ -145,12 +145,12 @@ var faults = []fault{
 	}},
 }
 
-// pause lasts up to so long: faults are to hit what happens to go on.
+// pause waits for a random time of at most most, so that faults hit at different moments.
 func pause(random *rand.Rand, most time.Duration) {
 	time.Sleep(time.Duration(random.Int64N(int64(most))))
 }
 
-// strike has faults happen, one after the other, until ctx ends, and returns how often each did.
+// strike causes faults one after the other until ctx ends, and returns the number of each fault.
 func (n *node) strike(
 	ctx context.Context, random *rand.Rand, every time.Duration, among []fault,
 ) map[string]int {
@@ -171,11 +171,11 @@ func (n *node) strike(
 	}
 }
 
-// sample is what the agent uses.
+// sample is the resources that the agent uses.
 type sample struct {
 	goroutines, descriptors int
-	resident                int // bytes
-	journal                 int // bytes of its file
+	resident                int // memory in bytes
+	journal                 int // size of its file in bytes
 }
 
 func (s sample) String() string {

@@ -16,15 +16,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// What a hostile pod gives its interface: so many alternative names of the longest length that the
-// kernel accepts (ALTIFNAMSIZ) that the answer about it is larger than what libraries read at once.
+// A hostile pod gives its interface so many alternative names of the maximum length (ALTIFNAMSIZ)
+// that the kernel's answer about it is larger than the buffers of libraries.
 const (
 	manyNames  = 300
 	nameLength = 127
 )
 
-// harm does to the pod's interface what a container with NET_ADMIN can do: it renames it, reads all
-// frames, gives it names, and puts a macvlan on it that lives in a namespace of an accomplice.
+// harm does to the pod's interface what a container with NET_ADMIN can do. It renames the
+// interface, reads all frames, gives it names, and puts a macvlan on it into the namespace of an
+// accomplice.
 func (l *life) harm(s sandbox) error {
 	h := s.Handle()
 	net1, err := h.LinkByName("net1")
@@ -66,8 +67,8 @@ func (l *life) harm(s sandbox) error {
 	return nil
 }
 
-// betray says whether the pod's macvlan has outlived the pod although the Function is offered to
-// others.
+// betray returns an error if the pod's macvlan has outlived the pod although the Function is
+// offered to other pods.
 func (l *life) betray() error {
 	if l.accomplice == nil {
 		return nil
@@ -89,7 +90,7 @@ func (l *life) betray() error {
 	})
 }
 
-// quarantined are the Functions that the agent keeps from all pods, with the reason.
+// quarantined returns the Functions that the agent keeps from all pods, with the reasons.
 func (n *node) quarantined() (map[function.ID]string, error) {
 	client := nodestate.Client{Socket: n.path("state/admin.sock")}
 	ctx, cancel := context.WithTimeout(n.t.Context(), 5*time.Second)

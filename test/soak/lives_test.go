@@ -35,31 +35,31 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// The ways in which a pod lives. A fault of the node is beside that.
+// The ways in which a pod lives. Faults of the node come in addition.
 const (
 	ordinary = iota
-	// sandboxAgain: the pod's sandbox dies and the pod gets another one.
+	// sandboxAgain means that the pod's sandbox dies and the pod gets another one.
 	sandboxAgain
-	// namespaceGone: the network namespace ends before the agent hears of the end of the pod.
+	// namespaceGone means that the network namespace ends before the agent learns of the pod's end.
 	namespaceGone
-	// neverRuns: the pod is deleted when it has got its Function, and before it has a sandbox.
+	// neverRuns means that the pod is deleted after it got its Function and before it has a
+	// sandbox.
 	neverRuns
-	// unheard: the runtime does not tell that the sandbox ended.
+	// unheard means that the runtime does not report the end of the sandbox.
 	unheard
-	// twice: what ends the pod is told twice, and what starts it too.
+	// twice means that every start and every end of the pod is reported two times.
 	twice
-	// hostile: the pod does to its interface what it may do with NET_ADMIN; see [life.harm].
+	// hostile means that the pod harms its interface as NET_ADMIN allows; see [life.harm].
 	hostile
 	ways
 )
 
-// way is one of the ways in which a pod lives.
+// way returns a random way in which a pod lives.
 func way(random *rand.Rand) int {
 	return random.IntN(ways)
 }
 
-// life is one pod from its creation to its end. Every step is tried again as kubelet and runtime
-// do.
+// life is one pod from its creation to its end. Every step is repeated as kubelet and runtime do.
 type life struct {
 	*node
 	random   *rand.Rand
@@ -68,20 +68,20 @@ type life struct {
 	function function.ID
 	address  netip.Prefix
 	uid      string
-	made     int // sandboxes
+	made     int // number of sandboxes so far
 
 	started, ended time.Duration
 
-	accomplice *netns.Namespace // of a hostile pod; it outlives the pod
+	accomplice *netns.Namespace // belongs to a hostile pod and outlives it
 }
 
-// sandbox is the one that the pod has now.
+// sandbox is the pod's current sandbox.
 type sandbox struct {
 	*netns.Namespace
 	id string
 }
 
-// newSandbox makes a network namespace, which is closed when the sandbox ends.
+// newSandbox makes a sandbox with a network namespace, which is closed when the sandbox ends.
 func (l *life) newSandbox() (sandbox, error) {
 	l.made++
 	id := fmt.Sprintf("%s-sandbox-%d", l.name, l.made)
@@ -89,7 +89,7 @@ func (l *life) newSandbox() (sandbox, error) {
 	return sandbox{ns, id}, err
 }
 
-// claimed is the life of a pod whose Function is allocated by the scheduler.
+// claimed runs the life of a pod whose Function is allocated by the scheduler.
 func (l *life) claimed(ctx context.Context) error {
 	begin := time.Now()
 	object, err := l.allocate(ctx)
@@ -121,7 +121,7 @@ func (l *life) claimed(ctx context.Context) error {
 	return errors.Join(prepared, l.forget(ctx, object))
 }
 
-// allocate plays user and scheduler.
+// allocate plays the user and the scheduler.
 func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: l.name},
@@ -194,7 +194,7 @@ func (l *life) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error 
 
 		_, err := l.driver.Prepare(ctx, c)
 		if err != nil && l.way == neverRuns {
-			return nil // it is deleted before the kubelet tries again
+			return nil // the pod is deleted before the kubelet tries again
 		}
 
 		return err
@@ -209,7 +209,7 @@ func (l *life) unprepare(ctx context.Context, c *resourceapi.ResourceClaim) erro
 	return l.driver.Unprepare(ctx, c)
 }
 
-// forget plays the control plane when the pod is gone, and waits until the claim is.
+// forget plays the control plane when the pod is gone, and waits until the claim is gone.
 func (l *life) forget(ctx context.Context, c *resourceapi.ResourceClaim) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: l.name}}
 	if err := l.admin.Delete(ctx,
@@ -266,7 +266,7 @@ func (l *life) runClaimed(
 	return nil
 }
 
-// work is what the pod does: nothing, for a moment.
+// work waits for a moment, as a pod at work.
 func (l *life) work(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -274,7 +274,7 @@ func (l *life) work(ctx context.Context) {
 	}
 }
 
-// start plays the runtime that makes sandboxes until one has a container. No container may start
+// start plays the runtime, which makes sandboxes until one has a container. No container may start
 // without the interface.
 func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandbox, err error) {
 	err = await(ctx, "pod "+l.name+" runs", func() error {
@@ -299,7 +299,7 @@ func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandb
 	return s, err
 }
 
-// runPodSandbox has the runtime tell its plugins of a new sandbox. One without plugins succeeds.
+// runPodSandbox has the runtime notify its plugins of a new sandbox. It succeeds without plugins.
 func (l *life) runPodSandbox(ctx context.Context, s sandbox) error {
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
@@ -308,7 +308,7 @@ func (l *life) runPodSandbox(ctx context.Context, s sandbox) error {
 	defer cancel()
 
 	pod := l.sandboxOf(s)
-	// as containerd does: a plugin that connects now hears of the sandbox in one way
+	// as containerd does, so that a plugin that connects now learns of the sandbox only once
 	defer l.nri.BlockPluginSync().Unblock()
 
 	l.mutex.Lock()
@@ -323,7 +323,7 @@ func (l *life) sandboxOf(s sandbox) *adaptation.PodSandbox {
 }
 
 // createContainer plays the runtime that injects CDI devices and asks its plugins. A container that
-// starts must have the pod's interface, unless the card goes away in just that moment.
+// starts must have the pod's interface, unless the card is being reset at that moment.
 func (l *life) createContainer(ctx context.Context, s sandbox, c *resourceapi.ResourceClaim) error {
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
@@ -383,7 +383,7 @@ func (l *life) stop(ctx context.Context, s sandbox) error {
 
 	pod := l.sandboxOf(s)
 	if l.way != unheard {
-		// the runtime goes on whatever plugins say
+		// the runtime ignores errors of plugins
 		_ = l.nri.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: pod})
 		_ = l.nri.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod})
 	}
@@ -391,7 +391,7 @@ func (l *life) stop(ctx context.Context, s sandbox) error {
 	return s.Close()
 }
 
-// inPod says what the pod lacks of its interface.
+// inPod returns an error if the pod lacks its interface.
 func (l *life) inPod(s sandbox) error {
 	net1, err := s.Handle().LinkByName("net1")
 	if err != nil {
@@ -415,7 +415,7 @@ func (l *life) inPod(s sandbox) error {
 	return nil
 }
 
-// workedWell wants the pod to have its interface, unless it is hostile; then it does harm.
+// workedWell checks that the pod has its interface. A hostile pod then does harm.
 func (l *life) workedWell(ctx context.Context, s sandbox) error {
 	if l.way == hostile {
 		return l.harm(s)
@@ -423,12 +423,12 @@ func (l *life) workedWell(ctx context.Context, s sandbox) error {
 	return l.stillThere(ctx, s)
 }
 
-// stillThere wants the pod to have its interface. It gets it back when a card was reset.
+// stillThere checks that the pod has its interface, which it gets back after a reset of the card.
 func (l *life) stillThere(ctx context.Context, s sandbox) error {
 	return await(ctx, "the pod has its interface", func() error { return l.inPod(s) })
 }
 
-// plugIn is the life of a pod to which the kubelet gives the Function.
+// plugIn runs the life of a pod to which the kubelet gives the Function.
 func (l *life) plugIn(ctx context.Context) error {
 	begin := time.Now()
 	l.uid = l.name + "-uid"
@@ -471,7 +471,7 @@ func (l *life) plugIn(ctx context.Context) error {
 }
 
 // give plays the scheduler, which waits until the Function is offered, and the kubelet. A pod whose
-// Allocate fails has failed: the kubelet forgets it.
+// Allocate fails has failed, and the kubelet forgets it.
 func (l *life) give(ctx context.Context) (given bool, err error) {
 	err = await(ctx, "Function is offered", func() error {
 		l.kubelet.RLock()

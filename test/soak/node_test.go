@@ -54,52 +54,51 @@ import (
 
 const (
 	nodeName = "node1"
-	// vfsOfPF is how many VFs each of the two PFs has. Those of the first are claimed, those of the
-	// second are extended resources.
+	// vfsOfPF is how many VFs each of the two PFs has. The VFs of the first PF are claimed, and the
+	// VFs of the second PF are extended resources.
 	vfsOfPF  = 8
 	claimPF  = pci.Address("0000:3b:00.0")
 	pluginPF = pci.Address("0000:3b:00.1")
 	resource = v1alpha1.GroupName + "/plugged"
-	// metricsAddress is the agent's. It is in the process's own network namespace.
+	// metricsAddress is the agent's address, in the process's own network namespace.
 	metricsAddress = "127.0.0.1:9810"
 	// stateSize is the size in bytes of the file system that has the agent's state.
 	stateSize = 4 << 20
-	// patience is how long anything may take that has to come in the end, with all that goes wrong
-	// meanwhile.
+	// patience bounds every wait for a state that must come, whatever faults happen meanwhile.
 	patience = 3 * time.Minute
 )
 
-// node is a simulated node with the real xpu-agent, xpu-controller and API server; kubelet,
-// container runtime and the xPU's OPI agent are played, over their real sockets. Its methods may be
-// called by several goroutines at once.
+// node is a simulated node with the real xpu-agent, xpu-controller and API server. The test plays
+// the kubelet, the container runtime and the xPU's OPI agent, over their real sockets. The methods
+// may be called concurrently.
 type node struct {
 	t     testing.TB
 	dir   string
 	host  *simulate.Host
 	admin client.Client
 	opi   *opitest.Agent
-	api   *gate // through which the agent reaches the API server
+	api   *gate // the agent's way to the API server
 
-	// kubelet is held for reading by who plays it, and for writing by who takes it away.
+	// kubelet is locked for reading while a pod uses the kubelet, and for writing while it is away.
 	kubelet sync.RWMutex
 	plugins *kubelettest.Kubelet
 	driver  *kubelettest.DRADriver
 	lister  *kubelettest.Pods
 
-	// runtime is held in the same way.
+	// runtime is locked in the same way.
 	runtime sync.RWMutex
 	nri     *adaptation.Adaptation
-	// nriGate is the runtime's socket: what plays the runtime does not end the connections when it
-	// stops.
+	// nriGate is the runtime's socket, because the runtime's library does not close connections
+	// when it stops.
 	nriGate *gate
 
-	// vfs are the IDs by PF and index.
+	// vfs are the IDs of the VFs by PF and index.
 	vfs   map[pci.Address][]function.ID
 	cards cards
 
-	// skew is by how much the machine's clock is wrong, in nanoseconds, for what the test plays.
+	// skew is the error of the simulated clock in nanoseconds.
 	skew   atomic.Int64
-	bootID string // no change of the clock changes the moments of a boot
+	bootID string // a change of the clock changes no times within a boot
 
 	mutex     sync.Mutex
 	agent     *process
@@ -108,10 +107,10 @@ type node struct {
 	sandboxes map[string]*adaptation.PodSandbox        // by ID
 }
 
-// newNode makes a node without an agent.
+// newNode returns a node without an agent.
 func newNode(t testing.TB) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
+	dir, err := os.MkdirTemp("", "soak") // short, because a socket's path has at most 107 bytes
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 
@@ -165,7 +164,7 @@ func newNode(t testing.TB) *node {
 
 func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
-// declare makes the objects of an administrator.
+// declare creates the administrator's objects.
 func (n *node) declare() {
 	n.t.Helper()
 	admin, err := kubeapitest.Client(cluster.Admin())
@@ -203,7 +202,7 @@ func (n *node) declare() {
 	}
 }
 
-// startController runs the real one until the test ends.
+// startController runs the real xpu-controller until the test ends.
 func (n *node) startController() {
 	n.t.Helper()
 	scheme, err := controller.Scheme()
@@ -225,7 +224,8 @@ func (n *node) startController() {
 	must.Run(n.t, manager.Start)
 }
 
-// writeKubeconfig gives the agent its own rights, by way of the gate.
+// writeKubeconfig writes a kubeconfig with the agent's own rights, whose way leads through the
+// gate.
 func (n *node) writeKubeconfig() {
 	n.t.Helper()
 	config := cluster.Agent(nodeName)
@@ -251,8 +251,7 @@ func (n *node) writeKubeconfig() {
 	must.Succeed(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
 }
 
-// startKubelet also dials the driver, at the endpoint that a kubelet finds by the driver's
-// registration.
+// startKubelet starts the kubelet and dials the driver at its registered endpoint.
 func (n *node) startKubelet() {
 	n.t.Helper()
 	n.plugins = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
@@ -280,7 +279,7 @@ func (n *node) stopKubelet() {
 	n.lister.Stop()
 }
 
-// has says what a pod has, as the kubelet does; nil for a pod that is gone.
+// has sets the resources that the kubelet reports for a pod; nil removes the pod.
 func (n *node) has(pod string, resources *podresourcesapi.PodResources) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -300,7 +299,7 @@ func (n *node) listPods() {
 	n.lister.Set(all...)
 }
 
-// startRuntime tells the plugin of the sandboxes that there are.
+// startRuntime starts the runtime, which reports the existing sandboxes to the plugin.
 func (n *node) startRuntime() {
 	n.t.Helper()
 	must.Succeed(n.t, os.MkdirAll(n.path("nri"), 0o755))
@@ -330,19 +329,19 @@ func (n *node) stopRuntime() {
 	n.nri.Stop()
 }
 
-// process is an agent.
+// process is a running agent.
 type process struct {
 	*exec.Cmd
-	exited chan struct{} // closed when it has ended
+	exited chan struct{} // closed when the process has ended
 }
 
-// kill ends the agent at once, wherever it is.
+// kill kills the agent at once.
 func (p *process) kill() {
 	_ = p.Process.Kill()
 	<-p.exited
 }
 
-// startAgent starts the agent that the node has.
+// startAgent starts the agent of the node.
 func (n *node) startAgent() {
 	n.t.Helper()
 	agent := n.launch()
@@ -379,7 +378,7 @@ func (n *node) launch() *process {
 	return p
 }
 
-// killAgent ends the agent that the node has at once.
+// killAgent kills the agent of the node.
 func (n *node) killAgent() { n.theAgent().kill() }
 
 func (n *node) theAgent() *process {
@@ -388,10 +387,10 @@ func (n *node) theAgent() *process {
 	return n.agent
 }
 
-// now is the time by the machine's clock, as far as the test plays it.
+// now returns the time of the simulated clock.
 func (n *node) now() time.Time { return time.Now().Add(time.Duration(n.skew.Load())) }
 
-// endAgent ends it as Kubernetes does, and wants it to end well.
+// endAgent ends the agent as Kubernetes does, and returns an error unless it exits with 0.
 func (n *node) endAgent() error {
 	agent := n.theAgent()
 	_ = agent.Process.Signal(syscall.SIGTERM)
@@ -409,7 +408,7 @@ func (n *node) endAgent() error {
 	return nil
 }
 
-// ready waits until the agent says that it can work.
+// ready waits until the agent reports that it is ready.
 func (n *node) ready(ctx context.Context) error {
 	return await(ctx, "the agent is ready", func() error {
 		_, err := get("/readyz")
@@ -417,7 +416,7 @@ func (n *node) ready(ctx context.Context) error {
 	})
 }
 
-// get asks the agent by HTTP.
+// get sends an HTTP request to the agent.
 func get(path string) (string, error) {
 	client := http.Client{Timeout: 2 * time.Second}
 	response, err := client.Get("http://" + metricsAddress + path)
@@ -434,7 +433,7 @@ func get(path string) (string, error) {
 	return string(body), err
 }
 
-// await waits until check finds nothing wrong.
+// await waits until check returns no error.
 func await(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -453,14 +452,14 @@ func await(ctx context.Context, what string, check func() error) error {
 	return nil
 }
 
-// cards remember when a card was reset last.
+// cards records when a card was last reset.
 type cards struct {
 	mutex sync.Mutex
 	last  time.Time
 }
 
-// noticed is how long after a reset a pod may be without its interface: the agent may be away when
-// a card is reset, and then it hears of it when it is back.
+// noticed is how long after a reset a pod may be without its interface. If the agent is away when a
+// card is reset, it learns of the reset when it is back.
 const noticed = 15 * time.Second
 
 func (c *cards) reset() {
@@ -469,7 +468,7 @@ func (c *cards) reset() {
 	c.last = time.Now()
 }
 
-// justReset says whether pods may lack their interfaces for now.
+// justReset reports whether pods may lack their interfaces now.
 func (c *cards) justReset() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestClockIsShifted: a clock that is set moves all times of a record and nothing else, and leaves
-// the record that it was copied from alone.
+// TestClockIsShifted checks that a change of the clock shifts all times of a copied record and
+// nothing else, and leaves the original record unchanged.
 func TestClockIsShifted(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	record := journal.Attachment{
@@ -45,7 +45,7 @@ func TestClockIsShifted(t *testing.T) {
 	}
 }
 
-// TestHarm: a hostile pod does what it is said to do.
+// TestHarm checks that a hostile pod does what its comment says.
 func TestHarm(t *testing.T) {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// reporter repeats at the end of a test why it failed, because its reasons stand far above among
-// the output of all that runs meanwhile.
+// reporter repeats at the end of a test why it failed, because the reasons are far above in the
+// output.
 type reporter struct {
 	testing.TB
 

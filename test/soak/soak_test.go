@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak lets thousands of pods live on a simulated node, by claims and by the device plugin,
-// while the agent is killed and everything that it works with goes away now and then, and says
-// whether anything is left of them.
+// Package soak runs thousands of pods on a simulated node, by claims and by the device plugin.
+// Meanwhile the agent is killed and everything that it works with fails from time to time. The test
+// checks that the pods leave nothing behind.
 package soak
 
 import (
@@ -43,9 +43,9 @@ var (
 )
 
 var (
-	// cluster is the API server.
+	// cluster is the API server
 	cluster *kubeapitest.Cluster
-	// agentProgram is the path of xpu-agent, as it is built here.
+	// agentProgram is the path of xpu-agent, as it is built for this test
 	agentProgram string
 )
 
@@ -87,15 +87,15 @@ func run(m *testing.M) (code int, err error) {
 }
 
 const (
-	// atOnce is how many pods live at a time by either way; there are more VFs than that.
+	// atOnce is how many pods of each kind live at a time; there are more VFs
 	atOnce = 6
-	// faultEvery is how long it is from the end of a fault to the next one, on average.
+	// faultEvery is the average time from the end of a fault to the next fault
 	faultEvery = 2 * time.Second
 )
 
-// TestSoak: after many lives, with all that went wrong, the node is as it was, and the agent uses
-// no more than before. In the first two thirds the agent is killed now and then. Then it lives on,
-// so that it can be seen whether it grows.
+// TestSoak checks that after many lives and faults the node is as it was, and that the agent uses
+// no more than before. In the first two thirds the agent is killed from time to time. In the last
+// third it keeps running, so that the test can see whether it grows.
 func TestSoak(test *testing.T) {
 	if !netns.Isolated() {
 		test.Skip("needs root, for a network namespace of its own")
@@ -116,7 +116,7 @@ func TestSoak(test *testing.T) {
 
 	atFirst := append(slices.Clone(faults), kill, kill, handoverKilled, clockSet)
 	s.live(*lives*2/3, atFirst)
-	s.live(*lives/30+2*atOnce, nil) // until everything that is kept is there
+	s.live(*lives/30+2*atOnce, nil) // warms up, until everything that is kept is there
 	first := s.sample()
 	s.live(*lives/3, faults)
 	s.lastLap()
@@ -141,21 +141,21 @@ func TestSoak(test *testing.T) {
 	s.report(first, last)
 }
 
-// soak counts what happens.
+// soak counts lives and faults.
 type soak struct {
 	*node
 	random *rand.Rand
 
 	mutex  sync.Mutex
-	number int // of lives
+	number int // number of the last life
 	taken  map[function.ID]bool
-	count  map[string]int // of faults
+	count  map[string]int // number of faults by name
 	starts []time.Duration
 	ends   []time.Duration
 	took   time.Duration
 }
 
-// live has so many pods live, half of them by either way, while faults strike.
+// live runs this many pods, half of them by claims and half by the device plugin, during faults.
 func (s *soak) live(pods int, among []fault) {
 	s.t.Helper()
 	begin := time.Now()
@@ -173,7 +173,7 @@ func (s *soak) live(pods int, among []fault) {
 	var living sync.WaitGroup
 	for _, by := range []struct {
 		pf    pci.Address
-		first int // host part of addresses
+		first int // first host part of the addresses
 		live  func(*life, context.Context) error
 	}{{claimPF, 1, (*life).claimed}, {pluginPF, 101, (*life).plugIn}} {
 		left := make(chan struct{}, pods)
@@ -207,8 +207,8 @@ func (s *soak) live(pods int, among []fault) {
 	}
 }
 
-// lastLap has one more pod on every VF, without faults: what a pod left that failed before it ran
-// goes with the next one.
+// lastLap runs one more pod on every VF, without faults. What a pod left that failed before it ran
+// is removed with the next pod.
 func (s *soak) lastLap() {
 	s.t.Helper()
 	kept, err := s.quarantined()
@@ -252,11 +252,11 @@ func (s *soak) newLife(random *rand.Rand, way int, pf pci.Address, vf, host int)
 	}
 }
 
-// take plays the scheduler: it takes a VF that no pod has and that is offered. If none is, any will
-// have to do.
+// take plays the scheduler: it takes a VF that no pod has and that is offered. If no such VF
+// exists, it takes any VF that no pod has.
 func (s *soak) take(random *rand.Rand, pf pci.Address) int {
 	for {
-		kept, _ := s.quarantined() // nothing is known while no agent runs
+		kept, _ := s.quarantined() // unknown while no agent runs
 		if vf, found := s.choose(random, pf, kept); found {
 			return vf
 		}
@@ -300,7 +300,7 @@ func (s *soak) done(l *life) {
 	}
 }
 
-// sample is what the agent uses when no pod comes or goes.
+// sample measures what the agent uses when no pod comes or goes.
 func (s *soak) sample() sample {
 	s.t.Helper()
 	must.Succeed(s.t, await(s.t.Context(), "nothing waits for hooks", func() error {
@@ -311,7 +311,7 @@ func (s *soak) sample() sample {
 		return err
 	}))
 
-	time.Sleep(3 * time.Second) // what was just done is forgotten: idle connections, timers
+	time.Sleep(3 * time.Second) // lets idle connections and timers end
 	values := map[string]float64{}
 	for _, name := range []string{
 		"go_goroutines", "process_open_fds", "process_resident_memory_bytes",
@@ -330,7 +330,7 @@ func (s *soak) sample() sample {
 	}
 }
 
-// metric is one of the agent's that has no labels.
+// metric returns the value of a metric of the agent without labels.
 func metric(name string) (float64, error) {
 	text, err := get("/metrics")
 	if err != nil {
@@ -346,16 +346,16 @@ func metric(name string) (float64, error) {
 	return 0, fmt.Errorf("metrics have no %s", name)
 }
 
-// What the agent may use more after a third of the lives than before, because caches and pools
-// differ from moment to moment.
+// The agent may use this much more at the end than after a third of the lives, because caches and
+// pools differ from moment to moment.
 const (
 	moreGoroutines  = 10
 	moreDescriptors = 6
 	moreResident    = 12 << 20
 )
 
-// mostJournal is the largest size of the journal's file in bytes, at any time. bbolt doubles a file
-// that is too small, so that its growth says nothing; after 10 000 lives it has 256 KiB.
+// mostJournal bounds the size of the journal's file in bytes at any time. bbolt doubles a file that
+// is too small, so its growth is no sign of a leak; after 10 000 lives it has 256 KiB.
 const mostJournal = 512 << 10
 
 func (s *soak) report(first, last sample) {
@@ -388,7 +388,7 @@ func quantile(d []time.Duration, q float64) time.Duration {
 	return d[int(float64(len(d)-1)*q)].Round(time.Millisecond)
 }
 
-// explain keeps the logs when something went wrong, and shows the end of the agent's.
+// explain keeps the logs after a failure, and shows the end of the agent's log.
 func (s *soak) explain() {
 	if !s.t.Failed() {
 		return
@@ -407,8 +407,7 @@ func (s *soak) explain() {
 	}
 }
 
-// allOffered says what is not offered as it should be: all VFs, without taints, but those in
-// quarantine.
+// allOffered returns an error unless all VFs but the quarantined ones are offered without taints.
 func (n *node) allOffered() error {
 	kept, err := n.quarantined()
 	if err != nil {
@@ -447,8 +446,8 @@ func (n *node) allOffered() error {
 	return nil
 }
 
-// noFiles says which claims still have files. Those that the kubelet's library left, the agent
-// removes within a minute.
+// noFiles returns an error if claims still have files. The agent removes files that the kubelet's
+// library left within a minute.
 func (n *node) noFiles() error {
 	files, err := filepath.Glob(n.path("cdi/*"))
 	if err == nil && len(files) > 0 {
@@ -457,7 +456,7 @@ func (n *node) noFiles() error {
 	return err
 }
 
-// hostState is every netdev of the host as the engine sees it, by name.
+// hostState returns every netdev of the host as the engine sees it, by name.
 func (n *node) hostState() map[string]netdev.Snapshot {
 	n.t.Helper()
 	links, err := netns.Listed(netlink.LinkList)
@@ -470,7 +469,7 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 	for _, l := range links {
 		s, err := engine.Snapshot(n.t.Context(), netdev.Device{Name: l.Attrs().Name})
 		must.Succeed(n.t, err)
-		// A veth that was made anew has other numbers.
+		// A veth that was made again has other numbers.
 		s.Identity.Index, s.Identity.Peer, s.Identity.PeerNS = 0, 0, 0
 		state[s.Name] = s
 	}
@@ -478,8 +477,8 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 	return state
 }
 
-// wantNothingLeft says that nothing is left of any pod, while no agent runs, but Functions in
-// quarantine, which it returns.
+// wantNothingLeft checks, while no agent runs, that pods left nothing but Functions in quarantine,
+// which it returns.
 func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
@@ -505,7 +504,7 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 		}
 	}
 
-	// Those of the device plugin stay ten minutes.
+	// Files of the device plugin stay ten minutes.
 	if files, err := filepath.Glob(n.path("devinfo/dp/*")); err != nil || len(files) > vfsOfPF {
 		n.t.Errorf("device-info files %q, %v", files, err)
 	}
