@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package isolation is the test that two tenants after one another on a Function have nothing of
-// each other, where the first is hostile. It needs a Function, whatever it is made of: a veth, or a
+// Package isolation tests that the second of two tenants on a Function gets nothing from the first,
+// hostile tenant, and the first nothing from the second. It works with any Function: a veth, or a
 // VF of a guest.
 package isolation
 
@@ -20,31 +20,32 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// Stage is where the test plays. The interface of each pod is net1.
+// Stage is the place of a test. The interface of each pod is net1.
 type Stage struct {
 	Host *netns.Namespace
-	// Far is the other end of the Function's wire, where its frames come out.
+	// Far is the other end of the Function's wire, where the Function's frames arrive.
 	Far       *netns.Namespace
 	FarNetdev string
-	// Attach gives the Function to a pod. Release takes it back; an error says that nobody gets it.
+	// Attach gives the Function to a pod. Release takes it back; after an error no other pod may
+	// get it.
 	Attach  func(t *testing.T, pod *netns.Namespace)
 	Release func(t *testing.T, pod *netns.Namespace) error
-	// MayKeep says whether Release may fail by this error, which keeps the Function from the second
-	// tenant.
+	// MayKeep reports whether Release may fail with this error, which keeps the Function from the
+	// second tenant.
 	MayKeep func(error) bool
 }
 
-// tenant is the first one, with what helps it.
+// tenant is the first tenant with its helpers.
 type tenant struct {
 	*netns.Namespace
 	host *netns.Namespace
 	// accomplice is another pod of the tenant. hidden has no name, and no process is in it.
 	accomplice, hidden *netns.Namespace
-	index              int // of net1
+	index              int // index of net1
 }
 
-// Run plays each trick on a stage of its own. newStage makes the stage, and calls t.Parallel if it
-// can have several at once.
+// Run plays each trick on a new stage. newStage makes the stage, and calls t.Parallel if several
+// stages can exist at once.
 func Run(t *testing.T, newStage func(t *testing.T) Stage) {
 	for _, trick := range tricks {
 		t.Run(trick.name, func(t *testing.T) {
@@ -87,8 +88,8 @@ func newTenant(t *testing.T, host *netns.Namespace) *tenant {
 	return &tenant{Namespace: netns.New(t), host: host, accomplice: netns.New(t), hidden: hidden}
 }
 
-// check has the second tenant send and receive, while the first reads and forges by whatever it
-// still has.
+// check has the second tenant send and receive frames, while the first tenant reads and forges
+// frames by all means that it still has.
 func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	t.Helper()
 	near, far := end(t, second, "net1"), end(t, s.Far, s.FarNetdev)
@@ -109,10 +110,10 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 		for _, f := range forgers {
 			f.forge(near.MAC)
 		}
-		time.Sleep(time.Millisecond) // between frames, as a sender that is not detected would
+		time.Sleep(time.Millisecond) // the pause of a sender that wants to stay undetected
 	}
 
-	var ends sync.WaitGroup // at the same time, as each waits for late frames
+	var ends sync.WaitGroup // both ends wait for late frames at the same time
 	for direction, traffic := range map[string]*netns.Traffic{"sent": out, "received": in} {
 		ends.Go(func() {
 			if sent, lost, err := traffic.Stop(); err != nil || sent == 0 || lost > 0 {
@@ -141,7 +142,7 @@ func end(t *testing.T, ns *netns.Namespace, name string) netns.End {
 	return netns.End{NetNS: ns, Netdev: name, MAC: l.Attrs().HardwareAddr}
 }
 
-// forgedType is the EtherType of forged frames, one that IEEE 802 leaves for experiments.
+// forgedType is the EtherType of forged frames, which IEEE 802 reserves for experiments.
 const forgedType = 0x88b6
 
 func networkOrder(n uint16) uint16 { return n>>8 | n<<8 }
@@ -162,7 +163,7 @@ func listen(t *testing.T, ns *netns.Namespace, etherType uint16) socket {
 	return socket(fd)
 }
 
-// count reads what has come, and counts the frames of the type.
+// count reads all received frames, and counts the frames of the type.
 func (s socket) count(t *testing.T, etherType uint16) (frames int) {
 	t.Helper()
 	const typeAt = 12
@@ -189,7 +190,7 @@ func newForger(t *testing.T, ns *netns.Namespace) forger {
 	t.Helper()
 	links, err := netns.Listed(ns.Handle().LinkList)
 	must.Succeed(t, err)
-	f := forger{socket: int(listen(t, ns, 0))} // which receives nothing
+	f := forger{socket: int(listen(t, ns, 0))} // protocol 0 receives nothing
 	for _, l := range links {
 		if l.Attrs().Name != "lo" {
 			f.indexes = append(f.indexes, l.Attrs().Index)

@@ -17,7 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// tricks are what a tenant with CAP_NET_ADMIN and CAP_BPF leaves on its interface for the next one.
+// tricks are what a tenant with CAP_NET_ADMIN and CAP_BPF leaves on its interface for the next
+// tenant.
 var tricks = []struct {
 	name string
 	play func(t *testing.T, p *tenant)
@@ -88,7 +89,7 @@ func vlan(attrs netlink.LinkAttrs) netlink.Link {
 	return &netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
 }
 
-// stack makes a netdev on top of net1 in another namespace, up.
+// stack makes a netdev on top of net1 in another namespace, and sets it up.
 func (p *tenant) stack(
 	t *testing.T, kind func(netlink.LinkAttrs) netlink.Link, to *netns.Namespace,
 ) {
@@ -118,7 +119,7 @@ func unlessUnknown(t *testing.T, module string, err error) {
 	must.Succeed(t, err)
 }
 
-// mirror sends what the accomplice sends by another netdev out of the interface.
+// mirror sends the frames that the accomplice sends on another netdev out of the interface.
 func mirror(t *testing.T, p *tenant) {
 	t.Helper()
 	netns.Connect(t, p.Namespace, "out0", p.accomplice, "in0")
@@ -150,8 +151,8 @@ func neighbour(t *testing.T, p *tenant) {
 	}))
 }
 
-// redirect sends what the interface receives to the accomplice. The program stays when its process
-// ends.
+// redirect sends the frames that the interface receives to the accomplice. The program stays when
+// its process ends.
 func redirect(t *testing.T, p *tenant) {
 	t.Helper()
 	netns.Connect(t, p.Namespace, "out0", p.accomplice, "in0")
@@ -176,7 +177,7 @@ func redirect(t *testing.T, p *tenant) {
 	}))
 }
 
-// dropping is a program with the verdict for each packet.
+// dropping loads a program that returns the verdict for each packet.
 func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -191,7 +192,7 @@ func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program 
 	return p
 }
 
-// dropTCX attaches a program without a link, which stays when its process ends.
+// dropTCX attaches a program without a link, so that the program stays when its process ends.
 func dropTCX(t *testing.T, index int) error {
 	const drop = 2 // TCX_DROP
 	return link.RawAttachProgram(link.RawAttachProgramOptions{
