@@ -2,9 +2,8 @@
 
 // Package kubelettest has a kubelet's side of the APIs that a node agent uses, over real sockets.
 // By the device plugin API it finds plugins, watches their Functions and allocates them. By DRA it
-// has drivers prepare claims. By the pod resources API it says which pods have which devices. It
-// does what a kubelet does, as far as an agent can see it, but at once where a kubelet takes its
-// time.
+// has drivers prepare claims. By the pod resources API it reports which pods have which devices. An
+// agent sees the same as from a real kubelet, but without the kubelet's delays.
 package kubelettest
 
 import (
@@ -28,16 +27,16 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Options of a [Kubelet].
+// Options are the options of a [Kubelet].
 type Options struct {
-	// Blind: plugins are registered, but their Functions are not watched.
+	// Blind means that plugins are registered, but their Functions are not watched.
 	Blind bool
-	// Refuse, where set, says why a resource cannot be registered; "" if it can.
+	// Refuse returns why a resource cannot be registered, or "" if it can. Refuse may be nil.
 	Refuse func(resource string) string
 }
 
-// Kubelet is one that can be started and stopped any number of times. Its methods may be called by
-// several goroutines at once, except Start and Stop.
+// Kubelet is a kubelet that can be started and stopped any number of times. Its methods may be
+// called concurrently, except Start and Stop.
 type Kubelet struct {
 	dir     string
 	options Options
@@ -46,7 +45,7 @@ type Kubelet struct {
 	running sync.WaitGroup
 
 	mutex         sync.Mutex
-	plugins       map[string][]*plugin // by resource; the last is the one that is called
+	plugins       map[string][]*plugin // by resource; the last plugin is called
 	devices       map[string][]*pluginapi.Device
 	lists         map[string]int
 	registrations map[string]int
@@ -61,8 +60,8 @@ type plugin struct {
 	end        context.CancelFunc // ends the stream
 }
 
-// New makes a kubelet with this directory; see "/var/lib/kubelet". It must be a short path, as
-// sockets are in it.
+// New returns a kubelet with this directory, as "/var/lib/kubelet". The path must be short, because
+// it is part of the paths of sockets.
 func New(dir string, options Options) *Kubelet {
 	k := &Kubelet{dir: dir, options: options, changed: make(chan struct{})}
 	k.forget()
@@ -87,7 +86,7 @@ func (k *Kubelet) Start() error {
 	return nil
 }
 
-// Stop ends as a kubelet that is killed does.
+// Stop ends the kubelet as if it were killed.
 func (k *Kubelet) Stop() {
 	k.stop()
 	k.running.Wait()
@@ -97,7 +96,7 @@ func (k *Kubelet) Stop() {
 	k.notify()
 }
 
-// Restart is Stop and Start.
+// Restart calls Stop and Start.
 func (k *Kubelet) Restart() error {
 	k.Stop()
 	return k.Start()
@@ -133,7 +132,7 @@ func (k *Kubelet) validate(resource string, versions ...string) error {
 	return nil
 }
 
-// watch registers the plugins whose sockets are, or appear, in the directory for them.
+// watch registers the plugins whose sockets exist or appear in the directory for sockets.
 func (k *Kubelet) watch(ctx context.Context) error {
 	if err := os.MkdirAll(k.watchedDir(), 0o750); err != nil {
 		return err
@@ -179,7 +178,7 @@ func (k *Kubelet) watch(ctx context.Context) error {
 	return nil
 }
 
-// found registers the plugin at a socket. It tries until that works, or the socket is gone.
+// found registers the plugin at a socket. It tries again until that works, or the socket is gone.
 func (k *Kubelet) found(ctx context.Context, path string) {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		if _, err := os.Lstat(path); err != nil || k.register(ctx, path) == nil {
@@ -231,8 +230,8 @@ func (k *Kubelet) register(running context.Context, path string) error {
 	return errors.Join(err, notifyErr)
 }
 
-// Dial connects to a plugin's socket. One that does not answer is asked again soon: an agent that
-// was killed leaves its sockets until the next one starts.
+// Dial connects to a plugin's socket. It tries often if the plugin does not answer, because an
+// agent that was killed leaves its sockets until the next agent starts.
 func Dial(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -247,8 +246,8 @@ func Dial(path string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// connect makes a plugin's endpoint the one that is used for the resource, and watches its
-// Functions until ctx ends.
+// connect makes a plugin's endpoint the current one for the resource, and watches its Functions
+// until ctx ends.
 func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	k.mutex.Lock()
 	known := slices.ContainsFunc(k.plugins[resource], func(p *plugin) bool {
@@ -296,7 +295,7 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	return nil
 }
 
-// follow takes over every list that the plugin sends, until the stream ends.
+// follow stores every list that the plugin sends, until the stream ends.
 func (k *Kubelet) follow(ctx context.Context, resource string, p *plugin) {
 	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
 	if err != nil {
@@ -317,8 +316,8 @@ func (k *Kubelet) follow(ctx context.Context, resource string, p *plugin) {
 	}
 }
 
-// disconnect forgets the endpoint at a socket. If it was the resource's last one, no Function is
-// healthy any more.
+// disconnect forgets the endpoint at a socket. If it was the resource's last endpoint, no Function
+// is healthy any more.
 func (k *Kubelet) disconnect(path string) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -347,14 +346,14 @@ func (k *Kubelet) disconnect(path string) {
 	k.notify()
 }
 
-// notify wakes who waits. The mutex is held.
+// notify wakes all waiting calls. The caller must hold the mutex.
 func (k *Kubelet) notify() {
 	close(k.changed)
 	k.changed = make(chan struct{})
 }
 
-// Wait returns once the condition holds, which is looked at after every change, or with an error
-// when ctx ends.
+// Wait returns nil once the condition holds, which it checks after every change, or an error when
+// ctx ends.
 func (k *Kubelet) Wait(ctx context.Context, condition func() bool) error {
 	for {
 		k.mutex.Lock()
@@ -372,14 +371,14 @@ func (k *Kubelet) Wait(ctx context.Context, condition func() bool) error {
 	}
 }
 
-// Devices is what the resource has; it is empty for one that is not known.
+// Devices returns the devices of the resource, or none if the resource is not known.
 func (k *Kubelet) Devices(resource string) []*pluginapi.Device {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	return k.devices[resource]
 }
 
-// Healthy are the IDs of the resource's healthy devices, in the plugin's order.
+// Healthy returns the IDs of the resource's healthy devices, in the plugin's order.
 func (k *Kubelet) Healthy(resource string) []string {
 	var ids []string
 	for _, d := range k.Devices(resource) {
@@ -390,7 +389,7 @@ func (k *Kubelet) Healthy(resource string) []string {
 	return ids
 }
 
-// Endpoints are the sockets of the plugins that offer the resource now.
+// Endpoints returns the sockets of the plugins that offer the resource now.
 func (k *Kubelet) Endpoints(resource string) []string {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -401,21 +400,21 @@ func (k *Kubelet) Endpoints(resource string) []string {
 	return paths
 }
 
-// Lists is how many lists of the resource were received since New.
+// Lists returns how many lists of the resource were received since New.
 func (k *Kubelet) Lists(resource string) int {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	return k.lists[resource]
 }
 
-// Registrations is how often the resource was registered since New.
+// Registrations returns how often the resource was registered since New.
 func (k *Kubelet) Registrations(resource string) int {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	return k.registrations[resource]
 }
 
-// EndStreams ends all streams of the resource, as a kubelet does that lost one: it forgets the
+// EndStreams ends all streams of the resource, as a kubelet does that lost a stream. It forgets the
 // endpoint, but still knows the socket and does not register it again.
 func (k *Kubelet) EndStreams(resource string) {
 	for _, path := range k.Endpoints(resource) {
@@ -433,7 +432,7 @@ func (k *Kubelet) client(resource string) (pluginapi.DevicePluginClient, error) 
 	return plugins[len(plugins)-1].client, nil
 }
 
-// Allocate asks the plugin what a container gets of these devices.
+// Allocate asks the plugin what a container with these devices gets.
 func (k *Kubelet) Allocate(
 	ctx context.Context, resource string, ids ...string,
 ) (*pluginapi.ContainerAllocateResponse, error) {
@@ -455,7 +454,7 @@ func (k *Kubelet) Allocate(
 	return response.ContainerResponses[0], nil
 }
 
-// Prefer asks the plugin which size of the available devices it prefers.
+// Prefer asks the plugin which of the available devices it prefers, size of them.
 func (k *Kubelet) Prefer(
 	ctx context.Context, resource string, available, must []string, size int,
 ) ([]string, error) {

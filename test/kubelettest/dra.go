@@ -15,15 +15,14 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// DRADriver is a DRA driver as a kubelet calls it. Its methods may be called by several goroutines
-// at once.
+// DRADriver is a DRA driver as a kubelet calls it. Its methods may be called concurrently.
 type DRADriver struct {
 	connection *grpc.ClientConn
 	client     drapb.DRAPluginClient
 }
 
-// RegisterDRADriver does with a DRA driver's registration socket what the kubelet with this
-// directory does, and connects to the driver. It waits for the driver until ctx ends.
+// RegisterDRADriver finds the driver's registration socket as the kubelet with this directory does,
+// and connects to the driver. It waits for the driver until ctx ends.
 func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error) {
 	socket := filepath.Join(dir, "plugins_registry", name+"-reg.sock")
 	connection, err := Dial(socket)
@@ -52,8 +51,7 @@ func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error
 	return ConnectDRADriver(info.Endpoint)
 }
 
-// ConnectDRADriver connects to a driver that is registered, at its endpoint. The driver need not be
-// there yet.
+// ConnectDRADriver connects to a registered driver at its endpoint. The driver may start later.
 func ConnectDRADriver(endpoint string) (*DRADriver, error) {
 	connection, err := Dial(endpoint)
 	if err != nil {
@@ -62,11 +60,11 @@ func ConnectDRADriver(endpoint string) (*DRADriver, error) {
 	return &DRADriver{connection, drapb.NewDRAPluginClient(connection)}, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (d *DRADriver) Close() error { return d.connection.Close() }
 
-// Prepare prepares one claim, as for a pod with one, and returns what its containers get. It waits
-// for the driver until ctx ends.
+// Prepare prepares one claim, as for a pod with one claim, and returns the devices for its
+// containers. It waits for the driver until ctx ends.
 func (d *DRADriver) Prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim,
 ) ([]*drapb.Device, error) {
@@ -84,7 +82,7 @@ func (d *DRADriver) Prepare(
 	return answer.GetDevices(), nil
 }
 
-// Unprepare takes back what Prepare gave.
+// Unprepare undoes Prepare.
 func (d *DRADriver) Unprepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
 	response, err := d.client.NodeUnprepareResources(ctx,
 		&drapb.NodeUnprepareResourcesRequest{Claims: named(c)}, grpc.WaitForReady(true))

@@ -13,8 +13,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Pods says which pods have which devices, as it was set. Its methods may be called by several
-// goroutines at once.
+// Pods serves a settable list of pods with their devices. Its methods may be called concurrently.
 type Pods struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 
@@ -25,7 +24,7 @@ type Pods struct {
 }
 
 // ServePods serves the pod resources API at the socket of the kubelet with this directory, until
-// Stop. A socket that is left there is replaced.
+// Stop. It replaces a socket that was left there.
 func ServePods(kubeletDir string) (*Pods, error) {
 	path := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
@@ -66,7 +65,7 @@ func (p *Pods) List(
 	return &podresourcesapi.ListPodResourcesResponse{PodResources: p.pods}, nil
 }
 
-// Pod is a pod in the namespace default whose one container, "main", has these devices of a
+// Pod returns a pod in the namespace default whose one container, "main", has these devices of a
 // resource.
 func Pod(name, resource string, ids ...string) *podresourcesapi.PodResources {
 	return pod(name, &podresourcesapi.ContainerResources{
@@ -74,7 +73,7 @@ func Pod(name, resource string, ids ...string) *podresourcesapi.PodResources {
 	})
 }
 
-// ClaimPod is a pod as Pod, with devices of a ResourceClaim that a DRA driver serves.
+// ClaimPod returns the same as Pod, with devices of a ResourceClaim that a DRA driver serves.
 func ClaimPod(name, driver string, devices ...string) *podresourcesapi.PodResources {
 	claim := &podresourcesapi.DynamicResource{ClaimName: name, ClaimNamespace: "default"}
 	for _, device := range devices {
