@@ -8,8 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Listed calls what lists netdevs, addresses or routes until nothing changed while the kernel told
-// them.
+// Listed calls list, which lists netdevs, addresses or routes, until nothing changed during a call.
 func Listed[T any](list func() ([]T, error)) ([]T, error) {
 	for {
 		all, err := list()

@@ -13,16 +13,16 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// isolated is set in the environment of a process that has namespaces of its own.
+// isolated is set in the environment of a process that has its own namespaces.
 const isolated = "XPU_TEST_ISOLATED"
 
-// Isolated says whether the process has a network namespace of its own, by Main.
+// Isolated reports whether Main gave the process its own network namespace.
 func Isolated() bool { return os.Getenv(isolated) != "" }
 
-// Main is for TestMain: it calls run in a copy of the process that has a network namespace of its
-// own, with what it starts, and mounts of its own. The namespace has loopback, and a default route
-// that leads nowhere. A process that is not root calls run as it is; what needs the namespace has
-// to look whether it is [Isolated].
+// Main is for TestMain. It calls run in a copy of the process. The copy and the processes that it
+// starts have their own network namespace and their own mounts. The namespace has loopback, and a
+// default route that leads nowhere. Without root, Main calls run in this process; tests that need
+// the namespace must check [Isolated].
 func Main(run func() int) int {
 	switch {
 	case os.Geteuid() != 0:
@@ -39,7 +39,7 @@ func Main(run func() int) int {
 	return run()
 }
 
-// again runs the process again.
+// again starts a copy of the process and waits for its end.
 func again() int {
 	command := exec.Command("/proc/self/exe", os.Args[1:]...)
 	command.Env = append(os.Environ(), isolated+"=1")
@@ -61,8 +61,8 @@ func again() int {
 	return 0
 }
 
-// connect sets loopback up, and makes a default route, which leads nowhere: kube-apiserver looks
-// for the node's address there.
+// connect sets loopback up, and makes a default route that leads nowhere, because kube-apiserver
+// takes the node's address from it.
 func connect() error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = "uplink"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netns gives tests network namespaces of their own, so that they use the kernel's real
-// netlink without touching the machine they run on. It is for tests only and needs CAP_SYS_ADMIN
-// and CAP_NET_ADMIN.
+// Package netns gives tests their own network namespaces, so that they use the kernel's real
+// netlink without touching the machine. It is for tests only and needs CAP_SYS_ADMIN and
+// CAP_NET_ADMIN.
 package netns
 
 import (
@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that lives until the test that made it ends. It has its loopback
-// interface up and nothing else. Its methods may be called from several goroutines at once.
+// Namespace is a network namespace that lives until its test ends. Only its loopback interface is
+// up. Its methods may be called concurrently.
 type Namespace struct {
 	path   string
 	ns     vnetns.NsHandle
 	handle *netlink.Handle
 }
 
-// New makes a network namespace and removes it when the test ends. The test is skipped, with the
-// reason, where the process may not make one.
+// New makes a network namespace and removes it when the test ends. If the process may not make
+// namespaces, New skips the test with the reason.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -43,7 +43,7 @@ func New(t testing.TB) *Namespace {
 		t.Fatal(err)
 	}
 
-	// Registered after TempDir, hence run before the directory is removed.
+	// The cleanup is registered after TempDir, so it runs before the directory is removed.
 	t.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			t.Error(err)
@@ -53,7 +53,7 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Current is the network namespace of the process, which lives on after the test.
+// Current returns the network namespace of the process, which outlives the test.
 func Current(t testing.TB) *Namespace {
 	t.Helper()
 	n := &Namespace{path: "/proc/self/ns/net"}
@@ -71,7 +71,7 @@ func Current(t testing.TB) *Namespace {
 	return n
 }
 
-// Make makes a network namespace and binds it to path, a file that it makes. Close it after use.
+// Make makes a network namespace and binds it to a new file at path. The caller must call Close.
 func Make(path string) (_ *Namespace, err error) {
 	n := &Namespace{path: path, ns: vnetns.None()}
 	if err := create(path); err != nil {
@@ -102,7 +102,7 @@ func Make(path string) (_ *Namespace, err error) {
 	return n, nil
 }
 
-// Close gives the namespace up; it ends when nothing else holds it.
+// Close releases the namespace. It ends when no process, socket or file holds it.
 func (n *Namespace) Close() error {
 	if n.handle != nil {
 		_ = n.handle.Close()
@@ -112,7 +112,7 @@ func (n *Namespace) Close() error {
 		_ = n.ns.Close()
 	}
 
-	// MNT_DETACH also succeeds while in use.
+	// MNT_DETACH also succeeds while the mount is in use.
 	if err := n.Unmount(); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("network namespace: %w", err)
 	}
@@ -120,10 +120,10 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
-// create makes a network namespace and binds it to path, as container runtimes do. The thread goes
-// back to where it was: a thread that is given up ends with its goroutine, but not if it is the
-// process's first, which would keep the new namespace, and the netdevs in it, until the process
-// ends.
+// create makes a network namespace and binds it to path, as container runtimes do. The thread
+// returns to its former namespace. Abandoning the thread is not enough: a thread ends with its
+// locked goroutine, but the process's first thread does not, and would keep the new namespace, and
+// the netdevs in it, until the process ends.
 func create(path string) (err error) {
 	if err := os.WriteFile(path, nil, 0o400); err != nil {
 		return err
@@ -159,23 +159,24 @@ func create(path string) (err error) {
 	return nil
 }
 
-// Path is the file the namespace is bound to: what a runtime hands to a CNI plugin as CNI_NETNS.
+// Path returns the file to which the namespace is bound. A runtime passes it to a CNI plugin as
+// CNI_NETNS.
 func (n *Namespace) Path() string { return n.path }
 
-// Handle is a netlink handle that works in the namespace, whatever thread uses it. It is closed
-// when the test ends.
+// Handle returns a netlink handle that works in the namespace from every thread. It is closed when
+// the test ends.
 func (n *Namespace) Handle() *netlink.Handle { return n.handle }
 
-// Fd is a file descriptor of the namespace, valid until the test ends: for
+// Fd returns a file descriptor of the namespace, valid until the test ends. It is for
 // [netlink.Handle.LinkSetNsFd], [netlink.NsFd] and the like.
 func (n *Namespace) Fd() int { return int(n.ns) }
 
 // Do runs f in the namespace, on the caller's goroutine (so f may call t.Fatal), and returns its
-// error. The sockets f opens stay in the namespace and the processes it starts run there; the
-// goroutines it starts do not. Calls may be nested.
+// error. The sockets that f opens stay in the namespace, and the processes that f starts run there.
+// The goroutines that f starts do not. Calls may be nested.
 func (n *Namespace) Do(f func() error) error { return do(n.ns, n.path, f) }
 
-// In is [Namespace.Do] in the namespace that is bound to path.
+// In does the same as [Namespace.Do] for the namespace that is bound to path.
 func In(path string, f func() error) error {
 	ns, err := vnetns.GetFromPath(path)
 	if err != nil {
@@ -211,9 +212,9 @@ func do(ns vnetns.NsHandle, path string, f func() error) (err error) {
 	return f()
 }
 
-// Unmount takes Path away, as a runtime does when a pod ends. The namespace itself lives on while
-// something (this Namespace, a process, a socket) holds it; [Namespace.Do] and [Namespace.Handle]
-// still work. A second call returns an error that is os.ErrNotExist.
+// Unmount removes Path, as a runtime does when a pod ends. The namespace itself exists as long as
+// this Namespace, a process or a socket holds it; [Namespace.Do] and [Namespace.Handle] still work.
+// A second call returns an error that is os.ErrNotExist.
 func (n *Namespace) Unmount() error {
 	if err := unix.Unmount(n.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 		return &os.PathError{Op: "unmount", Path: n.path, Err: err}
@@ -221,16 +222,15 @@ func (n *Namespace) Unmount() error {
 	return os.Remove(n.path)
 }
 
-// Connect joins two namespaces by a wire: a veth pair with one end, called aName, in a and the
-// other, called bName, in b, both up. a and b may be the same namespace. Names are at most 15
-// bytes.
+// Connect joins two namespaces by a veth pair. One end, aName, is in a, and the other end, bName,
+// is in b; both are up. a and b may be the same namespace. Names have at most 15 bytes.
 func Connect(t testing.TB, a *Namespace, aName string, b *Namespace, bName string) {
 	t.Helper()
 	ConnectQueues(t, a, aName, b, bName, 0)
 }
 
-// ConnectQueues is [Connect] by a wire with so many queues at both ends and in both directions, 0
-// for what the kernel gives.
+// ConnectQueues does the same as [Connect], with this number of queues at both ends and in both
+// directions; 0 leaves the number to the kernel.
 func ConnectQueues(
 	t testing.TB, a *Namespace, aName string, b *Namespace, bName string, queues int,
 ) {

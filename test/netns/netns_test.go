@@ -85,7 +85,7 @@ func TestNewLeavesNoThreadInside(t *testing.T) {
 
 	for _, thread := range threads {
 		ns, err := vnetns.GetFromPath(thread)
-		if errors.Is(err, os.ErrNotExist) { // it has ended
+		if errors.Is(err, os.ErrNotExist) { // the thread has ended
 			continue
 		}
 		if err != nil {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/net/ipv4"
 )
 
-// Ping tells whether the IPv4 address to answers one of the ICMP echo requests that are sent
-// meanwhile from the address from, which an interface of the namespace has.
+// Ping reports whether the IPv4 address to answers an ICMP echo request within the time. The
+// requests come from the address from, which an interface of the namespace has.
 func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bool, err error) {
 	var conn *icmp.PacketConn
 	if err := n.Do(func() (err error) {
@@ -33,7 +33,7 @@ func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bo
 
 	buffer := make([]byte, 1500)
 	for end := time.Now().Add(within); time.Now().Before(end); {
-		// Sending fails as long as the other's MAC is unknown.
+		// Sending fails as long as the MAC address of the receiver is unknown.
 		_, _ = conn.WriteTo(request, &net.IPAddr{IP: to.AsSlice()})
 		if err := conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 			return false, err

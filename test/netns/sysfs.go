@@ -10,7 +10,7 @@ import (
 )
 
 // Sysfs mounts a sysfs that shows the netdevs of the namespace, until the test ends, and returns
-// where.
+// its path.
 func (n *Namespace) Sysfs(t testing.TB) string {
 	t.Helper()
 	path := t.TempDir()

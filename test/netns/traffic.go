@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestType is the EtherType of the frames of a [Traffic], one of those that IEEE 802 leaves for
-// experiments.
+// TestType is the EtherType of the frames of a [Traffic], which IEEE 802 reserves for experiments.
 const TestType = 0x88b5
 
-// Traffic is frames that one netdev sends to another, one each millisecond.
+// Traffic is frames that one netdev sends to another, one frame each millisecond.
 type Traffic struct {
 	sender, receiver int // packet sockets
 	stop             chan struct{}
@@ -29,10 +28,10 @@ type Traffic struct {
 type End struct {
 	NetNS  *Namespace
 	Netdev string
-	MAC    net.HardwareAddr // need not be the netdev's
+	MAC    net.HardwareAddr // may differ from the netdev's address
 }
 
-// Send sends from one end to the other until the traffic is stopped. Both netdevs must be up.
+// Send sends frames from one end to the other until Stop. Both netdevs must be up.
 func Send(from, to End) (_ *Traffic, err error) {
 	t := &Traffic{stop: make(chan struct{}), sender: -1, receiver: -1}
 	defer func() {
@@ -48,7 +47,7 @@ func Send(from, to End) (_ *Traffic, err error) {
 	if t.receiver, _, err = to.open(); err != nil {
 		return nil, err
 	}
-	// Longer than anything that is late, and than a frame is on its way.
+	// The timeout is longer than any delay of a frame.
 	if err := unix.SetsockoptTimeval(t.receiver, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		&unix.Timeval{Sec: 1}); err != nil {
 		return nil, err
@@ -106,7 +105,7 @@ func (t *Traffic) receive() error {
 			select {
 			case <-t.stop:
 				return nil
-			default: // all are lost, for the time being
+			default: // all frames are lost at this time
 			}
 		case !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("receive: %w", err)
@@ -114,8 +113,7 @@ func (t *Traffic) receive() error {
 	}
 }
 
-// Stop ends the traffic, and returns how many frames were sent, and how many of these did not
-// arrive.
+// Stop ends the traffic, and returns the numbers of sent and lost frames.
 func (t *Traffic) Stop() (sent, lost int, err error) {
 	close(t.stop)
 	err = t.done.Wait()
