@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chart tests the Helm chart: what it renders is what the kustomizations of deploy/ have,
-// and what it is told wrongly it refuses.
+// Package chart tests that the Helm chart renders the same objects as the kustomizations of
+// deploy/, and that it refuses wrong values.
 package chart
 
 import (
@@ -29,7 +29,7 @@ const (
 	namespace = "xpu-system"
 )
 
-// helm runs the helm of make tools.
+// helm runs the helm that make tools installed.
 func helm(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	program := filepath.Join(root, "bin", "helm")
@@ -93,12 +93,12 @@ func objects(t testing.TB, manifests string) (all []unstructured.Unstructured) {
 	}
 }
 
-// byName are objects by kind, namespace and name, without what only Helm adds to them and in one
-// order.
+// byName returns the objects by kind, namespace and name. It removes what only Helm adds, and sorts
+// lists whose order has no meaning.
 func byName(all []unstructured.Unstructured) map[string]any {
 	found := map[string]any{}
 	for _, o := range all {
-		// The last one the kustomizations have on what runs pods only.
+		// Only Helm sets these labels, except the last, which kustomizations set on workloads.
 		o.SetLabels(without(o.GetLabels(), "app.kubernetes.io/instance",
 			"app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
 			"app.kubernetes.io/part-of"))
@@ -134,7 +134,7 @@ func order(list any, by string) {
 	})
 }
 
-// TestSameAsKustomize: each mode is one of the kustomizations.
+// TestSameAsKustomize checks that each mode renders the same as one of the kustomizations.
 func TestSameAsKustomize(t *testing.T) {
 	for mode, dirs := range map[string][]string{
 		"cluster": {"deploy"},
@@ -154,7 +154,7 @@ func TestSameAsKustomize(t *testing.T) {
 				}
 
 				want := byName(all)
-				// The release's namespace is made by whoever installs it.
+				// The user creates the namespace of a release.
 				delete(want, "Namespace /"+namespace)
 				rendered, err := render(t, namespace, "mode="+mode,
 					fmt.Sprintf("opiBridge.enabled=%t", bridge))
@@ -175,7 +175,7 @@ func TestSameAsKustomize(t *testing.T) {
 	}
 }
 
-// TestNamespaceIsFree: nothing is left of the namespaces that the manifests have.
+// TestNamespaceIsFree checks that a release contains no namespace of the manifests but its own.
 func TestNamespaceIsFree(t *testing.T) {
 	for _, mode := range []string{"cluster", "tenant", "infra", "direct"} {
 		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers",
@@ -187,7 +187,7 @@ func TestNamespaceIsFree(t *testing.T) {
 			must.Succeed(t, err)
 
 			for _, wrong := range []string{namespace, "xpu-tenants"} {
-				// CRDs' descriptions have the defaults.
+				// descriptions of CRDs mention the default namespace
 				if o.GetKind() != "CustomResourceDefinition" &&
 					bytes.Contains(text, []byte(wrong)) {
 					t.Errorf("mode %s: %s %s has %s: %s", mode, o.GetKind(), o.GetName(),
@@ -198,12 +198,13 @@ func TestNamespaceIsFree(t *testing.T) {
 	}
 }
 
-// TestParts: each part can be left out, and what is no default reaches the objects.
+// TestParts checks that each part can be left out, and that values other than defaults reach the
+// objects.
 func TestParts(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	for name, test := range map[string]struct {
 		set     []string
-		present []string // texts
+		present []string // texts that the objects must contain
 		absent  []string
 	}{
 		"no agent": {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"},
@@ -339,7 +340,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestRefuses: the error names the value.
+// TestRefuses checks that the error names the wrong value.
 func TestRefuses(t *testing.T) {
 	for set, want := range map[string]string{
 		"agent.enabld=true": "'enabld' not allowed",
@@ -372,7 +373,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestVersion: VERSION is the one place.
+// TestVersion checks that the chart has the version of the file VERSION.
 func TestVersion(t *testing.T) {
 	version, err := os.ReadFile(filepath.Join(root, "VERSION"))
 	must.Succeed(t, err)
