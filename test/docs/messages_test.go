@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// foreign are messages of Kubernetes, container runtimes and Multus, or parts of them.
+// foreign are messages, or parts of messages, of Kubernetes, container runtimes and Multus.
 var foreign = []string{
 	"device class xpu-none does not exist", "cannot allocate all claims",
 	"waiting for binding conditions for device on node node1",
@@ -24,21 +24,21 @@ var foreign = []string{
 	"NRI RunPodSandbox failed:", "Allocate failed due to rpc error:",
 	"Insufficient", "failed to find plugin", "in path [/opt/cni/bin]", "mount source path",
 	"no such file or directory", "strict decoding error: unknown field",
-	// short parts that verbs follow
+	// short constant texts before a verb of a format
 	"request nic:", "claim default/net:", "parameters in the claim:",
 	"dial unix", "the network is missing", "because of", "connect: connection refused",
 }
 
 var (
 	verb = regexp.MustCompile(`%[-+# 0]*[0-9.\[\]]*[a-zA-Z]`)
-	// prose is a word, and names are those of objects and keys in the documents that look like one.
+	// prose matches a word. names matches names of objects and keys that look like words.
 	prose = regexp.MustCompile(`^[a-z]{4,}[,.;:]?$`)
 	names = regexp.MustCompile(`^(blue|nowhere|vlan|vlna|shared)[,.;:]?$`)
 	code  = regexp.MustCompile("`([^`]+)`")
 	logs  = regexp.MustCompile(`msg="((?:[^"\\]|\\.)*)"`)
 )
 
-// pieces are the constant parts of the strings in the project's programs, with a space at least.
+// pieces returns the constant parts, with at least one space, of the strings in the programs.
 func pieces(t testing.TB) (all []string) {
 	t.Helper()
 	for _, file := range files(t, func(path string) bool {
@@ -65,7 +65,7 @@ func pieces(t testing.TB) (all []string) {
 	return all
 }
 
-// constant is a string in one part or in several.
+// constant returns the value of a string constant, which may be a sum of parts.
 func constant(node ast.Node) (string, bool) {
 	switch node := node.(type) {
 	case *ast.BasicLit:
@@ -79,7 +79,7 @@ func constant(node ast.Node) (string, bool) {
 	return "", false
 }
 
-// strange are the words of prose in a message that no string of the programs has.
+// strange returns the words of prose in a message that no string of the programs has.
 func strange(message string, known []string) (words []string) {
 	covered := make([]bool, len(message))
 	for _, piece := range known {
@@ -106,7 +106,7 @@ func strange(message string, known []string) (words []string) {
 	return words
 }
 
-// messages are those that the documents show: of logs anywhere, and in the table of debug.md.
+// messages returns the messages in the documents: all log messages, and the table of debug.md.
 func messages(t testing.TB) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -139,7 +139,7 @@ func messages(t testing.TB) map[string]string {
 	return found
 }
 
-// TestMessages: what documents say that a program says, it does say.
+// TestMessages checks that the programs have the messages that the documents quote.
 func TestMessages(t *testing.T) {
 	known := append(pieces(t), foreign...)
 	all := messages(t)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docs tests what documents say: that their YAML is accepted by an API server, and that
-// their links lead somewhere.
+// Package docs tests that an API server accepts the YAML in documents, and that their links lead
+// somewhere.
 package docs
 
 import (
@@ -41,13 +41,13 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// A manifest is an object that a document or a file shows.
+// A manifest is YAML in a document or a file that describes objects.
 type manifest struct {
 	where string // file:line
 	text  string
 }
 
-// files are those of the project below its root that match a condition, without what is built.
+// files returns the files of the project, without build output, whose paths match a condition.
 func files(t testing.TB, want func(path string) bool) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -90,7 +90,7 @@ func read(t testing.TB, path string) string {
 
 var yamlBlock = regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```")
 
-// shown are the manifests in documents and in files of examples.
+// shown returns the manifests in documents and in files of examples.
 func shown(t testing.TB) (all []manifest) {
 	t.Helper()
 	for _, path := range documents(t) {
@@ -118,7 +118,7 @@ func shown(t testing.TB) (all []manifest) {
 	return all
 }
 
-// objects are the objects in a manifest; none if it is a part of one, without kind.
+// objects returns the objects in a manifest. A part of an object, without kind, has none.
 func (m manifest) objects() (all []*unstructured.Unstructured, err error) {
 	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(m.text), 4096); ; {
 		object := &unstructured.Unstructured{}
@@ -133,7 +133,7 @@ func (m manifest) objects() (all []*unstructured.Unstructured, err error) {
 	}
 }
 
-// others are kinds that the API server of this test does not know: whose they are.
+// others are the kinds that the API server of this test does not know, with their projects.
 var others = map[string]string{
 	"Kustomization":               "kubectl reads it",
 	"Component":                   "kubectl reads it",
@@ -147,8 +147,8 @@ var others = map[string]string{
 	"VirtualMachine":              "KubeVirt's; tested in test/kubevirt",
 }
 
-// TestYAML: an API server accepts each object that a document or an example shows, as kubectl would
-// send it.
+// TestYAML checks that an API server accepts each object in a document or an example as kubectl
+// would send it.
 func TestYAML(t *testing.T) {
 	cluster.Need(t)
 	admin, err := kubeapitest.Client(cluster.Admin())
@@ -192,7 +192,7 @@ func TestYAML(t *testing.T) {
 	}
 }
 
-// apply has the API server check an object and make nothing.
+// apply sends an object to the API server as a dry run.
 func apply(
 	ctx context.Context, c client.Client, mapper meta.RESTMapper, object *unstructured.Unstructured,
 ) error {
@@ -213,8 +213,8 @@ func apply(
 	return c.Create(ctx, object, client.DryRunAll)
 }
 
-// parameters checks the parameters that claims and classes have for this driver, which the API
-// server does not know.
+// parameters checks the parameters for this driver in claims and classes, which the API server does
+// not check.
 func parameters(object *unstructured.Unstructured) error {
 	path, ok := map[string][]string{
 		"ResourceClaim":         {"spec", "devices", "config"},
