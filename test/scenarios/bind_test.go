@@ -24,7 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// create makes a pod that is left to xpuctl, and returns it once its claims are there.
+// create creates a pod that xpuctl binds, and returns it once its claims exist.
 func (w *world) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	made := pod.DeepCopy()
@@ -61,8 +61,8 @@ func (w *world) decideLive(t *testing.T, pod *corev1.Pod) *schedule.Decision {
 	return decide(t, from, pod)
 }
 
-// TestBind binds the pods of scenarios in place of the scheduler. The API server takes what was
-// decided, and the pods have it.
+// TestBind binds the pods of scenarios in place of the scheduler. It checks that the API server
+// accepts the decisions, and that the pods have the devices.
 func TestBind(t *testing.T) {
 	w := start(t)
 	binder := bind.Binder{Client: w.clientset, Timeout: time.Minute}
@@ -115,8 +115,8 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindWaits: a pod is bound when its device's binding conditions are true; a claim is given
-// back where they fail, or take too long.
+// TestBindWaits checks that a pod is bound when its device's binding conditions are true. If they
+// fail or take too long, the claim is deallocated.
 func TestBindWaits(t *testing.T) {
 	w := start(t)
 	const waits, fails = "example.com/Ready", "example.com/Failed"
@@ -162,7 +162,7 @@ func TestBindWaits(t *testing.T) {
 	}
 }
 
-// waiting has a node with a device that has binding conditions, and a pod that claims it.
+// waiting makes a node with a device that has binding conditions, and a pod that claims it.
 func (w *world) waiting(t *testing.T, waits, fails string) *corev1.Pod {
 	t.Helper()
 	meta := func(name string) metav1.ObjectMeta {
@@ -206,7 +206,7 @@ func (w *world) waiting(t *testing.T, waits, fails string) *corev1.Pod {
 	}})
 }
 
-// tell plays the driver: once the claim is allocated, it has this condition.
+// This function plays the driver: it sets the condition on the claim once the claim is allocated.
 func (w *world) tell(ctx context.Context, condition string) error {
 	if condition == "" {
 		return nil

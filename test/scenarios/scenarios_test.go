@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scenarios compares what xpuctl schedule says of the scenarios in this directory with what
-// the scheduler of Kubernetes does.
+// Package scenarios compares the predictions of xpuctl schedule for the scenarios in this directory
+// with the decisions of the Kubernetes scheduler.
 package scenarios
 
 import (
@@ -77,9 +77,9 @@ func start(t *testing.T) *world {
 	return &world{api, clientset}
 }
 
-// TestScheduler has the scheduler of Kubernetes place the pods of each scenario, one after the
-// other. Each is to be pending, or to have the devices, that xpuctl schedule says, which reads the
-// same API server just before.
+// TestScheduler has the Kubernetes scheduler place the pods of each scenario, one after the other.
+// Each pod must be pending, or have the devices, as xpuctl schedule predicts from the same API
+// server just before.
 func TestScheduler(t *testing.T) {
 	w := start(t)
 	files, err := filepath.Glob("*.yaml")
@@ -105,7 +105,7 @@ func TestScheduler(t *testing.T) {
 	}
 }
 
-// objectsOf reads what the command of the header reads.
+// objectsOf reads the objects that the command in the file's header reads.
 func objectsOf(t *testing.T, file string) *snapshot.Snapshot {
 	t.Helper()
 	content, err := os.ReadFile(file)
@@ -143,7 +143,7 @@ func objectsOf(t *testing.T, file string) *snapshot.Snapshot {
 	return objects
 }
 
-// generated is what xpuctl generate makes: xpuctl generate SHAPE [--FLAG N]...
+// generated returns the output of xpuctl generate SHAPE [--FLAG N]...
 func generated(t *testing.T, words []string) *generate.Cluster {
 	t.Helper()
 	shape, err := generate.Find(words[2])
@@ -169,7 +169,7 @@ func generated(t *testing.T, words []string) *generate.Cluster {
 	return cluster
 }
 
-// compare creates a pod, and compares where it goes with what is foretold.
+// compare creates a pod, and compares its placement with the prediction.
 func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	foretold := w.foretell(t, pod)
@@ -184,7 +184,7 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	case node == "" && len(foretold) > 0:
 		t.Fatalf("pod %s is pending, and was to be on one of %v: %+v", pod.Name, foretold,
 			made.Status.Conditions)
-	case node == "": // it goes, so as not to take what the next ones are to have
+	case node == "": // the pod is deleted, so that it does not take devices of the next pods
 		if err := w.Delete(t.Context(), made, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)
 		}
@@ -197,9 +197,9 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// foretell returns for each node that can take the pod which devices it has there. Of nodes that
-// serve it equally well, the scheduler takes any, so each is asked as if the others were cordoned.
-// Nodes that serve it less well are left out.
+// foretell returns, for each node that the scheduler may choose, the devices of the pod there. If
+// several nodes serve the pod equally well, the scheduler takes any of them, so each is computed as
+// if the others were cordoned. Nodes that serve the pod less well are left out.
 func (w *world) foretell(t *testing.T, pod *corev1.Pod) map[string][]string {
 	t.Helper()
 	nodes := map[string][]string{}
@@ -245,7 +245,7 @@ func decide(t *testing.T, from *snapshot.Snapshot, pod *corev1.Pod) *schedule.De
 	return decision
 }
 
-// told are the devices of a claim: the request, the device and what it takes of it.
+// The result lists the devices of a claim: the request, the device and the consumed capacity.
 func told(claim *resourceapi.ResourceClaim) []string {
 	if claim.Status.Allocation == nil {
 		return nil
@@ -265,8 +265,8 @@ func told(claim *resourceapi.ResourceClaim) []string {
 	return devices
 }
 
-// settle waits until the scheduler has decided, and returns the pod's node. One that waits for
-// binding conditions has its devices and is nominated to its node. A pod that is to have a node may
+// settle waits until the scheduler has decided, and returns the pod's node. A pod that waits for
+// binding conditions has its devices and is nominated to its node. A pod with a foretold node may
 // be refused at first, until the scheduler has seen all objects.
 func (w *world) settle(t *testing.T, pod *corev1.Pod, foretold map[string][]string) (node string) {
 	t.Helper()
@@ -347,7 +347,7 @@ func (w *world) clear(t *testing.T) {
 
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, time.Minute, true,
 		func(ctx context.Context) (bool, error) {
-			var claims resourceapi.ResourceClaimList // their controller takes the finalizers off
+			var claims resourceapi.ResourceClaimList // their controller removes the finalizers
 			err := w.List(ctx, &claims)
 			return len(claims.Items) == 0, err
 		})
