@@ -25,7 +25,7 @@ import (
 )
 
 // An emulator runs programs of images for arm64 by QEMU's user mode. It has neither devlink nor
-// generic netlink, so that opi-bridge and xpu-agent do not get further than their flags.
+// generic netlink, so opi-bridge and xpu-agent only get as far as their flags.
 type emulator struct {
 	t       testing.TB
 	program string
@@ -37,7 +37,7 @@ func newEmulator(t testing.TB) *emulator {
 	return &emulator{t: t, program: program(t, "qemu-aarch64", "qemu-user"), engine: newEngine(t)}
 }
 
-// command is an image's program, or another one of it.
+// command returns a command that runs a program of an image.
 func (e *emulator) command(image, program string, args ...string) *exec.Cmd {
 	e.t.Helper()
 	_, mount := e.engine.look("oci-archive:"+archive(e.t, image), "arm64")
@@ -55,7 +55,7 @@ func TestArm64ProgramsStart(t *testing.T) {
 	}
 }
 
-// TestArm64Schedule computes something.
+// TestArm64Schedule checks a computation of xpuctl.
 func TestArm64Schedule(t *testing.T) {
 	scenario := filepath.Join(root, "test", "scenarios", "net-three-rails.yaml")
 	args := []string{
@@ -70,7 +70,7 @@ func TestArm64Schedule(t *testing.T) {
 	}
 }
 
-// TestArm64CNI: the CNI plugin asks an agent, over its socket, and prints what it says.
+// TestArm64CNI checks that the CNI plugin asks an agent, over its socket, and prints the answer.
 func TestArm64CNI(t *testing.T) {
 	e := newEmulator(t)
 	socket := filepath.Join(must.SocketDir(t), "cni.sock")
@@ -123,7 +123,8 @@ func TestArm64CNI(t *testing.T) {
 	}
 }
 
-// TestArm64Controller: the controller gets ready at a real API server, and ends when it is told to.
+// TestArm64Controller checks that the controller gets ready at a real API server, and ends when a
+// signal asks it to.
 func TestArm64Controller(t *testing.T) {
 	e := newEmulator(t)
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {

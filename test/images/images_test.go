@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package images tests the container images that make images has made: against what a container
-// engine makes of the same Containerfiles, against a second build, and on the other architecture.
+// Package images tests the container images of make images. It compares them with the images that a
+// container engine makes of the same Containerfiles, and with a second build, and runs the images
+// of the other architecture.
 package images
 
 import (
@@ -30,7 +31,7 @@ var (
 	arches = []string{"amd64", "arm64"}
 )
 
-// archive is the file of an image.
+// archive returns the file of an image.
 func archive(t testing.TB, name string) string {
 	t.Helper()
 	file, err := filepath.Abs(filepath.Join(root, "bin", "images", name+".tar"))
@@ -41,7 +42,7 @@ func archive(t testing.TB, name string) string {
 	return file
 }
 
-// program finds a program of the machine.
+// program finds a program on the machine.
 func program(t testing.TB, name, debianPackage string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -52,7 +53,7 @@ func program(t testing.TB, name, debianPackage string) string {
 	return path
 }
 
-// An engine is buildah, with images and containers of its own.
+// An engine is buildah, with its own storage of images and containers.
 type engine struct {
 	t       testing.TB
 	program string
@@ -96,10 +97,10 @@ type content struct {
 	Entrypoint     []string
 	Env            []string
 	Labels         map[string]string
-	Files          map[string]string // mode and size by path
+	Files          map[string]string // mode and size, by path
 }
 
-// look makes a container of an image, mounts it, and says what is in it and where.
+// look makes a container of an image, mounts it, and returns its content and its directory.
 func (e *engine) look(image, arch string) (content, string) {
 	e.t.Helper()
 	container := e.run("from", "--os", "linux", "--arch", arch, image)
@@ -121,7 +122,7 @@ func (e *engine) look(image, arch string) (content, string) {
 	must.Succeed(e.t,
 		json.Unmarshal([]byte(e.run("inspect", "--type", "container", container)), &inspected))
 	config := inspected.OCIv1.Config
-	delete(config.Labels, "io.buildah.version") // buildah signs its work
+	delete(config.Labels, "io.buildah.version") // buildah adds its version
 	mount := e.run("mount", container)
 
 	return content{
@@ -132,8 +133,8 @@ func (e *engine) look(image, arch string) (content, string) {
 	}, mount
 }
 
-// files lists no directories: the empty ones are mount points that container runtimes make where
-// they are missing.
+// files returns the files below dir without directories, because container runtimes make missing
+// mount points.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -152,7 +153,7 @@ func files(t testing.TB, dir string) map[string]string {
 	return found
 }
 
-// TestEngineMakesTheSame: an engine reads our archives, and makes the same images of the
+// TestEngineMakesTheSame checks that an engine reads our archives, and makes the same images of the
 // Containerfiles.
 func TestEngineMakesTheSame(t *testing.T) {
 	e := newEngine(t)
@@ -179,8 +180,8 @@ func TestEngineMakesTheSame(t *testing.T) {
 	}
 }
 
-// TestReproducible: a second build of the same source gives the same images, elsewhere, by another
-// user's habits.
+// TestReproducible checks that a second build of the same source gives the same images, in another
+// directory and with another user's settings.
 func TestReproducible(t *testing.T) {
 	ours, _ := newEngine(t).look("oci-archive:"+archive(t, "xpu-agent"), runtime.GOARCH)
 	devcluster, err := filepath.Abs(filepath.Join(root, "bin", "devcluster"))
@@ -218,7 +219,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// copySource copies what is in the repository, with changes that are not committed.
+// copySource copies the files of the repository, including changes that are not committed.
 func copySource(t testing.TB, to string) {
 	t.Helper()
 	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -238,7 +239,7 @@ func copySource(t testing.TB, to string) {
 
 		content, err := os.ReadFile(source)
 		if os.IsNotExist(err) {
-			continue // removed, and not yet committed
+			continue // the file was removed without a commit
 		}
 
 		must.Succeed(t, err)
