@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutation shows what the tests of a package do not see: it changes one thing of the
-// package's code at a time, runs the package's tests, and lists the changes that no test noticed.
-// The tree itself is not touched. Which things are changed is a matter of the seed alone, so that
-// two runs are comparable.
+// Command mutation shows what the tests of a package miss. It changes one place of the package's
+// code at a time, runs the package's tests, and lists the changes that no test noticed. It does not
+// change the files in the tree. The seed alone selects the changes, so that two runs are
+// comparable.
 //
 //	go run ./test/mutation ./pkg/node/lifecycle ./pkg/node/journal
 package main
@@ -64,7 +64,7 @@ func main() {
 	}
 }
 
-// score is what became of a package's mutants.
+// score has the numbers of a package's mutants by outcome.
 type score struct {
 	pkg           string
 	tried, killed int
@@ -138,7 +138,7 @@ func try(ctx context.Context, o options, pkg string) (score, error) {
 	return s, nil
 }
 
-// sources are the Go files of the package without its tests and what is generated.
+// sources returns the Go files of the package, without tests and generated files.
 func sources(pkg string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(pkg, "*.go"))
 	if err != nil {
@@ -155,7 +155,7 @@ func sources(pkg string) ([]string, error) {
 	return files, nil
 }
 
-// choose takes some of the mutants, the same ones for the same seed.
+// choose selects some of the mutants. The same seed selects the same mutants.
 func choose(all []mutant, o options, pkg string) []mutant {
 	h := fnv.New64a()
 	h.Write([]byte(pkg))
@@ -169,7 +169,7 @@ type outcome int
 const (
 	survived outcome = iota
 	killed
-	invalid // it does not compile
+	invalid // the mutant does not compile
 )
 
 // test runs the package's tests with the mutant in place of its file.

@@ -17,7 +17,7 @@ type mutant struct {
 	file string
 	line int
 	what string
-	// from and to are the bytes that are replaced by text.
+	// from and to are the bounds of the bytes that text replaces.
 	from, to int
 	text     string
 	original []byte
@@ -29,15 +29,14 @@ func (m mutant) source() []byte {
 	return bytes.Join([][]byte{m.original[:m.from], []byte(m.text), m.original[m.to:]}, nil)
 }
 
-// swapped are operators and what takes their place.
+// swapped maps operators to their replacements.
 var swapped = map[token.Token]token.Token{
 	token.EQL: token.NEQ, token.NEQ: token.EQL, token.LAND: token.LOR, token.LOR: token.LAND,
 	token.LSS: token.GEQ, token.GEQ: token.LSS, token.GTR: token.LEQ, token.LEQ: token.GTR,
 }
 
-// mutants finds what can be changed in a file: comparisons and conditions that say the opposite,
-// errors that are lost, calls that are left out, and constants that are others. What only logs or
-// counts is left alone.
+// mutants returns the changes for a file: inverted comparisons and conditions, lost errors, omitted
+// calls, and other constants. It leaves out code that only logs or counts.
 func mutants(path string) ([]mutant, error) {
 	original, err := os.ReadFile(path)
 	if err != nil {
@@ -98,7 +97,7 @@ func (f *finder) visit(n ast.Node) bool {
 	return true
 }
 
-// lostError returns nil where an error is returned last.
+// lostError makes a mutant that returns nil in place of an error in the last result.
 func (f *finder) lostError(n *ast.ReturnStmt) {
 	if len(n.Results) == 0 {
 		return
@@ -116,7 +115,8 @@ func (f *finder) lostError(n *ast.ReturnStmt) {
 	}
 }
 
-// tells says whether a call is about logs, metrics or locks that a test of behaviour need not see.
+// The result is whether a call only logs, counts or locks, which tests of behaviour need not
+// notice.
 func (f *finder) tells(call *ast.CallExpr) bool {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {
@@ -132,7 +132,7 @@ func (f *finder) tells(call *ast.CallExpr) bool {
 	return false
 }
 
-// source is a node as it is formatted, on one line.
+// source returns the formatted source of a node on one line.
 func (f *finder) source(n ast.Node) string {
 	var out bytes.Buffer
 	if err := format.Node(&out, f.files, n); err != nil {
