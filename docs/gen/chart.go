@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// chartPage lists the values of the chart: the comments of values.yaml say what they mean.
+// chartPage lists the values of the chart. The comments of values.yaml describe them.
 func chartPage(values string) ([]byte, error) {
 	text, err := os.ReadFile(values)
 	if err != nil {
@@ -54,8 +54,8 @@ A value without a meaning is the field of Pods, DaemonSets or Deployments of tha
 	return page.Bytes(), nil
 }
 
-// rows has a row for each value below a mapping. One whose entries have comments is a group of
-// values; another is a value itself.
+// rows writes a row for each value below a mapping. A mapping whose entries have comments is a
+// group of values; any other mapping is itself a value.
 func rows(page *bytes.Buffer, path string, mapping *yaml.Node) {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
@@ -72,7 +72,8 @@ func rows(page *bytes.Buffer, path string, mapping *yaml.Node) {
 	}
 }
 
-// meaning is the comment above a key. Indented lines are a list of what may be said, and stay one.
+// meaning returns the comment above a key. Indented lines list the possible values, and stay a
+// list.
 func meaning(key *yaml.Node) string {
 	var lines []string
 	for line := range strings.Lines(key.HeadComment) {
@@ -92,7 +93,7 @@ func meaning(key *yaml.Node) string {
 	return strings.Join(lines, "\n")
 }
 
-// shown is a default as it is written on the command line: JSON, but for strings.
+// shown returns a default in the notation of the command line: JSON, but strings without quotes.
 func shown(value *yaml.Node) string {
 	var decoded any
 	if err := value.Decode(&decoded); err != nil {

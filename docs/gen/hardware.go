@@ -14,14 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 )
 
-// The lines that begin the tables of hardware.md; tableEnd ends both.
+// These lines begin the tables of hardware.md; tableEnd ends both tables.
 const (
 	featuresBegin = "<!-- Made by docs/gen from docs/gen/hardware.yaml and test/qemu/zoo. Do not " +
 		"edit. -->\n"
 	cardsBegin = "<!-- Made by docs/gen from test/qemu/zoo. Do not edit. -->\n"
 )
 
-// features are the table of hardware.md that says what works on which card.
+// features is the table of hardware.md that shows what works on which card.
 type features struct {
 	Columns  []string  `yaml:"columns"`
 	Sections []section `yaml:"sections"`
@@ -34,10 +34,10 @@ type section struct {
 
 type feature struct {
 	Feature string `yaml:"feature"`
-	// Plays is the field of a VF, and the knob, that decide what personalities do; empty where they
-	// are not asked.
+	// Plays is a field of a VF, and the knob of personalities that decides about it. It is empty
+	// for rows that do not depend on personalities.
 	Plays []string `yaml:"plays"`
-	// Played says that every personality of a column plays the row.
+	// Played means that every personality of a column plays the row.
 	Played bool     `yaml:"played"`
 	Cells  []string `yaml:"cells"`
 }
@@ -77,7 +77,7 @@ func hardwareTables(path, data string, zoo []personality.Personality) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
-// replace replaces what stands between a line and the next end of what is made.
+// replace replaces the text between the line begin and the next tableEnd.
 func replace(page, begin, with string) (string, error) {
 	before, rest, begun := strings.Cut(page, begin)
 	_, after, ended := strings.Cut(rest, tableEnd)
@@ -113,7 +113,8 @@ func (f features) table(zoo []personality.Personality) (string, error) {
 	return out.String(), nil
 }
 
-// cell is what the row says about a column: what is played, where nobody has tested it.
+// cell returns the cell of a row and column. If the cell was not tested on hardware, it has the
+// result of the played personalities.
 func (f feature) cell(column, cell string, zoo []personality.Personality) string {
 	rest, documented := strings.CutPrefix(cell, "by documentation")
 	if len(f.Plays) == 0 && !f.Played || !documented && cell != "not tested" {
@@ -150,7 +151,7 @@ func (f feature) cell(column, cell string, zoo []personality.Personality) string
 	return strings.Join(says, "; ") + rest
 }
 
-// cardTable has a row for each personality, sorted by title.
+// cardTable returns a table with a row for each personality, sorted by title.
 func cardTable(zoo []personality.Personality) string {
 	sorted := slices.SortedFunc(slices.Values(zoo), func(a, b personality.Personality) int {
 		return strings.Compare(a.Title, b.Title)
@@ -162,7 +163,7 @@ func cardTable(zoo []personality.Personality) string {
 	return out
 }
 
-// deviations lists what the personalities do, by card.
+// deviations lists the deviations of the personalities, by card.
 func deviations(zoo []personality.Personality) string {
 	var out strings.Builder
 	for _, p := range zoo {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gen writes the parts of the documents that can be read from the programs and their
-// source: flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and
-// the tables in docs/reference/hardware.md and docs/explanation/lifecycle.md. It tidies api.md. It
-// runs at the root of the project; "make generate" calls it after crd-ref-docs.
+// Command gen writes the parts of the documents that follow from the programs and their source:
+// flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and the
+// tables in docs/reference/hardware.md and docs/explanation/lifecycle.md. It tidies api.md. Run it
+// at the root of the project; "make generate" runs it after crd-ref-docs.
 package main
 
 import (
@@ -91,8 +91,8 @@ func run(dir string) error {
 	return tidyAPI(filepath.Join(dir, "api.md"))
 }
 
-// tidyAPI takes from patterns what crd-ref-docs escapes although it stands in code, and line breaks
-// at the end of cells.
+// tidyAPI removes the escapes of crd-ref-docs from patterns, which are in code, and line breaks at
+// the end of cells.
 func tidyAPI(path string) error {
 	page, err := os.ReadFile(path)
 	if err != nil {
@@ -103,7 +103,7 @@ func tidyAPI(path string) error {
 	return os.WriteFile(path, []byte(tidy), 0o644)
 }
 
-// flagsPage is what the programs, with their subcommands, say to --help.
+// flagsPage returns the output of --help of the programs and their subcommands.
 func flagsPage(programs []string) ([]byte, error) {
 	var page bytes.Buffer
 	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
@@ -111,7 +111,7 @@ func flagsPage(programs []string) ([]byte, error) {
 	for _, name := range programs {
 		cmd := exec.Command("go",
 			append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
-		// Defaults that come from the environment would be this machine's.
+		// Without these, defaults would come from this machine's environment.
 		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=", "POD_NAME=")
 		cmd.Stderr = os.Stderr
 		help, err := cmd.Output()
@@ -125,7 +125,7 @@ func flagsPage(programs []string) ([]byte, error) {
 	return page.Bytes(), nil
 }
 
-// quirksPage lists what single drivers do, and what the cards of the zoo do.
+// quirksPage lists the quirks of single drivers, and the behaviour of the cards in the zoo.
 func quirksPage(cards []personality.Personality) []byte {
 	var page bytes.Buffer
 	page.WriteString(`# Quirks of drivers

@@ -22,7 +22,7 @@ type program struct {
 	packages []string
 }
 
-// metric is one that the source defines.
+// metric is a metric that the source defines.
 type metric struct {
 	name, kind, help string
 	labels           []string
@@ -73,7 +73,7 @@ controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`,
 	return page.Bytes(), nil
 }
 
-// metricsOf finds the metrics for which the package calls constructors of the Prometheus client
+// metricsOf returns the metrics for which the package calls constructors of the Prometheus client
 // library.
 func metricsOf(dir string) ([]metric, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -109,9 +109,9 @@ func metricsOf(dir string) ([]metric, error) {
 	return found, nil
 }
 
-// constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or
-// NewDesc(name, help, labels, nil), whose labels may be one of the lists. Its name is empty for any
-// other call.
+// constructed returns the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or
+// NewDesc(name, help, labels, nil). The labels may be a variable of lists. The metric's name is
+// empty for any other call.
 func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 	_, kind, ok := strings.Cut(types.ExprString(call.Fun), ".New")
 	if !ok || len(call.Args) == 0 {
@@ -125,7 +125,7 @@ func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 			m.labels = texts(list)
 		}
 
-		// Those of sriov-network-metrics-exporter do not end as counters do.
+		// The names of sriov-network-metrics-exporter's counters do not end in _total.
 		if strings.HasSuffix(m.name, "_total") || strings.HasPrefix(m.name, "sriov_vf_") {
 			m.kind = "counter"
 		}
@@ -154,7 +154,7 @@ func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 		help: text(fields["Help"]), labels: labels}
 }
 
-// listsOf are the variables of a file, by name.
+// listsOf returns the variables of a file, by name.
 func listsOf(file *ast.File) map[string]ast.Expr {
 	lists := map[string]ast.Expr{}
 	for node := range ast.Preorder(file) {
@@ -165,7 +165,7 @@ func listsOf(file *ast.File) map[string]ast.Expr {
 	return lists
 }
 
-// text is a string constant, also one in several parts.
+// text returns the value of a string constant, which may be a sum of parts.
 func text(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -177,7 +177,7 @@ func text(e ast.Expr) string {
 	return ""
 }
 
-// texts are the strings of a []string{...}, or the keys of a map.
+// texts returns the strings of a []string{...}, or the keys of a map.
 func texts(e ast.Expr) []string {
 	list, ok := e.(*ast.CompositeLit)
 	if !ok {

@@ -11,7 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
 )
 
-// scheduleSchema is the JSON schema of what xpuctl schedule prints, with the comments of its types.
+// scheduleSchema returns the JSON schema of xpuctl schedule's output, with the comments of its
+// types.
 func scheduleSchema() ([]byte, error) {
 	const module = "github.com/opiproject/xpu-device-plugin"
 	reflector := &jsonschema.Reflector{AllowAdditionalProperties: true} // fields may be added
