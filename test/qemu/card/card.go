@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card reads and changes the PCI devices of a guest by sysfs, for tests: not by the
-// product's code, which they are compared with.
+// Package card reads and changes the PCI devices of a guest by sysfs, for tests. It does not use
+// the product's code, so that tests can compare the results.
 package card
 
 import (
@@ -20,7 +20,8 @@ import (
 // Devices is the directory of PCI devices.
 const Devices = "/sys/bus/pci/devices"
 
-// InGuest skips a test that is not run in that guest of test/qemu, whose devices are nobody's.
+// InGuest skips a test unless it runs in the named guest of test/qemu, whose devices tests may
+// change.
 func InGuest(t *testing.T, guest string) {
 	t.Helper()
 	if os.Getenv(plan.GuestVariable) != guest {
@@ -28,7 +29,7 @@ func InGuest(t *testing.T, guest string) {
 	}
 }
 
-// PFs are the guest's PFs, sorted.
+// PFs returns the guest's PFs, sorted.
 func PFs(t *testing.T) []pci.Address {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(Devices, "*/sriov_numvfs"))
@@ -45,8 +46,9 @@ func PFs(t *testing.T) []pci.Address {
 	return pfs
 }
 
-// VF is the address of a VF as the PF's SR-IOV capability gives it: its routing ID is the PF's plus
-// an offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
+// VF returns the address of a VF by the PF's SR-IOV capability. The VF's routing ID is the PF's
+// routing ID plus an offset, plus a stride for each VF before it (PCI Express 6.0, section
+// 9.2.1.2).
 func VF(t *testing.T, pf pci.Address, index int) pci.Address {
 	t.Helper()
 	var domain, bus, device, function int
@@ -60,7 +62,7 @@ func VF(t *testing.T, pf pci.Address, index int) pci.Address {
 	return pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))
 }
 
-// Attribute is what a file of a device says.
+// Attribute returns the content of a file of a device.
 func Attribute(t *testing.T, device pci.Address, name string) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(Devices, string(device), name))
@@ -70,7 +72,7 @@ func Attribute(t *testing.T, device pci.Address, name string) string {
 	return strings.TrimSpace(string(content))
 }
 
-// Number is what a file of a device says, which must be a number.
+// Number returns the content of a file of a device, which must be a number.
 func Number(t *testing.T, device pci.Address, name string) int {
 	t.Helper()
 	n, err := strconv.Atoi(Attribute(t, device, name))
@@ -80,7 +82,7 @@ func Number(t *testing.T, device pci.Address, name string) int {
 	return n
 }
 
-// SetAttribute writes a file of a device.
+// SetAttribute writes value to a file of a device.
 func SetAttribute(t *testing.T, device pci.Address, name, value string) {
 	t.Helper()
 	Set(t, filepath.Join(Devices, string(device), name), value)
@@ -94,7 +96,7 @@ func Set(t *testing.T, file, value string) {
 	}
 }
 
-// Link is the last part of what a symbolic link of a device names, "" if there is no such link.
+// Link returns the last part of the target of a device's symbolic link, or "" if it is missing.
 func Link(device pci.Address, name string) string {
 	target, err := os.Readlink(filepath.Join(Devices, string(device), name))
 	if err != nil {
@@ -103,7 +105,7 @@ func Link(device pci.Address, name string) string {
 	return filepath.Base(target)
 }
 
-// Netdev is the name of the device's netdev on the host, "" if there is none.
+// Netdev returns the name of the device's netdev on the host, or "" if it has none.
 func Netdev(device pci.Address) string {
 	entries, err := os.ReadDir(filepath.Join(Devices, string(device), "net"))
 	if err != nil || len(entries) == 0 {

@@ -17,8 +17,8 @@ import (
 )
 
 // BuildModule builds a kernel module out of tree and writes it to file. sources is a directory with
-// a Makefile for kbuild that makes <name>.ko. The compiler is the packages' own and runs in their
-// root directory, hence needs root.
+// a Makefile for kbuild that makes <name>.ko. BuildModule needs root, because the packages' own
+// compiler runs in their root directory.
 func (r Root) BuildModule(ctx context.Context, sources, name, file string) error {
 	if err := r.build(ctx, sources, name, file); err != nil {
 		return fmt.Errorf("kernel module %s: %w", name, err)
@@ -56,7 +56,7 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 	}
 
 	inside := "/" + filepath.Base(dir)
-	// Without the kernel's type information, which would need pahole and a vmlinux.
+	// The module has no type information, which would need pahole and a vmlinux.
 	cmd := exec.CommandContext(ctx, "/usr/bin/make", "-C", "/usr/src/linux-headers-"+release,
 		"M="+inside,
 		"CONFIG_DEBUG_INFO_BTF_MODULES=", "modules")

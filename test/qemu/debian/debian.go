@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package debian unpacks Debian packages, with all that they depend on, into a directory: QEMU, the
-// guest's kernel and its tools. Nothing is installed, and of the machine's own packages none is
-// used or changed, so that every machine with apt gets the same.
+// Package debian unpacks Debian packages, with all their dependencies, into a directory: QEMU, the
+// guest's kernel and its tools. It installs nothing, and neither uses nor changes the machine's own
+// packages, so that every machine with apt gets the same.
 package debian
 
 import (
@@ -18,16 +18,16 @@ import (
 	"strings"
 )
 
-// Release is what packages are taken from. The first Debian release whose QEMU has the NIC igb and
-// whose kernel is 6.12 or later is trixie.
+// Release is the source of packages. trixie is the first Debian release whose QEMU has the NIC igb
+// and whose kernel is 6.12 or later.
 type Release struct {
 	Mirror string // URL of the archive; see [MachineMirror]
 	Suite  string // "trixie"
-	// absolute path of the file with the release's keys, of package debian-archive-keyring
+	// absolute path of the file with the release's keys, from package debian-archive-keyring
 	Keyring string
 }
 
-// MachineMirror is the Debian archive that this machine's own packages come from.
+// MachineMirror returns the Debian archive of this machine's own packages.
 func MachineMirror(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages").Output()
@@ -45,11 +45,11 @@ func MachineMirror(ctx context.Context) (string, error) {
 	return "", errors.New("apt of this machine has no Debian archive; name one with -mirror")
 }
 
-// Root is a directory that packages were unpacked into.
+// Root is a directory with unpacked packages.
 type Root string
 
 // Unpack returns a directory in cache with these packages and their dependencies, and makes it if
-// it is not there yet. A directory that is there is not updated. Several processes may call it at
+// it is missing. It does not update an existing directory. Several processes may call Unpack at
 // once. Output of apt-get is shown only if it fails.
 func (r Release) Unpack(ctx context.Context, cache string, packages ...string) (Root, error) {
 	key := sha256.Sum256(
@@ -76,7 +76,7 @@ func (r Release) Unpack(ctx context.Context, cache string, packages ...string) (
 	if err := unpacked.finish(ctx); err != nil {
 		return "", err
 	}
-	// Another process may have been quicker.
+	// another process may have made the directory first
 	if err := os.Rename(string(unpacked), root); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
@@ -118,9 +118,9 @@ func (r Release) unpack(ctx context.Context, state string, root Root, packages [
 	return nil
 }
 
-// configure writes a configuration of apt with packages lists, caches and a list of installed
-// packages (none) of its own. The machine's apt.conf counts as well, for proxies, but not the
-// commands that the machine lets apt run.
+// configure writes a configuration of apt with its own package lists and caches, and an empty list
+// of installed packages. The machine's apt.conf also applies, for proxies, but not the commands
+// that the machine lets apt run.
 func (r Release) configure(state string) error {
 	for _, dir := range []string{"lists/partial", "cache/archives/partial", "log"} {
 		if err := os.MkdirAll(filepath.Join(state, dir), 0o755); err != nil {
@@ -136,7 +136,7 @@ func (r Release) configure(state string) error {
 	main.WriteString("#clear APT::Update;\n#clear DPkg;\n")
 	for _, setting := range [][2]string{
 		{"APT::Architecture", "amd64"},
-		{"APT::Sandbox::User", "root"}, // another one may not be able to read the directory
+		{"APT::Sandbox::User", "root"}, // another user may not be able to read the directory
 		{"Dir::Etc::SourceList", filepath.Join(state, "sources.list")},
 		{"Dir::Etc::SourceParts", "/dev/null"},
 		{"Dir::Etc::Preferences", "/dev/null"},
@@ -183,11 +183,11 @@ func (r Root) finish(ctx context.Context) error {
 	return run(ctx, "LC_ALL=C", args[0], args[1:]...)
 }
 
-// Path is where a file of the packages is on this machine.
+// Path returns the path of a file of the packages on this machine.
 func (r Root) Path(name string) string { return filepath.Join(string(r), name) }
 
-// Command is the command line that runs a program of the packages with their own dynamic linker and
-// libraries.
+// Command returns the command line that runs a program of the packages with their own dynamic
+// linker and libraries.
 func (r Root) Command(program string, args ...string) []string {
 	return append([]string{
 		r.Path("/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"),
@@ -196,7 +196,7 @@ func (r Root) Command(program string, args ...string) []string {
 	}, args...)
 }
 
-// Kernel is the release of the kernel that was unpacked, such as "6.12.107+deb13-amd64".
+// Kernel returns the release of the unpacked kernel, such as "6.12.107+deb13-amd64".
 func (r Root) Kernel() (string, error) {
 	const prefix = "/boot/vmlinuz-"
 	found, err := filepath.Glob(r.Path(prefix) + "*")

@@ -21,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestCards covers what tells the PFs from others: igb has MAC addresses of its own, of simnic the
-// driver tells serial number and board.
+// TestCards checks the properties that distinguish PFs: igb has MAC addresses of its own, and the
+// driver of simnic reports serial number and board.
 func TestCards(t *testing.T) {
 	guest := os.Getenv(plan.GuestVariable)
 	if guest != "igb" && guest != "simnic" {

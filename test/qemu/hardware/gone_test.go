@@ -15,10 +15,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// vlanOf is the VLAN that a PF has a VF in.
+// vlanOf returns the VLAN that a PF sets for a VF.
 func vlanOf(t *testing.T, pf pci.Address, index int) int {
 	t.Helper()
-	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only a new handle asks for VFs
 	must.Succeed(t, err)
 	defer routes.Close()
 	l, err := routes.LinkByName(card.Netdev(pf))
@@ -26,8 +26,8 @@ func vlanOf(t *testing.T, pf pci.Address, index int) int {
 	return l.Attrs().Vfs[index].Vlan
 }
 
-// TestVFGone: what a PF enforces for a pod ends with the pod, whatever became of the netdevs
-// meanwhile.
+// TestVFGone checks that the settings that a PF enforces for a pod end with the pod, whatever
+// happened to the netdevs meanwhile.
 func TestVFGone(t *testing.T) {
 	card.InGuest(t, "igb")
 	const index, outside, inside = 1, 7, 100

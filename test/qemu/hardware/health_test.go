@@ -20,10 +20,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// atOnce is how soon a fault must be known in the guest.
+// atOnce bounds the time until a fault is known in the guest.
 const atOnce = time.Second
 
-// faults are health reporters at work.
+// faults watches health reporters.
 type faults struct {
 	*health.Reporters
 	changed chan struct{}
@@ -53,7 +53,7 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 	return f
 }
 
-// of are the Functions that have a fault.
+// of returns the Functions that have a fault.
 func (f faults) of(functions []function.Function) []string {
 	var faulty []string
 	for _, function := range functions {
@@ -64,7 +64,7 @@ func (f faults) of(functions []function.Function) []string {
 	return faulty
 }
 
-// await waits until these Functions have a fault, and wants that at once.
+// await waits until exactly these Functions have a fault, and checks that atOnce is kept.
 func (f faults) await(t *testing.T, begin time.Time, functions []function.Function, want []string) {
 	t.Helper()
 	late := time.NewTimer(patience)
@@ -89,7 +89,7 @@ func (f faults) await(t *testing.T, begin time.Time, functions []function.Functi
 	}
 }
 
-// fail has the driver simnic tell of an error, or that it is over.
+// fail makes the driver simnic report an error, or its end.
 func fail(t *testing.T, pf pci.Address, how string) (begin time.Time) {
 	t.Helper()
 	begin = time.Now()
@@ -97,8 +97,8 @@ func fail(t *testing.T, pf pci.Address, how string) (begin time.Time) {
 	return begin
 }
 
-// TestHealthReporter: what a driver tells of an error is known of the right Functions, and no
-// longer than it is so.
+// TestHealthReporter checks that an error that a driver reports applies to the right Functions, and
+// only as long as it lasts.
 func TestHealthReporter(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
@@ -138,7 +138,7 @@ func TestHealthReporter(t *testing.T) {
 		if after := count(t, conn, pf); after != before+1 {
 			t.Fatalf("%d errors were told of, want %d", after, before+1)
 		}
-		// What is seen next comes after it, and has nothing of it.
+		// The next observation comes after it, and must not contain it.
 		f.await(t, fail(t, pfs[1], "1"), functions, ofOther)
 		f.await(t, fail(t, pfs[1], "0"), functions, nil)
 	})
@@ -168,7 +168,7 @@ func TestHealthReporter(t *testing.T) {
 	})
 }
 
-// functionsOf are the PF and its VFs and SFs.
+// functionsOf returns the PF and its VFs and SFs.
 func functionsOf(functions []function.Function, pf pci.Address) []string {
 	var its []string
 	for _, f := range functions {
@@ -179,7 +179,7 @@ func functionsOf(functions []function.Function, pf pci.Address) []string {
 	return its
 }
 
-// count is how many errors the PF's own reporter has told of.
+// count returns how many errors the PF's own reporter has reported.
 func count(t *testing.T, conn *devlink.Conn, pf pci.Address) uint64 {
 	t.Helper()
 	reporters, err := conn.Reporters()

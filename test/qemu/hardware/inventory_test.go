@@ -23,11 +23,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// patience bounds what tests wait for; it is never waited for in full unless something is wrong.
+// patience bounds every wait of tests; a test waits that long only if something is wrong.
 const patience = 15 * time.Second
 
-// expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the
-// inventory reads.
+// expected returns the guest's Functions. It takes them from the options of QEMU and from files of
+// sysfs that the inventory does not read.
 func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function.Function {
 	t.Helper()
 	var all []function.Function
@@ -67,7 +67,7 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 	return all
 }
 
-// TestInventory: what is found equals what the kernel made of QEMU's command line.
+// TestInventory checks that the inventory has what the kernel made of QEMU's command line.
 func TestInventory(t *testing.T) {
 	drivers := map[string]struct {
 		pf, vf    string
@@ -97,7 +97,7 @@ func TestInventory(t *testing.T) {
 	diff := ""
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		got := inventoried(t)
-		// Of a guest with a NIC to the host, that is not one of the cards.
+		// the NIC to the host is not one of the cards
 		got = slices.DeleteFunc(got, func(f function.Function) bool {
 			return f.Netdev == plan.HostNetdev
 		})
@@ -110,7 +110,7 @@ func TestInventory(t *testing.T) {
 	t.Errorf("Functions (-want +got):\n%s", diff)
 }
 
-// inventoried are the Functions that a new inventory finds.
+// inventoried returns the Functions that a new inventory finds.
 func inventoried(t *testing.T) []function.Function {
 	t.Helper()
 	i := inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
@@ -121,7 +121,7 @@ func inventoried(t *testing.T) []function.Function {
 	return i.Snapshot()
 }
 
-// follower is an inventory at work.
+// follower is a running inventory.
 type follower struct {
 	*inventory.Inventory
 	t       *testing.T
@@ -155,8 +155,8 @@ func (f *follower) until(
 	f.await(t, begin, function.ID{Address: a}, what, is)
 }
 
-// await waits for a state of a Function, and tells how long that took since begin, when the kernel
-// had made a change.
+// await waits for a state of a Function, and logs the time since begin, when the kernel had made a
+// change.
 func (f *follower) await(
 	t *testing.T, begin time.Time, id function.ID, what string, is func(function.Function) bool,
 ) {
@@ -179,7 +179,7 @@ func (f *follower) await(
 	}
 }
 
-// gone waits until a Function is not known any more.
+// gone waits until the inventory has lost a Function.
 func (f *follower) gone(t *testing.T, begin time.Time, id function.ID) {
 	t.Helper()
 	late := time.NewTimer(patience)
@@ -207,12 +207,12 @@ func linkOf(t *testing.T, name string) netlink.Link {
 	return link
 }
 
-// TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked
-// for.
+// TestInventoryFollows checks that the inventory shows changes of real devices soon, without a
+// request.
 func TestInventoryFollows(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
-	pf := pfs[len(pfs)-1] // not the one that other tests take first
+	pf := pfs[len(pfs)-1] // not the first, which other tests use
 	vf := card.VF(t, pf, 0)
 	f := follow(t)
 	vfs := card.Number(t, pf, "sriov_numvfs")
@@ -298,7 +298,7 @@ func TestInventoryFollows(t *testing.T) {
 		begin := time.Now()
 		f.until(t, begin, vf, "link down", func(got function.Function) bool { return !got.LinkUp })
 		must.Succeed(t, netlink.LinkSetUp(link))
-		begin = time.Now() // the card needs some time itself
+		begin = time.Now() // because the card itself needs some time
 		f.until(t, begin, vf, "link up", func(got function.Function) bool { return got.LinkUp })
 	})
 

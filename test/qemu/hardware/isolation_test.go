@@ -20,8 +20,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestIsolation: two tenants after one another on real Functions, the first hostile. No Function
-// may be kept from the second tenant, because the driver of hardware can be bound again.
+// TestIsolation runs two tenants after one another on real Functions, the first of which is
+// hostile. Every Function must become free for the second tenant, because the driver of hardware
+// can be bound again.
 func TestIsolation(t *testing.T) {
 	guest := os.Getenv(plan.GuestVariable)
 	if guest != "igb" && guest != "simnic" {
@@ -42,7 +43,7 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-// isolatedSF has the tenants on an SF, whose wire ends at its representor.
+// isolatedSF runs the tenants on an SF, whose wire ends at its representor.
 func isolatedSF(t *testing.T, pf pci.Address) {
 	switchdev(t, pf)
 	eswitch, err := devlink.Dial("")
@@ -77,7 +78,7 @@ func isolatedSF(t *testing.T, pf pci.Address) {
 	})
 }
 
-// stages are where the tenants play, on the machine's own Functions.
+// stages makes the stages for tenants on the machine's own Functions.
 type stages struct {
 	host   *netns.Namespace
 	engine *netdev.Engine
@@ -91,7 +92,7 @@ func newStages(t *testing.T) stages {
 	return stages{host: netns.Current(t), engine: engine}
 }
 
-// of is the stage of a Function, which may get another netdev while the test runs.
+// of returns the stage of a Function, which may get another netdev while the test runs.
 func (s stages) of(
 	far *netns.Namespace, farNetdev string, device func() netdev.Device,
 ) isolation.Stage {
@@ -113,7 +114,7 @@ func (s stages) of(
 				d.Rebinding = &netdev.Rebinding{Intend: func(string) error { return nil }}
 				r, err := s.engine.Restore(t.Context(), d, held.before, held.place)
 				if errors.Is(err, netdev.ErrGone) && time.Since(begin) < patience {
-					time.Sleep(10 * time.Millisecond) // the driver makes its netdev
+					time.Sleep(10 * time.Millisecond) // the driver is making the netdev
 					continue
 				}
 
@@ -128,7 +129,7 @@ func (s stages) of(
 	}
 }
 
-// wired waits for the carriers, until frames come through in both directions.
+// wired waits for the carriers, until frames arrive in both directions.
 func wired(t *testing.T, pod, far *netns.Namespace, farNetdev string) {
 	t.Helper()
 	near, other := frames(t, pod, "net1"), frames(t, far, farNetdev)

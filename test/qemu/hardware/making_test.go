@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// TestMakingVFs plays what drivers do when VFs are made: a number that was written with success
-// proves nothing, and what is missing is said.
+// TestMakingVFs plays drivers that make VFs. It checks that a successful write of the number proves
+// nothing, and that missing VFs are reported.
 func TestMakingVFs(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]

@@ -24,22 +24,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// What an attachment and a release may take, emulated processors included: the agent tries again
-// what failed for a moment, and gives up after a while.
+// Limits for an attachment and a release. The agent tries again after errors that pass, and gives
+// up after some time.
 const (
-	attachTime  = 2 * time.Second // on a machine that is not emulated
-	restoreTime = 5 * time.Second // of one call
+	attachTime  = 2 * time.Second // without emulation
+	restoreTime = 5 * time.Second // for one call
 	releaseTime = 10 * time.Second
 )
 
-// wish is something that a pod asks of a VF.
+// wish is a setting that a pod requests for a VF.
 type wish struct {
-	knob  string // of the personality
-	field string // as an error must name it
+	knob  string // the personality's knob for the setting
+	field string // the field that an error must name
 	ask   func(*function.Interface)
 }
 
-// wishes are all that a pod can ask of a VF, each without the others but for the VLAN.
+// wishes are all settings that a pod can request for a VF, each without the others except the VLAN.
 var wishes = []wish{
 	{"mac", "mac", func(i *function.Interface) { i.MAC = "02:00:00:00:00:21" }},
 	{"vlan", "vf.vlan", func(i *function.Interface) { i.VF.VLAN = new(100) }},
@@ -56,9 +56,9 @@ var wishes = []wish{
 	}},
 }
 
-// TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for
-// within 2 s, or an error names the field; and afterwards the VF is what it was, or something was
-// noted that isolates the next owner as well, or an error keeps it from the next owner.
+// TestPersonalities plays the drivers of other cards. A pod must have what it asked for within 2 s,
+// or an error must name the field. After the release the VF is as before, or the engine has noted a
+// difference that isolates the next owner as well, or an error keeps the VF from the next owner.
 func TestPersonalities(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -81,18 +81,18 @@ func TestPersonalities(t *testing.T) {
 	}
 }
 
-// lives are those of a VF with one personality.
+// lives are the lives of a VF with one personality.
 type lives struct {
 	stage       *stage.Stage
 	engine      *netdev.Engine
 	personality personality.Personality
 	pf          pci.Address
 	device      netdev.Device
-	limit       time.Duration // of an attachment
+	limit       time.Duration // for an attachment
 }
 
-// calibrate says how much longer an attachment takes on this emulated machine, by one to a driver
-// that does all at once.
+// calibrate returns how much longer an attachment takes on this emulated machine, measured with a
+// driver that does everything at once.
 func (l *lives) calibrate(t *testing.T) time.Duration {
 	t.Helper()
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}}
@@ -102,7 +102,7 @@ func (l *lives) calibrate(t *testing.T) time.Duration {
 	took := time.Since(begin)
 	l.wantReleased(t, h)
 
-	const attempts = 10 // of one attachment, at most
+	const attempts = 10 // maximum for one attachment
 	t.Logf("an attachment that waits for nothing takes %s", took.Round(time.Millisecond))
 
 	return attempts * took
@@ -141,7 +141,7 @@ func (l *lives) all(t *testing.T) {
 	}
 }
 
-// run runs a life, and makes the VF what it was should that fail.
+// run runs a life, and restores the VF if the life fails.
 func (l *lives) run(t *testing.T, name string, life func(*testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -162,7 +162,7 @@ type held struct {
 	place    netdev.Place
 	pod      *netns.Namespace
 	before   stage.VF
-	name     string // of its netdev on the host
+	name     string // name of its netdev on the host
 }
 
 // attach tries for as long as an attachment may take, as the agent does.
@@ -189,7 +189,7 @@ func (l *lives) attach(t *testing.T, want function.Interface) (held, error) {
 	}
 }
 
-// release tries for as long as a release may take, as the agent does. Its error is the last one.
+// release tries for as long as a release may take, as the agent does. It returns the last error.
 func (l *lives) release(t *testing.T, h held) (netdev.Restored, error) {
 	t.Helper()
 	begin := time.Now()
@@ -205,7 +205,7 @@ func (l *lives) release(t *testing.T, h held) (netdev.Restored, error) {
 	}
 }
 
-// restore is one call, which must keep to its time.
+// restore calls Restore once and checks the duration of the call.
 func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), restoreTime)
@@ -219,8 +219,8 @@ func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 	return restored, err
 }
 
-// live attaches and releases, and wants both. The driver does before just before, and the pod what
-// it does.
+// live attaches and releases the VF, and checks both. It calls before, which changes the driver,
+// before the attachment, and it calls does while the pod has the interface.
 func (l *lives) live(
 	t *testing.T, want function.Interface, before func(), does func(*netns.Namespace),
 ) {
@@ -245,8 +245,8 @@ func (l *lives) live(
 	l.wantReleased(t, h)
 }
 
-// single asks for one thing that the driver does not do, or does without telling: the pod does not
-// start, with an error that names the field, or it has it.
+// single requests one setting that the driver does not support, or does not report. The pod has the
+// setting, or does not start, with an error that names the field.
 func (l *lives) single(t *testing.T, w wish, want function.Interface) {
 	t.Helper()
 	h, err := l.attach(t, want)
@@ -268,7 +268,7 @@ func (l *lives) single(t *testing.T, w wish, want function.Interface) {
 	}
 }
 
-// wantAttached compares what is in effect with what was asked for.
+// wantAttached compares the settings in effect with the request.
 func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 	t.Helper()
 	got, expected := l.stage.Settled(t, 0), h.before
@@ -319,7 +319,7 @@ func number(b *bool) int {
 	return 0
 }
 
-// wantReleased wants one of the three outcomes of a release.
+// wantReleased checks that a release has one of the three outcomes.
 func (l *lives) wantReleased(t *testing.T, h held) {
 	t.Helper()
 	restored, err := l.release(t, h)
@@ -334,21 +334,21 @@ func (l *lives) wantReleased(t *testing.T, h held) {
 	now, before := l.stage.Settled(t, 0), h.before
 	for _, vf := range []*stage.VF{&now, &before} {
 		if vf.Max == speed(l.personality) {
-			vf.Max = 0 // it limits nothing
+			vf.Max = 0 // a limit of the link's speed limits nothing
 		}
 	}
 
 	if now.VLAN == 0 {
-		now.Proto = h.before.Proto // which then says nothing
+		now.Proto = h.before.Proto // has no meaning without a VLAN
 	}
 
 	if len(restored.Notes) > 0 {
 		t.Logf("noted: %q", restored.Notes)
-		now.MAC, now.Own = h.before.MAC, h.before.Own // what isolates the next owner as well
+		now.MAC, now.Own = h.before.MAC, h.before.Own // other MACs isolate the next owner as well
 	}
 
 	if now.MAC == h.before.Own && l.tellsOwn() {
-		now.MAC = h.before.MAC // was told, and is an administrative one since
+		now.MAC = h.before.MAC // the reported MAC has become an administrative one
 	}
 	if diff := cmp.Diff(before, now); diff != "" {
 		t.Errorf("after the release (-want +got):\n%s", diff)
@@ -358,7 +358,7 @@ func (l *lives) wantReleased(t *testing.T, h held) {
 	}
 }
 
-// tellsOwn says whether the PF tells a MAC that the VF chose as the one that it enforces.
+// tellsOwn reports whether the PF reports a MAC that the VF chose as the enforced MAC.
 func (l *lives) tellsOwn() bool {
 	p := l.personality
 	return p.Value("mac.tell-none") == "own" || p.Value("mac.tell") == "own" ||
@@ -370,7 +370,7 @@ func speed(p personality.Personality) (mbits int) {
 	return mbits
 }
 
-// reset has the driver reset the VF by something that changes nothing. It does nothing with a
+// reset makes the driver reset the VF by a command that changes nothing. It does nothing with a
 // driver that never resets.
 func (l *lives) reset(t *testing.T) {
 	t.Helper()
@@ -385,8 +385,8 @@ func (l *lives) reset(t *testing.T) {
 	}
 }
 
-// silent has the PF tell nothing when the Function is released: that is no outcome, and the next
-// try has one.
+// silent checks that a release has no outcome while the PF reports nothing, and that the next try
+// has one.
 func (l *lives) silent(t *testing.T, want function.Interface) {
 	t.Helper()
 	h, err := l.attach(t, want)
@@ -404,7 +404,7 @@ func (l *lives) silent(t *testing.T, want function.Interface) {
 	l.wantReleased(t, h)
 }
 
-// down has the PF be down when the Function is released.
+// down sets the PF down when the Function is released.
 func (l *lives) down(t *testing.T, want function.Interface) {
 	t.Helper()
 	h, err := l.attach(t, want)
@@ -419,8 +419,8 @@ func (l *lives) down(t *testing.T, want function.Interface) {
 	l.wantReleased(t, h)
 }
 
-// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can. What the driver
-// refuses is refused.
+// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can do. It ignores errors
+// of the driver.
 func vandalise(t *testing.T, pod *netns.Namespace) {
 	t.Helper()
 	handle := pod.Handle()

@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// properties are a netdev's on the host and those that its PF enforces, as netlink's own reader
-// tells them and not the product's.
+// properties are the properties of a netdev on the host and of its VF at the PF, as the netlink
+// package reads them, and not the product.
 type properties struct {
 	Name, Alias, MAC string
 	AltNames         []string
@@ -32,8 +32,8 @@ type properties struct {
 
 const adminFlags = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
 
-// read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is
-// found by its device.
+// read reads a VF's properties. For a Function without a PF it reads only the netdev's own
+// properties. The netdev is found by its device.
 func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 	t.Helper()
 	a := linkOf(t, card.Netdev(function)).Attrs()
@@ -50,7 +50,7 @@ func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 	return p
 }
 
-// enforced is what a PF enforces for a VF.
+// enforced returns the settings that a PF enforces for a VF.
 func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -72,7 +72,7 @@ func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 	return netlink.VfInfo{}
 }
 
-// unchanged says what is not as it was.
+// unchanged returns the differences from the properties before.
 func unchanged(t *testing.T, function pci.Address, pf *netdev.PF, before properties) {
 	t.Helper()
 	if diff := cmp.Diff(before, read(t, function, pf)); diff != "" {
@@ -80,7 +80,7 @@ func unchanged(t *testing.T, function pci.Address, pf *netdev.PF, before propert
 	}
 }
 
-// carrier waits until a PF has its carrier: without, igb refuses rates.
+// carrier waits until a PF has its carrier, because igb refuses rates without a carrier.
 func carrier(t *testing.T, pf pci.Address) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -91,7 +91,7 @@ func carrier(t *testing.T, pf pci.Address) {
 	t.Fatalf("PF %s has no carrier", pf)
 }
 
-// everything is every property that igb takes.
+// everything returns all settings that igb supports.
 func everything() function.Interface {
 	return function.Interface{
 		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:11",
@@ -102,15 +102,15 @@ func everything() function.Interface {
 	}
 }
 
-// untrusted is everything for a VF that is not trusted, which may not change its MAC.
+// untrusted returns everything for a VF that is not trusted and so may not change its MAC.
 func untrusted() function.Interface {
 	want := everything()
 	want.VF.Trust = nil
 	return want
 }
 
-// TestProperties: what a pod may ask of a VF, and of a PF, is set, works, and is put back, on a
-// driver that has ways of its own with most of it.
+// TestProperties checks that the settings that a pod may request for a VF, and for a PF, are
+// applied, work, and are undone, on a driver that treats most of them in its own way.
 func TestProperties(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -173,7 +173,7 @@ func TestProperties(t *testing.T) {
 	})
 }
 
-// areSet compares what is in effect with everything.
+// areSet compares the settings in effect with everything.
 func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	t.Helper()
 	want := everything()
@@ -194,12 +194,12 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	}
 }
 
-// deleted has the namespace end under the pod's interface: the kernel brings it back to the host,
-// down and under the pod's name. Then it is released.
+// deleted ends the namespace that has the pod's interface. The kernel returns the interface to the
+// host, down and with the pod's name. Then the VF is released.
 func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want function.Interface) {
 	t.Helper()
 	var held taken
-	t.Run("pod", func(t *testing.T) { // its end is the namespace's
+	t.Run("pod", func(t *testing.T) { // the namespace ends with this subtest
 		var err error
 		held, err = take(t, engine, device, netns.New(t).Path(), want)
 		must.Succeed(t, err)
@@ -216,15 +216,15 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 	must.Succeed(t, err)
 }
 
-// refused asks for what igb does not have, together with what it has. unchanged is called after
-// each refusal.
+// refused requests settings that igb does not support, together with supported ones. unchanged is
+// called after each refusal.
 func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchanged func()) {
 	t.Helper()
 	for field, ask := range map[string]func(*function.VFConfig){
 		"vf.minTxRate, vf.maxTxRate": func(c *function.VFConfig) { c.MinTxRate = new(10) },
 		"vf.vlanProtocol":            func(c *function.VFConfig) { c.Proto = "802.1ad" },
 		"vf.linkState":               func(c *function.VFConfig) { c.LinkState = "enable" },
-		// it has 1000 Mbit/s
+		// the link has 1000 Mbit/s
 		"vf.maxTxRate": func(c *function.VFConfig) { c.MaxTxRate = new(1001) },
 	} {
 		want := everything()
@@ -241,8 +241,8 @@ func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchange
 	}
 }
 
-// endsAnywhere has an attachment end at each of its steps, without any undoing, and another engine
-// release it.
+// endsAnywhere ends an attachment at each of its steps without undoing it, and releases the VF with
+// another engine.
 func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 	t.Helper()
 	before := read(t, vf, device.PF)
@@ -285,12 +285,12 @@ func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 	}
 }
 
-// ownMACs has two pods of one card, and one of another, ask for MACs.
+// ownMACs attaches two VFs of one card, and one of another, to pods that request MACs.
 func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 	t.Helper()
 	var functions []netdev.Device
 	var before []properties
-	// A netdev that is up learns the MAC when it leaves the host, which takes it down.
+	// A netdev that is up gets the MAC when it leaves the host, which sets it down.
 	up := linkOf(t, deviceOf(t, pfs[0], 1).Name)
 	must.Succeed(t, netlink.LinkSetUp(up))
 	defer func() { must.Succeed(t, netlink.LinkSetDown(up)) }()
@@ -375,7 +375,7 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	carrier(t, pci.Address(device.PF.Address))
 
 	if err == nil {
-		// The link of QEMU's card comes up by itself some 500 ms after the driver took it down.
+		// QEMU's card sets its link up some 500 ms after the driver set it down.
 		t.Log("the card took the rate although the PF was down")
 		unchanged(t, vf, device.PF, before)
 		return

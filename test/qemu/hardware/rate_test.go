@@ -21,8 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// limited is what attaches and releases Functions as the agent does, and the eswitch to compare
-// with.
+// limited attaches and releases Functions as the agent does, and has the eswitch to compare with.
 type limited struct {
 	*follower
 	lifecycle *lifecycle.Manager
@@ -53,7 +52,7 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	}
 }
 
-// attach reserves a Function and takes it to a pod. The limit is what the pod wishes.
+// attach reserves a Function and takes it to a pod that asks for the limit.
 func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig) error {
 	t.Helper()
 	f, ok := l.Get(id)
@@ -77,14 +76,14 @@ func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig)
 	return err
 }
 
-// release takes the Function back and waits until its netdev is known on the host.
+// release releases the Function and waits until its netdev is known on the host.
 func (l limited) release(t *testing.T, id function.ID) {
 	t.Helper()
 	must.Succeed(t, l.lifecycle.Unprepare(t.Context(), "claim"))
 	l.await(t, time.Now(), id, "back", func(f function.Function) bool { return f.Netdev != "" })
 }
 
-// rate is what the eswitch tells of a port.
+// rate returns the eswitch's rate of a port.
 func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) function.Rate {
 	t.Helper()
 	port := portOf(t, l.eswitch, l.pf, flavour, number)
@@ -118,8 +117,8 @@ func portOf(
 	return devlink.Port{}
 }
 
-// TestRate: the bandwidth that a pod asks for is the PF's to enforce for a VF in eswitch mode
-// legacy, and a rate object of devlink's in mode switchdev and for an SF.
+// TestRate checks the bandwidth that a pod asks for. For a VF in eswitch mode legacy the PF
+// enforces it. In mode switchdev, and for an SF, it is a rate object of devlink.
 func TestRate(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// TestRDMASoft shows why a Soft-RoCE device is none of a Function's: the kernel ties it to the
-// netdev alone, and ends it when the netdev goes to a pod.
+// TestRDMASoft shows why a Soft-RoCE device does not belong to a Function: the kernel ties it to
+// the netdev alone, and removes it when the netdev goes to a pod.
 func TestRDMASoft(t *testing.T) {
 	card.InGuest(t, "igb")
 	const rxe = "/sys/class/infiniband/rxe0"

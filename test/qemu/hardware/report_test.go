@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// TestReport: what "xpuctl hardware-report" writes about a card is the personality that the card
-// plays, as far as it can be seen without disturbing others; and the VF is what it was.
+// TestReport checks that "xpuctl hardware-report" writes the personality that a card plays, as far
+// as it can be seen without disturbing others, and that the VF is as before.
 func TestReport(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -56,10 +56,10 @@ func TestReport(t *testing.T) {
 			}
 
 			if after.Max == speed(p) {
-				after.Max = 0 // limits nothing
+				after.Max = 0 // a limit of the link's speed limits nothing
 			}
 
-			after.Proto = before.Proto // says nothing without a VLAN
+			after.Proto = before.Proto // has no meaning without a VLAN
 			if diff := cmp.Diff(before, after); diff != "" {
 				t.Errorf("after the report (-want +got):\n%s", diff)
 			}
@@ -67,7 +67,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// slow is a personality with times that are noticed on an emulated machine, too.
+// slow returns the personality with times that are noticeable on an emulated machine, too.
 func slow(p personality.Personality) personality.Personality {
 	p.Deviations = slices.Clone(p.Deviations)
 	for i, d := range p.Deviations {
@@ -87,8 +87,8 @@ func slow(p personality.Personality) personality.Personality {
 	return p
 }
 
-// visible are the knobs whose value can be seen without disturbing others, as far as their field is
-// there. Of a time it says whether there is one: an emulated machine is not exact.
+// visible returns the knobs whose value can be seen without disturbing others, if their field
+// exists. For a time it only has whether there is one, because an emulated machine is not exact.
 func visible(p personality.Personality) map[string]string {
 	seen := map[string]string{"get": p.Value("get"), "speed": p.Value("speed")}
 	for _, knob := range []string{
@@ -112,7 +112,7 @@ func visible(p personality.Personality) map[string]string {
 	}
 
 	of("mac", "mac.follow", "mac.tell-none", "vf.mac.admin", "vf.mac.through", "vf.mac.busy")
-	// the kernel does not ask the driver for what the netdev has
+	// the kernel does not ask the driver for a setting that the netdev has already
 	if p.Value("mac.follow") != "now" {
 		of("mac", "vf.mac.equal")
 	}
@@ -134,8 +134,8 @@ func visible(p personality.Personality) map[string]string {
 	return seen
 }
 
-// times are of resets, which only show where the VF's driver is busy meanwhile, and of effects that
-// come later.
+// times adds the times of resets, which only show if the VF's driver is busy meanwhile, and of
+// settings that take effect later.
 func times(p personality.Personality, seen map[string]string) {
 	some := func(knob string) {
 		seen[knob] = map[bool]string{true: "some", false: "none"}[p.Value(knob) != "0"]

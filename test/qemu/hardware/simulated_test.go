@@ -21,9 +21,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// TestSimulatedHost: what the simulated host of the demo and of many tests shows in its sysfs, a
-// kernel shows too, in the same form. A kernel shows more; what of that this project reads is in
-// the list of what is not simulated.
+// TestSimulatedHost checks that a kernel shows everything that the sysfs of the simulated host
+// shows, in the same form. The demo and many tests use the simulated host. A kernel shows more; the
+// list notSimulated has the part that this project reads.
 func TestSimulatedHost(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -74,11 +74,11 @@ func TestSimulatedHost(t *testing.T) {
 // twin is a PF and its first VF in a sysfs.
 type twin struct {
 	root   string
-	host   *netns.Namespace // that the netdevs are in; nil for the test's own
+	host   *netns.Namespace // namespace of the netdevs; nil for the test's own
 	pf, vf pci.Address
 }
 
-// simulatedTwin is a simulated host with a card as QEMU's.
+// simulatedTwin returns a simulated host with a card like QEMU's.
 func simulatedTwin(t *testing.T, vfs, totalVFs int) twin {
 	t.Helper()
 	host, xpu := netns.New(t), netns.New(t)
@@ -110,7 +110,7 @@ func (w twin) netdev(t *testing.T, a pci.Address) string {
 	return entries[0].Name()
 }
 
-// awaitNet waits until the VF has these netdevs. That its directory is there is so all the while.
+// awaitNet waits until the VF has these netdevs. Its directory net exists all the time.
 func (w twin) awaitNet(t *testing.T, want ...string) {
 	t.Helper()
 	w.await(t, "the VF's netdevs are "+strings.Join(want, ", "), func() bool {
@@ -133,18 +133,18 @@ func (w twin) await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// notSimulated is what this project reads or writes of a real device and the simulated host lacks,
-// and why it may.
+// notSimulated lists what this project reads or writes of a real device and the simulated host
+// lacks, with the reasons.
 var notSimulated = map[string]string{
 	"iommu_group":     "as on a machine without IOMMU",
 	"driver_override": "nothing else could be bound",
 	"uevent":          "nobody reads it: uevents come by netlink, and are not simulated",
 }
 
-// ofConnectX is what the simulated cards, which are ConnectX, have and QEMU's lack.
+// ofConnectX lists what the simulated cards, which are ConnectX, have and QEMU's cards lack.
 var ofConnectX = []string{"net/*/phys_port_name"}
 
-// like compares what both show of a PF or VF.
+// like compares what both twins show of a PF or VF.
 func (w twin) like(t *testing.T, simulated twin, kind string) {
 	t.Helper()
 	got, want := w.shown(t, kind), simulated.shown(t, kind)
@@ -185,8 +185,8 @@ var (
 	macForm  = regexp.MustCompile(`^([0-9a-f]{2}:){5}[0-9a-f]{2}$`)
 )
 
-// shown are the forms of what there is of a device and its netdev, by path: a number, the name in a
-// symbolic link.
+// shown returns the forms of the files of a device and its netdev, by path: a number, or the name
+// in a symbolic link.
 func (w twin) shown(t *testing.T, kind string) map[string]string {
 	t.Helper()
 	a := map[string]pci.Address{"PF": w.pf, "VF": w.vf}[kind]
@@ -220,7 +220,7 @@ func (w twin) forms(t *testing.T, dir string) map[string]string {
 		default:
 			content, err := os.ReadFile(path)
 			if err != nil {
-				continue // some cannot be read, such as remove
+				continue // some files cannot be read, such as remove
 			}
 			forms[e.Name()] = w.form(strings.TrimSpace(string(content)), "")
 		}
@@ -229,7 +229,7 @@ func (w twin) forms(t *testing.T, dir string) map[string]string {
 	return forms
 }
 
-// form is a text without what differs between machines.
+// form returns a text without the parts that differ between machines.
 func (w twin) form(s, netdev string) string {
 	switch {
 	case digits.MatchString(s):
@@ -248,7 +248,7 @@ func (w twin) form(s, netdev string) string {
 	return driverOf.ReplaceAllString(s, "drivers/<driver>")
 }
 
-// toHost moves a netdev from a pod to the network namespace that the machine's netdevs are in.
+// toHost moves a netdev from a pod to the network namespace of the machine's netdevs.
 func toHost(t *testing.T, pod *netns.Namespace, name string) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName(name)
@@ -256,7 +256,7 @@ func toHost(t *testing.T, pod *netns.Namespace, name string) {
 	must.Succeed(t, pod.Handle().LinkSetNsFd(link, hostNamespace(t)))
 }
 
-// hostNamespace is the network namespace that the machine's netdevs are in.
+// hostNamespace opens the network namespace of the machine's netdevs.
 func hostNamespace(t *testing.T) int {
 	t.Helper()
 	file, err := os.Open("/proc/1/ns/net")

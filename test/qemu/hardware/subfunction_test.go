@@ -43,7 +43,7 @@ import (
 
 const demandMAC = function.MAC("02:00:00:00:00:05")
 
-// demand is the parts of an agent that make SFs on demand, on the machine's own cards.
+// demand has the parts of an agent that make SFs on demand, on the machine's own cards.
 type demand struct {
 	t         *testing.T
 	spec      v1alpha1.DevicePoolSpec
@@ -51,8 +51,8 @@ type demand struct {
 	inv       *inventory.Inventory
 	journal   *journal.Journal
 	tracker   *pool.Tracker
-	changed   notify.Signal // inventory and eswitches
-	outputs   notify.Signal // pools
+	changed   notify.Signal // notified by inventory and eswitches
+	outputs   notify.Signal // notified by pools
 	lifecycle *lifecycle.Manager
 	close     func()
 
@@ -60,8 +60,8 @@ type demand struct {
 	published []resourceslice.DriverResources
 }
 
-// newDemand starts an agent that has its journal in dir, until close is called or the test ends.
-// trace is called before every change of the Function or the journal.
+// newDemand starts an agent that has its journal in dir, until close is called or the test ends. It
+// calls trace before every change of the Function or the journal.
 func newDemand(
 	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
 ) *demand {
@@ -122,7 +122,7 @@ func (d *demand) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 
 func (d *demand) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// PublishResources keeps what the API server would be told.
+// PublishResources stores the resources that a driver would send to the API server.
 func (d *demand) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -130,7 +130,7 @@ func (d *demand) PublishResources(_ context.Context, r resourceslice.DriverResou
 	return nil
 }
 
-// devices are the names of the devices that were published last, and how often was published.
+// devices returns the names of the devices that were published last, and how often was published.
 func (d *demand) devices() (names []string, times int) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -165,7 +165,7 @@ func (d *demand) until(t *testing.T, what string, is func() bool) {
 	t.Logf("%s after %s", what, time.Since(begin).Round(time.Millisecond))
 }
 
-// reserve does what a claim has done when it is prepared.
+// reserve reserves the Function, as the preparation of a claim does.
 func (d *demand) reserve(id function.ID) error {
 	f, known := d.tracker.Get(id)
 	if !known {
@@ -195,7 +195,7 @@ func (d *demand) free(id function.ID) error {
 	return d.lifecycle.Unprepare(context.Background(), "claim-1")
 }
 
-// wantPort says what is wrong with the SF at its eswitch.
+// wantPort checks the SF at its eswitch.
 func (d *demand) wantPort(t *testing.T, id function.ID) {
 	t.Helper()
 	sfnum, _ := id.SFNum()
@@ -213,7 +213,7 @@ func (d *demand) wantPort(t *testing.T, id function.ID) {
 	}
 }
 
-// wantNothing says what is left of SFs: ports, auxiliary devices, records.
+// wantNothing checks that no SFs are left: no ports, auxiliary devices or records.
 func (d *demand) wantNothing(t *testing.T) {
 	t.Helper()
 	ports, err := d.devlink.Ports()
@@ -233,7 +233,7 @@ func (d *demand) wantNothing(t *testing.T) {
 	}
 }
 
-// tracedDevlink tells of every change before it is made.
+// tracedDevlink reports every change before it is made.
 type tracedDevlink struct {
 	*devlink.Conn
 	trace func(step string)
@@ -256,7 +256,7 @@ func (c tracedDevlink) DeletePort(d devlink.Device, index uint32) error {
 	return c.Conn.DeletePort(d, index)
 }
 
-// tracedJournal tells of every write before it is made.
+// tracedJournal reports every write before it is made.
 type tracedJournal struct {
 	*journal.Journal
 	trace func(step string)
@@ -272,7 +272,7 @@ func (j tracedJournal) Delete(id function.ID) error {
 	return j.Journal.Delete(id)
 }
 
-// makingPool has SFs 5 and 6 made at these PFs, beside the PF's VF 0.
+// makingPool returns a pool with the PF's VF 0 and with SFs 5 and 6 made at each of these PFs.
 func makingPool(pfs ...pci.Address) v1alpha1.DevicePoolSpec {
 	var selector v1alpha1.FunctionSelector
 	for _, pf := range pfs {
@@ -284,7 +284,7 @@ func makingPool(pfs ...pci.Address) v1alpha1.DevicePoolSpec {
 	}
 }
 
-// switchdev puts a PF's eswitch into that mode, until the test ends.
+// switchdev sets the mode of a PF's eswitch to switchdev, until the test ends.
 func switchdev(t *testing.T, pf pci.Address) {
 	t.Helper()
 	conn, err := devlink.Dial("")
@@ -296,12 +296,12 @@ func switchdev(t *testing.T, pf pci.Address) {
 
 func nothing(string) {}
 
-// TestSubfunctions: an SF is published although it is not there, made for the pod that it is
-// allocated to, and deleted when that is gone.
+// TestSubfunctions checks that an SF is published although it does not exist, made for the pod to
+// which it is allocated, and deleted when the pod is gone.
 func TestSubfunctions(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
-	pf := pfs[len(pfs)-1] // whose number is not 0
+	pf := pfs[len(pfs)-1] // its number is not 0
 	d := newDemand(t, t.TempDir(), makingPool(pf), nothing)
 	sf := function.SubfunctionID(pf, 5)
 	vf := function.ID{Address: card.VF(t, pf, 0)}
@@ -398,8 +398,8 @@ func TestSubfunctions(t *testing.T) {
 	})
 }
 
-// wantTraffic has a pod with an SF and one with a VF reach each other, over a bridge that joins
-// their representors.
+// wantTraffic checks that a pod with an SF and a pod with a VF reach each other, over a bridge that
+// joins their representors.
 func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "sfbridge"}}
@@ -422,7 +422,7 @@ func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	reach(t, p, newPod(t, card.VF(t, pf, index), 6))
 }
 
-// TestSubfunctionKilled: an agent that ends before any of its steps is continued by the next, which
+// TestSubfunctionKilled checks that after an agent's end before any of its steps, the next agent
 // makes the SF for the same pod or deletes it.
 func TestSubfunctionKilled(t *testing.T) {
 	card.InGuest(t, "simnic")
@@ -460,8 +460,8 @@ func TestSubfunctionKilled(t *testing.T) {
 	}
 }
 
-// dieAt takes an SF through its life and ends before step n, which it returns; "" if there are
-// fewer.
+// dieAt takes an SF through its life and ends before step n. It returns this step, or "" if there
+// are fewer steps.
 func dieAt(
 	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, sf function.ID, n int,
 ) (died string) {
@@ -474,7 +474,7 @@ func dieAt(
 		defer mutex.Unlock()
 		if steps++; steps == n {
 			died = step
-			runtime.Goexit() // of what was done, nothing is undone
+			runtime.Goexit() // does not undo anything
 		}
 	})
 

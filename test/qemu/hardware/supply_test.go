@@ -36,14 +36,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// killedSupply is set in the environment of a process that is to kill itself while it changes the
-// PF that it names.
+// killedSupply is set in the environment of a process that must kill itself while it changes the PF
+// in the value.
 const killedSupply = "SUPPLY_KILLED"
 
 // declared is the DevicePool of the tests.
 const declared = "made"
 
-// supplier gives one PF its VFs, as the agent does: the parts and what wakes them are the agent's.
+// supplier gives one PF its VFs, by the parts and events of an agent.
 type supplier struct {
 	pf        pci.Address
 	inventory *inventory.Inventory
@@ -58,10 +58,10 @@ type supplier struct {
 	mutex  sync.Mutex
 	numVFs int32
 	writes []int
-	before func(n int) // called before a write, once
+	before func(n int) // called once, before a write
 }
 
-// newSupplier makes a supplier for a PF and has it look at the node; it makes no VFs before run.
+// newSupplier returns a supplier for a PF that watches the node. It makes no VFs before run.
 func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	t.Helper()
 	s := &supplier{pf: pf}
@@ -93,7 +93,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	return s
 }
 
-// run starts what makes VFs, as an agent's start does; end ends it.
+// run starts the part that makes VFs, as an agent's start does; end ends it.
 func (s *supplier) run(t *testing.T) (end func()) {
 	t.Helper()
 	s.tracker = pool.NewTracker(s.inventory, s, nil, testr.New(t))
@@ -124,7 +124,7 @@ func (s *supplier) run(t *testing.T) (end func()) {
 	return func() { track(); work(); cancel() }
 }
 
-// DevicePools is that of [pool.Declarations].
+// DevicePools implements [pool.Declarations].
 func (s *supplier) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -135,7 +135,7 @@ func (s *supplier) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	return []v1alpha1.DevicePool{p}, nil
 }
 
-// NodeLabels is that of [pool.Declarations].
+// NodeLabels implements [pool.Declarations].
 func (s *supplier) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
 func (s *supplier) set(change func()) {
@@ -144,7 +144,7 @@ func (s *supplier) set(change func()) {
 	change()
 }
 
-// want declares numVFs, from now on.
+// want declares numVFs from now on.
 func (s *supplier) want(n int32) {
 	s.set(func() { s.numVFs, s.writes = n, nil })
 	s.inputs.Notify()
@@ -161,7 +161,7 @@ func (s *supplier) writing(_ pci.Address, n int) {
 	}
 }
 
-// wrote are the numbers that were written since numVFs was declared.
+// wrote checks the numbers that were written since numVFs was declared.
 func (s *supplier) wrote(t *testing.T, want ...int) {
 	t.Helper()
 	s.mutex.Lock()
@@ -171,10 +171,10 @@ func (s *supplier) wrote(t *testing.T, want ...int) {
 	}
 }
 
-// until waits for a state; state describes what there is instead.
+// until waits for a state; state describes the present state if it differs.
 func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state any)) {
 	t.Helper()
-	// it is used when the test has ended, too
+	// the context is also used after the test has ended
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	defer cancel()
 
@@ -198,7 +198,7 @@ func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state an
 }
 
 // made waits until the PF has n VFs: at the kernel, in the inventory, and in the pool, which has
-// the first two.
+// the first two VFs.
 func (s *supplier) made(t *testing.T, n int) {
 	t.Helper()
 	s.until(t, "the PF has its VFs", func() (bool, any) {
@@ -214,7 +214,7 @@ func (s *supplier) made(t *testing.T, n int) {
 	}
 }
 
-// short waits until the PF lacks VFs, and says why.
+// short waits until the PF lacks VFs for this reason.
 func (s *supplier) short(t *testing.T, reason, text string) {
 	t.Helper()
 	s.until(t, reason, func() (bool, any) {
@@ -228,7 +228,7 @@ func (s *supplier) short(t *testing.T, reason, text string) {
 	t.Log(lacks.Shortages[0].Message)
 }
 
-// identities are the inode numbers of the VFs' directories: the kernel gives none of them twice.
+// identities returns the inode numbers of the VFs' directories, which the kernel never uses twice.
 func identities(t *testing.T, pf pci.Address) []uint64 {
 	t.Helper()
 	var inodes []uint64
@@ -240,7 +240,7 @@ func identities(t *testing.T, pf pci.Address) []uint64 {
 	return inodes
 }
 
-// TestSupply: DevicePool.spec.numVFs and a real PF.
+// TestSupply checks DevicePool.spec.numVFs on a real PF.
 func TestSupply(t *testing.T) {
 	card.InGuest(t, "igb")
 	if pf := os.Getenv(killedSupply); pf != "" {
@@ -248,7 +248,7 @@ func TestSupply(t *testing.T) {
 	}
 
 	pfs := card.PFs(t)
-	pf := pfs[len(pfs)-1] // not the one that other tests take first
+	pf := pfs[len(pfs)-1] // not the first, which other tests use
 	first := card.Number(t, pf, "sriov_numvfs")
 	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	s := newSupplier(t, pf)
@@ -337,12 +337,12 @@ func TestSupply(t *testing.T) {
 		card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(pf))
 		card.SetAttribute(t, pf, "driver_override", "\n")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(pf))
-		s.made(t, 1) // because the driver is another one: nobody has to ask
+		s.made(t, 1) // another driver is bound, so the supply tries without a request
 		must.Succeed(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 	})
 }
 
-// dieBetween wants 3 VFs and kills this process once those that there are, are gone.
+// dieBetween asks for 3 VFs and kills this process once the old VFs are gone.
 func dieBetween(t *testing.T, pf pci.Address) {
 	s := newSupplier(t, pf)
 	s.want(3)
@@ -357,8 +357,8 @@ func dieBetween(t *testing.T, pf pci.Address) {
 	s.made(t, 3)
 }
 
-// supplyInUse has a PF with 2 VFs be in use in every way that is known, while 1 VF is wanted. As a
-// card takes seconds, it is changed afterwards in one case only.
+// supplyInUse asks for 1 VF while a PF with 2 VFs is in use, in every known way. The PF is changed
+// afterwards in one case only, because a card takes seconds.
 func supplyInUse(t *testing.T, s *supplier) {
 	vf := card.VF(t, s.pf, 1)
 	id := function.ID{Address: vf}
@@ -373,7 +373,7 @@ func supplyInUse(t *testing.T, s *supplier) {
 	for _, c := range []struct {
 		name, message string
 		begin, end    func(t *testing.T)
-		changes       bool // when it is in use no more
+		changes       bool // the number changes when the use ends
 	}{
 		{
 			"VF in a pod", string(vf) + " belongs to pod default/web",

@@ -38,7 +38,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// TestSwitchdev takes a card through what a DPU's eswitch does: the mode, representors, a
+// TestSwitchdev takes a card through the functions of a DPU's eswitch: the mode, representors, a
 // subfunction, and traffic that opi-bridge forwards between representors. Here one machine is the
 // host and the xPU.
 func TestSwitchdev(t *testing.T) {
@@ -72,7 +72,7 @@ func TestSwitchdev(t *testing.T) {
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
 
 	x := &xpu{t: t, pf: pf, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
-	// opi-bridge leaves it when it ends
+	// opi-bridge leaves the bridge when it ends
 	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) })
 
 	x.start()
@@ -101,7 +101,7 @@ func representorName(t *testing.T, pf pci.Address, portName string) string {
 	must.Succeed(t, err)
 	var seen []string
 	for _, dir := range found {
-		// EOPNOTSUPP where there is none
+		// returns EOPNOTSUPP for other netdevs
 		content, _ := os.ReadFile(filepath.Join(dir, "phys_port_name"))
 		if name := strings.TrimSpace(string(content)); name == portName {
 			return filepath.Base(dir)
@@ -155,7 +155,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	f.gone(t, time.Now(), id)
 }
 
-// pod has a Function's netdev.
+// pod is a network namespace with a Function's netdev.
 type pod struct {
 	*netns.Namespace
 	netdev string
@@ -165,14 +165,14 @@ type pod struct {
 
 func newPod(t *testing.T, vf pci.Address, host byte) pod {
 	t.Helper()
-	// The kernel gives back the netdevs of a namespace some time after its end.
+	// The kernel returns the netdevs of a namespace some time after its end.
 	for end := time.Now().Add(patience); card.Netdev(vf) == "" && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return podOf(t, card.Netdev(vf), host)
 }
 
-// podOf gives a pod the netdev and the address 192.0.2.<host>.
+// podOf returns a pod with the netdev and the address 192.0.2.<host>.
 func podOf(t *testing.T, netdev string, host byte) pod {
 	t.Helper()
 	link := linkOf(t, netdev)
@@ -184,7 +184,7 @@ func podOf(t *testing.T, netdev string, host byte) pod {
 	return p.at(t, netdev, fmt.Sprintf("192.0.2.%d", host))
 }
 
-// reaches tells whether the other pod answers a ping in this time.
+// reaches reports whether the other pod answers a ping within the time.
 func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 	t.Helper()
 	from, ok := netip.AddrFromSlice(p.ip.To4())
@@ -201,14 +201,14 @@ func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 
 // xpu is the machine's own network namespace with opi-bridge in it.
 type xpu struct {
-	t             *testing.T // opi-bridge runs until its end
+	t             *testing.T // the test at whose end opi-bridge ends
 	pf            pci.Address
 	state, uplink string
 	client        *opi.Client
 	stop          func() // ends opi-bridge; may be called twice
 }
 
-// start runs opi-bridge until stop or the end of the test.
+// start runs opi-bridge until stop is called or the test ends.
 func (x *xpu) start() {
 	t := x.t
 	t.Helper()
@@ -278,7 +278,8 @@ func (x *xpu) deletePort(t *testing.T, id string) {
 	must.Succeed(t, x.client.DeletePort(ctx, id))
 }
 
-// await waits until a port is in this state, and tells how long that took and what the agent says.
+// await waits until a port is in this state, and returns the time that took and the agent's
+// message.
 func (x *xpu) await(t *testing.T, id string, want opi.State) (time.Duration, string) {
 	t.Helper()
 	begin := time.Now()
@@ -295,7 +296,7 @@ func (x *xpu) await(t *testing.T, id string, want opi.State) (time.Duration, str
 	}
 }
 
-// master is the name of the bridge that a netdev is in, "" if none.
+// master returns the name of the bridge of a netdev, or "" if it has none.
 func master(t *testing.T, netdev string) string {
 	t.Helper()
 	index := linkOf(t, netdev).Attrs().MasterIndex
@@ -307,8 +308,8 @@ func master(t *testing.T, netdev string) string {
 	return link.Attrs().Name
 }
 
-// vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a
-// netdev a name.
+// vfID returns the id of a VF's Port. It is all that both sides know about each other, because no
+// netdev was given a name.
 func vfID(t *testing.T, pf pci.Address, index int) string {
 	t.Helper()
 	id, err := opi.PortID(function.ID{Address: card.VF(t, pf, index)})
@@ -316,8 +317,8 @@ func vfID(t *testing.T, pf pci.Address, index int) string {
 	return id
 }
 
-// forwards joins three VFs to two networks: those of one network reach each other, and the third is
-// apart until it is moved to the same network.
+// forwards adds three VFs to two networks. The VFs of one network reach each other, and the third
+// VF is apart until it is moved to their network.
 func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	var pods []pod
 	for i, network := range []string{"net-blue", "net-blue", "net-red"} {
@@ -339,16 +340,16 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	apart(t, pods[0], pods[1])
 }
 
-// uplinkID is the id of the port that the card's uplink is, which opi-bridge's configuration names.
+// uplinkID is the id of the card's uplink as a port, from opi-bridge's configuration.
 const uplinkID = "uplink-p0"
 
-// trunk gives a VF and the uplink both networks, with tags, and another VF one of them. The uplink
-// is known to opi-bridge by a name, as the administrator gives it.
+// trunk adds a VF and the uplink to both networks, with tags, and another VF to one of them.
+// opi-bridge knows the uplink by the name that the administrator configured.
 func trunk(t *testing.T, x *xpu, pf pci.Address) {
 	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
 	t.Cleanup(func() {
 		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))
-		// opi-bridge takes it down with its Port
+		// opi-bridge sets it down with its Port
 		must.Succeed(t, netlink.LinkSetUp(linkOf(t, x.uplink)))
 	})
 
@@ -371,7 +372,7 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 	reach(t, blue, untagged.at(t, untagged.netdev, "198.18.10.1"))
 	apart(t, red, untagged.at(t, untagged.netdev, "198.18.20.1"))
 
-	// What nobody has learned the way of goes to the uplink: requests for addresses do.
+	// Frames to unknown addresses go to the uplink, for example ARP requests.
 	for _, test := range []struct {
 		from pod
 		want map[int]bool
@@ -382,7 +383,7 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 	}
 }
 
-// inVLAN is the pod at a VLAN netdev of its own, with another address.
+// inVLAN returns the pod with a VLAN netdev of its own and another address.
 func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
 	t.Helper()
 	parent, err := p.Handle().LinkByName(p.netdev)
@@ -396,7 +397,7 @@ func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
 	return p.at(t, attrs.Name, ip)
 }
 
-// at is the pod at another address, of a netdev of its.
+// at returns the pod with another address, on one of its netdevs.
 func (p pod) at(t *testing.T, netdev, ip string) pod {
 	t.Helper()
 	link, err := p.Handle().LinkByName(netdev)
@@ -408,7 +409,7 @@ func (p pod) at(t *testing.T, netdev, ip string) pod {
 	return p
 }
 
-// forwardsToSubfunction does with an SF what is done with VFs.
+// forwardsToSubfunction does the same with an SF as forwards does with VFs.
 func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	const sfnum = 7
 	id, err := opi.PortID(function.SubfunctionID(pf, sfnum))
@@ -440,7 +441,7 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	reach(t, vf, sf)
 }
 
-// startedAgain takes opi-bridge away and back: what it found by PCI address must not leave the
+// startedAgain ends and starts opi-bridge. Netdevs that it found by PCI address must not leave the
 // bridge meanwhile.
 func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	a, b := newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)
@@ -474,8 +475,8 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	}
 }
 
-// madeAgain takes VFs away while they are in pods. The new ones have the PCI addresses of the old
-// ones, and other representors.
+// madeAgain removes VFs while they are in pods. The new VFs have the PCI addresses of the old VFs,
+// and other representors.
 func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	vfs := card.Number(t, pf, "sriov_numvfs")
 	old := []pod{newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)}
@@ -517,10 +518,10 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	reach(t, made[0], made[1])
 }
 
-// wire sees the frames that a netdev sends.
+// wire records the frames that a netdev sends.
 type wire struct {
 	fd   int
-	seen map[string]map[int]bool // VLANs by source MAC; 0 is no tag
+	seen map[string]map[int]bool // VLANs by source MAC; 0 means untagged
 }
 
 func capture(t *testing.T, netdev string) *wire {
@@ -539,7 +540,7 @@ func capture(t *testing.T, netdev string) *wire {
 	return &wire{fd: fd, seen: map[string]map[int]bool{}}
 }
 
-// vlans are those in which frames from this MAC were seen until now.
+// vlans returns the VLANs in which frames from this MAC have been seen.
 func (w *wire) vlans(t *testing.T, mac string) map[int]bool {
 	t.Helper()
 	frame := make([]byte, 2000)

@@ -19,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// deviceOf is a VF as package netdev wants it.
+// deviceOf returns a VF as a device of package netdev.
 func deviceOf(t *testing.T, pf pci.Address, index int) netdev.Device {
 	t.Helper()
 	return netdev.Device{
@@ -37,7 +37,7 @@ type taken struct {
 	observed netdev.Observed
 }
 
-// take attaches a Function to a namespace, or says why that fails.
+// take attaches a Function to a namespace, or returns the engine's error.
 func take(
 	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string,
 	want function.Interface,
@@ -51,15 +51,15 @@ func take(
 	return held, err
 }
 
-// release puts everything back. It works after the test's context has ended, too.
+// release undoes take. It works after the test's context has ended, too.
 func (h taken) release() error {
 	_, err := h.engine.Restore(context.Background(), netdev.Device{PF: h.device.PF},
 		h.before, h.place)
 	return err
 }
 
-// attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test
-// ends, when everything is put back.
+// attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>. It undoes
+// everything when the test ends.
 func attachedAs(
 	t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want function.Interface,
 ) pod {
@@ -80,7 +80,7 @@ func attachedAs(
 	return p
 }
 
-// attached is attachedAs for a VF of which only what the PF enforces matters.
+// attached does the same as attachedAs for a VF whose settings at the PF alone matter.
 func attached(
 	t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte,
 	config *function.VFConfig,
@@ -89,8 +89,8 @@ func attached(
 	return attachedAs(t, engine, deviceOf(t, pf, index), host, function.Interface{VF: config})
 }
 
-// TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and
-// across two on one wire.
+// TestTrafficVLAN checks that the VLAN that a PF enforces for a VF keeps networks apart, on one
+// card and across two cards on one wire.
 func TestTrafficVLAN(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -138,8 +138,8 @@ func apart(t *testing.T, from, to pod) {
 	}
 }
 
-// TestTrafficSpoofCheck: what a VF sends under another MAC comes through only where the spoof check
-// is off. QEMU's igb takes the setting and checks nothing, so it is simnic's VFs that show it.
+// TestTrafficSpoofCheck checks that frames that a VF sends with another MAC pass only if the spoof
+// check is off. It uses simnic's VFs, because QEMU's igb accepts the setting and checks nothing.
 func TestTrafficSpoofCheck(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -154,7 +154,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			a := attached(t, engine, pf, 0, 1, &function.VFConfig{SpoofCheck: &test.check})
 			b := attached(t, engine, pf, 1, 2, nil)
-			reach(t, a, b) // the carrier is there
+			reach(t, a, b) // waits for the carrier
 			to, from := b.frames(t), a.frames(t)
 			own := append([]byte{}, a.mac...)
 			spoofed := []byte{2, 0, 0, 0, 0, 0x99}
@@ -173,16 +173,16 @@ func TestTrafficSpoofCheck(t *testing.T) {
 	}
 }
 
-// etherType of the frames that the test sends: IEEE 802 local experimental 1.
+// etherType is the EtherType of the test's frames: IEEE 802 local experimental 1.
 const etherType = 0x88b5
 
-// frames is a socket for frames of the test on the pod's interface.
+// frames returns a socket for the test's frames on the pod's interface.
 func (p pod) frames(t *testing.T) int {
 	t.Helper()
 	return frames(t, p.Namespace, "net1")
 }
 
-// frames is a socket for frames of the test on a netdev.
+// frames returns a socket for the test's frames on a netdev.
 func frames(t *testing.T, ns *netns.Namespace, netdev string) int {
 	t.Helper()
 	l, err := ns.Handle().LinkByName(netdev)
@@ -203,7 +203,7 @@ func frames(t *testing.T, ns *netns.Namespace, netdev string) int {
 	return fd
 }
 
-// passes tells whether one of a few frames from this MAC comes through.
+// passes reports whether one of a few frames from this MAC arrives.
 func passes(t *testing.T, from, to int, target, source []byte, within time.Duration) bool {
 	t.Helper()
 	frame := make([]byte, 60)

@@ -19,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// TestVDPA: the vDPA device of a VF is found, selected and handed to a container.
+// TestVDPA checks that the vDPA device of a VF is found, selected and given to a container.
 func TestVDPA(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -67,7 +67,7 @@ func TestVDPA(t *testing.T) {
 		must.Succeed(t, err)
 		defer device.Close()
 
-		// linux/vhost.h, linux/virtio_ids.h
+		// from linux/vhost.h and linux/virtio_ids.h
 		const getDeviceID, network = 2<<30 | 4<<16 | 0xaf<<8 | 0x70, 1
 		if id, err := unix.IoctlGetUint32(int(device.Fd()), getDeviceID); err != nil ||
 			id != network {

@@ -42,7 +42,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// claims are the parts of an agent that serve claims, on the machine's own Functions.
+// claims has the parts of an agent that serve claims, on the machine's own Functions.
 type claims struct {
 	t         *testing.T
 	dir       string
@@ -57,7 +57,7 @@ type claims struct {
 }
 
 // newClaims starts an agent that has its journal and its CDI files in dir, until close is called or
-// the test ends. trace is called before every change.
+// the test ends. It calls trace before every change.
 func newClaims(
 	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
 ) *claims {
@@ -65,7 +65,7 @@ func newClaims(
 	return newClaimsOf(t, "boot-1", dir, spec, trace)
 }
 
-// newClaimsOf is newClaims in this boot.
+// newClaimsOf does the same as newClaims, in the boot with this ID.
 func newClaimsOf(
 	t *testing.T, bootID, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
 ) *claims {
@@ -121,10 +121,10 @@ func newClaimsOf(
 	return c
 }
 
-// DevicePool is the one that all claims are from.
+// DevicePool returns the pool of all claims.
 func (c *claims) DevicePool(string) (v1alpha1.DevicePoolSpec, bool) { return c.spec, true }
 
-// Wait is about a Port that is served at once.
+// Wait returns a Port at once, as if it were served.
 func (c *claims) Wait(
 	context.Context, *resourceapi.ResourceClaim, function.ID,
 ) (*v1alpha1.XPUPort, error) {
@@ -133,7 +133,7 @@ func (c *claims) Wait(
 	}}, nil
 }
 
-// claimOf is a claim to a VF with these parameters.
+// claimOf returns a claim to a VF with these parameters.
 func claimOf(pf, vf pci.Address, parameters string) *resourceapi.ResourceClaim {
 	pool := "guest/" + pf.DeviceName() + "/fast"
 	return claimtest.Allocated("net", claimtest.Result("fast", pool, vf.DeviceName()),
@@ -164,7 +164,7 @@ func (c *claims) attach(
 	})
 }
 
-// container is what a runtime makes of the claim's CDI devices.
+// container returns what a runtime makes of the claim's CDI devices.
 func (c *claims) container(devices ...string) ocispec.Spec {
 	c.t.Helper()
 	c.offer()
@@ -179,7 +179,7 @@ func (c *claims) container(devices ...string) ocispec.Spec {
 	return container
 }
 
-// offer writes the CDI files of what is reserved, as they are once it is attached.
+// offer writes the CDI files of the reserved Functions, as they are after the attachment.
 func (c *claims) offer() {
 	c.t.Helper()
 	for _, reserved := range c.journal.All() {
@@ -189,7 +189,7 @@ func (c *claims) offer() {
 
 		attached := reserved
 		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
-		attached.Place.NetNS = "/run/netns/pod" // where it would be
+		attached.Place.NetNS = "/run/netns/pod" // where a pod would be
 		must.Succeed(c.t, c.journal.Put(attached))
 		must.Succeed(c.t, c.driver.Expose(attached))
 		must.Succeed(c.t, c.journal.Put(reserved))
@@ -206,8 +206,8 @@ func nodePaths(container ocispec.Spec) []string {
 	return paths
 }
 
-// worn is a VF that the administrator set up, until the test ends: all that is lost when its driver
-// is unbound.
+// worn sets a VF up as an administrator does, until the test ends. All these settings are lost when
+// its driver is unbound.
 func worn(
 	t *testing.T, c *claims, pf pci.Address, index int,
 ) (vf pci.Address, device netdev.Device, before netdev.Snapshot) {
@@ -251,8 +251,8 @@ func wantRestored(t *testing.T, c *claims, device netdev.Device, before netdev.S
 
 const vfioParameters = `"driver": "vfio-pci", "network": "lab", "vf": {"vlan": 100, "qos": 3}`
 
-// TestVFIO: a claim that asks for vfio-pci gets the VF's IOMMU group, and the VF is what it was
-// afterwards.
+// TestVFIO checks that a claim that asks for vfio-pci gets the VF's IOMMU group, and that the VF is
+// as before afterwards.
 func TestVFIO(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -295,7 +295,7 @@ func TestVFIO(t *testing.T) {
 			t.Errorf("observed %+v", observed)
 		}
 
-		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
+		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only a new handle asks for VFs
 		must.Succeed(t, err)
 		defer routes.Close()
 
@@ -313,7 +313,7 @@ func TestVFIO(t *testing.T) {
 
 	t.Run("pod still has the device while it is released", func(t *testing.T) {
 		program := openVFIO(t, group, vf)
-		// without access to device nodes, and with it
+		// without and with access to device nodes
 		for _, devRoot := range []string{t.TempDir(), "/dev"} {
 			c.drivers.DevRoot = devRoot
 			begin := time.Now()
@@ -351,7 +351,7 @@ func TestVFIO(t *testing.T) {
 		var program *vfioProgram
 		c.drivers.Trace = func(step string) {
 			if step == "unbind vfio-pci" && program == nil {
-				program = openVFIO(t, group, vf) // when it was seen that nobody has it
+				program = openVFIO(t, group, vf) // after the check that the device is free
 			}
 		}
 
@@ -401,7 +401,7 @@ func TestVFIO(t *testing.T) {
 	})
 }
 
-// TestVFIORefused: a VF that must not lose its driver keeps it, and nothing is half done.
+// TestVFIORefused checks that a VF that must not lose its driver keeps it, without partial changes.
 func TestVFIORefused(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -456,7 +456,7 @@ func TestVFIORefused(t *testing.T) {
 	})
 }
 
-// TestVFIOKilled: an agent that ends before any of its steps is continued by the next.
+// TestVFIOKilled checks that the next agent continues after an agent's end before any of its steps.
 func TestVFIOKilled(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -472,7 +472,7 @@ func TestVFIOKilled(t *testing.T) {
 		c := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(step string) {
 			if steps++; steps == n {
 				died = step
-				// of what was done, nothing is undone; what is open is closed, as the kernel does
+				// nothing is undone; open files are closed, as the kernel does
 				runtime.Goexit()
 			}
 		})
@@ -510,7 +510,7 @@ func TestVFIOKilled(t *testing.T) {
 		}
 
 		if what, _, isMAC := strings.Cut(died, " MAC "); isMAC {
-			died = what + " MAC" // which is another one each time
+			died = what + " MAC" // which differs each time
 		}
 
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
@@ -532,8 +532,8 @@ func TestVFIOKilled(t *testing.T) {
 	}
 }
 
-// TestVFIOAfterBoot: a boot gives a VF its own driver again, and the agent that starts then gives
-// it the one that its owner still wants.
+// TestVFIOAfterBoot checks that, after a boot has given a VF its own driver, the agent that starts
+// binds the driver that the VF's owner still wants.
 func TestVFIOAfterBoot(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -578,11 +578,11 @@ func wantMessage(t *testing.T, err error, texts ...string) {
 	}
 }
 
-// vfioProgram is what a program has open that uses a PCI device by vfio.
+// vfioProgram has the files that a program opens to use a PCI device by vfio.
 type vfioProgram []int
 
-// openVFIO does what such a program does first (linux/Documentation/driver-api/vfio.rst). The
-// numbers are of linux/vfio.h.
+// openVFIO opens the files as such a program does (linux/Documentation/driver-api/vfio.rst). The
+// numbers come from linux/vfio.h.
 func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 	t.Helper()
 	const (

@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// witnessed asks sriovnet about VFs. It reads the same kernel by code of others.
+// witnessed compares VFs with the results of sriovnet, which reads the same kernel by other code.
 func witnessed(t *testing.T, functions []function.Function) {
 	t.Helper()
 	for _, f := range functions {
@@ -39,7 +39,8 @@ func witnessed(t *testing.T, functions []function.Function) {
 	}
 }
 
-// witnessedRepresentors asks sriovnet about the representors of a PF in mode switchdev.
+// witnessedRepresentors compares the representors of a PF in mode switchdev with sriovnet's
+// results.
 func witnessedRepresentors(t *testing.T, pf pci.Address, uplink string) {
 	t.Helper()
 	for i := range card.Number(t, pf, "sriov_numvfs") {

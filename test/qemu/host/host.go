@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host lets a test in a guest do what a person at the machine would: take a card out, put
-// it in again, pull the cable. The machine's side is package machine.
+// Package host lets a test in a guest do what a person at the machine could do: unplug a card, plug
+// it again, pull the cable. The machine's side is package machine.
 package host
 
 import (
@@ -22,10 +22,10 @@ import (
 // its Answer, in JSON. One process at a time can have it open.
 const PortName = "xpu.host"
 
-// Operation is something that is done to a card.
+// Operation is an operation on a card.
 type Operation string
 
-// What can be done.
+// The operations.
 const (
 	OperationUnplug   Operation = "unplug"
 	OperationPlug     Operation = "plug"
@@ -39,24 +39,24 @@ type Request struct {
 	Card      int       `json:"card"` // counted from 0
 }
 
-// Answer tells that the operation was done, or why not.
+// Answer reports that the operation was done, or the error.
 type Answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Unplug takes a card out. It returns when the kernel has let go of it: the drivers of its
-// functions have ended, and their devices are gone.
+// Unplug unplugs a card. It returns when the kernel has released it: the drivers of its functions
+// have ended, and their devices are gone.
 func Unplug(ctx context.Context, card int) error {
 	return ask(ctx, Request{Operation: OperationUnplug, Card: card})
 }
 
-// Plug puts a card in again that was taken out, in the same slot and with the same MAC address. The
-// kernel finds it some time later.
+// Plug plugs an unplugged card again, in the same slot and with the same MAC address. The kernel
+// finds the card some time later.
 func Plug(ctx context.Context, card int) error {
 	return ask(ctx, Request{Operation: OperationPlug, Card: card})
 }
 
-// SetLink connects a card's cable or pulls it. The kernel notices some time later.
+// SetLink connects or pulls a card's cable. The kernel notices some time later.
 func SetLink(ctx context.Context, card int, up bool) error {
 	operation := OperationLinkDown
 	if up {
@@ -99,7 +99,7 @@ func exchange(ctx context.Context, r Request) (Answer, error) {
 	return answer, json.Unmarshal(line, &answer)
 }
 
-// open waits while another process has the port.
+// open opens the port. It waits while another process has the port open.
 func open(ctx context.Context) (*os.File, error) {
 	device, err := find("/sys/class/virtio-ports")
 	if err != nil {
@@ -114,12 +114,12 @@ func open(ctx context.Context) (*os.File, error) {
 		select {
 		case <-ctx.Done():
 			return nil, errors.Join(context.Cause(ctx), err)
-		case <-time.After(10 * time.Millisecond): // the kernel tells nobody
+		case <-time.After(10 * time.Millisecond): // the kernel does not report a free port
 		}
 	}
 }
 
-// find is the port's device node.
+// find returns the port's device node.
 func find(ports string) (string, error) {
 	names, err := filepath.Glob(filepath.Join(ports, "*/name"))
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package initramfs makes the file system that a guest's kernel starts with, without root and
-// without help of other programs.
+// Package initramfs makes the file system with which a guest's kernel starts. It needs neither root
+// nor other programs.
 package initramfs
 
 import (
@@ -24,7 +24,7 @@ const (
 
 type entry struct {
 	mode         uint32
-	content      []byte // of a symlink the target
+	content      []byte // for a symlink, its target
 	major, minor uint32
 }
 
@@ -33,8 +33,8 @@ type Archive struct {
 	entries map[string]entry // by path without leading slash
 }
 
-// New is a file system with the devices that the kernel needs before it has mounted /dev, and /bin,
-// /lib, /lib64 and /sbin as links into /usr.
+// New returns a file system with the devices that the kernel needs before it has mounted /dev, and
+// with /bin, /lib, /lib64 and /sbin as links into /usr.
 func New() *Archive {
 	a := &Archive{entries: map[string]entry{}}
 	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run", "root"} {
@@ -50,7 +50,7 @@ func New() *Archive {
 	return a
 }
 
-// Directory adds a directory and those above it.
+// Directory adds a directory and its parents.
 func (a *Archive) Directory(name string) {
 	for name = clean(name); name != "." && name != ""; name = path.Dir(name) {
 		if _, ok := a.entries[name]; ok {
@@ -60,8 +60,8 @@ func (a *Archive) Directory(name string) {
 	}
 }
 
-// File adds a file, in place of what was there, and the directories above it. Content must not be
-// changed afterwards.
+// File adds a file, or replaces it, and the directories above it. The content must not be changed
+// afterwards.
 func (a *Archive) File(name string, content []byte, permissions uint32) {
 	a.Directory(path.Dir(name))
 	a.entries[clean(name)] = entry{mode: regular | permissions, content: content}
@@ -80,9 +80,9 @@ func (a *Archive) has(name string) bool {
 
 func clean(name string) string { return strings.TrimPrefix(path.Clean(name), "/") }
 
-// WriteTo writes the file system in the format newc of cpio, uncompressed
-// (Documentation/driver-api/early-userspace/buffer-format.rst): under emulation, decompression
-// takes longer than it saves.
+// WriteTo writes the file system in the format newc of cpio
+// (Documentation/driver-api/early-userspace/buffer-format.rst). It does not compress, because
+// decompression under emulation takes longer than it saves.
 func (a *Archive) WriteTo(to io.Writer) (int64, error) {
 	w := &writer{to: bufio.NewWriterSize(to, 1<<20)}
 	for i, name := range slices.Sorted(maps.Keys(a.entries)) {
@@ -96,7 +96,7 @@ func (a *Archive) WriteTo(to io.Writer) (int64, error) {
 	return w.written, w.err
 }
 
-// writer keeps the first error, and writes no more after it.
+// writer keeps the first error, and writes nothing after it.
 type writer struct {
 	to      *bufio.Writer
 	written int64
@@ -118,7 +118,7 @@ func (w *writer) entry(inode int, name string, e entry) {
 	w.padded(e.content)
 }
 
-// padded writes and fills up to a multiple of four bytes.
+// padded writes the content and fills it up to a multiple of four bytes.
 func (w *writer) padded(content []byte) {
 	for _, part := range [][]byte{content, make([]byte, -len(content)&3)} {
 		if w.err != nil {

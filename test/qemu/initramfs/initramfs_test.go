@@ -28,8 +28,8 @@ func TestWriteTo(t *testing.T) {
 	}
 
 	got := out.String()
-	// Of the header: mode, owner, group, links, time, size of the content, devices, size of the
-	// name with its NUL.
+	// The fields of the header are mode, owner, group, links, time, size of the content, devices,
+	// and size of the name with its NUL.
 	for _, part := range []string{
 		"000081A4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
 			strings.Repeat("00000000", 4) + "00000008" + "00000000" + "etc/a/b\x00" +

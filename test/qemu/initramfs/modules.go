@@ -12,9 +12,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Modules adds kernel modules, and those that they need, as they are (compressed). It returns them
-// in the order to load them. What is built into the kernel is left out. dir is a kernel's directory
-// of modules, after depmod(8).
+// Modules adds kernel modules with their dependencies, unchanged (compressed). It returns them in
+// the order in which to load them. It leaves out modules that are built into the kernel. dir is a
+// kernel's directory of modules, after depmod(8).
 func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 	built, err := lines(filepath.Join(dir, "modules.builtin"))
 	if err != nil {
@@ -26,7 +26,7 @@ func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 		return nil, err
 	}
 
-	// the module's own, then those that it needs, each before what that needs itself
+	// the module's own file, then its dependencies, each before its own dependencies
 	files := map[string][]string{}
 	for _, line := range dependencies {
 		file, needed, _ := strings.Cut(line, ":")
@@ -63,7 +63,7 @@ func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 	return order, nil
 }
 
-// module is the name of a module, from that of its file.
+// module returns the name of a module from the name of its file.
 func module(file string) string {
 	name, _, _ := strings.Cut(filepath.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")

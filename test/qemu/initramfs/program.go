@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// libraries is where shared libraries are, in the root and in the guest.
+// libraries is the directory of shared libraries, in the root and in the guest.
 const libraries = "/usr/lib/x86_64-linux-gnu"
 
-// Program adds a program, with the dynamic linker and the shared libraries that it needs. They come
-// from root, the directory of an unpacked Debian system; a static program needs none.
+// Program adds a program, with its dynamic linker and shared libraries. They come from root, the
+// directory of an unpacked Debian system. A static program needs no libraries.
 func (a *Archive) Program(name, file, root string) error {
 	content, err := os.ReadFile(file)
 	if err != nil {
@@ -47,7 +47,7 @@ func (a *Archive) Program(name, file, root string) error {
 	return nil
 }
 
-// dependencies are the paths of a program's dynamic linker and libraries.
+// dependencies returns the paths of a program's dynamic linker and libraries.
 func dependencies(content []byte) ([]string, error) {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
@@ -69,7 +69,7 @@ func dependencies(content []byte) ([]string, error) {
 		if _, err := segment.ReadAt(interpreter, 0); err != nil {
 			return nil, fmt.Errorf("dynamic linker: %w", err)
 		}
-		// "/lib64/ld-linux-x86-64.so.2", where /lib64 is a link to usr/lib64.
+		// the interpreter is "/lib64/ld-linux-x86-64.so.2", and /lib64 is a link to usr/lib64
 		paths = append(paths, "/usr"+strings.TrimRight(string(interpreter), "\x00"))
 	}
 

@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 )
 
-// control does what tests in the guest ask for by package host. QEMU connects to both of its
-// sockets.
+// control carries out the requests of tests in the guest (package host). QEMU connects to both of
+// its sockets.
 type control struct {
 	dir               string
 	monitor, requests *net.UnixListener
@@ -29,9 +29,9 @@ type control struct {
 	conns  []net.Conn
 }
 
-// newControl serves until close.
+// newControl returns a control that serves until close.
 func newControl(cards int) (c *control, err error) {
-	// Not below the output directory: the path of a socket may have 107 bytes only.
+	// not below the output directory, because the path of a socket has at most 107 bytes
 	c = &control{cards: cards}
 	if c.dir, err = os.MkdirTemp("", "qemutest"); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func listen(path string) (*net.UnixListener, error) {
 func (c *control) monitorPath() string  { return filepath.Join(c.dir, "monitor") }
 func (c *control) requestsPath() string { return filepath.Join(c.dir, "requests") }
 
-// args are what makes QEMU connect, and the guest's port.
+// args returns the options of QEMU for both connections and the guest's port.
 func (c *control) args() []string {
 	return []string{
 		"-chardev", "socket,id=monitor,path=" + c.monitorPath(), "-mon",
@@ -86,7 +86,7 @@ func (c *control) close() error {
 	return os.RemoveAll(c.dir)
 }
 
-// accept returns nil when there is nothing to do any more.
+// accept returns nil after close.
 func (c *control) accept(l *net.UnixListener) net.Conn {
 	conn, err := l.Accept()
 	if err != nil {
@@ -231,7 +231,7 @@ func (q *monitor) execute(command string, arguments any) error {
 	}
 }
 
-// remove asks the guest to let go of a device, and waits until it is gone.
+// remove asks the guest to release a device, and waits until the device is gone.
 func (q *monitor) remove(id string) error {
 	if err := q.execute("device_del", map[string]string{"id": id}); err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 )
 
-// TestRequests: what a test in the guest asks for by package host is what QEMU is told. QEMU here
-// is a process of this test binary, which plays the guest as well.
+// TestRequests checks that QEMU gets the requests of a test in the guest (package host). QEMU here
+// is a process of this test binary, which also plays the guest.
 func TestRequests(t *testing.T) {
 	if os.Getenv(playQEMU) != "" {
 		play(t)
@@ -51,8 +51,8 @@ func play(t *testing.T) {
 
 	for _, test := range []struct {
 		request  host.Request
-		commands []string   // to QEMU
-		answers  [][]string // of QEMU, by command
+		commands []string   // sent to QEMU
+		answers  [][]string // sent by QEMU, by command
 		answer   host.Answer
 	}{
 		{
@@ -113,7 +113,7 @@ func play(t *testing.T) {
 	fmt.Fprintln(os.Stderr, "played to the end")
 }
 
-// peer is a connection of lines.
+// peer is a connection that carries lines.
 type peer struct {
 	conn  net.Conn
 	lines *json.Decoder
@@ -131,7 +131,7 @@ func dial(t *testing.T, path string) peer {
 
 func (p peer) send(line string) { _, _ = fmt.Fprintln(p.conn, line) }
 
-// receive wants this next.
+// receive checks that the next line is want.
 func (p peer) receive(t *testing.T, want string) {
 	t.Helper()
 	var got json.RawMessage

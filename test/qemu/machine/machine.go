@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package machine runs a guest under QEMU: a PC with emulated igb cards, each with an SR-IOV PF,
-// and no network to the outside. The processor is emulated too, so that it runs the same on every
-// machine.
+// and without a network to the outside. The processor is emulated too, so that the guest runs the
+// same on every machine.
 package machine
 
 import (
@@ -27,35 +27,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Machine is a guest before it runs.
+// Machine describes a guest before it runs.
 type Machine struct {
 	Root      debian.Root // QEMU, firmware and kernel
-	Initramfs string      // file
-	Cards     int         // igb cards, all on one wire
+	Initramfs string      // path
+	Cards     int         // number of igb cards, all on one wire
 	MemoryMiB int
-	// Processors is 1 but for a guest with many VFs: with two, one boot in a hundred was seen to
-	// hang; with one, the last of 56 VFs could not be set up (ENOSPC), probably as a processor has
-	// some 200 interrupt vectors.
+	// Processors is 1 except for a guest with many VFs. With two processors, one boot in a hundred
+	// was seen to hang. With one, the last of 56 VFs could not be set up (ENOSPC), probably because
+	// a processor has some 200 interrupt vectors.
 	Processors int
 	// Forward is a command that is run for each connection of the guest to plan.APIAddress, with
-	// the connection as standard input and output. The guest has a NIC for that, and none if it is
-	// empty.
+	// the connection as standard input and output. If it is empty, the guest has no NIC for that.
 	Forward []string
-	// Console is the file that the kernel's messages are written to; they go to the terminal if it
-	// is "".
+	// Console is the file to which the kernel's messages are written. If it is "", they go to the
+	// terminal.
 	Console string
-	// Boot is how long the guest may take until its process 1 runs, and Limit until it ends.
+	// Boot bounds the time until process 1 of the guest runs, and Limit the time until the guest
+	// ends.
 	Boot, Limit time.Duration
 }
 
-// The ways a guest can fail to end by itself.
+// Errors of a guest that does not end by itself.
 var (
 	ErrNoBoot = errors.New("the guest did not boot")
 	ErrHangs  = errors.New("the guest did not end")
 )
 
-// Run runs the guest and returns its exit status. Each line of what its commands write, and of its
-// events, is given to line. Where the guest does not end by itself the error says what it did last.
+// Run runs the guest and returns its exit status. It passes each line of the commands' output, and
+// of the events, to line. If the guest does not end by itself, the error has its last output.
 func (m Machine) Run(ctx context.Context, line func(string)) (status int, err error) {
 	command, err := m.command()
 	if err != nil {
@@ -105,9 +105,9 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	return status, nil
 }
 
-// run runs QEMU with the guest's second serial port as standard output, and returns what QEMU
-// itself said. QEMU does not outlive this process: the kernel kills it with the thread that started
-// it, which therefore must not end before.
+// run runs QEMU with the guest's second serial port as standard output, and returns QEMU's own
+// messages. QEMU does not outlive this process, because the kernel kills QEMU with the thread that
+// started it. Therefore this thread must not end before QEMU.
 func (m Machine) run(ctx context.Context, command []string, w *watch) (said string, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -117,7 +117,7 @@ func (m Machine) run(ctx context.Context, command []string, w *watch) (said stri
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = 10 * time.Second // for the processes of Forward, which have its standard error
+	cmd.WaitDelay = 10 * time.Second // for processes of Forward, which share its standard error
 	if m.Console == "" {
 		w.late.Stop() // a person watches
 		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
@@ -138,7 +138,7 @@ func (m Machine) run(ctx context.Context, command []string, w *watch) (said stri
 	return stderr.String(), err
 }
 
-// messages are the last ones of the kernel.
+// messages returns the last messages of the kernel.
 func (m Machine) messages() string {
 	content, err := os.ReadFile(m.Console)
 	if err != nil {
@@ -149,7 +149,7 @@ func (m Machine) messages() string {
 		strings.Join(lines[max(0, len(lines)-20):], "\n"))
 }
 
-// watch hands on what a guest tells.
+// watch passes on the output of a guest.
 type watch struct {
 	line func(string)
 	late *time.Timer // stopped when the guest runs
@@ -183,11 +183,11 @@ func (m Machine) command() ([]string, error) {
 		return nil, err
 	}
 
-	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the names eth0, eth1, ... that
-	// the kernel gives.
+	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the kernel's names eth0, eth1,
+	// ...
 	kernel := "console=ttyS0 panic=-1 net.ifnames=0 mitigations=off intel_iommu=on quiet"
 	if khz := timestampKHz("/proc/cpuinfo"); khz > 0 {
-		// Under load the guest would measure it wrongly.
+		// Under load the guest would measure a wrong rate.
 		kernel += fmt.Sprintf(" tsc_early_khz=%d", khz)
 	}
 
@@ -216,12 +216,12 @@ func (m Machine) command() ([]string, error) {
 	return m.Root.Command("/usr/bin/qemu-system-x86_64", append(args, m.forward()...)...), nil
 }
 
-// farMiB is the memory of the second NUMA node, which has no processor.
+// farMiB is the memory of the second NUMA node, which has no processor, in MiB.
 const farMiB = 128
 
-// cards are igb cards, each in a slot of its own, so that its PF is the only function of its bus.
-// The first one is 0000:01:00.0. The last one, if there are several, is 0000:21:00.0, at a root
-// complex of NUMA node 1.
+// cards returns igb cards, each in a slot of its own, so that its PF is the only function of its
+// bus. The first card is 0000:01:00.0. If there are several, the last card is 0000:21:00.0, at a
+// root complex of NUMA node 1.
 func (m Machine) cards() []string {
 	args := []string{"-device", "pxb-pcie,id=far,bus_nr=32,bus=pcie.0,numa_node=1"}
 	for i := range m.Cards {
@@ -248,7 +248,7 @@ func (m Machine) cards() []string {
 	return args
 }
 
-// card are the properties of a card's device.
+// card returns the properties of a card's device.
 func card(i int) map[string]string {
 	return map[string]string{
 		"driver": "igb", "id": fmt.Sprintf("card%d", i), "bus": fmt.Sprintf("slot%d", i),
@@ -257,8 +257,8 @@ func card(i int) map[string]string {
 	}
 }
 
-// forward is the NIC that leads to plan.APIAddress and nowhere else. A command for each connection,
-// as with -cmd here, keeps them apart; other kinds of guestfwd have one for all.
+// forward returns the NIC that leads to plan.APIAddress and nowhere else. A command for each
+// connection, as with -cmd here, keeps connections apart; other kinds of guestfwd have one for all.
 func (m Machine) forward() []string {
 	if len(m.Forward) == 0 {
 		return nil
@@ -266,8 +266,8 @@ func (m Machine) forward() []string {
 
 	var command []string
 	for _, word := range m.Forward {
-		// QEMU parses it as an option, where a comma is written twice, and then GLib as a shell
-		// does.
+		// QEMU parses the text as an option, where a comma is written twice. Then GLib parses it as
+		// a shell does.
 		word = strings.ReplaceAll(word, ",", ",,")
 		command = append(command, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
@@ -279,8 +279,8 @@ func (m Machine) forward() []string {
 	}
 }
 
-// timestampKHz is the rate of this machine's time stamp counter, which a guest sees; 0 if it is
-// unknown.
+// timestampKHz returns the rate of this machine's time stamp counter, which a guest sees, or 0 if
+// it is unknown.
 func timestampKHz(cpuinfo string) int {
 	content, err := os.ReadFile(filepath.Clean(cpuinfo))
 	if err != nil {
@@ -293,7 +293,8 @@ func timestampKHz(cpuinfo string) int {
 			continue
 		}
 
-		// Two loops a tick: arch/x86/kernel/cpu/proc.c and init_tsc of arch/x86/kernel/tsc.c.
+		// Each tick has two loops: arch/x86/kernel/cpu/proc.c and init_tsc of
+		// arch/x86/kernel/tsc.c.
 		bogomips, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
 			return 0

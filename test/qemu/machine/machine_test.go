@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/machine"
 )
 
-// fake is a machine whose QEMU is a shell script: it stands where the dynamic linker that runs QEMU
-// is.
+// fake returns a machine whose QEMU is a shell script, in the place of the dynamic linker that runs
+// QEMU.
 func fake(t *testing.T, script string) machine.Machine {
 	t.Helper()
 	root := debian.Root(t.TempDir())
@@ -49,9 +49,9 @@ func TestRun(t *testing.T) {
 	for _, test := range []struct {
 		name        string
 		script      string
-		boot, limit time.Duration // a minute for 0
+		boot, limit time.Duration // 0 means a minute
 		status      int
-		err         []string // parts of it
+		err         []string // texts that the error must contain
 		is          error
 	}{
 		{name: "success", script: "echo '@@ ready 0 1 6.12'; exit 33"},
@@ -107,7 +107,7 @@ func TestRunIsInterrupted(t *testing.T) {
 	}
 }
 
-// TestCommandLine: what the guest is made of.
+// TestCommandLine checks the devices of the guest.
 func TestCommandLine(t *testing.T) {
 	m := fake(t, `printf '%s\n' "$@"; exit 33`)
 	m.Forward = []string{"/a path/it's,here", "pipe"}

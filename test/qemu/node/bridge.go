@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// BridgeAddress is where opi-bridge listens.
+// BridgeAddress is the address on which opi-bridge listens.
 const BridgeAddress = "127.0.0.1:50151"
 
 // Bridge is opi-bridge in the guest's own network namespace: the guest is the xPU too.
@@ -24,7 +24,8 @@ type Bridge struct {
 	process *process
 }
 
-// StartBridge starts opi-bridge and waits until it listens. What it made goes when the test ends.
+// StartBridge starts opi-bridge and waits until it listens. When the test ends, opi-bridge and its
+// bridges are removed.
 func StartBridge(t *testing.T) *Bridge {
 	t.Helper()
 	dir := t.TempDir()
@@ -36,11 +37,11 @@ func StartBridge(t *testing.T) *Bridge {
 	return b
 }
 
-// Start starts it with the state that it had.
+// Start starts opi-bridge with its former state.
 func (b *Bridge) Start() {
 	b.t.Helper()
 	args := []string{"--listen=" + BridgeAddress, "--state=" + b.state, "--data-plane=vlan-aware"}
-	// The pods of the guest get the functions of its own cards.
+	// The pods of the guest get the Functions of the guest's own cards.
 	cards, err := filepath.Glob("/sys/bus/pci/devices/*/sriov_totalvfs")
 	must.Succeed(b.t, err)
 
@@ -61,7 +62,7 @@ func (b *Bridge) Start() {
 // Kill ends opi-bridge by SIGKILL. The data plane stays as it is.
 func (b *Bridge) Kill() { b.process.kill() }
 
-// Members are the netdevs that are in a bridge now.
+// Members returns the netdevs that are in a bridge now.
 func (b *Bridge) Members(t *testing.T) []string {
 	t.Helper()
 	links, err := netlink.LinkList()
@@ -76,7 +77,7 @@ func (b *Bridge) Members(t *testing.T) []string {
 	return members
 }
 
-// removeBridges takes the data plane away, which opi-bridge leaves when it ends.
+// removeBridges removes the data plane, which opi-bridge leaves when it ends.
 func (b *Bridge) removeBridges() {
 	links, err := netlink.LinkList()
 	must.Succeed(b.t, err)

@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// newCluster is a field whose agent works with an API server and offers all VFs by DRA, as the pool
-// "fast".
+// newCluster returns a field whose agent works with an API server and offers all VFs by DRA, as the
+// pool "fast".
 func newCluster(t *testing.T) *field {
 	t.Helper()
 	f := newFieldWith(t, node.Options{Cluster: true})
@@ -37,8 +37,8 @@ func newCluster(t *testing.T) *field {
 	return f
 }
 
-// expected are the devices of the pool "fast", by what QEMU was told and by other files of sysfs
-// than the agent reads.
+// expected returns the devices of the pool "fast". It takes them from the options of QEMU and from
+// files of sysfs that the agent does not read.
 func (f *field) expected() map[string]resourceapi.Device {
 	devices := map[string]resourceapi.Device{}
 	for i, pf := range f.pfs {
@@ -60,7 +60,7 @@ func (f *field) expected() map[string]resourceapi.Device {
 					"resource.kubernetes.io/pcieRoot": text("pci0000:00"),
 				}}
 
-			if strings.HasPrefix(string(pf), "0000:21:") { // the last card, see package machine
+			if strings.HasPrefix(string(pf), "0000:21:") { // the last card; see package machine
 				d.Attributes["resource.kubernetes.io/pcieRoot"] = text("pci0000:20")
 				d.Attributes["resource.kubernetes.io/numaNode"] = number(1)
 			}
@@ -95,8 +95,8 @@ func (f *field) wantUntouched(t *testing.T, before map[string]string) {
 	}
 }
 
-// TestStart: what the agent publishes equals sysfs, whatever the VFs' drivers and the PF's name
-// are.
+// TestStart checks that the agent publishes what sysfs has, whatever the VFs' drivers and the PF's
+// name are.
 func TestStart(t *testing.T) {
 	f := newCluster(t)
 	f.Start()
@@ -120,8 +120,8 @@ func TestStart(t *testing.T) {
 	f.End()
 }
 
-// drivers takes the driver from a VF and gives another one vfio-pci. Neither is to be seen in
-// slices, also for an agent that starts then.
+// drivers takes the driver from a VF and gives another VF vfio-pci. It checks that the slices do
+// not have these VFs, also if an agent starts then.
 func (f *field) drivers(t *testing.T) {
 	bare, userspace := f.vfs[0][0].Address, f.vfs[0][1].Address
 	before := f.Cluster.Versions()
@@ -150,7 +150,7 @@ func (f *field) drivers(t *testing.T) {
 	f.wantUntouched(t, before)
 }
 
-// setDriver binds a driver, in place of the one that is bound.
+// setDriver binds a driver in place of the bound one.
 func setDriver(t *testing.T, device pci.Address, driver string) {
 	t.Helper()
 	if card.Link(device, "driver") != "" {
@@ -195,14 +195,14 @@ func TestClaim(t *testing.T) {
 	f.WantNothingLeft()
 }
 
-// claims is a field whose DRA driver the kubelet knows.
+// claims is a field whose DRA driver is registered at the kubelet.
 type claims struct {
 	*field
 	driver   *node.Driver
-	versions map[string]string // of slices
+	versions map[string]string // resource versions of slices
 }
 
-// prepared is a pod whose claim of a VF was prepared.
+// prepared returns a pod for which a claim of a VF was prepared.
 func (c *claims) prepared(
 	name string, host byte, pf, vf int, config v1alpha1.InterfaceConfig,
 ) (*node.Pod, *resourceapi.ResourceClaim) {
@@ -213,7 +213,7 @@ func (c *claims) prepared(
 	return pod, object
 }
 
-// release plays runtime and kubelet when the pod ends.
+// release plays the runtime and the kubelet when the pod ends.
 func (c *claims) release(pod *node.Pod, object *resourceapi.ResourceClaim) {
 	pod.MustStop()
 	c.driver.MustUnprepare(object)
@@ -229,7 +229,7 @@ func (c *claims) properties(t *testing.T) {
 		},
 	})
 
-	node.WantState(t, c.before) // nothing is touched before there is a pod
+	node.WantState(t, c.before) // nothing is changed before there is a pod
 	pod.MustRun("net1")
 	want := c.before.VF(t, pf, 1)
 	want.MAC, want.VLAN, want.QoS, want.MaxRate = "02:00:00:00:00:01", 100, 3, 100
@@ -277,7 +277,7 @@ func (c *claims) refused(t *testing.T) {
 				})
 
 			err := pod.Run()
-			if err == nil { // the runtime had no time to wait for it
+			if err == nil { // the runtime did not wait for the error
 				c.Eventually("the container is refused for a reason", func() bool {
 					err = pod.Container()
 					return err == nil || strings.Contains(err.Error(), test.words)
@@ -322,8 +322,8 @@ func (c *claims) traffic(t *testing.T) {
 	node.WantState(t, c.before)
 }
 
-// killed has the agent killed twice: with a claim that is prepared, and with one whose VF is in the
-// pod.
+// killed has the agent killed twice: with a claim that is prepared, and with a claim whose VF is in
+// the pod.
 func (c *claims) killed(t *testing.T) {
 	pod, object := c.prepared("killed", 1,
 		0, 1, v1alpha1.InterfaceConfig{VF: &v1alpha1.VFConfig{VLAN: new(int32(100))}})

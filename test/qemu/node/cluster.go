@@ -32,15 +32,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Cluster is the API server that runs on the machine outside of the guest.
+// Cluster is the API server that runs on the machine outside the guest.
 type Cluster struct {
-	// Admin may do everything.
+	// Admin is the client of a user who may do everything.
 	Admin client.Client
 
 	node *Node
 }
 
-// connect gives the test the API server, with the node's Node.
+// connect connects the test to the API server, and creates the Node of the guest.
 func connect(n *Node) *Cluster {
 	n.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", plan.AdminKubeconfig)
@@ -66,8 +66,8 @@ func (c *Cluster) Create(object client.Object) {
 	c.node.t.Cleanup(func() { c.Delete(object) })
 }
 
-// Delete deletes an object for good: when the test ends there is nobody any more who would take
-// finalizers away, and there is no kubelet that would end a pod.
+// Delete deletes an object and its finalizers, because no controller would remove the finalizers
+// when the test ends, and no kubelet would end a pod.
 func (c *Cluster) Delete(object client.Object) {
 	c.node.t.Helper()
 	ctx := context.WithoutCancel(c.node.t.Context())
@@ -77,7 +77,7 @@ func (c *Cluster) Delete(object client.Object) {
 	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Patch(ctx, object, final)))
 }
 
-// Slices are the node's ResourceSlices, by name.
+// Slices returns the node's ResourceSlices, by name.
 func (c *Cluster) Slices() map[string]resourceapi.ResourceSlice {
 	c.node.t.Helper()
 	var list resourceapi.ResourceSliceList
@@ -92,7 +92,8 @@ func (c *Cluster) Slices() map[string]resourceapi.ResourceSlice {
 	return slices
 }
 
-// Versions are those of the node's ResourceSlices, by name: one that is written gets another.
+// Versions returns the resource versions of the node's ResourceSlices, by name. A write changes the
+// version.
 func (c *Cluster) Versions() map[string]string {
 	c.node.t.Helper()
 	versions := map[string]string{}
@@ -102,7 +103,7 @@ func (c *Cluster) Versions() map[string]string {
 	return versions
 }
 
-// Devices are those of the node's ResourceSlices, by name.
+// Devices returns the devices in the node's ResourceSlices, by name.
 func (c *Cluster) Devices() map[string]resourceapi.Device {
 	c.node.t.Helper()
 	devices := map[string]resourceapi.Device{}
@@ -114,8 +115,9 @@ func (c *Cluster) Devices() map[string]resourceapi.Device {
 	return devices
 }
 
-// Allocate plays user and scheduler: the pod, whose UID it gets from the API server, and a claim of
-// a Function of the DevicePool for it, with the interface as config says.
+// Allocate plays the user and the scheduler. It creates the pod, which gets its UID from the API
+// server, and an allocated claim for it. The claim has a Function of the DevicePool, and config for
+// the interface.
 func (c *Cluster) Allocate(
 	pod *Pod, devicePool string, pf pci.Address, f function.ID, config v1alpha1.InterfaceConfig,
 ) *resourceapi.ResourceClaim {
@@ -126,7 +128,7 @@ func (c *Cluster) Allocate(
 	parameters, err := json.Marshal(config)
 	must.Succeed(c.node.t, err)
 
-	// An agent that has to wait asks whether the pod is still there.
+	// The pod must exist, because an agent that has to wait asks for it.
 	podObject := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 		Spec: corev1.PodSpec{
@@ -166,7 +168,8 @@ func (c *Cluster) Allocate(
 	return object
 }
 
-// thisNode is by what the API server knows whose agent may write the status of a claim.
+// thisNode returns the selector by which the API server knows which agent may write a claim's
+// status.
 func thisNode() *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchFields: []corev1.NodeSelectorRequirement{
@@ -176,8 +179,8 @@ func thisNode() *corev1.NodeSelector {
 	}}}
 }
 
-// Unallocate plays the control plane when the pod is gone, and waits until the claim may be made
-// anew.
+// Unallocate plays the control plane when the pod is gone, and waits until the claim is gone, so
+// that it can be created again.
 func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 	c.node.t.Helper()
 	pod := &corev1.Pod{
@@ -210,7 +213,8 @@ func (n *Node) Register() *Driver {
 	return &Driver{n, driver}
 }
 
-// Prepare is the kubelet's NodePrepareResources for one claim. It returns the CDI devices.
+// Prepare calls NodePrepareResources for one claim, as the kubelet does. It returns the CDI
+// devices.
 func (d *Driver) Prepare(object *resourceapi.ResourceClaim) ([]string, error) {
 	d.node.t.Helper()
 	ctx, cancel := context.WithTimeout(d.node.t.Context(), Patience)
@@ -224,8 +228,8 @@ func (d *Driver) Prepare(object *resourceapi.ResourceClaim) ([]string, error) {
 	return ids, err
 }
 
-// MustPrepare is Prepare, after which CDI files have all devices but those of Functions, which come
-// when those are attached.
+// MustPrepare calls Prepare, and checks that CDI files have all devices except the devices of
+// Functions, which are added when the Functions are attached.
 func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 	d.node.t.Helper()
 	ids, err := d.Prepare(object)
@@ -244,7 +248,7 @@ func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 	}
 }
 
-// MustUnprepare is the kubelet's NodeUnprepareResources for one claim.
+// MustUnprepare calls NodeUnprepareResources for one claim, as the kubelet does.
 func (d *Driver) MustUnprepare(object *resourceapi.ResourceClaim) {
 	d.node.t.Helper()
 	ctx, cancel := context.WithTimeout(d.node.t.Context(), Patience)
@@ -262,7 +266,7 @@ type runtime struct {
 	running []*Pod
 }
 
-// set says that the pod's sandbox runs, or does not.
+// set records whether the pod's sandbox runs.
 func (r *runtime) set(p *Pod, running bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -272,7 +276,7 @@ func (r *runtime) set(p *Pod, running bool) {
 	}
 }
 
-// sandboxes are those of the pods that run.
+// sandboxes returns the sandboxes of the running pods.
 func (r *runtime) sandboxes() []*adaptation.PodSandbox {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -283,12 +287,12 @@ func (r *runtime) sandboxes() []*adaptation.PodSandbox {
 	return all
 }
 
-// runtimePatience is how long the runtime waits for the agent's answer. After containerd's 2 s it
-// would go on without the plugin, which takes longer than that where emulated processors share the
-// machine with other work.
+// runtimePatience is how long the runtime waits for the agent's answer. containerd waits 2 s and
+// goes on without the plugin. The plugin takes longer if emulated processors share the machine with
+// other work.
 const runtimePatience = 10 * time.Second
 
-// StartRuntime plays the container runtime, which has no pods yet.
+// StartRuntime plays a container runtime without pods.
 func (n *Node) StartRuntime() {
 	n.t.Helper()
 	n.runtime = &runtime{}
@@ -317,7 +321,7 @@ func (p *Pod) Run() error {
 	return err
 }
 
-// Container plays the runtime that makes a container in the pod's sandbox.
+// Container plays the runtime that creates a container in the pod's sandbox.
 func (p *Pod) Container() error {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -329,8 +333,8 @@ func (p *Pod) Container() error {
 	return err
 }
 
-// MustRun is Run, after which the pod has the interface. The runtime may take a plugin in a moment
-// after it connected.
+// MustRun calls Run, and checks that the pod has the interface. It tries again for a moment,
+// because the runtime may accept a plugin some time after the plugin connected.
 func (p *Pod) MustRun(name string) {
 	p.node.t.Helper()
 	p.node.Eventually(name+" is in "+p.Name, func() bool {
@@ -348,7 +352,7 @@ func (p *Pod) Stop() error {
 	return p.node.runtime.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: p.sandbox()})
 }
 
-// MustStop is Stop, after which the pod has no net1.
+// MustStop calls Stop, and checks that the pod has no net1.
 func (p *Pod) MustStop() {
 	p.node.t.Helper()
 	must.Succeed(p.node.t, p.Stop())

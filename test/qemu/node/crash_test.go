@@ -33,10 +33,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// crashing is set in the environment of a process that is to kill itself, to a life in JSON.
+// crashing is set in the environment of a process that must kill itself. Its value is a life in
+// JSON.
 const crashing = "XPU_TEST_CRASHING"
 
-// TestMain is also that of such a process.
+// TestMain also serves these processes.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(crashing); text != "" {
 		var l life
@@ -54,28 +55,28 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// life is a VF's way into a pod and back, by what the agent is made of, in a process that kills
-// itself on the way.
+// life takes a VF into a pod and back, by the parts of the agent, in a process that kills itself on
+// the way.
 type life struct {
 	PF      pci.Address
 	VF      function.ID
 	Index   int
-	Journal string // file
-	NetNS   string // the pod's, a path
-	At      int    // the event at which the process kills itself, 0 for none
-	Before  string // how the event begins at which it does so too, "" for none
-	Hides   bool   // the pod leaves a VLAN on the VF in a network namespace that is found nowhere
+	Journal string // path of the journal
+	NetNS   string // path of the pod's network namespace
+	At      int    // number of the event at which the process kills itself; 0 for none
+	Before  string // beginning of another event at which it does; "" for none
+	Hides   bool   // the pod leaves a VLAN of the VF in a network namespace that cannot be found
 }
 
-// agent is what the agent is made of, as far as it touches VFs.
+// agent has the parts of the agent that touch VFs.
 type agent struct {
 	journal   *journal.Journal
 	engine    *netdev.Engine
 	lifecycle *lifecycle.Manager
 }
 
-// start makes an agent, which tells of every point where its end would matter: before each change
-// to a netdev, before and after each write to the journal.
+// start makes an agent. It calls event at every point where a crash could matter: before each
+// change of a netdev, and before and after each write to the journal.
 func (l life) start(event func(string)) (*agent, error) {
 	records, err := journal.Open(l.Journal)
 	if err != nil {
@@ -100,7 +101,7 @@ func (l life) start(event func(string)) (*agent, error) {
 
 func (a *agent) close() error { return errors.Join(a.engine.Close(), a.journal.Close()) }
 
-// toldJournal tells of each write.
+// toldJournal reports each write.
 type toldJournal struct {
 	*journal.Journal
 	event func(string)
@@ -118,7 +119,7 @@ func (j toldJournal) Delete(id function.ID) error {
 	return j.Journal.Delete(id)
 }
 
-// run is what the process does. It prints the events.
+// run runs the life in the process, and prints the events.
 func (l life) run() error {
 	count := 0
 	a, err := l.start(func(what string) {
@@ -183,7 +184,7 @@ func hideVLAN(path string) error {
 	})
 }
 
-// useAsPodWould changes what a pod with NET_ADMIN can.
+// useAsPodWould makes the changes that a pod with NET_ADMIN can make.
 func useAsPodWould(path string) error {
 	return asPod(path, "net1", func(pod *netlink.Handle, l netlink.Link) error {
 		return errors.Join(
@@ -217,8 +218,8 @@ func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error
 }
 
 // TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all
-// properties that igb has. Another agent, which does what an agent does at its start and then
-// releases, makes it good: nothing is left of it.
+// properties that igb supports. Another agent then does the work of an agent's start, and releases
+// the VF. The test checks that nothing of the first agent's work is left.
 func TestCrashAtEachStep(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -247,8 +248,8 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRebinding kills an agent that has unbound the driver of a VF, to free the VF of
-// what its pod left on it, and has not bound it again. Another agent binds it.
+// TestKilledWhileRebinding kills an agent between unbind and bind of a VF's driver, which free the
+// VF of what its pod left on it. It checks that another agent binds the driver.
 func TestKilledWhileRebinding(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -270,8 +271,8 @@ func TestKilledWhileRebinding(t *testing.T) {
 	node.WantState(t, before)
 }
 
-// crash runs a process that kills itself, and returns the last that it told. A process that got
-// through was not killed.
+// crash runs a process that kills itself, and returns the last event that it printed. killed is
+// false if the process ended by itself.
 func (l life) crash(t *testing.T) (last string, killed bool) {
 	t.Helper()
 	text, err := json.Marshal(l)
@@ -293,7 +294,7 @@ func (l life) crash(t *testing.T) (last string, killed bool) {
 	return last, true
 }
 
-// heal is the next agent.
+// heal plays the next agent.
 func (l life) heal(t *testing.T) {
 	t.Helper()
 	a, err := l.start(func(string) {})

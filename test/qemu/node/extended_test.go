@@ -32,7 +32,7 @@ type field struct {
 	before node.State
 }
 
-// newField is one whose agent is in direct mode.
+// newField returns a field whose agent is in direct mode.
 func newField(t *testing.T) *field {
 	t.Helper()
 	return newFieldWith(t, node.Options{
@@ -54,7 +54,7 @@ func newFieldWith(t *testing.T, options node.Options) *field {
 		f.vfs = append(f.vfs, node.VFs(t, pf))
 	}
 
-	// A rate is refused without carrier.
+	// Without a carrier the card refuses rates.
 	node.Carrier(t, f.pfs...)
 	f.before = node.HostState(t)
 	f.Node = node.New(t, options)
@@ -70,7 +70,7 @@ func (f *field) all() []function.ID {
 	return all
 }
 
-// pod is one to which the kubelet gave the VF.
+// pod returns a pod to which the kubelet gave the VF.
 func (f *field) pod(name string, host byte, vf function.ID) *node.Pod {
 	f.MustAllocate(resource, vf)
 	return f.NewPod(name, host)
@@ -140,7 +140,7 @@ func (f *field) refused(t *testing.T) {
 			wantRefusal(t, err, test.words)
 			pod.WantNo("net1")
 			node.WantState(t, f.before)
-			pod.MustDel(vf, test.conf) // as runtimes do
+			pod.MustDel(vf, test.conf) // as runtimes do after a failed ADD
 		})
 	}
 
@@ -180,7 +180,7 @@ func (f *field) traffic(t *testing.T) {
 	node.WantState(t, f.before)
 }
 
-// driverless: the pod is told what is missing.
+// driverless checks that the error for a VF without a driver says what is missing.
 func (f *field) driverless(t *testing.T) {
 	vf := f.vfs[1][2]
 	card.SetAttribute(t, vf.Address, "driver/unbind", string(vf.Address))
@@ -196,8 +196,8 @@ func (f *field) driverless(t *testing.T) {
 	node.WantState(t, f.before)
 }
 
-// wantRefusal says that ADD failed because the Function could not be made what was asked, with
-// these words.
+// wantRefusal checks that ADD failed with these words, because the Function does not support the
+// request.
 func wantRefusal(t *testing.T, err error, words string) {
 	t.Helper()
 	said, ok := errors.AsType[*types.Error](err)
@@ -238,7 +238,8 @@ func (f *field) namespaceDeleted(t *testing.T) {
 	f.WantHealthy(resource, f.all()...)
 }
 
-// namespaceDeletedUnseen: an agent that starts brings back what it finds lost, before anybody asks.
+// namespaceDeletedUnseen checks that an agent that starts brings back lost Functions without a
+// call.
 func (f *field) namespaceDeletedUnseen(t *testing.T) {
 	vf := f.vfs[0][2]
 	pod := f.pod("unseen", 1, vf)
@@ -280,15 +281,15 @@ func (f *field) removed(t *testing.T) {
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
 	f.WantHealthy(resource, f.all()...)
 	node.Carrier(t, f.pfs[1])
-	f.before = node.HostState(t) // the VFs are others
+	f.before = node.HostState(t) // the VFs are new ones
 	again := f.pod("again", 1, vf)
 	again.MustAdd(vf, nil)
 	again.MustDel(vf, nil)
 	node.WantState(t, f.before)
 }
 
-// removedAndMade: the new VF at the address of one that a pod had is the pod's, and DEL makes it
-// what the old one was.
+// removedAndMade checks that a new VF at the address of a pod's former VF becomes the pod's, and
+// that DEL gives it the former properties of the old one.
 func (f *field) removedAndMade(t *testing.T) {
 	vf := f.vfs[1][0]
 	conf := node.NetConf{"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:01"}

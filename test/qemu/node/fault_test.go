@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// TestFault: an error that a driver tells of by devlink is in ResourceSlices and at the kubelet
-// within a second, and so is its end. Functions of the other PF have nothing to do with it.
+// TestFault checks that an error that a driver reports by devlink is in ResourceSlices and at the
+// kubelet within a second, and that its end is too. Functions of the other PF are not affected.
 func TestFault(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
@@ -46,7 +46,7 @@ func TestFault(t *testing.T) {
 	n.StartRuntime()
 	published := watchSlices(t)
 
-	// start returns when the agent has the slices as it wants them: that takes it a while.
+	// start starts the agent and returns when all slices are published, which takes some time.
 	start := func(publications int) {
 		n.Start()
 		n.Eventually("the agent has published", func() bool { return publishing(n) > publications })
@@ -54,8 +54,8 @@ func TestFault(t *testing.T) {
 
 	start(0)
 
-	// follow has the driver do something, and waits until the kubelet has these VFs of the PF as
-	// healthy, and its slices have these devices.
+	// follow makes the driver report an error or its end. It waits until the kubelet has these VFs
+	// of the PF as healthy, and the slices of the PF have these devices.
 	follow := func(t *testing.T, how string, healthy []function.ID, device string) {
 		t.Helper()
 		begin := time.Now()
@@ -117,5 +117,5 @@ func TestFault(t *testing.T) {
 	n.End()
 }
 
-// publishing is how often agents published other devices than before.
+// publishing returns how often agents published devices that differed from the last ones.
 func publishing(n *node.Node) int { return strings.Count(n.Log(), `msg="Publishing devices"`) }

@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// VFs are the VFs of a PF by index.
+// VFs returns the VFs of a PF by index.
 func VFs(t *testing.T, pf pci.Address) []function.ID {
 	t.Helper()
 	var vfs []function.ID
@@ -35,9 +35,9 @@ func VFs(t *testing.T, pf pci.Address) []function.ID {
 	return vfs
 }
 
-// State is all that must be the same again after pods had Functions: the host's netdevs by device,
-// and what PFs enforce for VFs. It is read by netlink, not by the product. A key is the name of the
-// device on its bus.
+// State is all that must be the same after pods had Functions: the host's netdevs by device, and
+// the settings of VFs that PFs enforce. It is read by netlink, and not by the product's code. A key
+// is the name of the device on its bus.
 type State map[string]NetdevState
 
 // NetdevState is a netdev of a device on the host.
@@ -47,11 +47,11 @@ type NetdevState struct {
 	Up               bool
 	AltNames         []string
 	Driver           string
-	// VFs are by index. One that the PF does not tell about is not there.
+	// VFs are the VFs by index. A VF that the PF does not report is missing.
 	VFs map[int]VFState
 }
 
-// VFState is what a PF enforces for a VF.
+// VFState has the settings of a VF that the PF enforces.
 type VFState struct {
 	MAC               string
 	VLAN, QoS, Proto  int
@@ -60,7 +60,7 @@ type VFState struct {
 	LinkState         uint32
 }
 
-// HostState reads the State.
+// HostState returns the present State.
 func HostState(t *testing.T) State {
 	t.Helper()
 	links, err := netns.Listed(linksWithVFs)
@@ -97,8 +97,8 @@ func HostState(t *testing.T) State {
 	return state
 }
 
-// linkWithVFs is a netdev, and the indexes of the VFs that it tells about. The netlink package
-// counts these itself, so that all after one that is left out have the index of another one.
+// linkWithVFs is a netdev, and the indexes of the VFs that it reports. The netlink package numbers
+// the VFs itself, so that the numbers are wrong after a VF that is left out.
 type linkWithVFs struct {
 	link netlink.Link
 	vfs  []int
@@ -130,8 +130,8 @@ func linksWithVFs() ([]linkWithVFs, error) {
 	return links, nil
 }
 
-// indexesOfVFs are those in a message about a netdev, in its order: the field with a VF's MAC
-// begins with it (struct ifla_vf_mac of linux/if_link.h).
+// indexesOfVFs returns the indexes of the VFs in a message about a netdev, in its order. The field
+// with a VF's MAC begins with the index (struct ifla_vf_mac of linux/if_link.h).
 func indexesOfVFs(message []byte) ([]int, error) {
 	attributes, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
 	if err != nil {
@@ -165,12 +165,12 @@ func indexesOfVFs(message []byte) ([]int, error) {
 	return indexes, nil
 }
 
-// representing tells the netdevs of a PF in mode switchdev apart: " pf0vf3" for the one that stands
-// for its fourth VF, "" for the PF's own.
+// representing distinguishes the netdevs of a PF in mode switchdev: " pf0vf3" for the representor
+// of its fourth VF, "" for the PF's own netdev.
 func representing(netdev string) string {
 	content, err := os.ReadFile(filepath.Join("/sys/class/net", netdev, "phys_port_name"))
 	name := strings.TrimSpace(string(content))
-	if err != nil || !strings.ContainsAny(name, "vs") { // EOPNOTSUPP with most drivers
+	if err != nil || !strings.ContainsAny(name, "vs") { // most drivers return EOPNOTSUPP
 		return ""
 	}
 	return " " + name
@@ -190,7 +190,7 @@ func WantState(t *testing.T, want State) {
 	t.Errorf("the host's netdevs (-before +now):\n%s", diff)
 }
 
-// VF is what the PF enforces for one of its VFs.
+// VF returns the settings that the PF enforces for one of its VFs.
 func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
 	t.Helper()
 	if vf, told := s[string(pf)].VFs[index]; told {
@@ -200,8 +200,8 @@ func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
 	return VFState{}
 }
 
-// Carrier waits until the netdevs of these devices have a carrier: igb resets a PF some 0.3 s after
-// its VFs were made, and has none for some seconds.
+// Carrier waits until the netdevs of these devices have a carrier. igb resets a PF some 0.3 s after
+// its VFs were made, and then has no carrier for some seconds.
 func Carrier(t *testing.T, pfs ...pci.Address) {
 	t.Helper()
 	for _, pf := range pfs {

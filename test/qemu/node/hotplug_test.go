@@ -34,8 +34,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// hotplug is a node of whose PFs the first VF is offered by DRA and the others by the device
-// plugin. The first card's PF is tampered with, while two pods have VFs of the last one.
+// hotplug is a node where DRA offers the first VF of each PF and the device plugin the others. The
+// test changes the first card's PF while two pods have VFs of the last card.
 type hotplug struct {
 	*node.Node
 	pf     pci.Address
@@ -44,9 +44,9 @@ type hotplug struct {
 	slices *sliceWatch
 }
 
-// TestHotplug: what becomes of a PF and its VFs is in ResourceSlices and at the kubelet within a
-// second after the kernel told of it. Pods with another PF's VFs keep their traffic, and that PF's
-// slices are not written.
+// TestHotplug checks that a change of a PF and its VFs is in ResourceSlices and at the kubelet
+// within a second after the kernel's event. Pods with another PF's VFs keep their traffic, and the
+// slices of that PF are not written.
 func TestHotplug(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -124,8 +124,8 @@ func TestHotplug(t *testing.T) {
 	h.End()
 }
 
-// settled waits until all is as it is with a link: igb takes it away for some seconds a little
-// after VFs were made.
+// settled waits until all is as it is with a link. A little after VFs were made, igb takes the link
+// away for some seconds.
 func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	t.Helper()
 	node.Carrier(t, h.pf)
@@ -137,10 +137,9 @@ func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	}
 }
 
-// follow does something, and waits until the kubelet has the healthy VFs of the PF that are not for
-// claims, and slices have these devices of it. It logs how long that took from the kernel's event
-// on, and asserts nothing of it: a guest without hardware virtualization is as slow as the machine
-// is busy.
+// follow calls do, and waits until the kubelet has the PF's healthy VFs of the device plugin, and
+// slices have these devices of the PF. It logs the time since the kernel's event, but does not
+// check it, because a guest without hardware virtualization is slow on a busy machine.
 func (h *hotplug) follow(
 	t *testing.T, about func(event string) bool, healthy []function.ID, devices []string,
 	do func(context.Context),
@@ -153,7 +152,7 @@ func (h *hotplug) follow(
 	var doing, waiting sync.WaitGroup
 	defer doing.Wait()
 
-	doing.Go(func() { do(ctx) }) // the kernel may be told long before this ends
+	doing.Go(func() { do(ctx) }) // the event may come long before do ends
 	var published, listed time.Time
 	var errPublished, errListed error
 	waiting.Go(func() { published, errPublished = h.slices.await(ctx, h.pf, devices...) })
@@ -170,7 +169,7 @@ func (h *hotplug) follow(
 
 func since(then, begin time.Time) time.Duration { return then.Sub(begin).Round(time.Millisecond) }
 
-// listed waits until the kubelet has these VFs, and those of the other card, as healthy.
+// listed waits until the kubelet has exactly these VFs and the other card's VFs as healthy.
 func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time, error) {
 	var want []string
 	for _, vf := range h.others {
@@ -196,8 +195,8 @@ func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time,
 	return time.Now(), nil
 }
 
-// traffic starts traffic between two pods on the last card. What it returns ends it, and says
-// whether it ever stopped and whether slices of that card were written.
+// traffic starts traffic between two pods on the last card. The returned function ends it, and
+// checks that it never stopped and that slices of the last card were not written.
 func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	t.Helper()
 	var pods []*node.Pod
@@ -210,8 +209,8 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	}
 
 	pods[0].WantReach(t, pods[1])
-	// A pod that has a VF by the device plugin changes no slice, so from here on nothing may write
-	// those of its PF.
+	// A pod that has a VF by the device plugin changes no slice. So from here on no program may
+	// write slices of the VF's PF.
 	quiet := h.slices.writes(h.pf)
 	ctx, stop := context.WithCancel(t.Context())
 	sent, lost := 0, 0
@@ -248,14 +247,14 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	}
 }
 
-// tainted is how a device is written that has the taint for a PF without link.
+// tainted returns the text for a device with the taint of a PF without link.
 func tainted(vf function.ID) string { return vf.DeviceName() + " " + v1alpha1.TaintLinkDown }
 
-// sliceWatch has the node's ResourceSlices as a scheduler sees them.
+// sliceWatch watches the node's ResourceSlices as a scheduler does.
 type sliceWatch struct {
 	mu      sync.Mutex
 	slices  map[string]resourceapi.ResourceSlice
-	written map[pci.Address]int // events of the slices of a PF
+	written map[pci.Address]int // events of slices, by PF
 	changed chan struct{}       // closed at the next change
 }
 
@@ -313,7 +312,7 @@ func (w *sliceWatch) take(event watch.Event) {
 	w.changed = make(chan struct{})
 }
 
-// writes counts those of slices of other PFs than this.
+// writes counts the writes of slices of other PFs than this.
 func (w *sliceWatch) writes(but pci.Address) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -325,8 +324,8 @@ func (w *sliceWatch) writes(but pci.Address) (n int) {
 	return n
 }
 
-// await waits until the devices of the PF are these, each with its taints, and returns when that
-// was.
+// await waits until the PF has exactly these devices with their taints, and returns the time of the
+// change.
 func (w *sliceWatch) await(ctx context.Context, pf pci.Address, want ...string) (time.Time, error) {
 	for {
 		got, changed := w.devices(pf)
@@ -364,7 +363,7 @@ func (w *sliceWatch) devices(pf pci.Address) (devices []string, changed <-chan s
 	return devices, w.changed
 }
 
-// kernelEvents are those about devices and netdevs, with the time at which they were received.
+// kernelEvents are events about devices and netdevs, with the time at which they were received.
 type kernelEvents struct {
 	mu  sync.Mutex
 	all []kernelEvent
@@ -375,7 +374,7 @@ type kernelEvent struct {
 	about string // "remove@/devices/pci0000:20/..." or "carrier@eth1 true"
 }
 
-// The events that tests wait for.
+// The following functions select events that tests wait for.
 func removed(a pci.Address) func(string) bool {
 	return func(about string) bool {
 		return strings.HasPrefix(about, "remove@") && strings.HasSuffix(about, "/"+string(a))
@@ -442,8 +441,8 @@ func (k *kernelEvents) add(about string) {
 	k.all = append(k.all, kernelEvent{time.Now(), about})
 }
 
-// first is when an event that is wanted was received first since begin. It may be received only
-// now.
+// first returns when a wanted event was first received since begin. It waits if the event has not
+// been received yet.
 func (k *kernelEvents) first(
 	t *testing.T, begin time.Time, wanted func(about string) bool,
 ) (at time.Time) {

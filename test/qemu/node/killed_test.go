@@ -10,12 +10,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// moments is at how many points of a command the agent is killed, spread evenly over the time that
-// the command takes.
+// moments is the number of times at which the agent is killed during a command, spread evenly over
+// the duration of the command.
 const moments = 4
 
 // TestKilled kills the agent by SIGKILL while xpu-cni asks it to ADD and to DEL, and starts it
-// again. The runtime repeats or undoes what failed; nothing is lost.
+// again. The runtime repeats or undoes failed commands. The test checks that nothing is lost.
 func TestKilled(t *testing.T) {
 	f := newField(t)
 	f.Start()

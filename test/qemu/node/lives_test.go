@@ -39,8 +39,8 @@ var (
 		"of what TestLives does at random; 0 is another one each time")
 )
 
-// moods are what the card does for a while, as lines of its personality. In each of them a VF that
-// resets is left out of what the PF tells, and neither PF nor VF take anything for it.
+// moods are temporary behaviours of the card, as lines of its personality. In each mood the PF does
+// not report a VF during its reset, and neither PF nor VF accept settings for the VF.
 var moods = map[string]string{
 	"truthful": "",
 	"silent":   "get=EAGAIN\n",
@@ -51,11 +51,11 @@ var moods = map[string]string{
 		"spoofchk=EAGAIN\nspoofchk.zero=EAGAIN\ntrust=EBUSY\ntrust.zero=EBUSY\n",
 }
 
-// always is what each mood has.
+// always is a part of each mood.
 const always = "get.busy=EAGAIN\nset.busy=EAGAIN\nset.wait=50\nvf.mac.busy=EAGAIN\nvf.up.busy=EBUSY\n"
 
-// outlasting is how long the card leaves one VF out: longer than the agent tries to release it
-// before it gives the Function up.
+// outlasting is how long the card does not report one VF. It is longer than the agent tries to
+// release the VF before it gives up the Function.
 const outlasting = 40 * time.Second
 
 // way is how a pod lives on a card that misbehaves.
@@ -63,17 +63,18 @@ type way string
 
 const (
 	ordinary way = "ordinary"
-	// hostile: the pod does to its interface what it may do with NET_ADMIN; see [lifetime.harm].
+	// hostile means that the pod harms its interface as NET_ADMIN allows; see [lifetime.harm].
 	hostile way = "hostile"
-	// namespaceGone: the network namespace ends before the agent hears of the end of the pod.
+	// namespaceGone means that the network namespace ends before the agent learns of the pod's end.
 	namespaceGone way = "namespace gone"
-	// unseen: the pod ends while the card leaves its VF out for long. One does.
+	// unseen means that the pod ends while the card does not report its VF for long. There is one
+	// such pod.
 	unseen way = "unseen"
 )
 
-// TestLives: pods live and die on the VFs of a card that at random tells nothing, resets and
-// refuses, while the agent is killed now and then. What a pod leaves is what there was before the
-// first one, or the Function is in quarantine until the card tells the truth.
+// TestLives checks that pods leave no trace on the VFs of a card that at random reports nothing,
+// resets and refuses, while the agent is killed from time to time. After each pod the VF is as it
+// was before the first pod, or the Function is in quarantine until the card reports the truth.
 func TestLives(t *testing.T) {
 	card.InGuest(t, "simnic")
 	seed := cmp.Or(*lifeSeed, rand.Uint64())
@@ -99,7 +100,7 @@ func TestLives(t *testing.T) {
 	l.conclude(kills)
 }
 
-// lives are pods on the VFs of one PF, and the card's moods.
+// lives are pods on the VFs of one PF, and the moods of the card.
 type lives struct {
 	*node.Node
 	t      *testing.T
@@ -109,22 +110,22 @@ type lives struct {
 	before []remains
 
 	next  atomic.Int64  // number of the next life
-	ended chan struct{} // has one for each life that ended, and is closed after the last one
+	ended chan struct{} // gets a value for each ended life, and is closed after the last one
 
-	card sync.Mutex // held while it has a mood that must stay, or gets another one
+	card sync.Mutex // held while the card's mood must stay or changes
 	mood string
 
-	agent sync.Mutex // held by who kills it, or lets it try for long
+	agent sync.Mutex // held while the agent is killed, or may not be killed for long
 	tried atomic.Bool
 
 	mutex    sync.Mutex
 	ran      int
-	outcomes map[string]int // free, or the reason of a quarantine
-	refusals map[string]int // of ADD and of DEL
+	outcomes map[string]int // number of lives by outcome: free, or the reason of a quarantine
+	refusals map[string]int // number of errors of ADD and DEL by message
 }
 
-// remains are what a life leaves: the netdev on the host, what the PF tells about the VF, and what
-// is in effect.
+// remains are the traces of a life: the netdev on the host, the PF's report about the VF, and the
+// settings in effect.
 type remains struct {
 	Netdev node.NetdevState
 	Told   node.VFState
@@ -158,7 +159,8 @@ func newLives(t *testing.T, seed uint64) *lives {
 	return l
 }
 
-// remains reads what there is now. The card has to be truthful, and the netdev on the host.
+// remains reads the present state. The card must report the truth, and the netdev must be on the
+// host.
 func (l *lives) remains(index int) remains {
 	effect := l.stage.Settled(l.t, index)
 	host := node.HostState(l.t)
@@ -167,7 +169,7 @@ func (l *lives) remains(index int) remains {
 	}
 }
 
-// weather gives the card another mood again and again.
+// weather changes the card's mood again and again.
 func (l *lives) weather(stop <-chan struct{}, random *rand.Rand) {
 	names := slices.Sorted(maps.Keys(moods))
 	for {
@@ -184,7 +186,7 @@ func (l *lives) weather(stop <-chan struct{}, random *rand.Rand) {
 	}
 }
 
-// truly calls something while the card tells the truth, and refuses nothing.
+// truly calls do while the card reports the truth and refuses nothing.
 func (l *lives) truly(do func()) {
 	l.card.Lock()
 	defer l.card.Unlock()
@@ -193,7 +195,7 @@ func (l *lives) truly(do func()) {
 	do()
 }
 
-// hide has the card leave a VF out for as long as a reset takes.
+// hide makes the card not report a VF for as long as a reset takes.
 func (l *lives) hide(index int) error {
 	l.card.Lock()
 	defer l.card.Unlock()
@@ -219,9 +221,9 @@ func (l *lives) hide(index int) error {
 	return handle.LinkSetVfHardwareAddr(pf, index, mac)
 }
 
-// killNowAndThen kills the agent after some lives, and returns how often when all have ended. An
-// agent that starts tries for as long as another one to release a VF that the card leaves out, so
-// that one which shall give up is left alone.
+// killNowAndThen kills the agent after some lives. It returns the number of kills when all lives
+// have ended. A new agent again tries the full time to release a VF that the card does not report,
+// so an agent that must give up is not killed.
 func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 	wait := 3
 	for range l.ended {
@@ -229,7 +231,7 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 			continue
 		}
 
-		// at any moment of the others
+		// so that the agent is killed at a random moment of other lives
 		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 		l.Kill()
 		l.Start()
@@ -241,7 +243,7 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 	return kills
 }
 
-// lead leads lives on a VF, one after the other.
+// lead runs lives on a VF, one after the other.
 func (l *lives) lead(index int, random *rand.Rand) {
 	ways := []way{ordinary, hostile, namespaceGone}
 	for {
@@ -265,7 +267,7 @@ func (l *lives) lead(index int, random *rand.Rand) {
 	}
 }
 
-// conclude says what came of the lives, and wants that something was seen.
+// conclude logs the results of the lives, and fails the test if nothing was seen.
 func (l *lives) conclude(kills int) {
 	l.t.Helper()
 	l.t.Logf("%d of %d pods ran, the agent was killed %d times; outcomes %v",
@@ -293,10 +295,10 @@ type lifetime struct {
 	vf         function.ID
 	random     *rand.Rand
 	way        way
-	late       bool // others were before
+	late       bool // lives ended before on the same VF
 	name       string
-	end        string           // what it ended as
-	accomplice *netns.Namespace // of a hostile pod; it outlives the pod
+	end        string           // the outcome of the life
+	accomplice *netns.Namespace // belongs to a hostile pod and outlives it
 }
 
 func (l *lifetime) live(host byte) error {
@@ -328,7 +330,7 @@ func (l *lifetime) live(host byte) error {
 	return l.outcome()
 }
 
-// allocate plays the kubelet, which gives a pod no Function that is not healthy.
+// allocate plays the kubelet, which gives a pod only healthy Functions.
 func (l *lifetime) allocate() error {
 	if !slices.Contains(l.Kubelet.Healthy(resource), l.vf.String()) {
 		return fmt.Errorf("%s is not offered: %v", l.vf, l.Kubelet.Devices(resource))
@@ -337,7 +339,7 @@ func (l *lifetime) allocate() error {
 	return err
 }
 
-// conf asks the card for some of what it can do.
+// conf returns a configuration with some settings that the card supports.
 func (l *lifetime) conf() node.NetConf {
 	conf := node.NetConf{}
 	for name, value := range map[string]any{
@@ -352,7 +354,7 @@ func (l *lifetime) conf() node.NetConf {
 	return conf
 }
 
-// note counts what was refused, without what is another one each time.
+// note counts the error of a command, without the parts of the message that differ each time.
 func (l *lifetime) note(command string, refused error) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -366,7 +368,7 @@ func (l *lifetime) note(command string, refused error) {
 	}
 }
 
-// run is what happens while the pod has its interface.
+// run plays the pod while it has its interface.
 func (l *lifetime) run(pod *node.Pod) error {
 	if !pod.Ready() {
 		return errors.New("net1 is not there, up and with its address after ADD")
@@ -388,8 +390,8 @@ func (l *lifetime) run(pod *node.Pod) error {
 	return nil
 }
 
-// harm is what a tenant with NET_ADMIN does: it reads all frames, has other names and another MAC
-// and MTU, and puts a macvlan on its interface, for an accomplice in another namespace. A VF that
+// harm does what a tenant with NET_ADMIN can do: it reads all frames, sets other names and another
+// MAC and MTU, and puts a macvlan on the interface into the namespace of an accomplice. A VF that
 // resets refuses some of it.
 func (l *lifetime) harm(pod *node.Pod) error {
 	h := pod.Handle()
@@ -423,8 +425,8 @@ func (l *lifetime) harm(pod *node.Pod) error {
 	return errors.Join(steps...)
 }
 
-// outcome waits until the life has one. A Function that is free is what it was, at once; one in
-// quarantine is free again when the card tells the truth and the accomplice has gone.
+// outcome waits for the outcome of the life. A free Function must be as it was, at once. A Function
+// in quarantine must become free when the card reports the truth and the accomplice has gone.
 func (l *lifetime) outcome() error {
 	var quarantine *nodestate.Quarantine
 	err := l.await("an outcome", func() (err error) {
@@ -475,7 +477,7 @@ func (l *lifetime) outcome() error {
 	return err
 }
 
-// left is what the agent says: nil and no error for a Function that is free.
+// left returns the agent's quarantine of the Function, or nil and no error if the Function is free.
 func (l *lifetime) left() (*nodestate.Quarantine, error) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), 5*time.Second)
 	defer cancel()
@@ -498,11 +500,11 @@ func (l *lifetime) left() (*nodestate.Quarantine, error) {
 	return nil, fmt.Errorf("%s is %s", l.vf, state.Functions[i].Attachment.State)
 }
 
-// clean says what of the pod is in effect for a Function that the agent says is free, whatever the
-// card tells.
+// clean checks that a Function that the agent reports as free has no settings of the pod in effect,
+// whatever the card reports.
 func (l *lifetime) clean() error {
 	want, got := l.before[l.index].Effect, l.stage.VF(l.t, l.index)
-	got.Resets = want.Resets // which takes nothing back
+	got.Resets = want.Resets // a reset takes nothing back
 	if diff := gocmp.Diff(want, got); diff != "" {
 		return fmt.Errorf("the Function is free, but in effect is (-before +now):\n%s", diff)
 	}
@@ -516,9 +518,9 @@ func (l *lifetime) clean() error {
 	return nil
 }
 
-// freed ends a quarantine, and wants that all is as it was. The card tells the truth. A driver that
-// is bound again may have taken the name of a netdev that is in a pod: then the agent says that
-// this one has another name from now on.
+// freed ends a quarantine, and checks that all is as it was. The card reports the truth. A driver
+// that is bound again may have taken the name of a netdev that is in a pod. Then the agent logs
+// that this netdev has another name from now on.
 func (l *lifetime) freed(quarantined bool) error {
 	if quarantined {
 		err := l.await("free again", func() error {
@@ -551,7 +553,7 @@ func (l *lifetime) freed(quarantined bool) error {
 	return nil
 }
 
-// await waits until nothing is wrong any more, on whatever goroutine.
+// await waits until check returns no error. It may be called on every goroutine.
 func (l *lifetime) await(what string, check func() error) error {
 	for end := time.Now().Add(2 * node.Patience); ; time.Sleep(50 * time.Millisecond) {
 		err := check()

@@ -24,8 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// cardLost is a node whose first card goes and comes back while pods have all of its VFs: four by
-// claims, three by the device plugin. Another pod is on the second card.
+// cardLost is a node whose first card is unplugged and plugged again while pods have all of its
+// VFs: four by claims, three by the device plugin. Another pod is on the second card.
 type cardLost struct {
 	*field
 	driver  *node.Driver
@@ -33,16 +33,16 @@ type cardLost struct {
 	plugged map[*node.Pod]function.ID
 	other   *node.Pod
 	otherVF function.ID
-	// had is what the pods had.
+	// had is the description of each pod's interface before.
 	had map[*node.Pod]string
 }
 
-// conf is that of the pods by the device plugin; those with a claim wish the same.
+// lostConf is the configuration of the pods by the device plugin. The claims ask for the same.
 var lostConf = node.NetConf{"vlan": 100, "trust": "on"}
 
-// TestCardLost: a card is unplugged under eight running pods and plugged again. Every pod gets back
-// what it had, with the properties that the PF enforces, and its traffic goes on; in the end the
-// host is as it was before the pods.
+// TestCardLost unplugs a card under eight running pods and plugs it again. It checks that every pod
+// gets back its interface, with the properties that the PF enforces, and that its traffic goes on.
+// In the end the host is as before the pods.
 func TestCardLost(t *testing.T) {
 	c := newCardLost(t)
 	c.Start()
@@ -126,7 +126,7 @@ func newCardLost(t *testing.T) *cardLost {
 				{RootDevices: []string{string(pfs[0]) + "#0-3"}},
 			},
 			Allow:  v1alpha1.PrivilegedFields(),
-			NumVFs: new(int32(vfs)), // by which the VFs come back
+			NumVFs: new(int32(vfs)), // so that the agent makes the VFs again
 		},
 	})
 
@@ -134,7 +134,7 @@ func newCardLost(t *testing.T) *cardLost {
 	return c
 }
 
-// start runs the pods.
+// start starts the pods.
 func (c *cardLost) start(t *testing.T) {
 	t.Helper()
 	for i, vf := range c.vfs[0][:4] {
@@ -172,7 +172,7 @@ func (c *cardLost) start(t *testing.T) {
 	}
 }
 
-// interfaceOf is what a pod has as net1, but for what the kernel numbers.
+// interfaceOf describes a pod's net1, without the numbers that the kernel chooses.
 func interfaceOf(t *testing.T, pod *node.Pod) string {
 	t.Helper()
 	a := pod.Interface("net1")
@@ -183,7 +183,7 @@ func interfaceOf(t *testing.T, pod *node.Pod) string {
 	return fmt.Sprintf("%s, MTU %d, %s", a.HardwareAddr, a.MTU, addresses)
 }
 
-// wantTraffic wants the pod on the other card to reach all others.
+// wantTraffic checks that the pod on the other card reaches all others.
 func (c *cardLost) wantTraffic(t *testing.T) {
 	t.Helper()
 	for pod := range c.had {
@@ -193,7 +193,7 @@ func (c *cardLost) wantTraffic(t *testing.T) {
 	}
 }
 
-// wantSame wants pods and PF to have what they had before.
+// wantSame checks that the pods and the PF have what they had before.
 func (c *cardLost) wantSame(t *testing.T, enforced map[int]node.VFState) {
 	t.Helper()
 	for pod, had := range c.had {
@@ -202,7 +202,7 @@ func (c *cardLost) wantSame(t *testing.T, enforced map[int]node.VFState) {
 		}
 	}
 
-	// The MAC that a PF has for a VF, for which none was wished, may be a new one.
+	// If no MAC address was requested for a VF, the PF may have a new one.
 	now := node.HostState(t)[string(c.pfs[0])].VFs
 	for i, vf := range now {
 		vf.MAC = enforced[i].MAC
@@ -213,7 +213,7 @@ func (c *cardLost) wantSame(t *testing.T, enforced map[int]node.VFState) {
 	}
 }
 
-// wantReady waits until the claims say that their devices are ready, or not.
+// wantReady waits until the claims have this condition Ready for their devices.
 func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason string) {
 	t.Helper()
 	for pod, object := range c.claimed {
@@ -235,7 +235,7 @@ func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason
 	}
 }
 
-// wantEvents waits until each pod with a claim has been told.
+// wantEvents waits until each pod with a claim has an event about the loss.
 func (c *cardLost) wantEvents(t *testing.T) {
 	t.Helper()
 	c.Eventually("events of the pods", func() bool {

@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// TestMany: all VFs of eight cards are in pods at the same time, each card's one after the other
-// and the cards side by side, and come back as they were.
+// TestMany checks that all VFs of eight cards can be in pods at the same time and come back as they
+// were. It attaches the VFs of one card one after the other, and the cards side by side.
 func TestMany(t *testing.T) {
 	f := newField(t)
 	const cards, each = 8, 7
@@ -36,7 +36,7 @@ func TestMany(t *testing.T) {
 		}
 	}
 
-	// The VFs of one index have a VLAN of their own.
+	// The VFs of one index share a VLAN.
 	conf := func(index int) node.NetConf { return node.NetConf{"vlan": 100 + index} }
 
 	t.Run("all are attached", func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestMany(t *testing.T) {
 	f.WantNothingLeft()
 }
 
-// sideBySide does something with all VFs.
+// sideBySide calls do for all VFs.
 func (f *field) sideBySide(t *testing.T, do func(card, index int, vf function.ID) error) {
 	t.Helper()
 	begin := time.Now()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package node makes the guest of test/qemu a node on which the project's programs run: the real
-// xpu-agent, xpu-cni and opi-bridge on the guest's own PCI devices. The kubelet's and the runtime's
-// sides are the test's, so that it sees all that passes there.
+// xpu-agent, xpu-cni and opi-bridge on the guest's own PCI devices. The test plays the kubelet and
+// the runtime, so that it sees all calls.
 package node
 
 import (
@@ -38,11 +38,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Patience bounds what tests wait for; it is never waited for in full unless something is wrong.
-// Emulated processors are slow, and igb needs seconds for a carrier.
+// Patience bounds every wait of tests; a test waits that long only if something is wrong. Emulated
+// processors are slow, and igb needs seconds for a carrier.
 const Patience = 30 * time.Second
 
-// programs of the project in the guest.
+// The project's programs in the guest.
 const (
 	agentProgram  = plan.Programs + "/xpu-agent"
 	shimProgram   = plan.Programs + "/xpu-cni"
@@ -51,27 +51,28 @@ const (
 
 const agentAddress = "127.0.0.1:9810"
 
-// Options of a [Node].
+// Options are the options of a [Node].
 type Options struct {
 	// Pools are the DevicePools of the agent's configuration file.
 	Pools []v1alpha1.DevicePool
-	// Direct, where set, is the configuration of direct mode: the xPUs, and the networks of pools.
+	// Direct is the configuration of direct mode with the xPUs, and the networks of pools. It may
+	// be empty.
 	Direct string
-	// Cluster says that the agent works with the API server that the guest reaches. Otherwise it is
-	// in direct mode.
+	// Cluster means that the agent uses the API server that the guest reaches. Otherwise the agent
+	// is in direct mode.
 	Cluster bool
 }
 
-// Node is the guest with a kubelet, and an agent while that runs. Its methods end the test where
-// something fails that is not what is tested.
+// Node is the guest with a kubelet, and an agent while it is started. Its methods end the test if
+// something fails that is not under test.
 type Node struct {
-	// Kubelet has the device plugins, and Pods says which pods have which devices.
+	// Kubelet has the device plugins, and Pods has the pods with their devices.
 	Kubelet *kubelettest.Kubelet
 	Pods    *kubelettest.Pods
 	// Cluster is nil in direct mode.
 	Cluster *Cluster
 
-	root    *testing.T // what runs beside the test lives as long
+	root    *testing.T // programs beside the test live as long as this test
 	t       *testing.T // root, or its subtest that runs now
 	dir     string
 	options Options
@@ -79,13 +80,13 @@ type Node struct {
 	runtime *runtime
 
 	mutex sync.Mutex
-	// resources are those that Functions were allocated by, and given what pods have by them, as
-	// Pods says.
+	// resources are the resources by which Functions were allocated. given is what pods have by
+	// them, as in Pods.
 	resources map[function.ID]string
 	given     map[function.ID]*podresourcesapi.PodResources
 }
 
-// New makes a node without an agent. All that it makes goes when the test ends.
+// New returns a node without an agent. All that it makes is removed when the test ends.
 func New(t *testing.T, options Options) *Node {
 	t.Helper()
 	dir := must.SocketDir(t)
@@ -117,7 +118,7 @@ func New(t *testing.T, options Options) *Node {
 	return n
 }
 
-// installPaths says to the plugin where its agent is, by a file beside it. A test has one node at a
+// installPaths writes the agent's paths into a file beside the plugin. A test has one node at a
 // time.
 func (n *Node) installPaths() {
 	n.t.Helper()
@@ -126,7 +127,7 @@ func (n *Node) installPaths() {
 	must.Succeed(n.t, os.WriteFile(cni.PathsFile(shimProgram), paths, 0o644))
 }
 
-// Run runs a subtest, of which it is from then on that the node's methods fail.
+// Run runs a subtest, which the node's methods end until it returns.
 func (n *Node) Run(name string, test func(t *testing.T)) bool {
 	before := n.t
 	defer func() { n.t = before }()
@@ -157,7 +158,7 @@ func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
 	must.Succeed(n.t, os.Rename(file+".new", file))
 }
 
-// flags of the agent.
+// flags returns the flags of the agent.
 func (n *Node) flags() []string {
 	flags := []string{
 		"--node-name=" + plan.NodeName, "--listen=" + agentAddress, "-v=1",
@@ -182,25 +183,25 @@ func (n *Node) flags() []string {
 	return append(flags, "--provision-timeout=5s", "--kubeconfig="+plan.AgentKubeconfig)
 }
 
-// Start starts the agent and waits until it knows Functions and pools. When the test ends, so does
-// the agent.
+// Start starts the agent and waits until it has read Functions and pools. The agent ends with the
+// test.
 func (n *Node) Start() {
 	n.t.Helper()
 	n.Launch()
 	n.Eventually("the agent knows Functions and pools", func() bool {
 		text, err := n.get("/readyz")
-		// In cluster mode it is ready once the runtime is there, too.
+		// in cluster mode the agent is ready only when the runtime is there, too
 		return err == nil || strings.Contains(text, "not connected to the container runtime")
 	})
 }
 
-// Launch starts the agent and waits for nothing.
+// Launch starts the agent and does not wait.
 func (n *Node) Launch() {
 	n.t.Helper()
 	n.agent = launch(n.root, n.path("agent.log"), agentProgram, n.flags()...)
 }
 
-// End ends the agent as Kubernetes does, and wants it to end well.
+// End ends the agent as Kubernetes does, and fails the test unless it exits with 0.
 func (n *Node) End() {
 	n.t.Helper()
 	if err := n.agent.end(); err != nil {
@@ -211,12 +212,12 @@ func (n *Node) End() {
 // Kill ends the agent by SIGKILL, wherever it is.
 func (n *Node) Kill() { n.agent.kill() }
 
-// Admin asks the agent as an administrator of the node does.
+// Admin returns a client of the agent for an administrator of the node.
 func (n *Node) Admin() nodestate.Client {
 	return nodestate.Client{Socket: n.path("state/admin.sock")}
 }
 
-// get is what the agent's HTTP server says; an answer other than 200 is an error.
+// get returns the answer of the agent's HTTP server. A status other than 200 is an error.
 func (n *Node) get(path string) (string, error) {
 	client := http.Client{
 		Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
@@ -235,7 +236,7 @@ func (n *Node) get(path string) (string, error) {
 	return string(body), err
 }
 
-// Log is what the agents of the test wrote so far.
+// Log returns what the agents of the test have logged so far.
 func (n *Node) Log() string {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path("agent.log"))
@@ -249,8 +250,7 @@ func (n *Node) Eventually(what string, condition func() bool) {
 	must.Eventually(n.t, what, condition)
 }
 
-// WantHealthy waits until these are the Functions of the resource that the kubelet may give to
-// pods.
+// WantHealthy waits until exactly these Functions of the resource are healthy at the kubelet.
 func (n *Node) WantHealthy(resource string, functions ...function.ID) {
 	n.t.Helper()
 	var want []string
@@ -283,8 +283,8 @@ func (n *Node) Allocate(resource string, f function.ID) (map[string]string, erro
 	return response.GetEnvs(), err
 }
 
-// give has the kubelet say that the pod has the Function by the resource it was allocated by, or by
-// that of the pool fast.
+// give makes the kubelet report that the pod has the Function, by the resource by which it was
+// allocated, or by the resource of pool fast.
 func (n *Node) give(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -292,7 +292,7 @@ func (n *Node) give(pod string, f function.ID) {
 	n.Pods.Set(slices.Collect(maps.Values(n.given))...)
 }
 
-// takeBack has the kubelet say that no pod has the Function, if it was this one.
+// takeBack makes the kubelet report that no pod has the Function, if this pod had it.
 func (n *Node) takeBack(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -302,7 +302,7 @@ func (n *Node) takeBack(pod string, f function.ID) {
 	n.Pods.Set(slices.Collect(maps.Values(n.given))...)
 }
 
-// MustAllocate is Allocate, which gives the container the Function's address.
+// MustAllocate calls Allocate, and checks that the container gets the Function's address.
 func (n *Node) MustAllocate(resource string, f function.ID) {
 	n.t.Helper()
 	env, err := n.Allocate(resource, f)
@@ -313,7 +313,7 @@ func (n *Node) MustAllocate(resource string, f function.ID) {
 	}
 }
 
-// Records are those of the journal while no agent runs.
+// Records returns the records of the journal while no agent runs.
 func (n *Node) Records() []journal.Attachment {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
@@ -322,8 +322,8 @@ func (n *Node) Records() []journal.Attachment {
 	return j.All()
 }
 
-// WantNothingLeft says that no attachment is in the journal, while no agent runs, and no request in
-// the spool.
+// WantNothingLeft checks, while no agent runs, that the journal has no attachment and the spool has
+// no request.
 func (n *Node) WantNothingLeft() {
 	n.t.Helper()
 	if left := n.Records(); len(left) > 0 {
@@ -334,7 +334,7 @@ func (n *Node) WantNothingLeft() {
 	}
 }
 
-// Pool is a DevicePool whose Functions are offered by the device plugin as
+// Pool returns a DevicePool whose Functions the device plugin offers as
 // "xpu.opiproject.org/<name>".
 func Pool(name string, selector v1alpha1.FunctionSelector) v1alpha1.DevicePool {
 	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -344,5 +344,5 @@ func Pool(name string, selector v1alpha1.FunctionSelector) v1alpha1.DevicePool {
 		}}
 }
 
-// Resource is the extended resource of a pool that [Pool] made.
+// Resource returns the extended resource of a pool that [Pool] returned.
 func Resource(pool string) string { return fmt.Sprintf("%s/%s", v1alpha1.GroupName, pool) }

@@ -19,10 +19,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// TestPersonalities leads a Function's whole life, with the agent and the CNI plugin, on the
-// drivers of other cards: a pod that asks for everything that the card takes starts, whatever it
-// does to its interface it ends by the first DEL, and then the Function is what it was and offered
-// again, or is not offered.
+// TestPersonalities runs a Function's whole life, with the agent and the CNI plugin, on the drivers
+// of other cards. A pod that asks for everything that the card supports starts. It ends by the
+// first DEL, whatever it does to its interface. Then the Function is as before and offered again,
+// or is not offered.
 func TestPersonalities(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -56,7 +56,7 @@ func TestPersonalities(t *testing.T) {
 	}
 }
 
-// everything is what a network configuration can ask of a card.
+// everything returns all settings of a network configuration that the card supports.
 func everything(p personality.Personality) node.NetConf {
 	conf := node.NetConf{"mtu": 1400, "mac": "02:00:00:00:00:31"}
 	for knob, field := range map[string]struct {
@@ -75,8 +75,8 @@ func everything(p personality.Personality) node.NetConf {
 	return conf
 }
 
-// harm is what a tenant with CAP_NET_ADMIN does to the interface. What the driver refuses is
-// refused.
+// harm does to the interface what a tenant with CAP_NET_ADMIN can do. It ignores errors of the
+// driver.
 func harm(t *testing.T, pod *node.Pod) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName("net1")
@@ -93,8 +93,7 @@ func harm(t *testing.T, pod *node.Pod) {
 	must.Succeed(t, pod.Handle().LinkSetName(link, "evil0"))
 }
 
-// ended waits until the Function has an outcome: it is what it was and is offered, or is not
-// offered.
+// ended waits until the Function is as before and offered, or is not offered.
 func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before stage.VF) {
 	t.Helper()
 	offered(t, n, vf, false)
@@ -104,18 +103,18 @@ func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before st
 	}
 
 	after := s.Settled(t, 0)
-	// These isolate the next owner as well.
+	// other values of these isolate the next owner as well
 	after.MAC, after.Own, after.Proto = before.MAC, before.Own, before.Proto
 	if after.Max >= 10_000 {
-		after.Max = before.Max // the speed of the link limits nothing
+		after.Max = before.Max // a limit of the link's speed limits nothing
 	}
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("offered again, but (-before +now):\n%s", diff)
 	}
 }
 
-// offered waits for a while until the kubelet may give the Function to pods, and wants that if it
-// must be so.
+// offered waits some time until the kubelet may give the Function to pods. If wanted, it fails the
+// test if the kubelet may not.
 func offered(t *testing.T, n *node.Node, vf function.ID, wanted bool) {
 	t.Helper()
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); {

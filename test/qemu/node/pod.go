@@ -27,17 +27,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Pod is the network namespace of a pod's sandbox, and what the runtime calls both.
+// Pod is the network namespace of a pod's sandbox, and the runtime's names for both.
 type Pod struct {
 	*netns.Namespace
 	Name, UID, Sandbox string
-	// IP is the address that its interface gets, in a network of 24 bits.
+	// IP is the address of the pod's interface, in a network of 24 bits.
 	IP netip.Addr
 
 	node *Node
 }
 
-// NewPod makes a pod whose interface gets the address 192.0.2.host.
+// NewPod returns a pod whose interface gets the address 192.0.2.host.
 func (n *Node) NewPod(name string, host byte) *Pod {
 	n.t.Helper()
 	return &Pod{
@@ -46,11 +46,11 @@ func (n *Node) NewPod(name string, host byte) *Pod {
 	}
 }
 
-// NetConf has fields of a network configuration beside those that every one here has.
+// NetConf has the fields of a network configuration that differ between pods.
 type NetConf map[string]any
 
-// execute runs xpu-cni for the pod's net1 as a runtime does, and returns what it printed. An error
-// that it printed is a [types.Error].
+// execute runs xpu-cni for the pod's net1 as a runtime does, and returns its output. An error that
+// xpu-cni printed is a [types.Error].
 func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, error) {
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
@@ -88,7 +88,7 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 	return nil, said
 }
 
-// Add is ADD of xpu-cni for the Function as net1.
+// Add runs ADD of xpu-cni for the Function as net1.
 func (p *Pod) Add(f function.ID, conf NetConf) (*types100.Result, error) {
 	p.node.give(p.Name, f)
 	printed, err := p.execute("ADD", f, conf)
@@ -106,7 +106,7 @@ func decode(printed []byte) (*types100.Result, error) {
 	return types100.GetResult(result)
 }
 
-// MustAdd is ADD, after which net1 is there and up.
+// MustAdd runs ADD, and checks that net1 exists and is up.
 func (p *Pod) MustAdd(f function.ID, conf NetConf) {
 	p.node.t.Helper()
 	result, err := p.Add(f, conf)
@@ -121,20 +121,20 @@ func (p *Pod) MustAdd(f function.ID, conf NetConf) {
 	p.Interface("net1")
 }
 
-// Check is CHECK of xpu-cni.
+// Check runs CHECK of xpu-cni.
 func (p *Pod) Check(f function.ID, conf NetConf) error {
 	_, err := p.execute("CHECK", f, conf)
 	return err
 }
 
-// Del is DEL of xpu-cni.
+// Del runs DEL of xpu-cni.
 func (p *Pod) Del(f function.ID, conf NetConf) error {
 	_, err := p.execute("DEL", f, conf)
-	p.node.takeBack(p.Name, f) // the pod ends
+	p.node.takeBack(p.Name, f) // as when the pod ends
 	return err
 }
 
-// MustDel is DEL, after which the pod has no net1.
+// MustDel runs DEL, and checks that the pod has no net1.
 func (p *Pod) MustDel(f function.ID, conf NetConf) {
 	p.node.t.Helper()
 	if err := p.Del(f, conf); err != nil {
@@ -143,7 +143,7 @@ func (p *Pod) MustDel(f function.ID, conf NetConf) {
 	p.WantNo("net1")
 }
 
-// Interface is one that the pod must have, and which is up.
+// Interface returns an interface, which the pod must have and which must be up.
 func (p *Pod) Interface(name string) *netlink.LinkAttrs {
 	p.node.t.Helper()
 	l, err := p.Handle().LinkByName(name)
@@ -156,13 +156,13 @@ func (p *Pod) Interface(name string) *netlink.LinkAttrs {
 	return l.Attrs()
 }
 
-// Has says whether the pod has an interface.
+// Has reports whether the pod has an interface.
 func (p *Pod) Has(name string) bool {
 	_, err := p.Handle().LinkByName(name)
 	return err == nil
 }
 
-// Ready says whether the pod's net1 is there, up, and has the pod's address.
+// Ready reports whether the pod's net1 exists, is up, and has the pod's address.
 func (p *Pod) Ready() bool {
 	l, err := p.Handle().LinkByName("net1")
 	if err != nil || l.Attrs().Flags&net.FlagUp == 0 {
@@ -174,7 +174,7 @@ func (p *Pod) Ready() bool {
 	})
 }
 
-// WantNo says that the pod has no interface of this name.
+// WantNo checks that the pod has no interface of this name.
 func (p *Pod) WantNo(name string) {
 	p.node.t.Helper()
 	if _, err := p.Handle().LinkByName(name); !errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -182,7 +182,7 @@ func (p *Pod) WantNo(name string) {
 	}
 }
 
-// Reaches says whether the other pod answers a ping in this time.
+// Reaches reports whether the other pod answers a ping within the time.
 func (p *Pod) Reaches(other *Pod, within time.Duration) bool {
 	p.node.t.Helper()
 	answered, err := p.Ping(p.IP, other.IP, within)
@@ -190,7 +190,7 @@ func (p *Pod) Reaches(other *Pod, within time.Duration) bool {
 	return answered
 }
 
-// WantReach says that p reaches the other pod.
+// WantReach checks that p reaches the other pod.
 func (p *Pod) WantReach(t *testing.T, other *Pod) {
 	t.Helper()
 	if !p.Reaches(other, Patience) {
@@ -198,7 +198,7 @@ func (p *Pod) WantReach(t *testing.T, other *Pod) {
 	}
 }
 
-// WantApart says that p does not reach the other pod.
+// WantApart checks that p does not reach the other pod.
 func (p *Pod) WantApart(t *testing.T, other *Pod) {
 	t.Helper()
 	if p.Reaches(other, time.Second) {

@@ -17,12 +17,12 @@ import (
 // process is a program that runs beside the test.
 type process struct {
 	command *exec.Cmd
-	done    chan struct{} // closed when it has ended
-	err     error         // what it ended with; read after done
+	done    chan struct{} // closed when the program has ended
+	err     error         // the program's result; read it after done
 }
 
-// launch starts a program, whose output is appended to a file that a failed test shows. It is
-// killed when the test ends.
+// launch starts a program. Its output is appended to a file, which is shown if the test fails. The
+// program is killed when the test ends.
 func launch(t *testing.T, log, program string, args ...string) *process {
 	t.Helper()
 	first := !exists(log)
@@ -55,14 +55,14 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// lastOf is the end of what a program wrote, as much as a person reads.
+// lastOf returns the end of a program's output, as much as a person reads.
 func lastOf(text string) string {
 	const most = 150
 	lines := strings.Split(text, "\n")
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
-// end asks the program to end, and returns what it ended with.
+// end asks the program to end, and returns its result.
 func (p *process) end() error {
 	_ = p.command.Process.Signal(syscall.SIGTERM)
 	select {
@@ -74,7 +74,7 @@ func (p *process) end() error {
 	}
 }
 
-// kill ends the program at once, and does nothing to one that has ended.
+// kill kills the program, unless it has ended.
 func (p *process) kill() {
 	_ = p.command.Process.Kill()
 	<-p.done

@@ -19,8 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. What the API
-// server knows of it is the same all the while.
+// TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. It checks that
+// the published devices stay the same all the time.
 func TestClaimedSubfunction(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]

@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// onXPU is a node in guest simnic: a card whose eswitch opi-bridge works with, and an agent that
-// asks it for Ports.
+// onXPU is a node in guest simnic: a card whose eswitch opi-bridge uses, and an agent that asks
+// opi-bridge for Ports.
 type onXPU struct {
 	*node.Node
 	bridge  *node.Bridge
@@ -71,8 +71,8 @@ pools: {vfs: blue, sfs: blue}
 	return x
 }
 
-// nameByPath names the netdevs of a PF's VFs as udev does, until the test ends. The kernel's own
-// names, the lowest free ones, would go to SFs that are made while the VFs are in pods.
+// nameByPath names the netdevs of a PF's VFs as udev does, until the test ends. The kernel names
+// netdevs by the lowest free numbers, which SFs would get that are made while the VFs are in pods.
 func nameByPath(t *testing.T, pf pci.Address) {
 	t.Helper()
 	for i, vf := range node.VFs(t, pf) {
@@ -84,7 +84,7 @@ func nameByPath(t *testing.T, pf pci.Address) {
 	}
 }
 
-// functionPorts are the eswitch's ports.
+// functionPorts returns the eswitch's ports.
 func (x *onXPU) functionPorts(t *testing.T) []devlink.Port {
 	t.Helper()
 	ports, err := x.devlink.PortsOf(devlink.OfPCI(x.pf))
@@ -92,7 +92,7 @@ func (x *onXPU) functionPorts(t *testing.T) []devlink.Port {
 	return ports
 }
 
-// subfunctions are the auxiliary devices of SFs that there are.
+// subfunctions returns the existing auxiliary devices of SFs.
 func subfunctions(t *testing.T) []string {
 	t.Helper()
 	var numbers []string
@@ -109,7 +109,7 @@ func subfunctions(t *testing.T) []string {
 	return numbers
 }
 
-// wantAsBefore says that no netdev is in a bridge, and that card and netdevs are as they were.
+// wantAsBefore checks that no netdev is in a bridge, and that the card and netdevs are as before.
 func (x *onXPU) wantAsBefore(t *testing.T) {
 	t.Helper()
 	x.Eventually("no netdev is in a bridge", func() bool { return len(x.bridge.Members(t)) == 0 })
@@ -137,8 +137,8 @@ func (x *onXPU) join(pool, name string, host byte, f function.ID, network string
 	return m
 }
 
-// TestXPU takes VFs and SFs of a card in mode switchdev to pods, whose Ports opi-bridge makes of
-// their representors.
+// TestXPU takes VFs and SFs of a card in mode switchdev to pods. opi-bridge makes their Ports of
+// the Functions' representors.
 func TestXPU(t *testing.T) {
 	x := newOnXPU(t)
 	vfs := node.VFs(t, x.pf)
@@ -177,7 +177,7 @@ func TestXPU(t *testing.T) {
 			sfs[0], "blue")
 		x.Kill()
 		x.bridge.Kill()
-		a.WantReach(t, b.Pod) // the data plane needs neither
+		a.WantReach(t, b.Pod) // the data plane needs neither agent nor opi-bridge
 		x.bridge.Start()
 		x.Node.Start()
 		x.WantHealthy(node.Resource("vfs"), vfs...)
@@ -200,7 +200,7 @@ func TestXPU(t *testing.T) {
 			t.Errorf("ADD: %v, want an error that names network green", err)
 		}
 
-		must.Succeed(t, pod.Del(sfs[1], conf)) // as runtimes do
+		must.Succeed(t, pod.Del(sfs[1], conf)) // as runtimes do after a failed ADD
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		x.wantAsBefore(t)
 	})

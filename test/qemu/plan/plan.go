@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is what the host tells a guest to do, and how the guest tells what came of it.
+// Package plan defines the work of a guest, and the reports of the guest about it.
 package plan
 
 import (
@@ -10,37 +10,37 @@ import (
 	"time"
 )
 
-// Path is where the guest finds its Plan, as JSON.
+// Path is the file with the guest's Plan, as JSON.
 const Path = "/etc/plan.json"
 
-// GuestVariable is in the environment of commands, and nowhere else, so that tests know where they
-// run.
+// GuestVariable is in the environment of commands in a guest, and nowhere else, so that tests know
+// where they run.
 const GuestVariable = "XPU_QEMU_GUEST"
 
-// Modules is the directory of the guest that kernel modules lie in.
+// Modules is the guest's directory of kernel modules.
 const Modules = "/usr/lib/modules"
 
-// Programs is the directory of the guest that the project's own programs lie in.
+// Programs is the guest's directory of the project's programs.
 const Programs = "/usr/bin"
 
-// What a guest has whose suites ask for an API server. It runs on the host, and is that of this
-// guest alone.
+// The guest has these if its suites ask for an API server. The API server runs on the host, and
+// serves this guest alone.
 const (
-	// AdminKubeconfig is the kubeconfig of one who may do everything.
+	// AdminKubeconfig is the kubeconfig of a user who may do everything.
 	AdminKubeconfig = "/etc/kubernetes/admin.conf"
-	// AgentKubeconfig is that of the agent on the node NodeName, which may do what deploy/agent
-	// lets it.
+	// AgentKubeconfig is the kubeconfig of the agent on the node NodeName, which has the rights in
+	// deploy/agent.
 	AgentKubeconfig = "/etc/kubernetes/agent.conf"
-	// NodeName is the node that the guest is. There is no Node object of it at first.
+	// NodeName is the name of the guest's node. There is no Node object at first.
 	NodeName = "guest"
 	// HostNetdev is the NIC on the way to the API server, at HostDriver's only PCI function.
 	HostNetdev = "host0"
 	HostDriver = "virtio_net"
-	// GuestAddress is the NIC's own, and APIAddress where the API server is, which is all that can
-	// be reached.
+	// GuestAddress is the NIC's address, and APIAddress is the address of the API server, which is
+	// the only address that can be reached.
 	GuestAddress = "10.0.2.15/24"
 	APIAddress   = "10.0.2.100:6443"
-	// APIServerName is a name that the certificate of the API server has.
+	// APIServerName is a name in the certificate of the API server.
 	APIServerName = "localhost"
 )
 
@@ -52,45 +52,45 @@ type Plan struct {
 	Modules []Module
 	// VFs is how many VFs to make at each PF before the first command.
 	VFs int
-	// API says that the guest has a NIC that leads to an API server; see [APIAddress].
+	// API means that the guest has a NIC that leads to an API server; see [APIAddress].
 	API bool
-	// Commands run one after the other, whatever the earlier ones returned. One that leaves
-	// something behind, such as a PF without link, has failed: it ends with a status other than 0.
+	// Commands run one after the other, whatever earlier commands returned. A command that changes
+	// the guest's state, for example a PF's link, has failed: its status is not 0.
 	Commands []Command
-	// Shell asks for a shell on the console instead of commands. The guest ends with it.
+	// Shell asks for a shell on the console instead of commands. The guest ends with the shell.
 	Shell bool
 }
 
 // Module is a kernel module.
 type Module struct {
-	File    string // its name in [Modules]; the kernel decompresses it unless it ends in ".ko"
+	File    string // name in [Modules]; the kernel decompresses it unless it ends in ".ko"
 	Options string // as for insmod(8)
 }
 
 // Command is a program that the guest runs.
 type Command struct {
-	Name string   // in what is told of it; without spaces
+	Name string   // name in reports, without spaces
 	Args []string // the first is the program's absolute path
-	Dir  string   // to run it in
+	Dir  string   // working directory
 }
 
-// Port and Offset are how the guest ends QEMU: it writes its exit status plus Offset to this I/O
-// port, where isa-debug-exit makes QEMU exit with twice that plus one. The offset tells it from
-// QEMU's own failures.
+// Port and Offset let the guest end QEMU. The guest writes its exit status plus Offset to this I/O
+// port, and isa-debug-exit makes QEMU exit with twice the value plus one. The offset distinguishes
+// the status from QEMU's own failures.
 const (
 	Port      = 0x501
 	Offset    = 0x10
-	MaxStatus = 100 // larger ones are cut to this
+	MaxStatus = 100 // larger statuses are cut to this
 )
 
-// Status returns the guest's exit status from QEMU's; ok is false where the guest did not end by
-// itself.
+// Status returns the guest's exit status for QEMU's exit status; ok is false if the guest did not
+// end by itself.
 func Status(qemu int) (status int, ok bool) {
 	status = (qemu-1)/2 - Offset
 	return status, qemu%2 == 1 && status >= 0 && status <= MaxStatus
 }
 
-// Kind is what an Event is about.
+// Kind is the kind of an Event.
 type Kind string
 
 // The kinds of events, in the order of a guest's life.
@@ -101,17 +101,17 @@ const (
 	Exit  Kind = "exit"  // the guest ends, with Status
 )
 
-// Event is one line in a guest's output that is not a command's.
+// Event is a line of a guest's output that does not come from a command.
 type Event struct {
 	Kind   Kind
 	Status int
 	Uptime time.Duration // of the guest
-	Name   string        // the command's
+	Name   string        // name of the command
 }
 
 const mark = "@@"
 
-// String is the event as a line, without its end.
+// String returns the event as a line, without its end.
 func (e Event) String() string {
 	return fmt.Sprintf("%s %s %d %d %s", mark, e.Kind, e.Status, e.Uptime.Milliseconds(), e.Name)
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 )
 
-// Tells says whether the PF tells of its VFs at all.
+// Tells reports whether the PF reports its VFs at all.
 func Tells(p personality.Personality) bool { return p.Value("get") == personality.OK }
 
-// Grants says whether a pod must get what the knob stands for, because the driver does what it is
-// asked and tells of it.
+// Grants reports whether a pod must get the setting of a knob, because the driver applies and
+// reports it.
 func Grants(p personality.Personality, knob string) bool {
 	field, _, special := strings.Cut(knob, ".")
 	switch {
 	case knob == "mac" && !Tells(p):
-		return true // the netdev's own is all that there is
+		return true // the netdev's own MAC is the only one
 	case !Tells(p) || p.Value(field) != personality.OK ||
 		special && p.Value(knob) != personality.OK:
 		return false

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stage has the simulated NIC of a guest play the drivers of other cards, for tests, and
-// says what is really in effect, whatever its PF tells.
+// Package stage makes the simulated NIC of a guest play the drivers of other cards, for tests. It
+// reads the settings that are really in effect, whatever the PF reports.
 package stage
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
 )
 
-// names is the flag by which qemutest says which personalities are played.
+// names is the flag with which qemutest selects personalities.
 var names = flag.String("personalities", "",
 	"play these only, by name, with commas between; all if it is empty")
 
-// patience is how long a PF may take to become what it was.
+// patience bounds the time until a PF is as it was.
 const patience = 20 * time.Second
 
-// Personalities are those that the test shall play.
+// Personalities returns the personalities that the test must play.
 func Personalities(t *testing.T) []personality.Personality {
 	t.Helper()
 	all, err := zoo.All()
@@ -57,11 +57,11 @@ type Stage struct {
 	pf      pci.Address
 	vfs     []pci.Address
 	own     []string // MAC addresses of the VFs' netdevs, by index
-	netdevs []string // their names
+	netdevs []string // names of the VFs' netdevs, by index
 	devlink *devlink.Conn
 }
 
-// New takes a PF. When the test ends, everything is as it was.
+// New returns a stage on a PF. When the test ends, everything is as before.
 func New(t *testing.T, pf pci.Address) *Stage {
 	t.Helper()
 	conn, err := devlink.Dial("")
@@ -78,7 +78,7 @@ func New(t *testing.T, pf pci.Address) *Stage {
 	return s
 }
 
-// Play has the PF play a personality until the test ends.
+// Play makes the PF play a personality until the test ends.
 func (s *Stage) Play(t *testing.T, p personality.Personality) {
 	t.Helper()
 	if p.Switchdev {
@@ -96,14 +96,14 @@ func (s *Stage) Play(t *testing.T, p personality.Personality) {
 	s.Write(t, p.Script())
 }
 
-// Write sets the knobs of the lines, and all others to their default.
+// Write sets the knobs in the lines, and all others to their defaults.
 func (s *Stage) Write(t *testing.T, lines string) {
 	t.Helper()
 	card.SetAttribute(t, s.pf, "simnic_personality", lines+"\n")
 }
 
-// Clear makes the VFs what they were, so that what one test left does not fail the next one. By the
-// default personality everything is taken at once.
+// Clear restores the VFs, so that one test does not make the next one fail. It uses the default
+// personality, which accepts everything at once.
 func (s *Stage) Clear(t *testing.T) {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -130,9 +130,9 @@ func (s *Stage) Clear(t *testing.T) {
 	}
 }
 
-// awaitHost waits until a VF is settled and its netdev on the host, to which it comes from a
-// namespace that ended. It is called when the test has ended, so that the test's context is of no
-// use.
+// awaitHost waits until a VF is settled and its netdev is on the host, to which it comes when its
+// namespace has ended. awaitHost is called after the test has ended, so it cannot use the test's
+// context.
 func (s *Stage) awaitHost(t *testing.T, index int) {
 	t.Helper()
 	s.Settled(t, index)
@@ -144,7 +144,7 @@ func (s *Stage) awaitHost(t *testing.T, index int) {
 	}
 }
 
-// freeName takes another VF's name from a VF's netdev.
+// freeName renames a VF's netdev that has another VF's name.
 func (s *Stage) freeName(t *testing.T, handle *netlink.Handle, index int) {
 	t.Helper()
 	name := card.Netdev(s.vfs[index])
@@ -158,7 +158,7 @@ func (s *Stage) freeName(t *testing.T, handle *netlink.Handle, index int) {
 	must.Succeed(t, handle.LinkSetName(link, fmt.Sprintf("played%d", index)))
 }
 
-// clearNetdev makes a VF's netdev what it was: down, with its name, MAC and MTU and no more.
+// clearNetdev restores a VF's netdev: down, with its name, MAC and MTU and nothing else.
 func (s *Stage) clearNetdev(t *testing.T, handle *netlink.Handle, index int) {
 	t.Helper()
 	link, err := handle.LinkByName(card.Netdev(s.vfs[index]))
@@ -181,20 +181,20 @@ func (s *Stage) clearNetdev(t *testing.T, handle *netlink.Handle, index int) {
 	}
 }
 
-// VF is what is in effect for a VF.
+// VF has the settings that are in effect for a VF.
 type VF struct {
-	MAC       string // the administrative one, zeros for none
+	MAC       string // administrative MAC; zeros for none
 	VLAN, QoS int
 	Proto     string // "8100" or "88a8"
 	Min, Max  int    // Mbit/s
 	SpoofChk  int
 	Trust     int
 	Link      int    // IFLA_VF_LINK_STATE_* of linux/if_link.h
-	Own       string // MAC of the VF's netdev, wherever that is
-	Resets    bool   // or what was asked for comes into effect later
+	Own       string // MAC of the VF's netdev, in any namespace
+	Resets    bool   // a reset, or a setting that takes effect later, is pending
 }
 
-// VF reads what is in effect for a VF.
+// VF returns the settings that are in effect for a VF.
 func (s *Stage) VF(t *testing.T, index int) VF {
 	t.Helper()
 	lines := strings.Split(card.Attribute(t, s.pf, "simnic_vfs"), "\n")
@@ -218,7 +218,7 @@ func (s *Stage) VF(t *testing.T, index int) VF {
 	return vf
 }
 
-// Settled is what is in effect for a VF when it resets no more.
+// Settled returns the settings that are in effect for a VF when no reset is pending.
 func (s *Stage) Settled(t *testing.T, index int) VF {
 	t.Helper()
 	var vf VF

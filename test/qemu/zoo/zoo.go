@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package zoo has the personalities of the cards that nobody here has: what their drivers do by the
-// kernel's sources and public reports. Package simnic plays them in a guest. A file that "xpuctl
-// hardware-report" wrote belongs here too.
+// Package zoo has the personalities of cards that the project does not have: the behaviour of their
+// drivers by the kernel's sources and public reports. Package simnic plays them in a guest. A file
+// that "xpuctl hardware-report" wrote belongs here too.
 package zoo
 
 import (
@@ -17,7 +17,7 @@ import (
 //go:embed *.yaml
 var files embed.FS
 
-// All are all personalities, sorted by name.
+// All returns all personalities, sorted by name.
 func All() ([]personality.Personality, error) {
 	entries, err := files.ReadDir(".")
 	if err != nil {
@@ -45,8 +45,8 @@ func All() ([]personality.Personality, error) {
 	return all, nil
 }
 
-// Third is every third personality, which ones by a number that changes from day to day or from
-// commit to commit: three numbers in a row have all.
+// Third returns every third personality. The number, which changes from day to day or from commit
+// to commit, selects them: three numbers in a row have all.
 func Third(all []personality.Personality, number int) []personality.Personality {
 	var third []personality.Personality
 	for i := (number%3 + 3) % 3; i < len(all); i += 3 {

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
 )
 
-// TestAll: every file is one, and every quirk that it names exists.
+// TestAll checks that every file is a personality, and that every quirk that it names exists.
 func TestAll(t *testing.T) {
 	all, err := zoo.All()
 	must.Succeed(t, err)
@@ -36,7 +36,7 @@ func TestAll(t *testing.T) {
 	}
 }
 
-// TestThird: three numbers in a row have all personalities, each once.
+// TestThird checks that three numbers in a row have all personalities, each once.
 func TestThird(t *testing.T) {
 	all, err := zoo.All()
 	must.Succeed(t, err)
@@ -59,7 +59,7 @@ func TestThird(t *testing.T) {
 	}
 }
 
-// TestKnobs: the simulated NIC has the knobs of the format, and no others.
+// TestKnobs checks that the simulated NIC has the knobs of the format, and no others.
 func TestKnobs(t *testing.T) {
 	source, err := os.ReadFile("../simnic/personality.h")
 	must.Succeed(t, err)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Guestinit is process 1 of a test guest: it mounts what programs expect, loads kernel modules,
+// Guestinit is process 1 of a test guest. It mounts the usual file systems, loads kernel modules,
 // makes VFs, runs the commands of its plan and ends the machine with their exit status. Commands
-// write to the second serial port, where the kernel does not.
+// write to the second serial port, to which the kernel does not write.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 
 const pciDevices = "/sys/bus/pci/devices"
 
-// patience is how long kernel and cards may take for one thing.
+// patience bounds each wait for the kernel or a card.
 const patience = 20 * time.Second
 
 func main() {
@@ -36,7 +36,7 @@ func main() {
 	}
 
 	if err != nil {
-		fmt.Println("guestinit:", err) // on the console, as there may be no other output
+		fmt.Println("guestinit:", err) // on the console, because there may be no other output
 		if output != nil {
 			fmt.Fprintln(output, "guestinit:", err)
 		}
@@ -45,7 +45,7 @@ func main() {
 	end(output, min(status, plan.MaxStatus))
 }
 
-// start makes the machine usable and returns where output goes.
+// start makes the machine usable and returns the file for output.
 func start() (*os.File, error) {
 	for _, m := range []struct{ source, target, kind string }{
 		{"proc", "/proc", "proc"},
@@ -112,8 +112,8 @@ func run(output *os.File) (status int, err error) {
 	return runAll(output, p)
 }
 
-// runAll runs the commands. One that leaves something behind has failed, and should not make the
-// next one fail.
+// runAll runs the commands. A command that leaves something behind has failed, and its traces are
+// removed, so that they do not make the next command fail.
 func runAll(output *os.File, p plan.Plan) (status int, err error) {
 	var before state
 	for _, c := range p.Commands {
@@ -129,7 +129,7 @@ func runAll(output *os.File, p plan.Plan) (status int, err error) {
 		if err == nil && len(left) > 0 {
 			fmt.Fprintf(output, "guestinit: what %s left behind:\n  %s\n", c.Name,
 				strings.Join(left, "\n  "))
-			_ = unix.Kill(-1, unix.SIGKILL) // all but this process
+			_ = unix.Kill(-1, unix.SIGKILL) // all processes but this one
 			err, before = networks(p.VFs), nil
 			this = max(this, 1)
 		}
@@ -177,8 +177,8 @@ func load(module plan.Module) error {
 	return nil
 }
 
-// wayToHost makes the NIC to the host usable, whose driver is loaded by now. It gets a name of its
-// own at once, so that those of other netdevs do not depend on it.
+// wayToHost sets up the NIC to the host, whose driver is loaded by now. The NIC gets its own name
+// first, so that the names of other netdevs do not depend on it.
 func wayToHost() error {
 	found, err := await(filepath.Join("/sys/bus/virtio/drivers", plan.HostDriver, "virtio*/net/*"))
 	if err != nil {
@@ -204,7 +204,7 @@ func wayToHost() error {
 	return up(plan.HostNetdev)
 }
 
-// networks brings up lo and the PFs, and makes VFs at those that have another number of them.
+// networks sets lo and the PFs up, and makes VFs for each PF that has another number of VFs.
 func networks(vfs int) error {
 	pfs, err := filepath.Glob(filepath.Join(pciDevices, "*/sriov_numvfs"))
 	if err != nil {
@@ -244,7 +244,7 @@ func makeVFs(pf string, vfs int) error {
 		return nil
 	}
 
-	if has != "0" { // from one number to another is refused
+	if has != "0" { // the kernel refuses a change from one number to another
 		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
 			return err
 		}
@@ -263,7 +263,8 @@ func makeVFs(pf string, vfs int) error {
 	return nil
 }
 
-// await waits for the first match of a pattern: drivers make netdevs after the device is there.
+// await waits for the first match of a pattern, because drivers make netdevs after the device
+// exists.
 func await(pattern string) (string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		found, err := filepath.Glob(pattern)
@@ -296,11 +297,11 @@ func command(output *os.File, c plan.Command) (status int) {
 	return statusOf(output, cmd.Run())
 }
 
-// shell runs a shell on the console, with job control and busybox for whatever program is not
-// there.
+// shell runs a shell on the console, with job control, and with busybox for every program that is
+// missing.
 func shell() (status int) {
 	const busybox = "/usr/bin/busybox"
-	// what is there already is an error
+	// busybox returns an error for programs that exist already
 	_ = exec.Command(busybox, "--install", "-s", "/usr/bin").Run()
 	cmd := exec.Command(busybox, "setsid", "-c", "/usr/bin/bash", "--norc")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -308,7 +309,7 @@ func shell() (status int) {
 	return statusOf(os.Stdout, cmd.Run())
 }
 
-// statusOf is a program's exit status, as a shell gives it.
+// statusOf returns a program's exit status, as a shell reports it.
 func statusOf(output *os.File, err error) int {
 	if err == nil {
 		return 0
@@ -323,7 +324,7 @@ func statusOf(output *os.File, err error) int {
 		return code
 	}
 
-	return 1 // by a signal
+	return 1 // the program was killed by a signal
 }
 
 func tell(output *os.File, e plan.Event) {
@@ -346,8 +347,8 @@ func uptime() time.Duration {
 	return time.Duration(value * float64(time.Second))
 }
 
-// end ends the machine. QEMU exits at once, so what is on its way through the serial ports is
-// waited for.
+// end ends the machine. It first waits until the serial ports have sent all output, because QEMU
+// exits at once.
 func end(output *os.File, status int) {
 	if output != nil {
 		tell(output, plan.Event{Kind: plan.Exit, Status: status})
@@ -358,6 +359,6 @@ func end(output *os.File, status int) {
 	if port, err := os.OpenFile("/dev/port", os.O_WRONLY, 0); err == nil {
 		_, _ = port.WriteAt([]byte{byte(status + plan.Offset)}, plan.Port)
 	}
-	// not reached, but for a machine without that port
+	// reached only on a machine without that port
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }

@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is what a suite must leave as it was: all netdevs, with what PFs enforce for VFs, and no
-// processes. A key says which netdev it is, by its device where it has one: MACs and names of VFs'
-// netdevs are others when VFs are made anew.
+// state is what a suite must leave unchanged: all netdevs, with the settings that PFs enforce for
+// VFs, and no processes. A key names a netdev by its device, if it has one, because the MACs and
+// names of VFs' netdevs change when VFs are made again.
 type state map[string]string
 
 func readState() (state, error) {
-	// Only a handle of its own tells about VFs.
+	// Only a new handle requests information about VFs.
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func readState() (state, error) {
 		a := l.Attrs()
 		key := fmt.Sprintf("%s %s", l.Type(), a.Name)
 		if a.ParentDev != "" {
-			// EOPNOTSUPP with most drivers
+			// most drivers return EOPNOTSUPP
 			port, _ := os.ReadFile(filepath.Join("/sys/class/net", a.Name, "phys_port_name"))
 			key = strings.TrimSpace("netdev of " + a.ParentDev + " " +
 				strings.TrimSpace(string(port)))
@@ -62,14 +62,14 @@ func readState() (state, error) {
 	return s, nil
 }
 
-// processes are those of programs, but for this one.
+// processes returns the processes of programs except this one.
 func processes() state {
 	s := state{}
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range lines {
 		pid := filepath.Base(filepath.Dir(file))
 		content, err := os.ReadFile(file)
-		if err != nil || len(content) == 0 || pid == "1" { // ended, or the kernel's
+		if err != nil || len(content) == 0 || pid == "1" { // has ended, or belongs to the kernel
 			continue
 		}
 		program, _, _ := strings.Cut(string(content), "\x00")
@@ -79,7 +79,7 @@ func processes() state {
 	return s
 }
 
-// left says in which netdevs the state differs from what it was before.
+// left returns the netdevs that differ from the state before.
 func (s state) left(before state) []string {
 	var differs []string
 	for _, key := range slices.Sorted(maps.Keys(s)) {
@@ -99,9 +99,8 @@ func (s state) left(before state) []string {
 	return differs
 }
 
-// leftBehind says what a suite left otherwise than it was before, after a while: a netdev that
-// leaves a network namespace with it comes back a little later, and a card may have no carrier for
-// seconds.
+// leftBehind returns what a suite has changed. It waits some time before, because a netdev comes
+// back a little later than its network namespace ends, and a card may have no carrier for seconds.
 func leftBehind(before state) ([]string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		now, err := readState()
@@ -115,7 +114,7 @@ func leftBehind(before state) ([]string, error) {
 	}
 }
 
-// settled is the state when all PFs have a carrier.
+// settled returns the state when all PFs have a carrier.
 func settled() (state, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		s, err := readState()

@@ -20,10 +20,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// assets is where the API server's programs are, where KUBEBUILDER_ASSETS does not say it.
+// assets is the directory of the API server's programs, unless KUBEBUILDER_ASSETS names another
+// one.
 const assets = "bin/kubernetes"
 
-// startAPIServer starts an API server for one guest, set up as deploy/ sets up a cluster.
+// startAPIServer starts an API server for one guest, with the objects of deploy/.
 func startAPIServer() (*kubeapitest.Cluster, error) {
 	const variable = "KUBEBUILDER_ASSETS"
 	if os.Getenv(variable) == "" {
@@ -39,7 +40,7 @@ func startAPIServer() (*kubeapitest.Cluster, error) {
 	return kubeapitest.Start("deploy")
 }
 
-// addKubeconfigs adds what programs of the guest reach the API server by.
+// addKubeconfigs adds the kubeconfigs by which the guest's programs reach the API server.
 func addKubeconfigs(a *initramfs.Archive, c *kubeapitest.Cluster) error {
 	for path, config := range map[string]*rest.Config{
 		plan.AdminKubeconfig: c.Admin(), plan.AgentKubeconfig: c.Agent(plan.NodeName),
@@ -53,7 +54,7 @@ func addKubeconfigs(a *initramfs.Archive, c *kubeapitest.Cluster) error {
 	return nil
 }
 
-// kubeconfig says the same as config, for a guest.
+// kubeconfig returns the kubeconfig for a guest with the meaning of config.
 func kubeconfig(config *rest.Config) *clientcmdapi.Config {
 	const name = "host"
 	out := clientcmdapi.NewConfig()
@@ -73,11 +74,11 @@ func kubeconfig(config *rest.Config) *clientcmdapi.Config {
 	return out
 }
 
-// pipe is the argument that makes this program what QEMU runs for each connection of a guest to the
-// API server.
+// pipe is the argument with which QEMU runs this program for each connection of a guest to the API
+// server.
 const pipe = "pipe"
 
-// forward is the command line of that.
+// forward returns the command line for pipe.
 func forward(config *rest.Config) ([]string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -92,7 +93,7 @@ func forward(config *rest.Config) ([]string, error) {
 }
 
 // runPipe copies between a connection to the address and the standard input and output, until the
-// server ends it.
+// server ends the connection.
 func runPipe(ctx context.Context, address string) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)

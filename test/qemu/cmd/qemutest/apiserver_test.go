@@ -17,7 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestKubeconfig: a guest's client is who the host's is, by another way to the same server.
+// TestKubeconfig checks that a guest's client has the user of the host's client, and reaches the
+// same server another way.
 func TestKubeconfig(t *testing.T) {
 	config := &rest.Config{
 		Host: "https://127.0.0.1:12345",
@@ -51,14 +52,13 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
-// TestPipe: this test's process is the one that QEMU runs, with a socket as standard input and
-// output.
+// TestPipe runs this test's process as QEMU does, with a socket as standard input and output.
 func TestPipe(t *testing.T) {
 	if address := os.Getenv("XPU_TEST_PIPE"); address != "" {
 		if err := runPipe(t.Context(), address); err != nil {
 			t.Error(err)
 		}
-		os.Exit(0) // without what package testing prints
+		os.Exit(0) // without the output of package testing
 	}
 
 	server, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +76,7 @@ func TestPipe(t *testing.T) {
 		}
 		defer conn.Close()
 
-		request, _ := io.ReadAll(conn) // ends because the pipe hands on that its input did
+		request, _ := io.ReadAll(conn) // ends because the pipe passes on the end of its input
 		asked <- string(request)
 		_, _ = io.WriteString(conn, "answer")
 	}()

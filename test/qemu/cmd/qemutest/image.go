@@ -23,8 +23,8 @@ import (
 
 const module = "github.com/opiproject/xpu-device-plugin"
 
-// packages are QEMU, the guest's kernel, what builds a module for it, and what a person needs in
-// its shell.
+// packages are QEMU, the guest's kernel, the tools that build a module for it, and the programs of
+// the guest's shell.
 var packages = []string{
 	"qemu-system-x86", "seabios", "linux-image-amd64", "kmod",
 	"linux-headers-amd64", "make", "dash", "coreutils", "sed", "grep", "gawk", "findutils",
@@ -32,15 +32,15 @@ var packages = []string{
 	"bash", "busybox-static", "iproute2", "ethtool", "pciutils", "tcpdump",
 }
 
-// tools are what the shell has; busybox stands in for all others.
+// tools are programs of the shell; busybox provides all others.
 var tools = []string{
 	"/usr/bin/bash", "/usr/bin/busybox", "/usr/bin/ip", "/usr/sbin/bridge", "/usr/sbin/devlink",
 	"/usr/sbin/ethtool",
 	"/usr/bin/lspci", "/usr/bin/tcpdump",
 }
 
-// makeImage writes the file system that the guest starts with, with what was built for it. cluster
-// is nil where the guest needs none.
+// makeImage writes the file system with which the guest starts, with all that was built for the
+// guest. cluster is nil if the guest needs no API server.
 func makeImage(
 	ctx context.Context, o options, root debian.Root, g guest, cluster *kubeapitest.Cluster,
 	file string,
@@ -98,14 +98,14 @@ func makeImage(
 	return write(a, file)
 }
 
-// home is the directory of the guest that has the test binaries.
+// home is the guest's directory of test binaries.
 const home = "/root"
 
-// testDir and programDir are where binaries are built to, below the output directory.
+// testDir and programDir are the directories, below the output directory, of built binaries.
 const testDir, programDir = "tests", "programs"
 
-// build builds process 1, the test binaries and the programs that they run; programs as the
-// Makefile does.
+// build builds process 1, the test binaries and the programs that they run. It builds programs with
+// the flags of the Makefile.
 func build(ctx context.Context, o options, g guest) error {
 	const strip = "-s -w"
 	for dir, arguments := range map[string][]string{
@@ -114,7 +114,7 @@ func build(ctx context.Context, o options, g guest) error {
 		testDir: append([]string{"test", "-c", "-ldflags", strip, "-o"}, g.testPackages()...),
 	} {
 		dir = filepath.Join(o.output, dir)
-		// What is not built any more should not be there to be run by hand.
+		// Old binaries are removed, so that they are not run by hand.
 		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func build(ctx context.Context, o options, g guest) error {
 	return nil
 }
 
-// addPrograms adds what was built.
+// addPrograms adds the built programs.
 func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) error {
 	tests, programs := filepath.Join(o.output, testDir), filepath.Join(o.output, programDir)
 	if err := a.Program("/init", filepath.Join(programs, "guestinit"), string(root)); err != nil {
@@ -157,7 +157,7 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 	return nil
 }
 
-// addModules adds the kernel modules of the guest, and builds those that are the project's own.
+// addModules adds the kernel modules of the guest, and builds the project's own modules.
 func addModules(
 	ctx context.Context, o options, root debian.Root, g guest, a *initramfs.Archive, p *plan.Plan,
 ) error {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Qemutest runs the project's tests that need real SR-IOV, or more than the machine's own kernel
-// has, in guests under QEMU, and ends with their exit status.
+// has, in guests under QEMU, and ends with the tests' exit status.
 package main
 
 import (
@@ -48,11 +48,11 @@ func main() {
 	os.Exit(status)
 }
 
-// options are those of the command line.
+// options are the flags of the command line.
 type options struct {
 	cache, output, mirror, guest, only, run string
 	shell, verbose, full                    bool
-	personalities                           string // names with commas between
+	personalities                           string // names, separated by commas
 	cards, vfs, lives                       int
 	seed                                    uint64
 	limit, soak                             time.Duration
@@ -64,7 +64,7 @@ func parse() (o options, err error) {
 		return options{}, err
 	}
 
-	// Not the package's own, where libraries add theirs.
+	// not the default flag set, to which libraries add flags
 	flags := flag.NewFlagSet("qemutest", flag.ExitOnError)
 	flags.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"),
 		"directory of unpacked packages")
@@ -155,8 +155,8 @@ func run(ctx context.Context) (status int, err error) {
 	return runGuests(ctx, o, root, selected)
 }
 
-// runGuests prepares one guest after the other, as builds use all processors, and then runs them at
-// the same time, as far as each has a processor of the machine for its own.
+// runGuests prepares one guest after the other, because builds use all processors. It then runs the
+// guests at the same time, as far as each has its own processor of the machine.
 func runGuests(
 	ctx context.Context, o options, root debian.Root, selected []guest,
 ) (status int, err error) {
@@ -208,14 +208,14 @@ func runGuests(
 	return status, err
 }
 
-// guestRun is a guest from its preparation to its end.
+// guestRun is the run of a guest, from its preparation to its end.
 type guestRun struct {
 	options
 	guest   guest
 	out     io.Writer
-	cluster *kubeapitest.Cluster // nil if it has none
+	cluster *kubeapitest.Cluster // nil if the guest needs no API server
 	machine machine.Machine
-	// What came of it.
+	// The results of the run.
 	status int
 	total  counts
 	err    error
@@ -263,8 +263,8 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	return makeImage(ctx, r.options, root, r.guest, r.cluster, image)
 }
 
-// boot runs the guest, a second time if it did not come up: emulated machines were seen to lose a
-// timer at boot.
+// boot runs the guest, and tries again if the guest did not start, because emulated machines were
+// seen to lose a timer at boot.
 func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 	for attempt := 0; ; attempt++ {
 		log, err := os.Create(filepath.Join(r.output, "tests.log"))

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// lockedWriter lets several goroutines write.
+// lockedWriter makes writes of several goroutines safe.
 type lockedWriter struct {
 	mu sync.Mutex
 	to io.Writer
@@ -20,7 +20,8 @@ func (w *lockedWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// linePrefixer says at the beginning of each line whose it is. What is written must be whole lines.
+// linePrefixer begins each line with the name of its source. Each write must consist of whole
+// lines.
 type linePrefixer struct {
 	to     io.Writer
 	prefix string

@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
 )
 
-// played are the names of the personalities that the command line asks for, with commas between. A
-// third of them is another one each day, so that three days have all.
+// played returns the names of the personalities to play, separated by commas. By default it is a
+// third of them, a different one each day, so that three days have all.
 func played(asked string, full bool, now time.Time) (string, error) {
 	all, err := zoo.All()
 	if err != nil {
@@ -37,7 +37,7 @@ func played(asked string, full bool, now time.Time) (string, error) {
 	return strings.Join(names, ","), nil
 }
 
-// known returns an error for the first name that no personality has.
+// known returns an error for the first name without a personality.
 func known(names []string, all []personality.Personality) error {
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(p personality.Personality) bool {

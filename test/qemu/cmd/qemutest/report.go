@@ -13,13 +13,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// report makes a few lines of what a guest tells: one for each test, and all that a suite wrote if
-// it fails.
+// report summarizes the output of a guest in a few lines: one for each test, and all output of a
+// suite that fails.
 type report struct {
 	out, log io.Writer
 	verbose  bool
 	pending  []string // suites that have not ended yet
-	current  string   // suite, "" between two
+	current  string   // suite that runs, or ""
 	begun    time.Duration
 	output   []string // of the current suite
 	passed   int      // tests of the current suite
@@ -28,14 +28,14 @@ type report struct {
 	problems []string
 }
 
-// counts are of tests.
+// counts are numbers of tests.
 type counts struct{ passed, skipped int }
 
 func newReport(out, log io.Writer, selected []suite, verbose bool) *report {
 	return &report{out: out, log: log, verbose: verbose, pending: names(selected)}
 }
 
-// result is the line that package testing ends a test with.
+// result matches the line with which package testing ends a test.
 var result = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((\S+)\)$`)
 
 // line takes one line of the guest's output.
@@ -109,7 +109,7 @@ func (r *report) end(e plan.Event) {
 	fmt.Fprintln(r.out, "FAIL", problem)
 }
 
-// wrong says, after the guest's end, what failed; nothing if all suites passed.
+// wrong returns, after the guest's end, what failed, or nothing if all suites passed.
 func (r *report) wrong() []string {
 	wrong := r.problems
 	for _, name := range r.pending {

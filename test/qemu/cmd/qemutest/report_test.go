@@ -68,7 +68,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportShowsWhyASuiteFails: lines that a result does not carry are shown with it.
+// TestReportShowsWhyASuiteFails checks that the result shows lines that are not part of a test.
 func TestReportShowsWhyASuiteFails(t *testing.T) {
 	var out bytes.Buffer
 	r := newReport(&out, io.Discard, []suite{{name: "link"}}, false)

@@ -14,47 +14,47 @@ import (
 // guest is a virtual machine with suites to run in it.
 type guest struct {
 	name string
-	nic  string // what its tests call it, see plan.Plan
+	nic  string // the guest's name for its tests, see plan.Plan
 	full bool   // runs only if the command line asks for everything
-	// Where these are 0, it is as the command line says, and with 1 processor.
+	// 0 means the values of the command line, and 1 processor
 	cards, vfs int
 	limit      time.Duration
 	processors int
 
-	modules []string // the kernel's, to be loaded; the guest has no modprobe that could load others
-	own     string   // module of the project, by the name of its folder; "" for none
-	options string   // of the own module
+	modules []string // the kernel's modules to load, because the guest has no modprobe
+	own     string   // folder of the project's module, or ""
+	options string   // options of the project's module
 	suites  []suite
 }
 
 // suite is a test binary that runs in a guest.
 type suite struct {
 	name  string
-	path  string // of its package, in the module
-	run   string // which tests, as go test -run
+	path  string // folder of its package in the module
+	run   string // selects tests, as go test -run
 	limit time.Duration
 	full  bool // runs only if the command line asks for everything
-	// programs are packages of programs to be in /usr/bin, in the module ("cmd/xpu-agent") or by
-	// import path.
+	// programs are packages of programs for /usr/bin, in the module ("cmd/xpu-agent") or by import
+	// path.
 	programs []string
-	// soaks says that the tests have the flag -soak, which says how long.
+	// soaks means that the tests have the flag -soak for their duration.
 	soaks bool
-	// lives says that the tests have the flags -lives and -seed, which say how many pods live and
-	// what is at random.
+	// lives means that the tests have the flags -lives, for the number of pods, and -seed, for
+	// random numbers.
 	lives bool
-	// personalities says that the tests have the flag -personalities, which says which drivers
-	// simnic plays.
+	// personalities means that the tests have the flag -personalities, for the drivers that simnic
+	// plays.
 	personalities bool
-	// api asks for an API server, which all suites of the guest then share: see
+	// api means that the suite needs an API server, which all suites of the guest share: see
 	// plan.AdminKubeconfig.
 	api bool
 }
 
-// vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel
-// has.
+// vlanAware selects the tests that need a bridge with VLAN filtering, which some machines' kernels
+// lack.
 const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN|SeveralBridges)$/^(vlan-aware)?$"
 
-// guests are all there are. None of their tests may be skipped there.
+// guests returns all guests. None of their tests may be skipped there.
 func guests() []guest {
 	return []guest{
 		{
@@ -96,7 +96,7 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$",
 					limit: 3 * time.Minute},
-				// Takes cards away, so it comes last.
+				// This suite is the last, because it takes cards away.
 				{name: "inventory", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)",
 					limit: 3 * time.Minute},
 			},
@@ -125,7 +125,7 @@ func guests() []guest {
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred",
 			},
 			own: "simnic",
-			// SFs are called as those of ConnectX are.
+			// SFs have the same names as ConnectX's SFs.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev",
@@ -141,7 +141,7 @@ func guests() []guest {
 					limit: 5 * time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$",
 					limit: 3 * time.Minute},
-				// Needs none of the cards, but the other guest takes longer.
+				// The suite needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 12 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
@@ -203,8 +203,8 @@ func guests() []guest {
 	}
 }
 
-// selectGuests returns the guests and suites that the command line asks for. What is named there is
-// asked for.
+// selectGuests returns the guests and suites that the command line selects. Guests and suites that
+// the command line names are always selected.
 func selectGuests(o options) ([]guest, error) {
 	var selected []guest
 	for _, g := range guests() {
@@ -247,8 +247,8 @@ func selectGuests(o options) ([]guest, error) {
 	return selected, nil
 }
 
-// more is how much longer than its limit a suite may take, which is for a third of the
-// personalities, or for lives and soaks as they are without flags.
+// more returns how much longer than its limit a suite may take. The limit is for a third of the
+// personalities, and for lives and soaks without flags.
 func (o options) more(s suite) (more time.Duration) {
 	if s.soaks {
 		more += o.soak
@@ -259,14 +259,14 @@ func (o options) more(s suite) (more time.Duration) {
 	}
 
 	if s.personalities {
-		const third = 5 // of those in zoo
+		const third = 5 // number of personalities in a third of zoo
 		more += s.limit * time.Duration((len(strings.Split(o.personalities, ","))-1)/third)
 	}
 
 	return more
 }
 
-// ordinaryLives is how many pods a suite of lives makes. With -full it makes fullLives.
+// ordinaryLives is how many pods a suite of lives makes. With -full it makes fullLives pods.
 const ordinaryLives, fullLives = 40, 400
 
 func (o options) wants(s suite) bool {
@@ -276,20 +276,21 @@ func (o options) wants(s suite) bool {
 	return o.full || !s.full
 }
 
-// needAPI tells whether a suite of the guest needs an API server.
+// needAPI reports whether a suite of the guest needs an API server.
 func (g guest) needAPI() bool {
 	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.api })
 }
 
-// plays says whether a suite of the guest plays the drivers of other cards.
+// plays reports whether a suite of the guest plays the drivers of other cards.
 func (g guest) plays() bool {
 	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.personalities })
 }
 
-// binary is the name of the suite's test binary, which is the same for all suites of a package.
+// binary returns the name of the suite's test binary, which is the same for all suites of a
+// package.
 func (s suite) binary() string { return path.Base(s.path) + ".test" }
 
-// testPackages and programPackages are what is built for the guest, by import path.
+// testPackages and programPackages return the packages to build for the guest, by import path.
 func (g guest) testPackages() []string {
 	var packages []string
 	for _, s := range g.suites {

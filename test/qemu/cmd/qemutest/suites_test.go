@@ -18,8 +18,8 @@ func TestSelectGuests(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		options options
-		want    string // guests, each with some of its suites
-		not     string // a suite or guest
+		want    string // guests, each with its selected suites
+		not     string // a suite or guest that is not selected
 	}{
 		{"all that is short", options{}, "igb inventory simnic switchdev", "igb8"},
 		{"one guest", options{guest: "simnic"}, "simnic switchdev", "igb"},
@@ -57,7 +57,7 @@ func TestSelectGuests(t *testing.T) {
 	}
 }
 
-// TestGuests: what suites.go says can be built and told apart.
+// TestGuests checks that the suites in suites.go can be built and have different names.
 func TestGuests(t *testing.T) {
 	for _, g := range guests() {
 		seen := map[string]string{} // package by name of its binary
@@ -77,7 +77,7 @@ func TestGuests(t *testing.T) {
 			seen[s.binary()] = s.path
 			for _, dir := range append(slices.Clone(s.programs), s.path) {
 				if strings.Contains(strings.SplitN(dir, "/", 2)[0], ".") {
-					continue // of another module
+					continue // belongs to another module
 				}
 				if _, err := os.Stat(filepath.Join("../../../..", dir)); err != nil {
 					t.Errorf("suite %s/%s: %v", g.name, s.name, err)
@@ -87,7 +87,7 @@ func TestGuests(t *testing.T) {
 	}
 }
 
-// TestHardwarePage: the suites and tests that docs/reference/hardware.md names are there.
+// TestHardwarePage checks that the suites and tests in docs/reference/hardware.md exist.
 func TestHardwarePage(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/reference/hardware.md")
 	if err != nil {
@@ -125,7 +125,7 @@ func TestHardwarePage(t *testing.T) {
 	}
 }
 
-// hasTest tells whether the package in a folder of the module has a test of this name.
+// hasTest reports whether the package in a folder of the module has a test of this name.
 func hasTest(t *testing.T, folder, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("../../../..", folder, "*_test.go"))
@@ -151,7 +151,7 @@ func TestProgramPackages(t *testing.T) {
 	}
 }
 
-// TestMoreTime: a suite that is asked to do more than usual may take longer, and so may its guest.
+// TestMoreTime checks that a suite with more work than usual, and its guest, may take longer.
 func TestMoreTime(t *testing.T) {
 	ordinary := options{limit: 20 * time.Minute, personalities: "a,b,c,d,e", lives: ordinaryLives}
 	for _, test := range []struct {
