@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// PublishMode says through which Kubernetes API a pool's Functions are offered.
+// PublishMode is the Kubernetes API that offers a pool's Functions.
 // +kubebuilder:validation:Enum=DRA;DevicePlugin
 type PublishMode string
 
@@ -22,83 +22,85 @@ const (
 	PublishDevicePlugin PublishMode = "DevicePlugin"
 )
 
-// DeviceModel says what the devices of a pool are in ResourceSlices.
+// DeviceModel is what the devices of a pool are in ResourceSlices.
 // +kubebuilder:validation:Enum=Functions;Counters;Ports
 type DeviceModel string
 
 const (
-	// ModelFunctions: each VF and SF is a device.
+	// ModelFunctions makes each VF and SF a device.
 	ModelFunctions DeviceModel = "Functions"
 
-	// ModelCounters: each VF and SF is a device, and so is their PF as a whole. They share counters
-	// (KEP-4815): a pod gets the PF, or pods get its VFs and SFs, never both. A PF is a device only
-	// where the pool has all of its VFs.
+	// ModelCounters makes each VF and SF a device, and also their PF as a whole. They share
+	// counters (KEP-4815): a pod gets the PF, or pods get its VFs and SFs, never both. A PF is a
+	// device only if the pool has all of its VFs.
 	ModelCounters DeviceModel = "Counters"
 
-	// ModelPorts: each PF is one device that many claims share (KEP-5075), with ports and bandwidth
-	// as its capacity. A claim takes one port, and as much of the bandwidth as it asks for, which
+	// ModelPorts makes each PF one device that many claims share (KEP-5075), with ports and
+	// bandwidth as its capacity. A claim takes one port, and the bandwidth that it asks for, which
 	// becomes the highest rate of a VF. The agent chooses the VF when the kubelet prepares the
 	// claim.
 	ModelPorts DeviceModel = "Ports"
 )
 
-// ProvisionMode says when the xPU is made ready for a Function.
+// ProvisionMode is when the xPU is made ready for a Function.
 // +kubebuilder:validation:Enum=OnPrepare;BeforeBind;Ahead
 type ProvisionMode string
 
 const (
-	// ProvisionOnPrepare binds the pod at once; the xPU is provisioned meanwhile and the kubelet's
-	// Prepare waits for it. Fastest, but a pod whose xPU refuses stays on its node.
+	// ProvisionOnPrepare binds the pod at once. The xPU is provisioned meanwhile and the kubelet's
+	// Prepare waits for it. This is the fastest mode, but a pod whose xPU refuses stays on its
+	// node.
 	ProvisionOnPrepare ProvisionMode = "OnPrepare"
 
 	// ProvisionBeforeBind holds the pod unbound, by binding conditions (KEP-5007), until the xPU
-	// serves the Port; if it refuses, the scheduler allocates another device, on another node if
-	// need be. The scheduler looks at binding conditions every 5 s, so binding takes up to that
-	// much longer.
+	// serves the Port. If the xPU refuses, the scheduler allocates another device, on another node
+	// if necessary. The scheduler looks at binding conditions every 5 s, so binding takes up to 5 s
+	// longer.
 	ProvisionBeforeBind ProvisionMode = "BeforeBind"
 
 	// ProvisionAhead is BeforeBind, but some free Functions of each PF have an XPUPort in the
-	// pool's network before any pod asks for them. A pod that gets one of those is bound at once,
-	// as its xPU has shown that it serves the Port. A pod that gets another one waits as with
+	// pool's network before any pod asks for them. A pod that gets such a Function is bound at
+	// once, because its xPU serves the Port already. A pod that gets another Function waits as with
 	// BeforeBind.
 	ProvisionAhead ProvisionMode = "Ahead"
 )
 
-// DefaultPortsAhead is what DevicePoolSpec.PortsAhead is where it is absent.
+// DefaultPortsAhead is the value of an absent DevicePoolSpec.PortsAhead.
 const DefaultPortsAhead = 4
 
-// DeviceType says what kind of Functions a pool is made of, in the words of
-// sriov-network-device-plugin.
+// DeviceType is the kind of Functions in a pool, in the terms of sriov-network-device-plugin.
 // +kubebuilder:validation:Enum=netDevice;accelerator;auxNetDevice
 type DeviceType string
 
 const (
-	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's default
-	// route.
+	// DeviceTypeNet selects VFs, and NICs (PFs) that have no VFs and do not carry the node's
+	// default route.
 	DeviceTypeNet DeviceType = "netDevice"
 
-	// DeviceTypeAccelerator: as netDevice, of PCI class 0x12 (processing accelerators).
+	// DeviceTypeAccelerator selects the same as netDevice, but of PCI class 0x12 (processing
+	// accelerators).
 	DeviceTypeAccelerator DeviceType = "accelerator"
 
-	// DeviceTypeAuxNet: SFs.
+	// DeviceTypeAuxNet selects SFs.
 	DeviceTypeAuxNet DeviceType = "auxNetDevice"
 )
 
-// ProvisionPoint says when the xPU is made ready for a Function that the device plugin hands out.
+// ProvisionPoint is when the xPU is made ready for a Function that the device plugin allocates.
 // +kubebuilder:validation:Enum=Allocate;Add
 type ProvisionPoint string
 
 const (
-	// ProvisionAtAllocate: before the kubelet starts the pod; the pool must name the network. A pod
-	// whose xPU refuses fails for good, as the kubelet does not ask twice.
+	// ProvisionAtAllocate makes the xPU ready before the kubelet starts the pod. The pool must name
+	// the network. A pod whose xPU refuses fails for good, because the kubelet does not ask twice.
 	ProvisionAtAllocate ProvisionPoint = "Allocate"
 
-	// ProvisionAtAdd: when the CNI plugin attaches the Function. The network is that of the
-	// plugin's configuration or else the pool's. The kubelet tries again until it succeeds.
+	// ProvisionAtAdd makes the xPU ready when the CNI plugin attaches the Function. The network
+	// comes from the plugin's configuration or else from the pool. The kubelet tries again until it
+	// succeeds.
 	ProvisionAtAdd ProvisionPoint = "Add"
 )
 
-// PreferredAllocation says which Functions of a pool the kubelet should prefer for a container that
+// PreferredAllocation is which Functions of a pool the kubelet should prefer for a container that
 // wants several.
 // +kubebuilder:validation:Enum=Pack;Spread
 type PreferredAllocation string
@@ -107,13 +109,13 @@ const (
 	// PreferPack takes Functions of one PF, then of PFs below the same PCIe root.
 	PreferPack PreferredAllocation = "Pack"
 
-	// PreferSpread takes Functions of as many PFs as there are, those with the most free Functions
-	// first.
+	// PreferSpread takes Functions of as many PFs as possible, and prefers the PFs with the most
+	// free Functions.
 	PreferSpread PreferredAllocation = "Spread"
 )
 
 // FunctionSelector selects Functions. Every field that is set must match; a list matches if one
-// entry does. The vocabulary is that of sriov-network-device-plugin.
+// entry does. The fields have the names and meaning of sriov-network-device-plugin's selectors.
 // +kubebuilder:validation:MinProperties=1
 type FunctionSelector struct {
 	// Vendors are PCI vendor ids in hex, such as "15b3".
@@ -130,14 +132,14 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4}$`
 	Devices []string `json:"devices,omitempty"`
 
-	// Drivers are names of the kernel driver that is bound, such as "mlx5_core".
+	// Drivers are names of bound kernel drivers, such as "mlx5_core".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1
 	Drivers []string `json:"drivers,omitempty"`
 
-	// PCIAddresses are addresses of the Functions themselves, "dddd:bb:dd.f".
+	// PCIAddresses are PCI addresses of the Functions themselves, "dddd:bb:dd.f".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1024
@@ -171,8 +173,8 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9]+$`
 	ACPIIndexes []string `json:"acpiIndexes,omitempty"`
 
-	// LinkTypes are those of the Function's netdev, or of its PF's while that is away: "ether" or
-	// "infiniband".
+	// LinkTypes are link types of the Function's netdev: "ether" or "infiniband". While the netdev
+	// is away, the link type of the PF's netdev counts.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -198,8 +200,8 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Enum=sf
 	AuxTypes []string `json:"auxTypes,omitempty"`
 
-	// IsRdma limits the selector to Functions with an RDMA device, whose character devices the
-	// container gets too.
+	// IsRdma limits the selector to Functions with an RDMA device. The container also gets the
+	// character devices of the RDMA device.
 	// +optional
 	IsRdma bool `json:"isRdma,omitempty"`
 
@@ -209,23 +211,23 @@ type FunctionSelector struct {
 	VDPAType string `json:"vdpaType,omitempty"`
 }
 
-// FunctionDriver is a kernel driver that hands a Function to a program of the pod.
+// FunctionDriver is a kernel driver that gives a Function to a program of the pod.
 // +kubebuilder:validation:Enum=vfio-pci
 type FunctionDriver string
 
 // DriverVFIO gives a container the Function's IOMMU group (/dev/vfio), and no netdev.
 const DriverVFIO FunctionDriver = "vfio-pci"
 
-// SFSpec says which SFs a pool offers at each of its PFs. An SF exists only while a pod has it: it
-// is made when it is allocated, active and with a MAC, and deleted when it is released.
+// SFSpec describes the SFs that a pool offers at each of its PFs. An SF exists only while a pod has
+// it: it is made when it is allocated, active and with a MAC, and deleted when it is released.
 type SFSpec struct {
-	// Count is how many SFs each PF offers. They need the PF's eswitch in mode switchdev.
+	// Count is how many SFs each PF offers. SFs need the PF's eswitch in mode switchdev.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	Count int32 `json:"count"`
 
-	// FirstNumber is the sfnum of the first SF; the others follow it. An SF with such a number that
-	// is there already is the pool's too.
+	// FirstNumber is the sfnum of the first SF; the sfnums of the other SFs follow. An SF that
+	// already exists with such an sfnum belongs to the pool too.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
@@ -233,7 +235,7 @@ type SFSpec struct {
 	FirstNumber int32 `json:"firstNumber,omitempty"`
 }
 
-// Has says whether the SF with this sfnum is one of them. Nil has none.
+// Has reports whether the SF with this sfnum belongs to the SFs. A nil SFSpec has no SFs.
 func (s *SFSpec) Has(sfnum uint32) bool {
 	if s == nil {
 		return false
@@ -242,9 +244,10 @@ func (s *SFSpec) Has(sfnum uint32) bool {
 	return beyond >= 0 && beyond < int64(s.Count)
 }
 
-// ResourceName is the name of the extended resource as which the device plugin offers the
-// DevicePool of this name: "<prefix>/<name>". The prefix defaults to xpu.opiproject.org, and the
-// name to that of the DevicePool. It is "" for a pool that the device plugin does not offer.
+// ResourceName returns the name of the extended resource by which the device plugin offers the
+// DevicePool with the name pool: "<prefix>/<name>". The prefix defaults to xpu.opiproject.org, and
+// the name to the name of the DevicePool. The result is "" for a pool that the device plugin does
+// not offer.
 func (s DevicePoolSpec) ResourceName(pool string) string {
 	if s.Publish != PublishDevicePlugin {
 		return ""
@@ -253,36 +256,36 @@ func (s DevicePoolSpec) ResourceName(pool string) string {
 	return cmp.Or(plugin.ResourcePrefix, GroupName) + "/" + cmp.Or(plugin.ResourceName, pool)
 }
 
-// DevicePluginSpec says how the device plugin offers a pool.
+// DevicePluginSpec describes how the device plugin offers a pool.
 type DevicePluginSpec struct {
-	// ResourcePrefix is what is before the slash in the extended resource's name;
+	// ResourcePrefix is the part before the slash of the extended resource's name;
 	// "xpu.opiproject.org" if empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
 	ResourcePrefix string `json:"resourcePrefix,omitempty"`
 
-	// ResourceName is what is after the slash; the pool's name if empty.
+	// ResourceName is the part after the slash; the pool's name if empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`
 	ResourceName string `json:"resourceName,omitempty"`
 
-	// ProvisionAt says when the xPU is made ready.
+	// ProvisionAt is when the xPU is made ready.
 	// +optional
 	// +kubebuilder:default=Add
 	ProvisionAt ProvisionPoint `json:"provisionAt,omitempty"`
 
-	// PreferredAllocation says which Functions are preferred for a container that wants several.
+	// PreferredAllocation is which Functions are preferred for a container that wants several.
 	// +optional
 	// +kubebuilder:default=Pack
 	PreferredAllocation PreferredAllocation `json:"preferredAllocation,omitempty"`
 
-	// ExcludeTopology keeps the NUMA node of the Functions from the kubelet's topology manager.
+	// ExcludeTopology hides the NUMA node of the Functions from the kubelet's topology manager.
 	// +optional
 	ExcludeTopology bool `json:"excludeTopology,omitempty"`
 
-	// NeedVhostNet gives containers /dev/vhost-net and /dev/net/tun too.
+	// NeedVhostNet also gives containers /dev/vhost-net and /dev/net/tun.
 	// +optional
 	NeedVhostNet bool `json:"needVhostNet,omitempty"`
 
@@ -292,7 +295,7 @@ type DevicePluginSpec struct {
 }
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
-// or have the PF trust it.
+// or make the PF trust it.
 // +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState
 type PrivilegedField string
 
@@ -309,7 +312,7 @@ const (
 	FieldLinkState  PrivilegedField = "vf.linkState"
 )
 
-// PrivilegedFields are all there are.
+// PrivilegedFields returns all privileged fields.
 func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
@@ -318,7 +321,7 @@ func PrivilegedFields() []PrivilegedField {
 	}
 }
 
-// DevicePoolSpec says which Functions belong to the pool and how they are offered.
+// DevicePoolSpec describes which Functions belong to the pool and how they are offered.
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) && !has(self.sfs) || self.selectors.all(s, has(s.pfNames) || has(s.rootDevices))",message="numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) || self.selectors.all(s, !has(s.pfNames) || s.pfNames.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, r.split('-').all(i, int(i) < self.numVFs))))",message="pfNames has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) || self.selectors.all(s, !has(s.rootDevices) || s.rootDevices.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, r.split('-').all(i, int(i) < self.numVFs))))",message="rootDevices has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"
@@ -336,43 +339,43 @@ type DevicePoolSpec struct {
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
-	// DeviceType limits the pool to one kind of Function; if empty, the pool is made of VFs and
-	// SFs.
+	// DeviceType limits the pool to one kind of Function. If it is empty, the pool has VFs and SFs.
 	// +optional
 	DeviceType DeviceType `json:"deviceType,omitempty"`
 
-	// Priority decides between pools that select the same Function or name the same resource: the
-	// highest has it, of equals the oldest, and the others say so in their status.
+	// Priority decides between pools that select the same Function or name the same resource. The
+	// pool with the highest priority gets it, and of equal pools the oldest. The other pools report
+	// that in their status.
 	// +optional
 	Priority int32 `json:"priority,omitempty"`
 
-	// Selectors select Functions; one belongs to the pool if one selector matches.
+	// Selectors select Functions. A Function belongs to the pool if one selector matches.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=atomic
 	Selectors []FunctionSelector `json:"selectors"`
 
-	// NumVFs is how many VFs each PF has that a selector names, whatever VF indexes it names. VFs
-	// are made, and taken away if there are more, while no pod and no program has one of them.
-	// Absent, and after the DevicePool is gone, PFs keep the VFs that they have.
+	// NumVFs is how many VFs each PF has that a selector names. VF indexes in a selector do not
+	// matter. VFs are made, or removed if there are more, while no pod and no program uses one of
+	// them. If NumVFs is absent, and after the DevicePool is deleted, PFs keep their VFs.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	NumVFs *int32 `json:"numVFs,omitempty"`
 
-	// SFs says which SFs each PF offers that a selector names.
+	// SFs describes the SFs that each PF offers that a selector names.
 	// +optional
 	SFs *SFSpec `json:"sfs,omitempty"`
 
 	// MaxAllocated is how many of the pool's Functions at one PF may be allocated at once, VFs and
-	// SFs together: less than there are, where they share what the PF has. Absent means all. With
-	// model: Ports it is how many ports the PF has.
+	// SFs together. Set it below the number of Functions if they share resources of the PF. Absent
+	// means all. With model: Ports it is how many ports the PF has.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	MaxAllocated *int32 `json:"maxAllocated,omitempty"`
 
-	// Driver is bound to a Function while a pod has it; its own driver is bound again when it is
-	// released. Absent means that Functions keep the driver that they have.
+	// Driver is bound to a Function while a pod has the Function. The Function's own driver is
+	// bound again when the Function is released. Absent means that Functions keep their driver.
 	// +optional
 	Driver FunctionDriver `json:"driver,omitempty"`
 
@@ -381,49 +384,50 @@ type DevicePoolSpec struct {
 	// +kubebuilder:default=DRA
 	Publish PublishMode `json:"publish,omitempty"`
 
-	// Model says what the devices in ResourceSlices are; Functions if it is empty. Claims that have
-	// devices of another model keep them when it is changed.
+	// Model is what the devices in ResourceSlices are; Functions if it is empty. Claims that have
+	// devices of another model keep them when Model is changed.
 	// +optional
 	Model DeviceModel `json:"model,omitempty"`
 
-	// Provision says when the xPU is made ready.
+	// Provision is when the xPU is made ready.
 	// +optional
 	// +kubebuilder:default=OnPrepare
 	Provision ProvisionMode `json:"provision,omitempty"`
 
-	// PortsAhead is how many free Functions of each PF have an XPUPort before a pod asks; only with
-	// provision: Ahead. Absent means 4. Each is a port at the OPI agent and an XPUPort in the
-	// namespace of the agents, and keeps the network in service there.
+	// PortsAhead is how many free Functions of each PF have an XPUPort before a pod asks for them.
+	// It is only for provision: Ahead. Absent means 4. Each XPUPort is a port at the OPI agent and
+	// an object in the namespace of the agents, and keeps the network in service at the xPU.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
 	PortsAhead *int32 `json:"portsAhead,omitempty"`
 
-	// Network is the XPUNetwork of interfaces whose InterfaceConfig names none. If neither does,
-	// the Function is attached without a Port on the xPU.
+	// Network is the XPUNetwork of interfaces whose InterfaceConfig names no network. If neither
+	// names a network, the Function is attached without a Port on the xPU.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
 
-	// Allow has the privileged fields that a ResourceClaim or a network configuration
-	// (NetworkAttachmentDefinition) may set for a Function of the pool. A DeviceClass may set them
-	// all. addresses is only meant for interfaces in an XPUNetwork.
+	// Allow lists the privileged fields that a ResourceClaim or a network configuration
+	// (NetworkAttachmentDefinition) may set for a Function of the pool. A DeviceClass may set all
+	// privileged fields. The entry addresses applies only to interfaces in an XPUNetwork.
 	// +optional
 	// +listType=set
 	Allow []PrivilegedField `json:"allow,omitempty"`
 
-	// DevicePlugin says how the device plugin offers the pool; only with publish: DevicePlugin.
+	// DevicePlugin describes how the device plugin offers the pool. It is only for publish:
+	// DevicePlugin.
 	// +optional
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
 }
 
-// DevicePoolStatus is what came of the pool, over all nodes. What each node has is in its XPUNode.
+// DevicePoolStatus sums up the pool over all nodes. The XPUNodes have the state of each node.
 type DevicePoolStatus struct {
 	// Functions is the number of Functions in the pool.
 	// +optional
 	Functions int32 `json:"functions"`
 
-	// Healthy is how many of them have no problem.
+	// Healthy is how many of the Functions have no problem.
 	// +optional
 	Healthy int32 `json:"healthy"`
 
@@ -432,10 +436,10 @@ type DevicePoolStatus struct {
 	NodeCount int32 `json:"nodeCount"`
 
 	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, Unhealthy,
-	// InvalidConfig, NetworkNotFound); and, where numVFs or sfs is set, Supplied: True (AllMade) or
-	// False (NoPF, InvalidConfig, or the reason of a Shortage: Making, Conflict, InUse, OutOfRange,
-	// Busy, Refused, NotSupported). While a node's entry is about an older spec, Supplied is False,
-	// and the observedGeneration of Ready is that of the oldest entry.
+	// InvalidConfig, NetworkNotFound). If numVFs or sfs is set, it also has Supplied: True
+	// (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making, Conflict,
+	// InUse, OutOfRange, Busy, Refused, NotSupported). While a node's entry is about an older spec,
+	// Supplied is False, and Ready has the observedGeneration of the oldest entry.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -9,44 +9,44 @@ type Route struct {
 	// To is the destination in CIDR notation; "0.0.0.0/0" or "::/0" is the default route.
 	To string `json:"to"`
 
-	// Via is the next hop; absent means the destination is on the link.
+	// Via is the next hop; absent means that the destination is on the link.
 	// +optional
 	Via string `json:"via,omitempty"`
 
-	// Metric is the route's priority, lower is better; absent leaves the kernel's default.
+	// Metric is the route's priority; lower is better. Absent leaves the kernel's default.
 	// +optional
 	Metric *int32 `json:"metric,omitempty"`
 }
 
-// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). A PF refuses what its
-// driver cannot do, and the attachment fails with the driver's answer. What is absent is left as
-// the administrator set it.
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). If the PF's driver does
+// not support a setting, the attachment fails with the driver's answer. Absent fields keep the
+// administrator's settings.
 type VFConfig struct {
-	// VLAN is the tag that the PF adds and strips, 1-4094; 0 takes it away.
+	// VLAN is the tag that the PF adds and strips, 1-4094; 0 removes the tag.
 	// +optional
 	VLAN *int32 `json:"vlan,omitempty"`
 
-	// QoS is the 802.1p priority of the tag, 0-7; needs vlan.
+	// QoS is the 802.1p priority of the tag, 0-7. It needs vlan.
 	// +optional
 	QoS *int32 `json:"qos,omitempty"`
 
-	// VLANProtocol is "802.1q" (the default) or "802.1ad"; needs vlan.
+	// VLANProtocol is "802.1q" (the default) or "802.1ad". It needs vlan.
 	// +optional
 	VLANProtocol string `json:"vlanProtocol,omitempty"`
 
-	// Trust lets the VF change its MAC and be promiscuous.
+	// Trust lets the VF change its MAC address and be promiscuous.
 	// +optional
 	Trust *bool `json:"trust,omitempty"`
 
-	// SpoofCheck drops what the VF sends from another MAC.
+	// SpoofCheck drops frames that the VF sends from another MAC address.
 	// +optional
 	SpoofCheck *bool `json:"spoofCheck,omitempty"`
 
-	// MinTxRate is the guaranteed rate in Mbit/s; 0 takes it away.
+	// MinTxRate is the guaranteed rate in Mbit/s; 0 removes the guarantee.
 	// +optional
 	MinTxRate *int32 `json:"minTxRate,omitempty"`
 
-	// MaxTxRate is the highest rate in Mbit/s; 0 takes it away.
+	// MaxTxRate is the highest rate in Mbit/s; 0 removes the limit.
 	// +optional
 	MaxTxRate *int32 `json:"maxTxRate,omitempty"`
 
@@ -57,13 +57,13 @@ type VFConfig struct {
 
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
 // xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the
-// claim wins over the same field in the class. Unknown fields are refused.
+// claim overrides the same field in the class. Unknown fields are refused.
 //
 // +kubebuilder:object:root=true
 type InterfaceConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Network is the XPUNetwork to join; absent means the DevicePool's.
+	// Network is the XPUNetwork to join; absent means the DevicePool's network.
 	// +optional
 	Network string `json:"network,omitempty"`
 
@@ -72,17 +72,17 @@ type InterfaceConfig struct {
 	// +optional
 	InterfaceName string `json:"interfaceName,omitempty"`
 
-	// MTU is in bytes, 68-9216, and at most the network's.
+	// MTU is the MTU in bytes, 68-9216, and at most the network's MTU.
 	// +optional
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from claim,
-	// node and Function.
+	// MAC is a unicast address, "02:00:00:00:00:01". Absent means an address that is derived from
+	// claim, node and Function.
 	// +optional
 	MAC string `json:"mac,omitempty"`
 
-	// Addresses are with prefix length, "10.1.0.5/24", and inside the network's subnets. Absent
-	// means one is given from each of the network's subnets.
+	// Addresses are IP addresses with prefix length, "10.1.0.5/24", inside the network's subnets.
+	// Absent means that one address of each of the network's subnets is assigned.
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
 
@@ -90,20 +90,21 @@ type InterfaceConfig struct {
 	// +optional
 	Routes []Route `json:"routes,omitempty"`
 
-	// AllMulticast has the interface receive every multicast frame (IFF_ALLMULTI), as multicast
-	// routing daemons and programs want that answer neighbour discovery themselves. Some drivers
-	// also want vf.trust.
+	// AllMulticast makes the interface receive every multicast frame (IFF_ALLMULTI). Multicast
+	// routing daemons need that, and programs that answer Neighbor Discovery themselves. Some
+	// drivers also require vf.trust.
 	// +optional
 	AllMulticast *bool `json:"allMulticast,omitempty"`
 
-	// VF is what the PF enforces. Of an SF, and of a VF in eswitch mode switchdev, minTxRate and
-	// maxTxRate are a rate object of the eswitch (devlink-rate); an SF has none of the rest.
+	// VF is what the PF enforces. For an SF, and for a VF in eswitch mode switchdev, minTxRate and
+	// maxTxRate are a rate object of the eswitch (devlink-rate). The other fields do not apply to
+	// an SF.
 	// +optional
 	VF *VFConfig `json:"vf,omitempty"`
 
-	// Driver is bound to the Function while the pod has it; absent means the DevicePool's. With
-	// vfio-pci the container gets the Function's IOMMU group, and there is no interface: mtu,
-	// routes and allMulticast must be absent, and addresses are only told to the pod.
+	// Driver is bound to the Function while the pod has it; absent means the DevicePool's driver.
+	// With vfio-pci the container gets the Function's IOMMU group, and there is no interface: mtu,
+	// routes and allMulticast must be absent, and addresses are only reported to the pod.
 	// +optional
 	// +kubebuilder:validation:Enum=vfio-pci
 	Driver FunctionDriver `json:"driver,omitempty"`

@@ -7,48 +7,49 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Names that more than one part of the system must agree on.
+// Names that several parts of the system share.
 const (
-	// ConditionReady is the one condition that every kind of this group, and every device in
-	// ResourceClaim.status.devices, carries.
+	// ConditionReady is a condition of every kind of this group, and of every device in
+	// ResourceClaim.status.devices.
 	ConditionReady = "Ready"
 
-	// ConditionCard says of an XPU whose OPI agent tells which PFs it serves whether its node has
-	// them.
+	// ConditionCard reports whether the node of an XPU has the PFs that the XPU's OPI agent serves.
+	// It exists if the agent reports its PFs.
 	ConditionCard = "Card"
 
-	// ConditionFunctions is on an XPU of which some Functions are given up
+	// ConditionFunctions is on an XPU some of whose Functions are given up
 	// (spec.abandonedFunctions): False (Abandoned).
 	ConditionFunctions = "Functions"
 
-	// ConditionConnected says of an XPUTenant whether its cluster answers the broker.
+	// ConditionConnected reports whether the cluster of an XPUTenant answers the broker.
 	ConditionConnected = "Connected"
 
-	// ConditionSynced says of an XPUTenant whether the broker carries over what its cluster has.
+	// ConditionSynced reports whether the broker carries over the objects of an XPUTenant's
+	// cluster.
 	ConditionSynced = "Synced"
 
 	// ConditionWithinLimits, of an XPUTenant, is False while its cluster has more objects than the
 	// limits allow.
 	ConditionWithinLimits = "WithinLimits"
 
-	// ConditionAdmitted says of an XPUPort without a claim in a tenant cluster whether the network
-	// lets its pod join.
+	// ConditionAdmitted reports whether the network lets the pod of an XPUPort without a claim
+	// join.
 	ConditionAdmitted = "Admitted"
 
-	// ConditionSupplied says of a DevicePool with numVFs or sfs whether every PF that it names has
-	// them.
+	// ConditionSupplied reports whether every PF that a DevicePool with numVFs or sfs names has the
+	// VFs or SFs.
 	ConditionSupplied = "Supplied"
-	// ConditionSupported says of a DevicePool that needs feature gates of Kubernetes whether they
+	// ConditionSupported reports whether the feature gates of Kubernetes that a DevicePool needs
 	// are on.
 	ConditionSupported = "Supported"
 
-	// ConditionProvisioned is the binding condition of devices in pools that provision BeforeBind:
-	// the xPU serves the Function's Port. The controller sets it in ResourceClaim.status.devices
-	// (KEP-5007).
+	// ConditionProvisioned is the binding condition of devices in pools with provision: BeforeBind.
+	// It means that the xPU serves the Function's Port. The controller sets it in
+	// ResourceClaim.status.devices (KEP-5007).
 	ConditionProvisioned = GroupName + "/Provisioned"
 
-	// ConditionProvisionFailed is the binding failure condition beside ConditionProvisioned: the
-	// scheduler gives the device back and allocates again.
+	// ConditionProvisionFailed is the binding failure condition that belongs to
+	// ConditionProvisioned. It makes the scheduler give the device back and allocate again.
 	ConditionProvisionFailed = GroupName + "/ProvisionFailed"
 
 	// FinalizerPort keeps an XPUPort until the xPU no longer serves it.
@@ -60,8 +61,8 @@ const (
 	// FinalizerXPU keeps an XPU until it has no XPUPorts.
 	FinalizerXPU = GroupName + "/xpu"
 
-	// FinalizerTenant keeps an XPUTenant until the infra cluster has nothing of it that its
-	// deletionPolicy has deleted.
+	// FinalizerTenant keeps an XPUTenant until all of its objects in the infra cluster that its
+	// deletionPolicy deletes are gone.
 	FinalizerTenant = GroupName + "/tenant"
 
 	// BrokerLease is the name of the Lease that the broker renews in a tenant cluster, in the
@@ -72,37 +73,37 @@ const (
 	// NoSchedule).
 	TaintLinkDown = GroupName + "/link-down"
 
-	// TaintProvisionFailed is on a device whose Port the xPU refused, for a while, so that the
-	// scheduler tries another one (effect NoSchedule).
+	// TaintProvisionFailed is on a device for some time after the xPU refused its Port, so that the
+	// scheduler tries another device (effect NoSchedule).
 	TaintProvisionFailed = GroupName + "/provision-failed"
 
-	// TaintReleasePending is on a device that cannot be handed out because its last Attachment
-	// could not be taken back yet (effect NoSchedule).
+	// TaintReleasePending is on a device that cannot be allocated because its last attachment could
+	// not be undone yet (effect NoSchedule).
 	TaintReleasePending = GroupName + "/release-pending"
 
-	// TaintQuarantined is on a device that did not come back from its last pod as it was, so that
-	// something of that pod might reach the next one. The device is tried again now and then, and
-	// "xpuctl release" frees it (effect NoSchedule).
+	// TaintQuarantined is on a device that its last pod did not return in its former state, so that
+	// data of that pod might reach the next pod. The agent tries to reset the device from time to
+	// time, and "xpuctl release" frees it (effect NoSchedule).
 	TaintQuarantined = GroupName + "/quarantined"
 
-	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached, and on those that are
-	// given up because it cannot delete their ports (effect NoSchedule).
+	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached, and on devices that were
+	// given up because the OPI agent cannot delete their ports (effect NoSchedule).
 	TaintXPUAway = GroupName + "/xpu-away"
 
-	// TaintInUse is on a device that a pod still has by another way of publishing: the device
-	// plugin before its pool was moved to DRA, or another device plugin; and on a device that the
-	// host itself uses: its netdev is a port of a bridge, bond, OVS or VRF, has an address or a
-	// route, carries a VLAN, macvlan or tunnel, or has an XDP program (effect NoSchedule).
+	// TaintInUse is on a device that a pod still has by another way of publishing: by the device
+	// plugin before its pool was moved to DRA, or by another device plugin. It is also on a device
+	// that the host itself uses: its netdev is a port of a bridge, bond, OVS or VRF, has an address
+	// or a route, carries a VLAN, macvlan or tunnel, or has an XDP program (effect NoSchedule).
 	TaintInUse = GroupName + "/in-use"
 
 	// TaintLost is on a device that was unplugged or reset while a pod had it, and that the pod has
 	// not got back (effect NoSchedule).
 	TaintLost = GroupName + "/lost"
 
-	// TaintFault is on devices of which a health reporter of their driver tells an error that is
-	// not recovered (devlink-health), and on devices that no pod could use as they are: without a
-	// driver, without a netdev, or with a driver for programs that their pool does not ask for
-	// (effect NoSchedule).
+	// TaintFault is on devices for which a health reporter of their driver (devlink-health) shows
+	// an error from which the driver has not recovered. It is also on devices that no pod could use
+	// as they are: without a driver, without a netdev, or with a driver for programs that their
+	// pool does not ask for (effect NoSchedule).
 	TaintFault = GroupName + "/fault"
 )
 
@@ -118,10 +119,10 @@ const (
 	ReasonAbandoned       = "Abandoned"
 	ReasonConflict        = "Conflict"
 	ReasonFailed          = "Failed"
-	// the OPI agent has a port, or may have one, and does not tell whose or what it is
+	// the OPI agent has a port, or may have one, and does not report its owner or network
 	ReasonUnknown          = "Unknown"
 	ReasonFunctionBusy     = "FunctionBusy"
-	ReasonStandby          = "Standby" // of an XPUPort of a virtual machine that is being migrated
+	ReasonStandby          = "Standby" // the virtual machine of the XPUPort is being migrated
 	ReasonNoFreeAddress    = "NoFreeAddress"
 	ReasonForbidden        = "Forbidden"
 	ReasonReleasing        = "Releasing"
@@ -136,54 +137,54 @@ const (
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
 
-	// Of the condition Card; also Conflict.
+	// Reasons of the condition Card, which may also have Conflict.
 
 	ReasonFound         = "Found"
-	ReasonCardNotFound  = "CardNotFound"  // no node has told of the PFs
+	ReasonCardNotFound  = "CardNotFound"  // no node reports the PFs
 	ReasonContradiction = "Contradiction" // between spec and cards, or between nodes
-	ReasonNotTold       = "NotTold"       // by the OPI agent, nor by the spec
+	ReasonNotTold       = "NotTold"       // neither the OPI agent nor the spec names PFs
 
-	// Of objects of tenant clusters; Connected and Conflict also of XPUTenants.
+	// Reasons for objects of tenant clusters. XPUTenants also have Connected and Conflict.
 
 	ReasonAdmitted   = "Admitted"
-	ReasonBrokerAway = "BrokerAway" // no broker of an infra cluster asks this cluster
-	// of the XPUTenant: its maxPorts or maxNodes, or its range of segments
+	ReasonBrokerAway = "BrokerAway" // no broker of an infra cluster serves this cluster
+	// the XPUTenant's maxPorts, maxNodes or range of segments is exhausted
 	ReasonQuotaExceeded  = "QuotaExceeded"
 	ReasonMemberNotFound = "MemberNotFound" // there are no credentials for the tenant's cluster
 	ReasonUnreachable    = "Unreachable"    // the tenant's cluster does not answer
 	ReasonUnauthorized   = "Unauthorized"   // the tenant's cluster refuses the credentials
-	// the tenant's cluster does not answer as an API server does
+	// the tenant's cluster gives answers that no API server gives
 	ReasonInvalidAnswer = "InvalidAnswer"
-	// the tenant has more, or larger objects, than it may have
+	// the tenant has more objects, or larger ones, than the limits allow
 	ReasonLimitExceeded = "LimitExceeded"
-	ReasonWithinLimits  = "WithinLimits" // nothing of the tenant waits because of a limit
-	ReasonSynced        = "Synced"       // all that the tenant's cluster had was carried over
-	ReasonSyncing       = "Syncing"      // it is being carried over for the first time
-	ReasonFrozen        = "Frozen"       // all stays as it is until the tenant's cluster answers
+	ReasonWithinLimits  = "WithinLimits" // no object of the tenant waits because of a limit
+	ReasonSynced        = "Synced"       // all objects of the tenant's cluster were carried over
+	ReasonSyncing       = "Syncing"      // the objects are carried over for the first time
+	ReasonFrozen        = "Frozen"       // nothing changes until the tenant's cluster answers
 	ReasonLeaving       = "Leaving"      // the XPUTenant is being deleted
 
-	// Of the condition Supplied, and, all but AllMade and NoPF, of a Shortage.
+	// Reasons of the condition Supplied. All but AllMade and NoPF are also reasons of a Shortage.
 
 	ReasonAllMade    = "AllMade"
 	ReasonMaking     = "Making"     // the PF is being changed
 	ReasonNoPF       = "NoPF"       // no node has a PF that a selector names
-	ReasonOutOfRange = "OutOfRange" // the PF can have fewer
-	ReasonBusy       = "Busy"       // EBUSY: somebody else changes it
-	ReasonRefused    = "Refused"    // by the driver
+	ReasonOutOfRange = "OutOfRange" // the PF supports fewer
+	ReasonBusy       = "Busy"       // EBUSY: another program changes the PF
+	ReasonRefused    = "Refused"    // the driver refused
 	// the card is in error, and is left alone until its driver has recovered
 	ReasonFault        = "Fault"
-	ReasonNoDriver     = "NoDriver"     // VFs are there, but without a driver
-	ReasonNoNetdev     = "NoNetdev"     // VFs are there with a driver, but without netdevs
-	ReasonNotSupported = "NotSupported" // no SR-IOV, no subfunctions, or not in this eswitch mode
+	ReasonNoDriver     = "NoDriver"     // the VFs have no driver
+	ReasonNoNetdev     = "NoNetdev"     // the VFs have a driver, but no netdevs
+	ReasonNotSupported = "NotSupported" // no SR-IOV, no SFs, or not in this eswitch mode
 )
 
 // Reasons of the condition Supported.
 const (
 	ReasonSupported      = "Supported"
-	ReasonFeatureMissing = "FeatureMissing" // also of Ready, where nothing is offered
+	ReasonFeatureMissing = "FeatureMissing" // also a reason of Ready, if nothing is offered
 )
 
-// Feature gates of Kubernetes without which an API server drops parts of ResourceSlices. From
+// Feature gates of Kubernetes. If one is off, the API server drops parts of ResourceSlices. From
 // Kubernetes 1.36 on they are on by default.
 const (
 	FeatureTaints            = "DRADeviceTaints"
@@ -192,7 +193,7 @@ const (
 	FeatureSharedCapacity    = "DRAConsumableCapacity"
 )
 
-// ReadyOf returns the condition Ready, its zero value if there is none.
+// ReadyOf returns the condition Ready, or its zero value if it is missing.
 func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 	if ready := meta.FindStatusCondition(conditions, ConditionReady); ready != nil {
 		return *ready
@@ -200,7 +201,7 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// Refused says whether a Ready condition with this reason refuses the Port itself. Other reasons
+// Refused reports whether a Ready condition with this reason refuses the Port itself. Other reasons
 // concern all Ports of the xPU.
 func Refused(reason string) bool {
 	switch reason {

@@ -18,7 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/source"
 )
 
-// TestValidation: the API server refuses what cannot be, and says what would be right.
+// TestValidation checks that the API server refuses invalid objects with a message that says what
+// would be right.
 func TestValidation(t *testing.T) {
 	cluster, err := kubeapitest.Start("../../deploy")
 	if err != nil {
@@ -93,7 +94,7 @@ func TestValidation(t *testing.T) {
 		for _, test := range []struct {
 			name   string
 			object client.Object
-			want   string // "" is accepted
+			want   string // text of the error; "" means that the object is accepted
 		}{
 			{"pool", pool(func(*v1alpha1.DevicePool) {}), ""},
 			{"pool without selectors", pool(func(p *v1alpha1.DevicePool) {
@@ -429,8 +430,8 @@ func TestValidation(t *testing.T) {
 	})
 }
 
-// parseFile is the answer of an agent whose pools come from a file. It knows the rules of the CRD
-// too, without an API server.
+// parseFile returns the error of an agent that reads its pools from a file. It applies the rules of
+// the CRD too, without an API server.
 func parseFile(t *testing.T, devicePool *v1alpha1.DevicePool) error {
 	t.Helper()
 	written := devicePool.DeepCopy()

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// FromNamespaces says which namespaces are meant, in the words of Gateway API's FromNamespaces.
+// FromNamespaces is a set of namespaces, as in the Gateway API.
 // +kubebuilder:validation:Enum=All;Selector;None
 type FromNamespaces string
 
@@ -17,10 +17,10 @@ const (
 	NamespacesFromNone     FromNamespaces = "None"
 )
 
-// AllowedNamespaces says from which namespaces pods may join a network.
+// AllowedNamespaces are the namespaces whose pods may join a network.
 // +kubebuilder:validation:XValidation:rule="(self.from == 'Selector') == has(self.selector)",message="selector is for from: Selector, and only for that"
 type AllowedNamespaces struct {
-	// From is All, None, or Selector for those that the selector matches.
+	// From is All, None, or Selector for the namespaces that the selector matches.
 	From FromNamespaces `json:"from"`
 
 	// Selector matches labels of Namespaces. Every Namespace has the label
@@ -29,8 +29,8 @@ type AllowedNamespaces struct {
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
-// Allows says whether a namespace with these labels is one of them. The error says that the
-// selector is invalid.
+// Allows reports whether a namespace with these labels is allowed. An error means that the selector
+// is invalid.
 func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
 	if a.From != NamespacesFromSelector {
 		return a.From == NamespacesFromAll, nil
@@ -39,7 +39,7 @@ func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
 	return err == nil && selector.Matches(labels.Set(namespace)), err
 }
 
-// SourceFilter says which source addresses the frames of a network's interfaces may have.
+// SourceFilter is which source addresses the frames of a network's interfaces may have.
 // +kubebuilder:validation:Enum=Addresses;MAC;None
 type SourceFilter string
 
@@ -51,9 +51,9 @@ const (
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {
-	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share
-	// one. In a tenant cluster it means nothing and may be left out: the infra cluster gives the
-	// network a segment of the tenant's range.
+	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). Two networks must not have
+	// the same VLAN. In a tenant cluster VLAN has no effect and may be left out, because the infra
+	// cluster gives the network a segment of the tenant's range.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4094
@@ -61,39 +61,40 @@ type XPUNetworkSpec struct {
 	VLAN int32 `json:"vlan,omitempty"`
 
 	// AllowedNamespaces are the namespaces whose pods may join the network, by a claim, an extended
-	// resource or a NetworkAttachmentDefinition. A pod that has joined stays when its namespace is
-	// not allowed any more.
+	// resource or a NetworkAttachmentDefinition. A pod that has joined stays in the network when
+	// its namespace is not allowed any more.
 	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces"`
 
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment
-	// ends at each xPU. In a tenant cluster it means nothing, like vlan.
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without a VNI the segment
+	// ends at each xPU. In a tenant cluster VNI has no effect, like vlan.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16777215
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vni cannot be changed: make another XPUNetwork"
 	VNI *int32 `json:"vni,omitempty"`
 
-	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less.
-	// Without it that of a network with a VNI is what VXLAN leaves of the MTU between the xPUs,
-	// where their agents tell it. An xPU that carries less does not serve the network.
+	// MTU is the MTU of the pods' interfaces in bytes, unless an InterfaceConfig asks for less. If
+	// MTU is absent and the network has a VNI, the interfaces get the MTU between the xPUs minus
+	// the overhead of VXLAN, if the xPUs' agents report that MTU. An xPU that carries less than the
+	// network's MTU does not serve the network.
 	// +optional
 	// +kubebuilder:validation:Minimum=1280
 	// +kubebuilder:validation:Maximum=9216
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// SourceFilter says which source addresses the frames of an interface may have, for the xPUs'
-	// agents that filter them, such as opi-bridge: its MAC address and its addresses, those claimed
-	// by ARP and Neighbor Discovery among them, and nothing but these and IP (Addresses, the
-	// default); its MAC address (MAC), for pods that have further addresses or other protocols; any
-	// (None), for pods that bridge or route. An interface whose addresses are not known to its
-	// XPUPort is one of a network with MAC.
+	// SourceFilter is which source addresses the frames of an interface may have. It applies to
+	// xPUs whose agents filter source addresses, such as opi-bridge. Addresses (the default) allows
+	// the interface's MAC address and IP addresses, also in ARP and Neighbor Discovery, and no
+	// protocol but these and IP. MAC allows the interface's MAC address, for pods that have further
+	// addresses or use other protocols. None allows any source, for pods that bridge or route. If
+	// the XPUPort of an interface does not know its addresses, Addresses works like MAC.
 	// +optional
 	SourceFilter SourceFilter `json:"sourceFilter,omitempty"`
 
-	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An
-	// interface that asks for no address gets the lowest free one of each. The addresses of
-	// gateways, those reserved, and the IPv4 broadcast address are never given, nor may an
-	// interface ask for them.
+	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6 prefix. An
+	// interface that asks for no address gets the lowest free address of each subnet. Addresses of
+	// gateways, reserved addresses, and the IPv4 broadcast address are never assigned, and an
+	// interface must not ask for them.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -102,8 +103,8 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !isCIDR(s) || self.filter(o, isCIDR(o) && cidr(o).ip().family() == cidr(s).ip().family()).size() == 1)",message="at most one IPv4 and one IPv6 subnet"
 	Subnets []string `json:"subnets,omitempty"`
 
-	// Gateways are the routers' addresses, at most one of each family. Without one of its family
-	// the first address of a subnet is taken to be the gateway's.
+	// Gateways are the routers' addresses, at most one of each address family. If the family of a
+	// subnet has no gateway here, the first address of the subnet is taken as the gateway's.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -121,30 +122,30 @@ type XPUNetworkSpec struct {
 	Reserved []string `json:"reserved,omitempty"`
 }
 
-// XPUNetworkFailure is why an xPU that needs the network does not serve it.
+// XPUNetworkFailure is the reason why an xPU that needs the network does not serve it.
 type XPUNetworkFailure struct {
 	// XPU is the XPU's name.
 	XPU string `json:"xpu"`
 
-	// Message says why.
+	// Message is the reason.
 	Message string `json:"message"`
 }
 
 // MaxNetworkFailures bounds XPUNetworkStatus.Failures.
 const MaxNetworkFailures = 5
 
-// XPUNetworkStatus is how the xPUs serve the network. An xPU does from the first to the last
-// XPUPort of the network there.
+// XPUNetworkStatus is the state of the network on the xPUs. An xPU serves the network as long as it
+// has an XPUPort in the network.
 type XPUNetworkStatus struct {
 	// XPUs is how many XPUs have XPUPorts in the network.
 	// +optional
 	XPUs int32 `json:"xpus"`
 
-	// ReadyXPUs is how many of these serve it.
+	// ReadyXPUs is how many of these XPUs serve the network.
 	// +optional
 	ReadyXPUs int32 `json:"readyXPUs"`
 
-	// Failures are the first of the others by name, at most 5.
+	// Failures are the failures of the other XPUs, at most the first 5 by name.
 	// +optional
 	// +listType=map
 	// +listMapKey=xpu
@@ -158,7 +159,7 @@ type XPUNetworkStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// XPUNetwork is an L2 segment that the xPUs serve and pods' interfaces join.
+// XPUNetwork is an L2 segment that the xPUs serve and the interfaces of pods join.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -10,7 +10,7 @@ type Shortage struct {
 	// +kubebuilder:validation:MaxLength=32
 	PF string `json:"pf"`
 
-	// Reason is one of those of the DevicePool's condition Supplied.
+	// Reason is a reason of the DevicePool's condition Supplied.
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[A-Za-z]+$`
 	Reason string `json:"reason"`
@@ -20,9 +20,9 @@ type Shortage struct {
 	Message string `json:"message"`
 }
 
-// FunctionProblem is something that keeps Functions of a pool from being used.
+// FunctionProblem is a problem that keeps Functions of a pool from being used.
 type FunctionProblem struct {
-	// Taint is the key of the device taint that says the same: "xpu.opiproject.org/link-down".
+	// Taint is the key of the device taint for the problem: "xpu.opiproject.org/link-down".
 	// +kubebuilder:validation:MaxLength=128
 	Taint string `json:"taint"`
 
@@ -31,13 +31,13 @@ type FunctionProblem struct {
 	// +kubebuilder:validation:Maximum=65536
 	Functions int32 `json:"functions"`
 
-	// Message is about the first of them: what happened and what to do.
+	// Message is about the first of these Functions: what happened and what to do.
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message"`
 }
 
-// Fallback is what a DevicePool gets in place of what it asks for, as the cluster lacks a feature
-// gate.
+// Fallback is what a DevicePool gets instead of what it asks for, because the cluster lacks a
+// feature gate.
 type Fallback struct {
 	// Feature is the feature gate of Kubernetes that is off: "DRADeviceBindingConditions".
 	// +kubebuilder:validation:MaxLength=64
@@ -48,14 +48,14 @@ type Fallback struct {
 	Message string `json:"message"`
 }
 
-// XPUNodePool is what a DevicePool has on the node.
+// XPUNodePool is the state of a DevicePool on the node.
 type XPUNodePool struct {
 	// Name is the DevicePool's name.
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
-	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about.
-	// While it is an older one, the agent has not done yet what the spec asks for, or does not run.
+	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about. If
+	// it is older than the DevicePool, the agent has not carried out the spec yet, or does not run.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -65,12 +65,12 @@ type XPUNodePool struct {
 	// +kubebuilder:validation:Maximum=65536
 	Functions int32 `json:"functions"`
 
-	// Healthy is how many of them have no problem.
+	// Healthy is how many of the Functions have no problem.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65536
 	Healthy int32 `json:"healthy"`
 
-	// Problems are those of the others.
+	// Problems are the problems of the other Functions.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
@@ -85,19 +85,19 @@ type XPUNodePool struct {
 	// +kubebuilder:validation:items:MaxLength=128
 	Overlapping []string `json:"overlapping,omitempty"`
 
-	// Error says why the node's agent cannot offer the pool at all.
+	// Error is the reason why the node's agent cannot offer the pool at all.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Error string `json:"error,omitempty"`
 
-	// Fallbacks say what the pool asks for and the cluster cannot do.
+	// Fallbacks are the features that the pool asks for and the cluster lacks.
 	// +optional
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
 	// +listMapKey=feature
 	Fallbacks []Fallback `json:"fallbacks,omitempty"`
 
-	// Shortages are PFs that do not have what numVFs and sfs ask for; at most 16 are listed.
+	// Shortages are PFs without the VFs or SFs that numVFs and sfs ask for; at most 16 are listed.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
@@ -111,7 +111,7 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:MaxLength=32
 	Address string `json:"address"`
 
-	// Name is that of the netdev, the last one known while that is away.
+	// Name is the name of the netdev, or its last known name while the netdev is away.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Name string `json:"name,omitempty"`
@@ -129,19 +129,19 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:MaxLength=64
 	Driver string `json:"driver,omitempty"`
 
-	// Serial is the serial number of the card, as its driver tells it or else as its Vital Product
-	// Data has it.
+	// Serial is the serial number of the card as its driver reports it, or else as its Vital
+	// Product Data has it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255
 	Serial string `json:"serial,omitempty"`
 
-	// Board is what kind of board the card is, as its driver tells it: its PSID, such as
+	// Board is the type of the card's board as its driver reports it: its PSID, such as
 	// "MT_0000000884", or its board id.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255
 	Board string `json:"board,omitempty"`
 
-	// MAC is the address that the netdev was made with, "02:00:00:00:00:01".
+	// MAC is the address with which the netdev was made, "02:00:00:00:00:01".
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	MAC string `json:"mac,omitempty"`
@@ -152,9 +152,9 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:Maximum=65536
 	VFs int32 `json:"vfs,omitempty"`
 
-	// VFOffset and VFStride say where VFs are: the routing ID of VF i is that of the PF plus
-	// VFOffset plus i times VFStride (PCI Express 6.0, section 9.2.1.2). Both are 0 for a PF
-	// without SR-IOV.
+	// VFOffset and VFStride are the positions of VFs: the routing ID of VF i is the routing ID of
+	// the PF plus VFOffset plus i times VFStride (PCI Express 6.0, section 9.2.1.2). Both are 0 for
+	// a PF without SR-IOV.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
@@ -171,7 +171,7 @@ type XPUNodePF struct {
 	TotalVFs int32 `json:"totalVFs,omitempty"`
 }
 
-// XPUNodeStatus is what the node's agent found.
+// XPUNodeStatus is the report of the node's agent.
 type XPUNodeStatus struct {
 	// Functions is how many PFs, VFs and SFs of network cards the node has.
 	// +kubebuilder:validation:Minimum=0
@@ -185,8 +185,8 @@ type XPUNodeStatus struct {
 	// +listMapKey=address
 	PFs []XPUNodePF `json:"pfs,omitempty"`
 
-	// Pools are the DevicePools that have Functions of the node, select Functions that they may not
-	// have, or name PFs that are to have VFs or SFs.
+	// Pools are the DevicePools that have Functions of the node, select Functions of the node that
+	// belong to another pool, or name PFs that must have VFs or SFs.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
@@ -200,12 +200,12 @@ const (
 	MaxNodePools   = 256
 	MaxNodeListed  = 16
 	MaxNodeMessage = 1024
-	MaxNodeText    = 255 // of serial and board
+	MaxNodeText    = 255 // for serial and board
 )
 
-// XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as
-// a whole; nobody else does. It belongs to the Node, and goes with it. xpu-controller sums up the
-// pools in the status of DevicePools.
+// XPUNode is what xpu-agent found on the node of the same name. Only the agent makes and writes it,
+// always as a whole. The XPUNode belongs to the Node, and is deleted with it. xpu-controller sums
+// up the pools in the status of DevicePools.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=xnode

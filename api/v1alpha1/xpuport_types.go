@@ -8,18 +8,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Labels of an XPUPort, for people to select by.
+// Labels of an XPUPort, by which people can select XPUPorts.
 const (
 	// LabelPool is the name of the DevicePool that the Function belongs to.
 	LabelPool = GroupName + "/pool"
 
-	// LabelNetwork is that of the XPUNetwork.
+	// LabelNetwork is the name of the XPUNetwork.
 	LabelNetwork = GroupName + "/network"
 )
 
 // FunctionRef names a Function of a node.
 type FunctionRef struct {
-	// PCIAddress is the Function's PCI address, "dddd:bb:dd.f"; for an SF it is its PF's.
+	// PCIAddress is the Function's PCI address, "dddd:bb:dd.f". For an SF it is the PF's address.
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`
 	PCIAddress string `json:"pciAddress"`
 
@@ -36,17 +36,17 @@ type ClaimRef struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// UID is the ResourceClaim's, so that a later claim of the same name is another one.
+	// UID is the ResourceClaim's UID, which distinguishes it from a later claim of the same name.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=128
 	UID types.UID `json:"uid"`
 
-	// Request is the request of the claim that the Function was allocated for; "request/subrequest"
-	// for a prioritized list.
+	// Request is the request of the claim for which the Function was allocated. It is
+	// "request/subrequest" for a prioritized list.
 	// +kubebuilder:validation:MaxLength=127
 	Request string `json:"request"`
 
-	// Pod is the name of the pod that the claim was reserved for first, if there was one when the
+	// Pod is the name of the pod for which the claim was reserved first, if there was one when the
 	// Port was made.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
@@ -55,22 +55,22 @@ type ClaimRef struct {
 
 // PodRef names the pod that a Port is for.
 type PodRef struct {
-	// Namespace is the pod's.
+	// Namespace is the pod's namespace.
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 
-	// Name is the pod's.
+	// Name is the pod's name.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// UID is the pod's.
+	// UID is the pod's UID.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=128
 	UID types.UID `json:"uid,omitempty"`
 }
 
-// XPUPortSpec is decided once, when the Port is made, and never changed.
+// XPUPortSpec is set when the Port is made, and never changed.
 // +kubebuilder:validation:XValidation:rule="!has(self.ahead) || !self.ahead || !has(self.claim) && !has(self.pod)",message="a port that is made ahead is for no claim and for no pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.claim) || !has(self.pod)",message="a port is for a claim or for a pod: set one of them"
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an XPUPort cannot be changed: delete the port and let the controller make another"
@@ -93,90 +93,90 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network"`
 
-	// MAC is the Function's unicast address while it is attached, "02:00:00:00:00:01".
+	// MAC is the Function's unicast MAC address while it is attached, "02:00:00:00:00:01".
 	// +kubebuilder:validation:Pattern=`^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$`
 	MAC string `json:"mac"`
 
-	// MTU is that of the pod's interface in bytes; 0 leaves it as it is.
+	// MTU is the MTU of the pod's interface in bytes; 0 leaves the MTU unchanged.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MTU int32 `json:"mtu,omitempty"`
 
-	// AssignAddresses has xpu-controller give the interface the lowest free address of each of the
-	// network's subnets, where addresses is empty. They are in status.addresses.
+	// AssignAddresses makes xpu-controller assign the lowest free address of each of the network's
+	// subnets to the interface, if addresses is empty. status.addresses has the result.
 	// +optional
 	AssignAddresses bool `json:"assignAddresses,omitempty"`
 
-	// Addresses are those of the pod's interface, with prefix length: "10.1.0.2/24".
+	// Addresses are the addresses of the pod's interface, with prefix length: "10.1.0.2/24".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Claim is the ResourceClaim that the Port is for; absent where the device plugin handed the
-	// Function out.
+	// Claim is the ResourceClaim that the Port is for. It is absent if the device plugin allocated
+	// the Function.
 	// +optional
 	Claim ClaimRef `json:"claim,omitzero"`
 
-	// Ahead says that the Port was made before any claim has the Function, for a pool with
-	// provision: Ahead. A claim's Port of the Function takes its place: with the same MAC, so that
-	// the xPU has nothing to change.
+	// Ahead is true for a Port that was made before a claim has the Function, for a pool with
+	// provision: Ahead. A claim's Port for the Function replaces it with the same MAC, so that the
+	// xPU has nothing to change.
 	// +optional
 	Ahead bool `json:"ahead,omitempty"`
 
-	// Pod is the pod that the Port is for, where the device plugin handed the Function out and the
-	// pod is known: it is not when the Port is made by Allocate.
+	// Pod is the pod that the Port is for, if the device plugin allocated the Function and the pod
+	// is known. The pod is not known if the Port is made by Allocate.
 	// +optional
 	Pod *PodRef `json:"pod,omitempty"`
 }
 
-// XPUPortStatus is what the xPU makes of the Port.
+// XPUPortStatus is the state of the Port on the xPU.
 type XPUPortStatus struct {
 	// BridgePort is the id of the Port at the OPI agent.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	BridgePort string `json:"bridgePort,omitempty"`
 
-	// Addresses are those of the pod's interface: of the spec, or those that the network's address
-	// book gave.
+	// Addresses are the addresses of the pod's interface. They come from the spec or from the
+	// network's address book.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was
-	// reserved for first.
+	// Pod is the pod for which the Port came up: the pod in spec.pod, or the pod for which the
+	// claim was reserved first.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Pod string `json:"pod,omitempty"`
 
-	// Predecessor is the XPUPort that had the MAC address and the addresses before,
-	// "namespace/name": that of the pod that a virtual machine was migrated from. While it is
-	// there, this Port stands by.
+	// Predecessor is the XPUPort that had the MAC address and the IP addresses before,
+	// "namespace/name". It belongs to the pod from which a virtual machine was migrated. While the
+	// predecessor exists, this Port stands by.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	Predecessor string `json:"predecessor,omitempty"`
 
-	// MTU is the network's in bytes, or the largest that the xPU carries where the network sets
-	// none; 0 if that is not known.
+	// MTU is the network's MTU in bytes. If the network sets none, it is the largest MTU that the
+	// xPU carries, or 0 if that is not known.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 
-	// Conditions has Ready: True (Up) while the xPU serves the Port. A Port without a claim also has
-	// Admitted: True once its network lets it join and it has its addresses.
+	// Conditions has Ready: True (Up) while the xPU serves the Port. A Port without a claim also
+	// has Admitted: True once its network allows it to join and it has its addresses.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// XPUPort is what backs a Function on its xPU. For a Function that is allocated to a claim the
-// controller makes one, in the claim's namespace, and takes it away when the claim no longer has
-// it. For one that the device plugin handed out the node's agent does both, in the namespace that
-// the agent runs in, and so for one that is made ahead. Its name is a pure function of node and
-// Function, and of whether it was made ahead.
+// XPUPort is the port of a Function on its xPU. For a Function that is allocated to a claim, the
+// controller makes the XPUPort in the claim's namespace, and deletes it when the claim no longer
+// has the Function. For a Function that the device plugin allocated, and for an XPUPort that is
+// made ahead, the node's agent makes and deletes the XPUPort in the agent's namespace. The name
+// depends only on the node and the Function, and on whether the XPUPort was made ahead.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -211,8 +211,8 @@ type XPUPortList struct {
 	Items           []XPUPort `json:"items"`
 }
 
-// IsAdmitted reports whether an XPUPort may join its network. An XPUPort of a claim may, because it
-// was made for that.
+// IsAdmitted reports whether an XPUPort may join its network. An XPUPort of a claim may always
+// join, because xpu-controller made it to join the network.
 func IsAdmitted(port *XPUPort) bool {
 	return port.Spec.Claim.Name != "" ||
 		meta.IsStatusConditionTrue(port.Status.Conditions, ConditionAdmitted)

@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// LabelTenant is on every object of an infra cluster that stands for one of a tenant cluster: the
-// name of the XPUTenant.
+// LabelTenant is on every object of an infra cluster that represents an object of a tenant cluster.
+// Its value is the name of the XPUTenant.
 const LabelTenant = GroupName + "/tenant"
 
-// Annotations of objects of an infra cluster that stand for one of a tenant cluster.
+// Annotations of objects of an infra cluster that represent an object of a tenant cluster.
 const (
-	// AnnotationOrigin is its name there, "namespace/name" or "name".
+	// AnnotationOrigin is the name of the tenant's object, "namespace/name" or "name".
 	AnnotationOrigin = GroupName + "/origin"
-	// AnnotationOriginUID is its UID.
+	// AnnotationOriginUID is the UID of the tenant's object.
 	AnnotationOriginUID = GroupName + "/origin-uid"
 )
 
 // TenantMember says how the broker reaches the tenant's cluster.
 // +kubebuilder:validation:XValidation:rule="has(self.secretName) != has(self.clusterProfile)",message="set secretName or clusterProfile"
 type TenantMember struct {
-	// SecretName names a Secret in the broker's namespace that has a kubeconfig in its key
+	// SecretName names a Secret in the broker's namespace. The Secret has a kubeconfig in its key
 	// kubeconfig, and the label sigs.k8s.io/multicluster-runtime-kubeconfig: "true".
 	// +optional
 	// +kubebuilder:validation:MinLength=1
@@ -40,17 +40,19 @@ type TenantMember struct {
 	ClusterProfile string `json:"clusterProfile,omitempty"`
 }
 
-// TenantXPUs says which XPUs of the infra cluster are the tenant's: those that are named, and those
-// that the selector matches. Of two XPUTenants that both say an XPU, the older has it.
+// TenantXPUs selects the XPUs of the infra cluster that serve the tenant: the named XPUs, and the
+// XPUs that the selector matches. If two XPUTenants select the same XPU, the older XPUTenant gets
+// it.
 type TenantXPUs struct {
-	// Names are names of XPUs.
+	// Names are the names of XPUs.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=1024
 	// +kubebuilder:validation:items:MaxLength=253
 	Names []string `json:"names,omitempty"`
 
-	// Selector matches labels of XPUs. An empty one matches all, an absent one none.
+	// Selector matches labels of XPUs. An empty selector matches all XPUs, an absent one matches no
+	// XPU.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
@@ -79,62 +81,64 @@ type VNIRange struct {
 	Last int32 `json:"last"`
 }
 
-// DeletionPolicy is what becomes of a tenant's objects in the infra cluster when the tenant leaves.
+// DeletionPolicy is what happens to a tenant's objects in the infra cluster when the tenant leaves.
 // +kubebuilder:validation:Enum=Delete;Retain
 type DeletionPolicy string
 
 const (
-	// DeletionDelete has the xPUs let go of the tenant's ports and networks: its pods lose them.
+	// DeletionDelete deletes the tenant's ports and networks from the xPUs, so that its pods lose
+	// them.
 	DeletionDelete DeletionPolicy = "Delete"
-	// DeletionRetain leaves them in service, until an XPUTenant of the same name takes them over or
-	// a person deletes them.
+	// DeletionRetain leaves the ports and networks in service until an XPUTenant of the same name
+	// takes them over or a person deletes them.
 	DeletionRetain DeletionPolicy = "Retain"
 )
 
-// XPUTenantSpec says who the tenant is and what it may have.
+// XPUTenantSpec describes the tenant's cluster and the tenant's limits.
 type XPUTenantSpec struct {
 	// Member is the tenant's cluster.
 	Member TenantMember `json:"member"`
 
-	// XPUs are those that serve the tenant's nodes.
+	// XPUs are the XPUs that serve the tenant's nodes.
 	XPUs TenantXPUs `json:"xpus"`
 
-	// VLANs are given to the tenant's networks, one to each. No two XPUTenants may have some in
-	// common.
+	// VLANs is the range for the tenant's networks. Each network gets one VLAN. The ranges of two
+	// XPUTenants must not overlap.
 	VLANs VLANRange `json:"vlans"`
 
-	// VNIs are given to the tenant's networks too, so that their segments join all of the tenant's
-	// xPUs. Without them each segment ends at each xPU. No two XPUTenants may have some in common.
+	// VNIs is the range of VNIs for the tenant's networks, whose segments then join all of the
+	// tenant's xPUs. Without it, each segment ends at its xPU. The ranges of two XPUTenants must
+	// not overlap.
 	// +optional
 	VNIs *VNIRange `json:"vnis,omitempty"`
 
-	// MaxPorts is how many XPUPorts the tenant may have at a time; absent, as many as the broker's
-	// --tenant-ports says.
+	// MaxPorts is how many XPUPorts the tenant may have at a time. If it is absent, the broker's
+	// --tenant-ports applies.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MaxPorts *int32 `json:"maxPorts,omitempty"`
 
-	// MaxNodes is how many XPUNodes the tenant may have here at a time; absent, as many as the
-	// broker's --tenant-nodes says. Cards of other nodes are not found.
+	// MaxNodes is how many XPUNodes the tenant may have in the infra cluster at a time. If it is
+	// absent, the broker's --tenant-nodes applies. The cards of further nodes are not found.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MaxNodes *int32 `json:"maxNodes,omitempty"`
 
-	// DeletionPolicy is what becomes of what the tenant has here when the XPUTenant is deleted:
-	// Delete or Retain.
+	// DeletionPolicy is what happens to the tenant's objects in the infra cluster when the
+	// XPUTenant is deleted: Delete or Retain.
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy"`
 }
 
-// TenantNetwork is the segment that was given to a network of the tenant.
+// TenantNetwork is the segment that a network of the tenant has got.
 type TenantNetwork struct {
-	// Name is that of the XPUNetwork in the tenant's cluster.
+	// Name is the name of the XPUNetwork in the tenant's cluster.
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
-	// VLAN is of the tenant's range.
+	// VLAN is a VLAN of the tenant's range.
 	VLAN int32 `json:"vlan"`
 
-	// VNI is of the tenant's range, if it has one.
+	// VNI is a VNI of the tenant's range, if the tenant has such a range.
 	// +optional
 	VNI *int32 `json:"vni,omitempty"`
 }
@@ -142,9 +146,9 @@ type TenantNetwork struct {
 // MaxTenantNetworks bounds XPUTenantStatus.Networks.
 const MaxTenantNetworks = 512
 
-// XPUTenantStatus is what the broker knows of the tenant.
+// XPUTenantStatus is what the broker knows about the tenant.
 type XPUTenantStatus struct {
-	// Networks are the tenant's networks and their segments, at most 512. A segment is free again
+	// Networks are the tenant's networks and their segments, at most 512. A segment becomes free
 	// when the network is gone from the infra cluster.
 	// +optional
 	// +kubebuilder:validation:MaxItems=512
@@ -152,9 +156,9 @@ type XPUTenantStatus struct {
 	// +listMapKey=name
 	Networks []TenantNetwork `json:"networks,omitempty"`
 
-	// Conditions has Connected: True while the tenant's cluster answers the broker; Synced: True
-	// once all that it had was carried over; and WithinLimits: True while nothing of it waits
-	// because the tenant may not have more.
+	// Conditions has Connected, Synced and WithinLimits. Connected is True while the tenant's
+	// cluster answers the broker. Synced is True once all existing objects of the tenant have been
+	// carried over. WithinLimits is True while no object of the tenant waits because of a limit.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -162,7 +166,7 @@ type XPUTenantStatus struct {
 }
 
 // XPUTenant is a cluster whose nodes have cards that this cluster, an infra cluster, serves. The
-// broker carries its XPUPorts and XPUNetworks over, and what becomes of them back.
+// broker carries the tenant's XPUPorts and XPUNetworks to the infra cluster, and their status back.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -190,7 +194,7 @@ type XPUTenantList struct {
 	Items           []XPUTenant `json:"items"`
 }
 
-// Has says whether the XPU is one of these. The error says that the selector is invalid.
+// Has reports whether the XPU is selected. An error means that the selector is invalid.
 func (x TenantXPUs) Has(xpu *XPU) (bool, error) {
 	if slices.Contains(x.Names, xpu.Name) {
 		return true, nil
@@ -202,8 +206,9 @@ func (x TenantXPUs) Has(xpu *XPU) (bool, error) {
 	return selector.Matches(labels.Set(xpu.Labels)), nil
 }
 
-// TenantOf is the tenant whose nodes the XPU serves, nil if there is none. A tenant whose selector
-// is invalid has only XPUs that it names. It returns a pointer into the slice.
+// TenantOf returns the tenant whose nodes the XPU serves, or nil if there is no such tenant. A
+// tenant with an invalid selector has only the XPUs that it names. The result points into the
+// slice.
 func TenantOf(xpu *XPU, tenants []XPUTenant) *XPUTenant {
 	var found *XPUTenant
 	for i := range tenants {
@@ -219,8 +224,8 @@ func TenantOf(xpu *XPU, tenants []XPUTenant) *XPUTenant {
 	return found
 }
 
-// Precedes says whether the tenant is older than another one, by name where both were made in the
-// same second, and so has what both say that they have.
+// Precedes reports whether the tenant is older than the other one and so gets the XPUs that both
+// select. Of two tenants created in the same second, the first by name precedes.
 func (t *XPUTenant) Precedes(other *XPUTenant) bool {
 	if !t.CreationTimestamp.Equal(&other.CreationTimestamp) {
 		return t.CreationTimestamp.Before(&other.CreationTimestamp)
