@@ -14,7 +14,7 @@ const (
 	ConditionReady = "Ready"
 
 	// ConditionCard reports whether the node of an XPU has the PFs that the XPU's OPI agent serves.
-	// It exists if the agent reports its PFs.
+	// It is missing if the agent does not report PFs and the spec names the node.
 	ConditionCard = "Card"
 
 	// ConditionFunctions is on an XPU some of whose Functions are given up
@@ -142,7 +142,7 @@ const (
 	ReasonFound         = "Found"
 	ReasonCardNotFound  = "CardNotFound"  // no node reports the PFs
 	ReasonContradiction = "Contradiction" // between spec and cards, or between nodes
-	ReasonNotTold       = "NotTold"       // neither the OPI agent nor the spec names PFs
+	ReasonNotTold       = "NotTold"       // the OPI agent reports no PFs; no spec.nodeName
 
 	// Reasons for objects of tenant clusters. XPUTenants also have Connected and Conflict.
 

@@ -33,7 +33,7 @@ var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
 }}
 
 // handoverKilled is the fault that kills one of two agents at a random moment of the handover
-// between them.
+// between them, and the other agent a moment later.
 var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) error {
 	agents := []*process{n.theAgent(), n.launch()}
 	pause(random, 3*time.Second)

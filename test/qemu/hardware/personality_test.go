@@ -419,8 +419,8 @@ func (l *lives) down(t *testing.T, want function.Interface) {
 	l.wantReleased(t, h)
 }
 
-// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can do. It ignores errors
-// of the driver.
+// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can do. The driver may
+// refuse some changes.
 func vandalise(t *testing.T, pod *netns.Namespace) {
 	t.Helper()
 	handle := pod.Handle()

@@ -120,8 +120,8 @@ func TestStart(t *testing.T) {
 	f.End()
 }
 
-// drivers takes the driver from a VF and gives another VF vfio-pci. It checks that the slices do
-// not have these VFs, also if an agent starts then.
+// drivers takes the driver from a VF and gives another VF vfio-pci. It checks that the slices show
+// neither change, even if an agent starts then.
 func (f *field) drivers(t *testing.T) {
 	bare, userspace := f.vfs[0][0].Address, f.vfs[0][1].Address
 	before := f.Cluster.Versions()

@@ -75,8 +75,8 @@ func everything(p personality.Personality) node.NetConf {
 	return conf
 }
 
-// harm does to the interface what a tenant with CAP_NET_ADMIN can do. It ignores errors of the
-// driver.
+// harm does to the interface what a tenant with CAP_NET_ADMIN can do. The driver may refuse
+// another MAC.
 func harm(t *testing.T, pod *node.Pod) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName("net1")
