@@ -46,7 +46,7 @@ func ServePods(kubeletDir string) (*Pods, error) {
 	return p, nil
 }
 
-// Stop ends the API.
+// Stop stops the server.
 func (p *Pods) Stop() { p.server.Stop() }
 
 // Set replaces all pods.

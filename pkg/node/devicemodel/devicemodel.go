@@ -89,7 +89,7 @@ func Devices(p pool.Pool) []function.Function {
 	return out
 }
 
-// Find returns the Function that is the device of that name.
+// Find returns the Function that the pool offers as the named device.
 func Find(p pool.Pool, device string) (function.Function, bool) {
 	devices := Devices(p)
 	i := slices.IndexFunc(devices, func(f function.Function) bool {

@@ -57,7 +57,7 @@ type Events struct {
 	PortsChanged func()
 }
 
-// New prepares the watches; [API.Run] starts them.
+// New returns an API for the named node. [API.Run] starts its watches.
 func New(config *rest.Config, node string, events Events) (*API, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -188,7 +188,7 @@ func (a *API) Synced(ctx context.Context) bool {
 	}
 }
 
-// DevicePools returns all DevicePools.
+// DevicePools returns all DevicePools of the cluster.
 func (a *API) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
 	var list v1alpha1.DevicePoolList
 	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {

@@ -68,7 +68,7 @@ type TLSFiles struct {
 	ServerName string `json:"serverName,omitempty"`
 }
 
-// Network is an L2 segment. The fields are those of an XPUNetwork.
+// Network is an L2 segment. The fields have the meaning of the same fields of an XPUNetwork.
 type Network struct {
 	// VLAN is the VLAN of the segment on the xPU, 1-4094. Each network needs a different VLAN.
 	VLAN int32 `json:"vlan"`

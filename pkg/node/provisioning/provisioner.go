@@ -56,9 +56,9 @@ const (
 	// verifyAtOnce is how many Ports are verified at the same time. In direct mode the limit
 	// applies to each xPU.
 	verifyAtOnce = 8
-	// undeclaredFor is how long to wait for a network or an XPU that is not declared. It may be
-	// created together with the pod. If the pod names it by mistake, the user should learn that
-	// soon.
+	// undeclaredFor is how long to wait for a network or an XPU that is not declared. A user may
+	// create the object together with the pod. If the pod names the object by mistake, the user
+	// should learn that soon.
 	undeclaredFor = 5 * time.Second
 )
 

@@ -15,7 +15,7 @@ type Metrics struct {
 	seconds prometheus.Histogram
 }
 
-// NewMetrics registers the metrics.
+// NewMetrics returns metrics that are registered at registry.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
 	factory := promauto.With(registry)
 	m := &Metrics{

@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// shownUses is how many uses a message names.
+// shownUses is how many uses a message names at most.
 const shownUses = 3
 
 // inUse returns who uses the PF or one of its VFs, or nil if they are free. vfs are all VFs of the

@@ -29,7 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Cluster is an API server.
+// Cluster is an API server with etcd, for tests.
 type Cluster struct {
 	admin       *rest.Config
 	environment *envtest.Environment
