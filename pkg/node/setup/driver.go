@@ -131,7 +131,8 @@ func (p *PCIDrivers) fault(f function.Function) string {
 	return cmp.Or(p.Fault(f), p.Fault(function.OfPF(f.PF)))
 }
 
-// snapshot returns the netdev that the kernel removes with the driver, or nil if there is none.
+// snapshot returns the netdev that the kernel removes with the driver, or nil if the driver has
+// made no netdev.
 func (p *PCIDrivers) snapshot(
 	ctx context.Context, d sysfs.Dir, want journal.Attachment,
 ) (*netdev.Snapshot, error) {
@@ -326,7 +327,7 @@ func (p *PCIDrivers) await(
 	return nil
 }
 
-// tell has a driver carry out the order "bind" or "unbind" for the device.
+// The driver carries out the order, "bind" or "unbind", for the device.
 func (p *PCIDrivers) tell(ctx context.Context, d sysfs.Dir, driver, order string) error {
 	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order,
 		filepath.Base(string(d)))
