@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attribute parses netlink attributes (nlattr of include/uapi/linux/netlink.h): length with
-// header, type, value, padding to 4 bytes. The types are without the flags NLA_F_NESTED and
-// NLA_F_NET_BYTEORDER.
+// Package attribute parses netlink attributes (struct nlattr of include/uapi/linux/netlink.h). An
+// attribute is a length that includes the header, a type, a value, and padding to 4 bytes. The
+// package removes the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER from every type.
 package attribute
 
 import (
@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// walk calls yield with each attribute until it returns false. The values are parts of b.
+// walk calls yield with each attribute of b until yield returns false. The values are slices of b.
+// walk returns an error at the first malformed attribute.
 func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 	for len(b) > 0 {
 		if len(b) < unix.NLA_HDRLEN {
@@ -36,14 +37,17 @@ func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 	return nil
 }
 
-// All iterates over attributes by type, and ends at a malformed one. The values are parts of b.
+// All iterates over the attributes of b by type. It ends without an error at a malformed attribute.
+// The values are slices of b.
 func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
-// First returns the value of the first attribute of a type, or nil. It ignores what is behind a
-// malformed attribute. The value is a part of b. First is for messages of which most are not looked
-// at any further; [Parse] makes a map of each.
+// First returns the value of the first attribute of a type, or nil if there is no such attribute.
+// It ignores everything after a malformed attribute. The value is a slice of b.
+//
+// First suits callers that discard most messages after a look at one attribute, because [Parse]
+// allocates a map for each message.
 func First(b []byte, kind uint16) []byte {
 	for k, value := range All(b) {
 		if k == kind {
@@ -53,12 +57,13 @@ func First(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// Set are the attributes of a message, or of a nested attribute, by type; the last one of each
-// type. An attribute that is not there, or of another size, reads as the zero value.
+// Set holds the attributes of a message, or of a nested attribute, by type. If a type occurs more
+// than once, the last attribute counts. An attribute that is missing or has another size reads as
+// the zero value.
 type Set map[uint16][]byte
 
-// Parse reads all attributes, with an error those before a malformed one. The values are parts of
-// b.
+// Parse reads all attributes of b. If one is malformed, Parse returns an error and the attributes
+// before it. The values are slices of b.
 func Parse(b []byte) (Set, error) {
 	s := Set{}
 	err := walk(b, func(kind uint16, value []byte) bool {
@@ -68,13 +73,14 @@ func Parse(b []byte) (Set, error) {
 	return s, err
 }
 
-// Has says whether there is an attribute of the type.
+// Has reports whether there is an attribute of the type.
 func (s Set) Has(kind uint16) bool {
 	_, there := s[kind]
 	return there
 }
 
-// number reads a value of exactly its own size.
+// number decodes a value in the byte order of the host. It returns 0 for a value of another size
+// than T.
 func number[T uint8 | uint16 | uint32 | uint64](value []byte) (n T) {
 	if size, err := binary.Decode(value, binary.NativeEndian, &n); err != nil ||
 		size != len(value) {
@@ -83,19 +89,19 @@ func number[T uint8 | uint16 | uint32 | uint64](value []byte) (n T) {
 	return n
 }
 
-// Uint8 is the value of an attribute of 8 bits.
+// Uint8 returns the value of an attribute of 8 bits.
 func (s Set) Uint8(kind uint16) uint8 { return number[uint8](s[kind]) }
 
-// Uint16 is the value of an attribute of 16 bits.
+// Uint16 returns the value of an attribute of 16 bits.
 func (s Set) Uint16(kind uint16) uint16 { return number[uint16](s[kind]) }
 
-// Uint32 is the value of an attribute of 32 bits.
+// Uint32 returns the value of an attribute of 32 bits.
 func (s Set) Uint32(kind uint16) uint32 { return number[uint32](s[kind]) }
 
-// Uint64 is the value of an attribute of 64 bits.
+// Uint64 returns the value of an attribute of 64 bits.
 func (s Set) Uint64(kind uint16) uint64 { return number[uint64](s[kind]) }
 
-// Text is what comes before the terminating zero.
+// Text returns the value of a string attribute without the terminating zero byte.
 func (s Set) Text(kind uint16) string {
 	text, _, _ := strings.Cut(string(s[kind]), "\x00")
 	return text

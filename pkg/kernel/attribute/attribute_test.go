@@ -69,7 +69,8 @@ func TestAll(t *testing.T) {
 	}
 }
 
-// TestFirst: the first attribute of a type is found, also before a malformed one.
+// TestFirst checks that First finds the first attribute of a type even if a malformed attribute
+// follows.
 func TestFirst(t *testing.T) {
 	message := []byte{
 		5, 0, 1, 0, 'a', 0, 0, 0, 5, 0, 2, 0, 'b', 0, 0, 0, 5, 0, 2, 0, 'c', 0, 0, 0, 1,
