@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cardid reads what tells a card from all others: on the host and on the xPU itself, which
-// see the same card.
+// Package cardid reads the properties that identify a card. The host and the xPU see the same card,
+// so both read the same identity.
 package cardid
 
 import (
@@ -20,15 +20,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/vpd"
 )
 
-// Names of versions that name a board (Documentation/networking/devlink/devlink-info.rst).
+// These versions name the board of a card (Documentation/networking/devlink/devlink-info.rst).
 const (
 	versionPSID    = "fw.psid"
 	versionBoardID = "board.id"
 )
 
-// Read returns what is known without the PF's netdev. It asks the driver, and for the serial number
-// reads the card's Vital Product Data if the driver does not tell it. If the driver fails to answer
-// it does not, as drivers may tell another number than these data. A card may take long to answer.
+// Read returns the identity of the card of a PF. It does not need the PF's netdev. A slow card may
+// take seconds to answer.
+//
+// Read asks the driver first. If the driver answers without a serial number, Read takes the serial
+// number from the card's Vital Product Data. If the driver fails to answer, Read returns the error
+// and does not read the Vital Product Data, because their serial number may differ from the one of
+// the driver.
 func Read(sysRoot string, pf pci.Address) (function.Card, error) {
 	card, err := ofDriver(pf)
 	if err == nil && card.Serial == "" {
@@ -37,8 +41,9 @@ func Read(sysRoot string, pf pci.Address) (function.Card, error) {
 	return card, err
 }
 
-// ofDriver returns what "devlink dev info" shows. Its socket is its own, so that a card that hangs
-// holds up no other.
+// ofDriver returns what "devlink dev info" shows of the PF, or the zero value if the driver has no
+// such information. It opens a socket for each call, so that a card that hangs does not delay
+// others.
 func ofDriver(pf pci.Address) (function.Card, error) {
 	conn, err := devlink.Dial("")
 	if err != nil {
@@ -56,7 +61,8 @@ func ofDriver(pf pci.Address) (function.Card, error) {
 	}, err
 }
 
-// inVPD returns "" where a card has no Vital Product Data.
+// inVPD returns the serial number in the card's Vital Product Data, or "" if the card has no such
+// data.
 func inVPD(sysRoot string, pf pci.Address) (string, error) {
 	file, err := os.Open(string(sysfs.Root(sysRoot).PCI(pf).Dir("vpd")))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -13,9 +13,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// TestRead covers a card of which no driver tells.
+// TestRead covers a card whose driver reports no identity.
 func TestRead(t *testing.T) {
-	const pf pci.Address = "ffff:ff:1f.7" // there is none on the machine
+	const pf pci.Address = "ffff:ff:1f.7" // no machine has this address
 	const data = "\x90\x0f\x00SN\x0cMT2334XZ0LTK\x78"
 	for what, test := range map[string]struct {
 		write         func(path string) error
