@@ -22,24 +22,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// ErrNoDevlink is returned for a kernel without devlink (CONFIG_NET_DEVLINK). It matches
-// EOPNOTSUPP.
+// ErrNoDevlink says that the kernel has no devlink (CONFIG_NET_DEVLINK). It matches EOPNOTSUPP.
 var ErrNoDevlink = fmt.Errorf("the kernel has no devlink: %w", unix.EOPNOTSUPP)
 
-// Conn speaks devlink in one network namespace. Several goroutines may use it at once. Each request
-// has a socket of its own: a card that takes long, or hangs, only delays requests about itself and
-// about all cards.
+// Conn speaks devlink in one network namespace. Several goroutines may use it at once.
+//
+// Each request opens its own socket. A card that is slow or hangs therefore delays only requests
+// about that card and requests about all cards.
 type Conn struct {
 	family uint16 // 0 if the kernel has no devlink
 
 	mutex  sync.Mutex
-	ns     netns.NsHandle // none for the process's own
+	ns     netns.NsHandle // none for the namespace of the process
 	closed bool
 }
 
-// Dial opens a Conn in the network namespace at the path, "" for the process's own. A kernel
-// without devlink is no error: it has no ports and no reporters, and other requests fail with
-// [ErrNoDevlink].
+// Dial opens a Conn in the network namespace at the path, or in the namespace of the process if the
+// path is "". A kernel without devlink is not an error: such a Conn lists no ports and no
+// reporters, and its other requests fail with [ErrNoDevlink].
 func Dial(netNS string) (*Conn, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -55,7 +55,8 @@ func Dial(netNS string) (*Conn, error) {
 	return &Conn{ns: ns, family: family.ID}, nil
 }
 
-// Close makes later requests fail. It does not wait for those under way.
+// Close makes later requests fail with [os.ErrClosed]. It does not wait for requests that are under
+// way.
 func (c *Conn) Close() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -86,7 +87,7 @@ func (c *Conn) do(command uint8, d Device, attrs ...*nl.RtAttr) ([][]byte, error
 	return c.execute(command, unix.NLM_F_ACK, append(d.attributes(), attrs...))
 }
 
-// ask sends a command about a device that is answered with one message.
+// ask sends a command about a device and returns the one message of the answer.
 func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set, error) {
 	messages, err := c.do(command, d, attrs...)
 	if err != nil {
@@ -98,8 +99,8 @@ func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set,
 	return attribute.Parse(messages[0])
 }
 
-// list sends a command that the kernel answers with a message for each object. A kernel without
-// devlink has no objects.
+// list sends a command to which the kernel answers with one message for each object. It returns no
+// objects if the kernel has no devlink.
 func list[T any](
 	c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr,
 ) ([]T, error) {
@@ -141,7 +142,7 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	}
 	defer socket.Close()
 
-	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
+	_ = socket.SetExtAck(true) // errors carry the kernel's message, if there is one
 	header := request.GenericHeader{Command: command, Version: nl.GENL_DEVLINK_VERSION}
 	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, int(c.family),
 		flags, header, attrs...)
@@ -159,20 +160,21 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	return messages, nil
 }
 
-// explain puts the equivalent command of devlink(8) before an error.
+// explain puts the equivalent command of devlink(8) before the error, if there is one.
 func explain(err *error, command string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf("devlink %s: %w", fmt.Sprintf(command, args...), *err)
 	}
 }
 
-// Follow tells, by [listen.Source.Follow], that a devlink object came, went or changed.
+// Follow calls changed when a devlink object appears, changes or disappears. [listen.Source.Follow]
+// describes the details.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx,
 		netNS, changed, log)
 }
 
-// findGroup finds devlink's only multicast group.
+// findGroup returns the number of devlink's only multicast group.
 func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	family, err := findFamily(ns)
 	if err != nil {
@@ -188,8 +190,8 @@ func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	return nil, errors.New("devlink: the kernel has no multicast group config")
 }
 
-// findFamily asks for the numbers that the kernel gave devlink at boot. They do not depend on there
-// being a device.
+// findFamily returns the generic netlink numbers that the kernel assigned to devlink at boot. They
+// exist even if there is no devlink device.
 func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -212,7 +214,7 @@ func deviceOf(a attribute.Set) Device {
 	return Device{Bus: a.Text(unix.DEVLINK_ATTR_BUS_NAME), Name: a.Text(unix.DEVLINK_ATTR_DEV_NAME)}
 }
 
-// attributes name the device in a request.
+// attributes returns the attributes that name the device in a request.
 func (d Device) attributes() []*nl.RtAttr {
 	return []*nl.RtAttr{
 		nl.NewRtAttr(unix.DEVLINK_ATTR_BUS_NAME, nl.ZeroTerminated(d.Bus)),
@@ -224,8 +226,8 @@ func portIndex(index uint32) *nl.RtAttr {
 	return nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(index))
 }
 
-// word is the word for a number of the kernel, or the number itself if a later kernel has more of
-// them.
+// word returns the word for a number of the kernel, or the number itself if words lacks it because
+// the kernel is newer.
 func word[T ~string](words []T, number uint16) T {
 	if int(number) < len(words) {
 		return words[number]

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this
-// project needs: the eswitch of a PF, the ports behind its Functions, subfunctions, rate objects
-// and health reporters. The numbers are those of linux/devlink.h.
+// Package devlink implements the part of the kernel's devlink (Documentation/networking/devlink)
+// that this project needs: the eswitch of a PF, the ports behind its Functions, subfunctions, rate
+// objects and health reporters. The numbers are defined in include/uapi/linux/devlink.h.
 //
-// Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is
-// one, and match its error number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
+// Errors begin with the equivalent command of devlink(8) and contain the kernel's message, if there
+// is one. They match the error number of the kernel by [errors.Is], for example
+// [golang.org/x/sys/unix.EOPNOTSUPP].
 package devlink
 
 import (
@@ -19,33 +20,33 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Device is a devlink instance by its handle: "pci/0000:3b:00.0". It is comparable.
+// Device is the handle of a devlink instance, such as "pci/0000:3b:00.0". It is comparable.
 type Device struct {
 	Bus  string // "pci", "auxiliary"
 	Name string // on the bus: a PCI address, or "mlx5_core.sf.4"
 }
 
-// OfPCI is the instance of the PCI device at the address.
+// OfPCI returns the devlink instance of the PCI device at the address.
 func OfPCI(address pci.Address) Device { return Device{Bus: "pci", Name: string(address)} }
 
-// String is the handle as devlink(8) writes it.
+// String returns the handle as devlink(8) writes it.
 func (d Device) String() string { return d.Bus + "/" + d.Name }
 
-// EswitchMode is how a PF switches the frames of its Functions.
+// EswitchMode is how the eswitch of a PF forwards frames.
 type EswitchMode string
 
-// The modes of an eswitch.
+// These are the modes of an eswitch.
 const (
-	Legacy    EswitchMode = "legacy"    // by MAC and VLAN, in the card
-	Switchdev EswitchMode = "switchdev" // as its representors say
+	Legacy    EswitchMode = "legacy"    // the card forwards by MAC and VLAN
+	Switchdev EswitchMode = "switchdev" // the representors decide where frames go
 )
 
 var eswitchModes = []EswitchMode{
 	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
 }
 
-// EswitchMode asks for the mode of a PF's eswitch. A later kernel's mode is a number, such as "2".
-// EOPNOTSUPP: there is no eswitch.
+// EswitchMode returns the mode of a PF's eswitch. A mode that only later kernels have is returned
+// as a number, such as "2". The error matches EOPNOTSUPP if there is no eswitch.
 func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	defer explain(&err, "dev eswitch show %s", d)
 	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
@@ -58,8 +59,8 @@ func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
 }
 
-// SetEswitchMode changes the mode. Drivers may replace netdevs of the PF, and refuse a change while
-// Functions are in use.
+// SetEswitchMode changes the mode of a PF's eswitch. Some drivers replace the PF's netdev, and some
+// refuse the change while Functions are in use.
 func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	number := slices.Index(eswitchModes, mode)
 	if number < 0 {
@@ -71,15 +72,16 @@ func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	return err
 }
 
-// Info is what the driver of a device tells of it.
+// Info is what the driver reports about a device.
 type Info struct {
-	Serial string // serial number of the card, "" if it tells none
-	// Fixed are the versions of what cannot change, such as "board.id", Running those of what runs
-	// on it, such as "fw.app.name".
+	Serial string // serial number of the card, or "" if the driver does not report it
+	// Fixed holds the versions of parts that cannot change, such as "board.id". Running holds the
+	// versions of what runs on the device, such as "fw.app.name".
 	Fixed, Running map[string]string
 }
 
-// Info asks the driver of a device. EOPNOTSUPP: it tells nothing.
+// Info returns what the driver of a device reports. The error matches EOPNOTSUPP if the driver
+// reports nothing.
 func (c *Conn) Info(d Device) (info Info, err error) {
 	defer explain(&err, "dev info %s", d)
 	messages, err := c.do(unix.DEVLINK_CMD_INFO_GET, d)
@@ -120,9 +122,9 @@ func (c *Conn) Info(d Device) (info Info, err error) {
 // Reporter is a health reporter of a device or of one of its ports.
 type Reporter struct {
 	Device             Device
-	Port               int    // index of the port that it belongs to, -1 for the device's own
+	Port               int    // index of its port, or -1 for the device itself
 	Name               string // "fw_fatal", "tx"
-	Failed             bool   // it did not recover from an error
+	Failed             bool   // not recovered from an error
 	Errors, Recoveries uint64 // how many there were
 }
 
@@ -132,8 +134,8 @@ func (c *Conn) Reporters() (reporters []Reporter, err error) {
 	return list(c, unix.DEVLINK_CMD_HEALTH_REPORTER_GET, decodeReporter)
 }
 
-// Handle is the device or port of the reporter as devlink(8) writes it: "pci/0000:3b:00.0",
-// "pci/0000:3b:00.0/1".
+// Handle returns the device or port of the reporter as devlink(8) writes it, such as
+// "pci/0000:3b:00.0" or "pci/0000:3b:00.0/1".
 func (r Reporter) Handle() string {
 	if r.Port < 0 {
 		return r.Device.String()
@@ -156,7 +158,7 @@ func decodeReporter(attrs attribute.Set) (Reporter, error) {
 		Device: deviceOf(attrs),
 		Port:   port,
 		Name:   reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
-		// 0 is healthy, all else an error
+		// State 0 is healthy (enum devlink_health_reporter_state). Every other state is an error.
 		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != 0,
 		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
 		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),

@@ -22,7 +22,7 @@ import (
 
 var card = devlink.OfPCI(pci.Address("0000:3b:00.0"))
 
-// message puts attributes together as the kernel does.
+// message serializes attributes as the kernel does.
 func message(attrs ...*nl.RtAttr) []byte {
 	var m []byte
 	for _, a := range attrs {
@@ -137,8 +137,8 @@ func TestDecodeReporter(t *testing.T) {
 	}
 }
 
-// TestDecodeRate: what devlink counts in bytes is told in Mbit, and no limit there is never taken
-// for none.
+// TestDecodeRate checks that bytes per second become Mbit/s, rounded up, so that a low limit never
+// becomes 0, which means no limit.
 func TestDecodeRate(t *testing.T) {
 	for _, test := range []struct {
 		bytes uint64
@@ -175,15 +175,16 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever the kernel answers, decoding ends, and does not read what is not there.
+// FuzzMessage checks that decoding ends for any answer of the kernel, and does not read beyond its
+// end.
 func FuzzMessage(f *testing.F) {
 	f.Add(sfPort())
 	f.Add(portReporter())
-	f.Add([]byte{5, 0, 3, 0, 'x'}) // without padding
+	f.Add([]byte{5, 0, 3, 0, 'x'}) // no padding
 	f.Add([]byte{3, 0, 1, 0})
 
 	f.Fuzz(func(t *testing.T, message []byte) {
-		// so that reading beyond the end is seen
+		// The copy has no spare capacity, so that a read beyond the end panics.
 		message = append(make([]byte, 0, len(message)), message...)
 		attrs, err := attribute.Parse(message)
 		if err != nil {
@@ -210,7 +211,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// refusals are the errors of commands about a card that no machine has, by the command.
+// refusals returns the errors of commands about a card that no machine has, by the command.
 func refusals(c *devlink.Conn) map[string]error {
 	const (
 		device = "pci/ffff:ff:1f.7"
@@ -238,8 +239,8 @@ func refusals(c *devlink.Conn) map[string]error {
 	return errs
 }
 
-// TestNoSuchDevice works with any kernel, with devlink or without: the error says what was asked
-// for, as one would ask by devlink(8).
+// TestNoSuchDevice checks that an error begins with the equivalent command of devlink(8). It works
+// with any kernel, with devlink or without.
 func TestNoSuchDevice(t *testing.T) {
 	c := dial(t, "")
 	want := error(unix.ENODEV)
@@ -274,7 +275,7 @@ func TestNoSuchDevice(t *testing.T) {
 	}
 }
 
-// TestBadInput: what cannot be meant is refused before the kernel is asked.
+// TestBadInput checks that invalid arguments are refused before the kernel is asked.
 func TestBadInput(t *testing.T) {
 	c := dial(t, "")
 	for _, test := range []struct {

@@ -8,14 +8,14 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// What the tests decode.
+// These functions are exported for tests.
 var (
 	DecodePort     = decodePort
 	DecodeReporter = decodeReporter
 	DecodeRate     = decodeRate
 )
 
-// HasDevlink says whether the kernel has it at all.
+// HasDevlink reports whether the kernel has devlink.
 func HasDevlink() bool {
 	_, err := findFamily(netns.None())
 	return !errors.Is(err, ErrNoDevlink)

@@ -25,7 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// realCard is the first card with a physical port, in a machine whose cards are nobody's.
+// realCard returns the first card with a physical port. It skips the test unless the machine is a
+// guest whose cards tests may change.
 func realCard(t *testing.T, c *devlink.Conn) devlink.Port {
 	t.Helper()
 	if os.Getenv(plan.GuestVariable) == "" {
@@ -42,7 +43,7 @@ func realCard(t *testing.T, c *devlink.Conn) devlink.Port {
 	return ports[i]
 }
 
-// TestHardware goes through all that is asked of a card. Its VFs are made already.
+// TestHardware exercises every request about a card. It expects that the card's VFs exist already.
 func TestHardware(t *testing.T) {
 	c := dial(t, "")
 	uplink := realCard(t, c)
@@ -199,7 +200,7 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 	}
 }
 
-// hangs asks a card for what it takes long to tell, and meanwhile asks another card.
+// hangs checks that requests about another card are answered while the card d is slow.
 func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	ports, err := c.Ports()
 	must.Succeed(t, err)
@@ -241,7 +242,7 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	}
 }
 
-// at lists the ports that have the index of this one.
+// at lists the ports that have the same device and index as port.
 func at(t *testing.T, c *devlink.Conn, port devlink.Port) []devlink.Port {
 	t.Helper()
 	ports, err := c.PortsOf(port.Device)
@@ -271,8 +272,8 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 		}
 	}
 
-	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left
-	// half set.
+	// The kernel sets the share first, and then the maximum, which the driver refuses. SetRate must
+	// then restore the share.
 	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{Min: 5, Max: 50}))
 	if err := c.SetRate(d, vf.Index, function.Rate{Min: 10, Max: 100_000}); !errors.Is(err,
 		unix.EINVAL) {
@@ -322,7 +323,7 @@ func mode(t *testing.T, c *devlink.Conn, d devlink.Device, want devlink.EswitchM
 	}
 }
 
-// watched has a value for each time that devlink told of a change, at most one at a time.
+// watched receives a value after devlink reported one or more changes.
 type watched chan struct{}
 
 func watch(t *testing.T) watched {
@@ -344,15 +345,15 @@ func watch(t *testing.T) watched {
 		following.Wait()
 	})
 
-	<-w // it listens
+	<-w // the value of the start: from now on, Follow listens
 	return w
 }
 
-// expect waits for a wake-up by what f does.
+// expect runs f and waits until devlink reports a change.
 func (w watched) expect(t *testing.T, what string, f func()) {
 	t.Helper()
-	// Of what was before, the kernel has told by now: it tells before it answers the one who made
-	// the change.
+	// The loop drains reports of earlier changes. They have arrived by now, because the kernel
+	// reports a change before it answers the request that made the change.
 	for quiet := false; !quiet; {
 		select {
 		case <-w:

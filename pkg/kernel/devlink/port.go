@@ -16,10 +16,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Flavour is what is behind a port.
+// Flavour is the kind of object behind a port.
 type Flavour string
 
-// The flavours of ports that matter here, in the words of devlink(8).
+// These flavours matter to this project. The words are the same as in devlink(8).
 const (
 	Physical Flavour = "physical"
 	PCIPF    Flavour = "pcipf"
@@ -27,34 +27,36 @@ const (
 	PCISF    Flavour = "pcisf"
 )
 
-// Port is a devlink port: for the flavours pcivf and pcisf the eswitch's side of a Function.
+// Port is a devlink port. A port of flavour pcivf or pcisf is the side of a Function that faces the
+// eswitch.
 type Port struct {
 	Device  Device
-	Index   uint32 // at the Device
+	Index   uint32 // unique within the Device
 	Flavour Flavour
-	// Controller is the number of the Function's host, 0 for the one that runs the eswitch.
-	// External says that it is another host, as for all Functions that a DPU gives its host.
+	// Controller is the number of the Function's host, or 0 for the host that runs the eswitch.
+	// External reports whether the Function belongs to another host, as all Functions do that a DPU
+	// gives its host.
 	Controller uint32
 	External   bool
 	Number     uint32 // of a physical port; drivers number PFs the same way
-	PF         uint16 // number of the PF, not of its PCI function
-	VF         uint16 // with flavour pcivf
-	SF         uint32 // sfnum, with flavour pcisf
-	// Netdev and NetdevIndex are those of the representor; "" and 0 if the namespace of the Conn
-	// has none.
+	PF         uint16 // number of the PF, which may differ from the number of its PCI function
+	VF         uint16 // for flavour pcivf
+	SF         uint32 // sfnum, for flavour pcisf
+	// Netdev and NetdevIndex are the name and ifindex of the representor. They are "" and 0 if the
+	// representor is not in the namespace of the Conn.
 	Netdev      string
 	NetdevIndex int
-	Function    Function // the zero value if the driver does not tell
+	Function    Function // the zero value if the driver does not report it
 }
 
-// Function is what devlink knows of the Function behind a port.
+// Function is what devlink reports about the Function behind a port.
 type Function struct {
-	MAC      function.MAC // hw_addr; "" if it has none yet
-	Active   bool         // a subfunction's device shall be there
-	Attached bool         // a driver has the subfunction's device
+	MAC      function.MAC // hw_addr, or "" if no address was set
+	Active   bool         // the state of a subfunction is active: its device is requested
+	Attached bool         // a driver is bound to the device of the subfunction
 }
 
-// flavours are enum devlink_port_flavour, in the words of devlink(8).
+// flavours holds the words of devlink(8) for enum devlink_port_flavour.
 var flavours = []Flavour{Physical, "cpu", "dsa", PCIPF, PCIVF, "virtual", "unused", PCISF}
 
 // Ports lists the ports of all devices in the Conn's namespace.
@@ -63,21 +65,23 @@ func (c *Conn) Ports() (ports []Port, err error) {
 	return list(c, unix.DEVLINK_CMD_PORT_GET, decodePort)
 }
 
-// PortsOf lists the ports of a device. A device that is not there has none.
+// PortsOf lists the ports of a device. It returns no ports if the device does not exist.
 func (c *Conn) PortsOf(d Device) (ports []Port, err error) {
 	defer explain(&err, "port show %s", d)
 	ports, err = list(c, unix.DEVLINK_CMD_PORT_GET, decodePort, d.attributes()...)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}
-	// Kernels before 6.3 tell those of all devices.
+	// Kernels before 6.3 list the ports of all devices.
 	return slices.DeleteFunc(ports, func(p Port) bool { return p.Device != d }), err
 }
 
-// AddSF adds a subfunction with this sfnum to the PF that has the number pf ([Port.PF]) at the
-// device. The subfunction is inactive and has no device yet; udev has not renamed the netdev of the
-// returned port yet. EEXIST: the sfnum is taken. EOPNOTSUPP: the device has no subfunctions, or
-// only in eswitch mode switchdev, as the text says.
+// AddSF adds a subfunction with the number sfnum to the PF with the number pf ([Port.PF]) of the
+// device. The new subfunction is inactive and has no auxiliary device. The netdev name in the
+// returned port may change, because udev may rename the netdev later.
+//
+// The error matches EEXIST if sfnum is taken. It matches EOPNOTSUPP if the device has no
+// subfunctions, or has them only in eswitch mode switchdev, as the error text says.
 func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (port Port, err error) {
 	defer explain(&err, "port add %s flavour pcisf pfnum %d sfnum %d", d, pf, sfnum)
 	attrs, err := c.ask(unix.DEVLINK_CMD_PORT_NEW, d,
@@ -93,21 +97,22 @@ func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (port Port, err error) {
 	return decodePort(attrs)
 }
 
-// DeletePort deletes a port that was added, and what is behind it. ENODEV: it is not there.
+// DeletePort deletes a port that AddSF added, and its subfunction. The error matches ENODEV if
+// there is no such port.
 func (c *Conn) DeletePort(d Device, index uint32) (err error) {
 	defer explain(&err, "port del %s/%d", d, index)
 	_, err = c.do(unix.DEVLINK_CMD_PORT_DEL, d, portIndex(index))
 	return err
 }
 
-// FunctionChange is what is to be set of the Function behind a port.
+// FunctionChange is a change of the Function behind a port.
 type FunctionChange struct {
-	MAC    function.MAC // "" leaves it
-	Active *bool        // nil leaves it; only of a subfunction
+	MAC    function.MAC // "" keeps the address
+	Active *bool        // nil keeps the state, which only a subfunction has
 }
 
-// SetFunction changes the Function behind a port, its MAC before its state. Most drivers refuse an
-// active SF another MAC.
+// SetFunction changes the Function behind a port. The MAC changes before the state. This order
+// matters because most drivers refuse to change the MAC of an active SF.
 func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error) {
 	words := ""
 	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED, nil)
@@ -169,7 +174,8 @@ func decodePort(attrs attribute.Set) (Port, error) {
 	}, nil
 }
 
-// macOf is "" for an address of zeros, by which drivers tell that there is none.
+// macOf returns the address as text. It returns "" for zeros, because drivers report zeros if no
+// address was set.
 func macOf(address []byte) function.MAC {
 	if len(bytes.Trim(address, "\x00")) == 0 {
 		return ""
@@ -177,15 +183,16 @@ func macOf(address []byte) function.MAC {
 	return function.MAC(net.HardwareAddr(address).String())
 }
 
-// bytesPerMbit converts the Mbit/s of a [function.Rate] to the bytes per second of devlink.
+// bytesPerMbit converts Mbit/s, the unit of [function.Rate], to bytes per second, the unit of
+// devlink.
 const bytesPerMbit = 1_000_000 / 8
 
-// Rate asks for the limits of the Function behind a port. exists is false if the port has no rate
-// object, or does not exist.
+// Rate returns the limits of the Function behind a port. exists is false if the port has no rate
+// object or does not exist.
 func (c *Conn) Rate(d Device, index uint32) (rate function.Rate, exists bool, err error) {
 	defer explain(&err, "port function rate show %s/%d", d, index)
 	attrs, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
-	// EOPNOTSUPP: before Linux 5.14
+	// Linux before 5.14 returns EOPNOTSUPP.
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
 		return rate, false, nil
 	}
@@ -203,14 +210,18 @@ func decodeRate(attrs attribute.Set) function.Rate {
 	}
 }
 
-// mbits rounds up, so that a low limit does not become 0, which is no limit.
+// mbits converts bytes per second to Mbit/s. It rounds up, so that a low limit does not become 0,
+// which means no limit.
 func mbits(bytesPerSecond uint64) int {
 	return int(bytesPerSecond/bytesPerMbit + min(bytesPerSecond%bytesPerMbit, 1))
 }
 
-// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as
-// some drivers have only one. If one is refused, both are what they were. EOPNOTSUPP: the driver
-// has no such limit; ENODEV: the port has no rate object.
+// SetRate limits the rate at which the Function behind a port sends. It sends only the limits that
+// change, because some drivers support only one of the two. If the driver refuses one limit, both
+// keep their values.
+//
+// The error matches EOPNOTSUPP if the driver does not support the limit, and ENODEV if the port has
+// no rate object.
 func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	if to.Min < 0 || to.Max < 0 {
 		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative",
@@ -242,7 +253,7 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	}
 
 	_, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, changes...)
-	// the kernel sets the share first, and does not undo it if it fails at the maximum
+	// The kernel sets the share first, and does not restore it when the maximum fails.
 	if err != nil && len(changes) > 2 {
 		share := nl.Uint64Attr(before.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE))
 		_, failed := c.do(unix.DEVLINK_CMD_RATE_SET, d, port,
