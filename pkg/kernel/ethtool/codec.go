@@ -23,7 +23,8 @@ const (
 	Off = "off"
 )
 
-// number is the size in bytes, 1 or 4, of an unsigned number, which is written in decimal.
+// number is the codec of an unsigned number. The number itself is the size in bytes, 1 or 4. The
+// text is decimal.
 type number int
 
 func (n number) decode(f field, answer attribute.Set) map[string]string {
@@ -57,14 +58,14 @@ func (n number) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	return nl.NewRtAttr(int(f.kind), nl.Uint32Attr(uint32(value))), nil
 }
 
-// maxBits and maxName bound what is believed of a bitset: the kernel has 64 features and names of
-// up to 32 bytes (ETH_GSTRING_LEN), and drivers have fewer flags of their own.
+// maxBits and maxName limit what is accepted of a bitset. The kernel has 64 features, names of at
+// most 32 bytes (ETH_GSTRING_LEN), and drivers have fewer private flags.
 const (
 	maxBits = 256
 	maxName = 32
 )
 
-// bits is a bitset with names, of which each bit is a setting.
+// bits is the codec of a bitset with names. Each bit is one setting.
 type bits struct{}
 
 func (bits) decode(f field, answer attribute.Set) map[string]string {
@@ -88,8 +89,8 @@ func (bits) decode(f field, answer attribute.Set) map[string]string {
 	return settings
 }
 
-// parseBits reads a bitset in its long form: which bits it has by name, and which of these are set.
-// A list (NOMASK) has only those that are set.
+// parseBits reads a bitset in its long form. It returns the names of all bits in the answer, and
+// whether each bit is set. A bitset with the flag NOMASK lists only the bits that are set.
 func parseBits(data []byte) map[string]bool {
 	list := false
 	for kind := range attribute.All(data) {
@@ -111,7 +112,8 @@ func parseBits(data []byte) map[string]bool {
 	return set
 }
 
-// parseBit returns no name for a bit whose name could not be written into a record.
+// parseBit returns the name of a bit and whether it is set. The name is "" if it is too long or not
+// UTF-8, because a record cannot hold such a name.
 func parseBit(bit []byte) (name string, set bool) {
 	for kind, value := range attribute.All(bit) {
 		switch kind {
@@ -155,8 +157,8 @@ func addBit(all *nl.RtAttr, name string) *nl.RtAttr {
 	return bit
 }
 
-// list is a bitset of which only the bits that are set have names in the answer. It is one setting,
-// with these names in order: "drv link probe".
+// list is the codec of a bitset whose answer names only the bits that are set. It is one setting:
+// the names in alphabetical order, such as "drv link probe".
 type list struct{}
 
 func (list) decode(f field, answer attribute.Set) map[string]string {
@@ -186,7 +188,7 @@ func (list) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	return set, nil
 }
 
-// binaryText is bytes, which are written in hexadecimal.
+// binaryText is the codec of bytes. The text is hexadecimal.
 type binaryText struct{}
 
 func (binaryText) decode(f field, answer attribute.Set) map[string]string {
@@ -206,9 +208,12 @@ func (binaryText) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	return nl.NewRtAttr(int(f.kind), value), nil
 }
 
-// table is the table of RSS: the queues among which packets are spread, "0 1 2 3 0 1 2 3". A table
-// that deals the first n queues in turn is written as "equal n": it is what the kernel makes of n
-// channels (ethtool_rxfh_indir_default), and what it makes again when it is sent an empty table.
+// table is the codec of the RSS indirection table. The text is the list of queues among which the
+// card spreads packets, such as "0 1 2 3 0 1 2 3".
+//
+// A table that assigns the first n queues in turn is written as "equal n". The kernel makes this
+// table for n channels (ethtool_rxfh_indir_default), and makes it again when it receives an empty
+// table.
 type table struct{}
 
 const equal = "equal "

@@ -21,7 +21,8 @@ func message(attributes ...*nl.RtAttr) []byte {
 	return m
 }
 
-// bitset is the long form, or a list of which all bits are set.
+// bitset returns a bitset in its long form. With list it has the flag NOMASK, and all its bits are
+// set.
 func bitset(kind int, values map[string]bool, list bool) *nl.RtAttr {
 	set := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
 	if list {
@@ -42,7 +43,7 @@ func bitset(kind int, values map[string]bool, list bool) *nl.RtAttr {
 	return set
 }
 
-// answers are what drivers answer, by group, and what it means.
+// answers holds an answer of a driver for each group, and the settings that it means.
 var answers = map[string]struct {
 	answer []byte
 	want   map[string]string
@@ -66,7 +67,7 @@ var answers = map[string]struct {
 			nl.NewRtAttr(unix.ETHTOOL_A_RINGS_RX_MAX, nl.Uint32Attr(4096)),
 			nl.NewRtAttr(unix.ETHTOOL_A_RINGS_RX, nl.Uint32Attr(512)),
 			nl.NewRtAttr(unix.ETHTOOL_A_RINGS_TX_PUSH, []byte{1}),
-			nl.NewRtAttr(unix.ETHTOOL_A_RINGS_TX, []byte{1}), // of another size than it has
+			nl.NewRtAttr(unix.ETHTOOL_A_RINGS_TX, []byte{1}), // the kernel uses 4 bytes
 		),
 		map[string]string{"rx": "512", "tx-push": "1"},
 	},
@@ -106,7 +107,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A table that deals the queues in turn depends only on how many there are.
+// TestTable checks that a table which assigns the queues in turn is written by the number of queues
+// alone.
 func TestTable(t *testing.T) {
 	f := field{name: "table", kind: rssTable}
 	for text, queues := range map[string][]uint32{
@@ -136,7 +138,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever a driver answers, the settings can be sent back, and are not many.
+// FuzzParse checks for any answer of a driver that the settings can be written back and are limited
+// in number.
 func FuzzParse(f *testing.F) {
 	for _, test := range answers {
 		f.Add(test.answer)

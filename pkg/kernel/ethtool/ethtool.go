@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ethtool reads and changes what a driver keeps for a netdev, by the generic netlink family
+// Package ethtool reads and changes driver settings of a netdev by the generic netlink family
 // "ethtool" (Documentation/networking/ethtool-netlink.rst, include/uapi/linux/ethtool_netlink.h).
-// All settings are text, so that a record of them can be compared and written back by another
-// version of the program.
+// All settings are text, so that another version of the program can compare a record of them and
+// write it back.
 package ethtool
 
 import (
@@ -21,33 +21,34 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// header is the attribute of each message that names the netdev (ETHTOOL_A_*_HEADER).
+// header is the type of the attribute that names the netdev in each message (ETHTOOL_A_*_HEADER).
 const header = 1
 
-// group is what one request reads and another one changes.
+// group is the set of settings that one request reads and another request changes.
 type group struct {
 	name     string
 	get, set uint8 // ETHTOOL_MSG_*_GET and ETHTOOL_MSG_*_SET of the requests
 	fields   []field
 }
 
-// field is one attribute of a group. Its number is the same in the answer and in the request that
-// changes it.
+// field is one attribute of a group. The attribute has the same type in the answer and in the
+// request that changes it.
 type field struct {
-	name string // of the setting; "" for a bitset of which each bit is one
+	name string // of the setting, or "" for a bitset each bit of which is a setting
 	kind uint16 // ETHTOOL_A_*
-	// changeable is the attribute with the bits that can be changed, 0 if all can.
+	// changeable is the type of the attribute that lists the bits that can be changed, or 0 if all
+	// bits can be changed.
 	changeable uint16
 	codec      codec
 }
 
-// codec translates an attribute to settings and back.
+// codec translates between an attribute and settings.
 type codec interface {
 	decode(f field, answer attribute.Set) map[string]string
-	encode(f field, to map[string]string) (*nl.RtAttr, error) // nil if to has nothing of the field
+	encode(f field, to map[string]string) (*nl.RtAttr, error) // nil if to lacks the field
 }
 
-// Numbers of linux/ethtool_netlink.h that golang.org/x/sys does not have yet.
+// These numbers of include/uapi/linux/ethtool_netlink.h are missing in golang.org/x/sys.
 const (
 	rssSet = 0x30 // ETHTOOL_MSG_RSS_SET, Linux 6.17
 
@@ -58,8 +59,8 @@ const (
 	tsTxTypes, tsRxFilters = 3, 4 // ETHTOOL_A_TSCONFIG_*
 )
 
-// groups are in the order in which they are changed: the number of channels decides which queues
-// there are, to which the table of RSS refers.
+// groups lists the groups in the order in which they must be changed. The channels come before RSS,
+// because the number of channels decides which queues the RSS table can refer to.
 var groups = []group{
 	{"private flags", unix.ETHTOOL_MSG_PRIVFLAGS_GET, unix.ETHTOOL_MSG_PRIVFLAGS_SET, []field{
 		{kind: unix.ETHTOOL_A_PRIVFLAGS_FLAGS, codec: bits{}},
@@ -84,8 +85,8 @@ var groups = []group{
 		{name: "hds-thresh", kind: unix.ETHTOOL_A_RINGS_HDS_THRESH, codec: number(4)},
 	}},
 	{"features", unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_MSG_FEATURES_SET, []field{
-		// What is wanted, not what is active: a driver may leave out what does not fit other
-		// features.
+		// The record holds the features that were requested, not the active ones, because a driver
+		// may leave out a feature that conflicts with another one.
 		{kind: unix.ETHTOOL_A_FEATURES_WANTED, changeable: unix.ETHTOOL_A_FEATURES_HW,
 			codec: bits{}},
 	}},
@@ -142,7 +143,7 @@ var groups = []group{
 	}},
 }
 
-// Groups are the names of the groups of settings, in the order in which they are to be changed.
+// Groups returns the names of all groups of settings, in the order in which they must be changed.
 func Groups() []string {
 	var names []string
 	for _, g := range groups {
@@ -151,16 +152,16 @@ func Groups() []string {
 	return names
 }
 
-// Conn speaks with the drivers of the netdevs in one network namespace. Requests of several
-// goroutines wait for each other.
+// Conn reads and changes driver settings of the netdevs in one network namespace. Several
+// goroutines may use it at once. Their requests are serialized.
 type Conn struct {
 	family uint16 // 0 for a kernel without ethtool netlink
 	socket *nl.SocketHandle
 }
 
-// Dial opens a Conn in a network namespace, the process's own for [netns.None]. A kernel without
-// ethtool netlink (before Linux 5.6, or without CONFIG_ETHTOOL_NETLINK) is no error: its requests
-// fail with EOPNOTSUPP.
+// Dial opens a Conn in a network namespace, or in the namespace of the process for [netns.None]. A
+// kernel without ethtool netlink (before Linux 5.6, or without CONFIG_ETHTOOL_NETLINK) is not an
+// error: requests of the Conn then fail with EOPNOTSUPP.
 func Dial(ns netns.NsHandle) (*Conn, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -181,11 +182,11 @@ func Dial(ns netns.NsHandle) (*Conn, error) {
 		return nil, fmt.Errorf("ethtool: netlink socket: %w", err)
 	}
 
-	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
+	_ = socket.SetExtAck(true) // errors carry the kernel's message, if there is one
 	return &Conn{family: family.ID, socket: &nl.SocketHandle{Socket: socket}}, nil
 }
 
-// Close ends the Conn. It may be nil.
+// Close closes the Conn's socket. The Conn may be nil.
 func (c *Conn) Close() {
 	if c != nil && c.socket != nil {
 		c.socket.Close()
@@ -193,7 +194,7 @@ func (c *Conn) Close() {
 }
 
 // Read returns the settings of a group by name, for the netdev with the index. The error matches
-// EOPNOTSUPP if the driver or the kernel does not have them.
+// EOPNOTSUPP if the driver or the kernel does not support the group.
 func (c *Conn) Read(index int, groupName string) (map[string]string, error) {
 	g, err := groupOf(groupName)
 	if err != nil {
@@ -213,7 +214,7 @@ func (c *Conn) Read(index int, groupName string) (map[string]string, error) {
 	return settings, nil
 }
 
-// Change sets some settings of a group by one request, for the netdev with the index.
+// Change sets some settings of a group with one request, for the netdev with the index.
 func (c *Conn) Change(index int, groupName string, to map[string]string) error {
 	g, err := groupOf(groupName)
 	if err != nil {
@@ -239,8 +240,8 @@ func groupOf(name string) (group, error) {
 	return groups[i], nil
 }
 
-// send sends a command about a netdev and returns the attributes of the answer, nil if there is
-// none.
+// send sends a command about a netdev. It returns the attributes of the answer, or nil if the
+// kernel only acknowledges the command.
 func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	if c.family == 0 {
 		return nil, fmt.Errorf("the kernel has no ethtool netlink: %w", unix.EOPNOTSUPP)
@@ -266,7 +267,8 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 	return answers[0][nl.SizeofGenlmsg:], nil
 }
 
-// parse reads the attributes of an answer. What the answer does not have is not among the settings.
+// parse returns the settings that the answer contains. It leaves out settings whose attribute is
+// missing.
 func (g group) parse(answer []byte) (map[string]string, error) {
 	attrs, err := attribute.Parse(answer)
 	if err != nil {
@@ -283,7 +285,7 @@ func (g group) parse(answer []byte) (map[string]string, error) {
 	return settings, nil
 }
 
-// attributes are those of the request that makes the settings be what to says.
+// attributes returns the attributes of a request that sets the settings in to.
 func (g group) attributes(to map[string]string) ([]*nl.RtAttr, error) {
 	var list []*nl.RtAttr
 	for _, f := range g.fields {

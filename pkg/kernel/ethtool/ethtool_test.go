@@ -29,8 +29,8 @@ func dial(t testing.TB) (*ethtool.Conn, int) {
 	return conn, link.Attrs().Index
 }
 
-// TestChange: what is changed is read back, by one bit or number and by several at once, and
-// nothing else differs then.
+// TestChange checks that changed settings are read back, whether one or several are changed at
+// once, and that the change leaves all other settings as they were.
 func TestChange(t *testing.T) {
 	conn, index := dial(t)
 	for _, test := range []struct {
@@ -65,7 +65,8 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestGroups: each group is read, or the driver does not have it. A veth has only two.
+// TestGroups checks that each group can be read or is reported as unsupported. A veth supports two
+// groups.
 func TestGroups(t *testing.T) {
 	conn, index := dial(t)
 	for _, group := range ethtool.Groups() {
@@ -102,7 +103,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestLoopback: a netdev without any driver's settings has features.
+// TestLoopback checks that lo, whose driver has no settings of its own, has features.
 func TestLoopback(t *testing.T) {
 	host := testns.New(t)
 	conn, err := ethtool.Dial(netns.NsHandle(host.Fd()))
