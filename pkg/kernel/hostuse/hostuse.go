@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostuse says what a host uses its netdevs for, so that no pod is given a netdev that the
-// host needs. One answer serves all who ask: who offers a Function, who attaches it, and who takes
-// the VFs of a PF away.
+// Package hostuse finds out what a host uses its netdevs for, so that no pod gets a netdev that the
+// host needs. The offer of a Function, its attachment and the removal of a PF's VFs share this
+// answer.
 package hostuse
 
 import (
@@ -18,29 +18,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// Netdev is what the host does with one of its netdevs.
+// Netdev describes what the host does with one of its netdevs.
 type Netdev struct {
-	// Use is what the netdev is used for, as a predicate: "is a port of bridge br0", "carries vlan
-	// eth5.100", "has address 10.1.0.5/24", "has route 10.2.0.0/16 in table 100"; "" for nothing.
-	// IPv6 link-local addresses are no use, because the kernel gives one to every netdev that is
-	// set up.
+	// Use is a predicate that says what the host uses the netdev for: "is a port of bridge br0",
+	// "carries vlan eth5.100", "has address 10.1.0.5/24", "has route 10.2.0.0/16 in table 100". It
+	// is "" if the host does not use the netdev. An IPv6 link-local address does not count as a
+	// use, because the kernel assigns one to every netdev that is up.
 	Use string
-	// DefaultRoute says whether a default route of the main table goes over the netdev.
+	// DefaultRoute reports whether a default route of the main table uses the netdev.
 	DefaultRoute bool
-	// Carrier says whether the netdev is up and has a carrier. That alone is no use: many hosts set
-	// all netdevs up.
+	// Carrier reports whether the netdev is up and has a carrier. This does not count as a use,
+	// because many hosts set all netdevs up.
 	Carrier bool
-	// Parent is the name of the device on its bus, a PCI address for most; "" where the kernel does
-	// not tell.
+	// Parent is the name of the device on its bus, mostly a PCI address. It is "" if the kernel
+	// does not report the device.
 	Parent string
 }
 
-// Netdevs are the netdevs of a network namespace, by their names.
+// Netdevs holds the netdevs of a network namespace by name.
 type Netdevs map[string]Netdev
 
-// Read asks the kernel about all netdevs of the network namespace at the path, "" for that of the
-// process. What is above a netdev counts only in the same namespace, because the kernel does not
-// tell of others.
+// Read returns the uses of all netdevs in the network namespace at the path, or in the namespace of
+// the process if the path is "". A netdev on top of another one counts only if both are in this
+// namespace, because the kernel does not list netdevs of other namespaces.
 func Read(netNS string) (Netdevs, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -64,11 +64,11 @@ func Read(netNS string) (Netdevs, error) {
 	return r.netdevs(), nil
 }
 
-// reader gathers the uses of netdevs by their indexes.
+// reader collects the uses of netdevs by ifindex.
 type reader struct {
 	handle   *links.Handle
 	links    []netlink.Link
-	uses     map[int]string // the first that was found
+	uses     map[int]string // the first use that was found
 	defaults map[int]bool
 }
 
@@ -100,8 +100,8 @@ func (r *reader) readLinks() (err error) {
 	return nil
 }
 
-// readUses finds ports of bridges, bonds, OVS and VRFs, what lies on top of a netdev, and XDP
-// programs.
+// readUses finds the ports of bridges, bonds, OVS and VRFs, the netdevs that lie below another
+// netdev, and XDP programs.
 func (r *reader) readUses() {
 	byIndex := make(map[int]netlink.Link, len(r.links))
 	for _, link := range r.links {
@@ -123,12 +123,12 @@ func (r *reader) readUses() {
 	}
 }
 
-// peers are the kinds of netdevs whose IFLA_LINK is the other end of a pair, and not the netdev
-// below (drivers/net).
+// peers are the kinds of netdevs whose IFLA_LINK is the other end of a pair and not a lower netdev
+// (drivers/net).
 var peers = []string{"veth", "vxcan", "netkit"}
 
-// lower is the index of the netdev of the same namespace that a link lies on, 0 for none: that of a
-// VLAN, a macvlan, a tunnel.
+// lower returns the ifindex of the netdev that a VLAN, macvlan or tunnel lies on. It returns 0 if
+// there is no such netdev or if it is in another namespace.
 func lower(link netlink.Link) int {
 	if vxlan, is := link.(*netlink.Vxlan); is && vxlan.VtepDevIndex != 0 {
 		return vxlan.VtepDevIndex
@@ -157,8 +157,9 @@ func (r *reader) readAddresses() error {
 	return nil
 }
 
-// readRoutes finds the netdevs of routes in all tables: policy tables hide a default route, and two
-// halves replace one.
+// readRoutes finds the netdevs that routes of any table use. The main table is not enough, because
+// a default route may be in a policy table, or may be replaced by two routes that cover half of all
+// addresses each.
 func (r *reader) readRoutes() error {
 	every := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -188,8 +189,9 @@ func (r *reader) readRoutes() error {
 	return nil
 }
 
-// meant says whether somebody or something but the kernel made the route. The kernel makes routes
-// for addresses, which are uses by themselves, and for the link-local addresses of IPv6.
+// meant reports whether a user or a program made the route on purpose. It excludes the routes that
+// the kernel makes for addresses and for IPv6 link-local addresses, because addresses count by
+// themselves.
 func meant(route netlink.Route) bool {
 	return route.Protocol != unix.RTPROT_KERNEL && route.Table != unix.RT_TABLE_LOCAL &&
 		route.Type == unix.RTN_UNICAST

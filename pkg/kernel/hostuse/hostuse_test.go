@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// host is a network namespace with a netdev whose uses are looked at.
+// host is a network namespace with a netdev whose uses are read.
 type host struct {
 	t      *testing.T
 	path   string
@@ -29,7 +29,7 @@ func named(name string) netlink.LinkAttrs {
 	return attributes
 }
 
-// newHost has the netdev "vf", which is a veth, and its other end "peer".
+// newHost returns a host with the veth "vf", whose other end is "peer".
 func newHost(t *testing.T) *host {
 	t.Helper()
 	ns := netns.New(t)
@@ -74,7 +74,7 @@ func (h *host) route(netdev, to string, table int) {
 	}))
 }
 
-// read is what is said of the netdev now.
+// read returns the current description of the netdev "vf".
 func (h *host) read() hostuse.Netdev {
 	h.t.Helper()
 	all, err := hostuse.Read(h.path)
@@ -82,7 +82,7 @@ func (h *host) read() hostuse.Netdev {
 	return all["vf"]
 }
 
-// TestUse: everything by which a host can use a netdev, and what is no use.
+// TestUse covers everything that counts as a use of a netdev, and what does not count.
 func TestUse(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(*host)
@@ -141,7 +141,7 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestUseEnds: a use that has ended is none any more.
+// TestUseEnds checks that a use that has ended is no longer reported.
 func TestUseEnds(t *testing.T) {
 	h := newHost(t)
 	must.Succeed(t,
@@ -152,7 +152,7 @@ func TestUseEnds(t *testing.T) {
 	}
 }
 
-// TestCarrier: a netdev that is up and has a carrier is told apart, and not taken for a use.
+// TestCarrier checks that a netdev with a carrier is reported as such, and not as used.
 func TestCarrier(t *testing.T) {
 	h := newHost(t)
 	if h.read().Carrier {
@@ -173,7 +173,7 @@ func TestCarrier(t *testing.T) {
 	}
 }
 
-// TestDefaultRoute covers routes with several next hops, and which tables count.
+// TestDefaultRoute covers default routes with several next hops, in other tables and of IPv6.
 func TestDefaultRoute(t *testing.T) {
 	h := newHost(t)
 	defaults := func() []string {
@@ -225,7 +225,8 @@ func TestDefaultRoute(t *testing.T) {
 	}
 }
 
-// TestNoNamespace: what cannot be read is not taken for unused.
+// TestNoNamespace checks that a namespace that cannot be read is an error, and not a namespace
+// without uses.
 func TestNoNamespace(t *testing.T) {
 	if _, err := hostuse.Read("/nowhere"); err == nil {
 		t.Error("no error for a namespace that is not there")

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// readerOf is a reader that has these links.
+// readerOf returns a reader with these links.
 func readerOf(all ...netlink.Link) *reader {
 	r := &reader{uses: map[int]string{}, defaults: map[int]bool{}}
 	r.links = all
@@ -23,7 +23,7 @@ func attributes(name string, index, parent, master, peerNS int) netlink.LinkAttr
 	return a
 }
 
-// TestKindsOfLinks covers kinds of netdevs that not every kernel can make.
+// TestKindsOfLinks covers kinds of netdevs that not every kernel can create.
 func TestKindsOfLinks(t *testing.T) {
 	const here = -1
 	vf := &netlink.Device{LinkAttrs: attributes("vf", 3, 0, 0, here)}
