@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package links reads netdevs by rtnetlink whatever pods made of theirs. A pod that may configure
-// its network can give a netdev hundreds of long altnames, or a macvlan thousands of source
-// addresses. The kernel's description is then larger than what the netlink library reads, and may
-// even be malformed: an attribute has a length of 16 bits, which wraps. Neither hides the other
-// netdevs here.
+// Package links reads netdevs by rtnetlink in network namespaces that a pod may have configured.
+//
+// Such a pod can give a netdev hundreds of long altnames, or give a macvlan thousands of source
+// addresses. The kernel's description of the netdev then exceeds the buffer of the netlink library.
+// It may even be malformed, because an attribute has a length of 16 bits, which wraps. This package
+// reads all other netdevs regardless.
 package links
 
 import (
@@ -26,46 +27,47 @@ import (
 // ErrNotFound says that there is no such netdev.
 var ErrNotFound = errors.New("no such netdev")
 
-// Handle is a [netlink.Handle] that reads netdevs safely. What it reads has neither statistics of
-// VFs nor other information about them: see [request.SkipStatistics]. Its methods may be called by
-// several goroutines at once.
+// Handle is a [netlink.Handle] that reads netdevs of any size. It does not request VF information:
+// see [request.SkipStatistics]. Several goroutines may use it at once.
 type Handle struct {
 	*netlink.Handle
 	socket *nl.SocketHandle
 }
 
-// Open returns a handle for a network namespace, [netns.None] for the namespace of the calling
-// thread. Close it after use.
+// Open returns a handle for a network namespace, or for the namespace of the calling thread if ns
+// is [netns.None]. The caller closes the handle.
 func Open(ns netns.NsHandle) (*Handle, error) {
-	// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
+	// Without an explicit family the library also opens XFRM, which not every kernel has loaded.
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, err
 	}
 
 	handle.DisableVFInfoCollection()
-	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // to no group
+	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // joins no multicast group
 	if err != nil {
 		handle.Close()
 		return nil, err
 	}
 
-	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
+	_ = socket.SetExtAck(true) // errors carry the kernel's message, if there is one
 	return &Handle{Handle: handle, socket: &nl.SocketHandle{Socket: socket}}, nil
 }
 
-// Close releases the handle's sockets.
+// Close closes the handle's sockets.
 func (h *Handle) Close() {
 	h.Handle.Close()
 	h.socket.Close()
 }
 
-// Socket is for messages that [netlink.Handle] cannot send: see [request.Send].
+// Socket returns the socket for messages that [netlink.Handle] cannot send: see [request.Send].
 func (h *Handle) Socket() *nl.SocketHandle { return h.socket }
 
-// All returns the bodies of the RTM_NEWLINK of all netdevs. Where one is so large that the kernel
-// cannot list it, All asks for each netdev alone and leaves out those that the kernel cannot
-// describe. With an error that is [nl.ErrDumpInterrupted] the list may lack netdevs.
+// All returns the bodies of the RTM_NEWLINK messages of all netdevs.
+//
+// If the description of a netdev is too large for a list, All asks for each netdev alone. It leaves
+// out a netdev that the kernel cannot describe at all. If the error is [nl.ErrDumpInterrupted], the
+// returned list may lack netdevs.
 func (h *Handle) All() ([][]byte, error) {
 	messages, err := request.Send(h.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP,
 		nl.NewIfInfomsg(unix.AF_UNSPEC), noStatistics())
@@ -75,7 +77,8 @@ func (h *Handle) All() ([][]byte, error) {
 	return messages, err
 }
 
-// LinkList lists the netdevs of [Handle.All].
+// LinkList returns the netdevs of [Handle.All]. If the error is [nl.ErrDumpInterrupted], the
+// returned list may lack netdevs.
 func (h *Handle) LinkList() ([]netlink.Link, error) {
 	messages, err := h.All()
 	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
@@ -94,17 +97,17 @@ func (h *Handle) LinkList() ([]netlink.Link, error) {
 	return list, err
 }
 
-// tooLarge says whether the answer did not fit in the kernel's buffer, or in ours.
+// tooLarge reports whether the answer did not fit in the buffer of the kernel or of this program.
 func tooLarge(err error) bool {
 	return errors.Is(err, request.ErrTooLarge) || errors.Is(err, unix.ENOBUFS) ||
 		errors.Is(err, unix.EMSGSIZE)
 }
 
-// each asks for each netdev alone. The list of statistics has all netdevs, and nothing of variable
-// size.
+// each asks for each netdev alone. It takes the indexes from the list of statistics, which contains
+// all netdevs and nothing of variable size.
 func (h *Handle) each() (messages [][]byte, err error) {
-	// struct if_stats_msg of linux/if_link.h: family, padding, ifindex, and a mask in which bit 0
-	// is IFLA_STATS_LINK_64.
+	// The header is struct if_stats_msg of include/uapi/linux/if_link.h: family, padding, ifindex,
+	// and a mask in which bit 0 is IFLA_STATS_LINK_64.
 	const size, indexAt, maskAt = 12, 4, 8
 	header := make(raw, size)
 	binary.NativeEndian.PutUint32(header[maskAt:], 1)
@@ -140,8 +143,8 @@ func noStatistics() *nl.RtAttr {
 	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
 }
 
-// Ask returns the body of the RTM_NEWLINK for the netdev with the index or, if that is 0, with the
-// name in the attributes.
+// Ask returns the body of the RTM_NEWLINK for the netdev with the index. If index is 0, the
+// attributes name the netdev.
 func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
@@ -156,13 +159,14 @@ func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	return answers[0], nil
 }
 
-// LinkByIndex returns the netdev with the index. The error is [ErrNotFound] if there is none.
+// LinkByIndex returns the netdev with the index. The error matches [ErrNotFound] if there is no
+// such netdev.
 func (h *Handle) LinkByIndex(index int) (netlink.Link, error) {
 	return h.link(fmt.Sprintf("index %d", index), index)
 }
 
-// LinkByName returns the netdev that has the name or altname. The error is [ErrNotFound] if there
-// is none.
+// LinkByName returns the netdev that has the name or altname. The error matches [ErrNotFound] if
+// there is no such netdev.
 func (h *Handle) LinkByName(name string) (netlink.Link, error) {
 	return h.link(name, 0, nl.NewRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name)))
 }
@@ -178,8 +182,8 @@ func (h *Handle) link(what string, index int, attributes ...*nl.RtAttr) (netlink
 	return Parse(message)
 }
 
-// Parse reads the body of an RTM_NEWLINK or RTM_DELLINK. What cannot be believed of it is left out:
-// see [Attributes].
+// Parse reads the body of an RTM_NEWLINK or RTM_DELLINK. It leaves out attributes that may be
+// forged: see [Attributes].
 func Parse(message []byte) (netlink.Link, error) {
 	kept, err := trim(message)
 	if err != nil {
@@ -193,10 +197,12 @@ func Parse(message []byte) (netlink.Link, error) {
 	return link, nil
 }
 
-// Attributes are the attributes of the body of an RTM_NEWLINK. A description of 64 KiB or more has
-// those up to IFLA_LINKINFO only, and the kind of that; the netdev below it is not among them. A
-// netdev of a kind that has nothing of variable size there has all: the length of IFLA_LINKINFO may
-// be wrapped, and what seems to follow it may be bytes that a pod chose.
+// Attributes returns the trustworthy attributes of the body of an RTM_NEWLINK.
+//
+// In a description of 64 KiB or more, the length of IFLA_LINKINFO may have wrapped, and what seems
+// to follow it may be bytes that a pod chose. Attributes then returns only the attributes before
+// IFLA_LINKINFO, and IFLA_LINKINFO with nothing but the kind. It returns all attributes of hardware
+// and of veths, because their IFLA_LINKINFO has nothing of variable size.
 func Attributes(message []byte) (attribute.Set, error) {
 	kept, err := trim(message)
 	if err != nil {
@@ -205,10 +211,10 @@ func Attributes(message []byte) (attribute.Set, error) {
 	return attribute.Parse(kept[unix.SizeofIfInfomsg:])
 }
 
-// plain are the kinds whose IFLA_LINKINFO is small. Hardware has no kind.
+// plain are the kinds of netdevs whose IFLA_LINKINFO is small. Hardware has no kind.
 var plain = []string{"", "veth"}
 
-// trim returns the message without what cannot be believed.
+// trim returns the message without attributes that may be forged: see [Attributes].
 func trim(message []byte) ([]byte, error) {
 	if len(message) < unix.SizeofIfInfomsg {
 		return nil, fmt.Errorf("link of %d bytes, want at least %d", len(message),
@@ -240,7 +246,7 @@ func trim(message []byte) ([]byte, error) {
 	return message, nil
 }
 
-// kindOf reads IFLA_INFO_KIND, which must be the first attribute.
+// kindOf returns IFLA_INFO_KIND if it is the first attribute, or "".
 func kindOf(info []byte) string {
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_INFO_KIND {

@@ -21,12 +21,12 @@ import (
 	testns "github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// sources are as many MAC addresses for a macvlan of mode source as make IFLA_LINKINFO longer than
-// its length field can say.
+// sources is a number of MAC addresses that makes IFLA_LINKINFO of a macvlan in mode source too
+// long for its length field.
 const sources = 6000
 
-// TestHugeNetdevs: a netdev that is larger than the library reads, or whose description is
-// malformed, hides no other.
+// TestHugeNetdevs checks that a netdev with a very large or malformed description does not hide the
+// others.
 func TestHugeNetdevs(t *testing.T) {
 	for name, given := range map[string]func(t *testing.T, h *netlink.Handle, lower netlink.Link){
 		"altnames": func(t *testing.T, h *netlink.Handle, lower netlink.Link) {
@@ -103,7 +103,7 @@ func TestNotFound(t *testing.T) {
 	}
 }
 
-// message is an RTM_NEWLINK with a kind, then filler of the size, then the attributes.
+// message returns an RTM_NEWLINK with a kind, then filler of the size, then the attributes.
 func message(kind string, filler int, after ...*nl.RtAttr) []byte {
 	m := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(m[4:], 7)
@@ -122,8 +122,8 @@ func message(kind string, filler int, after ...*nl.RtAttr) []byte {
 	return m
 }
 
-// TestForgedAttributes: where the length of IFLA_LINKINFO may be wrapped, a pod may have chosen
-// what follows.
+// TestForgedAttributes checks that attributes after an IFLA_LINKINFO whose length may have wrapped
+// are ignored, because a pod may have chosen them.
 func TestForgedAttributes(t *testing.T) {
 	forged := []*nl.RtAttr{
 		nl.NewRtAttr(unix.IFLA_PARENT_DEV_NAME, nl.ZeroTerminated("0000:3b:00.2")),
