@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listen hears by netlink that the kernel changed something, and takes only this fact from
-// a message: a loss is harmless. Netlink libraries do not fit: they parse messages, and end a
-// subscription, or poll, when messages were lost.
+// Package listen waits for netlink messages about changes in the kernel. It uses a message only as
+// a sign that something changed, so that a lost message does no harm. It does not use the netlink
+// library, which parses every message and ends a subscription when messages were lost.
 package listen
 
 import (
@@ -21,38 +21,41 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// Source is what to listen to.
+// Source is a set of netlink multicast groups.
 type Source struct {
 	Name     string // for logs: "rtnetlink"
 	Protocol int    // NETLINK_* of linux/netlink.h
-	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the
-	// boot; EOPNOTSUPP for none.
+	// Groups returns the numbers of the multicast groups. A generic netlink family has other
+	// numbers after each boot. The error matches EOPNOTSUPP if the kernel has no such groups.
 	Groups func(ns netns.NsHandle) ([]uint32, error)
-	// Matters says whether a message, which begins with its header, matters; nil is all. It must
-	// not keep the message.
+	// Matters reports whether a message is of interest. The message begins with its netlink header.
+	// Matters must not keep the message. If Matters is nil, all messages are of interest.
 	Matters func(message []byte) bool
 }
 
-// Links are the changes of netdevs.
+// Links is the source of changes of netdevs.
 var Links = Source{
 	Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK),
 }
 
-// Groups returns fixed numbers.
+// Groups returns a function for [Source.Groups] that returns fixed numbers.
 func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
 	return func(netns.NsHandle) ([]uint32, error) { return numbers, nil }
 }
 
 const (
-	// bytes of messages that may wait for the listener; the kernel drops more
+	// receiveBuffer is the size in bytes of the socket's queue. The kernel drops messages that
+	// exceed it.
 	receiveBuffer            = 1 << 20
 	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
 )
 
-// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends,
-// and again after every failure. It calls changed when it begins to listen, for every message that
-// matters, and when messages were lost. It returns early only if the kernel does not have the
-// source. changed must not take long.
+// Follow listens in the network namespace at the path, or in the namespace of the process if the
+// path is "". It returns when ctx ends, or early if the kernel does not have the source. After any
+// other failure it logs the error and tries again.
+//
+// Follow calls changed when it begins to listen, after every message that matters, and after
+// messages were lost. changed must return quickly, because messages queue up meanwhile.
 func (s Source) Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	log = log.WithValues("source", s.Name)
 	s.follow(ctx, func(ctx context.Context) error {
@@ -73,7 +76,7 @@ func (s Source) follow(ctx context.Context, listen func(context.Context) error, 
 	})
 }
 
-// listen works until ctx ends or the socket fails.
+// listen receives messages until ctx ends or the socket fails.
 func (s Source) listen(ctx context.Context, netNS string, changed func(), log logr.Logger) error {
 	socket, err := s.open(netNS)
 	if err != nil {
@@ -87,7 +90,7 @@ func (s Source) listen(ctx context.Context, netNS string, changed func(), log lo
 		return err
 	}
 
-	changed() // for what changed while nobody listened
+	changed() // for changes before the socket was open
 	buf := make([]byte, os.Getpagesize())
 	for {
 		message, err := receive(conn, buf)
@@ -103,7 +106,7 @@ func (s Source) listen(ctx context.Context, netNS string, changed func(), log lo
 	}
 }
 
-// receive returns the start of the kernel's next message, and ignores messages of other senders.
+// receive returns the start of the kernel's next message. It ignores messages of other senders.
 func receive(conn syscall.RawConn, buf []byte) ([]byte, error) {
 	for {
 		var n int
@@ -146,7 +149,7 @@ func (s Source) open(netNS string) (*os.File, error) {
 	}
 
 	socket := os.NewFile(uintptr(fd), s.Name)
-	// Without CAP_NET_ADMIN the buffer stays as it is.
+	// Without CAP_NET_ADMIN the buffer keeps its default size.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		socket.Close()

@@ -23,7 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// soon is how long a test waits for what must come.
+// soon is how long a test waits for an event that must come.
 const soon = 20 * time.Second
 
 func receiveSoon(t *testing.T, what string, c <-chan struct{}) {
@@ -54,15 +54,15 @@ func rtnetlink(matters func([]byte) bool) Source {
 	}
 }
 
-// uevents are the kernel's own.
+// uevents returns the source of the kernel's uevents.
 func uevents(matters func([]byte) bool) Source {
 	return Source{
 		Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: Groups(1), Matters: matters,
 	}
 }
 
-// TestMessagesLost covers that too many messages at once make one look at everything, although none
-// of them matters.
+// TestMessagesLost checks that changed is called when too many messages arrive at once, even if no
+// message matters.
 func TestMessagesLost(t *testing.T) {
 	host := netns.New(t)
 	first, goOn := make(chan struct{}), make(chan struct{})
@@ -83,8 +83,8 @@ func TestMessagesLost(t *testing.T) {
 	}
 
 	receiveSoon(t, "first message", first)
-	// The kernel counts at least 512 bytes for each message, and twice the buffer's size as its
-	// limit (socket(7)).
+	// The kernel counts at least 512 bytes for each message, and its limit is twice the size of the
+	// buffer (socket(7)).
 	for n := range 2*receiveBuffer/512 + 1 {
 		if err := host.Handle().LinkSetMTU(bridge, 1000+n%2); err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestMessagesLost(t *testing.T) {
 	receiveSoon(t, "news of lost messages", woken)
 }
 
-// TestSubscribesAgain covers a subscription that is not possible at first.
+// TestSubscribesAgain covers a subscription that fails at first.
 func TestSubscribesAgain(t *testing.T) {
 	host := netns.New(t)
 	path := filepath.Join(t.TempDir(), "later")
@@ -116,7 +116,7 @@ func TestSubscribesAgain(t *testing.T) {
 	receiveSoon(t, "message", woken)
 }
 
-// TestForeignMessages covers that only the kernel is listened to.
+// TestForeignMessages checks that messages of other senders than the kernel are ignored.
 func TestForeignMessages(t *testing.T) {
 	host := netns.New(t)
 	messages := make(chan []byte, 64)
@@ -155,9 +155,9 @@ func TestForeignMessages(t *testing.T) {
 	}
 }
 
-// watching is a kernel that does not always let itself be listened to.
+// watching is a kernel on which listening may fail.
 type watching struct {
-	fail  error // of the next watch; nil to listen
+	fail  error // error of the next listen, or nil to listen
 	lasts time.Duration
 	times []time.Time
 }
@@ -176,7 +176,7 @@ func TestFollow(t *testing.T) {
 	for name, test := range map[string]struct {
 		watching
 		during   time.Duration
-		min, max int // watches
+		min, max int // calls of listen
 		log      string
 	}{
 		"cannot listen": {
