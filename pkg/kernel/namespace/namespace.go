@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package namespace works in network namespaces that are named by paths.
+// Package namespace opens and enters network namespaces that are named by paths.
 package namespace
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens the network namespace at a path, which the caller closes. For "" it returns
-// [netns.None]: the process's own.
+// Open opens the network namespace at a path. The caller closes it. For the path "" Open returns
+// [netns.None], which stands for the namespace of the process.
 func Open(path string) (netns.NsHandle, error) {
 	if path == "" {
 		return netns.None(), nil
@@ -25,9 +25,11 @@ func Open(path string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// Do calls f on a thread in the namespace, for what depends on the thread's namespace: where a
-// socket is opened, or whose sysctls /proc shows. The caller's thread does for the process's own
-// namespace, because every thread is in it that a goroutine of a Do has not locked.
+// Do calls f on a thread that is in the network namespace. It is for actions that depend on the
+// namespace of the thread, such as opening a socket or reading sysctls in /proc.
+//
+// If the calling thread is in the namespace already, or ns is [netns.None], f runs on the calling
+// thread. Go threads are in the namespace of the process, except for those that Do has locked.
 func Do(ns netns.NsHandle, f func() error) error {
 	if !ns.IsOpen() || IsAt(ns, "/proc/thread-self/ns/net") {
 		return f()
@@ -35,15 +37,16 @@ func Do(ns netns.NsHandle, f func() error) error {
 	return onThread(ns, f)
 }
 
-// IsAt says whether the path is one of the open namespace. A path that cannot be looked at is not.
+// IsAt reports whether the path refers to the open namespace. It returns false if the path cannot
+// be read.
 func IsAt(ns netns.NsHandle, path string) bool {
 	var open, at unix.Stat_t
 	err := errors.Join(unix.Fstat(int(ns), &open), unix.Stat(path, &at))
 	return err == nil && open.Dev == at.Dev && open.Ino == at.Ino
 }
 
-// onThread calls f on a thread that it sends to the namespace and back. A thread that cannot leave
-// the namespace again is not used any more.
+// onThread calls f on a thread that it moves to the namespace and back. If the thread cannot leave
+// the namespace again, the Go runtime ends it.
 func onThread(ns netns.NsHandle, f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -62,7 +65,7 @@ func onThread(ns netns.NsHandle, f func() error) error {
 
 		err = f()
 		if netns.Set(own) == nil {
-			runtime.UnlockOSThread() // else the thread ends with this goroutine
+			runtime.UnlockOSThread() // otherwise the thread ends with this goroutine
 		}
 
 		done <- err
@@ -71,7 +74,7 @@ func onThread(ns netns.NsHandle, f func() error) error {
 	return <-done
 }
 
-// New makes a network namespace that has no name, which ends when the caller closes it.
+// New makes a network namespace without a name. The namespace ends when the caller closes it.
 func New() (ns netns.NsHandle, err error) {
 	here, err := netns.GetFromPath("/proc/self/ns/net")
 	if err != nil {
@@ -80,7 +83,7 @@ func New() (ns netns.NsHandle, err error) {
 	defer here.Close()
 
 	err = onThread(here, func() error {
-		// the thread is in the new namespace then, and leaves it
+		// netns.New moves the thread to the new namespace. onThread moves it back.
 		if ns, err = netns.New(); err != nil {
 			return fmt.Errorf("make a network namespace: %w", err)
 		}

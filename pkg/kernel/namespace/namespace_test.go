@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestThreadsStay covers that every thread is in the process's own namespace again, also the first,
-// which does not end when a goroutine that is locked to it does.
+// TestThreadsStay checks that every thread returns to the namespace of the process. This includes
+// the first thread, which does not end with a goroutine that is locked to it.
 func TestThreadsStay(t *testing.T) {
 	host := netns.New(t)
 	ns, err := namespace.Open(host.Path())
@@ -31,7 +31,7 @@ func TestThreadsStay(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	const goroutines = 64 // each has a thread of its own, so that one has the first
+	const goroutines = 64 // each on a thread of its own, so that one of them is on the first thread
 	var inside, running sync.WaitGroup
 	inside.Add(goroutines)
 
@@ -59,7 +59,7 @@ func TestThreadsStay(t *testing.T) {
 	}
 
 	for _, thread := range threads {
-		// it may have ended meanwhile
+		// The thread may have ended meanwhile.
 		if now, err := os.Readlink(thread); err == nil && now != own {
 			t.Errorf("%s is %s, want %s", thread, now, own)
 		}
@@ -85,9 +85,9 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestNew: a new namespace is another one than that of the process.
+// TestNew checks that a new namespace is not the namespace of the process.
 func TestNew(t *testing.T) {
-	netns.New(t) // skips the test where namespaces cannot be made
+	netns.New(t) // skips the test where namespaces cannot be created
 	made, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)
