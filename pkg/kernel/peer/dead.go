@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// RemoveDead removes the unix sockets that match a pattern of [filepath.Glob] and that nobody
-// serves, as a killed process leaves them.
+// RemoveDead removes unix sockets whose server has ended without removing them. It looks at the
+// sockets that match a pattern of [filepath.Glob].
 func RemoveDead(pattern string) error {
 	paths, err := filepath.Glob(pattern)
 	if err != nil {
@@ -28,7 +28,7 @@ func RemoveDead(pattern string) error {
 			continue
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			continue // it is gone, or no socket
+			continue // the socket has gone, or the file is not a socket
 		}
 
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

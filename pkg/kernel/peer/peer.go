@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peer says who is at the other end of a unix socket.
+// Package peer checks who is at the other end of a unix socket.
 package peer
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check returns an error unless the process that connected was root's or this program's own user's
-// (SO_PEERCRED of unix(7)).
+// Check returns an error unless the process at the other end of the connection ran as root or as
+// the user of this program when it connected (SO_PEERCRED of unix(7)).
 func Check(conn syscall.Conn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
