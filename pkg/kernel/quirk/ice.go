@@ -2,8 +2,8 @@
 
 package quirk
 
-// DDPDriver is the only driver that tells its DDP package by devlink, as version DDPVersion. See
-// "DDP package".
+// DDPDriver is the only driver that reports its DDP package by devlink. DDPVersion is the name of
+// the version that it reports. See "DDP package".
 const (
 	DDPDriver  = "ice"
 	DDPVersion = "fw.app.name"

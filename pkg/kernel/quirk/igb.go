@@ -4,8 +4,8 @@ package quirk
 
 import "time"
 
-// CarrierPatience is how long a PF may take to have its carrier back, igb 0.3-5 s. See "rates need
-// a carrier".
+// CarrierPatience is how long a PF may take to get its carrier back. The igb driver needs 0.3 to 5
+// s. See "rates need a carrier".
 const CarrierPatience = 5 * time.Second
 
 var igb = []Quirk{{

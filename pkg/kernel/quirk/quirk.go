@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quirk names what single drivers do otherwise than the rest, and has what the code needs
-// to know of it. The code does not ask which driver it meets where it can do without: what one
-// driver needs is done for all, if it harms none.
+// Package quirk lists the behaviours by which some drivers differ from the others, and holds the
+// constants that the code needs for them.
+//
+// The code avoids to ask which driver it deals with. Where one driver needs special care, the code
+// takes this care for all drivers, if it does no harm.
 package quirk
 
 import "slices"
 
-// Quirk is one thing that a driver does.
+// Quirk describes one unusual behaviour of a driver.
 type Quirk struct {
 	Driver       string // name of the kernel module
-	Name         string // what the code's comments call it
+	Name         string // name by which comments in the code refer to the quirk
 	Does, Answer string // what the driver does, and what this project does about it
-	Source       string // place in the kernel that shows it
-	Row          string // row of docs/reference/hardware.md that counts on the answer
+	Source       string // place in the kernel that shows the behaviour
+	Row          string // row of docs/reference/hardware.md that depends on the answer
 }
 
-// All are the quirks of all drivers, sorted by driver.
+// All returns the quirks of all drivers, sorted by driver.
 func All() []Quirk {
 	return slices.Concat(iavf, ice, igb, igbvf, mlx5, several, vfio, virtio)
 }

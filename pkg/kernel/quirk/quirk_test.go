@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// TestAll: a quirk says everything, and the row that counts on it is in the hardware page.
+// TestAll checks that each quirk is complete and that the hardware page has the row that depends on
+// it.
 func TestAll(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/reference/hardware.md")
 	if err != nil {

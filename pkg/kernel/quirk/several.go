@@ -10,27 +10,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NotSupported says whether the kernel or a driver has no such thing. See "ENOTSUPP".
+// NotSupported reports whether the error says that the kernel or the driver does not support a
+// request. See "ENOTSUPP".
 func NotSupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, notSupported)
 }
 
-// notSupported is ENOTSUPP of linux/errno.h.
+// notSupported is ENOTSUPP of include/linux/errno.h.
 const notSupported = unix.Errno(524)
 
 const (
-	// BusyPatience is how long one call waits for a driver that is busy. See "busy after a change".
+	// BusyPatience is how long one call retries while a driver is busy. See "busy after a change".
 	BusyPatience = 5 * time.Second
-	// SettleTime is how long a value that a driver accepted may take to be in effect. See "values
-	// that are dropped".
+	// SettleTime is how long an accepted value may take to be in effect. See "values that are
+	// dropped".
 	SettleTime = time.Second
 )
 
-// Busy says whether a driver refuses a change only for a while. See "busy after a change".
+// Busy reports whether the driver refuses a change only for a while. See "busy after a change".
 func Busy(err error) bool { return isOne(err, unix.EAGAIN, unix.EBUSY) }
 
-// Definite says whether the same change will be refused again. What is in neither list of errors,
-// such as EIO and ETIMEDOUT, may pass.
+// Definite reports whether the driver would refuse the same change again. Errors that neither Busy
+// nor Definite knows, such as EIO and ETIMEDOUT, may pass.
 func Definite(err error) bool {
 	return !Busy(err) && (NotSupported(err) || isOne(err, unix.EINVAL, unix.EPERM, unix.EACCES,
 		unix.EADDRNOTAVAIL, unix.EPROTONOSUPPORT, unix.ERANGE, unix.EEXIST, unix.ENOSPC))

@@ -2,8 +2,8 @@
 
 package quirk
 
-// NoIOMMUGroup is what vfio calls a group that it makes up, and NoIOMMUPrefix begins its node. See
-// "groups without an IOMMU".
+// NoIOMMUGroup is the name of a group that vfio makes up where there is no IOMMU. NoIOMMUPrefix is
+// the prefix of such a group's device node. See "groups without an IOMMU".
 const (
 	NoIOMMUGroup  = "vfio-noiommu"
 	NoIOMMUPrefix = "noiommu-"

@@ -2,7 +2,7 @@
 
 package quirk
 
-// VirtioDriver binds PCI devices whose netdev is that of a virtio device below them. See "netdev
+// VirtioDriver binds PCI devices whose netdev belongs to a virtio device below them. See "netdev
 // below virtio".
 const VirtioDriver = "virtio-pci"
 
