@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batchSize is how many messages go in one datagram: their acknowledgements must fit in the
-// socket's receive buffer.
+// batchSize is the number of messages in one datagram. The acknowledgements of all of them must fit
+// in the socket's receive buffer.
 const batchSize = 64
 
-// SendAll has the kernel carry out changes one after the other, with fewer system calls than
-// [Send]. It returns the error of each message, nil for those that the kernel carried out; a
-// refused one does not keep the kernel from the next. If ctx ends, the messages that were not sent
-// have its error.
+// SendAll makes the kernel carry out changes one after the other, with fewer system calls than
+// [Send]. It returns one error for each message, or nil for a message that the kernel carried out.
+// The kernel continues after a refused message. If ctx ends, the messages that were not sent get
+// the error of ctx.
 func SendAll(ctx context.Context, socket *nl.SocketHandle, messages []Message) []error {
 	results := make([]error, len(messages))
 	for start := 0; start < len(messages); start += batchSize {
@@ -35,9 +35,10 @@ func SendAll(ctx context.Context, socket *nl.SocketHandle, messages []Message) [
 	return results
 }
 
-// sendPart sends messages in one datagram. Its error is about all of them.
+// sendPart sends messages in one datagram and stores the kernel's answers in results. An error that
+// it returns concerns all messages.
 func sendPart(socket *nl.SocketHandle, messages []Message, results []error) error {
-	defer runtime.KeepAlive(socket.Socket) // its finalizer closes the file descriptor
+	defer runtime.KeepAlive(socket.Socket) // the socket's finalizer closes the file descriptor
 	socket.Socket.Lock()
 	defer socket.Socket.Unlock()
 
@@ -72,8 +73,8 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 	return nil
 }
 
-// finish waits for the acknowledgement of a message. refused is the kernel's answer, and err says
-// why there is none.
+// finish waits for the acknowledgement of a message. refused is the error with which the kernel
+// answered. err is set if the kernel's answer could not be received.
 func (e *exchange) finish(socket *nl.NetlinkSocket) (refused, err error) {
 	for !e.done {
 		datagram, err := receive(socket.GetFd(), largestAnswer)

@@ -18,20 +18,21 @@ import (
 
 const (
 	// largestAnswer is the size in bytes of the largest datagram that is read. A pod that may
-	// configure its network makes the kernel's description of a netdev as large as it likes, by
-	// macvlan sources for example.
+	// configure its network can make the kernel's description of a netdev arbitrarily large, for
+	// example with macvlan sources.
 	largestAnswer = 16 << 20
-	// for the kernel's answer, which mostly is there when the request was sent
+	// patience is how long to wait for the kernel's answer, which is mostly there as soon as the
+	// request was sent.
 	patience = 10 * time.Second
 )
 
-// ErrTooLarge says that the kernel's answer is larger than what is read.
+// ErrTooLarge says that the kernel's answer exceeds the limit of 16 MiB.
 var ErrTooLarge = fmt.Errorf("answer is larger than %d bytes", largestAnswer)
 
-// execute sends a request and returns the bodies of the answers. The netlink library reads at most
-// 64 KiB at once, and fails for every larger answer.
+// execute sends a request and returns the bodies of the answers. It replaces the function of the
+// netlink library, which reads at most 64 KiB at once and fails for larger answers.
 func execute(socket *nl.NetlinkSocket, request *nl.NetlinkRequest) ([][]byte, error) {
-	defer runtime.KeepAlive(socket) // its finalizer closes the file descriptor
+	defer runtime.KeepAlive(socket) // the socket's finalizer closes the file descriptor
 
 	pid, err := socket.GetPid()
 	if err != nil {
@@ -67,8 +68,8 @@ type exchange struct {
 	done          bool
 }
 
-// read takes the messages of a datagram that answer the request. Other messages answer an earlier
-// request, whose caller did not wait for them.
+// read collects the messages of a datagram that answer the request. It ignores other messages,
+// which answer an earlier request whose caller did not wait for them.
 func (e *exchange) read(datagram []byte) error {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
@@ -96,8 +97,8 @@ func (e *exchange) read(datagram []byte) error {
 	return nil
 }
 
-// errorOf reads an NLMSG_ERROR or NLMSG_DONE: the kernel's error number and, with NETLINK_EXT_ACK,
-// its words.
+// errorOf returns the error of an NLMSG_ERROR or NLMSG_DONE, or nil for an acknowledgement. With
+// NETLINK_EXT_ACK the error contains the kernel's message.
 func errorOf(m syscall.NetlinkMessage) error {
 	if len(m.Data) < 4 {
 		return nil // an NLMSG_DONE without a status
@@ -114,7 +115,7 @@ func errorOf(m syscall.NetlinkMessage) error {
 	}
 
 	rest := m.Data[4:]
-	if m.Header.Type == unix.NLMSG_ERROR { // the request comes first, or its header alone
+	if m.Header.Type == unix.NLMSG_ERROR { // the request or its header comes first
 		if len(rest) < unix.NLMSG_HDRLEN {
 			return err
 		}
@@ -140,8 +141,8 @@ func errorOf(m syscall.NetlinkMessage) error {
 	return err
 }
 
-// receive returns the next datagram of the kernel, of any size up to the limit. It drops a larger
-// one.
+// receive returns the next datagram of the kernel. It drops a datagram that is larger than limit
+// bytes, and returns [ErrTooLarge].
 func receive(fd, limit int) ([]byte, error) {
 	deadline := time.Now().Add(patience)
 	for {
@@ -174,7 +175,7 @@ func receive(fd, limit int) ([]byte, error) {
 	}
 }
 
-// await returns when the socket has a datagram.
+// await returns when the socket has a datagram, or with an error after the deadline.
 func await(fd int, deadline time.Time) error {
 	left := time.Until(deadline)
 	if left <= 0 {

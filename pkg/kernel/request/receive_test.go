@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answer is a message of the kernel to request 7 of port 4711.
+// answer returns a message of the kernel that answers request 7 of port 4711.
 func answer(kind, flags uint16, body []byte) []byte {
 	m := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body)))
 	m = binary.NativeEndian.AppendUint16(m, kind)
@@ -27,7 +27,8 @@ func answer(kind, flags uint16, body []byte) []byte {
 	return m
 }
 
-// refusal is the body of an NLMSG_ERROR with the kernel's words, after the header of the request.
+// refusal returns the body of an NLMSG_ERROR: the error number, the header of the request, and the
+// kernel's message.
 func refusal(number int32, words string) []byte {
 	body := binary.NativeEndian.AppendUint32(nil, uint32(-number))
 	body = binary.NativeEndian.AppendUint32(body, unix.NLMSG_HDRLEN)
@@ -89,7 +90,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// TestTooLarge: a datagram above the limit is dropped with an error, and the next one is read.
+// TestTooLarge checks that a datagram above the limit is dropped with an error, and that the next
+// one is read.
 func TestTooLarge(t *testing.T) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {

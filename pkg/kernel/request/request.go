@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package request asks the kernel by netlink what the netlink library has no function for.
+// Package request sends netlink requests for which the netlink library has no function, and reads
+// answers that are larger than the library reads.
 package request
 
 import (
@@ -11,13 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do
-// not fit in an answer.
+// SkipStatistics is RTEXT_FILTER_SKIP_STATS of include/uapi/linux/rtnetlink.h. It leaves out
+// counters, because they make up most of a list, and the counters of many VFs do not fit in an
+// answer.
 const SkipStatistics = 1 << 3
 
-// Send sends a message with flags (NLM_F_*), and returns the bodies of the kernel's answers, which
-// may have any size up to 16 MiB: see [ErrTooLarge]. With an error that is nl.ErrDumpInterrupted it
-// returns what it got.
+// Send sends a message with flags (NLM_F_*), and returns the bodies of the kernel's answers.
+// Answers above 16 MiB are an error: see [ErrTooLarge]. If the error is nl.ErrDumpInterrupted, the
+// returned list may lack objects.
 func Send(
 	socket *nl.SocketHandle, message, flags int, header nl.NetlinkRequestData,
 	attributes ...*nl.RtAttr,
@@ -31,7 +33,7 @@ func Send(
 	return execute(socket.Socket, req)
 }
 
-// Message is one of several that [SendAll] sends.
+// Message is one of the messages that [SendAll] sends.
 type Message struct {
 	Type, Flags int // RTM_*, NLM_F_*
 	Header      nl.NetlinkRequestData
@@ -39,12 +41,13 @@ type Message struct {
 }
 
 // GenericHeader is the header of a generic netlink message (struct genlmsghdr of
-// linux/genetlink.h): a command, its version and two reserved bytes, which are zero. [nl.Genlmsg]
-// is no substitute, because it has no room for the reserved bytes and sends what lies behind it in
-// memory, and the kernel refuses newer commands with anything else than zero.
+// include/uapi/linux/genetlink.h): a command, its version and two reserved bytes, which are zero.
+//
+// [nl.Genlmsg] is no substitute. It has no room for the reserved bytes and sends whatever follows
+// it in memory, but the kernel refuses newer commands unless the reserved bytes are zero.
 type GenericHeader struct{ Command, Version uint8 }
 
-// Len implements [nl.NetlinkRequestData]: the length in bytes.
+// Len implements [nl.NetlinkRequestData]. It returns the length in bytes.
 func (GenericHeader) Len() int { return nl.SizeofGenlmsg }
 
 // Serialize implements [nl.NetlinkRequestData].
@@ -60,9 +63,9 @@ func (m Message) request(socket *nl.SocketHandle) *nl.NetlinkRequest {
 	return req
 }
 
-// Consistent lists objects of the kernel, and lists them again if the kernel says that they changed
-// meanwhile: an interrupted list may lack objects that exist. It returns the last error after 10
-// tries.
+// Consistent lists objects of the kernel. It repeats the list if the kernel reports that objects
+// changed meanwhile, because an interrupted list may lack objects that exist. It returns the last
+// error after 10 tries.
 func Consistent[T any](list func() ([]T, error)) ([]T, error) {
 	const tries = 10
 	for try := 1; ; try++ {

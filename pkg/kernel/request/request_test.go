@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// TestConsistent: an interrupted list is asked for again, but not for ever, and no other failure
-// is.
+// TestConsistent checks that an interrupted list is repeated a limited number of times, and that
+// other failures are not repeated.
 func TestConsistent(t *testing.T) {
 	for name, test := range map[string]struct {
 		failures int
@@ -54,7 +54,8 @@ func TestConsistent(t *testing.T) {
 	}
 }
 
-// TestGenericHeader: the kernel refuses newer commands whose reserved bytes are not zero.
+// TestGenericHeader checks that the reserved bytes are zero, because the kernel refuses newer
+// commands otherwise.
 func TestGenericHeader(t *testing.T) {
 	h := request.GenericHeader{Command: 7, Version: 1}
 	if got, want := h.Serialize(), []byte{7, 1, 0, 0}; !bytes.Equal(got, want) ||
