@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes are the texts of several files below the directory, as [Dir.Attribute] returns each of
-// them, and the errors of those that cannot be read. It opens the directory once, which makes it
-// several times as fast for many files.
+// Attributes returns the texts of several files below the directory, each as [Dir.Attribute]
+// returns it, and the errors of files that cannot be read. For many files it is several times as
+// fast as [Dir.Attribute], because it opens the directory only once.
 func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[string]error) {
 	texts, failed = make(map[string]string, len(names)), map[string]error{}
 	if len(names) == 0 {
@@ -42,7 +42,7 @@ func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[st
 	return texts, failed
 }
 
-// attributeAt reads a file of an open directory by means of a buffer.
+// attributeAt reads a file of the open directory dir. It uses buf for the text.
 func attributeAt(dir int, name string, buf []byte) (string, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// Several files are read as each of them is, and one that cannot be read does not keep the others
-// from being read.
+// TestAttributes checks that several files are read as each of them is, and that a file that cannot
+// be read does not prevent reading the others.
 func TestAttributes(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "rx-0"), 0o700))

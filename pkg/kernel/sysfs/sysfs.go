@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sysfs reads and writes what the kernel shows of devices
-// (Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net). Nothing is cached: each call looks
-// again. All of it may be used by several goroutines at once.
+// Package sysfs reads and writes the kernel's files about devices
+// (Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net). It caches nothing: each call reads
+// again. Several goroutines may use the package at once.
 package sysfs
 
 import (
@@ -25,55 +25,56 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// maxAttribute is the size limit of an attribute in bytes: a page
+// maxAttribute is the maximum size of an attribute in bytes: a page
 // (Documentation/filesystems/sysfs.rst).
 const maxAttribute = 4096
 
-// Directories with the devices of a bus.
+// These directories list the devices of a bus.
 const (
 	PCIDevices       = "bus/pci/devices"
 	AuxiliaryDevices = "bus/auxiliary/devices"
 	VDPADevices      = "bus/vdpa/devices"
 )
 
-// Root is where sysfs is mounted: "/sys".
+// Root is the path where sysfs is mounted: "/sys".
 type Root string
 
-// Dir is a directory below the root.
+// Dir returns a directory below the root.
 func (r Root) Dir(elements ...string) Dir {
 	return Dir(filepath.Join(string(r), filepath.Join(elements...)))
 }
 
-// PCI is the directory of a PCI device.
+// PCI returns the directory of a PCI device.
 func (r Root) PCI(a pci.Address) Dir { return r.Dir(PCIDevices, string(a)) }
 
-// PCIDriver is the directory of a PCI driver.
+// PCIDriver returns the directory of a PCI driver.
 func (r Root) PCIDriver(name string) Dir { return r.Dir("bus/pci/drivers", name) }
 
-// Auxiliary is the directory of an auxiliary device, such as an SF's: "mlx5_core.sf.4".
+// Auxiliary returns the directory of an auxiliary device, such as "mlx5_core.sf.4" of an SF.
 func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) }
 
-// Dir is the path of a directory, such as a device's.
+// Dir is the path of a directory in sysfs, such as the directory of a device.
 type Dir string
 
-// Dir is a directory below this one.
+// Dir returns a directory below this one.
 func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
 
-// Base is the last element of the path: the name of a device on its bus.
+// Base returns the last element of the path, which is the name of a device on its bus.
 func (d Dir) Base() string { return filepath.Base(string(d)) }
 
-// Exists says whether the directory, or a link of that name, is there.
+// Exists reports whether there is a directory, or a symbolic link, at the path.
 func (d Dir) Exists() bool {
 	_, err := os.Lstat(string(d))
 	return err == nil
 }
 
-// Has says whether the directory has an entry.
+// Has reports whether the directory has an entry of the name.
 func (d Dir) Has(name string) bool { return d.Dir(name).Exists() }
 
-// Names lists the directory, unsorted. exists is false if it is not there.
+// Names lists the entries of the directory in no particular order. exists is false if there is no
+// such directory.
 func (d Dir) Names() (names []string, exists bool, err error) {
-	// The inventory reads a directory for each VF. os.Open would ask for its type, and allocate a
+	// The inventory reads a directory for each VF. os.Open would stat the directory and allocate a
 	// buffer each time.
 	fd, err := unix.Open(string(d), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,7 +89,7 @@ func (d Dir) Names() (names []string, exists bool, err error) {
 	for {
 		n, err := unix.Getdents(fd, buf[:])
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, false, nil // it was removed meanwhile
+			return nil, false, nil // the directory was removed meanwhile
 		}
 		if err != nil {
 			return nil, true, &fs.PathError{Op: "getdents", Path: string(d), Err: err}
@@ -101,15 +102,15 @@ func (d Dir) Names() (names []string, exists bool, err error) {
 	}
 }
 
-// Sorted is [Dir.Names] in order. A directory that is not there is empty.
+// Sorted returns [Dir.Names] in alphabetical order. A directory that does not exist is empty.
 func (d Dir) Sorted() ([]string, error) {
 	names, _, err := d.Names()
 	slices.Sort(names)
 	return names, err
 }
 
-// Attribute is the text of a file, without white space around it or the zero byte that ends
-// device-tree strings.
+// Attribute returns the text of a file, without surrounding white space and without the zero byte
+// that ends device-tree strings.
 func (d Dir) Attribute(name string) (string, error) {
 	f, err := os.Open(string(d.Dir(name)))
 	if err != nil {
@@ -129,7 +130,7 @@ func (d Dir) Attribute(name string) (string, error) {
 	return strings.Trim(string(buf[:n]), " \t\r\n\x00"), nil
 }
 
-// Number reads a file with a decimal number that is not negative.
+// Number returns the decimal number in a file. A negative number is an error.
 func (d Dir) Number(name string) (int, error) {
 	text, err := d.Attribute(name)
 	if err != nil {
@@ -143,8 +144,8 @@ func (d Dir) Number(name string) (int, error) {
 	return n, nil
 }
 
-// Link is the last element of the target of a symbolic link, "" if there is no such link: the name
-// of the driver for "driver", the address of the PF for "physfn".
+// Link returns the last element of the target of a symbolic link: the name of the driver for
+// "driver", the address of the PF for "physfn". It returns "" if there is no such link.
 func (d Dir) Link(name string) (string, error) {
 	to, err := d.Dir(name).Target()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,14 +157,16 @@ func (d Dir) Link(name string) (string, error) {
 	return filepath.Base(to), nil
 }
 
-// Target is the target of the link that a device is on its bus:
+// Target returns the target of this symbolic link. The entry of a device on its bus is such a link:
 // "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
 func (d Dir) Target() (string, error) { return os.Readlink(string(d)) }
 
 // Write writes a file. It returns when the kernel has carried out the order, which may take
-// seconds, or has refused it. EAGAIN is a refusal, too: i40e answers it to sriov_numvfs while
-// another operation is pending. [os.OpenFile] would take it for a file that is to be waited for,
-// and wait for ever.
+// seconds, or has refused it.
+//
+// EAGAIN is a refusal, too: i40e returns it for a write to sriov_numvfs while another operation is
+// pending. Write does not use [os.OpenFile], which would poll the file after EAGAIN and wait for
+// ever.
 func (d Dir) Write(name, value string) error {
 	path := string(d.Dir(name))
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
@@ -174,7 +177,7 @@ func (d Dir) Write(name, value string) error {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 
-	file := os.NewFile(uintptr(fd), path) // which blocks, and is not polled
+	file := os.NewFile(uintptr(fd), path) // the file is blocking, so Go does not poll it
 	_, err = file.WriteString(value)
 	return errors.Join(err, file.Close())
 }
@@ -185,7 +188,7 @@ type VF struct {
 	Address pci.Address
 }
 
-// VFs are the VFs of a PF, by index. One that goes meanwhile is left out.
+// VFs lists the VFs of a PF by index. It leaves out a VF that is removed meanwhile.
 func (d Dir) VFs() ([]VF, error) {
 	names, _, err := d.Names()
 	if err != nil {
@@ -219,7 +222,7 @@ func (d Dir) VFs() ([]VF, error) {
 	return vfs, nil
 }
 
-// VFIndex parses the name of a PF's link to a VF, "virtfn7".
+// VFIndex parses the name of a PF's symbolic link to a VF, such as "virtfn7".
 func VFIndex(name string) (index int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "virtfn")
 	if !ok {
@@ -229,9 +232,10 @@ func VFIndex(name string) (index int, ok bool) {
 	return index, err == nil && strconv.Itoa(index) == digits && index >= 0
 }
 
-// Netdevs is the directory of a device's netdevs, "" if it has none in any network namespace, and
-// the names of those in the reader's (device_get_ns in drivers/base). With virtio it is the
-// directory of the virtio device.
+// Netdevs returns the directory of a device's netdevs, and their names. dir is "" if the device has
+// no netdev in any network namespace. names has only the netdevs in the network namespace of the
+// caller (device_get_ns in drivers/base). For a virtio-pci device, dir is the directory of the
+// virtio device.
 func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	dir = d.Dir("net")
 	names, exists, err := dir.Names()
@@ -244,8 +248,8 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	return d.VirtioNetdevs()
 }
 
-// VirtioNetdevs is [Dir.Netdevs] of the virtio device below this device, which a virtio-pci or
-// virtio_vdpa driver made.
+// VirtioNetdevs returns [Dir.Netdevs] of the virtio device below this device, which the driver
+// virtio-pci or virtio_vdpa made.
 func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	children, err := d.Sorted()
 	if err != nil {
@@ -264,10 +268,11 @@ func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	return "", nil, nil
 }
 
-// Passthrough says how the driver of this device, which is bound to it, hands the device to a
-// program. The kernel shows a device of vfio or uio below this one; before Linux 6.1 it shows only
-// that the driver's module needs vfio's or uio's. A driver that is built into the kernel is known
-// by its name.
+// Passthrough returns how the driver that is bound to this device passes the device to a program.
+//
+// The kernel shows a vfio or uio device below this device. Before Linux 6.1 it shows only that the
+// driver's module depends on the module of vfio or uio. A driver that is built into the kernel is
+// recognized by its name.
 func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error) {
 	switch {
 	case d.Has("vfio-dev"):

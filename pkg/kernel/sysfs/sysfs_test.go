@@ -135,7 +135,7 @@ func TestNetdevs(t *testing.T) {
 		"0000:00:02.0": {"virtio3/net", []string{"eth2"}},
 		"0000:00:03.0": {},
 		"0000:00:04.0": {},
-		"0000:00:05.0": {"net", nil}, // in another network namespace
+		"0000:00:05.0": {"net", nil}, // the netdev is in another network namespace
 		"0000:00:06.0": {},
 	} {
 		device := root.Dir(sysfs.PCIDevices, address)
