@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package uptime orders moments by the time since a boot, which no change of the wall clock moves.
+// Package uptime orders moments by the time since a boot, because changes of the wall clock do not
+// affect it.
 package uptime
 
 import (
@@ -13,25 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Moment is so long after a boot.
+// Moment is a point in time, given as the time since a boot.
 type Moment struct {
-	BootID string `json:"bootID"` // of the boot, as /proc/sys/kernel/random/boot_id has it
-	// Since is the time since that boot in nanoseconds. It counts while the machine is suspended
-	// (CLOCK_BOOTTIME).
+	BootID string `json:"bootID"` // content of /proc/sys/kernel/random/boot_id
+	// Since is the time since the boot in nanoseconds. It includes the time in which the machine
+	// was suspended (CLOCK_BOOTTIME).
 	Since time.Duration `json:"since"`
 }
 
-// Of is the present moment of a boot.
+// Of returns the current moment. bootID is the current boot.
 func Of(bootID string) Moment {
 	var now unix.Timespec
-	// Linux has the clock since 2.6.39
+	// The call cannot fail, because Linux has had the clock since 2.6.39.
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return Moment{}
 	}
 	return Moment{BootID: bootID, Since: time.Duration(now.Nano())}
 }
 
-// BootID is the ID of the present boot. procRoot is where procfs is: "/proc".
+// BootID returns the ID of the current boot. procRoot is the path where procfs is mounted: "/proc".
 func BootID(procRoot string) (string, error) {
 	id, err := os.ReadFile(filepath.Join(procRoot, "sys/kernel/random/boot_id"))
 	if err != nil {
@@ -40,11 +41,12 @@ func BootID(procRoot string) (string, error) {
 	return strings.TrimSpace(string(id)), nil
 }
 
-// Known says whether the moment was told at all.
+// Known reports whether the moment is set.
 func (m Moment) Known() bool { return m.BootID != "" }
 
-// After says whether m is after other, while bootID is the present boot. known is false where that
-// cannot be found out: one of the two was not told, or both are of other boots.
+// After reports whether m is after other. bootID is the current boot, which is after all other
+// boots. known is false if the order cannot be determined: a moment is not set, or the moments
+// belong to two earlier boots.
 func (m Moment) After(other Moment, bootID string) (after, known bool) {
 	switch {
 	case !m.Known() || !other.Known():
