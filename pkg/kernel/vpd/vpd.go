@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vpd reads a card's Vital Product Data: what its manufacturer has written into it, such as
-// its serial number.
+// Package vpd reads a card's Vital Product Data, which the manufacturer writes into the card. They
+// contain its serial number.
 package vpd
 
 import (
@@ -12,21 +12,23 @@ import (
 	"strings"
 )
 
-// Tags of resources, and the keyword of the serial number (PCI Local Bus Specification 3.0,
-// appendix I).
+// These are tags of resources, and the keyword of the serial number (PCI Local Bus Specification
+// 3.0, appendix I).
 const (
-	tagEnd       = 0x78 // a small resource; the low three bits are its length
+	tagEnd       = 0x78 // a small resource, whose low three bits are its length
 	tagReadOnly  = 0x90 // VPD-R
 	largeFlag    = 0x80
 	serialNumber = "SN"
 )
 
-// maxSize is how much a device can have: addresses have 15 bits.
+// maxSize is the maximum size of the data in bytes, because addresses have 15 bits.
 const maxSize = 1 << 15
 
-// SerialNumber reads the data up to the serial number, which it returns without the spaces at its
-// ends; "" if there is none. It reads no more than it must: each 4 bytes are a question to the
-// card, which takes its time. An error is one of the reader, or says what is wrong with the data.
+// SerialNumber returns the serial number without surrounding white space, or "" if the data contain
+// no serial number. An error is an error of the reader or describes what is wrong with the data.
+//
+// SerialNumber reads nothing after the serial number, because the card must be asked for every 4
+// bytes, and is slow to answer.
 func SerialNumber(r io.Reader) (string, error) {
 	in := &reader{from: io.LimitReader(r, maxSize)}
 	for {
@@ -49,7 +51,7 @@ func SerialNumber(r io.Reader) (string, error) {
 	}
 }
 
-// reader counts what it has read, for errors.
+// reader counts the bytes that it has read, because errors name the position.
 type reader struct {
 	from io.Reader
 	at   int
@@ -65,7 +67,7 @@ func (r *reader) take(n int) ([]byte, error) {
 	return data, err
 }
 
-// resource reads the head of a resource. io.EOF says that there is none.
+// resource reads the tag and the length of a resource. The error is io.EOF if the data end here.
 func (r *reader) resource() (tag byte, length int, err error) {
 	var head [1]byte
 	if _, err := io.ReadFull(r.from, head[:]); err != nil {
@@ -88,7 +90,8 @@ func (r *reader) resource() (tag byte, length int, err error) {
 	}
 }
 
-// keyword returns the value of a keyword in a list of them.
+// keyword returns the value of a keyword in a list of keywords, or "" if the list lacks it. length
+// is the size of the list in bytes.
 func (r *reader) keyword(name string, length int) (string, error) {
 	for length > 0 {
 		head, err := r.take(3)
@@ -113,8 +116,9 @@ func (r *reader) keyword(name string, length int) (string, error) {
 	return "", nil
 }
 
-// text checks that a value is printable ASCII, as the specification wants of serial numbers. It may
-// be filled up with zeros.
+// text returns a value without surrounding white space and without trailing zero bytes, by which
+// some cards pad it. It returns an error unless the value is printable ASCII, as the specification
+// demands.
 func text(value []byte) (string, error) {
 	s := strings.TrimSpace(strings.TrimRight(string(value), "\x00"))
 	if i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {

@@ -11,7 +11,7 @@ import (
 	"testing/iotest"
 )
 
-// resource is a large resource: tag, length, content.
+// resource returns a large resource: tag, length, content.
 func resource(tag byte, content string) string {
 	return string([]byte{tag, byte(len(content)), byte(len(content) >> 8)}) + content
 }
@@ -62,7 +62,8 @@ func TestSerialNumber(t *testing.T) {
 	}
 }
 
-// What comes after the serial number is not read: the card would be asked for it.
+// TestReadsNoMoreThanItMust checks that nothing after the serial number is read, because each read
+// is a request to the card.
 func TestReadsNoMoreThanItMust(t *testing.T) {
 	data := resource(0x82, name) +
 		resource(0x90, keyword("SN", "MT2334XZ0LTK")+keyword("RV", strings.Repeat("\x00", 200)))
