@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watchdir tells that something in a directory changed, or that the directory itself came
-// or went.
+// Package watchdir reports that an entry of a directory changed, or that the directory itself was
+// created or removed.
 package watchdir
 
 import (
@@ -11,16 +11,18 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Dir is a directory that is watched by inotify(7). Close it after use.
+// Dir is a directory that is watched by inotify(7). The caller closes it.
 type Dir struct {
 	path    string
 	watcher *fsnotify.Watcher
 	changes chan struct{}
 }
 
-// Open prepares to watch; [Dir.Watch] begins. matters says, on another goroutine, which changes of
-// the directory's entries matter; nil is all. A change of the directory itself, and a possible loss
-// of events, always matter.
+// Open returns a Dir that is not watched yet: see [Dir.Watch].
+//
+// matters reports which changes of the directory's entries are of interest, or is nil if all are.
+// It is called on another goroutine. A change of the directory itself, and a possible loss of
+// events, are always reported.
 func Open(path string, matters func(fsnotify.Event) bool) (*Dir, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -32,8 +34,8 @@ func Open(path string, matters func(fsnotify.Event) bool) (*Dir, error) {
 	return d, nil
 }
 
-// Watch watches the directory, and its parent for the directory itself. Call it again before
-// looking at a directory that may have been made anew.
+// Watch watches the directory, and its parent for changes of the directory itself. Call it again
+// before reading a directory that may have been created anew.
 func (d *Dir) Watch() error {
 	for _, path := range []string{filepath.Dir(d.path), d.path} {
 		if err := d.watcher.Add(path); err != nil {
@@ -43,7 +45,7 @@ func (d *Dir) Watch() error {
 	return nil
 }
 
-// Changes has a value after one or more changes.
+// Changes returns a channel that receives a value after one or more changes.
 func (d *Dir) Changes() <-chan struct{} { return d.changes }
 
 // Close ends the watch.
@@ -66,7 +68,7 @@ func (d *Dir) pump(matters func(fsnotify.Event) bool) {
 		}
 		select {
 		case d.changes <- struct{}{}:
-		default: // whoever it is for has not looked yet
+		default: // the receiver has not taken the previous value yet
 		}
 	}
 }

@@ -29,7 +29,7 @@ func open(t *testing.T, path string, matters func(fsnotify.Event) bool) *watchdi
 	return d
 }
 
-// changed does something and waits for the news.
+// changed calls do and waits until the change is reported.
 func changed(t *testing.T, d *watchdir.Dir, what string, do func() error) {
 	t.Helper()
 	if err := do(); err != nil {
@@ -46,8 +46,8 @@ func write(path string) func() error {
 	return func() error { return os.WriteFile(path, []byte("x"), 0o600) }
 }
 
-// drained waits until nothing is told any more of what was done before: a file that is told of
-// comes after that.
+// drained waits until all earlier changes are reported. It creates a file, because the kernel
+// reports changes in order.
 func drained(t *testing.T, d *watchdir.Dir, dir string) {
 	t.Helper()
 	marker := filepath.Join(dir, "marker")
@@ -106,7 +106,7 @@ func TestMatters(t *testing.T) {
 		}
 	}
 
-	// what is beside the directory is not asked about
+	// Changes of the parent's other entries are not passed to matters.
 	if first := <-asked; first != filepath.Join(dir, "other") {
 		t.Errorf("asked about %s", first)
 	}
