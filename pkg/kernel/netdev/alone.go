@@ -20,11 +20,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// makeAlone returns once nothing is stacked on a netdev of the host, in whatever namespace. A pod
-// may move what it made on its netdev to another namespace, or make it there. The kernel lists it
-// only there, and a namespace that only a file descriptor holds is found by nothing. So a BPF
-// program looks at the netdev itself. Without that, the kernel is asked whether the netdev takes
-// what it can take only when nothing is stacked on it. place is where the pod was.
+// makeAlone deletes the netdevs that are stacked on a netdev of the host, in any network namespace,
+// and returns nil once none is left. place is where the pod was.
+//
+// A pod may create a netdev on top of its own one in another namespace, or move it there. The
+// kernel lists such an upper netdev only in its namespace, and a namespace that only a file
+// descriptor holds cannot be found. Therefore a BPF program looks at the lower netdev itself: see
+// [uppers]. If the kernel cannot run this program, the Engine sends probes, whose answers say
+// whether something is stacked on the netdev: see [probes].
+//
+// If an upper netdev remains because its namespace cannot be found, makeAlone binds the driver of a
+// hardware netdev again. This destroys the netdev and all netdevs on top of it, so that makeAlone
+// returns [ErrGone].
 func (e *Engine) makeAlone(
 	ctx context.Context, l *link, place Place, rebinding *Rebinding,
 ) error {
@@ -54,7 +61,8 @@ func (e *Engine) makeAlone(
 	return fmt.Errorf("netdev %s is registered anew: %w", l.Name, ErrGone)
 }
 
-// stackedAnywhere says what is stacked on a netdev of the host, "" for nothing.
+// stackedAnywhere returns what is stacked on a netdev of the host, in any namespace, or "" for
+// nothing.
 func (e *Engine) stackedAnywhere(ctx context.Context, l *link) (string, error) {
 	on, certain, err := e.onTop(l)
 	if on != "" || certain || err != nil {
@@ -63,8 +71,8 @@ func (e *Engine) stackedAnywhere(ctx context.Context, l *link) (string, error) {
 	return e.tagged(ctx, l)
 }
 
-// onTop says what is on top of a netdev of the host, "" for nothing. If it is not certain, a VLAN
-// may be there all the same.
+// onTop returns what is stacked on a netdev of the host, or "" for nothing. If certain is false, a
+// VLAN may be stacked on it although onTop returns "".
 func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	has, known, err := e.upper(l)
 	if err != nil || known && !has {
@@ -79,15 +87,18 @@ func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	return on, known, err
 }
 
-// probes are made on netdevs to see what is stacked on them. They are made in a namespace of their
-// own, in which their name is taken: the kernel looks at the lower netdev before it refuses them.
+// probes is the network namespace in which probes are requested. A probe is a request for a netdev
+// whose name is taken in this namespace. The kernel looks at the lower netdev before it looks at
+// the name, so that its answer says what is stacked there, and refuses to create the probe in any
+// case.
 type probes struct {
 	mutex sync.Mutex
 	ns    netns.NsHandle
 	name  string // "" before the first probe
 }
 
-// place makes the namespace at the first call.
+// place returns the namespace and the name that is taken in it. It creates the namespace at the
+// first call.
 func (p *probes) place() (ns netns.NsHandle, name string, err error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -101,8 +112,8 @@ func (p *probes) place() (ns netns.NsHandle, name string, err error) {
 
 	own := &conn{ns: ns}
 	if err = own.connect(); err == nil {
-		const loopback = 1                             // its index in every namespace
-		name = fmt.Sprintf("x%014x", rand.Uint64()>>8) // which the host does not have
+		const loopback = 1                             // ifindex of lo in every namespace
+		name = fmt.Sprintf("x%014x", rand.Uint64()>>8) // random, so that the host does not use it
 		err = own.LinkAddAltName(reference(loopback), name)
 		own.Handle.Close()
 	}
@@ -125,13 +136,16 @@ func (p *probes) close() {
 	}
 }
 
-// handled says whether the netdev has a macvlan, or another netdev that takes its frames by a
-// handler (rx_handler), as all but VLANs do. A macvlan of mode passthru must be the only one, and a
-// netdev has one handler (macvlan_common_newlink of drivers/net/macvlan.c). The probe has a name
-// that is taken, so that the kernel makes nothing.
+// handled returns what takes the frames of the netdev by a handler (rx_handler), such as a macvlan,
+// or "" for nothing. All kinds of upper netdevs have such a handler, except for VLANs.
+//
+// The probe is a macvlan of mode passthru. The kernel refuses it unless it would be the only
+// macvlan and the netdev has no other handler, because a netdev has only one
+// (macvlan_common_newlink of drivers/net/macvlan.c). The name of the probe is taken, so that the
+// kernel never creates it.
 func (e *Engine) handled(l *link) (string, error) {
 	if l.linkType != unix.ARPHRD_ETHER {
-		return "", nil // the kernel has no macvlans on others
+		return "", nil // other types of netdevs cannot have macvlans
 	}
 
 	ns, name, err := e.probes.place()
@@ -143,7 +157,7 @@ func (e *Engine) handled(l *link) (string, error) {
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("macvlan"))
 	const passthru = 8 // MACVLAN_MODE_PASSTHRU
 	info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(nl.IFLA_MACVLAN_MODE, nl.Uint32Attr(passthru))
-	// With NLM_F_EXCL, the kernel would look at the name first.
+	// NLM_F_EXCL is missing, because with it the kernel would look at the name first.
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_ACK
 	_, err = request.Send(e.host.Socket(), unix.RTM_NEWLINK, flags, linkHeader(0),
 		text(unix.IFLA_IFNAME, name), number(unix.IFLA_LINK, l.Identity.Index),
@@ -164,13 +178,13 @@ func (e *Engine) handled(l *link) (string, error) {
 	return "", fmt.Errorf("ask whether a macvlan is on top of it: %w", err)
 }
 
-// noHandlers returns an error unless the kernel has no kind of netdev that takes frames of one in
-// another namespace. It is for a kernel that has no macvlans, nor a module for them.
+// noHandlers returns nil if the kernel also lacks ipvlans, because then no upper netdev can be in
+// another namespace. It is called if the kernel has neither macvlans nor a module for them.
 func (e *Engine) noHandlers() error {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("ipvlan"))
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_ACK
-	// without a netdev below it
+	// The request names no lower netdev, so that the kernel creates nothing.
 	_, err := request.Send(e.host.Socket(), unix.RTM_NEWLINK, flags, linkHeader(0), info)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
@@ -180,12 +194,13 @@ func (e *Engine) noHandlers() error {
 		"module macvlan: load it")
 }
 
-// tagged says whether the netdev has a VLAN. The kernel refuses a second one with the same number
-// before it looks at the MTU, which is too large in these requests (vlan_newlink of
-// net/8021q/vlan_netlink.c).
+// tagged returns a VLAN that is stacked on the netdev, or "" if there is none.
+//
+// It requests a VLAN for each number, with an MTU that is too large. The kernel refuses a number
+// that is in use before it looks at the MTU (vlan_newlink of net/8021q/vlan_netlink.c).
 func (e *Engine) tagged(ctx context.Context, l *link) (string, error) {
 	if _, err := os.Stat("/proc/net/vlan"); errors.Is(err, fs.ErrNotExist) {
-		return "", nil // the kernel has no VLANs, or has not loaded them
+		return "", nil // the kernel has no VLANs, or has not loaded the module
 	}
 	if l.MTU >= probeMTU {
 		return "", fmt.Errorf("MTU %d: must be below %d, so that VLANs on top of it can be found",
@@ -201,7 +216,7 @@ func (e *Engine) tagged(ctx context.Context, l *link) (string, error) {
 	return "", nil
 }
 
-// taggedAs is tagged for one protocol.
+// taggedAs does the work of tagged for one protocol.
 func (e *Engine) taggedAs(ctx context.Context, index int, protocol uint16) (string, error) {
 	const count = 4095
 	messages := make([]request.Message, count)
@@ -213,7 +228,7 @@ func (e *Engine) taggedAs(ctx context.Context, index int, protocol uint16) (stri
 		switch {
 		case errors.Is(err, unix.EEXIST):
 			return fmt.Sprintf("a VLAN %d", id), nil
-		case errors.Is(err, unix.EOPNOTSUPP): // of this netdev or this protocol
+		case errors.Is(err, unix.EOPNOTSUPP): // the netdev or the protocol does not support VLANs
 		case !errors.Is(err, unix.EINVAL):
 			return "", fmt.Errorf("ask whether VLAN %d is on top of it: %w", id, err)
 		}
@@ -222,10 +237,10 @@ func (e *Engine) taggedAs(ctx context.Context, index int, protocol uint16) (stri
 	return "", nil
 }
 
-// probeMTU is the largest MTU that the kernel compares with that of the netdev below.
+// probeMTU is the largest MTU that the kernel compares with the MTU of the lower netdev.
 const probeMTU = 65535
 
-// vlanProbe asks for a VLAN that the kernel does not make.
+// vlanProbe returns a request for a VLAN that the kernel always refuses.
 func vlanProbe(index int, protocol, id uint16) request.Message {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("vlan"))
@@ -241,8 +256,9 @@ func vlanProbe(index int, protocol, id uint16) request.Message {
 	}
 }
 
-// dropEverywhere deletes what is stacked on a netdev of the host, in all namespaces that are found:
-// the host's, those that have a name beside the pod's, and those of all processes.
+// dropEverywhere deletes what is stacked on a netdev of the host in all namespaces that can be
+// found: the namespace of the host, named namespaces beside the one of the pod, and the namespaces
+// of all processes.
 func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) error {
 	errs := []error{e.dropStacked(ctx, e.host, index, ownNamespace)}
 	seen := map[[2]uint64]bool{}
@@ -262,7 +278,7 @@ func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) err
 	return errors.Join(errs...)
 }
 
-// namespaces are the paths of network namespaces, of which several may mean the same one.
+// namespaces returns paths of network namespaces. Several paths may refer to the same namespace.
 func (e *Engine) namespaces(place Place) []string {
 	patterns := []string{"/run/netns/*", filepath.Join(e.procRoot, "[0-9]*/ns/net")}
 	if place.NetNS != "" {
@@ -278,8 +294,8 @@ func (e *Engine) namespaces(place Place) []string {
 	return paths
 }
 
-// dropThere deletes what is stacked on a netdev of the host in the namespace at the path, which may
-// end meanwhile.
+// dropThere deletes what is stacked on a netdev of the host in the namespace at the path. The
+// namespace may end meanwhile.
 func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 	there, err := dial(path)
 	if err != nil || there.cookie == e.host.cookie {
@@ -288,7 +304,8 @@ func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 	}
 	defer there.close()
 
-	// the kernel gives the host an id when it lists what is above its netdevs
+	// The kernel assigns an id to the host's namespace when it lists a netdev here whose lower
+	// netdev is on the host.
 	if _, err := there.LinkList(); err != nil {
 		return err
 	}

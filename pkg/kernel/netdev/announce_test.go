@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestAnnounce: the neighbours hear at once of a new owner of an address: when the interface comes
-// up, or when it gets its carrier after that, for which the pod does not wait.
+// TestAnnounce checks that neighbours learn the new owner of an address without delay: when the
+// interface comes up, or when it gets its carrier later. The pod does not wait for the carrier.
 func TestAnnounce(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(map[bool]string{false: "carrier at once", true: "carrier comes late"}[late],
@@ -71,8 +71,8 @@ func TestAnnounce(t *testing.T) {
 	}
 }
 
-// listen hears gratuitous ARP and unsolicited advertisements from 02:00:00:00:00:01 at a link, in
-// the order of the test.
+// listen receives gratuitous ARP and unsolicited advertisements of 02:00:00:00:00:01 at a link, and
+// returns what it received in the order of the test.
 func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 	t.Helper()
 	socket := -1

@@ -28,7 +28,7 @@ func deviceOfCard() netdev.Device {
 	return netdev.Device{Name: hostName, PF: &netdev.PF{Name: "ens1f0", Address: pfAddress, VF: 0}}
 }
 
-// newCard is a card that behaves, in a world whose engine is patient.
+// newCard returns a world whose engine is patient, and a card without faults in it.
 func newCard(t *testing.T) (*world, *netdev.Card) {
 	t.Helper()
 	w := newWorld(t, nil)
@@ -39,7 +39,7 @@ func newCard(t *testing.T) (*world, *netdev.Card) {
 	return w, c
 }
 
-// impatiently has the engine wait briefly for a card of which it waits in vain.
+// impatiently runs during with an engine that waits only briefly for the card.
 func impatiently(w *world, c *netdev.Card, during func()) {
 	w.engine.Play(c, 20*time.Millisecond, 30*time.Millisecond)
 	defer w.engine.Play(c, 10*time.Second, 5*time.Second)
@@ -88,7 +88,7 @@ func mentions(t *testing.T, err error, text string) {
 	}
 }
 
-// notes compares the beginnings of what a release notes.
+// notes compares the beginnings of the notes of a release.
 func notes(t *testing.T, restored netdev.Restored, want ...string) {
 	t.Helper()
 	for i, note := range restored.Notes {
@@ -102,7 +102,7 @@ func notes(t *testing.T, restored netdev.Restored, want ...string) {
 	}
 }
 
-// everything is what a pod may ask of a PF.
+// everything returns an interface that uses every property of a PF.
 func everything() function.Interface {
 	return function.Interface{Name: "net1", MAC: podsMAC, VF: &function.VFConfig{
 		VLAN: new(100), QoS: new(3), MaxTxRate: new(500), SpoofCheck: new(false), Trust: new(true),
@@ -110,7 +110,8 @@ func everything() function.Interface {
 	}}
 }
 
-// TestCardRoundTrip: each field is ordered once, and once back.
+// TestCardRoundTrip checks that each property is ordered once for the attachment and once for the
+// release.
 func TestCardRoundTrip(t *testing.T) {
 	w, c := newCard(t)
 	before := c.Enforced()
@@ -139,9 +140,9 @@ func TestCardRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAdministratorsMAC: an administrator set the MAC of a free VF, whose netdev does not have it
-// yet and then accepts no other (igbvf). The pod gets it, the first release succeeds, and the PF
-// keeps it.
+// TestAdministratorsMAC covers a free VF whose MAC an administrator has set, but whose netdev does
+// not have it yet and accepts no other MAC (igbvf). The pod gets this MAC, the first release
+// succeeds, and the PF keeps the MAC.
 func TestAdministratorsMAC(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.MAC = adminsMAC
@@ -166,8 +167,9 @@ func TestAdministratorsMAC(t *testing.T) {
 	}
 }
 
-// TestOwnMACIsNotWrittenBack: the PF tells the VF's own MAC, which the pod or the driver changed.
-// Writing it back would make it an administrative one.
+// TestOwnMACIsNotWrittenBack covers a PF that reports the MAC that the VF gave itself, because the
+// pod or the driver changed it. A release must not write it back, because it would become an
+// administrative MAC.
 func TestOwnMACIsNotWrittenBack(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.MAC = function.MAC(get(t, w.host, hostName).Attrs().HardwareAddr.String())
@@ -186,8 +188,8 @@ func TestOwnMACIsNotWrittenBack(t *testing.T) {
 	}
 }
 
-// TestZerosRefused: the PF tells zeros as the MAC of a VF, and refuses them. The VF gets a MAC that
-// is not the pod's.
+// TestZerosRefused covers a PF that reports zeros as the MAC of a VF and refuses to set them. After
+// the release the VF has a MAC other than the pod's.
 func TestZerosRefused(t *testing.T) {
 	for name, userspace := range map[string]bool{"netdev": false, "without a netdev": true} {
 		t.Run(name, func(t *testing.T) {
@@ -223,7 +225,8 @@ func TestZerosRefused(t *testing.T) {
 	}
 }
 
-// TestPodsMACStays: a PF that keeps the pod's MAC would give it to the next owner.
+// TestPodsMACStays checks that a PF that keeps the pod's MAC fails the release, because the next
+// owner would get this MAC.
 func TestPodsMACStays(t *testing.T) {
 	w, c := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC})
@@ -236,8 +239,8 @@ func TestPodsMACStays(t *testing.T) {
 	mentions(t, err, "vf mac may reach the next owner")
 }
 
-// TestThreeOutcomes: what a driver refuses for good is noted or leaks; what it refuses for now is
-// tried again.
+// TestThreeOutcomes checks that a property that a driver refuses for good is noted or leaks, and
+// that a property that it refuses for now is tried again.
 func TestThreeOutcomes(t *testing.T) {
 	isolating := netdev.VFState{
 		MAC: zeros, Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), LinkState: "auto",
@@ -248,7 +251,7 @@ func TestThreeOutcomes(t *testing.T) {
 		refuse error
 		down   bool
 		leaks  bool
-		note   string // where the release succeeds
+		note   string // of a release that succeeds
 	}{
 		"VLAN": {
 			wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EINVAL, leaks: true,
@@ -321,7 +324,8 @@ func TestThreeOutcomes(t *testing.T) {
 	}
 }
 
-// TestMTURefused: an MTU that the driver does not take any more is let go, and noted.
+// TestMTURefused checks that the release succeeds with a note if the driver no longer accepts the
+// MTU.
 func TestMTURefused(t *testing.T) {
 	w, c := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1", MTU: 1400})
@@ -332,8 +336,8 @@ func TestMTURefused(t *testing.T) {
 	notes(t, restored, "mtu is 1400, was 1500: the old value was refused: ")
 }
 
-// TestSilentPF: a PF that told about a VF and does not now leaves its state unknown, which is
-// neither equal nor gone.
+// TestSilentPF checks that the state of a VF is unknown if the PF no longer reports the VF. The
+// release must take it neither for equal nor for gone.
 func TestSilentPF(t *testing.T) {
 	for name, userspace := range map[string]bool{"netdev": false, "without a netdev": true} {
 		t.Run(name, func(t *testing.T) {
@@ -362,7 +366,7 @@ func TestSilentPF(t *testing.T) {
 				_, err = w.engine.Restore(t.Context(), netdev.Device{PF: deviceOfCard().PF},
 					a.before.WithoutNetdev(), netdev.Place{})
 				mentions(t, err, unknown)
-				c.NoOperations = true // another driver
+				c.NoOperations = true // as of another driver
 				_, err = a.restore(t, w)
 				mentions(t, err, unknown)
 			})
@@ -378,7 +382,8 @@ func TestSilentPF(t *testing.T) {
 	}
 }
 
-// TestVFThatIsGone: a PF that says that it has no such VF leaves nothing to restore.
+// TestVFThatIsGone checks that nothing is left to restore if the PF reports that the VF no longer
+// exists.
 func TestVFThatIsGone(t *testing.T) {
 	w, c := newCard(t)
 	a, err := attachCard(t, w,
@@ -395,16 +400,17 @@ func TestVFThatIsGone(t *testing.T) {
 	mentions(t, err, "PF ens1f0 (0000:3b:00.0): has 0 VFs, and VF 0 is not among them")
 }
 
-// TestBaselineOfSilentPF: what a PF does not tell is no baseline.
+// TestBaselineOfSilentPF checks that an attachment does not start from a state that the PF did not
+// report.
 func TestBaselineOfSilentPF(t *testing.T) {
 	nothing, mac := function.Interface{Name: "net1"}, function.Interface{Name: "net1", MAC: podsMAC}
 	trust := function.Interface{Name: "net1", VF: &function.VFConfig{Trust: new(true)}}
 	for name, test := range map[string]struct {
 		silent       int
-		others, none bool // the PF tells about another VF, or its driver has no operations
+		others, none bool // the PF reports another VF; its driver has no operations
 		want         function.Interface
-		says         string // of the error
-		told         bool   // the PF has the VF's state in the end
+		says         string // part of the error
+		told         bool   // the PF reports the VF in the end
 	}{
 		"of this VF": {
 			silent: -1, others: true, want: nothing, says: "whose state is unknown",
@@ -451,7 +457,8 @@ func TestBaselineOfSilentPF(t *testing.T) {
 	}
 }
 
-// TestUntoldSettings: what a PF does not tell (-1) could be neither checked nor given back.
+// TestUntoldSettings checks that an attachment is refused if it wants a property that the PF does
+// not report (-1), because the property could be neither checked nor restored.
 func TestUntoldSettings(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.Trust, c.VF.SpoofCheck = nil, nil
@@ -463,8 +470,8 @@ func TestUntoldSettings(t *testing.T) {
 		"tell it for VF 0")
 }
 
-// TestVFResets: the VF is busy after each order to the PF (i40e, ice). It is attached and released
-// all the same, and no order is given twice.
+// TestVFResets covers a VF that is busy after each order to the PF (i40e, ice). It is attached and
+// released all the same, and no order is sent twice.
 func TestVFResets(t *testing.T) {
 	for name, talkative := range map[string]bool{"PF is silent": false, "PF tells": true} {
 		t.Run(name, func(t *testing.T) {
@@ -501,8 +508,8 @@ func TestVFResets(t *testing.T) {
 	}
 }
 
-// TestBusyForEver: a driver for which EAGAIN is final (fm10k) ends the attachment with its answer,
-// in bounded time.
+// TestBusyForEver checks that an attachment fails in bounded time with the driver's error if EAGAIN
+// is final (fm10k).
 func TestBusyForEver(t *testing.T) {
 	w, c := newCard(t)
 	c.TakeMAC = func(mac function.MAC, _ netdev.VFState) error {
@@ -526,8 +533,8 @@ func TestBusyForEver(t *testing.T) {
 	}
 }
 
-// TestRenamedPF: another PF has the name of the VF's by now. It is neither believed nor told
-// anything.
+// TestRenamedPF covers a PF whose netdev has got the name of the VF's PF. Its report is not used,
+// and it gets no orders.
 func TestRenamedPF(t *testing.T) {
 	w, c := newCard(t)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}}
@@ -556,8 +563,8 @@ func TestRenamedPF(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-// TestRateOfTheLink: a PF tells the speed of the link as the VF's rate (qede, liquidio). It is
-// never written.
+// TestRateOfTheLink covers a PF that reports the speed of the link as the VF's rate (qede,
+// liquidio). This rate is never written back.
 func TestRateOfTheLink(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.MaxTxRate = 25000
@@ -578,7 +585,8 @@ func TestRateOfTheLink(t *testing.T) {
 	}
 }
 
-// TestDroppedValues: a driver accepts a value and drops it. The attachment fails and is undone.
+// TestDroppedValues covers a driver that accepts a value and drops it. The attachment fails and is
+// undone.
 func TestDroppedValues(t *testing.T) {
 	for order, test := range map[string]struct {
 		wish function.VFConfig
@@ -623,7 +631,7 @@ func TestDroppedValues(t *testing.T) {
 	})
 }
 
-// TestRestoreEndsWithItsContext: nothing is waited for longer than the caller waits.
+// TestRestoreEndsWithItsContext checks that a release never waits longer than its caller.
 func TestRestoreEndsWithItsContext(t *testing.T) {
 	w, c := newCard(t)
 	w.engine.Play(c, time.Minute, time.Second)
@@ -656,8 +664,8 @@ func TestRestoreEndsWithItsContext(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-// TestForcedMAC: a netdev that refuses every MAC, and gets the PF's by itself, while the PF refuses
-// zeros (qede).
+// TestForcedMAC covers a netdev that refuses every MAC and gets the MAC of the PF by itself, while
+// the PF refuses zeros (qede).
 func TestForcedMAC(t *testing.T) {
 	w, c := newCard(t)
 	own := function.MAC(get(t, w.host, hostName).Attrs().HardwareAddr.String())
@@ -682,8 +690,8 @@ func TestForcedMAC(t *testing.T) {
 	w.checkRestored(t, a.before)
 }
 
-// TestReattachedMAC: a VF that came back got the MAC of the pod from its PF, which was not set
-// before.
+// TestReattachedMAC covers a VF that is attached again. The PF, which had no MAC for it before, has
+// set the MAC of the pod.
 func TestReattachedMAC(t *testing.T) {
 	w, c := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1"})
@@ -701,7 +709,7 @@ func TestReattachedMAC(t *testing.T) {
 	}
 }
 
-// TestCheckWithoutPF: what a PF without a netdev enforces is unknown.
+// TestCheckWithoutPF checks that the state of a VF is unknown if its PF has no netdev.
 func TestCheckWithoutPF(t *testing.T) {
 	w, _ := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1"})
@@ -711,8 +719,8 @@ func TestCheckWithoutPF(t *testing.T) {
 	mentions(t, err, "what it enforces for the VF is unknown")
 }
 
-// TestMTUAboveTheMaximum: the driver's maximum is below the MTU of before by now. The netdev gets
-// the maximum, which isolates as well.
+// TestMTUAboveTheMaximum covers a driver whose maximum is now below the MTU before the attachment.
+// The netdev gets the maximum, with which the next owner is isolated as well.
 func TestMTUAboveTheMaximum(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1", MTU: 1400})
@@ -722,8 +730,8 @@ func TestMTUAboveTheMaximum(t *testing.T) {
 	notes(t, restored, "mtu is 65535, was 70000: the old value was refused: ")
 }
 
-// TestMACOfPFThatIsDown: a netdev refuses its MAC as long as the PF has the pod's, and the PF gives
-// that up when it is up again.
+// TestMACOfPFThatIsDown covers a netdev that refuses its MAC as long as the PF enforces the pod's.
+// The PF accepts another MAC only once it is up again.
 func TestMACOfPFThatIsDown(t *testing.T) {
 	w, c := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC})

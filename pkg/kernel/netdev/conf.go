@@ -16,24 +16,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Conf are the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>; a move gives a netdev the
-// "default" ones instead.
+// Conf holds the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. They must be restored,
+// because the kernel resets them to the values of "default" when a netdev moves to another
+// namespace.
 type Conf struct {
-	// all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
+	// IPv4 holds all values that rtnetlink reports, beginning with the first (IPV4_DEVCONF_* of
+	// include/uapi/linux/ip.h).
 	IPv4 []uint32 `json:"ipv4,omitempty"`
-	// those of conf6, in that order; empty where the netdev has no IPv6
+	// IPv6 holds the values of conf6, in the same order. It is empty if the netdev has no IPv6.
 	IPv6 []int32 `json:"ipv6,omitempty"`
 }
 
 // sysctl6 is a sysctl of net.ipv6.conf.
 type sysctl6 struct {
 	name  string
-	index int // in IFLA_INET6_CONF; -1 for addr_gen_mode, which has an attribute of its own
+	index int // in IFLA_INET6_CONF; -1 for addr_gen_mode, which has its own attribute
 }
 
-// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in
-// procfs, in the order in which they are written. disable_ipv6 is the last one, so that IPv6 starts
-// with the others in effect. All others that the kernel has are among the [Settings].
+// conf6 lists the sysctls of IPv6 that are restored, in the order in which they are written. The
+// indexes are DEVCONF_* of include/uapi/linux/ipv6.h, the names those of procfs. disable_ipv6 comes
+// last, so that IPv6 starts with all other values in effect. [Settings] holds all other sysctls of
+// IPv6.
 var conf6 = []sysctl6{
 	{"addr_gen_mode", -1}, {"forwarding", 0}, {"hop_limit", 1}, {"accept_ra", 3},
 	{"accept_redirects", 4}, {"autoconf", 5},
@@ -45,8 +48,8 @@ var conf6 = []sysctl6{
 
 const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
-// properties are the sysctls that can be restored, without those of IPv6 if another version of the
-// agent knew others.
+// properties returns the sysctls that can be restored. It leaves out the sysctls of IPv6 if another
+// version of the agent recorded another list of them.
 func (c Conf) properties() []property {
 	var list []property
 	for i, value := range c.IPv4 {
@@ -74,8 +77,8 @@ func (c Conf) equal(other Conf) bool {
 	return slices.Equal(c.IPv4, other.IPv4) && slices.Equal(c.IPv6, other.IPv6)
 }
 
-// parseConf reads IFLA_AF_SPEC. It also returns all sysctls of net.ipv6.conf that the kernel told,
-// by DEVCONF_*.
+// parseConf reads IFLA_AF_SPEC. Its second result holds every value of net.ipv6.conf that the
+// kernel reports, indexed by DEVCONF_*.
 func parseConf(data []byte) (*Conf, []uint32, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
@@ -92,8 +95,8 @@ func parseConf(data []byte) (*Conf, []uint32, error) {
 	}, told, errors.Join(fourErr, sixErr)
 }
 
-// conf6Of picks the sysctls of conf6. It returns nil if there is no IPv6, or the kernel does not
-// tell all of them.
+// conf6Of returns the values of conf6. It returns nil if the netdev has no IPv6 or the kernel
+// reports only some of the values.
 func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 	var list []int32
 	for _, s := range conf6 {
@@ -116,7 +119,7 @@ func uint32s(data []byte) []uint32 {
 	return list
 }
 
-// conf4 sets one sysctl of IPv4, IPV4_DEVCONF_*.
+// conf4 returns the attribute that sets one sysctl of IPv4 (IPV4_DEVCONF_*).
 func conf4(sysctl int, value uint32) *nl.RtAttr {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	family := spec.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil)
@@ -125,13 +128,13 @@ func conf4(sysctl int, value uint32) *nl.RtAttr {
 	return spec
 }
 
-// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the network
-// namespace of the thread.
+// conf6Dir returns the directory of the IPv6 sysctls of a netdev, or of "default", in the network
+// namespace of the calling thread.
 func (e *Engine) conf6Dir(netdev string) sysfs.Dir {
 	return sysfs.Root(e.procRoot).Dir("sys/net/ipv6/conf", netdev)
 }
 
-// writeConf6 writes one sysctl of IPv6, which rtnetlink does not take.
+// writeConf6 writes one sysctl of IPv6 to its file, because rtnetlink cannot change it.
 func (e *Engine) writeConf6(c *conn, netdev, sysctl string, value any) error {
 	return namespace.Do(c.ns, func() error {
 		return e.conf6Dir(netdev).Write(sysctl, fmt.Sprint(value))

@@ -17,14 +17,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each
-// other, as they do in the kernel.
+// conn speaks rtnetlink in one network namespace. Several goroutines may use it at once. Their
+// requests are serialized, as they are in the kernel.
 type conn struct {
 	*links.Handle
 	ns     netns.NsHandle
 	cookie uint64
-	isPod  bool // the namespace is that of a pod
-	conf6  bool // the namespace's IPv6 sysctls can be restored
+	isPod  bool // the namespace belongs to a pod
+	conf6  bool // the IPv6 sysctls of the namespace can be written
 }
 
 func dial(path string) (*conn, error) {
@@ -73,9 +73,11 @@ func (c *conn) close() error {
 	return c.ns.Close()
 }
 
-// set changes a netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in
-// net/core/rtnetlink.c has an order of its own: namespace, address, MTU, name, alias, flags, queue
-// length. It stops at the first that fails, and does not undo the ones before.
+// set changes a netdev by one RTM_NEWLINK: the flags in mask, and the attributes.
+//
+// The kernel applies the parts in its own order: namespace, address, MTU, name, alias, flags, queue
+// length (do_setlink of net/core/rtnetlink.c). It stops at the first part that fails and does not
+// undo the parts before it.
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
@@ -89,7 +91,7 @@ func number[T int | uint32](kind int, value T) *nl.RtAttr {
 	return nl.NewRtAttr(kind, nl.Uint32Attr(uint32(value)))
 }
 
-// hardwareAddr is nil for no address.
+// hardwareAddr returns the attribute of an address, or nil if mac is "".
 func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	if mac == "" {
 		return nil
@@ -97,7 +99,7 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	return nl.NewRtAttr(kind, mac.HardwareAddr())
 }
 
-// ask is [links.Handle.Ask].
+// ask calls [links.Handle.Ask].
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	return c.Ask(index, attributes...)
 }
@@ -105,15 +107,16 @@ func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 // link is a netdev in the namespace of a conn.
 type link struct {
 	Snapshot
-	rawFlags uint32 // IFF_* of linux/if.h
-	linkType uint16 // ARPHRD_* of linux/if_arp.h
-	master   int    // index of the netdev that it is a port of, 0 for none
-	// conf6 are all sysctls of net.ipv6.conf that rtnetlink tells (IFLA_INET6_CONF), by DEVCONF_*.
+	rawFlags uint32 // IFF_* of include/uapi/linux/if.h
+	linkType uint16 // ARPHRD_* of include/uapi/linux/if_arp.h
+	master   int    // ifindex of the netdev that this netdev is a port of, or 0
+	// conf6 holds all sysctls of net.ipv6.conf that rtnetlink reports (IFLA_INET6_CONF), indexed by
+	// DEVCONF_*.
 	conf6 []uint32
 }
 
-// at returns the link with the index or, if that is 0, with the name in the attributes. It is nil
-// if there is none.
+// at returns the link with the index. If index is 0, the attributes name the link. It returns nil
+// without an error if there is no such link.
 func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
 	switch {
@@ -150,10 +153,11 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	}, nil
 }
 
-// with returns the link that has the name or altname, or nil if there is none.
+// with returns the link that has the name or altname, or nil without an error if there is no such
+// link.
 func (c *conn) with(name string) (*link, error) { return c.at(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
-// existing is [conn.at] with an error if there is no such link.
+// existing returns the link with the index, or an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
 	l, err := c.at(index)
 	if err == nil && l == nil {
@@ -162,7 +166,7 @@ func (c *conn) existing(index int) (*link, error) {
 	return l, err
 }
 
-// named is [conn.with], with an error if there is no such link.
+// named returns the link that has the name or altname, or an error if there is no such link.
 func (c *conn) named(name string) (*link, error) {
 	if name == "" {
 		return nil, ErrNoNetdev
@@ -174,7 +178,7 @@ func (c *conn) named(name string) (*link, error) {
 	return l, err
 }
 
-// reference is a link for the calls of netlink.Handle that need no more than its index.
+// reference returns a link for functions of netlink.Handle that use nothing but its index.
 func reference(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }

@@ -14,17 +14,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Counters are what a Function received and sent, as its pod sees it.
+// Counters counts the frames that a Function received and sent, as the pod of the Function sees
+// them.
 type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes, RxDropped, TxDropped uint64
-	// RxBroadcast and RxMulticast are of RxPackets; only PFs tell RxBroadcast.
+	// RxBroadcast and RxMulticast are included in RxPackets. RxBroadcast is 0 unless a PF reports
+	// the counters.
 	RxBroadcast, RxMulticast uint64
 }
 
-// VFCounters asks a PF for the counters of all of its VFs, by index, in one request. The PF's
-// netdev is asked by its name, and must belong to the device with the PCI address: names move from
-// one netdev to another. Drivers that have none are left out, and so are all VFs of a PF with some
-// 200, whose answer would not fit in an attribute's 64 KiB.
+// VFCounters returns the counters of all VFs of a PF by index, with one request. pf is the name of
+// the PF's netdev. VFCounters returns an error unless this netdev belongs to the device with the
+// PCI address, because another netdev may have got the name.
+//
+// The result lacks VFs whose driver does not count. It is empty for a PF with more than about 200
+// VFs, because the kernel's answer would exceed the 64 KiB of an attribute.
 func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
 	message, err := e.host.ask(0, text(unix.IFLA_IFNAME, pf),
 		number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF))
@@ -47,7 +51,7 @@ func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
 // parseVFCounters reads the attributes of a PF's RTM_NEWLINK.
 func parseVFCounters(attributes []byte) map[int]Counters {
 	counters := map[int]Counters{}
-	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
+	attrs, _ := attribute.Parse(attributes) // what follows a malformed attribute is ignored
 	for _, info := range attribute.All(attrs[unix.IFLA_VFINFO_LIST]) {
 		index, stats := -1, []byte(nil)
 		for kind, value := range attribute.All(info) {
@@ -76,7 +80,7 @@ func parseVFCounters(attributes []byte) map[int]Counters {
 	return counters
 }
 
-// counter is 0 where the driver has none.
+// counter returns the value of a counter, or 0 if the driver does not have it.
 func counter(value []byte) uint64 {
 	if len(value) < 8 {
 		return 0
@@ -84,8 +88,8 @@ func counter(value []byte) uint64 {
 	return binary.NativeEndian.Uint64(value)
 }
 
-// Counters reads those of a netdev in a pod, at its place there. exists is false if the pod or the
-// netdev is gone.
+// Counters returns the counters of a netdev in a pod. exists is false if the pod or the netdev is
+// gone.
 func (e *Engine) Counters(place Place) (counters Counters, exists bool, err error) {
 	pod, err := e.dialPlace(place)
 	if err != nil || pod == nil {

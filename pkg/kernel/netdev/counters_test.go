@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counting writes a VF's counters as the kernel does; the values are those of the attributes times
-// ten, plus the index.
+// counting writes the counters of a VF as the kernel does. The value of each counter is ten times
+// its attribute type, plus the index of the VF.
 func counting(index uint32) func(*nl.RtAttr) {
 	return func(info *nl.RtAttr) {
 		describe(index, unix.ETH_P_8021Q, 1, 0, 0)(info)
@@ -45,7 +45,7 @@ func TestParseVFCounters(t *testing.T) {
 		}
 	}
 
-	// the driver of VF 1 counts nothing
+	// The driver of VF 1 has no counters.
 	if diff := cmp.Diff(map[int]Counters{0: of(0), 2: of(2)}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

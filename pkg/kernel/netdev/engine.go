@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev takes one netdev into a pod's network namespace and brings it back as it was. It
-// is the netlink side of an Attachment, and knows neither Kubernetes nor the journal. An attachment
-// consists of
+// Package netdev moves a netdev into the network namespace of a pod, and back with all its
+// properties. It is the netlink part of an Attachment, and knows neither Kubernetes nor the
+// journal.
 //
-//	Plan (look, touch nothing) -> Attach (move, configure) -> Restore (bring back, undo, verify)
+// An attachment consists of three steps:
 //
-// Restore needs no more than Plan returns: a caller that records this durably before Attach can
-// undo an attachment that was interrupted anywhere. Restore may be called in any state, and as
-// often as needed.
+//	Plan (look, change nothing) -> Attach (move, configure) -> Restore (move back, undo, verify)
+//
+// Restore needs only the values that Plan returns. A caller that records these values durably
+// before Attach can undo an attachment that was interrupted at any point. Restore may be called in
+// any state and as often as needed.
 package netdev
 
 import (
@@ -34,19 +36,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// Options of an [Engine]. The zero value is good for a process in the host's network namespace.
+// Options configures an [Engine]. The zero value suits a process in the host's network namespace.
 type Options struct {
-	HostNetNS string // path of the host's network namespace, "" for that of the calling process
-	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by
-	// processes there. The IPv6 sysctls of netdevs are restored in its sys/net, unless it cannot be
-	// written.
+	HostNetNS string // path of the host's network namespace, "" for the namespace of this process
+	// ProcRoot is the path where procfs is mounted, "" for "/proc". Container runtimes may name a
+	// network namespace by a process in this procfs. If sys/net below it is writable, the IPv6
+	// sysctls of netdevs are restored.
 	ProcRoot string
-	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it
-	// shows the netdevs of the host's network namespace: a mount shows those of the namespace that
-	// it was made in.
+	// SysRoot is the path where sysfs is mounted, "" for "/sys". Settings of queues are restored
+	// only if this sysfs shows the netdevs of the host's network namespace. A mount shows the
+	// netdevs of the namespace in which it was made.
 	SysRoot   string
-	Eswitches Eswitches // limit the rates of Functions; nil for none
-	// called before each change and wait, on the goroutine that called the Engine; may be nil
+	Eswitches Eswitches // limit the rates of Functions; nil if no eswitch does
+	// Trace is called before each change and each wait, on the goroutine that called the Engine. It
+	// may be nil.
 	Trace func(step string)
 }
 
@@ -57,7 +60,7 @@ type Engine struct {
 	sysRoot   string
 	ethtool   *ethtool.Conn // in the host's namespace
 	settings  []settingGroup
-	eswitches Eswitches // nil for none
+	eswitches Eswitches // nil if no eswitch limits rates
 	uppers    uppers
 	tcx       *tcxLister
 	probes    probes
@@ -65,18 +68,19 @@ type Engine struct {
 	trace     func(step string)
 
 	pfs pfPort
-	// set changes a netdev, as [conn.set] does. busyTime is how long a call waits for busy drivers
-	// at most, and settleTime how long it waits for a value that a driver accepted.
+	// set changes a netdev, as [conn.set] does. busyTime limits how long a call waits for busy
+	// drivers, and settleTime how long it waits for an accepted value to be in effect. Tests
+	// replace all three.
 	set func(
 		c *conn, index int, flags, mask uint32, attributes ...*nl.RtAttr,
 	) error
 	busyTime, settleTime time.Duration
 }
 
-// New opens the host's network namespace. Close the Engine after use.
+// New returns an Engine for the host's network namespace. The caller closes the Engine.
 func New(options Options) (*Engine, error) {
-	// Not /proc/self: that is the main thread, which some other code of the process may have sent
-	// elsewhere.
+	// /proc/self would be the main thread, which other code of the process may have moved to
+	// another namespace.
 	path := cmp.Or(options.HostNetNS, "/proc/thread-self/ns/net")
 	host, err := dial(path)
 	if err != nil {
@@ -112,7 +116,7 @@ func New(options Options) (*Engine, error) {
 	return e, nil
 }
 
-// step traces a change, makes it, and names it in the error.
+// step traces a change, makes it, and adds its name to the error.
 func (e *Engine) step(what string, change func() error) error {
 	e.trace(what)
 	if err := change(); err != nil {
@@ -130,8 +134,8 @@ func (e *Engine) Close() error {
 	return e.host.close()
 }
 
-// Plan looks at a netdev on the host and at the namespace that it shall move to, and changes
-// nothing. Its error says why [Engine.Attach] would fail, as far as that can be seen before.
+// Plan reads a netdev on the host and finds a place for it in the namespace at the path netNS. It
+// changes nothing. It returns an error if it can foresee that [Engine.Attach] would fail.
 func (e *Engine) Plan(
 	ctx context.Context, device Device, netNS string, want function.Interface,
 ) (Snapshot, Place, error) {
@@ -162,8 +166,8 @@ func (e *Engine) Plan(
 	return before, place, nil
 }
 
-// planPlace finds a place for a netdev in the namespace at the path. The next Attach to the place
-// gets the connection to the namespace.
+// planPlace finds a place for a netdev in the namespace at the path. It keeps the connection to the
+// namespace for the Attach that follows.
 func (e *Engine) planPlace(
 	before Snapshot, netNS string, want function.Interface,
 ) (place Place, err error) {
@@ -198,18 +202,20 @@ func (e *Engine) planPlace(
 	return place, nil
 }
 
-// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing.
-// [Engine.Restore] with the snapshot and no place gives its properties to the netdev that the
-// driver makes later.
+// Snapshot reads a netdev on the host that is about to lose its driver. It changes nothing. The
+// caller gives the snapshot to [Engine.Restore] without a place, once the driver has made a new
+// netdev, which then gets the properties in the snapshot.
 func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
 	s, settings, err := e.snapshot(ctx, device, function.Interface{})
 	s.Settings = settings()
 	return s, err
 }
 
-// snapshot looks at everything but the settings. The caller always calls the function that is
-// returned, which waits for those: they are read meanwhile, because they take as long as the rest.
-// The eswitch, which takes longer, is asked only if the pod wants a rate.
+// snapshot reads everything but the settings. It returns a function that waits for the settings and
+// returns them. The caller must call this function even after an error. The settings are read at
+// the same time, because they take as long as the rest.
+//
+// The eswitch is asked only if the pod wants a rate, because its answer takes longer.
 func (e *Engine) snapshot(
 	ctx context.Context, device Device, want function.Interface,
 ) (s Snapshot, settings func() Settings, err error) {
@@ -236,7 +242,8 @@ func (e *Engine) snapshot(
 	return s, settings, err
 }
 
-// checkUnused returns an error that says how the host uses a netdev, nil if it does not.
+// checkUnused returns an error that says how the host uses a netdev, or nil if the host does not
+// use it.
 func (e *Engine) checkUnused(l *link) error {
 	switch {
 	case l.master != 0:
@@ -253,8 +260,8 @@ func (e *Engine) checkUnused(l *link) error {
 	return err
 }
 
-// plan adds what the PF and the eswitch enforce before an attachment, and what the attachment
-// changes of that.
+// plan adds to the snapshot what the PF and the eswitch enforce before the attachment, and which of
+// these properties the attachment changes.
 func (e *Engine) plan(
 	ctx context.Context, s Snapshot, device Device, want function.Interface,
 ) (Snapshot, error) {
@@ -272,14 +279,14 @@ func (e *Engine) plan(
 
 	s, err := e.limited(s, device)
 	if s.Rate != nil && s.Sets != nil {
-		s.Sets.Rate = false // the eswitch limits it instead
+		s.Sets.Rate = false // the eswitch enforces the rate instead of the PF
 	}
 
 	return s, err
 }
 
-// enforced adds what the PF and the eswitch enforce now. The PF is one that told about the VF
-// before.
+// enforced adds to the snapshot what the PF and the eswitch enforce now. The PF must have reported
+// the VF before.
 func (e *Engine) enforced(
 	ctx context.Context, p patience, s Snapshot, device Device,
 ) (Snapshot, error) {
@@ -293,7 +300,7 @@ func (e *Engine) enforced(
 	return e.limited(s, device)
 }
 
-// limited adds what the eswitch of the device enforces, if it has a rate object for it.
+// limited adds the rate that the eswitch enforces, if it has a rate object for the device.
 func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 	if device.Port == nil || e.eswitches == nil {
 		return s, nil
@@ -307,7 +314,7 @@ func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 	if limits {
 		s.Rate = &rate
 		if s.VF != nil {
-			// some PFs show the rate object's limits, and none can set them
+			// Some PFs show the limits of the rate object, but cannot set them.
 			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0
 		}
 	}
@@ -329,7 +336,8 @@ func nameFree(pod *conn, name string) error {
 	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Name)
 }
 
-// freeIndex is the preferred index or, if that is in use, one above all indexes.
+// freeIndex returns the preferred ifindex if it is free in the pod, or else an index above all
+// indexes in use.
 func freeIndex(pod *conn, preferred int) (int, error) {
 	if l, err := pod.at(preferred); err != nil || l == nil {
 		return preferred, err
@@ -348,9 +356,9 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	return highest + 1, nil
 }
 
-// Attach moves a netdev to its place in a pod and makes it what the pod wants, by the [Engine.Plan]
-// just made. If it fails it undoes what it did; [Engine.Restore] continues if that fails too, or if
-// the process ends in the middle.
+// Attach moves a netdev to its place in a pod and configures it as want says. before and place come
+// from the preceding [Engine.Plan]. If Attach fails, it undoes its changes. If that fails too, or
+// if the process ends in the middle, [Engine.Restore] undoes them.
 func (e *Engine) Attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {
@@ -368,8 +376,8 @@ func (e *Engine) Attach(
 	return Observed{}, err
 }
 
-// dialAgain returns a connection to the namespace of a place that was planned: that of its Plan, if
-// the path means the same namespace still.
+// dialAgain returns a connection to the namespace of a planned place. It reuses the connection that
+// Plan opened, if the path still refers to the same namespace.
 func (e *Engine) dialAgain(place Place) (*conn, error) {
 	if pod := e.planned.take(place); pod != nil {
 		if namespace.IsAt(pod.ns, e.hostPath(place.NetNS)) {
@@ -390,8 +398,8 @@ func (e *Engine) dialAgain(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// undoTime is how long a failed attachment may take to be undone, also where the caller's time is
-// over.
+// undoTime limits how long the undo of a failed attachment may take. It applies even if the
+// caller's time is over.
 const undoTime = 10 * time.Second
 
 func (e *Engine) attach(
@@ -428,7 +436,7 @@ func (e *Engine) attach(
 	return observed, err
 }
 
-// enforce makes the PF and the eswitch enforce what to says, and stops at the first refusal.
+// enforce makes the PF and the eswitch enforce the properties in to. It stops at the first refusal.
 func (e *Engine) enforce(ctx context.Context, p patience, device Device, from, to Snapshot) error {
 	if from.VF != nil && to.VF != nil {
 		if err := e.order(ctx, p, device.PF, *from.VF, *to.VF); err != nil {
@@ -442,14 +450,15 @@ func (e *Engine) enforce(ctx context.Context, p patience, device Device, from, t
 type transfer struct {
 	before     Snapshot
 	place      Place
-	wishes     string       // for people
-	mac        function.MAC // "" if it stays as it is
-	wanted     bool         // the pod wants the MAC, so that a refusal is an error
+	wishes     string       // for messages to users
+	mac        function.MAC // "" if the MAC does not change
+	wanted     bool         // the pod asked for the MAC, so that a refusal is an error
 	properties []*nl.RtAttr
 }
 
-// transferTo gives an interface without a wish the MAC that an administrator set for the VF: the PF
-// may refuse its frames otherwise.
+// transferTo returns the transfer of a netdev to its place. If the pod does not ask for a MAC, the
+// netdev gets the MAC that an administrator set for the VF, because the PF may drop frames with
+// another one.
 func transferTo(before Snapshot, place Place, want function.Interface) transfer {
 	t := transfer{before: before, place: place, wishes: want.Name}
 	t.mac, t.wanted = want.MAC, want.MAC != ""
@@ -474,9 +483,9 @@ func transferTo(before Snapshot, place Place, want function.Interface) transfer 
 	return t
 }
 
-// moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees
-// it half made, and the kernel waits for its readers (RCU) only once. It returns the index in the
-// pod.
+// moveToPod moves a netdev, renames it, and sets its MTU and MAC, all by one message. One message
+// has two advantages: the pod never sees an intermediate state, and the kernel waits for an RCU
+// grace period only once. It returns the ifindex in the pod.
 func (e *Engine) moveToPod(
 	ctx context.Context, p patience, pod *conn, before Snapshot, place Place,
 	want function.Interface,
@@ -502,8 +511,9 @@ func (e *Engine) moveToPod(
 	return l.Identity.Index, nil
 }
 
-// move sends the message, and again while the driver is busy. The kernel may have moved the netdev
-// and stopped then, because the driver refused the MAC or the MTU: the rest is done in the pod.
+// move sends the message of a transfer, and repeats it while the driver is busy. If the driver
+// refuses the MAC or the MTU, the kernel may have moved the netdev already. In this case move does
+// the rest in the pod.
 func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) error {
 	message := append(slices.Clone(t.properties), number(unix.IFLA_NET_NS_FD, int(pod.ns)))
 	if t.mac != "" {
@@ -516,7 +526,7 @@ func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) er
 		who := t.before.Identity
 		placed := append(message, number(unix.IFLA_NEW_IFINDEX, t.place.Index))
 		refused = e.set(e.host, who.Index, 0, 0, placed...)
-		if errors.Is(refused, unix.EBUSY) { // the index was given away since Plan
+		if errors.Is(refused, unix.EBUSY) { // the index was taken since Plan
 			refused = e.set(e.host, who.Index, 0, 0, message...)
 		}
 		if refused == nil {
@@ -550,7 +560,7 @@ func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) er
 	})
 }
 
-// takeMAC gives a netdev in the pod its MAC, after the one message with everything did not.
+// takeMAC sets the MAC of a netdev in the pod, after the message of the transfer failed to set it.
 func (e *Engine) takeMAC(ctx context.Context, p patience, pod *conn, index int, t transfer) error {
 	address := hardwareAddr(unix.IFLA_ADDRESS, t.mac)
 	err := p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, address) })
@@ -560,9 +570,9 @@ func (e *Engine) takeMAC(ctx context.Context, p patience, pod *conn, index int, 
 	return err
 }
 
-// adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a
-// reset". follows says that the PF enforces the MAC, so that the driver may give it to the netdev
-// by itself.
+// adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: see quirk "MAC
+// after a reset". follows says that the PF enforces this MAC, so that the driver may set it on the
+// netdev by itself.
 func (e *Engine) adoptMAC(
 	ctx context.Context, p patience, c *conn, index int, mac function.MAC, follows bool,
 ) error {
@@ -594,8 +604,7 @@ func (e *Engine) adoptMAC(
 		return err
 	}
 
-	// qede gives the netdev the PF's MAC a moment later, and refuses every one that it is asked to
-	// take.
+	// qede sets the PF's MAC on the netdev a moment later, and refuses every request to change it.
 	late := p.atMost(e.settleTime)
 	return late.retry(ctx, func(error) bool { return true }, func() error {
 		if adopted, _ := has(); adopted {
@@ -605,8 +614,9 @@ func (e *Engine) adoptMAC(
 	})
 }
 
-// dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and
-// altnames share one table.
+// dropTakenAltNames removes the altnames of the netdev that are taken in the pod, and an altname
+// that is equal to the new name. Both would fail the move, because names and altnames share one
+// table.
 func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
 	for _, alt := range before.AltNames {
 		other, err := pod.with(alt)
@@ -629,7 +639,7 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	})
 }
 
-// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
+// configure adds the addresses, sets the netdev up, and adds the routes, which need both.
 func (e *Engine) configure(
 	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
 ) (_ Observed, err error) {
@@ -669,11 +679,11 @@ func (e *Engine) configure(
 	return observe(pod, index)
 }
 
-// address adds an address. Where the namespace has IPv6 off, it is switched on for the interface
-// first, as its owner gave the interface an IPv6 address.
+// address adds an address. If IPv6 is off in the namespace, it switches IPv6 on for this interface,
+// because the owner asked for an IPv6 address.
 func (e *Engine) address(pod *conn, index int, name string, address netip.Prefix) error {
 	err := addAddress(pod, index, address)
-	// EACCES is from inet6_addr_add of net/ipv6/addrconf.c.
+	// The kernel returns EACCES if IPv6 is off (inet6_addr_add of net/ipv6/addrconf.c).
 	if !errors.Is(err, unix.EACCES) || !address.Addr().Is6() {
 		return err
 	}
@@ -703,7 +713,7 @@ func observe(pod *conn, index int) (Observed, error) {
 	return Observed{Name: l.Name, MAC: l.MAC, MTU: l.MTU, Addresses: global, Index: index}, nil
 }
 
-// observeVF describes a Function without a netdev to the pod.
+// observeVF returns what a pod sees of a Function without a netdev.
 func (e *Engine) observeVF(
 	ctx context.Context, p patience, device Device, want function.Interface,
 ) (Observed, error) {
@@ -715,8 +725,8 @@ func (e *Engine) observeVF(
 	return observed, err
 }
 
-// find looks under an index, under names and, if the identity is certain, among all netdevs. It
-// returns nil if it finds none, or several that cannot be told apart.
+// find looks for a netdev by ifindex, then by names, and finally among all netdevs if the identity
+// is certain. It returns nil if there is no such netdev, or if several netdevs match.
 func find(
 	c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string,
 ) (*link, error) {
@@ -753,8 +763,8 @@ func find(
 }
 
 // dial opens the namespace at a path of the host. Some runtimes, such as cri-dockerd, name a
-// namespace by a process in it: /proc/4711/ns/net. In the agent's container, procfs numbers
-// processes differently.
+// namespace by a process in it: /proc/4711/ns/net. dial looks for such a path in the host's procfs,
+// because the procfs of the agent's container numbers processes differently.
 func (e *Engine) dial(path string) (*conn, error) {
 	pod, err := dial(e.hostPath(path))
 	if err == nil {
@@ -763,7 +773,7 @@ func (e *Engine) dial(path string) (*conn, error) {
 	return pod, err
 }
 
-// hostPath is where the process finds a path of the host.
+// hostPath returns the path by which this process reaches a path of the host.
 func (e *Engine) hostPath(path string) string {
 	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
 		return filepath.Join(e.procRoot, process)
@@ -771,8 +781,8 @@ func (e *Engine) hostPath(path string) string {
 	return path
 }
 
-// dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is
-// a plain mount point.
+// dialPlace opens the namespace of a place. It returns nil if the namespace is gone: the path does
+// not exist, refers to another namespace, or is a plain file on which nothing is mounted.
 func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
@@ -792,8 +802,8 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// locate finds a netdev in the namespace of a place, which the caller closes. pod or l is nil if it
-// does not exist.
+// locate finds a netdev in the namespace of a place. The caller closes pod. pod is nil if the
+// namespace does not exist, and l is nil if the netdev does not exist.
 func (e *Engine) locate(
 	place Place, who Identity, names ...string,
 ) (pod *conn, l *link, err error) {
@@ -807,14 +817,14 @@ func (e *Engine) locate(
 	return pod, l, nil
 }
 
-// Holds says whether the namespace of a place still exists and has the netdev.
+// Holds reports whether the namespace of a place still exists and contains the netdev.
 func (e *Engine) Holds(place Place, who Identity) (bool, error) {
 	pod, l, err := e.locate(place, who)
 	defer pod.close()
 	return l != nil, err
 }
 
-// Alive says whether the namespace of a place still exists under its path.
+// Alive reports whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
 	pod, err := e.dialPlace(place)
 	defer pod.close()

@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// world is a host with one netdev, "ens1f0v0", whose other end is in the xPU's namespace, and a
+// world is a host with the netdev "ens1f0v0", whose other end is in the namespace of the xPU, and a
 // pod.
 type world struct {
 	host, xpu, pod *netns.Namespace
@@ -40,7 +40,7 @@ func newWorld(t testing.TB, trace func(string)) *world {
 	return newWorldOfQueues(t, 2, trace)
 }
 
-// newWorldOfQueues is newWorld with a netdev that has so many queues in each direction.
+// newWorldOfQueues returns a world whose netdev has this number of queues in each direction.
 func newWorldOfQueues(t testing.TB, queues int, trace func(string)) *world {
 	t.Helper()
 	w := &world{host: netns.New(t), xpu: netns.New(t), pod: netns.New(t)}
@@ -85,7 +85,7 @@ func names(t testing.TB, ns *netns.Namespace) []string {
 	return names
 }
 
-// snapshot is the netdev as it is on the host now.
+// snapshot returns the current snapshot of a netdev on the host.
 func (w *world) snapshot(t testing.TB, name string) netdev.Snapshot {
 	t.Helper()
 	spare := netns.New(t)
@@ -130,7 +130,7 @@ func TestRoundTrip(t *testing.T) {
 	w := newWorld(t, nil)
 	h := w.host.Handle()
 	l := get(t, w.host, hostName)
-	must.Succeed(t, h.LinkAddAltName(l, "net1")) // the very name that the pod wants
+	must.Succeed(t, h.LinkAddAltName(l, "net1")) // the name that the pod wants
 	must.Succeed(t, h.LinkAddAltName(l, "enp59s0f0v0"))
 	must.Succeed(t, h.LinkSetAlias(l, "rack 7"))
 	must.Succeed(t, h.LinkSetTxQLen(l, 777))
@@ -196,8 +196,8 @@ func checkRoutes(t *testing.T, w *world) {
 	}
 }
 
-// The pod gives its netdev the names that would keep it from returning.
-// TestCounters: what a pod's interface counts can be read from the host, until the pod ends.
+// TestCounters checks that the counters of a pod's interface can be read from the host until the
+// pod ends.
 func TestCounters(t *testing.T) {
 	w := newWorld(t, nil)
 	must.Succeed(t, w.xpu.Handle().LinkSetUp(get(t, w.xpu, "pf0vf0")))
@@ -223,12 +223,14 @@ func TestCounters(t *testing.T) {
 	}
 }
 
+// TestRestoreWithTakenNames covers names that another netdev of the host got meanwhile, and an
+// altname of the pod that would prevent the move back.
 func TestRestoreWithTakenNames(t *testing.T) {
 	w := newWorld(t, nil)
 	other := func(name string) { netns.Connect(t, w.host, name, w.xpu, "rep-"+name) }
 	other("uplink")
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
-	other(hostName) // somebody takes the name while the netdev is away
+	other(hostName) // another netdev gets the name while this one is in the pod
 	must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), "uplink"))
 
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
@@ -258,8 +260,8 @@ func TestRestoreWithTakenNames(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// TestRestoreWithNameThatIsFreeSoon: the name of a netdev in a pod may be another one's for a
-// moment, whose driver has just been bound.
+// TestRestoreWithNameThatIsFreeSoon covers a name that another netdev has for a moment, because its
+// driver has just been bound.
 func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 	var w *world
 	w = newWorld(t, func(step string) {
@@ -280,7 +282,8 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// An attachment that ends at any step, without any undoing, is undone by Restore.
+// TestRestoreAfterEveryStep checks that Restore undoes an attachment that ends after any step
+// without an undo.
 func TestRestoreAfterEveryStep(t *testing.T) {
 	type crash struct{ step int }
 	for step := 0; ; step++ {
@@ -324,7 +327,8 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 	}
 }
 
-// A restore that ends at any step continues with the next one.
+// TestRestoreAfterEveryStepOfRestore checks that the next Restore continues one that ended after
+// any step.
 func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 	type crash struct{}
 	for step := 1; ; step++ {
@@ -443,7 +447,8 @@ func TestPlanErrors(t *testing.T) {
 	})
 }
 
-// What only the kernel refuses, it refuses after the move. The netdev is then back as it was.
+// TestAttachUndoes covers settings that only the kernel can refuse, after the move. The netdev must
+// be back on the host with its old properties.
 func TestAttachUndoes(t *testing.T) {
 	tests := map[string]struct {
 		given func(t *testing.T, w *world)
@@ -506,7 +511,7 @@ func TestAttachTwiceSameAddress(t *testing.T) {
 	if place.Cookie == 0 {
 		t.Error("no cookie")
 	}
-	// The same message again is refused by the kernel and must be taken for done.
+	// The kernel refuses the same address. The engine must accept that it exists already.
 	if err := netdev.AddAddress(w.pod.Path(), place.Index, want.Addresses[0]); err != nil {
 		t.Errorf("same address again: %v", err)
 	}
@@ -523,7 +528,7 @@ func TestAttachTwiceSameAddress(t *testing.T) {
 	}
 }
 
-// The index that the netdev has on the host is taken in the pod.
+// TestIndexTaken covers a pod in which the netdev's ifindex on the host is taken.
 func TestIndexTaken(t *testing.T) {
 	w := newWorld(t, nil)
 	index := get(t, w.host, hostName).Attrs().Index
@@ -544,12 +549,12 @@ func TestIndexTaken(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// The index was given away since Plan, and then the driver refuses the MAC, which it may take after
-// a reset of the VF.
+// TestIndexTakenAndMACRefused covers an index that was taken since Plan and a driver that then
+// refuses the MAC, which it may accept after a reset of the VF.
 func TestIndexTakenAndMACRefused(t *testing.T) {
 	var steps []string
 	w := newWorld(t, func(step string) { steps = append(steps, step) })
-	// of a group: no driver takes it
+	// No driver accepts the address of a multicast group.
 	want := function.Interface{Name: "net1", MAC: "03:00:00:00:00:01"}
 	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(),
 		function.Interface{Name: "net1"})
@@ -571,14 +576,14 @@ func TestNamespaceGone(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, fullInterface)
 
-	// The path goes while the namespace lives on: the netdev is in neither place that can be
-	// reached.
+	// The namespace lives on without its path, so that the netdev can be reached neither there nor
+	// on the host.
 	must.Succeed(t, w.pod.Unmount())
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
 
-	// a runtime may leave the mount point behind
+	// A runtime may leave the mount point behind.
 	must.Succeed(t, os.WriteFile(place.NetNS, nil, 0o600))
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
@@ -590,8 +595,8 @@ func TestNamespaceGone(t *testing.T) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
 
-	// The kernel brings hardware back when the namespace ends: under the pod's name, down. A veth's
-	// end it would destroy, so the test moves it.
+	// When a namespace ends, the kernel moves hardware to the host, under the pod's name and down.
+	// It would destroy the end of a veth, so the test moves it.
 	l := get(t, w.pod, "net1")
 	must.Succeed(t, w.pod.Handle().LinkSetNsFd(l, w.host.Fd()))
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{Name: "net1"}, before, place)
@@ -614,7 +619,7 @@ func TestNetdevMovedOn(t *testing.T) {
 	}
 }
 
-// A veth's end is destroyed with its namespace.
+// TestVethDestroyed covers a veth, which the kernel destroys together with its namespace.
 func TestVethDestroyed(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -626,7 +631,7 @@ func TestVethDestroyed(t *testing.T) {
 	}
 }
 
-// Another namespace under the same path is not the pod's.
+// TestPathReused checks that another namespace under the same path is not taken for the pod's.
 func TestPathReused(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -640,8 +645,8 @@ func TestPathReused(t *testing.T) {
 	}
 }
 
-// The measure for [BenchmarkRoundTrip]: what the kernel takes to move a netdev that is up there and
-// back.
+// BenchmarkBareMove is the reference for [BenchmarkRoundTrip]. It measures how long the kernel
+// takes to move a netdev to a pod and back and to set it up both times.
 func BenchmarkBareMove(b *testing.B) {
 	w := newWorld(b, nil)
 	host, pod := w.host.Handle(), w.pod.Handle()
@@ -673,7 +678,8 @@ func BenchmarkRoundTrip(b *testing.B) {
 	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
 }
 
-// BenchmarkSnapshot is what it takes to read all properties of a netdev, by how many queues it has.
+// BenchmarkSnapshot measures how long it takes to read all properties of a netdev, by the number of
+// its queues.
 func BenchmarkSnapshot(b *testing.B) {
 	for _, queues := range []int{1, 16, 64, 256} {
 		b.Run(fmt.Sprint(queues), func(b *testing.B) {
@@ -686,9 +692,9 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers
-// it. The engine finds it where the host's procfs is, and the netdev comes back when the process
-// ends.
+// TestNamespaceOfProcess covers a runtime that names a namespace by a process in it, as the host
+// numbers processes. The engine finds the namespace in the host's procfs, and the netdev comes back
+// when the process ends.
 func TestNamespaceOfProcess(t *testing.T) {
 	w := newWorld(t, nil)
 	pause := exec.Command("sleep", "600")

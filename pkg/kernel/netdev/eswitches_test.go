@@ -15,10 +15,10 @@ import (
 
 const ratedPF pci.Address = "0000:3b:00.0"
 
-// eswitches has one card, whose rate objects are by port index.
+// eswitches has one card. Its rate objects are stored by port index.
 type eswitches struct {
 	mode   devlink.EswitchMode
-	failed error // of what is asked about the mode
+	failed error // error of requests about the mode
 	rates  map[uint32]function.Rate
 }
 
@@ -49,7 +49,8 @@ func (e *eswitches) SetRate(_ devlink.Device, port uint32, to function.Rate) err
 	return nil
 }
 
-// The rate object of a Function is that of its own port, and a VF has none in legacy mode.
+// TestRates checks that the rate of a Function is read at its own port, and that a VF has no rate
+// object in mode legacy.
 func TestRates(t *testing.T) {
 	vf1, sf1 := function.EswitchPort{PF: ratedPF, Number: 1}, function.EswitchPort{
 		PF: ratedPF, SF: true, Number: 1,
@@ -59,7 +60,7 @@ func TestRates(t *testing.T) {
 		function function.EswitchPort
 		mode     devlink.EswitchMode
 		failed   error
-		want     uint32 // index of the port, 0 for none
+		want     uint32 // index of the port, or 0 for no port
 		err      error
 	}{
 		"VF in mode switchdev":   {function: vf1, mode: devlink.Switchdev, want: 2},

@@ -10,7 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// AddAddress adds an address as Attach does.
+// AddAddress adds an address in the same way as Attach.
 func AddAddress(netNS string, index int, address netip.Prefix) error {
 	pod, err := dial(netNS)
 	if err != nil {
@@ -20,7 +20,7 @@ func AddAddress(netNS string, index int, address netip.Prefix) error {
 	return addAddress(pod, index, address)
 }
 
-// AddRoute adds a route as Attach does.
+// AddRoute adds a route in the same way as Attach.
 func AddRoute(netNS string, index int, route function.Route) error {
 	pod, err := dial(netNS)
 	if err != nil {
@@ -30,18 +30,18 @@ func AddRoute(netNS string, index int, route function.Route) error {
 	return addRoute(pod, index, route)
 }
 
-// WithoutSettings is the snapshot as an older agent took it.
+// WithoutSettings returns the snapshot as an older agent would have taken it.
 func (s Snapshot) WithoutSettings() Snapshot {
 	s.Settings = nil
 	return s
 }
 
-// WithoutUppers makes the engine work as with a kernel that does not say what is on a netdev.
+// WithoutUppers makes the engine work as with a kernel that cannot run the program of uppers.
 func (e *Engine) WithoutUppers() {
 	e.uppers.once.Do(func() { e.uppers.err = errors.New("not wanted by a test") })
 }
 
-// Upper says whether something is on top of a netdev of the host.
+// Upper reports whether something is stacked on a netdev of the host.
 func (e *Engine) Upper(name string) (has, known bool, err error) {
 	l, err := e.host.named(name)
 	if err != nil {
@@ -50,7 +50,7 @@ func (e *Engine) Upper(name string) (has, known bool, err error) {
 	return e.upper(l)
 }
 
-// BreakUppers has the program fail that looks what is on a netdev, until mend is called.
+// BreakUppers makes the program of uppers fail until mend is called.
 func (e *Engine) BreakUppers() (mend func(), err error) {
 	works := e.uppers.program
 	broken, err := works.Clone()
@@ -61,12 +61,12 @@ func (e *Engine) BreakUppers() (mend func(), err error) {
 	return func() { e.uppers.program = works }, broken.Close()
 }
 
-// Rebind binds the driver of a device again.
+// Rebind unbinds the driver of a device and binds it again.
 func (e *Engine) Rebind(ctx context.Context, who Identity, intend func(string) error) error {
 	return e.rebind(ctx, who, intend)
 }
 
-// CookieOf is what tells a network namespace from every other one.
+// CookieOf returns the SO_NETNS_COOKIE of a network namespace.
 func CookieOf(netNS string) (uint64, error) {
 	c, err := dial(netNS)
 	if err != nil {

@@ -14,34 +14,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Card is a PF with one VF, and the driver of the VF's netdev. It does what its fields say.
+// Card is a PF with one VF, and the driver of the VF's netdev. Its fields define how it behaves.
 type Card struct {
 	Address      string  // of the PF's device
 	VF           VFState // what the PF enforces
 	NoOperations bool    // the PF's driver has no operations for VFs
-	Others       bool    // the PF also tells about another VF
+	Others       bool    // the PF also reports another VF
 	NoVFs        bool
 	Down         bool // the PF is down
-	// Silent is how often the PF says nothing about the VF when it is asked, -1 for always.
+	// Silent is the number of requests for which the PF leaves out the VF, or -1 for all requests.
 	Silent int
-	// Refuse, Drop and TakeMAC are asked about each order to the PF (by its words: "trust on") and
-	// each MAC of the netdev.
+	// Refuse and Drop are called for each order to the PF, with its words, such as "trust on".
+	// TakeMAC is called for each MAC of the netdev. They decide whether the card refuses, drops or
+	// accepts the order.
 	Refuse  func(order string) error
 	Drop    func(order string) bool
 	TakeMAC func(mac function.MAC, enforced VFState) error
-	Forced  bool                // the netdev always gets the MAC that the PF has for it (qede)
-	MTU     func(mtu int) error // asked about each MTU of the netdev
-	// ResetTime is how long the VF is busy after the PF accepted an order. The PF says nothing
-	// about it meanwhile, unless it is Talkative.
+	Forced  bool                // the netdev always gets the MAC that the PF enforces (qede)
+	MTU     func(mtu int) error // called for each MTU of the netdev
+	// ResetTime is how long the VF is busy after the PF accepted an order. The PF leaves out the VF
+	// during this time, unless it is Talkative.
 	ResetTime time.Duration
 	Talkative bool
 
 	mutex  sync.Mutex
-	until  time.Time // the VF is busy
+	until  time.Time // the end of the time in which the VF is busy
 	orders []string
 }
 
-// Orders are what the PF accepted since the last call.
+// Orders returns the orders that the PF accepted since the last call.
 func (c *Card) Orders() []string {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -50,7 +51,7 @@ func (c *Card) Orders() []string {
 	return orders
 }
 
-// Enforced is what the PF enforces now.
+// Enforced returns what the PF enforces now.
 func (c *Card) Enforced() VFState {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -108,7 +109,7 @@ func (c *Card) orderVF(_, _ int, change vfChange) error {
 	return nil
 }
 
-// apply returns the state with what the change sets.
+// apply returns the state after the change.
 func (c vfChange) apply(s VFState) VFState {
 	to := c.to
 	switch c.field {
@@ -129,7 +130,7 @@ func (c vfChange) apply(s VFState) VFState {
 	return s
 }
 
-// set is the driver of the VF's netdev. As the kernel does, it moves the netdev although the driver
+// set is the driver of the VF's netdev. As in the kernel, the netdev moves even if the driver
 // refuses the MAC.
 func (c *Card) set(conn *conn, index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	value := func(kind uint16) []byte {
@@ -178,7 +179,7 @@ func (c *Card) refused(flags, mask uint32, value func(uint16) []byte) error {
 	return nil
 }
 
-// Play has the engine meet the card. It waits for it for the times.
+// Play connects the engine to the card, with the limits for waiting.
 func (e *Engine) Play(c *Card, busyTime, settleTime time.Duration) {
 	e.pfs, e.set, e.busyTime, e.settleTime = c, c.set, busyTime, settleTime
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestHandover: an Attach goes on with the connection of its Plan, and closes it.
+// TestHandover checks that Attach continues with the connection of Plan, and closes it.
 func TestHandover(t *testing.T) {
 	host, pod := netns.New(t), netns.New(t)
 	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{
@@ -44,8 +44,9 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// TestHandoverOfAnotherNamespace: the path may mean another namespace since the Plan. The
-// connection keeps the old one from ending, which must not hide that it is gone for everybody else.
+// TestHandoverOfAnotherNamespace covers a path that refers to another namespace since Plan. The
+// connection keeps the old namespace alive, but Attach must notice that the path no longer refers
+// to it.
 func TestHandoverOfAnotherNamespace(t *testing.T) {
 	host, pod, other := netns.New(t), netns.New(t), netns.New(t)
 	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{
@@ -73,8 +74,8 @@ func TestHandoverOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// TestHandoverEnds: whatever is not taken is closed: after its time, when another one takes its
-// place, and with the Engine.
+// TestHandoverEnds checks that a connection that is not taken is closed: after its time, when
+// another connection replaces it, and with the Engine.
 func TestHandoverEnds(t *testing.T) {
 	pod := netns.New(t)
 	open := func() *conn {

@@ -18,7 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// realVF is the first VF of the machine that has a netdev on the host and a PF that tells about it.
+// realVF returns the first VF of the machine that has a netdev on the host and a PF that reports
+// it.
 func realVF(t *testing.T) netdev.Device {
 	t.Helper()
 	const skip = "needs a machine with an SR-IOV PF, VFs made (sriov_numvfs) and their driver " +
@@ -55,7 +56,7 @@ func hardwareSnapshot(t *testing.T, engine *netdev.Engine, device netdev.Device)
 	return s
 }
 
-// TestHardwareVF takes a real VF into a namespace with properties set through its PF.
+// TestHardwareVF attaches a real VF with properties that its PF enforces.
 func TestHardwareVF(t *testing.T) {
 	device := realVF(t)
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
@@ -117,8 +118,7 @@ func TestHardwareVF(t *testing.T) {
 		}
 	})
 
-	// Some drivers (igbvf) refuse a VF another address if it is not trusted, until they learnt it
-	// from the PF.
+	// Some drivers (igbvf) refuse a new address of an untrusted VF until the PF has set it.
 	t.Run("MAC of an untrusted VF", func(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01"}
@@ -139,7 +139,7 @@ func TestHardwareVF(t *testing.T) {
 
 	t.Run("refused by the PF", func(t *testing.T) {
 		pod := netns.New(t)
-		// No driver takes more than its port's rate; 2000 Gbit/s is above every one.
+		// A driver refuses more than its port's rate, and no port has 2000 Gbit/s.
 		want := function.Interface{
 			Name: "net1", VF: &function.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)},
 		}
@@ -157,7 +157,7 @@ func TestHardwareVF(t *testing.T) {
 		}
 	})
 
-	// As for a VF that a userspace driver has: the netdev, which this one has, is left alone.
+	// The netdev of this VF is not touched, as if a userspace driver had the VF.
 	t.Run("without a netdev", func(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{
@@ -190,7 +190,7 @@ func TestHardwareVF(t *testing.T) {
 
 	var snapshot netdev.Snapshot
 	var place netdev.Place
-	t.Run("pod", func(t *testing.T) { // its end is the namespace's
+	t.Run("pod", func(t *testing.T) { // whose namespace ends with the subtest
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{VLAN: new(100)}}
 		var err error

@@ -26,7 +26,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// macvlan makes a macvlan, up, on a netdev of ns, in the namespace of the file descriptor.
+// macvlan makes a macvlan on a netdev of ns, in the namespace of the file descriptor, and sets it
+// up.
 func macvlan(
 	t testing.TB, ns *netns.Namespace, lower, name string, mode netlink.MacvlanMode, to int,
 ) *netlink.Macvlan {
@@ -39,7 +40,7 @@ func macvlan(
 	return m
 }
 
-// addAltNames gives a netdev as many long altnames as the kernel takes.
+// addAltNames adds as many long altnames to a netdev as the kernel accepts.
 func addAltNames(t testing.TB, ns *netns.Namespace, name string) {
 	t.Helper()
 	l := get(t, ns, name)
@@ -49,7 +50,8 @@ func addAltNames(t testing.TB, ns *netns.Namespace, name string) {
 	}
 }
 
-// TestHugeAnswers: a pod makes its netdevs so large that the netlink library cannot read them.
+// TestHugeAnswers covers pods that make the description of a netdev too large for the netlink
+// library.
 func TestHugeAnswers(t *testing.T) {
 	for name, hostile := range map[string]func(t *testing.T, pod *netns.Namespace){
 		"altnames of the interface": func(t *testing.T, pod *netns.Namespace) {
@@ -77,8 +79,8 @@ func TestHugeAnswers(t *testing.T) {
 		})
 	}
 
-	// The netdev is on the host, as the kernel moves a card's there when the namespace ends, and
-	// the library lists nothing.
+	// The kernel moves a card's netdev to the host when the namespace ends. The library can then
+	// list no netdev of the host.
 	t.Run("after the end of the namespace", func(t *testing.T) {
 		w := newWorld(t, nil)
 		before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -100,12 +102,12 @@ func TestHugeAnswers(t *testing.T) {
 	})
 }
 
-// TestStackedElsewhere: what a pod made on its netdev is in another namespace when the pod ends. It
-// is deleted, or the netdev is kept from the next owner.
+// TestStackedElsewhere covers netdevs that a pod put on its own netdev and that are in another
+// namespace when the pod ends. They are deleted, or the next owner does not get the netdev.
 func TestStackedElsewhere(t *testing.T) {
 	type accomplice struct {
 		where string
-		gone  bool // the engine finds it
+		gone  bool // the engine can find the namespace
 		fd    func(t *testing.T, w *world) int
 	}
 
@@ -140,8 +142,9 @@ func TestStackedElsewhere(t *testing.T) {
 	}
 }
 
-// stackElsewhere has a pod make a macvlan in the namespace of the file descriptor, or move it
-// there. The release deletes it if it can be found, or keeps the netdev.
+// stackElsewhere makes a macvlan of the pod in the namespace of the file descriptor, or moves it
+// there. If the engine can find the namespace, the release deletes the macvlan. Otherwise the
+// release fails.
 func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 	t.Helper()
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -168,8 +171,8 @@ func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 	must.Succeed(t, err)
 }
 
-// TestVLANElsewhere: a VLAN that the pod made on its netdev, in a namespace that is not found, is
-// noticed by its number.
+// TestVLANElsewhere checks that a VLAN of the pod in a namespace that cannot be found is noticed by
+// its number.
 func TestVLANElsewhere(t *testing.T) {
 	for id, protocol := range map[int]netlink.VlanProtocol{
 		1: netlink.VLAN_PROTOCOL_8021Q, 4094: netlink.VLAN_PROTOCOL_8021AD,
@@ -182,20 +185,20 @@ func TestVLANElsewhere(t *testing.T) {
 	}
 }
 
-// TestIPVLANElsewhere: an ipvlan that the pod made on its netdev, in a namespace that is not found,
-// is noticed.
+// TestIPVLANElsewhere checks that an ipvlan of the pod in a namespace that cannot be found is
+// noticed.
 func TestIPVLANElsewhere(t *testing.T) {
 	seeing(t, func(t *testing.T, w *world) {
 		hideOnTop(t, w, &netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, "an ipvlan")
 	})
 }
 
-// hideOnTop has a pod make a netdev on its own in a namespace that is not found. The release keeps
-// the netdev as long as the other is there, which it calls name.
+// hideOnTop puts a netdev on the pod's netdev, in a namespace that cannot be found. The release
+// fails as long as this upper netdev exists. Its error contains name.
 func hideOnTop(t *testing.T, w *world, upper netlink.Link, name string) {
 	t.Helper()
 	before, place, observed := w.attach(t, function.Interface{Name: "net1"})
-	hidden := netns.New(t) // which is not where namespaces are looked for
+	hidden := netns.New(t) // outside the directories in which the engine looks
 	addOnTop(t, w.pod, observed.Index, upper, hidden.Fd())
 
 	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
@@ -210,8 +213,8 @@ func hideOnTop(t *testing.T, w *world, upper netlink.Link, name string) {
 	t.Logf("with nothing on it the release took %s", time.Since(start))
 }
 
-// process starts a process in a network namespace of its own, and returns a file descriptor of
-// that.
+// process starts a process in its own network namespace, and returns a file descriptor of this
+// namespace.
 func process(t *testing.T) int {
 	t.Helper()
 	sleep := exec.Command("sleep", "600")
@@ -229,15 +232,16 @@ func process(t *testing.T) int {
 	return fd
 }
 
-// TestStackedOnHost: a netdev on which the host has a macvlan is not taken, as the release would
-// delete that.
+// TestStackedOnHost checks that a netdev with a macvlan of the host is not attached, because the
+// release would delete the macvlan.
 func TestStackedOnHost(t *testing.T) {
 	seeing(t, func(t *testing.T, w *world) {
 		macvlan(t, w.host, hostName, "mv0", netlink.MACVLAN_MODE_BRIDGE, w.host.Fd())
 		checkInUse(t, w, "a macvlan")
 	})
 
-	// Without the list of uppers, a VLAN would take too long to find before each attachment.
+	// Without the program of uppers, the search for a VLAN would take too long before each
+	// attachment.
 	t.Run("VLAN", func(t *testing.T) {
 		w := newWorld(t, nil)
 		needsUppers(t, w.engine)
@@ -256,7 +260,8 @@ func checkInUse(t *testing.T, w *world, by string) {
 	}
 }
 
-// TestManyStacked: thousands of macvlans take a bounded time, in each call and in all.
+// TestManyStacked checks that thousands of macvlans are deleted in bounded time, in each call and
+// in total.
 func TestManyStacked(t *testing.T) {
 	const count = 2000
 	var end context.CancelFunc
@@ -305,7 +310,7 @@ func TestManyStacked(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// program is one that lets every packet pass.
+// program returns a BPF program that returns the verdict for every packet.
 func program(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -348,7 +353,8 @@ func attachXDPLink(t *testing.T, index int) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-// TestProgramsOfThePod: no BPF program of the pod stays on the netdev, whatever holds it.
+// TestProgramsOfThePod checks that no BPF program of the pod stays on the netdev, no matter what
+// holds the program.
 func TestProgramsOfThePod(t *testing.T) {
 	for name, attach := range map[string]func(t *testing.T, index int){
 		"tcx":         func(t *testing.T, index int) { attachTCX(t, index, false) },
@@ -366,12 +372,12 @@ func TestProgramsOfThePod(t *testing.T) {
 			must.Succeed(t, w.pod.Do(func() error { attach(t, observed.Index); return nil }))
 			_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 			must.Succeed(t, err)
-			w.checkRestored(t, before) // Plan refuses a netdev with programs
+			w.checkRestored(t, before) // its Plan would refuse a netdev with programs
 		})
 	}
 }
 
-// TestProgramsOnTheHost: a netdev that has a tcx program on the host is not taken.
+// TestProgramsOnTheHost checks that a netdev with a tcx program of the host is not attached.
 func TestProgramsOnTheHost(t *testing.T) {
 	w := newWorld(t, nil)
 	index := get(t, w.host, hostName).Attrs().Index

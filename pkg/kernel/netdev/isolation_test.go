@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestIsolation: two tenants after one another on a veth, the first hostile.
+// TestIsolation runs two tenants one after the other on a veth. The first is hostile.
 func TestIsolation(t *testing.T) {
 	isolation.Run(t, func(t *testing.T) isolation.Stage {
 		t.Parallel()

@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// chained is an interface with addresses and a route, and what the last result of a chain of
-// plugins says of it.
+// chained returns an attached interface with addresses and a route, and the properties that it has
+// by the last result of a chain of plugins.
 func chained(t *testing.T, w *world) netdev.Attached {
 	t.Helper()
 	want := fullInterface
@@ -33,7 +33,8 @@ func chained(t *testing.T, w *world) netdev.Attached {
 	}
 }
 
-// TestCheckAfterOtherPlugins: what plugins that come later in a chain change is no difference.
+// TestCheckAfterOtherPlugins checks that changes of later plugins in a chain are not reported as
+// differences.
 func TestCheckAfterOtherPlugins(t *testing.T) {
 	for name, plugin := range map[string]func(*testing.T, *netns.Namespace, netlink.Link, *netdev.Attached){
 		"tuning": func(t *testing.T, pod *netns.Namespace, l netlink.Link, a *netdev.Attached) {
@@ -106,7 +107,7 @@ func prefixOf(text string) *net.IPNet {
 	return n
 }
 
-// TestCheckByTheResult: what the last result of the chain says is compared.
+// TestCheckByTheResult checks that the interface is compared with the last result of the chain.
 func TestCheckByTheResult(t *testing.T) {
 	w := newWorld(t, nil)
 	a := chained(t, w)
@@ -120,8 +121,8 @@ func TestCheckByTheResult(t *testing.T) {
 	}
 }
 
-// TestAnnounceKeepsTheMAC: the announcement does not undo a MAC that was set since the interface
-// was attached.
+// TestAnnounceKeepsTheMAC checks that the announcement does not undo a change of the MAC after the
+// attachment.
 func TestAnnounceKeepsTheMAC(t *testing.T) {
 	w := newWorld(t, nil)
 	must.Succeed(t, w.xpu.Handle().LinkSetUp(get(t, w.xpu, "pf0vf0")))
@@ -145,8 +146,8 @@ func sysctl(t *testing.T, ns *netns.Namespace, path, value string) {
 	}))
 }
 
-// TestIPv6SwitchedOff: an IPv6 address for an interface is the wish to have IPv6 there, whatever
-// the namespace has.
+// TestIPv6SwitchedOff checks that an interface with an IPv6 address has IPv6, even if it is off in
+// the namespace.
 func TestIPv6SwitchedOff(t *testing.T) {
 	w := newWorld(t, nil)
 	sysctl(t, w.pod, "ipv6/conf/default/disable_ipv6", "1")
@@ -161,8 +162,8 @@ func TestIPv6SwitchedOff(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// TestStableSecret: a netdev with addresses by a secret, which the move destroys, is let go without
-// them.
+// TestStableSecret covers a netdev whose addresses depend on a secret. The move removes the secret,
+// and the release succeeds without the addresses.
 func TestStableSecret(t *testing.T) {
 	w := newWorld(t, nil)
 	sysctl(t, w.host, "ipv6/conf/"+hostName+"/stable_secret", "2001:db8::1")
@@ -180,8 +181,8 @@ func TestStableSecret(t *testing.T) {
 	}
 }
 
-// TestAnnounceOfDownInterface: an interface that the pod set down has no link for another reason
-// than its cable.
+// TestAnnounceOfDownInterface checks that the error names the reason if the pod has set the
+// interface down.
 func TestAnnounceOfDownInterface(t *testing.T) {
 	w := newWorld(t, nil)
 	a := chained(t, w)

@@ -15,16 +15,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// meaning is what the value that a property has now means for the next owner, where the value that
-// it had before cannot be restored.
+// meaning is what a property means for the next owner if its old value cannot be restored.
 type meaning int
 
 const (
-	// leaks: the next owner may get what belongs to the last one, or what the host kept from
-	// owners.
+	// leaks means that the next owner may receive what belongs to the previous owner, or what the
+	// host withheld from owners.
 	leaks    meaning = iota
 	isolates         // the next owner is as isolated as before
-	harmless         // neither owner can do anything with it
+	harmless         // no owner can make use of it
 )
 
 // remains is what a release could not undo.
@@ -33,10 +32,11 @@ type remains struct {
 	neutral     function.MAC // see [neutralMAC]; "" for a Function without a PF
 }
 
-// leftovers has what each property of [Snapshot.properties] means when it stays. A property without
-// a rule leaks. [Settings] need none, because all of them are harmless.
+// leftovers says what each property of [Snapshot.properties] means if its old value is not
+// restored. A property without a rule leaks. [Settings] need no rule, because all of them are
+// harmless.
 var leftovers = []struct {
-	property string // its name or, with a space at the end, how several names begin
+	property string // name of the property, or prefix of several names if it ends with a space
 	means    func(remains) meaning
 }{
 	{"name", always(harmless)},
@@ -67,11 +67,11 @@ var leftovers = []struct {
 	{"multicast", always(harmless)},
 	{"link mode", always(harmless)},
 	{"broadcast", always(harmless)},
-	{"XDP program", always(leaks)}, // the netdev had none on the host
-	// The move back gave the netdev the host's defaults, whatever the pod wrote.
+	{"XDP program", always(leaks)}, // the netdev had no program on the host
+	// The move back reset the sysctls to the host's defaults, whatever the pod wrote.
 	{"sysctl ", always(harmless)},
 	{"net.ipv6.conf ", always(harmless)},
-	// Without a carrier the next owner gets nothing.
+	// A reason only keeps the netdev without a carrier, so that the next owner receives nothing.
 	{"proto_down reason", always(harmless)},
 	{"proto_down", leaksIf(func(now Snapshot) bool { return now.Carried.ProtoDown.On })},
 }
@@ -87,7 +87,7 @@ func leaksIf(open func(now Snapshot) bool) func(remains) meaning {
 	}
 }
 
-// meaningOf looks a property up in leftovers.
+// meaningOf returns the meaning of a property by its rule in leftovers.
 func (r remains) meaningOf(property string) meaning {
 	for _, rule := range leftovers {
 		group := strings.HasSuffix(rule.property, " ")
@@ -98,7 +98,8 @@ func (r remains) meaningOf(property string) meaning {
 	return leaks
 }
 
-// altNames leak if one is the pod's: it would stand in the way of the host's names.
+// altNames returns leaks if the pod added an altname, because it would block this name for netdevs
+// of the host.
 func (r remains) altNames() meaning {
 	pods := func(name string) bool { return !slices.Contains(r.before.AltNames, name) }
 	if slices.ContainsFunc(r.now.AltNames, pods) {
@@ -107,8 +108,8 @@ func (r remains) altNames() meaning {
 	return harmless
 }
 
-// mac may stay if it is the one that the PF gave the VF before: a driver may refuse a netdev every
-// other one.
+// mac returns isolates if the MAC of the netdev is the one that the PF already enforced before,
+// because the driver may refuse every other MAC.
 func (r remains) mac() meaning {
 	was, is := r.before.VF, r.now.VF
 	if was != nil && is != nil && r.now.MAC == is.MAC && r.now.MAC == was.MAC {
@@ -117,7 +118,7 @@ func (r remains) mac() meaning {
 	return leaks
 }
 
-// vfMAC may stay if it is neutral.
+// vfMAC returns isolates if the PF enforces the neutral MAC.
 func (r remains) vfMAC() meaning {
 	if r.now.VF.MAC == r.neutral {
 		return isolates
@@ -125,10 +126,10 @@ func (r remains) vfMAC() meaning {
 	return leaks
 }
 
-// neutralMAC is what a PF gets as the MAC of a VF where its driver refuses zeros: see quirk "zeros
-// as a MAC". It is the MAC that the netdev had before the attachment or, without a netdev, a
-// locally administered one, which is always the same for a VF. The pod's own would reach the next
-// owner.
+// neutralMAC returns the MAC that a PF sets for a VF if its driver refuses zeros: see quirk "zeros
+// as a MAC". It is the MAC that the netdev had before the attachment. Without a netdev it is a
+// locally administered MAC, which is always the same for a VF. Without a neutral MAC, the next
+// owner would get the MAC of the pod.
 func neutralMAC(pf *PF, before Snapshot) function.MAC {
 	if pf == nil || !before.userspace() {
 		return before.MAC
@@ -138,13 +139,13 @@ func neutralMAC(pf *PF, before Snapshot) function.MAC {
 	return macOf(append(net.HardwareAddr{locallyAdministered}, sum[:5]...))
 }
 
-// isZero says whether an address has bytes, which are all zero.
+// isZero reports whether an address is present and all its bytes are zero.
 func isZero(mac function.MAC) bool {
 	address := mac.HardwareAddr()
 	return len(address) > 0 && !slices.ContainsFunc(address, func(b byte) bool { return b != 0 })
 }
 
-// refusals are the errors of an undo, by the names of the properties that they are about.
+// refusals holds the errors of an undo by the names of the affected properties.
 type refusals map[string]error
 
 func (r refusals) add(err error, properties ...string) {
@@ -156,7 +157,7 @@ func (r refusals) add(err error, properties ...string) {
 	}
 }
 
-// all joins the errors, each once.
+// all joins the errors. It includes equal errors only once.
 func (r refusals) all() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(r)) {
@@ -168,22 +169,24 @@ func (r refusals) all() error {
 	return errors.Join(errs...)
 }
 
-// passes says whether there is a refusal that may end without anything being done about it.
+// passes reports whether a refusal may end without any action.
 func passes(err error) bool {
 	return err != nil &&
 		(errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
 			!quirk.Definite(err))
 }
 
-// conclude decides what the properties mean that are left after all rounds. Each is left because
-// the driver refused it, or because it accepted it and did not do it. The notes are what may stay.
-// The error wraps [ErrLeaks] if something leaks and no other try would help.
+// conclude decides what the remaining properties mean after all rounds. A property remains because
+// the driver refused the old value, or because the driver accepted it without effect.
+//
+// notes describes the properties that may stay. The error wraps [ErrLeaks] if a property leaks and
+// another try would not help.
 func (r remains) conclude(left []property, refused refusals) (notes []string, err error) {
 	var again, open, differs []string
 	for _, p := range left {
 		differs = append(differs, p.String())
 		switch refusal := refused[p.name]; {
-		// A netdev may refuse every MAC but the one that the PF still has for it.
+		// A netdev may refuse every MAC but the one that the PF still enforces for it.
 		case p.group == "" && passes(refusal), p.name == "mac" && passes(refused["vf mac"]):
 			again = append(again, p.name)
 		case p.group == "" && r.meaningOf(p.name) == leaks:

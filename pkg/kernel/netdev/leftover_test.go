@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// fullSnapshot knows every property.
+// fullSnapshot returns a snapshot that contains every property.
 func fullSnapshot() Snapshot {
 	return Snapshot{
 		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{MAC: "02:00:00:00:00:02"},
@@ -23,8 +23,8 @@ func fullSnapshot() Snapshot {
 	}
 }
 
-// TestLeftovers: each property has a rule, which the documents tell, and each rule is about a
-// property.
+// TestLeftovers checks that each property has a rule, which is documented, and that each rule
+// concerns a property.
 func TestLeftovers(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/explanation/attach-and-release.md")
 	if err != nil {
@@ -57,7 +57,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestMeanings: what may reach the next owner depends on the value that stays.
+// TestMeanings checks that the meaning of a property depends on the value that remains.
 func TestMeanings(t *testing.T) {
 	vf := func(change func(*VFState)) *VFState {
 		s := VFState{MAC: "02:00:00:00:00:02", SpoofCheck: new(true), Trust: new(false)}
@@ -110,8 +110,8 @@ func TestMeanings(t *testing.T) {
 	}
 }
 
-// TestNeutralMAC: it is a unicast address, the same for a VF each time, and another one for another
-// VF.
+// TestNeutralMAC checks that the neutral MAC is a unicast address that is always the same for a VF,
+// and differs between VFs.
 func TestNeutralMAC(t *testing.T) {
 	made := neutralMAC(&PF{Address: "0000:3b:00.0"}, Snapshot{})
 	address := made.HardwareAddr()
@@ -128,7 +128,7 @@ func TestNeutralMAC(t *testing.T) {
 	}
 }
 
-// TestConclude: one property that may pass does not hide one that leaks.
+// TestConclude checks that a property that leaks is reported even if another one may pass.
 func TestConclude(t *testing.T) {
 	r := remains{now: Snapshot{Name: "ens1", VF: &VFState{Trust: new(true)}}}
 	trust, rate := property{name: "vf trust", value: "off", now: "on"}, property{

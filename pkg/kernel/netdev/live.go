@@ -24,27 +24,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// Attached is what is known about a netdev in a pod.
+// Attached describes a netdev in a pod.
 type Attached struct {
 	Before   Snapshot
 	Place    Place
 	Want     function.Interface
 	Observed Observed
-	Expected Expected // only for [Engine.Check]
+	Expected Expected // used by [Engine.Check] only
 }
 
-// Expected is what an interface has by the last result of a chain of CNI plugins. Plugins that come
-// after this one may have changed it (CNI specification, section CHECK).
+// Expected is what an interface has by the last result of a chain of CNI plugins. Plugins that run
+// after this one may have changed the interface (CNI specification, section CHECK).
 type Expected struct {
-	MAC       function.MAC   // "" if the result does not say
+	MAC       function.MAC   // "" if the result does not contain it
 	Addresses []netip.Prefix // of the interface
 }
 
-// Check lists in words the differences between what [Engine.Attach] did and what is in the pod and
-// enforced by the PF and the eswitch. What other plugins may change later is compared with
-// a.Expected (MAC, addresses) or not at all (MTU, flags but for up, sysctls, the master). Addresses
-// and routes that the pod added are no difference. What a PF told before and does not tell now is
-// an error.
+// Check returns a sentence for each difference between what [Engine.Attach] configured and the
+// current state of the interface, the PF and the eswitch.
+//
+// Other plugins may change some properties later. Of these, Check compares the MAC and the
+// addresses with a.Expected, and ignores the MTU, all flags except "up", the sysctls and the
+// master. Additional addresses and routes of the pod are not differences. It is an error if the PF
+// no longer reports a VF that it reported before.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	d, err := e.checkEnforced(ctx, device.as(a.Before), a)
 	if a.Want.Userspace || err != nil {
@@ -67,7 +69,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	compared := []property{
 		{name: "name", value: a.Want.Name, now: l.Name}, {name: "up", value: true, now: l.Up},
 	}
-	if a.Expected.MAC != "" && l.master == 0 { // a bond gives its ports its own MAC
+	if a.Expected.MAC != "" && l.master == 0 { // a bond sets its own MAC on its ports
 		compared = append(compared, property{name: "mac", value: a.Expected.MAC, now: l.MAC})
 	}
 
@@ -85,8 +87,9 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	return append(d, more...), nil
 }
 
-// checkEnforced compares what the PF and the eswitch enforce. A MAC that the PF tells may be the
-// VF's own.
+// checkEnforced compares what the PF and the eswitch enforce. It ignores the MAC of the VF if the
+// attachment did not set it, because some PFs report the MAC that the VF gave itself. It accepts
+// the MAC in the last result of the chain, because a later plugin may have changed it.
 func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) ([]string, error) {
 	if a.Before.VF != nil && device.PF == nil {
 		return nil, errors.New(
@@ -113,9 +116,9 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists the addresses and routes that the interface does not have. A route may be in any
-// table, because later plugins move routes (sbr, vrf). An interface that is a port of another one,
-// such as a bond, needs no routes, and the other one may have its addresses.
+// missing lists the addresses and routes that the interface lacks. A route may be in any table,
+// because later plugins move routes (sbr, vrf). If the interface is a port of a master, such as a
+// bond, the master may have the addresses, and routes are not checked.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
@@ -153,8 +156,8 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	return d, nil
 }
 
-// routed says whether a route is there: in its table or, if not, in another one. One that yields
-// may be another way.
+// routed reports whether a route exists, in its table or in any other. A route that yields may be
+// replaced by any route to the same destination.
 func routed(pod *conn, index int, route function.Route) (bool, error) {
 	r := routeOut(index, route)
 	same := func(other netlink.Route) bool { return sameWay(other, r) }
@@ -171,7 +174,8 @@ func routed(pod *conn, index int, route function.Route) (bool, error) {
 	return found != nil, err
 }
 
-// Add gives a netdev in a pod more addresses and routes, and accepts those that it has already.
+// Add adds addresses and routes to a netdev in a pod. It accepts addresses and routes that exist
+// already.
 func (e *Engine) Add(
 	ctx context.Context, a Attached, addresses []netip.Prefix, routes []function.Route,
 ) (Observed, error) {
@@ -192,7 +196,7 @@ func (e *Engine) Add(
 	return e.configure(ctx, e.patient(ctx), pod, l.Identity.Index, more)
 }
 
-// addAddress adds an address, and accepts that the netdev has it already.
+// addAddress adds an address, unless the netdev has it already.
 func addAddress(pod *conn, index int, address netip.Prefix) error {
 	a := &netlink.Addr{IPNet: netaddr.ToIPNet(address)}
 	if address.Addr().Is6() {
@@ -212,7 +216,7 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 	return errors.Join(err, listErr)
 }
 
-// addRoute adds a route, and accepts that the pod has it already.
+// addRoute adds a route, unless the pod has it already.
 func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
@@ -265,12 +269,13 @@ func routeOut(index int, route function.Route) netlink.Route {
 
 func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
 
-// routeLike finds a route to the same destination with the same metric that is meant, in the table
-// of r, or in any if that is RT_TABLE_UNSPEC.
+// routeLike returns a route to the same destination, with the same metric, that meant accepts. It
+// looks in the table of r, or in all tables if that is RT_TABLE_UNSPEC. It returns nil if there is
+// no such route.
 func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*netlink.Route, error) {
 	family, metric := netlink.FAMILY_V4, r.Priority
 	if len(r.Dst.IP) == net.IPv6len {
-		// IP6_RT_PRIO_USER, net/ip6_route.h
+		// The kernel uses metric 1024 for 0 (IP6_RT_PRIO_USER of include/net/ip6_route.h).
 		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024)
 	}
 
@@ -309,11 +314,12 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// announceItself has the kernel announce the addresses whenever the interface comes up or gets
-// another MAC, as an address may have been another pod's before (ip-sysctl.rst). Errors are
-// ignored: the entries of the neighbours time out anyway.
+// announceItself makes the kernel announce the addresses whenever the interface comes up or gets
+// another MAC (Documentation/networking/ip-sysctl.rst). The announcement matters because an address
+// may have belonged to another pod before. Errors are ignored, because the entries of neighbours
+// time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
-	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
+	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of include/uapi/linux/ip.h
 	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
 		e.trace("arp_notify")
 		_ = pod.set(index, 0, 0, conf4(arpNotify, 1))
@@ -325,9 +331,9 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 	}
 }
 
-// Announce waits until an attached interface has a carrier, and has the kernel announce its
-// addresses then: without a carrier, the announcement when it came up was lost. It returns when
-// ctx, the pod or the interface ends.
+// Announce waits until an attached interface has a carrier, and then makes the kernel announce its
+// addresses. This is necessary because an announcement without a carrier is lost. Announce returns
+// when it is done, or when ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
@@ -348,10 +354,11 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
 	if l.master != 0 {
-		return nil // its addresses are its master's, and so is its MAC
+		return nil // the addresses and the MAC belong to the master
 	}
-	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does
-	// not call the driver. It is the MAC of now, because others may have changed it since.
+	// The kernel announces the addresses even if the MAC stays the same (NETDEV_CHANGEADDR), and
+	// does not call the driver. The MAC is the current one, because others may have changed it
+	// since the attachment.
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, l.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
@@ -359,12 +366,12 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	return nil
 }
 
-// awaitCarrier returns nil when the link has a carrier, and an error when ctx ends before.
+// awaitCarrier returns nil when the link has a carrier, and an error if ctx ends before.
 func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	var changes notify.Signal
 	var listening sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
-	defer listening.Wait() // the socket keeps the network namespace
+	defer listening.Wait() // the socket keeps the network namespace alive
 	defer stop()
 
 	listening.Go(func() {

@@ -27,7 +27,8 @@ func (w *world) check(t *testing.T, a netdev.Attached) []string {
 	return differences
 }
 
-// Every property that was asked for is looked at; all that differ are told.
+// TestCheck checks that every property that was asked for is compared, and that all differences are
+// reported.
 func TestCheck(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, observed := w.attach(t, fullInterface)
@@ -41,7 +42,7 @@ func TestCheck(t *testing.T) {
 
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
-	must.Succeed(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
+	must.Succeed(t, h.LinkSetDown(l)) // this also removes the routes and the IPv6 address
 	must.Succeed(t, h.LinkSetName(l, "mine0"))
 	must.Succeed(t, h.LinkSetMTU(l, 1300))
 	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
@@ -70,7 +71,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A route that yields leaves that of the pod's other network; one that does not yield is refused.
+// TestRoutes checks that a route that yields leaves an existing route of the pod in place, and that
+// a route that does not yield is refused in this case.
 func TestRoutes(t *testing.T) {
 	w := newWorld(t, nil)
 	h := w.pod.Handle()
@@ -122,7 +124,7 @@ func TestAdd(t *testing.T) {
 	want := function.Interface{Name: "net1"}
 	before, place, observed := w.attach(t, want)
 	attached := netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}
-	for range 2 { // what is there already is no error
+	for range 2 { // the second time everything exists already
 		observed, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses,
 			fullInterface.Routes)
 		must.Succeed(t, err)
@@ -145,8 +147,8 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// A Function without a netdev whose PF has none either: there is nothing to set, and nothing is
-// touched. What a PF enforces is tested with real VFs.
+// TestUserspace covers a Function without a netdev whose PF has no netdev either, so that nothing
+// is touched. Tests with real VFs cover what a PF enforces.
 func TestUserspace(t *testing.T) {
 	w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
 	want := function.Interface{Name: "net1", Userspace: true}

@@ -12,11 +12,11 @@ import (
 )
 
 // neighbourTwins are sysctls of net.ipv4.neigh and net.ipv6.neigh that show the value of another
-// one in a coarser unit (Documentation/networking/ip-sysctl.rst).
+// sysctl in a coarser unit (Documentation/networking/ip-sysctl.rst).
 var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
 
-// neighboursTold lists the sysctls of net.ipv4.neigh and net.ipv6.neigh that NDTA_PARMS has
-// (NDTPA_* of linux/neighbour.h).
+// neighboursTold lists the sysctls of net.ipv4.neigh and net.ipv6.neigh that NDTA_PARMS contains
+// (NDTPA_* of include/uapi/linux/neighbour.h).
 var neighboursTold = []toldSysctl{
 	{"base_reachable_time_ms", 4, signed}, {"retrans_time_ms", 5, signed},
 	{"gc_stale_time", 6, seconds}, {"delay_first_probe_time", 7, seconds},
@@ -26,25 +26,27 @@ var neighboursTold = []toldSysctl{
 	{"interval_probe_time_ms", 19, signed},
 }
 
-// Attributes of a neighbour table (linux/neighbour.h).
+// These are attributes of a neighbour table (include/uapi/linux/neighbour.h).
 const (
 	neighbourParameters = 6 // NDTA_PARMS
 	parametersIndex     = 1 // NDTPA_IFINDEX
 )
 
-// neighbourHeader is struct ndtmsg of linux/neighbour.h with an address family.
+// neighbourHeader is struct ndtmsg of include/uapi/linux/neighbour.h. Its value is the address
+// family.
 type neighbourHeader byte
 
 const neighbourHeaderSize = 4
 
-// Len implements [nl.NetlinkRequestData]: the length in bytes.
+// Len implements [nl.NetlinkRequestData]. It returns the length in bytes.
 func (neighbourHeader) Len() int { return neighbourHeaderSize }
 
 // Serialize implements [nl.NetlinkRequestData].
 func (h neighbourHeader) Serialize() []byte { return []byte{byte(h), 0, 0, 0} }
 
-// tellNeighbours asks for what the table of an address family has for a netdev of the host. The
-// kernel tells it of all netdevs at once. Where it does not, the files do.
+// tellNeighbours returns a function that reads the neighbour sysctls of a netdev of the host by
+// rtnetlink. One request returns them for all netdevs. If the request fails, the function returns
+// nil, and the sysctls are read from their files.
 func (e *Engine) tellNeighbours(family byte) func(l *link) map[string]string {
 	return func(l *link) map[string]string {
 		answers, err := request.Send(
@@ -57,7 +59,8 @@ func (e *Engine) tellNeighbours(family byte) func(l *link) map[string]string {
 	}
 }
 
-// neighboursOf finds what the answers have for the netdev with the index.
+// neighboursOf returns the sysctls of the netdev with the index, or nil if the answers lack the
+// netdev.
 func neighboursOf(answers [][]byte, index int) map[string]string {
 	for _, answer := range answers {
 		if len(answer) < neighbourHeaderSize {
@@ -76,7 +79,7 @@ func neighboursOf(answers [][]byte, index int) map[string]string {
 	return nil
 }
 
-// textsOf are the sysctls as procfs shows them.
+// textsOf returns the sysctls as procfs shows them.
 func textsOf(parameters attribute.Set) map[string]string {
 	told := map[string]string{}
 	for _, s := range neighboursTold {

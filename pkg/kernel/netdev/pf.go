@@ -18,32 +18,32 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// pfPort asks the netdevs of PFs about their VFs, and orders what they enforce. A [conn] does so by
-// rtnetlink.
+// pfPort reads and changes what PFs enforce for their VFs. A [conn] does this by rtnetlink, and
+// tests use a fake.
 type pfPort interface {
 	askPF(name string, vf int) (pfReport, error)
 	orderVF(index, vf int, change vfChange) error
 }
 
-// pfReport is what a PF's netdev says of itself and of one VF, in one RTM_NEWLINK.
+// pfReport is what the netdev of a PF reports about itself and about one VF, in one RTM_NEWLINK.
 type pfReport struct {
-	index       int    // ifindex of the netdev
+	index       int    // IFF_* of include/uapi/linux/if.h
 	flags       uint32 // IFF_* of linux/if.h
-	bus, parent string // of the device that the netdev belongs to: "pci", "0000:3b:00.0"
-	vfs         int    // how many VFs the device has (IFLA_NUM_VF)
-	// operations says that the driver can tell what it enforces for VFs (ndo_get_vf_config):
-	// IFLA_VFINFO_LIST is there.
+	bus, parent string // device of the netdev, such as "pci" and "0000:3b:00.0"
+	vfs         int    // number of VFs of the device (IFLA_NUM_VF)
+	// operations reports whether the driver implements ndo_get_vf_config, so that the answer
+	// contains IFLA_VFINFO_LIST.
 	operations bool
-	others     bool     // the netdev says something of other VFs
-	vf         *VFState // nil if the netdev says nothing of the VF
+	others     bool     // the report contains other VFs
+	vf         *VFState // nil if the report lacks the VF
 }
 
-// silent says that the driver could tell about the VF, which exists, and does not. The kernel
-// leaves a VF out without an error if the driver fails (rtnl_fill_vfinfo in net/core/rtnetlink.c).
+// silent reports whether the driver leaves out a VF that exists. If the driver fails to report a
+// VF, the kernel leaves the VF out without an error (rtnl_fill_vfinfo of net/core/rtnetlink.c).
 func (r pfReport) silent(vf int) bool { return r.operations && r.vf == nil && vf < r.vfs }
 
-// askPF asks without the statistics, with which the answer of a PF with some 200 VFs would not fit
-// in an attribute's 64 KiB.
+// askPF reads a PF and one of its VFs. It leaves out statistics, because with them the answer of a
+// PF with about 200 VFs would exceed the 64 KiB of an attribute.
 func (c *conn) askPF(name string, vf int) (pfReport, error) {
 	mask := number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics)
 	message, err := c.ask(0, text(unix.IFLA_IFNAME, name), mask)
@@ -60,7 +60,7 @@ func (c *conn) askPF(name string, vf int) (pfReport, error) {
 
 // parsePF reads the attributes of a PF's RTM_NEWLINK.
 func parsePF(attributes []byte, vf int) (report pfReport) {
-	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
+	attrs, _ := attribute.Parse(attributes) // what follows a malformed attribute is ignored
 	report.parent = attrs.Text(unix.IFLA_PARENT_DEV_NAME)
 	report.bus = attrs.Text(unix.IFLA_PARENT_DEV_BUS_NAME)
 	if number := uint32s(attrs[unix.IFLA_NUM_VF]); len(number) > 0 {
@@ -82,7 +82,7 @@ func parsePF(attributes []byte, vf int) (report pfReport) {
 	return report
 }
 
-// orderVF sends one message about a VF to the PF's netdev with the index.
+// orderVF sends one change of a VF to the PF's netdev with the index.
 func (c *conn) orderVF(index, vf int, change vfChange) error {
 	pf, to := reference(index), change.to
 	switch change.field {
@@ -92,7 +92,7 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 		if to.tagsAD() {
 			return c.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
 		}
-		// The older message, which more drivers know.
+		// This older message suffices for 802.1Q, and more drivers support it.
 		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
 	case vfRates:
 		return c.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
@@ -107,11 +107,11 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 	return fmt.Errorf("VF field %d: must be one of the known fields", change.field)
 }
 
-// errSilent says that a PF tells nothing about a VF that exists. It may tell later.
+// errSilent says that a PF does not report a VF that exists. It may report the VF later.
 var errSilent = errors.New("tells nothing about the VF, whose state is unknown")
 
-// report asks a PF, and refuses the answer of a netdev that belongs to another device: names of
-// netdevs can be changed at any time, and the order that follows goes to the index in the report.
+// report reads a PF. It returns an error if the netdev belongs to another device, because netdevs
+// can be renamed at any time. Orders that follow go to the index in the report.
 func (e *Engine) report(pf *PF) (pfReport, error) {
 	r, err := e.pfs.askPF(pf.Name, pf.VF)
 	if err != nil {
@@ -128,9 +128,9 @@ func (e *Engine) report(pf *PF) (pfReport, error) {
 	return r, nil
 }
 
-// known asks a PF for a VF that it told about before, and waits while it says nothing: drivers
-// leave a VF out while they reset it. vf is nil in the report only if the PF says that it does not
-// have this VF any more.
+// known reads a PF that reported the VF before. It waits while the PF leaves the VF out, because
+// drivers do this while they reset the VF. The vf in the report is nil only if the PF has fewer VFs
+// now, so that the VF no longer exists.
 func (e *Engine) known(ctx context.Context, p patience, pf *PF) (r pfReport, err error) {
 	silence := func(err error) bool { return errors.Is(err, errSilent) }
 	err = p.retry(ctx, silence, func() error {
@@ -151,10 +151,12 @@ func (e *Engine) known(ctx context.Context, p patience, pf *PF) (r pfReport, err
 	return r, err
 }
 
-// baseline asks a PF for a VF that no attachment has changed yet, and waits if it says nothing. vf
-// is nil in the report if the driver has no operations for VFs. It is also nil if the driver says
-// nothing of any VF, as mlx5_core does for good where the PF has no eswitch, and the interface can
-// do without the PF: the PF stays untouched then.
+// baseline reads a PF before the first change of one of its VFs. It waits if the PF leaves the VF
+// out.
+//
+// The vf in the report is nil if the driver has no operations for VFs. It is also nil if the driver
+// reports no VF at all and the interface does not need the PF. In this case the PF stays untouched.
+// For example, mlx5_core never reports VFs of a PF without an eswitch.
 func (e *Engine) baseline(ctx context.Context, pf *PF, want function.Interface) (pfReport, error) {
 	configured := want.VF != nil && *want.VF != function.VFConfig{}
 	needed := configured || want.MAC != "" && want.Userspace
@@ -178,22 +180,22 @@ func (e *Engine) baseline(ctx context.Context, pf *PF, want function.Interface) 
 	return later, err
 }
 
-// patience is until when one call of the Engine waits for drivers that are busy.
+// patience is how long one call of the Engine waits for busy drivers.
 type patience struct {
 	end   time.Time
-	whole time.Duration // how long it is, for messages
+	whole time.Duration // the whole duration, for messages
 }
 
-// patient returns the patience of a call: at most half of the caller's time, because the rest is
-// for undoing and for telling why. A container runtime gives an NRI plugin 2 s, and then starts the
-// pod without it.
+// patient returns the patience of a call. It is at most half of the caller's time, because the rest
+// is needed for the undo and for the error message. A container runtime gives an NRI plugin 2 s,
+// and then starts the pod without the plugin.
 func (e *Engine) patient(ctx context.Context) patience {
 	return patienceFor(atMostHalf(ctx, e.busyTime))
 }
 
 func patienceFor(whole time.Duration) patience { return patience{time.Now().Add(whole), whole} }
 
-// atMost is a shorter patience, which ends with p.
+// atMost returns a patience that ends after wait, or with p if p ends earlier.
 func (p patience) atMost(wait time.Duration) patience {
 	return patienceFor(max(0, min(wait, time.Until(p.end))))
 }
@@ -205,8 +207,9 @@ func atMostHalf(ctx context.Context, wait time.Duration) time.Duration {
 	return wait
 }
 
-// retry calls try until its error is none to wait for, with growing pauses. It ends with the
-// patience or ctx, and then returns the last error and says so.
+// retry calls try until it succeeds or fails with an error that does not pass. The pauses in
+// between grow. If the patience or ctx ends first, retry returns the last error and adds how long
+// it waited.
 func (p patience) retry(ctx context.Context, passes func(error) bool, try func() error) error {
 	pauses := loop.Backoff(2*time.Millisecond, 200*time.Millisecond)
 	for {
@@ -225,10 +228,10 @@ func (p patience) retry(ctx context.Context, passes func(error) bool, try func()
 	}
 }
 
-// busy says whether a driver refuses a change only for a while: see quirk "busy after a change".
+// busy reports whether a driver refuses a change only for a while: see quirk "busy after a change".
 func busy(err error) bool { return quirk.Busy(err) }
 
-// changeVF sends one change to a PF, and again while its driver is busy.
+// changeVF sends one change to a PF, and repeats it while the driver is busy.
 func (e *Engine) changeVF(ctx context.Context, p patience, pf *PF, index int, c vfChange) error {
 	e.trace("PF " + pf.Name + ": " + c.what)
 	err := p.retry(ctx, busy, func() error { return e.pfs.orderVF(index, pf.VF, c) })
@@ -240,15 +243,15 @@ func (e *Engine) changeVF(ctx context.Context, p patience, pf *PF, index int, c 
 }
 
 var (
-	// errNoCarrier is returned for a refusal of a PF without a carrier, which may accept it when it
-	// has one.
+	// errNoCarrier is added to a refusal of a PF without a carrier. The PF may accept the change
+	// once it has a carrier.
 	errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
-	// errDown is returned for a refusal of a PF that the administrator has set down, or has not set
-	// up yet.
+	// errDown is added to a refusal of a PF that is administratively down.
 	errDown = errors.New("the PF is administratively down, and some drivers want it up: set it up")
 )
 
-// gated adds to a refusal what the PF lacks that some drivers want.
+// gated adds to a refusal the state of the PF that may have caused it: some drivers want the PF to
+// be up, or to have a carrier.
 func (e *Engine) gated(pf *PF, c vfChange, refusal error) error {
 	if quirk.NotSupported(refusal) {
 		return refusal
@@ -266,9 +269,11 @@ func (e *Engine) gated(pf *PF, c vfChange, refusal error) error {
 	return refusal
 }
 
-// order makes a PF enforce what to says, stops at the first refusal, and reads back. It waits for
-// the carrier of the PF where that may be the reason: a card has none for some seconds after it
-// made VFs or was brought up.
+// order makes a PF enforce the properties in to, and reads them back. It stops at the first
+// refusal.
+//
+// If a PF without a carrier refuses a change, order waits for the carrier and tries again, because
+// a card has no carrier for some seconds after it made VFs or was set up.
 func (e *Engine) order(ctx context.Context, p patience, pf *PF, from, to VFState) error {
 	changes := vfChanges(from, to)
 	if len(changes) == 0 {
@@ -293,11 +298,11 @@ func (e *Engine) order(ctx context.Context, p patience, pf *PF, from, to VFState
 	return e.readBack(ctx, p, pf, changes)
 }
 
-// errDropped says that a PF tells another value than the one that its driver accepted.
+// errDropped says that a PF reports another value than the one that its driver accepted.
 var errDropped = errors.New("the driver accepted it, and enforces something else")
 
-// readBack returns an error if the PF does not tell what it accepted. Some drivers drop a value
-// without an error, and some take it a moment later.
+// readBack returns an error unless the PF reports the values that it accepted. Some drivers drop a
+// value without an error, and some need a moment until they report it.
 func (e *Engine) readBack(ctx context.Context, p patience, pf *PF, changes []vfChange) error {
 	late := p.atMost(e.settleTime)
 	dropped := func(err error) bool { return errors.Is(err, errDropped) }
@@ -321,7 +326,7 @@ func (e *Engine) readBack(ctx context.Context, p patience, pf *PF, changes []vfC
 	})
 }
 
-// awaitCarrier waits until the PF with the index has a carrier, and says whether it has one. It
+// awaitCarrier waits until the PF with the index has a carrier, and reports whether it has one. It
 // does not wait for a PF that is down.
 func (e *Engine) awaitCarrier(ctx context.Context, index int) bool {
 	l, err := e.host.at(index)

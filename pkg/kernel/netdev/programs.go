@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for
-// nothing.
+// carriedOnHost returns what the host has put on a netdev, or "" for nothing. A netdev with such
+// additions is refused, because a release would take them for the pod's and remove them.
 func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	if use, _, err = e.onTop(l); use != "" || err != nil {
 		return use, err
@@ -39,13 +39,13 @@ func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	return use, err
 }
 
-// inUse is the error of a netdev that the host uses as the words say.
+// inUse returns the error for a netdev that the host uses. how says what the host uses it for.
 func inUse(netdev, how string) error {
 	return fmt.Errorf("netdev %s: is in use on the host, %s", netdev, how)
 }
 
-// detachForeign takes away what a pod may have left on a netdev that is on the host again, and that
-// goes on to read or forge its frames: BPF programs, and netdevs on top of it.
+// detachForeign removes what a pod may have left on a netdev that is back on the host, and that
+// could still read or forge its frames: BPF programs, and netdevs on top of it.
 func (e *Engine) detachForeign(
 	ctx context.Context, l *link, place Place, rebinding *Rebinding,
 ) error {
@@ -57,8 +57,8 @@ func (e *Engine) detachForeign(
 	return e.makeAlone(ctx, l, place, rebinding)
 }
 
-// detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink
-// detaches other XDP programs.
+// detachPrograms detaches tcx programs, and XDP programs that a BPF link holds. Other XDP programs
+// are detached by rtnetlink: see [Engine.detachXDP].
 func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 	index := l.Identity.Index
 	for _, at := range tcxSides {
@@ -88,7 +88,7 @@ func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 	return e.detachXDPLinks(ctx, index)
 }
 
-// detachTCX detaches a program, which may have gone meanwhile.
+// detachTCX detaches a program. It succeeds if the program is no longer attached.
 func detachTCX(index int, at ebpf.AttachType, p bpflink.AttachedProgram) error {
 	if id, held := p.LinkID(); held {
 		return unlessEnded(detachLink(id))
@@ -122,8 +122,8 @@ func detachLink(id bpflink.ID) error {
 }
 
 // detachXDPLinks detaches the BPF links that hold an XDP program of the netdev. rtnetlink does not
-// say which links these are. A link names its netdev by the index alone, so that its program must
-// be the netdev's as well.
+// report these links. A link names its netdev only by an ifindex, which may belong to another
+// namespace. Therefore its program must also be a program of the netdev.
 func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
 	programs, err := e.xdpPrograms(index)
 	if err != nil {
@@ -158,7 +158,7 @@ func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
 	return nil
 }
 
-// xdpPrograms are the numbers of the XDP programs of a netdev, in each mode.
+// xdpPrograms returns the ids of the XDP programs of a netdev, in all modes.
 func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
 	message, err := e.host.ask(index)
 	if err != nil {

@@ -11,15 +11,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// ProtoDown is whether a protocol holds a netdev down, and the bits of its reasons
-// (IFLA_PROTO_DOWN). A netdev that is held down has no carrier. Only some kinds of netdevs have it,
-// such as macvlan and vxlan.
+// ProtoDown says whether a protocol holds a netdev down, and holds the bits of the reasons
+// (IFLA_PROTO_DOWN). A netdev that is held down has no carrier. Only some kinds of netdevs support
+// it, such as macvlan and vxlan.
 type ProtoDown struct {
 	On     bool   `json:"on,omitempty"`
 	Reason uint32 `json:"reason,omitempty"`
 }
 
-// protoDownOf reads the attributes of an RTM_NEWLINK. It returns nil if the kernel does not say it.
+// protoDownOf reads the attributes of an RTM_NEWLINK. It returns nil if the kernel does not report
+// the state.
 func protoDownOf(attrs attribute.Set) *ProtoDown {
 	if !attrs.Has(unix.IFLA_PROTO_DOWN) {
 		return nil
@@ -31,7 +32,8 @@ func protoDownOf(attrs attribute.Set) *ProtoDown {
 	}
 }
 
-// properties are none for nil. The reason comes first, because a netdev with a reason stays down.
+// properties returns the properties to restore, or nothing for nil. The reason comes first, because
+// a netdev with a reason stays down.
 func (p *ProtoDown) properties() []property {
 	if p == nil {
 		return nil

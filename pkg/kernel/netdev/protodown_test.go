@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// The pod holds its netdev down for a reason of its own. Of the netdevs of a kernel without
-// hardware, macvlans can be.
+// TestProtoDownReturns covers a pod that holds its netdev down with a reason. It uses a macvlan,
+// because few kinds of virtual netdevs support this.
 func TestProtoDownReturns(t *testing.T) {
 	w := newWorld(t, nil)
 	attrs := netlink.NewLinkAttrs()

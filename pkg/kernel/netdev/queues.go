@@ -13,34 +13,34 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// deviceFiles are the settings of a netdev as a whole in /sys/class/net
+// deviceFiles are the settings in /sys/class/net that concern a netdev as a whole
 // (Documentation/ABI/testing/sysfs-class-net).
 var deviceFiles = []string{"gro_flush_timeout", "napi_defer_hard_irqs", "threaded"}
 
 // queueFile is a setting of each queue (Documentation/ABI/testing/sysfs-class-net-queues).
 type queueFile struct {
-	direction string // of the queues, "rx" or "tx", as in the name of the directory "rx-0"
+	direction string // "rx" or "tx", as in the name of a queue's directory, "rx-0"
 	name      string
-	// neutral is the value of a queue that nothing was set for. Such a queue is left out of a
-	// snapshot.
+	// neutral is the value of a queue for which nothing was set. A snapshot leaves out such a
+	// queue.
 	neutral string
 }
 
 var queueFiles = []queueFile{
 	{"rx", "rps_cpus", "0"}, {"rx", "rps_flow_cnt", "0"},
 	{"tx", "xps_cpus", "0"}, {"tx", "xps_rxqs", "0"}, {"tx", "tx_maxrate", "0"},
-	// DQL_MAX_LIMIT and, for hold_time, 1 s in milliseconds (dql_init in
+	// The values are DQL_MAX_LIMIT and, for hold_time, 1 s in milliseconds (dql_init of
 	// lib/dynamic_queue_limits.c).
 	{"tx", "byte_queue_limits/limit_max", "1879048192"}, {"tx", "byte_queue_limits/limit_min", "0"},
 	{"tx", "byte_queue_limits/hold_time", "1000"},
 }
 
-// maxQueues is how many queues of each direction are looked at. The kernel allows more, but no card
-// has them.
+// maxQueues is the number of queues of each direction that are read. The kernel allows more, but no
+// card has them.
 const maxQueues = 1024
 
-// sysfsOf is the directory of a netdev of the host. ok is false if sysfs shows another network
-// namespace than the host's, with no netdev of that name, or with another one.
+// sysfsOf returns the directory of a netdev of the host. ok is false if sysfs does not show this
+// netdev, because it shows another network namespace.
 func (e *Engine) sysfsOf(l *link) (dir sysfs.Dir, ok bool) {
 	dir = sysfs.Root(e.sysRoot).Dir("class/net", l.Name)
 	identity, _ := dir.Attributes("ifindex", "address")
@@ -67,8 +67,8 @@ func (e *Engine) changeSysfs(l *link, to map[string]string) error {
 
 var errNotInSysfs = errors.New("sysfs does not show the netdev")
 
-// readQueues reads the settings of all queues. A setting is the text "0=3 7=80" of the queues with
-// another value than the neutral one, so that a netdev with many queues has a small record.
+// readQueues reads the settings of all queues. The text of a setting, such as "0=3 7=80", contains
+// only queues whose value is not neutral, so that the record of a netdev with many queues is small.
 func (e *Engine) readQueues(l *link) map[string]string {
 	dir, ok := e.sysfsOf(l)
 	if !ok {
@@ -81,7 +81,7 @@ func (e *Engine) readQueues(l *link) map[string]string {
 		"rx": countQueues("rx", directories), "tx": countQueues("tx", directories),
 	}
 
-	// What the first queue does not have, the others do not have either.
+	// If the first queue lacks a file, all other queues lack it, too.
 	texts, missing := queues.Attributes(queuePaths(0, 1, count, nil)...)
 	others, _ := queues.Attributes(queuePaths(1, maxQueues, count, missing)...)
 	maps.Copy(texts, others)
@@ -103,7 +103,7 @@ func (e *Engine) readQueues(l *link) map[string]string {
 	return settingTexts(values)
 }
 
-// countQueues is how many queues of a direction there are, from the first one on.
+// countQueues returns the number of queues of a direction that are numbered without gaps.
 func countQueues(direction string, directories []string) (count int) {
 	f := queueFile{direction: direction}
 	exists := map[string]bool{}
@@ -117,8 +117,8 @@ func countQueues(direction string, directories []string) (count int) {
 	return count
 }
 
-// queuePaths are the files of the queues from first to below end, below the directory of the
-// queues. It leaves out what the first queue does not have.
+// queuePaths returns the files of the queues from first to end-1, relative to the directory of all
+// queues. It leaves out files that the first queue lacks.
 func queuePaths(first, end int, count map[string]int, missing map[string]error) (paths []string) {
 	for _, f := range queueFiles {
 		if missing[f.path(0)] != nil {
@@ -131,7 +131,7 @@ func queuePaths(first, end int, count map[string]int, missing map[string]error) 
 	return paths
 }
 
-// settingTexts leaves out the queues that have the neutral value.
+// settingTexts returns the texts of the settings. It leaves out queues with the neutral value.
 func settingTexts(values map[string]queueValues) map[string]string {
 	settings := map[string]string{}
 	for _, f := range queueFiles {
@@ -143,8 +143,8 @@ func settingTexts(values map[string]queueValues) map[string]string {
 	return settings
 }
 
-// changeQueues gives each queue the value that to has for it, or the neutral one. A queue that has
-// it already is not written.
+// changeQueues sets each queue to its value in to, or to the neutral value if to lacks the queue.
+// It does not write a value that the queue has already.
 func (e *Engine) changeQueues(l *link, to map[string]string) error {
 	dir, ok := e.sysfsOf(l)
 	if !ok {
@@ -178,7 +178,7 @@ func (f queueFile) directory(queue int) string { return f.direction + "-" + strc
 
 func (f queueFile) path(queue int) string { return f.directory(queue) + "/" + f.name }
 
-// canonical drops leading zeros of masks, which sysfs writes in groups: "00000000,0000000f".
+// canonical drops the leading zeros of a mask, which sysfs writes in groups: "00000000,0000000f".
 func canonical(text string) string {
 	trimmed := strings.TrimLeft(text, "0,")
 	if trimmed == "" && text != "" {
@@ -187,11 +187,11 @@ func canonical(text string) string {
 	return trimmed
 }
 
-// queueValues are the values of one setting by the number of the queue.
+// queueValues holds the values of one setting by the number of the queue.
 type queueValues map[int]string
 
-// instead returns what is to be written so that the queues have these values, and the others the
-// neutral one, where they have the values of now.
+// instead returns the values to write so that the queues get the values of v, and all other queues
+// the neutral value. now holds the current values.
 func (v queueValues) instead(now queueValues, neutral string) queueValues {
 	changes := queueValues{}
 	for queue := range now {
@@ -209,7 +209,7 @@ func (v queueValues) instead(now queueValues, neutral string) queueValues {
 	return changes
 }
 
-// String is the form that [parseQueues] reads, in the order of the queues.
+// String returns the form that [parseQueues] reads, in the order of the queues.
 func (v queueValues) String() string {
 	var words []string
 	for _, queue := range slices.Sorted(maps.Keys(v)) {
@@ -218,7 +218,7 @@ func (v queueValues) String() string {
 	return strings.Join(words, " ")
 }
 
-// parseQueues reads the text of a setting: "0=3 7=80".
+// parseQueues reads the text of a setting, such as "0=3 7=80".
 func parseQueues(text string) (queueValues, error) {
 	values := queueValues{}
 	for _, word := range strings.Fields(text) {

@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// Eswitches are those of PFs, as [devlink.Conn] has them. One with a rate object for a Function
-// limits it in place of the PF.
+// Eswitches reads and changes the rate limits of eswitches. [devlink.Conn] implements it. If an
+// eswitch has a rate object for a Function, the eswitch limits the Function, and not the PF.
 type Eswitches interface {
 	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
 	PortsOf(devlink.Device) ([]devlink.Port, error)
@@ -22,8 +22,8 @@ type Eswitches interface {
 	SetRate(d devlink.Device, port uint32, to function.Rate) error
 }
 
-// rate is what the eswitch limits the Function to; ok is false without a rate object, as for a VF
-// in mode legacy.
+// rate returns the limits that the eswitch enforces for the Function. ok is false if there is no
+// rate object, as for a VF in eswitch mode legacy.
 func (e *Engine) rate(f function.EswitchPort) (rate function.Rate, ok bool, err error) {
 	port, ok, err := e.port(f)
 	if err != nil || !ok {
@@ -54,8 +54,8 @@ func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 	return nil
 }
 
-// port looks for the port of a Function of this host: the eswitch of a DPU has also those of other
-// hosts.
+// port returns the port of a Function of this host. It ignores the ports of other hosts, which the
+// eswitch of a DPU also has.
 func (e *Engine) port(f function.EswitchPort) (port devlink.Port, ok bool, err error) {
 	device, flavour := devlink.OfPCI(f.PF), devlink.PCISF
 	if !f.SF {

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// rates is an eswitch with one rate object, of SF 88.
+// rates is an eswitch with one rate object, which belongs to SF 88.
 type rates struct {
 	rate   function.Rate
 	none   bool // the Function has no rate object, or is gone
@@ -69,7 +69,8 @@ func newRatedWorld(t *testing.T, before function.Rate) (*world, *rates) {
 	return w, r
 }
 
-// A rate is the eswitch's where that has a rate object: set, checked, put back.
+// TestRate checks that a rate is set, checked and restored at the eswitch if the eswitch has a rate
+// object.
 func TestRate(t *testing.T) {
 	for name, userspace := range map[string]bool{"netdev": false, "without a netdev": true} {
 		t.Run(name, func(t *testing.T) {
@@ -114,7 +115,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Without a wish the eswitch is not asked, neither before nor afterwards.
+// TestNoRate checks that the eswitch is never asked if the pod does not want a rate.
 func TestNoRate(t *testing.T) {
 	w, r := newRatedWorld(t, function.Rate{Max: 500})
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{}}
@@ -129,7 +130,7 @@ func TestNoRate(t *testing.T) {
 	}
 }
 
-// What the eswitch refuses is told with the fields, and leaves nothing behind.
+// TestRateRefused checks that a refusal of the eswitch names the fields and leaves nothing behind.
 func TestRateRefused(t *testing.T) {
 	w, r := newRatedWorld(t, function.Rate{})
 	r.refuse = errors.New("refused")
@@ -156,12 +157,12 @@ func TestRateRefused(t *testing.T) {
 		t.Errorf("error %v, want one with %q", err, left)
 	}
 
-	r.none = true // it is gone, and its rate with it
+	r.none = true // the rate object is gone, and the rate with it
 	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
 	must.Succeed(t, err)
 }
 
-// Nobody enforces for an SF what a PF enforces for VFs.
+// TestWishesOfSubfunction checks that properties which only a PF can enforce are refused for an SF.
 func TestWishesOfSubfunction(t *testing.T) {
 	w, r := newRatedWorld(t, function.Rate{})
 	for name, test := range map[string]struct {

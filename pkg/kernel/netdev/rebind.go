@@ -11,23 +11,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Rebinding is what the caller of [Engine.Restore] keeps of a driver that is bound again. Without
-// its driver a device is of no use, so that somebody must know if the process ends in between.
+// Rebinding makes it possible to bind a driver again even if the process ends between unbind and
+// bind. The caller of [Engine.Restore] must keep the driver durably, because a device without its
+// driver is of no use.
 type Rebinding struct {
-	// Driver is the one that an earlier call was about to unbind, "" for none. If the device has no
-	// driver and no netdev, Restore binds this one.
+	// Driver is the driver that an earlier call was about to unbind, or "". If the device has no
+	// driver and no netdev, Restore binds this driver.
 	Driver string
-	// Intend keeps the driver durably. It is called before the driver is unbound, which an error
-	// prevents.
+	// Intend stores the driver durably. It is called before the driver is unbound. If it returns an
+	// error, the driver is not unbound.
 	Intend func(driver string) error
 }
 
 func (r *Rebinding) unfinished() bool { return r != nil && r.Driver != "" }
 
-// rebind unbinds the driver of a device and binds it again. That destroys the netdevs of the
-// device, and all netdevs on top of them in every namespace, and makes new ones. The driver may
-// make its netdev a moment after rebind returns. rebind refuses a PF that has VFs, because they end
-// with its driver.
+// rebind unbinds the driver of a device and binds it again. This destroys the netdevs of the device
+// and all netdevs on top of them, in every namespace. The driver then makes new netdevs, possibly a
+// moment after rebind returns.
+//
+// rebind refuses a PF that has VFs, because its VFs would end with the driver.
 func (e *Engine) rebind(
 	ctx context.Context, who Identity, intend func(driver string) error,
 ) error {
@@ -54,7 +56,8 @@ func (e *Engine) rebind(
 		return err
 	}
 
-	// Nothing ends the call between the two, but the end of the process.
+	// No error and no context ends the call between the two orders. Only the end of the process
+	// can.
 	for _, order := range []string{"unbind", "bind"} {
 		if err := e.orderDriver(who, driver, order); err != nil {
 			return err
@@ -64,7 +67,8 @@ func (e *Engine) rebind(
 	return nil
 }
 
-// bind gives a device that exists and has no driver this one, unless somebody else does meanwhile.
+// bind binds a driver to a device. It does nothing if the device does not exist or has a driver. It
+// succeeds if the device gets another driver meanwhile.
 func (e *Engine) bind(who Identity, driver string) error {
 	dir := e.deviceDir(who)
 	current, err := dir.Link("driver")
@@ -84,7 +88,7 @@ func (e *Engine) bind(who Identity, driver string) error {
 	return err
 }
 
-// orderDriver has a driver bind or unbind a device.
+// orderDriver makes a driver bind or unbind a device.
 func (e *Engine) orderDriver(who Identity, driver, order string) error {
 	return e.step(fmt.Sprintf("%s %s of %s", order, driver, who.Parent), func() error {
 		return e.driverDir(who, driver).Write(order, who.Parent)

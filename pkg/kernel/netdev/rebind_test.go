@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// bus is a sysfs with a device of the PCI bus, whose driver takes orders and does nothing.
+// bus is a sysfs with one device of the PCI bus. Its driver accepts orders and does nothing.
 type bus struct {
 	t    *testing.T
 	root string
@@ -22,7 +22,7 @@ type bus struct {
 
 const busDevice = "0000:3b:00.2"
 
-// newBus makes a device with a driver, "" for none.
+// newBus makes a device with a driver, or without one if driver is "".
 func newBus(t *testing.T, driver string) bus {
 	t.Helper()
 	b := bus{t, t.TempDir()}
@@ -46,7 +46,7 @@ func (b bus) device() string { return filepath.Join(b.root, "bus/pci/devices", b
 
 func (b bus) driver(name string) string { return filepath.Join(b.root, "bus/pci/drivers", name) }
 
-// wantOrders is that these orders, and no others, were given to a driver.
+// wantOrders checks that the driver got exactly these orders.
 func (b bus) wantOrders(driver string, orders ...string) {
 	b.t.Helper()
 	var got []string
@@ -63,7 +63,7 @@ func (b bus) wantOrders(driver string, orders ...string) {
 	}
 }
 
-// engine is one that sees the bus, on a host without netdevs.
+// engine returns an engine that uses the bus, on a host without netdevs.
 func (b bus) engine(trace func(string)) *netdev.Engine {
 	b.t.Helper()
 	e, err := netdev.New(netdev.Options{
@@ -125,7 +125,8 @@ func TestRebind(t *testing.T) {
 	mentions(t, gone.engine(nil).Rebind(t.Context(), onBus, intend), "has no driver")
 }
 
-// TestKilledBetweenUnbindAndBind: the next call binds the driver that was to be bound.
+// TestKilledBetweenUnbindAndBind checks that the next call binds the driver that the previous call
+// unbound.
 func TestKilledBetweenUnbindAndBind(t *testing.T) {
 	type killed struct{}
 	b := newBus(t, "iavf")
@@ -160,15 +161,15 @@ func TestKilledBetweenUnbindAndBind(t *testing.T) {
 	b.wantOrders("iavf", "unbind", "bind")
 }
 
-// TestRestoreBindsADriver: only the driver that was to be bound again, and only to a device that
-// has none.
+// TestRestoreBindsADriver checks that Restore binds only the driver that an earlier call was about
+// to bind, and only to a device without a driver.
 func TestRestoreBindsADriver(t *testing.T) {
 	for name, test := range map[string]struct {
-		is    string // bound
-		was   string // to be bound again
-		gone  string // below bus/pci
+		is    string // driver of the device
+		was   string // driver that was about to be bound again
+		gone  string // path below bus/pci to remove
 		binds bool
-		alive bool // the pod's namespace
+		alive bool // the pod's namespace exists
 		wants error
 		fails string
 	}{
@@ -225,7 +226,7 @@ func TestRestoreBindsADriver(t *testing.T) {
 	}
 }
 
-// placeOf is a place in a namespace that exists.
+// placeOf returns a place in a namespace that exists.
 func placeOf(t *testing.T, pod *netns.Namespace) netdev.Place {
 	t.Helper()
 	cookie, err := netdev.CookieOf(pod.Path())

@@ -18,21 +18,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
-// fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose
-// own name is taken.
+// fallbackName is a pattern for which the kernel finds a free name. It is for a netdev whose own
+// name is taken.
 const fallbackName = "xpu%d"
 
 var fallback = regexp.MustCompile("^xpu[0-9]+$")
 
-// Restore brings a netdev back to the host as it was before, wherever it is and whatever state it
-// is in, and verifies it. device.Name is the name that the caller last saw on the host, or "". A
-// netdev that is as it was is not touched. Of a Function without a netdev Restore restores what the
-// PF and the eswitch enforce; where they say that they have it no more, nothing is left to restore.
+// Restore moves a netdev back to the host, restores all properties to the values in before, and
+// verifies them. The netdev may be anywhere and in any state. A netdev that is on the host with the
+// old properties is not touched. device.Name is the name that the caller last saw on the host, or
+// "".
 //
-// A release has three outcomes: everything is as it was; some property is not, which [Restored]
-// notes, and the next owner is isolated all the same; or an error says what is left, and the next
-// call continues. An error that wraps [ErrLeaks] will be the same at the next call. See also
-// [ErrGone] and [ErrAway].
+// For a Function without a netdev, Restore restores what the PF and the eswitch enforce. If they
+// report that the Function no longer exists, nothing is left to restore.
+//
+// Restore has three outcomes:
+//
+//   - All properties are restored.
+//   - Some property is not restored, but the next owner is isolated all the same. [Restored] has a
+//     note about the property.
+//   - Restore returns an error that says what is left. The next call continues. If the error wraps
+//     [ErrLeaks], the next call will fail in the same way. See also [ErrGone] and [ErrAway].
 func (e *Engine) Restore(
 	ctx context.Context, device Device, before Snapshot, place Place,
 ) (Restored, error) {
@@ -64,7 +70,7 @@ func (e *Engine) Restore(
 	case err != nil:
 		return Restored{}, err
 	case l == nil && device.Rebinding.unfinished() && before.Identity.IsHardware():
-		// The netdev is in no namespace, because it ended with its driver or is about to.
+		// The netdev is in no namespace, because its driver was unbound or is about to be unbound.
 		if err := e.bind(before.Identity, device.Rebinding.Driver); err != nil {
 			return Restored{}, fmt.Errorf("%s: bind its driver again: %w", before.Name, err)
 		}
@@ -85,8 +91,8 @@ func (e *Engine) Restore(
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is
-// still in the pod then.
+// moveToHost moves a netdev to the host. The same message restores as many properties as possible.
+// moveToHost returns an error only if the netdev is still in the pod.
 func (e *Engine) moveToHost(
 	ctx context.Context, p patience, pod *conn, now Snapshot, device Device, before Snapshot,
 ) error {
@@ -100,8 +106,8 @@ func (e *Engine) moveToHost(
 	}
 
 	if device.PF != nil && before.sets().MAC {
-		// Some drivers refuse the netdev its own MAC while the PF gives the VF the pod's. reconcile
-		// reports the error.
+		// Some drivers refuse to restore the MAC of the netdev while the PF enforces the pod's MAC
+		// for the VF. An error is ignored here, because reconcile reports it.
 		if r, err := e.known(ctx, p, device.PF); err == nil && r.vf != nil {
 			_, _ = e.undoVFMAC(ctx, p, device.PF, r, before)
 		}
@@ -109,10 +115,11 @@ func (e *Engine) moveToHost(
 
 	flags, mask := before.flags()
 	if before.Conf != nil {
-		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
+		// reconcile sets the netdev up after the host's sysctls, because IPv6 starts with them.
+		flags &^= unix.IFF_UP
 	}
 
-	now.Carried, now.Conf = nil, nil // which reconcile restores
+	now.Carried, now.Conf = nil, nil // reconcile restores these
 	toHost := number(unix.IFLA_NET_NS_FD, int(e.host.ns))
 	message := []*nl.RtAttr{toHost}
 	for _, d := range compare(before, now) {
@@ -129,8 +136,8 @@ func (e *Engine) moveToHost(
 	if l, err := pod.at(index); err != nil || l == nil {
 		return err
 	}
-	// One of its names may be taken on the host: it moves without altnames, and with a name that
-	// the kernel finds.
+	// A name or altname may be taken on the host. The netdev moves without altnames, and with a
+	// name that the kernel chooses.
 	if err := e.dropForeignAltNames(pod, index, now, nil); err != nil {
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
@@ -145,7 +152,7 @@ func (e *Engine) moveToHost(
 	return nil
 }
 
-// dropForeignAltNames removes the altnames that are not among keep.
+// dropForeignAltNames removes the altnames that are not in keep.
 func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []string) error {
 	foreign := slices.DeleteFunc(slices.Clone(now.AltNames), func(alt string) bool {
 		return slices.Contains(keep, alt)
@@ -153,8 +160,8 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 	return e.dropAltNames(c, index, foreign)
 }
 
-// reconcile undoes the differences on the host. It takes a second round for properties that can
-// only be restored after others.
+// reconcile undoes the differences of a Function whose netdev, if any, is on the host. It takes two
+// rounds, because some properties can be restored only after others.
 func (e *Engine) reconcile(
 	ctx context.Context, p patience, device Device, before Snapshot, index int,
 ) (Restored, error) {
@@ -192,9 +199,9 @@ func (e *Engine) reconcile(
 	}
 }
 
-// differences are what is left to restore of a Function.
+// differences holds what is left to restore of a Function.
 type differences struct {
-	before Snapshot // without the names that other netdevs have by now, of which the notes tell
+	before Snapshot // without names that other netdevs have now, which notes mentions
 	now    Snapshot
 	left   []property
 	notes  []string
@@ -207,8 +214,8 @@ func (d differences) words() (words []string) {
 	return words
 }
 
-// accepted are the properties that are left although nothing refused them. Settings are not among
-// them: no release waits for what is harmless.
+// accepted returns the properties that differ although no change was refused. It leaves out
+// settings, because they are harmless and a release does not wait for them.
 func (d differences) accepted(refused refusals) (list []property) {
 	for _, p := range d.left {
 		if refused[p.name] == nil && p.group == "" {
@@ -218,8 +225,8 @@ func (d differences) accepted(refused refusals) (list []property) {
 	return list
 }
 
-// differences looks at the Function, whose netdev, if any, is on the host. The last differences, if
-// any, are those that were to be undone since.
+// differences compares the Function with the snapshot. A netdev must be on the host. last is the
+// result of the previous comparison, or the zero value. Its properties were restored in between.
 func (e *Engine) differences(
 	ctx context.Context, p patience, device Device, before Snapshot, index int, last differences,
 ) (d differences, err error) {
@@ -245,7 +252,7 @@ func (e *Engine) differences(
 
 	ownMAC := !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC
 	for _, p := range compare(d.before, d.now) {
-		if p.name == "vf mac" && ownMAC { // or an administrator's
+		if p.name == "vf mac" && ownMAC { // the VF or an administrator may have set it
 			d.notes = append(d.notes, fmt.Sprintf("%s: the attachment did not set it", p))
 			continue
 		}
@@ -255,8 +262,9 @@ func (e *Engine) differences(
 	return d, nil
 }
 
-// settle looks until nothing of d is left that was accepted, as some drivers do a moment later what
-// they accept. What is left then is refused if the time was too short to tell.
+// settle waits until all accepted changes are in effect, because some drivers accept a change and
+// carry it out a moment later. If the time is too short to know, settle counts the remaining
+// changes as refused.
 func (e *Engine) settle(
 	ctx context.Context, p patience, device Device, before Snapshot, index int,
 	d differences, refused refusals,
@@ -275,7 +283,7 @@ func (e *Engine) settle(
 		return d, err
 	}
 
-	if late.whole < e.settleTime { // the rest of the patience says nothing about the driver
+	if late.whole < e.settleTime { // a shorter wait proves nothing about the driver
 		for _, left := range d.accepted(refused) {
 			refused.add(errNotYet, left.name)
 		}
@@ -284,12 +292,13 @@ func (e *Engine) settle(
 	return d, nil
 }
 
-// errNotYet says that a driver accepted a value and had no time to have it.
+// errNotYet says that a driver accepted a value, and that the time was too short for the value to
+// be in effect.
 var errNotYet = errors.New("the driver accepted it, and does not have it yet")
 
-// awaitNames waits a moment for the names of the netdev that other netdevs of the host have. A
-// netdev that a driver has just made has the first free name until udev or the agent renames it,
-// and the name of a netdev is free while the netdev is in a pod.
+// awaitNames waits a moment while other netdevs of the host have a name of this netdev. A new
+// netdev has the first free name until udev or the agent renames it, and the name of a netdev is
+// free while the netdev is in a pod.
 func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapshot) error {
 	held := func(err error) bool { return errors.Is(err, errNameHeld) }
 	err := p.atMost(e.settleTime).retry(ctx, held, func() error {
@@ -302,17 +311,17 @@ func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapsho
 	})
 
 	if held(err) && ctx.Err() == nil {
-		return nil // reconcile accepts it
+		return nil // reconcile accepts that the name is taken
 	}
 
 	return err
 }
 
-// errNameHeld says that another netdev of the host has a name of this one.
+// errNameHeld says that another netdev of the host has a name of this netdev.
 var errNameHeld = errors.New("another netdev has its name")
 
-// acceptTaken returns before without the names that another netdev of the host has by now, and a
-// note about each of these.
+// acceptTaken returns the snapshot without the names that other netdevs of the host have now, and a
+// note about each of these names.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
 	taken := func(kind, name string) bool {
 		if err != nil || name == now.Name || slices.Contains(now.AltNames, name) {
@@ -341,8 +350,7 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 	return accepted, notes, err
 }
 
-// undo restores each property that differs by a message of its own, and goes on after one that is
-// refused.
+// undo restores each property that differs by a message of its own. It continues after a refusal.
 func (e *Engine) undo(
 	ctx context.Context, p patience, index int, device Device, before, now Snapshot,
 ) refusals {
@@ -360,8 +368,9 @@ func (e *Engine) undo(
 	return refused
 }
 
-// undoEnforced restores what the PF enforces: first only the MAC, as some drivers refuse the netdev
-// a MAC that is not the one that the PF set, and after the netdev the rest.
+// undoEnforced restores what the PF enforces. With first, it restores only the MAC, because some
+// drivers refuse to set a MAC on the netdev that is not the one of the PF. Without first, it
+// restores all other properties. The netdev is restored in between.
 func (e *Engine) undoEnforced(
 	ctx context.Context, p patience, device Device, before Snapshot, now *Snapshot,
 	refused refusals, first bool,
@@ -400,7 +409,7 @@ func (e *Engine) undoEnforced(
 	}
 }
 
-// vfProperties are the names of the properties that changes are about.
+// vfProperties returns the names of the properties that the changes affect.
 func vfProperties(changes []vfChange) (names []string) {
 	for _, c := range changes {
 		names = append(names, map[vfField][]string{
@@ -411,13 +420,13 @@ func vfProperties(changes []vfChange) (names []string) {
 	return names
 }
 
-// undoVFMAC restores the MAC that the PF enforces. If the driver refuses zeros for good, the PF
-// gets the neutral MAC instead. It returns the MAC that the PF has then, and the refusal.
+// undoVFMAC restores the MAC that the PF enforces. If the driver always refuses zeros, the PF gets
+// the neutral MAC instead. undoVFMAC returns the MAC that the PF enforces now, and the refusal.
 func (e *Engine) undoVFMAC(
 	ctx context.Context, p patience, pf *PF, r pfReport, before Snapshot,
 ) (function.MAC, error) {
 	was := before.VF.MAC
-	order := vfChanges(*r.vf, r.vf.with(nil, was)) // at most one, because only the MAC differs
+	order := vfChanges(*r.vf, r.vf.with(nil, was)) // none or one: only the MAC differs
 	if len(order) == 0 {
 		return r.vf.MAC, nil
 	}
@@ -441,7 +450,7 @@ func (e *Engine) undoVFMAC(
 	return neutral, err
 }
 
-// undoNetdev restores the netdev's own properties.
+// undoNetdev restores the properties of the netdev itself.
 func (e *Engine) undoNetdev(
 	ctx context.Context, p patience, index int, before, now Snapshot, refused refusals,
 ) {
@@ -453,7 +462,7 @@ func (e *Engine) undoNetdev(
 
 	refused.add(e.dropForeignAltNames(e.host, index, now, before.AltNames), "altnames")
 	left := compare(before, now)
-	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when
+	// Many drivers accept a new MAC only while the netdev is down. A link mode takes effect when
 	// the netdev comes up.
 	reset := slices.ContainsFunc(left, func(d property) bool {
 		return d.name == "mac" ||
@@ -491,7 +500,8 @@ func (e *Engine) undoNetdev(
 	}
 }
 
-// flagNames are the flags among the properties, or all that the kernel may have refused.
+// flagNames returns the names of the flags among the properties, and "up", because the kernel may
+// have refused any of them.
 func flagNames(left []property) (names []string) {
 	for _, p := range left {
 		if p.flag != 0 {
@@ -501,7 +511,7 @@ func flagNames(left []property) (names []string) {
 	return append(names, "up")
 }
 
-// undoProperty restores a property that has a message, or a sysctl, of its own.
+// undoProperty restores a property that has its own message or sysctl.
 func (e *Engine) undoProperty(
 	ctx context.Context, p patience, index int, before, now Snapshot, d property,
 ) error {
@@ -514,7 +524,7 @@ func (e *Engine) undoProperty(
 		}
 		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
 	case d.attribute != nil:
-		// Before Linux 6.2 a name is EBUSY as long as the netdev is up.
+		// Before Linux 6.2 the kernel returns EBUSY for a new name as long as the netdev is up.
 		passes := func(err error) bool { return d.name != "name" && busy(err) }
 		err := e.step(what, func() error {
 			return p.retry(ctx, passes, func() error {
@@ -540,9 +550,9 @@ func (e *Engine) undoProperty(
 	return nil
 }
 
-// largestMTU sets the largest MTU that the driver takes, where that is less than the MTU before by
-// now: the VLAN of a VF may take four bytes from it (i40e, ice). It returns the refusal of the MTU
-// before.
+// largestMTU sets the largest MTU that the driver supports, if it is now less than the MTU before.
+// For example, the VLAN of a VF may take four bytes from it (i40e, ice). largestMTU returns the
+// refusal of the MTU before.
 func (e *Engine) largestMTU(index, before, now int, refused error) error {
 	message, err := e.host.ask(index)
 	if err != nil {
@@ -565,8 +575,8 @@ func (e *Engine) largestMTU(index, before, now int, refused error) error {
 	return errors.Join(refused, err)
 }
 
-// detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and
-// accepts one without a program.
+// detachXDP removes the pod's programs in every mode. The kernel requires a mode for each request,
+// and accepts a mode without a program.
 func (e *Engine) detachXDP(index int) error {
 	const noProgram = math.MaxUint32 // -1 as a file descriptor
 	var errs []error

@@ -15,23 +15,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// Settings are what the kernel and the driver keep for a netdev besides what rtnetlink carries: by
-// group, then by name, as text. A group or a name that is not there is unknown: the kernel or the
-// driver does not have it, or the agent that took the snapshot did not ask. What one pod leaves
-// there makes the next one slower, or changes how the netdev behaves on the host, but lets no frame
-// through to another owner.
+// Settings holds what the kernel and the driver keep for a netdev beyond the properties of
+// rtnetlink. The keys are the group and the name of a setting, the values are text.
+//
+// A group or name that is missing is unknown: the kernel or the driver does not have it, or the
+// agent that took the snapshot did not read it. A setting that a pod leaves behind may slow down
+// the next pod, or change how the netdev behaves on the host, but it never passes a frame to
+// another owner.
 type Settings map[string]map[string]string
 
-// settingGroup is where the settings of a group are read and changed on the host.
+// settingGroup reads and changes the settings of one group on the host.
 type settingGroup struct {
 	name   string
 	source source
-	// read returns nil if the group is not known. It is called in the host's network namespace.
+	// read returns nil if the group is unknown. It is called in the host's network namespace.
 	read   func(l *link) map[string]string
 	change func(l *link, to map[string]string) error
 }
 
-// source is whom the kernel asks for a setting. Different sources answer side by side.
+// source is the part of the kernel that answers for a setting. Different sources are read at the
+// same time.
 type source int
 
 const (
@@ -40,8 +43,9 @@ const (
 	fromDriver                  // ethtool
 )
 
-// settingGroups are in the order in which they are changed. The sysctls come first, because IPv6
-// starts when the netdev comes up. The channels of ethtool decide which queues there are.
+// settingGroups returns the groups in the order in which they are changed. The sysctls come first,
+// because IPv6 starts when the netdev comes up. The channels of ethtool come before the queues,
+// because the channels decide which queues exist.
 func (e *Engine) settingGroups() []settingGroup {
 	neighbours4, neighbours6 := e.tellNeighbours(unix.AF_INET), e.tellNeighbours(unix.AF_INET6)
 	list := []settingGroup{
@@ -70,8 +74,8 @@ func (e *Engine) settingGroups() []settingGroup {
 	)
 }
 
-// startReading begins to read groups of a netdev on the host, each source by a goroutine of its
-// own. wait returns the settings, and may be called again.
+// startReading begins to read groups of a netdev on the host, with one goroutine for each source.
+// wait returns the settings, and may be called several times.
 func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
 	bySource := map[source][]int{}
 	for i, g := range groups {
@@ -103,9 +107,12 @@ func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Setti
 	})
 }
 
-// settingsNow reads what a netdev on the host has of the settings of before. Where last has been
-// read already, and the properties that differed have been restored since, only what may be another
-// value now is read. A setting of ethtool has side effects on others and on the queues.
+// settingsNow reads the current values of the settings of a netdev on the host. It returns nil if
+// before has no settings.
+//
+// If last holds the values of an earlier call, settingsNow reads only the groups of restored,
+// because only these may have changed. After the restore of an ethtool setting it reads all groups,
+// because such a setting affects other settings and the queues.
 func (e *Engine) settingsNow(l *link, before, last Settings, restored []property) Settings {
 	ofEthtool := func(p property) bool { return strings.HasPrefix(p.group, "ethtool ") }
 	switch {
@@ -127,9 +134,8 @@ func (e *Engine) settingsNow(l *link, before, last Settings, restored []property
 	return settings
 }
 
-// undoSettings restores the settings among the properties that differ, by one change for each
-// group, and goes on after one that is refused. It returns the refusals by the names of the
-// properties.
+// undoSettings restores the settings among the properties that differ, with one change for each
+// group. It continues after a refusal. It returns the refusals by the names of the properties.
 func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 	refused := map[string]error{}
 	for _, g := range e.settings {
@@ -153,9 +159,9 @@ func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 	return refused
 }
 
-// restore changes several settings at once. If they are refused together, it changes them one after
-// the other, because one that the driver does not take must not keep the others from being
-// restored. It returns the refusals by name.
+// restore changes several settings at once. If the driver refuses them together, restore changes
+// them one by one, so that one refusal does not prevent the others. It returns the refusals by
+// name.
 func (g settingGroup) restore(l *link, to map[string]string) map[string]error {
 	err := g.change(l, to)
 	if err == nil {
@@ -175,10 +181,10 @@ func (g settingGroup) restore(l *link, to map[string]string) map[string]error {
 	return refused
 }
 
-// setting is the value of a setting in messages.
+// setting is the value of a setting, with a short form for messages.
 type setting string
 
-// String shortens what is too long for a message.
+// String returns the value. It shortens a value that is too long for a message.
 func (s setting) String() string {
 	const longest = 60
 	if len(s) > longest {
@@ -190,7 +196,7 @@ func (s setting) String() string {
 	return string(s)
 }
 
-// unlike returns the groups of the settings that other does not have with the same values.
+// unlike returns the groups that do not have equal values in other.
 func (s Settings) unlike(other Settings) Settings {
 	groups := Settings{}
 	for name, values := range s {
@@ -201,7 +207,7 @@ func (s Settings) unlike(other Settings) Settings {
 	return groups
 }
 
-// properties lists the settings in a stable order.
+// properties lists the settings in alphabetical order.
 func (s Settings) properties() []property {
 	var list []property
 	for _, group := range slices.Sorted(maps.Keys(s)) {

@@ -39,7 +39,8 @@ func changeEthtool(t testing.TB, ns *netns.Namespace, netdev, group, name, value
 		conn.Change(get(t, ns, netdev).Attrs().Index, group, map[string]string{name: value}))
 }
 
-// A queue that the pod took away is made anew by the kernel, without what the host had set for it.
+// TestQueueSettingsReturn covers a queue that the pod removed. The kernel makes it anew without the
+// host's settings.
 func TestQueueSettingsReturn(t *testing.T) {
 	w := newWorldOfQueues(t, 4, nil)
 	write(t, w.sysRoot, hostName, "queues/rx-3/rps_cpus", "3")
@@ -78,8 +79,8 @@ func onlyKeys(values, keys map[string]string) map[string]string {
 	return only
 }
 
-// A setting that the driver does not take back is noted, and the netdev is let go: NAPI cannot be
-// threaded, or not threaded, on a veth without GRO.
+// TestRefusedSettingIsNoted checks that the release succeeds with a note if the driver refuses a
+// setting. On a veth without GRO, NAPI cannot be changed to threaded or back.
 func TestRefusedSettingIsNoted(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -94,7 +95,8 @@ func TestRefusedSettingIsNoted(t *testing.T) {
 	}
 }
 
-// A setting that was known before, and is not known now, is not taken for equal.
+// TestUnknownSettingIsNoted checks that a setting that can no longer be read is not taken for
+// equal.
 func TestUnknownSettingIsNoted(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -113,7 +115,8 @@ func TestUnknownSettingIsNoted(t *testing.T) {
 	}
 }
 
-// A sysfs of another network namespace has a netdev of the same name, which must not be changed.
+// TestSysfsOfAnotherNamespace checks that a netdev of the same name in the sysfs of another network
+// namespace is not changed.
 func TestSysfsOfAnotherNamespace(t *testing.T) {
 	w := newWorld(t, nil)
 	elsewhere := netns.New(t)
@@ -129,12 +132,12 @@ func TestSysfsOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// A record of an agent that did not know the settings is restored without them, and one of an agent
-// that knows more of them has no effect on the others.
+// TestSettingsOfOtherVersions covers records of an older agent, which has no settings, and of a
+// newer agent, which has settings that this agent does not know.
 func TestSettingsOfOtherVersions(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(record map[string]any)
-		note   string // begins the only note
+		note   string // the beginning of the only note
 	}{
 		"older": {change: func(record map[string]any) { delete(record, "settings") }},
 		"newer": {
@@ -169,8 +172,8 @@ func TestSettingsOfOtherVersions(t *testing.T) {
 	}
 }
 
-// A host that makes stable addresses by a secret gets its netdev back with both, and a host that
-// has a secret without using it does not get an address by it.
+// TestStableSecretReturns covers a host that generates stable addresses from a secret and gets back
+// both. A host with an unused secret must not get an address from it.
 func TestStableSecretReturns(t *testing.T) {
 	for mode, name := range map[string]string{"0": "unused", "2": "used", "3": "random"} {
 		t.Run(name, func(t *testing.T) {

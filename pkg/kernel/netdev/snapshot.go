@@ -18,11 +18,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself,
-// may change, and what tells the netdev from every other one after a rename. It is comparable only
-// by [Diff].
+// Snapshot describes a netdev on the host: every property that an attachment or the pod may change,
+// and the identity by which the netdev is found after a rename. Snapshots are compared with [Diff].
 type Snapshot struct {
-	// on the host; "" for a Function without a netdev
+	// Name is the name on the host, or "" for a Function without a netdev.
 	Name     string       `json:"name"`
 	AltNames []string     `json:"altNames,omitempty"` // sorted
 	Alias    string       `json:"alias,omitempty"`
@@ -30,43 +29,47 @@ type Snapshot struct {
 	MAC      function.MAC `json:"mac,omitempty"`
 	TxQLen   int          `json:"txQLen,omitempty"` // packets
 
-	// Flags that the administrator sets (IFF_* in linux/if.h).
+	// These flags are set by the administrator (IFF_* of include/uapi/linux/if.h).
 	Up           bool `json:"up,omitempty"`
 	NoARP        bool `json:"noARP,omitempty"`
 	Promiscuous  bool `json:"promiscuous,omitempty"`
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
-	// what the PF enforces; nil without a PF, or where the PF does not tell
+	// VF is what the PF enforces. It is nil if there is no PF, or if the PF does not report the VF.
 	VF *VFState `json:"vf,omitempty"`
-	// what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
+	// Rate is what the eswitch enforces instead of the rates in VF. It is nil if the eswitch does
+	// not limit the Function, or was not asked.
 	Rate *function.Rate `json:"rate,omitempty"`
-	// nil in a snapshot of an older agent, which stands for all
+	// Sets says which properties in VF the attachment changes. It is nil in a snapshot of an older
+	// agent, and then stands for all of them.
 	Sets *Sets `json:"sets,omitempty"`
 
-	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
+	// Carried and Conf are nil in a snapshot of an older agent, and for a Function without a
+	// netdev.
 	Carried *Carried `json:"carried,omitempty"`
 	Conf    *Conf    `json:"conf,omitempty"`
-	// Settings are read on the host only. They are nil in a snapshot of an older agent, and of a
+	// Settings are read on the host only. They are nil in a snapshot of an older agent, and for a
 	// Function without a netdev.
 	Settings Settings `json:"settings,omitempty"`
 
 	Identity Identity `json:"identity"`
 }
 
-// Sets are those of the properties in VF that an attachment changes and drivers change too: a
-// driver may tell the VF's own MAC, or the speed of the link as its rate. Only what the attachment
-// changed is written back.
+// Sets says which of some properties in VF the attachment changes. These are the properties that
+// drivers may change by themselves: a driver may report the MAC that the VF gave itself, or the
+// speed of the link as the rate of the VF. Only properties that the attachment changed are written
+// back.
 type Sets struct {
 	MAC  bool `json:"mac,omitempty"`
 	Rate bool `json:"rate,omitempty"`
 }
 
-// Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can
+// Carried holds further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can
 // change all of them.
 type Carried struct {
-	Group uint32 `json:"group,omitempty"` // IFLA_GROUP, by which netdevs are changed together
-	// The limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in segments.
-	// Those of IPv4 are 0 before Linux 6.3, which does not tell them.
+	Group uint32 `json:"group,omitempty"` // IFLA_GROUP
+	// These are the limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in
+	// segments. The limits for IPv4 are 0 before Linux 6.3, which does not report them.
 	GSOMaxSize     uint32       `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32       `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32       `json:"groMaxSize,omitempty"`
@@ -75,54 +78,55 @@ type Carried struct {
 	Multicast      bool         `json:"multicast,omitempty"` // IFF_MULTICAST
 	LinkMode       uint8        `json:"linkMode,omitempty"`  // IF_LINK_MODE_DORMANT (1), or 0
 	Broadcast      function.MAC `json:"broadcast,omitempty"`
-	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one
-	// on the host is not taken.
+	// XDP is the id of the XDP program, "0" for several programs, or "" for none. A netdev with a
+	// program on the host is not attached.
 	XDP string `json:"xdp,omitempty"`
 	// ProtoDown is nil in a snapshot of an older agent.
 	ProtoDown *ProtoDown `json:"protoDown,omitempty"`
 }
 
-// Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
+// Identity identifies a netdev among all others. Index and Peer are valid in the host's namespace.
 type Identity struct {
-	// ifindex on the host; it mostly survives a move to another namespace and back
+	// Index is the ifindex on the host. It mostly survives a move to another namespace and back.
 	Index int    `json:"index"`
-	Kind  string `json:"kind"` // the kernel's link kind, "device" for hardware
-	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF;
-	// "" for a virtual netdev.
+	Kind  string `json:"kind"` // the kernel's link kind, or "device" for hardware
+	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF.
+	// It is "" for a virtual netdev.
 	Parent string `json:"parent,omitempty"`
 	Bus    string `json:"bus,omitempty"` // "pci" or "auxiliary"
-	// the hardware's own address, "" without one
+	// Permanent is the hardware's own address, or "" if it has none.
 	Permanent function.MAC `json:"permanent,omitempty"`
-	// Peer is the ifindex of a veth's other end, and PeerNS the host's id of the namespace of that
-	// end, -1 for its own.
+	// Peer is the ifindex of the other end of a veth. PeerNS is the id that the host has for the
+	// namespace of this end, or -1 for the host's own namespace.
 	Peer   int `json:"peer,omitempty"`
 	PeerNS int `json:"peerNS,omitempty"`
 }
 
-// IsHardware says whether the netdev is on a bus. The kernel moves it to the host when its
-// namespace ends, and deletes any other.
+// IsHardware reports whether the netdev belongs to a device on a bus. When a namespace ends, the
+// kernel moves such a netdev to the host, and deletes all others.
 func (i Identity) IsHardware() bool { return i.Parent != "" }
 
-// certain says whether the identity alone is enough to find the netdev among others.
+// certain reports whether the identity alone is enough to find the netdev among others.
 func (i Identity) certain() bool {
 	return i.Parent != "" || i.Permanent != "" || i.Kind == "veth" && i.Peer != 0
 }
 
-// same says whether other, seen in any namespace, can be the same netdev.
+// same reports whether other, seen in any namespace, can be the same netdev.
 func (i Identity) same(other Identity) bool {
 	return i.Kind == other.Kind && i.Parent == other.Parent &&
 		(i.Parent != "" || i.Permanent == other.Permanent && i.Peer == other.Peer)
 }
 
-// sameOnHost is same for a netdev in the host's namespace, in which PeerNS means something too.
+// sameOnHost reports whether other, seen in the host's namespace, can be the same netdev. It also
+// compares PeerNS, which is valid only there.
 func (i Identity) sameOnHost(other Identity) bool {
 	return i.same(other) && i.PeerNS == other.PeerNS
 }
 
-// userspace says whether the snapshot is one of a Function without a netdev.
+// userspace reports whether the snapshot describes a Function without a netdev.
 func (s Snapshot) userspace() bool { return s.Name == "" }
 
-// sets says what the attachment changes.
+// sets returns which properties the attachment changes.
 func (s Snapshot) sets() Sets {
 	if s.Sets == nil {
 		return Sets{MAC: true, Rate: true}
@@ -130,7 +134,7 @@ func (s Snapshot) sets() Sets {
 	return *s.Sets
 }
 
-// title is for messages.
+// title returns the name of the Function for messages.
 func (s Snapshot) title() string {
 	if s.userspace() {
 		return "Function without a netdev"
@@ -138,11 +142,11 @@ func (s Snapshot) title() string {
 	return "netdev " + s.Name
 }
 
-// enforcing returns s with what the PF and the eswitch shall enforce for the pod.
+// enforcing returns s with what the PF and the eswitch must enforce for the pod.
 func (s Snapshot) enforcing(want function.Interface) Snapshot {
 	if s.VF != nil {
 		vf := s.VF.with(want.VF, want.MAC)
-		if s.Rate != nil { // the eswitch limits it instead
+		if s.Rate != nil { // the eswitch enforces the rate instead of the PF
 			vf.MinTxRate, vf.MaxTxRate = s.VF.MinTxRate, s.VF.MaxTxRate
 		}
 		s.VF = &vf
@@ -155,9 +159,10 @@ func (s Snapshot) enforcing(want function.Interface) Snapshot {
 	return s
 }
 
-// giveBack is what a PF shall enforce again for a VF, for which it enforces now: what the
-// attachment did not set, and drivers change, stays. Without a netdev the MAC that differs is the
-// program's.
+// giveBack returns what a PF must enforce for a VF after the attachment. now is what it enforces at
+// present. Properties that the attachment did not set, and that drivers change, keep their present
+// values. For a Function without a netdev, the MAC is always restored, because the program of the
+// pod may have changed it.
 func (s Snapshot) giveBack(now VFState) VFState {
 	to := *s.VF
 	if !s.sets().MAC && !s.userspace() {
@@ -169,7 +174,8 @@ func (s Snapshot) giveBack(now VFState) VFState {
 	return to
 }
 
-// administrativeMAC is the MAC that the PF gives the VF and the netdev does not have, "" for none.
+// administrativeMAC returns the MAC that the PF enforces for the VF if the netdev does not have
+// this MAC yet, or "".
 func (s Snapshot) administrativeMAC() function.MAC {
 	if s.VF == nil || s.VF.MAC == s.MAC || len(s.VF.MAC) != len(s.MAC) || isZero(s.VF.MAC) {
 		return ""
@@ -177,8 +183,8 @@ func (s Snapshot) administrativeMAC() function.MAC {
 	return s.VF.MAC
 }
 
-// Renewed returns s for the netdev that the driver has made since in place of the one of s; now is
-// a snapshot of it.
+// Renewed returns s for a new netdev that the driver has made in place of the old one. now is a
+// snapshot of the new netdev.
 func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	s.Identity = now.Identity
 	switch {
@@ -192,17 +198,18 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	return s
 }
 
-// VFChanges lists in words, as [Diff] does, what the PF enforces for a pod that wants this
-// interface.
+// VFChanges lists what the PF must change for a pod that wants this interface. The sentences are
+// the same as those of [Diff].
 func (s Snapshot) VFChanges(want function.Interface) []string {
 	return Diff(Snapshot{VF: s.VF}, Snapshot{VF: s.enforcing(want).VF})
 }
 
-// WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch
-// enforced.
+// WithoutNetdev returns the part of the snapshot that must be restored even if the netdev is gone:
+// what the PF and the eswitch enforced.
 func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate, Sets: s.Sets} }
 
-// flags are the IFF_* of linux/if.h that the snapshot has, and the mask of those that it knows.
+// flags returns the IFF_* flags of include/uapi/linux/if.h that are set in the snapshot, and the
+// mask of the flags that the snapshot contains.
 func (s Snapshot) flags() (flags, mask uint32) {
 	for _, p := range s.properties() {
 		mask |= p.flag
@@ -213,7 +220,8 @@ func (s Snapshot) flags() (flags, mask uint32) {
 	return flags, mask
 }
 
-// snapshotOf reads a netdev; attrs has the properties that the netlink library does not read.
+// snapshotOf returns the snapshot of a netdev. attrs holds the attributes that the netlink library
+// does not read.
 func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 	a := l.Attrs()
 	carried := &Carried{
@@ -248,23 +256,23 @@ func identityOf(l netlink.Link) Identity {
 	}
 }
 
-// property is one thing of a netdev that an attachment, or the pod itself, may change.
+// property is one property of a netdev that an attachment or the pod may change.
 type property struct {
 	name  string
 	value any // comparable
-	now   any // the value in the other snapshot; only where two are compared
-	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or
-	// the IPv6 sysctl of this name. [Engine.undo] knows how to restore a property without any of
-	// them.
+	now   any // value in the other snapshot, if two snapshots are compared
+	// A property is restored by an attribute or an IFF_* flag of RTM_NEWLINK, or by the IPv6 sysctl
+	// of this name. If it has neither of them, [Engine.undo] knows how to restore it.
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
-	// group and key say which one of the [Settings] it is; group is "" for any other property.
+	// group and key name one of the [Settings]. group is "" for other properties.
 	group, key string
 }
 
-// properties are those that the snapshot knows, in the order in which they are told and restored.
-// The sizes for IPv4 come after the others, as the kernel sets them along with those.
+// properties lists the properties in the snapshot, in the order in which they are reported and
+// restored. The sizes for IPv4 come after the general sizes, because the kernel changes both when a
+// general size is set.
 func (s Snapshot) properties() []property {
 	var list []property
 	add := func(name string, value any, attr *nl.RtAttr) {
@@ -276,14 +284,15 @@ func (s Snapshot) properties() []property {
 
 	add("name", s.Name, text(unix.IFLA_IFNAME, s.Name))
 	add("altnames", fmt.Sprintf("%q", s.AltNames), nil)
-	// a zero byte alone takes the alias away
+	// A zero byte alone removes the alias.
 	add("alias", s.Alias, text(unix.IFLA_IFALIAS, s.Alias))
 	add("mtu", s.MTU, number(unix.IFLA_MTU, s.MTU))
 	add("mac", s.MAC, hardwareAddr(unix.IFLA_ADDRESS, s.MAC))
 	add("txqlen", s.TxQLen, number(unix.IFLA_TXQLEN, s.TxQLen))
 	flag("up", s.Up, unix.IFF_UP)
 	flag("noarp", s.NoARP, unix.IFF_NOARP)
-	// rtnetlink tells of these two as requested, not as a bridge or a packet socket needs them.
+	// rtnetlink reports these two flags as the administrator requested them, without the requests
+	// of bridges and packet sockets.
 	flag("promiscuous", s.Promiscuous, unix.IFF_PROMISC)
 	flag("allmulticast", s.AllMulticast, unix.IFF_ALLMULTI)
 
@@ -349,7 +358,7 @@ func (p property) String() string {
 	return fmt.Sprintf("%s is %v, was %v", p.name, p.now, p.value)
 }
 
-// compare lists the properties that differ, with their values now.
+// compare lists the properties that differ, with their current values.
 func compare(before, now Snapshot) []property {
 	before, now = withoutEqual(before, now)
 	values := map[string]any{}
@@ -369,8 +378,8 @@ func compare(before, now Snapshot) []property {
 	return list
 }
 
-// withoutEqual returns two snapshots without the sysctls and the groups of settings that are equal
-// in both, because these are most of what is known of a netdev, and they seldom differ.
+// withoutEqual returns both snapshots without the sysctls and groups of settings that are equal,
+// because most of a snapshot consists of these, and they seldom differ.
 func withoutEqual(a, b Snapshot) (Snapshot, Snapshot) {
 	if a.Conf != nil && b.Conf != nil && a.Conf.equal(*b.Conf) {
 		a.Conf, b.Conf = nil, nil
@@ -379,8 +388,8 @@ func withoutEqual(a, b Snapshot) (Snapshot, Snapshot) {
 	return a, b
 }
 
-// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It
-// does not compare the identity, nor what only one of the snapshots knows.
+// Diff returns a sentence for each property that differs, in a stable order: "mtu is 1400, was
+// 1500". It compares neither the identity nor properties that are in only one of the snapshots.
 func Diff(before, now Snapshot) []string {
 	var texts []string
 	for _, d := range compare(before, now) {
@@ -389,7 +398,7 @@ func Diff(before, now Snapshot) []string {
 	return texts
 }
 
-// Observed is what a netdev is in a pod.
+// Observed describes a netdev in a pod after its configuration.
 type Observed struct {
 	Name      string         `json:"name"`
 	MAC       function.MAC   `json:"mac,omitempty"`
@@ -398,29 +407,34 @@ type Observed struct {
 	Index     int            `json:"index"`
 }
 
-// Place is where a netdev sits in a pod. It is known before the netdev is moved.
+// Place is the position of a netdev in a pod. It is known before the netdev is moved.
 type Place struct {
 	NetNS string `json:"netns"` // path of the namespace's file
-	// SO_NETNS_COOKIE, unique until the next boot; the path may mean another namespace later
+	// Cookie is SO_NETNS_COOKIE of the namespace. It is unique until the next boot, while the path
+	// may refer to another namespace later.
 	Cookie uint64 `json:"cookie"`
 	Index  int    `json:"index"` // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
 }
 
 // Device is the host's side of a netdev.
 type Device struct {
-	// of the netdev in the host's namespace; "" where it is not known or not there
+	// Name is the name of the netdev in the host's namespace. It is "" if the name is not known or
+	// the netdev is not there.
 	Name string
-	// enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
+	// PF enforces the properties of the VF. It is nil if the Function is not a VF, or if the PF has
+	// no netdev.
 	PF *PF
-	// at the eswitch, which is asked only if the pod wants a rate; nil for a PF
+	// Port is the Function's port at the eswitch. The eswitch is asked only if the pod wants a
+	// rate. Port is nil for a PF.
 	Port *function.EswitchPort
-	// Rebinding lets [Engine.Restore] bind the driver of a hardware netdev again, on which a pod
-	// left others that are found nowhere. With nil, Restore never unbinds a driver.
+	// Rebinding allows [Engine.Restore] to bind the driver of a hardware netdev again, if a pod
+	// left netdevs on top of it that cannot be found. If Rebinding is nil, Restore never unbinds a
+	// driver.
 	Rebinding *Rebinding
 }
 
-// as returns the device without the PF or the port if the snapshot has nothing of them: they were
-// not changed then.
+// as returns the device without the PF or the port if the snapshot lacks what they enforce, because
+// the attachment did not change it.
 func (d Device) as(before Snapshot) Device {
 	if before.VF == nil {
 		d.PF = nil
@@ -431,38 +445,39 @@ func (d Device) as(before Snapshot) Device {
 	return d
 }
 
-// PF is where a PF is told what to enforce for a VF.
+// PF names the PF that enforces the properties of a VF.
 type PF struct {
 	Name    string // of the PF's netdev in the host's namespace
-	Address string // PCI address of the PF, which the netdev must belong to; "" if it is not known
+	Address string // PCI address of the PF, which must own the netdev; "" if it is not known
 	VF      int    // index of the VF, from 0
 }
 
 func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Address, "?") + ")" }
 
-// Restored tells what Restore found.
+// Restored is the result of [Engine.Restore].
 type Restored struct {
-	Name string // of the netdev in the host's namespace now; "" for a Function without one
-	// a sentence for each property that is not as it was, and that the next owner may find so
+	Name string // of the netdev in the host's namespace now; "" for a Function without a netdev
+	// Notes has a sentence for each property that was not restored and that the next owner may see.
 	Notes []string
 }
 
 var (
 	// ErrNoNetdev says that the host's namespace has no such netdev.
 	ErrNoNetdev = errors.New("no netdev in the host's network namespace")
-	// ErrNameTaken says that the pod has an interface with the wanted name already.
+	// ErrNameTaken says that the pod already has an interface with the wanted name.
 	ErrNameTaken = errors.New("is taken in the pod")
-	// ErrGone says that there is nothing to restore: the netdev ended with its namespace, or its
-	// driver was unbound.
+	// ErrGone says that there is no netdev to restore, because it ended with its namespace, or
+	// because its driver was unbound.
 	ErrGone = errors.New("netdev is gone")
-	// ErrAway says that the pod's namespace lives, but the netdev is neither there nor on the host:
-	// the pod moved it on. The netdev comes back when the namespace that it is in ends.
+	// ErrAway says that the netdev is neither on the host nor in the pod's namespace, which still
+	// exists. The pod has moved the netdev to another namespace. The netdev returns when this
+	// namespace ends.
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
-	// ErrLeaks says that what the last owner left may reach the next one, and that trying again at
-	// once does not help.
+	// ErrLeaks says that something of the previous owner may reach the next owner, and that an
+	// immediate retry does not help.
 	ErrLeaks = errors.New("may reach the next owner")
 )
 
-// macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has
-// none.
+// macOf returns an address as text. It keeps an address of zeros, which drivers report as the
+// administrative MAC of a VF if no MAC was set.
 func macOf(address net.HardwareAddr) function.MAC { return function.MAC(address.String()) }

@@ -16,15 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// stacked are the kinds of virtual netdevs that go on to use the netdev below them when that moves
-// to another namespace. They send and receive its frames from whatever namespace they are in.
+// stacked lists the kinds of upper netdevs that keep working when their lower netdev moves to
+// another namespace. They send and receive its frames from any namespace.
 var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
 
-// ownNamespace is IFLA_LINK_NETNSID of a netdev whose lower netdev is in its own namespace.
+// ownNamespace is IFLA_LINK_NETNSID of a netdev whose lower netdev is in the same namespace.
 const ownNamespace = -1
 
-// dropAltNames deletes altnames of a netdev. There may be thousands: all must fit in an attribute
-// of 64 KiB.
+// dropAltNames deletes altnames of a netdev. A pod may have added thousands, because the kernel
+// limits only their total size, to the 64 KiB of an attribute.
 func (e *Engine) dropAltNames(c *conn, index int, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func linkHeader(index int) *nl.IfInfomsg {
 }
 
 // stackedOn lists the netdevs in a namespace that are stacked on the netdev with the index. lowerNS
-// is the id that the namespace has for the lower netdev's namespace, or ownNamespace.
+// is the id that the namespace has for the namespace of the lower netdev, or ownNamespace.
 func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 	list, err := request.Consistent(c.LinkList)
 	if err != nil {
@@ -65,21 +65,21 @@ func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 
 	return slices.DeleteFunc(list, func(l netlink.Link) bool {
 		a := l.Attrs()
-		// The kernel does not say what is below a netdev whose description is too large. In the pod
-		// it is the pod's.
+		// The kernel does not report the lower netdev if the description of the upper netdev is too
+		// large. In a pod such a netdev counts as stacked, because it is certainly the pod's.
 		unknown := a.ParentIndex == 0 && c.isPod
 		return !slices.Contains(stacked, l.Type()) ||
 			!unknown && (a.ParentIndex != index || a.NetNsID != lowerNS)
 	}), nil
 }
 
-// dropped is how many netdevs are deleted at once: the kernel waits for its readers (RCU) once for
-// all of them.
+// dropped is the number of netdevs that are deleted at once. The kernel waits for an RCU grace
+// period only once for all of them.
 const dropped = 256
 
 // dropStacked deletes the netdevs in a namespace that are stacked on a netdev: see [stackedOn]. The
-// kernel deletes what is stacked on these as well. If ctx ends, the error says how many are left,
-// and the next call goes on.
+// kernel also deletes what is stacked on these netdevs. If ctx ends, the error says how many
+// netdevs are left, and the next call continues.
 func (e *Engine) dropStacked(ctx context.Context, c *conn, index, lowerNS int) error {
 	left, err := stackedOn(c, index, lowerNS)
 	if err != nil || len(left) == 0 {
@@ -108,13 +108,13 @@ func (e *Engine) dropStacked(ctx context.Context, c *conn, index, lowerNS int) e
 	return nil
 }
 
-// deleteAll deletes netdevs by one message, as a group of their own.
+// deleteAll puts the netdevs into a group of their own and deletes the group by one message.
 func deleteAll(ctx context.Context, c *conn, list []netlink.Link) error {
 	if len(list) == 1 {
 		return unlessGone(c.LinkDel(list[0]))
 	}
 
-	group := number(unix.IFLA_GROUP, rand.Uint32()|1<<31) // which no administrator uses
+	group := number(unix.IFLA_GROUP, rand.Uint32()|1<<31) // unused by administrators
 	messages := make([]request.Message, len(list))
 	for i, l := range list {
 		messages[i] = request.Message{

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// confElsewhere are the sysctls of net.ipv6.conf that [Conf] has, or that follow from something
-// else: the MTU of the netdev, and the multicast routes.
+// confElsewhere lists the sysctls of net.ipv6.conf that are not among the settings, because [Conf]
+// has them or because they follow from the MTU or the multicast routes.
 func confElsewhere() []string {
 	names := []string{"mtu", "mc_forwarding"}
 	for _, s := range conf6 {
@@ -27,25 +27,26 @@ func confElsewhere() []string {
 	return names
 }
 
-// toldSysctl is a sysctl of a netdev whose value rtnetlink tells too, which is faster than to read
-// its file.
+// toldSysctl is a sysctl of a netdev whose value rtnetlink reports, too. A report is faster than
+// reading the file of the sysctl.
 type toldSysctl struct {
 	name  string // in procfs
-	place int    // where rtnetlink has the number
+	place int    // index or attribute type in the message
 	unit  unit
 }
 
-// unit is how procfs shows a number of rtnetlink. Times are in milliseconds there.
+// unit is the unit in which procfs shows a number of rtnetlink. rtnetlink reports times in
+// milliseconds.
 type unit int
 
 const (
-	signed unit = iota // as it is
+	signed unit = iota // the number itself
 	unsigned
 	seconds
-	ticks // of USER_HZ, of which a second has 100 on all architectures
+	ticks // 1/100 s (USER_HZ) on all architectures
 )
 
-// text is the number as procfs shows it.
+// text returns the number as procfs shows it.
 func (u unit) text(number uint64) string {
 	switch u {
 	case unsigned:
@@ -58,8 +59,8 @@ func (u unit) text(number uint64) string {
 	return strconv.Itoa(int(int32(number)))
 }
 
-// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF has (DEVCONF_* of
-// linux/ipv6.h). It leaves out what is younger than Linux 6.1.
+// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF contains (DEVCONF_* of
+// include/uapi/linux/ipv6.h). It leaves out sysctls that are newer than Linux 6.1.
 var conf6Told = []toldSysctl{
 	{"router_solicitation_interval", 8, seconds}, {"router_solicitation_delay", 9, seconds},
 	{"temp_valid_lft", 11, signed}, {"temp_prefered_lft", 12, signed},
@@ -81,7 +82,7 @@ var conf6Told = []toldSysctl{
 	{"accept_untracked_na", 57, signed}, {"accept_ra_min_lft", 58, signed},
 }
 
-// tellConf6 picks the sysctls of conf6Told from what came with the netdev.
+// tellConf6 returns the sysctls of conf6Told from the description of the netdev.
 func tellConf6(l *link) map[string]string {
 	told := map[string]string{}
 	for _, s := range conf6Told {
@@ -92,14 +93,18 @@ func tellConf6(l *link) map[string]string {
 	return told
 }
 
-// stableSecret is the sysctl that answers EIO while it is unset. It cannot be unset.
+// stableSecret is the sysctl for which a read fails with EIO while it is unset. Once set, it cannot
+// be unset.
 const stableSecret = "stable_secret"
 
-// sysctlGroup are the sysctls of a netdev in a directory of procfs, but for except. Their names are
-// those of "lo", which each network namespace has: they are listed once, because that takes as long
-// as to read them. What tell returns is not read from its file. The group is unknown while its
-// files cannot be listed or written, or while the protocol's module is not loaded. The kernel lets
-// no netdev have the names of the other directories there, "all" and "default".
+// sysctlGroup returns the group of a netdev's sysctls in a directory of procfs, without the sysctls
+// in except. Sysctls that tell returns are not read from their files.
+//
+// The names of the sysctls are the same for all netdevs. They are listed once, for the netdev "lo",
+// which exists in each network namespace, because a list takes as long as reading all files. The
+// group is unknown while its files cannot be listed or written, or while the protocol's module is
+// not loaded. A netdev cannot have the name of another directory there, "all" or "default", because
+// the kernel refuses these names.
 func (e *Engine) sysctlGroup(
 	name, directory string, except []string, tell func(l *link) map[string]string,
 ) settingGroup {
@@ -110,7 +115,7 @@ func (e *Engine) sysctlGroup(
 			return *known
 		}
 		if !e.hasProtocol(directory) {
-			return nil // a later call asks again
+			return nil // a later call tries again
 		}
 
 		all, exists, err := of("lo").Names()
@@ -148,20 +153,23 @@ func (e *Engine) sysctlGroup(
 	return settingGroup{name, fromProtocols, read, change}
 }
 
-// hasProtocol says whether the kernel has the protocol of a directory, such as "sys/net/mpls/conf".
-// It looks for the protocol in a list, because the kernel frees what it keeps of a name that it did
-// not find after a grace period of RCU, for which the move of a netdev would wait (see [handover]).
-// A list that cannot be read has no protocol.
+// hasProtocol reports whether the kernel has the protocol of a directory, such as
+// "sys/net/mpls/conf". It returns false if the list of protocols cannot be read.
+//
+// It reads the list instead of looking up the protocol's name. After a failed lookup the kernel
+// frees the name after an RCU grace period, and the move of a netdev would wait for this period:
+// see [handover].
 func (e *Engine) hasProtocol(directory string) bool {
 	protocol := path.Dir(directory)
 	names, _, _ := sysfs.Root(e.procRoot).Dir(path.Dir(protocol)).Names()
 	return slices.Contains(names, path.Base(protocol))
 }
 
-// tellNothing is for sysctls that rtnetlink does not tell.
+// tellNothing is for groups of which rtnetlink reports no sysctls.
 func tellNothing(*link) map[string]string { return nil }
 
-// readSysctls reads sysctls of a netdev from its directory of procfs, unless they are in told.
+// readSysctls reads sysctls of a netdev from its directory of procfs. It takes the values in told
+// without reading their files.
 func readSysctls(dir sysfs.Dir, names []string, told map[string]string) map[string]string {
 	settings := map[string]string{}
 	var files []string
@@ -183,8 +191,8 @@ func readSysctls(dir sysfs.Dir, names []string, told map[string]string) map[stri
 	return settings
 }
 
-// keepAddrGenMode sets what the kernel changes along with the secret. It sets it by rtnetlink,
-// because the kernel makes an address when the sysctl is written.
+// keepAddrGenMode restores addr_gen_mode, which the kernel changes when the secret is written. It
+// uses rtnetlink, because the kernel generates an address when the sysctl is written.
 func (e *Engine) keepAddrGenMode(l *link) error {
 	if l.Conf == nil || len(l.Conf.IPv6) == 0 {
 		return nil
@@ -200,8 +208,7 @@ func (e *Engine) keepAddrGenMode(l *link) error {
 	return e.host.set(l.Identity.Index, 0, 0, spec)
 }
 
-// writeAll writes texts into files of a directory by their names, and goes on after one that is
-// refused.
+// writeAll writes texts to the files of a directory by name. It continues after a refusal.
 func writeAll(dir sysfs.Dir, texts map[string]string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(texts)) {

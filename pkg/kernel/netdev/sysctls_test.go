@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestSysctlsAreThoseOfProcfs: whatever the way in which a sysctl is read, it has the value of its
-// file, and each file of the netdev's directories is read or known to be elsewhere.
+// TestSysctlsAreThoseOfProcfs checks that every sysctl has the value of its file, however it was
+// read, and that every file of the netdev's directories is read or known to be covered elsewhere.
 func TestSysctlsAreThoseOfProcfs(t *testing.T) {
 	host := netns.New(t)
 	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{
@@ -43,10 +43,10 @@ func TestSysctlsAreThoseOfProcfs(t *testing.T) {
 				names = slices.DeleteFunc(names, func(name string) bool {
 					return slices.Contains(test.except, name)
 				})
-				for value := 1; value < 3; value++ { // one of them differs from the default
+				for value := 1; value < 3; value++ { // one differs from the default
 					for _, name := range names {
 						if name != stableSecret {
-							_ = dir.Write(name, strings.Repeat("1", value)) // not all take it
+							_ = dir.Write(name, strings.Repeat("1", value)) // some files refuse it
 						}
 					}
 				}

@@ -15,18 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tcxSides are where a tcx program may be attached to a netdev. It stays there when the netdev
-// moves, also if the process that attached it has ended.
+// tcxSides are the sides of a netdev to which a tcx program can be attached. The program stays
+// attached when the netdev moves, and when the process that attached it ends.
 var tcxSides = []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
 
 // tcxLister lists the tcx programs of netdevs. Several goroutines may use it at once.
 type tcxLister struct {
 	procRoot string
-	// query lists the programs at one side of a netdev of the thread's namespace.
+	// query lists the programs at one side of a netdev in the namespace of the calling thread.
 	query func(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error)
 
 	mutex      sync.Mutex
-	known, has bool // whether the kernel has tcx, once that is known
+	known, has bool // has: the kernel has tcx, if known
 }
 
 func newTCXLister(procRoot string) *tcxLister {
@@ -40,8 +40,8 @@ func newTCXLister(procRoot string) *tcxLister {
 	return &tcxLister{procRoot: procRoot, query: query}
 }
 
-// programs lists the programs at one side of a netdev of the thread's namespace. A kernel without
-// tcx has none. The error matches [ErrGone] if there is no such netdev.
+// programs lists the programs at one side of a netdev in the namespace of the calling thread. It
+// returns none if the kernel has no tcx. The error matches [ErrGone] if there is no such netdev.
 func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
 	has, err := t.supported()
 	if err != nil || !has {
@@ -59,10 +59,13 @@ func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedP
 	return programs, nil
 }
 
-// supported says whether the kernel has tcx, which it finds out once. A kernel that does not have
-// it (before Linux 6.6, or without CONFIG_NET_XGRESS) answers EINVAL to the query, as it does to
-// other mistakes. So the netdev that is asked about is lo, which each namespace has, and nothing
-// but the kind of the program can be wrong. Other errors leave it open.
+// supported reports whether the kernel has tcx. It asks until the kernel gives a clear answer, and
+// remembers this answer.
+//
+// A kernel without tcx (before Linux 6.6, or without CONFIG_NET_XGRESS) answers EINVAL to the
+// query, but it also answers EINVAL to other mistakes. Therefore supported asks about lo, which
+// exists in each namespace, so that only the kind of the program can be wrong. Any other error is
+// no answer.
 func (t *tcxLister) supported() (bool, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -89,15 +92,15 @@ func (t *tcxLister) supported() (bool, error) {
 	return t.has, nil
 }
 
-// refusesBPF says whether an error means that the kernel, or a filter of system calls, does not let
-// the process ask. The library does not tell these apart.
+// refusesBPF reports whether the kernel or a filter of system calls forbids the query. The library
+// returns the same errors for both.
 func refusesBPF(err error) bool {
 	return errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.ENOSYS) ||
 		errors.Is(err, unix.EPERM)
 }
 
-// withoutBPF returns nil if the kernel was built without bpf(2), and hence without this sysctl
-// (kernel/bpf/syscall.c).
+// withoutBPF returns nil if the kernel was built without bpf(2), and therefore lacks the sysctl of
+// kernel/bpf/syscall.c. Otherwise it returns an error, because the query was forbidden.
 func (t *tcxLister) withoutBPF(refused error) error {
 	_, err := os.Stat(filepath.Join(t.procRoot, "sys/kernel/unprivileged_bpf_disabled"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// kernel answers queries by the index of the netdev.
+// kernel answers queries by the ifindex of the netdev.
 type kernel struct {
 	answers map[int]error
 	asked   []int
@@ -28,11 +28,11 @@ func (k *kernel) query(index int, _ ebpf.AttachType) ([]bpflink.AttachedProgram,
 	return nil, k.answers[index]
 }
 
-// TestTCXSupport: a kernel has no tcx only if it says so, of lo. What it says of another netdev, or
-// does not say, is no proof that the netdev has no programs.
+// TestTCXSupport checks that a kernel counts as one without tcx only if it says so about lo. Any
+// other answer does not prove that the netdev has no programs.
 func TestTCXSupport(t *testing.T) {
 	const lo, netdev = 1, 7
-	hidden := fmt.Errorf("query programs: %w", ebpf.ErrNotSupported) // an EPERM, by the library
+	hidden := fmt.Errorf("query programs: %w", ebpf.ErrNotSupported) // for EPERM
 	for name, test := range map[string]struct {
 		lo, netdev error
 		noBPF      bool   // the kernel was built without bpf(2)
@@ -85,7 +85,7 @@ func TestTCXSupport(t *testing.T) {
 	}
 }
 
-// TestTCXSupportLater: what was not known once is asked again.
+// TestTCXSupportLater checks that an unclear answer is not remembered.
 func TestTCXSupportLater(t *testing.T) {
 	k := &kernel{answers: map[int]error{1: unix.ENOMEM}}
 	lister := &tcxLister{procRoot: t.TempDir(), query: k.query}
@@ -99,8 +99,8 @@ func TestTCXSupportLater(t *testing.T) {
 	}
 }
 
-// TestTCXOfThisKernel: the kernel answers a query that it does not know by EINVAL, and says of a
-// netdev that is not there that it is not there.
+// TestTCXOfThisKernel checks that the kernel answers EINVAL to an unknown query, and reports a
+// netdev that does not exist as such.
 func TestTCXOfThisKernel(t *testing.T) {
 	lister := newTCXLister("/proc")
 	has, err := lister.supported()

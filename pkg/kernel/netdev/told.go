@@ -2,8 +2,8 @@
 
 package netdev
 
-// Told is what a PF tells of a VF now, nil if it tells nothing: its driver has no such operations,
-// or does not answer at the moment.
+// Told returns what a PF reports about a VF now. It returns nil if the PF does not report the VF,
+// because its driver has no operations for VFs or does not answer at present.
 func (e *Engine) Told(pf *PF) (*VFState, error) {
 	r, err := e.report(pf)
 	return r.vf, err

@@ -17,24 +17,28 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// uppers says whether a netdev has an upper one, which the kernel tells no other way: it lists the
-// uppers of a netdev only in their own namespaces. A BPF program of type sched_cls gets a packet
-// that seems to come from the netdev (BPF_PROG_TEST_RUN), and looks at net_device.adj_list.upper.
-// All kinds of netdevs that use another one are in this list (netdev_upper_dev_link and
-// netdev_master_upper_dev_link of net/core/dev.c), also those that take its frames by a handler.
-// The program needs no lock: whatever a pod made on its netdev was in the list before the netdev
-// left the pod, because the kernel makes and moves netdevs under one lock (RTNL).
+// uppers reports whether something is stacked on a netdev, in any namespace. The zero value is
+// ready for use by several goroutines.
 //
-// It needs Linux 6.2 for the function bpf_cast_to_kern_ctx, BTF (CONFIG_DEBUG_INFO_BTF), and
-// CAP_SYS_ADMIN or CAP_BPF and CAP_PERFMON. The zero value is ready for use by several goroutines.
+// The kernel has no request for this, because it lists an upper netdev only in its own namespace.
+// Therefore a BPF program of type sched_cls receives a packet that seems to come from the netdev
+// (BPF_PROG_TEST_RUN), and reads net_device.adj_list.upper. This list has all netdevs that use
+// another netdev (netdev_upper_dev_link and netdev_master_upper_dev_link of net/core/dev.c),
+// including those that take its frames by a handler.
+//
+// The program needs no lock. The kernel makes and moves netdevs under one lock (RTNL). What a pod
+// made on its netdev was therefore in the list before the netdev left the pod.
+//
+// The program needs Linux 6.2 for the function bpf_cast_to_kern_ctx, BTF (CONFIG_DEBUG_INFO_BTF),
+// and CAP_SYS_ADMIN or both CAP_BPF and CAP_PERFMON.
 type uppers struct {
 	once    sync.Once
 	program *ebpf.Program
-	err     error // why the kernel cannot be asked
+	err     error // why the program cannot run
 }
 
-// load loads the program at the first call, which takes some 0.1 s, because the kernel's BTF has
-// several MB. Its error is the same at each call.
+// load loads the program at the first call. This takes about 0.1 s, because the kernel's BTF has
+// several MB. Later calls return the same error.
 func (u *uppers) load() error {
 	u.once.Do(func() {
 		program, err := loadUppers()
@@ -57,15 +61,16 @@ func (u *uppers) close() {
 	_ = u.program.Close()
 }
 
-// The verdicts of the program.
+// These are the verdicts of the program.
 const (
 	noUpper   = 0
 	someUpper = 1
 )
 
-// on says whether a netdev of the thread's namespace has an upper one. The program must be loaded.
+// on reports whether something is stacked on a netdev in the namespace of the calling thread. The
+// program must be loaded.
 func (u *uppers) on(index int) (bool, error) {
-	const size, ifindex = 192, 40 // of struct __sk_buff, which is UAPI, and of its field
+	const size, ifindex = 192, 40 // of struct __sk_buff, which is UAPI, and offset of its field
 	context := make([]byte, size)
 	binary.NativeEndian.PutUint32(context[ifindex:], uint32(index))
 
@@ -83,7 +88,7 @@ func (u *uppers) on(index int) (bool, error) {
 	return verdict == someUpper, nil
 }
 
-// loadUppers makes the program of what the kernel says about its types.
+// loadUppers loads the program. It takes the offsets of fields from the kernel's BTF.
 func loadUppers() (*ebpf.Program, error) {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -116,12 +121,12 @@ func loadUppers() (*ebpf.Program, error) {
 	}
 
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "xpu_uppers", Type: ebpf.SchedCLS, License: "GPL", // which the function wants
+		Name: "xpu_uppers", Type: ebpf.SchedCLS, License: "GPL", // the kfunc requires it
 		Instructions: asm.Instructions{
 			call, // R0 = the sk_buff of the context in R1
 			asm.LoadMem(asm.R1, asm.R0, dev, asm.DWord),
 			asm.LoadMem(asm.R2, asm.R1, upper, asm.DWord), // adj_list.upper.next
-			// &adj_list.upper, where an empty list ends
+			// An empty list points to itself: &adj_list.upper.
 			asm.Add.Imm(asm.R1, int32(upper)),
 			asm.Mov.Imm(asm.R0, noUpper),
 			asm.JEq.Reg(asm.R1, asm.R2, "end"),
@@ -131,7 +136,8 @@ func loadUppers() (*ebpf.Program, error) {
 	})
 }
 
-// offset is where a field of a struct begins, in bytes. The path goes through structs in structs.
+// offset returns the offset of a field of a struct in bytes. path names the field, and the structs
+// that contain it, from outside to inside.
 func offset(types *btf.Spec, name string, path ...string) (int16, error) {
 	var s *btf.Struct
 	if err := types.TypeByName(name, &s); err != nil {
@@ -155,8 +161,8 @@ func offset(types *btf.Spec, name string, path ...string) (int16, error) {
 	return int16(at), nil
 }
 
-// member finds a field, also within structs and unions that have no name. before is where it
-// begins, in bytes.
+// member finds a field, also within structs and unions without a name. before is the offset of the
+// field in bytes.
 func member(members []btf.Member, name string) (found btf.Member, before uint32, ok bool) {
 	for _, m := range members {
 		if m.Name == name {
@@ -172,7 +178,7 @@ func member(members []btf.Member, name string) (found btf.Member, before uint32,
 	return found, 0, false
 }
 
-// membersOf are the members of a struct or union.
+// membersOf returns the members of a struct or union, or nil for other types.
 func membersOf(t btf.Type) []btf.Member {
 	switch t := btf.UnderlyingType(t).(type) {
 	case *btf.Struct:
@@ -183,15 +189,16 @@ func membersOf(t btf.Type) []btf.Member {
 	return nil
 }
 
-// SeesUppers returns nil if the kernel says whether something is on top of a netdev. Otherwise its
-// error says why not, and the Engine finds out by many requests: each release takes 0.1 s and more
-// where the kernel has loaded VLANs. The first call takes some 0.1 s, which the first release takes
-// otherwise.
+// SeesUppers returns nil if the Engine can see with one request whether something is stacked on a
+// netdev. Otherwise its error says why not. The Engine then sends many requests, so that each
+// release takes 0.1 s or more if the kernel has loaded the VLAN module.
+//
+// The first call takes about 0.1 s. Without this call, the first release takes this time.
 func (e *Engine) SeesUppers() error { return e.uppers.load() }
 
-// upper says whether something is on top of a netdev of the host. known is false where the kernel
-// says it of no netdev. Where it does, and fails for this one, that is an error: what finds out
-// less is not asked instead.
+// upper reports whether something is stacked on a netdev of the host. known is false if the kernel
+// cannot run the program at all. If the program runs, but fails for this netdev, upper returns an
+// error, so that the caller does not fall back to probes, which find out less.
 func (e *Engine) upper(l *link) (has, known bool, err error) {
 	if e.uppers.load() != nil {
 		return false, false, nil

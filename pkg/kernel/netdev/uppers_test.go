@@ -16,7 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// seeing runs a test with an engine that reads what is on a netdev, and with one that must probe.
+// seeing runs a test with an engine that uses the program of uppers, and with an engine that must
+// send probes.
 func seeing(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	t.Run("seen", func(t *testing.T) {
@@ -39,8 +40,8 @@ func needsUppers(t testing.TB, engine *netdev.Engine) {
 	}
 }
 
-// addOnTop makes a netdev in the namespace of the file descriptor, on one of ns, and skips the test
-// if the kernel has none of its kind.
+// addOnTop makes a netdev on top of a netdev of ns, in the namespace of the file descriptor. It
+// skips the test if the kernel does not support this kind of netdev.
 func addOnTop(t *testing.T, ns *netns.Namespace, lower int, upper netlink.Link, to int) {
 	t.Helper()
 	*upper.Attrs() = netlink.NewLinkAttrs()
@@ -55,12 +56,12 @@ func addOnTop(t *testing.T, ns *netns.Namespace, lower int, upper netlink.Link, 
 	must.Succeed(t, err)
 }
 
-// TestUppers: what is on a netdev is seen, of whatever kind and in whatever namespace it is.
+// TestUppers checks that an upper netdev of any kind in any namespace is noticed.
 func TestUppers(t *testing.T) {
 	inHost := func(t *testing.T, w *world) int { t.Helper(); return w.host.Fd() }
 	elsewhere := func(t *testing.T, _ *world) int { t.Helper(); return netns.New(t).Fd() }
 	for name, test := range map[string]struct {
-		upper netlink.Link // nil for none
+		upper netlink.Link // nil for no upper netdev
 		where func(t *testing.T, w *world) int
 	}{
 		"nothing":           {},
@@ -104,7 +105,8 @@ func checkUpper(t *testing.T, w *world, want bool) {
 	}
 }
 
-// TestUppersUnseen: an engine that cannot read what is on a netdev says so, and is as certain.
+// TestUppersUnseen checks that an engine without the program of uppers reports this, and still
+// gives correct answers.
 func TestUppersUnseen(t *testing.T) {
 	w := newWorld(t, nil)
 	w.engine.WithoutUppers()
@@ -116,8 +118,8 @@ func TestUppersUnseen(t *testing.T) {
 	}
 }
 
-// TestUppersFail: what cannot be seen of a netdev on one occasion is not taken for nothing. The
-// release fails and is tried again, and the netdev is not taken meanwhile.
+// TestUppersFail checks that a failure of the program is not taken for a netdev without uppers. The
+// release fails and is tried again, and the netdev cannot be attached meanwhile.
 func TestUppersFail(t *testing.T) {
 	w := newWorld(t, nil)
 	needsUppers(t, w.engine)
@@ -143,7 +145,8 @@ func TestUppersFail(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// BenchmarkUppers is what the proof takes that nothing is on a netdev, in each release.
+// BenchmarkUppers measures how long each release takes to prove that nothing is stacked on a
+// netdev.
 func BenchmarkUppers(b *testing.B) {
 	w := newWorld(b, nil)
 	needsUppers(b, w.engine)
@@ -154,7 +157,7 @@ func BenchmarkUppers(b *testing.B) {
 	}
 }
 
-// BenchmarkLoadUppers is what the first proof of an engine takes in addition.
+// BenchmarkLoadUppers measures the additional time of the first proof of an engine.
 func BenchmarkLoadUppers(b *testing.B) {
 	host := netns.New(b)
 	for b.Loop() {

@@ -18,29 +18,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
+// VFState is what a PF enforces for a VF (struct ifla_vf_* of include/uapi/linux/if_link.h).
 type VFState struct {
-	// the administrative address; most drivers tell zeros where none was set
+	// MAC is the administrative address. Most drivers report zeros if no address was set.
 	MAC       function.MAC `json:"mac,omitempty"`
-	VLAN      int          `json:"vlan,omitempty"`      // 0 is none
-	QoS       int          `json:"qos,omitempty"`       // 802.1p, 0-7
+	VLAN      int          `json:"vlan,omitempty"`      // 0 for no VLAN
+	QoS       int          `json:"qos,omitempty"`       // priority of 802.1p, 0 to 7
 	Proto     string       `json:"proto,omitempty"`     // as in [function.VFConfig]
-	MinTxRate int          `json:"minTxRate,omitempty"` // Mbit/s, 0 is none
-	MaxTxRate int          `json:"maxTxRate,omitempty"` // Mbit/s, 0 is none
-	// SpoofCheck and Trust are nil where the PF's driver does not have them.
+	MinTxRate int          `json:"minTxRate,omitempty"` // Mbit/s, 0 for no limit
+	MaxTxRate int          `json:"maxTxRate,omitempty"` // Mbit/s, 0 for no limit
+	// SpoofCheck and Trust are nil if the PF's driver does not support them.
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	Trust      *bool  `json:"trust,omitempty"`
 	LinkState  string `json:"linkState,omitempty"` // as in [function.VFConfig]
 }
 
-// linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
+// linkStates holds the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = []string{
 	nl.IFLA_VF_LINK_STATE_AUTO:    function.LinkAuto,
 	nl.IFLA_VF_LINK_STATE_ENABLE:  function.LinkEnable,
 	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
 
-// with returns the state with what the pod wants.
+// with returns the state with the properties that the pod wants.
 func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	s.MAC = cmp.Or(mac, s.MAC)
 	if c == nil {
@@ -64,7 +64,7 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 
 func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
 
-// tag describes the tag that the frames of the VF get. Without a tag, Proto means nothing.
+// tag describes the VLAN tag that the VF's frames get. Proto matters only if there is a tag.
 func (s VFState) tag() string {
 	if s.VLAN == 0 && s.QoS == 0 || s.Proto == "" {
 		return "none"
@@ -84,7 +84,7 @@ func onOff(b *bool) string {
 	return "off"
 }
 
-// vfField is what one message to a PF sets for a VF.
+// vfField is the part of a VFState that one message to a PF sets.
 type vfField int
 
 const (
@@ -96,16 +96,18 @@ const (
 	vfLinkState
 )
 
-// vfChange is one message to the PF.
+// vfChange is one message to a PF.
 type vfChange struct {
 	field vfField
-	what  string // for people: "VLAN 100"
-	// of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	what  string // for messages to users: "VLAN 100"
+	// fields are the names of the affected fields of a [function.Interface], as users write them:
+	// "vf.vlan, vf.qos".
 	fields string
 	to     VFState
 }
 
-// told is what a PF tells of the field in place of what the change asks for, "" if it tells that.
+// told returns the value that the PF reports if it differs from the value that the change asks for,
+// or "" if they are equal.
 func (c vfChange) told(now VFState) string {
 	for _, left := range vfChanges(now, c.to) {
 		if left.field == c.field {
@@ -115,7 +117,7 @@ func (c vfChange) told(now VFState) string {
 	return ""
 }
 
-// words describes a field for people.
+// words describes a field for messages to users.
 func (s VFState) words(field vfField) string {
 	switch field {
 	case vfMAC:
@@ -132,8 +134,8 @@ func (s VFState) words(field vfField) string {
 	return "link state " + s.LinkState
 }
 
-// vfChanges lead from one state to another. The MAC is the first, as some drivers want it before
-// the netdev's own.
+// vfChanges returns the changes that lead from one state to another. The MAC comes first, because
+// some drivers accept a MAC of the netdev only after the PF has it.
 func vfChanges(from, to VFState) (changes []vfChange) {
 	add := func(field vfField, needed bool, fields string) {
 		if needed {
@@ -155,16 +157,16 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 	return changes
 }
 
-// linkStateNumber is the IFLA_VF_LINK_STATE_* of one of linkStates.
+// linkStateNumber returns the IFLA_VF_LINK_STATE_* of a word in linkStates.
 func linkStateNumber(word string) uint32 { return uint32(slices.Index(linkStates, word)) }
 
-// parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF.
-// Without one, index is -1.
+// parseVFInfo reads an IFLA_VF_INFO. Each of its attributes begins with the index of the VF. index
+// is -1 if the attribute of the MAC is missing.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
-			for _, tag := range attribute.All(value) { // the kernel has only one
+			for _, tag := range attribute.All(value) { // the kernel sends one tag
 				if len(tag) >= nl.SizeofVfVlan+2 &&
 					binary.BigEndian.Uint16(tag[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
 					state.Proto = function.VLAN8021AD
@@ -193,13 +195,16 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 	return index, state
 }
 
-// noVLAN is what mlx4 tells where there is none (MLX4_VGT in linux/mlx4/device.h).
+// noVLAN is the number that mlx4 reports if a VF has no VLAN (MLX4_VGT of
+// include/linux/mlx4/device.h).
 const noVLAN = 4095
 
-// unknown is the kernel's value of a setting that the driver does not have (rtnl_fill_vfinfo).
+// unknown is the value that the kernel reports for a setting that the driver does not support
+// (rtnl_fill_vfinfo of net/core/rtnetlink.c).
 const unknown = math.MaxUint32
 
-// field is a field of a [function.Interface], as users write it, and whether an error is about it.
+// field is a field of a [function.Interface], as users write it. meant reports whether an error
+// concerns this field.
 type field struct {
 	name  string
 	meant bool
@@ -220,9 +225,9 @@ func rateFields(from, to function.Rate) string {
 		field{"vf.maxTxRate", from.Max != to.Max})
 }
 
-// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted, or if the
-// PF does not tell what it enforces, so that it could be neither checked nor given back. before
-// says what they told.
+// enforceable returns an error if neither the PF nor the eswitch can enforce what is wanted. It
+// also returns an error if the PF does not report what it enforces, because the property could be
+// neither checked nor restored then. before holds what both report before the attachment.
 func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	if c == nil || *c == (function.VFConfig{}) {
 		return nil
@@ -246,7 +251,7 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		field{"vf.linkState", c.LinkState != ""},
 	)
 
-	// also an eswitch
+	// An eswitch can enforce the rates, too.
 	rates := fields(field{"vf.minTxRate", c.MinTxRate != nil},
 		field{"vf.maxTxRate", c.MaxTxRate != nil})
 	switch sf := device.Port != nil && device.Port.SF; {

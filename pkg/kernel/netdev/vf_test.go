@@ -14,7 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// pfMessage are the attributes of a PF's RTM_NEWLINK with some VFs.
+// pfMessage returns the attributes of a PF's RTM_NEWLINK with some VFs.
 func pfMessage(vfs ...func(info *nl.RtAttr)) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST|unix.NLA_F_NESTED, nil)
 	for _, vf := range vfs {
@@ -32,7 +32,7 @@ func words(values ...uint32) []byte {
 	return b
 }
 
-// describe writes a VF as the kernel does (rtnl_fill_vfinfo in net/core/rtnetlink.c).
+// describe writes a VF as the kernel does (rtnl_fill_vfinfo of net/core/rtnetlink.c).
 func describe(
 	index uint32, ethertype uint16, spoofCheck, trust, linkState uint32,
 ) func(*nl.RtAttr) {
@@ -80,7 +80,8 @@ func TestParseVF(t *testing.T) {
 	}
 }
 
-// What drivers tell instead of nothing: no VLAN as 4095 (mlx4), and no protocol.
+// TestParseOddVF covers what some drivers report if there is no VLAN: number 4095 (mlx4), and no
+// protocol.
 func TestParseOddVF(t *testing.T) {
 	message := pfMessage(func(info *nl.RtAttr) {
 		info.AddRtAttr(nl.IFLA_VF_MAC, append(words(0), make([]byte, 32)...))
@@ -96,8 +97,8 @@ func TestParseOddVF(t *testing.T) {
 	}
 }
 
-// A driver without operations for VFs, one that leaves out a VF, and one without VFs are told from
-// each other.
+// TestParsePF covers a driver without operations for VFs, a driver that leaves out a VF, and a PF
+// without VFs.
 func TestParsePF(t *testing.T) {
 	header := func(vfs uint32) []byte {
 		return slices.Concat(
