@@ -24,7 +24,7 @@ import (
 // Source is a set of netlink multicast groups.
 type Source struct {
 	Name     string // for logs: "rtnetlink"
-	Protocol int    // NETLINK_* of linux/netlink.h
+	Protocol int    // NETLINK_* of include/uapi/linux/netlink.h
 	// Groups returns the numbers of the multicast groups. A generic netlink family has other
 	// numbers after each boot. The error matches EOPNOTSUPP if the kernel has no such groups.
 	Groups func(ns netns.NsHandle) ([]uint32, error)

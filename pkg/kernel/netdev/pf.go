@@ -27,8 +27,8 @@ type pfPort interface {
 
 // pfReport is what the netdev of a PF reports about itself and about one VF, in one RTM_NEWLINK.
 type pfReport struct {
-	index       int    // IFF_* of include/uapi/linux/if.h
-	flags       uint32 // IFF_* of linux/if.h
+	index       int    // ifindex of the netdev
+	flags       uint32 // IFF_* of include/uapi/linux/if.h
 	bus, parent string // device of the netdev, such as "pci" and "0000:3b:00.0"
 	vfs         int    // number of VFs of the device (IFLA_NUM_VF)
 	// operations reports whether the driver implements ndo_get_vf_config, so that the answer

@@ -452,6 +452,7 @@ type PF struct {
 	VF      int    // index of the VF, from 0
 }
 
+// String names the PF for messages, as in "ens1f0 (0000:3b:00.0)".
 func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Address, "?") + ")" }
 
 // Restored is the result of [Engine.Restore].

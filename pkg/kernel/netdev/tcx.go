@@ -26,7 +26,7 @@ type tcxLister struct {
 	query func(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error)
 
 	mutex      sync.Mutex
-	known, has bool // has: the kernel has tcx, if known
+	known, has bool // whether the kernel has tcx, if that is known
 }
 
 func newTCXLister(procRoot string) *tcxLister {
