@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admin answers the administrators of a node, over a unix socket that only root and the
-// agent's own user may use: what is on the node, which hooks are to be given up, and which
-// Functions are to be freed that are quarantined.
+// Package admin serves the administrators of a node over a unix socket that only root and the
+// agent's own user may use. Administrators can read the state of the node, give up hooks, and
+// release quarantined Functions.
 package admin
 
 import (
@@ -26,37 +26,36 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// releaseTimeout is how long a quarantined Function may take to come back while an administrator
-// waits.
+// releaseTimeout limits how long an administrator waits for the release of a quarantined Function.
 const releaseTimeout = 30 * time.Second
 
-// Records are the methods of a [journal.Journal] that tell who has which Function.
+// Records reads the attachments of a node. [journal.Journal] implements it.
 type Records interface {
 	All() []journal.Attachment
 	DeadLetters() []journal.DeadLetter
 }
 
-// Server answers requests. All fields must be set.
+// Server answers the requests of administrators. All fields must be set.
 type Server struct {
-	Socket string // of which the directory must be the agent's own
+	Socket string // path of the socket, in a directory that belongs to the agent alone
 	Node   string
 
-	Functions func() []function.Function // of the node, sorted
+	Functions func() []function.Function // all Functions of the node, sorted
 	Pools     func() (pools []pool.Pool, known bool)
 	Problems  func(pool.Pool, function.Function) []function.Problem
 	Card      func(pf pci.Address) function.Card
 	Journal   Records
-	// GiveUp gives up the hook that a Function waits for.
+	// GiveUp makes a Function stop waiting for a hook.
 	GiveUp func(ctx context.Context, id function.ID, hook string) error
-	// Release tries a quarantined Function again, or lets it go as it is, and says in words what
-	// became of it.
+	// Release tries the release of a quarantined Function again. With asItIs, it ends the
+	// quarantine without another try. outcome is a sentence about the result.
 	Release func(ctx context.Context, id function.ID, asItIs bool) (outcome string, err error)
 	Log     logr.Logger
 }
 
-// Run answers until ctx ends. It returns an error only if it cannot answer at all.
+// Run serves requests until ctx ends. It returns an error only if it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
-	// The journal lets one agent run, so nobody uses a socket that is there.
+	// The journal ensures that only one agent runs, so that no process uses an existing socket.
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("socket for administrators: %w", err)
 	}
@@ -83,7 +82,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// checked is a listener for those that [peer.Check] lets in.
+// checked is a listener that accepts only connections that [peer.Check] allows.
 type checked struct {
 	*net.UnixListener
 	log logr.Logger
@@ -145,7 +144,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "Function %s: hook %s is given up\n", wanted.Function, wanted.Hook)
 }
 
-// releaseQuarantined ends a quarantine.
+// releaseQuarantined releases a quarantined Function.
 func (s *Server) releaseQuarantined(
 	w http.ResponseWriter, r *http.Request, wanted nodestate.Release,
 ) {

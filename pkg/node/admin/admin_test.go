@@ -25,8 +25,8 @@ import (
 
 const pf = "0000:3b:00.0"
 
-// server has a PF, two VFs of which the pool fast has the second, an SF that the pool could make,
-// and an attachment of a VF that is gone.
+// server returns a server for a node with a PF, two VFs, an SF that can be created, and an
+// attachment of a VF that is gone. The pool fast has the second VF and the SF.
 func server(t *testing.T) *Server {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
@@ -80,7 +80,7 @@ func server(t *testing.T) *Server {
 
 func TestState(t *testing.T) {
 	s := server(t)
-	must.Succeed(t, os.WriteFile(s.Socket, nil, 0o644)) // of an agent that was killed
+	must.Succeed(t, os.WriteFile(s.Socket, nil, 0o644)) // left by an agent that was killed
 	must.Run(t, s.Run)
 	client := nodestate.Client{Socket: s.Socket}
 	var state *nodestate.State
@@ -139,7 +139,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestSocketInTheWay: a directory is not removed.
+// TestSocketInTheWay checks that Run does not remove a directory in place of the socket.
 func TestSocketInTheWay(t *testing.T) {
 	s := server(t)
 	must.Succeed(t, os.MkdirAll(filepath.Join(s.Socket, "x"), 0o755))
@@ -149,7 +149,7 @@ func TestSocketInTheWay(t *testing.T) {
 	}
 }
 
-// TestGarbage: what is no request of HTTP gets an answer, or none, and does no harm.
+// TestGarbage checks that a malformed HTTP request does no harm.
 func TestGarbage(t *testing.T) {
 	s := server(t)
 	must.Run(t, s.Run)
@@ -172,8 +172,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestStateOfQuarantine: an administrator sees why a Function is quarantined, and the hook that
-// deletes its Port, but none that does not run yet.
+// TestStateOfQuarantine checks that an administrator sees why a Function is quarantined and sees
+// the hook that deletes its Port, but no hook that cannot run yet.
 func TestStateOfQuarantine(t *testing.T) {
 	a := journal.Attachment{
 		State: journal.Releasing, Hooks: &journal.Hooks{Done: []string{"port"}},

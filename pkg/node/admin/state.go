@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// State is what is on the node now.
+// State returns the current state of the node.
 func (s *Server) State() nodestate.State {
 	state := nodestate.State{Node: s.Node, Agent: version.String(), Time: time.Now().UTC()}
 	pools := map[function.ID]pool.Pool{}
@@ -77,7 +77,7 @@ func (s *Server) State() nodestate.State {
 	return state
 }
 
-// gone is the Function of an attachment whose device is not there any more.
+// gone returns the Function of an attachment whose device no longer exists.
 func gone(a journal.Attachment) nodestate.Function {
 	f := nodestate.Function{
 		ID: a.Function, Kind: function.PF, Class: function.Network, PF: a.PF, PFName: a.PFName,
@@ -108,7 +108,7 @@ func attachment(a journal.Attachment) *nodestate.Attachment {
 		out.Network = a.Port.Network
 	}
 
-	// the Port of a quarantined Function is gone, and other hooks do not run yet
+	// In a quarantine, the hook that deletes the Port has ended, and other hooks cannot run yet.
 	if a.Hooks != nil && a.Hooks.Next != "" {
 		out.Hook = &nodestate.Hook{
 			Name: a.Hooks.Next, Attempts: a.Hooks.Attempts, Error: a.Hooks.Error,
@@ -126,8 +126,8 @@ func attachment(a journal.Attachment) *nodestate.Attachment {
 	return out
 }
 
-// interfaceOf is what the Function became in the pod, as far as it is known, and else what was
-// asked for.
+// interfaceOf returns the interface as it was observed in the pod, or as it was requested if it was
+// not observed yet.
 func interfaceOf(a journal.Attachment) nodestate.Interface {
 	out := nodestate.Interface{
 		Name: a.Interface.Name, MAC: a.Interface.MAC, MTU: a.Interface.MTU,
