@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package card knows what tells the PFs of a node from those of all other cards. It asks cards and
-// kernel in the background, as a card may take long to answer, or hang.
+// Package card identifies the cards of a node's PFs. It asks cards and kernel in the background,
+// because a card may be slow to answer, or hang.
 package card
 
 import (
@@ -19,49 +19,50 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// Pauses between questions to a PF that could not be asked.
+// These are the pauses between requests to a PF that fails to answer.
 const (
 	firstRetry   = time.Second
 	slowestRetry = 10 * time.Minute
 )
 
-// Options of [Cards]. Functions, SysRoot and Changed are needed.
+// Options configures [Cards]. Functions, SysRoot and Changed are required.
 type Options struct {
-	Functions func() []function.Function // those of the node
-	SysRoot   string                     // where the host's sysfs is, "/sys"
-	// Changed is called, by any goroutine, after a Card has changed. It must not block.
+	Functions func() []function.Function // returns the Functions of the node
+	SysRoot   string                     // path where the host's sysfs is mounted, "/sys"
+	// Changed is called on any goroutine after the Card of a PF has changed. It must not block.
 	Changed func()
-	// Card says which card a PF belongs to, without the MAC address; nil asks it.
+	// Card returns the card of a PF, without the MAC address. If Card is nil, [cardid.Read] is
+	// used.
 	Card func(pf pci.Address) (function.Card, error)
-	// PermanentMAC returns the MAC address that a netdev was made with, "" if it has none; nil asks
-	// the kernel.
+	// PermanentMAC returns the permanent MAC address of a netdev, or "" if it has none. If
+	// PermanentMAC is nil, the kernel is asked.
 	PermanentMAC func(netdev string) (function.MAC, error)
 	Log          logr.Logger
 }
 
-// Cards knows the cards of a node's PFs. Its methods may be called by several goroutines at once,
-// but Run only once.
+// Cards knows the cards of a node's PFs. Several goroutines may call its methods at once, but Run
+// may be called only once.
 type Cards struct {
 	options Options
 	mutex   sync.Mutex
 	pfs     map[pci.Address]*pf
 }
 
-// pf is what is known of a PF, as long as it is there.
+// pf is what is known about a PF that exists.
 type pf struct {
 	card   function.Card
 	asked  question
-	cancel context.CancelFunc // ends the attempts to get an answer
+	cancel context.CancelFunc // ends the requests to the PF
 }
 
-// question is of what a PF was asked. Another driver may tell more, and another netdev may have
-// another address.
+// question identifies a request to a PF. A new request is necessary after a change of the driver,
+// which may report more, or of the netdev, which may have another address.
 type question struct {
 	address        pci.Address
 	driver, netdev string
 }
 
-// New makes Cards; [Cards.Run] makes them work.
+// New returns Cards that know nothing until [Cards.Run] is called.
 func New(options Options) *Cards {
 	if options.Card == nil {
 		options.Card = func(pf pci.Address) (function.Card, error) {
@@ -75,7 +76,7 @@ func New(options Options) *Cards {
 	return &Cards{options: options, pfs: map[pci.Address]*pf{}}
 }
 
-// Of returns what is known of a PF's card now.
+// Of returns what is known about the card of a PF at present.
 func (c *Cards) Of(address pci.Address) function.Card {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -85,8 +86,8 @@ func (c *Cards) Of(address pci.Address) function.Card {
 	return function.Card{}
 }
 
-// Run asks the PFs that are there, and after each value from changes those that are new or have
-// another driver or netdev, until ctx ends. It does not wait for answers, then nor before.
+// Run asks all PFs, and after each value from changes the PFs that are new or have another driver
+// or netdev. It returns when ctx ends. It never waits for an answer of a PF.
 func (c *Cards) Run(ctx context.Context, changes <-chan struct{}) error {
 	for {
 		c.look(ctx)
@@ -96,7 +97,7 @@ func (c *Cards) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// look asks what has to be asked, and forgets the PFs that went.
+// look starts the requests that are necessary, and forgets PFs that no longer exist.
 func (c *Cards) look(ctx context.Context) {
 	there := map[pci.Address]bool{}
 	c.mutex.Lock()
@@ -118,7 +119,7 @@ func (c *Cards) look(ctx context.Context) {
 	}
 }
 
-// ask starts to ask a PF, unless it was asked that already. The caller has the mutex.
+// ask starts to ask a PF, unless it was asked the same already. The caller holds the mutex.
 func (c *Cards) ask(ctx context.Context, q question) {
 	known := c.pfs[q.address]
 	if known != nil {
@@ -137,7 +138,7 @@ func (c *Cards) ask(ctx context.Context, q question) {
 	go c.untilAnswered(ctx, q)
 }
 
-// untilAnswered asks a PF until it has answered or ctx ends.
+// untilAnswered asks a PF until it answers or ctx ends.
 func (c *Cards) untilAnswered(ctx context.Context, q question) {
 	loop.Retry(ctx, firstRetry, slowestRetry, func(ctx context.Context) error {
 		card, cardErr := c.options.Card(q.address)
@@ -153,11 +154,11 @@ func (c *Cards) untilAnswered(ctx context.Context, q question) {
 	})
 }
 
-// learn keeps what was answered, and what was known before where nothing was.
+// learn stores an answer. Parts that the answer lacks keep their values.
 func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.Card) {
 	c.mutex.Lock()
 	known := c.pfs[address]
-	if ctx.Err() != nil || known == nil { // it was asked anew, or went
+	if ctx.Err() != nil || known == nil { // asked again, or gone
 		c.mutex.Unlock()
 		return
 	}

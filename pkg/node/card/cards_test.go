@@ -20,7 +20,7 @@ import (
 
 const pf0, pf1 pci.Address = "0000:3b:00.0", "0000:5e:00.0"
 
-// node is a node with cards that answer as the test says.
+// node is a node whose cards answer as the test says.
 type node struct {
 	t       *testing.T
 	cards   *Cards
@@ -34,7 +34,7 @@ type node struct {
 	asked     []string
 }
 
-// begin must be called in a bubble of synctest.
+// begin returns a node whose Cards run. The caller must be in a bubble of synctest.
 func begin(t *testing.T) *node {
 	n := &node{t: t, wake: make(chan struct{}), serials: map[pci.Address]func() (string, error){},
 		macs: map[string]function.MAC{}}
@@ -79,7 +79,7 @@ func begin(t *testing.T) *node {
 	return n
 }
 
-// set has the node have one PF, with a VF that is not asked.
+// set gives the node one PF, and a VF, which must not be asked.
 func (n *node) set(pf pci.Address, driver, netdev string) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -90,7 +90,7 @@ func (n *node) set(pf pci.Address, driver, netdev string) {
 	}
 }
 
-// answer is what the PF's card answers from now on.
+// answer sets what the PF's card answers from now on.
 func (n *node) answer(pf pci.Address, serial string, err error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -103,7 +103,7 @@ func (n *node) hasMAC(netdev string) {
 	n.macs[netdev] = "02:00:00:00:00:01"
 }
 
-// look has the Cards look, and checks what they ask and what they know of pf0 then.
+// look makes the Cards look, and checks what they ask and what they then know about pf0.
 func (n *node) look(what string, want function.Card, asked string) {
 	n.t.Helper()
 	n.mutex.Lock()
@@ -123,8 +123,7 @@ func (n *node) check(what string, want function.Card, asked string) {
 	}
 }
 
-// TestCards covers that card and kernel are asked once, and again only when they may say something
-// else.
+// TestCards checks that card and kernel are asked once, and again only when the answer may differ.
 func TestCards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := begin(t)
@@ -156,8 +155,8 @@ func TestCards(t *testing.T) {
 	})
 }
 
-// TestSlowCards covers that a card that hangs holds up no other, that one that is busy is asked
-// again, and that the answer of a card that went meanwhile does not count.
+// TestSlowCards checks that a card that hangs does not delay others, that a card that fails is
+// asked again, and that the answer of a card that was removed meanwhile is ignored.
 func TestSlowCards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := begin(t)
@@ -184,7 +183,7 @@ func TestSlowCards(t *testing.T) {
 	})
 }
 
-// TestNetdevGone covers a netdev that went before it was asked.
+// TestNetdevGone covers a netdev that was removed before the request.
 func TestNetdevGone(t *testing.T) {
 	if mac, err := permanentMAC("gone"); mac != "" || err != nil {
 		t.Errorf("MAC address %q, %v", mac, err)

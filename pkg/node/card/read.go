@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
-// permanentMAC asks the kernel for the address that a netdev was made with, "" if it has none or is
-// gone.
+// permanentMAC returns the permanent MAC address of a netdev in the agent's network namespace. It
+// returns "" if the netdev has no such address or does not exist.
 func permanentMAC(netdev string) (function.MAC, error) {
 	handle, err := links.Open(netns.None())
 	if err != nil {
@@ -30,7 +30,7 @@ func permanentMAC(netdev string) (function.MAC, error) {
 	}
 
 	address := link.Attrs().PermHWAddr
-	if len(address) != 6 { // InfiniBand's are longer
+	if len(address) != 6 { // addresses of InfiniBand are longer
 		return "", nil
 	}
 
