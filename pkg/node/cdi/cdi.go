@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cdi writes files of the Container Device Interface, which tell a runtime what a container
-// gets of a device.
+// Package cdi writes files of the Container Device Interface (CDI), by which a container runtime
+// learns what to add to a container for a device.
 package cdi
 
 import (
@@ -17,15 +17,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Dir is a directory that the runtime reads, "/var/run/cdi". Only one goroutine at a time may write
-// a file.
+// Dir is a directory that the runtime reads: "/var/run/cdi". Only one goroutine at a time may write
+// the same file.
 type Dir struct {
 	path  string
 	cache *cdi.Cache
 }
 
-// Open opens the directory, which need not exist. It removes the unfinished files of an agent that
-// was killed.
+// Open opens the directory, which need not exist. It removes unfinished files of an agent that was
+// killed.
 func Open(path string) (*Dir, error) {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
 	if err := errors.Join(err, removeUnfinished(path)); err != nil {
@@ -34,7 +34,7 @@ func Open(path string) (*Dir, error) {
 	return &Dir{path: path, cache: cache}, nil
 }
 
-// removeUnfinished removes what [Dir.Write] was writing.
+// removeUnfinished removes the directories in which [Dir.Write] was writing.
 func removeUnfinished(path string) error {
 	unfinished, err := filepath.Glob(staging(path, v1alpha1.GroupName+"-*"))
 	if err != nil {
@@ -42,7 +42,7 @@ func removeUnfinished(path string) error {
 	}
 
 	for _, dir := range unfinished {
-		if err := os.RemoveAll(dir); err != nil { // no error if it is gone already
+		if err := os.RemoveAll(dir); err != nil { // succeeds if it is gone already
 			return err
 		}
 	}
@@ -50,14 +50,14 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// staging is the directory in which a file is written before it gets its place. Runtimes do not
-// look into directories (scanSpecDirs in the library's spec-dirs.go). The library's own temporary
-// files have a name that all programs use, so that an empty one of a killed agent could be
-// anybody's.
+// staging returns the directory in which a file is written before it is moved to its place.
+// Runtimes ignore directories (scanSpecDirs in the library's spec-dirs.go). The library's own
+// temporary files have the same name pattern in all programs. After a crash it would be unknown
+// which program left such a file.
 func staging(path, file string) string { return filepath.Join(path, "."+file+".tmp") }
 
-// Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the
-// directory.
+// Files returns the devices of a kind, "vendor/class", by file name. It returns what the directory
+// contained when it was opened.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}
@@ -69,15 +69,17 @@ func (d *Dir) Files(kind string) map[string][]specs.Device {
 	return files
 }
 
-// Has says whether there is a file of this name.
+// Has reports whether a file of this name exists.
 func (d *Dir) Has(file string) bool {
 	_, err := os.Stat(filepath.Join(d.path, file))
 	return err == nil
 }
 
-// Write replaces a file by one with these devices. Without devices it removes the file. The name
-// must begin with the project's group and a dash, by which its unfinished files are known, and have
-// an ending such as ".json": the library takes what follows the last dot for one.
+// Write creates or replaces a file with these devices. Without devices it removes the file.
+//
+// The name must begin with the project's API group and a dash, by which [Open] recognizes
+// unfinished files. It must have an extension such as ".json", because the library takes everything
+// after the last dot for the extension.
 func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
@@ -85,7 +87,7 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
-	// the oldest, for old runtimes
+	// The lowest possible version, so that old runtimes can read the file.
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil {
 		err = d.place(spec, file)
 	}
@@ -96,7 +98,7 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	return nil
 }
 
-// place writes a file in a directory of its own, and then moves it to where runtimes see it.
+// place writes a file in its staging directory, and then moves it to the directory of the runtime.
 func (d *Dir) place(spec *specs.Spec, file string) (err error) {
 	dir := staging(d.path, file)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
@@ -113,7 +115,7 @@ func (d *Dir) place(spec *specs.Spec, file string) (err error) {
 	return os.Rename(filepath.Join(dir, file), filepath.Join(d.path, file))
 }
 
-// Remove deletes a file, if there is one.
+// Remove deletes a file. It succeeds if there is no such file.
 func (d *Dir) Remove(file string) error {
 	if err := d.cache.RemoveSpec(file); err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)

@@ -54,7 +54,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("files of the kind are %+v", files)
 	}
 
-	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, nil)) // no devices, no file
+	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, nil)) // no devices, so no file
 	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
 	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
 	if left := names(t, path); len(left) > 0 {
@@ -62,7 +62,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestUnfinished: what a killed agent was writing goes, and what others write stays.
+// TestUnfinished checks that unfinished files of a killed agent are removed, and that files of
+// other programs stay.
 func TestUnfinished(t *testing.T) {
 	path := t.TempDir()
 	for _, name := range []string{
