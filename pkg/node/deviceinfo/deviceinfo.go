@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deviceinfo describes a Function in the format of the device-info specification of the
-// Network Plumbing Working Group, from which Multus tells pods what an interface is.
+// Network Plumbing Working Group. Multus copies this description into the annotations of a pod.
 package deviceinfo
 
 import (
@@ -25,7 +25,7 @@ type Info struct {
 type PCI struct {
 	Address   string `json:"pci-address"`
 	VhostNet  string `json:"vhost-net,omitempty"`
-	RDMA      string `json:"rdma-device,omitempty"` // names, with commas in between
+	RDMA      string `json:"rdma-device,omitempty"` // names, separated by commas
 	PFAddress string `json:"pf-pci-address,omitempty"`
 }
 
@@ -33,14 +33,14 @@ type PCI struct {
 type VDPA struct {
 	Parent    string `json:"parent-device"`
 	Driver    string `json:"driver"`         // "vhost" or "virtio"
-	Path      string `json:"path,omitempty"` // of the character device; a virtio device has none
+	Path      string `json:"path,omitempty"` // of the character device; "" for a virtio device
 	Address   string `json:"pci-address,omitempty"`
 	PFAddress string `json:"pf-pci-address,omitempty"`
 }
 
-// Of describes a Function. It returns nil for an SF without a vDPA device: the specification has no
-// form for an SF, which has the PCI address of its PF. asVDPA says whether the pod gets the
-// Function's vDPA device.
+// Of returns the description of a Function. asVDPA says whether the pod gets the Function's vDPA
+// device. Of returns nil for an SF without a vDPA device, because the specification has no format
+// for an SF: its only PCI address is the one of its PF.
 func Of(f function.Function, asVDPA bool) *Info {
 	address, pfAddress := string(f.ID.Address), string(f.PF)
 	switch f.Kind {
