@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package devnode finds the files below /dev that a program needs to use a Function: those of its
-// IOMMU group, its UIO, RDMA and vDPA devices.
+// Package devnode finds the files below /dev that a program needs to use a Function: the nodes of
+// its IOMMU group, and of its UIO, RDMA and vDPA devices.
 package devnode
 
 import (
@@ -19,36 +19,37 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Finder looks device nodes up. Its methods may be called by several goroutines at once.
+// Finder finds device nodes. Several goroutines may call its methods at once.
 type Finder struct {
-	SysRoot string // where the host's sysfs is, "/sys"
-	// where the host's device nodes are seen, "/dev"; containers get paths below /dev in any case
+	SysRoot string // path where the host's sysfs is mounted, "/sys"
+	// DevRoot is the path where the agent sees the host's device nodes, "/dev". Containers get
+	// paths below /dev in any case.
 	DevRoot string
 }
 
-// Wish is what a container is to get of a Function, beside the device nodes of its driver.
+// Wish is what a container needs of a Function in addition to the device nodes of its driver.
 type Wish struct {
-	// Driver is the driver that will be bound when the container starts, "" for the one that is
-	// bound now.
+	// Driver is the driver that will be bound when the container starts, or "" for the current
+	// driver.
 	Driver string
-	// Options are ignored with a driver that hands the Function to a program: it has no RDMA and
-	// vDPA devices then.
+	// Options are ignored if the driver passes the Function to a program, because the Function then
+	// has no RDMA and vDPA devices.
 	pool.Options
-	// VhostNet asks for the nodes that a virtual machine monitor needs for a software NIC.
+	// VhostNet requests the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
 }
 
-// Set is what a container gets of one Function.
+// Set is what a container gets for one Function.
 type Set struct {
 	Nodes []*specs.DeviceNode
-	// Info says what the nodes are, by the keys and fields of PCIDEVICE_.._INFO
-	// (docs/reference/device-plugin.md). Values are paths in the container, except that rdma_dev is
-	// a device name.
+	// Info describes the nodes by the keys and fields of PCIDEVICE_.._INFO
+	// (docs/reference/device-plugin.md). Values are paths in the container, except for rdma_dev,
+	// which is a device name.
 	Info map[string]map[string]string
 }
 
-// add adds a device node, which has the same path on the host and in the container, and its entry
-// in Info.
+// add adds a device node with the same path on the host and in the container, and its entry in
+// Info.
 func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 	node := &specs.DeviceNode{Path: path, HostPath: path, Permissions: permissions}
 	s.Nodes = append(s.Nodes, node)
@@ -56,8 +57,9 @@ func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 	return node
 }
 
-// Of looks up what a container gets of a Function. It fails if the container could not use the
-// Function. The error's text follows the Function's name in a sentence.
+// Of returns what a container gets for a Function. It returns an error if the container could not
+// use the Function. The text of the error continues a sentence that begins with the Function's
+// name.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	handedBy := of.HandedBy()
 	if wish.Driver != "" {
@@ -98,7 +100,7 @@ func vfio(set *Set, of function.Function) error {
 	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
 	node := set.add("vfio", "dev-mount",
 		"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
-	// Without an IOMMU the path on the host has a prefix, which programs do not know.
+	// Without an IOMMU the path on the host has a prefix that programs do not know.
 	node.HostPath = "/dev/vfio/" + of.IOMMUGroup
 
 	return nil
@@ -134,8 +136,8 @@ func (f *Finder) rdma(set *Set, of function.Function) error {
 	}
 
 	set.Info["rdma"]["rdma_dev"] = of.RDMADevices[0]
-	// Each directory has an entry for every character device, which is below /dev/infiniband:
-	// uverbs0, umad0, issm0.
+	// Each directory has an entry for every character device. The device node is below
+	// /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
 		names, err := f.device(of).Dir(class).Sorted()
 		if err != nil {
@@ -166,7 +168,7 @@ func (f *Finder) vhost(set *Set, _ function.Function) error {
 	return nil
 }
 
-// exists says whether the host has a file below /dev.
+// exists reports whether the host has a file below /dev.
 func (f *Finder) exists(file string) bool {
 	_, err := os.Stat(filepath.Join(f.DevRoot, file))
 	return err == nil

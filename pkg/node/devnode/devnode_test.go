@@ -30,7 +30,7 @@ func tree(t *testing.T, paths ...string) string {
 var vf = function.Function{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF,
 	Driver: "mlx5_core", IOMMUGroup: "42"}
 
-// with is the VF with something changed.
+// with returns the VF with a change.
 func with(change func(*function.Function)) function.Function {
 	f := vf
 	change(&f)
