@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health says what is wrong with a Function, for all ways of publishing it: taints in
-// ResourceSlices, the kubelet's health stream, and the device plugin.
+// Package health finds the problems of Functions. All ways of publishing Functions use it: taints
+// in ResourceSlices, the health stream to the kubelet, and the device plugin.
 package health
 
 import (
@@ -10,31 +10,33 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe
-// for concurrent use and does not block.
+// Source reports one kind of problem. It returns "" if the Function does not have the problem. It
+// is safe for concurrent use and does not block.
 type Source func(function.ID) (message string)
 
-// Checker combines the sources. The source of a problem that cannot occur may be nil.
+// Checker combines the sources. A source may be nil if its problem cannot occur.
 type Checker struct {
-	// Pool is the pool that has a Function, and Held says whether a pod has the Function, or had it
-	// and it is not free yet. Without Pool, what the host shows of Functions is not judged.
+	// Pool returns the pool of a Function. Held reports whether a pod has the Function, or had it
+	// and it is not free yet. If Pool is nil, the state of the Function on the host is not checked.
 	Pool func(function.ID) (pool.Pool, bool)
 	Held func(function.ID) bool
 
 	XPUAway func(function.Function) (message string) // the xPU of the Function's PF does not answer
-	// the driver of the Function or of its PF reports an error
+	// Fault reports an error of the driver of the Function or of its PF.
 	Fault func(function.Function) (message string)
 
 	ProvisionFailed Source // the xPU refused the Function's Port
 	ReleasePending  Source // the last Attachment is not released yet
-	Quarantined     Source // the Function did not come back from the last Attachment as it was
-	// a pod has lost the Function because its device went, and does not have it back
+	Quarantined     Source // the last release did not restore the Function
+	// Lost reports that a pod lost the Function because its device disappeared, and does not have
+	// it back.
 	Lost Source
-	// a pod has the Function by another way of publishing than the one that asks
+	// InUse reports that a pod got the Function by a way of publishing other than the caller's.
 	InUse Source
 }
 
-// Problems returns what is wrong with the Function, in a stable order; none means healthy.
+// Problems returns the problems of a Function in a stable order. A Function without problems is
+// healthy.
 func (c *Checker) Problems(f function.Function) []function.Problem {
 	var problems []function.Problem
 	note := func(taint, message string) {
@@ -74,8 +76,8 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 	return problems
 }
 
-// unusable is [Unusable] for a Function that is free. The driver of a pool with spec.driver is
-// bound when a pod comes.
+// unusable calls [Unusable] for a Function that is free. If the pool has spec.driver, this driver
+// is bound when a pod comes.
 func (c *Checker) unusable(f function.Function) (function.Problem, bool) {
 	if c.Pool == nil || c.Held(f.ID) {
 		return function.Problem{}, true

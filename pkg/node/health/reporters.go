@@ -24,37 +24,36 @@ import (
 )
 
 const (
-	// pause is the shortest time between two looks: devlink also notifies of ports, and there may
-	// be thousands of reporters.
+	// pause is the minimum time between two reads. It is necessary because devlink also reports
+	// changes of ports, and because there may be thousands of reporters.
 	pause    = 100 * time.Millisecond
-	lookTime = 5 * time.Second // how long Synced waits for the first look
+	lookTime = 5 * time.Second // how long Synced waits for the first read
 
-	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second // after a look that failed
+	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second // after a read that failed
 )
 
-// Devlink lists what devlink knows now. [devlink.Conn] does.
+// Devlink lists the current objects of devlink. [devlink.Conn] implements it.
 type Devlink interface {
 	Reporters() ([]devlink.Reporter, error)
 	Ports() ([]devlink.Port, error)
 }
 
-// ReportersOptions are what [Reporters] work with. Registry may be left out.
+// ReportersOptions configures [Reporters]. All fields except Registry are required.
 type ReportersOptions struct {
-	SysRoot string // where the host's sysfs is, "/sys"
+	SysRoot string // path where the host's sysfs is mounted, "/sys"
 	Devlink Devlink
 	// Follow calls changed whenever reporters may have changed, until ctx ends. [devlink.Follow]
-	// does.
+	// does this.
 	Follow func(ctx context.Context, changed func())
-	// Changed is called by [Reporters.Run] when other Functions than before have a fault. It must
-	// not block.
+	// Changed is called by [Reporters.Run] when the faults change. It must not block.
 	Changed  func()
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Reporters watch the health reporters of devlink, by which drivers report errors
-// (devlink-health.rst in the kernel). A Function has a fault until its driver has recovered.
-// Methods may be called by several goroutines at once, but Run only once.
+// Reporters watches the health reporters of devlink, by which drivers report errors
+// (Documentation/networking/devlink/devlink-health.rst). A Function has a fault until its driver
+// has recovered. Several goroutines may call its methods at once, but Run may be called only once.
 type Reporters struct {
 	options ReportersOptions
 	failed  prometheus.Gauge
@@ -62,7 +61,7 @@ type Reporters struct {
 	faults  atomic.Pointer[[]fault]
 }
 
-// NewReporters makes Reporters that know of no fault until [Reporters.Run] is called.
+// NewReporters returns Reporters that know no fault until [Reporters.Run] is called.
 func NewReporters(options ReportersOptions) *Reporters {
 	r := &Reporters{
 		options: options,
@@ -77,16 +76,17 @@ func NewReporters(options ReportersOptions) *Reporters {
 	return r
 }
 
-// fault is an error that a reporter reports, with what tells the Functions that it is about.
+// fault is an error of a reporter, and identifies the Functions that it affects.
 type fault struct {
-	reporter string      // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
-	address  pci.Address // of the PCI device that has the devlink instance
-	whole    bool        // it is about the whole device: of a PF, about all Functions of the PF
-	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0
-	// otherwise.
+	reporter string      // as devlink(8) expects it: "pci/0000:3b:00.0 reporter fw_fatal"
+	address  pci.Address // of the PCI device of the devlink instance
+	whole    bool        // affects the whole device, which for a PF includes all its Functions
+	// kind and index identify a VF or SF of the PF at address, if the fault affects only this
+	// Function. Otherwise they are "" and 0.
 	kind  function.Kind
 	index int
-	// of the only SF that it is about, which has the devlink instance; "" otherwise
+	// auxDevice is the device of the SF that has the devlink instance, if the fault affects only
+	// this SF. Otherwise it is "".
 	auxDevice string
 }
 
@@ -100,8 +100,8 @@ func (e fault) isAbout(f function.Function) bool {
 	return f.ID == function.ID{Address: e.address} || e.whole && f.PF == e.address
 }
 
-// Fault returns the errors of the Function's PF, its own device and its port in the eswitch, "" for
-// none. It does not block.
+// Fault returns the errors of the Function's PF, of its own device and of its port at the eswitch,
+// or "" if there are no errors. It does not block.
 func (r *Reporters) Fault(f function.Function) (message string) {
 	var messages []string
 	for _, fault := range *r.faults.Load() {
@@ -116,9 +116,9 @@ func (r *Reporters) Fault(f function.Function) (message string) {
 	return strings.Join(messages, "; ")
 }
 
-// Synced waits until the reporters were looked at once, but at most 5 s: a card that hangs must not
-// stop the agent from serving others. Functions have no fault until then. It returns false if ctx
-// ended before.
+// Synced waits until the reporters were read once, but no longer than 5 s, because a card that
+// hangs must not keep the agent from serving others. Until then, Functions have no fault. Synced
+// returns false if ctx ends first.
 func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
@@ -133,7 +133,7 @@ func (r *Reporters) Synced(ctx context.Context) bool {
 	}
 }
 
-// Run follows the reporters until ctx ends. A kernel without devlink has none.
+// Run follows the reporters until ctx ends. A kernel without devlink has no reporters.
 func (r *Reporters) Run(ctx context.Context) error {
 	var changed notify.Signal
 	changes := changed.Subscribe(ctx)
@@ -141,7 +141,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 	defer following.Wait()
 
 	following.Go(func() { r.options.Follow(ctx, changed.Notify) })
-	changed.Notify() // even if Follow cannot listen
+	changed.Notify() // read once even if Follow cannot listen
 	looked := sync.OnceFunc(func() { close(r.looked) })
 	for loop.Wait(ctx, changes, 0) {
 		loop.Retry(ctx, firstRetry, slowestRetry, func(context.Context) error {
@@ -157,8 +157,8 @@ func (r *Reporters) Run(ctx context.Context) error {
 	return nil
 }
 
-// look reads the reporters, and logs and notifies of what is different. If reading fails, the known
-// faults stay.
+// look reads the reporters. If the faults differ from the previous ones, it logs the differences
+// and calls Changed. If a read fails, the previous faults stay.
 func (r *Reporters) look() error {
 	reporters, err := r.options.Devlink.Reporters()
 	if err != nil {
@@ -207,7 +207,8 @@ func (r *Reporters) look() error {
 	return nil
 }
 
-// fault finds out which Functions a reporter is about; here is false if those are not on this node.
+// fault returns the fault of a reporter. here is false if the affected Functions are not on this
+// node.
 func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fault, here bool) {
 	f, here = r.instance(reporter.Device)
 	f.reporter = reporter.Handle() + " reporter " + reporter.Name
@@ -215,7 +216,7 @@ func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fa
 		return f, here
 	}
 
-	f.whole = false // a port's reporter is about the port's netdev
+	f.whole = false // the reporter of a port concerns only the netdev of this port
 	for _, port := range ports {
 		if port.Device != reporter.Device || int64(port.Index) != int64(reporter.Port) {
 			continue
@@ -234,9 +235,9 @@ func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fa
 	return f, false // the port is gone, and the reporter with it
 }
 
-// instance finds the device that has a devlink instance. mlx5 has instances also for auxiliary
-// devices: for each SF, and for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2",
-// which is below the Function's device.
+// instance returns a fault with the device of a devlink instance. mlx5 also has instances for
+// auxiliary devices: one for each SF, and one for the netdev of each PF, VF and SF, such as
+// "auxiliary/mlx5_core.eth.2". The auxiliary device is below the device of the Function.
 func (r *Reporters) instance(d devlink.Device) (f fault, here bool) {
 	if d.Bus == "pci" {
 		return fault{address: pci.Address(d.Name), whole: true}, true

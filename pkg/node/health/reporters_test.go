@@ -31,13 +31,13 @@ const (
 	other pci.Address = "0000:3b:00.1"
 )
 
-// kernel is a devlink whose drivers do as they are told.
+// kernel is a devlink whose drivers behave as the test says.
 type kernel struct {
 	mutex     sync.Mutex
 	reporters []devlink.Reporter
 	ports     []devlink.Port
-	hangs     <-chan time.Time // until when the first look takes
-	refuses   error            // to be asked
+	hangs     <-chan time.Time // when the first read ends
+	refuses   error            // error of each read
 	looks     int
 	changed   func()
 }
@@ -67,7 +67,7 @@ func (k *kernel) follow(ctx context.Context, changed func()) {
 	<-ctx.Done()
 }
 
-// set makes a change, and tells of it where somebody listens.
+// set makes a change, and reports it if a Follow listens.
 func (k *kernel) set(change func()) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -106,7 +106,7 @@ func functions() []function.Function {
 	}
 }
 
-// auxiliary makes a sysfs with auxiliary devices as mlx5 has them.
+// auxiliary returns a sysfs with auxiliary devices like those of mlx5.
 func auxiliary(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -209,7 +209,7 @@ func TestReportersSpeakFor(t *testing.T) {
 	}
 }
 
-// following is a Reporters at work.
+// following is a running Reporters.
 type following struct {
 	*Reporters
 	kernel   *kernel
@@ -259,7 +259,8 @@ func TestReportersFollow(t *testing.T) {
 		f.is(t, false, 0)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		// At the start, and when it began to listen. That is one look if it began before the first.
+		// One read happens at the start, and one when Follow begins to listen. They are one read if
+		// Follow begins before the first.
 		if f.kernel.looks < 1 || f.kernel.looks > 2 {
 			t.Errorf("%d looks at a kernel that told nothing", f.kernel.looks)
 		}
@@ -275,12 +276,12 @@ func TestReportersFollow(t *testing.T) {
 
 		f.kernel.set(func() { f.kernel.reporters[0].Errors++ })
 		synctest.Wait()
-		f.is(t, true, 1) // the same to everybody
+		f.is(t, true, 1) // the faults did not change
 
 		synctest.Wait()
 		looks := f.kernel.looks
 
-		for range 50 { // as if ports came and went
+		for range 50 { // as if ports appeared and disappeared
 			f.kernel.set(func() {})
 			time.Sleep(time.Millisecond)
 		}
@@ -302,7 +303,7 @@ func TestReportersFollow(t *testing.T) {
 	})
 }
 
-// TestReportersUnreadable: what was known stays as long as the kernel refuses to tell.
+// TestReportersUnreadable checks that known faults stay as long as the kernel cannot be read.
 func TestReportersUnreadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := follow(t,
@@ -313,14 +314,14 @@ func TestReportersUnreadable(t *testing.T) {
 		time.Sleep(time.Second)
 		f.is(t, true, 1)
 		f.kernel.mutex.Lock()
-		f.kernel.refuses = nil // and nothing is told
+		f.kernel.refuses = nil // without a report of a change
 		f.kernel.mutex.Unlock()
 		time.Sleep(time.Minute)
 		f.is(t, false, 2)
 	})
 }
 
-// TestReportersHang: a card that does not answer keeps nobody waiting for ever.
+// TestReportersHang checks that the agent does not wait for ever for a card that hangs.
 func TestReportersHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()

@@ -10,13 +10,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Unusable says why an attach of a free Function would fail, by what the inventory shows of the
-// Function; ok is true for a Function that can be attached. One answer decides whether a Function
-// is offered and whether it is attached. p is the pool of the Function, the zero value for none.
-// driver is the one that will be bound for the owner, "" for the Function's own.
+// Unusable returns the problem because of which a free Function cannot be attached, according to
+// the inventory. ok is true if the Function can be attached. The offer and the attachment of a
+// Function both use this answer.
 //
-// The answer is about a Function that no pod has: the netdev of one in a pod is away, and its
-// driver may be the owner's.
+// p is the pool of the Function, or the zero value if it is in no pool. driver is the driver that
+// will be bound for the owner, or "" for the Function's current driver.
+//
+// The answer is valid only for a Function that no pod has. The netdev of a Function in a pod is not
+// on the host, and its driver may be the one of the owner.
 func Unusable(f function.Function, p pool.Pool, driver string) (problem function.Problem, ok bool) {
 	if f.Class != function.Network {
 		return function.Problem{}, true
@@ -39,8 +41,8 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 	return function.Problem{}, true
 }
 
-// cannotServe says why the driver that the Function has now gives a pod nothing, "" if it serves
-// the pods of its pool.
+// cannotServe returns why a pod cannot use the Function with its current driver, or "" if pods of
+// its pool can use it.
 func cannotServe(f function.Function, p pool.Pool) string {
 	switch {
 	case f.Potential:
@@ -59,11 +61,13 @@ func cannotServe(f function.Function, p pool.Pool) string {
 		"if that stays so, see the kernel's log, and bind the driver anew", f.Driver)
 }
 
-// cannotShare says why a pod could not open the RDMA device of the Function, "" if it could, or if
-// its pool does not ask for that device. In mode exclusive only those in the device's network
-// namespace can (ib_uverbs_open in drivers/infiniband/core/uverbs_main.c), and the device stays on
-// the host. What is not known is not offered. An SF that does not exist is judged again when it is
-// made, because its PF need not have an RDMA device that shows the mode.
+// cannotShare returns why a pod could not open the RDMA device of the Function. It returns "" if
+// the pod could, or if the pool does not ask for the device.
+//
+// In mode exclusive, only processes in the network namespace of the device can open it
+// (ib_uverbs_open of drivers/infiniband/core/uverbs_main.c), but the device stays on the host. If
+// the mode is unknown, the Function is not offered. An SF that does not exist yet is checked again
+// when it is made, because its PF may lack an RDMA device that shows the mode.
 func cannotShare(f function.Function, p pool.Pool) string {
 	exclusive, unknown := f.RDMAMode == function.RDMAExclusive, f.RDMA && f.RDMAMode == ""
 	switch {

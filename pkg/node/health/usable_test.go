@@ -18,8 +18,8 @@ func pools(selector v1alpha1.FunctionSelector) pool.Pool {
 	}
 }
 
-// TestUnusable: what keeps a Function from a pod by what the host shows of the Function, and what
-// does not.
+// TestUnusable covers the states on the host in which a Function cannot be attached, and similar
+// states in which it can.
 func TestUnusable(t *testing.T) {
 	vf := function.Function{
 		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network,
@@ -111,8 +111,8 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// TestRDMAExclusive: a pod does not get an RDMA device that it could not open, or of which that is
-// not known. A pool that does not ask for the device is not concerned.
+// TestRDMAExclusive checks that a pod does not get an RDMA device that it cannot open, or for which
+// this is unknown. A pool that does not ask for the device is not affected.
 func TestRDMAExclusive(t *testing.T) {
 	pf := function.OfPF("0000:3b:00.0")
 	pf.PFName = "ens1f0"
@@ -176,7 +176,8 @@ func TestRDMAExclusive(t *testing.T) {
 	}
 }
 
-// TestOnlyFreeFunctionsAreJudged: the host's view says nothing of a Function that a pod has.
+// TestOnlyFreeFunctionsAreJudged checks that the state on the host is ignored for a Function that a
+// pod has.
 func TestOnlyFreeFunctionsAreJudged(t *testing.T) {
 	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Class: function.Network,
 		NoNetdev: true, LinkUp: true}
@@ -198,7 +199,8 @@ func TestOnlyFreeFunctionsAreJudged(t *testing.T) {
 	}
 }
 
-// TestLinkDownAndAdministrativelyDown are two things, with two remedies.
+// TestLinkDownAndAdministrativelyDown checks that both states have their own message with their own
+// remedy.
 func TestLinkDownAndAdministrativelyDown(t *testing.T) {
 	f := function.Function{PF: "0000:3b:00.0", PFName: "ens1f0"}
 	for _, test := range []struct {
