@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traffic tells Prometheus what Functions receive and send: of VFs what their PFs count,
-// under the names that sriov-network-metrics-exporter gives it, so that queries keep working; and
-// of every Function in a pod what its netdev counts there.
+// Package traffic exports to Prometheus what Functions receive and send. The counters of VFs come
+// from their PFs. They have the names that sriov-network-metrics-exporter uses, so that existing
+// queries keep working. The counters of every Function in a pod come from its netdev.
 package traffic
 
 import (
@@ -20,39 +20,41 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// fresh is how long what was read is told again. Whoever may scrape the agent's metrics, which
-// everybody on the node may, does not have the PFs' firmware asked more often.
+// fresh is how long a reading is reused. The limit protects the firmware of PFs from frequent
+// requests, because every user of the node may scrape the agent's metrics.
 const fresh = time.Second
 
-// Kernel reads counters. It is [netdev.Engine].
+// Kernel reads counters. [netdev.Engine] implements it.
 type Kernel interface {
-	// VFCounters are those of the PF with this netdev and PCI address. A netdev of another device
-	// is an error.
+	// VFCounters returns the counters of all VFs of the PF with this netdev and PCI address, by
+	// index. It returns an error if the netdev belongs to another device.
 	VFCounters(netdev, address string) (map[int]netdev.Counters, error)
 	Counters(netdev.Place) (counters netdev.Counters, exists bool, err error)
 }
 
-// Collector reads the counters when it is scraped, but not more often than once a second, by one
-// request for each PF with VFs and one for each Function in a pod. Scrapes that come meanwhile
-// wait, and get the same. It implements [prometheus.Collector], and may be used by several
-// goroutines at once.
+// Collector exports the counters. It implements [prometheus.Collector]. Several goroutines may use
+// it at once.
+//
+// A scrape reads the counters, with one request for each PF with VFs and one for each Function in a
+// pod, but at most once a second. Other scrapes wait for a reading under way, and export the same
+// values.
 type Collector struct {
-	Functions   func() []function.Function // of the node
+	Functions   func() []function.Function // returns the Functions of the node
 	Attachments func() []journal.Attachment
-	// PoolOf is the DevicePool that has a Function; "" for none.
+	// PoolOf returns the name of the DevicePool of a Function, or "" if it is in no pool.
 	PoolOf func(function.ID) string
 	Kernel Kernel
 	Log    logr.Logger
-	Now    func() time.Time // with its monotonic clock; nil for [time.Now]
+	Now    func() time.Time // with a monotonic clock; nil for [time.Now]
 
 	mutex sync.Mutex // held while the counters are read
 	last  []prometheus.Metric
-	read  time.Time // when last was read, zero before
+	read  time.Time // time of the last reading, or zero
 }
 
-// A counter is one of [netdev.Counters] under its names.
+// counter is a counter of [netdev.Counters] with its names in Prometheus.
 type counter struct {
-	vf, pod *prometheus.Desc // nil where it is not told
+	vf, pod *prometheus.Desc // nil if it is not exported
 	of      func(netdev.Counters) uint64
 }
 
@@ -116,14 +118,14 @@ var (
 			func(c netdev.Counters) uint64 { return c.RxMulticast },
 		},
 	}
-	// podDevice joins the metrics of VFs with pods: sriov_vf_rx_bytes * on(pciAddr) group_left(pod,
-	// namespace) sriov_kubepoddevice.
+	// podDevice makes it possible to join the metrics of VFs with pods: sriov_vf_rx_bytes *
+	// on(pciAddr) group_left(pod, namespace) sriov_kubepoddevice.
 	podDevice = prometheus.NewDesc("sriov_kubepoddevice",
 		"Constantly 1: which pod has which Function.",
 		[]string{"pciAddr", "dev_type", "pod", "namespace", "container"}, nil)
 )
 
-// Describe names the metrics.
+// Describe implements [prometheus.Collector].
 func (c *Collector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- podDevice
 	for _, counter := range counters {
@@ -134,14 +136,15 @@ func (c *Collector) Describe(descs chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect tells the counters, and reads them if the last reading is not fresh.
+// Collect implements [prometheus.Collector]. It exports the last reading if it is fresh, or else a
+// new one.
 func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	for _, metric := range c.current() {
 		metrics <- metric
 	}
 }
 
-// current is the last reading, or a new one.
+// current returns the last reading if it is fresh, or else a new one.
 func (c *Collector) current() []prometheus.Metric {
 	now := c.Now
 	if now == nil {
@@ -160,7 +163,8 @@ func (c *Collector) current() []prometheus.Metric {
 	return c.last
 }
 
-// readAll asks the kernel. A PF is known by its address: its name may be another one's by now.
+// readAll reads all counters from the kernel. It finds the netdev of a PF by the address of the PF,
+// because another PF may have got the name.
 func (c *Collector) readAll() (metrics []prometheus.Metric) {
 	byPF, netdevs := map[pci.Address][]function.Function{}, map[pci.Address]string{}
 	for _, f := range c.Functions() {
@@ -173,7 +177,7 @@ func (c *Collector) readAll() (metrics []prometheus.Metric) {
 	}
 
 	for pf, vfs := range byPF {
-		// A PF whose netdev is in another namespace cannot be asked.
+		// A PF cannot be asked if its netdev is in another namespace.
 		if name := netdevs[pf]; name != "" {
 			metrics = append(metrics, c.ofPF(pf, name, vfs)...)
 		}
@@ -188,7 +192,7 @@ func (c *Collector) readAll() (metrics []prometheus.Metric) {
 	return metrics
 }
 
-// ofPF are the counters of a PF's VFs. There are none where the PF does not tell.
+// ofPF returns the counters of a PF's VFs. It returns none if the PF does not report them.
 func (c *Collector) ofPF(
 	pf pci.Address, name string, vfs []function.Function,
 ) (metrics []prometheus.Metric) {
@@ -221,7 +225,7 @@ func (c *Collector) ofPF(
 	return metrics
 }
 
-// ofPod are the counters of a Function in a pod.
+// ofPod returns the counters of a Function in a pod.
 func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	pool := c.PoolOf(a.Function)
 	resource := a.Resource
@@ -232,12 +236,12 @@ func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	metrics = append(metrics, prometheus.MustNewConstMetric(podDevice, prometheus.GaugeValue, 1,
 		a.Function.String(), resource, a.Pod.Name, a.Pod.Namespace, ""))
 	if a.Interface.Userspace || a.Observed == nil {
-		return metrics // there is no netdev that could count
+		return metrics // there is no netdev with counters
 	}
 
 	counted, exists, err := c.Kernel.Counters(a.Place)
 	if err != nil || !exists {
-		return metrics // the pod ends
+		return metrics // the pod is ending
 	}
 
 	network := ""

@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// kernel is one whose PFs tell what their VFs count, but for eth1.
+// kernel has PFs that report counters of their VFs, except for eth1.
 type kernel struct {
 	mutex sync.Mutex
 	asked []string
@@ -51,7 +51,7 @@ func TestCollect(t *testing.T) {
 	}
 
 	vfs[3].PFName = "eth1"
-	away := pooltest.VFs(0x5f, 2) // the name that its PF had is another's by now
+	away := pooltest.VFs(0x5f, 2) // another PF has got the name of its PF
 	away[1].PFName = "eth0"
 	functions := slices.Concat(vfs, away)
 	for pf, name := range map[pci.Address]string{
@@ -114,14 +114,14 @@ xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="ne
 		t.Error(err)
 	} else {
 		for _, p := range problems {
-			if !strings.HasPrefix(p.Metric, "sriov_") { // those are not ours
+			if !strings.HasPrefix(p.Metric, "sriov_") { // names of another project
 				t.Errorf("%s: %s", p.Metric, p.Text)
 			}
 		}
 	}
 }
 
-// pfsOf are the PFs of VFs, each with a netdev of the name.
+// pfsOf returns the PFs of the VFs. The netdev of each PF has this name.
 func pfsOf(netdev string, vfs ...function.Function) (pfs []function.Function) {
 	known := map[pci.Address]bool{}
 	for _, vf := range vfs {
@@ -136,7 +136,7 @@ func pfsOf(netdev string, vfs ...function.Function) (pfs []function.Function) {
 	return pfs
 }
 
-// TestManyScrapesAtOnce: PFs and pods are asked once, and again after a second.
+// TestManyScrapesAtOnce checks that PFs and pods are asked once, and again after a second.
 func TestManyScrapesAtOnce(t *testing.T) {
 	vfs := pooltest.VFs(0x3b, 3)
 	for i := range vfs {
@@ -176,8 +176,8 @@ func TestManyScrapesAtOnce(t *testing.T) {
 	}
 }
 
-// TestPFsThatSwapNames: a PF is asked as itself, whatever name it has, and one of that name is not
-// taken for it.
+// TestPFsThatSwapNames checks that a PF is asked by its own address, and that another PF with the
+// same name is not taken for it.
 func TestPFsThatSwapNames(t *testing.T) {
 	vfs := append(pooltest.VFs(0x3b, 1), pooltest.VFs(0x5e, 1)...)
 	pfs := pfsOf("eth0", vfs...) // the inventory has not seen all of the swap yet
