@@ -106,7 +106,7 @@ func functions() []function.Function {
 	}
 }
 
-// auxiliary returns a sysfs with auxiliary devices like those of mlx5.
+// auxiliary returns a sysfs with auxiliary devices as mlx5 makes them.
 func auxiliary(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
