@@ -34,8 +34,8 @@ type Port struct {
 	Index   uint32 // unique within the Device
 	Flavour Flavour
 	// Controller is the number of the Function's host, or 0 for the host that runs the eswitch.
-	// External reports whether the Function belongs to another host, as all Functions do that a DPU
-	// gives its host.
+	// External reports whether the Function belongs to another host. All Functions that a DPU
+	// provides to its host are external.
 	Controller uint32
 	External   bool
 	Number     uint32 // of a physical port; drivers number PFs the same way

@@ -45,8 +45,8 @@ func IsAt(ns netns.NsHandle, path string) bool {
 	return err == nil && open.Dev == at.Dev && open.Ino == at.Ino
 }
 
-// onThread calls f on a thread that it moves to the namespace and back. If the thread cannot leave
-// the namespace again, the Go runtime ends it.
+// onThread calls f on a thread that it moves to the namespace and back. A thread that cannot leave
+// the namespace again stays locked to its goroutine, so that no other goroutine runs on it.
 func onThread(ns netns.NsHandle, f func() error) error {
 	done := make(chan error)
 	go func() {
