@@ -533,8 +533,8 @@ func TestBusyForEver(t *testing.T) {
 	}
 }
 
-// TestRenamedPF covers a PF whose netdev has got the name of the VF's PF. Its report is not used,
-// and it gets no orders.
+// TestRenamedPF covers another PF that has got the netdev name of the VF's PF. The engine must not
+// use its report and must not send it orders.
 func TestRenamedPF(t *testing.T) {
 	w, c := newCard(t)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}}

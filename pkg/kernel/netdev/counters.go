@@ -14,8 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Counters counts the frames that a Function received and sent, as the pod of the Function sees
-// them.
+// Counters holds what a Function received and sent, from the view of its pod.
 type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes, RxDropped, TxDropped uint64
 	// RxBroadcast and RxMulticast are included in RxPackets. RxBroadcast is 0 unless a PF reports
