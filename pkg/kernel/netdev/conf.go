@@ -34,8 +34,8 @@ type sysctl6 struct {
 }
 
 // conf6 lists the sysctls of IPv6 that are restored, in the order in which they are written.
-// disable_ipv6 comes last, so that IPv6 starts with all other values in effect. [Settings] holds all
-// other sysctls of IPv6. The names are file names in procfs. The indexes are DEVCONF_* of
+// disable_ipv6 comes last, so that IPv6 starts with all other values in effect. [Settings] holds
+// all other sysctls of IPv6. The names are file names in procfs. The indexes are DEVCONF_* of
 // include/uapi/linux/ipv6.h.
 var conf6 = []sysctl6{
 	{"addr_gen_mode", -1}, {"forwarding", 0}, {"hop_limit", 1}, {"accept_ra", 3},

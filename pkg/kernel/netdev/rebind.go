@@ -56,8 +56,8 @@ func (e *Engine) rebind(
 		return err
 	}
 
-	// No error and no context ends the call between the two orders. Only the end of the process
-	// can.
+	// After the unbind, the call always tries to bind, even if ctx has ended. Only the end of the
+	// process can prevent this.
 	for _, order := range []string{"unbind", "bind"} {
 		if err := e.orderDriver(who, driver, order); err != nil {
 			return err

@@ -55,10 +55,9 @@ type Snapshot struct {
 	Identity Identity `json:"identity"`
 }
 
-// Sets says which of some properties in VF the attachment changes. These are the properties that
-// drivers may change by themselves: a driver may report the MAC that the VF gave itself, or the
-// speed of the link as the rate of the VF. Only properties that the attachment changed are written
-// back.
+// Sets says whether the attachment changes the MAC and the rates in VF. Drivers may change these
+// properties by themselves: a driver may report the MAC that the VF gave itself, or the speed of
+// the link as the rate of the VF. Only properties that the attachment changed are written back.
 type Sets struct {
 	MAC  bool `json:"mac,omitempty"`
 	Rate bool `json:"rate,omitempty"`
@@ -198,8 +197,8 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	return s
 }
 
-// VFChanges lists what the PF must change for a pod that wants this interface. The sentences are
-// the same as those of [Diff].
+// VFChanges returns a sentence for each change of the PF for a pod that wants this interface, as
+// [Diff] does.
 func (s Snapshot) VFChanges(want function.Interface) []string {
 	return Diff(Snapshot{VF: s.VF}, Snapshot{VF: s.enforcing(want).VF})
 }
