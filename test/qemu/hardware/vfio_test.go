@@ -113,7 +113,7 @@ func newClaimsOf(
 		Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
 		RuntimeConnected: func(context.Context) error { return nil },
-		PodTerminating:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
+		PodTerminating:   func(context.Context, journal.Pod) (bool, error) { return false, nil },
 		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log,
 		ProvisionTimeout: patience,
 	}
