@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -58,7 +60,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 	r.all, r.byXPU, r.byNetwork = map[bridge]*bridgeState{}, map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
 	r.retries = retryLimiter[bridge]()
 	onNetwork := func(_ context.Context, o client.Object) []bridge {
-		return r.ofNetwork(o.GetName())
+		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
 	}
 	ofXPU := func(_ context.Context, xpu string) []bridge { return r.ofXPU(xpu) }
 	onXPU := func(_ context.Context, o client.Object) []bridge { return r.ofXPU(o.GetName()) }
@@ -130,18 +132,33 @@ func remove(index map[string]sets.Set[bridge], key string, b bridge) {
 	}
 }
 
-// ofXPU returns the bridges at an XPU.
+// ofXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
 func (r *bridges) ofXPU(xpu string) []bridge {
+	found := sets.New[bridge]()
+	for _, port := range r.store.Present(model.ByXPU, xpu) {
+		found.Insert(bridgeOf(port))
+	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.byXPU[xpu].UnsortedList()
+	return found.Union(r.byXPU[xpu]).UnsortedList()
 }
 
-// ofNetwork returns the bridges of a network.
-func (r *bridges) ofNetwork(network string) []bridge {
+// ofNetwork returns the states of a network's bridges: of those that Ports need, and of those that
+// still must be deleted. A bridge that was not worked on yet has the zero state.
+func (r *bridges) ofNetwork(network string) map[bridge]bridgeState {
+	found := map[bridge]bridgeState{}
+	for _, port := range r.store.Present(model.ByNetwork, network) {
+		found[bridgeOf(port)] = bridgeState{}
+	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.byNetwork[network].UnsortedList()
+	for b := range r.byNetwork[network] {
+		found[b] = *r.all[b]
+	}
+
+	return found
 }
 
 // bridgeReport is a copy of a bridgeState.
@@ -152,17 +169,12 @@ type bridgeReport struct {
 
 // reports returns the states of a network's bridges by XPU.
 func (r *bridges) reports(network string) map[string]bridgeReport {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-
 	reports := map[string]bridgeReport{}
-	for b := range r.byNetwork[network] {
-		state := r.all[b]
+	for b, state := range r.ofNetwork(network) {
 		reports[b.xpu] = bridgeReport{
 			needed: r.isNeeded(b), known: state.known, err: state.err,
 		}
 	}
-
 	return reports
 }
 

@@ -679,7 +679,7 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 		{What: "  API writes for each", Unit: PerPod, Samples: atMany.writes, Reference: reference,
 			ReferenceSamples: atFew.writes, Goal: atMostTimes(1.05)},
 		{What: fmt.Sprintf("controller, memory (RSS), %d Ports and claims", len(s.claims)),
-			Unit: Bytes, Samples: []float64{memory}, Goal: atMost(256e6)},
+			Unit: Bytes, Samples: []float64{memory}, Goal: atMost(200e6)},
 	}, nil
 }
 

@@ -277,6 +277,13 @@ func (p *Ports) By(ctx context.Context, index Index, key string) ([]*v1alpha1.XP
 	return View{p}.By(index, key), nil
 }
 
+// Present is [Ports.By] for callers that run once the model is complete, as reconcilers do.
+func (p *Ports) Present(index Index, key string) []*v1alpha1.XPUPort {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return View{p}.By(index, key)
+}
+
 // Count returns how many Ports there are under a key of an index, as far as the model is complete.
 func (p *Ports) Count(index Index, key string) int {
 	p.mu.RLock()

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// TestNetworkAtStart: a controller that starts keeps the status of a network that Ports need until
+// it knows the state of the network's bridges, rather than write that no Port needs it.
+func TestNetworkAtStart(t *testing.T) {
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
+		Spec:       v1alpha1.XPUPortSpec{XPU: "card", Network: "blue"},
+	}
+	b := base{store: storeOf(port), Options: Options{Role: RoleTenant}}
+	started := &bridges{
+		base: b, all: map[bridge]*bridgeState{}, byXPU: map[string]sets.Set[bridge]{},
+		byNetwork: map[string]sets.Set[bridge]{},
+	}
+
+	if got := started.ofXPU("card"); len(got) != 1 || got[0] != bridgeOf(port) {
+		t.Errorf("bridges of the XPU: %v, want the one that the Port needs", got)
+	}
+
+	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	network.Status.XPUs, network.Status.ReadyXPUs = 1, 1
+	message, err := (&networks{base: b, bridges: started}).sumUp(t.Context(), network)
+	p, ok := errors.AsType[*problem](err)
+	if !ok || p.reason != "" {
+		t.Errorf("message %q, error %v; want that nothing is known yet", message, err)
+	}
+	if network.Status.XPUs != 1 || network.Status.ReadyXPUs != 1 {
+		t.Errorf("counts became %d and %d", network.Status.XPUs, network.Status.ReadyXPUs)
+	}
+}
