@@ -80,7 +80,7 @@ func TestRun(t *testing.T) {
 	}{
 		"all":    {"xpu-controller", "xpu_port_provisioning_seconds_count 0", false},
 		"tenant": {"xpu-controller", `controller="broker"`, false},
-		"infra":  {"xpu-controller", "Unauthorized", true},
+		"infra":  {"xpu-controller", "A bearer token is needed", true},
 		"broker": {"xpu-broker", `controller="xputenant"`, false},
 	} {
 		t.Run(role, func(t *testing.T) {

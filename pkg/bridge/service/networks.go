@@ -62,6 +62,8 @@ func (s networkServer) DeleteLogicalBridge(
 // networkSchema is the schema of networks.
 type networkSchema struct{}
 
+var _ schema[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge] = networkSchema{}
+
 const keyVXLAN = "vxlan" // the key of the networks with a VNI
 
 func keyVLAN(vlan uint32) string { return fmt.Sprintf("vlan/%d", vlan) }

@@ -67,6 +67,8 @@ func (s portServer) DeleteBridgePort(
 // portSchema is the schema of ports.
 type portSchema struct{}
 
+var _ schema[*evpn.BridgePortSpec, *evpn.BridgePort] = portSchema{}
+
 // networksOf returns the ids of a port's networks, sorted. There is one unless the port is a trunk.
 func networksOf(spec *evpn.BridgePortSpec) []string {
 	ids := make([]string, len(spec.GetLogicalBridges()))
