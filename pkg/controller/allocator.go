@@ -194,7 +194,9 @@ func (l *allocator) holder(
 		if name == client.ObjectKeyFromObject(port) {
 			name = types.NamespacedName{}
 		}
-		holder = ports.Get(name)
+		if holder = ports.Get(name); holder != nil && holder.Spec.MAC != port.Spec.MAC {
+			holder = nil // an earlier Port of the name
+		}
 		return nil
 	})
 	return name, holder, err

@@ -3,7 +3,6 @@
 package controller
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -20,6 +19,8 @@ func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
 	switch {
 	case !isProblem:
 		return err
+	case p.reason == "" && p.message == "":
+		return p // an event comes, and there is nothing to say until then
 	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
 		return &problem{retry: p.retry}
 	case everUp || v1alpha1.Refused(p.reason):
@@ -36,9 +37,8 @@ func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
 		return p
 	}
 
-	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
 	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
-		r.ProvisionTimeout, why)
+		r.ProvisionTimeout, p.message)
 	return p
 }
 

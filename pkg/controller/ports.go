@@ -599,7 +599,7 @@ func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 	case conn.agent != nil:
 		return conn.agent, nil
 	case !conn.health.Known:
-		return nil, &problem{}
+		return nil, &problem{message: "XPU " + xpu + " is not connected"}
 	case conn.refusal != "":
 		return nil, problemf(v1alpha1.ReasonXPUUnavailable,
 			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.refusal)
