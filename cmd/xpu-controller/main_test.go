@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends when
-// it is told to.
+// TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends on a
+// signal.
 func TestRun(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +

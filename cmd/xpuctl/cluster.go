@@ -12,10 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// clusterFlags are the flags of kubectl that say which cluster is meant. They are those of
-// k8s.io/cli-runtime/pkg/genericclioptions, which is not used because it needs kustomize, and
-// kustomize needs package plugin: a program that can load plugins keeps every method, which makes
-// this one larger by half.
+// clusterFlags are kubectl's flags that choose the cluster. Package genericclioptions of
+// k8s.io/cli-runtime has the same flags. It is not used because it needs kustomize, which needs
+// package plugin. A program that can load plugins keeps every method, which makes xpuctl larger by
+// half.
 type clusterFlags struct {
 	kubeconfig string
 	overrides  clientcmd.ConfigOverrides

@@ -32,7 +32,7 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 		return nil, err
 	}
 
-	if filepath.Clean(root) != "/" { // the netdevs of this host are not those of the other
+	if filepath.Clean(root) != "/" { // another host has other netdevs
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return nil, nil }
 		host = ""
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// Exit codes, like those of grep and diff.
+// Exit codes, as grep and diff have them.
 const (
 	exitNo     = 1 // the answer is no
 	exitFailed = 2 // there is no answer

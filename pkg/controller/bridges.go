@@ -57,7 +57,8 @@ type bridges struct {
 }
 
 func (r *bridges) setup(mgr ctrl.Manager) error {
-	r.all, r.byXPU, r.byNetwork = map[bridge]*bridgeState{}, map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
+	r.all = map[bridge]*bridgeState{}
+	r.byXPU, r.byNetwork = map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
 	r.retries = retryLimiter[bridge]()
 	onNetwork := func(_ context.Context, o client.Object) []bridge {
 		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
@@ -161,7 +162,7 @@ func (r *bridges) ofNetwork(network string) map[bridge]bridgeState {
 	return found
 }
 
-// bridgeReport is a copy of a bridgeState.
+// bridgeReport is the state of a bridge, and whether a Port needs it.
 type bridgeReport struct {
 	needed, known bool
 	err           error

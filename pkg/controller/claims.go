@@ -357,8 +357,8 @@ const taintPause = 200 * time.Millisecond
 func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
-	reported := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue
-	if reported || r.tainted.elapsed(port.UID) >= r.TaintGrace {
+	reported := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed)
+	if reported.Status == metav1.ConditionTrue || r.tainted.elapsed(port.UID) >= r.TaintGrace {
 		return 0, nil
 	}
 

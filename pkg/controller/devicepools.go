@@ -30,6 +30,7 @@ func (r *devicePools) setup(mgr ctrl.Manager) error {
 		return r.requests(ctx, &v1alpha1.DevicePoolList{},
 			client.MatchingFields{poolsByNetwork: network.GetName()})
 	}
+
 	return newController(mgr, "devicepool", 1).
 		For(&v1alpha1.DevicePool{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork),
@@ -344,5 +345,6 @@ func firstOf(list []string) []string {
 	if len(list) <= mostExamples {
 		return list
 	}
-	return append(list[:mostExamples:mostExamples], fmt.Sprintf("and %d more", len(list)-mostExamples))
+	return append(list[:mostExamples:mostExamples],
+		fmt.Sprintf("and %d more", len(list)-mostExamples))
 }

@@ -229,7 +229,8 @@ func smaller[T ~int32 | ~int64](a, b T) T {
 
 // problem is an error that users see in conditions and events.
 type problem struct {
-	// one of the Reason constants of the API; empty if nothing is known yet, which is not reported
+	// one of the Reason constants of the API; empty if nothing is known yet, which is reported only
+	// when a Port has waited too long, with the message
 	reason  string
 	message string        // one sentence: which object or field, and what would be right
 	retry   time.Duration // pause before the next attempt; 0 means that an event will come

@@ -33,7 +33,8 @@ func (r *base) preferred(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1
 
 	var preferred *v1alpha1.XPUPort
 	for _, other := range all {
-		if other.UID != port.UID && r.isGenuine(other) && takesPrecedence(other, cmp.Or(preferred, port)) {
+		if other.UID != port.UID && r.isGenuine(other) &&
+			takesPrecedence(other, cmp.Or(preferred, port)) {
 			preferred = other
 		}
 	}

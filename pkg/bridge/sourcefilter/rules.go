@@ -48,6 +48,7 @@ func (f *Filter) chains() []*chain {
 			Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority,
 		}
 	}
+
 	return []*chain{
 		{base(chainPrerouting, nftables.ChainHookPrerouting, priorityFirst), [][]expr.Any{
 			rule(fromPort(setFiltered), goTo(chainSource)),

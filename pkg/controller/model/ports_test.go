@@ -25,7 +25,8 @@ func port(name, uid, network, xpu string) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(uid)},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: "node1", Network: network, XPU: xpu, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"},
+			NodeName: "node1", Network: network, XPU: xpu,
+			Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"},
 		},
 	}
 }
@@ -161,7 +162,9 @@ func TestIncomplete(t *testing.T) {
 	_, by := ports.By(ctx, ByXPU, "card")
 	_, all := ports.All(ctx)
 	transact := ports.Transact(ctx, func(View) error { return nil })
-	for what, err := range map[string]error{"get": get, "by": by, "all": all, "transact": transact} {
+	for what, err := range map[string]error{
+		"get": get, "by": by, "all": all, "transact": transact,
+	} {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v, want %v", what, err, context.Canceled)
 		}
