@@ -200,6 +200,13 @@ func runGuests(
 		}
 	}
 
+	// Reasons are repeated here, because the output of other suites and guests is in between.
+	for _, r := range runs {
+		for _, reason := range r.reasons {
+			fmt.Printf("%s: %s\n", r.guest.name, reason)
+		}
+	}
+
 	if !o.shell {
 		fmt.Printf("%s: %d tests passed, %d were skipped\n", strings.Join(all, ", "), total.passed,
 			total.skipped)
@@ -216,9 +223,10 @@ type guestRun struct {
 	cluster *kubeapitest.Cluster // nil if the guest needs no API server
 	machine machine.Machine
 	// The results of the run.
-	status int
-	total  counts
-	err    error
+	status  int
+	total   counts
+	reasons []string // why suites failed
+	err     error
 }
 
 // prepare starts the guest's API server and makes its file system.
@@ -285,7 +293,7 @@ func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 			continue
 		}
 
-		r.total = told.total
+		r.total, r.reasons = told.total, told.reasons
 		if err != nil || r.shell {
 			return status, err
 		}

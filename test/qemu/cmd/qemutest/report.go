@@ -26,6 +26,7 @@ type report struct {
 	total    counts   // of all suites
 	skipped  []string // tests of the current suite
 	problems []string
+	reasons  []string // by suite that failed, the end of its output
 }
 
 // counts are numbers of tests.
@@ -102,11 +103,28 @@ func (r *report) end(e plan.Event) {
 	}
 
 	r.problems = append(r.problems, problem)
+	r.reasons = append(r.reasons, problem+":\n"+strings.Join(lastLines(r.output), "\n"))
 	if !r.verbose {
 		fmt.Fprintln(r.out, strings.Join(r.output, "\n"))
 	}
 
 	fmt.Fprintln(r.out, "FAIL", problem)
+}
+
+// shownLines is how many lines of a suite that failed are repeated at the end of the run.
+const shownLines = 40
+
+// lastLines returns the end of a suite's output. It ends where Go lists the goroutines of a program
+// that panics, because the reason is above that list.
+func lastLines(output []string) []string {
+	end := slices.IndexFunc(output, func(line string) bool {
+		return strings.HasPrefix(line, "goroutine ")
+	})
+	if end < 0 {
+		end = len(output)
+	}
+
+	return output[max(0, end-shownLines):end]
 }
 
 // wrong returns, after the guest's end, what failed, or nothing if all suites passed.

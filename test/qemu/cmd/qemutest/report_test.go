@@ -83,3 +83,28 @@ func TestReportShowsWhyASuiteFails(t *testing.T) {
 		t.Errorf("told %q", out.String())
 	}
 }
+
+// TestReportRepeatsReasons checks that the end of a run says why a suite failed, and that the
+// reason of a panic is not pushed out by the list of goroutines.
+func TestReportRepeatsReasons(t *testing.T) {
+	r := newReport(io.Discard, io.Discard, []suite{{name: "link"}}, false)
+	r.line("@@ begin 0 1 link")
+	for range 100 {
+		r.line("an agent's log")
+	}
+	r.line("panic: test timed out after 3m0s")
+	r.line("goroutine 1 [running]:")
+	for range 100 {
+		r.line("main.go:1")
+	}
+	r.line("@@ end 2 2 link")
+
+	if len(r.reasons) != 1 {
+		t.Fatalf("got %d reasons, want 1", len(r.reasons))
+	}
+	lines := strings.Split(r.reasons[0], "\n")
+	if lines[0] != "link ended with status 2:" || len(lines) != shownLines+1 ||
+		lines[len(lines)-1] != "panic: test timed out after 3m0s" {
+		t.Errorf("got %q", r.reasons[0])
+	}
+}
