@@ -109,10 +109,33 @@ preflight: ## Say in one line what this machine lacks
 before: helm ## Build the version before this one into bin/before, for the tests that run both
 	@scripts/before
 
+.PHONY: check
+check: ## Run the tests that need no root, no cluster and no network: two minutes once Go has compiled the project
+	@scripts/test check
+
+.PHONY: test-net
+test-net: preflight ## Run the tests on real netlink, in network namespaces of their own
+	@scripts/test net
+
+.PHONY: test-api
+test-api: preflight tools ## Run the tests on a real API server
+	@scripts/test api
+
+.PHONY: e2e
+e2e: preflight-test tools images chart before ## Run the tests of whole clusters, of images and of measurements
+	@scripts/test e2e
+
 .PHONY: test
-test: tools images chart promtool before ## Run every test but those that need real SR-IOV
-	@scripts/preflight test
+test: preflight-test tools images chart promtool before ## Run every test but those that need real SR-IOV
 	@scripts/test
+
+.PHONY: race
+race: preflight-test tools images chart promtool ## Run the tests with the race detector, without those of e2e
+	@scripts/test race
+
+.PHONY: preflight-test
+preflight-test:
+	@scripts/preflight test
 
 .PHONY: test-qemu
 test-qemu: ## Run the tests that need real SR-IOV, in guests under QEMU

@@ -135,6 +135,8 @@ type node struct {
 	// attached has the results of ADD by container.
 	attached map[string]json.RawMessage
 	answer   func(wire.Request) *wire.Reply
+
+	installed sync.Once
 }
 
 // startNode starts a node whose networks have addresses from an IPAM plugin.
@@ -259,25 +261,22 @@ func (n *node) attachments() int {
 }
 
 // shim returns the binary as it is installed on the node, next to the file that says where the
-// agent is.
+// agent is. It may be called concurrently.
 func (n *node) shim() string {
 	binary := filepath.Join(n.dir, "xpu-cni")
-	if _, err := os.Stat(binary); err == nil {
-		return binary
-	}
-	n.t.Cleanup(func() { os.Remove(binary) })
-
-	text, err := json.Marshal(cni.Paths{Socket: n.socket(), SpoolDir: n.spool()})
-	if err == nil {
-		err = os.WriteFile(cni.PathsFile(binary), text, 0o644)
-	}
-
-	if err == nil {
-		err = os.Link(filepath.Join(built, "xpu-cni"), binary)
-	}
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	n.installed.Do(func() {
+		n.t.Cleanup(func() { os.Remove(binary) })
+		text, err := json.Marshal(cni.Paths{Socket: n.socket(), SpoolDir: n.spool()})
+		if err == nil {
+			err = os.WriteFile(cni.PathsFile(binary), text, 0o644)
+		}
+		if err == nil {
+			err = os.Link(filepath.Join(built, "xpu-cni"), binary)
+		}
+		if err != nil {
+			n.t.Error(err)
+		}
+	})
 
 	return binary
 }

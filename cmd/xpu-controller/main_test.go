@@ -26,6 +26,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // asProgram has the test's binary be the command.
@@ -42,10 +43,7 @@ func TestMain(m *testing.M) {
 // TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends on a
 // signal.
 func TestRun(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
-			"kube-apiserver and kubectl")
-	}
+	needs.Kubernetes(t)
 
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "deploy", "crds")},

@@ -48,6 +48,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // Namespaces of the manifests.
@@ -79,7 +80,7 @@ var manifests = map[string][]string{
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+	if !needs.HasKubernetes() {
 		return m.Run()
 	}
 
@@ -205,10 +206,7 @@ type testCluster struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	if apiServers == nil {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
-			"kube-apiserver and kubectl")
-	}
+	needs.Kubernetes(t)
 
 	w := &world{T: t}
 	t.Cleanup(func() { // last, when nothing is running any more

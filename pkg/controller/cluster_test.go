@@ -45,6 +45,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // apiServer is the one API server of the package's tests, nil if there is none. Kinds of the
@@ -61,7 +62,7 @@ var namespaceRules []rbacv1.PolicyRule
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+	if !needs.HasKubernetes() {
 		return m.Run()
 	}
 
@@ -274,10 +275,7 @@ func (unwatched) Watch(
 // newCluster starts a controller with quick defaults, changed by set.
 func newCluster(t testing.TB, set func(*Options)) *cluster {
 	t.Helper()
-	if apiServer == nil {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
-			"kube-apiserver and kubectl")
-	}
+	needs.Kubernetes(t)
 
 	scheme, err := Scheme()
 	if err != nil {

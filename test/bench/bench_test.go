@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 func TestMedian(t *testing.T) {
@@ -205,18 +207,14 @@ func TestQuickSchedule(t *testing.T) {
 
 func runQuick(t *testing.T, args []string, rows ...string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for network namespaces and containers")
-	}
+	needs.Root(t, "for network namespaces and containers")
 
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	if _, err := os.Stat(filepath.Join(root, "bin", "images", "xpu-agent.tar")); err != nil {
-		t.Skip("needs the programs and images that make images builds in bin/")
-	}
+	needs.Built(t, filepath.Join(root, "bin", "images", "xpu-agent.tar"), "images")
 
 	program := filepath.Join(t.TempDir(), "bench")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 const (
@@ -33,19 +34,14 @@ const (
 func helm(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	program := filepath.Join(root, "bin", "helm")
-	if _, err := os.Stat(program); err != nil {
-		t.Skipf("there is no helm: make tools builds it: %v", err)
-	}
+	needs.Built(t, program, "tools")
 	return run(exec.Command(program, args...))
 }
 
 // kustomize renders a directory as kubectl apply -k does.
 func kustomize(t testing.TB, dir string) []unstructured.Unstructured {
 	t.Helper()
-	assets := os.Getenv("KUBEBUILDER_ASSETS")
-	if assets == "" {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the program kubectl")
-	}
+	assets := needs.Kubernetes(t)
 	out, err := run(exec.Command(filepath.Join(assets, "kubectl"), "kustomize", dir))
 	must.Succeed(t, err)
 	return objects(t, out)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // TestStory runs the story on a cluster of its own, and after each act the steps in which something
@@ -97,9 +98,7 @@ func endAfter(t *testing.T, world interface {
 // the tests are skipped, because a build takes many minutes.
 func newWorld(t *testing.T) *story.World {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for network namespaces and containers")
-	}
+	needs.Root(t, "for network namespaces and containers")
 
 	source, err := filepath.Abs("../..")
 	if err != nil {
@@ -107,9 +106,7 @@ func newWorld(t *testing.T) *story.World {
 	}
 
 	bin := filepath.Join(source, "bin")
-	if _, err := os.Stat(filepath.Join(bin, "images", "xpu-agent.tar")); err != nil {
-		t.Skip("needs the programs and images that make images builds in bin/")
-	}
+	needs.Built(t, filepath.Join(bin, "images", "xpu-agent.tar"), "images")
 
 	return &story.World{
 		Cluster:  story.Devcluster{Program: filepath.Join(bin, "devcluster"), Name: "e2e"},

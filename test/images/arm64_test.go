@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -127,10 +128,7 @@ func TestArm64CNI(t *testing.T) {
 // signal asks it to.
 func TestArm64Controller(t *testing.T) {
 	e := newEmulator(t)
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
-			"kube-apiserver and kubectl")
-	}
+	needs.Kubernetes(t)
 
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join(root, "deploy", "crds")},

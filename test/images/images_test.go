@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 const root = "../.."
@@ -36,9 +37,7 @@ func archive(t testing.TB, name string) string {
 	t.Helper()
 	file, err := filepath.Abs(filepath.Join(root, "bin", "images", name+".tar"))
 	must.Succeed(t, err)
-	if _, err := os.Stat(file); err != nil {
-		t.Skipf("there are no images: make images makes them: %v", err)
-	}
+	needs.Built(t, file, "images")
 	return file
 }
 
@@ -62,9 +61,7 @@ type engine struct {
 
 func newEngine(t testing.TB) *engine {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("buildah mounts containers: run as root")
-	}
+	needs.Root(t, "because buildah mounts containers")
 
 	e := &engine{t: t, program: program(t, "buildah", "buildah"), dir: t.TempDir()}
 	t.Cleanup(func() {

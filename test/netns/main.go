@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // isolated is set in the environment of a process that has its own namespaces.
@@ -25,7 +27,7 @@ func Isolated() bool { return os.Getenv(isolated) != "" }
 // the namespace must check [Isolated].
 func Main(run func() int) int {
 	switch {
-	case os.Geteuid() != 0:
+	case !needs.IsRoot():
 		return run()
 	case !Isolated():
 		return again()

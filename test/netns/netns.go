@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // Namespace is a network namespace that lives until its test ends. Only its loopback interface is
@@ -30,9 +32,7 @@ type Namespace struct {
 // namespaces, New skips the test with the reason.
 func New(t testing.TB) *Namespace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
+	needs.Root(t, "to make a network namespace")
 
 	n, err := Make(filepath.Join(t.TempDir(), "netns"))
 	if errors.Is(err, unix.EPERM) {

@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // world is an API server with a scheduler.
@@ -39,11 +40,7 @@ type world struct {
 
 func start(t *testing.T) *world {
 	t.Helper()
-	assets := os.Getenv("KUBEBUILDER_ASSETS")
-	if assets == "" {
-		t.Skip("needs an API server and a scheduler: KUBEBUILDER_ASSETS must be a directory with " +
-			"their programs")
-	}
+	assets := needs.Kubernetes(t)
 
 	ctx, stop := context.WithCancel(context.Background())
 	plane, err := controlplane.Start(ctx, assets, t.TempDir())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -129,6 +130,7 @@ func TestRebind(t *testing.T) {
 // unbound.
 func TestKilledBetweenUnbindAndBind(t *testing.T) {
 	type killed struct{}
+	needs.Root(t, "to make a network namespace")
 	b := newBus(t, "iavf")
 	kept := ""
 	func() {

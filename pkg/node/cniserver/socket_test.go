@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -133,9 +134,7 @@ var errClosed = errors.New("the server closed the connection")
 
 // Other users cannot reach the socket, and would be refused if they could.
 func TestPeer(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to become another user")
-	}
+	needs.Root(t, "to become another user")
 
 	const nobody = 65534
 	n := newNode(t, 0)

@@ -19,6 +19,9 @@ import (
 // registry, and prints their digests.
 func TestPush(t *testing.T) {
 	const root = "../../.."
+	if testing.Short() {
+		t.Skip("needs images and chart")
+	}
 	if _, err := os.Stat(filepath.Join(root, "bin", "chart.tgz")); err != nil {
 		t.Skipf("there is nothing to push: make images chart makes it: %v", err)
 	}

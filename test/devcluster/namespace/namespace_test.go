@@ -13,7 +13,7 @@ import (
 )
 
 func TestStart(t *testing.T) {
-	if os.Geteuid() != 0 {
+	if testing.Short() || os.Geteuid() != 0 {
 		t.Skip("needs root to make namespaces")
 	}
 

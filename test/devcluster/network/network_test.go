@@ -20,7 +20,7 @@ import (
 // inCluster moves the test to a new network namespace with a cluster's links.
 func inCluster(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
+	if testing.Short() || os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
 

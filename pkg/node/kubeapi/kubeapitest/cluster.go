@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
 // Cluster is an API server with etcd, for tests.
@@ -52,7 +53,7 @@ func StartWithoutCRDs(deploy string, flags ...[2]string) (*Cluster, error) {
 }
 
 func start(deploy string, environment *envtest.Environment, flags [][2]string) (*Cluster, error) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+	if !needs.HasKubernetes() {
 		return nil, nil
 	}
 
@@ -129,10 +130,7 @@ func (c *Cluster) Stop() error {
 // Need skips the test if there is no API server.
 func (c *Cluster) Need(t testing.TB) {
 	t.Helper()
-	if c == nil {
-		t.Skip("needs an API server: KUBEBUILDER_ASSETS must be a directory with etcd and " +
-			"kube-apiserver")
-	}
+	needs.Kubernetes(t)
 }
 
 // Admin returns the configuration of a user who may do everything.
