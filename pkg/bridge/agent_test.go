@@ -137,6 +137,7 @@ func (x *xpu) start() {
 	x.addr = lis.Addr().String()
 	if x.client, err = opi.Dial(opi.Config{
 		Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
+		FailedGrace: 500 * time.Millisecond,
 	}); err != nil {
 		x.t.Fatal(err)
 	}

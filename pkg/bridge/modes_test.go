@@ -55,6 +55,9 @@ func TestDataPlanes(t *testing.T) {
 
 func testDataPlane(t *testing.T, mode plane.Mode) {
 	for name, test := range dataPlaneTests {
-		t.Run(name, func(t *testing.T) { test(t, mode) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, mode)
+		})
 	}
 }
