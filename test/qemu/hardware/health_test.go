@@ -20,9 +20,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// atOnce bounds the time until a fault is known in the guest.
-const atOnce = time.Second
-
 // faults watches health reporters.
 type faults struct {
 	*health.Reporters
@@ -64,7 +61,7 @@ func (f faults) of(functions []function.Function) []string {
 	return faulty
 }
 
-// await waits until exactly these Functions have a fault, and checks that atOnce is kept.
+// await waits until exactly these Functions have a fault.
 func (f faults) await(t *testing.T, begin time.Time, functions []function.Function, want []string) {
 	t.Helper()
 	late := time.NewTimer(patience)
@@ -73,11 +70,8 @@ func (f faults) await(t *testing.T, begin time.Time, functions []function.Functi
 	for {
 		got := f.of(functions)
 		if slices.Equal(got, want) {
-			took := time.Since(begin)
-			t.Logf("known %s after the driver was told to", took.Round(10*time.Microsecond))
-			if took > atOnce {
-				t.Errorf("not known within %s", atOnce)
-			}
+			t.Logf("known %s after the driver's change",
+				time.Since(begin).Round(10*time.Microsecond))
 			return
 		}
 
