@@ -173,6 +173,7 @@ func wantRefusedOrSame(
 // TestFlippedBits checks that a file with a flipped bit is rejected, or has the same records. It
 // neither ends the process nor keeps it busy.
 func TestFlippedBits(t *testing.T) {
+	t.Parallel()
 	path, intact, want := newGrownFile(t)
 	bits := make([]int, 0, len(intact)*8)
 	for bit := range cap(bits) {
@@ -207,6 +208,7 @@ func TestFlippedBits(t *testing.T) {
 // intact. If the write of the meta page is lost, the file is valid and has the content before the
 // transaction.
 func TestLostWrites(t *testing.T) {
+	t.Parallel()
 	path, before, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
@@ -245,6 +247,7 @@ func TestLostWrites(t *testing.T) {
 // TestCutOff checks that a transaction has no effect if only some of its pages reached the disk and
 // not the meta page, which is written last.
 func TestCutOff(t *testing.T) {
+	t.Parallel()
 	path, before, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
@@ -279,6 +282,7 @@ func TestCutOff(t *testing.T) {
 
 // TestTruncated checks that a truncated file is rejected.
 func TestTruncated(t *testing.T) {
+	t.Parallel()
 	path, intact, want := newGrownFile(t)
 	for size := 1; size < len(intact); size += pageSize / 3 {
 		refused := wantRefusedOrSame(t, path, intact[:size], want, fmt.Sprintf("%d bytes", size))
@@ -291,6 +295,7 @@ func TestTruncated(t *testing.T) {
 // TestWhatBboltWrites checks that the file can be opened again after any changes, with the right
 // content.
 func TestWhatBboltWrites(t *testing.T) {
+	t.Parallel()
 	path, want := newFile(t), records{}
 	random := rand.New(rand.NewPCG(5, 6))
 	rounds := 150
@@ -321,6 +326,7 @@ func TestWhatBboltWrites(t *testing.T) {
 // TestOlderProgram checks that a program without seals can use the file, that its changes are
 // accepted, and that damage is still detected.
 func TestOlderProgram(t *testing.T) {
+	t.Parallel()
 	path, _, want := newGrownFile(t)
 	for round := range 3 {
 		raw, err := bolt.Open(path, 0o600, nil)
@@ -352,6 +358,7 @@ func TestOlderProgram(t *testing.T) {
 
 // TestFailedUpdate checks that a failed change has no effect.
 func TestFailedUpdate(t *testing.T) {
+	t.Parallel()
 	path, _, want := newGrownFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
@@ -392,6 +399,7 @@ func TestFailedUpdate(t *testing.T) {
 }
 
 func TestLocked(t *testing.T) {
+	t.Parallel()
 	path := newFile(t)
 	file, _, err := open(t, path)
 	must.Succeed(t, err)
@@ -407,6 +415,7 @@ func TestLocked(t *testing.T) {
 
 // TestLoadFails checks that a file which load rejects is closed unchanged.
 func TestLoadFails(t *testing.T) {
+	t.Parallel()
 	path, before, _ := newGrownFile(t)
 	failure := errors.New("no")
 	if _, err := boltfile.Open(path, func(*boltfile.Tx) error {

@@ -49,6 +49,7 @@ func smallFile(t testing.TB) []byte {
 // TestEveryBit flips each bit of a file, and checks that the file is rejected or the bit is in none
 // of its records.
 func TestEveryBit(t *testing.T) {
+	t.Parallel()
 	content := smallFile(t)
 	_, last, err := checkMetas(content)
 	must.Succeed(t, err)

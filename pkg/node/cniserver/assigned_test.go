@@ -51,6 +51,7 @@ func (before) Considered(function.ID) bool { return false }
 
 // TestAssigned: the kubelet's answer decides which pod may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {
+	t.Parallel()
 	has := func(namespace, name, resource string) map[string]podresources.Assignment {
 		return map[string]podresources.Assignment{
 			vf.String(): {Namespace: namespace, Pod: name, Container: "app", Resource: resource},
@@ -113,6 +114,7 @@ func TestAssigned(t *testing.T) {
 // TestAssignedToAnother: a request for a Function that the kubelet gave to another pod does not
 // touch the other pod's reservation.
 func TestAssignedToAnother(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	c.options.Kubelet = kubelet{assigned: map[string]podresources.Assignment{
 		vf.String(): {
@@ -132,6 +134,7 @@ func TestAssignedToAnother(t *testing.T) {
 
 // TestDeviceOfClaim: Multus may use the CDI name of a claim's Function.
 func TestDeviceOfClaim(t *testing.T) {
+	t.Parallel()
 	for text, good := range map[string]bool{
 		"0000:3b:02.1": true, "0000-3b-02-1": true,
 		"0f0e0d0c-0b0a-0908-0706-050403020100-0000-3b-02-1": true,

@@ -103,6 +103,7 @@ func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 // TestChain: later plugins change the interface. CHECK accepts their changes, the agent undoes none
 // of them, and the Function comes back as it was, even if a runtime never calls their DEL.
 func TestChain(t *testing.T) {
+	t.Parallel()
 	bin := buildChained(t, "tuning", "sbr", "vrf")
 	tuning := chained{
 		"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 1300, "promisc": true,

@@ -191,6 +191,7 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestParseIPAM(t *testing.T) {
+	t.Parallel()
 	gateway4, gateway6 := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("2001:db8::1")
 	got, err := parseIPAM(json.RawMessage(`{"cniVersion":"1.1.0",
 		"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"2001:db8::5/64","gateway":"2001:db8::1"},{"address":"10.3.0.5/24","gateway":"10.3.0.1"}],
@@ -367,6 +368,7 @@ func FuzzRequest(f *testing.F) {
 
 // TestUnknownKeys: a typo is reported, and keys of other programs are accepted.
 func TestUnknownKeys(t *testing.T) {
+	t.Parallel()
 	for config, want := range map[string][]string{
 		`{"deviceID":"0000:3b:02.1","vlna":100}`:              {"vlna"},
 		`{"vlna":100,"Trust":"on","trunk":[]}`:                {"trunk", "vlna"},

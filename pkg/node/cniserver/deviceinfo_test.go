@@ -14,6 +14,7 @@ import (
 // TestDeviceInfoOfNow: the device info describes the Function as it is after its last owner has
 // released it.
 func TestDeviceInfoOfNow(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	before, now := c.function, c.function
 	before.VDPA = function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}

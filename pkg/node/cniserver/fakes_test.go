@@ -162,6 +162,7 @@ func checkCode(t *testing.T, reply wire.Reply, code uint) {
 }
 
 func TestVF(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	add := addVF("c1",
 		map[string]any{
@@ -199,6 +200,7 @@ func TestVF(t *testing.T) {
 // A Function with a driver for userspace programs gets the settings that the PF can enforce. The
 // result has the rest.
 func TestUserspace(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
 	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
@@ -225,6 +227,7 @@ func TestUserspace(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
+	t.Parallel()
 	refused := errors.New("refused")
 	tests := map[string]struct {
 		arrange func(t *testing.T, c *card)
@@ -284,6 +287,7 @@ func TestFailures(t *testing.T) {
 }
 
 func TestOver(t *testing.T) {
+	t.Parallel()
 	base := &function.VFConfig{
 		VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10),
 	}
@@ -311,6 +315,7 @@ func TestOver(t *testing.T) {
 // Settings that nothing enforces for a Function of its kind are refused. An eswitch limits the rate
 // of an SF.
 func TestNeedsVF(t *testing.T) {
+	t.Parallel()
 	rate, vlan := &function.VFConfig{MaxTxRate: new(100)}, &function.VFConfig{
 		VLAN: new(100), MaxTxRate: new(100),
 	}
@@ -346,6 +351,7 @@ func TestNeedsVF(t *testing.T) {
 
 // A refusal uses the field names of the network configuration.
 func TestRefusalIsAsWritten(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 " +
 		"proto 802.1ad for VF 1")
@@ -360,6 +366,7 @@ func TestRefusalIsAsWritten(t *testing.T) {
 // TestForbidden: a network configuration cannot set a privileged field that the DevicePool does not
 // allow, and reserves nothing. Without a network, addresses are not privileged.
 func TestForbidden(t *testing.T) {
+	t.Parallel()
 	runtime := func(key string, value any) map[string]any {
 		return map[string]any{"runtimeConfig": map[string]any{key: value}}
 	}
@@ -419,6 +426,7 @@ func TestForbidden(t *testing.T) {
 // TestAddressesOfClaim: a network configuration replaces a claim's addresses only if the DevicePool
 // allows it, and never by the network's address book.
 func TestAddressesOfClaim(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		config map[string]any
 		says   string

@@ -36,6 +36,7 @@ func refusal(t *testing.T, add wire.Request) *types.Error {
 // TestVersionsWithoutAddresses: versions before 0.3 have no result without an address, and a
 // missing cniVersion means 0.1.0.
 func TestVersionsWithoutAddresses(t *testing.T) {
+	t.Parallel()
 	for _, version := range []any{nil, "", "0.1.0", "0.2.0"} {
 		said := refusal(t, addVF("c1", map[string]any{"cniVersion": version}))
 		if said.Code != types.ErrInvalidNetworkConfig ||
@@ -71,6 +72,7 @@ func TestVersionsWithoutAddresses(t *testing.T) {
 // TestCapabilities: an argument that has no effect is refused, because the pod would run without
 // what it asked for.
 func TestCapabilities(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		runtime map[string]any
 		ipam    string
@@ -132,6 +134,7 @@ func TestCapabilities(t *testing.T) {
 // TestDNSOfTheRuntime: the result has the runtime's DNS settings, unless the IPAM plugin returns
 // its own.
 func TestDNSOfTheRuntime(t *testing.T) {
+	t.Parallel()
 	_, s := newCard(t)
 	dns := map[string]any{"servers": []string{"10.0.0.10"}, "searches": []string{"svc"},
 		"options": []string{"ndots:5"}}
@@ -149,6 +152,7 @@ func TestDNSOfTheRuntime(t *testing.T) {
 // TestLimits: everything that a tenant can make large is refused before anything is changed, with a
 // short message.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	many := func(n int, format string) (all []string) {
 		for i := range n {
 			all = append(all, fmt.Sprintf(format, i/250, i%250))
@@ -225,6 +229,7 @@ func TestLimits(t *testing.T) {
 
 // TestDELNeedsNoConfiguration: a container's interface is released whatever the configuration is.
 func TestDELNeedsNoConfiguration(t *testing.T) {
+	t.Parallel()
 	for name, config := range map[string]string{
 		"none": "", "null": "null", "text": `"x"`, "wrong": `{"vlan":"x","cniVersion":7}`,
 	} {
@@ -245,6 +250,7 @@ func TestDELNeedsNoConfiguration(t *testing.T) {
 
 // TestAuxiliaryDevice: other plugins name an SF by its auxiliary device.
 func TestAuxiliaryDevice(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	sf := function.SubfunctionID("0000:3b:00.0", 88)
 	c.function = function.Function{

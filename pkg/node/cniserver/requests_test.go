@@ -14,6 +14,7 @@ import (
 )
 
 func TestResult(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	pod := netns.New(t)
 	add := request(wire.Add, 0, "c1", pod, nil)
@@ -36,6 +37,7 @@ func TestResult(t *testing.T) {
 // TestResultsWithNull: lists of a result may be null in JSON, which the conversions of
 // containernetworking/cni do not survive.
 func TestResultsWithNull(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		for _, list := range []string{"ips", "interfaces", "routes"} {
 			raw := json.RawMessage(`{"cniVersion":"` + version + `","` + list + `":[null]}`)

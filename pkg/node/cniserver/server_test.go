@@ -47,6 +47,7 @@ func decodeResult(t *testing.T, raw json.RawMessage) *types100.Result {
 
 // The whole life of a Function of a pool, over the socket, on a network, with addresses.
 func TestAddAndDel(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	n.xpuAgent.mtu = 1450
 	before := n.Snapshot(0)
@@ -147,6 +148,7 @@ func TestAddAndDel(t *testing.T) {
 
 // The runtime may use any version, and an earlier plugin may have made an interface.
 func TestResultVersions(t *testing.T) {
+	t.Parallel()
 	prev := map[string]any{
 		"interfaces": []any{
 			map[string]any{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/any"},
@@ -203,6 +205,7 @@ func TestResultVersions(t *testing.T) {
 
 // Without IPAM, the runtime's ips are used, and the netdev keeps all other properties.
 func TestAddWithoutIPAM(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	was := n.Snapshot(0)
 	pod := netns.New(t)
@@ -237,6 +240,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 
 // The Port of Allocate is used, unless the configuration names something else.
 func TestAddAfterAllocate(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		config map[string]any
 		want   journal.Port
@@ -290,6 +294,7 @@ func TestAddAfterAllocate(t *testing.T) {
 }
 
 func TestAddRefuses(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 3)
 	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA},
 		Functions: []function.Function{n.functions[lifecycletest.ID(1)]}}
@@ -352,6 +357,7 @@ func TestAddRefuses(t *testing.T) {
 // A container whose DEL never came does not keep the Function once its sandbox is gone, or if it
 // belongs to the same pod.
 func TestTakesOver(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		gone    bool
 		samePod bool
@@ -398,6 +404,7 @@ func TestTakesOver(t *testing.T) {
 }
 
 func TestProvisionFails(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
@@ -424,6 +431,7 @@ func TestProvisionFails(t *testing.T) {
 // TestAddWithAnotherNetNS: an ADD is refused if the container's interface is in another namespace.
 // The same namespace may have another path.
 func TestAddWithAnotherNetNS(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	pod, other := netns.New(t), netns.New(t)
 	n.run(func(r *running) {
@@ -449,6 +457,7 @@ func TestAddWithAnotherNetNS(t *testing.T) {
 
 // A DEL ends a running ADD, and another ADD of the Function does not wait for it.
 func TestDelEndsAdd(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
@@ -480,6 +489,7 @@ func TestDelEndsAdd(t *testing.T) {
 // TestCrash ends the agent at every point of ADD and DEL. The runtime's next request, or the next
 // agent, completes the work.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	config := map[string]any{"network": "blue", "mtu": 1400, "mac": "02:00:00:00:00:01"}
 	addRequest := func(pod *netns.Namespace) wire.Request {
 		return with(request(wire.Add, 0, "c1", pod, config), func(r *wire.Request) {
@@ -519,6 +529,7 @@ func TestCrash(t *testing.T) {
 	for name, operation := range operations {
 		for healName, heal := range heals {
 			t.Run(name+", then "+healName, func(t *testing.T) {
+				t.Parallel()
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
 					before := n.Snapshot(0)
@@ -551,6 +562,7 @@ func TestCrash(t *testing.T) {
 
 // Functions go to pods in parallel, and DELs come in between.
 func TestConcurrent(t *testing.T) {
+	t.Parallel()
 	const functions = 64
 	n := newNode(t, functions)
 	pods := make([]*netns.Namespace, functions)
@@ -593,6 +605,7 @@ func TestConcurrent(t *testing.T) {
 }
 
 func TestGC(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 4)
 	gc := func(at time.Time, config string) wire.Request {
 		return wire.Request{
@@ -636,6 +649,7 @@ func TestGC(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
+	t.Parallel()
 	set := func(
 		change func(t *testing.T, h *netlink.Handle, l netlink.Link),
 	) func(*testing.T, *netns.Namespace) {
@@ -719,6 +733,7 @@ func TestCheck(t *testing.T) {
 // TestCheckPrevious: changes of later plugins are in the result that the runtime kept, and are no
 // differences.
 func TestCheckPrevious(t *testing.T) {
+	t.Parallel()
 	link := func(
 		change func(h *netlink.Handle, l netlink.Link) error,
 	) func(*testing.T, *netns.Namespace) {
@@ -878,6 +893,7 @@ func giveMaster(h *netlink.Handle, address *netlink.Addr) error {
 // TestCheckOfWhatIsNotAttached: CHECK fails for a Function that is not attached, and for a result
 // that no plugin returned.
 func TestCheckOfWhatIsNotAttached(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	pod := netns.New(t)
 	n.run(func(r *running) {
@@ -900,6 +916,7 @@ func mustNet(text string) *net.IPNet {
 
 // An IPAM plugin such as dhcp needs the interface first.
 func TestAddress(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
@@ -941,6 +958,7 @@ func TestAddress(t *testing.T) {
 // Multus may attach a Function of a claim of the same pod. The claim keeps its Function when the
 // sandbox ends.
 func TestClaim(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
 	before := n.Snapshot(0)
@@ -1013,6 +1031,7 @@ func TestClaim(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	n.run(func(r *running) {
 		status := wire.Request{Version: wire.Version, Command: wire.Status}
@@ -1062,6 +1081,7 @@ func BenchmarkAddAndDel(b *testing.B) {
 // address book, and the routes of the request. The result is like that of an IPAM plugin, and the
 // Port keeps the addresses when it is made again.
 func TestAssignedAddresses(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)

@@ -38,6 +38,7 @@ func (o withSetup) Get(function.ID) (function.Function, bool) { return function.
 // TestReservationHasSetup: the reservation of an ADD has the setup of the Function, like the
 // reservation of an Allocate.
 func TestReservationHasSetup(t *testing.T) {
+	t.Parallel()
 	sf := function.PotentialSF(function.Function{ID: function.ID{Address: "0000:3b:00.0"}}, 5)
 	making := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
@@ -100,6 +101,7 @@ func TestReservationHasSetup(t *testing.T) {
 // TestAddBeforePoolsAreKnown: the Function may be an SF that is still to be made, which only the
 // pools can say.
 func TestAddBeforePoolsAreKnown(t *testing.T) {
+	t.Parallel()
 	_, s := newCard(t)
 	none := withSetup{pool.Pool{Functions: []function.Function{{}}}, false}
 	s.Function, s.Pools = none.Get, none
@@ -112,6 +114,7 @@ func TestAddBeforePoolsAreKnown(t *testing.T) {
 // TestDriverOfTheLastOwner: the driver that was bound for the last owner does not matter to the
 // next owner.
 func TestDriverOfTheLastOwner(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
 	must.Succeed(t, c.Put(journal.Attachment{
@@ -147,6 +150,7 @@ func (h hostile) TearDown(context.Context, journal.Attachment) error {
 
 // TestSetupFails: a failed setup does not get the code of the journal.
 func TestSetupFails(t *testing.T) {
+	t.Parallel()
 	c, s := newCard(t)
 	c.options.Setup = hostile{}
 	s.Lifecycle = c.lifecycle()

@@ -36,6 +36,7 @@ func mode(t *testing.T, path string) os.FileMode {
 
 // The socket is for root, and comes back when it or its directory is removed.
 func TestSocket(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 0)
 	socket := filepath.Join(n.dir, "run", "cni.sock")
 	must.Succeed(t, os.MkdirAll(filepath.Dir(socket), 0o755))
@@ -68,6 +69,7 @@ func TestSocket(t *testing.T) {
 }
 
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 0)
 	n.serve(func(r *running) {
 		for name, message := range map[string]string{
@@ -134,6 +136,7 @@ var errClosed = errors.New("the server closed the connection")
 
 // Other users cannot reach the socket, and would be refused if they could.
 func TestPeer(t *testing.T) {
+	t.Parallel()
 	needs.Root(t, "to become another user")
 
 	const nobody = 65534
@@ -155,6 +158,7 @@ func TestPeer(t *testing.T) {
 
 // An ADD of a shim that is killed ends.
 func TestShimGone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	pod := netns.New(t)
 	n.xpuAgent.entered = make(chan struct{})
@@ -184,6 +188,7 @@ func TestShimGone(t *testing.T) {
 
 // Running requests may end when the server stops.
 func TestStop(t *testing.T) {
+	t.Parallel()
 	for name, patience := range map[string]time.Duration{
 		"in time": time.Minute, "too late": time.Millisecond,
 	} {
@@ -225,6 +230,7 @@ func TestStop(t *testing.T) {
 // Directories with foreign files are not made private, because that would close /run, for example,
 // to all other users.
 func TestDirectoriesOfOthers(t *testing.T) {
+	t.Parallel()
 	for name, choose := range map[string]func(s *Server, dir string){
 		"socket": func(s *Server, dir string) { s.Path = filepath.Join(dir, "cni.sock") },
 		"spool":  func(s *Server, dir string) { s.SpoolDir = dir },

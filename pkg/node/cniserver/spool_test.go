@@ -50,6 +50,7 @@ func (n *node) spooled() []string {
 // Requests that came while the agent did not run are handled before it listens. Later requests are
 // handled when they come.
 func TestSpool(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 3)
 	var before [3]netdev.Snapshot
 	for i := range before {
@@ -108,6 +109,7 @@ func TestSpool(t *testing.T) {
 
 // An old DEL does not touch what the same container got later.
 func TestSpoolLate(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	n.run(func(r *running) {
 		r.must(request(wire.Add, 0, "c1", netns.New(t), nil))
@@ -128,6 +130,7 @@ func TestSpoolLate(t *testing.T) {
 
 // A request that fails is retried, and delays no other request.
 func TestSpoolRetries(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 2)
 	pod, elsewhere := netns.New(t), netns.New(t)
 	var before [2]netdev.Snapshot
@@ -158,6 +161,7 @@ func TestSpoolRetries(t *testing.T) {
 
 // A request that replaces the request that is being handled is handled after it.
 func TestSpoolReplaced(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 2)
 	before := []netdev.Snapshot{n.Snapshot(0), n.Snapshot(1)}
 	n.run(func(r *running) {
@@ -191,6 +195,7 @@ func TestSpoolReplaced(t *testing.T) {
 
 // The spool comes back after it was removed, and requests in it are handled.
 func TestSpoolRemoved(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	n.serve(func(r *running) {
@@ -208,6 +213,7 @@ func TestSpoolRemoved(t *testing.T) {
 // ADD is done, and a DEL that came before it is not. The shim and the record have the time since
 // the boot. An older shim has only the clock.
 func TestClockSetWhileAway(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		// clock is the clock's change between the ADD and the DEL.
 		clock time.Duration
@@ -262,6 +268,7 @@ func later(by time.Duration) func(uptime.Moment) uptime.Moment {
 // TestOrderOfRequests: requests of this boot are ordered by the time since the boot, and come after
 // all others.
 func TestOrderOfRequests(t *testing.T) {
+	t.Parallel()
 	s := &Server{BootID: "boot-1"}
 	at := func(clock int64, boot string, madeAfter time.Duration) wire.Request {
 		return wire.Request{

@@ -80,6 +80,7 @@ func write(t *testing.T, path, content string, mode fs.FileMode) {
 }
 
 func TestList(t *testing.T) {
+	t.Parallel()
 	dir := hooksDir(t)
 	for name, mode := range map[string]fs.FileMode{
 		"20-second": 0o755, "10-first": 0o500, "b.sh": 0o755, ".hidden": 0o755, "README": 0o644,
@@ -134,6 +135,7 @@ func TestList(t *testing.T) {
 }
 
 func TestDirectoryMissing(t *testing.T) {
+	t.Parallel()
 	for _, dir := range []string{"", filepath.Join(t.TempDir(), "missing")} {
 		if list, err := newDirectory(Options{Dir: dir, Log: logr.Discard()}).list(); err != nil ||
 			len(list) != 0 {
@@ -143,6 +145,7 @@ func TestDirectoryMissing(t *testing.T) {
 }
 
 func TestDirectoryRefused(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		change func(dir string) error
 		want   string
@@ -179,6 +182,7 @@ func TestDirectoryRefused(t *testing.T) {
 
 // TestRefusalIsLogged: each reason is logged once.
 func TestRefusalIsLogged(t *testing.T) {
+	t.Parallel()
 	dir := hooksDir(t)
 	file := filepath.Join(dir, "50-shared")
 	must.Succeed(t, os.WriteFile(file, nil, 0o777))
@@ -209,6 +213,7 @@ func TestRefusalIsLogged(t *testing.T) {
 
 // A volume of Kubernetes is writable for all users and mounted read-only.
 func TestDirectoryReadOnly(t *testing.T) {
+	t.Parallel()
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\n", 0o755)
 	must.Succeed(t, os.Chmod(dir, 0o777))
@@ -237,6 +242,7 @@ func runScript(
 }
 
 func TestRunGives(t *testing.T) {
+	t.Parallel()
 	out := filepath.Join(t.TempDir(), "out")
 	a := released(88)
 	a.Hooks = &journal.Hooks{Next: "10-a", Attempts: 2}
@@ -303,6 +309,7 @@ func object(t *testing.T, data []byte) (o map[string]any) {
 
 // The input for a claim, and for a Function that was never attached.
 func TestInput(t *testing.T) {
+	t.Parallel()
 	at := time.Unix(1e9, 0).UTC()
 	claim := journal.Attachment{
 		Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Attached, ReservedAt: at,
@@ -344,6 +351,7 @@ func TestInput(t *testing.T) {
 }
 
 func TestRunEnds(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		script string
 		// want is part of the error, "" for success.
@@ -386,6 +394,7 @@ func TestRunEnds(t *testing.T) {
 
 // An executable that cannot be started is tried again, because the file may just be being replaced.
 func TestRunCannotStart(t *testing.T) {
+	t.Parallel()
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/no/such/interpreter\n", 0o755)
 	d := newDirectory(Options{Dir: dir, Timeout: time.Minute, Log: logr.Discard()})
@@ -399,6 +408,7 @@ func TestRunCannotStart(t *testing.T) {
 
 // TestNothingIsLeft: the executable's children end with it, however it ends.
 func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	for name, script := range map[string]string{
 		"exits": "exit 0", "takes too long": "wait", "fails": "exit 1",
 	} {
@@ -440,6 +450,7 @@ func processState(pid int) string {
 
 // A process that left the group and keeps standard output open does not delay the hook.
 func TestRunawayHoldsOutput(t *testing.T) {
+	t.Parallel()
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	t.Cleanup(func() {
 		text, err := os.ReadFile(pidFile)
@@ -461,6 +472,7 @@ func TestRunawayHoldsOutput(t *testing.T) {
 
 // The agent ends while an executable runs.
 func TestRunCancelled(t *testing.T) {
+	t.Parallel()
 	dir := hooksDir(t)
 	started := filepath.Join(t.TempDir(), "started")
 	must.Succeed(t, unix.Mkfifo(started, 0o600))
@@ -483,6 +495,7 @@ func TestRunCancelled(t *testing.T) {
 }
 
 func TestOutputFlood(t *testing.T) {
+	t.Parallel()
 	log, err := runScript(t, "yes 0123456789abcdef | head -c 20000000; echo; echo end", time.Minute,
 		released(0))
 	must.Succeed(t, err)
@@ -498,6 +511,7 @@ func TestOutputFlood(t *testing.T) {
 }
 
 func TestLines(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x", maxLine)
 	for name, test := range map[string]struct {
 		writes []string

@@ -18,6 +18,7 @@ import (
 // TestWorkedExample runs the hook of docs/how-to/post-delete-hooks.md, with a shell and a directory
 // of its own, and compares the input that the page shows with the input that hooks get.
 func TestWorkedExample(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile("../../../docs/how-to/post-delete-hooks.md")
 	must.Succeed(t, err)
 

@@ -216,6 +216,7 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 }
 
 func TestFirst(t *testing.T) {
+	t.Parallel()
 	noPort := released(0)
 	noPort.Port, noPort.Hooks = nil, nil
 	for name, test := range map[string]struct {
@@ -410,6 +411,7 @@ func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...a
 // TestEventRegards: the event is on the pod, where users look for it, or on the node if the pod is
 // unknown.
 func TestEventRegards(t *testing.T) {
+	t.Parallel()
 	var r regarded
 	q := &Queue{Options: Options{Node: "node1", Recorder: &r}}
 	unknown := released(1)
@@ -460,6 +462,7 @@ func TestRestartDuringBackOff(t *testing.T) {
 
 // TestClockSetBack: a next run that is far in the future does not delay the Function for so long.
 func TestClockSetBack(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T) {
 		n := newNode(t)
 		a := released(0)
@@ -538,6 +541,7 @@ func TestDirectoryCannotBeRead(t *testing.T) {
 // TestParallel: Functions do not wait for each other, and the hooks of one Function never run in
 // parallel.
 func TestParallel(t *testing.T) {
+	t.Parallel()
 	const functions = 64
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a", "20-b")
@@ -637,6 +641,7 @@ func TestWriteFails(t *testing.T) {
 // write. The next agent continues: every hook runs at least once, in order, and the Function
 // becomes free.
 func TestKilled(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		// fails is the error of a run of 10-a.
 		fails func(run int) error
@@ -714,6 +719,7 @@ func killAt(t *testing.T, at int, fails func(run int) error) (killed bool) {
 }
 
 func TestDelay(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		attempts       int
 		atLeast, below time.Duration
@@ -846,6 +852,7 @@ func TestQuarantinedPortGivenUp(t *testing.T) {
 
 // TestQueueLength: quarantined Functions are not counted here, because another metric counts them.
 func TestQueueLength(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	must.Succeed(t, n.journal.Put(quarantinedVF(0)))
 	must.Succeed(t, n.journal.Put(released(1)))

@@ -19,6 +19,7 @@ import (
 // TestAnnounceWhileRunEnds: an Attach may take longer than Run, but no announcement outlasts Run.
 // The race detector checks this too.
 func TestAnnounceWhileRunEnds(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	record := journal.Attachment{
 		Observed: &netdev.Observed{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}},

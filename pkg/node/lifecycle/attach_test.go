@@ -242,6 +242,7 @@ func TestAttach(t *testing.T) {
 
 // TestAttachIsTraced: an attach without a claim is traced by its pod.
 func TestAttachIsTraced(t *testing.T) {
+	t.Parallel()
 	exporter := tracetest.NewInMemoryExporter()
 	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent",
 		logr.Discard())
@@ -271,6 +272,7 @@ func TestAttachIsTraced(t *testing.T) {
 }
 
 func TestReserve(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	a := New(j, &engine{}, netdevs{}, Options{BootID: "boot-1"}, logr.Discard())
 	first := claimedVF()
@@ -354,6 +356,7 @@ func TestReserveForTheNextPod(t *testing.T) {
 // SFs and PFs have no properties that a PF enforces. A PF without a netdev cannot be asked. VFs and
 // SFs may have a port on an eswitch.
 func TestDevice(t *testing.T) {
+	t.Parallel()
 	sf := function.SubfunctionID(pf.Address, 88)
 	names := netdevs{vf: "v", pf: "p", sf: "s"}
 	vfPort := &function.EswitchPort{PF: "0000:3b:00.0", Number: 1}
@@ -396,6 +399,7 @@ func TestDevice(t *testing.T) {
 // TestAttachUnnamed: an interface without a requested name gets a name that the pod does not have
 // yet, for example beside a network of Multus. A requested name that is in use is refused.
 func TestAttachUnnamed(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		any  bool
 		want string
@@ -453,6 +457,7 @@ func (c *containers) Expose(a journal.Attachment) error {
 // TestContainersGetOnlyWhatIsAttached: a container may get a Function from the moment when it is in
 // the pod until just before it leaves. A Function that cannot be exposed is not attached.
 func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	e, c := &engine{parent: string(vf.Address)}, &containers{journal: j}
 	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Expose: c.Expose},

@@ -130,6 +130,7 @@ func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkReques
 // TestPodLeavesNothing: whatever a pod changes on a netdev, the next pod gets the netdev as it was
 // on the host.
 func TestPodLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for name, change := range everything() {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
@@ -157,6 +158,7 @@ func TestPodLeavesNothing(t *testing.T) {
 // TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's
 // values must be restored, and IPv6 must not start on the netdev in between.
 func TestHostSysctlsReturn(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	sysctls := map[string]string{
 		"ipv4/conf/%s/rp_filter": "2", "ipv4/conf/%s/arp_notify": "1",
@@ -212,6 +214,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 
 // TestXDPOnTheHost: a netdev with an XDP program of the host is in use by the host.
 func TestXDPOnTheHost(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)

@@ -18,6 +18,7 @@ import (
 
 // TestElsewhere: a Function is not offered in one way while an owner has it in another way.
 func TestElsewhere(t *testing.T) {
+	t.Parallel()
 	const fast, slow = "xpu.opiproject.org/fast", "xpu.opiproject.org/slow"
 	byClaim := claimedVF()
 	byClaim.State = journal.Reserved
@@ -117,6 +118,7 @@ func TestLostIsReported(t *testing.T) {
 // TestOtherPod: the kubelet's answer counts for pods that it knows, and names the resource by which
 // the pod has the Function.
 func TestOtherPod(t *testing.T) {
+	t.Parallel()
 	by := func(namespace, pod string) *kubelet {
 		return &kubelet{
 			have: map[string]podresources.Assignment{
@@ -164,6 +166,7 @@ func TestOtherPod(t *testing.T) {
 // TestTableIsShown: the documentation is generated from the lists, which must have every row and
 // every cell of the table.
 func TestTableIsShown(t *testing.T) {
+	t.Parallel()
 	for event, byOwner := range Table {
 		if !slices.Contains(Events, event) {
 			t.Errorf("%s is not shown", event)

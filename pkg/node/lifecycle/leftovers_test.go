@@ -116,6 +116,7 @@ func (n *node) settings(i int) map[string]string {
 // TestEveryHostSysctlReturns: every sysctl that this kernel has for a netdev has the host's value
 // again after the release.
 func TestEveryHostSysctlReturns(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	read := func() map[string]string {
 		values := map[string]string{}

@@ -124,6 +124,7 @@ func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 }
 
 func TestLife(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	first, second := netns.New(t), netns.New(t)
@@ -208,6 +209,7 @@ func TestLife(t *testing.T) {
 }
 
 func TestAttachRefuses(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 2)
 	first, second := netns.New(t), netns.New(t)
 	id := lifecycletest.ID(0)
@@ -250,6 +252,7 @@ func TestAttachRefuses(t *testing.T) {
 
 // The netdev appears a moment after the pod, here from another namespace.
 func TestNetdevComesLate(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	pod, elsewhere := netns.New(t), netns.New(t)
 	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
@@ -294,6 +297,7 @@ func (n *node) crashes(at int, do func(a *agent)) (crashed bool) {
 // TestCrash ends the agent at every point of every operation. The next agent completes the
 // operation.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	id := lifecycletest.ID(0)
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
 		t.Helper()
@@ -334,6 +338,7 @@ func TestCrash(t *testing.T) {
 	for _, operation := range operations {
 		for healName, heal := range heals {
 			t.Run(operation.name+", then "+healName, func(t *testing.T) {
+				t.Parallel()
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
 					must.Succeed(t,
@@ -387,6 +392,7 @@ func TestCrash(t *testing.T) {
 // Functions that are attached to a namespace that exists stay where they are when the agent starts
 // again.
 func TestRecoverLeavesAttached(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
@@ -407,6 +413,7 @@ func TestRecoverLeavesAttached(t *testing.T) {
 // The namespace ended while the agent was away, and the kernel brought the netdev back: with the
 // pod's name, and down.
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
+	t.Parallel()
 	for name, heal := range map[string]func(a *agent) error{
 		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
 		"detach": func(a *agent) error {
@@ -444,6 +451,7 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 // An end of a veth pair ends with its namespace. There is nothing to restore, and the Function must
 // become free.
 func TestNamespaceEndedNetdevGone(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	a, stop := n.start()
 	defer stop()
@@ -468,6 +476,7 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 
 // After a reboot there are no namespaces and the netdevs are new. Nothing may be touched.
 func TestBoot(t *testing.T) {
+	t.Parallel()
 	for _, state := range []journal.State{
 		journal.Attaching, journal.Attached, journal.Detaching, journal.Releasing,
 	} {
@@ -508,6 +517,7 @@ func TestBoot(t *testing.T) {
 // The pod moved the netdev on to another namespace. The netdev cannot be reached, and the state
 // says so until it can.
 func TestNetdevMovedOn(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod, nested := netns.New(t), netns.New(t)
@@ -541,6 +551,7 @@ func TestNetdevMovedOn(t *testing.T) {
 // Every call that finds a Function that is back and has hooks queues it, and does not touch it any
 // more.
 func TestHandedOver(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	id := lifecycletest.ID(0)
@@ -599,6 +610,7 @@ func TestHandedOver(t *testing.T) {
 // TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next
 // agent queues the hooks.
 func TestCrashBeforeHooks(t *testing.T) {
+	t.Parallel()
 	id := lifecycletest.ID(0)
 	for at := 1; ; at++ {
 		n := newNode(t, 1)
@@ -644,6 +656,7 @@ func TestCrashBeforeHooks(t *testing.T) {
 
 // Several goroutines work on different Functions and on the same Function at the same time.
 func TestParallel(t *testing.T) {
+	t.Parallel()
 	const functions, rounds, workers = 4, 5, 3
 	n := newNode(t, functions)
 	var before [functions]netdev.Snapshot

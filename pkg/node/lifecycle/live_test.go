@@ -137,6 +137,7 @@ func TestReserveByRequest(t *testing.T) {
 
 // A Function that another container reserved is not attached to this container's sandbox.
 func TestAttachOfAnotherRequest(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
 	a := New(j, engine, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
@@ -155,6 +156,7 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 // The device plugin reserves a Function without knowing its interface. Such a Function cannot be
 // attached.
 func TestAttachAllocated(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"},
 		Options{BootID: "boot-1"}, logr.Discard())
@@ -177,6 +179,7 @@ func TestAttachAllocated(t *testing.T) {
 
 // A Function with a driver for userspace programs is attached without a netdev.
 func TestAttachUserspace(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	engine := &engine{}
 	a := New(j, engine, netdevs{vf: "", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
@@ -201,6 +204,7 @@ func TestAttachUserspace(t *testing.T) {
 }
 
 func TestAddress(t *testing.T) {
+	t.Parallel()
 	add := Addresses{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		Routes:    []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}},

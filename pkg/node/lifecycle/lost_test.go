@@ -203,6 +203,7 @@ func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 // once the Port is up. It does not matter whether it asked for a MAC and an MTU. The release
 // restores the netdev as it was before the pod.
 func TestDeviceReturns(t *testing.T) {
+	t.Parallel()
 	wishes := claimed(0)
 	none := claimed(0)
 	none.Interface.MAC, none.Interface.MTU = "", 0
@@ -263,6 +264,7 @@ func TestDeviceReturns(t *testing.T) {
 // TestLostEnds: a Function that its pod has lost still ends with the sandbox or the claim, whether
 // the device is there or not.
 func TestLostEnds(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
 		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error {
 			return m.Detach(ctx, lifecycletest.ID(0), "s1")
@@ -305,6 +307,7 @@ func TestLostEnds(t *testing.T) {
 // TestProgramLosesDevice: a program that used the Function without a netdev does not get it back,
 // and the report says so.
 func TestProgramLosesDevice(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*slot){
 		"unplugged":      func(s *slot) { s.unplug() },
 		"another driver": func(s *slot) { s.set(func() { s.driver = nil }) },
@@ -346,6 +349,7 @@ func TestProgramLosesDevice(t *testing.T) {
 
 // TestNothingLost: a netdev that the pod renamed, or moved to a namespace of its own, is not lost.
 func TestNothingLost(t *testing.T) {
+	t.Parallel()
 	s, a, manager := runningWithSlot(t)
 	pod, inner := netns.New(t), netns.New(t)
 	start(t, manager, claimed(0), pod)
@@ -381,6 +385,7 @@ func TestNothingLost(t *testing.T) {
 // TestVMRuntimeTakesDevice: a pod whose runtime passes the device to a virtual machine has not lost
 // the Function. The pod has lost it if no driver has the device.
 func TestVMRuntimeTakesDevice(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		driver string
 		want   journal.State
@@ -441,6 +446,7 @@ func (m *maker) TearDown(context.Context, journal.Attachment) error { return nil
 
 // TestSFIsMadeAgain: an SF that was made for its owner has to be made again when the card is back.
 func TestSFIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	var sfs *maker
 	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
 		sfs = &maker{slot: s}
@@ -491,6 +497,7 @@ func (c *containers) Expose(a journal.Attachment) error {
 // withdraw it is retried. If the Function cannot be exposed again, the pod has not got it back
 // either.
 func TestLostIsWithdrawn(t *testing.T) {
+	t.Parallel()
 	devices := &containers{refused: []int{1, 3}}
 	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) {
 		o.Expose = devices.Expose
@@ -526,6 +533,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 // TestLostBeforeReboot: a Function that was attached before a reboot is gone with its pod, and does
 // not count as lost.
 func TestLostBeforeReboot(t *testing.T) {
+	t.Parallel()
 	s, a, manager := runningWithSlot(t)
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
@@ -567,6 +575,7 @@ func (s seen) Get(function.ID) (function.Function, bool) { return s.Function, s.
 // TestNothingToLookAt: sysfs is not read if the inventory sees every Function where it was. Any
 // other Function is looked up.
 func TestNothingToLookAt(t *testing.T) {
+	t.Parallel()
 	bound := function.Function{Driver: "mlx5_core"}
 	onHost := bound
 	onHost.Netdev = "ens1f0v0"
@@ -610,6 +619,7 @@ func TestNothingToLookAt(t *testing.T) {
 // TestPodMovesNetdevToHost: a pod that moves its netdev to the host has not lost it, and does not
 // get it back, because it could move it again. The release finds the netdev.
 func TestPodMovesNetdevToHost(t *testing.T) {
+	t.Parallel()
 	s, a, manager := runningWithSlot(t)
 	before := s.node.Snapshot(0)
 	pod := netns.New(t)

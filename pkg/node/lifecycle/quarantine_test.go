@@ -147,6 +147,7 @@ func (w *ward) restores() int {
 // TestLeakLetsThePodGo: a Function with a leftover that could reach the next owner is quarantined
 // by the first attempt. The call that ends the pod succeeds.
 func TestLeakLetsThePodGo(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		record journal.Attachment
 		end    func(ctx context.Context, w *ward) error
@@ -207,6 +208,7 @@ func TestLeakLetsThePodGo(t *testing.T) {
 // TestLeakEndsWithSF: leftovers of a pod on an SF that was made for it end with the SF. The SF is
 // quarantined only if it cannot be deleted.
 func TestLeakEndsWithSF(t *testing.T) {
+	t.Parallel()
 	errBusy := errors.New("busy")
 	for name, test := range map[string]struct {
 		stopped bool // the sandbox, before the claim ends
@@ -372,6 +374,7 @@ func TestTriedAtLeisure(t *testing.T) {
 // TestNextAgentTriesAtOnce: a new agent does not know when the last attempt was, and makes one when
 // it starts.
 func TestNextAgentTriesAtOnce(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.attached(claimedVF())
 	w.engine.restore = errLeak
@@ -407,6 +410,7 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 // sandbox causes an attempt. Unprepare ends the reservation without an attempt, and the Port is
 // deleted.
 func TestQuarantineOfAClaim(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.port = "port"
 	w.attached(claimedVF())
@@ -444,6 +448,7 @@ func TestQuarantineOfAClaim(t *testing.T) {
 // TestNewSandboxAfterAll: a pod gets its quarantined Function back if an attempt for its new
 // sandbox succeeds.
 func TestNewSandboxAfterAll(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.attached(claimedVF())
 	w.engine.restore = errLeak
@@ -466,6 +471,7 @@ func TestNewSandboxAfterAll(t *testing.T) {
 // TestAdministratorReleases: the administrator makes the agent retry a Function, or ends its
 // quarantine as it is.
 func TestAdministratorReleases(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		asItIs, mended bool
 		outcome, err   string
@@ -519,6 +525,7 @@ func TestAdministratorReleases(t *testing.T) {
 // it has its own driver again. An unknown driver does not count as equal. A device that is gone has
 // no driver to compare.
 func TestDriverIsCompared(t *testing.T) {
+	t.Parallel()
 	byAgent := func(a *journal.Attachment) {
 		a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "iavf"}
 	}
@@ -586,6 +593,7 @@ func TestDriverIsCompared(t *testing.T) {
 // in the journal, so that the next agent binds it. Another driver that is bound then is not
 // mistaken for it.
 func TestKilledWhileRebinding(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		// driver is bound when the next agent starts.
 		driver string
@@ -693,6 +701,7 @@ func TestReboundNetdevIsAwaited(t *testing.T) {
 // TestRebindingFails: a driver that was unbound and cannot be bound is retried until it is bound,
 // by the next agent too.
 func TestRebindingFails(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.attached(claimedVF())
 
@@ -719,6 +728,7 @@ func TestRebindingFails(t *testing.T) {
 // TestRebindingEndsWithTheSandbox: the driver that was bound again for one owner has no effect on
 // the release of the next owner.
 func TestRebindingEndsWithTheSandbox(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.attached(claimedVF())
 	w.engine.rebinding = func(r *netdev.Rebinding) error { return r.Intend("igbvf") }
@@ -731,6 +741,7 @@ func TestRebindingEndsWithTheSandbox(t *testing.T) {
 // TestDriverIsRecorded: the record keeps the driver of the first reservation when the owner
 // reserves again.
 func TestDriverIsRecorded(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	for _, driver := range []string{"igbvf", "vfio-pci"} {
 		w.driver = driver
@@ -746,6 +757,7 @@ func TestDriverIsRecorded(t *testing.T) {
 // TestLongMessages: the journal does not grow with the names that a pod gives to devices on its
 // netdev.
 func TestLongMessages(t *testing.T) {
+	t.Parallel()
 	w := newWard(t)
 	w.attached(claimedVF())
 	w.engine.restore = fmt.Errorf("%s: %w", strings.Repeat("ü", 1<<20), netdev.ErrLeaks)

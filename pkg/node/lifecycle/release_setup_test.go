@@ -76,6 +76,7 @@ func withSetup(state journal.State) journal.Attachment {
 // The setup of a Function is undone with its reservation: after the netdev is back, and before the
 // hooks.
 func TestReleaseTearsDown(t *testing.T) {
+	t.Parallel()
 	bare := withSetup(journal.Reserved)
 	bare.Setup = nil
 	for name, test := range map[string]struct {
@@ -113,6 +114,7 @@ func TestReleaseTearsDown(t *testing.T) {
 
 // A Function whose setup cannot be undone is not free until it is undone.
 func TestReleaseContinuesUndoing(t *testing.T) {
+	t.Parallel()
 	j, o := openJournal(t), &order{refuse: errors.New("busy")}
 	a := withSetup(journal.Attached)
 	must.Succeed(t, j.Put(a))
@@ -136,6 +138,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 
 // A pod that gets another sandbox has the Function with the setup that it asked for.
 func TestDetachKeepsSetup(t *testing.T) {
+	t.Parallel()
 	j, o := openJournal(t), &order{}
 	a := withSetup(journal.Attached)
 	must.Succeed(t, j.Put(a))

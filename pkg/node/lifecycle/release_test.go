@@ -218,6 +218,7 @@ func (n netdevs) Netdev(id function.ID) (string, error) {
 
 // The settings of the PF are restored even if the netdev is gone.
 func TestGoneLeavesPFAsItWas(t *testing.T) {
+	t.Parallel()
 	a := inVLAN()
 	for name, where := range map[string]error{
 		"with its namespace": netdev.ErrGone, "from its namespace": netdev.ErrAway,
@@ -244,6 +245,7 @@ func TestGoneLeavesPFAsItWas(t *testing.T) {
 // The next pod does not get a VF with the last pod's settings, even if the PF was out of reach at
 // the release.
 func TestPFAway(t *testing.T) {
+	t.Parallel()
 	const vf, pf = "0000:3b:02.1", "0000:3b:00.0"
 	inVLAN := inVLAN()
 	without := inVLAN
@@ -312,6 +314,7 @@ func TestPFAway(t *testing.T) {
 // TestOwnSF: an SF that was made for its owner is deleted by its release. If an agent deleted it
 // and then ended, the next agent does not wait for it, and does not report an error.
 func TestOwnSF(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		netdev any
 		looks  int
@@ -349,6 +352,7 @@ func TestOwnSF(t *testing.T) {
 
 // A netdev that was in no namespace when its caller gave up does not count as gone.
 func TestNowhereCancelled(t *testing.T) {
+	t.Parallel()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, err)
 	defer j.Close()
@@ -388,6 +392,7 @@ func releasing(hooks *journal.Hooks) journal.Attachment {
 }
 
 func TestFreeAtOnce(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	r := lifecycle.New(j, nil, nil, lifecycle.Options{}, logr.Discard())
 	must.Succeed(t, r.Free(t.Context(), lifecycletest.ID(0)))
@@ -478,6 +483,7 @@ func TestFreeGivesUp(t *testing.T) {
 
 // A release that failed is continued for a caller that waits.
 func TestFreeContinues(t *testing.T) {
+	t.Parallel()
 	j := openJournal(t)
 	must.Succeed(t, j.Put(journal.Attachment{
 		Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1",
@@ -496,6 +502,7 @@ func TestFreeContinues(t *testing.T) {
 // TestDetachOfARequestThatFailed: the stop of a sandbox also ends a CNI request for a claim's
 // Function that was never attached. The Function is again as the claim wants it.
 func TestDetachOfARequestThatFailed(t *testing.T) {
+	t.Parallel()
 	claimed := claimed(0)
 	for name, test := range map[string]struct {
 		request *journal.CNI

@@ -78,6 +78,7 @@ func (w *workshop) wantBound(t *testing.T, driver string) {
 // The setup is written to the journal before it is carried out, and the record of how the Function
 // was before stays the same in every later reservation.
 func TestReserveSetsUp(t *testing.T) {
+	t.Parallel()
 	a, w := fitting(t)
 	for range 2 {
 		if err := a.Reserve(t.Context(), withSetup()); err != nil {
@@ -90,6 +91,7 @@ func TestReserveSetsUp(t *testing.T) {
 // A setup that failed is continued by the next reservation, which knows how the Function was
 // before.
 func TestReserveContinuesSetup(t *testing.T) {
+	t.Parallel()
 	a, w := fitting(t)
 	planned := withSetup()
 	planned.Setup.Own, planned.State = "iavf", journal.Reserved
@@ -114,6 +116,7 @@ func TestReserveContinuesSetup(t *testing.T) {
 
 // A setup that cannot be carried out is not written to the journal.
 func TestReserveRefusesSetup(t *testing.T) {
+	t.Parallel()
 	a, w := fitting(t)
 	w.refuse = errors.New("refused")
 	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) {
@@ -128,6 +131,7 @@ func TestReserveRefusesSetup(t *testing.T) {
 // before the next pod gets it, because the kubelet allocates only what no pod has. A pod that did
 // ask for it has it as it was allocated.
 func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
+	t.Parallel()
 	vfio, none := &journal.Setup{Driver: "vfio-pci"}, (*journal.Setup)(nil)
 	for name, test := range map[string]struct {
 		wish    *journal.Setup
@@ -164,6 +168,7 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 
 // A reboot undoes the setup of Functions, and the kubelet starts pods on their old allocations.
 func TestRecoverSetsUp(t *testing.T) {
+	t.Parallel()
 	a, w := fitting(t)
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)

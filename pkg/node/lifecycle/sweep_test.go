@@ -283,6 +283,7 @@ func TestSweep(t *testing.T) {
 
 // TestSweepLooksTwice: two consecutive sweeps must find the same reservation.
 func TestSweepLooksTwice(t *testing.T) {
+	t.Parallel()
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
 
@@ -356,6 +357,7 @@ func TestSetUpLate(t *testing.T) {
 // pod, goes to the second pod when the first one is gone. A pod that the API server does not name
 // gets nothing.
 func TestClaimOfTheNextPod(t *testing.T) {
+	t.Parallel()
 	next := Sandbox{
 		ID: "s2", NetNS: t.TempDir(),
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-2"},
@@ -410,6 +412,7 @@ func TestClaimOfTheNextPod(t *testing.T) {
 // TestSweepAsksOnce: a sweep asks the kubelet for its pods once, however many reservations there
 // are.
 func TestSweepAsksOnce(t *testing.T) {
+	t.Parallel()
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
 

@@ -83,6 +83,7 @@ func recordsOf(phase Phase) []journal.Attachment {
 // TestTableIsWhole: the table has a rule for every combination of event, owner and phase that can
 // occur, and no rule for any other.
 func TestTableIsWhole(t *testing.T) {
+	t.Parallel()
 	reached := map[string]bool{}
 	for _, p := range triggers() {
 		if _, ok := Table[p.event][None][Free]; !ok && p.event != Sweep {
@@ -117,6 +118,7 @@ func TestTableIsWhole(t *testing.T) {
 // TestIsClaim: a record belongs to the event's claim if it has the claim's UID. An event without a
 // claim is about no claim.
 func TestIsClaim(t *testing.T) {
+	t.Parallel()
 	byRequest, allocated := claimedVF(), requested("c1")
 	byRequest.CNI = allocated.CNI
 	for uid, want := range map[types.UID]bool{"claim-1": true, "claim-2": false, "": false} {
@@ -131,6 +133,7 @@ func TestIsClaim(t *testing.T) {
 // TestNoOwnerLosesAFunctionUnshown: a Function in a pod's sandbox is not taken for another owner
 // without evidence about its current owner.
 func TestNoOwnerLosesAFunctionUnshown(t *testing.T) {
+	t.Parallel()
 	takes := map[Step]bool{BringBack: true, EndRequest: true, Release: true, Attach: true}
 	for _, event := range Events {
 		for _, owner := range []Owner{OtherClaim, OtherRequest} {

@@ -16,6 +16,7 @@ import (
 // TestUnusableIsNotReserved: a Function that cannot be attached is refused before anything is
 // changed or written.
 func TestUnusableIsNotReserved(t *testing.T) {
+	t.Parallel()
 	_, w := fitting(t)
 	var drivers []string
 	a := New(w.journal, &engine{}, netdevs{},
@@ -39,6 +40,7 @@ func TestUnusableIsNotReserved(t *testing.T) {
 
 // TestLateNetdevIsAwaited: a driver may make its netdev a moment late.
 func TestLateNetdevIsAwaited(t *testing.T) {
+	t.Parallel()
 	_, w := fitting(t)
 	looks := 0
 	a := New(w.journal, &engine{}, netdevs{},
