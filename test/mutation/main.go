@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mutation shows what the tests of a package miss. It changes one place of the package's
-// code at a time, runs the package's tests, and lists the changes that no test noticed. It does not
-// change the files in the tree. The seed alone selects the changes, so that two runs are
-// comparable.
+// code at a time, runs the package's tests and then the tests of the packages that import it, and
+// lists the changes that no test noticed. It does not change the files in the tree. The seed alone
+// selects the changes, so that two runs are comparable. Programs that killed tests leave behind are
+// ended.
 //
 //	go run ./test/mutation ./pkg/node/lifecycle ./pkg/node/journal
 package main
@@ -32,6 +33,7 @@ type options struct {
 	timeout time.Duration
 	least   float64
 	run     string
+	alone   bool
 }
 
 func main() {
@@ -42,6 +44,9 @@ func main() {
 		"how long the tests may take with one mutant; longer counts as noticed")
 	flag.Float64Var(&o.least, "least", 0, "fail if a package's score is below this, in percent")
 	flag.StringVar(&o.run, "run", "", "only tests that match, as with go test")
+
+	flag.BoolVar(&o.alone, "alone", false,
+		"run only the package's own tests, and not the tests of the packages that import it")
 
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: mutation [flags] PACKAGE...\n\n"+
@@ -75,6 +80,10 @@ type score struct {
 func (s score) percent() float64 { return 100 * float64(s.killed) / float64(max(s.tried, 1)) }
 
 func run(ctx context.Context, o options, packages []string) error {
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
+
 	var scores []score
 	for _, pkg := range packages {
 		s, err := try(ctx, o, pkg)
@@ -114,8 +123,17 @@ func try(ctx context.Context, o options, pkg string) (score, error) {
 		return s, fmt.Errorf("its tests fail as it is: %w\n%s", err, out)
 	}
 
+	packages := []string{pkg}
+	if !o.alone {
+		importers, err := importersOf(ctx, pkg)
+		if err != nil {
+			return s, err
+		}
+		packages = append(packages, importers...)
+	}
+
 	for _, m := range choose(all, o, pkg) {
-		outcome, err := m.test(ctx, o, pkg, dir)
+		outcome, err := m.test(ctx, o, packages, dir)
 		if err != nil {
 			return s, err
 		}
@@ -172,8 +190,10 @@ const (
 	invalid // the mutant does not compile
 )
 
-// test runs the package's tests with the mutant in place of its file.
-func (m mutant) test(ctx context.Context, o options, pkg, dir string) (outcome, error) {
+// test runs tests with the mutant in place of its file. The first package is the mutant's own.
+func (m mutant) test(
+	ctx context.Context, o options, packages []string, dir string,
+) (outcome, error) {
 	changed := filepath.Join(dir, "mutant.go")
 	if err := os.WriteFile(changed, m.source(), 0o600); err != nil {
 		return invalid, err
@@ -193,11 +213,14 @@ func (m mutant) test(ctx context.Context, o options, pkg, dir string) (outcome, 
 	if err := os.WriteFile(file, overlay, 0o600); err != nil {
 		return invalid, err
 	}
-	if exec.CommandContext(ctx, "go", "build", "-overlay", file, pkg).Run() != nil {
+	if exec.CommandContext(ctx, "go", "build", "-overlay", file, packages[0]).Run() != nil {
 		return invalid, nil
 	}
-	if _, err := test(ctx, o, pkg, file); err != nil {
-		return killed, nil
+
+	for _, pkg := range packages {
+		if _, err := test(ctx, o, pkg, file); err != nil {
+			return killed, nil
+		}
 	}
 
 	return survived, nil
@@ -211,7 +234,9 @@ func test(ctx context.Context, o options, pkg, overlay string) (output []byte, e
 	if o.run != "" {
 		args = append(args, "-run", o.run)
 	}
-	return exec.CommandContext(ctx, "go", append(args, pkg)...).CombinedOutput()
+
+	output, err = exec.CommandContext(ctx, "go", append(args, pkg)...).CombinedOutput()
+	return output, errors.Join(err, endOrphans())
 }
 
 // report prints the table and the survivors.

@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"strings"
 )
 
 // mutant is one change of a file.
@@ -35,8 +36,9 @@ var swapped = map[token.Token]token.Token{
 	token.LSS: token.GEQ, token.GEQ: token.LSS, token.GTR: token.LEQ, token.LEQ: token.GTR,
 }
 
-// mutants returns the changes for a file: inverted comparisons and conditions, lost errors, omitted
-// calls, and other constants. It leaves out code that only logs or counts.
+// mutants returns the changes for a file: inverted comparisons and conditions, lost errors, other
+// constants, and calls, deferred calls, assignments and cases that are left out. Code that only logs
+// or counts stays as it is.
 func mutants(path string) ([]mutant, error) {
 	original, err := os.ReadFile(path)
 	if err != nil {
@@ -88,6 +90,16 @@ func (f *finder) visit(n ast.Node) bool {
 		if call, ok := n.X.(*ast.CallExpr); ok && !f.tells(call) {
 			f.add(n.Pos(), n.End(), "left out: "+f.source(call), "{}")
 		}
+	case *ast.DeferStmt:
+		if !f.tells(n.Call) {
+			f.add(n.Pos(), n.End(), "left out: "+f.source(n), "{}")
+		}
+	case *ast.AssignStmt:
+		f.lostAssignment(n)
+	case *ast.CaseClause:
+		if n.List != nil {
+			f.add(n.Pos(), n.End(), "left out: case "+f.source(n.List[0]), "")
+		}
 	case *ast.Ident:
 		if n.Name == "true" || n.Name == "false" {
 			other := map[string]string{"true": "false", "false": "true"}[n.Name]
@@ -115,8 +127,27 @@ func (f *finder) lostError(n *ast.ReturnStmt) {
 	}
 }
 
-// The result is whether a call only logs, counts or locks, which tests of behaviour need not
-// notice.
+// lostAssignment makes a mutant that computes values and assigns them to nothing. Variables that the
+// statement declares would be missing in what follows, so these statements stay.
+func (f *finder) lostAssignment(n *ast.AssignStmt) {
+	if n.Tok != token.ASSIGN {
+		return
+	}
+
+	blanks := make([]string, len(n.Lhs))
+	for i, target := range n.Lhs {
+		if name, ok := target.(*ast.Ident); ok && name.Name == "_" {
+			return
+		}
+		blanks[i] = "_"
+	}
+
+	f.add(n.Pos(), n.TokPos, "left out: assignment to "+f.source(n.Lhs[0]),
+		strings.Join(blanks, ", ")+" ")
+}
+
+// tells reports whether a call only logs, counts, locks or closes, which tests of behaviour
+// need not notice.
 func (f *finder) tells(call *ast.CallExpr) bool {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {

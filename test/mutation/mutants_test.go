@@ -19,6 +19,11 @@ func f(a, b int, ok bool) error {
 		return err
 	}
 	do(a)
+	defer undo(a)
+	switch a, c.d = b, a; {
+	case ok:
+	default:
+	}
 	return fmt.Errorf("no %d", b)
 }
 `
@@ -45,8 +50,10 @@ func f(a, b int, ok bool) error {
 	slices.Sort(got)
 	want := []string{
 		"4: ! left out", "4: && to ||", "4: == to !=", "6: err to nil", "8: left out: do(a)",
-		"9: fmt.Errorf to nil",
+		"9: left out: defer undo(a)", "10: left out: assignment to a", "11: left out: case ok",
+		"14: fmt.Errorf to nil",
 	}
+	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("found %q, want %q", got, want)
 	}
