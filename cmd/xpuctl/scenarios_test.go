@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,12 +13,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
+	"github.com/opiproject/xpu-device-plugin/test/scripted"
 )
 
-var update = flag.Bool("update", false, "write what xpuctl schedule says into test/scenarios")
-
 // TestScenarios runs the command in the header of each file in test/scenarios. Its output must
-// equal the last document of the file.
+// equal the last document of the file, which go test -update writes.
 func TestScenarios(t *testing.T) {
 	t.Chdir("../..")
 	files, err := filepath.Glob("test/scenarios/*.yaml")
@@ -37,7 +35,7 @@ func TestScenarios(t *testing.T) {
 			got := pipe(t, commandLine(t, content))
 			objects, want, _ := strings.Cut(string(content), "\n---\napiVersion: "+
 				report.GroupVersionKind().GroupVersion().String()+"\n")
-			if *update {
+			if scripted.Updating() {
 				if err := os.WriteFile(file, []byte(strings.TrimRight(objects, "\n")+"\n---\n"+got),
 					0o644); err != nil {
 					t.Fatal(err)
