@@ -46,21 +46,15 @@ func (w *World) resourceTrouble() []Step {
 	}
 }
 
+// directTrouble has what differs from the act with the controller: the agent calls OPI agents itself.
 func (w *World) directTrouble() []Step {
 	return []Step{
-		{
-			"Kubelet restarted 10 times in a row, then the agent killed 10 times: pods are not " +
-				"disturbed, nothing leaks",
-			w.restartTenTimes,
-		},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgentsOfResources},
 		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back",
 			w.deleteWithoutAgents},
 		{"An OPI agent that is away: its Functions are not offered until it is back", w.xpuAway},
 		{"An OPI agent that forgets its ports: they come back, and the packets with them",
 			w.forgetPortsOfResources},
-		{"A card that resets under a running pod: it has its interface again, and packets go on",
-			w.resetUnderResource},
 	}
 }
 
