@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // isGivenUp reports whether an administrator has given up the Port's Function. Only the XPU's spec
@@ -21,12 +22,12 @@ func isGivenUp(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return xpu != nil && slices.Contains(xpu.Spec.AbandonedFunctions, f.String())
 }
 
-// keptFromPods is the problem of a Port whose Function was given up.
-func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) *problem {
+// keptFromPods is the refusal of a Port whose Function was given up.
+func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	const format = "Function %s of XPU %s is given up, because the xPU may still serve a port of " +
 		"it; once that port is gone, take the Function from spec.abandonedFunctions"
 	f := claim.FunctionOf(port.Spec.Function)
-	return problemf(v1alpha1.ReasonAbandoned, format, f, xpu.Name)
+	return reconciling.Refuse(v1alpha1.ReasonAbandoned, format, f, xpu.Name)
 }
 
 // giveUp releases a Port although the agent does not confirm that the port is gone. why is the

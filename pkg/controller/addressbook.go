@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
@@ -69,7 +70,7 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	b.take(key, addressesOf(port))
 }
 
-// checkMAC returns a *problem if another Port of the network has the Port's MAC address.
+// checkMAC returns a refusal if another Port of the network has the Port's MAC address.
 func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
 	holder, taken := b.macs[port.Spec.MAC]
 	if !taken || holder == client.ObjectKeyFromObject(port) {
@@ -96,9 +97,9 @@ func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName
 	return holder, ""
 }
 
-// macConflict is the problem of a Port whose MAC address belongs to another Port.
-func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) *problem {
-	return problemf(v1alpha1.ReasonConflict,
+// macConflict is the refusal of a Port whose MAC address belongs to another Port.
+func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) error {
+	return reconciling.Refuse(v1alpha1.ReasonConflict,
 		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, port.Spec.Network)
 }
@@ -215,7 +216,7 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 }
 
 // assign chooses and records the addresses of a Port that an agent made: those that it has already,
-// those that it asks for, or the lowest free address of each subnet. A *problem says why the Port
+// those that it asks for, or the lowest free address of each subnet. A refusal says why the Port
 // cannot have them.
 func (b *addressBook) assign(
 	key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules,
@@ -232,7 +233,7 @@ func (b *addressBook) assign(
 	for i, text := range port.Spec.Addresses {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, problemf(v1alpha1.ReasonInvalidConfig,
+			return nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 				"addresses[%d] %q must be an address with prefix length such as 10.1.0.5/24",
 				i, text)
 		}
@@ -251,7 +252,7 @@ func (b *addressBook) assign(
 	return given, nil
 }
 
-// keep records the addresses in a Port's status. A *problem says that another Port has one of them.
+// keep records the addresses in a Port's status. A refusal says that another Port has one of them.
 func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	for _, text := range port.Status.Addresses {
 		address, err := netip.ParsePrefix(text)
@@ -259,8 +260,9 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 			continue
 		}
 		if holder, taken := b.addresses[address.Addr()]; taken && holder != key {
-			return problemf(v1alpha1.ReasonConflict, "address %s, which the XPUPort had, is in "+
-				"use by XPUPort %s; delete the pod of one of them", text, holder)
+			return reconciling.Refuse(v1alpha1.ReasonConflict,
+				"address %s, which the XPUPort had, is in "+
+					"use by XPUPort %s; delete the pod of one of them", text, holder)
 		}
 	}
 
@@ -336,7 +338,7 @@ type addressRules struct {
 	reserved   netaddr.Set // the gateways, and what is reserved
 }
 
-// rulesOf parses the network's spec, and returns a *problem if a field is invalid. The first
+// rulesOf parses the network's spec, and returns a refusal if a field is invalid. The first
 // address of a subnet belongs to its gateway, unless spec.gateways has an address of the same
 // family.
 func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
@@ -386,7 +388,8 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	}
 
 	if len(wrong) > 0 {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
+			"XPUNetwork %s: %s", network.Name,
 			strings.Join(wrong, "; "))
 	}
 
@@ -395,7 +398,7 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 }
 
 // choose returns the wanted addresses, or the lowest free address of each subnet if none are
-// wanted. A *problem says which address is not free.
+// wanted. A refusal says which address is not free.
 func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	if len(wanted) > 0 {
 		return wanted, b.check(rules, wanted)
@@ -409,7 +412,7 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 	for _, subnet := range rules.subnets {
 		address := b.lowest(subnet, rules.reserved)
 		if !address.IsValid() {
-			return nil, problemf(v1alpha1.ReasonNoFreeAddress,
+			return nil, reconciling.Refuse(v1alpha1.ReasonNoFreeAddress,
 				"subnet %s of XPUNetwork %s has no free address left; "+
 					"delete pods that use it, or use a network with a larger subnet",
 				subnet, rules.network)
@@ -420,7 +423,7 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 	return free, nil
 }
 
-// check returns a *problem if one of the addresses is invalid or taken.
+// check returns a refusal if one of the addresses is invalid or taken.
 func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 	seen := map[netip.Addr]bool{}
 	for i, address := range wanted {
@@ -440,7 +443,8 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 			continue
 		}
 
-		return problemf(reason, "addresses[%d] %s of the InterfaceConfig %s", i, address, wrong)
+		return reconciling.Refuse(reason,
+			"addresses[%d] %s of the InterfaceConfig %s", i, address, wrong)
 	}
 
 	return nil

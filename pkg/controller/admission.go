@@ -4,7 +4,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -79,12 +79,17 @@ func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 
 	before := port.DeepCopy()
-	err = r.withinDeadline(port, r.admit(ctx, port))
-	if err == nil && r.brokerAway != nil && r.brokerAway() && port.Status.BridgePort == "" {
-		err = problemf(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
+	admitted, err := r.admit(ctx, port)
+	if admitted && r.brokerAway != nil && r.brokerAway() && port.Status.BridgePort == "" {
+		err = reconciling.Refuse(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
 	}
-	if err != nil {
-		return r.conclude(ctx, port, before, &port.Status.Conditions, "", err)
+
+	switch {
+	case err != nil:
+		return r.conclude(ctx, port, before, &port.Status.Conditions, "",
+			r.withinDeadline(port, err))
+	case !admitted:
+		return ctrl.Result{}, nil // an event comes
 	}
 
 	return ctrl.Result{}, r.writeStatus(ctx, port, before)
@@ -102,35 +107,37 @@ func isAdmitted(port *v1alpha1.XPUPort) bool {
 	return v1alpha1.IsAdmitted(port) || port.Status.BridgePort != ""
 }
 
-// admit sets the condition Admitted of a Port, and its addresses. A *problem says why the Port may
-// not join the network.
-func (r *admissions) admit(ctx context.Context, port *v1alpha1.XPUPort) error {
+// admit sets the condition Admitted of a Port, and its addresses. A refusal says why the Port may
+// not join the network. admitted is false without an error if an event will come that decides.
+func (r *admissions) admit(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (admitted bool, err error) {
 	other, err := r.preferred(ctx, port)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	if port.Spec.Ahead {
-		if err := r.checkAhead(ctx, port, other); err != nil {
-			return err
+		if stays, err := r.checkAhead(ctx, port, other); !stays {
+			return false, err
 		}
 	}
 
 	if isAdmitted(port) {
-		return nil
+		return true, nil
 	}
 	if other != nil {
-		return busy(other)
+		return false, busy(other)
 	}
 
 	network, err := r.networkOf(ctx, port)
 	if err != nil {
-		return err
+		return false, err
 	}
 
-	addresses, err := r.addressesOf(ctx, port, network)
-	if err != nil {
-		return err
+	addresses, known, err := r.addressesOf(ctx, port, network)
+	if err != nil || !known {
+		return false, err
 	}
 
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
@@ -140,10 +147,10 @@ func (r *admissions) admit(ctx context.Context, port *v1alpha1.XPUPort) error {
 		Reason:             v1alpha1.ReasonAdmitted, Message: "the network lets it join",
 	})
 
-	return nil
+	return true, nil
 }
 
-// networkOf returns the Port's network, or a *problem if the Port may not join it.
+// networkOf returns the Port's network, or a refusal if the Port may not join it.
 func (r *admissions) networkOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (*v1alpha1.XPUNetwork, error) {
@@ -154,20 +161,15 @@ func (r *admissions) networkOf(
 	if err == nil && !port.Spec.Ahead {
 		err = r.base.admit(ctx, network, namespaceOf(port))
 	}
-
-	if p, ok := errors.AsType[*problem](err); ok {
-		p.retry = lastRetry // no event comes when the labels of the namespace change
-	}
-
 	return network, err
 }
 
-// checkMaker returns a *problem for a Port that is not genuine: see [base.isGenuine].
+// checkMaker returns a refusal for a Port that is not genuine: see [base.isGenuine].
 func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 	if r.isGenuine(port) {
 		return nil
 	}
-	return problemf(v1alpha1.ReasonForbidden,
+	return reconciling.Refuse(v1alpha1.ReasonForbidden,
 		"an XPUPort without a claim is made by the xpu-agent of its node, in namespace "+
 			"%s; delete this one, and ask for a Function by a ResourceClaim or an extended "+
 			"resource",
@@ -185,22 +187,25 @@ func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why s
 			port.Name, err)
 	}
 	ctrl.LoggerFrom(ctx).Info("deleting XPUPort that was made ahead", "why", why)
-	return &problem{} // its deletion comes as an event
+	return nil
 }
 
-// checkAhead returns a *problem if a Port may not be made ahead, for example because its Function
-// has another Port. Its pool must name the network. Whether a pod may join the network is decided
-// when there is a pod. The MAC address must be derived from the Function, because otherwise a node
-// could claim the MAC address of another pod.
-func (r *admissions) checkAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
+// checkAhead reports whether a Port that was made ahead stays. It deletes a Port that is not
+// wanted, for example because its Function has another Port. A refusal says why the Port may not be
+// made ahead. Its pool must name the network. Whether a pod may join the network is decided when
+// there is a pod. The MAC address must be derived from the Function, because otherwise a node could
+// claim the MAC address of another pod.
+func (r *admissions) checkAhead(
+	ctx context.Context, port, other *v1alpha1.XPUPort,
+) (stays bool, err error) {
 	if other != nil {
-		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
+		return false, r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
 			" takes its place")
 	}
 
 	f := claim.FunctionOf(port.Spec.Function)
 	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
-		return problemf(v1alpha1.ReasonForbidden,
+		return false, reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
 			port.Spec.NodeName, mac)
 	}
@@ -208,39 +213,33 @@ func (r *admissions) checkAhead(ctx context.Context, port, other *v1alpha1.XPUPo
 	pool := port.Labels[v1alpha1.LabelPool]
 	wanted, err := r.makesAhead(ctx, pool, port.Spec.Network)
 	switch {
-	case err != nil:
-		return err
-	case wanted:
-		return nil
+	case err != nil || wanted:
+		return wanted, err
 	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
-		return r.endAhead(ctx, port, "its DevicePool does not ask for it")
+		return false, r.endAhead(ctx, port, "its DevicePool does not ask for it")
 	}
 
-	p := problemf(v1alpha1.ReasonForbidden,
+	err = reconciling.Refuse(v1alpha1.ReasonForbidden,
 		"DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
-	p.retry = aheadGrace
-	return p
+	return false, reconciling.RetryAfter(err, aheadGrace) // the Port is deleted then
 }
 
 // addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused
 // if another Port has its MAC address. If the pods of both belong to one virtual machine, it waits
-// until the other Port is gone.
+// until the other Port is gone. known is false without an error if an event will come that decides.
 func (r *admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-) ([]string, error) {
+) (addresses []string, known bool, err error) {
 	if port.Spec.Ahead {
-		return nil, nil // no pod uses it
+		return nil, true, nil // no pod uses it
 	}
-	if err := r.standBy(ctx, port); err != nil {
-		return nil, err
-	}
-
-	addresses, err := r.allocator.adopt(ctx, port, network)
-	if p, ok := errors.AsType[*problem](err); ok && p.reason != "" {
-		p.retry = addressRetry
+	if owns, err := r.ownsMAC(ctx, port); !owns {
+		return nil, false, err
 	}
 
-	return addresses, err
+	addresses, known, err = r.allocator.adopt(ctx, port, network)
+	// No event comes when another Port gives its addresses back.
+	return addresses, known, reconciling.RetryAfter(err, addressRetry)
 }
 
 // addressRetry is the pause before a Port tries again to get addresses that other Ports have.

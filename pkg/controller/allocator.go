@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // assumedFor is how long a reservation lasts for a Port that never appears in the cache. It must be
@@ -122,25 +123,26 @@ func (l *allocator) reserve(
 }
 
 // adopt records the MAC address and the addresses of a Port that an agent made. It assigns
-// addresses if the Port needs some and has none. A *problem says that another Port has one of them,
-// or that no address is free.
+// addresses if the Port needs some and has none. A refusal says that another Port has one of them,
+// or that no address is free. known is false if the store does not have the Port now; an event
+// follows then.
 func (l *allocator) adopt(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-) (addresses []string, err error) {
+) (addresses []string, known bool, err error) {
 	rules, err := rulesOf(network)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 
 	err = l.store.Transact(ctx, func(ports model.View) error {
-		if !exists(ports, port) {
-			return &problem{} // an event comes
+		if known = exists(ports, port); !known {
+			return nil
 		}
 		addresses, err = l.adoptInto(l.book(network.Name), port, rules)
 		return err
 	})
 
-	return addresses, err
+	return addresses, known, err
 }
 
 func (l *allocator) adoptInto(
@@ -158,7 +160,7 @@ func (l *allocator) adoptInto(
 	}
 
 	if len(rules.subnets) == 0 {
-		return nil, problemf(v1alpha1.ReasonInvalidConfig,
+		return nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"XPUNetwork %s has no subnets to give addresses from; "+
 				"set spec.subnets, or use another IPAM plugin than xpu", rules.network)
 	}
@@ -166,7 +168,7 @@ func (l *allocator) adoptInto(
 	return book.assign(key, port, rules)
 }
 
-// checkOwn returns a *problem if another Port of the network has the MAC address or an address that
+// checkOwn returns a refusal if another Port of the network has the MAC address or an address that
 // this Port was created with. This happens if two controllers acted as the leader at the same time.
 func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return l.store.Transact(ctx, func(model.View) error {
@@ -175,11 +177,9 @@ func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error 
 			return nil
 		}
 
-		p := problemf(v1alpha1.ReasonConflict,
+		return reconciling.Refuse(v1alpha1.ReasonConflict,
 			"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
 			what, holder, port.Spec.Network)
-		p.retry = lastRetry
-		return p
 	})
 }
 
@@ -203,20 +203,19 @@ func (l *allocator) holder(
 }
 
 // makeStandby makes the Port the successor of the Port that has its MAC address. When the holder is
-// gone, the successor gets the MAC address and all addresses in the same moment. A *problem says
-// that the holder changed meanwhile, or that the Port is being deleted. An event follows in both
-// cases.
+// gone, the successor gets the MAC address and all addresses in the same moment. made is false if
+// the holder changed meanwhile, or if the Port is being deleted. An event follows in both cases.
 func (l *allocator) makeStandby(
 	ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName,
-) error {
-	return l.store.Transact(ctx, func(ports model.View) error {
+) (made bool, err error) {
+	err = l.store.Transact(ctx, func(ports model.View) error {
 		book := l.book(port.Spec.Network)
-		if !exists(ports, port) || book.macs[port.Spec.MAC] != holder {
-			return &problem{}
+		if made = exists(ports, port) && book.macs[port.Spec.MAC] == holder; made {
+			book.addStandby(port)
 		}
-		book.addStandby(port)
 		return nil
 	})
+	return made, err
 }
 
 // exists reports whether the store has the Port and the Port is not being deleted.
@@ -225,7 +224,7 @@ func exists(ports model.View, port *v1alpha1.XPUPort) bool {
 	return now != nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
 }
 
-// checkFunction returns a *problem if the Port's Function has another Port.
+// checkFunction returns a refusal if the Port's Function has another Port.
 func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) error {
 	holders := ports.By(model.ByFunction, model.FunctionKeyOf(port))
 	for _, a := range l.assumed {
@@ -313,8 +312,8 @@ func (l *allocator) gone(port *v1alpha1.XPUPort) {
 	}
 }
 
-// busy is the problem of a claim or Port whose Function belongs to the holder.
-func busy(holder *v1alpha1.XPUPort) *problem {
+// busy is the refusal of a claim or Port whose Function belongs to the holder.
+func busy(holder *v1alpha1.XPUPort) error {
 	user := "a pod that has it as an extended resource"
 	switch {
 	case holder.Spec.Ahead:
@@ -325,7 +324,7 @@ func busy(holder *v1alpha1.XPUPort) *problem {
 		user = "pod " + holder.Spec.Pod.Namespace + "/" + holder.Spec.Pod.Name
 	}
 
-	return problemf(v1alpha1.ReasonFunctionBusy,
+	return reconciling.Refuse(v1alpha1.ReasonFunctionBusy,
 		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that "+
 			"is gone",
 		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 var errAway = errors.New("the API server is away")
@@ -45,8 +46,8 @@ func TestAPIServerAway(t *testing.T) {
 			},
 		}),
 	} {
-		var p *problem
-		if !errors.Is(err, errAway) || errors.As(err, &p) {
+		var refusal *reconciling.Refusal
+		if !errors.Is(err, errAway) || errors.As(err, &refusal) {
 			t.Errorf("%s: error %v, want that of the API server", what, err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -59,7 +60,7 @@ type bridges struct {
 func (r *bridges) setup(mgr ctrl.Manager) error {
 	r.all = map[bridge]*bridgeState{}
 	r.byXPU, r.byNetwork = map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
-	r.retries = retryLimiter[bridge]()
+	r.retries = reconciling.RetryLimiter[bridge]()
 	onNetwork := func(_ context.Context, o client.Object) []bridge {
 		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
 	}
@@ -68,7 +69,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 
 	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[bridge]{
-			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
+			MaxConcurrentReconciles: r.Concurrency, RateLimiter: reconciling.RetryLimiter[bridge](),
 		}).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
@@ -239,12 +240,12 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 		err = r.serve(ctx, bounded, conn.agent, b)
 	} else if err = conn.agent.DeleteNetwork(bounded,
 		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
-		return ctrl.Result{RequeueAfter: firstRetry}, nil // a Port came meanwhile
+		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
 	}
 
 	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {
-		if p, isProblem := errors.AsType[*problem](err); isProblem {
-			r.note(b, true, errors.New(p.message)) // the XPUNetwork's events wake the bridge
+		if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
+			r.note(b, true, errors.New(refusal.Message)) // the XPUNetwork's events wake the bridge
 			return ctrl.Result{}, nil
 		}
 		return ctrl.Result{}, err

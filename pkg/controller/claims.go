@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -280,20 +281,21 @@ func (r *claims) device(
 	key := model.FunctionKey(d.ID.Node, d.Function)
 	r.queues.add(key, requestFor(c))
 	needed, err := r.create(ctx, c, d)
-	p, ok := errors.AsType[*problem](err)
-	if !ok || p.reason != v1alpha1.ReasonFunctionBusy {
+	refusal, refused := errors.AsType[*reconciling.Refusal](err)
+	if !refused || refusal.Reason != v1alpha1.ReasonFunctionBusy {
 		r.queues.leave(key, requestFor(c))
 	}
 
-	if ok {
+	if refused {
 		// A claim may wait for a moment when its Function passes from one pod to the next.
-		if p.reason == v1alpha1.ReasonFunctionBusy {
+		if refusal.Reason == v1alpha1.ReasonFunctionBusy {
 			if waited := r.busy.elapsed(requestFor(c)); waited < r.BusyGrace {
 				return nil, r.BusyGrace - waited, nil
 			}
 		}
 		// An event enqueues the claim, except if its obstacle was only a reservation.
-		return provisioned(c, p.reason, p.message), cmp.Or(p.retry, assumedFor), nil
+		pause := cmp.Or(refusal.Pause, assumedFor)
+		return provisioned(c, refusal.Reason, refusal.Message), pause, nil
 	}
 
 	if err == nil && !needed && d.BeforeBind {

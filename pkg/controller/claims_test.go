@@ -30,6 +30,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
@@ -1047,8 +1048,9 @@ func TestChooseAddresses(t *testing.T) {
 				got, err = book.choose(rules, wanted)
 			}
 
-			var p *problem
-			if errors.As(err, &p) != (test.reason != "") || p != nil && p.reason != test.reason {
+			var refusal *reconciling.Refusal
+			if errors.As(err, &refusal) != (test.reason != "") ||
+				refusal != nil && refusal.Reason != test.reason {
 				t.Fatalf("error %v, want reason %q", err, test.reason)
 			}
 			if err == nil && strings.Join(texts(got), " ") != test.want {

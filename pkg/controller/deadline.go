@@ -4,49 +4,49 @@ package controller
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
-// withinDeadline adapts a *problem to the Port's age and state. A Port that was up stays up while
-// its agent is away, because the XPU's status reports the agent. A Port that never was up is
-// refused after ProvisionTimeout. Other errors are returned unchanged.
+// withinDeadline adapts a refusal to the Port's age and state. A Port that never was up is refused
+// as failed after ProvisionTimeout. Other errors are returned unchanged.
 func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
-	p, isProblem := errors.AsType[*problem](err)
-	everUp := port.Status.BridgePort != ""
-	switch {
-	case !isProblem:
+	refusal, isRefusal := errors.AsType[*reconciling.Refusal](err)
+	if !isRefusal || !isAwaited(port) || v1alpha1.Refused(refusal.Reason) {
 		return err
-	case p.reason == "" && p.message == "":
-		return p // an event comes, and there is nothing to say until then
-	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
-		return &problem{retry: p.retry}
-	case everUp || v1alpha1.Refused(p.reason):
-		return p
-	case port.Spec.Ahead, port.Status.Predecessor != "": // nobody waits for it
-		return p
-	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig,
-		p.reason == v1alpha1.ReasonNoFreeAddress:
-		return p // no xPU has refused anything
+	}
+
+	switch refusal.Reason { // no xPU has refused anything
+	case v1alpha1.ReasonForbidden, v1alpha1.ReasonInvalidConfig, v1alpha1.ReasonNoFreeAddress,
+		v1alpha1.ReasonBrokerAway:
+		return err
 	}
 
 	if left := r.left(port); left > 0 {
-		p.retry = smaller(p.retry, left)
-		return p
+		return reconciling.RetryAfter(err, smaller(refusal.Pause, left))
 	}
 
-	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
-		r.ProvisionTimeout, p.message)
-	return p
+	return reconciling.RetryAfter(r.late(refusal.Message), refusal.Pause)
+}
+
+// late is the refusal of a Port that was not up within ProvisionTimeout.
+func (r *base) late(why string) error {
+	return reconciling.Refuse(v1alpha1.ReasonFailed, "not up %s after its creation: %s",
+		r.ProvisionTimeout, why)
 }
 
 // left returns the time until a Port that never was up is refused. It is 0 or less if the time has
 // passed, if the Port was up, or if no pod waits for it.
 func (r *base) left(port *v1alpha1.XPUPort) time.Duration {
-	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
+	if !isAwaited(port) {
 		return 0
 	}
 	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
+}
+
+// isAwaited reports whether a pod waits for a Port that never was up.
+func isAwaited(port *v1alpha1.XPUPort) bool {
+	return port.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == ""
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -80,14 +81,14 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 	return requests
 }
 
-// checkSegment returns a *problem if the network has no VLAN, or if an older network has its VLAN
+// checkSegment returns a refusal if the network has no VLAN, or if an older network has its VLAN
 // or VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
 func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	if r.Role == RoleTenant {
 		return nil
 	}
 	if n.Spec.VLAN == 0 {
-		return problemf(v1alpha1.ReasonInvalidConfig,
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"spec.vlan is not set; make another XPUNetwork with it")
 	}
 
@@ -99,7 +100,7 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 
 		for i := range same.Items {
 			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
-				return problemf(v1alpha1.ReasonConflict,
+				return reconciling.Refuse(v1alpha1.ReasonConflict,
 					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
 					other.Name)
 			}
@@ -122,22 +123,30 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		}
 		before := network.DeepCopy()
 		message, err := r.sumUp(ctx, &network)
+		if err == nil && message == "" {
+			return ctrl.Result{}, nil // the bridges wake it
+		}
 		return r.conclude(ctx, &network, before, &network.Status.Conditions, message, err)
 	}
 
 	if !controllerutil.ContainsFinalizer(&network, v1alpha1.FinalizerNetwork) {
 		return ctrl.Result{}, nil
 	}
-	if err := r.unused(ctx, &network); err != nil {
+	unused, err := r.release(ctx, &network)
+	if err != nil {
 		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
+	}
+	if !unused {
+		return ctrl.Result{}, nil // the bridges wake it
 	}
 
 	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
 
-// sumUp sets the counts of the status. A *problem says why an agent does not serve the network. A
-// *problem without a reason says that the state of some agent is not known yet.
+// sumUp sets the counts of the status, and returns the message if all is well. The message is ""
+// while the state of some agent is not known yet. A refusal says why an agent does not serve the
+// network.
 func (r *networks) sumUp(
 	ctx context.Context, network *v1alpha1.XPUNetwork,
 ) (success string, err error) {
@@ -149,7 +158,7 @@ func (r *networks) sumUp(
 	}
 
 	states := r.bridges.reports(network.Name)
-	var failure *problem
+	var failure error
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		state := states[xpu]
 		if !state.needed {
@@ -157,7 +166,7 @@ func (r *networks) sumUp(
 		}
 		if !state.known {
 			status.XPUs, status.ReadyXPUs, status.Failures = before.XPUs, before.ReadyXPUs, before.Failures
-			return "", &problem{}
+			return "", nil
 		}
 
 		status.XPUs++
@@ -167,7 +176,7 @@ func (r *networks) sumUp(
 		}
 
 		if !isAway(state.err) && failure == nil {
-			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s",
+			failure = reconciling.Refuse(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s",
 				xpu, oneLine(state.err))
 		}
 
@@ -183,23 +192,26 @@ func (r *networks) sumUp(
 	case status.XPUs == 0:
 		return "no XPUPort needs it; an xPU serves it from the first to the last of its XPUPorts there", nil
 	case status.ReadyXPUs == 0:
-		return "", problemf(v1alpha1.ReasonXPUUnavailable,
+		return "", reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 			"none of the %d XPUs that need it can be reached", status.XPUs)
 	}
 
 	return fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs), nil
 }
 
-// unused returns a *problem while the network is in use. An agent that is away deletes the network
-// when it is back.
-func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) error {
+// release has agents delete a network that is being deleted. unused reports whether none of them
+// has the network any more. A refusal says what keeps the network. An agent that is away deletes
+// the network when it is back.
+func (r *networks) release(
+	ctx context.Context, network *v1alpha1.XPUNetwork,
+) (unused bool, err error) {
 	ports, err := r.store.By(ctx, model.ByNetwork, network.Name)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	if len(ports) > 0 {
-		return problemf(v1alpha1.ReasonInUse,
+		return false, reconciling.Refuse(v1alpha1.ReasonInUse,
 			"%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
@@ -209,18 +221,18 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		switch err := states[xpu].err; {
 		case isAway(err), errors.Is(err, errNoXPU):
 		case err != nil:
-			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s",
-				xpu, oneLine(err))
+			return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
+				"XPU %s still serves it: %s", xpu, oneLine(err))
 		default:
 			r.bridges.release(bridge{network.Name, xpu})
-			return &problem{} // about to go
+			return false, nil // about to go
 		}
 	}
 
-	return nil
+	return true, nil
 }
 
-// admit returns a *problem if pods of the namespace may not join the network. The namespace is ""
+// admit returns a refusal if pods of the namespace may not join the network. The namespace is ""
 // if the pod is not known yet.
 func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespace string) error {
 	allowed := network.Spec.AllowedNamespaces
@@ -229,7 +241,7 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	}
 
 	if namespace == "" {
-		return problemf(v1alpha1.ReasonForbidden,
+		return reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
 				"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
 	}
@@ -237,8 +249,9 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	pods := namespaceMetadata()
 	err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
 	if apierrors.IsNotFound(err) {
-		return problemf(v1alpha1.ReasonForbidden, "namespace %s, which XPUNetwork %s must allow, "+
-			"is not known yet", namespace, network.Name)
+		return reconciling.Refuse(v1alpha1.ReasonForbidden,
+			"namespace %s, which XPUNetwork %s must allow, "+
+				"is not known yet", namespace, network.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", namespace, err)
@@ -247,12 +260,14 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	ok, err := allowed.Allows(pods.Labels)
 	switch {
 	case err != nil:
-		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s: allowedNamespaces.selector: %s",
+		return reconciling.Refuse(v1alpha1.ReasonForbidden,
+			"XPUNetwork %s: allowedNamespaces.selector: %s",
 			network.Name, err)
 	case !ok:
-		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s does not let pods of namespace "+
-			"%s join; ask its administrator to allow "+
-			"the namespace in spec.allowedNamespaces, or name another network",
+		return reconciling.Refuse(v1alpha1.ReasonForbidden,
+			"XPUNetwork %s does not let pods of namespace "+
+				"%s join; ask its administrator to allow "+
+				"the namespace in spec.allowedNamespaces, or name another network",
 			network.Name, namespace)
 	}
 
@@ -266,12 +281,12 @@ func namespaceMetadata() *metav1.PartialObjectMetadata {
 	}
 }
 
-// usableNetwork returns the network, or a *problem if no Port can join it.
+// usableNetwork returns the network, or a refusal if no Port can join it.
 func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
 	var network v1alpha1.XPUNetwork
 	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s does not exist; create it, "+
 				"or name another one in the InterfaceConfig, the CNI configuration or the "+
 				"DevicePool", name)
@@ -282,9 +297,9 @@ func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNet
 	}
 
 	err = r.checkSegment(ctx, &network)
-	if rival, ok := errors.AsType[*problem](err); ok {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s",
-			name, rival.message)
+	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
+			"XPUNetwork %s cannot be used: %s", name, refusal.Message)
 	}
 
 	return &network, err

@@ -20,20 +20,22 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // annotationAllocation distinguishes the allocations of one claim. It is the allocation's time
 // stamp (RFC 3339), empty if the allocation has none.
 const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
-// create creates the Port of a device. needed is false if the device needs no Port. A *problem says
+// create creates the Port of a device. needed is false if the device needs no Port. A refusal says
 // why the Port cannot be created now.
 func (r *claims) create(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (needed bool, err error) {
 	port, network, err := r.buildPort(ctx, c, d)
-	if p, ok := errors.AsType[*problem](err); ok {
-		return true, problemf(p.reason, "request %s: %s", d.Request, p.message)
+	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
+		return true, reconciling.Refuse(refusal.Reason, "request %s: %s", d.Request,
+			refusal.Message)
 	}
 	if err != nil || port == nil {
 		return false, err
@@ -61,14 +63,12 @@ func (r *claims) create(
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// the claim goes with its namespace
 	case apierrors.IsInvalid(err):
-		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
+		return true, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
 			oneLine(err))
 	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
-		p := problemf(v1alpha1.ReasonForbidden,
+		return true, reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
 				"or ask who refuses it: %s", d.Request, oneLine(err))
-		p.retry = lastRetry
-		return true, p
 	default:
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}
@@ -84,8 +84,8 @@ func (r *claims) assume(
 ) error {
 	err := r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
-	p, isProblem := errors.AsType[*problem](err)
-	if !isProblem || p.reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
+	refusal, refused := errors.AsType[*reconciling.Refusal](err)
+	if !refused || refusal.Reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
 		port.Spec.MAC == own {
 		return err
 	}
@@ -100,13 +100,14 @@ func (r *claims) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
 	if !allocatedOn(c.Status.Allocation, d.ID.Node) {
-		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig,
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"pool %s is named after node %s, but the allocation is for another node; "+
 				"see who wrote the ResourceSlice", d.Pool, d.ID.Node)
 	}
 
 	if d.ConfigErr != nil {
-		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"%s", oneLine(d.ConfigErr))
 	}
 
 	network, err := r.networkOf(ctx, c, d)
@@ -124,10 +125,11 @@ func (r *claims) buildPort(
 
 	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
 	if xpu == nil {
-		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "%s", claim.NoXPU(d.ID.Node, d.ID.PF))
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonNoXPU,
+			"%s", claim.NoXPU(d.ID.Node, d.ID.PF))
 	}
 	if !xpu.DeletionTimestamp.IsZero() {
-		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
+		return nil, nil, reconciling.Refuse(v1alpha1.ReasonNoXPU,
 			"XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
 
@@ -219,7 +221,7 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 		})
 }
 
-// networkOf returns the network that the device joins, nil if it joins none. A *problem also says
+// networkOf returns the network that the device joins, nil if it joins none. A refusal also says
 // which fields the claim must not set.
 func (r *claims) networkOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
@@ -232,7 +234,7 @@ func (r *claims) networkOf(
 
 	name := cmp.Or(d.Config.Network, pool.Spec.Network)
 	if err != nil && name == "" {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"DevicePool %s, which would name the network, does not exist; "+
 				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
 	}
@@ -240,7 +242,7 @@ func (r *claims) networkOf(
 	// A pod that has its Function keeps it when the pool begins to allow less.
 	attached := deviceCondition(c, d, v1alpha1.ConditionReady).Reason != ""
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
-		return nil, problemf(v1alpha1.ReasonForbidden, "%s", err)
+		return nil, reconciling.Refuse(v1alpha1.ReasonForbidden, "%s", err)
 	}
 	if name == "" {
 		return nil, nil
@@ -248,7 +250,7 @@ func (r *claims) networkOf(
 
 	network, err := r.usableNetwork(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+
 				"DevicePool", name)
 	}

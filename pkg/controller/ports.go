@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -153,15 +154,21 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		}
 
 		before := port.DeepCopy()
-		return r.conclude(ctx, port, before, r.withinDeadline(port, r.ensure(ctx, port)))
+		up, err := r.ensure(ctx, port)
+		if !up {
+			return r.notUp(ctx, port, before, err)
+		}
+		return r.conclude(ctx, port, before, nil)
 	}
 
 	r.seen.reset(port.UID)
 	if isReleased(port) {
 		return ctrl.Result{}, r.letGo(ctx, port)
 	}
-	if err := r.remove(ctx, port); err != nil {
+	if gone, err := r.remove(ctx, port); err != nil {
 		return r.conclude(ctx, port, port.DeepCopy(), err)
+	} else if !gone {
+		return ctrl.Result{}, nil // an event comes once the agent's state is known
 	}
 	if err := r.letGo(ctx, port); err != nil {
 		return ctrl.Result{}, err
@@ -171,6 +178,24 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	ctrl.LoggerFrom(ctx).Info("XPUPort is released", "xpu", port.Spec.XPU)
 
 	return ctrl.Result{}, nil
+}
+
+// notUp reports why the agent does not serve the Port. err is nil while nothing is known. A Port
+// that was up stays up while its agent is away, because the XPU's status reports the agent.
+func (r *ports) notUp(
+	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
+) (ctrl.Result, error) {
+	refusal, refused := errors.AsType[*reconciling.Refusal](err)
+	switch left := r.left(port); {
+	case err == nil && (left > 0 || !isAwaited(port)):
+		return ctrl.Result{RequeueAfter: left}, nil
+	case err == nil:
+		err = r.late("XPU " + port.Spec.XPU + " is not connected")
+	case refused && refusal.Reason == v1alpha1.ReasonXPUUnavailable &&
+		port.Status.BridgePort != "":
+		return ctrl.Result{RequeueAfter: refusal.Pause}, nil
+	}
+	return r.conclude(ctx, port, before, r.withinDeadline(port, err))
 }
 
 // conclude reports the outcome of an attempt to serve or to remove the Port in the status, the log
@@ -210,40 +235,56 @@ func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
 	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
-// ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the
-// agent does not serve it. A *problem without a reason means that nothing is known yet. Other
-// errors come from the API server.
-func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
+// ensure has the agent serve the Port, and then sets the Port's status. A refusal says why the
+// agent does not serve it. Other errors come from the API server. up is false without an error if
+// nothing is known yet; an event will come then.
+func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, err error) {
 	before, err := r.preferred(ctx, port)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	switch {
 	case before != nil && port.Spec.Ahead:
-		return &problem{} // who admitted it takes it away
+		return false, nil // the reconciler of admissions deletes it
 	case before != nil:
-		return busy(before)
+		return false, busy(before)
 	}
 
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
-	if p, ok := errors.AsType[*problem](err); ok {
-		p.retry = lastRetry
-	}
-
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	xpu, err := r.xpuOf(ctx, port)
 	if err != nil {
-		return err
+		return false, err
 	}
+	if err := r.check(ctx, port, xpu); err != nil {
+		return false, err
+	}
+
+	addresses := addressesOf(port)
+
+	carried, up, err := r.serve(ctx, port, addresses, network, xpu)
+	if err != nil || !up {
+		return false, err
+	}
+
+	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
+	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
+		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
+
+	return true, nil
+}
+
+// check returns a refusal if the XPU must not serve the Port. The XPU is nil if it does not exist.
+func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	if xpu == nil {
-		return problemf(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
+		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
 	}
 	if foreign(port, xpu) {
-		return problemf(v1alpha1.ReasonNoXPU,
+		return reconciling.Refuse(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
 	if err := checkFunction(port, xpu); err != nil {
@@ -257,26 +298,13 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 
 	if r.allocator != nil && port.Spec.Claim.Name != "" {
-		if err := r.allocator.checkOwn(ctx, port); err != nil {
-			return err
-		}
+		return r.allocator.checkOwn(ctx, port)
 	}
-
-	addresses := addressesOf(port)
-
-	carried, err := r.serve(ctx, port, addresses, network, xpu)
-	if err != nil {
-		return err
-	}
-
-	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
-	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
-		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 
 	return nil
 }
 
-// checkFunction returns a *problem if the XPU's PFs are known and the Port's Function does not
+// checkFunction returns a refusal if the XPU's PFs are known and the Port's Function does not
 // belong to them, because the OPI agent might take the id for a port of something else. A Port that
 // is up has its id and stays up.
 func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
@@ -290,7 +318,7 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 		pfs = append(pfs, fmt.Sprintf("%s with at most %d VFs", pf.Address, pf.TotalVFs))
 	}
 
-	return problemf(v1alpha1.ReasonNoXPU,
+	return reconciling.Refuse(v1alpha1.ReasonNoXPU,
 		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
 			"node %s tells of the Function's PF in the XPUNode", xpu.Name,
 		f, strings.Join(pfs, ", "),
@@ -301,7 +329,7 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 // SFs. It may have mostPorts at most, because longer lists of an OPI agent are not read.
 const freePorts, mostPorts = 1024, 1 << 14
 
-// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions.
+// checkNumber returns a refusal if the XPU has many more Ports than its node has Functions.
 // Without this check, a node could name any number of Functions, because an SF may have any number.
 func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if port.Status.BridgePort != "" {
@@ -331,24 +359,22 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return nil
 	}
 
-	p := problemf(v1alpha1.ReasonForbidden,
+	return reconciling.Refuse(v1alpha1.ReasonForbidden,
 		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
 			"agent of the node made, and delete those that no pod uses", port.Spec.XPU,
 		up, port.Spec.NodeName, node.Status.Functions)
-
-	p.retry = lastRetry
-	return p
 }
 
 // serve has the XPU's agent serve a Port with these addresses. mtu is the largest MTU that the
-// agent carries, 0 if the agent does not report it.
+// agent carries, 0 if the agent does not report it. up is false without an error if it is not known
+// yet whether the agent answers.
 func (r *ports) serve(
 	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork,
 	xpu *v1alpha1.XPU,
-) (mtu int32, err error) {
-	agent, p := r.agent(port.Spec.XPU)
-	if p != nil {
-		return 0, p
+) (mtu int32, up bool, err error) {
+	agent, err := r.agent(port.Spec.XPU)
+	if err != nil || agent == nil {
+		return 0, false, err
 	}
 
 	want, err := r.portOf(port, xpu)
@@ -356,7 +382,7 @@ func (r *ports) serve(
 		want.Addresses, err = hostAddresses(addresses)
 	}
 	if err != nil {
-		return 0, problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
+		return 0, false, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
 
 	timeout := r.AgentTimeout
@@ -378,13 +404,13 @@ func (r *ports) serve(
 	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU,
 			"error", err.Error())
-		return 0, r.failure(port, err)
+		return 0, false, r.failure(port, err)
 	}
 
 	r.retries.Forget(requestFor(port))
 	port.Status.BridgePort = want.ID
 
-	return int32(agent.MTU(want.Networks[0])), nil
+	return int32(agent.MTU(want.Networks[0])), true, nil
 }
 
 // traced returns the UID of the object whose trace the Port's stages belong to: the claim, or the
@@ -436,72 +462,75 @@ func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XP
 	return &xpu, nil
 }
 
-// failure converts an error of the agent to a *problem. A Port that the agent refuses is retried
-// after lastRetry.
-func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
-	p := problemf(v1alpha1.ReasonFailed, "XPU %s: %s", port.Spec.XPU, oneLine(err))
-	p.retry = r.retries.When(requestFor(port))
+// failure converts an error of the agent to a refusal. No event comes when the agent could serve
+// the Port, so that the pauses between calls grow. A Port that the agent refuses is retried after
+// LastRetry.
+func (r *ports) failure(port *v1alpha1.XPUPort, err error) error {
+	reason, message := v1alpha1.ReasonFailed, "XPU "+port.Spec.XPU+": "+oneLine(err)
+	pause := r.retries.When(requestFor(port))
 	switch {
 	case errors.Is(err, opi.ErrUnavailable):
-		p.reason = v1alpha1.ReasonXPUUnavailable
+		reason = v1alpha1.ReasonXPUUnavailable
 	case errors.Is(err, opi.ErrTimeout):
-		p.reason = v1alpha1.ReasonProvisioning
+		reason = v1alpha1.ReasonProvisioning
 	case errors.Is(err, opi.ErrNetworkMissing):
-		p.reason = v1alpha1.ReasonNetworkNotReady
+		reason = v1alpha1.ReasonNetworkNotReady
 	case errors.Is(err, opi.ErrConflict):
-		p.reason, p.retry = v1alpha1.ReasonConflict, lastRetry
+		reason, pause = v1alpha1.ReasonConflict, reconciling.LastRetry
 	case errors.Is(err, opi.ErrUnknown):
-		p.reason, p.retry = v1alpha1.ReasonUnknown, lastRetry
-		p.message += "; look at what the OPI agent has there, and delete the port of this id if " +
+		reason, pause = v1alpha1.ReasonUnknown, reconciling.LastRetry
+		message += "; look at what the OPI agent has there, and delete the port of this id if " +
 			"it is not somebody else's"
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
-		p.retry = lastRetry
+		pause = reconciling.LastRetry
 	}
 
-	return p
+	return reconciling.RetryAfter(reconciling.Refuse(reason, "%s", message), pause)
 }
 
 // quickTimeout is how long the deletion of a Port may take before its condition reports it.
 const quickTimeout = 2 * time.Second
 
-// remove has the agent delete the Port. Its errors have the same meaning as those of ensure.
-func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
+// remove has the agent delete the Port, and reports whether it is gone. Its errors have the same
+// meaning as the errors of ensure.
+func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, err error) {
 	before, err := r.preferred(ctx, port)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	xpu, err := r.xpuOf(ctx, port)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
-		return r.handOver(ctx, port, before, xpu)
+		r.handOver(ctx, port, before, xpu)
+		return true, nil
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
-			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
-		return nil
+			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
+			port.Spec.XPU)
+		return true, nil
 	case foreign(port, xpu) && port.Status.BridgePort == "":
-		return nil // the XPU never had it; what it has by this id is its own node's
+		return true, nil // the XPU never had it; what it has by this id is its own node's
 	}
 
-	agent, p := r.agent(port.Spec.XPU)
-	if p != nil && p.reason != "" && isGivenUp(port, xpu) {
-		r.giveUp(port, p.message)
-		return nil
+	agent, err := r.agent(port.Spec.XPU)
+	if away, ok := errors.AsType[*reconciling.Refusal](err); ok {
+		if isGivenUp(port, xpu) {
+			r.giveUp(port, away.Message)
+			return true, nil
+		}
+		return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
+			"%s; the Function is free again once it says that the Port is gone", away.Message)
 	}
-
-	if p != nil && p.reason != "" {
-		p.reason = v1alpha1.ReasonReleasing
-		p.message += "; the Function is free again once it says that the Port is gone"
-	}
-	if p != nil {
-		return p
+	if agent == nil {
+		return false, nil
 	}
 
 	id, err := portID(port, xpu)
 	if err != nil {
-		return nil // such a Port was never made
+		return true, nil // such a Port was never made
 	}
 
 	timeout := r.AgentTimeout
@@ -515,30 +544,29 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	err = r.deletePort(bounded, agent, port, xpu, id)
 	switch {
 	case err == nil:
-		return nil
+		return true, nil
 	case isGivenUp(port, xpu):
 		r.giveUp(port, oneLine(err))
-		return nil
+		return true, nil
 	}
 
-	return r.notReleased(port, err)
+	return false, r.notReleased(port, err)
 }
 
-// notReleased says why a Port that is being deleted stays.
-func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
-	p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU,
-		oneLine(err))
+// notReleased is the refusal of a Port that is being deleted and that the agent still has. No event
+// comes when the agent could delete it, so that the pauses between calls grow.
+func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) error {
+	reason, format := v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s"
 	if errors.Is(err, opi.ErrUnknown) {
-		p = problemf(v1alpha1.ReasonUnknown, "XPU %s may still have the Port, so the Function is "+
-			"kept from other pods: %s; look at what "+
-			"the OPI agent has there, and delete the port of this id", port.Spec.XPU, oneLine(err))
+		reason = v1alpha1.ReasonUnknown
+		format = "XPU %s may still have the Port, so the Function is kept from other pods: %s; " +
+			"look at what the OPI agent has there, and delete the port of this id"
 	}
 
-	p.message += fmt.Sprintf("; if it never can, give the Function up: add %s to "+
-		"spec.abandonedFunctions of the XPU",
-		claim.FunctionOf(port.Spec.Function))
-	p.retry = r.retries.When(requestFor(port))
-	return p
+	refusal := reconciling.Refuse(reason, format+"; if it never can, give the Function up: add "+
+		"%s to spec.abandonedFunctions of the XPU",
+		port.Spec.XPU, oneLine(err), claim.FunctionOf(port.Spec.Function))
+	return reconciling.RetryAfter(refusal, r.retries.When(requestFor(port)))
 }
 
 // deletePort has the agent delete the port. If the card is in another node now, it first checks
@@ -564,16 +592,16 @@ func (r *ports) deletePort(
 // network that the other Port does not join.
 func (r *ports) handOver(
 	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
-) error {
+) {
 	has, err := r.portOf(port, xpu)
 	wants, invalid := r.portOf(other, xpu)
 	if err != nil || invalid == nil && has.Equal(wants) {
-		return nil
+		return
 	}
 
-	agent, p := r.agent(port.Spec.XPU)
-	if p != nil {
-		return nil // once it is back, the other Port has its own made in its place
+	agent, err := r.agent(port.Spec.XPU)
+	if err != nil || agent == nil {
+		return // once it is back, the other Port has its own made in its place
 	}
 
 	bounded, cancel := context.WithTimeout(ctx, quickTimeout)
@@ -588,23 +616,22 @@ func (r *ports) handOver(
 		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error",
 			err.Error())
 	}
-
-	return nil
 }
 
-// agent returns the session with the XPU's agent, or a problem if the agent cannot be reached. A
-// problem without a reason means that the state of the connection is not known yet.
-func (r *ports) agent(xpu string) (*opi.Session, *problem) {
+// agent returns the session with the XPU's agent, or a refusal if the agent cannot be reached. Both
+// are nil while the state of the connection is not known.
+func (r *ports) agent(xpu string) (*opi.Session, error) {
 	switch conn := r.sessions.connection(xpu); {
 	case conn.agent != nil:
 		return conn.agent, nil
 	case !conn.health.Known:
-		return nil, &problem{message: "XPU " + xpu + " is not connected"}
+		return nil, nil
 	case conn.refusal != "":
-		return nil, problemf(v1alpha1.ReasonXPUUnavailable,
+		return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.refusal)
 	}
-	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached",
+	return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
+		"the OPI agent of XPU %s cannot be reached",
 		xpu)
 }
 

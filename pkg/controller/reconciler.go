@@ -30,19 +30,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
-
-// The pauses between failed attempts double from firstRetry to lastRetry.
-const (
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 30 * time.Second
-)
-
-// retryLimiter spaces attempts for one object. The default of controller-runtime also has a limit
-// over all objects, with which those of a healthy xPU would wait for those of an unhealthy one.
-func retryLimiter[R comparable]() workqueue.TypedRateLimiter[R] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[R](firstRetry, lastRetry)
-}
 
 // base holds the dependencies of all reconcilers.
 type base struct {
@@ -82,7 +71,8 @@ var (
 // newController begins to build a controller.
 func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
 	options := controller.Options{
-		MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request](),
+		MaxConcurrentReconciles: concurrency,
+		RateLimiter:             reconciling.RetryLimiter[reconcile.Request](),
 	}
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
@@ -98,7 +88,7 @@ func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 		}
 		result, err := inner.Reconcile(ctx, request)
 		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: firstRetry}, nil
+			return reconcile.Result{RequeueAfter: reconciling.FirstRetry}, nil
 		}
 		return result, err
 	})
@@ -227,21 +217,6 @@ func smaller[T ~int32 | ~int64](a, b T) T {
 	return min(a, b)
 }
 
-// problem is an error that users see in conditions and events.
-type problem struct {
-	// one of the Reason constants of the API; empty if nothing is known yet, which is reported only
-	// when a Port has waited too long, with the message
-	reason  string
-	message string        // one sentence: which object or field, and what would be right
-	retry   time.Duration // pause before the next attempt; 0 means that an event will come
-}
-
-func (p *problem) Error() string { return p.reason + ": " + p.message }
-
-func problemf(reason, format string, args ...any) *problem {
-	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
-}
-
 // oneLine makes a joined error fit a condition's message.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
@@ -260,41 +235,37 @@ func newCondition(conditionType string, generation int64, reason, message string
 }
 
 // conclude sets the Ready condition of an object, and writes its status if that differs from
-// before. If err is nil, the condition is True with the message success. If err is a *problem, the
-// condition has its reason and message, and a new reason is also reported by an event. A *problem
-// without a reason changes nothing. Other errors are returned.
+// before. If err is nil, the condition is True with the message success. A refusal gives the
+// condition its reason and message, a new reason is also reported by an event, and the result has
+// the pause before the next attempt. Other errors are returned.
 func (r *base) conclude(
 	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition,
 	success string, err error,
 ) (ctrl.Result, error) {
-	p, isProblem := errors.AsType[*problem](err)
-	if err == nil {
-		p = problemf(v1alpha1.ReasonUp, "%s", success)
-	} else if !isProblem {
+	refusal, refused := errors.AsType[*reconciling.Refusal](err)
+	if err != nil && !refused {
 		return ctrl.Result{}, err
 	}
-
-	result := ctrl.Result{RequeueAfter: p.retry}
-	if p.reason == "" {
-		return result, nil
+	if !refused {
+		refusal = &reconciling.Refusal{Reason: v1alpha1.ReasonUp, Message: success}
 	}
 
 	was := v1alpha1.ReadyOf(*conditions)
-	meta.SetStatusCondition(conditions,
-		newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
+	meta.SetStatusCondition(conditions, newCondition(v1alpha1.ConditionReady,
+		object.GetGeneration(), refusal.Reason, refusal.Message))
 	if err := r.writeStatus(ctx, object, before); err != nil {
 		return ctrl.Result{}, err
 	}
 
-	if isProblem && was.Reason != p.reason {
+	if refused && was.Reason != refusal.Reason {
 		kind := corev1.EventTypeWarning
-		if p.reason == v1alpha1.ReasonStandby {
+		if refusal.Reason == v1alpha1.ReasonStandby {
 			kind = corev1.EventTypeNormal
 		}
-		r.events.Eventf(object, nil, kind, p.reason, "Provision", "%s", p.message)
+		r.events.Eventf(object, nil, kind, refusal.Reason, "Provision", "%s", refusal.Message)
 	}
 
-	return result, nil
+	return ctrl.Result{RequeueAfter: refusal.Pause}, nil
 }
 
 // durations measures how long something has been the case. Its zero value is ready for use. Safe

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -238,7 +239,7 @@ func (r *resyncs) collect(
 	if deleted {
 		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
 		// an object that came in this moment may have wanted it
-		after = smaller(after, firstRetry)
+		after = smaller(after, reconciling.FirstRetry)
 	}
 
 	return after

@@ -27,6 +27,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -235,7 +236,7 @@ type setup struct {
 // newBase returns the dependencies of one reconciler.
 func (s *setup) newBase() base {
 	b := s.base
-	b.retries = retryLimiter[reconcile.Request]()
+	b.retries = reconciling.RetryLimiter[reconcile.Request]()
 	return b
 }
 

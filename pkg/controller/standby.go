@@ -17,53 +17,52 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // virtualMachine is the kind that controls KubeVirt's pods (kubevirt.io/api/core/v1). During a live
 // migration a VirtualMachineInstance has two pods.
 var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachineInstance"}
 
-// standBy returns a *problem if another Port of the network has the Port's MAC address. The reason
-// is Standby if the pods of both Ports belong to one virtual machine, which is being migrated. The
-// Port then becomes the successor of the other Port, and its status has the same addresses.
-func (r *admissions) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
+// ownsMAC reports whether no other Port of the network has the Port's MAC address. Otherwise it
+// returns a refusal. The reason is Standby if the pods of both Ports belong to one virtual machine,
+// which is being migrated. The Port then becomes the successor of the other Port, and its status
+// has the same addresses. Without a refusal, an event will come that decides.
+func (r *admissions) ownsMAC(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (owns bool, err error) {
 	holder, predecessor, err := r.allocator.holder(ctx, port)
 	if err != nil || holder == (types.NamespacedName{}) {
-		return err
+		return err == nil, err
 	}
 
 	conflict := macConflict(port, holder)
-	conflict.retry = addressRetry
-	if predecessor == nil {
-		return conflict // it is about to be created, or never will be
+	if predecessor == nil { // no event comes if it is never created
+		return false, reconciling.RetryAfter(conflict, addressRetry)
 	}
 
 	if port.Status.Predecessor != holder.String() {
-		conflict.retry = lastRetry // an event comes when it goes
 		if err := r.mayStandBy(ctx, port, predecessor, conflict); err != nil {
-			return err
+			return false, err
 		}
 	}
-	if err := r.allocator.makeStandby(ctx, port, holder); err != nil {
-		return err
+	if made, err := r.allocator.makeStandby(ctx, port, holder); !made {
+		return false, err
 	}
 
 	port.Status.Predecessor = holder.String()
 	port.Status.MTU, port.Status.Addresses = predecessor.Status.MTU, predecessor.Status.Addresses
-	p := problemf(v1alpha1.ReasonStandby, "pod %s of the same virtual machine has MAC address %s "+
-		"and XPUPort %s; this Port takes its place, "+
-		"with the same addresses, once that pod has ended", predecessor.Spec.Pod.Name,
-		port.Spec.MAC, holder)
-
-	p.retry = lastRetry
-	return p
+	return false, reconciling.Refuse(v1alpha1.ReasonStandby,
+		"pod %s of the same virtual machine has MAC address %s and XPUPort %s; this Port takes "+
+			"its place, with the same addresses, once that pod has ended",
+		predecessor.Spec.Pod.Name, port.Spec.MAC, holder)
 }
 
 // mayStandBy returns conflict if the Port must not replace the other one. It returns another
-// *problem if the Port's xPU cannot serve it, because the virtual machine would move to a node
+// refusal if the Port's xPU cannot serve it, because the virtual machine would move to a node
 // where it cannot be reached.
 func (r *admissions) mayStandBy(
-	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem,
+	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict error,
 ) error {
 	if !sameAddresses(port, predecessor) {
 		return conflict
@@ -84,12 +83,11 @@ func (r *admissions) mayStandBy(
 	}
 
 	if ready := v1alpha1.ReadyOf(xpu.Status.Conditions); ready.Status != metav1.ConditionTrue {
-		p := problemf(v1alpha1.ReasonXPUUnavailable,
+		err := reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 			"XPU %s cannot serve the virtual machine: %s: %s", port.Spec.XPU,
 			cmp.Or(ready.Reason, v1alpha1.ReasonNoXPU),
 			cmp.Or(ready.Message, "nothing is known of it"))
-		p.retry = addressRetry
-		return p
+		return reconciling.RetryAfter(err, addressRetry) // events of XPUs do not come here
 	}
 
 	return nil

@@ -321,9 +321,9 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	l := newAllocator(store)
 	want := func(uid types.UID, addresses ...string) {
 		t.Helper()
-		got, err := l.adopt(t.Context(), named(uid), network)
-		if !slices.Equal(got, addresses) || (err == nil) != (len(addresses) > 0) {
-			t.Errorf("the %s has %q, %v; want %q", uid, got, err, addresses)
+		got, known, err := l.adopt(t.Context(), named(uid), network)
+		if !slices.Equal(got, addresses) || known != (len(addresses) > 0) || err != nil {
+			t.Errorf("the %s has %q, known %t, %v; want %q", uid, got, known, err, addresses)
 		}
 	}
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
@@ -118,12 +119,12 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		err = r.checkSamePeer(ctx, xpu)
 	}
 
-	if p, isProblem := errors.AsType[*problem](err); isProblem {
-		r.sessions.refuse(xpu.Name, p.message)
-		if p.reason == v1alpha1.ReasonConflict {
+	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
+		r.sessions.refuse(xpu.Name, refusal.Message)
+		if refusal.Reason == v1alpha1.ReasonConflict {
 			xpu.Status.Endpoint = ""
 		}
-		return p.reason, p.message, nil
+		return refusal.Reason, refusal.Message, nil
 	}
 
 	if err != nil {
@@ -178,7 +179,7 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	return "", nil
 }
 
-// checkSameEndpoint returns a *problem if another XPU has the agent at the same endpoint. Two XPUs
+// checkSameEndpoint returns a refusal if another XPU has the agent at the same endpoint. Two XPUs
 // at one agent would undo each other's work, because their nodes have Functions with the same
 // addresses.
 func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
@@ -203,7 +204,7 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-// checkSamePeer returns a *problem if another XPU has the same agent under another name.
+// checkSamePeer returns a refusal if another XPU has the same agent under another name.
 func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, name := range r.sessions.peers(xpu.Name) {
 		var other v1alpha1.XPU
@@ -218,7 +219,7 @@ func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-// checkAgentOf returns a *problem if the agent belongs to the other XPU, which names the same
+// checkAgentOf returns a refusal if the agent belongs to the other XPU, which names the same
 // agent. The agent belongs to the XPU that had it before, or else to the older one.
 func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	has := func(x *v1alpha1.XPU) bool {
@@ -231,7 +232,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 		return nil
 	}
 
-	return problemf(v1alpha1.ReasonConflict,
+	return reconciling.Refuse(v1alpha1.ReasonConflict,
 		"XPU %s has the OPI agent at %s already; delete one of them, "+
 			"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
 }
@@ -239,13 +240,14 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 // connect opens a session with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
-		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no "+
-			"tenant cluster: set the address of the OPI agent")
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"spec.endpoint is not set, and this is no "+
+				"tenant cluster: set the address of the OPI agent")
 	}
 
 	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
 	if err != nil {
-		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
 	}
 
 	name := xpu.Name
@@ -266,7 +268,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		key := client.ObjectKey{Namespace: r.Namespace, Name: xpu.Spec.TLS.SecretName}
 		err := r.client.Get(ctx, key, &secret)
 		if apierrors.IsNotFound(err) {
-			return problemf(v1alpha1.ReasonInvalidTLSSecret,
+			return reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
 				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+
 					"and ca.crt", key)
 		}
@@ -279,7 +281,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		authorities, server := secret.Data[corev1.ServiceAccountRootCAKey], xpu.Spec.TLS.ServerName
 		config.TLS, err = opi.TLSConfig(cert, private, authorities, server)
 		if err != nil {
-			return problemf(v1alpha1.ReasonInvalidTLSSecret,
+			return reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
 				"Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
 		}
 
@@ -287,7 +289,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 
 	if err := r.sessions.open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
-		return problemf(v1alpha1.ReasonInvalidConfig, "%s", err)
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
 	}
 
 	return nil
