@@ -35,7 +35,7 @@ func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
 	const note = "Function %s is given up (spec.abandonedFunctions of XPU %s), so the Port goes " +
 		"although its port may be there: %s"
-	r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
+	r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 		note, claim.FunctionOf(port.Spec.Function), port.Spec.XPU, why)
 }
 
@@ -59,6 +59,6 @@ func setFunctionsCondition(xpu *v1alpha1.XPU) {
 		": given up, and kept from pods; once the OPI agent has no ports of them any " +
 		"more, take them from spec.abandonedFunctions"
 	meta.SetStatusCondition(&xpu.Status.Conditions,
-		newCondition(v1alpha1.ConditionFunctions, xpu.Generation,
+		reconciling.NewCondition(v1alpha1.ConditionFunctions, xpu.Generation,
 			v1alpha1.ReasonAbandoned, message))
 }

@@ -40,27 +40,27 @@ type admissions struct {
 func (r *admissions) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.portsBy(ctx, model.ByNetwork, network.GetName())
+		return r.store.RequestsBy(ctx, model.ByNetwork, network.GetName())
 	}
 	onPool := func(ctx context.Context, pool client.Object) []reconcile.Request {
-		return r.portsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
+		return r.store.RequestsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
 	}
 
-	return newController(mgr, "admission", r.Concurrency).
+	return reconciling.NewController(mgr, "admission", r.Concurrency).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
-		Watches(&v1alpha1.DevicePool{}, enqueue(onPool), whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.DevicePool{}, enqueue(onPool), reconciling.WhenSpecChanged).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // portChanged also enqueues a Port that the broker has released.
 func (r *admissions) portChanged(
-	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	r.base.portChanged(ctx, change, queue)
 	if !change.Gone() && isReleased(change.New) {
-		queue.Add(requestFor(change.New))
+		queue.Add(reconciling.RequestFor(change.New))
 	}
 }
 
@@ -86,13 +86,13 @@ func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 	switch {
 	case err != nil:
-		return r.conclude(ctx, port, before, &port.Status.Conditions, "",
+		return r.Conclude(ctx, port, before, &port.Status.Conditions, "",
 			r.withinDeadline(port, err))
 	case !admitted:
 		return ctrl.Result{}, nil // an event comes
 	}
 
-	return ctrl.Result{}, r.writeStatus(ctx, port, before)
+	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, port, before)
 }
 
 // isReleased reports whether a Port is being deleted that no xPU serves any more.
@@ -181,7 +181,7 @@ const aheadGrace = 10 * time.Second
 
 // endAhead deletes a Port that was made ahead.
 func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
-	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
+	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace,
 			port.Name, err)

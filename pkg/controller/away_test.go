@@ -29,7 +29,7 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that
 // does not exist.
 func TestAPIServerAway(t *testing.T) {
-	b := base{client: away{}}
+	b := base{Cluster: reconciling.Cluster{Client: away{}}}
 	network := func(d claim.Device) error {
 		_, err := (&claims{base: b}).networkOf(t.Context(), &resourceapi.ResourceClaim{}, &d)
 		return err

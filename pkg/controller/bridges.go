@@ -73,20 +73,17 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 		}).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
-			whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), whenGone).
+			reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), reconciling.WhenGone).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
 }
 
-// queueOf is the controller's queue.
-type queueOf[R comparable] = workqueue.TypedRateLimitingInterface[R]
-
 // portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last Port
 // is gone.
 func (r *bridges) portChanged(
-	_ context.Context, change model.Change, queue queueOf[bridge],
+	_ context.Context, change model.Change, queue model.Queue[bridge],
 ) {
 	b := bridgeOf(change.Port())
 	switch needing := r.ports(b); {
@@ -213,12 +210,12 @@ func (r *bridges) note(b bridge, known bool, err error) {
 
 // Reconcile has the agent serve the bridge, or delete it.
 func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) {
-	if err := r.Fence.Check(ctx); err != nil {
+	if err := r.CheckLeader(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 
 	var xpu v1alpha1.XPU
-	err := r.client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.xpu, err)
 	}

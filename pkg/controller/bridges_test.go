@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
 // TestNetworkAtStart: a controller that starts keeps the status of a network that Ports need until
@@ -18,7 +19,7 @@ func TestNetworkAtStart(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
 		Spec:       v1alpha1.XPUPortSpec{XPU: "card", Network: "blue"},
 	}
-	b := base{store: storeOf(port), Options: Options{Role: RoleTenant}}
+	b := base{store: model.NewPorts(port), Options: Options{Role: RoleTenant}}
 	started := &bridges{
 		base: b, all: map[bridge]*bridgeState{}, byXPU: map[string]sets.Set[bridge]{},
 		byNetwork: map[string]sets.Set[bridge]{},

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // brokerWatch reports in the status of a tenant cluster's XPUs that no broker of an infra cluster
@@ -50,10 +51,10 @@ func (r *brokerWatch) setup(mgr ctrl.Manager) error {
 		return nil
 	})
 
-	return newController(mgr, "broker", 1).
+	return reconciling.NewController(mgr, "broker", 1).
 		Watches(&coordinationv1.Lease{}, &handler.EnqueueRequestForObject{}, onLease).
 		WatchesRawSource(begin).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 func (r *brokerWatch) isAway() bool {
@@ -64,7 +65,7 @@ func (r *brokerWatch) isAway() bool {
 
 func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var lease coordinationv1.Lease // stays empty if there is none
-	if err := r.client.Get(ctx, req.NamespacedName, &lease); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, &lease); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("Lease %s: %w", req, err)
 	}
 
@@ -88,7 +89,7 @@ func (r *brokerWatch) allPorts(ctx context.Context) (requests []reconcile.Reques
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
 	for _, port := range ports {
-		requests = append(requests, requestFor(port))
+		requests = append(requests, reconciling.RequestFor(port))
 	}
 	return requests
 }
@@ -113,17 +114,17 @@ func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, 
 // reportBrokerAway sets the condition Ready of all XPUs.
 func (r *brokerWatch) reportBrokerAway(ctx context.Context) error {
 	var xpus v1alpha1.XPUList
-	if err := r.client.List(ctx, &xpus); err != nil {
+	if err := r.Client.List(ctx, &xpus); err != nil {
 		return fmt.Errorf("list XPUs: %w", err)
 	}
 
 	for i := range xpus.Items {
 		xpu := &xpus.Items[i]
 		before := xpu.DeepCopy()
-		away := newCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway,
+		away := reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway,
 			brokerAwayMessage(r.Namespace))
 		meta.SetStatusCondition(&xpu.Status.Conditions, away)
-		if err := r.writeStatus(ctx, xpu, before); err != nil {
+		if err := reconciling.WriteStatus(ctx, r.Client, xpu, before); err != nil {
 			return err
 		}
 	}

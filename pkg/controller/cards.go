@@ -20,6 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -31,12 +33,12 @@ type cards struct {
 }
 
 func (r *cards) setup(mgr ctrl.Manager) error {
-	c := newController(mgr, "card", r.Concurrency)
+	c := reconciling.NewController(mgr, "card", r.Concurrency)
 	if r.Role == RoleInfra {
 		all := func(ctx context.Context, _ client.Object) []reconcile.Request {
-			return r.requests(ctx, &v1alpha1.XPUList{})
+			return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{})
 		}
-		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), whenSpecChanged)
+		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), reconciling.WhenSpecChanged)
 	}
 
 	return c.
@@ -47,12 +49,12 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 				predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
 			CreateFunc: func(
-				_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.CreateEvent, queue model.Queue[reconcile.Request],
 			) {
 				r.nodeChanged(queue, e.Object)
 			},
 			UpdateFunc: func(
-				_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.UpdateEvent, queue model.Queue[reconcile.Request],
 			) {
 				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs,
 					e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
@@ -60,17 +62,17 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 				}
 			},
 			DeleteFunc: func(
-				_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.DeleteEvent, queue model.Queue[reconcile.Request],
 			) {
 				r.nodeChanged(queue, e.Object)
 			},
 		}).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had.
-func (r *cards) nodeChanged(queue queueOf[reconcile.Request], nodes ...client.Object) {
+func (r *cards) nodeChanged(queue model.Queue[reconcile.Request], nodes ...client.Object) {
 	for _, node := range nodes {
 		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
 			for _, xpu := range r.reported.by(key) {
@@ -82,7 +84,7 @@ func (r *cards) nodeChanged(queue queueOf[reconcile.Request], nodes ...client.Ob
 
 func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var xpu v1alpha1.XPU
-	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, &xpu); err != nil {
 		if client.IgnoreNotFound(err) == nil {
 			r.reported.forget(req.Name)
 		}
@@ -102,7 +104,7 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, err
 	}
 
-	return again, r.writeStatus(ctx, &xpu, before)
+	return again, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 }
 
 // ask asks a connected agent for its PFs. It does so at each new connection, because the agent may
@@ -139,7 +141,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, pf := range reported {
 		for _, key := range keysOf(pf) {
 			var found v1alpha1.XPUNodeList
-			if err := r.client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key},
+			if err := r.Client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key},
 				client.UnsafeDisableDeepCopy); err != nil {
 				return fmt.Errorf("XPUNodes with %s: %w", key, err)
 			}
@@ -175,7 +177,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 
 	meta.SetStatusCondition(&xpu.Status.Conditions,
-		newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
+		reconciling.NewCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
 	return nil
 }
 
@@ -189,7 +191,7 @@ func (r *cards) ofTenant(
 	}
 
 	var tenants v1alpha1.XPUTenantList
-	if err := r.client.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Client.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUTenants: %w", err)
 	}
 
@@ -207,7 +209,7 @@ func (r *cards) ofTenant(
 // alone does not take a card from another XPU.
 func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (string, error) {
 	var others v1alpha1.XPUList
-	if err := r.client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node},
+	if err := r.Client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node},
 		client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("XPUs of node %s: %w", card.node, err)
 	}
@@ -218,7 +220,7 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 			has := other.PF(pf.Address) != nil
 			named := len(other.Spec.PFs) > 0 && other.Serves(pf.Address)
 			if xpu.PF(pf.Address) != nil { // who has it loses it to nobody who only names it
-				has, named = has && older(other, xpu), false
+				has, named = has && reconciling.Older(other, xpu), false
 			}
 			if other.Name != xpu.Name && (has || named) {
 				return other.Name, nil

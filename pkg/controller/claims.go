@@ -38,16 +38,16 @@ type claims struct {
 	allocator *allocator
 
 	// how long the claim of a Port is gone that the garbage collector has not deleted yet
-	gone   durations[types.UID]
-	busy   durations[reconcile.Request] // by claim: it waits for a Function
-	queues functionQueues               // of the claims that wait
+	gone   reconciling.Durations[types.UID]
+	busy   reconciling.Durations[reconcile.Request] // by claim: it waits for a Function
+	queues functionQueues                           // of the claims that wait
 	// how long a Port is refused whose device has no taint yet
-	tainted durations[types.UID]
+	tainted reconciling.Durations[types.UID]
 }
 
 func (r *claims) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
-	return newController(mgr, "resourceclaim", r.Concurrency).
+	return reconciling.NewController(mgr, "resourceclaim", r.Concurrency).
 		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(predicate.Funcs{
 			CreateFunc: func(e event.CreateEvent) bool { return ours(e.Object) },
 			UpdateFunc: func(e event.UpdateEvent) bool {
@@ -56,21 +56,21 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 			},
 		})).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.DevicePool{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return r.dependents(ctx, onPool(o.GetName()))
-			}), whenSpecChanged).
+			}), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
 			}), whenServing).
 		WatchesMetadata(&corev1.Namespace{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
-				return r.requests(ctx, &resourceapi.ResourceClaimList{},
+				return reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},
 					client.InNamespace(o.GetName()))
 			}), builder.WithPredicates(predicate.LabelChangedPredicate{})).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // ours reports whether a claim has a Function of this driver.
@@ -85,7 +85,7 @@ func ours(o client.Object) bool {
 // portChanged enqueues the claim of a Port. If the Port is gone, it also enqueues claims that wait
 // for its Function or its addresses.
 func (r *claims) portChanged(
-	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	port := change.Port()
 	enqueueClaim(port, queue)
@@ -97,7 +97,7 @@ func (r *claims) portChanged(
 }
 
 // enqueueClaim enqueues the claim of a Port, if it has one.
-func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
+func enqueueClaim(port *v1alpha1.XPUPort, queue model.Queue[reconcile.Request]) {
 	if port.Spec.Claim.Name != "" {
 		queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{
 			Namespace: port.Namespace, Name: port.Spec.Claim.Name,
@@ -107,8 +107,8 @@ func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
 
 // waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
 func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-	r.gone.reset(port.UID)
-	r.tainted.reset(port.UID)
+	r.gone.Reset(port.UID)
+	r.tainted.Reset(port.UID)
 	woken := r.queues.take(model.FunctionKeyOf(port))
 	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
 		woken = append(woken, r.dependents(ctx, onConflict(network))...)
@@ -140,7 +140,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
 		keys = append(keys, onNetwork(network))
-		for _, pool := range r.requests(ctx, &v1alpha1.DevicePoolList{},
+		for _, pool := range reconciling.Requests(ctx, r.Client, &v1alpha1.DevicePoolList{},
 			client.MatchingFields{poolsByNetwork: network}) {
 			keys = append(keys, onPool(pool.Name))
 		}
@@ -153,7 +153,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
-		found := r.requests(ctx, &resourceapi.ResourceClaimList{},
+		found := reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},
 			client.MatchingFields{claimsByDependency: key})
 		requests = append(requests, found...)
 	}
@@ -162,15 +162,15 @@ func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Req
 
 func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var c resourceapi.ResourceClaim // stays empty if the claim is gone
-	if err := r.client.Get(ctx, req.NamespacedName, &c); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, &c); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("ResourceClaim %s: %w", req, err)
 	}
 
 	devices, err := claim.Devices(&c)
 	if err != nil {
 		// No Port is touched, because it is unknown what is allocated.
-		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s",
-			oneLine(err))
+		r.Events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s",
+			reconciling.OneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
 
@@ -181,7 +181,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 
 	after, err := r.retire(ctx, &c, devices, ports)
 	if err != nil || len(devices) == 0 {
-		r.busy.reset(req)
+		r.busy.Reset(req)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
 
@@ -201,7 +201,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		}
 
 		setConditions(&c, &devices[i], conditions)
-		after = smaller(after, again)
+		after = reconciling.Smaller(after, again)
 	}
 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
@@ -228,8 +228,8 @@ func (r *claims) retire(
 		}
 
 		if !current || ending(c) {
-			if waited := r.gone.elapsed(port.UID); waited < r.CollectGrace {
-				after = smaller(after, r.CollectGrace-waited)
+			if waited := r.gone.Elapsed(port.UID); waited < r.CollectGrace {
+				after = reconciling.Smaller(after, r.CollectGrace-waited)
 				continue
 			}
 		}
@@ -238,7 +238,7 @@ func (r *claims) retire(
 			return 0, err
 		}
 
-		r.gone.reset(port.UID)
+		r.gone.Reset(port.UID)
 	}
 	return after, nil
 }
@@ -255,7 +255,7 @@ func ending(c *resourceapi.ResourceClaim) bool {
 func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	ctrl.LoggerFrom(ctx).Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port),
 		"why", why)
-	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
+	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}
@@ -279,17 +279,17 @@ func (r *claims) device(
 	// The claim joins the queue first. It therefore either finds the Function free, or is enqueued
 	// when the Function becomes free.
 	key := model.FunctionKey(d.ID.Node, d.Function)
-	r.queues.add(key, requestFor(c))
+	r.queues.add(key, reconciling.RequestFor(c))
 	needed, err := r.create(ctx, c, d)
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
 	if !refused || refusal.Reason != v1alpha1.ReasonFunctionBusy {
-		r.queues.leave(key, requestFor(c))
+		r.queues.leave(key, reconciling.RequestFor(c))
 	}
 
 	if refused {
 		// A claim may wait for a moment when its Function passes from one pod to the next.
 		if refusal.Reason == v1alpha1.ReasonFunctionBusy {
-			if waited := r.busy.elapsed(requestFor(c)); waited < r.BusyGrace {
+			if waited := r.busy.Elapsed(reconciling.RequestFor(c)); waited < r.BusyGrace {
 				return nil, r.BusyGrace - waited, nil
 			}
 		}
@@ -308,7 +308,7 @@ func (r *claims) device(
 // provisioned returns the condition Provisioned of a device.
 func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.Condition {
 	return []metav1.Condition{
-		newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message),
+		reconciling.NewCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message),
 	}
 }
 
@@ -323,7 +323,7 @@ func (r *claims) existing(
 		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
 
-	r.busy.reset(requestFor(c))
+	r.busy.Reset(reconciling.RequestFor(c))
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
 	switch {
@@ -360,12 +360,12 @@ func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
 	reported := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed)
-	if reported.Status == metav1.ConditionTrue || r.tainted.elapsed(port.UID) >= r.TaintGrace {
+	if reported.Status == metav1.ConditionTrue || r.tainted.Elapsed(port.UID) >= r.TaintGrace {
 		return 0, nil
 	}
 
 	var found resourceapi.ResourceSliceList
-	err := r.live.List(ctx, &found, client.MatchingFields{
+	err := r.Live.List(ctx, &found, client.MatchingFields{
 		resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
 		resourceapi.ResourceSliceSelectorNodeName: d.ID.Node,
 	})

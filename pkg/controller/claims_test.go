@@ -902,8 +902,8 @@ func TestSmaller(t *testing.T) {
 	for _, test := range []struct{ a, b, want int32 }{
 		{0, 0, 0}, {1500, 0, 1500}, {0, 9000, 9000}, {1500, 9000, 1500}, {9216, 9000, 9000},
 	} {
-		if got := smaller(test.a, test.b); got != test.want {
-			t.Errorf("smaller(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
+		if got := reconciling.Smaller(test.a, test.b); got != test.want {
+			t.Errorf("reconciling.Smaller(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (r *claims) report(
 	}
 
 	wanted := c.DeepCopy() // an API server without status.devices gives the claim back without them
-	err := r.client.Status().Update(ctx, c)
+	err := r.Client.Status().Update(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the claim has changed: its event is on the way
 	}
@@ -53,13 +53,13 @@ func (r *claims) report(
 			continue
 		}
 
-		r.events.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Provision", "%s", is.Message)
+		r.Events.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Provision", "%s", is.Message)
 		for _, consumer := range c.Status.ReservedFor {
 			if consumer.APIGroup == "" && consumer.Resource == "pods" {
 				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 					Namespace: c.Namespace, Name: consumer.Name, UID: consumer.UID,
 				}}
-				r.events.Eventf(pod, c, corev1.EventTypeWarning, is.Reason, "Provision",
+				r.Events.Eventf(pod, c, corev1.EventTypeWarning, is.Reason, "Provision",
 					"ResourceClaim %s: %s", c.Name, is.Message)
 			}
 		}

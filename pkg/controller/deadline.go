@@ -25,7 +25,7 @@ func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
 	}
 
 	if left := r.left(port); left > 0 {
-		return reconciling.RetryAfter(err, smaller(refusal.Pause, left))
+		return reconciling.RetryAfter(err, reconciling.Smaller(refusal.Pause, left))
 	}
 
 	return reconciling.RetryAfter(r.late(refusal.Message), refusal.Pause)

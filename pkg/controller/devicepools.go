@@ -19,6 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -27,38 +29,38 @@ type devicePools struct{ base }
 
 func (r *devicePools) setup(mgr ctrl.Manager) error {
 	ofNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.DevicePoolList{},
+		return reconciling.Requests(ctx, r.Client, &v1alpha1.DevicePoolList{},
 			client.MatchingFields{poolsByNetwork: network.GetName()})
 	}
 
-	return newController(mgr, "devicepool", 1).
-		For(&v1alpha1.DevicePool{}, whenSpecChanged).
+	return reconciling.NewController(mgr, "devicepool", 1).
+		For(&v1alpha1.DevicePool{}, reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork),
-			whenMadeOrGone).
+			reconciling.WhenMadeOrGone).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
 			CreateFunc: func(
-				_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.CreateEvent, queue model.Queue[reconcile.Request],
 			) {
 				r.changed(nil, e.Object, queue)
 			},
 			UpdateFunc: func(
-				_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.UpdateEvent, queue model.Queue[reconcile.Request],
 			) {
 				r.changed(e.ObjectOld, e.ObjectNew, queue)
 			},
 			DeleteFunc: func(
-				_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
+				_ context.Context, e event.DeleteEvent, queue model.Queue[reconcile.Request],
 			) {
 				r.changed(e.Object, nil, queue)
 			},
 		}).
-		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
+		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
 }
 
 // changed enqueues the pools whose entries differ between two versions of an XPUNode. A pool is
 // written once in PoolPause at most, because every agent watches DevicePools, and a thousand nodes
 // may start at once.
-func (r *devicePools) changed(before, after client.Object, queue queueOf[reconcile.Request]) {
+func (r *devicePools) changed(before, after client.Object, queue model.Queue[reconcile.Request]) {
 	was, is := poolsOf(before), poolsOf(after)
 	for name, entry := range was {
 		if now, stays := is[name]; !stays || !equality.Semantic.DeepEqual(entry, now) {
@@ -100,7 +102,7 @@ func (r *devicePools) Reconcile(
 
 	hasNetwork := true
 	if name := pool.Spec.Network; name != "" {
-		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.XPUNetwork{})
+		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.XPUNetwork{})
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, fmt.Errorf("XPUNetwork %s: %w", name, err)
 		}
@@ -115,7 +117,7 @@ func (r *devicePools) Reconcile(
 	sumUpSupply(pool, entries)
 	sumUpFallbacks(pool, entries)
 
-	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
+	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, pool, before)
 }
 
 // poolEntry is a pool's entry in the XPUNode of a node.
@@ -127,7 +129,7 @@ type poolEntry struct {
 // entries returns the entries of a pool, sorted by node.
 func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, error) {
 	var nodes v1alpha1.XPUNodeList
-	if err := r.client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool},
+	if err := r.Client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool},
 		client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUNodes: %w", err)
 	}
@@ -209,7 +211,7 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	}
 
 	meta.SetStatusCondition(&status.Conditions,
-		newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
+		reconciling.NewCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
 
 // namePFs adds the existing PFs to the message of a pool that has no Functions.
@@ -220,7 +222,7 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 	}
 
 	var nodes v1alpha1.XPUNodeList
-	if err := r.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list XPUNodes: %w", err)
 	}
 
@@ -293,7 +295,7 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	}
 
 	meta.SetStatusCondition(&pool.Status.Conditions,
-		newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
+		reconciling.NewCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
 }
 
 // sumUpFallbacks sets the condition Supported of a pool that needs feature gates of Kubernetes.
@@ -310,7 +312,7 @@ func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	}
 
 	meta.SetStatusCondition(&pool.Status.Conditions,
-		newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
+		reconciling.NewCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
 }
 
 // needsFeatures reports whether a pool needs more than Kubernetes 1.34 does by default.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -101,37 +102,24 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 	}
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
-	err := addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)
+	err := reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)
 	if role != RoleInfra {
 		err = errors.Join(err,
-			addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
-			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
-			addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
+			reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 		)
 	}
 
 	if role != RoleTenant {
 		err = errors.Join(err,
-			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
-			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
-			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
-			addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
-			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
 		)
 	}
 
 	return err
-}
-
-// addIndex adds an index of the cache. An object is not found by a key that is empty.
-func addIndex[O client.Object](
-	ctx context.Context, indexer client.FieldIndexer, object O, name string, keys func(O) []string,
-) error {
-	err := indexer.IndexField(ctx, object, name, func(o client.Object) []string {
-		return slices.DeleteFunc(keys(o.(O)), func(key string) bool { return key == "" })
-	})
-	if err != nil {
-		return fmt.Errorf("index %s of %T: %w", name, object, err)
-	}
-	return nil
 }

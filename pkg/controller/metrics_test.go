@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -47,7 +48,7 @@ func TestPortsOfNoXPU(t *testing.T) {
 
 	registry := prometheus.NewPedanticRegistry()
 	xpus := fake.NewClientBuilder().WithScheme(scheme).WithObjects(xpu).Build()
-	newMetrics(registry, xpus, storeOf(ports...), elected)
+	newMetrics(registry, xpus, model.NewPorts(ports...), elected)
 	families, err := registry.Gather()
 	must.Succeed(t, err)
 

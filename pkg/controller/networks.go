@@ -39,12 +39,12 @@ const statusPause = 500 * time.Millisecond
 
 func (r *networks) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
-	return newController(mgr, "xpunetwork", r.Concurrency).
-		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
+	return reconciling.NewController(mgr, "xpunetwork", r.Concurrency).
+		For(&v1alpha1.XPUNetwork{}, reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), reconciling.WhenGone).
 		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, r.waitsFor))).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // changed enqueues a network one of whose bridges changed.
@@ -58,7 +58,7 @@ func (r *networks) changed(network string) {
 func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: port.Spec.Network}
-	if err := r.client.Get(ctx, key, &network); err != nil || network.DeletionTimestamp.IsZero() {
+	if err := r.Client.Get(ctx, key, &network); err != nil || network.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: key}}
@@ -74,7 +74,7 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
 		requests = append(requests,
-			r.requests(ctx, &v1alpha1.XPUNetworkList{},
+			reconciling.Requests(ctx, r.Client, &v1alpha1.XPUNetworkList{},
 				client.MatchingFields{networksByID: key})...)
 	}
 
@@ -94,12 +94,12 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
-		if err := r.client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
+		if err := r.Client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
 			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 
 		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
+			if other := &same.Items[i]; other.Name != n.Name && reconciling.Older(other, n) {
 				return reconciling.Refuse(v1alpha1.ReasonConflict,
 					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
 					other.Name)
@@ -112,12 +112,12 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 
 func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var network v1alpha1.XPUNetwork
-	if err := r.client.Get(ctx, req.NamespacedName, &network); err != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, &network); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 
 	if network.DeletionTimestamp.IsZero() {
-		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer,
+		if err := reconciling.ChangeFinalizer(ctx, r.Client, &network, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerNetwork); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -126,7 +126,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		if err == nil && message == "" {
 			return ctrl.Result{}, nil // the bridges wake it
 		}
-		return r.conclude(ctx, &network, before, &network.Status.Conditions, message, err)
+		return r.Conclude(ctx, &network, before, &network.Status.Conditions, message, err)
 	}
 
 	if !controllerutil.ContainsFinalizer(&network, v1alpha1.FinalizerNetwork) {
@@ -134,13 +134,13 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	}
 	unused, err := r.release(ctx, &network)
 	if err != nil {
-		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
+		return r.Conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
 	}
 	if !unused {
 		return ctrl.Result{}, nil // the bridges wake it
 	}
 
-	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer,
+	return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
 
@@ -177,12 +177,12 @@ func (r *networks) sumUp(
 
 		if !isAway(state.err) && failure == nil {
 			failure = reconciling.Refuse(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s",
-				xpu, oneLine(state.err))
+				xpu, reconciling.OneLine(state.err))
 		}
 
 		if len(status.Failures) < v1alpha1.MaxNetworkFailures {
 			status.Failures = append(status.Failures,
-				v1alpha1.XPUNetworkFailure{XPU: xpu, Message: oneLine(state.err)})
+				v1alpha1.XPUNetworkFailure{XPU: xpu, Message: reconciling.OneLine(state.err)})
 		}
 	}
 
@@ -222,7 +222,7 @@ func (r *networks) release(
 		case isAway(err), errors.Is(err, errNoXPU):
 		case err != nil:
 			return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
-				"XPU %s still serves it: %s", xpu, oneLine(err))
+				"XPU %s still serves it: %s", xpu, reconciling.OneLine(err))
 		default:
 			r.bridges.release(bridge{network.Name, xpu})
 			return false, nil // about to go
@@ -247,7 +247,7 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	}
 
 	pods := namespaceMetadata()
-	err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
 	if apierrors.IsNotFound(err) {
 		return reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"namespace %s, which XPUNetwork %s must allow, "+
@@ -284,7 +284,7 @@ func namespaceMetadata() *metav1.PartialObjectMetadata {
 // usableNetwork returns the network, or a refusal if no Port can join it.
 func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
 	var network v1alpha1.XPUNetwork
-	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &network)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s does not exist; create it, "+

@@ -18,6 +18,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -111,8 +113,10 @@ func TestNumberOfPorts(t *testing.T) {
 		}
 
 		r := &ports{base: base{
-			client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
-			store:  storeOf(others...),
+			Cluster: reconciling.Cluster{
+				Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
+			},
+			store: model.NewPorts(others...),
 		}}
 
 		err := r.checkNumber(t.Context(), port)

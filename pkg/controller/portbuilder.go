@@ -45,7 +45,7 @@ func (r *claims) create(
 	}
 
 	_, end := r.Tracer.Stage(ctx, c.UID, "create XPUPort", attributesOf(port)...)
-	err = r.client.Create(ctx, port)
+	err = r.Client.Create(ctx, port)
 	end(client.IgnoreAlreadyExists(err))
 
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
@@ -64,11 +64,11 @@ func (r *claims) create(
 		// the claim goes with its namespace
 	case apierrors.IsInvalid(err):
 		return true, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
-			oneLine(err))
+			reconciling.OneLine(err))
 	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
 		return true, reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
-				"or ask who refuses it: %s", d.Request, oneLine(err))
+				"or ask who refuses it: %s", d.Request, reconciling.OneLine(err))
 	default:
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}
@@ -107,7 +107,7 @@ func (r *claims) buildPort(
 
 	if d.ConfigErr != nil {
 		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
-			"%s", oneLine(d.ConfigErr))
+			"%s", reconciling.OneLine(d.ConfigErr))
 	}
 
 	network, err := r.networkOf(ctx, c, d)
@@ -119,7 +119,7 @@ func (r *claims) buildPort(
 	}
 
 	var xpus v1alpha1.XPUList
-	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
+	if err := r.Client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
 		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
 	}
 
@@ -146,7 +146,7 @@ func (r *claims) buildPort(
 		XPU:      xpu.Name,
 		Network:  network.Name,
 		MAC:      mac,
-		MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
+		MTU:      reconciling.Smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
 		Claim: v1alpha1.ClaimRef{
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
@@ -195,7 +195,7 @@ func (r *claims) macOf(
 // makesAhead reports whether Ports of a DevicePool are made ahead in the network.
 func (r *base) makesAhead(ctx context.Context, name, network string) (bool, error) {
 	var pool v1alpha1.DevicePool
-	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &pool)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &pool)
 	if client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("DevicePool %s: %w", name, err)
 	}
@@ -227,7 +227,7 @@ func (r *claims) networkOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUNetwork, error) {
 	var pool v1alpha1.DevicePool // stays empty if there is none
-	err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
 	}

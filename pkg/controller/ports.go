@@ -43,37 +43,37 @@ type ports struct {
 	// deleted.
 	functions keylock.Locks[string]
 	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
-	seen      durations[types.UID]             // since when Ports are known that are not up yet
+	seen      reconciling.Durations[types.UID] // since when Ports are known that are not up yet
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.portsBy(ctx, model.ByNetwork, network.GetName())
+		return r.store.RequestsBy(ctx, model.ByNetwork, network.GetName())
 	}
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
-		return r.portsBy(ctx, model.ByXPU, xpu.GetName())
+		return r.store.RequestsBy(ctx, model.ByXPU, xpu.GetName())
 	}
 
-	return newController(mgr, "xpuport", r.Concurrency).
+	return reconciling.NewController(mgr, "xpuport", r.Concurrency).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // portChanged enqueues a Port whose spec changed or that was admitted. If the Port is gone, it also
 // enqueues the Ports that may have waited for its Function or its MAC address.
 func (r *base) portChanged(
-	ctx context.Context, change model.Change, queue queueOf[reconcile.Request],
+	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	port := change.Port()
 	if change.SpecChanged() || change.Gone() || isAdmitted(change.Old) != isAdmitted(port) {
-		queue.Add(requestFor(port))
+		queue.Add(reconciling.RequestFor(port))
 	}
 
 	var others []reconcile.Request
@@ -99,7 +99,7 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, port := range all {
 		if !isReady(port) || !port.DeletionTimestamp.IsZero() {
-			requests = append(requests, requestFor(port))
+			requests = append(requests, reconciling.RequestFor(port))
 		}
 	}
 
@@ -142,13 +142,13 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 
 	if port.DeletionTimestamp.IsZero() {
 		if port.Status.BridgePort == "" {
-			r.seen.elapsed(port.UID)
+			r.seen.Elapsed(port.UID)
 		}
 		if r.Role == RoleAll && !isAdmitted(port) {
 			return ctrl.Result{}, nil // an event comes once it is admitted
 		}
 
-		if err := r.changeFinalizer(ctx, port, controllerutil.AddFinalizer,
+		if err := reconciling.ChangeFinalizer(ctx, r.Client, port, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -161,7 +161,7 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return r.conclude(ctx, port, before, nil)
 	}
 
-	r.seen.reset(port.UID)
+	r.seen.Reset(port.UID)
 	if isReleased(port) {
 		return ctrl.Result{}, r.letGo(ctx, port)
 	}
@@ -203,7 +203,7 @@ func (r *ports) notUp(
 func (r *ports) conclude(
 	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
 ) (ctrl.Result, error) {
-	result, err := r.base.conclude(ctx, port, before, &port.Status.Conditions,
+	result, err := r.Conclude(ctx, port, before, &port.Status.Conditions,
 		"the xPU serves the Port", err)
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if err != nil || ready.Reason == v1alpha1.ReadyOf(before.Status.Conditions).Reason {
@@ -224,7 +224,7 @@ func (r *ports) conclude(
 			attributesOf(port)...)
 	}
 
-	r.seen.reset(port.UID)
+	r.seen.Reset(port.UID)
 	return result, nil
 }
 
@@ -232,7 +232,7 @@ func (r *ports) conclude(
 // so that the time since the Port was first seen is more precise. That time is too short if the
 // controller started after the Port was created.
 func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
-	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
+	return max(r.seen.Elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
 // ensure has the agent serve the Port, and then sets the Port's status. A refusal says why the
@@ -342,7 +342,7 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 
 	var node v1alpha1.XPUNode // stays empty if there is none
-	err = r.client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
+	err = r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPUNode %s: %w", port.Spec.NodeName, err)
 	}
@@ -382,7 +382,7 @@ func (r *ports) serve(
 		want.Addresses, err = hostAddresses(addresses)
 	}
 	if err != nil {
-		return 0, false, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", oneLine(err))
+		return 0, false, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", reconciling.OneLine(err))
 	}
 
 	timeout := r.AgentTimeout
@@ -407,7 +407,7 @@ func (r *ports) serve(
 		return 0, false, r.failure(port, err)
 	}
 
-	r.retries.Forget(requestFor(port))
+	r.retries.Forget(reconciling.RequestFor(port))
 	port.Status.BridgePort = want.ID
 
 	return int32(agent.MTU(want.Networks[0])), true, nil
@@ -452,7 +452,7 @@ func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
 // xpuOf returns the Port's XPU, nil if it does not exist.
 func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU, error) {
 	var xpu v1alpha1.XPU
-	err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -466,8 +466,8 @@ func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XP
 // the Port, so that the pauses between calls grow. A Port that the agent refuses is retried after
 // LastRetry.
 func (r *ports) failure(port *v1alpha1.XPUPort, err error) error {
-	reason, message := v1alpha1.ReasonFailed, "XPU "+port.Spec.XPU+": "+oneLine(err)
-	pause := r.retries.When(requestFor(port))
+	reason, message := v1alpha1.ReasonFailed, "XPU "+port.Spec.XPU+": "+reconciling.OneLine(err)
+	pause := r.retries.When(reconciling.RequestFor(port))
 	switch {
 	case errors.Is(err, opi.ErrUnavailable):
 		reason = v1alpha1.ReasonXPUUnavailable
@@ -507,7 +507,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 		r.handOver(ctx, port, before, xpu)
 		return true, nil
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
-		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
+		r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
 			port.Spec.XPU)
 		return true, nil
@@ -546,7 +546,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 	case err == nil:
 		return true, nil
 	case isGivenUp(port, xpu):
-		r.giveUp(port, oneLine(err))
+		r.giveUp(port, reconciling.OneLine(err))
 		return true, nil
 	}
 
@@ -565,8 +565,8 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) error {
 
 	refusal := reconciling.Refuse(reason, format+"; if it never can, give the Function up: add "+
 		"%s to spec.abandonedFunctions of the XPU",
-		port.Spec.XPU, oneLine(err), claim.FunctionOf(port.Spec.Function))
-	return reconciling.RetryAfter(refusal, r.retries.When(requestFor(port)))
+		port.Spec.XPU, reconciling.OneLine(err), claim.FunctionOf(port.Spec.Function))
+	return reconciling.RetryAfter(refusal, r.retries.When(reconciling.RequestFor(port)))
 }
 
 // deletePort has the agent delete the port. If the card is in another node now, it first checks

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // registrations creates an XPU for each node that runs an OPI agent as a pod, where the nodes are
@@ -49,21 +50,21 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 		}
 	}
 
-	return newController(mgr, "registration", 1).
+	return reconciling.NewController(mgr, "registration", 1).
 		For(&corev1.Service{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(ofSlice)).
-		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(ofXPU), whenSpecChanged).
-		Complete(r.guarded(r))
+		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(ofXPU), reconciling.WhenSpecChanged).
+		Complete(r.Guarded(r))
 }
 
 func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var service corev1.Service
-	if err := r.client.Get(ctx, req.NamespacedName, &service); err != nil {
+	if err := r.Client.Get(ctx, req.NamespacedName, &service); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 
 	var slicesOf discoveryv1.EndpointSliceList
-	if err := r.client.List(ctx, &slicesOf, client.InNamespace(req.Namespace),
+	if err := r.Client.List(ctx, &slicesOf, client.InNamespace(req.Namespace),
 		client.MatchingLabels{discoveryv1.LabelServiceName: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list EndpointSlices of Service %s: %w", req, err)
 	}
@@ -110,7 +111,7 @@ func (r *registrations) register(
 	ctx context.Context, service *corev1.Service, node, endpoint string,
 ) error {
 	var xpu v1alpha1.XPU
-	err := r.client.Get(ctx, client.ObjectKey{Name: node}, &xpu)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: node}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s: %w", node, err)
 	}
@@ -131,7 +132,7 @@ func (r *registrations) register(
 			Name: node, Labels: map[string]string{v1alpha1.LabelAgents: service.Name},
 		}
 		// The cache may be out of date. An event comes then.
-		if err := r.client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := r.Client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create XPU %s for Service %s: %w", node, service.Name, err)
 		}
 
@@ -144,7 +145,7 @@ func (r *registrations) register(
 		return nil
 	}
 
-	if err := r.client.Patch(ctx, &xpu, since(before)); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Patch(ctx, &xpu, reconciling.Since(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s for Service %s: %w", node, service.Name, err)
 	}
 

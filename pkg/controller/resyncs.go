@@ -36,16 +36,16 @@ type resyncs struct {
 	base
 	bridges *bridges
 	ports   *ports
-	seen    durations[orphan]
+	seen    reconciling.Durations[orphan]
 }
 
 // orphan is a port or a network of the installation at an agent that no object wants.
 type orphan struct{ xpu, kind, id string }
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
-	return newController(mgr, "resync", r.Concurrency).
+	return reconciling.NewController(mgr, "resync", r.Concurrency).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
-		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
+		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
 }
 
 // Reconcile is called when the connection to the XPU's agent changed, or when the next comparison
@@ -71,7 +71,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 		return r.later(ctx, xpu, err)
 	}
 
-	r.retries.Forget(requestFor(xpu))
+	r.retries.Forget(reconciling.RequestFor(xpu))
 	orphans := sets.New[orphan]()
 	foreign := &v1alpha1.XPUForeign{}
 	up := r.compareNetworks(xpu, networks, orphans, foreign)
@@ -86,13 +86,13 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {
 		xpu.Status.Foreign = nil
 	}
-	if err := r.writeStatus(ctx, xpu, before); err != nil {
+	if err := reconciling.WriteStatus(ctx, r.Client, xpu, before); err != nil {
 		return ctrl.Result{}, err
 	}
 
 	// The jitter keeps the comparisons of many agents apart.
 	period := r.ResyncPeriod + rand.N(r.ResyncPeriod/4+1)
-	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
+	return ctrl.Result{RequeueAfter: reconciling.Smaller(after, period)}, nil
 }
 
 // later tries again. The session finds out whether the agent answers at all. If the agent has no
@@ -101,10 +101,10 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
 		err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
-		r.ports.wakeups.Add(0, r.portsBy(ctx, model.ByXPU, xpu.Name)...)
+		r.ports.wakeups.Add(0, r.store.RequestsBy(ctx, model.ByXPU, xpu.Name)...)
 		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 	}
-	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
+	return ctrl.Result{RequeueAfter: r.retries.When(reconciling.RequestFor(xpu))}, nil
 }
 
 // comparePorts enqueues the XPUPorts that are up and that the agent does not serve as wanted. up
@@ -132,7 +132,7 @@ func (r *resyncs) comparePorts(
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) &&
 			up.HasAll(want.Networks...)
 		if isReady(port) && !served { // others are being worked at
-			r.ports.wakeups.Add(0, requestFor(port))
+			r.ports.wakeups.Add(0, reconciling.RequestFor(port))
 		}
 	}
 
@@ -203,7 +203,7 @@ func (r *resyncs) collect(
 	ctx, bounded context.Context, agent *opi.Session, xpu *v1alpha1.XPU, orphans sets.Set[orphan],
 ) (after time.Duration) {
 	log := ctrl.LoggerFrom(ctx)
-	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
+	r.seen.Retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
 	// Ports come before networks, because a network cannot be deleted before its ports.
 	sorted := orphans.UnsortedList()
 	slices.SortFunc(sorted, func(a, b orphan) int {
@@ -211,8 +211,8 @@ func (r *resyncs) collect(
 	})
 	deleted := false
 	for _, o := range sorted {
-		if waited := r.seen.elapsed(o); waited < r.OrphanGrace {
-			after = smaller(after, r.OrphanGrace-waited)
+		if waited := r.seen.Elapsed(o); waited < r.OrphanGrace {
+			after = reconciling.Smaller(after, r.OrphanGrace-waited)
 			continue
 		}
 
@@ -223,14 +223,14 @@ func (r *resyncs) collect(
 
 		if err := remove(bounded, o.id); err != nil {
 			log.Info("cannot delete an orphan", o.kind, o.id, "error", err.Error())
-			after = smaller(after, r.OrphanGrace)
+			after = reconciling.Smaller(after, r.OrphanGrace)
 			continue
 		}
 
-		r.seen.reset(o)
+		r.seen.Reset(o)
 		r.metrics.orphans.WithLabelValues(xpu.Name, o.kind).Inc()
 		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
-		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
+		r.Events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
 			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id,
 			r.OrphanGrace)
 		deleted = true
@@ -239,7 +239,7 @@ func (r *resyncs) collect(
 	if deleted {
 		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
 		// an object that came in this moment may have wanted it
-		after = smaller(after, reconciling.FirstRetry)
+		after = reconciling.Smaller(after, reconciling.FirstRetry)
 	}
 
 	return after
@@ -255,7 +255,7 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	}
 
 	var own v1alpha1.XPU
-	if err := r.client.Get(ctx, client.ObjectKey{Name: xpu},
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: xpu},
 		&own); client.IgnoreNotFound(err) != nil {
 		return "an XPU that cannot be read: " + err.Error()
 	}
@@ -270,7 +270,7 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 		}
 
 		var its v1alpha1.XPU
-		if err := r.client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
+		if err := r.Client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
 			continue // it is gone, and nothing of it is served
 		}
 

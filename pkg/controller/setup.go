@@ -199,9 +199,13 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	s := &setup{
 		manager: mgr, allocator: newAllocator(store),
 		base: base{
-			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(),
-			events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
-			store: store,
+			Options: o,
+			Cluster: reconciling.Cluster{
+				Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
+				Events: mgr.GetEventRecorder("xpu-controller"), CheckLeader: o.Fence.Check,
+			},
+			metrics: m,
+			store:   store,
 			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
 				byXPU: map[string]*session{}},
 		},

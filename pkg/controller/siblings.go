@@ -11,15 +11,16 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // siblings returns the other Ports of a Port's Function. A Function has two Ports only while the
 // Port of a claim replaces one that was made ahead, if a claim and a node's agent created theirs at
 // the same time, or if a person created one.
 func (r *base) siblings(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-	all := r.portsBy(ctx, model.ByFunction, model.FunctionKeyOf(port))
+	all := r.store.RequestsBy(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
-		return request == requestFor(port)
+		return request == reconciling.RequestFor(port)
 	})
 }
 
@@ -62,5 +63,5 @@ func takesPrecedence(a, b *v1alpha1.XPUPort) bool {
 	if up := a.Status.BridgePort != ""; up != (b.Status.BridgePort != "") {
 		return up
 	}
-	return older(a, b)
+	return reconciling.Older(a, b)
 }

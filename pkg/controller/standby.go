@@ -77,7 +77,7 @@ func (r *admissions) mayStandBy(
 	}
 
 	var xpu v1alpha1.XPU
-	if err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU},
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU},
 		&xpu); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
 	}
@@ -129,7 +129,7 @@ func (r *admissions) virtualMachineOf(
 ) (types.UID, error) {
 	ref := port.Spec.Pod
 	var pod corev1.Pod
-	err := r.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &pod)
+	err := r.Live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &pod)
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("pod %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
@@ -149,8 +149,8 @@ func (r *admissions) virtualMachineOf(
 
 // rivals returns the other Ports with a Port's MAC address.
 func (r *base) rivals(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-	all := r.portsBy(ctx, model.ByMAC, model.MACKey(port))
+	all := r.store.RequestsBy(ctx, model.ByMAC, model.MACKey(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
-		return request == requestFor(port)
+		return request == reconciling.RequestFor(port)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -317,7 +318,7 @@ func TestNamesAreUsedAgain(t *testing.T) {
 		}
 	}
 
-	store := storeOf(named("first"))
+	store := model.NewPorts(named("first"))
 	l := newAllocator(store)
 	want := func(uid types.UID, addresses ...string) {
 		t.Helper()

@@ -35,31 +35,31 @@ type xpus struct {
 func (r *xpus) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUList{},
+		return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{},
 			client.MatchingFields{xpusBySecret: secret.GetName()})
 	}
 
 	ofPort := func(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 		return theXPU(ctx, port.Spec.XPU)
 	}
-	return newController(mgr, "xpu", r.Concurrency).
-		For(&v1alpha1.XPU{}, whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenSpecChanged).
+	return reconciling.NewController(mgr, "xpu", r.Concurrency).
+		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.XPU{}, enqueue(r.refused), reconciling.WhenSpecChanged).
 		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, ofPort))).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, theXPU)).
-		Complete(r.guarded(r))
+		Complete(r.Guarded(r))
 }
 
 // refused returns the XPUs that are in conflict with another XPU.
 func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
-	return r.requests(ctx, &v1alpha1.XPUList{},
+	return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{},
 		client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
 }
 
 func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var xpu v1alpha1.XPU
-	err := r.client.Get(ctx, req.NamespacedName, &xpu)
+	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
 	if apierrors.IsNotFound(err) {
 		r.sessions.forget(req.Name)
 		r.metrics.errors.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
@@ -72,7 +72,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	}
 
 	if xpu.DeletionTimestamp.IsZero() {
-		if err := r.changeFinalizer(ctx, &xpu, controllerutil.AddFinalizer,
+		if err := reconciling.ChangeFinalizer(ctx, r.Client, &xpu, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerXPU); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -90,7 +90,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 			return ctrl.Result{}, err
 		}
 		if uses == "" {
-			return ctrl.Result{}, r.changeFinalizer(ctx, &xpu, controllerutil.RemoveFinalizer,
+			return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &xpu, controllerutil.RemoveFinalizer,
 				v1alpha1.FinalizerXPU)
 		}
 		reason, message = v1alpha1.ReasonInUse, uses
@@ -98,12 +98,12 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 
 	setFunctionsCondition(&xpu)
 	if reason == "" { // not known yet: another event comes
-		return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
+		return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 	}
 
 	meta.SetStatusCondition(&xpu.Status.Conditions,
-		newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
-	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
+		reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
+	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 }
 
 // state opens a session with the agent, and returns the reason and message of the condition Ready.
@@ -150,11 +150,11 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
 			"%s does not answer, so the xPU may still "+
 			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint,
-			oneLine(conn.health.Err)), nil
+			reconciling.OneLine(conn.health.Err)), nil
 	}
 
 	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s",
-		xpu.Spec.Endpoint, oneLine(conn.health.Err)), nil
+		xpu.Spec.Endpoint, reconciling.OneLine(conn.health.Err)), nil
 }
 
 // uses says what keeps an XPU that is being deleted, "" if nothing does.
@@ -188,7 +188,7 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 
 	var same v1alpha1.XPUList
-	err := r.client.List(ctx, &same,
+	err := r.Client.List(ctx, &same,
 		client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)},
 		client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -208,7 +208,7 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, name := range r.sessions.peers(xpu.Name) {
 		var other v1alpha1.XPU
-		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &other)
+		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &other)
 		if err == nil {
 			err = checkAgentOf(xpu, &other)
 		}
@@ -228,7 +228,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	switch {
 	case other.Name == xpu.Name, has(xpu) && !has(other):
 		return nil
-	case has(xpu) == has(other) && !older(other, xpu):
+	case has(xpu) == has(other) && !reconciling.Older(other, xpu):
 		return nil
 	}
 
@@ -266,7 +266,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.TLS != nil {
 		var secret corev1.Secret
 		key := client.ObjectKey{Namespace: r.Namespace, Name: xpu.Spec.TLS.SecretName}
-		err := r.client.Get(ctx, key, &secret)
+		err := r.Client.Get(ctx, key, &secret)
 		if apierrors.IsNotFound(err) {
 			return reconciling.Refuse(v1alpha1.ReasonInvalidTLSSecret,
 				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+

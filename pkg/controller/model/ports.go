@@ -63,13 +63,16 @@ type entry struct {
 	at [numberOfIndexes]int32
 }
 
-// NewPorts returns a model that is empty and complete. Tests fill it by [Ports.Set].
-func NewPorts() *Ports {
+// NewPorts returns a model that is complete and has these Ports.
+func NewPorts(ports ...*v1alpha1.XPUPort) *Ports {
 	p := &Ports{
 		byName: map[types.NamespacedName]*entry{}, synced: func() bool { return true },
 	}
 	for i := range p.indexes {
 		p.indexes[i] = map[string][]*entry{}
+	}
+	for _, port := range ports {
+		p.Set(port)
 	}
 	return p
 }

@@ -5,6 +5,9 @@ package model
 import (
 	"context"
 
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -58,4 +61,22 @@ func Requests(
 			queue.Add(request)
 		}
 	}
+}
+
+// RequestsBy returns a request for each Port under a key of an index. The only possible error is
+// that the controller ends before the model is complete, which is logged.
+func (p *Ports) RequestsBy(ctx context.Context, index Index, key string) []reconcile.Request {
+	found, err := p.By(ctx, index, key)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
+	}
+
+	var requests []reconcile.Request
+	for _, port := range found {
+		requests = append(requests,
+			reconcile.Request{NamespacedName: client.ObjectKeyFromObject(port)})
+	}
+
+	return requests
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package reconciling
 
 import (
 	"testing"
@@ -8,24 +8,24 @@ import (
 )
 
 func TestDurations(t *testing.T) {
-	var s durations[string]
-	if got := s.elapsed("a"); got != 0 {
+	var s Durations[string]
+	if got := s.Elapsed("a"); got != 0 {
 		t.Errorf("%s at first", got)
 	}
 
 	first, _ := s.since.Load("a")
 	s.since.Store("a", first.(time.Time).Add(-time.Minute))
-	s.elapsed("b")
-	if got := s.elapsed("a"); got < time.Minute {
+	s.Elapsed("b")
+	if got := s.Elapsed("a"); got < time.Minute {
 		t.Errorf("%s after a minute", got)
 	}
 
-	s.retain(func(key string) bool { return key == "b" })
-	if got := s.elapsed("a"); got != 0 {
+	s.Retain(func(key string) bool { return key == "b" })
+	if got := s.Elapsed("a"); got != 0 {
 		t.Errorf("%s after it was dropped", got)
 	}
 
-	s.reset("a")
+	s.Reset("a")
 	left := 0
 	for range s.since.Range {
 		left++
