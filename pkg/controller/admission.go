@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -30,7 +31,7 @@ import (
 // single cluster, [ports] has OPI agents serve them.
 type admissions struct {
 	base
-	allocator *allocator
+	allocator *addresses.Allocator
 	// brokerAway reports whether the broker that carries admitted Ports is away. It is nil in a
 	// single cluster.
 	brokerAway func() bool
@@ -127,7 +128,7 @@ func (r *admissions) admit(
 		return true, nil
 	}
 	if other != nil {
-		return false, busy(other)
+		return false, addresses.Busy(other)
 	}
 
 	network, err := r.networkOf(ctx, port)
@@ -237,7 +238,7 @@ func (r *admissions) addressesOf(
 		return nil, false, err
 	}
 
-	addresses, known, err = r.allocator.adopt(ctx, port, network)
+	addresses, known, err = r.allocator.Adopt(ctx, port, network)
 	// No event comes when another Port gives its addresses back.
 	return addresses, known, reconciling.RetryAfter(err, addressRetry)
 }

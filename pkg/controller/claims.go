@@ -25,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -35,7 +36,7 @@ import (
 // status.
 type claims struct {
 	base
-	allocator *allocator
+	allocator *addresses.Allocator
 
 	// how long the claim of a Port is gone that the garbage collector has not deleted yet
 	gone   reconciling.Durations[types.UID]
@@ -294,7 +295,7 @@ func (r *claims) device(
 			}
 		}
 		// An event enqueues the claim, except if its obstacle was only a reservation.
-		pause := cmp.Or(refusal.Pause, assumedFor)
+		pause := cmp.Or(refusal.Pause, addresses.AssumedFor)
 		return provisioned(c, refusal.Reason, refusal.Message), pause, nil
 	}
 
@@ -319,7 +320,7 @@ func (r *claims) existing(
 	if !port.DeletionTimestamp.IsZero() {
 		return nil, 0, nil // made anew once it is gone
 	}
-	if port.Annotations[annotationAllocation] != allocationStamp(c) {
+	if port.Annotations[addresses.AnnotationAllocation] != allocationStamp(c) {
 		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
 

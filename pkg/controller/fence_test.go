@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -131,7 +132,7 @@ func TestAddressGivenTwice(t *testing.T) {
 	second := first.DeepCopy()
 	second.ObjectMeta = metav1.ObjectMeta{
 		Namespace: c.namespace, Name: claim.PortName(c.node, vf(1)),
-		Annotations: map[string]string{annotationAllocation: allocationStamp(o)},
+		Annotations: map[string]string{addresses.AnnotationAllocation: allocationStamp(o)},
 	}
 
 	second.Spec.Function, second.Spec.MAC, second.Status = claim.FunctionRef(

@@ -20,12 +20,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
-
-// annotationAllocation distinguishes the allocations of one claim. It is the allocation's time
-// stamp (RFC 3339), empty if the allocation has none.
-const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
 // create creates the Port of a device. needed is false if the device needs no Port. A refusal says
 // why the Port cannot be created now.
@@ -49,7 +46,7 @@ func (r *claims) create(
 	end(client.IgnoreAlreadyExists(err))
 
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		if err := r.allocator.failed(ctx, port); err != nil {
+		if err := r.allocator.Failed(ctx, port); err != nil {
 			return true, err
 		}
 	}
@@ -82,7 +79,7 @@ func (r *claims) assume(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 	network *v1alpha1.XPUNetwork,
 ) error {
-	err := r.allocator.assume(ctx, port, network, d.Interface.Addresses)
+	err := r.allocator.Assume(ctx, port, network, d.Interface.Addresses)
 	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
 	if !refused || refusal.Reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
@@ -91,7 +88,7 @@ func (r *claims) assume(
 	}
 
 	port.Spec.MAC = own
-	return r.allocator.assume(ctx, port, network, d.Interface.Addresses)
+	return r.allocator.Assume(ctx, port, network, d.Interface.Addresses)
 }
 
 // buildPort returns the Port that the device needs, without addresses, and its network. Both are
@@ -152,7 +149,7 @@ func (r *claims) buildPort(
 		},
 	})
 
-	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
+	port.Annotations = map[string]string{addresses.AnnotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, network, nil
 }
@@ -258,7 +255,7 @@ func (r *claims) networkOf(
 	return network, err
 }
 
-// allocationStamp returns the value of annotationAllocation for the claim's allocation.
+// allocationStamp returns the value of [addresses.AnnotationAllocation] for the claim's allocation.
 func allocationStamp(c *resourceapi.ResourceClaim) string {
 	if c.Status.Allocation == nil || c.Status.Allocation.AllocationTimestamp == nil {
 		return ""

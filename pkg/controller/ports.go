@@ -25,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
@@ -37,7 +38,7 @@ import (
 type ports struct {
 	base
 	// allocator is nil where another cluster assigns the addresses
-	allocator *allocator
+	allocator *addresses.Allocator
 	turns     *queue.Turns[reconcile.Request] // by XPU
 	// functions are locks by [model.FunctionKey], which are held while a port is created or
 	// deleted.
@@ -248,7 +249,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, er
 	case before != nil && port.Spec.Ahead:
 		return false, nil // the reconciler of admissions deletes it
 	case before != nil:
-		return false, busy(before)
+		return false, addresses.Busy(before)
 	}
 
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
@@ -264,14 +265,13 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, er
 		return false, err
 	}
 
-	addresses := addressesOf(port)
-
-	carried, up, err := r.serve(ctx, port, addresses, network, xpu)
+	given := addresses.Of(port)
+	carried, up, err := r.serve(ctx, port, given, network, xpu)
 	if err != nil || !up {
 		return false, err
 	}
 
-	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
+	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), given
 	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
 		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 
@@ -298,7 +298,7 @@ func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1
 	}
 
 	if r.allocator != nil && port.Spec.Claim.Name != "" {
-		return r.allocator.checkOwn(ctx, port)
+		return r.allocator.CheckOwn(ctx, port)
 	}
 
 	return nil

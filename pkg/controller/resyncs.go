@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -265,7 +266,7 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 		other := same[i]
 		// A standby Port is not served, and the Port that it will replace may have the same id at
 		// its own xPU.
-		if isStandby(other) {
+		if addresses.IsStandby(other) {
 			continue
 		}
 

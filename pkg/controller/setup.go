@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
@@ -197,7 +198,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	m := newMetrics(o.Registerer, mgr.GetCache(), store, mgr.Elected())
 	s := &setup{
-		manager: mgr, allocator: newAllocator(store),
+		manager: mgr, allocator: addresses.NewAllocator(store),
 		base: base{
 			Options: o,
 			Cluster: reconciling.Cluster{
@@ -234,7 +235,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 type setup struct {
 	base
 	manager   ctrl.Manager
-	allocator *allocator
+	allocator *addresses.Allocator
 }
 
 // newBase returns the dependencies of one reconciler.

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
@@ -31,12 +32,12 @@ var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachin
 func (r *admissions) ownsMAC(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (owns bool, err error) {
-	holder, predecessor, err := r.allocator.holder(ctx, port)
+	holder, predecessor, err := r.allocator.Holder(ctx, port)
 	if err != nil || holder == (types.NamespacedName{}) {
 		return err == nil, err
 	}
 
-	conflict := macConflict(port, holder)
+	conflict := addresses.Conflict(port, holder)
 	if predecessor == nil { // no event comes if it is never created
 		return false, reconciling.RetryAfter(conflict, addressRetry)
 	}
@@ -46,7 +47,7 @@ func (r *admissions) ownsMAC(
 			return false, err
 		}
 	}
-	if made, err := r.allocator.makeStandby(ctx, port, holder); !made {
+	if made, err := r.allocator.MakeStandby(ctx, port, holder); !made {
 		return false, err
 	}
 

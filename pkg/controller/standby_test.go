@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -300,37 +299,4 @@ func TestMigrationOverRestart(t *testing.T) {
 			c.neverRefused(target)
 		})
 	}
-}
-
-// What was given to a Port is free for the one that has its name next, and only once the first is
-// gone: also if the watch left out that it was deleted.
-func TestNamesAreUsedAgain(t *testing.T) {
-	network := &v1alpha1.XPUNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
-		Spec:       v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}},
-	}
-	named := func(uid types.UID) *v1alpha1.XPUPort {
-		return &v1alpha1.XPUPort{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "port", UID: uid},
-			Spec: v1alpha1.XPUPortSpec{
-				AssignAddresses: true, MAC: migratedMAC, Network: network.Name,
-			},
-		}
-	}
-
-	store := model.NewPorts(named("first"))
-	l := newAllocator(store)
-	want := func(uid types.UID, addresses ...string) {
-		t.Helper()
-		got, known, err := l.adopt(t.Context(), named(uid), network)
-		if !slices.Equal(got, addresses) || known != (len(addresses) > 0) || err != nil {
-			t.Errorf("the %s has %q, known %t, %v; want %q", uid, got, known, err, addresses)
-		}
-	}
-
-	want("first", "10.1.0.2/29")
-	want("second") // it does not exist yet
-	store.Set(named("second"))
-	want("second", "10.1.0.2/29")
-	want("first")
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package addresses
 
 import (
 	"container/heap"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -18,10 +17,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
-// addressBook holds the addresses and MAC addresses of the Ports of one network. Changes of Ports
+// book holds the addresses and MAC addresses of the Ports of one network. Changes of Ports
 // update it, so that the cost of choosing an address does not grow with the number of Ports. It is
 // not safe for concurrent use.
-type addressBook struct {
+type book struct {
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
 	// assigned holds addresses that Ports may not have in their status yet.
@@ -42,8 +41,8 @@ type assignment struct {
 	addresses []string
 }
 
-func newAddressBook() *addressBook {
-	return &addressBook{
+func newBook() *book {
+	return &book{
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
 		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{},
 		subnets: map[netip.Prefix]*freeList{},
@@ -52,9 +51,9 @@ func newAddressBook() *addressBook {
 
 // add records what a Port owns. Addresses that another Port owns stay with the other Port, unless
 // the other one is a standby for this Port.
-func (b *addressBook) add(port *v1alpha1.XPUPort) {
+func (b *book) add(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
-	if isStandby(port) {
+	if IsStandby(port) {
 		b.addStandby(port)
 	} else {
 		b.removeStandby(port)
@@ -67,23 +66,23 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 		b.macs[port.Spec.MAC] = key
 	}
 
-	b.take(key, addressesOf(port))
+	b.take(key, Of(port))
 }
 
 // checkMAC returns a refusal if another Port of the network has the Port's MAC address.
-func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
+func (b *book) checkMAC(port *v1alpha1.XPUPort) error {
 	holder, taken := b.macs[port.Spec.MAC]
 	if !taken || holder == client.ObjectKeyFromObject(port) {
 		return nil
 	}
-	return macConflict(port, holder)
+	return Conflict(port, holder)
 }
 
 // other returns another Port that owns an address or the MAC address of this Port, and which one it
 // is. what is "" if there is no such Port.
-func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what string) {
+func (b *book) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what string) {
 	key := client.ObjectKeyFromObject(port)
-	for _, text := range addressesOf(port) {
+	for _, text := range Of(port) {
 		address, err := netip.ParsePrefix(text)
 		if holder, taken := b.addresses[address.Addr()]; err == nil && taken && holder != key {
 			return holder, "address " + text
@@ -97,15 +96,15 @@ func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName
 	return holder, ""
 }
 
-// macConflict is the refusal of a Port whose MAC address belongs to another Port.
-func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) error {
+// Conflict is the refusal of a Port whose MAC address belongs to another Port.
+func Conflict(port *v1alpha1.XPUPort, holder types.NamespacedName) error {
 	return reconciling.Refuse(v1alpha1.ReasonConflict,
 		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, port.Spec.Network)
 }
 
 // take records the addresses that are free.
-func (b *addressBook) take(key types.NamespacedName, addresses []string) {
+func (b *book) take(key types.NamespacedName, addresses []string) {
 	for _, text := range addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -124,14 +123,14 @@ type successor struct {
 	made time.Time
 }
 
-// isStandby reports whether the Port waits to take the place of another Port, by its status.
-func isStandby(port *v1alpha1.XPUPort) bool {
+// IsStandby reports whether the Port waits to take the place of another Port, by its status.
+func IsStandby(port *v1alpha1.XPUPort) bool {
 	return port.Status.Predecessor != "" && port.Status.BridgePort == "" &&
 		!v1alpha1.IsAdmitted(port) && port.DeletionTimestamp.IsZero()
 }
 
 // addStandby records a standby Port.
-func (b *addressBook) addStandby(port *v1alpha1.XPUPort) {
+func (b *book) addStandby(port *v1alpha1.XPUPort) {
 	waiting := b.successors[port.Spec.MAC]
 	if slices.ContainsFunc(waiting, func(s successor) bool { return s.uid == port.UID }) {
 		return
@@ -143,7 +142,7 @@ func (b *addressBook) addStandby(port *v1alpha1.XPUPort) {
 }
 
 // removeStandby forgets that a Port was a standby.
-func (b *addressBook) removeStandby(port *v1alpha1.XPUPort) {
+func (b *book) removeStandby(port *v1alpha1.XPUPort) {
 	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(s successor) bool {
 		return s.uid == port.UID
 	})
@@ -153,13 +152,13 @@ func (b *addressBook) removeStandby(port *v1alpha1.XPUPort) {
 }
 
 // transfer gives what a Port owns to its successor.
-func (b *addressBook) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to successor) {
+func (b *book) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to successor) {
 	if b.macs[port.Spec.MAC] == from {
 		b.macs[port.Spec.MAC] = to.key
 	}
 
 	var moved []string
-	for _, text := range slices.Concat(addressesOf(port), b.assigned[from].addresses) {
+	for _, text := range slices.Concat(Of(port), b.assigned[from].addresses) {
 		if address, err := netip.ParsePrefix(text); err == nil &&
 			b.addresses[address.Addr()] == from {
 			b.addresses[address.Addr()] = to.key
@@ -174,7 +173,7 @@ func (b *addressBook) transfer(port *v1alpha1.XPUPort, from types.NamespacedName
 }
 
 // remove frees what a Port owned, or transfers it to the Port's successor.
-func (b *addressBook) remove(port *v1alpha1.XPUPort) {
+func (b *book) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	b.removeStandby(port)
 
@@ -186,7 +185,7 @@ func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 		delete(b.macs, port.Spec.MAC)
 	}
 
-	free := addressesOf(port)
+	free := Of(port)
 	if a, ok := b.assigned[key]; ok && a.to == port.UID {
 		free = slices.Concat(free, a.addresses)
 		delete(b.assigned, key)
@@ -207,8 +206,8 @@ func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	}
 }
 
-// addressesOf returns the addresses that a Port has, or else those that it asks for.
-func addressesOf(port *v1alpha1.XPUPort) []string {
+// Of returns the addresses that a Port has, or else those that it asks for.
+func Of(port *v1alpha1.XPUPort) []string {
 	if len(port.Status.Addresses) > 0 {
 		return port.Status.Addresses
 	}
@@ -218,8 +217,8 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 // assign chooses and records the addresses of a Port that an agent made: those that it has already,
 // those that it asks for, or the lowest free address of each subnet. A refusal says why the Port
 // cannot have them.
-func (b *addressBook) assign(
-	key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules,
+func (b *book) assign(
+	key types.NamespacedName, port *v1alpha1.XPUPort, rules *networkRules,
 ) ([]string, error) {
 	if has, ok := b.assigned[key]; ok {
 		return has.addresses, nil
@@ -253,7 +252,7 @@ func (b *addressBook) assign(
 }
 
 // keep records the addresses in a Port's status. A refusal says that another Port has one of them.
-func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
+func (b *book) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	for _, text := range port.Status.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -274,7 +273,7 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 
 // lowest returns the lowest address of the subnet that is neither taken nor reserved, or the zero
 // value if there is none.
-func (b *addressBook) lowest(subnet netip.Prefix, reserved netaddr.Set) netip.Addr {
+func (b *book) lowest(subnet netip.Prefix, reserved netaddr.Set) netip.Addr {
 	free := b.subnets[subnet]
 	if free == nil {
 		free = &freeList{next: subnet.Addr().Next()}
@@ -330,76 +329,9 @@ func (f *freeList) Pop() any {
 	return last
 }
 
-// addressRules are a network's rules for addresses.
-type addressRules struct {
-	network    string
-	generation int64 // of the network's spec
-	subnets    []netip.Prefix
-	reserved   netaddr.Set // the gateways, and what is reserved
-}
-
-// rulesOf parses the network's spec, and returns a refusal if a field is invalid. The first
-// address of a subnet belongs to its gateway, unless spec.gateways has an address of the same
-// family.
-func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
-	rules := &addressRules{network: network.Name, generation: network.Generation}
-	var reserved []netaddr.Range
-	var wrong []string
-	gateways := map[bool]bool{} // by whether it is IPv4
-	for i, text := range network.Spec.Gateways {
-		ip, err := netip.ParseAddr(text)
-		if err != nil || ip.Zone() != "" {
-			wrong = append(wrong,
-				fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
-			continue
-		}
-		gateways[ip.Is4()] = true
-		reserved = append(reserved, netaddr.Single(ip))
-	}
-
-	for i, text := range network.Spec.Subnets {
-		subnet, err := netip.ParsePrefix(text)
-		if err != nil {
-			wrong = append(wrong,
-				fmt.Sprintf("spec.subnets[%d] %q must be a prefix such as 10.1.0.0/24", i, text))
-			continue
-		}
-
-		rules.subnets = append(rules.subnets, subnet)
-		if gateways[subnet.Addr().Is4()] {
-			continue
-		}
-		if gateway := subnet.Addr().Next(); gateway.IsValid() {
-			reserved = append(reserved, netaddr.Single(gateway))
-		} else {
-			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q has no address for a gateway; "+
-				"set spec.gateways, or choose another prefix", i, text))
-		}
-	}
-
-	for i, text := range network.Spec.Reserved {
-		if r, err := netaddr.ParseRange(text); err == nil {
-			reserved = append(reserved, r)
-		} else {
-			wrong = append(wrong,
-				fmt.Sprintf("spec.reserved[%d] %q must be a prefix or a range such as "+
-					"10.1.0.10-10.1.0.19", i, text))
-		}
-	}
-
-	if len(wrong) > 0 {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
-			"XPUNetwork %s: %s", network.Name,
-			strings.Join(wrong, "; "))
-	}
-
-	rules.reserved = netaddr.NewSet(reserved)
-	return rules, nil
-}
-
 // choose returns the wanted addresses, or the lowest free address of each subnet if none are
 // wanted. A refusal says which address is not free.
-func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
+func (b *book) choose(rules *networkRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	if len(wanted) > 0 {
 		return wanted, b.check(rules, wanted)
 	}
@@ -424,7 +356,7 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 }
 
 // check returns a refusal if one of the addresses is invalid or taken.
-func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
+func (b *book) check(rules *networkRules, wanted []netip.Prefix) error {
 	seen := map[netip.Addr]bool{}
 	for i, address := range wanted {
 		ip := address.Addr()
@@ -448,46 +380,4 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 	}
 
 	return nil
-}
-
-// wrong says why no Port may have the address, "" if one may.
-func (r *addressRules) wrong(address netip.Prefix) string {
-	ip := address.Addr()
-	if len(r.subnets) == 0 {
-		return ""
-	}
-
-	for _, subnet := range r.subnets {
-		switch {
-		case !subnet.Contains(ip):
-			continue
-		case unusable(subnet, ip):
-			return fmt.Sprintf("is the network's own or its broadcast address in subnet %s; "+
-				"choose another one", subnet)
-		case address.Bits() != subnet.Bits():
-			return fmt.Sprintf("must have the prefix length of subnet %s", subnet)
-		case r.reserved.Contains(ip):
-			return fmt.Sprintf("is a gateway's or reserved in XPUNetwork %s; choose another one",
-				r.network)
-		}
-		return ""
-	}
-
-	return fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); choose one inside, or "+
-		"leave addresses away to be given one",
-		r.network, strings.Join(texts(r.subnets), ", "))
-}
-
-// unusable reports whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4
-// broadcast address.
-func unusable(subnet netip.Prefix, ip netip.Addr) bool {
-	return !subnet.IsSingleIP() &&
-		(ip == subnet.Addr() || ip.Is4() && ip == netaddr.Last(subnet))
-}
-
-func texts(prefixes []netip.Prefix) (list []string) {
-	for _, prefix := range prefixes {
-		list = append(list, prefix.String())
-	}
-	return list
 }

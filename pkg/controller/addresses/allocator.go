@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package addresses
 
 import (
 	"context"
@@ -17,18 +17,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
-// assumedFor is how long a reservation lasts for a Port that never appears in the cache. It must be
+// AssumedFor is how long a reservation lasts for a Port that never appears in the cache. It must be
 // longer than the cache's delay.
-const assumedFor = time.Minute
+const AssumedFor = time.Minute
 
-// allocator decides which claim gets a Function and which addresses a Port gets. A decision takes
+// AnnotationAllocation distinguishes the allocations of one claim. It is the allocation's time
+// stamp (RFC 3339), empty if the allocation has none.
+const AnnotationAllocation = v1alpha1.GroupName + "/allocation"
+
+// Allocator decides which claim gets a Function and which addresses a Port gets. A decision takes
 // effect at once, before the cache shows it, so that two claims never get the same Function or
-// address. The allocator's data is derived from the store's Ports and changes only in the store's
+// address. The allocator's data is derived from the model's Ports and changes only in the model's
 // transactions. Safe for concurrent use.
-type allocator struct {
-	store   *model.Ports
+type Allocator struct {
+	ports   *model.Ports
 	assumed map[types.NamespacedName]assumedPort
-	books   map[string]*addressBook // by network
+	books   map[string]*book // by network
 }
 
 type assumedPort struct {
@@ -36,18 +40,19 @@ type assumedPort struct {
 	since time.Time
 }
 
-func newAllocator(store *model.Ports) *allocator {
-	l := &allocator{
-		store: store, assumed: map[types.NamespacedName]assumedPort{},
-		books: map[string]*addressBook{},
+// NewAllocator returns an allocator whose data follows the model.
+func NewAllocator(ports *model.Ports) *Allocator {
+	l := &Allocator{
+		ports: ports, assumed: map[types.NamespacedName]assumedPort{},
+		books: map[string]*book{},
 	}
-	store.Derive(l.portChanged)
+	ports.Derive(l.portChanged)
 	return l
 }
 
 // portChanged updates the address books. The addresses that a node agent's Port asks for are
 // recorded when the Port is adopted, because it may be refused.
-func (l *allocator) portChanged(change model.Change) {
+func (l *Allocator) portChanged(change model.Change) {
 	port := change.Port()
 	switch {
 	case change.Gone():
@@ -62,20 +67,20 @@ func (l *allocator) portChanged(change model.Change) {
 }
 
 // book returns the address book of a network. It is called in a transaction.
-func (l *allocator) book(network string) *addressBook {
+func (l *Allocator) book(network string) *book {
 	book := l.books[network]
 	if book == nil {
-		book = newAddressBook()
+		book = newBook()
 		l.books[network] = book
 	}
 	return book
 }
 
-// assume reserves what a Port needs that is about to be created: its Function, its MAC address and
+// Assume reserves what a Port needs that is about to be created: its Function, its MAC address and
 // its addresses. It sets the Port's addresses to the wanted ones, or to the lowest free address of
-// each subnet. If it returns an error, nothing is reserved. The reservation ends when the store has
-// the Port, when failed is called, or after assumedFor.
-func (l *allocator) assume(
+// each subnet. If it returns an error, nothing is reserved. The reservation ends when the model has
+// the Port, when Failed is called, or after AssumedFor.
+func (l *Allocator) Assume(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 	wanted []netip.Prefix,
 ) error {
@@ -84,14 +89,14 @@ func (l *allocator) assume(
 		return err
 	}
 
-	return l.store.Transact(ctx, func(ports model.View) error {
+	return l.ports.Transact(ctx, func(ports model.View) error {
 		return l.reserve(ports, port, rules, wanted)
 	})
 }
 
-// reserve is assume in a transaction.
-func (l *allocator) reserve(
-	ports model.View, port *v1alpha1.XPUPort, rules *addressRules, wanted []netip.Prefix,
+// reserve is [Allocator.Assume] in a transaction.
+func (l *Allocator) reserve(
+	ports model.View, port *v1alpha1.XPUPort, rules *networkRules, wanted []netip.Prefix,
 ) error {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
@@ -122,11 +127,11 @@ func (l *allocator) reserve(
 	return nil
 }
 
-// adopt records the MAC address and the addresses of a Port that an agent made. It assigns
+// Adopt records the MAC address and the addresses of a Port that an agent made. It assigns
 // addresses if the Port needs some and has none. A refusal says that another Port has one of them,
-// or that no address is free. known is false if the store does not have the Port now; an event
+// or that no address is free. known is false if the model does not have the Port now; an event
 // follows then.
-func (l *allocator) adopt(
+func (l *Allocator) Adopt(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) (addresses []string, known bool, err error) {
 	rules, err := rulesOf(network)
@@ -134,7 +139,7 @@ func (l *allocator) adopt(
 		return nil, false, err
 	}
 
-	err = l.store.Transact(ctx, func(ports model.View) error {
+	err = l.ports.Transact(ctx, func(ports model.View) error {
 		if known = exists(ports, port); !known {
 			return nil
 		}
@@ -145,8 +150,8 @@ func (l *allocator) adopt(
 	return addresses, known, err
 }
 
-func (l *allocator) adoptInto(
-	book *addressBook, port *v1alpha1.XPUPort, rules *addressRules,
+func (l *Allocator) adoptInto(
+	book *book, port *v1alpha1.XPUPort, rules *networkRules,
 ) ([]string, error) {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
@@ -168,10 +173,10 @@ func (l *allocator) adoptInto(
 	return book.assign(key, port, rules)
 }
 
-// checkOwn returns a refusal if another Port of the network has the MAC address or an address that
+// CheckOwn returns a refusal if another Port of the network has the MAC address or an address that
 // this Port was created with. This happens if two controllers acted as the leader at the same time.
-func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
-	return l.store.Transact(ctx, func(model.View) error {
+func (l *Allocator) CheckOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
+	return l.ports.Transact(ctx, func(model.View) error {
 		holder, what := l.book(port.Spec.Network).other(port)
 		if what == "" {
 			return nil
@@ -183,12 +188,12 @@ func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error 
 	})
 }
 
-// holder returns the other Port of the network that has the Port's MAC address. name is empty if
+// Holder returns the other Port of the network that has the Port's MAC address. name is empty if
 // there is none. holder is nil if that Port is only about to be created.
-func (l *allocator) holder(
+func (l *Allocator) Holder(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (name types.NamespacedName, holder *v1alpha1.XPUPort, err error) {
-	err = l.store.Transact(ctx, func(ports model.View) error {
+	err = l.ports.Transact(ctx, func(ports model.View) error {
 		l.expire()
 		name = l.book(port.Spec.Network).macs[port.Spec.MAC]
 		if name == client.ObjectKeyFromObject(port) {
@@ -202,13 +207,13 @@ func (l *allocator) holder(
 	return name, holder, err
 }
 
-// makeStandby makes the Port the successor of the Port that has its MAC address. When the holder is
+// MakeStandby makes the Port the successor of the Port that has its MAC address. When the holder is
 // gone, the successor gets the MAC address and all addresses in the same moment. made is false if
 // the holder changed meanwhile, or if the Port is being deleted. An event follows in both cases.
-func (l *allocator) makeStandby(
+func (l *Allocator) MakeStandby(
 	ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName,
 ) (made bool, err error) {
-	err = l.store.Transact(ctx, func(ports model.View) error {
+	err = l.ports.Transact(ctx, func(ports model.View) error {
 		book := l.book(port.Spec.Network)
 		if made = exists(ports, port) && book.macs[port.Spec.MAC] == holder; made {
 			book.addStandby(port)
@@ -218,14 +223,14 @@ func (l *allocator) makeStandby(
 	return made, err
 }
 
-// exists reports whether the store has the Port and the Port is not being deleted.
+// exists reports whether the model has the Port and the Port is not being deleted.
 func exists(ports model.View, port *v1alpha1.XPUPort) bool {
 	now := ports.Get(client.ObjectKeyFromObject(port))
 	return now != nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
 }
 
 // checkFunction returns a refusal if the Port's Function has another Port.
-func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) error {
+func (l *Allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) error {
 	holders := ports.By(model.ByFunction, model.FunctionKeyOf(port))
 	for _, a := range l.assumed {
 		if model.FunctionKeyOf(a.port) == model.FunctionKeyOf(port) {
@@ -239,16 +244,16 @@ func (l *allocator) checkFunction(ports model.View, port *v1alpha1.XPUPort) erro
 		return p.Spec.Ahead && p.Spec.XPU == port.Spec.XPU
 	})
 	if len(holders) > 0 {
-		return busy(holders[0])
+		return Busy(holders[0])
 	}
 
 	return nil
 }
 
 // expire ends reservations that are too old. It is called in a transaction.
-func (l *allocator) expire() {
+func (l *Allocator) expire() {
 	for _, a := range l.assumed {
-		if time.Since(a.since) > assumedFor {
+		if time.Since(a.since) > AssumedFor {
 			l.drop(a.port)
 		}
 	}
@@ -256,11 +261,11 @@ func (l *allocator) expire() {
 
 func sameAllocation(a, b *v1alpha1.XPUPort) bool {
 	return a.Spec.Claim.UID == b.Spec.Claim.UID &&
-		a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
+		a.Annotations[AnnotationAllocation] == b.Annotations[AnnotationAllocation]
 }
 
 // drop ends a reservation and frees what was reserved. It is called in a transaction.
-func (l *allocator) drop(port *v1alpha1.XPUPort) {
+func (l *Allocator) drop(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
 		delete(l.assumed, key)
@@ -268,16 +273,16 @@ func (l *allocator) drop(port *v1alpha1.XPUPort) {
 	}
 }
 
-// failed ends the reservation of a Port that certainly was not created.
-func (l *allocator) failed(ctx context.Context, port *v1alpha1.XPUPort) error {
-	return l.store.Transact(ctx, func(model.View) error {
+// Failed ends the reservation of a Port that certainly was not created.
+func (l *Allocator) Failed(ctx context.Context, port *v1alpha1.XPUPort) error {
+	return l.ports.Transact(ctx, func(model.View) error {
 		l.drop(port)
 		return nil
 	})
 }
 
-// made records what a Port of the store owns.
-func (l *allocator) made(port *v1alpha1.XPUPort) {
+// made records what a Port of the model owns.
+func (l *Allocator) made(port *v1alpha1.XPUPort) {
 	if !ownsAddresses(port) {
 		return
 	}
@@ -298,11 +303,11 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 // address.
 func ownsAddresses(port *v1alpha1.XPUPort) bool {
 	return !port.Spec.Ahead &&
-		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || isStandby(port))
+		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || IsStandby(port))
 }
 
 // gone frees what a Port owned. A Port that is being deleted still owns its addresses.
-func (l *allocator) gone(port *v1alpha1.XPUPort) {
+func (l *Allocator) gone(port *v1alpha1.XPUPort) {
 	l.drop(port)
 	l.book(port.Spec.Network).remove(port)
 	// The next Port of the Function has the same name, and its reservation may contain some of the
@@ -312,8 +317,8 @@ func (l *allocator) gone(port *v1alpha1.XPUPort) {
 	}
 }
 
-// busy is the refusal of a claim or Port whose Function belongs to the holder.
-func busy(holder *v1alpha1.XPUPort) error {
+// Busy is the refusal of a claim or Port whose Function belongs to the holder.
+func Busy(holder *v1alpha1.XPUPort) error {
 	user := "a pod that has it as an extended resource"
 	switch {
 	case holder.Spec.Ahead:
