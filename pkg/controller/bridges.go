@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -75,7 +76,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), reconciling.WhenGone).
-		WatchesRawSource(sourceOf(r.sessions, connectionChanged, ofXPU)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
 }
@@ -204,7 +205,7 @@ func (r *bridges) note(b bridge, known bool, err error) {
 	}
 
 	if gone {
-		r.sessions.tell(b.xpu, healthChanged) // an XPU that is being deleted waits for it
+		r.sessions.Notify(b.xpu, sessions.HealthChanged) // an XPU that is being deleted waits for it
 	}
 }
 
@@ -224,9 +225,9 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 		return ctrl.Result{}, nil
 	}
 
-	conn := r.sessions.connection(b.xpu)
-	if conn.agent == nil {
-		r.note(b, conn.health.Known, errUnreachable)
+	conn := r.sessions.Connection(b.xpu)
+	if conn.Agent == nil {
+		r.note(b, conn.Health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
 	}
 
@@ -234,8 +235,8 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 	defer cancel()
 
 	if r.isNeeded(b) {
-		err = r.serve(ctx, bounded, conn.agent, b)
-	} else if err = conn.agent.DeleteNetwork(bounded,
+		err = r.serve(ctx, bounded, conn.Agent, b)
+	} else if err = conn.Agent.DeleteNetwork(bounded,
 		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
 		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
 	}

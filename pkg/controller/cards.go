@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -67,7 +68,7 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 				r.nodeChanged(queue, e.Object)
 			},
 		}).
-		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, sessions.RequestFor)).
 		Complete(r.Guarded(r))
 }
 
@@ -111,7 +112,7 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 // have another configuration, and once in each ResyncPeriod, because a change during a connection
 // may be missed.
 func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, err error) {
-	agent := r.sessions.connection(xpu.Name).agent
+	agent := r.sessions.Connection(xpu.Name).Agent
 	if agent == nil {
 		return again, nil
 	}

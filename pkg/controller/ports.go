@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -60,8 +61,8 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
-		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
-		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, r.waiting)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.HealthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
 		Complete(r.Guarded(r))
@@ -110,7 +111,7 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 // waitingForLost returns the waiting Ports of an XPU whose agent is lost, because an abandoned XPU
 // releases its Ports once the agent counts as lost.
 func (r *ports) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
-	if !r.sessions.connection(xpu).lost() {
+	if !r.sessions.Connection(xpu).Lost() {
 		return nil
 	}
 	return r.waiting(ctx, xpu)
@@ -506,7 +507,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
 		r.handOver(ctx, port, before, xpu)
 		return true, nil
-	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
+	case xpu == nil, xpu.Spec.Abandon && r.sessions.Connection(xpu.Name).Lost():
 		r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
 			port.Spec.XPU)
@@ -621,14 +622,14 @@ func (r *ports) handOver(
 // agent returns the session with the XPU's agent, or a refusal if the agent cannot be reached. Both
 // are nil while the state of the connection is not known.
 func (r *ports) agent(xpu string) (*opi.Session, error) {
-	switch conn := r.sessions.connection(xpu); {
-	case conn.agent != nil:
-		return conn.agent, nil
-	case !conn.health.Known:
+	switch conn := r.sessions.Connection(xpu); {
+	case conn.Agent != nil:
+		return conn.Agent, nil
+	case !conn.Health.Known:
 		return nil, nil
-	case conn.refusal != "":
+	case conn.Refusal != "":
 		return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
-			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.refusal)
+			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.Refusal)
 	}
 	return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 		"the OPI agent of XPU %s cannot be reached",

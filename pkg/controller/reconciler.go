@@ -19,13 +19,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 )
 
 // base holds the dependencies of all reconcilers.
 type base struct {
 	Options
 	reconciling.Cluster
-	sessions *sessions
+	sessions *sessions.Sessions
 	metrics  *metrics
 
 	store   *model.Ports

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -45,14 +46,14 @@ type orphan struct{ xpu, kind, id string }
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "resync", r.Concurrency).
-		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, sessions.RequestFor)).
 		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
 }
 
 // Reconcile is called when the connection to the XPU's agent changed, or when the next comparison
 // is due.
 func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
-	agent := r.sessions.connection(xpu.Name).agent
+	agent := r.sessions.Connection(xpu.Name).Agent
 	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look
 	}
@@ -81,7 +82,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	}
 
 	after := r.collect(ctx, bounded, agent, xpu, orphans)
-	r.sessions.compared(xpu.Name, agent, orphans.Len() == 0)
+	r.sessions.Compared(xpu.Name, agent, orphans.Len() == 0)
 	before := xpu.DeepCopy()
 
 	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {

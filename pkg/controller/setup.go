@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -207,8 +208,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			},
 			metrics: m,
 			store:   store,
-			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
-				byXPU: map[string]*session{}},
+			sessions: sessions.New(sessions.Options{
+				Debounce: o.Debounce, CheckInterval: o.CheckInterval, CheckTimeout: o.AgentTimeout,
+				Failed: m.failed, Log: mgr.GetLogger().WithName("agents"),
+			}),
 		},
 	}
 

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
@@ -40,14 +41,14 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 	}
 
 	ofPort := func(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-		return theXPU(ctx, port.Spec.XPU)
+		return sessions.RequestFor(ctx, port.Spec.XPU)
 	}
 	return reconciling.NewController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(r.refused), reconciling.WhenSpecChanged).
 		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, ofPort))).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).
-		WatchesRawSource(sourceOf(r.sessions, healthChanged, theXPU)).
+		WatchesRawSource(sessions.Source(r.sessions, sessions.HealthChanged, sessions.RequestFor)).
 		Complete(r.Guarded(r))
 }
 
@@ -61,7 +62,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	var xpu v1alpha1.XPU
 	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
 	if apierrors.IsNotFound(err) {
-		r.sessions.forget(req.Name)
+		r.sessions.Forget(req.Name)
 		r.metrics.errors.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
 		r.metrics.orphans.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
 		return ctrl.Result{}, nil
@@ -120,7 +121,7 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 	}
 
 	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
-		r.sessions.refuse(xpu.Name, refusal.Message)
+		r.sessions.Refuse(xpu.Name, refusal.Message)
 		if refusal.Reason == v1alpha1.ReasonConflict {
 			xpu.Status.Endpoint = ""
 		}
@@ -131,30 +132,30 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		return "", "", err
 	}
 
-	conn := r.sessions.connection(xpu.Name)
-	if conn.health.Connected {
+	conn := r.sessions.Connection(xpu.Name)
+	if conn.Health.Connected {
 		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
 	}
 
 	switch {
-	case conn.health.Connected && xpu.Spec.Abandon && !conn.clean:
+	case conn.Health.Connected && xpu.Spec.Abandon && !conn.Clean:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
 			"abandoned XPUPorts are being deleted",
 			xpu.Spec.Endpoint), nil
-	case conn.health.Connected:
+	case conn.Health.Connected:
 		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers",
 			xpu.Spec.Endpoint), nil
-	case conn.health.Err == nil:
+	case conn.Health.Err == nil:
 		return "", "", nil
 	case xpu.Spec.Abandon:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
 			"%s does not answer, so the xPU may still "+
 			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint,
-			reconciling.OneLine(conn.health.Err)), nil
+			reconciling.OneLine(conn.Health.Err)), nil
 	}
 
 	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s",
-		xpu.Spec.Endpoint, reconciling.OneLine(conn.health.Err)), nil
+		xpu.Spec.Endpoint, reconciling.OneLine(conn.Health.Err)), nil
 }
 
 // uses says what keeps an XPU that is being deleted, "" if nothing does.
@@ -171,7 +172,7 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	}
 
 	left := r.bridges.ofXPU(xpu.Name)
-	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent != nil {
+	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.Connection(xpu.Name).Agent != nil {
 		r.bridges.wakeups.Add(0, left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}
@@ -206,7 +207,7 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 
 // checkSamePeer returns a refusal if another XPU has the same agent under another name.
 func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
-	for _, name := range r.sessions.peers(xpu.Name) {
+	for _, name := range r.sessions.Peers(xpu.Name) {
 		var other v1alpha1.XPU
 		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &other)
 		if err == nil {
@@ -288,7 +289,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
 	}
 
-	if err := r.sessions.open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
+	if err := r.sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
 		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
 	}
 
