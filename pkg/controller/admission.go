@@ -155,12 +155,12 @@ func (r *admissions) admit(
 func (r *admissions) networkOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (*v1alpha1.XPUNetwork, error) {
-	network, err := r.usableNetwork(ctx, port.Spec.Network)
+	network, err := r.catalog.Usable(ctx, port.Spec.Network)
 	if err == nil {
 		err = r.checkMaker(port)
 	}
 	if err == nil && !port.Spec.Ahead {
-		err = r.base.admit(ctx, network, namespaceOf(port))
+		err = r.catalog.Admit(ctx, network, namespaceOf(port))
 	}
 	return network, err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
@@ -29,7 +30,10 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that
 // does not exist.
 func TestAPIServerAway(t *testing.T) {
-	b := base{Cluster: reconciling.Cluster{Client: away{}}}
+	b := base{
+		Cluster: reconciling.Cluster{Client: away{}},
+		catalog: networks.Catalog{Client: away{}},
+	}
 	network := func(d claim.Device) error {
 		_, err := (&claims{base: b}).networkOf(t.Context(), &resourceapi.ResourceClaim{}, &d)
 		return err

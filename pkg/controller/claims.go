@@ -129,7 +129,7 @@ const wokenForAddress = 4
 // one the change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
-	for _, rival := range r.networkRivals(ctx, o) {
+	for _, rival := range r.catalog.Rivals(ctx, o) {
 		networks = append(networks, rival.Name)
 	}
 	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)

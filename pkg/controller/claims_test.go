@@ -132,9 +132,11 @@ func (c *cluster) writesSettle() {
 			}
 		}
 
+		type bridge struct{ network, xpu string }
 		needed := sets.New[bridge]()
 		for i := range ports.Items {
-			needed.Insert(bridgeOf(&ports.Items[i]))
+			spec := &ports.Items[i].Spec
+			needed.Insert(bridge{spec.Network, spec.XPU})
 		}
 
 		for _, x := range xpus.Items {

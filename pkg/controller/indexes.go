@@ -5,7 +5,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -16,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -30,17 +30,7 @@ const (
 	xpusBySecret       = "secret"     // name of the TLS Secret
 	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
 	xpusByReason       = "reason"     // of their condition Ready
-	networksByID       = "id"         // see segmentKeys
 )
-
-// segmentKeys returns the identifiers that no two networks may have in common.
-func segmentKeys(n *v1alpha1.XPUNetwork) []string {
-	keys := []string{fmt.Sprintf("VLAN %d", n.Spec.VLAN)}
-	if n.Spec.VNI != nil {
-		keys = append(keys, fmt.Sprintf("VNI %d", *n.Spec.VNI))
-	}
-	return keys
-}
 
 // Keys of claimsByDependency, by the name of what a claim depends on.
 func onNode(name string) string    { return "node " + name }
@@ -116,7 +106,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
 			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
 			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+			networks.AddIndexes(ctx, indexer),
 			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
 		)
 	}

@@ -111,7 +111,7 @@ func (r *claims) buildPort(
 	if err != nil || network == nil {
 		return nil, nil, err
 	}
-	if err := r.admit(ctx, network, c.Namespace); err != nil {
+	if err := r.catalog.Admit(ctx, network, c.Namespace); err != nil {
 		return nil, nil, err
 	}
 
@@ -245,7 +245,7 @@ func (r *claims) networkOf(
 		return nil, nil
 	}
 
-	network, err := r.usableNetwork(ctx, name)
+	network, err := r.catalog.Usable(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+

@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
@@ -253,7 +254,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, er
 		return false, addresses.Busy(before)
 	}
 
-	network, err := r.usableNetwork(ctx, port.Spec.Network)
+	network, err := r.catalog.Usable(ctx, port.Spec.Network)
 	if err != nil {
 		return false, err
 	}
@@ -399,7 +400,7 @@ func (r *ports) serve(
 	defer cancel()
 
 	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", attributesOf(port)...)
-	err = agent.EnsurePort(bounded, want, r.opiNetwork(network))
+	err = agent.EnsurePort(bounded, want, networks.AtAgents(r.Installation, network))
 	end(err)
 
 	if err != nil {
@@ -439,15 +440,6 @@ func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
 		addresses = append(addresses, prefix.Addr())
 	}
 	return addresses, nil
-}
-
-// opiNetwork returns an XPUNetwork in the form for OPI agents.
-func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
-	n := r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
-	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(
-		network.Spec.SourceFilter,
-	)
-	return n
 }
 
 // xpuOf returns the Port's XPU, nil if it does not exist.

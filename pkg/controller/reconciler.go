@@ -18,6 +18,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 )
@@ -27,6 +28,7 @@ type base struct {
 	Options
 	reconciling.Cluster
 	sessions *sessions.Sessions
+	catalog  networks.Catalog
 	metrics  *metrics
 
 	store   *model.Ports

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -36,7 +37,7 @@ import (
 // others are reported in the XPU's status.
 type resyncs struct {
 	base
-	bridges *bridges
+	bridges *networks.Bridges
 	ports   *ports
 	seen    reconciling.Durations[orphan]
 }
@@ -169,11 +170,11 @@ func (r *resyncs) compareNetworks(
 	}
 
 	known := sets.New[string]()
-	for _, b := range r.bridges.ofXPU(xpu.Name) {
-		id := r.Installation.NetworkID(b.network)
+	for _, b := range r.bridges.OfXPU(xpu.Name) {
+		id := r.Installation.NetworkID(b.Network)
 		known.Insert(id)
-		if !up.Has(id) && r.bridges.isNeeded(b) {
-			r.bridges.wakeups.Add(0, b)
+		if !up.Has(id) && r.bridges.IsNeeded(b) {
+			r.bridges.Wake(b)
 		}
 	}
 

@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
@@ -208,6 +209,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			},
 			metrics: m,
 			store:   store,
+			catalog: networks.Catalog{Client: mgr.GetClient(), Segments: o.Role != RoleTenant},
 			sessions: sessions.New(sessions.Options{
 				Debounce: o.Debounce, CheckInterval: o.CheckInterval, CheckTimeout: o.AgentTimeout,
 				Failed: m.failed, Log: mgr.GetLogger().WithName("agents"),
@@ -269,14 +271,14 @@ func (s *setup) xPUs() error {
 		ports.allocator = s.allocator
 	}
 
-	bridges := &bridges{base: s.newBase()}
-	networks := &networks{base: s.newBase(), bridges: bridges}
-	bridges.changed = networks.changed
+	bridges, err := networks.Setup(s.manager, s.Cluster, networks.Options{
+		Ports: s.store, Sessions: s.sessions, Catalog: s.catalog, Installation: s.Installation,
+		AgentTimeout: s.AgentTimeout, BridgeGrace: s.BridgeGrace, Concurrency: s.Concurrency,
+	})
 
 	return errors.Join(
+		err,
 		ports.setup(s.manager),
-		bridges.setup(s.manager),
-		networks.setup(s.manager),
 		(&resyncs{base: s.newBase(), bridges: bridges, ports: ports}).setup(s.manager),
 		(&xpus{base: s.newBase(), bridges: bridges}).setup(s.manager),
 		(&cards{base: s.newBase()}).setup(s.manager),

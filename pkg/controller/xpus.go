@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -30,7 +31,7 @@ import (
 // agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
 type xpus struct {
 	base
-	bridges *bridges
+	bridges *networks.Bridges
 }
 
 func (r *xpus) setup(mgr ctrl.Manager) error {
@@ -171,9 +172,9 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
 
-	left := r.bridges.ofXPU(xpu.Name)
+	left := r.bridges.OfXPU(xpu.Name)
 	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.Connection(xpu.Name).Agent != nil {
-		r.bridges.wakeups.Add(0, left...)
+		r.bridges.Wake(left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}
 

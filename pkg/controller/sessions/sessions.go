@@ -54,7 +54,7 @@ type Options struct {
 // Sessions holds a session with the OPI agent of each XPU, by the XPU's name, and enqueues requests
 // when a session changes. Safe for concurrent use.
 type Sessions struct {
-	Options
+	options Options
 
 	mu        sync.Mutex
 	byXPU     map[string]*session
@@ -72,7 +72,7 @@ type session struct {
 }
 
 // New returns sessions that a manager must start. There are no sessions yet.
-func New(o Options) *Sessions { return &Sessions{Options: o, byXPU: map[string]*session{}} }
+func New(o Options) *Sessions { return &Sessions{options: o, byXPU: map[string]*session{}} }
 
 // Start closes every connection once the context ends.
 func (s *Sessions) Start(ctx context.Context) error {
@@ -142,16 +142,16 @@ func (s *Sessions) Open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 		return nil
 	}
 
-	log := s.Log.WithValues("xpu", xpu)
+	log := s.options.Log.WithValues("xpu", xpu)
 	opened, err := opi.NewSession(config, opi.SessionOptions{
-		Debounce: s.Debounce, CheckInterval: s.CheckInterval,
-		CheckTimeout: s.CheckTimeout, Log: log,
+		Debounce: s.options.Debounce, CheckInterval: s.options.CheckInterval,
+		CheckTimeout: s.options.CheckTimeout, Log: log,
 		Connection: func(bool) {
 			s.setClean(xpu, nil, false)
 			s.Notify(xpu, ConnectionChanged)
 		},
 		Changed: func() { s.Notify(xpu, HealthChanged) },
-		Failed:  func(operation string, err error) { s.Failed(xpu, operation, err) },
+		Failed:  func(operation string, err error) { s.options.Failed(xpu, operation, err) },
 	})
 
 	if err != nil {

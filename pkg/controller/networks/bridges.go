@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package networks
 
 import (
 	"context"
@@ -26,11 +26,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// bridge is the logical bridge of a network at an XPU, by the names of both.
-type bridge struct{ network, xpu string }
+// Bridge is the logical bridge of a network at an XPU, by the names of both.
+type Bridge struct{ Network, XPU string }
 
-func bridgeOf(port *v1alpha1.XPUPort) bridge {
-	return bridge{network: port.Spec.Network, xpu: port.Spec.XPU}
+func bridgeOf(port *v1alpha1.XPUPort) Bridge {
+	return Bridge{Network: port.Spec.Network, XPU: port.Spec.XPU}
 }
 
 // bridgeState is what is known about a bridge that Ports need, or about one that still must be
@@ -41,53 +41,60 @@ type bridgeState struct {
 	err error
 }
 
-// bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. It
+// Bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. It
 // works on pairs of network and XPU, so that an unstable agent causes work for its own bridges
 // only.
-type bridges struct {
-	base
-	retries workqueue.TypedRateLimiter[bridge]
-	wakeups queue.Wakeups[bridge]
+type Bridges struct {
+	reconciling.Cluster
+	Options
+	retries workqueue.TypedRateLimiter[Bridge]
+	wakeups queue.Wakeups[Bridge]
 	// changed wakes the reconciler of networks.
 	changed func(network string)
 
 	mu  sync.Mutex
-	all map[bridge]*bridgeState
+	all map[Bridge]*bridgeState
 	// The same bridges by XPU and by network, because an event of one XPU or network must not cost
 	// more than its own bridges.
-	byXPU, byNetwork map[string]sets.Set[bridge]
+	byXPU, byNetwork map[string]sets.Set[Bridge]
 }
 
-func (r *bridges) setup(mgr ctrl.Manager) error {
-	r.all = map[bridge]*bridgeState{}
-	r.byXPU, r.byNetwork = map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
-	r.retries = reconciling.RetryLimiter[bridge]()
-	onNetwork := func(_ context.Context, o client.Object) []bridge {
+// newBridges returns bridges of which nothing is known yet.
+func newBridges(cluster reconciling.Cluster, o Options) *Bridges {
+	return &Bridges{
+		Cluster: cluster, Options: o, retries: reconciling.RetryLimiter[Bridge](),
+		all: map[Bridge]*bridgeState{}, byXPU: map[string]sets.Set[Bridge]{},
+		byNetwork: map[string]sets.Set[Bridge]{},
+	}
+}
+
+func (r *Bridges) setup(mgr ctrl.Manager) error {
+	onNetwork := func(_ context.Context, o client.Object) []Bridge {
 		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
 	}
-	ofXPU := func(_ context.Context, xpu string) []bridge { return r.ofXPU(xpu) }
-	onXPU := func(_ context.Context, o client.Object) []bridge { return r.ofXPU(o.GetName()) }
+	ofXPU := func(_ context.Context, xpu string) []Bridge { return r.OfXPU(xpu) }
+	onXPU := func(_ context.Context, o client.Object) []Bridge { return r.OfXPU(o.GetName()) }
 
-	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
-		WithOptions(controller.TypedOptions[bridge]{
-			MaxConcurrentReconciles: r.Concurrency, RateLimiter: reconciling.RetryLimiter[bridge](),
+	return builder.TypedControllerManagedBy[Bridge](mgr).Named("bridge").
+		WithOptions(controller.TypedOptions[Bridge]{
+			MaxConcurrentReconciles: r.Concurrency, RateLimiter: reconciling.RetryLimiter[Bridge](),
 		}).
-		WatchesRawSource(model.Source(r.store, r.portChanged)).
+		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), reconciling.WhenGone).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, ofXPU)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
 }
 
 // portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last Port
 // is gone.
-func (r *bridges) portChanged(
-	_ context.Context, change model.Change, queue model.Queue[bridge],
+func (r *Bridges) portChanged(
+	_ context.Context, change model.Change, queue model.Queue[Bridge],
 ) {
 	b := bridgeOf(change.Port())
-	switch needing := r.ports(b); {
+	switch needing := r.count(b); {
 	case change.Made() && (r.begin(b) || needing == 1):
 		queue.Add(b)
 	case change.Gone() && needing == 0:
@@ -95,13 +102,13 @@ func (r *bridges) portChanged(
 	}
 }
 
-// ports returns how many Ports need the bridge.
-func (r *bridges) ports(b bridge) int {
-	return r.store.Count(model.ByBridge, model.BridgeKey(b.network, b.xpu))
+// count returns how many Ports need the bridge.
+func (r *Bridges) count(b Bridge) int {
+	return r.Ports.Count(model.ByBridge, model.BridgeKey(b.Network, b.XPU))
 }
 
 // begin records a bridge that a Port needs, and reports whether it is new.
-func (r *bridges) begin(b bridge) bool {
+func (r *Bridges) begin(b Bridge) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -110,32 +117,32 @@ func (r *bridges) begin(b bridge) bool {
 	}
 
 	r.all[b] = &bridgeState{}
-	insert(r.byXPU, b.xpu, b)
-	insert(r.byNetwork, b.network, b)
+	insert(r.byXPU, b.XPU, b)
+	insert(r.byNetwork, b.Network, b)
 
 	return true
 }
 
-// release has the agent delete the bridge at once, unless a Port needs it.
-func (r *bridges) release(b bridge) { r.wakeups.Add(0, b) }
+// Wake has the agents serve these bridges at once, or delete the bridges that no Port needs.
+func (r *Bridges) Wake(these ...Bridge) { r.wakeups.Add(0, these...) }
 
-func insert(index map[string]sets.Set[bridge], key string, b bridge) {
+func insert(index map[string]sets.Set[Bridge], key string, b Bridge) {
 	if index[key] == nil {
-		index[key] = sets.New[bridge]()
+		index[key] = sets.New[Bridge]()
 	}
 	index[key].Insert(b)
 }
 
-func remove(index map[string]sets.Set[bridge], key string, b bridge) {
+func remove(index map[string]sets.Set[Bridge], key string, b Bridge) {
 	if index[key].Delete(b).Len() == 0 {
 		delete(index, key)
 	}
 }
 
-// ofXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
-func (r *bridges) ofXPU(xpu string) []bridge {
-	found := sets.New[bridge]()
-	for _, port := range r.store.Present(model.ByXPU, xpu) {
+// OfXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
+func (r *Bridges) OfXPU(xpu string) []Bridge {
+	found := sets.New[Bridge]()
+	for _, port := range r.Ports.Present(model.ByXPU, xpu) {
 		found.Insert(bridgeOf(port))
 	}
 
@@ -146,9 +153,9 @@ func (r *bridges) ofXPU(xpu string) []bridge {
 
 // ofNetwork returns the states of a network's bridges: of those that Ports need, and of those that
 // still must be deleted. A bridge that was not worked on yet has the zero state.
-func (r *bridges) ofNetwork(network string) map[bridge]bridgeState {
-	found := map[bridge]bridgeState{}
-	for _, port := range r.store.Present(model.ByNetwork, network) {
+func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
+	found := map[Bridge]bridgeState{}
+	for _, port := range r.Ports.Present(model.ByNetwork, network) {
 		found[bridgeOf(port)] = bridgeState{}
 	}
 
@@ -168,21 +175,21 @@ type bridgeReport struct {
 }
 
 // reports returns the states of a network's bridges by XPU.
-func (r *bridges) reports(network string) map[string]bridgeReport {
+func (r *Bridges) reports(network string) map[string]bridgeReport {
 	reports := map[string]bridgeReport{}
 	for b, state := range r.ofNetwork(network) {
-		reports[b.xpu] = bridgeReport{
-			needed: r.isNeeded(b), known: state.known, err: state.err,
+		reports[b.XPU] = bridgeReport{
+			needed: r.IsNeeded(b), known: state.known, err: state.err,
 		}
 	}
 	return reports
 }
 
-// isNeeded reports whether a Port needs the bridge.
-func (r *bridges) isNeeded(b bridge) bool { return r.ports(b) > 0 }
+// IsNeeded reports whether a Port needs the bridge.
+func (r *Bridges) IsNeeded(b Bridge) bool { return r.count(b) > 0 }
 
 // note records the outcome of an attempt. It forgets a bridge that is gone.
-func (r *bridges) note(b bridge, known bool, err error) {
+func (r *Bridges) note(b Bridge, known bool, err error) {
 	r.mu.Lock()
 	state := r.all[b]
 	if state == nil {
@@ -192,40 +199,40 @@ func (r *bridges) note(b bridge, known bool, err error) {
 
 	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
 	state.known, state.err = known, err
-	gone := known && !r.isNeeded(b) && (err == nil || errors.Is(err, errNoXPU))
+	gone := known && !r.IsNeeded(b) && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
-		remove(r.byXPU, b.xpu, b)
-		remove(r.byNetwork, b.network, b)
+		remove(r.byXPU, b.XPU, b)
+		remove(r.byNetwork, b.Network, b)
 	}
 
 	r.mu.Unlock()
 	if news || gone {
-		r.changed(b.network)
+		r.changed(b.Network)
 	}
 
 	if gone {
-		r.sessions.Notify(b.xpu, sessions.HealthChanged) // an XPU that is being deleted waits for it
+		r.Sessions.Notify(b.XPU, sessions.HealthChanged) // an XPU that is being deleted waits for it
 	}
 }
 
 // Reconcile has the agent serve the bridge, or delete it.
-func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) {
+func (r *Bridges) Reconcile(ctx context.Context, b Bridge) (ctrl.Result, error) {
 	if err := r.CheckLeader(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 
 	var xpu v1alpha1.XPU
-	err := r.Client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
+	err := r.Client.Get(ctx, client.ObjectKey{Name: b.XPU}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
-		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.xpu, err)
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.XPU, err)
 	}
 	if err != nil { // Ports of an XPU that does not exist say so
 		r.note(b, true, errNoXPU)
 		return ctrl.Result{}, nil
 	}
 
-	conn := r.sessions.Connection(b.xpu)
+	conn := r.Sessions.Connection(b.XPU)
 	if conn.Agent == nil {
 		r.note(b, conn.Health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
@@ -234,10 +241,10 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 
-	if r.isNeeded(b) {
+	if r.IsNeeded(b) {
 		err = r.serve(ctx, bounded, conn.Agent, b)
 	} else if err = conn.Agent.DeleteNetwork(bounded,
-		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
+		r.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(b) {
 		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
 	}
 
@@ -268,10 +275,10 @@ func isAway(err error) bool {
 	return errors.Is(err, errUnreachable) || errors.Is(err, opi.ErrUnavailable)
 }
 
-func (r *bridges) serve(ctx, bounded context.Context, agent *opi.Session, b bridge) error {
-	network, err := r.usableNetwork(ctx, b.network)
+func (r *Bridges) serve(ctx, bounded context.Context, agent *opi.Session, b Bridge) error {
+	network, err := r.Catalog.Usable(ctx, b.Network)
 	if err != nil {
 		return err
 	}
-	return agent.EnsureNetwork(bounded, r.opiNetwork(network))
+	return agent.EnsureNetwork(bounded, AtAgents(r.Installation, network))
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package networks
 
 import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // TestNetworkAtStart: a controller that starts keeps the status of a network that Ports need until
@@ -19,19 +19,16 @@ func TestNetworkAtStart(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
 		Spec:       v1alpha1.XPUPortSpec{XPU: "card", Network: "blue"},
 	}
-	b := base{store: model.NewPorts(port), Options: Options{Role: RoleTenant}}
-	started := &bridges{
-		base: b, all: map[bridge]*bridgeState{}, byXPU: map[string]sets.Set[bridge]{},
-		byNetwork: map[string]sets.Set[bridge]{},
-	}
+	o := Options{Ports: model.NewPorts(port)}
+	started := newBridges(reconciling.Cluster{}, o)
 
-	if got := started.ofXPU("card"); len(got) != 1 || got[0] != bridgeOf(port) {
+	if got := started.OfXPU("card"); len(got) != 1 || got[0] != bridgeOf(port) {
 		t.Errorf("bridges of the XPU: %v, want the one that the Port needs", got)
 	}
 
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	network.Status.XPUs, network.Status.ReadyXPUs = 1, 1
-	message, err := (&networks{base: b, bridges: started}).sumUp(t.Context(), network)
+	message, err := (&reconciler{Options: o, bridges: started}).sumUp(t.Context(), network)
 	if message != "" || err != nil {
 		t.Errorf("message %q, error %v; want that nothing is known yet", message, err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package networks
 
 import (
 	"context"
@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,14 +20,45 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// networks writes the state of an XPUNetwork's bridges to its status. It keeps an XPUNetwork that
+// Options configure the reconcilers of networks.
+type Options struct {
+	// Ports need networks at their xPUs.
+	Ports *model.Ports
+	// Sessions reach the OPI agents.
+	Sessions *sessions.Sessions
+	// Catalog finds out whether a network can be used.
+	Catalog Catalog
+	// Installation marks the networks at OPI agents.
+	Installation opi.Installation
+
+	// AgentTimeout bounds the calls to an OPI agent for one network.
+	AgentTimeout time.Duration
+	// BridgeGrace is how long an OPI agent keeps a network after the last Port there, unless the
+	// network is deleted.
+	BridgeGrace time.Duration
+	// Concurrency is how many networks, and how many bridges, are reconciled at once.
+	Concurrency int
+}
+
+// Setup adds the reconcilers of XPUNetworks and of their bridges to the manager.
+func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) (*Bridges, error) {
+	bridges := newBridges(cluster, o)
+	r := &reconciler{Cluster: cluster, Options: o, bridges: bridges}
+	bridges.changed = r.changed
+	return bridges, errors.Join(bridges.setup(mgr), r.setup(mgr))
+}
+
+// reconciler writes the state of an XPUNetwork's bridges to its status. It keeps an XPUNetwork that
 // is being deleted until no XPUPort needs it.
-type networks struct {
-	base
-	bridges *bridges
+type reconciler struct {
+	reconciling.Cluster
+	Options
+	bridges *Bridges
 	wakeups queue.Wakeups[reconcile.Request]
 }
 
@@ -37,25 +66,25 @@ type networks struct {
 // that connect at once cost few writes.
 const statusPause = 500 * time.Millisecond
 
-func (r *networks) setup(mgr ctrl.Manager) error {
+func (r *reconciler) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	return reconciling.NewController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, reconciling.WhenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), reconciling.WhenGone).
-		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, r.waitsFor))).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.Catalog.Rivals), reconciling.WhenGone).
+		WatchesRawSource(model.Source(r.Ports, model.Requests(model.Change.Gone, r.waitsFor))).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r.Guarded(r))
 }
 
 // changed enqueues a network one of whose bridges changed.
-func (r *networks) changed(network string) {
+func (r *reconciler) changed(network string) {
 	r.wakeups.Add(statusPause,
 		reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
 }
 
 // waitsFor returns the network of a deleted Port if the network is being deleted too, because it
 // waits until its Ports are gone.
-func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+func (r *reconciler) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: port.Spec.Network}
 	if err := r.Client.Get(ctx, key, &network); err != nil || network.DeletionTimestamp.IsZero() {
@@ -64,53 +93,7 @@ func (r *networks) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []recon
 	return []reconcile.Request{{NamespacedName: key}}
 }
 
-// networkRivals returns the networks that have a VLAN or VNI in common with this one, including
-// this one.
-func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.Request {
-	var requests []reconcile.Request
-	if r.Role == RoleTenant {
-		return nil
-	}
-
-	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		requests = append(requests,
-			reconciling.Requests(ctx, r.Client, &v1alpha1.XPUNetworkList{},
-				client.MatchingFields{networksByID: key})...)
-	}
-
-	return requests
-}
-
-// checkSegment returns a refusal if the network has no VLAN, or if an older network has its VLAN
-// or VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
-func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
-	if r.Role == RoleTenant {
-		return nil
-	}
-	if n.Spec.VLAN == 0 {
-		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
-			"spec.vlan is not set; make another XPUNetwork with it")
-	}
-
-	for _, key := range segmentKeys(n) {
-		var same v1alpha1.XPUNetworkList
-		if err := r.Client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
-			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
-		}
-
-		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && reconciling.Older(other, n) {
-				return reconciling.Refuse(v1alpha1.ReasonConflict,
-					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
-					other.Name)
-			}
-		}
-	}
-
-	return nil
-}
-
-func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var network v1alpha1.XPUNetwork
 	if err := r.Client.Get(ctx, req.NamespacedName, &network); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -147,13 +130,13 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 // sumUp sets the counts of the status, and returns the message if all is well. The message is ""
 // while the state of some agent is not known yet. A refusal says why an agent does not serve the
 // network.
-func (r *networks) sumUp(
+func (r *reconciler) sumUp(
 	ctx context.Context, network *v1alpha1.XPUNetwork,
 ) (success string, err error) {
 	status := &network.Status
 	before := *status
 	status.XPUs, status.ReadyXPUs, status.Failures = 0, 0, nil
-	if err := r.checkSegment(ctx, network); err != nil {
+	if err := r.Catalog.checkSegment(ctx, network); err != nil {
 		return "", err
 	}
 
@@ -202,10 +185,10 @@ func (r *networks) sumUp(
 // release has agents delete a network that is being deleted. unused reports whether none of them
 // has the network any more. A refusal says what keeps the network. An agent that is away deletes
 // the network when it is back.
-func (r *networks) release(
+func (r *reconciler) release(
 	ctx context.Context, network *v1alpha1.XPUNetwork,
 ) (unused bool, err error) {
-	ports, err := r.store.By(ctx, model.ByNetwork, network.Name)
+	ports, err := r.Ports.By(ctx, model.ByNetwork, network.Name)
 	if err != nil {
 		return false, err
 	}
@@ -224,83 +207,10 @@ func (r *networks) release(
 			return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
 				"XPU %s still serves it: %s", xpu, reconciling.OneLine(err))
 		default:
-			r.bridges.release(bridge{network.Name, xpu})
+			r.bridges.Wake(Bridge{network.Name, xpu})
 			return false, nil // about to go
 		}
 	}
 
 	return true, nil
-}
-
-// admit returns a refusal if pods of the namespace may not join the network. The namespace is ""
-// if the pod is not known yet.
-func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespace string) error {
-	allowed := network.Spec.AllowedNamespaces
-	if allowed.From == v1alpha1.NamespacesFromAll {
-		return nil
-	}
-
-	if namespace == "" {
-		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
-				"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
-	}
-
-	pods := namespaceMetadata()
-	err := r.Client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
-	if apierrors.IsNotFound(err) {
-		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"namespace %s, which XPUNetwork %s must allow, "+
-				"is not known yet", namespace, network.Name)
-	}
-	if err != nil {
-		return fmt.Errorf("namespace %s: %w", namespace, err)
-	}
-
-	ok, err := allowed.Allows(pods.Labels)
-	switch {
-	case err != nil:
-		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"XPUNetwork %s: allowedNamespaces.selector: %s",
-			network.Name, err)
-	case !ok:
-		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"XPUNetwork %s does not let pods of namespace "+
-				"%s join; ask its administrator to allow "+
-				"the namespace in spec.allowedNamespaces, or name another network",
-			network.Name, namespace)
-	}
-
-	return nil
-}
-
-// namespaceMetadata is an empty Namespace for reads of metadata, because only the labels matter.
-func namespaceMetadata() *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
-	}
-}
-
-// usableNetwork returns the network, or a refusal if no Port can join it.
-func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
-	var network v1alpha1.XPUNetwork
-	err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &network)
-	if apierrors.IsNotFound(err) {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
-			"XPUNetwork %s does not exist; create it, "+
-				"or name another one in the InterfaceConfig, the CNI configuration or the "+
-				"DevicePool", name)
-	}
-
-	if err != nil {
-		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
-	}
-
-	err = r.checkSegment(ctx, &network)
-	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
-			"XPUNetwork %s cannot be used: %s", name, refusal.Message)
-	}
-
-	return &network, err
 }
