@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -212,7 +213,7 @@ func (r *admissions) checkAhead(
 	}
 
 	pool := port.Labels[v1alpha1.LabelPool]
-	wanted, err := r.makesAhead(ctx, pool, port.Spec.Network)
+	wanted, err := pools.MakesAhead(ctx, r.Client, pool, port.Spec.Network)
 	switch {
 	case err != nil || wanted:
 		return wanted, err

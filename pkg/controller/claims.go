@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
@@ -142,7 +143,7 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	for _, network := range networks {
 		keys = append(keys, onNetwork(network))
 		for _, pool := range reconciling.Requests(ctx, r.Client, &v1alpha1.DevicePoolList{},
-			client.MatchingFields{poolsByNetwork: network}) {
+			client.MatchingFields{pools.ByNetwork: network}) {
 			keys = append(keys, onPool(pool.Name))
 		}
 	}

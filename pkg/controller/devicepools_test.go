@@ -161,54 +161,6 @@ func TestManyNodesStart(t *testing.T) {
 	}
 }
 
-// TestSumUpFallbacks: what the cluster lacks for a pool is told in a condition of its own.
-func TestSumUpFallbacks(t *testing.T) {
-	lacks := func(feature, message string) v1alpha1.XPUNodePool {
-		return v1alpha1.XPUNodePool{
-			Functions: 4, Healthy: 4,
-			Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}},
-		}
-	}
-
-	pool := &v1alpha1.DevicePool{
-		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts},
-	}
-
-	entries := []poolEntry{
-		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
-		{"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
-	}
-
-	sumUp(pool, entries, true)
-	sumUpFallbacks(pool, entries)
-
-	err := errors.Join(
-		hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported,
-			v1alpha1.ReasonFeatureMissing,
-			"node n1: model Ports offers nothing; turn on feature gate DRAConsumableCapacity"),
-		hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing,
-			"see condition Supported"))
-
-	if err != nil {
-		t.Error(err)
-	}
-
-	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
-	sumUp(pool, entries, true)
-	sumUpFallbacks(pool, entries)
-	if err := hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported,
-		v1alpha1.ReasonSupported, ""); err != nil {
-		t.Error(err)
-	}
-
-	pool.Spec.Model = v1alpha1.ModelFunctions
-	sumUpFallbacks(pool, entries)
-	if c := meta.FindStatusCondition(pool.Status.Conditions,
-		v1alpha1.ConditionSupported); c != nil {
-		t.Errorf("a pool that needs nothing has %+v", c)
-	}
-}
-
 // TestDevicePoolSupplied: what nodes' agents lack for numVFs is told in a condition of its own.
 func TestDevicePoolSupplied(t *testing.T) {
 	c := newCluster(t, quickPools)

@@ -5,8 +5,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -16,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -23,8 +22,6 @@ import (
 // Indexes of the cache.
 const (
 	claimsByDependency = "dependency" // see dependencies
-	poolsByNetwork     = "network"    // name of the XPUNetwork
-	xpuNodesByPool     = "pool"       // names of DevicePools
 	xpuNodesByCard     = "card"       // see cardKeys
 	xpusByNode         = "node"       // name of the node
 	xpusBySecret       = "secret"     // name of the TLS Secret
@@ -90,13 +87,10 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 	secret := func(x *v1alpha1.XPU) []string {
 		return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName}
 	}
-	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
-	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
 	err := reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)
 	if role != RoleInfra {
 		err = errors.Join(err,
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
+			pools.AddIndexes(ctx, indexer),
 			reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 		)
 	}

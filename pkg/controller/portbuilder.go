@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
@@ -176,7 +177,7 @@ func (r *claims) macOf(
 		return string(d.Interface.MAC), nil
 	}
 
-	ahead, err := r.makesAhead(ctx, d.ID.DevicePool, network.Name)
+	ahead, err := pools.MakesAhead(ctx, r.Client, d.ID.DevicePool, network.Name)
 	if err != nil {
 		return "", err
 	}
@@ -187,17 +188,6 @@ func (r *claims) macOf(
 	}
 
 	return string(claim.DerivedMAC(of, d.ID.Node, d.Function)), nil
-}
-
-// makesAhead reports whether Ports of a DevicePool are made ahead in the network.
-func (r *base) makesAhead(ctx context.Context, name, network string) (bool, error) {
-	var pool v1alpha1.DevicePool
-	err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &pool)
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("DevicePool %s: %w", name, err)
-	}
-	return err == nil && pool.Spec.Provision == v1alpha1.ProvisionAhead &&
-		pool.Spec.Network == network, nil
 }
 
 // allocatedOn reports whether a pod that uses the allocation can run on the node. The name of the

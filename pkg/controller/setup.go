@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
@@ -254,7 +255,7 @@ func (s *setup) newBase() base {
 func (s *setup) cluster() error {
 	return errors.Join(
 		(&claims{base: s.newBase(), allocator: s.allocator}).setup(s.manager),
-		(&devicePools{s.newBase()}).setup(s.manager),
+		pools.Setup(s.manager, s.Cluster, s.PoolPause),
 	)
 }
 

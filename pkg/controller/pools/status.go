@@ -1,146 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package pools
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
-
-// devicePools sums up in a DevicePool's status what the nodes' agents found for it.
-type devicePools struct{ base }
-
-func (r *devicePools) setup(mgr ctrl.Manager) error {
-	ofNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return reconciling.Requests(ctx, r.Client, &v1alpha1.DevicePoolList{},
-			client.MatchingFields{poolsByNetwork: network.GetName()})
-	}
-
-	return reconciling.NewController(mgr, "devicepool", 1).
-		For(&v1alpha1.DevicePool{}, reconciling.WhenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork),
-			reconciling.WhenMadeOrGone).
-		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
-			CreateFunc: func(
-				_ context.Context, e event.CreateEvent, queue model.Queue[reconcile.Request],
-			) {
-				r.changed(nil, e.Object, queue)
-			},
-			UpdateFunc: func(
-				_ context.Context, e event.UpdateEvent, queue model.Queue[reconcile.Request],
-			) {
-				r.changed(e.ObjectOld, e.ObjectNew, queue)
-			},
-			DeleteFunc: func(
-				_ context.Context, e event.DeleteEvent, queue model.Queue[reconcile.Request],
-			) {
-				r.changed(e.Object, nil, queue)
-			},
-		}).
-		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
-}
-
-// changed enqueues the pools whose entries differ between two versions of an XPUNode. A pool is
-// written once in PoolPause at most, because every agent watches DevicePools, and a thousand nodes
-// may start at once.
-func (r *devicePools) changed(before, after client.Object, queue model.Queue[reconcile.Request]) {
-	was, is := poolsOf(before), poolsOf(after)
-	for name, entry := range was {
-		if now, stays := is[name]; !stays || !equality.Semantic.DeepEqual(entry, now) {
-			queue.AddAfter(poolRequest(name), r.PoolPause)
-		}
-	}
-
-	for name := range is {
-		if _, had := was[name]; !had {
-			queue.AddAfter(poolRequest(name), r.PoolPause)
-		}
-	}
-}
-
-// poolsOf returns the entries of an XPUNode by the name of the DevicePool. The XPUNode may be nil.
-func poolsOf(o client.Object) map[string]v1alpha1.XPUNodePool {
-	entries := map[string]v1alpha1.XPUNodePool{}
-	if node, ok := o.(*v1alpha1.XPUNode); ok {
-		for _, entry := range node.Status.Pools {
-			entries[entry.Name] = entry
-		}
-	}
-	return entries
-}
-
-func poolRequest(name string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
-}
-
-// Reconcile writes the status of the pool.
-func (r *devicePools) Reconcile(
-	ctx context.Context, pool *v1alpha1.DevicePool,
-) (ctrl.Result, error) {
-	before := pool.DeepCopy()
-	entries, err := r.entries(ctx, pool.Name)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-
-	hasNetwork := true
-	if name := pool.Spec.Network; name != "" {
-		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.XPUNetwork{})
-		if client.IgnoreNotFound(err) != nil {
-			return ctrl.Result{}, fmt.Errorf("XPUNetwork %s: %w", name, err)
-		}
-		hasNetwork = err == nil
-	}
-
-	sumUp(pool, entries, hasNetwork)
-	if err := r.namePFs(ctx, pool); err != nil {
-		return ctrl.Result{}, err
-	}
-
-	sumUpSupply(pool, entries)
-	sumUpFallbacks(pool, entries)
-
-	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, pool, before)
-}
 
 // poolEntry is a pool's entry in the XPUNode of a node.
 type poolEntry struct {
 	node string
 	v1alpha1.XPUNodePool
-}
-
-// entries returns the entries of a pool, sorted by node.
-func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, error) {
-	var nodes v1alpha1.XPUNodeList
-	if err := r.Client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool},
-		client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list XPUNodes: %w", err)
-	}
-
-	var entries []poolEntry
-	for i := range nodes.Items {
-		entries = append(entries, poolEntry{nodes.Items[i].Name, poolsOf(&nodes.Items[i])[pool]})
-	}
-
-	slices.SortFunc(entries, func(a, b poolEntry) int { return cmp.Compare(a.node, b.node) })
-	return entries, nil
 }
 
 // mostExamples is how many nodes, Functions of other pools, and incomplete PFs a condition names at
@@ -212,37 +88,6 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 
 	meta.SetStatusCondition(&status.Conditions,
 		reconciling.NewCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
-}
-
-// namePFs adds the existing PFs to the message of a pool that has no Functions.
-func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) error {
-	ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Reason != v1alpha1.ReasonNoFunctions {
-		return nil
-	}
-
-	var nodes v1alpha1.XPUNodeList
-	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list XPUNodes: %w", err)
-	}
-
-	var pfs []string
-	for _, node := range nodes.Items {
-		for _, pf := range node.Status.PFs {
-			pfs = append(pfs,
-				fmt.Sprintf("%s %s (%s, %s:%s)", node.Name, pf.Name, pf.Address, pf.Vendor,
-					pf.Device))
-		}
-	}
-
-	slices.Sort(pfs)
-	found := "no agent has told of a PF: see whether xpu-agent runs on the nodes"
-	if len(pfs) > 0 {
-		found = "PFs of nodes are " + strings.Join(firstOf(pfs), ", ")
-	}
-
-	ready.Message = opi.Short(ready.Message + "; " + found)
-	return nil
 }
 
 // sumUpSupply sets the condition Supplied: whether all PFs have the VFs and SFs that numVFs and sfs

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// TestSumUpFallbacks: what the cluster lacks for a pool is told in a condition of its own.
+func TestSumUpFallbacks(t *testing.T) {
+	lacks := func(feature, message string) v1alpha1.XPUNodePool {
+		return v1alpha1.XPUNodePool{
+			Functions: 4, Healthy: 4,
+			Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}},
+		}
+	}
+
+	pool := &v1alpha1.DevicePool{
+		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts},
+	}
+
+	entries := []poolEntry{
+		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+		{"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+	}
+
+	sumUp(pool, entries, true)
+	sumUpFallbacks(pool, entries)
+
+	has := func(conditionType, reason, text string, status metav1.ConditionStatus) {
+		t.Helper()
+		c := meta.FindStatusCondition(pool.Status.Conditions, conditionType)
+		if c == nil || c.Reason != reason || c.Status != status ||
+			!strings.Contains(c.Message, text) {
+			t.Errorf("condition %s is %+v, want %s, %s: ...%s...", conditionType, c, status, reason,
+				text)
+		}
+	}
+
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing,
+		"node n1: model Ports offers nothing; turn on feature gate DRAConsumableCapacity",
+		metav1.ConditionFalse)
+	has(v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing, "see condition Supported",
+		metav1.ConditionFalse)
+
+	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
+	sumUp(pool, entries, true)
+	sumUpFallbacks(pool, entries)
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
+
+	pool.Spec.Model = v1alpha1.ModelFunctions
+	sumUpFallbacks(pool, entries)
+	if c := meta.FindStatusCondition(pool.Status.Conditions,
+		v1alpha1.ConditionSupported); c != nil {
+		t.Errorf("a pool that needs nothing has %+v", c)
+	}
+}
