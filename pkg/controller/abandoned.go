@@ -3,12 +3,9 @@
 package controller
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -37,28 +34,4 @@ func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
 		"although its port may be there: %s"
 	r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 		note, claim.FunctionOf(port.Spec.Function), port.Spec.XPU, why)
-}
-
-// maxNamed bounds how many Functions a condition names.
-const maxNamed = 10
-
-// setFunctionsCondition names the XPU's Functions that were given up in a condition of the XPU.
-func setFunctionsCondition(xpu *v1alpha1.XPU) {
-	given := xpu.Spec.AbandonedFunctions
-	if len(given) == 0 {
-		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionFunctions)
-		return
-	}
-
-	names := strings.Join(given[:min(len(given), maxNamed)], ", ")
-	if len(given) > maxNamed {
-		names += fmt.Sprintf(" and %d more", len(given)-maxNamed)
-	}
-
-	message := names +
-		": given up, and kept from pods; once the OPI agent has no ports of them any " +
-		"more, take them from spec.abandonedFunctions"
-	meta.SetStatusCondition(&xpu.Status.Conditions,
-		reconciling.NewCondition(v1alpha1.ConditionFunctions, xpu.Generation,
-			v1alpha1.ReasonAbandoned, message))
 }

@@ -44,11 +44,6 @@ func TestAPIServerAway(t *testing.T) {
 		"XPUNetwork": network(claim.Device{
 			Config: v1alpha1.InterfaceConfig{Network: "lab"},
 		}),
-		"Secret of an XPU": (&xpus{base: b}).connect(t.Context(), &v1alpha1.XPU{
-			Spec: v1alpha1.XPUSpec{
-				Endpoint: "10.0.0.1:50151", TLS: &v1alpha1.XPUTLS{SecretName: "card"},
-			},
-		}),
 	} {
 		var refusal *reconciling.Refusal
 		if !errors.Is(err, errAway) || errors.As(err, &refusal) {

@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -66,7 +67,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPU{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
-			}), whenServing).
+			}), xpus.WhenServing).
 		WatchesMetadata(&corev1.Namespace{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},

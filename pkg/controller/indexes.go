@@ -8,7 +8,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -16,18 +15,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
-	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 )
 
 // Indexes of the cache.
-const (
-	claimsByDependency = "dependency" // see dependencies
-	xpuNodesByCard     = "card"       // see cardKeys
-	xpusByNode         = "node"       // name of the node
-	xpusBySecret       = "secret"     // name of the TLS Secret
-	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
-	xpusByReason       = "reason"     // of their condition Ready
-)
+const claimsByDependency = "dependency" // see dependencies
 
 // Keys of claimsByDependency, by the name of what a claim depends on.
 func onNode(name string) string    { return "node " + name }
@@ -77,33 +69,16 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 
 // addIndexes adds the indexes of the cache. It leaves out kinds that the role does not read.
 func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
-	endpoint := func(x *v1alpha1.XPU) []string {
-		return []string{opi.NormalEndpoint(x.Spec.Endpoint)}
-	}
-	reason := func(x *v1alpha1.XPU) []string {
-		return []string{v1alpha1.ReadyOf(x.Status.Conditions).Reason}
-	}
-	node := func(x *v1alpha1.XPU) []string { return []string{x.Node()} }
-	secret := func(x *v1alpha1.XPU) []string {
-		return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName}
-	}
-	err := reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)
+	err := xpus.AddNodeIndex(ctx, indexer)
 	if role != RoleInfra {
 		err = errors.Join(err,
 			pools.AddIndexes(ctx, indexer),
-			reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
+			reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency,
+				dependencies),
 		)
 	}
-
 	if role != RoleTenant {
-		err = errors.Join(err,
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
-			networks.AddIndexes(ctx, indexer),
-			reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
-		)
+		err = errors.Join(err, xpus.AddIndexes(ctx, indexer), networks.AddIndexes(ctx, indexer))
 	}
-
 	return err
 }

@@ -59,6 +59,12 @@ func newMetrics(
 	}
 }
 
+// forget ends the series of an XPU that is gone.
+func (m *metrics) forget(xpu string) {
+	m.errors.DeletePartialMatch(prometheus.Labels{"xpu": xpu})
+	m.orphans.DeletePartialMatch(prometheus.Labels{"xpu": xpu})
+}
+
 // failed counts an operation on an agent that failed.
 func (m *metrics) failed(xpu, operation string, err error) {
 	code := "Failed"

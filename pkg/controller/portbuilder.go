@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 )
 
 // create creates the Port of a device. needed is false if the device needs no Port. A refusal says
@@ -116,12 +117,12 @@ func (r *claims) buildPort(
 		return nil, nil, err
 	}
 
-	var xpus v1alpha1.XPUList
-	if err := r.Client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
+	var ofNode v1alpha1.XPUList
+	if err := r.Client.List(ctx, &ofNode, client.MatchingFields{xpus.ByNode: d.ID.Node}); err != nil {
 		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
 	}
 
-	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
+	xpu := claim.XPUOf(ofNode.Items, d.ID.PF)
 	if xpu == nil {
 		return nil, nil, reconciling.Refuse(v1alpha1.ReasonNoXPU,
 			"%s", claim.NoXPU(d.ID.Node, d.ID.PF))

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -61,7 +62,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "xpuport", r.Concurrency).
 		WatchesRawSource(model.Source(r.store, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
-		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
+		Watches(&v1alpha1.XPU{}, enqueue(onXPU), xpus.WhenServing).
 		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, r.waiting)).
 		WatchesRawSource(sessions.Source(r.sessions, sessions.HealthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.Source()).
@@ -285,7 +286,7 @@ func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1
 	if xpu == nil {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
 	}
-	if foreign(port, xpu) {
+	if xpus.AtAnotherNode(port, xpu) {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
@@ -311,7 +312,7 @@ func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1
 // is up has its id and stays up.
 func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	f := claim.FunctionOf(port.Spec.Function)
-	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || hasFunction(xpu.Status.PFs, f) {
+	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || xpus.HasFunction(xpu.Status.PFs, f) {
 		return nil
 	}
 
@@ -379,7 +380,7 @@ func (r *ports) serve(
 		return 0, false, err
 	}
 
-	want, err := r.portOf(port, xpu)
+	want, err := r.agentPorts.Of(port, xpu)
 	if err == nil {
 		want.Addresses, err = hostAddresses(addresses)
 	}
@@ -504,7 +505,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
 			port.Spec.XPU)
 		return true, nil
-	case foreign(port, xpu) && port.Status.BridgePort == "":
+	case xpus.AtAnotherNode(port, xpu) && port.Status.BridgePort == "":
 		return true, nil // the XPU never had it; what it has by this id is its own node's
 	}
 
@@ -521,7 +522,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 		return false, nil
 	}
 
-	id, err := portID(port, xpu)
+	id, err := xpus.PortID(port, xpu)
 	if err != nil {
 		return true, nil // such a Port was never made
 	}
@@ -567,8 +568,8 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) error {
 func (r *ports) deletePort(
 	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
 ) error {
-	if xpu != nil && foreign(port, xpu) {
-		has, invalid := r.portOf(port, xpu)
+	if xpu != nil && xpus.AtAnotherNode(port, xpu) {
+		has, invalid := r.agentPorts.Of(port, xpu)
 		got, err := agent.GetPort(ctx, id)
 		if errors.Is(err, opi.ErrNotFound) || err == nil && (invalid != nil || !got.Equal(has)) {
 			return nil
@@ -586,8 +587,8 @@ func (r *ports) deletePort(
 func (r *ports) handOver(
 	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
 ) {
-	has, err := r.portOf(port, xpu)
-	wants, invalid := r.portOf(other, xpu)
+	has, err := r.agentPorts.Of(port, xpu)
+	wants, invalid := r.agentPorts.Of(other, xpu)
 	if err != nil || invalid == nil && has.Equal(wants) {
 		return
 	}
@@ -626,10 +627,4 @@ func (r *ports) agent(xpu string) (*opi.Session, error) {
 	return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 		"the OPI agent of XPU %s cannot be reached",
 		xpu)
-}
-
-// foreign reports whether the XPU belongs to another node. Ports of two nodes can have the same id,
-// so that a Port at another node's XPU could take over a port of that node.
-func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
-	return port.Spec.NodeName != xpu.Node()
 }

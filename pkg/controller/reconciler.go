@@ -10,10 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -21,31 +18,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 )
 
 // base holds the dependencies of all reconcilers.
 type base struct {
 	Options
 	reconciling.Cluster
-	sessions *sessions.Sessions
-	catalog  networks.Catalog
-	metrics  *metrics
+	sessions   *sessions.Sessions
+	catalog    networks.Catalog
+	agentPorts xpus.AgentPorts
+	metrics    *metrics
 
 	store   *model.Ports
 	retries workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
 }
-
-// Filters of events of XPUs.
-var (
-	// servingChanged selects changes of what an XPU serves.
-	servingChanged = predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*v1alpha1.XPU).Status, e.ObjectNew.(*v1alpha1.XPU).Status
-			return before.NodeName != after.NodeName || !slices.Equal(before.PFs, after.PFs)
-		},
-	})
-	whenServing = builder.WithPredicates(servingChanged)
-)
 
 // letGo removes all finalizers of a Port that no xPU serves any more, except for those of the
 // garbage collector. The finalizer of another program would keep the Function from all pods.

@@ -14,16 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -129,7 +126,7 @@ func (r *resyncs) comparePorts(
 	backed := sets.New[string]()
 	for i := range wanted {
 		port := wanted[i]
-		want, err := r.portOf(port, xpu)
+		want, err := r.agentPorts.Of(port, xpu)
 		backed.Insert(want.ID)
 		got := has[want.ID]
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) &&
@@ -145,7 +142,7 @@ func (r *resyncs) comparePorts(
 			foreign.Unknown++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID+" (unknown whose)")
 		case port.State == opi.StateDeleting && len(port.Networks) == 0: // whosever it is
-		case !r.Installation.OwnsPort(port.Port) || r.claimedElsewhere(ctx, xpu.Name, port) != "":
+		case !r.Installation.OwnsPort(port.Port) || r.agentPorts.ClaimedElsewhere(ctx, xpu.Name, port) != "":
 			foreign.Ports++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID)
 		case !backed.Has(port.ID) && port.State != opi.StateDeleting:
@@ -246,63 +243,4 @@ func (r *resyncs) collect(
 	}
 
 	return after
-}
-
-// claimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, ""
-// if there is none. Two XPUs can have the same agent although their endpoints differ, and their
-// nodes can have Functions with the same addresses.
-func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
-	same, err := r.store.By(ctx, model.ByMAC, port.MAC.String())
-	if err != nil { // the cache is not running
-		return "an XPUPort that cannot be read: " + err.Error()
-	}
-
-	var own v1alpha1.XPU
-	if err := r.Client.Get(ctx, client.ObjectKey{Name: xpu},
-		&own); client.IgnoreNotFound(err) != nil {
-		return "an XPU that cannot be read: " + err.Error()
-	}
-
-	elsewhere := ""
-	for i := range same {
-		other := same[i]
-		// A standby Port is not served, and the Port that it will replace may have the same id at
-		// its own xPU.
-		if addresses.IsStandby(other) {
-			continue
-		}
-
-		var its v1alpha1.XPU
-		if err := r.Client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
-			continue // it is gone, and nothing of it is served
-		}
-
-		want, err := r.portOf(other, &its)
-		switch {
-		case err != nil || !port.Equal(want):
-		case other.Spec.XPU == xpu:
-			return ""
-		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
-		default:
-			elsewhere = fmt.Sprintf(
-				"XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace,
-				other.Name, other.Spec.XPU,
-			)
-		}
-	}
-
-	return elsewhere
-}
-
-// differ reports whether two serial numbers are known and differ.
-func differ(a, b string) bool { return a != "" && b != "" && a != b }
-
-// portOf returns the port that the XPU's agent must have for the XPUPort. The XPU may be nil.
-func (r *base) portOf(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
-	mac, err := function.ParseMAC(port.Spec.MAC)
-	if err != nil {
-		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
-	}
-	id, err := portID(port, xpu)
-	return r.Installation.Port(id, mac, port.Spec.Network), err
 }

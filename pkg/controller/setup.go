@@ -32,6 +32,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -211,6 +212,9 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			metrics: m,
 			store:   store,
 			catalog: networks.Catalog{Client: mgr.GetClient(), Segments: o.Role != RoleTenant},
+			agentPorts: xpus.AgentPorts{
+				Client: mgr.GetClient(), Ports: store, Installation: o.Installation,
+			},
 			sessions: sessions.New(sessions.Options{
 				Debounce: o.Debounce, CheckInterval: o.CheckInterval, CheckTimeout: o.AgentTimeout,
 				Failed: m.failed, Log: mgr.GetLogger().WithName("agents"),
@@ -281,9 +285,13 @@ func (s *setup) xPUs() error {
 		err,
 		ports.setup(s.manager),
 		(&resyncs{base: s.newBase(), bridges: bridges, ports: ports}).setup(s.manager),
-		(&xpus{base: s.newBase(), bridges: bridges}).setup(s.manager),
-		(&cards{base: s.newBase()}).setup(s.manager),
-		(&registrations{s.newBase()}).setup(s.manager),
+		xpus.Setup(s.manager, s.Cluster, xpus.Options{
+			Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
+			Ports: s.store, AgentPorts: s.agentPorts, Sessions: s.sessions, Bridges: bridges,
+			Forget: s.metrics.forget, Tracer: s.Tracer,
+			AgentTimeout: s.AgentTimeout, ResyncPeriod: s.ResyncPeriod, FailedGrace: s.FailedGrace,
+			Concurrency: s.Concurrency,
+		}),
 	)
 }
 

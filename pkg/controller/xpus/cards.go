@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package xpus
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -29,13 +29,18 @@ import (
 // cards finds the node that has the card of each XPU. It joins the PFs that the OPI agent reports
 // with the PFs of XPUNodes, and writes the result to the XPU's status.
 type cards struct {
-	base
+	reconciling.Cluster
+	Options
+	retries  workqueue.TypedRateLimiter[reconcile.Request]
 	reported reportedPFs
 }
 
+// requestQueue is the controller's queue.
+type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
 func (r *cards) setup(mgr ctrl.Manager) error {
 	c := reconciling.NewController(mgr, "card", r.Concurrency)
-	if r.Role == RoleInfra {
+	if r.Infra {
 		all := func(ctx context.Context, _ client.Object) []reconcile.Request {
 			return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{})
 		}
@@ -49,31 +54,25 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 			builder.WithPredicates(predicate.Or(servingChanged,
 				predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
-			CreateFunc: func(
-				_ context.Context, e event.CreateEvent, queue model.Queue[reconcile.Request],
-			) {
+			CreateFunc: func(_ context.Context, e event.CreateEvent, queue requestQueue) {
 				r.nodeChanged(queue, e.Object)
 			},
-			UpdateFunc: func(
-				_ context.Context, e event.UpdateEvent, queue model.Queue[reconcile.Request],
-			) {
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue requestQueue) {
 				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs,
 					e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
 					r.nodeChanged(queue, e.ObjectOld, e.ObjectNew)
 				}
 			},
-			DeleteFunc: func(
-				_ context.Context, e event.DeleteEvent, queue model.Queue[reconcile.Request],
-			) {
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue requestQueue) {
 				r.nodeChanged(queue, e.Object)
 			},
 		}).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, sessions.RequestFor)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, sessions.RequestFor)).
 		Complete(r.Guarded(r))
 }
 
 // nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had.
-func (r *cards) nodeChanged(queue model.Queue[reconcile.Request], nodes ...client.Object) {
+func (r *cards) nodeChanged(queue requestQueue, nodes ...client.Object) {
 	for _, node := range nodes {
 		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
 			for _, xpu := range r.reported.by(key) {
@@ -112,7 +111,7 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 // have another configuration, and once in each ResyncPeriod, because a change during a connection
 // may be missed.
 func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, err error) {
-	agent := r.sessions.Connection(xpu.Name).Agent
+	agent := r.Sessions.Connection(xpu.Name).Agent
 	if agent == nil {
 		return again, nil
 	}
@@ -142,7 +141,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, pf := range reported {
 		for _, key := range keysOf(pf) {
 			var found v1alpha1.XPUNodeList
-			if err := r.Client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key},
+			if err := r.Client.List(ctx, &found, client.MatchingFields{nodesByCard: key},
 				client.UnsafeDisableDeepCopy); err != nil {
 				return fmt.Errorf("XPUNodes with %s: %w", key, err)
 			}
@@ -187,7 +186,7 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 func (r *cards) ofTenant(
 	ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha1.XPUNode,
 ) ([]v1alpha1.XPUNode, error) {
-	if r.Role != RoleInfra {
+	if !r.Infra {
 		return nodes, nil
 	}
 
@@ -210,7 +209,7 @@ func (r *cards) ofTenant(
 // alone does not take a card from another XPU.
 func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (string, error) {
 	var others v1alpha1.XPUList
-	if err := r.Client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node},
+	if err := r.Client.List(ctx, &others, client.MatchingFields{ByNode: card.node},
 		client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("XPUs of node %s: %w", card.node, err)
 	}

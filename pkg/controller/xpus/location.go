@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package xpus
 
 import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -14,9 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -200,71 +196,4 @@ func describe(reported []opi.HostPF) string {
 		texts = append(texts, fmt.Sprintf("%d more", len(reported)-most))
 	}
 	return "a PF that is " + strings.Join(texts, " or ")
-}
-
-// portID returns the id of a Port at the OPI agent. It is the id that the Port has already, or else
-// the name of the Function's eswitch port if the XPU's status has the name of its PF. The XPU may
-// be nil.
-func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
-	if port.Status.BridgePort != "" {
-		return port.Status.BridgePort, nil
-	}
-
-	f := claim.FunctionOf(port.Spec.Function)
-	if xpu != nil && !foreign(port, xpu) {
-		if id := eswitchPort(xpu.Status.PFs, f); id != "" {
-			return id, nil
-		}
-	}
-
-	return opi.PortID(f)
-}
-
-// hasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
-// them with any number.
-func hasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
-	pf, _ := pfOf(pfs, f)
-	return pf != nil
-}
-
-// eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
-func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
-	pf, part := pfOf(pfs, f)
-	if pf == nil {
-		return ""
-	}
-
-	id := opi.PortIDAt(pf.Name, part)
-	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
-		return ""
-	}
-	return id
-}
-
-// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
-// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
-func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
-	for i := range pfs {
-		if pfs[i].Address == string(f.Address) {
-			return &pfs[i], f.Subfunction
-		}
-	}
-
-	if f.Subfunction != "" {
-		return nil, "" // only PFs have SFs
-	}
-
-	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
-	// below it.
-	nearest := math.MaxInt
-	for i := range pfs {
-		pf := &pfs[i]
-		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
-			int(pf.VFStride))
-		if ok && index < int(pf.TotalVFs) && distance < nearest {
-			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
-		}
-	}
-
-	return of, part
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package xpus
 
 import (
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,20 +25,65 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// xpus keeps a session with the OPI agent of every XPU, and reports in the XPU's status whether the
-// agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
-type xpus struct {
-	base
-	bridges *networks.Bridges
+// Options configure the reconcilers of XPUs.
+type Options struct {
+	// Infra is whether the XPUs serve nodes of tenants' clusters.
+	Infra bool
+	// Installation marks the ports and networks of this cluster at OPI agents.
+	Installation opi.Installation
+	// Namespace contains the Secrets that XPUs name and the Services of OPI agents.
+	Namespace string
+
+	// Ports keep an XPU that is being deleted.
+	Ports *model.Ports
+	// AgentPorts finds the XPUPort of a port.
+	AgentPorts AgentPorts
+	// Sessions are opened with the agents of XPUs.
+	Sessions *sessions.Sessions
+	// Bridges keep an XPU that is being deleted.
+	Bridges *networks.Bridges
+	// Forget is called with the name of an XPU that is gone.
+	Forget func(xpu string)
+	// Tracer records calls to OPI agents. It may be nil.
+	Tracer *tracing.Tracer
+
+	// AgentTimeout bounds the call that asks an OPI agent for its PFs.
+	AgentTimeout time.Duration
+	// ResyncPeriod is the time between two such calls.
+	ResyncPeriod time.Duration
+	// FailedGrace is [opi.Config.FailedGrace].
+	FailedGrace time.Duration
+	// Concurrency is how many XPUs are reconciled at once.
+	Concurrency int
 }
 
-func (r *xpus) setup(mgr ctrl.Manager) error {
+// Setup adds the reconcilers of XPUs, of their cards, and of agents that are pods to the manager.
+func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
+	return errors.Join(
+		(&reconciler{Cluster: cluster, Options: o}).setup(mgr),
+		(&cards{
+			Cluster: cluster, Options: o,
+			retries: reconciling.RetryLimiter[reconcile.Request](),
+		}).setup(mgr),
+		(&registrations{Cluster: cluster, namespace: o.Namespace}).setup(mgr),
+	)
+}
+
+// reconciler keeps a session with the OPI agent of every XPU, and reports in the XPU's status whether the
+// agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
+type reconciler struct {
+	reconciling.Cluster
+	Options
+}
+
+func (r *reconciler) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
 		return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{},
-			client.MatchingFields{xpusBySecret: secret.GetName()})
+			client.MatchingFields{bySecret: secret.GetName()})
 	}
 
 	ofPort := func(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
@@ -47,25 +92,24 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(r.refused), reconciling.WhenSpecChanged).
-		WatchesRawSource(model.Source(r.store, model.Requests(model.Change.Gone, ofPort))).
+		WatchesRawSource(model.Source(r.Ports, model.Requests(model.Change.Gone, ofPort))).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.HealthChanged, sessions.RequestFor)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.HealthChanged, sessions.RequestFor)).
 		Complete(r.Guarded(r))
 }
 
 // refused returns the XPUs that are in conflict with another XPU.
-func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
+func (r *reconciler) refused(ctx context.Context, _ client.Object) []reconcile.Request {
 	return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{},
-		client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
+		client.MatchingFields{byReason: v1alpha1.ReasonConflict})
 }
 
-func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var xpu v1alpha1.XPU
 	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
 	if apierrors.IsNotFound(err) {
-		r.sessions.Forget(req.Name)
-		r.metrics.errors.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
-		r.metrics.orphans.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
+		r.Sessions.Forget(req.Name)
+		r.Forget(req.Name)
 		return ctrl.Result{}, nil
 	}
 
@@ -111,7 +155,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 // state opens a session with the agent, and returns the reason and message of the condition Ready.
 // The reason is "" while nothing is known. It also records in the status whether the XPU has the
 // agent.
-func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
+func (r *reconciler) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
 	err = r.checkSameEndpoint(ctx, xpu)
 	if err == nil {
 		err = r.connect(ctx, xpu)
@@ -122,7 +166,7 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 	}
 
 	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
-		r.sessions.Refuse(xpu.Name, refusal.Message)
+		r.Sessions.Refuse(xpu.Name, refusal.Message)
 		if refusal.Reason == v1alpha1.ReasonConflict {
 			xpu.Status.Endpoint = ""
 		}
@@ -133,7 +177,7 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 		return "", "", err
 	}
 
-	conn := r.sessions.Connection(xpu.Name)
+	conn := r.Sessions.Connection(xpu.Name)
 	if conn.Health.Connected {
 		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
 	}
@@ -160,8 +204,8 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 }
 
 // uses says what keeps an XPU that is being deleted, "" if nothing does.
-func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
-	ports, err := r.store.By(ctx, model.ByXPU, xpu.Name)
+func (r *reconciler) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
+	ports, err := r.Ports.By(ctx, model.ByXPU, xpu.Name)
 	if err != nil {
 		return "", err
 	}
@@ -172,9 +216,9 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
 
-	left := r.bridges.OfXPU(xpu.Name)
-	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.Connection(xpu.Name).Agent != nil {
-		r.bridges.Wake(left...)
+	left := r.Bridges.OfXPU(xpu.Name)
+	if len(left) > 0 && !xpu.Spec.Abandon && r.Sessions.Connection(xpu.Name).Agent != nil {
+		r.Bridges.Wake(left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}
 
@@ -184,14 +228,14 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 // checkSameEndpoint returns a refusal if another XPU has the agent at the same endpoint. Two XPUs
 // at one agent would undo each other's work, because their nodes have Functions with the same
 // addresses.
-func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
+func (r *reconciler) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return nil
 	}
 
 	var same v1alpha1.XPUList
 	err := r.Client.List(ctx, &same,
-		client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)},
+		client.MatchingFields{byEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)},
 		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return fmt.Errorf("list XPUs with its endpoint: %w", err)
@@ -207,8 +251,8 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 }
 
 // checkSamePeer returns a refusal if another XPU has the same agent under another name.
-func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
-	for _, name := range r.sessions.Peers(xpu.Name) {
+func (r *reconciler) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
+	for _, name := range r.Sessions.Peers(xpu.Name) {
 		var other v1alpha1.XPU
 		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, &other)
 		if err == nil {
@@ -240,7 +284,7 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 }
 
 // connect opens a session with the XPU's configuration.
-func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
+func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"spec.endpoint is not set, and this is no "+
@@ -258,7 +302,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		FailedGrace: r.FailedGrace,
 		Stats:       r.Tracer.ClientHandler(),
 		Claimed: func(port opi.PortStatus) string {
-			return r.claimedElsewhere(context.Background(), name, port)
+			return r.AgentPorts.ClaimedElsewhere(context.Background(), name, port)
 		},
 	}
 
@@ -290,7 +334,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
 	}
 
-	if err := r.sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
+	if err := r.Sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
 		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
 	}
 

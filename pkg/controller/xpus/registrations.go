@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package xpus
 
 import (
 	"cmp"
@@ -30,7 +30,10 @@ import (
 // the xPUs themselves. The agents are the endpoints of Services with the label LabelAgents. An XPU
 // has the name of its node. It is never deleted here, because a node that is away may come back; an
 // administrator who removes a card deletes its XPU.
-type registrations struct{ base }
+type registrations struct {
+	reconciling.Cluster
+	namespace string
+}
 
 func (r *registrations) setup(mgr ctrl.Manager) error {
 	ofSlice := func(_ context.Context, slice client.Object) []reconcile.Request {
@@ -46,7 +49,7 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 			return nil
 		}
 		return []reconcile.Request{
-			{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: name}},
+			{NamespacedName: types.NamespacedName{Namespace: r.namespace, Name: name}},
 		}
 	}
 

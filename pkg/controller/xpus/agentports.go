@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xpus
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// AgentPorts knows which port an OPI agent must have for an XPUPort.
+type AgentPorts struct {
+	Client       client.Reader // reads come from the cache
+	Ports        *model.Ports
+	Installation opi.Installation // marks the ports at OPI agents
+}
+
+// PortID returns the id of a Port at the OPI agent. It is the id that the Port has already, or else
+// the name of the Function's eswitch port if the XPU's status has the name of its PF. The XPU may
+// be nil.
+func PortID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
+	if port.Status.BridgePort != "" {
+		return port.Status.BridgePort, nil
+	}
+
+	f := claim.FunctionOf(port.Spec.Function)
+	if xpu != nil && !AtAnotherNode(port, xpu) {
+		if id := eswitchPort(xpu.Status.PFs, f); id != "" {
+			return id, nil
+		}
+	}
+
+	return opi.PortID(f)
+}
+
+// HasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
+// them with any number.
+func HasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
+	pf, _ := pfOf(pfs, f)
+	return pf != nil
+}
+
+// eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
+func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
+	pf, part := pfOf(pfs, f)
+	if pf == nil {
+		return ""
+	}
+
+	id := opi.PortIDAt(pf.Name, part)
+	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
+		return ""
+	}
+	return id
+}
+
+// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
+// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
+func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
+	for i := range pfs {
+		if pfs[i].Address == string(f.Address) {
+			return &pfs[i], f.Subfunction
+		}
+	}
+
+	if f.Subfunction != "" {
+		return nil, "" // only PFs have SFs
+	}
+
+	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
+	// below it.
+	nearest := math.MaxInt
+	for i := range pfs {
+		pf := &pfs[i]
+		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
+			int(pf.VFStride))
+		if ok && index < int(pf.TotalVFs) && distance < nearest {
+			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
+		}
+	}
+
+	return of, part
+}
+
+// AtAnotherNode reports whether the XPU belongs to another node. Ports of two nodes can have the same id,
+// so that a Port at another node's XPU could take over a port of that node.
+func AtAnotherNode(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
+	return port.Spec.NodeName != xpu.Node()
+}
+
+// ClaimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, ""
+// if there is none. Two XPUs can have the same agent although their endpoints differ, and their
+// nodes can have Functions with the same addresses.
+func (a AgentPorts) ClaimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
+	same, err := a.Ports.By(ctx, model.ByMAC, port.MAC.String())
+	if err != nil { // the cache is not running
+		return "an XPUPort that cannot be read: " + err.Error()
+	}
+
+	var own v1alpha1.XPU
+	if err := a.Client.Get(ctx, client.ObjectKey{Name: xpu},
+		&own); client.IgnoreNotFound(err) != nil {
+		return "an XPU that cannot be read: " + err.Error()
+	}
+
+	elsewhere := ""
+	for i := range same {
+		other := same[i]
+		// A standby Port is not served, and the Port that it will replace may have the same id at
+		// its own xPU.
+		if addresses.IsStandby(other) {
+			continue
+		}
+
+		var its v1alpha1.XPU
+		if err := a.Client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
+			continue // it is gone, and nothing of it is served
+		}
+
+		want, err := a.Of(other, &its)
+		switch {
+		case err != nil || !port.Equal(want):
+		case other.Spec.XPU == xpu:
+			return ""
+		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
+		default:
+			elsewhere = fmt.Sprintf(
+				"XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace,
+				other.Name, other.Spec.XPU,
+			)
+		}
+	}
+
+	return elsewhere
+}
+
+// differ reports whether two serial numbers are known and differ.
+func differ(a, b string) bool { return a != "" && b != "" && a != b }
+
+// Of returns the port that the XPU's agent must have for the XPUPort. The XPU may be nil.
+func (a AgentPorts) Of(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
+	mac, err := function.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
+	}
+	id, err := PortID(port, xpu)
+	return a.Installation.Port(id, mac, port.Spec.Network), err
+}
