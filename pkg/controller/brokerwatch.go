@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
@@ -29,8 +31,11 @@ import (
 // back. The time since the last renewal is measured by this process, so that the clocks of both may
 // differ.
 type brokerWatch struct {
-	base
-	admissions *admissions
+	reconciling.Cluster
+	admissions *ports.Admissions
+	ports      *model.Ports
+	namespace  string        // of the Lease
+	grace      time.Duration // how long the Lease may be without a renewal
 
 	mu   sync.Mutex
 	last string    // the renewal that was seen last
@@ -39,7 +44,7 @@ type brokerWatch struct {
 }
 
 func (r *brokerWatch) setup(mgr ctrl.Manager) error {
-	lease := types.NamespacedName{Namespace: r.Namespace, Name: v1alpha1.BrokerLease}
+	lease := types.NamespacedName{Namespace: r.namespace, Name: v1alpha1.BrokerLease}
 	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetName() == lease.Name
 	}))
@@ -57,10 +62,14 @@ func (r *brokerWatch) setup(mgr ctrl.Manager) error {
 		Complete(r.Guarded(r))
 }
 
-func (r *brokerWatch) isAway() bool {
+// awayMessage says that the broker is away and what to look at, "" if the broker is there.
+func (r *brokerWatch) awayMessage() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.away
+	if !r.away {
+		return ""
+	}
+	return brokerAwayMessage(r.namespace)
 }
 
 func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -73,7 +82,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if changed {
 		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
 			"away", left <= 0)
-		r.admissions.wakeups.Add(0, r.allPorts(ctx)...)
+		r.admissions.Wake(r.allPorts(ctx)...)
 	}
 
 	if left > 0 {
@@ -84,7 +93,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 }
 
 func (r *brokerWatch) allPorts(ctx context.Context) (requests []reconcile.Request) {
-	ports, err := r.store.All(ctx)
+	ports, err := r.ports.All(ctx)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
@@ -104,7 +113,7 @@ func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, 
 		r.last, r.seen = renewal, time.Now()
 	}
 
-	left = r.BrokerGrace - time.Since(r.seen)
+	left = r.grace - time.Since(r.seen)
 	changed = r.away != (left <= 0)
 	r.away = left <= 0
 
@@ -122,7 +131,7 @@ func (r *brokerWatch) reportBrokerAway(ctx context.Context) error {
 		xpu := &xpus.Items[i]
 		before := xpu.DeepCopy()
 		away := reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway,
-			brokerAwayMessage(r.Namespace))
+			brokerAwayMessage(r.namespace))
 		meta.SetStatusCondition(&xpu.Status.Conditions, away)
 		if err := reconciling.WriteStatus(ctx, r.Client, xpu, before); err != nil {
 			return err

@@ -18,14 +18,13 @@ func TestBrokerWatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				watch := &brokerWatch{
-					base: base{Options: Options{BrokerGrace: 40 * time.Second}}, seen: time.Now(),
-				}
+				watch := &brokerWatch{grace: 40 * time.Second, seen: time.Now()}
 				var lease coordinationv1.Lease
 				is := func(when string, away, changed bool) {
 					t.Helper()
-					if _, news := watch.observe(&lease); watch.isAway() != away || news != changed {
-						t.Errorf("%s: away %t, news %t", when, watch.isAway(), news)
+					_, news := watch.observe(&lease)
+					if message := watch.awayMessage(); (message != "") != away || news != changed {
+						t.Errorf("%s: message %q, news %t", when, message, news)
 					}
 				}
 

@@ -4,25 +4,19 @@ package controller
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
-	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // podPort is a Port without a claim, as a node's agent makes it.
@@ -79,56 +73,6 @@ func TestPortOfNoAgent(t *testing.T) {
 	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+
 		c.namespace)
 	c.has(agent)
-}
-
-// TestNumberOfPorts: a node cannot have Ports without end, by SFs that it makes up. What it has
-// stays.
-func TestNumberOfPorts(t *testing.T) {
-	scheme, err := Scheme()
-	must.Succeed(t, err)
-
-	for _, test := range []struct {
-		up        int
-		functions int32
-		refused   string
-	}{
-		{1024, 0, "XPU card has 1024 Ports, and node node1 tells of 0 Functions"}, {1023, 0, ""},
-		{1024, 600, ""},
-		{1200, 600, "XPU card has 1200 Ports, and node node1 tells of 600 Functions"},
-	} {
-		node := &v1alpha1.XPUNode{
-			ObjectMeta: metav1.ObjectMeta{Name: "node1"},
-			Status:     v1alpha1.XPUNodeStatus{Functions: test.functions},
-		}
-
-		port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{NodeName: "node1", XPU: "card"}}
-		var others []*v1alpha1.XPUPort
-		for i := range test.up + 2 { // two wait
-			other := port.DeepCopy()
-			other.Namespace, other.Name = "xpu-system", fmt.Sprint("port", i)
-			if i < test.up {
-				other.Status.BridgePort = other.Name
-			}
-			others = append(others, other)
-		}
-
-		r := &ports{base: base{
-			Cluster: reconciling.Cluster{
-				Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build(),
-			},
-			store: model.NewPorts(others...),
-		}}
-
-		err := r.checkNumber(t.Context(), port)
-		if test.refused == "" && err != nil || test.refused != "" &&
-			(err == nil || !strings.Contains(err.Error(), test.refused)) {
-			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err,
-				test.refused)
-		}
-
-		port.Status.BridgePort = "up"
-		must.Succeed(t, r.checkNumber(t.Context(), port))
-	}
 }
 
 // watchesLeases gives the controller the right to watch the broker's Lease, which it has in a
@@ -281,27 +225,6 @@ func TestPortOnXPUOfAnotherNode(t *testing.T) {
 	}
 
 	c.has(agent, "vf-0000-3b-02-0")
-}
-
-func TestComesBefore(t *testing.T) {
-	at := func(name, bridgePort string, second int64) *v1alpha1.XPUPort {
-		return &v1alpha1.XPUPort{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: "ns", Name: name,
-				CreationTimestamp: metav1.NewTime(time.Unix(second, 0)),
-			},
-			Status: v1alpha1.XPUPortStatus{BridgePort: bridgePort},
-		}
-	}
-
-	ordered := []*v1alpha1.XPUPort{at("z", "vf", 9), at("y", "", 1), at("a", "", 2), at("b", "", 2)}
-	for i, a := range ordered {
-		for j, b := range ordered {
-			if got := takesPrecedence(a, b); got != (i < j) {
-				t.Errorf("takesPrecedence(%s, %s) = %t", a.Name, b.Name, got)
-			}
-		}
-	}
 }
 
 func TestPortIsForOneUser(t *testing.T) {

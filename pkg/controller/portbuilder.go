@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 )
@@ -43,7 +44,7 @@ func (r *claims) create(
 		return true, err
 	}
 
-	_, end := r.Tracer.Stage(ctx, c.UID, "create XPUPort", attributesOf(port)...)
+	_, end := r.Tracer.Stage(ctx, c.UID, "create XPUPort", ports.TraceAttributes(port)...)
 	err = r.Client.Create(ctx, port)
 	end(client.IgnoreAlreadyExists(err))
 

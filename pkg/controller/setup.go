@@ -30,12 +30,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
-	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
@@ -269,22 +269,26 @@ func (s *setup) xPUs() error {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
 
-	ports := &ports{
-		base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU),
-	}
-	if s.Role == RoleAll {
-		ports.allocator = s.allocator
-	}
-
 	bridges, err := networks.Setup(s.manager, s.Cluster, networks.Options{
 		Ports: s.store, Sessions: s.sessions, Catalog: s.catalog, Installation: s.Installation,
 		AgentTimeout: s.AgentTimeout, BridgeGrace: s.BridgeGrace, Concurrency: s.Concurrency,
 	})
 
+	o := ports.Options{
+		Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
+		Ports: s.store, Catalog: s.catalog, Sessions: s.sessions, AgentPorts: s.agentPorts,
+		Bridges: bridges, Provisioning: s.metrics.provisioning, Orphans: s.metrics.orphans,
+		Tracer: s.Tracer, ProvisionTimeout: s.ProvisionTimeout, AgentTimeout: s.AgentTimeout,
+		OrphanGrace: s.OrphanGrace, ResyncPeriod: s.ResyncPeriod,
+		Concurrency: s.Concurrency, ConcurrencyPerXPU: s.ConcurrencyPerXPU,
+	}
+	if s.Role == RoleAll {
+		o.Allocator = s.allocator
+	}
+
 	return errors.Join(
 		err,
-		ports.setup(s.manager),
-		(&resyncs{base: s.newBase(), bridges: bridges, ports: ports}).setup(s.manager),
+		ports.Setup(s.manager, s.Cluster, o),
 		xpus.Setup(s.manager, s.Cluster, xpus.Options{
 			Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
 			Ports: s.store, AgentPorts: s.agentPorts, Sessions: s.sessions, Bridges: bridges,
@@ -297,13 +301,23 @@ func (s *setup) xPUs() error {
 
 // admissions adds the reconciler that admits XPUPorts in a single cluster.
 func (s *setup) admissions() error {
-	return (&admissions{base: s.newBase(), allocator: s.allocator}).setup(s.manager)
+	_, err := s.setupAdmissions(nil)
+	return err
+}
+
+func (s *setup) setupAdmissions(brokerAway func() string) (*ports.Admissions, error) {
+	return ports.SetupAdmissions(s.manager, s.Cluster, ports.AdmissionOptions{
+		Namespace: s.Namespace, Ports: s.store, Allocator: s.allocator, Catalog: s.catalog,
+		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout, Concurrency: s.Concurrency,
+	})
 }
 
 // tenant adds the reconcilers of a tenant cluster, which depend on a broker.
 func (s *setup) tenant() error {
-	admissions := &admissions{base: s.newBase(), allocator: s.allocator}
-	watch := &brokerWatch{base: s.newBase(), admissions: admissions}
-	admissions.brokerAway = watch.isAway
-	return errors.Join(admissions.setup(s.manager), watch.setup(s.manager))
+	watch := &brokerWatch{
+		Cluster: s.Cluster, ports: s.store, namespace: s.Namespace, grace: s.BrokerGrace,
+	}
+	var err error
+	watch.admissions, err = s.setupAdmissions(watch.awayMessage)
+	return errors.Join(err, watch.setup(s.manager))
 }

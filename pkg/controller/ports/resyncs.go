@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"cmp"
@@ -13,12 +13,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -33,9 +33,10 @@ import (
 // deleted while the agent was away. They are deleted after OrphanGrace. Ports and networks of
 // others are reported in the XPU's status.
 type resyncs struct {
-	base
-	bridges *networks.Bridges
-	ports   *ports
+	reconciling.Cluster
+	Options
+	serving *reconciler
+	retries workqueue.TypedRateLimiter[reconcile.Request]
 	seen    reconciling.Durations[orphan]
 }
 
@@ -44,14 +45,14 @@ type orphan struct{ xpu, kind, id string }
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "resync", r.Concurrency).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, sessions.RequestFor)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, sessions.RequestFor)).
 		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
 }
 
 // Reconcile is called when the connection to the XPU's agent changed, or when the next comparison
 // is due.
 func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
-	agent := r.sessions.Connection(xpu.Name).Agent
+	agent := r.Sessions.Connection(xpu.Name).Agent
 	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look
 	}
@@ -80,7 +81,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	}
 
 	after := r.collect(ctx, bounded, agent, xpu, orphans)
-	r.sessions.Compared(xpu.Name, agent, orphans.Len() == 0)
+	r.Sessions.Compared(xpu.Name, agent, orphans.Len() == 0)
 	before := xpu.DeepCopy()
 
 	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {
@@ -101,7 +102,7 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
 		err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
-		r.ports.wakeups.Add(0, r.store.RequestsBy(ctx, model.ByXPU, xpu.Name)...)
+		r.serving.wakeups.Add(0, r.Ports.RequestsBy(ctx, model.ByXPU, xpu.Name)...)
 		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 	}
 	return ctrl.Result{RequeueAfter: r.retries.When(reconciling.RequestFor(xpu))}, nil
@@ -113,7 +114,7 @@ func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
 ) error {
-	wanted, err := r.store.By(ctx, model.ByXPU, xpu.Name)
+	wanted, err := r.Ports.By(ctx, model.ByXPU, xpu.Name)
 	if err != nil {
 		return err
 	}
@@ -126,13 +127,13 @@ func (r *resyncs) comparePorts(
 	backed := sets.New[string]()
 	for i := range wanted {
 		port := wanted[i]
-		want, err := r.agentPorts.Of(port, xpu)
+		want, err := r.AgentPorts.Of(port, xpu)
 		backed.Insert(want.ID)
 		got := has[want.ID]
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) &&
 			up.HasAll(want.Networks...)
 		if isReady(port) && !served { // others are being worked at
-			r.ports.wakeups.Add(0, reconciling.RequestFor(port))
+			r.serving.wakeups.Add(0, reconciling.RequestFor(port))
 		}
 	}
 
@@ -142,7 +143,7 @@ func (r *resyncs) comparePorts(
 			foreign.Unknown++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID+" (unknown whose)")
 		case port.State == opi.StateDeleting && len(port.Networks) == 0: // whosever it is
-		case !r.Installation.OwnsPort(port.Port) || r.agentPorts.ClaimedElsewhere(ctx, xpu.Name, port) != "":
+		case !r.Installation.OwnsPort(port.Port) || r.AgentPorts.ClaimedElsewhere(ctx, xpu.Name, port) != "":
 			foreign.Ports++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID)
 		case !backed.Has(port.ID) && port.State != opi.StateDeleting:
@@ -167,11 +168,11 @@ func (r *resyncs) compareNetworks(
 	}
 
 	known := sets.New[string]()
-	for _, b := range r.bridges.OfXPU(xpu.Name) {
+	for _, b := range r.Bridges.OfXPU(xpu.Name) {
 		id := r.Installation.NetworkID(b.Network)
 		known.Insert(id)
-		if !up.Has(id) && r.bridges.IsNeeded(b) {
-			r.bridges.Wake(b)
+		if !up.Has(id) && r.Bridges.IsNeeded(b) {
+			r.Bridges.Wake(b)
 		}
 	}
 
@@ -228,7 +229,7 @@ func (r *resyncs) collect(
 		}
 
 		r.seen.Reset(o)
-		r.metrics.orphans.WithLabelValues(xpu.Name, o.kind).Inc()
+		r.Orphans.WithLabelValues(xpu.Name, o.kind).Inc()
 		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
 		r.Events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
 			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id,
@@ -237,7 +238,7 @@ func (r *resyncs) collect(
 	}
 
 	if deleted {
-		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
+		r.serving.wakeups.Add(0, r.serving.waiting(ctx, xpu.Name)...) // it may have been in their way
 		// an object that came in this moment may have wanted it
 		after = reconciling.Smaller(after, reconciling.FirstRetry)
 	}

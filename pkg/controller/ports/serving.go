@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"cmp"
@@ -11,11 +11,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/attribute"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,15 +36,77 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// ports has OPI agents serve admitted XPUPorts. An XPUPort keeps its finalizer until the agent
+// Options configure the reconciler that has OPI agents serve XPUPorts, and the comparison with what
+// agents have.
+type Options struct {
+	// Infra is whether the XPUPorts were admitted in the clusters of tenants.
+	Infra bool
+	// Installation marks the ports and networks of this cluster at OPI agents.
+	Installation opi.Installation
+	// Namespace contains the XPUPorts of node agents.
+	Namespace string
+
+	// Ports are the XPUPorts to be served.
+	Ports *model.Ports
+	// Allocator has the addresses of XPUPorts. It is nil where another cluster assigns them.
+	Allocator *addresses.Allocator
+	// Catalog finds out whether a network can be used.
+	Catalog networks.Catalog
+	// Sessions reach the OPI agents.
+	Sessions *sessions.Sessions
+	// AgentPorts knows the port that an agent must have for an XPUPort.
+	AgentPorts xpus.AgentPorts
+	// Bridges are woken if an agent does not have their network.
+	Bridges *networks.Bridges
+
+	// Provisioning observes the seconds from the creation of an XPUPort until it is up.
+	Provisioning prometheus.Observer
+	// Orphans counts the deleted orphans, by XPU and kind.
+	Orphans *prometheus.CounterVec
+	// Tracer records the stages of XPUPorts. It may be nil.
+	Tracer *tracing.Tracer
+
+	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused.
+	ProvisionTimeout time.Duration
+	// AgentTimeout bounds the calls to an OPI agent for one object.
+	AgentTimeout time.Duration
+	// OrphanGrace is how long an OPI agent keeps a port or network that no object wants.
+	OrphanGrace time.Duration
+	// ResyncPeriod is the least time between two comparisons with what an OPI agent has.
+	ResyncPeriod time.Duration
+	// Concurrency is how many XPUPorts are reconciled at once, and ConcurrencyPerXPU how many of
+	// one XPU.
+	Concurrency, ConcurrencyPerXPU int
+}
+
+// Setup adds the reconcilers that have OPI agents serve XPUPorts to the manager.
+func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
+	serving := &reconciler{
+		Cluster: cluster, Options: o,
+		siblings: siblings{ports: o.Ports, namespace: o.Namespace, infra: o.Infra},
+		deadline: deadline(o.ProvisionTimeout),
+		turns:    queue.NewTurns[reconcile.Request](o.ConcurrencyPerXPU),
+		retries:  reconciling.RetryLimiter[reconcile.Request](),
+	}
+	resyncs := &resyncs{
+		Cluster: cluster, Options: o, serving: serving,
+		retries: reconciling.RetryLimiter[reconcile.Request](),
+	}
+	return errors.Join(serving.setup(mgr), resyncs.setup(mgr))
+}
+
+// reconciler has OPI agents serve admitted XPUPorts. An XPUPort keeps its finalizer until the agent
 // confirms that the port is gone.
-type ports struct {
-	base
-	// allocator is nil where another cluster assigns the addresses
-	allocator *addresses.Allocator
-	turns     *queue.Turns[reconcile.Request] // by XPU
+type reconciler struct {
+	reconciling.Cluster
+	Options
+	siblings siblings
+	deadline deadline
+	retries  workqueue.TypedRateLimiter[reconcile.Request]
+	turns    *queue.Turns[reconcile.Request] // by XPU
 	// functions are locks by [model.FunctionKey], which are held while a port is created or
 	// deleted.
 	functions keylock.Locks[string]
@@ -50,52 +114,30 @@ type ports struct {
 	seen      reconciling.Durations[types.UID] // since when Ports are known that are not up yet
 }
 
-func (r *ports) setup(mgr ctrl.Manager) error {
+func (r *reconciler) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.store.RequestsBy(ctx, model.ByNetwork, network.GetName())
+		return r.Ports.RequestsBy(ctx, model.ByNetwork, network.GetName())
 	}
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
-		return r.store.RequestsBy(ctx, model.ByXPU, xpu.GetName())
+		return r.Ports.RequestsBy(ctx, model.ByXPU, xpu.GetName())
 	}
 
 	return reconciling.NewController(mgr, "xpuport", r.Concurrency).
-		WatchesRawSource(model.Source(r.store, r.portChanged)).
+		WatchesRawSource(model.Source(r.Ports, r.siblings.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), xpus.WhenServing).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.ConnectionChanged, r.waiting)).
-		WatchesRawSource(sessions.Source(r.sessions, sessions.HealthChanged, r.waitingForLost)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, r.waiting)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.HealthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
 		Complete(r.Guarded(r))
 }
 
-// portChanged enqueues a Port whose spec changed or that was admitted. If the Port is gone, it also
-// enqueues the Ports that may have waited for its Function or its MAC address.
-func (r *base) portChanged(
-	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
-) {
-	port := change.Port()
-	if change.SpecChanged() || change.Gone() || isAdmitted(change.Old) != isAdmitted(port) {
-		queue.Add(reconciling.RequestFor(port))
-	}
-
-	var others []reconcile.Request
-	if change.Made() || change.Gone() {
-		others = r.siblings(ctx, port)
-	}
-	if change.Gone() {
-		others = append(others, r.rivals(ctx, port)...)
-	}
-	for _, request := range others {
-		queue.Add(request)
-	}
-}
-
 // waiting returns the Ports of an XPU that wait for its agent. Ports that are up are not among
 // them, because resyncs compares them with the agent's ports.
-func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
-	all, err := r.store.By(ctx, model.ByXPU, xpu)
+func (r *reconciler) waiting(ctx context.Context, xpu string) []reconcile.Request {
+	all, err := r.Ports.By(ctx, model.ByXPU, xpu)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 	}
@@ -112,8 +154,8 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 
 // waitingForLost returns the waiting Ports of an XPU whose agent is lost, because an abandoned XPU
 // releases its Ports once the agent counts as lost.
-func (r *ports) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
-	if !r.sessions.Connection(xpu).Lost() {
+func (r *reconciler) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
+	if !r.Sessions.Connection(xpu).Lost() {
 		return nil
 	}
 	return r.waiting(ctx, xpu)
@@ -123,8 +165,8 @@ func isReady(port *v1alpha1.XPUPort) bool {
 	return v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
 }
 
-func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	found, err := r.store.Get(ctx, req.NamespacedName)
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	found, err := r.Ports.Get(ctx, req.NamespacedName)
 	if found == nil || err != nil {
 		r.retries.Forget(req)
 		r.turns.Done(req)
@@ -148,7 +190,7 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		if port.Status.BridgePort == "" {
 			r.seen.Elapsed(port.UID)
 		}
-		if r.Role == RoleAll && !isAdmitted(port) {
+		if !r.Infra && !isAdmitted(port) {
 			return ctrl.Result{}, nil // an event comes once it is admitted
 		}
 
@@ -167,14 +209,14 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 
 	r.seen.Reset(port.UID)
 	if isReleased(port) {
-		return ctrl.Result{}, r.letGo(ctx, port)
+		return ctrl.Result{}, letGo(ctx, r.Client, port)
 	}
 	if gone, err := r.remove(ctx, port); err != nil {
 		return r.conclude(ctx, port, port.DeepCopy(), err)
 	} else if !gone {
 		return ctrl.Result{}, nil // an event comes once the agent's state is known
 	}
-	if err := r.letGo(ctx, port); err != nil {
+	if err := letGo(ctx, r.Client, port); err != nil {
 		return ctrl.Result{}, err
 	}
 
@@ -186,25 +228,25 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 
 // notUp reports why the agent does not serve the Port. err is nil while nothing is known. A Port
 // that was up stays up while its agent is away, because the XPU's status reports the agent.
-func (r *ports) notUp(
+func (r *reconciler) notUp(
 	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
 ) (ctrl.Result, error) {
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
-	switch left := r.left(port); {
+	switch left := r.deadline.left(port); {
 	case err == nil && (left > 0 || !isAwaited(port)):
 		return ctrl.Result{RequeueAfter: left}, nil
 	case err == nil:
-		err = r.late("XPU " + port.Spec.XPU + " is not connected")
+		err = r.deadline.late("XPU " + port.Spec.XPU + " is not connected")
 	case refused && refusal.Reason == v1alpha1.ReasonXPUUnavailable &&
 		port.Status.BridgePort != "":
 		return ctrl.Result{RequeueAfter: refusal.Pause}, nil
 	}
-	return r.conclude(ctx, port, before, r.withinDeadline(port, err))
+	return r.conclude(ctx, port, before, r.deadline.apply(port, err))
 }
 
 // conclude reports the outcome of an attempt to serve or to remove the Port in the status, the log
 // and the metrics.
-func (r *ports) conclude(
+func (r *reconciler) conclude(
 	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
 ) (ctrl.Result, error) {
 	result, err := r.Conclude(ctx, port, before, &port.Status.Conditions,
@@ -223,9 +265,9 @@ func (r *ports) conclude(
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
 	if before.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == "" {
 		took := r.sinceMade(port)
-		r.metrics.provisioning.Observe(took.Seconds())
+		r.Provisioning.Observe(took.Seconds())
 		r.Tracer.Whole(ctx, traced(port), "claim to Ready", time.Now().Add(-took),
-			attributesOf(port)...)
+			TraceAttributes(port)...)
 	}
 
 	r.seen.Reset(port.UID)
@@ -235,15 +277,15 @@ func (r *ports) conclude(
 // sinceMade returns the age of a Port, or up to a second less. The creation time has whole seconds,
 // so that the time since the Port was first seen is more precise. That time is too short if the
 // controller started after the Port was created.
-func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
+func (r *reconciler) sinceMade(port *v1alpha1.XPUPort) time.Duration {
 	return max(r.seen.Elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
 // ensure has the agent serve the Port, and then sets the Port's status. A refusal says why the
 // agent does not serve it. Other errors come from the API server. up is false without an error if
 // nothing is known yet; an event will come then.
-func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, err error) {
-	before, err := r.preferred(ctx, port)
+func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, err error) {
+	before, err := r.siblings.preferred(ctx, port)
 	if err != nil {
 		return false, err
 	}
@@ -255,7 +297,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, er
 		return false, addresses.Busy(before)
 	}
 
-	network, err := r.catalog.Usable(ctx, port.Spec.Network)
+	network, err := r.Catalog.Usable(ctx, port.Spec.Network)
 	if err != nil {
 		return false, err
 	}
@@ -282,7 +324,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up bool, er
 }
 
 // check returns a refusal if the XPU must not serve the Port. The XPU is nil if it does not exist.
-func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
+func (r *reconciler) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	if xpu == nil {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
 	}
@@ -300,8 +342,8 @@ func (r *ports) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1
 		return keptFromPods(port, xpu)
 	}
 
-	if r.allocator != nil && port.Spec.Claim.Name != "" {
-		return r.allocator.CheckOwn(ctx, port)
+	if r.Allocator != nil && port.Spec.Claim.Name != "" {
+		return r.Allocator.CheckOwn(ctx, port)
 	}
 
 	return nil
@@ -334,12 +376,12 @@ const freePorts, mostPorts = 1024, 1 << 14
 
 // checkNumber returns a refusal if the XPU has many more Ports than its node has Functions.
 // Without this check, a node could name any number of Functions, because an SF may have any number.
-func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
+func (r *reconciler) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if port.Status.BridgePort != "" {
 		return nil
 	}
 
-	all, err := r.store.By(ctx, model.ByXPU, port.Spec.XPU)
+	all, err := r.Ports.By(ctx, model.ByXPU, port.Spec.XPU)
 	if err != nil || len(all) <= freePorts {
 		return err
 	}
@@ -371,7 +413,7 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 // serve has the XPU's agent serve a Port with these addresses. mtu is the largest MTU that the
 // agent carries, 0 if the agent does not report it. up is false without an error if it is not known
 // yet whether the agent answers.
-func (r *ports) serve(
+func (r *reconciler) serve(
 	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork,
 	xpu *v1alpha1.XPU,
 ) (mtu int32, up bool, err error) {
@@ -380,7 +422,7 @@ func (r *ports) serve(
 		return 0, false, err
 	}
 
-	want, err := r.agentPorts.Of(port, xpu)
+	want, err := r.AgentPorts.Of(port, xpu)
 	if err == nil {
 		want.Addresses, err = hostAddresses(addresses)
 	}
@@ -393,14 +435,14 @@ func (r *ports) serve(
 		timeout = min(timeout, quickTimeout)
 	}
 
-	if left := r.left(port); left > 0 {
+	if left := r.deadline.left(port); left > 0 {
 		timeout = min(timeout, left)
 	}
 
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 
-	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", attributesOf(port)...)
+	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", TraceAttributes(port)...)
 	err = agent.EnsurePort(bounded, want, networks.AtAgents(r.Installation, network))
 	end(err)
 
@@ -422,7 +464,8 @@ func traced(port *v1alpha1.XPUPort) types.UID {
 	return cmp.Or(port.Spec.Claim.UID, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).UID)
 }
 
-func attributesOf(port *v1alpha1.XPUPort) []attribute.KeyValue {
+// TraceAttributes returns the attributes of the Port's stages in a trace.
+func TraceAttributes(port *v1alpha1.XPUPort) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("k8s.namespace.name", port.Namespace),
 		attribute.String("k8s.node.name", port.Spec.NodeName),
@@ -444,7 +487,7 @@ func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
 }
 
 // xpuOf returns the Port's XPU, nil if it does not exist.
-func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU, error) {
+func (r *reconciler) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU, error) {
 	var xpu v1alpha1.XPU
 	err := r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
 	if apierrors.IsNotFound(err) {
@@ -459,7 +502,7 @@ func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XP
 // failure converts an error of the agent to a refusal. No event comes when the agent could serve
 // the Port, so that the pauses between calls grow. A Port that the agent refuses is retried after
 // LastRetry.
-func (r *ports) failure(port *v1alpha1.XPUPort, err error) error {
+func (r *reconciler) failure(port *v1alpha1.XPUPort, err error) error {
 	reason, message := v1alpha1.ReasonFailed, "XPU "+port.Spec.XPU+": "+reconciling.OneLine(err)
 	pause := r.retries.When(reconciling.RequestFor(port))
 	switch {
@@ -487,8 +530,8 @@ const quickTimeout = 2 * time.Second
 
 // remove has the agent delete the Port, and reports whether it is gone. Its errors have the same
 // meaning as the errors of ensure.
-func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, err error) {
-	before, err := r.preferred(ctx, port)
+func (r *reconciler) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, err error) {
+	before, err := r.siblings.preferred(ctx, port)
 	if err != nil {
 		return false, err
 	}
@@ -500,7 +543,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 	case before != nil && before.Spec.XPU == port.Spec.XPU:
 		r.handOver(ctx, port, before, xpu)
 		return true, nil
-	case xpu == nil, xpu.Spec.Abandon && r.sessions.Connection(xpu.Name).Lost():
+	case xpu == nil, xpu.Spec.Abandon && r.Sessions.Connection(xpu.Name).Lost():
 		r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
 			port.Spec.XPU)
@@ -549,7 +592,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, 
 
 // notReleased is the refusal of a Port that is being deleted and that the agent still has. No event
 // comes when the agent could delete it, so that the pauses between calls grow.
-func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) error {
+func (r *reconciler) notReleased(port *v1alpha1.XPUPort, err error) error {
 	reason, format := v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s"
 	if errors.Is(err, opi.ErrUnknown) {
 		reason = v1alpha1.ReasonUnknown
@@ -565,11 +608,11 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) error {
 
 // deletePort has the agent delete the port. If the card is in another node now, it first checks
 // that the port with this id is not the port of a Function there.
-func (r *ports) deletePort(
+func (r *reconciler) deletePort(
 	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
 ) error {
 	if xpu != nil && xpus.AtAnotherNode(port, xpu) {
-		has, invalid := r.agentPorts.Of(port, xpu)
+		has, invalid := r.AgentPorts.Of(port, xpu)
 		got, err := agent.GetPort(ctx, id)
 		if errors.Is(err, opi.ErrNotFound) || err == nil && (invalid != nil || !got.Equal(has)) {
 			return nil
@@ -584,11 +627,11 @@ func (r *ports) deletePort(
 // handOver leaves the agent's port to another Port of the Function. It deletes the agent's port if
 // the other Port asks for different properties, because otherwise the Function would stay in a
 // network that the other Port does not join.
-func (r *ports) handOver(
+func (r *reconciler) handOver(
 	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
 ) {
-	has, err := r.agentPorts.Of(port, xpu)
-	wants, invalid := r.agentPorts.Of(other, xpu)
+	has, err := r.AgentPorts.Of(port, xpu)
+	wants, invalid := r.AgentPorts.Of(other, xpu)
 	if err != nil || invalid == nil && has.Equal(wants) {
 		return
 	}
@@ -614,8 +657,8 @@ func (r *ports) handOver(
 
 // agent returns the session with the XPU's agent, or a refusal if the agent cannot be reached. Both
 // are nil while the state of the connection is not known.
-func (r *ports) agent(xpu string) (*opi.Session, error) {
-	switch conn := r.sessions.Connection(xpu); {
+func (r *reconciler) agent(xpu string) (*opi.Session, error) {
+	switch conn := r.Sessions.Connection(xpu); {
 	case conn.Agent != nil:
 		return conn.Agent, nil
 	case !conn.Health.Known:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"errors"
@@ -10,9 +10,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
-// withinDeadline adapts a refusal to the Port's age and state. A Port that never was up is refused
-// as failed after ProvisionTimeout. Other errors are returned unchanged.
-func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
+// deadline is how long after its creation a Port that never was up is refused.
+type deadline time.Duration
+
+// apply adapts a refusal to the Port's age and state. A Port that never was up is refused
+// as failed after the deadline. Other errors are returned unchanged.
+func (d deadline) apply(port *v1alpha1.XPUPort, err error) error {
 	refusal, isRefusal := errors.AsType[*reconciling.Refusal](err)
 	if !isRefusal || !isAwaited(port) || v1alpha1.Refused(refusal.Reason) {
 		return err
@@ -24,26 +27,26 @@ func (r *base) withinDeadline(port *v1alpha1.XPUPort, err error) error {
 		return err
 	}
 
-	if left := r.left(port); left > 0 {
+	if left := d.left(port); left > 0 {
 		return reconciling.RetryAfter(err, reconciling.Smaller(refusal.Pause, left))
 	}
 
-	return reconciling.RetryAfter(r.late(refusal.Message), refusal.Pause)
+	return reconciling.RetryAfter(d.late(refusal.Message), refusal.Pause)
 }
 
-// late is the refusal of a Port that was not up within ProvisionTimeout.
-func (r *base) late(why string) error {
+// late is the refusal of a Port that was not up within the deadline.
+func (d deadline) late(why string) error {
 	return reconciling.Refuse(v1alpha1.ReasonFailed, "not up %s after its creation: %s",
-		r.ProvisionTimeout, why)
+		time.Duration(d), why)
 }
 
 // left returns the time until a Port that never was up is refused. It is 0 or less if the time has
 // passed, if the Port was up, or if no pod waits for it.
-func (r *base) left(port *v1alpha1.XPUPort) time.Duration {
+func (d deadline) left(port *v1alpha1.XPUPort) time.Duration {
 	if !isAwaited(port) {
 		return 0
 	}
-	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
+	return time.Until(port.CreationTimestamp.Add(time.Duration(d)))
 }
 
 // isAwaited reports whether a pod waits for a Port that never was up.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"cmp"
@@ -13,11 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
@@ -29,10 +27,10 @@ var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachin
 // returns a refusal. The reason is Standby if the pods of both Ports belong to one virtual machine,
 // which is being migrated. The Port then becomes the successor of the other Port, and its status
 // has the same addresses. Without a refusal, an event will come that decides.
-func (r *admissions) ownsMAC(
+func (r *Admissions) ownsMAC(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (owns bool, err error) {
-	holder, predecessor, err := r.allocator.Holder(ctx, port)
+	holder, predecessor, err := r.Allocator.Holder(ctx, port)
 	if err != nil || holder == (types.NamespacedName{}) {
 		return err == nil, err
 	}
@@ -47,7 +45,7 @@ func (r *admissions) ownsMAC(
 			return false, err
 		}
 	}
-	if made, err := r.allocator.MakeStandby(ctx, port, holder); !made {
+	if made, err := r.Allocator.MakeStandby(ctx, port, holder); !made {
 		return false, err
 	}
 
@@ -62,7 +60,7 @@ func (r *admissions) ownsMAC(
 // mayStandBy returns conflict if the Port must not replace the other one. It returns another
 // refusal if the Port's xPU cannot serve it, because the virtual machine would move to a node
 // where it cannot be reached.
-func (r *admissions) mayStandBy(
+func (r *Admissions) mayStandBy(
 	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict error,
 ) error {
 	if !sameAddresses(port, predecessor) {
@@ -106,7 +104,7 @@ func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 // sameVirtualMachine reports whether KubeVirt created the pods of both Ports for one virtual
 // machine. Pods of two namespaces never belong together, because a user of one namespace must not
 // get the addresses of the other.
-func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
+func (r *Admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
 	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace ||
 		a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
@@ -125,7 +123,7 @@ func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUP
 // is "" for other pods, and for a pod that is not on the Port's node. The owner proves it, because
 // a node may name any pod in its Ports and create mirror pods with any label, but only its Node can
 // own them.
-func (r *admissions) virtualMachineOf(
+func (r *Admissions) virtualMachineOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (types.UID, error) {
 	ref := port.Spec.Pod
@@ -146,12 +144,4 @@ func (r *admissions) virtualMachineOf(
 	}
 
 	return owner.UID, nil
-}
-
-// rivals returns the other Ports with a Port's MAC address.
-func (r *base) rivals(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-	all := r.store.RequestsBy(ctx, model.ByMAC, model.MACKey(port))
-	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
-		return request == reconciling.RequestFor(port)
-	})
 }

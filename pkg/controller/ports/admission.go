@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -21,35 +20,71 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// admissions decides which XPUPorts may join their networks, and assigns their addresses. It
-// reports the decision in the condition Admitted. An XPUPort of a claim was admitted when it was
-// created. In a tenant cluster, the broker carries admitted XPUPorts to the infra cluster. In a
-// single cluster, [ports] has OPI agents serve them.
-type admissions struct {
-	base
-	allocator *addresses.Allocator
-	// brokerAway reports whether the broker that carries admitted Ports is away. It is nil in a
-	// single cluster.
-	brokerAway func() bool
-	wakeups    queue.Wakeups[reconcile.Request]
+// AdmissionOptions configure the admission of XPUPorts.
+type AdmissionOptions struct {
+	// Namespace contains the XPUPorts of node agents.
+	Namespace string
+
+	// Ports are the XPUPorts to be admitted.
+	Ports *model.Ports
+	// Allocator assigns addresses.
+	Allocator *addresses.Allocator
+	// Catalog finds out whether a network can be used.
+	Catalog networks.Catalog
+	// BrokerAway says why no broker carries admitted XPUPorts to an infra cluster, "" if one does.
+	// It is nil in a single cluster.
+	BrokerAway func() string
+
+	// ProvisionTimeout is [Options.ProvisionTimeout].
+	ProvisionTimeout time.Duration
+	// Concurrency is how many XPUPorts are admitted at once.
+	Concurrency int
 }
 
-func (r *admissions) setup(mgr ctrl.Manager) error {
+// SetupAdmissions adds the reconciler that admits XPUPorts to the manager.
+func SetupAdmissions(
+	mgr ctrl.Manager, cluster reconciling.Cluster, o AdmissionOptions,
+) (*Admissions, error) {
+	r := &Admissions{
+		Cluster: cluster, AdmissionOptions: o,
+		siblings: siblings{ports: o.Ports, namespace: o.Namespace},
+		deadline: deadline(o.ProvisionTimeout),
+	}
+	return r, r.setup(mgr)
+}
+
+// Admissions decides which XPUPorts may join their networks, and assigns their addresses. It
+// reports the decision in the condition Admitted. An XPUPort of a claim was admitted when it was
+// created. In a tenant cluster, the broker carries admitted XPUPorts to the infra cluster. In a
+// single cluster, [Setup] has OPI agents serve them.
+type Admissions struct {
+	reconciling.Cluster
+	AdmissionOptions
+	siblings siblings
+	deadline deadline
+	wakeups  queue.Wakeups[reconcile.Request]
+}
+
+// Wake has these XPUPorts looked at again.
+func (r *Admissions) Wake(ports ...reconcile.Request) { r.wakeups.Add(0, ports...) }
+
+func (r *Admissions) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.store.RequestsBy(ctx, model.ByNetwork, network.GetName())
+		return r.Ports.RequestsBy(ctx, model.ByNetwork, network.GetName())
 	}
 	onPool := func(ctx context.Context, pool client.Object) []reconcile.Request {
-		return r.store.RequestsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
+		return r.Ports.RequestsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
 	}
 
 	return reconciling.NewController(mgr, "admission", r.Concurrency).
-		WatchesRawSource(model.Source(r.store, r.portChanged)).
+		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.DevicePool{}, enqueue(onPool), reconciling.WhenSpecChanged).
 		WatchesRawSource(r.wakeups.Source()).
@@ -57,50 +92,46 @@ func (r *admissions) setup(mgr ctrl.Manager) error {
 }
 
 // portChanged also enqueues a Port that the broker has released.
-func (r *admissions) portChanged(
+func (r *Admissions) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
-	r.base.portChanged(ctx, change, queue)
+	r.siblings.portChanged(ctx, change, queue)
 	if !change.Gone() && isReleased(change.New) {
 		queue.Add(reconciling.RequestFor(change.New))
 	}
 }
 
-func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	found, err := r.store.Get(ctx, req.NamespacedName)
+func (r *Admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	found, err := r.Ports.Get(ctx, req.NamespacedName)
 	if found == nil || err != nil {
 		return ctrl.Result{}, err
 	}
 
 	port := found.DeepCopy()
 	if !port.DeletionTimestamp.IsZero() {
-		if r.Role == RoleTenant && isReleased(port) {
-			return ctrl.Result{}, r.letGo(ctx, port)
+		if r.BrokerAway != nil && isReleased(port) {
+			return ctrl.Result{}, letGo(ctx, r.Client, port)
 		}
 		return ctrl.Result{}, nil
 	}
 
 	before := port.DeepCopy()
 	admitted, err := r.admit(ctx, port)
-	if admitted && r.brokerAway != nil && r.brokerAway() && port.Status.BridgePort == "" {
-		err = reconciling.Refuse(v1alpha1.ReasonBrokerAway, "%s", brokerAwayMessage(r.Namespace))
+	if admitted && r.BrokerAway != nil && port.Status.BridgePort == "" {
+		if why := r.BrokerAway(); why != "" {
+			err = reconciling.Refuse(v1alpha1.ReasonBrokerAway, "%s", why)
+		}
 	}
 
 	switch {
 	case err != nil:
 		return r.Conclude(ctx, port, before, &port.Status.Conditions, "",
-			r.withinDeadline(port, err))
+			r.deadline.apply(port, err))
 	case !admitted:
 		return ctrl.Result{}, nil // an event comes
 	}
 
 	return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, port, before)
-}
-
-// isReleased reports whether a Port is being deleted that no xPU serves any more.
-func isReleased(port client.Object) bool {
-	return !port.GetDeletionTimestamp().IsZero() &&
-		!controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
 }
 
 // isAdmitted reports whether a Port may be served. A Port that is up has joined its network and
@@ -111,10 +142,10 @@ func isAdmitted(port *v1alpha1.XPUPort) bool {
 
 // admit sets the condition Admitted of a Port, and its addresses. A refusal says why the Port may
 // not join the network. admitted is false without an error if an event will come that decides.
-func (r *admissions) admit(
+func (r *Admissions) admit(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (admitted bool, err error) {
-	other, err := r.preferred(ctx, port)
+	other, err := r.siblings.preferred(ctx, port)
 	if err != nil {
 		return false, err
 	}
@@ -153,22 +184,22 @@ func (r *admissions) admit(
 }
 
 // networkOf returns the Port's network, or a refusal if the Port may not join it.
-func (r *admissions) networkOf(
+func (r *Admissions) networkOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (*v1alpha1.XPUNetwork, error) {
-	network, err := r.catalog.Usable(ctx, port.Spec.Network)
+	network, err := r.Catalog.Usable(ctx, port.Spec.Network)
 	if err == nil {
 		err = r.checkMaker(port)
 	}
 	if err == nil && !port.Spec.Ahead {
-		err = r.catalog.Admit(ctx, network, namespaceOf(port))
+		err = r.Catalog.Admit(ctx, network, namespaceOf(port))
 	}
 	return network, err
 }
 
-// checkMaker returns a refusal for a Port that is not genuine: see [base.isGenuine].
-func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
-	if r.isGenuine(port) {
+// checkMaker returns a refusal for a Port that is not genuine: see [siblings.isGenuine].
+func (r *Admissions) checkMaker(port *v1alpha1.XPUPort) error {
+	if r.siblings.isGenuine(port) {
 		return nil
 	}
 	return reconciling.Refuse(v1alpha1.ReasonForbidden,
@@ -182,7 +213,7 @@ func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 const aheadGrace = 10 * time.Second
 
 // endAhead deletes a Port that was made ahead.
-func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+func (r *Admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace,
@@ -197,7 +228,7 @@ func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why s
 // made ahead. Its pool must name the network. Whether a pod may join the network is decided when
 // there is a pod. The MAC address must be derived from the Function, because otherwise a node could
 // claim the MAC address of another pod.
-func (r *admissions) checkAhead(
+func (r *Admissions) checkAhead(
 	ctx context.Context, port, other *v1alpha1.XPUPort,
 ) (stays bool, err error) {
 	if other != nil {
@@ -229,7 +260,7 @@ func (r *admissions) checkAhead(
 // addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused
 // if another Port has its MAC address. If the pods of both belong to one virtual machine, it waits
 // until the other Port is gone. known is false without an error if an event will come that decides.
-func (r *admissions) addressesOf(
+func (r *Admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) (addresses []string, known bool, err error) {
 	if port.Spec.Ahead {
@@ -239,7 +270,7 @@ func (r *admissions) addressesOf(
 		return nil, false, err
 	}
 
-	addresses, known, err = r.allocator.Adopt(ctx, port, network)
+	addresses, known, err = r.Allocator.Adopt(ctx, port, network)
 	// No event comes when another Port gives its addresses back.
 	return addresses, known, reconciling.RetryAfter(err, addressRetry)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package ports
 
 import (
 	"slices"
@@ -29,7 +29,7 @@ func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 
 // giveUp releases a Port although the agent does not confirm that the port is gone. why is the
 // agent's answer.
-func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
+func (r *reconciler) giveUp(port *v1alpha1.XPUPort, why string) {
 	const note = "Function %s is given up (spec.abandonedFunctions of XPU %s), so the Port goes " +
 		"although its port may be there: %s"
 	r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
