@@ -15,7 +15,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -666,31 +665,6 @@ func TestPodIsTold(t *testing.T) {
 
 // TestNodeOfAllocation: a node's agent that names a pool after another node gets no Port there.
 func TestNodeOfAllocation(t *testing.T) {
-	on := func(nodes ...string) *resourceapi.AllocationResult {
-		return &resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: nodes},
-			},
-		}}}}
-	}
-
-	for name, test := range map[string]struct {
-		allocation *resourceapi.AllocationResult
-		want       bool
-	}{
-		"the node":         {on("node2"), true},
-		"one of the nodes": {on("node1", "node2"), true},
-		"another node":     {on("node1"), false},
-		"none": {
-			&resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{}}, false,
-		},
-		"any": {&resourceapi.AllocationResult{}, true},
-	} {
-		if got := allocatedOn(test.allocation, "node2"); got != test.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)

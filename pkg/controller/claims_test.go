@@ -205,49 +205,6 @@ func TestClaimDeallocated(t *testing.T) {
 }
 
 // A Port of an earlier allocation is not taken for that of the present one.
-func TestEnding(t *testing.T) {
-	pod := []metav1.OwnerReference{
-		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "1", Controller: ptr.To(true)},
-	}
-
-	reserved := resourceapi.ResourceClaimStatus{
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
-			{Resource: "pods", Name: "p", UID: "1"},
-		},
-	}
-
-	allocated := resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}
-	now := metav1.Now()
-	for name, test := range map[string]struct {
-		claim resourceapi.ResourceClaim
-		want  bool
-	}{
-		"deleted": {
-			resourceapi.ResourceClaim{
-				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Status: allocated,
-			}, true,
-		},
-		"generated, given back": {
-			resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}}, true,
-		},
-		"generated, still reserved": {
-			resourceapi.ResourceClaim{
-				ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: reserved,
-			}, false,
-		},
-		"generated, allocated anew": {
-			resourceapi.ResourceClaim{
-				ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: allocated,
-			}, false,
-		},
-		"made by a person, given back": {resourceapi.ResourceClaim{}, false},
-	} {
-		if got := ending(&test.claim); got != test.want {
-			t.Errorf("%s: ending is %t, want %t", name, got, test.want)
-		}
-	}
-}
-
 func TestClaimReallocated(t *testing.T) {
 	c := newCluster(t, nil)
 	agent := opitest.Start(t)
@@ -262,15 +219,11 @@ func TestClaimReallocated(t *testing.T) {
 	c.deallocate(o)
 	w.config = `{"network":"red"}`
 	c.allocate(o, w)
-	o.Status.Allocation.AllocationTimestamp = nil
-	if stamp := allocationStamp(o); stamp != "" {
-		t.Errorf("stamp %q for none", stamp)
-	}
 	if err := c.get(o); err != nil {
 		t.Fatal(err)
 	}
 
-	if allocationStamp(o) == first.Annotations[addresses.AnnotationAllocation] {
+	if stampOf(o) == first.Annotations[addresses.AnnotationAllocation] {
 		// Stamps are to the second.
 		c.deallocate(o)
 		c.eventually("the next second", func() error {

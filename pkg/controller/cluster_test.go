@@ -595,6 +595,11 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	return o
 }
 
+// stampOf is the time stamp of the claim's allocation, as its Ports have it in an annotation.
+func stampOf(o *resourceapi.ResourceClaim) string {
+	return o.Status.Allocation.AllocationTimestamp.UTC().Format(time.RFC3339)
+}
+
 // deallocate does what the scheduler does when a device failed, or the claim controller when the
 // pod is done.
 func (c *cluster) deallocate(o *resourceapi.ResourceClaim) {
@@ -688,7 +693,9 @@ func (c *cluster) claimQuiet(o *resourceapi.ResourceClaim) {
 		}
 
 		for _, d := range o.Status.Devices {
-			for _, conditionType := range claimConditions {
+			for _, conditionType := range []string{
+				v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed,
+			} {
 				if condition := meta.FindStatusCondition(d.Conditions,
 					conditionType); condition != nil {
 					return fmt.Errorf("%+v", *condition)

@@ -38,6 +38,8 @@ func (r *leaseReader) Get(
 	return r.err
 }
 
+var errNoAnswer = errors.New("the API server is away")
+
 func heldBy(holder string, transitions int32) coordinationv1.LeaseSpec {
 	return coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseTransitions: &transitions}
 }
@@ -63,9 +65,9 @@ func TestFence(t *testing.T) {
 		"another process of the host": func() { reader.spec = heldBy("pod-1_other", 3) },
 		"another holder in between":   func() { reader.spec = heldBy("pod-1_uid", 5) },
 		"no holder":                   func() { reader.spec = coordinationv1.LeaseSpec{} },
-		"an API server that is away":  func() { reader.err = errAway },
+		"an API server that is away":  func() { reader.err = errNoAnswer },
 		"a clock that was set back": func() {
-			reader.err, fence.checked = errAway, time.Now().Add(time.Hour)
+			reader.err, fence.checked = errNoAnswer, time.Now().Add(time.Hour)
 		},
 	} {
 		reader.spec, reader.err = heldBy("pod-1_uid", 3), nil
@@ -132,7 +134,7 @@ func TestAddressGivenTwice(t *testing.T) {
 	second := first.DeepCopy()
 	second.ObjectMeta = metav1.ObjectMeta{
 		Namespace: c.namespace, Name: claim.PortName(c.node, vf(1)),
-		Annotations: map[string]string{addresses.AnnotationAllocation: allocationStamp(o)},
+		Annotations: map[string]string{addresses.AnnotationAllocation: stampOf(o)},
 	}
 
 	second.Spec.Function, second.Spec.MAC, second.Status = claim.FunctionRef(

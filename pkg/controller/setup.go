@@ -23,10 +23,10 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/claims"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
@@ -195,36 +195,27 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer(), o.Role); err != nil {
 		return err
 	}
-	store, err := model.WatchPorts(ctx, mgr.GetCache())
+	ports, err := model.WatchPorts(ctx, mgr.GetCache())
 	if err != nil {
 		return err
 	}
 
-	m := newMetrics(o.Registerer, mgr.GetCache(), store, mgr.Elected())
 	s := &setup{
-		manager: mgr, allocator: addresses.NewAllocator(store),
-		base: base{
-			Options: o,
-			Cluster: reconciling.Cluster{
-				Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-				Events: mgr.GetEventRecorder("xpu-controller"), CheckLeader: o.Fence.Check,
-			},
-			metrics: m,
-			store:   store,
-			catalog: networks.Catalog{Client: mgr.GetClient(), Segments: o.Role != RoleTenant},
-			agentPorts: xpus.AgentPorts{
-				Client: mgr.GetClient(), Ports: store, Installation: o.Installation,
-			},
-			sessions: sessions.New(sessions.Options{
-				Debounce: o.Debounce, CheckInterval: o.CheckInterval, CheckTimeout: o.AgentTimeout,
-				Failed: m.failed, Log: mgr.GetLogger().WithName("agents"),
-			}),
+		Options: o,
+		manager: mgr,
+		cluster: reconciling.Cluster{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
+			Events: mgr.GetEventRecorder("xpu-controller"), CheckLeader: o.Fence.Check,
 		},
+		ports:     ports,
+		allocator: addresses.NewAllocator(ports),
+		catalog:   networks.Catalog{Client: mgr.GetClient(), Segments: o.Role != RoleTenant},
+		metrics:   newMetrics(o.Registerer, mgr.GetCache(), ports, mgr.Elected()),
 	}
 
 	parts := map[Role][]func() error{
-		RoleAll:    {s.cluster, s.admissions, s.xPUs},
-		RoleTenant: {s.cluster, s.tenant},
+		RoleAll:    {s.claims, s.admissions, s.xPUs},
+		RoleTenant: {s.claims, s.tenant},
 		RoleInfra:  {s.xPUs},
 	}[o.Role]
 
@@ -241,83 +232,107 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
+// addIndexes adds the indexes of the cache. It leaves out kinds that the role does not read.
+func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
+	err := xpus.AddNodeIndex(ctx, indexer)
+	if role != RoleInfra {
+		err = errors.Join(err, pools.AddIndexes(ctx, indexer), claims.AddIndexes(ctx, indexer))
+	}
+	if role != RoleTenant {
+		err = errors.Join(err, xpus.AddIndexes(ctx, indexer), networks.AddIndexes(ctx, indexer))
+	}
+	return err
+}
+
 // setup adds groups of reconcilers.
 type setup struct {
-	base
+	Options
 	manager   ctrl.Manager
+	cluster   reconciling.Cluster
+	ports     *model.Ports
 	allocator *addresses.Allocator
+	catalog   networks.Catalog
+	metrics   *metrics
 }
 
-// newBase returns the dependencies of one reconciler.
-func (s *setup) newBase() base {
-	b := s.base
-	b.retries = reconciling.RetryLimiter[reconcile.Request]()
-	return b
-}
-
-// cluster adds the reconcilers of claims and DevicePools.
-func (s *setup) cluster() error {
+// claims adds the reconcilers of claims and DevicePools.
+func (s *setup) claims() error {
 	return errors.Join(
-		(&claims{base: s.newBase(), allocator: s.allocator}).setup(s.manager),
-		pools.Setup(s.manager, s.Cluster, s.PoolPause),
+		claims.Setup(s.manager, s.cluster, claims.Options{
+			Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog, Tracer: s.Tracer,
+			CollectGrace: s.CollectGrace, BusyGrace: s.BusyGrace, TaintGrace: s.TaintGrace,
+			Concurrency: s.Concurrency,
+		}),
+		pools.Setup(s.manager, s.cluster, s.PoolPause),
 	)
 }
 
 // xPUs adds the reconcilers that call OPI agents.
 func (s *setup) xPUs() error {
-	if err := s.manager.Add(s.sessions); err != nil {
+	agents := sessions.New(sessions.Options{
+		Debounce: s.Debounce, CheckInterval: s.CheckInterval, CheckTimeout: s.AgentTimeout,
+		Failed: s.metrics.failed, Log: s.manager.GetLogger().WithName("agents"),
+	})
+	if err := s.manager.Add(agents); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
 
-	bridges, err := networks.Setup(s.manager, s.Cluster, networks.Options{
-		Ports: s.store, Sessions: s.sessions, Catalog: s.catalog, Installation: s.Installation,
+	bridges, err := networks.Setup(s.manager, s.cluster, networks.Options{
+		Ports: s.ports, Sessions: agents, Catalog: s.catalog, Installation: s.Installation,
 		AgentTimeout: s.AgentTimeout, BridgeGrace: s.BridgeGrace, Concurrency: s.Concurrency,
 	})
+	if err != nil {
+		return err
+	}
 
-	o := ports.Options{
+	agentPorts := xpus.AgentPorts{
+		Client: s.cluster.Client, Ports: s.ports, Installation: s.Installation,
+	}
+	ofXPUs := xpus.Options{
 		Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
-		Ports: s.store, Catalog: s.catalog, Sessions: s.sessions, AgentPorts: s.agentPorts,
+		Ports: s.ports, AgentPorts: agentPorts, Sessions: agents, Bridges: bridges,
+		Forget: s.metrics.forget, Tracer: s.Tracer,
+		AgentTimeout: s.AgentTimeout, ResyncPeriod: s.ResyncPeriod, FailedGrace: s.FailedGrace,
+		Concurrency: s.Concurrency,
+	}
+	ofPorts := ports.Options{
+		Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
+		Ports: s.ports, Catalog: s.catalog, Sessions: agents, AgentPorts: agentPorts,
 		Bridges: bridges, Provisioning: s.metrics.provisioning, Orphans: s.metrics.orphans,
 		Tracer: s.Tracer, ProvisionTimeout: s.ProvisionTimeout, AgentTimeout: s.AgentTimeout,
 		OrphanGrace: s.OrphanGrace, ResyncPeriod: s.ResyncPeriod,
 		Concurrency: s.Concurrency, ConcurrencyPerXPU: s.ConcurrencyPerXPU,
 	}
 	if s.Role == RoleAll {
-		o.Allocator = s.allocator
+		ofPorts.Allocator = s.allocator
 	}
 
 	return errors.Join(
-		err,
-		ports.Setup(s.manager, s.Cluster, o),
-		xpus.Setup(s.manager, s.Cluster, xpus.Options{
-			Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,
-			Ports: s.store, AgentPorts: s.agentPorts, Sessions: s.sessions, Bridges: bridges,
-			Forget: s.metrics.forget, Tracer: s.Tracer,
-			AgentTimeout: s.AgentTimeout, ResyncPeriod: s.ResyncPeriod, FailedGrace: s.FailedGrace,
-			Concurrency: s.Concurrency,
-		}),
+		xpus.Setup(s.manager, s.cluster, ofXPUs),
+		ports.Setup(s.manager, s.cluster, ofPorts),
 	)
 }
 
 // admissions adds the reconciler that admits XPUPorts in a single cluster.
 func (s *setup) admissions() error {
-	_, err := s.setupAdmissions(nil)
+	_, err := s.admit(nil)
 	return err
-}
-
-func (s *setup) setupAdmissions(brokerAway func() string) (*ports.Admissions, error) {
-	return ports.SetupAdmissions(s.manager, s.Cluster, ports.AdmissionOptions{
-		Namespace: s.Namespace, Ports: s.store, Allocator: s.allocator, Catalog: s.catalog,
-		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout, Concurrency: s.Concurrency,
-	})
 }
 
 // tenant adds the reconcilers of a tenant cluster, which depend on a broker.
 func (s *setup) tenant() error {
 	watch := &brokerWatch{
-		Cluster: s.Cluster, ports: s.store, namespace: s.Namespace, grace: s.BrokerGrace,
+		Cluster: s.cluster, ports: s.ports, namespace: s.Namespace, grace: s.BrokerGrace,
 	}
 	var err error
-	watch.admissions, err = s.setupAdmissions(watch.awayMessage)
+	watch.admissions, err = s.admit(watch.awayMessage)
 	return errors.Join(err, watch.setup(s.manager))
+}
+
+// admit adds the reconciler that admits XPUPorts. brokerAway is nil in a single cluster.
+func (s *setup) admit(brokerAway func() string) (*ports.Admissions, error) {
+	return ports.SetupAdmissions(s.manager, s.cluster, ports.AdmissionOptions{
+		Namespace: s.Namespace, Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog,
+		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout, Concurrency: s.Concurrency,
+	})
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package claims
 
 import (
 	"context"
-	"errors"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -12,16 +11,19 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 )
 
-// Indexes of the cache.
-const claimsByDependency = "dependency" // see dependencies
+// byDependency is the index of ResourceClaims by [dependencies].
+const byDependency = "dependency"
 
-// Keys of claimsByDependency, by the name of what a claim depends on.
+// AddIndexes adds the index of the cache that this package reads.
+func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+	return reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, byDependency,
+		dependencies)
+}
+
+// Keys of byDependency, by the name of what a claim depends on.
 func onNode(name string) string    { return "node " + name }
 func onPool(name string) string    { return "pool " + name }
 func onNetwork(name string) string { return "network " + name }
@@ -65,20 +67,4 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	}
 
 	return keys.UnsortedList()
-}
-
-// addIndexes adds the indexes of the cache. It leaves out kinds that the role does not read.
-func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
-	err := xpus.AddNodeIndex(ctx, indexer)
-	if role != RoleInfra {
-		err = errors.Join(err,
-			pools.AddIndexes(ctx, indexer),
-			reconciling.AddIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency,
-				dependencies),
-		)
-	}
-	if role != RoleTenant {
-		err = errors.Join(err, xpus.AddIndexes(ctx, indexer), networks.AddIndexes(ctx, indexer))
-	}
-	return err
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package claims
 
 import (
 	"context"
@@ -29,7 +29,7 @@ var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.Condit
 // keys in another order, which the API server refuses as a change of the allocation. As an Update
 // needs the resourceVersion that was read, it cannot overwrite what others wrote meanwhile, nor
 // reach a later allocation of the same device.
-func (r *claims) report(
+func (r *reconciler) report(
 	ctx context.Context, c, before *resourceapi.ResourceClaim, devices []claim.Device,
 ) error {
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {

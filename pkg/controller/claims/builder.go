@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package claims
 
 import (
 	"cmp"
@@ -29,7 +29,7 @@ import (
 
 // create creates the Port of a device. needed is false if the device needs no Port. A refusal says
 // why the Port cannot be created now.
-func (r *claims) create(
+func (r *reconciler) create(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (needed bool, err error) {
 	port, network, err := r.buildPort(ctx, c, d)
@@ -49,7 +49,7 @@ func (r *claims) create(
 	end(client.IgnoreAlreadyExists(err))
 
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		if err := r.allocator.Failed(ctx, port); err != nil {
+		if err := r.Allocator.Failed(ctx, port); err != nil {
 			return true, err
 		}
 	}
@@ -78,11 +78,11 @@ func (r *claims) create(
 
 // assume has the allocator reserve what the Port needs. If the Port's default MAC address is taken,
 // the Port gets one that is derived from the claim.
-func (r *claims) assume(
+func (r *reconciler) assume(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 	network *v1alpha1.XPUNetwork,
 ) error {
-	err := r.allocator.Assume(ctx, port, network, d.Interface.Addresses)
+	err := r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
 	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
 	if !refused || refusal.Reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
@@ -91,12 +91,12 @@ func (r *claims) assume(
 	}
 
 	port.Spec.MAC = own
-	return r.allocator.Assume(ctx, port, network, d.Interface.Addresses)
+	return r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
 }
 
 // buildPort returns the Port that the device needs, without addresses, and its network. Both are
 // nil if the device needs no Port.
-func (r *claims) buildPort(
+func (r *reconciler) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
 	if !allocatedOn(c.Status.Allocation, d.ID.Node) {
@@ -114,7 +114,7 @@ func (r *claims) buildPort(
 	if err != nil || network == nil {
 		return nil, nil, err
 	}
-	if err := r.catalog.Admit(ctx, network, c.Namespace); err != nil {
+	if err := r.Catalog.Admit(ctx, network, c.Namespace); err != nil {
 		return nil, nil, err
 	}
 
@@ -171,7 +171,7 @@ func consumerOf(c *resourceapi.ResourceClaim) string {
 // macOf returns the MAC address of the device's Port: the one that the claim asks for, or one that
 // is derived from the Function if Ports of its pool are made ahead in the network, or one that is
 // derived from the claim. It is the same each time that the Port is created.
-func (r *claims) macOf(
+func (r *reconciler) macOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 	network *v1alpha1.XPUNetwork,
 ) (string, error) {
@@ -212,7 +212,7 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 
 // networkOf returns the network that the device joins, nil if it joins none. A refusal also says
 // which fields the claim must not set.
-func (r *claims) networkOf(
+func (r *reconciler) networkOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUNetwork, error) {
 	var pool v1alpha1.DevicePool // stays empty if there is none
@@ -237,7 +237,7 @@ func (r *claims) networkOf(
 		return nil, nil
 	}
 
-	network, err := r.catalog.Usable(ctx, name)
+	network, err := r.Catalog.Usable(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+

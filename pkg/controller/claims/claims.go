@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package claims
 
 import (
 	"cmp"
@@ -27,18 +27,47 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, and deletes it
+// Options configure the reconciler of ResourceClaims.
+type Options struct {
+	// Ports are the XPUPorts of claims and of pods.
+	Ports *model.Ports
+	// Allocator reserves what a new XPUPort needs.
+	Allocator *addresses.Allocator
+	// Catalog finds out whether a network can be used.
+	Catalog networks.Catalog
+	// Tracer records the stages of XPUPorts. It may be nil.
+	Tracer *tracing.Tracer
+
+	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim.
+	CollectGrace time.Duration
+	// BusyGrace is how long a claim waits for a Function before its condition says so.
+	BusyGrace time.Duration
+	// TaintGrace is how long the taint of a failed device may take before the failure is reported
+	// to the claim.
+	TaintGrace time.Duration
+	// Concurrency is how many claims are reconciled at once.
+	Concurrency int
+}
+
+// Setup adds the reconciler of ResourceClaims to the manager.
+func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
+	return (&reconciler{Cluster: cluster, Options: o}).setup(mgr)
+}
+
+// reconciler creates an XPUPort for every Function that is allocated to a ResourceClaim, and deletes it
 // when the Function is no longer allocated. It reports to the scheduler and the user in the claim's
 // status.
-type claims struct {
-	base
-	allocator *addresses.Allocator
+type reconciler struct {
+	reconciling.Cluster
+	Options
 
 	// how long the claim of a Port is gone that the garbage collector has not deleted yet
 	gone   reconciling.Durations[types.UID]
@@ -48,7 +77,7 @@ type claims struct {
 	tainted reconciling.Durations[types.UID]
 }
 
-func (r *claims) setup(mgr ctrl.Manager) error {
+func (r *reconciler) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	return reconciling.NewController(mgr, "resourceclaim", r.Concurrency).
 		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(predicate.Funcs{
@@ -58,7 +87,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 					ours(e.ObjectNew)
 			},
 		})).
-		WatchesRawSource(model.Source(r.store, r.portChanged)).
+		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.DevicePool{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
@@ -87,7 +116,7 @@ func ours(o client.Object) bool {
 
 // portChanged enqueues the claim of a Port. If the Port is gone, it also enqueues claims that wait
 // for its Function or its addresses.
-func (r *claims) portChanged(
+func (r *reconciler) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	port := change.Port()
@@ -109,7 +138,7 @@ func enqueueClaim(port *v1alpha1.XPUPort, queue model.Queue[reconcile.Request]) 
 }
 
 // waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
-func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+func (r *reconciler) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	r.gone.Reset(port.UID)
 	r.tainted.Reset(port.UID)
 	woken := r.queues.take(model.FunctionKeyOf(port))
@@ -129,17 +158,17 @@ const wokenForAddress = 4
 
 // waitingForNetwork returns the claims that join the network, or a network whose conflict with this
 // one the change may have ended.
-func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *reconciler) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
-	for _, rival := range r.catalog.Rivals(ctx, o) {
+	for _, rival := range r.Catalog.Rivals(ctx, o) {
 		networks = append(networks, rival.Name)
 	}
 	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
 }
 
-// networkKeys are the keys of claimsByDependency of claims that name one of the networks, or whose
+// networkKeys are the keys of byDependency of claims that name one of the networks, or whose
 // DevicePool does.
-func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
+func (r *reconciler) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
 		keys = append(keys, onNetwork(network))
@@ -152,18 +181,18 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	return keys
 }
 
-// dependents returns the claims with any of these keys of claimsByDependency.
-func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
+// dependents returns the claims with any of these keys of byDependency.
+func (r *reconciler) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
 		found := reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},
-			client.MatchingFields{claimsByDependency: key})
+			client.MatchingFields{byDependency: key})
 		requests = append(requests, found...)
 	}
 	return requests
 }
 
-func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var c resourceapi.ResourceClaim // stays empty if the claim is gone
 	if err := r.Client.Get(ctx, req.NamespacedName, &c); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("ResourceClaim %s: %w", req, err)
@@ -177,7 +206,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
 
-	ports, err := r.store.By(ctx, model.ByClaim, req.String())
+	ports, err := r.Ports.By(ctx, model.ByClaim, req.String())
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -217,7 +246,7 @@ const onlySeen = "adminAccess: the pod sees the Function's attributes and counte
 // retire deletes the claim's Ports whose Functions it no longer has. For a claim that is gone or
 // ending, the garbage collector gets CollectGrace to delete the Ports itself, because it learns of
 // new kinds late. after is the time until the first such period ends, 0 if there is none.
-func (r *claims) retire(
+func (r *reconciler) retire(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device,
 	ports []*v1alpha1.XPUPort,
 ) (after time.Duration, err error) {
@@ -255,7 +284,7 @@ func ending(c *resourceapi.ResourceClaim) bool {
 		len(c.Status.ReservedFor) == 0
 }
 
-func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+func (r *reconciler) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	ctrl.LoggerFrom(ctx).Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port),
 		"why", why)
 	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
@@ -268,7 +297,7 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 // device creates the Port of a device if there is none. It returns the claim's conditions for the
 // device, of the types in claimConditions, and the pause before the next attempt. A pause of 0
 // means that an event will come.
-func (r *claims) device(
+func (r *reconciler) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []*v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
 	name := claim.PortName(d.ID.Node, d.Function)
@@ -316,7 +345,7 @@ func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.
 }
 
 // existing is device for a device that has a Port.
-func (r *claims) existing(
+func (r *reconciler) existing(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
 	if !port.DeletionTimestamp.IsZero() {
@@ -359,7 +388,7 @@ const taintPause = 200 * time.Millisecond
 // untilTainted returns the pause before the claim may get the condition that its device failed, 0
 // if it may get it now. The node's agent taints the device of a refused Port. Without the taint,
 // the scheduler would choose the same device again.
-func (r *claims) untilTainted(
+func (r *reconciler) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
 	reported := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed)
