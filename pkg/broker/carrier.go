@@ -22,6 +22,7 @@ import (
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -118,7 +119,7 @@ func (b *syncer) reconciler(
 }
 
 // cacheStale is the result of a reconcileFunc if the API server and its cache disagree.
-var cacheStale = reconcile.Result{RequeueAfter: firstRetry}
+var cacheStale = reconcile.Result{RequeueAfter: reconciling.FirstRetry}
 
 // tenants returns all XPUTenants. They must not be changed.
 func (b *syncer) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {
@@ -259,25 +260,13 @@ func remove(ctx context.Context, c client.Client, o client.Object) error {
 	return nil
 }
 
-// changeFinalizer applies change, which is [controllerutil.AddFinalizer] or
-// [controllerutil.RemoveFinalizer], to the object and writes the result.
-func changeFinalizer(
-	ctx context.Context, c client.Client, o client.Object, change func(client.Object, string) bool,
-	finalizer string,
+// changeFinalizer is [reconciling.ChangeFinalizer] for an object of the tenant's cluster. The object
+// stays as it was read and checked, because the tenant's API server may answer with another one.
+func (tc *tenantCluster) changeFinalizer(
+	ctx context.Context, o client.Object, change func(client.Object, string) bool, finalizer string,
 ) error {
-	before := o.DeepCopyObject().(client.Object)
-	changed := o.DeepCopyObject().(client.Object)
-	if !change(changed, finalizer) {
-		return nil
-	}
-
-	err := c.Patch(ctx, changed,
-		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("finalizer of %T %s: %w", o, client.ObjectKeyFromObject(o), err)
-	}
-
-	return nil
+	return reconciling.ChangeFinalizer(ctx, tc.client, o.DeepCopyObject().(client.Object), change,
+		finalizer)
 }
 
 // notReady returns a condition Ready with status False.

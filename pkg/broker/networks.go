@@ -22,6 +22,7 @@ import (
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // networks copies XPUNetworks to the infra cluster, each in a segment of the tenant, and their
@@ -102,7 +103,7 @@ func (r *networks) reconcile(
 		if p.reason == v1alpha1.ReasonQuotaExceeded && tc.waitsFor == limitNone {
 			tc.waitsFor = limitSegments
 		}
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, &network, p)
+		return ctrl.Result{RequeueAfter: reconciling.LastRetry}, r.refuse(ctx, tc, &network, p)
 	}
 
 	return ctrl.Result{}, err
@@ -173,7 +174,7 @@ func (r *networks) release(
 		}
 	}
 
-	return changeFinalizer(ctx, tc.client, network, controllerutil.RemoveFinalizer,
+	return tc.changeFinalizer(ctx, network, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerNetwork)
 }
 
@@ -192,7 +193,7 @@ func (r *networks) copyToInfra(
 			len(network.Name), validation.LabelValueMaxLength)
 	}
 
-	if err := changeFinalizer(ctx, tc.client, network, controllerutil.AddFinalizer,
+	if err := tc.changeFinalizer(ctx, network, controllerutil.AddFinalizer,
 		v1alpha1.FinalizerNetwork); err != nil {
 		return err
 	}

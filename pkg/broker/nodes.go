@@ -14,6 +14,7 @@ import (
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // nodes copies XPUNodes to the infra cluster, because their PFs identify the node of each card.
@@ -64,7 +65,7 @@ func (r *nodes) reconcile(
 		err := r.allow(tc, &node, name, req)
 		// The XPUTenant's status names the limit, because an XPUNode has no conditions.
 		if _, ok := errors.AsType[*problem](err); ok {
-			return ctrl.Result{RequeueAfter: lastRetry}, nil
+			return ctrl.Result{RequeueAfter: reconciling.LastRetry}, nil
 		}
 		return ctrl.Result{}, r.copyToInfra(ctx, tc, &node, &copied)
 	case !has:

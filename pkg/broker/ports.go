@@ -24,6 +24,7 @@ import (
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
 // ports copies XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its
@@ -190,7 +191,7 @@ func (r *ports) release(
 		}
 	}
 
-	return changeFinalizer(ctx, tc.client, port, controllerutil.RemoveFinalizer,
+	return tc.changeFinalizer(ctx, port, controllerutil.RemoveFinalizer,
 		v1alpha1.FinalizerPort)
 }
 
@@ -204,13 +205,13 @@ func (r *ports) copyToInfra(
 
 	err := r.allow(ctx, tc, port, key.Name)
 	if p, ok := errors.AsType[*problem](err); ok {
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, port, p)
+		return ctrl.Result{RequeueAfter: reconciling.LastRetry}, r.refuse(ctx, tc, port, p)
 	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	// An XPUPort is created with the finalizer. It is missing if the tenant left and has come back.
-	if err := changeFinalizer(ctx, tc.client, port, controllerutil.AddFinalizer,
+	if err := tc.changeFinalizer(ctx, port, controllerutil.AddFinalizer,
 		v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -228,7 +229,7 @@ func (r *ports) copyToInfra(
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
 	err = asProblem(apply(ctx, r.infra, copied, "status"))
 	if p, ok := errors.AsType[*problem](err); ok {
-		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, tc, port, p)
+		return ctrl.Result{RequeueAfter: reconciling.LastRetry}, r.refuse(ctx, tc, port, p)
 	}
 	if err != nil {
 		return ctrl.Result{}, err

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/client-go/util/workqueue"
 	inventory "sigs.k8s.io/cluster-inventory-api/apis/v1alpha1"
 	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -32,6 +31,7 @@ import (
 	"sigs.k8s.io/multicluster-runtime/providers/kubeconfig"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -150,7 +150,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(),
 			members: tenants,
 			turns:   queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant),
-			retries: newRetries(),
+			retries: reconciling.RetryLimiter[mcreconcile.Request](),
 			limits:  limits,
 		}
 	}
@@ -213,17 +213,6 @@ func nonEmpty(key string) []string {
 	return []string{key}
 }
 
-// Retries wait firstRetry, then twice as long each time, up to lastRetry.
-const (
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 30 * time.Second
-)
-
-func newRetries() workqueue.TypedRateLimiter[mcreconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry,
-		lastRetry)
-}
-
 // newController returns a builder of a controller for objects of the tenants' clusters.
 func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuilder.Builder {
 	return mcbuilder.ControllerManagedBy(mgr).Named(name).
@@ -231,7 +220,7 @@ func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuild
 			MaxConcurrentReconciles: concurrency,
 			// The builder does not take this option over from the manager.
 			SkipNameValidation: mgr.GetControllerOptions().SkipNameValidation,
-			RateLimiter:        newRetries(),
+			RateLimiter:        reconciling.RetryLimiter[mcreconcile.Request](),
 		})
 }
 

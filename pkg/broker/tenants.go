@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -95,7 +96,7 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 
 	if tenant.DeletionTimestamp.IsZero() {
-		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer,
+		if err := reconciling.ChangeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer,
 			v1alpha1.FinalizerTenant); err != nil {
 			return retryConflict(err)
 		}
@@ -113,14 +114,14 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			client.IgnoreNotFound(ignoreConflict(r.updateStatus(ctx, &tenant, remaining)))
 	}
 
-	return retryConflict(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer,
-		v1alpha1.FinalizerTenant))
+	return retryConflict(reconciling.ChangeFinalizer(ctx, r.infra, &tenant,
+		controllerutil.RemoveFinalizer, v1alpha1.FinalizerTenant))
 }
 
 // retryConflict retries soon after a write conflict, which only means that the cache was stale.
 func retryConflict(err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: firstRetry}, nil
+		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil
 	}
 	return ctrl.Result{}, client.IgnoreNotFound(err)
 }

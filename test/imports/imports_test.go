@@ -47,16 +47,17 @@ var forbidden = []struct {
 		"a card's ports are not a pod's netdev"},
 	{
 		"pkg/opi/...",
-		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"},
+		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller/..."},
 		"it speaks with OPI agents for whoever asks",
 	},
 	{
 		"pkg/bridge/...",
-		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"},
+		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller/..."},
 		"it runs on the xPU",
 	},
 	{"pkg/bridge/access", []string{netlink, netns}, "it knows clients and rules only"},
-	{"pkg/controller", []string{module + "pkg/bridge/..."}, "an OPI agent is reached by gRPC only"},
+	{"pkg/controller/...", []string{module + "pkg/bridge/..."},
+		"an OPI agent is reached by gRPC only"},
 }
 
 const (
@@ -84,6 +85,12 @@ var stages = []string{
 // bridgeStages are the packages of pkg/bridge. Each may import those before it.
 var bridgeStages = []string{
 	"sourcefilter", "representor", "plane", "inventory", "access", "service",
+}
+
+// controllerStages are the packages of pkg/controller. Each may import those before it, and
+// pkg/controller itself puts them together.
+var controllerStages = []string{
+	"model", "reconciling", "addresses", "sessions", "networks", "pools", "xpus", "ports", "claims",
 }
 
 // pkg is a package as go list tells it.
@@ -188,6 +195,7 @@ func TestStages(t *testing.T) {
 	all := list(t, "", module+"...")
 	checkStages(t, all, "pkg/node/", stages)
 	checkStages(t, all, "pkg/bridge/", bridgeStages)
+	checkStages(t, all, "pkg/controller/", controllerStages)
 }
 
 // checkStages checks that no package in a directory imports a later stage.

@@ -85,7 +85,7 @@ func TestMetadataPath(t *testing.T) {
 
 // TestOwnerOfPods: xpu-controller knows the pods of a virtual machine by their controller.
 func TestOwnerOfPods(t *testing.T) {
-	text, err := os.ReadFile("../../pkg/controller/standby.go")
+	text, err := os.ReadFile("../../pkg/controller/ports/standby.go")
 	if err != nil {
 		t.Fatal(err)
 	}
