@@ -260,8 +260,9 @@ func remove(ctx context.Context, c client.Client, o client.Object) error {
 	return nil
 }
 
-// changeFinalizer is [reconciling.ChangeFinalizer] for an object of the tenant's cluster. The object
-// stays as it was read and checked, because the tenant's API server may answer with another one.
+// changeFinalizer is [reconciling.ChangeFinalizer] for an object of the tenant's cluster. The
+// object stays as it was read and checked, because the tenant's API server may answer with another
+// one.
 func (tc *tenantCluster) changeFinalizer(
 	ctx context.Context, o client.Object, change func(client.Object, string) bool, finalizer string,
 ) error {

@@ -130,8 +130,8 @@ func (r *brokerWatch) reportBrokerAway(ctx context.Context) error {
 	for i := range xpus.Items {
 		xpu := &xpus.Items[i]
 		before := xpu.DeepCopy()
-		away := reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway,
-			brokerAwayMessage(r.namespace))
+		away := reconciling.NewCondition(v1alpha1.ConditionReady, xpu.Generation,
+			v1alpha1.ReasonBrokerAway, brokerAwayMessage(r.namespace))
 		meta.SetStatusCondition(&xpu.Status.Conditions, away)
 		if err := reconciling.WriteStatus(ctx, r.Client, xpu, before); err != nil {
 			return err

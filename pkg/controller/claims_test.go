@@ -227,7 +227,8 @@ func TestClaimReallocated(t *testing.T) {
 		// Stamps are to the second.
 		c.deallocate(o)
 		c.eventually("the next second", func() error {
-			if metav1.Now().UTC().Format(time.RFC3339) == first.Annotations[addresses.AnnotationAllocation] {
+			now := metav1.Now().UTC().Format(time.RFC3339)
+			if now == first.Annotations[addresses.AnnotationAllocation] {
 				return errors.New("not yet")
 			}
 			return nil

@@ -119,7 +119,8 @@ func (r *reconciler) buildPort(
 	}
 
 	var ofNode v1alpha1.XPUList
-	if err := r.Client.List(ctx, &ofNode, client.MatchingFields{xpus.ByNode: d.ID.Node}); err != nil {
+	if err := r.Client.List(ctx, &ofNode,
+		client.MatchingFields{xpus.ByNode: d.ID.Node}); err != nil {
 		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
 	}
 

@@ -62,9 +62,9 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 	return (&reconciler{Cluster: cluster, Options: o}).setup(mgr)
 }
 
-// reconciler creates an XPUPort for every Function that is allocated to a ResourceClaim, and deletes it
-// when the Function is no longer allocated. It reports to the scheduler and the user in the claim's
-// status.
+// reconciler creates an XPUPort for every Function that is allocated to a ResourceClaim, and
+// deletes it when the Function is no longer allocated. It reports to the scheduler and the user in
+// the claim's status.
 type reconciler struct {
 	reconciling.Cluster
 	Options
@@ -138,7 +138,9 @@ func enqueueClaim(port *v1alpha1.XPUPort, queue model.Queue[reconcile.Request]) 
 }
 
 // waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
-func (r *reconciler) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
+func (r *reconciler) waitingForPort(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) []reconcile.Request {
 	r.gone.Reset(port.UID)
 	r.tainted.Reset(port.UID)
 	woken := r.queues.take(model.FunctionKeyOf(port))

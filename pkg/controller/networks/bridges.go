@@ -82,7 +82,8 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			reconciling.WhenSpecChanged).
-		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), reconciling.WhenGone).
+		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU),
+			reconciling.WhenGone).
 		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
@@ -212,7 +213,8 @@ func (r *Bridges) note(b Bridge, known bool, err error) {
 	}
 
 	if gone {
-		r.Sessions.Notify(b.XPU, sessions.HealthChanged) // an XPU that is being deleted waits for it
+		// An XPU that is being deleted waits for it.
+		r.Sessions.Notify(b.XPU, sessions.HealthChanged)
 	}
 }
 

@@ -123,8 +123,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // the bridges wake it
 	}
 
-	return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &network, controllerutil.RemoveFinalizer,
-		v1alpha1.FinalizerNetwork)
+	return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &network,
+		controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
 // sumUp sets the counts of the status, and returns the message if all is well. The message is ""
@@ -148,7 +148,7 @@ func (r *reconciler) sumUp(
 			continue
 		}
 		if !state.known {
-			status.XPUs, status.ReadyXPUs, status.Failures = before.XPUs, before.ReadyXPUs, before.Failures
+			*status = before
 			return "", nil
 		}
 
@@ -173,7 +173,8 @@ func (r *reconciler) sumUp(
 	case failure != nil:
 		return "", failure
 	case status.XPUs == 0:
-		return "no XPUPort needs it; an xPU serves it from the first to the last of its XPUPorts there", nil
+		return "no XPUPort needs it; an xPU serves it from the first to the last of its XPUPorts " +
+			"there", nil
 	case status.ReadyXPUs == 0:
 		return "", reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
 			"none of the %d XPUs that need it can be reached", status.XPUs)

@@ -157,7 +157,8 @@ func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	}
 
 	meta.SetStatusCondition(&pool.Status.Conditions,
-		reconciling.NewCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
+		reconciling.NewCondition(v1alpha1.ConditionSupported, pool.Generation, reason,
+			opi.Short(message)))
 }
 
 // needsFeatures reports whether a pool needs more than Kubernetes 1.34 does by default.

@@ -80,7 +80,7 @@ func (r *Admissions) setup(mgr ctrl.Manager) error {
 		return r.Ports.RequestsBy(ctx, model.ByNetwork, network.GetName())
 	}
 	onPool := func(ctx context.Context, pool client.Object) []reconcile.Request {
-		return r.Ports.RequestsBy(ctx, model.ByPool, pool.GetName()) // those that were made ahead for it
+		return r.Ports.RequestsBy(ctx, model.ByPool, pool.GetName()) // made ahead for it
 	}
 
 	return reconciling.NewController(mgr, "admission", r.Concurrency).

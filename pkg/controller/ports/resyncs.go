@@ -45,7 +45,8 @@ type orphan struct{ xpu, kind, id string }
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "resync", r.Concurrency).
-		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, sessions.RequestFor)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged,
+			sessions.RequestFor)).
 		Complete(r.Guarded(reconcile.AsReconciler(r.Client, r)))
 }
 
@@ -143,7 +144,8 @@ func (r *resyncs) comparePorts(
 			foreign.Unknown++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID+" (unknown whose)")
 		case port.State == opi.StateDeleting && len(port.Networks) == 0: // whosever it is
-		case !r.Installation.OwnsPort(port.Port) || r.AgentPorts.ClaimedElsewhere(ctx, xpu.Name, port) != "":
+		case !r.Installation.OwnsPort(port.Port),
+			r.AgentPorts.ClaimedElsewhere(ctx, xpu.Name, port) != "":
 			foreign.Ports++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID)
 		case !backed.Has(port.ID) && port.State != opi.StateDeleting:
@@ -238,7 +240,8 @@ func (r *resyncs) collect(
 	}
 
 	if deleted {
-		r.serving.wakeups.Add(0, r.serving.waiting(ctx, xpu.Name)...) // it may have been in their way
+		// The orphan may have been in their way.
+		r.serving.wakeups.Add(0, r.serving.waiting(ctx, xpu.Name)...)
 		// an object that came in this moment may have wanted it
 		after = reconciling.Smaller(after, reconciling.FirstRetry)
 	}

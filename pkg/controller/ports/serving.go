@@ -8,12 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/attribute"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
@@ -323,93 +320,6 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 	return true, nil
 }
 
-// check returns a refusal if the XPU must not serve the Port. The XPU is nil if it does not exist.
-func (r *reconciler) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
-	if xpu == nil {
-		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
-	}
-	if xpus.AtAnotherNode(port, xpu) {
-		return reconciling.Refuse(v1alpha1.ReasonNoXPU,
-			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
-	}
-	if err := checkFunction(port, xpu); err != nil {
-		return err
-	}
-	if err := r.checkNumber(ctx, port); err != nil {
-		return err
-	}
-	if isGivenUp(port, xpu) && port.Status.BridgePort == "" {
-		return keptFromPods(port, xpu)
-	}
-
-	if r.Allocator != nil && port.Spec.Claim.Name != "" {
-		return r.Allocator.CheckOwn(ctx, port)
-	}
-
-	return nil
-}
-
-// checkFunction returns a refusal if the XPU's PFs are known and the Port's Function does not
-// belong to them, because the OPI agent might take the id for a port of something else. A Port that
-// is up has its id and stays up.
-func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
-	f := claim.FunctionOf(port.Spec.Function)
-	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || xpus.HasFunction(xpu.Status.PFs, f) {
-		return nil
-	}
-
-	var pfs []string
-	for _, pf := range xpu.Status.PFs {
-		pfs = append(pfs, fmt.Sprintf("%s with at most %d VFs", pf.Address, pf.TotalVFs))
-	}
-
-	return reconciling.Refuse(v1alpha1.ReasonNoXPU,
-		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
-			"node %s tells of the Function's PF in the XPUNode", xpu.Name,
-		f, strings.Join(pfs, ", "),
-		port.Spec.NodeName)
-}
-
-// An XPU may have freePorts Ports independently of its node's report, which leaves room for new
-// SFs. It may have mostPorts at most, because longer lists of an OPI agent are not read.
-const freePorts, mostPorts = 1024, 1 << 14
-
-// checkNumber returns a refusal if the XPU has many more Ports than its node has Functions.
-// Without this check, a node could name any number of Functions, because an SF may have any number.
-func (r *reconciler) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
-	if port.Status.BridgePort != "" {
-		return nil
-	}
-
-	all, err := r.Ports.By(ctx, model.ByXPU, port.Spec.XPU)
-	if err != nil || len(all) <= freePorts {
-		return err
-	}
-
-	var node v1alpha1.XPUNode // stays empty if there is none
-	err = r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("XPUNode %s: %w", port.Spec.NodeName, err)
-	}
-
-	up := 0
-	for i := range all {
-		if all[i].Status.BridgePort != "" {
-			up++
-		}
-	}
-
-	most := min(mostPorts, max(freePorts, 2*int(node.Status.Functions)))
-	if up < most {
-		return nil
-	}
-
-	return reconciling.Refuse(v1alpha1.ReasonForbidden,
-		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
-			"agent of the node made, and delete those that no pod uses", port.Spec.XPU,
-		up, port.Spec.NodeName, node.Status.Functions)
-}
-
 // serve has the XPU's agent serve a Port with these addresses. mtu is the largest MTU that the
 // agent carries, 0 if the agent does not report it. up is false without an error if it is not known
 // yet whether the agent answers.
@@ -523,136 +433,6 @@ func (r *reconciler) failure(port *v1alpha1.XPUPort, err error) error {
 	}
 
 	return reconciling.RetryAfter(reconciling.Refuse(reason, "%s", message), pause)
-}
-
-// quickTimeout is how long the deletion of a Port may take before its condition reports it.
-const quickTimeout = 2 * time.Second
-
-// remove has the agent delete the Port, and reports whether it is gone. Its errors have the same
-// meaning as the errors of ensure.
-func (r *reconciler) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone bool, err error) {
-	before, err := r.siblings.preferred(ctx, port)
-	if err != nil {
-		return false, err
-	}
-
-	xpu, err := r.xpuOf(ctx, port)
-	switch {
-	case err != nil:
-		return false, err
-	case before != nil && before.Spec.XPU == port.Spec.XPU:
-		r.handOver(ctx, port, before, xpu)
-		return true, nil
-	case xpu == nil, xpu.Spec.Abandon && r.Sessions.Connection(xpu.Name).Lost():
-		r.Events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
-			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone",
-			port.Spec.XPU)
-		return true, nil
-	case xpus.AtAnotherNode(port, xpu) && port.Status.BridgePort == "":
-		return true, nil // the XPU never had it; what it has by this id is its own node's
-	}
-
-	agent, err := r.agent(port.Spec.XPU)
-	if away, ok := errors.AsType[*reconciling.Refusal](err); ok {
-		if isGivenUp(port, xpu) {
-			r.giveUp(port, away.Message)
-			return true, nil
-		}
-		return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
-			"%s; the Function is free again once it says that the Port is gone", away.Message)
-	}
-	if agent == nil {
-		return false, nil
-	}
-
-	id, err := xpus.PortID(port, xpu)
-	if err != nil {
-		return true, nil // such a Port was never made
-	}
-
-	timeout := r.AgentTimeout
-	if isReady(port) { // nobody has been told yet that the Port goes, which most do at once
-		timeout = min(timeout, quickTimeout)
-	}
-
-	bounded, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-
-	err = r.deletePort(bounded, agent, port, xpu, id)
-	switch {
-	case err == nil:
-		return true, nil
-	case isGivenUp(port, xpu):
-		r.giveUp(port, reconciling.OneLine(err))
-		return true, nil
-	}
-
-	return false, r.notReleased(port, err)
-}
-
-// notReleased is the refusal of a Port that is being deleted and that the agent still has. No event
-// comes when the agent could delete it, so that the pauses between calls grow.
-func (r *reconciler) notReleased(port *v1alpha1.XPUPort, err error) error {
-	reason, format := v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s"
-	if errors.Is(err, opi.ErrUnknown) {
-		reason = v1alpha1.ReasonUnknown
-		format = "XPU %s may still have the Port, so the Function is kept from other pods: %s; " +
-			"look at what the OPI agent has there, and delete the port of this id"
-	}
-
-	refusal := reconciling.Refuse(reason, format+"; if it never can, give the Function up: add "+
-		"%s to spec.abandonedFunctions of the XPU",
-		port.Spec.XPU, reconciling.OneLine(err), claim.FunctionOf(port.Spec.Function))
-	return reconciling.RetryAfter(refusal, r.retries.When(reconciling.RequestFor(port)))
-}
-
-// deletePort has the agent delete the port. If the card is in another node now, it first checks
-// that the port with this id is not the port of a Function there.
-func (r *reconciler) deletePort(
-	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
-) error {
-	if xpu != nil && xpus.AtAnotherNode(port, xpu) {
-		has, invalid := r.AgentPorts.Of(port, xpu)
-		got, err := agent.GetPort(ctx, id)
-		if errors.Is(err, opi.ErrNotFound) || err == nil && (invalid != nil || !got.Equal(has)) {
-			return nil
-		}
-		if err != nil && !errors.Is(err, opi.ErrUnsupported) {
-			return err
-		}
-	}
-	return agent.DeletePort(ctx, id)
-}
-
-// handOver leaves the agent's port to another Port of the Function. It deletes the agent's port if
-// the other Port asks for different properties, because otherwise the Function would stay in a
-// network that the other Port does not join.
-func (r *reconciler) handOver(
-	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
-) {
-	has, err := r.AgentPorts.Of(port, xpu)
-	wants, invalid := r.AgentPorts.Of(other, xpu)
-	if err != nil || invalid == nil && has.Equal(wants) {
-		return
-	}
-
-	agent, err := r.agent(port.Spec.XPU)
-	if err != nil || agent == nil {
-		return // once it is back, the other Port has its own made in its place
-	}
-
-	bounded, cancel := context.WithTimeout(ctx, quickTimeout)
-	defer cancel()
-
-	got, err := agent.GetPort(bounded, has.ID)
-	if err == nil && got.Equal(has) {
-		err = agent.DeletePort(bounded, has.ID)
-	}
-
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error",
-			err.Error())
-	}
 }
 
 // agent returns the session with the XPU's agent, or a refusal if the agent cannot be reached. Both

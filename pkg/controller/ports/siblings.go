@@ -33,7 +33,9 @@ func (s siblings) of(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Re
 
 // preferred returns the Port of the same Function that takes precedence over this one, nil if there
 // is none.
-func (s siblings) preferred(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
+func (s siblings) preferred(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (*v1alpha1.XPUPort, error) {
 	all, err := s.ports.By(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	if err != nil {
 		return nil, err

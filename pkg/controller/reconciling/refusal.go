@@ -50,7 +50,7 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonNetworkNotFound:  0, // the network is created
 	v1alpha1.ReasonNoFreeAddress:    0, // another Port of the network is gone
 	v1alpha1.ReasonNoXPU:            0, // the XPU is created or changes
-	v1alpha1.ReasonReleasing:        0, // the session with the agent or the network's bridge changes
+	v1alpha1.ReasonReleasing:        0, // the session with the agent, or the bridge, changes
 	v1alpha1.ReasonXPUUnavailable:   0, // the session with the agent changes
 
 	// The other object may change without an event for this one.

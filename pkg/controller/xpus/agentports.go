@@ -92,8 +92,8 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 	return of, part
 }
 
-// AtAnotherNode reports whether the XPU belongs to another node. Ports of two nodes can have the same id,
-// so that a Port at another node's XPU could take over a port of that node.
+// AtAnotherNode reports whether the XPU belongs to another node. Ports of two nodes can have the
+// same id, so that a Port at another node's XPU could take over a port of that node.
 func AtAnotherNode(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Node()
 }

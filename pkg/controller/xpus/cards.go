@@ -44,7 +44,8 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		all := func(ctx context.Context, _ client.Object) []reconcile.Request {
 			return reconciling.Requests(ctx, r.Client, &v1alpha1.XPUList{})
 		}
-		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), reconciling.WhenSpecChanged)
+		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all),
+			reconciling.WhenSpecChanged)
 	}
 
 	return c.
@@ -67,7 +68,8 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 				r.nodeChanged(queue, e.Object)
 			},
 		}).
-		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, sessions.RequestFor)).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged,
+			sessions.RequestFor)).
 		Complete(r.Guarded(r))
 }
 

@@ -56,7 +56,8 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "registration", 1).
 		For(&corev1.Service{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(ofSlice)).
-		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(ofXPU), reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(ofXPU),
+			reconciling.WhenSpecChanged).
 		Complete(r.Guarded(r))
 }
 
@@ -121,7 +122,8 @@ func (r *registrations) register(
 
 	before := xpu.DeepCopy()
 	spec := &xpu.Spec
-	spec.Endpoint, spec.TLS, spec.Insecure = endpoint, nil, service.Annotations[v1alpha1.AnnotationInsecure] == "true"
+	spec.Endpoint, spec.TLS = endpoint, nil
+	spec.Insecure = service.Annotations[v1alpha1.AnnotationInsecure] == "true"
 	if !spec.Insecure {
 		spec.TLS = &v1alpha1.XPUTLS{
 			SecretName: cmp.Or(service.Annotations[v1alpha1.AnnotationTLSSecret], "opi-client"),
@@ -148,7 +150,8 @@ func (r *registrations) register(
 		return nil
 	}
 
-	if err := r.Client.Patch(ctx, &xpu, reconciling.Since(before)); client.IgnoreNotFound(err) != nil {
+	err = r.Client.Patch(ctx, &xpu, reconciling.Since(before))
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s for Service %s: %w", node, service.Name, err)
 	}
 

@@ -72,8 +72,8 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 	)
 }
 
-// reconciler keeps a session with the OPI agent of every XPU, and reports in the XPU's status whether the
-// agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
+// reconciler keeps a session with the OPI agent of every XPU, and reports in the XPU's status
+// whether the agent answers. It keeps an XPU that is being deleted until it has no XPUPorts.
 type reconciler struct {
 	reconciling.Cluster
 	Options
@@ -136,8 +136,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, err
 		}
 		if uses == "" {
-			return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &xpu, controllerutil.RemoveFinalizer,
-				v1alpha1.FinalizerXPU)
+			return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &xpu,
+				controllerutil.RemoveFinalizer, v1alpha1.FinalizerXPU)
 		}
 		reason, message = v1alpha1.ReasonInUse, uses
 	}
@@ -155,7 +155,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // state opens a session with the agent, and returns the reason and message of the condition Ready.
 // The reason is "" while nothing is known. It also records in the status whether the XPU has the
 // agent.
-func (r *reconciler) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
+func (r *reconciler) state(
+	ctx context.Context, xpu *v1alpha1.XPU,
+) (reason, message string, err error) {
 	err = r.checkSameEndpoint(ctx, xpu)
 	if err == nil {
 		err = r.connect(ctx, xpu)
