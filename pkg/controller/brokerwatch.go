@@ -22,7 +22,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
-	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 )
 
@@ -32,10 +31,10 @@ import (
 // differ.
 type brokerWatch struct {
 	reconciling.Cluster
-	admissions *ports.Admissions
-	ports      *model.Ports
-	namespace  string        // of the Lease
-	grace      time.Duration // how long the Lease may be without a renewal
+	ports     *model.Ports
+	wake      func(ports ...reconcile.Request) // has them admitted or refused
+	namespace string                           // of the Lease
+	grace     time.Duration                    // how long the Lease may be without a renewal
 
 	mu   sync.Mutex
 	last string    // the renewal that was seen last
@@ -82,7 +81,7 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if changed {
 		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
 			"away", left <= 0)
-		r.admissions.Wake(r.allPorts(ctx)...)
+		r.wake(r.allPorts(ctx)...)
 	}
 
 	if left > 0 {

@@ -30,10 +30,10 @@ type metrics struct {
 
 // newMetrics registers the metrics. elected is closed once this process is the leader.
 func newMetrics(
-	registerer prometheus.Registerer, cache client.Reader, store *model.Ports,
+	registerer prometheus.Registerer, cache client.Reader, ports *model.Ports,
 	elected <-chan struct{},
 ) *metrics {
-	registerer.MustRegister(&portCollector{cache: cache, store: store, elected: elected})
+	registerer.MustRegister(&portCollector{cache: cache, ports: ports, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
@@ -76,11 +76,11 @@ func (m *metrics) failed(xpu, operation string, err error) {
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
 }
 
-// portCollector counts the Ports in the store at each scrape. Only the leader exports the counts,
+// portCollector counts the Ports of the model at each scrape. Only the leader exports the counts,
 // so that a sum over replicas is right.
 type portCollector struct {
 	cache   client.Reader
-	store   *model.Ports
+	ports   *model.Ports
 	elected <-chan struct{}
 }
 
@@ -133,7 +133,7 @@ func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
 		exists[xpus.Items[i].Name] = true
 	}
 
-	ports, err := c.store.All(ctx)
+	ports, err := c.ports.All(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
@@ -325,12 +326,13 @@ func (s *setup) tenant() error {
 		Cluster: s.cluster, ports: s.ports, namespace: s.Namespace, grace: s.BrokerGrace,
 	}
 	var err error
-	watch.admissions, err = s.admit(watch.awayMessage)
+	watch.wake, err = s.admit(watch.awayMessage)
 	return errors.Join(err, watch.setup(s.manager))
 }
 
-// admit adds the reconciler that admits XPUPorts. brokerAway is nil in a single cluster.
-func (s *setup) admit(brokerAway func() string) (*ports.Admissions, error) {
+// admit adds the reconciler that admits XPUPorts, and returns what has it look at XPUPorts again.
+// brokerAway is nil in a single cluster.
+func (s *setup) admit(brokerAway func() string) (func(...reconcile.Request), error) {
 	return ports.SetupAdmissions(s.manager, s.cluster, ports.AdmissionOptions{
 		Namespace: s.Namespace, Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog,
 		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout, Concurrency: s.Concurrency,

@@ -45,8 +45,8 @@ type bridgeState struct {
 // works on pairs of network and XPU, so that an unstable agent causes work for its own bridges
 // only.
 type Bridges struct {
-	reconciling.Cluster
-	Options
+	cluster reconciling.Cluster
+	options Options
 	retries workqueue.TypedRateLimiter[Bridge]
 	wakeups queue.Wakeups[Bridge]
 	// changed wakes the reconciler of networks.
@@ -62,7 +62,7 @@ type Bridges struct {
 // newBridges returns bridges of which nothing is known yet.
 func newBridges(cluster reconciling.Cluster, o Options) *Bridges {
 	return &Bridges{
-		Cluster: cluster, Options: o, retries: reconciling.RetryLimiter[Bridge](),
+		cluster: cluster, options: o, retries: reconciling.RetryLimiter[Bridge](),
 		all: map[Bridge]*bridgeState{}, byXPU: map[string]sets.Set[Bridge]{},
 		byNetwork: map[string]sets.Set[Bridge]{},
 	}
@@ -77,14 +77,14 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 
 	return builder.TypedControllerManagedBy[Bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[Bridge]{
-			MaxConcurrentReconciles: r.Concurrency, RateLimiter: reconciling.RetryLimiter[Bridge](),
+			MaxConcurrentReconciles: r.options.Concurrency, RateLimiter: reconciling.RetryLimiter[Bridge](),
 		}).
-		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
+		WatchesRawSource(model.Source(r.options.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU),
 			reconciling.WhenGone).
-		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, ofXPU)).
+		WatchesRawSource(sessions.Source(r.options.Sessions, sessions.ConnectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
 }
@@ -99,13 +99,13 @@ func (r *Bridges) portChanged(
 	case change.Made() && (r.begin(b) || needing == 1):
 		queue.Add(b)
 	case change.Gone() && needing == 0:
-		queue.AddAfter(b, r.BridgeGrace)
+		queue.AddAfter(b, r.options.BridgeGrace)
 	}
 }
 
 // count returns how many Ports need the bridge.
 func (r *Bridges) count(b Bridge) int {
-	return r.Ports.Count(model.ByBridge, model.BridgeKey(b.Network, b.XPU))
+	return r.options.Ports.Count(model.ByBridge, model.BridgeKey(b.Network, b.XPU))
 }
 
 // begin records a bridge that a Port needs, and reports whether it is new.
@@ -143,7 +143,7 @@ func remove(index map[string]sets.Set[Bridge], key string, b Bridge) {
 // OfXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
 func (r *Bridges) OfXPU(xpu string) []Bridge {
 	found := sets.New[Bridge]()
-	for _, port := range r.Ports.Present(model.ByXPU, xpu) {
+	for _, port := range r.options.Ports.Present(model.ByXPU, xpu) {
 		found.Insert(bridgeOf(port))
 	}
 
@@ -156,7 +156,7 @@ func (r *Bridges) OfXPU(xpu string) []Bridge {
 // still must be deleted. A bridge that was not worked on yet has the zero state.
 func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
 	found := map[Bridge]bridgeState{}
-	for _, port := range r.Ports.Present(model.ByNetwork, network) {
+	for _, port := range r.options.Ports.Present(model.ByNetwork, network) {
 		found[bridgeOf(port)] = bridgeState{}
 	}
 
@@ -214,18 +214,18 @@ func (r *Bridges) note(b Bridge, known bool, err error) {
 
 	if gone {
 		// An XPU that is being deleted waits for it.
-		r.Sessions.Notify(b.XPU, sessions.HealthChanged)
+		r.options.Sessions.Notify(b.XPU, sessions.HealthChanged)
 	}
 }
 
 // Reconcile has the agent serve the bridge, or delete it.
 func (r *Bridges) Reconcile(ctx context.Context, b Bridge) (ctrl.Result, error) {
-	if err := r.CheckLeader(ctx); err != nil {
+	if err := r.cluster.CheckLeader(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 
 	var xpu v1alpha1.XPU
-	err := r.Client.Get(ctx, client.ObjectKey{Name: b.XPU}, &xpu)
+	err := r.cluster.Client.Get(ctx, client.ObjectKey{Name: b.XPU}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.XPU, err)
 	}
@@ -234,19 +234,19 @@ func (r *Bridges) Reconcile(ctx context.Context, b Bridge) (ctrl.Result, error) 
 		return ctrl.Result{}, nil
 	}
 
-	conn := r.Sessions.Connection(b.XPU)
+	conn := r.options.Sessions.Connection(b.XPU)
 	if conn.Agent == nil {
 		r.note(b, conn.Health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
 	}
 
-	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+	bounded, cancel := context.WithTimeout(ctx, r.options.AgentTimeout)
 	defer cancel()
 
 	if r.IsNeeded(b) {
 		err = r.serve(ctx, bounded, conn.Agent, b)
 	} else if err = conn.Agent.DeleteNetwork(bounded,
-		r.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(b) {
+		r.options.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(b) {
 		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
 	}
 
@@ -278,9 +278,9 @@ func isAway(err error) bool {
 }
 
 func (r *Bridges) serve(ctx, bounded context.Context, agent *opi.Session, b Bridge) error {
-	network, err := r.Catalog.Usable(ctx, b.Network)
+	network, err := r.options.Catalog.Usable(ctx, b.Network)
 	if err != nil {
 		return err
 	}
-	return agent.EnsureNetwork(bounded, AtAgents(r.Installation, network))
+	return agent.EnsureNetwork(bounded, AtAgents(r.options.Installation, network))
 }

@@ -33,50 +33,28 @@ func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	return reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, byID, segmentKeys)
 }
 
-// Rivals returns the networks that have a VLAN or VNI in common with this one, including
-// this one.
-func (c Catalog) Rivals(ctx context.Context, o client.Object) []reconcile.Request {
-	var requests []reconcile.Request
-	if !c.Segments {
-		return nil
+// Usable returns the network, or a refusal if no Port can join it.
+func (c Catalog) Usable(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
+	var network v1alpha1.XPUNetwork
+	err := c.Client.Get(ctx, client.ObjectKey{Name: name}, &network)
+	if apierrors.IsNotFound(err) {
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
+			"XPUNetwork %s does not exist; create it, "+
+				"or name another one in the InterfaceConfig, the CNI configuration or the "+
+				"DevicePool", name)
 	}
 
-	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		requests = append(requests,
-			reconciling.Requests(ctx, c.Client, &v1alpha1.XPUNetworkList{},
-				client.MatchingFields{byID: key})...)
+	if err != nil {
+		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
 
-	return requests
-}
-
-// checkSegment returns a refusal if the network has no VLAN, or if an older network has its VLAN
-// or VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
-func (c Catalog) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
-	if !c.Segments {
-		return nil
-	}
-	if n.Spec.VLAN == 0 {
-		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
-			"spec.vlan is not set; make another XPUNetwork with it")
+	err = c.checkSegment(ctx, &network)
+	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
+		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
+			"XPUNetwork %s cannot be used: %s", name, refusal.Message)
 	}
 
-	for _, key := range segmentKeys(n) {
-		var same v1alpha1.XPUNetworkList
-		if err := c.Client.List(ctx, &same, client.MatchingFields{byID: key}); err != nil {
-			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
-		}
-
-		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && reconciling.Older(other, n) {
-				return reconciling.Refuse(v1alpha1.ReasonConflict,
-					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
-					other.Name)
-			}
-		}
-	}
-
-	return nil
+	return &network, err
 }
 
 // Admit returns a refusal if pods of the namespace may not join the network. The namespace is ""
@@ -121,35 +99,49 @@ func (c Catalog) Admit(ctx context.Context, network *v1alpha1.XPUNetwork, namesp
 	return nil
 }
 
-// namespaceMetadata is an empty Namespace for reads of metadata, because only the labels matter.
-func namespaceMetadata() *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+// Rivals returns the networks that have a VLAN or VNI in common with this one, including this one.
+func (c Catalog) Rivals(ctx context.Context, o client.Object) []reconcile.Request {
+	if !c.Segments {
+		return nil
 	}
+
+	var requests []reconcile.Request
+	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
+		requests = append(requests,
+			reconciling.Requests(ctx, c.Client, &v1alpha1.XPUNetworkList{},
+				client.MatchingFields{byID: key})...)
+	}
+
+	return requests
 }
 
-// Usable returns the network, or a refusal if no Port can join it.
-func (c Catalog) Usable(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
-	var network v1alpha1.XPUNetwork
-	err := c.Client.Get(ctx, client.ObjectKey{Name: name}, &network)
-	if apierrors.IsNotFound(err) {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
-			"XPUNetwork %s does not exist; create it, "+
-				"or name another one in the InterfaceConfig, the CNI configuration or the "+
-				"DevicePool", name)
+// checkSegment returns a refusal if the network has no VLAN, or if an older network has its VLAN or
+// VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
+func (c Catalog) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+	if !c.Segments {
+		return nil
+	}
+	if n.Spec.VLAN == 0 {
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"spec.vlan is not set; make another XPUNetwork with it")
 	}
 
-	if err != nil {
-		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
+	for _, key := range segmentKeys(n) {
+		var same v1alpha1.XPUNetworkList
+		if err := c.Client.List(ctx, &same, client.MatchingFields{byID: key}); err != nil {
+			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+		}
+
+		for i := range same.Items {
+			if other := &same.Items[i]; other.Name != n.Name && reconciling.Older(other, n) {
+				return reconciling.Refuse(v1alpha1.ReasonConflict,
+					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
+					other.Name)
+			}
+		}
 	}
 
-	err = c.checkSegment(ctx, &network)
-	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
-			"XPUNetwork %s cannot be used: %s", name, refusal.Message)
-	}
-
-	return &network, err
+	return nil
 }
 
 // segmentKeys returns the identifiers that no two networks may have in common.
@@ -159,6 +151,13 @@ func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 		keys = append(keys, fmt.Sprintf("VNI %d", *n.Spec.VNI))
 	}
 	return keys
+}
+
+// namespaceMetadata is an empty Namespace for reads of metadata, because only the labels matter.
+func namespaceMetadata() *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+	}
 }
 
 // AtAgents returns an XPUNetwork of the installation in the form for OPI agents.

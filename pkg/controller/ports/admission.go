@@ -47,23 +47,25 @@ type AdmissionOptions struct {
 	Concurrency int
 }
 
-// SetupAdmissions adds the reconciler that admits XPUPorts to the manager.
+// SetupAdmissions adds the reconciler that admits XPUPorts to the manager. wake has it look at
+// XPUPorts again.
 func SetupAdmissions(
 	mgr ctrl.Manager, cluster reconciling.Cluster, o AdmissionOptions,
-) (*Admissions, error) {
-	r := &Admissions{
+) (wake func(ports ...reconcile.Request), err error) {
+	r := &admissions{
 		Cluster: cluster, AdmissionOptions: o,
 		siblings: siblings{ports: o.Ports, namespace: o.Namespace},
 		deadline: deadline(o.ProvisionTimeout),
 	}
-	return r, r.setup(mgr)
+	wake = func(ports ...reconcile.Request) { r.wakeups.Add(0, ports...) }
+	return wake, r.setup(mgr)
 }
 
-// Admissions decides which XPUPorts may join their networks, and assigns their addresses. It
+// admissions decides which XPUPorts may join their networks, and assigns their addresses. It
 // reports the decision in the condition Admitted. An XPUPort of a claim was admitted when it was
 // created. In a tenant cluster, the broker carries admitted XPUPorts to the infra cluster. In a
 // single cluster, [Setup] has OPI agents serve them.
-type Admissions struct {
+type admissions struct {
 	reconciling.Cluster
 	AdmissionOptions
 	siblings siblings
@@ -71,10 +73,7 @@ type Admissions struct {
 	wakeups  queue.Wakeups[reconcile.Request]
 }
 
-// Wake has these XPUPorts looked at again.
-func (r *Admissions) Wake(ports ...reconcile.Request) { r.wakeups.Add(0, ports...) }
-
-func (r *Admissions) setup(mgr ctrl.Manager) error {
+func (r *admissions) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
 		return r.Ports.RequestsBy(ctx, model.ByNetwork, network.GetName())
@@ -92,7 +91,7 @@ func (r *Admissions) setup(mgr ctrl.Manager) error {
 }
 
 // portChanged also enqueues a Port that the broker has released.
-func (r *Admissions) portChanged(
+func (r *admissions) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
 ) {
 	r.siblings.portChanged(ctx, change, queue)
@@ -101,7 +100,7 @@ func (r *Admissions) portChanged(
 	}
 }
 
-func (r *Admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+func (r *admissions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	found, err := r.Ports.Get(ctx, req.NamespacedName)
 	if found == nil || err != nil {
 		return ctrl.Result{}, err
@@ -142,7 +141,7 @@ func isAdmitted(port *v1alpha1.XPUPort) bool {
 
 // admit sets the condition Admitted of a Port, and its addresses. A refusal says why the Port may
 // not join the network. admitted is false without an error if an event will come that decides.
-func (r *Admissions) admit(
+func (r *admissions) admit(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (admitted bool, err error) {
 	other, err := r.siblings.preferred(ctx, port)
@@ -184,7 +183,7 @@ func (r *Admissions) admit(
 }
 
 // networkOf returns the Port's network, or a refusal if the Port may not join it.
-func (r *Admissions) networkOf(
+func (r *admissions) networkOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (*v1alpha1.XPUNetwork, error) {
 	network, err := r.Catalog.Usable(ctx, port.Spec.Network)
@@ -198,7 +197,7 @@ func (r *Admissions) networkOf(
 }
 
 // checkMaker returns a refusal for a Port that is not genuine: see [siblings.isGenuine].
-func (r *Admissions) checkMaker(port *v1alpha1.XPUPort) error {
+func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 	if r.siblings.isGenuine(port) {
 		return nil
 	}
@@ -213,7 +212,7 @@ func (r *Admissions) checkMaker(port *v1alpha1.XPUPort) error {
 const aheadGrace = 10 * time.Second
 
 // endAhead deletes a Port that was made ahead.
-func (r *Admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace,
@@ -228,7 +227,7 @@ func (r *Admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why s
 // made ahead. Its pool must name the network. Whether a pod may join the network is decided when
 // there is a pod. The MAC address must be derived from the Function, because otherwise a node could
 // claim the MAC address of another pod.
-func (r *Admissions) checkAhead(
+func (r *admissions) checkAhead(
 	ctx context.Context, port, other *v1alpha1.XPUPort,
 ) (stays bool, err error) {
 	if other != nil {
@@ -260,7 +259,7 @@ func (r *Admissions) checkAhead(
 // addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused
 // if another Port has its MAC address. If the pods of both belong to one virtual machine, it waits
 // until the other Port is gone. known is false without an error if an event will come that decides.
-func (r *Admissions) addressesOf(
+func (r *admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
 ) (addresses []string, known bool, err error) {
 	if port.Spec.Ahead {

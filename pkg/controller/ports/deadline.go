@@ -13,8 +13,8 @@ import (
 // deadline is how long after its creation a Port that never was up is refused.
 type deadline time.Duration
 
-// apply adapts a refusal to the Port's age and state. A Port that never was up is refused
-// as failed after the deadline. Other errors are returned unchanged.
+// apply adapts a refusal to the Port's age and state. A Port that never was up is refused as failed
+// after the deadline. Other errors are returned unchanged.
 func (d deadline) apply(port *v1alpha1.XPUPort, err error) error {
 	refusal, isRefusal := errors.AsType[*reconciling.Refusal](err)
 	if !isRefusal || !isAwaited(port) || v1alpha1.Refused(refusal.Reason) {

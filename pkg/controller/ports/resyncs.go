@@ -61,8 +61,8 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 
-	// The agent is listed before the store is read, because ports are created only for XPUPorts
-	// that the store has.
+	// The agent is listed before the model is read, because ports are created only for XPUPorts
+	// that the model has.
 	networks, err := agent.ListNetworks(bounded)
 	if err != nil {
 		return r.later(ctx, xpu, err)

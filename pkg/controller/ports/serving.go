@@ -176,7 +176,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	defer r.turns.Done(req)
 
-	// A reconciler that waited for the lock finds the other Port of the Function in the store.
+	// A reconciler that waited for the lock finds the other Port of the Function in the model.
 	unlock, err := r.functions.Lock(ctx, model.FunctionKeyOf(port))
 	if err != nil {
 		return ctrl.Result{}, err

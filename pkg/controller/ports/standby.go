@@ -27,7 +27,7 @@ var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachin
 // returns a refusal. The reason is Standby if the pods of both Ports belong to one virtual machine,
 // which is being migrated. The Port then becomes the successor of the other Port, and its status
 // has the same addresses. Without a refusal, an event will come that decides.
-func (r *Admissions) ownsMAC(
+func (r *admissions) ownsMAC(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (owns bool, err error) {
 	holder, predecessor, err := r.Allocator.Holder(ctx, port)
@@ -60,7 +60,7 @@ func (r *Admissions) ownsMAC(
 // mayStandBy returns conflict if the Port must not replace the other one. It returns another
 // refusal if the Port's xPU cannot serve it, because the virtual machine would move to a node
 // where it cannot be reached.
-func (r *Admissions) mayStandBy(
+func (r *admissions) mayStandBy(
 	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict error,
 ) error {
 	if !sameAddresses(port, predecessor) {
@@ -104,7 +104,7 @@ func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 // sameVirtualMachine reports whether KubeVirt created the pods of both Ports for one virtual
 // machine. Pods of two namespaces never belong together, because a user of one namespace must not
 // get the addresses of the other.
-func (r *Admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
+func (r *admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
 	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace ||
 		a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
@@ -123,7 +123,7 @@ func (r *Admissions) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUP
 // is "" for other pods, and for a pod that is not on the Port's node. The owner proves it, because
 // a node may name any pod in its Ports and create mirror pods with any label, but only its Node can
 // own them.
-func (r *Admissions) virtualMachineOf(
+func (r *admissions) virtualMachineOf(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (types.UID, error) {
 	ref := port.Spec.Pod

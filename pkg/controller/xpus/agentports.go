@@ -25,77 +25,14 @@ type AgentPorts struct {
 	Installation opi.Installation // marks the ports at OPI agents
 }
 
-// PortID returns the id of a Port at the OPI agent. It is the id that the Port has already, or else
-// the name of the Function's eswitch port if the XPU's status has the name of its PF. The XPU may
-// be nil.
-func PortID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
-	if port.Status.BridgePort != "" {
-		return port.Status.BridgePort, nil
+// Of returns the port that the XPU's agent must have for the XPUPort. The XPU may be nil.
+func (a AgentPorts) Of(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
+	mac, err := function.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
 	}
-
-	f := claim.FunctionOf(port.Spec.Function)
-	if xpu != nil && !AtAnotherNode(port, xpu) {
-		if id := eswitchPort(xpu.Status.PFs, f); id != "" {
-			return id, nil
-		}
-	}
-
-	return opi.PortID(f)
-}
-
-// HasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
-// them with any number.
-func HasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
-	pf, _ := pfOf(pfs, f)
-	return pf != nil
-}
-
-// eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
-func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
-	pf, part := pfOf(pfs, f)
-	if pf == nil {
-		return ""
-	}
-
-	id := opi.PortIDAt(pf.Name, part)
-	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
-		return ""
-	}
-	return id
-}
-
-// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
-// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
-func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
-	for i := range pfs {
-		if pfs[i].Address == string(f.Address) {
-			return &pfs[i], f.Subfunction
-		}
-	}
-
-	if f.Subfunction != "" {
-		return nil, "" // only PFs have SFs
-	}
-
-	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
-	// below it.
-	nearest := math.MaxInt
-	for i := range pfs {
-		pf := &pfs[i]
-		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
-			int(pf.VFStride))
-		if ok && index < int(pf.TotalVFs) && distance < nearest {
-			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
-		}
-	}
-
-	return of, part
-}
-
-// AtAnotherNode reports whether the XPU belongs to another node. Ports of two nodes can have the
-// same id, so that a Port at another node's XPU could take over a port of that node.
-func AtAnotherNode(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
-	return port.Spec.NodeName != xpu.Node()
+	id, err := PortID(port, xpu)
+	return a.Installation.Port(id, mac, port.Spec.Network), err
 }
 
 // ClaimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, ""
@@ -147,12 +84,75 @@ func (a AgentPorts) ClaimedElsewhere(ctx context.Context, xpu string, port opi.P
 // differ reports whether two serial numbers are known and differ.
 func differ(a, b string) bool { return a != "" && b != "" && a != b }
 
-// Of returns the port that the XPU's agent must have for the XPUPort. The XPU may be nil.
-func (a AgentPorts) Of(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
-	mac, err := function.ParseMAC(port.Spec.MAC)
-	if err != nil {
-		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
+// PortID returns the id of a Port at the OPI agent. It is the id that the Port has already, or else
+// the name of the Function's eswitch port if the XPU's status has the name of its PF. The XPU may
+// be nil.
+func PortID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
+	if port.Status.BridgePort != "" {
+		return port.Status.BridgePort, nil
 	}
-	id, err := PortID(port, xpu)
-	return a.Installation.Port(id, mac, port.Spec.Network), err
+
+	f := claim.FunctionOf(port.Spec.Function)
+	if xpu != nil && !AtAnotherNode(port, xpu) {
+		if id := eswitchPort(xpu.Status.PFs, f); id != "" {
+			return id, nil
+		}
+	}
+
+	return opi.PortID(f)
+}
+
+// AtAnotherNode reports whether the XPU belongs to another node. Ports of two nodes can have the
+// same id, so that a Port at another node's XPU could take over a port of that node.
+func AtAnotherNode(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
+	return port.Spec.NodeName != xpu.Node()
+}
+
+// HasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
+// them with any number.
+func HasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
+	pf, _ := pfOf(pfs, f)
+	return pf != nil
+}
+
+// eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
+func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
+	pf, part := pfOf(pfs, f)
+	if pf == nil {
+		return ""
+	}
+
+	id := opi.PortIDAt(pf.Name, part)
+	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
+		return ""
+	}
+	return id
+}
+
+// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
+// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
+func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
+	for i := range pfs {
+		if pfs[i].Address == string(f.Address) {
+			return &pfs[i], f.Subfunction
+		}
+	}
+
+	if f.Subfunction != "" {
+		return nil, "" // only PFs have SFs
+	}
+
+	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
+	// below it.
+	nearest := math.MaxInt
+	for i := range pfs {
+		pf := &pfs[i]
+		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
+			int(pf.VFStride))
+		if ok && index < int(pf.TotalVFs) && distance < nearest {
+			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
+		}
+	}
+
+	return of, part
 }
