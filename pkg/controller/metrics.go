@@ -21,7 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// metrics are the controller's own metrics. Those of controller-runtime are registered elsewhere.
+// metrics are the controller's own metrics. The metrics of controller-runtime are registered
+// elsewhere.
 type metrics struct {
 	provisioning prometheus.Histogram
 	errors       *prometheus.CounterVec

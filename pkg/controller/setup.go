@@ -101,7 +101,7 @@ type Options struct {
 	BrokerGrace time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// CheckInterval is that of [opi.SessionOptions].
+	// CheckInterval is [opi.SessionOptions.CheckInterval].
 	CheckInterval time.Duration
 
 	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI

@@ -34,8 +34,8 @@ type book struct {
 	subnets    map[netip.Prefix]*freeList
 }
 
-// assignment is the addresses that a Port got, until its status has them. The UID tells the Port
-// from a later one of the same name.
+// assignment is the addresses that a Port got, until its status has them. A later Port of
+// the same name has another UID.
 type assignment struct {
 	to        types.UID
 	addresses []string
@@ -116,7 +116,7 @@ func (b *book) take(key types.NamespacedName, addresses []string) {
 	}
 }
 
-// successor is a standby Port. The UID tells it from a later Port of the same name.
+// successor is a standby Port. A later Port of the same name has another UID.
 type successor struct {
 	key  types.NamespacedName
 	uid  types.UID

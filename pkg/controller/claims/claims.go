@@ -364,7 +364,7 @@ func (r *reconciler) existing(
 	case ready.Reason == "", everUp && !d.BeforeBind,
 		!everUp && ready.Reason == v1alpha1.ReasonProvisioning:
 		return nil, 0, nil
-	case everUp: // what happens to the Port later is not told to the claim
+	case everUp: // the claim does not report what happens to the Port later
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
 	}
 

@@ -77,7 +77,8 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 
 	return builder.TypedControllerManagedBy[Bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[Bridge]{
-			MaxConcurrentReconciles: r.options.Concurrency, RateLimiter: reconciling.RetryLimiter[Bridge](),
+			MaxConcurrentReconciles: r.options.Concurrency,
+			RateLimiter:             reconciling.RetryLimiter[Bridge](),
 		}).
 		WatchesRawSource(model.Source(r.options.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),

@@ -68,7 +68,7 @@ func (r *reconciler) remove(ctx context.Context, port *v1alpha1.XPUPort) (gone b
 	}
 
 	timeout := r.AgentTimeout
-	if isReady(port) { // nobody has been told yet that the Port goes, which most do at once
+	if isReady(port) { // its condition does not say yet that it goes, which most Ports do at once
 		timeout = min(timeout, quickTimeout)
 	}
 
@@ -158,8 +158,8 @@ func isReleased(port client.Object) bool {
 		!controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
 }
 
-// letGo removes all finalizers of a Port that no xPU serves any more, except for those of the
-// garbage collector. The finalizer of another program would keep the Function from all pods.
+// letGo removes all finalizers of a Port that no xPU serves any more, except for the finalizers of
+// the garbage collector. The finalizer of another program would keep the Function from all pods.
 func letGo(ctx context.Context, c client.Client, port *v1alpha1.XPUPort) error {
 	before := port.DeepCopy()
 	ofCollector := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}

@@ -21,9 +21,9 @@ type siblings struct {
 	infra     bool   // the Ports were admitted in the clusters of tenants
 }
 
-// of returns the other Ports of a Port's Function. A Function has two Ports only while the Port of a
-// claim replaces one that was made ahead, if a claim and a node's agent created theirs at the same
-// time, or if a person created one.
+// of returns the other Ports of a Port's Function. A Function has two Ports only while the Port of
+// a claim replaces one that was made ahead, if a claim and a node's agent created theirs at the
+// same time, or if a person created one.
 func (s siblings) of(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	all := s.ports.RequestsBy(ctx, model.ByFunction, model.FunctionKeyOf(port))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool {

@@ -15,7 +15,8 @@ const (
 )
 
 // RetryLimiter spaces attempts for one object. The default of controller-runtime also has a limit
-// over all objects, with which those of a healthy xPU would wait for those of an unhealthy one.
+// over all objects, with which the objects of a healthy xPU would wait for the objects of an
+// unhealthy one.
 func RetryLimiter[R comparable]() workqueue.TypedRateLimiter[R] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[R](FirstRetry, LastRetry)
 }

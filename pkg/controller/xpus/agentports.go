@@ -123,7 +123,7 @@ func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
 	}
 
 	id := opi.PortIDAt(pf.Name, part)
-	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
+	if len(id) < opi.MinID { // a whole PF whose card names no controllers, "pf0"
 		return ""
 	}
 	return id

@@ -221,7 +221,7 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 		for _, pf := range card.pfs {
 			has := other.PF(pf.Address) != nil
 			named := len(other.Spec.PFs) > 0 && other.Serves(pf.Address)
-			if xpu.PF(pf.Address) != nil { // who has it loses it to nobody who only names it
+			if xpu.PF(pf.Address) != nil { // an XPU that only names the PF does not take it away
 				has, named = has && reconciling.Older(other, xpu), false
 			}
 			if other.Name != xpu.Name && (has || named) {

@@ -20,7 +20,7 @@ import (
 type location struct {
 	node, serial string
 	pfs          []v1alpha1.XPUPF // sorted by address
-	// reason and message are those of the condition Card; "" if there is nothing to say.
+	// reason and message of the condition Card; "" if there is nothing to say
 	reason, message string
 }
 
