@@ -29,8 +29,8 @@ func TestNamesAreUsedAgain(t *testing.T) {
 		}
 	}
 
-	store := model.NewPorts(named("first"))
-	l := NewAllocator(store)
+	ports := model.NewPorts(named("first"))
+	l := NewAllocator(ports)
 	want := func(uid types.UID, addresses ...string) {
 		t.Helper()
 		got, known, err := l.Adopt(t.Context(), named(uid), network)
@@ -41,7 +41,7 @@ func TestNamesAreUsedAgain(t *testing.T) {
 
 	want("first", "10.1.0.2/29")
 	want("second") // it does not exist yet
-	store.Set(named("second"))
+	ports.Set(named("second"))
 	want("second", "10.1.0.2/29")
 	want("first")
 }
