@@ -39,9 +39,8 @@ func (c Catalog) Usable(ctx context.Context, name string) (*v1alpha1.XPUNetwork,
 	err := c.Client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
-			"XPUNetwork %s does not exist; create it, "+
-				"or name another one in the InterfaceConfig, the CNI configuration or the "+
-				"DevicePool", name)
+			"XPUNetwork %s does not exist; create it, or name another one in the "+
+				"InterfaceConfig, the CNI configuration or the DevicePool", name)
 	}
 
 	if err != nil {
@@ -75,8 +74,8 @@ func (c Catalog) Admit(ctx context.Context, network *v1alpha1.XPUNetwork, namesp
 	err := c.Client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
 	if apierrors.IsNotFound(err) {
 		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"namespace %s, which XPUNetwork %s must allow, "+
-				"is not known yet", namespace, network.Name)
+			"namespace %s, which XPUNetwork %s must allow, is not known yet", namespace,
+			network.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", namespace, err)
@@ -86,12 +85,10 @@ func (c Catalog) Admit(ctx context.Context, network *v1alpha1.XPUNetwork, namesp
 	switch {
 	case err != nil:
 		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"XPUNetwork %s: allowedNamespaces.selector: %s",
-			network.Name, err)
+			"XPUNetwork %s: allowedNamespaces.selector: %s", network.Name, err)
 	case !ok:
 		return reconciling.Refuse(v1alpha1.ReasonForbidden,
-			"XPUNetwork %s does not let pods of namespace "+
-				"%s join; ask its administrator to allow "+
+			"XPUNetwork %s does not let pods of namespace %s join; ask its administrator to allow "+
 				"the namespace in spec.allowedNamespaces, or name another network",
 			network.Name, namespace)
 	}
@@ -163,8 +160,7 @@ func namespaceMetadata() *metav1.PartialObjectMetadata {
 // AtAgents returns an XPUNetwork of the installation in the form for OPI agents.
 func AtAgents(installation opi.Installation, network *v1alpha1.XPUNetwork) opi.Network {
 	n := installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
-	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(
-		network.Spec.SourceFilter,
-	)
+	n.MTU = int(ptr.Deref(network.Spec.MTU, 0))
+	n.SourceFilter = opi.SourceFilter(network.Spec.SourceFilter)
 	return n
 }

@@ -202,9 +202,8 @@ func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 		return nil
 	}
 	return reconciling.Refuse(v1alpha1.ReasonForbidden,
-		"an XPUPort without a claim is made by the xpu-agent of its node, in namespace "+
-			"%s; delete this one, and ask for a Function by a ResourceClaim or an extended "+
-			"resource",
+		"an XPUPort without a claim is made by the xpu-agent of its node, in namespace %s; delete "+
+			"this one, and ask for a Function by a ResourceClaim or an extended resource",
 		r.Namespace)
 }
 

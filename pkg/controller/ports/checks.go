@@ -59,9 +59,8 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 
 	return reconciling.Refuse(v1alpha1.ReasonNoXPU,
 		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
-			"node %s tells of the Function's PF in the XPUNode", xpu.Name,
-		f, strings.Join(pfs, ", "),
-		port.Spec.NodeName)
+			"node %s tells of the Function's PF in the XPUNode", xpu.Name, f,
+		strings.Join(pfs, ", "), port.Spec.NodeName)
 }
 
 // An XPU may have freePorts Ports independently of its node's report, which leaves room for new
@@ -99,7 +98,7 @@ func (r *reconciler) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) er
 	}
 
 	return reconciling.Refuse(v1alpha1.ReasonForbidden,
-		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
-			"agent of the node made, and delete those that no pod uses", port.Spec.XPU,
-		up, port.Spec.NodeName, node.Status.Functions)
+		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the agent "+
+			"of the node made, and delete those that no pod uses", port.Spec.XPU, up,
+		port.Spec.NodeName, node.Status.Functions)
 }

@@ -448,6 +448,5 @@ func (r *reconciler) agent(xpu string) (*opi.Session, error) {
 			"the OPI agent of XPU %s cannot be reached: %s", xpu, conn.Refusal)
 	}
 	return nil, reconciling.Refuse(v1alpha1.ReasonXPUUnavailable,
-		"the OPI agent of XPU %s cannot be reached",
-		xpu)
+		"the OPI agent of XPU %s cannot be reached", xpu)
 }

@@ -42,7 +42,7 @@ func RetryAfter(err error, pause time.Duration) error {
 var pauses = map[string]time.Duration{
 	v1alpha1.ReasonAbandoned:        0, // the XPU's spec changes
 	v1alpha1.ReasonBrokerAway:       0, // the broker's Lease changes
-	v1alpha1.ReasonFailed:           0, // the spec changes; a failed call has its own pause
+	v1alpha1.ReasonFailed:           0, // the spec changes; a call that failed has its own pause
 	v1alpha1.ReasonFunctionBusy:     0, // the other Port of the Function is gone
 	v1alpha1.ReasonInUse:            0, // the last XPUPort is gone
 	v1alpha1.ReasonInvalidConfig:    0, // the spec of the object or of its network changes
@@ -50,7 +50,9 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonNetworkNotFound:  0, // the network is created
 	v1alpha1.ReasonNoFreeAddress:    0, // another Port of the network is gone
 	v1alpha1.ReasonNoXPU:            0, // the XPU is created or changes
+	v1alpha1.ReasonProvisioning:     0, // a call to the agent has its own pause
 	v1alpha1.ReasonReleasing:        0, // the session with the agent, or the bridge, changes
+	v1alpha1.ReasonUnknown:          0, // a call to the agent has its own pause
 	v1alpha1.ReasonXPUUnavailable:   0, // the session with the agent changes
 
 	// The other object may change without an event for this one.
