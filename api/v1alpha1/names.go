@@ -39,6 +39,10 @@ const (
 	// ConditionSupplied reports whether every PF that a DevicePool with numVFs or sfs names has the
 	// VFs or SFs.
 	ConditionSupplied = "Supplied"
+	// ConditionInventoryVerified, of an XPUNode, reports whether sriovnet, which reads the same
+	// kernel by other code, says the same about the node's Functions as the agent's inventory.
+	ConditionInventoryVerified = "InventoryVerified"
+
 	// ConditionSupported reports whether the feature gates of Kubernetes that a DevicePool needs
 	// are on.
 	ConditionSupported = "Supported"
@@ -176,6 +180,13 @@ const (
 	ReasonNoDriver     = "NoDriver"     // the VFs have no driver
 	ReasonNoNetdev     = "NoNetdev"     // the VFs have a driver, but no netdevs
 	ReasonNotSupported = "NotSupported" // no SR-IOV, no SFs, or not in this eswitch mode
+)
+
+// Reasons of the condition InventoryVerified.
+const (
+	ReasonVerified    = "Verified"
+	ReasonDifferent   = "Different"   // at least one property of a Function
+	ReasonNotVerified = "NotVerified" // nothing could be compared
 )
 
 // Reasons of the condition Supported.

@@ -192,6 +192,16 @@ type XPUNodeStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Pools []XPUNodePool `json:"pools,omitempty"`
+
+	// Conditions has InventoryVerified: True (Verified) if sriovnet, which reads the same kernel by
+	// other code, says the same about the node's Functions, False (Different) if it says something
+	// else about at least one, and Unknown (NotVerified) if nothing could be compared. The agent
+	// compares at its start, and when the Functions are others.
+	// +optional
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // Bounds of the fields of an XPUNode. Texts are in bytes.
@@ -210,6 +220,7 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=xnode
 // +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
+// +kubebuilder:printcolumn:name="Verified",type=string,JSONPath=`.status.conditions[?(@.type=="InventoryVerified")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type XPUNode struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -26,15 +26,21 @@ func addSocketFlag(flags *pflag.FlagSet, client *nodestate.Client) {
 // other program.
 func stateCommand() *cobra.Command {
 	var client nodestate.Client
+	var verify bool
 	cmd := &cobra.Command{
 		Use:   "state",
 		Short: "Print what the agent that runs here knows of its node, in JSON",
 		Long: `Asks the agent that runs on this machine for its Functions, who has them, and the post-delete hooks that were given up,
 and prints its answer in JSON. "xpuctl discover --node" and others show it to people.`,
-		Example: `  kubectl -n xpu-system exec ds/xpu-agent -- /xpu-agent state`,
-		Args:    cobra.NoArgs,
+		Example: `  kubectl -n xpu-system exec ds/xpu-agent -- /xpu-agent state
+  kubectl -n xpu-system exec ds/xpu-agent -- /xpu-agent state --verify`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			state, err := client.State(cmd.Context())
+			ask := client.State
+			if verify {
+				ask = client.Verify
+			}
+			state, err := ask(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -43,6 +49,8 @@ and prints its answer in JSON. "xpuctl discover --node" and others show it to pe
 	}
 
 	addSocketFlag(cmd.Flags(), &client)
+	cmd.Flags().BoolVar(&verify, "verify", false,
+		"have the Functions compared with what sriovnet says first, which takes up to some seconds")
 	return cmd
 }
 

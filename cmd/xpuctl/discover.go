@@ -21,10 +21,14 @@ type discoverOptions struct {
 	cluster                    *clusterFlags
 	node, agents, root, socket string
 	output                     string
+	verify                     bool
 }
 
-// discoverForms are its output formats.
-var discoverForms = []string{"text", "wide", "json", "yaml", "svg", "html"}
+// discoverForms are its output formats, and verifyForms the formats with --verify.
+var (
+	discoverForms = []string{"text", "wide", "json", "yaml", "svg", "html"}
+	verifyForms   = []string{"text", "json", "yaml"}
+)
 
 func discoverCommand() *cobra.Command {
 	o := &discoverOptions{cluster: &clusterFlags{}}
@@ -36,7 +40,13 @@ have them, and what keeps them from pods.
 
 With --node, the agent of that node of the cluster is asked, by a program in its pod; that needs the right to create
 pods/exec in the namespace of xpu-agent. Without, it is this host: its agent is asked if one runs, which only root may do, and
-otherwise the kernel, which knows nothing of pools and pods.`,
+otherwise the kernel, which knows nothing of pools and pods.
+
+With --verify, the PFs, VFs and SFs are compared with what sriovnet says of them, a library that reads the same kernel by other
+code, and the comparison is shown instead. A difference means that one of both misreads the card: please report it. What one of
+both cannot say is unknown, which is no difference. It changes nothing, and takes up to some seconds.
+
+Exit codes: 0 for success; with --verify 1 if there is a difference, and 2 if nothing could be compared.`,
 		Example: `  # This host:
   sudo xpuctl discover
 
@@ -46,6 +56,10 @@ otherwise the kernel, which knows nothing of pools and pods.`,
   # A picture for a ticket:
   xpuctl discover --node node1 -o svg > node1.svg
   xpuctl discover --node node1 -o html > node1.html
+
+  # Whether another reader of the kernel says the same of the cards:
+  sudo xpuctl discover --verify
+  xpuctl discover --node node1 --verify -o json
 
   # A host whose file system is mounted elsewhere:
   xpuctl discover --root /host`,
@@ -60,6 +74,9 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 		"/", "where the host's file system is; what is elsewhere than / has no agent to ask")
 	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket,
 		"where the agent of this host listens")
+	f.BoolVar(&o.verify, "verify", false,
+		"compare the Functions with what sriovnet says of them, and show the differences; with "+
+			"-o text, json or yaml")
 	addAgentsFlag(f, &o.agents)
 	addOutputFlag(c, &o.output, discoverForms...)
 
@@ -67,9 +84,13 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 }
 
 func (o *discoverOptions) run(c *cobra.Command) error {
+	if o.verify {
+		return o.runVerify(c)
+	}
 	if err := checkOutput(o.output, discoverForms...); err != nil {
 		return err
 	}
+
 	state, err := o.state(c.Context())
 	if err != nil {
 		return err

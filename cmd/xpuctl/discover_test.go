@@ -55,6 +55,8 @@ func TestBadInput(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"discover --root /proc":                             "--root /proc: no sysfs there",
 		"schedule --apply -f pod.yaml":                      "--apply: is for what the cluster has",
+		"discover --verify -o svg":                          `--verify: --output "svg": must be text, json or yaml`,
+		"discover --verify --root /mnt":                     "--root /mnt: sriovnet can read /sys only",
 		"discover -o png":                                   `--output "png": must be text, wide, json, yaml, svg or html`,
 		"pools -o table":                                    `--output "table": must be text, wide, yaml or json`,
 		"ports --kubeconfig /nowhere":                       "/nowhere",

@@ -11,6 +11,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-func kernelState(context.Context, string) (*nodestate.State, error) {
-	return nil, errors.New("this host does not run Linux: name a node of the cluster with --node")
-}
+// errNoKernel is returned where there is no kernel to ask.
+var errNoKernel = errors.New("this host does not run Linux: name a node of the cluster with --node")
+
+func kernelState(context.Context, string) (*nodestate.State, error) { return nil, errNoKernel }
+
+func verifiedKernelState(context.Context) (*nodestate.State, error) { return nil, errNoKernel }

@@ -55,7 +55,17 @@ func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 
 // State returns the state that the agent of a node reports.
 func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error) {
-	out, err := a.execute(ctx, node, "state")
+	return a.state(ctx, node, "state")
+}
+
+// Verify has the agent of a node compare its inventory with sriovnet, and returns the state of the
+// node with the result.
+func (a Agents) Verify(ctx context.Context, node string) (*nodestate.State, error) {
+	return a.state(ctx, node, "state", "--verify")
+}
+
+func (a Agents) state(ctx context.Context, node string, args ...string) (*nodestate.State, error) {
+	out, err := a.execute(ctx, node, args...)
 	if err != nil {
 		return nil, err
 	}

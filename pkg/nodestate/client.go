@@ -17,10 +17,11 @@ import (
 // DefaultSocket is the agent's socket for administrators, in the directory of its journal.
 const DefaultSocket = "/var/lib/xpu-agent/admin.sock"
 
-// Paths of the HTTP requests that an agent serves: GET of a [State], POST of a [Release], and, at a
-// separate socket, GET of its readiness.
+// Paths of the HTTP requests that an agent serves: GET of a [State], the same with a new
+// [Verification], POST of a [Release], and, at a separate socket, GET of its readiness.
 const (
 	StatePath   = "/state"
+	VerifyPath  = "/verify"
 	ReleasePath = "/release"
 	ReadyPath   = "/readyz"
 )
@@ -34,8 +35,14 @@ type Client struct {
 }
 
 // State returns the current state of the node.
-func (c Client) State(ctx context.Context) (*State, error) {
-	answer, err := c.do(ctx, http.MethodGet, StatePath, nil)
+func (c Client) State(ctx context.Context) (*State, error) { return c.state(ctx, StatePath) }
+
+// Verify has the agent compare its inventory with sriovnet, and returns the state of the node with
+// the result.
+func (c Client) Verify(ctx context.Context) (*State, error) { return c.state(ctx, VerifyPath) }
+
+func (c Client) state(ctx context.Context, path string) (*State, error) {
+	answer, err := c.do(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,9 @@ type State struct {
 	// DeadLetters are the post-delete hooks that were given up, the oldest first. An agent keeps
 	// the last 100.
 	DeadLetters []DeadLetter `json:"deadLetters,omitempty"`
+	// Verification is the last comparison of the Functions with what sriovnet says; nil if there was
+	// none yet, without an agent, and with an agent that does not compare.
+	Verification *Verification `json:"verification,omitempty"`
 }
 
 // Function is a Function as the kernel shows it. See [function.Function] for fields of the same

@@ -49,7 +49,7 @@ const (
 	status: readyXPUs xpus failures[].message failures[].xpu
 `
 
-	xpuNodeFields = `
+	xpuNodeFields = conditionFields + `
 	status: functions
 	status.pfs[]: address board device driver mac name serial totalVFs vendor
 	status.pfs[]: vfOffset vfStride vfs

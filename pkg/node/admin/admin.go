@@ -29,6 +29,9 @@ import (
 // releaseTimeout limits how long an administrator waits for the release of a quarantined Function.
 const releaseTimeout = 30 * time.Second
 
+// verifyTimeout limits how long an administrator waits for a comparison with sriovnet.
+const verifyTimeout = 40 * time.Second
+
 // Records reads the attachments of a node. [journal.Journal] implements it.
 type Records interface {
 	All() []journal.Attachment
@@ -50,7 +53,11 @@ type Server struct {
 	// Release tries the release of a quarantined Function again. With asItIs, it ends the
 	// quarantine without another try. outcome is a sentence about the result.
 	Release func(ctx context.Context, id function.ID, asItIs bool) (outcome string, err error)
-	Log     logr.Logger
+	// Verification returns the last comparison of the Functions with what sriovnet says; nil if
+	// there was none yet. Verify compares again.
+	Verification func() *nodestate.Verification
+	Verify       func(ctx context.Context) (*nodestate.Verification, error)
+	Log          logr.Logger
 }
 
 // Run serves requests until ctx ends. It returns an error only if it cannot serve at all.
@@ -71,6 +78,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+nodestate.StatePath, s.state)
+	mux.HandleFunc("GET "+nodestate.VerifyPath, s.verify)
 	mux.HandleFunc("POST "+nodestate.ReleasePath, s.release)
 	server := &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
@@ -111,6 +119,19 @@ func (s *Server) state(w http.ResponseWriter, _ *http.Request) {
 		s.Log.V(1).Info("An administrator did not wait for the state of the node", "error",
 			err.Error())
 	}
+}
+
+// verify answers with the state of the node after a new comparison.
+func (s *Server) verify(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), verifyTimeout)
+	defer cancel()
+
+	if _, err := s.Verify(ctx); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+
+	s.state(w, r)
 }
 
 func (s *Server) release(w http.ResponseWriter, r *http.Request) {

@@ -74,7 +74,8 @@ func server(t *testing.T) *Server {
 			}
 			return map[bool]string{false: "is as it was", true: "is let go"}[asItIs], nil
 		},
-		Log: logr.Discard(),
+		Verification: func() *nodestate.Verification { return nil },
+		Log:          logr.Discard(),
 	}
 }
 
@@ -191,5 +192,39 @@ func TestStateOfQuarantine(t *testing.T) {
 	a.Hooks = &journal.Hooks{Next: "port", Attempts: 1}
 	if got := attachment(a); got.Hook == nil || got.Hook.Name != "port" {
 		t.Errorf("hook %+v", got.Hook)
+	}
+}
+
+// TestVerify checks that a state has the last comparison, and a new one only on request.
+func TestVerify(t *testing.T) {
+	s := server(t)
+	last, failure := &nodestate.Verification{Same: 1}, error(nil)
+	s.Verification = func() *nodestate.Verification { return last }
+	s.Verify = func(ctx context.Context) (*nodestate.Verification, error) {
+		if _, limited := ctx.Deadline(); !limited {
+			t.Error("a comparison may take for ever")
+		}
+		last = &nodestate.Verification{Same: last.Same + 1}
+		return last, failure
+	}
+	must.Run(t, s.Run)
+	client := nodestate.Client{Socket: s.Socket}
+	must.Eventually(t, "the server answers", client.Runs)
+
+	for _, ask := range []struct {
+		state func(context.Context) (*nodestate.State, error)
+		want  int
+	}{{client.State, 1}, {client.Verify, 2}, {client.State, 2}} {
+		state, err := ask.state(t.Context())
+		must.Succeed(t, err)
+		if v := state.Verification; v == nil || v.Same != ask.want || len(state.Functions) == 0 {
+			t.Errorf("%+v, want %d", v, ask.want)
+		}
+	}
+
+	failure = errors.New("the comparison has not ended")
+	if _, err := client.Verify(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "has not ended") {
+		t.Errorf("error %v", err)
 	}
 }

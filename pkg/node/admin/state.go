@@ -18,7 +18,10 @@ import (
 
 // State returns the current state of the node.
 func (s *Server) State() nodestate.State {
-	state := nodestate.State{Node: s.Node, Agent: version.String(), Time: time.Now().UTC()}
+	state := nodestate.State{
+		Node: s.Node, Agent: version.String(), Time: time.Now().UTC(),
+		Verification: s.Verification(),
+	}
 	pools := map[function.ID]pool.Pool{}
 	all, _ := s.Pools()
 	functions := s.Functions()

@@ -151,6 +151,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		lingering,
 	), a.outputs.Subscribe(ctx)
 	forLifecycle, forCards := a.inputs.Subscribe(ctx), a.inputs.Subscribe(ctx)
+	forVerifier := a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
 	// The parts that others depend on end last, so that running requests can finish when ctx ends.
@@ -180,6 +181,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return causeOf(ctx, lingering) })
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.cards.Run(ctx, forCards) })
+		running.Go(func() error { return a.verifier.Run(ctx, forVerifier) })
 		running.Go(func() error { return a.admin.Run(ctx) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.conflicts.run(ctx, forConflicts) })

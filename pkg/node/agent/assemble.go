@@ -32,6 +32,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory/witness"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -103,6 +104,7 @@ type agent struct {
 
 	bootID    string
 	inventory *inventory.Inventory
+	verifier  *witness.Verifier
 	cards     *card.Cards
 	faults    *health.Reporters
 	sfs       *sriov.SFMaker
@@ -151,6 +153,11 @@ func (a *agent) discover(context.Context) error {
 	})
 
 	a.kubelet.Auxiliary = a.inventory.Auxiliary
+	a.verifier = witness.NewVerifier(witness.Options{
+		SysRoot: a.config.SysRoot, Functions: a.inventory.Snapshot, Ports: a.devlink.Ports,
+		Changed: a.outputs.Notify, Log: a.log.WithName("witness"),
+	})
+
 	a.cards = card.New(card.Options{
 		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify,
 		Log: a.log.WithName("cards"),
@@ -311,7 +318,9 @@ func (a *agent) allocate(context.Context) (err error) {
 		Node:      a.config.NodeName,
 		Functions: a.inventory.Snapshot, Pools: a.tracker.Pools, Problems: a.problems,
 		Card: a.cards.Of, Journal: a.journal,
-		GiveUp: a.hooks.GiveUp, Release: a.lifecycle.Release, Log: a.log.WithName("admin"),
+		GiveUp: a.hooks.GiveUp, Release: a.lifecycle.Release,
+		Verification: a.verifier.Last, Verify: a.verifier.Verify,
+		Log: a.log.WithName("admin"),
 	}
 
 	return nil

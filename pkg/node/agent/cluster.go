@@ -194,7 +194,8 @@ func (c *clustered) serve(ctx context.Context) error {
 
 	reporter := &pool.Reporter{
 		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: c.cards.Of,
-		Supply: c.vfs.Supply, Fallbacks: features.Fallbacks, Log: c.log.WithName("pool"),
+		Supply: c.vfs.Supply, Fallbacks: features.Fallbacks, Verified: c.verifier.Condition,
+		Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)

@@ -13,6 +13,8 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -56,7 +58,10 @@ type Reporter struct {
 	Supply func(devicePool string) (s Supply, known bool)
 	// Fallbacks returns what a DevicePool asks for and the cluster does not support.
 	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
-	Log       logr.Logger
+	// Verified returns the condition InventoryVerified. known is false until the inventory has been
+	// verified.
+	Verified func() (c metav1.Condition, known bool)
+	Log      logr.Logger
 }
 
 // Run writes the XPUNode when it is out of date, until ctx ends. It checks at once, after every
@@ -98,7 +103,7 @@ func (r *Reporter) write(ctx context.Context) error {
 		return fmt.Errorf("read XPUNode: %w", err)
 	}
 
-	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have)}
+	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have), Conditions: r.conditions(have)}
 	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot())
 	if have != nil && equality.Semantic.DeepEqual(*have, want) {
 		return nil
@@ -108,6 +113,22 @@ func (r *Reporter) write(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// conditions returns the conditions of the node. Until the inventory has been verified, the earlier
+// condition stays, because it may still be true.
+func (r *Reporter) conditions(have *v1alpha1.XPUNodeStatus) []metav1.Condition {
+	var conditions []metav1.Condition
+	if have != nil {
+		conditions = slices.Clone(have.Conditions)
+	}
+
+	if verified, known := r.Verified(); known {
+		verified.Message = bounded(verified.Message, v1alpha1.MaxNodeMessage)
+		meta.SetStatusCondition(&conditions, verified)
+	}
+
+	return conditions
 }
 
 // hardware counts the Functions and describes the PFs.

@@ -10,11 +10,13 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
@@ -57,6 +59,8 @@ func healthy(function.Function) []function.Problem { return nil }
 
 func unknown(pci.Address) function.Card { return function.Card{} }
 
+func unverified() (c metav1.Condition, known bool) { return c, false }
+
 func TestReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
@@ -67,7 +71,7 @@ func TestReporter(t *testing.T) {
 		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{},
 			1), make(chan struct{}, 1)
 		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy,
-			Card: unknown, Log: testr.New(t)}
+			Card: unknown, Verified: unverified, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
 
 		wrote := func(what string, want int) {
@@ -223,7 +227,7 @@ func TestReporterErrors(t *testing.T) {
 	} {
 		reporter := &Reporter{
 			Fallbacks: none, Tracker: tracker, API: undeclared{n, test.err, test.nodeErr},
-			Problems: healthy, Card: unknown, Log: testr.New(t),
+			Problems: healthy, Card: unknown, Verified: unverified, Log: testr.New(t),
 		}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) ||
 			(test.want == nil) != (err == nil) {
@@ -243,7 +247,7 @@ func TestReporterSupply(t *testing.T) {
 		status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
 	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy,
-		Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
+		Card: unknown, Supply: vfs.Supply, Verified: unverified, Log: testr.New(t)}
 	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {
@@ -305,3 +309,39 @@ func TestReporterShortages(t *testing.T) {
 
 // none returns the fallbacks of a cluster that has all features.
 func none(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback { return nil }
+
+// TestReporterVerified: the earlier condition stays until the inventory is verified, and nothing is
+// written if the next comparison says the same.
+func TestReporterVerified(t *testing.T) {
+	earlier := metav1.Condition{
+		Type: v1alpha1.ConditionInventoryVerified, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonVerified, Message: "the same", LastTransitionTime: metav1.Unix(7, 0),
+	}
+	n := &node{status: &v1alpha1.XPUNodeStatus{Conditions: []metav1.Condition{earlier}}}
+	said, known := earlier, false
+	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy,
+		Card: unknown, Log: testr.New(t),
+		Verified: func() (metav1.Condition, bool) { return said, known }}
+	write := func(what string, writes int) metav1.Condition {
+		t.Helper()
+		if err := reporter.write(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.takeWrites(); got != writes || len(n.status.Conditions) != 1 {
+			t.Fatalf("%s: %d writes, conditions %+v", what, got, n.status.Conditions)
+		}
+		return n.status.Conditions[0]
+	}
+
+	write("before the first comparison", 0)
+	known, said.LastTransitionTime = true, metav1.Time{}
+	write("the same", 0)
+	said.Status, said.Reason = metav1.ConditionFalse, v1alpha1.ReasonDifferent
+	said.Message = strings.Repeat("ü", v1alpha1.MaxNodeMessage)
+	got := write("a difference", 1)
+	if got.Status != metav1.ConditionFalse || !got.LastTransitionTime.After(time.Unix(7, 0)) ||
+		got.Message != strings.Repeat("ü", v1alpha1.MaxNodeMessage/2) {
+		t.Errorf("%+v", got)
+	}
+	write("the same difference", 0)
+}

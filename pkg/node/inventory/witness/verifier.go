@@ -65,7 +65,8 @@ func (v *Verifier) Last() *nodestate.Verification {
 	return v.last
 }
 
-// Verify compares again, and returns the result, or an error if there is none before ctx ends.
+// Verify compares again, and returns the result, or an error if the comparison has
+// not ended when ctx ends.
 func (v *Verifier) Verify(ctx context.Context) (*nodestate.Verification, error) {
 	asked := time.Now()
 	select {

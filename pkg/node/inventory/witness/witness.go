@@ -191,7 +191,9 @@ func (c *comparison) verification() nodestate.Verification {
 	}
 
 	if v.Same+v.Different == 0 && len(c.unknown) > 0 {
-		v.Skipped = bounded("no property could be compared: " + c.unknown[0].reason)
+		first := c.unknown[0]
+		v.Skipped = bounded(fmt.Sprintf("every property is unknown; %s of Function %s: %s",
+			first.property, first.function, first.reason))
 	}
 
 	return v
