@@ -3,56 +3,72 @@
 package hardware
 
 import (
-	"fmt"
+	"context"
 	"slices"
+	"strings"
 	"testing"
-
-	"github.com/k8snetworkplumbingwg/sriovnet"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory/witness"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// witnessed compares VFs with the results of sriovnet, which reads the same kernel by other code.
-func witnessed(t *testing.T, functions []function.Function) {
+// witnessed checks that sriovnet, which reads the same kernel by other code, says the same about
+// the Functions of a PF, or of all cards if pf is "". unknown are the properties that sriovnet
+// cannot say of some of them, sorted.
+func witnessed(t *testing.T, pf pci.Address, unknown ...string) {
 	t.Helper()
-	for _, f := range functions {
-		netdevs, err := sriovnet.GetNetDevicesFromPci(string(f.ID.Address))
-		if err != nil || !slices.Contains(netdevs, f.Netdev) {
-			t.Errorf("%s: sriovnet says that its netdevs are %q, %v, want %s among them", f.ID,
-				netdevs, err, f.Netdev)
-		}
-		if f.Kind != function.VF {
-			continue
-		}
+	v := compared(t, func() []function.Function {
+		// the NIC to the host is not one of the cards
+		return slices.DeleteFunc(inventoried(t), func(f function.Function) bool {
+			return f.Netdev == plan.HostNetdev || pf != "" && f.PF != pf
+		})
+	})
 
-		index, err := sriovnet.GetVfIndexByPciAddress(string(f.ID.Address))
-		if err != nil || index != f.Index {
-			t.Errorf("%s: sriovnet says that it is VF %d, %v, want %d", f.ID, index, err, f.Index)
-		}
+	var got []string
+	for _, u := range v.Unknowns {
+		got = append(got, u.Property)
+	}
+	if v.Different > 0 || v.Same == 0 || v.Skipped != "" || !slices.Equal(got, unknown) {
+		t.Errorf("sriovnet cannot say %q, want %q, and it says: %+v", got, unknown, v)
+	}
+	t.Logf("sriovnet says the same of %d properties, and cannot say %d", v.Same, v.Unknown)
+}
 
-		pf, err := sriovnet.GetPfPciFromVfPci(string(f.ID.Address))
-		if err != nil || pf != string(f.PF) {
-			t.Errorf("%s: sriovnet says that its PF is %s, %v, want %s", f.ID, pf, err, f.PF)
+// disputed checks that the comparison finds an inventory that is wrong.
+func disputed(t *testing.T, functions []function.Function) {
+	t.Helper()
+	functions = slices.Clone(functions)
+	i := slices.IndexFunc(functions, func(f function.Function) bool {
+		return f.Kind == function.VF
+	})
+	functions[i].Index, functions[i].Netdev = functions[i].Index+40, "no-such-netdev"
+
+	v := compared(t, func() []function.Function { return functions })
+	var got []string
+	for _, d := range v.Differences {
+		if d.Function == functions[i].ID {
+			got = append(got, d.Property)
 		}
+	}
+	if strings.Join(got, " ") != "netdev vf-index" || v.Different != len(got) {
+		t.Errorf("different are %q, want netdev and vf-index: %+v", got, v)
 	}
 }
 
-// witnessedRepresentors compares the representors of a PF in mode switchdev with sriovnet's
-// results.
-func witnessedRepresentors(t *testing.T, pf pci.Address, uplink string) {
+// compared compares Functions with what sriovnet says.
+func compared(t *testing.T, functions func() []function.Function) nodestate.Verification {
 	t.Helper()
-	for i := range card.Number(t, pf, "sriov_numvfs") {
-		vf := card.VF(t, pf, i)
-		if got, err := sriovnet.GetUplinkRepresentor(string(vf)); err != nil || got != uplink {
-			t.Errorf("%s: sriovnet says that its uplink is %s, %v, want %s", vf, got, err, uplink)
-		}
+	conn, err := devlink.Dial("")
+	must.Succeed(t, err)
+	defer conn.Close()
 
-		want := representorName(t, pf, fmt.Sprintf("pf0vf%d", i))
-		if got, err := sriovnet.GetVfRepresentor(uplink, i); err != nil || got != want {
-			t.Errorf("VF %d: sriovnet says that its representor is %s, %v, want %s",
-				i, got, err, want)
-		}
-	}
+	return witness.Verify(t.Context(), witness.Source{
+		SysRoot: "/sys", Ports: conn.Ports,
+		Functions: func(context.Context) ([]function.Function, error) { return functions(), nil },
+	})
 }

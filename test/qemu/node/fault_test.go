@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -18,7 +20,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
+
+// wantVerified checks that sriovnet says nothing else than the agent about the real cards, and that
+// the XPUNode says so.
+func wantVerified(t *testing.T, n *node.Node) {
+	t.Helper()
+	state, err := n.Admin().Verify(t.Context())
+	must.Succeed(t, err)
+	if v := state.Verification; v == nil || v.Different > 0 || v.Same == 0 || v.Skipped != "" {
+		t.Errorf("the comparison with sriovnet is %+v", v)
+	}
+
+	n.Eventually("the XPUNode says that the inventory is verified", func() bool {
+		var object v1alpha1.XPUNode
+		err := n.Cluster.Admin.Get(t.Context(), client.ObjectKey{Name: plan.NodeName}, &object)
+		must.Succeed(t, client.IgnoreNotFound(err))
+		return meta.IsStatusConditionTrue(object.Status.Conditions,
+			v1alpha1.ConditionInventoryVerified)
+	})
+}
 
 // TestFault checks that an error that a driver reports by devlink is in ResourceSlices and at the
 // kubelet within a second, and that its end is too. Functions of the other PF are not affected.
@@ -53,6 +75,7 @@ func TestFault(t *testing.T) {
 	}
 
 	start(0)
+	wantVerified(t, n)
 
 	// follow makes the driver report an error or its end. It waits until the kubelet has these VFs
 	// of the PF as healthy, and the slices of the PF have these devices.
