@@ -68,7 +68,7 @@ const (
 // stages are the packages of pkg/node in the order of a Function's life, and last the agent that
 // puts them together. Each may import those before it.
 var stages = []string{
-	"inventory", "card", "podresources", // discover
+	"inventory", "inventory/witness", "card", "podresources", // discover
 	"pool", "pool/sriovdp", "pool/source",
 	"journal",
 	"sriov", "health",
