@@ -24,6 +24,7 @@ type node struct {
 	mutex     sync.Mutex
 	functions []function.Function
 	compared  int
+	changed   int // how often the agent was notified
 	wrong     bool
 	hang      chan struct{} // nil if it does not hang
 }
@@ -41,7 +42,12 @@ func started(
 			defer n.mutex.Unlock()
 			return n.functions
 		},
-		Ports: ports, Reader: n.reader, Changed: func() {}, Log: testr.New(t),
+		Ports: ports, Reader: n.reader, Log: testr.New(t),
+		Changed: func() {
+			n.mutex.Lock()
+			defer n.mutex.Unlock()
+			n.changed++
+		},
 	})
 	go func() {
 		defer close(ended)
@@ -131,11 +137,20 @@ func TestVerifier(t *testing.T) {
 			t.Errorf("after a VF has come: %+v", last)
 		}
 
+		n.change(interval, func() { n.functions[0].Driver = "vfio-pci" })
+		if got := n.took(); got != 1 {
+			t.Errorf("%d comparisons after a PF got another driver, want 1", got)
+		}
+
 		n.change(interval, func() { n.wrong = true })
 		result, err := n.Verify(t.Context())
 		must.Succeed(t, err)
 		if got := n.took(); got != comparisons || result.Different != 1 {
 			t.Errorf("on request: %d comparisons, %+v", got, result)
+		}
+		synctest.Wait()
+		if n.changed != 5 {
+			t.Errorf("the agent was notified %d times, want once for each result", n.changed)
 		}
 	})
 }
