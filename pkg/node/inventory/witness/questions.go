@@ -305,7 +305,7 @@ func (v *view) pkey(f function.Function) []question {
 	}}
 }
 
-// isOnVirtioVDPA reports whether the netdev of the Function in the inventory is below a vDPA device.
+// isOnVirtioVDPA reports whether the inventory has the netdev below the Function's vDPA device.
 func isOnVirtioVDPA(f function.Function) bool { return f.VDPA.Driver == "virtio_vdpa" }
 
 // sysfsOf returns the path of a Function's device in sysfs, for a shell. The path of an SF matches
