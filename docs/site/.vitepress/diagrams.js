@@ -20,6 +20,8 @@ export class Diagrams {
     // Mermaid cleans texts with it while it reads, which needs a browser. Nothing is drawn here.
     sanitizer.addHook = () => {}
     sanitizer.sanitize = text => text
+    // Boxes of sequence diagrams ask whether their first word is a color.
+    globalThis.window ??= { CSS: { supports: () => false } }
     const problems = []
     for (const [source, where] of this.found) {
       await mermaid.parse(source).catch(error => problems.push(`${where}: ${error.message}`))
