@@ -59,6 +59,18 @@ func Handler(registry *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
+// ReadyHandler returns a handler that answers whether a program is ready: status 200, or 503 with
+// the error that ready returns.
+func ReadyHandler(ready func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+}
+
 // Serve serves requests until ctx ends, and closes the listener. It logs protocol errors of
 // clients.
 func Serve(

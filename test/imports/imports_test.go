@@ -73,10 +73,11 @@ var stages = []string{
 	"journal",
 	"sriov", "health",
 	"lifecycle", "setup",
+	"upgrade",
 	"devnode", "deviceinfo", "cdi", "deviceplugin", "devicemodel", "dra", // publish and allocate
 	"provisioning",
 	"nri", "cniserver", // attach
-	"traffic", "handover",
+	"traffic",
 	"hooks", // after release
 	"kubeapi", "admin",
 	"agent",

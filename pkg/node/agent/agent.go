@@ -25,10 +25,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
@@ -42,21 +42,24 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	defer tracer.Stop(ctx)
 
 	a := &agent{config: config, log: log, registry: registry, tracer: tracer}
-	served, err := a.serveReadiness(ctx)
-	if err != nil {
-		return err
+	if a.readiness, err = upgrade.ServeReadiness(ctx, config.ReadySocket); err != nil {
+		return fmt.Errorf("--ready-socket: %w", err)
 	}
-	defer served()
+	defer a.readiness.Close()
 
 	// Without a UID, the sockets would have the names of the sockets of an agent that still runs.
+	var known func(context.Context)
 	if config.Provisioner == ProvisionerCRD && config.PodUID != "" {
-		if err := a.openDRAPlugin(ctx); err != nil {
+		if err := a.register(ctx); err != nil {
 			return err
 		}
-		defer a.draPlugin.close()
+		defer a.registration.Close()
+		known = func(ctx context.Context) { a.registration.Await(ctx, config.times.register) }
 	}
 
-	if a.predecessor, err = a.takeOver(ctx); err != nil {
+	a.predecessor, err = upgrade.TakeOver(ctx, upgrade.Socket(config.StateDir), known, a.readiness,
+		log)
+	if err != nil {
 		return err
 	}
 
@@ -74,20 +77,20 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 
 // work runs the agent that has the node, until ctx ends, or until a successor asks for the node,
 // which it returns.
-func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
+func (a *agent) work(ctx context.Context) (*upgrade.Successor, error) {
 	config := a.config
 	var err error
 	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"),
-		a.readyToWait, a.log); err != nil {
+		a.readiness.SetReady, a.log); err != nil {
 		return nil, err
 	}
 	defer a.journal.Close()
 
-	if config.Provisioner == ProvisionerCRD && a.draPlugin == nil {
-		if err := a.openDRAPlugin(ctx); err != nil {
+	if config.Provisioner == ProvisionerCRD && a.registration == nil {
+		if err := a.register(ctx); err != nil {
 			return nil, err
 		}
-		defer a.draPlugin.close()
+		defer a.registration.Close()
 	}
 
 	if a.devlink, err = devlink.Dial(""); err != nil {
@@ -115,7 +118,7 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 		return nil, err
 	}
 
-	a.setReadiness(a.ready)
+	a.readiness.Set(a.ready)
 	return a.run(ctx)
 }
 
@@ -139,7 +142,7 @@ func takeJournal(
 
 // run runs the parts until ctx ends, until a part cannot work at all, or until a successor asks for
 // the node, which it returns.
-func (a *agent) run(ctx context.Context) (successor *handover.Successor, err error) {
+func (a *agent) run(ctx context.Context) (successor *upgrade.Successor, err error) {
 	// The device plugin outlives the other parts if a successor has asked for the node: it forwards
 	// calls while the kubelet does not know the successor yet.
 	lingering, stop := context.WithCancel(ctx)
@@ -199,7 +202,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return a.followPredecessor(ctx) })
 		err := running.Wait()
 		// Running Allocates may finish while the parts that they need still work.
-		if !errors.Is(err, errSucceeded) {
+		if !errors.Is(err, upgrade.ErrSucceeded) {
 			a.stopLingering()
 			err = errors.Join(err, a.lingering.Wait())
 		}
@@ -208,7 +211,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	})
 
 	err = group.Wait()
-	if errors.Is(err, errSucceeded) {
+	if errors.Is(err, upgrade.ErrSucceeded) {
 		return successor, nil
 	}
 

@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -28,7 +29,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -42,6 +42,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/traffic"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -59,12 +60,12 @@ type agent struct {
 	// publish pools and health.
 	inputs, outputs notify.Signal
 
-	// readiness returns why the agent is not ready; see [agent.setReadiness].
-	readiness atomic.Pointer[func() error]
-	// draPlugin is nil in direct mode.
-	draPlugin *draPlugin
+	readiness *upgrade.Readiness
+	// clientset and registration are nil in direct mode.
+	clientset    kubernetes.Interface
+	registration *upgrade.Registration
 	// predecessor is the agent that handed over the node to this agent; nil if there was none.
-	predecessor *handover.Predecessor
+	predecessor *upgrade.Predecessor
 	// succeeded says that a successor has asked for the node.
 	succeeded atomic.Bool
 	// lingering are the parts that outlive the work when a successor has the node.
@@ -285,7 +286,7 @@ func (a *agent) allocate(context.Context) (err error) {
 		Log:     a.log.WithName("deviceplugin"),
 	}
 
-	inherited, err := a.inheritedSocket()
+	inherited, err := a.predecessor.Listener()
 	if err != nil {
 		return err
 	}

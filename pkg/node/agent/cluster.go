@@ -5,11 +5,14 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -23,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/source"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
 // clustered has the additional parts of an agent with an API server. It reads DevicePools and
@@ -54,7 +58,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		return err
 	}
 
-	clientset := a.draPlugin.clientset
+	clientset := a.clientset
 	if a.recorder, err = kubeapi.NewRecorder(ctx, clientset); err != nil {
 		return err
 	}
@@ -82,6 +86,25 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// register makes the client for the API server, and the DRA driver known to the kubelet.
+func (a *agent) register(ctx context.Context) (err error) {
+	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white
+	// space, and the API server refuses a status in which they differ.
+	verbatim := rest.CopyConfig(a.config.Kubernetes)
+	verbatim.ContentType = runtime.ContentTypeProtobuf
+	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if a.clientset, err = kubernetes.NewForConfig(verbatim); err != nil {
+		return fmt.Errorf("client for the API server: %w", err)
+	}
+
+	a.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
+		Client: a.clientset, Node: a.config.NodeName, PodUID: a.config.PodUID,
+		KubeletDir: a.config.KubeletDir, CDIDir: a.config.CDIDir, Log: a.log.WithName("dra"),
+	})
+
+	return err
 }
 
 // apiPatience is how long the API server may take to answer before this is logged. The client
@@ -153,8 +176,8 @@ func (c *clustered) serve(ctx context.Context) error {
 		c.status.Report(attachment.Claim)
 	}
 
-	c.draPlugin.gate.Open(c.driver)
-	defer c.draPlugin.close()
+	c.registration.Open(c.driver)
+	defer c.registration.Close()
 
 	features := &dra.Features{
 		Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify,
@@ -206,7 +229,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
 	group.Go(func() error {
-		return c.driver.RemoveLeftovers(ctx, driverDir(c.config), c.config.CDIDir)
+		return c.driver.RemoveLeftovers(ctx, upgrade.DriverDir(c.config.KubeletDir), c.config.CDIDir)
 	})
 	group.Go(func() error { return c.nri.Run(ctx) })
 

@@ -33,7 +33,7 @@ func serveMonitoring(
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))
 	})
-	mux.HandleFunc("GET /readyz", answerReady(ready))
+	mux.Handle("GET /readyz", monitoring.ReadyHandler(ready))
 	if !config.MetricsSecure {
 		mux.Handle("GET /metrics", monitoring.Handler(registry))
 		return monitoring.Serve(ctx, listener, mux, log)

@@ -45,8 +45,8 @@ func (s *server) GetDevicePluginOptions(
 func (s *server) GetPreferredAllocation(
 	ctx context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (response *pluginapi.PreferredAllocationResponse, err error) {
-	if s.manager.aside.Load() {
-		err = s.forward(ctx,
+	if s.manager.relay.Forwards() {
+		err = s.endpoints().Forward(ctx,
 			func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
 				response, err = successor.GetPreferredAllocation(ctx, r)
 				return err
@@ -77,8 +77,8 @@ func (s *server) GetPreferredAllocation(
 func (s *server) Allocate(
 	ctx context.Context, r *pluginapi.AllocateRequest,
 ) (response *pluginapi.AllocateResponse, err error) {
-	if s.manager.aside.Load() {
-		err = s.forward(ctx,
+	if s.manager.relay.Forwards() {
+		err = s.endpoints().Forward(ctx,
 			func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
 				response, err = successor.Allocate(ctx, r)
 				return err

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
 const (
@@ -69,7 +71,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 
 	e := &endpoint{
 		server: s, path: path,
-		grpc:   grpc.NewServer(grpc.StatsHandler(allocates{&s.manager.allocating})),
+		grpc:   grpc.NewServer(grpc.StatsHandler(&s.manager.relay)),
 		ending: make(chan struct{}),
 	}
 
@@ -87,6 +89,19 @@ func openEndpoint(s *server) (*endpoint, error) {
 	})
 
 	return e, nil
+}
+
+// endpoints describes where a successor's endpoint for the resource is.
+func (s *server) endpoints() upgrade.Endpoints {
+	s.manager.mutex.Lock()
+	defer s.manager.mutex.Unlock()
+	e := upgrade.Endpoints{
+		Dir: s.manager.socketDir(), Pattern: socketPattern, Resource: s.resource,
+	}
+	if s.endpoint != nil {
+		e.Created = s.endpoint.created
+	}
+	return e
 }
 
 // close ends the endpoint and removes its socket. Streams end after the last offer is sent. Other

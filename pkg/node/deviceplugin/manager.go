@@ -11,11 +11,11 @@ package deviceplugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
 const (
@@ -93,10 +94,8 @@ type Manager struct {
 	// running counts all goroutines.
 	running sync.WaitGroup
 
-	// allocating is held for reading by each running Allocate, see [allocates], and for writing by
-	// StandAside, which waits for them. aside is set after that.
-	allocating sync.RWMutex
-	aside      atomic.Bool
+	// relay forwards calls when a successor has the node.
+	relay upgrade.Relay
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
@@ -131,6 +130,28 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 
 	return nil
 }
+
+// Registered returns nil if the kubelet has registered or refused every resource. Otherwise the
+// error names a resource.
+func (m *Manager) Registered() error {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+
+	if !m.updated {
+		return errors.New("resources are not offered to the kubelet yet")
+	}
+
+	for resource, s := range m.servers {
+		if s.refusal == "" && (s.endpoint == nil || s.endpoint.streams == 0) {
+			return fmt.Errorf("resource %s is not registered with the kubelet", resource)
+		}
+	}
+
+	return nil
+}
+
+// StandAside is called when a successor takes over the node; see [upgrade.Relay.StandAside].
+func (m *Manager) StandAside() { m.relay.StandAside() }
 
 // reset sets the defaults and the state of a new run.
 func (m *Manager) reset() {

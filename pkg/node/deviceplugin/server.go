@@ -92,7 +92,7 @@ func (s *server) keepRegistered(ctx context.Context) {
 	}
 
 	if s.endpoint != nil {
-		s.manager.awaitAllocates()
+		s.manager.relay.AwaitAllocates()
 		s.endpoint.close(stopTimeout)
 	}
 }
@@ -106,7 +106,7 @@ func (s *server) register() (pause time.Duration, err error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 
-	if m.servers[s.resource] != s || m.aside.Load() {
+	if m.servers[s.resource] != s || m.relay.Forwards() {
 		return 0, nil
 	}
 

@@ -41,7 +41,7 @@ func (m *Manager) sweepRegularly(ctx context.Context) {
 
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has.
 func (m *Manager) sweep(ctx context.Context) {
-	if m.Assigned == nil || m.aside.Load() {
+	if m.Assigned == nil || m.relay.Forwards() {
 		return
 	}
 

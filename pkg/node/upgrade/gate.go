@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package dra
+package upgrade
 
 import (
 	"context"
@@ -23,15 +23,15 @@ var (
 	errClosed   = errors.New("this agent ends, or another one has the node; the kubelet asks again")
 )
 
-// Gate registers the driver with the kubelet before the agent is ready: calls wait until
-// [Gate.Open]. Otherwise the kubelet would fail calls for lack of a driver, and repeat them much
-// later. A Gate implements [kubeletplugin.DRAPlugin].
-type Gate struct {
+// gate is the DRA driver that the kubelet knows before the agent has the node: calls wait until
+// open is called. Otherwise the kubelet would fail calls for lack of a driver, and repeat them much
+// later.
+type gate struct {
 	opened chan struct{}
 	// driver is set before opened is closed.
-	driver *Driver
+	driver kubeletplugin.DRAPlugin
 
-	// ended is the context of the calls. It ends when Close has waited long enough.
+	// ended is the context of the calls. It ends when close has waited long enough.
 	ended context.Context
 	end   context.CancelCauseFunc
 
@@ -40,21 +40,22 @@ type Gate struct {
 	calls  sync.WaitGroup
 }
 
-// NewGate returns a gate that is not open.
-func NewGate() *Gate {
-	g := &Gate{opened: make(chan struct{})}
+// newGate returns a gate that is not open.
+func newGate() *gate {
+	g := &gate{opened: make(chan struct{})}
 	g.ended, g.end = context.WithCancelCause(context.Background())
 	return g
 }
 
-// Open lets calls through to the driver. It must be called at most once.
-func (g *Gate) Open(d *Driver) {
-	g.driver = d
+// open lets calls through to the driver. It must be called at most once.
+func (g *gate) open(driver kubeletplugin.DRAPlugin) {
+	g.driver = driver
 	close(g.opened)
 }
 
-// Close refuses new calls, and returns when the running calls have ended. They have 2 s for that.
-func (g *Gate) Close() {
+// close refuses new calls, and returns when the running calls have ended. They have drainTimeout
+// for that.
+func (g *gate) close() {
 	g.mutex.Lock()
 	g.closed = true
 	g.mutex.Unlock()
@@ -66,7 +67,7 @@ func (g *Gate) Close() {
 
 // await waits until the gate is open. The context that it returns ends when the gate has been
 // closed. stop must be called.
-func (g *Gate) await(ctx context.Context) (_ context.Context, stop func(), err error) {
+func (g *gate) await(ctx context.Context) (_ context.Context, stop func(), err error) {
 	select {
 	case <-g.opened:
 	case <-ctx.Done():
@@ -83,8 +84,8 @@ func (g *Gate) await(ctx context.Context) (_ context.Context, stop func(), err e
 	return ctx, func() { detach(); cancel(nil) }, nil
 }
 
-// pass is await for a call that Close waits for. leave must be called.
-func (g *Gate) pass(ctx context.Context) (_ context.Context, leave func(), err error) {
+// pass is await for a call that close waits for. leave must be called.
+func (g *gate) pass(ctx context.Context) (_ context.Context, leave func(), err error) {
 	ctx, stop, err := g.await(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -102,8 +103,8 @@ func (g *Gate) pass(ctx context.Context) (_ context.Context, leave func(), err e
 	return ctx, func() { stop(); g.calls.Done() }, nil
 }
 
-// PrepareResourceClaims calls [Driver.PrepareResourceClaims] once the gate is open.
-func (g *Gate) PrepareResourceClaims(
+// PrepareResourceClaims calls the method of the driver once the gate is open.
+func (g *gate) PrepareResourceClaims(
 	ctx context.Context, claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	ctx, leave, err := g.pass(ctx)
@@ -114,8 +115,8 @@ func (g *Gate) PrepareResourceClaims(
 	return g.driver.PrepareResourceClaims(ctx, claims)
 }
 
-// UnprepareResourceClaims calls [Driver.UnprepareResourceClaims] once the gate is open.
-func (g *Gate) UnprepareResourceClaims(
+// UnprepareResourceClaims calls the method of the driver once the gate is open.
+func (g *gate) UnprepareResourceClaims(
 	ctx context.Context, claims []kubeletplugin.NamespacedObject,
 ) (map[types.UID]error, error) {
 	ctx, leave, err := g.pass(ctx)
@@ -126,9 +127,9 @@ func (g *Gate) UnprepareResourceClaims(
 	return g.driver.UnprepareResourceClaims(ctx, claims)
 }
 
-// WatchHealthStatus calls [Driver.WatchHealthStatus] once the gate is open. Close does not wait for
+// WatchHealthStatus calls the method of the driver once the gate is open. close does not wait for
 // it.
-func (g *Gate) WatchHealthStatus(
+func (g *gate) WatchHealthStatus(
 	ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport,
 ) error {
 	ctx, stop, err := g.await(ctx)
@@ -139,9 +140,9 @@ func (g *Gate) WatchHealthStatus(
 	return g.driver.WatchHealthStatus(ctx, reports)
 }
 
-// HandleError calls [Driver.HandleError]. Errors before the gate is open concern the registration
+// HandleError calls the method of the driver. Errors before the gate is open concern the registration
 // only, and are ignored.
-func (g *Gate) HandleError(ctx context.Context, err error, msg string) {
+func (g *gate) HandleError(ctx context.Context, err error, msg string) {
 	select {
 	case <-g.opened:
 		g.driver.HandleError(ctx, err, msg)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package handover
+package upgrade
 
 import (
 	"context"
@@ -23,7 +23,7 @@ func hold(t *testing.T) (socket string, successors <-chan *Successor) {
 	socket = filepath.Join(must.SocketDir(t), "handover.sock")
 	found := make(chan *Successor, 1)
 	go func() {
-		s, err := Holder{Socket: socket, Log: testr.New(t)}.Await(t.Context())
+		s, err := AwaitSuccessor(t.Context(), socket, testr.New(t))
 		if err != nil {
 			t.Error(err)
 		}
@@ -43,9 +43,9 @@ func TestHandover(t *testing.T) {
 	socket, successors := hold(t)
 	taken := make(chan *Predecessor, 1)
 	go func() {
-		p, err := Dial(t.Context(), socket)
+		p, err := dial(t.Context(), socket)
 		if err == nil {
-			err = p.Take(t.Context(), "v2")
+			err = p.take(t.Context(), "v2")
 		}
 		if err != nil {
 			t.Error(err)
@@ -68,12 +68,10 @@ func TestHandover(t *testing.T) {
 	must.Succeed(t, errors.Join(file.Close(), listener.Close()))
 
 	predecessor := <-taken
-	if len(predecessor.Files) != 1 {
-		t.Fatalf("got %d files, want the listener", len(predecessor.Files))
+	inherited, err := predecessor.Listener()
+	if err != nil || inherited == nil {
+		t.Fatalf("got listener %v, %v, want the one of the predecessor", inherited, err)
 	}
-
-	inherited, err := net.FileListener(predecessor.Files[0])
-	must.Succeed(t, err)
 	defer inherited.Close()
 
 	conn, err := inherited.Accept()
@@ -97,9 +95,9 @@ func TestSuccessorEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
-		p, err := Dial(ctx, socket)
+		p, err := dial(ctx, socket)
 		if err == nil {
-			err = p.Take(ctx, "v2")
+			err = p.take(ctx, "v2")
 		}
 		failed <- err
 	}()
@@ -107,7 +105,7 @@ func TestSuccessorEnds(t *testing.T) {
 	successor := <-successors
 	cancel()
 	if err := <-failed; !errors.Is(err, context.Canceled) {
-		t.Errorf("Take = %v, want that it was cancelled", err)
+		t.Errorf("take = %v, want that it was cancelled", err)
 	}
 
 	successor.AwaitEnd(t.Context())
@@ -115,7 +113,7 @@ func TestSuccessorEnds(t *testing.T) {
 
 func TestNoListener(t *testing.T) {
 	dir := must.SocketDir(t)
-	if p, err := Dial(t.Context(), filepath.Join(dir, "none.sock")); p != nil || err != nil {
+	if p, err := dial(t.Context(), filepath.Join(dir, "none.sock")); p != nil || err != nil {
 		t.Errorf("without a socket: %v, %v", p, err)
 	}
 
@@ -124,7 +122,7 @@ func TestNoListener(t *testing.T) {
 	must.Succeed(t, err)
 	listener.SetUnlinkOnClose(false)
 	must.Succeed(t, listener.Close())
-	if p, err := Dial(t.Context(), dead); p != nil || err != nil {
+	if p, err := dial(t.Context(), dead); p != nil || err != nil {
 		t.Errorf("with the socket of a killed agent: %v, %v", p, err)
 	}
 }

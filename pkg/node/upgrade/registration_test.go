@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package upgrade
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 // TestTwoRegistrationsAtOnce: when a kubelet replaces another one, both may register the driver at
 // once.
 func TestTwoRegistrationsAtOnce(t *testing.T) {
-	f := &draPlugin{registered: make(chan struct{})}
+	r := &Registration{registered: make(chan struct{})}
 	handle := func(context.Context, any) (any, error) { return nil, nil }
 	begin := make(chan struct{})
 	var calls sync.WaitGroup
 	for range 50 {
 		calls.Go(func() {
 			<-begin
-			if _, err := f.intercept(t.Context(),
+			if _, err := r.intercept(t.Context(),
 				&registerapi.RegistrationStatus{PluginRegistered: true}, nil, handle); err != nil {
 				t.Error(err)
 			}
@@ -30,5 +30,5 @@ func TestTwoRegistrationsAtOnce(t *testing.T) {
 
 	close(begin)
 	calls.Wait()
-	f.awaitRegistered(t.Context(), time.Minute)
+	r.Await(t.Context(), time.Minute)
 }

@@ -3,9 +3,9 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,9 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // beside starts another agent while one runs, as a rolling update does, and returns a function that
@@ -39,9 +40,9 @@ func (s *site) awaitReady() {
 	})
 }
 
-// TestSuccession replaces the agent repeatedly while pods start and end all the time. No pod is
+// TestUpgrade replaces the agent repeatedly while pods start and end all the time. No pod is
 // affected.
-func TestSuccession(t *testing.T) {
+func TestUpgrade(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
 		staying, coming := newPod(t, "staying"), newPod(t, "coming")
@@ -128,24 +129,22 @@ func TestSuccessorDies(t *testing.T) {
 	go func() { done <- Run(ctx, config, prometheus.NewRegistry(), testr.New(t)) }()
 	s.wantHealthy(s.vfs...)
 	s.awaitReady()
-	p, err := handover.Dial(ctx, filepath.Join(s.config.StateDir, "handover.sock"))
-	if err == nil {
-		err = p.Take(ctx, "test")
-	}
+	readiness, err := upgrade.ServeReadiness(ctx, "")
 	if err != nil {
 		t.Fatal(err)
+	}
+
+	p, err := upgrade.TakeOver(ctx, upgrade.Socket(s.config.StateDir), nil, readiness, testr.New(t))
+	if err != nil || p == nil {
+		t.Fatalf("the agent did not hand over: %v, %v", p, err)
 	}
 	if err := (nodestate.Client{Socket: s.config.ReadySocket}).Ready(ctx); err != nil {
 		t.Errorf("the agent is not ready while it waits for its end: %v", err)
 	}
 
-	for _, file := range p.Files {
-		file.Close()
-	}
-
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	socket, err := p.Listener()
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(socket.Close(), p.Close()))
 	if err := <-done; err == nil ||
 		!strings.Contains(err.Error(), "the agent that took the node over is gone") {
 		t.Errorf("Run = %v", err)
