@@ -5,14 +5,13 @@ package agent
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -23,32 +22,51 @@ const (
 	// conflictInterval is how often the kubelet is asked while it does not answer or there is a
 	// conflict. The kubelet sends no event when a pod is gone.
 	conflictInterval = 2 * time.Second
-	// refreshTimeout limits how long publishing pools is delayed by a kubelet that does not answer.
-	refreshTimeout = 2 * time.Second
 )
 
-// conflicts finds Functions that a pod got in another way of publishing (DRA or device plugin) than
-// that of their pool, because the pool was changed, or because another device plugin allocated
-// them. They are not offered until that pod is gone.
+// conflicts finds Functions that a pod got in another way (DRA or device plugin) than their pool
+// publishes them, because the pool was changed, or because another device plugin allocated them.
+// They are not offered until the pod is gone.
 type conflicts struct {
-	lifecycle *lifecycle.Manager
-	tracker   *pool.Tracker
-	pods      *podresources.Client
-	// changed is called when there may be a new conflict, or one less.
+	journal *journal.Journal
+	tracker *pool.Tracker
+	kubelet *kubelet
+	// changed is called when there may be a new conflict.
 	changed func()
 	times   times
-
-	// unanswered says that the kubelet did not answer the last question.
-	unanswered atomic.Bool
 }
 
-// elsewhere is a [health.Source].
+// elsewhere describes an owner that has the Function in another way than its pool offers it, or
+// returns "". It is a [health.Source].
 func (c *conflicts) elsewhere(id function.ID) string {
 	p, ok := c.tracker.PoolOf(id)
 	if !ok {
 		return ""
 	}
-	return c.lifecycle.Elsewhere(id, p.ResourceName())
+
+	resource := p.ResourceName() // "" for claims
+	a, exists := c.journal.Get(id)
+	pod := "a pod"
+	if a.Pod.Name != "" { // the kubelet does not say for which pod an Allocate is
+		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
+	}
+
+	switch {
+	case !exists, a.State == journal.Releasing:
+	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" &&
+		a.Resource == resource:
+	case a.Claim.UID != "":
+		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone",
+			a.Claim.Namespace, a.Claim.Name, resource)
+	case a.Resource != "":
+		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone",
+			pod, a.Resource)
+	case !c.kubelet.pods.Has(id, resource):
+		// the kubelet did not know of the resource yet when the CNI plugin was called
+		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
+	}
+
+	return c.kubelet.pods.InUse(id, resource)
 }
 
 // reserved sends a notification if a Function was reserved in another way than its pool offers it.
@@ -58,30 +76,12 @@ func (c *conflicts) reserved(id function.ID) {
 	}
 }
 
-// mayBeInUse reports whether a pod may have the Function by an extended resource: the kubelet's
-// last answer says so, or the kubelet did not answer. The journal is not used.
-func (c *conflicts) mayBeInUse(id function.ID) bool {
-	return c.unanswered.Load() || c.pods.InUse(id, "") != ""
-}
-
-// refresh asks the kubelet which Functions pods have. While the kubelet does not answer, its last
-// answer counts.
-func (c *conflicts) refresh(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
-	defer cancel()
-	different, err := c.pods.Refresh(ctx)
-	c.unanswered.Store(err != nil)
-	if different {
-		c.changed()
-	}
-}
-
 // run asks the kubelet at intervals until ctx ends. A value from changes says that there may be a
 // new conflict, which makes the interval shorter.
 func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ctx.Err() == nil; {
 		interval := usesInterval
-		if c.unanswered.Load() || c.any() {
+		if c.kubelet.unanswered.Load() || c.any() {
 			interval = cmp.Or(c.times.conflict, conflictInterval)
 		}
 		if pause := time.Until(asked.Add(interval)); pause > 0 {
@@ -89,7 +89,7 @@ func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 			continue
 		}
 
-		c.refresh(ctx)
+		c.kubelet.refresh(ctx)
 		asked = time.Now()
 	}
 	return nil

@@ -46,16 +46,16 @@ func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 
 func (d declared) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// newUses returns the conflicts of a node with a kubelet and one Function, in a pool that is
+// newConflicts returns the conflicts of a node with a kubelet and one Function, in a pool that is
 // published in this way.
-func newUses(
+func newConflicts(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
-) (u *conflicts, manager *lifecycle.Manager, kubelet *kubelettest.Pods, dir string) {
+) (c *conflicts, manager *lifecycle.Manager, played *kubelettest.Pods, dir string) {
 	t.Helper()
 	dir = must.SocketDir(t)
-	kubelet, err := kubelettest.ServePods(dir)
+	played, err := kubelettest.ServePods(dir)
 	must.Succeed(t, err)
-	t.Cleanup(kubelet.Stop)
+	t.Cleanup(played.Stop)
 
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())
@@ -63,18 +63,20 @@ func newUses(
 		t.Fatal(err)
 	}
 
-	pods, err := podresources.NewClient(dir, podresources.Self{}, nil, logr.Discard())
+	pods, err := podresources.NewClient(podresources.Options{KubeletDir: dir, Log: logr.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = pods.Close() })
 
-	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
-	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Reserved: u.reserved},
+	c = &conflicts{
+		journal: records, tracker: tracker, changed: func() {},
+		kubelet: &kubelet{pods: pods, changed: func() {}},
+	}
+	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Reserved: c.reserved},
 		testr.New(t))
-	u.lifecycle = manager
 
-	return u, manager, kubelet, dir
+	return c, manager, played, dir
 }
 
 func TestElsewhere(t *testing.T) {
@@ -115,13 +117,16 @@ func TestElsewhere(t *testing.T) {
 		{"by CNI, and not from the kubelet", v1alpha1.PublishDevicePlugin,
 			journal.Attachment{State: journal.Attached, Pod: pod}, nil,
 			"pod default/web has it by CNI"},
+		{"by CNI, and from the kubelet by another resource", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Attached, Pod: pod},
+			kubelettest.Pod("web", "intel.com/old", vf.String()), "pod default/web has it by CNI"},
 		{"by CNI, of a pool of claims", v1alpha1.PublishDRA,
 			journal.Attachment{State: journal.Attached, Pod: pod}, nil,
 			"pod default/web has it by CNI"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			records := openJournal(t)
-			u, _, kubelet, _ := newUses(t, records, test.publish)
+			c, _, played, _ := newConflicts(t, records, test.publish)
 
 			if test.record.State != "" {
 				test.record.Function = vf
@@ -132,11 +137,11 @@ func TestElsewhere(t *testing.T) {
 			}
 
 			if test.kubelet != nil {
-				kubelet.Set(test.kubelet)
+				played.Set(test.kubelet)
 			}
 
-			u.refresh(t.Context())
-			got := u.elsewhere(vf)
+			c.kubelet.refresh(t.Context())
+			got := c.elsewhere(vf)
 			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 				t.Errorf("elsewhere = %q, want %q", got, test.want)
 			}
@@ -147,8 +152,8 @@ func TestElsewhere(t *testing.T) {
 // TestPrepareAsksAgain: the kubelet gave the Function to a pod after it was asked, just when the
 // pool moved to DRA.
 func TestPrepareAsksAgain(t *testing.T) {
-	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
-	u.refresh(t.Context())
+	c, manager, played, _ := newConflicts(t, openJournal(t), v1alpha1.PublishDRA)
+	c.kubelet.refresh(t.Context())
 	want := journal.Attachment{
 		Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"},
 	}
@@ -156,7 +161,7 @@ func TestPrepareAsksAgain(t *testing.T) {
 		t.Errorf("Reserve = %v", err)
 	}
 
-	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
+	played.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	if err := manager.Reserve(t.Context(), want); err == nil ||
 		!strings.Contains(err.Error(), "default/web") {
 		t.Errorf("Reserve = %v; want an error that names the pod", err)
@@ -185,9 +190,9 @@ func TestTakenByAnotherWay(t *testing.T) {
 			}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			u, manager, _, _ := newUses(t, openJournal(t), test.publish)
+			c, manager, _, _ := newConflicts(t, openJournal(t), test.publish)
 			notified := false
-			u.changed = func() { notified = true }
+			c.changed = func() { notified = true }
 			test.want.Function, test.want.Interface.Name = vf, "net1"
 			err := manager.Reserve(t.Context(), test.want)
 			if err != nil || notified != test.notified {
@@ -200,10 +205,10 @@ func TestTakenByAnotherWay(t *testing.T) {
 // TestUsesOfAKubeletThatIsAway: claims do not wait for a kubelet that does not answer, and it is
 // asked again soon.
 func TestUsesOfAKubeletThatIsAway(t *testing.T) {
-	u, manager, kubelet, dir := newUses(t, openJournal(t), v1alpha1.PublishDRA)
-	kubelet.Stop()
-	u.refresh(t.Context())
-	if !u.unanswered.Load() {
+	c, manager, played, dir := newConflicts(t, openJournal(t), v1alpha1.PublishDRA)
+	played.Stop()
+	c.kubelet.refresh(t.Context())
+	if !c.kubelet.unanswered.Load() {
 		t.Fatal("the kubelet does not count as away")
 	}
 
@@ -222,9 +227,9 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 		t.Errorf("10 reservations took %s: each asks a kubelet that does not answer", took)
 	}
 
-	u.times.conflict = time.Millisecond
+	c.times.conflict = time.Millisecond
 	asked := make(chan struct{})
-	u.changed = sync.OnceFunc(func() { close(asked) })
+	c.kubelet.changed = sync.OnceFunc(func() { close(asked) })
 	again, err := kubelettest.ServePods(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +239,7 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	again.Set(kubelettest.Pod("web", "intel.com/other", vf.String()))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { u.run(ctx, nil) })
+	running.Go(func() { c.run(ctx, nil) })
 	defer running.Wait()
 	defer stop()
 

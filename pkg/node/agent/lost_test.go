@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -29,6 +30,11 @@ func (a *asked) Provision(
 	a.requests = append(a.requests, r)
 	return provisioning.Provisioned{}, a.err
 }
+
+// refusing is a claimPorts that returns an error.
+type refusing struct{ error }
+
+func (r refusing) Serves(context.Context, string, types.UID, function.ID) error { return r.error }
 
 // TestServedAgain: a Function that came back is served as its record says, by the agent or the
 // controller.
@@ -54,11 +60,8 @@ func TestServedAgain(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			xpu := &asked{err: test.err}
-			a := &agent{
-				provisioner: xpu,
-				claimServed: func(context.Context, journal.Attachment) error { return ofClaim },
-			}
-			if err := a.servePort(t.Context(), test.record); !errors.Is(err, test.want) {
+			b := &backend{provisioner: xpu, claimPorts: refusing{ofClaim}}
+			if err := b.serve(t.Context(), test.record); !errors.Is(err, test.want) {
 				t.Errorf("error %v, want %v", err, test.want)
 			}
 
@@ -73,16 +76,16 @@ func TestServedAgain(t *testing.T) {
 	}
 }
 
-// reports records the claims that were reported.
-type reports []journal.Claim
+// reported records the claims that were reported.
+type reported []journal.Claim
 
-func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
+func (r *reported) Report(c journal.Claim) { *r = append(*r, c) }
 
 // TestPodAndClaimAreInformed: a pod gets an event, and a claim a status, about the fate of a
 // Function.
 func TestPodAndClaimAreInformed(t *testing.T) {
-	recorder, claims := events.NewFakeRecorder(10), &reports{}
-	node := &agent{report: claims.Report, recorder: recorder, config: Config{NodeName: "node1"}}
+	recorder, claims := events.NewFakeRecorder(10), &reported{}
+	node := &reports{claim: claims.Report, recorder: recorder, node: "node1"}
 
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
@@ -91,11 +94,11 @@ func TestPodAndClaimAreInformed(t *testing.T) {
 	}
 
 	a.State = journal.Lost
-	node.reportLoss(a)
+	node.loss(a)
 	a.State = journal.Attached
-	node.reportLoss(a)
+	node.loss(a)
 	a.State, a.Interface.Userspace, a.Claim = journal.Lost, true, journal.Claim{}
-	node.reportLoss(a)
+	node.loss(a)
 
 	for _, want := range []string{
 		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 " +
@@ -109,19 +112,19 @@ func TestPodAndClaimAreInformed(t *testing.T) {
 		}
 	}
 
-	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}},
+	if diff := cmp.Diff(reported{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}},
 		*claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
 
-	(&agent{report: claims.Report}).reportLoss(a) // without an API server
+	(&reports{claim: claims.Report}).loss(a) // without an API server
 }
 
 // TestQuarantineIsReported: the pod and the node get an event about a quarantine, and the node
 // another one about its end.
 func TestQuarantineIsReported(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
-	node := &agent{recorder: recorder, config: Config{NodeName: "node1"}}
+	node := &reports{recorder: recorder, node: "node1"}
 
 	a := journal.Attachment{
 		Function:   function.ID{Address: "0000:3b:02.1"},
@@ -129,10 +132,10 @@ func TestQuarantineIsReported(t *testing.T) {
 		Quarantine: &journal.Quarantine{Message: "driver is vfio-pci, was igbvf"},
 	}
 
-	node.reportQuarantine(a)
+	node.quarantine(a)
 	a.Pod = journal.Pod{}
-	node.reportQuarantine(a)
-	node.reportRelease(a, "is as it was")
+	node.quarantine(a)
+	node.release(a, "is as it was")
 
 	for _, want := range []string{
 		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: is kept from other " +
@@ -148,5 +151,5 @@ func TestQuarantineIsReported(t *testing.T) {
 		}
 	}
 
-	(&agent{}).reportQuarantine(a) // without an API server
+	(&reports{}).quarantine(a) // without an API server
 }

@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
@@ -22,14 +21,14 @@ const startTime = 3 * time.Second
 // trim returns memory to the kernel that only the start needed. This is half of the heap, which the
 // Go runtime would keep for minutes, and pages of the program, most of which only initialise the
 // libraries.
-func trim(ctx context.Context, log logr.Logger) error {
+func (a *agent) trim(ctx context.Context) error {
 	if !loop.Sleep(ctx, startTime) {
 		return nil
 	}
 
 	debug.FreeOSMemory()
 	if err := unmapProgram(); err != nil {
-		log.V(1).Info("The pages of the program that only its start needed stay in memory",
+		a.env.log.V(1).Info("The pages of the program that only its start needed stay in memory",
 			"error", err.Error())
 	}
 

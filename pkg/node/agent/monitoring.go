@@ -17,6 +17,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
 )
 
+func (a *agent) serveMonitoring(ctx context.Context) error {
+	return serveMonitoring(ctx, a.env.config, a.env.registry, a.ready, a.env.log)
+}
+
+func (a *agent) serveProfiles(ctx context.Context) error {
+	return serveProfiles(ctx, a.env.config.ProfilesAddress, a.env.log)
+}
+
 // serveMonitoring serves /healthz, /readyz and /metrics until ctx ends.
 func serveMonitoring(
 	ctx context.Context, config Config, registry *prometheus.Registry, ready func() error,

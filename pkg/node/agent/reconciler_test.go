@@ -92,20 +92,20 @@ func TestPortsByHand(t *testing.T) {
 
 // TestMaybe: a pod may have a Function as long as the kubelet says so, or does not answer.
 func TestMaybe(t *testing.T) {
-	u, _, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDevicePlugin)
+	c, _, played, _ := newConflicts(t, openJournal(t), v1alpha1.PublishDevicePlugin)
 	want := func(when string, want bool) {
 		t.Helper()
-		u.refresh(t.Context())
-		if got := u.mayBeInUse(vf); got != want {
+		c.kubelet.refresh(t.Context())
+		if got := c.kubelet.mayBeInUse(vf); got != want {
 			t.Errorf("%s: %t, want %t", when, got, want)
 		}
 	}
 
 	want("no pod has it", false)
-	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
+	played.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	want("a pod has it", true)
-	kubelet.Set()
+	played.Set()
 	want("the pod is gone", false)
-	kubelet.Stop()
+	played.Stop()
 	want("the kubelet is away", true)
 }

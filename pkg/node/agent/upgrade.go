@@ -5,83 +5,93 @@ package agent
 import (
 	"context"
 	"errors"
-	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
-// queuePatience is how long requests of the CNI plugin wait for the pools after the node was handed
-// over.
-const queuePatience = 5 * time.Second
+// register makes the DRA driver known to the kubelet, unless the agent is in direct mode.
+func (p *process) register(ctx context.Context) (err error) {
+	if p.clientset == nil {
+		return nil
+	}
+	p.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
+		Client: p.clientset, Node: p.config.NodeName, PodUID: p.config.PodUID,
+		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir, Log: p.log.WithName("dra"),
+	})
+	return err
+}
+
+func (p *process) deregister() {
+	if p.registration != nil {
+		p.registration.Close()
+	}
+}
+
+// takeOver asks the agent that has the node for it. It returns nil if there is none, or if that
+// agent does not hand over.
+func (p *process) takeOver(ctx context.Context) (*upgrade.Predecessor, error) {
+	var known func(context.Context)
+	if p.registration != nil {
+		known = func(ctx context.Context) { p.registration.Await(ctx, p.config.times.register) }
+	}
+	return upgrade.TakeOver(ctx, upgrade.Socket(p.config.StateDir), known, p.readiness, p.log)
+}
+
+// succeeded reports whether a successor has asked for the node.
+func (p *process) succeeded() bool { return p.successor.Load() != nil }
 
 // awaitSuccessor waits for a successor that asks for the node. Then it ends the work of this agent
 // by [upgrade.ErrSucceeded].
-func (a *agent) awaitSuccessor(ctx context.Context, successor **upgrade.Successor) error {
-	found, err := upgrade.AwaitSuccessor(ctx, upgrade.Socket(a.config.StateDir),
-		a.log.WithName("handover"))
-	if err != nil || found == nil {
+func (a *agent) awaitSuccessor(ctx context.Context) error {
+	successor, err := upgrade.AwaitSuccessor(ctx, upgrade.Socket(a.env.config.StateDir),
+		a.env.log.WithName("handover"))
+	if err != nil || successor == nil {
 		return err
 	}
 
 	// A rolling update would end this agent if it were not ready before the successor is.
-	a.readiness.SetReady()
-	a.succeeded.Store(true)
+	a.process.readiness.SetReady()
+	a.process.successor.Store(successor)
 	a.plugins.StandAside()
-	*successor = found
 
 	return upgrade.ErrSucceeded
 }
 
-// followPredecessor waits until the process of the predecessor has ended. Kubelets before 1.37 then
-// consider the endpoints gone that this agent has registered for the same resources.
-func (a *agent) followPredecessor(ctx context.Context) error {
-	if a.predecessor != nil {
-		a.predecessor.AwaitEnd(ctx)
+// awaitPredecessorEnd waits until the process of the predecessor has ended. Kubelets before 1.37
+// then consider the endpoints gone that this agent has registered for the same resources.
+func (a *agent) awaitPredecessorEnd(ctx context.Context) error {
+	if predecessor := a.process.predecessor; predecessor != nil {
+		predecessor.AwaitEnd(ctx)
 		a.plugins.Reconnect(ctx)
 	}
 	return nil
 }
 
-// standAside gives the node to the successor, and forwards calls of the kubelet to it until ctx
-// ends. It returns an error if the successor ends first.
-func (a *agent) standAside(ctx context.Context, successor *upgrade.Successor) error {
+// retired is an agent that has ended its work because its successor has asked for the node.
+type retired struct {
+	process *process
+	cni     *cniserver.Server
+	plugins *lasting
+}
+
+// run gives the node to the successor, and forwards calls of the kubelet to it until ctx ends. It
+// returns an error if the successor ends first.
+func (r *retired) run(ctx context.Context) error {
+	successor := r.process.successor.Load()
 	defer successor.Close()
-	socket := a.cni.Socket()
+	socket := r.cni.Socket()
 	defer socket.Close() // does nothing if there is no socket
 	if err := successor.Give(socket); err != nil {
 		return err
 	}
 
-	a.log.Info("Another agent has the node; this one waits for its end")
+	r.process.log.Info("Another agent has the node; this one waits for its end")
 	successor.AwaitEnd(ctx)
 	var err error
 	if ctx.Err() == nil {
 		err = errors.New("the agent that took the node over is gone; starting again")
 	}
 
-	a.stopLingering()
-	return errors.Join(err, a.lingering.Wait())
-}
-
-// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait until
-// the pools are known, because an ADD would fail without them. They wait only for a while, because
-// DELs need no API server.
-func (a *agent) serveCNI(ctx context.Context) error {
-	if a.cni.Inherited != nil {
-		patience, cancel := context.WithTimeout(ctx, queuePatience)
-		_ = loop.Until(patience, a.outputs.Subscribe, func() bool { return a.poolsKnown() == nil })
-		cancel()
-	}
-	return a.cni.Run(ctx)
-}
-
-// causeOf returns why other has ended, or nil when ctx ends.
-func causeOf(ctx, other context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-other.Done():
-		return context.Cause(other)
-	}
+	return errors.Join(err, r.plugins.end())
 }

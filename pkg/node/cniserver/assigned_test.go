@@ -26,9 +26,6 @@ func (k kubelet) Assigned(context.Context) (map[string]podresources.Assignment, 
 
 func (k kubelet) Refresh(context.Context) (bool, error) { return false, k.err }
 func (k kubelet) InUse(function.ID, string) string      { return "" }
-func (k kubelet) Has(id function.ID, resource string) bool {
-	return k.assigned[id.String()].Resource == resource
-}
 
 // nowhere is a node whose pools have no Function.
 type nowhere struct{}

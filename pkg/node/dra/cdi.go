@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -27,27 +31,43 @@ const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
+// CDIFiles has a CDI file for each claim, from which the container runtime learns what the
+// containers of the claim get. All fields must be set.
+type CDIFiles struct {
+	Dir         *cdi.Dir
+	Journal     *journal.Journal
+	DeviceNodes *devnode.Finder
+	// Function returns the current state of a Function of this node.
+	Function func(function.ID) (f function.Function, exists bool)
+	// DevicePool returns the spec of a DevicePool that selects this node.
+	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
+	Log        logr.Logger
+
+	// writing is held while the content of a file is determined and written.
+	writing sync.Mutex
+}
+
 // Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime
 // refuses to create a container whose CDI devices are not listed. If the file cannot be written for
 // an attachment that is not attached, the file is removed.
-func (d *Driver) Expose(a journal.Attachment) error {
-	err := d.writeCDI(a)
+func (c *CDIFiles) Expose(a journal.Attachment) error {
+	err := c.write(a)
 	if err == nil || a.State == journal.Attached {
 		return err
 	}
-	d.Log.Error(err, "Containers of the claim cannot start until it is attached again",
+	c.Log.Error(err, "Containers of the claim cannot start until it is attached again",
 		"claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
-	return d.CDI.Remove(cdiFile(a.Claim.UID))
+	return c.remove(a.Claim.UID)
 }
 
 // Recover updates the CDI files from the journal, because the last agent may have ended before it
 // wrote one. It logs files that cannot be written, and continues.
-func (d *Driver) Recover(all []journal.Attachment) {
+func (c *CDIFiles) Recover(all []journal.Attachment) {
 	for _, a := range all {
 		if a.State == journal.Lost || a.State == journal.Attached &&
-			!d.CDI.Has(cdiFile(a.Claim.UID)) {
-			if err := d.writeCDI(a); err != nil {
-				d.Log.Error(err, "Containers of the claim cannot start", "claim",
+			!c.Dir.Has(cdiFile(a.Claim.UID)) {
+			if err := c.write(a); err != nil {
+				c.Log.Error(err, "Containers of the claim cannot start", "claim",
 					klog.KRef(a.Claim.Namespace, a.Claim.Name))
 			}
 		}
@@ -60,20 +80,20 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the file of the attachment's claim, with a CDI device for each attached Function.
-// current replaces the record of its Function in the journal, which may be older. writeCDI removes
+// write writes the file of the attachment's claim, with a CDI device for each attached Function.
+// current replaces the record of its Function in the journal, which may be older. write removes
 // a file without devices, and does nothing for a Function without a claim.
-func (d *Driver) writeCDI(current journal.Attachment) error {
+func (c *CDIFiles) write(current journal.Attachment) error {
 	uid := current.Claim.UID
 	if uid == "" {
 		return nil
 	}
 
-	d.files.Lock()
-	defer d.files.Unlock()
+	c.writing.Lock()
+	defer c.writing.Unlock()
 
 	var contents []content
-	for _, a := range d.Journal.ByClaim(uid) {
+	for _, a := range c.Journal.ByClaim(uid) {
 		if a.Function == current.Function {
 			a = current
 		}
@@ -81,7 +101,7 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 			continue
 		}
 
-		set, err := d.deviceNodes(a)
+		set, err := c.deviceNodes(a)
 		if err != nil {
 			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace,
 				a.Claim.Name, a.Function, err)
@@ -91,32 +111,35 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 	}
 
 	var devices []specs.Device
-	for _, c := range contents {
+	for _, of := range contents {
 		devices = append(devices, specs.Device{
-			Name: claim.CDIDeviceName(uid, c.attachment.Function.DeviceName()),
+			Name: claim.CDIDeviceName(uid, of.attachment.Function.DeviceName()),
 			ContainerEdits: specs.ContainerEdits{
-				Env: environment(d.suffix(c.attachment),
-					c.attachment.Claim.Request, contents),
-				DeviceNodes: c.Nodes,
+				Env: environment(c.suffix(of.attachment),
+					of.attachment.Claim.Request, contents),
+				DeviceNodes: of.Nodes,
 				Mounts: []*specs.Mount{{
-					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" +
-						c.attachment.Function.DeviceName(),
+					HostPath: of.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" +
+						of.attachment.Function.DeviceName(),
 					Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
 				}},
 			},
 		})
 	}
 
-	if err := d.CDI.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
+	if err := c.Dir.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
 		return fmt.Errorf("claim %s: %w", uid, err)
 	}
 
 	return nil
 }
 
+// remove removes the file of a claim.
+func (c *CDIFiles) remove(claim types.UID) error { return c.Dir.Remove(cdiFile(claim)) }
+
 // deviceNodes returns what a container gets of a Function that is set up for it.
-func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
-	function, known := d.Function(a.Function)
+func (c *CDIFiles) deviceNodes(a journal.Attachment) (devnode.Set, error) {
+	function, known := c.Function(a.Function)
 	if !known {
 		return devnode.Set{}, errGone
 	}
@@ -127,11 +150,11 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePool(id.DevicePool)
+		spec, _ := c.DevicePool(id.DevicePool)
 		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 	}
 
-	return d.DeviceNodes.Of(function, wish)
+	return c.DeviceNodes.Of(function, wish)
 }
 
 // environment returns variables with the Functions of a request, their interfaces and their device
@@ -172,10 +195,10 @@ func environment(suffix, request string, contents []content) []string {
 
 // suffix returns the end of variables' names: the name of the request. If another claim of the pod
 // has a request of the same name, the name of the claim in the pod comes first.
-func (d *Driver) suffix(a journal.Attachment) string {
+func (c *CDIFiles) suffix(a journal.Attachment) string {
 	suffix := environmentName(a.Claim.Request)
 	if a.Pod.UID != "" &&
-		slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
+		slices.ContainsFunc(c.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
 			return other.Claim.UID != "" && other.Claim.UID != a.Claim.UID &&
 				environmentName(other.Claim.Request) == suffix
 		}) {

@@ -27,9 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -57,9 +55,8 @@ const (
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
-	Journal     *journal.Journal
-	Lifecycle   Lifecycle
-	DeviceNodes *devnode.Finder
+	Journal   *journal.Journal
+	Lifecycle Lifecycle
 	// Function returns the current state of a Function of this node.
 	Function func(function.ID) (f function.Function, exists bool)
 	// DevicePool returns the spec of a DevicePool that selects this node.
@@ -77,8 +74,7 @@ type Driver struct {
 	Report func(journal.Claim)
 	// PodTerminating reports whether a pod is being deleted, or was deleted; see [API.Terminating].
 	PodTerminating func(ctx context.Context, pod journal.Pod) (bool, error)
-	// CDI has a file for each claim.
-	CDI *cdi.Dir
+	CDI            *CDIFiles
 	// Node is the node's name. Pools returns all of its pools, and Health checks their Functions.
 	Node   string
 	Pools  func() (pools []pool.Pool, known bool)
@@ -97,8 +93,6 @@ type Driver struct {
 	// calls lets only one Prepare or Unprepare run at a time for each claim. A later call ends an
 	// earlier Prepare, because the kubelet has given up on it.
 	calls keylock.Locks[types.UID]
-	// files is held while the content of a CDI file is determined and written.
-	files sync.Mutex
 }
 
 // Reasons for which a Prepare is ended.
@@ -194,7 +188,7 @@ func (d *Driver) prepare(
 
 		if err == nil {
 			// Prepare fails if containers would not get their device nodes.
-			_, err = d.deviceNodes(attachment)
+			_, err = d.CDI.deviceNodes(attachment)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
@@ -408,7 +402,7 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 		return err
 	}
 
-	return d.CDI.Remove(cdiFile(claim))
+	return d.CDI.remove(claim)
 }
 
 // WatchHealthStatus sends the health of devices to the kubelet (KEP-4680): at once, on every

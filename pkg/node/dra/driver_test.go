@@ -156,8 +156,11 @@ func (n *node) driver() *Driver {
 
 	return &Driver{
 		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal,
-		CDI:              files,
-		DeviceNodes:      &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
+		CDI: &CDIFiles{
+			Dir: files, Journal: n.journal, Function: n.Get, DevicePool: n.DevicePool,
+			DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
+			Log:         testr.New(n.t),
+		},
 		Lifecycle:        n.lifecycle(lifecycle.Options{}),
 		RuntimeConnected: func(context.Context) error { return nil },
 		PodTerminating:   func(context.Context, journal.Pod) (bool, error) { return false, nil },
@@ -180,7 +183,7 @@ func (n *node) attach(d *Driver) {
 		if err := n.journal.Put(a); err != nil {
 			n.t.Fatal(err)
 		}
-		if err := d.Expose(a); err != nil {
+		if err := d.CDI.Expose(a); err != nil {
 			n.t.Fatal(err)
 		}
 	}
@@ -679,7 +682,7 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	n.driver().Recover(n.journal.All())
+	n.driver().CDI.Recover(n.journal.All())
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
@@ -688,13 +691,13 @@ func TestCDI(t *testing.T) {
 	lost := n.journal.All()[0]
 	lost.State, lost.Before, lost.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
 	attached := n.journal.All()[0]
-	must.Succeed(t, n.driver().Expose(lost))
+	must.Succeed(t, n.driver().CDI.Expose(lost))
 	if got := environment(); len(got) != 1 ||
 		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
 		t.Errorf("environment of a claim that loses one of its Functions: %v", got)
 	}
 
-	must.Succeed(t, n.driver().Expose(attached))
+	must.Succeed(t, n.driver().CDI.Expose(attached))
 
 	// The agent ended after it recorded that a pod lost a Function, and before it withdrew the
 	// Function from containers.
@@ -702,7 +705,7 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	n.driver().Recover(n.journal.All())
+	n.driver().CDI.Recover(n.journal.All())
 	if got := environment(); len(got) != 1 ||
 		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
 		t.Errorf("environment of a claim that lost one of its Functions: %v", got)
@@ -720,7 +723,7 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	n.driver().Recover(all)
+	n.driver().CDI.Recover(all)
 	if files, err := os.ReadDir(n.cdiDir); err == nil && len(files) > 0 {
 		t.Errorf("CDI directory has %v, want nothing", files)
 	}
@@ -836,14 +839,14 @@ func TestVFIO(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			d.Recover(n.journal.All())
+			d.CDI.Recover(n.journal.All())
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
-			if err := n.driver().CDI.Remove(cdiFile(c.UID)); err != nil {
+			if err := n.driver().CDI.remove(c.UID); err != nil {
 				t.Fatal(err)
 			}
 
 			n.functions[record.Function] = pooltest.VFs(0x3b, 4)[0]
-			d.Recover(n.journal.All())
+			d.CDI.Recover(n.journal.All())
 			n.wantNoCDI()
 		})
 	}
@@ -954,7 +957,7 @@ func TestRDMAAndVDPA(t *testing.T) {
 			Selectors: []v1alpha1.FunctionSelector{test.selector},
 		}
 		d := n.driver()
-		d.DeviceNodes = &devnode.Finder{SysRoot: sys, DevRoot: t.TempDir()}
+		d.CDI.DeviceNodes = &devnode.Finder{SysRoot: sys, DevRoot: t.TempDir()}
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
 			t.Fatal(err)
 		}

@@ -87,36 +87,3 @@ func (m *Manager) Lost(id function.ID) string {
 	return lost + ": it gets it back when the device and its Port are there; the log of this " +
 		"node's xpu-agent says what is missing"
 }
-
-// Elsewhere describes an owner that has the Function in another way than by the extended resource.
-// A resource of "" stands for claims. It returns "" if there is no such owner. The Function must
-// not be offered while Elsewhere describes an owner. It does not block.
-func (m *Manager) Elsewhere(id function.ID, resource string) string {
-	a, exists := m.journal.Get(id)
-	pod := "a pod"
-	if a.Pod.Name != "" { // the kubelet does not say for which pod an Allocate is
-		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
-	}
-
-	kubelet := m.options.Kubelet
-	switch {
-	case !exists, a.State == journal.Releasing:
-	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" &&
-		a.Resource == resource:
-	case a.Claim.UID != "":
-		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone",
-			a.Claim.Namespace, a.Claim.Name, resource)
-	case a.Resource != "":
-		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone",
-			pod, a.Resource)
-	case kubelet == nil || !kubelet.Has(id, resource):
-		// the kubelet did not know of the resource yet when the CNI plugin was called
-		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
-	}
-
-	if kubelet == nil {
-		return ""
-	}
-
-	return kubelet.InUse(id, resource)
-}

@@ -16,66 +16,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// TestElsewhere: a Function is not offered in one way while an owner has it in another way.
-func TestElsewhere(t *testing.T) {
-	t.Parallel()
-	const fast, slow = "xpu.opiproject.org/fast", "xpu.opiproject.org/slow"
-	byClaim := claimedVF()
-	byClaim.State = journal.Reserved
-	byResource := journal.Attachment{Function: vf, State: journal.Reserved, Resource: fast}
-	ofPod := byResource
-	ofPod.Pod = journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}
-	byCNI := ofPod
-	byCNI.Resource = ""
-	leaving := byClaim
-	leaving.State = journal.Releasing
-
-	given := &kubelet{
-		have: map[string]podresources.Assignment{
-			vf.String(): {Namespace: "default", Pod: "p", Resource: fast},
-		},
-	}
-
-	for _, test := range []struct {
-		name     string
-		record   *journal.Attachment
-		kubelet  Kubelet
-		resource string
-		want     string
-	}{
-		{"nobody", nil, &kubelet{}, fast, ""},
-		{"a claim, asked for claims", &byClaim, &kubelet{}, "", ""},
-		{"a claim", &byClaim, &kubelet{}, fast, "claim default/c has it: it is offered as " + fast},
-		{"on its way back", &leaving, &kubelet{}, fast, ""},
-		{"this resource", &byResource, &kubelet{}, fast, ""},
-		{"another resource", &byResource, &kubelet{}, slow, "a pod has it by resource " + fast},
-		{"another resource, of a pod", &ofPod, &kubelet{}, "", "pod default/p has it by resource " +
-			fast},
-		{"CNI alone", &byCNI, &kubelet{}, fast, "pod default/p has it by CNI alone"},
-		{"CNI, and the kubelet gave it", &byCNI, given, fast, ""},
-		{"CNI, and the kubelet gave it otherwise", &byCNI, given, slow, "by CNI alone"},
-		{"CNI without a kubelet", &byCNI, nil, fast, "by CNI alone"},
-		{"only the kubelet knows", nil, given, "", "pod default/p"},
-		{"only the kubelet knows, by this", nil, given, fast, ""},
-		{"nobody, without a kubelet", nil, nil, fast, ""},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			j := openJournal(t)
-			if test.record != nil {
-				if err := j.Put(*test.record); err != nil {
-					t.Fatal(err)
-				}
-			}
-
-			m := New(j, nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
-			if got := m.Elsewhere(vf, test.resource); got == "" != (test.want == "") ||
-				!strings.Contains(got, test.want) {
-				t.Errorf("elsewhere %q, want %q", got, test.want)
-			}
-		})
-	}
-}
-
 // TestLostIsReported: a Function that a program lost is reported at once. A Function that goes back
 // to its pod is reported after a while.
 func TestLostIsReported(t *testing.T) {

@@ -85,13 +85,11 @@ type Kubelet interface {
 	// Assigned returns the assignments of Functions to pods, keyed by [function.ID.String]. It
 	// returns an error if the answer may be incomplete.
 	Assigned(context.Context) (map[string]podresources.Assignment, error)
-	// Refresh asks the kubelet, so that InUse and Has know its current answer.
+	// Refresh asks the kubelet, so that InUse knows its current answer.
 	Refresh(context.Context) (changed bool, err error)
 	// InUse describes a pod that has the Function by a resource other than this one. It returns ""
 	// if there is no such pod.
 	InUse(id function.ID, resource string) string
-	// Has reports whether a pod has the Function by this resource.
-	Has(id function.ID, resource string) bool
 }
 
 // Claims says what the API server knows about claims.

@@ -41,11 +41,6 @@ func (k *kubelet) InUse(id function.ID, resource string) string {
 	return ""
 }
 
-func (k *kubelet) Has(id function.ID, resource string) bool {
-	a, has := k.have[id.String()]
-	return has && a.Resource == resource
-}
-
 // claims stands for the API server. It has the pods that claims are reserved for, by the claim's
 // UID.
 type claims struct {

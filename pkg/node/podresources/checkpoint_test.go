@@ -51,7 +51,9 @@ func TestIncompleteAnswer(t *testing.T) {
 	}
 	t.Cleanup(kubelet.Stop)
 
-	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, nil, testr.New(t))
+	client, err := NewClient(Options{
+		KubeletDir: dir, Self: Self{Namespace: "default", Name: "xpu-agent"}, Log: testr.New(t),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,9 +91,9 @@ func TestIncompleteAnswer(t *testing.T) {
 // auxiliary device.
 func TestAuxiliaryDevice(t *testing.T) {
 	sf := function.SubfunctionID("0000:3b:00.0", 88)
-	c := &Client{Auxiliary: func(name string) (function.ID, bool) {
+	c := &Client{options: Options{Auxiliary: func(name string) (function.ID, bool) {
 		return sf, name == "mlx5_core.sf.4"
-	}}
+	}}}
 	text := `{"Data":{"PodDeviceEntries":[{"ContainerName":"a","ResourceName":"nvidia.com/sf","DeviceIDs":{"0":["mlx5_core.sf.4","mlx5_core.sf.5"]}}]}}`
 	kept, err := parseCheckpoint([]byte(text), c.parse)
 	if err != nil || len(kept) != 1 || kept[sf.String()].Resource != "nvidia.com/sf" {

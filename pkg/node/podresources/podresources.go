@@ -59,19 +59,26 @@ func (a Assignment) String() string {
 // Self names the agent's own pod. It is empty if the agent does not run in a pod.
 type Self struct{ Namespace, Name string }
 
+// Options of a [Client]. Sees and Auxiliary may be nil.
+type Options struct {
+	KubeletDir string // the kubelet's directory, "/var/lib/kubelet"
+	// Self names the agent's own pod. A list that lacks it is an error, because a kubelet that was
+	// restarted lists only static pods until it has heard from the API server.
+	Self Self
+	Sees Sees
+	// Auxiliary returns the SF that has an auxiliary device of this name now ("mlx5_core.sf.4"),
+	// because other device plugins name SFs by it.
+	Auxiliary func(name string) (id function.ID, exists bool)
+	Log       logr.Logger
+}
+
 // Client asks the kubelet, and keeps the last list for callers that cannot wait. Its methods may be
 // called concurrently.
 type Client struct {
-	// Auxiliary returns the SF that has an auxiliary device of this name now ("mlx5_core.sf.4"),
-	// because other device plugins name SFs by it. Auxiliary may be nil. It must not be changed
-	// after the first call of a method.
-	Auxiliary func(name string) (id function.ID, exists bool)
+	options Options
 
-	self               Self
-	sees               Sees
 	socket, checkpoint string                          // paths
 	connection         atomic.Pointer[grpc.ClientConn] // kept, because a new one takes milliseconds
-	log                logr.Logger
 
 	// the kubelet's list at the last Refresh
 	last atomic.Pointer[map[function.ID][]Assignment]
@@ -85,17 +92,16 @@ type Client struct {
 // kubelet does not report that.
 type Sees func(namespace, claim string, f function.ID) bool
 
-// NewClient returns a client for the kubelet with this directory, "/var/lib/kubelet". sees may be
-// nil. If the list lacks the pod that self names, the list is an error, because a kubelet that was
-// restarted lists only static pods until it has heard from the API server.
-func NewClient(kubeletDir string, self Self, sees Sees, log logr.Logger) (*Client, error) {
-	if sees == nil {
-		sees = func(string, string, function.ID) bool { return false }
+// NewClient returns a client for the kubelet of this node.
+func NewClient(options Options) (*Client, error) {
+	if options.Sees == nil {
+		options.Sees = func(string, string, function.ID) bool { return false }
 	}
 
+	dir := options.KubeletDir
 	c := &Client{
-		self: self, sees: sees, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
-		checkpoint: filepath.Join(kubeletDir, checkpointFile), log: log,
+		options: options, socket: filepath.Join(dir, "pod-resources", "kubelet.sock"),
+		checkpoint: filepath.Join(dir, checkpointFile),
 	}
 
 	c.last.Store(&map[function.ID][]Assignment{})
@@ -176,14 +182,14 @@ func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 	listed, err := c.list(ctx)
 	if err != nil {
 		if !c.away && !errors.Is(ctx.Err(), context.Canceled) {
-			c.log.Error(err, "Pods' devices are not known anew, keeping what is known")
+			c.options.Log.Error(err, "Pods' devices are not known anew, keeping what is known")
 			c.away = true
 		}
 		return false, err
 	}
 
 	if c.away {
-		c.log.Info("Pods' devices are known again")
+		c.options.Log.Info("Pods' devices are known again")
 	}
 
 	c.away = false
@@ -239,22 +245,22 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 	}
 
 	isSelf := func(p *podresourcesapi.PodResources) bool {
-		return p.Namespace == c.self.Namespace && p.Name == c.self.Name
+		return p.Namespace == c.options.Self.Namespace && p.Name == c.options.Self.Name
 	}
-	if c.self.Name != "" && !slices.ContainsFunc(response.PodResources, isSelf) {
+	if c.options.Self.Name != "" && !slices.ContainsFunc(response.PodResources, isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod "+
 			"%s/%s: "+
-			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace,
-			c.self.Name)
+			"the kubelet has not heard yet which pods there are", c.socket, c.options.Self.Namespace,
+			c.options.Self.Name)
 	}
 
-	return functions(response.PodResources, c.sees, c.parse), nil
+	return functions(response.PodResources, c.options.Sees, c.parse), nil
 }
 
 // parse parses the ID that a device plugin uses for a Function.
 func (c *Client) parse(text string) (function.ID, error) {
-	if c.Auxiliary != nil && strings.Contains(text, ".sf.") {
-		if id, exists := c.Auxiliary(text); exists {
+	if c.options.Auxiliary != nil && strings.Contains(text, ".sf.") {
+		if id, exists := c.options.Auxiliary(text); exists {
 			return id, nil
 		}
 	}

@@ -47,7 +47,8 @@ func newClient(
 	t *testing.T, dir string, self podresources.Self, log logr.Logger,
 ) *podresources.Client {
 	t.Helper()
-	client, err := podresources.NewClient(dir, self, nil, log)
+	client, err := podresources.NewClient(
+		podresources.Options{KubeletDir: dir, Self: self, Log: log})
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
@@ -110,10 +111,13 @@ func TestAssigned(t *testing.T) {
 // which they have a share.
 func TestNotHad(t *testing.T) {
 	dir, kubelet, _ := start(t)
-	client, err := podresources.NewClient(dir, podresources.Self{},
-		func(namespace, claim string, f function.ID) bool {
+	client, err := podresources.NewClient(podresources.Options{
+		KubeletDir: dir,
+		Sees: func(namespace, claim string, f function.ID) bool {
 			return namespace == "default" && claim == "monitor" && f.String() == vf
-		}, testr.New(t))
+		},
+		Log: testr.New(t),
+	})
 
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = client.Close() })

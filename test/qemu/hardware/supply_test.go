@@ -75,7 +75,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
 
-	s.pods, err = podresources.NewClient(dir, podresources.Self{}, nil, testr.New(t))
+	s.pods, err = podresources.NewClient(podresources.Options{KubeletDir: dir, Log: testr.New(t)})
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = s.pods.Close() })
 

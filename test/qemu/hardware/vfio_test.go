@@ -111,7 +111,10 @@ func newClaimsOf(
 	c.driver = &dra.Driver{
 		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait,
 		Journal: c.journal, Lifecycle: c.lifecycle,
-		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
+		CDI: &dra.CDIFiles{
+			Dir: files, Journal: c.journal, Function: c.inventory.Get, DevicePool: c.DevicePool,
+			DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, Log: log,
+		},
 		RuntimeConnected: func(context.Context) error { return nil },
 		PodTerminating:   func(context.Context, journal.Pod) (bool, error) { return false, nil },
 		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log,
@@ -191,7 +194,7 @@ func (c *claims) offer() {
 		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
 		attached.Place.NetNS = "/run/netns/pod" // where a pod would be
 		must.Succeed(c.t, c.journal.Put(attached))
-		must.Succeed(c.t, c.driver.Expose(attached))
+		must.Succeed(c.t, c.driver.CDI.Expose(attached))
 		must.Succeed(c.t, c.journal.Put(reserved))
 	}
 }

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/admin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// newDevicePlugin makes the part that offers Functions as extended resources.
+func newDevicePlugin(
+	env *environment, h *hardware, k *kubelet, b *backend, p *pools, o *owners,
+) (*deviceplugin.Manager, error) {
+	var cdi *deviceplugin.CDI
+	if env.config.UseCDI {
+		var err error
+		if cdi, err = deviceplugin.NewCDI(env.config.CDIDir); err != nil {
+			return nil, err
+		}
+	}
+
+	return &deviceplugin.Manager{
+		KubeletDir: env.config.KubeletDir,
+		Pools:      p.Pools,
+		Problems:   o.offer(o.lifecycle.Releasing).Problems,
+		Allocator: &podAllocator{
+			node: env.config.NodeName, find: h.inventory.Get, lifecycle: o.lifecycle,
+			provisioner: b.provisioner, log: env.log.WithName("deviceplugin"),
+		},
+		InUse:         env.held,
+		Nodes:         *h.nodes,
+		DeviceInfoDir: filepath.Join(env.config.DeviceInfoDir, "dp"),
+		CDI:           cdi,
+		Assigned:      k.pods.Assigned, AllocateTimeout: env.config.times.allocate,
+		Metrics: deviceplugin.NewMetrics(env.registry),
+		Log:     env.log.WithName("deviceplugin"),
+	}, nil
+}
+
+// newCNI makes the server of the CNI plugin. inherited is the listening socket of the predecessor,
+// or nil. succeeded reports whether a successor has asked for the node.
+func newCNI(
+	env *environment, h *hardware, b *backend, p *pools, o *owners, inherited *net.UnixListener,
+	succeeded func() bool,
+) *cniserver.Server {
+	return &cniserver.Server{
+		BootID: h.bootID, Path: env.config.CNISocket, SpoolDir: env.config.SpoolDir,
+		Inherited: inherited, Succeeded: succeeded,
+		Function: p.Get, Auxiliary: h.inventory.Auxiliary,
+		Pools: p.Tracker, Journal: env.journal, Lifecycle: o.lifecycle, Provisioner: b.provisioner,
+		MAC: func(id function.ID) function.MAC {
+			return provisioning.MAC(env.config.NodeName, id)
+		},
+		Ready:      func() error { return errors.Join(p.known(), env.journal.Writable()) },
+		Report:     b.report,
+		AllowKeys:  env.config.CNIAllowKeys,
+		AddTimeout: env.config.times.add,
+		Metrics:    cniserver.NewMetrics(env.registry),
+		Log:        env.log.WithName("cni"),
+	}
+}
+
+// queuePatience is how long requests of the CNI plugin wait for the pools after the node was handed
+// over.
+const queuePatience = 5 * time.Second
+
+// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait until
+// the pools are known, because an ADD would fail without them. They wait only for a while, because
+// DELs need no API server.
+func (a *agent) serveCNI(ctx context.Context) error {
+	if a.cni.Inherited != nil {
+		patience, cancel := context.WithTimeout(ctx, queuePatience)
+		_ = loop.Until(patience, a.env.outputs.Subscribe, func() bool {
+			return a.pools.known() == nil
+		})
+		cancel()
+	}
+	return a.cni.Run(ctx)
+}
+
+// newAdmin makes the server of administrators. claims is nil in direct mode.
+func newAdmin(
+	env *environment, h *hardware, p *pools, o *owners, plugin *deviceplugin.Manager, c *claims,
+) *admin.Server {
+	return &admin.Server{
+		Socket:    filepath.Join(env.config.StateDir, filepath.Base(nodestate.DefaultSocket)),
+		Node:      env.config.NodeName,
+		Functions: h.inventory.Snapshot, Pools: p.Pools,
+		// problems are those with which the pool of the Function is published
+		Problems: func(of pool.Pool, f function.Function) []function.Problem {
+			if of.Spec.Publish == v1alpha1.PublishDRA && c != nil {
+				return c.checker.Problems(f)
+			}
+			return plugin.Problems(f)
+		},
+		Card: h.cards.Of, Journal: env.journal,
+		GiveUp: o.hooks.GiveUp, Release: o.lifecycle.Release,
+		Verification: h.verifier.Last, Verify: h.verifier.Verify,
+		Log: env.log.WithName("admin"),
+	}
+}
