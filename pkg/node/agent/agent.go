@@ -3,12 +3,13 @@
 // Package agent makes the parts of the node's agent and runs them. Data flows one way: the
 // inventory discovers Functions, pools select them, and the device plugin and the DRA driver
 // publish and allocate them. The xPU is provisioned. CNI or NRI reports the network namespace of a
-// pod, and the lifecycle attaches the Functions to it, releases them, and lets the post-delete hooks
-// run.
+// pod, and the lifecycle attaches the Functions to it, releases them, and lets the post-delete
+// hooks run.
 //
-// [Run] starts a process that asks for the node. The process that has the node opens the journal,
-// makes the parts in the order of their dependencies, and runs them. A part is ready for use when it
-// has been made. Parts notify others of changes by the two signals of the environment.
+// [Run] starts a process, which asks for the node. Once the process has the node, it opens the
+// journal, makes the parts in the order of their dependencies, and runs them. Each part is ready
+// for use when its constructor returns. Parts notify each other of changes by the two signals of
+// the environment.
 package agent
 
 import (
@@ -119,19 +120,19 @@ func (p *process) work(ctx context.Context) (*retired, error) {
 		config: p.config, log: p.log, registry: p.registry, tracer: p.tracer, journal: records,
 	}
 
-	devices, err := openHardware(env)
+	hardware, err := openHardware(env)
 	if err != nil {
 		return nil, err
 	}
-	defer devices.close()
+	defer hardware.close()
 
-	k, err := newKubelet(env, devices.inventory.Auxiliary)
+	kubelet, err := newKubelet(env, hardware.inventory.Auxiliary)
 	if err != nil {
 		return nil, err
 	}
-	defer k.pods.Close()
+	defer kubelet.pods.Close()
 
-	a, err := newAgent(ctx, p, env, devices, k)
+	a, err := newAgent(ctx, p, env, hardware, kubelet)
 	if err != nil {
 		return nil, err
 	}
@@ -195,29 +196,24 @@ type agent struct {
 
 // newAgent makes the parts that need not be closed.
 func newAgent(
-	ctx context.Context, process *process, env *environment, h *hardware, k *kubelet,
+	ctx context.Context, process *process, env *environment, hardware *hardware, kubelet *kubelet,
 ) (*agent, error) {
-	b, err := newBackend(ctx, env, k, process.clientset)
+	backend, err := newBackend(ctx, env, kubelet, process.clientset)
 	if err != nil {
 		return nil, err
 	}
 
-	p, err := newPools(env, h, k, b)
+	pools, err := newPools(env, hardware, kubelet, backend)
 	if err != nil {
 		return nil, err
 	}
 
-	files, err := openCDIFiles(env, h, b, p)
+	owners, err := newOwners(env, hardware, kubelet, backend, pools)
 	if err != nil {
 		return nil, err
 	}
 
-	o, err := newOwners(env, h, k, b, p, files)
-	if err != nil {
-		return nil, err
-	}
-
-	plugins, err := newDevicePlugin(env, h, k, b, p, o)
+	plugins, err := newDevicePlugin(env, hardware, kubelet, backend, pools, owners)
 	if err != nil {
 		return nil, err
 	}
@@ -227,12 +223,12 @@ func newAgent(
 		return nil, err
 	}
 
-	c := newClaims(env, h, k, b, p, o, files, process.registration)
+	claims := newClaims(env, hardware, kubelet, backend, pools, owners, process.registration)
 	return &agent{
-		process: process, env: env, hardware: h, kubelet: k, backend: b, pools: p, owners: o,
-		plugins: plugins, claims: c,
-		cni:   newCNI(env, h, b, p, o, inherited, process.succeeded),
-		admin: newAdmin(env, h, p, o, plugins, c),
+		process: process, env: env, hardware: hardware, kubelet: kubelet, backend: backend,
+		pools: pools, owners: owners, plugins: plugins, claims: claims,
+		cni:   newCNI(env, hardware, backend, pools, owners, inherited, process.succeeded),
+		admin: newAdmin(env, hardware, pools, owners, plugins, claims),
 	}, nil
 }
 

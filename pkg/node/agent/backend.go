@@ -64,7 +64,7 @@ type apiServer struct {
 
 // newBackend makes the parts for the mode of the agent. clientset is nil in direct mode.
 func newBackend(
-	ctx context.Context, env *environment, k *kubelet, clientset kubernetes.Interface,
+	ctx context.Context, env *environment, kubelet *kubelet, clientset kubernetes.Interface,
 ) (*backend, error) {
 	if clientset == nil {
 		return newDirectBackend(env)
@@ -89,7 +89,7 @@ func newBackend(
 
 	ports := &provisioning.CRD{
 		API: api, Journal: env.journal, Node: env.config.NodeName, Namespace: env.config.Namespace,
-		InUse: k.mayBeInUse, Log: env.log.WithName("provision"),
+		InUse: kubelet.mayBeInUse, Log: env.log.WithName("provision"),
 	}
 
 	metrics := dra.NewMetrics(env.registry)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri"
@@ -39,56 +38,37 @@ type claims struct {
 	reporter     *pool.Reporter
 }
 
-// openCDIFiles opens the directory of CDI files. It returns nil in direct mode.
-func openCDIFiles(
-	env *environment, h *hardware, b *backend, p *pools,
-) (*dra.CDIFiles, error) {
-	if b.api == nil {
-		return nil, nil
-	}
-
-	dir, err := cdi.Open(env.config.CDIDir)
-	if err != nil {
-		return nil, err
-	}
-
-	return &dra.CDIFiles{
-		Dir: dir, Journal: env.journal, DeviceNodes: h.nodes,
-		Function: p.Get, DevicePool: p.DevicePool, Log: env.log.WithName("dra"),
-	}, nil
-}
-
 // newClaims makes the parts. It returns nil in direct mode.
 func newClaims(
-	env *environment, h *hardware, k *kubelet, b *backend, p *pools, o *owners,
-	files *dra.CDIFiles, registration *upgrade.Registration,
+	env *environment, hardware *hardware, kubelet *kubelet, backend *backend, pools *pools,
+	owners *owners, registration *upgrade.Registration,
 ) *claims {
-	if b.api == nil {
+	if backend.api == nil {
 		return nil
 	}
 
 	c := &claims{
-		env: env, api: b.api, pools: p, registration: registration, files: files,
-		checker: o.offer(o.lifecycle.Overdue),
+		env: env, api: backend.api, pools: pools, registration: registration,
+		files: owners.files, checker: owners.offer(owners.lifecycle.Overdue),
 		nri: &nri.Plugin{
-			Socket: env.config.NRISocket, Journal: env.journal, Lifecycle: o.lifecycle,
-			Claimed: k.pods.Claimed,
-			Report:  b.report, Log: env.log.WithName("nri"),
+			Socket: env.config.NRISocket, Journal: env.journal, Lifecycle: owners.lifecycle,
+			Claimed: kubelet.pods.Claimed,
+			Report:  backend.report, Log: env.log.WithName("nri"),
 		},
 	}
 
 	c.driver = &dra.Driver{
-		Function:         p.Get,
-		DevicePool:       p.DevicePool,
+		Function:         pools.Get,
+		DevicePool:       pools.DevicePool,
 		WaitForPort:      c.api.Wait,
 		Journal:          env.journal,
-		Lifecycle:        o.lifecycle,
-		Report:           b.report,
+		Lifecycle:        owners.lifecycle,
+		Report:           backend.report,
 		RuntimeConnected: c.nri.AwaitConnected,
 		PodTerminating:   dra.API{Client: c.api.clientset}.Terminating,
-		CDI:              files,
+		CDI:              c.files,
 		Node:             env.config.NodeName,
-		Pools:            p.Pools,
+		Pools:            pools.Pools,
 		Health:           c.checker,
 		Changes:          env.outputs.Subscribe,
 		Metrics:          c.api.metrics,
@@ -97,12 +77,12 @@ func newClaims(
 		ProvisionTimeout: env.config.ProvisionTimeout,
 	}
 
-	c.publish(h, o)
+	c.publish(hardware, owners)
 	return c
 }
 
 // publish makes the parts that describe the node to the API server.
-func (c *claims) publish(h *hardware, o *owners) {
+func (c *claims) publish(hardware *hardware, owners *owners) {
 	config, log := c.env.config, c.env.log
 	c.features = &dra.Features{
 		Client: c.api.clientset, Node: config.NodeName, Changed: c.env.outputs.Notify,
@@ -130,9 +110,9 @@ func (c *claims) publish(h *hardware, o *owners) {
 	c.reporter = &pool.Reporter{
 		Tracker: c.pools.Tracker, API: c.api.API,
 		// A Function in use counts as a Function without a problem.
-		Problems: o.defects.Problems,
-		Card:     h.cards.Of, Supply: c.pools.vfs.Supply, Fallbacks: c.features.Fallbacks,
-		Verified: h.verifier.Condition,
+		Problems: owners.defects.Problems,
+		Card:     hardware.cards.Of, Supply: c.pools.vfs.Supply, Fallbacks: c.features.Fallbacks,
+		Verified: hardware.verifier.Condition,
 		Log:      log.WithName("pool"),
 	}
 }

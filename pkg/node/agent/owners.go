@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/client-go/tools/events"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
@@ -19,9 +19,10 @@ import (
 // owners has the parts that attach Functions to their owners and release them, and that run the
 // hooks after a release.
 type owners struct {
+	journal   *journal.Journal
 	hooks     *hooks.Queue
 	lifecycle *lifecycle.Manager
-	journal   *journal.Journal
+	files     *dra.CDIFiles // nil in direct mode
 	// defects finds the problems of a Function whoever has it.
 	defects *health.Checker
 	// provisionFailed and elsewhere find problems of a Function that is to be offered.
@@ -29,47 +30,67 @@ type owners struct {
 	log                        logr.Logger
 }
 
-// newOwners makes the parts. files is nil in direct mode.
 func newOwners(
-	env *environment, h *hardware, k *kubelet, b *backend, p *pools, files *dra.CDIFiles,
+	env *environment, hardware *hardware, kubelet *kubelet, backend *backend, pools *pools,
 ) (*owners, error) {
-	reports := &reports{node: env.config.NodeName, claim: b.report}
-	var recorder events.EventRecorder
-	var claims lifecycle.Claims
-	var expose func(journal.Attachment) error
-	if b.api != nil {
-		recorder, claims, expose = b.api.recorder, dra.API{Client: b.api.clientset}, files.Expose
-		reports.recorder = recorder
+	o := &owners{
+		journal: env.journal, log: env.log,
+		provisionFailed: backend.provisionFailed, elsewhere: pools.conflicts.elsewhere,
 	}
 
-	queue, err := hooks.New(hooks.Options{
-		Journal: env.journal, Deprovision: b.provisioner.Deprovision,
+	reports := &reports{node: env.config.NodeName, claim: backend.report}
+	options := lifecycle.Options{
+		BootID: hardware.bootID, Setup: hardware.setup, Kubelet: kubelet.pods,
+		Announce: hardware.engine.Announce, Seen: hardware.inventory.Get,
+		Driver: hardware.inventory.Driver, Unusable: pools.unusable, Serve: backend.serve,
+		Quarantined: reports.quarantine, Unquarantined: reports.release, Report: reports.loss,
+		Changed: env.outputs.Notify, Reserved: pools.conflicts.reserved, Tracer: env.tracer,
+		SweepEvery: env.config.times.sweep, AbandonedAfter: env.config.times.abandoned,
+	}
+
+	var err error
+	if api := backend.api; api != nil {
+		if o.files, err = openCDIFiles(env, hardware, pools); err != nil {
+			return nil, err
+		}
+		reports.recorder = api.recorder
+		options.Claims, options.Expose = dra.API{Client: api.clientset}, o.files.Expose
+	}
+
+	o.hooks, err = hooks.New(hooks.Options{
+		Journal: env.journal, Deprovision: backend.provisioner.Deprovision,
 		Log:  env.log.WithName("hooks"),
 		Node: env.config.NodeName, Dir: env.config.HooksDir, Timeout: env.config.HookTimeout,
 		Attempts: env.config.HookAttempts,
-		Recorder: recorder, Changed: env.outputs.Notify,
+		Recorder: reports.recorder, Changed: env.outputs.Notify,
 	}, env.registry)
 	if err != nil {
 		return nil, err
 	}
 
-	manager := lifecycle.New(env.journal, h.engine, h.inventory, lifecycle.Options{
-		BootID: h.bootID, Setup: h.setup, Hooks: queue, Kubelet: k.pods, Claims: claims,
-		Expose: expose, Announce: h.engine.Announce, Seen: h.inventory.Get,
-		Driver: h.inventory.Driver, Unusable: p.unusable, Serve: b.serve, Tracer: env.tracer,
-		Quarantined: reports.quarantine, Unquarantined: reports.release, Report: reports.loss,
-		Changed: env.outputs.Notify, Reserved: p.conflicts.reserved,
-		SweepEvery: env.config.times.sweep, AbandonedAfter: env.config.times.abandoned,
-	}, env.log.WithName("lifecycle"))
+	options.Hooks = o.hooks
+	o.lifecycle = lifecycle.New(env.journal, hardware.engine, hardware.inventory, options,
+		env.log.WithName("lifecycle"))
+	o.defects = &health.Checker{
+		Pool: pools.PoolOf, Held: env.held, Fault: hardware.faults.Fault,
+		XPUAway:     backend.provisioner.Away,
+		Quarantined: o.lifecycle.Quarantined, Lost: o.lifecycle.Lost,
+	}
 
-	return &owners{
-		hooks: queue, lifecycle: manager, journal: env.journal,
-		defects: &health.Checker{
-			Pool: p.PoolOf, Held: env.held, Fault: h.faults.Fault, XPUAway: b.provisioner.Away,
-			Quarantined: manager.Quarantined, Lost: manager.Lost,
-		},
-		provisionFailed: b.provisionFailed, elsewhere: p.conflicts.elsewhere, log: env.log,
-	}, env.registry.Register(manager)
+	return o, env.registry.Register(o.lifecycle)
+}
+
+// openCDIFiles opens the directory of CDI files, by which containers of claims get their devices.
+// Other containers get theirs from the kubelet.
+func openCDIFiles(env *environment, hardware *hardware, pools *pools) (*dra.CDIFiles, error) {
+	dir, err := cdi.Open(env.config.CDIDir)
+	if err != nil {
+		return nil, err
+	}
+	return &dra.CDIFiles{
+		Dir: dir, Journal: env.journal, DeviceNodes: hardware.nodes,
+		Function: pools.Get, DevicePool: pools.DevicePool, Log: env.log.WithName("dra"),
+	}, nil
 }
 
 // offer returns the checker of the problems of Functions for one way of publishing. releasePending

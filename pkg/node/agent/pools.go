@@ -28,33 +28,36 @@ type pools struct {
 	changed func()
 }
 
-func newPools(env *environment, h *hardware, k *kubelet, b *backend) (*pools, error) {
-	tracker := pool.NewTracker(setup.OwnDrivers{Functions: h.inventory, Journal: env.journal},
-		b.declarations, h.sfs.NoSFs, env.log.WithName("pool"))
+func newPools(
+	env *environment, hardware *hardware, kubelet *kubelet, backend *backend,
+) (*pools, error) {
+	functions := setup.OwnDrivers{Functions: hardware.inventory, Journal: env.journal}
+	tracker := pool.NewTracker(functions, backend.declarations, hardware.sfs.NoSFs,
+		env.log.WithName("pool"))
 
 	p := &pools{
-		Tracker: tracker, backend: b, kubelet: k, changed: env.outputs.Notify,
+		Tracker: tracker, backend: backend, kubelet: kubelet, changed: env.outputs.Notify,
 		conflicts: &conflicts{
-			journal: env.journal, tracker: tracker, kubelet: k, changed: env.outputs.Notify,
+			journal: env.journal, tracker: tracker, kubelet: kubelet, changed: env.outputs.Notify,
 			times: env.config.times,
 		},
 		vfs: &sriov.VFs{
-			SysRoot: env.config.SysRoot, Functions: h.inventory, Pools: tracker,
-			Journal: env.journal, Assignments: k.pods,
+			SysRoot: env.config.SysRoot, Functions: hardware.inventory, Pools: tracker,
+			Journal: env.journal, Assignments: kubelet.pods,
 			HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Read("") },
-			Fault:       h.faults.Fault,
+			Fault:       hardware.faults.Fault,
 			Changed:     env.outputs.Notify, Metrics: sriov.NewMetrics(env.registry),
 			Log: env.log.WithName("vfs"),
 		},
 	}
 
 	counts := &traffic.Collector{
-		Functions: h.inventory.Snapshot, Attachments: env.journal.All,
+		Functions: hardware.inventory.Snapshot, Attachments: env.journal.All,
 		PoolOf: func(id function.ID) string {
 			of, _ := tracker.PoolOf(id)
 			return of.Name
 		},
-		Kernel: h.engine, Log: env.log.WithName("traffic"),
+		Kernel: hardware.engine, Log: env.log.WithName("traffic"),
 	}
 
 	return p, errors.Join(env.registry.Register(p.vfs), env.registry.Register(counts))

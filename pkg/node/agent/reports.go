@@ -51,8 +51,8 @@ func (r *reports) loss(attachment journal.Attachment) {
 		attachment.Function, r.node, message)
 }
 
-// quarantine implements Quarantined of [lifecycle.Options]. The node gets the event too, because the
-// pod may be deleted soon.
+// quarantine implements Quarantined of [lifecycle.Options]. The node gets the event too, because
+// the pod may be deleted soon.
 func (r *reports) quarantine(attachment journal.Attachment) {
 	q := attachment.Quarantine
 	if pod := attachment.Pod; pod.Name != "" {

@@ -22,7 +22,8 @@ import (
 
 // newDevicePlugin makes the part that offers Functions as extended resources.
 func newDevicePlugin(
-	env *environment, h *hardware, k *kubelet, b *backend, p *pools, o *owners,
+	env *environment, hardware *hardware, kubelet *kubelet, backend *backend, pools *pools,
+	owners *owners,
 ) (*deviceplugin.Manager, error) {
 	var cdi *deviceplugin.CDI
 	if env.config.UseCDI {
@@ -34,17 +35,17 @@ func newDevicePlugin(
 
 	return &deviceplugin.Manager{
 		KubeletDir: env.config.KubeletDir,
-		Pools:      p.Pools,
-		Problems:   o.offer(o.lifecycle.Releasing).Problems,
+		Pools:      pools.Pools,
+		Problems:   owners.offer(owners.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
-			node: env.config.NodeName, find: h.inventory.Get, lifecycle: o.lifecycle,
-			provisioner: b.provisioner, log: env.log.WithName("deviceplugin"),
+			node: env.config.NodeName, find: hardware.inventory.Get, lifecycle: owners.lifecycle,
+			provisioner: backend.provisioner, log: env.log.WithName("deviceplugin"),
 		},
 		InUse:         env.held,
-		Nodes:         *h.nodes,
+		Nodes:         *hardware.nodes,
 		DeviceInfoDir: filepath.Join(env.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,
-		Assigned:      k.pods.Assigned, AllocateTimeout: env.config.times.allocate,
+		Assigned:      kubelet.pods.Assigned, AllocateTimeout: env.config.times.allocate,
 		Metrics: deviceplugin.NewMetrics(env.registry),
 		Log:     env.log.WithName("deviceplugin"),
 	}, nil
@@ -53,19 +54,20 @@ func newDevicePlugin(
 // newCNI makes the server of the CNI plugin. inherited is the listening socket of the predecessor,
 // or nil. succeeded reports whether a successor has asked for the node.
 func newCNI(
-	env *environment, h *hardware, b *backend, p *pools, o *owners, inherited *net.UnixListener,
-	succeeded func() bool,
+	env *environment, hardware *hardware, backend *backend, pools *pools, owners *owners,
+	inherited *net.UnixListener, succeeded func() bool,
 ) *cniserver.Server {
 	return &cniserver.Server{
-		BootID: h.bootID, Path: env.config.CNISocket, SpoolDir: env.config.SpoolDir,
+		BootID: hardware.bootID, Path: env.config.CNISocket, SpoolDir: env.config.SpoolDir,
 		Inherited: inherited, Succeeded: succeeded,
-		Function: p.Get, Auxiliary: h.inventory.Auxiliary,
-		Pools: p.Tracker, Journal: env.journal, Lifecycle: o.lifecycle, Provisioner: b.provisioner,
+		Function: pools.Get, Auxiliary: hardware.inventory.Auxiliary,
+		Pools: pools.Tracker, Journal: env.journal, Lifecycle: owners.lifecycle,
+		Provisioner: backend.provisioner,
 		MAC: func(id function.ID) function.MAC {
 			return provisioning.MAC(env.config.NodeName, id)
 		},
-		Ready:      func() error { return errors.Join(p.known(), env.journal.Writable()) },
-		Report:     b.report,
+		Ready:      func() error { return errors.Join(pools.known(), env.journal.Writable()) },
+		Report:     backend.report,
 		AllowKeys:  env.config.CNIAllowKeys,
 		AddTimeout: env.config.times.add,
 		Metrics:    cniserver.NewMetrics(env.registry),
@@ -93,22 +95,23 @@ func (a *agent) serveCNI(ctx context.Context) error {
 
 // newAdmin makes the server of administrators. claims is nil in direct mode.
 func newAdmin(
-	env *environment, h *hardware, p *pools, o *owners, plugin *deviceplugin.Manager, c *claims,
+	env *environment, hardware *hardware, pools *pools, owners *owners,
+	plugins *deviceplugin.Manager, claims *claims,
 ) *admin.Server {
 	return &admin.Server{
 		Socket:    filepath.Join(env.config.StateDir, filepath.Base(nodestate.DefaultSocket)),
 		Node:      env.config.NodeName,
-		Functions: h.inventory.Snapshot, Pools: p.Pools,
+		Functions: hardware.inventory.Snapshot, Pools: pools.Pools,
 		// problems are those with which the pool of the Function is published
 		Problems: func(of pool.Pool, f function.Function) []function.Problem {
-			if of.Spec.Publish == v1alpha1.PublishDRA && c != nil {
-				return c.checker.Problems(f)
+			if of.Spec.Publish == v1alpha1.PublishDRA && claims != nil {
+				return claims.checker.Problems(f)
 			}
-			return plugin.Problems(f)
+			return plugins.Problems(f)
 		},
-		Card: h.cards.Of, Journal: env.journal,
-		GiveUp: o.hooks.GiveUp, Release: o.lifecycle.Release,
-		Verification: h.verifier.Last, Verify: h.verifier.Verify,
+		Card: hardware.cards.Of, Journal: env.journal,
+		GiveUp: owners.hooks.GiveUp, Release: owners.lifecycle.Release,
+		Verification: hardware.verifier.Last, Verify: hardware.verifier.Verify,
 		Log: env.log.WithName("admin"),
 	}
 }

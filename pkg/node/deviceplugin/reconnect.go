@@ -12,8 +12,8 @@ import (
 )
 
 // For the time reconnecting after the end of the predecessor, a stream counts as lost after
-// reconnectPatience already. A kubelet needs reconnectPatience to start a stream after it registered
-// an endpoint.
+// reconnectPatience already. A kubelet needs reconnectPatience to start a stream after it
+// registered an endpoint.
 const reconnecting, reconnectPatience = 5 * time.Second, 200 * time.Millisecond
 
 // Reconnect is called in an upgrade when the predecessor has ended; see package upgrade. A kubelet

@@ -140,8 +140,8 @@ func (g *gate) WatchHealthStatus(
 	return g.driver.WatchHealthStatus(ctx, reports)
 }
 
-// HandleError calls the method of the driver. Errors before the gate is open concern the registration
-// only, and are ignored.
+// HandleError calls the method of the driver. Errors before the gate is open concern only the
+// registration, and are ignored.
 func (g *gate) HandleError(ctx context.Context, err error, msg string) {
 	select {
 	case <-g.opened:
