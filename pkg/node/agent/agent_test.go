@@ -98,16 +98,23 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 	}
 
 	return &world{t: t, host: host, config: Config{
-		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev",
-		StateDir:      filepath.Join(dir, "state"),
-		CNISocket:     filepath.Join(dir, "run", "cni.sock"),
-		SpoolDir:      filepath.Join(dir, "state", "spool"),
-		DeviceInfoDir: filepath.Join(dir, "devinfo"),
-		HooksDir:      filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
-		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"),
-		NRISocket:     filepath.Join(dir, "nri.sock"),
-		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect,
-		ProvisionTimeout: 200 * time.Millisecond,
+		Identity: Identity{NodeName: nodeName},
+		Host: Host{
+			SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev",
+			StateDir:   filepath.Join(dir, "state"),
+			KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"),
+			NRISocket: filepath.Join(dir, "nri.sock"),
+		},
+		Servers: Servers{ListenAddress: "127.0.0.1:0"},
+		Attaching: Attaching{
+			CNISocket:     filepath.Join(dir, "run", "cni.sock"),
+			SpoolDir:      filepath.Join(dir, "state", "spool"),
+			DeviceInfoDir: filepath.Join(dir, "devinfo"),
+			HooksDir:      filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
+		},
+		Provisioning: Provisioning{
+			Provisioner: ProvisionerDirect, ProvisionTimeout: 200 * time.Millisecond,
+		},
 	}}
 }
 

@@ -29,16 +29,39 @@ const (
 
 // Config is the configuration of an agent. [Config.AddFlags] documents the fields.
 type Config struct {
-	NodeName, Namespace, PodName, PodUID                   string
-	SysRoot, ProcRoot, DevRoot                             string
-	StateDir, KubeletDir, CDIDir, NRISocket, ListenAddress string
-	MetricsSecure                                          bool
-	// "" for a self-signed certificate
-	MetricsCertDir  string
+	Identity
+	Host
+	Servers
+	Attaching
+	Provisioning
+
+	// Kubernetes is how to reach the API server, for ProvisionerCRD. It has no flag.
+	Kubernetes *rest.Config
+
+	times times
+}
+
+// Identity names the node, and the pod in which the agent runs.
+type Identity struct{ NodeName, Namespace, PodName, PodUID string }
+
+// Host says where the agent finds the kernel, the kubelet, the runtime, and its own state.
+type Host struct {
+	SysRoot, ProcRoot, DevRoot              string
+	StateDir, KubeletDir, CDIDir, NRISocket string
+}
+
+// Servers says where the agent can be observed.
+type Servers struct {
+	ListenAddress   string
+	MetricsSecure   bool
+	MetricsCertDir  string // "" for a self-signed certificate
 	ProfilesAddress string // "" for none
 	TracingEndpoint string // "" for none
 	ReadySocket     string // "" for none
+}
 
+// Attaching says how pods get their Functions, and what runs after a release.
+type Attaching struct {
 	CNISocket, SpoolDir string
 	CNIAllowKeys        []string
 	DeviceInfoDir       string
@@ -46,17 +69,15 @@ type Config struct {
 	HooksDir            string
 	HookTimeout         time.Duration
 	HookAttempts        int
+}
 
+// Provisioning says where pools are declared, and who has the xPU serve Functions.
+type Provisioning struct {
 	ConfigFile       string // "" for none
 	ResourcePrefix   string
 	Provisioner      ProvisionerKind
 	ProvisionTimeout time.Duration
 	DirectConfig     string // "" for none
-
-	// Kubernetes is how to reach the API server, for ProvisionerCRD. It has no flag.
-	Kubernetes *rest.Config
-
-	times times
 }
 
 // times has shorter times for tests. A zero value means the usual time, which is a constant of this
@@ -65,9 +86,16 @@ type times struct {
 	sweep, abandoned, conflict, allocate, add, register time.Duration
 }
 
-// AddFlags adds a flag for each exported field except Kubernetes. The flags are about the node,
-// about attaching and releasing Functions, and about pools and provisioning.
+// AddFlags adds a flag for each exported field except Kubernetes.
 func (c *Config) AddFlags(flags *pflag.FlagSet) {
+	c.Identity.addFlags(flags)
+	c.Host.addFlags(flags)
+	c.Servers.addFlags(flags)
+	c.Attaching.addFlags(flags)
+	c.Provisioning.addFlags(flags)
+}
+
+func (c *Identity) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the "+
 			"host's name if empty")
@@ -83,7 +111,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"UID of this pod (environment: POD_UID), so that the kubelet can tell two agents that "+
 			"replace each other. "+
 			"Empty where only one is started at a time")
+}
 
+func (c *Host) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.SysRoot, "sys-root", "/sys", "where the host's sysfs is")
 	flags.StringVar(&c.ProcRoot, "proc-root", "/proc", "where procfs is")
 	flags.StringVar(&c.DevRoot, "dev-root", "/dev",
@@ -96,6 +126,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"directory in which the container runtime looks for CDI files")
 	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock",
 		"the container runtime's NRI socket")
+}
+
+func (c *Servers) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.ListenAddress, "listen", ":9810",
 		"address that serves /healthz, /readyz and /metrics")
 
@@ -116,7 +149,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks "+
 			"whether this agent is ready; "+
 			"empty serves none")
+}
 
+func (c *Attaching) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.CNISocket, "cni-socket", wire.DefaultSocket,
 		"unix socket on which the CNI plugin xpu-cni finds the agent")
 	flags.StringVar(&c.SpoolDir, "spool-dir", wire.DefaultSpoolDir,
@@ -134,7 +169,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"how long one run of a post-delete hook may take")
 	flags.IntVar(&c.HookAttempts, "hook-attempts", 10,
 		"how often a post-delete hook is tried that asks to be tried again")
+}
 
+func (c *Provisioning) addFlags(flags *pflag.FlagSet) {
 	// The default paths and names are those of sriov-network-device-plugin.
 	flags.StringVar(&c.ConfigFile, "config-file", "/etc/pcidp/config.json",
 		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it "+

@@ -33,11 +33,9 @@ func TestServeMonitoring(t *testing.T) {
 	problem.Store(&notYet)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() {
-		done <- serveMonitoring(ctx, Config{ListenAddress: "127.0.0.1:0"}, registry, func() error {
-			return *problem.Load()
-		}, log)
-	}()
+	config := Config{Servers: Servers{ListenAddress: "127.0.0.1:0"}}
+	current := func() error { return *problem.Load() }
+	go func() { done <- serveMonitoring(ctx, config, registry, current, log) }()
 
 	base := "http://" + <-addresses
 	want := func(path string, code int, text string) {
@@ -71,8 +69,8 @@ func TestServeMonitoring(t *testing.T) {
 }
 
 func TestServeImpossibleAddress(t *testing.T) {
-	err := serveMonitoring(t.Context(), Config{ListenAddress: "256.0.0.1:1"},
-		prometheus.NewRegistry(), nil, logr.Discard())
+	config := Config{Servers: Servers{ListenAddress: "256.0.0.1:1"}}
+	err := serveMonitoring(t.Context(), config, prometheus.NewRegistry(), nil, logr.Discard())
 	if err == nil || !strings.Contains(err.Error(), "--listen") {
 		t.Errorf("serveMonitoring = %v for an address that cannot be, want an error", err)
 	}

@@ -43,8 +43,7 @@ func start(ctx context.Context, group *errgroup.Group, parts []part) {
 func (a *agent) run(ctx context.Context) (*retired, error) {
 	// The device plugin outlives the other parts if a successor has asked for the node: it forwards
 	// calls while the kubelet does not know the successor yet.
-	plugins := newLasting(ctx)
-	plugins.part = onChange(plugins.ctx, &a.env.outputs, a.plugins.Run)
+	plugins := newLasting(ctx, &a.env.outputs, a.plugins.Run)
 
 	group, ctx := errgroup.WithContext(ctx)
 	serving := a.serving(ctx)
@@ -137,10 +136,13 @@ type lasting struct {
 	stop context.CancelFunc
 }
 
-func newLasting(ctx context.Context) *lasting {
+// newLasting returns a part that is notified of the changes from now on; see [onChange].
+func newLasting(
+	ctx context.Context, signal *notify.Signal, run func(context.Context, <-chan struct{}) error,
+) *lasting {
 	ctx, stop := context.WithCancel(ctx)
 	group, ctx := errgroup.WithContext(ctx)
-	return &lasting{group: group, ctx: ctx, stop: stop}
+	return &lasting{part: onChange(ctx, signal, run), group: group, ctx: ctx, stop: stop}
 }
 
 func (l *lasting) start() { l.group.Go(func() error { return l.part(l.ctx) }) }

@@ -31,16 +31,20 @@ func TestOnChange(t *testing.T) {
 // TestLasting: a part that outlives others ends them if it fails, and ends when it is asked to.
 func TestLasting(t *testing.T) {
 	failure := errors.New("no socket")
-	fails := newLasting(t.Context())
-	fails.part = func(context.Context) error { return failure }
+	var signal notify.Signal
+	fails := newLasting(t.Context(), &signal, func(context.Context, <-chan struct{}) error {
+		return failure
+	})
 	fails.start()
 	if err := runAll(t.Context(), []part{fails.watch}); !errors.Is(err, failure) {
 		t.Errorf("the other parts ended by %v, want the error of the part", err)
 	}
 
 	outer, end := context.WithCancel(t.Context())
-	lasts := newLasting(t.Context())
-	lasts.part = func(ctx context.Context) error { <-ctx.Done(); return nil }
+	lasts := newLasting(t.Context(), &signal, func(ctx context.Context, _ <-chan struct{}) error {
+		<-ctx.Done()
+		return nil
+	})
 	lasts.start()
 	end()
 	if err := runAll(outer, []part{lasts.watch}); err != nil || lasts.ctx.Err() != nil {

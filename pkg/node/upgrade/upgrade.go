@@ -6,7 +6,7 @@
 //
 // The running agent is the predecessor, and the new one is its successor. One agent at a time has
 // the node: it has the journal open, which locks the journal's file. An agent without the journal
-// serves no request. The upgrade takes these steps:
+// changes nothing on the node. The upgrade takes these steps:
 //
 //  1. The successor starts. It serves its [Readiness] at a socket of its own, and is not ready. It
 //     registers its DRA driver with the kubelet ([Register]). The kubelet calls the driver that it
@@ -21,8 +21,8 @@
 //  4. The predecessor gives the node to the successor, with the listening socket of the CNI server
 //     ([Successor.Give]). It forwards calls to its device plugin until its process is ended.
 //  5. The successor opens the journal, and recovers what the journal records. It serves the CNI
-//     socket once it knows the pools ([Predecessor.Listener]), lets the claims through
-//     ([Registration.Open]), and offers its resources to the kubelet.
+//     socket once it knows the pools ([Predecessor.Listener]), or after some seconds. It lets the
+//     claims through ([Registration.Open]), and offers its resources to the kubelet.
 //  6. The successor is ready once the kubelet knows its resources. The DaemonSet's controller then
 //     ends the pod of the predecessor.
 //  7. The connection of step 2 closes with the predecessor's process ([Predecessor.AwaitEnd]). The
@@ -42,9 +42,10 @@
 //     forwarding fail.
 //   - Both: the next agent finds no process behind the socket, and a journal that is not locked.
 //
-// A predecessor may not answer at all, or refuse because it has another version of the protocol.
-// Then the successor is ready while it waits for the journal, because the rolling update would not
-// end the predecessor otherwise.
+// A predecessor may not listen at the socket, or may refuse because it has another version of the
+// protocol. Then the successor is ready while it waits for the journal, because the rolling update
+// would not end the predecessor otherwise. While a predecessor has not completed step 3, the
+// successor waits, and is not ready.
 package upgrade
 
 import (
