@@ -215,7 +215,9 @@ func TestClaimComesWhilePortIsMadeAhead(t *testing.T) {
 // Ports are made ahead only where the pool says so, and one that cannot come up is not given up:
 // nobody waits for it.
 func TestPortMadeAheadForNobody(t *testing.T) {
-	c := newCluster(t, func(o *Options) { o.ProvisionTimeout = 200 * time.Millisecond })
+	c := newCluster(t, func(o *Options) {
+		o.ProvisionTimeout, o.AheadGrace = 200*time.Millisecond, time.Minute
+	})
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	c.network("blue", 100)

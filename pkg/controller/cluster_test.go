@@ -318,8 +318,8 @@ func (c *cluster) start(set func(*Options)) {
 	o := Options{
 		Installation: opitest.Installation, Namespace: c.namespace, Registerer: c.registry,
 		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond,
-		TaintGrace: 20 * time.Second,
-		Debounce:   50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
+		TaintGrace: 20 * time.Second, AheadGrace: 300 * time.Millisecond, BridgeGrace: time.Second,
+		Debounce: 50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
 	}
 
 	if set != nil {

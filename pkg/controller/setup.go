@@ -72,6 +72,9 @@ type Options struct {
 	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused.
 	// Default 60 s.
 	ProvisionTimeout time.Duration
+	// AheadGrace is how long an XPUPort that was made ahead may exist before its DevicePool is known.
+	// Default 10 s.
+	AheadGrace time.Duration
 	// AgentTimeout bounds the calls to an OPI agent for one object. Default 15 s.
 	AgentTimeout time.Duration
 	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim.
@@ -114,6 +117,7 @@ type Options struct {
 func (o *Options) setDefaults() {
 	o.Role = cmp.Or(o.Role, RoleAll)
 	o.ProvisionTimeout = cmp.Or(o.ProvisionTimeout, 60*time.Second)
+	o.AheadGrace = cmp.Or(o.AheadGrace, 10*time.Second)
 	o.AgentTimeout = cmp.Or(o.AgentTimeout, 15*time.Second)
 	o.CollectGrace = cmp.Or(o.CollectGrace, 2*time.Second)
 	o.BusyGrace = cmp.Or(o.BusyGrace, 2*time.Second)
@@ -335,6 +339,7 @@ func (s *setup) tenant() error {
 func (s *setup) admit(brokerAway func() string) (func(...reconcile.Request), error) {
 	return ports.SetupAdmissions(s.manager, s.cluster, ports.AdmissionOptions{
 		Namespace: s.Namespace, Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog,
-		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout, Concurrency: s.Concurrency,
+		BrokerAway: brokerAway, ProvisionTimeout: s.ProvisionTimeout,
+		AheadGrace: s.AheadGrace, Concurrency: s.Concurrency,
 	})
 }

@@ -43,6 +43,8 @@ type AdmissionOptions struct {
 
 	// ProvisionTimeout is [Options.ProvisionTimeout].
 	ProvisionTimeout time.Duration
+	// AheadGrace is how long a Port that was made ahead may exist before its DevicePool is known.
+	AheadGrace time.Duration
 	// Concurrency is how many XPUPorts are admitted at once.
 	Concurrency int
 }
@@ -207,9 +209,6 @@ func (r *admissions) checkMaker(port *v1alpha1.XPUPort) error {
 		r.Namespace)
 }
 
-// aheadGrace is how long a Port that was made ahead may exist before its DevicePool is known.
-const aheadGrace = 10 * time.Second
-
 // endAhead deletes a Port that was made ahead.
 func (r *admissions) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	err := r.Client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
@@ -246,13 +245,13 @@ func (r *admissions) checkAhead(
 	switch {
 	case err != nil || wanted:
 		return wanted, err
-	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
+	case time.Since(port.CreationTimestamp.Time) > r.AheadGrace:
 		return false, r.endAhead(ctx, port, "its DevicePool does not ask for it")
 	}
 
 	err = reconciling.Refuse(v1alpha1.ReasonForbidden,
 		"DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
-	return false, reconciling.RetryAfter(err, aheadGrace) // the Port is deleted then
+	return false, reconciling.RetryAfter(err, r.AheadGrace) // the Port is deleted then
 }
 
 // addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused
