@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
@@ -30,7 +31,7 @@ func nameOf(port devlink.Port) portName {
 	switch port.Flavour {
 	case devlink.PCIPF:
 	case devlink.PCIVF:
-		name.function = vfName(int(port.VF))
+		name.function = function.VFName(int(port.VF))
 	case devlink.PCISF:
 		name.function = fmt.Sprintf("sf%d", port.SF)
 	default:
@@ -43,8 +44,6 @@ func nameOf(port devlink.Port) portName {
 // PFName returns the phys_port_name of the PF that a Function's devlink port belongs to, such as
 // "c1pf0".
 func PFName(port devlink.Port) string { return nameOf(port).pf }
-
-func vfName(index int) string { return fmt.Sprintf("vf%d", index) }
 
 // portNameForm is the form of a Function's phys_port_name. Kernels before 5.10 name no controllers.
 var portNameForm = regexp.MustCompile(

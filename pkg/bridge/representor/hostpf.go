@@ -192,20 +192,15 @@ func checkHostPFs(all []HostPF) error {
 }
 
 // eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF
-// itself.
-func (p HostPF) eswitchPort(function string) eswitchPort {
-	if p.isOwn() {
-		return eswitchPort{eswitch: p.Address, name: portName{function: function}}
-	}
-	return eswitchPort{eswitch: p.Eswitch, name: portName{p.Name, function}}
-}
-
-// resolve returns the port of an SF of the PF, or of the PF itself if function is "".
-func (p HostPF) resolve(function string) (eswitchPort, error) {
-	if p.isOwn() && function == "" {
+// itself. A PF of this machine has no representor itself.
+func (p HostPF) eswitchPort(function string) (eswitchPort, error) {
+	switch {
+	case !p.isOwn():
+		return eswitchPort{eswitch: p.Eswitch, name: portName{p.Name, function}}, nil
+	case function == "":
 		return eswitchPort{},
 			fmt.Errorf("%s is a PF of this machine, which keeps it: only its VFs and "+
 				"SFs have representors", p.Address)
 	}
-	return p.eswitchPort(function), nil
+	return eswitchPort{eswitch: p.Address, name: portName{function: function}}, nil
 }

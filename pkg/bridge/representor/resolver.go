@@ -75,32 +75,19 @@ func (c Config) allowsName(name string) bool {
 // knows only the configured addresses, because this machine may have other devices with the
 // addresses that clients mean.
 func (c Config) resolveAddress(id function.ID) (eswitchPort, error) {
-	// The VFs of several PFs may interleave, with different remainders by the stride. The VF
-	// belongs to the PF whose first VF is the nearest below, however many VFs each PF has.
-	found, nearest := eswitchPort{}, -1
-	for _, pf := range c.HostPFs {
-		if pf.Address == "" {
-			continue
-		}
-		if pf.Address == id.Address {
-			return pf.resolve(id.Subfunction)
-		}
-		index, distance, ok := c.vf(pf, id.Address)
-		if ok && (nearest < 0 || distance < nearest) {
-			found, nearest = pf.eswitchPort(vfName(index)), distance
-		}
-	}
+	pf, name, ok := function.PFOf(c.HostPFs, id,
+		func(pf HostPF) pci.Address { return pf.Address }, c.vfIndex)
 
 	switch {
+	case ok:
+		return pf.eswitchPort(name)
 	case id.Subfunction != "":
 		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf%s",
 			id.Address, c.namingHint(id.Subfunction))
-	case nearest < 0:
-		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and "+
-			"stride%s", id.Address, c.namingHint(vfName(0)))
 	}
 
-	return found, nil
+	return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and "+
+		"stride%s", id.Address, c.namingHint(function.VFName(0)))
 }
 
 // namingHint says by which name a client can ask for a Function whose PF has no known address.
@@ -115,10 +102,13 @@ func (c Config) namingHint(function string) string {
 		"PF's address by --host-pf", function)
 }
 
-// vf returns the index that a VF with this address has at a PF, or would have, and its distance in
-// routing IDs from the PF's first VF.
-func (c Config) vf(pf HostPF, address pci.Address) (index, distance int, ok bool) {
-	if !pf.isOwn() {
+// vfIndex returns the index that a VF with this address has at a PF, or would have, and its
+// distance in routing IDs from the PF's first VF.
+func (c Config) vfIndex(pf HostPF, address pci.Address) (index, distance int, ok bool) {
+	switch {
+	case pf.Address == "":
+		return 0, 0, false
+	case !pf.isOwn():
 		return pci.VFIndex(pf.Address, address, pf.Offset, pf.Stride)
 	}
 

@@ -5,7 +5,6 @@ package xpus
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -111,48 +110,31 @@ func AtAnotherNode(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 // HasFunction reports whether a Function is one of these PFs, one of their VFs, or an SF of one of
 // them with any number.
 func HasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
-	pf, _ := pfOf(pfs, f)
-	return pf != nil
+	_, _, ok := pfOf(pfs, f)
+	return ok
 }
 
 // eswitchPort returns the port id of a Function of one of these PFs, "" for other Functions.
 func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
-	pf, part := pfOf(pfs, f)
-	if pf == nil {
+	pf, name, ok := pfOf(pfs, f)
+	if !ok {
 		return ""
 	}
 
-	id := opi.PortIDAt(pf.Name, part)
+	id := opi.PortIDAt(pf.Name, name)
 	if len(id) < opi.MinID { // a whole PF whose card names no controllers, "pf0"
 		return ""
 	}
 	return id
 }
 
-// pfOf returns the PF that a Function belongs to, nil if it belongs to none of these, and the
-// Function's name within the PF: "vf1", "sf88", or "" for the PF itself.
-func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
-	for i := range pfs {
-		if pfs[i].Address == string(f.Address) {
-			return &pfs[i], f.Subfunction
-		}
-	}
-
-	if f.Subfunction != "" {
-		return nil, "" // only PFs have SFs
-	}
-
-	// The VFs of several PFs may interleave. A VF belongs to the PF whose first VF is the nearest
-	// below it.
-	nearest := math.MaxInt
-	for i := range pfs {
-		pf := &pfs[i]
-		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
-			int(pf.VFStride))
-		if ok && index < int(pf.TotalVFs) && distance < nearest {
-			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
-		}
-	}
-
-	return of, part
+// pfOf is [function.PFOf] for the PFs of an XPU's status.
+func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (pf v1alpha1.XPUPF, name string, ok bool) {
+	return function.PFOf(pfs, f,
+		func(pf v1alpha1.XPUPF) pci.Address { return pci.Address(pf.Address) },
+		func(pf v1alpha1.XPUPF, vf pci.Address) (index, distance int, ok bool) {
+			index, distance, ok = pci.VFIndex(pci.Address(pf.Address), vf, int(pf.VFOffset),
+				int(pf.VFStride))
+			return index, distance, ok && index < int(pf.TotalVFs)
+		})
 }
