@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 // create creates the Port of a device. needed is false if the device needs no Port. A refusal says
@@ -147,7 +148,7 @@ func (r *reconciler) buildPort(
 		XPU:      xpu.Name,
 		Network:  network.Name,
 		MAC:      mac,
-		MTU:      reconciling.Smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
+		MTU:      optional.Min(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
 		Claim: v1alpha1.ClaimRef{
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},

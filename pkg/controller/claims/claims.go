@@ -32,6 +32,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
@@ -235,7 +236,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 
 		setConditions(&c, &devices[i], conditions)
-		after = reconciling.Smaller(after, again)
+		after = optional.Min(after, again)
 	}
 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
@@ -263,7 +264,7 @@ func (r *reconciler) retire(
 
 		if !current || ending(c) {
 			if waited := r.gone.Elapsed(port.UID); waited < r.CollectGrace {
-				after = reconciling.Smaller(after, r.CollectGrace-waited)
+				after = optional.Min(after, r.CollectGrace-waited)
 				continue
 			}
 		}

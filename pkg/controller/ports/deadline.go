@@ -8,6 +8,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 // deadline is how long after its creation a Port that never was up is refused.
@@ -28,7 +29,7 @@ func (d deadline) apply(port *v1alpha1.XPUPort, err error) error {
 	}
 
 	if left := d.left(port); left > 0 {
-		return reconciling.RetryAfter(err, reconciling.Smaller(refusal.Pause, left))
+		return reconciling.RetryAfter(err, optional.Min(refusal.Pause, left))
 	}
 
 	return reconciling.RetryAfter(d.late(refusal.Message), refusal.Pause)

@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 // resyncs compares all ports and networks of an agent with the wanted ones: at each new connection,
@@ -94,7 +95,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 
 	// The jitter keeps the comparisons of many agents apart.
 	period := r.ResyncPeriod + rand.N(r.ResyncPeriod/4+1)
-	return ctrl.Result{RequeueAfter: reconciling.Smaller(after, period)}, nil
+	return ctrl.Result{RequeueAfter: optional.Min(after, period)}, nil
 }
 
 // later tries again. The session finds out whether the agent answers at all. If the agent has no
@@ -215,7 +216,7 @@ func (r *resyncs) collect(
 	deleted := false
 	for _, o := range sorted {
 		if waited := r.seen.Elapsed(o); waited < r.OrphanGrace {
-			after = reconciling.Smaller(after, r.OrphanGrace-waited)
+			after = optional.Min(after, r.OrphanGrace-waited)
 			continue
 		}
 
@@ -226,7 +227,7 @@ func (r *resyncs) collect(
 
 		if err := remove(bounded, o.id); err != nil {
 			log.Info("cannot delete an orphan", o.kind, o.id, "error", err.Error())
-			after = reconciling.Smaller(after, r.OrphanGrace)
+			after = optional.Min(after, r.OrphanGrace)
 			continue
 		}
 
@@ -243,7 +244,7 @@ func (r *resyncs) collect(
 		// The orphan may have been in their way.
 		r.serving.wakeups.Add(0, r.serving.waiting(ctx, xpu.Name)...)
 		// an object that came in this moment may have wanted it
-		after = reconciling.Smaller(after, reconciling.FirstRetry)
+		after = optional.Min(after, reconciling.FirstRetry)
 	}
 
 	return after

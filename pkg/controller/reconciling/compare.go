@@ -19,13 +19,5 @@ func Older(a, b client.Object) bool {
 	return cmp.Less(client.ObjectKeyFromObject(a).String(), client.ObjectKeyFromObject(b).String())
 }
 
-// Smaller returns the smaller of two values, where 0 means that there is no value.
-func Smaller[T ~int32 | ~int64](a, b T) T {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
-}
-
 // OneLine makes a joined error fit a condition's message.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

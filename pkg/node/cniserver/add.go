@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 func (s *Server) find(id function.ID) (function.Function, error) {
@@ -186,7 +187,7 @@ func (s *Server) provision(
 	}
 
 	if !reservation.Interface.Userspace {
-		reservation.Interface.MTU = smaller(reservation.Interface.MTU, done.MTU)
+		reservation.Interface.MTU = optional.Min(reservation.Interface.MTU, done.MTU)
 	}
 	if reflect.DeepEqual(reservation.Interface, before) && !reservation.Port.AssignAddresses {
 		return nil

@@ -307,9 +307,6 @@ func TestOver(t *testing.T) {
 	if mergeVF(base, nil) != base || mergeVF(nil, more) != more || mergeVF(nil, nil) != nil {
 		t.Error("one of them alone")
 	}
-	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {
-		t.Error("smaller")
-	}
 }
 
 // Settings that nothing enforces for a Function of its kind are refused. An eswitch limits the rate

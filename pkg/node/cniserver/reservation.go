@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 // checkRepeated refuses a second ADD that asks for something else than the first one. It ignores
@@ -190,7 +191,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	r.CNI.Claimed = &claimed
 	r.Interface = claimed
 	r.Interface.Name = a.IfName
-	r.Interface.MTU = smaller(claimed.MTU, a.conf.MTU)
+	r.Interface.MTU = optional.Min(claimed.MTU, a.conf.MTU)
 	r.Interface.VF = mergeVF(claimed.VF, a.vf)
 	r.Interface.MAC = cmp.Or(a.mac, claimed.MAC)
 	if len(a.ipam.addresses) > 0 {
@@ -217,14 +218,6 @@ func addressesOfClaim(a cniRequest, claimed function.Interface, claim string) er
 		}
 	}
 	return nil
-}
-
-// smaller returns the smaller of two MTUs; 0 means that the MTU is not given.
-func smaller(a, b int) int {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // mergeVF returns base with every field replaced that over sets. A VLAN's QoS and protocol belong

@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
 // wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of
@@ -42,11 +43,7 @@ func wantedInterface(
 
 	wanted.MAC = mac
 	if !userspace {
-		wanted.MTU = int(port.Spec.MTU)
-		if carried := int(port.Status.MTU); carried != 0 &&
-			(wanted.MTU == 0 || carried < wanted.MTU) {
-			wanted.MTU = carried
-		}
+		wanted.MTU = int(optional.Min(port.Spec.MTU, port.Status.MTU))
 	}
 
 	wanted.Addresses = nil
