@@ -6,7 +6,6 @@ import (
 	"context"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -14,20 +13,16 @@ import (
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // quota counts the copies of one kind in the infra cluster, by tenant. It counts a copy when it is
-// reserved, before the event of its creation arrives. Safe for concurrent use.
+// reserved, before the event of its creation arrives. The zero value is ready for use. Safe for
+// concurrent use.
 type quota struct {
 	mu      sync.Mutex
-	names   map[string]sets.Set[string]              // by tenant
-	waiting map[string]sets.Set[mcreconcile.Request] // by tenant: requests over the quota
-}
-
-func newQuota() *quota {
-	return &quota{
-		names: map[string]sets.Set[string]{}, waiting: map[string]sets.Set[mcreconcile.Request]{},
-	}
+	names   multimap.Sets[string, string]              // by tenant
+	waiting multimap.Sets[string, mcreconcile.Request] // by tenant: requests over the quota
 }
 
 // wokenForQuota is how many waiting requests are retried when a copy is deleted. It is more than
@@ -40,13 +35,13 @@ func (q *quota) reserve(tenant, name string, most int, req mcreconcile.Request) 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	if names := q.names[tenant]; names.Len() >= most && !names.Has(name) {
-		insert(q.waiting, tenant, req)
+	if len(q.names[tenant]) >= most && !q.names.Has(tenant, name) {
+		q.waiting.Add(tenant, req)
 		return false
 	}
 
-	insert(q.names, tenant, name)
-	q.removeWaiter(tenant, req)
+	q.names.Add(tenant, name)
+	q.waiting.Remove(tenant, req)
 
 	return true
 }
@@ -57,11 +52,8 @@ func (q *quota) release(tenant, name string) (woken []mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	if q.names[tenant].Delete(name); q.names[tenant].Len() == 0 {
-		delete(q.names, tenant)
-	}
-
-	for req := range q.waiting[tenant] { // random order, so that each is woken at some time
+	q.names.Remove(tenant, name)
+	for req := range q.waiting.All(tenant) { // random order, so that each is woken at some time
 		if woken = append(woken, req); len(woken) == wokenForQuota {
 			break
 		}
@@ -74,13 +66,7 @@ func (q *quota) release(tenant, name string) (woken []mcreconcile.Request) {
 func (q *quota) cancelWait(tenant string, req mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.removeWaiter(tenant, req)
-}
-
-func (q *quota) removeWaiter(tenant string, req mcreconcile.Request) {
-	if q.waiting[tenant].Delete(req); q.waiting[tenant].Len() == 0 {
-		delete(q.waiting, tenant)
-	}
+	q.waiting.Remove(tenant, req)
 }
 
 // quotaHandler returns a handler that counts the copies in the infra cluster.
@@ -90,7 +76,7 @@ func quotaHandler[O client.Object](q *quota) handler.TypedEventHandler[O, mcreco
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[O], _ requests) {
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			insert(q.names, e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
+			q.names.Add(e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[O], queue requests) {
 			for _, req := range q.release(e.Object.GetLabels()[v1alpha1.LabelTenant],
@@ -99,12 +85,4 @@ func quotaHandler[O client.Object](q *quota) handler.TypedEventHandler[O, mcreco
 			}
 		},
 	}
-}
-
-// insert adds a value to the set at key, which it creates if needed.
-func insert[K, V comparable](all map[K]sets.Set[V], key K, value V) {
-	if all[key] == nil {
-		all[key] = sets.New[V]()
-	}
-	all[key].Insert(value)
 }

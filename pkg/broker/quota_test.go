@@ -12,7 +12,7 @@ import (
 )
 
 func TestQuota(t *testing.T) {
-	q := newQuota()
+	q := &quota{}
 	take := func(tenant, name string, most int, want bool) {
 		t.Helper()
 		if ok := q.reserve(tenant, name, most, request(tenant, "default", name)); ok != want {

@@ -155,9 +155,9 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 		}
 	}
 
-	ports := &ports{syncer: newSyncer(), quota: newQuota()}
+	ports := &ports{syncer: newSyncer(), quota: &quota{}}
 	networks := &networks{syncer: newSyncer()}
-	nodes := &nodes{syncer: newSyncer(), quota: newQuota()}
+	nodes := &nodes{syncer: newSyncer(), quota: &quota{}}
 	xpus := &xpus{syncer: newSyncer()}
 	status := &xpuTenants{syncer: newSyncer()}
 

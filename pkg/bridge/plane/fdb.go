@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // forwarding knows the entries that the bridges' forwarding databases should have: which port has
@@ -22,7 +23,7 @@ import (
 type forwarding struct {
 	mu      sync.RWMutex
 	entries map[fdbKey]fdbEntry
-	keys    map[int]map[fdbKey]bool // of the entries that point to a netdev, by its ifindex
+	keys    multimap.Sets[int, fdbKey] // of the entries that point to a netdev, by its ifindex
 	// checked are the netdevs, by ifindex, that certainly have no other entries of the agent.
 	checked map[int]bool
 }
@@ -41,9 +42,7 @@ type fdbEntry struct {
 }
 
 func newForwarding() *forwarding {
-	return &forwarding{
-		entries: map[fdbKey]fdbEntry{}, keys: map[int]map[fdbKey]bool{}, checked: map[int]bool{},
-	}
+	return &forwarding{entries: map[fdbKey]fdbEntry{}, checked: map[int]bool{}}
 }
 
 func keyOf(bridge int, mac net.HardwareAddr, vlan int) fdbKey {
@@ -62,17 +61,14 @@ func (f *forwarding) set(key fdbKey, entry fdbEntry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.entries[key] = entry
-	if f.keys[entry.index] == nil {
-		f.keys[entry.index] = map[fdbKey]bool{}
-	}
-	f.keys[entry.index][key] = true
+	f.keys.Add(entry.index, key)
 }
 
 func (f *forwarding) remove(key fdbKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if entry, wanted := f.entries[key]; wanted {
-		delete(f.keys[entry.index], key)
+		f.keys.Remove(entry.index, key)
 		delete(f.entries, key)
 	}
 }
@@ -82,7 +78,7 @@ func (f *forwarding) remove(key fdbKey) {
 func (f *forwarding) removePort(index int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for key := range f.keys[index] {
+	for key := range f.keys.All(index) {
 		delete(f.entries, key)
 	}
 	delete(f.keys, index)

@@ -3,9 +3,10 @@
 package plane
 
 import (
-	"maps"
 	"slices"
 	"sync"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // owners knows which port a representor belongs to, and which network a VXLAN port belongs to. The
@@ -13,13 +14,11 @@ import (
 // of a bridge port have no alias. The data plane writes owners while Watch reads them.
 type owners struct {
 	mu      sync.RWMutex
-	byIndex map[int]Object          // by ifindex
-	netdevs map[Object]map[int]bool // ifindexes
+	byIndex map[int]Object             // by ifindex
+	netdevs multimap.Sets[Object, int] // ifindexes
 }
 
-func newOwners() *owners {
-	return &owners{byIndex: map[int]Object{}, netdevs: map[Object]map[int]bool{}}
-}
+func newOwners() *owners { return &owners{byIndex: map[int]Object{}} }
 
 // get returns the owner of a netdev.
 func (o *owners) get(index int) (owner Object, owned bool) {
@@ -33,7 +32,7 @@ func (o *owners) get(index int) (owner Object, owned bool) {
 func (o *owners) netdevsOf(owner Object) []int {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	return slices.Sorted(maps.Keys(o.netdevs[owner]))
+	return slices.Sorted(o.netdevs.All(owner))
 }
 
 // set makes an object the only owner of a netdev.
@@ -47,11 +46,7 @@ func (o *owners) set(index int, owner Object) {
 	defer o.mu.Unlock()
 
 	o.byIndex[index] = owner
-	if o.netdevs[owner] == nil {
-		o.netdevs[owner] = map[int]bool{}
-	}
-
-	o.netdevs[owner][index] = true
+	o.netdevs.Add(owner, index)
 }
 
 // remove leaves a netdev without an owner.
@@ -59,13 +54,8 @@ func (o *owners) remove(index int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
-	owner, owned := o.byIndex[index]
-	if !owned {
-		return
-	}
-
-	delete(o.byIndex, index)
-	if delete(o.netdevs[owner], index); len(o.netdevs[owner]) == 0 {
-		delete(o.netdevs, owner)
+	if owner, owned := o.byIndex[index]; owned {
+		delete(o.byIndex, index)
+		o.netdevs.Remove(owner, index)
 	}
 }

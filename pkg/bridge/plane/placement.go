@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // The shared bridges have numbers from 0 on. A number above 0 is part of the bridge's name
@@ -44,14 +46,13 @@ func sharedNumber(id string) (number int, shared bool) {
 // port, are in one bridge, because a frame does not get from one bridge to another. A network is
 // pinned to its bridge while it has ports.
 type placement struct {
-	bridges  map[string]int             // numbers, by network
-	ports    map[string]map[string]bool // by network
-	networks map[string][]Segment       // by port
+	bridges  map[string]int                // numbers, by network
+	ports    multimap.Sets[string, string] // by network
+	networks map[string][]Segment          // by port
 }
 
 func newPlacement() *placement {
-	return &placement{bridges: map[string]int{}, ports: map[string]map[string]bool{},
-		networks: map[string][]Segment{}}
+	return &placement{bridges: map[string]int{}, networks: map[string][]Segment{}}
 }
 
 // setPort records the networks of a port.
@@ -59,17 +60,14 @@ func (p *placement) setPort(port string, networks []Segment) {
 	p.removePort(port)
 	p.networks[port] = networks
 	for _, n := range networks {
-		if p.ports[n.ID] == nil {
-			p.ports[n.ID] = map[string]bool{}
-		}
-		p.ports[n.ID][port] = true
+		p.ports.Add(n.ID, port)
 	}
 }
 
 // removePort records that a port is in no network.
 func (p *placement) removePort(port string) {
 	for _, n := range p.networks[port] {
-		delete(p.ports[n.ID], port)
+		p.ports.Remove(n.ID, port)
 	}
 	delete(p.networks, port)
 }
@@ -98,7 +96,7 @@ func (p *placement) place(network, port string, lowest int) int {
 // isPinned reports whether a network has other ports than this one.
 func (p *placement) isPinned(network, port string) bool {
 	others := len(p.ports[network])
-	if p.ports[network][port] {
+	if p.ports.Has(network, port) {
 		others--
 	}
 	return others > 0

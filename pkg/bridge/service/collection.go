@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // object is a LogicalBridge or a BridgePort that a client asked for. S is its spec in the API.
@@ -95,9 +96,9 @@ type collection[S proto.Message, M message[S]] struct {
 	agent   *Agent
 	options options
 	objects map[string]*object[S]
-	ids     []string        // of objects, sorted
-	byKey   multimap        // ids, by schema.keys
-	failed  map[string]bool // ids of the objects that are not applied, or not removed
+	ids     []string                      // of objects, sorted
+	byKey   multimap.Sets[string, string] // ids, by schema.keys
+	failed  map[string]bool               // ids of the objects that are not applied, or not removed
 }
 
 func newCollection[S proto.Message, M message[S]](
@@ -105,7 +106,7 @@ func newCollection[S proto.Message, M message[S]](
 ) *collection[S, M] {
 	return &collection[S, M]{
 		names: n, schema: s, controller: c, agent: a, options: o,
-		objects: map[string]*object[S]{}, byKey: multimap{}, failed: map[string]bool{},
+		objects: map[string]*object[S]{}, failed: map[string]bool{},
 	}
 }
 
@@ -253,8 +254,8 @@ func (c *collection[S, M]) update(
 			return reply, err
 		}
 		c.agent.mu.Lock()
-		c.byKey.remove(id, c.keys(o.spec))
-		c.byKey.add(id, c.keys(spec))
+		c.unindex(id, o.spec)
+		c.index(id, spec)
 		o.spec = spec
 		c.agent.mu.Unlock()
 	}
@@ -362,6 +363,36 @@ func (c *collection[S, M]) count() map[state]int {
 	return n
 }
 
+// index makes an object found by the keys of its spec.
+func (c *collection[S, M]) index(id string, spec S) {
+	for _, key := range c.keys(spec) {
+		c.byKey.Add(key, id)
+	}
+}
+
+// unindex reverses index.
+func (c *collection[S, M]) unindex(id string, spec S) {
+	for _, key := range c.keys(spec) {
+		c.byKey.Remove(key, id)
+	}
+}
+
+// withKey returns the ids of the objects that have a key, sorted.
+func (c *collection[S, M]) withKey(key string) []string {
+	return slices.Sorted(c.byKey.All(key))
+}
+
+// otherWithKey returns the id of some object that has a key and is not except, or "" if there is no
+// such object.
+func (c *collection[S, M]) otherWithKey(key, except string) string {
+	for id := range c.byKey.All(key) {
+		if id != except {
+			return id
+		}
+	}
+	return ""
+}
+
 // insert adds an object to the collection.
 func (c *collection[S, M]) insert(id string, o *object[S]) {
 	c.agent.mu.Lock()
@@ -369,7 +400,7 @@ func (c *collection[S, M]) insert(id string, o *object[S]) {
 	c.objects[id] = o
 	at, _ := slices.BinarySearch(c.ids, id)
 	c.ids = slices.Insert(c.ids, at, id)
-	c.byKey.add(id, c.keys(o.spec))
+	c.index(id, o.spec)
 }
 
 // drop takes an object out of the collection.
@@ -377,7 +408,7 @@ func (c *collection[S, M]) drop(id string) {
 	c.agent.mu.Lock()
 	defer c.agent.mu.Unlock()
 
-	c.byKey.remove(id, c.keys(c.objects[id].spec))
+	c.unindex(id, c.objects[id].spec)
 	if at, found := slices.BinarySearch(c.ids, id); found {
 		c.ids = slices.Delete(c.ids, at, at+1)
 	}

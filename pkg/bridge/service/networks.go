@@ -147,8 +147,8 @@ func (c networkController) check(
 	}
 
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
-	sameVLAN := c.networks.byKey.anyExcept(keyVLAN(vlan), id)
-	sameVNI := c.networks.byKey.anyExcept(keyVNI(vni), id)
+	sameVLAN := c.networks.otherWithKey(keyVLAN(vlan), id)
+	sameVNI := c.networks.otherWithKey(keyVNI(vni), id)
 	switch {
 	case sameVLAN != "" && c.plane.VLANAware():
 		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
@@ -169,7 +169,7 @@ func (c networkController) check(
 }
 
 func (c networkController) checkUnused(client access.Client, id string) error {
-	port := c.ports.byKey.anyExcept(keyNetwork(id), "")
+	port := c.ports.otherWithKey(keyNetwork(id), "")
 	if port == "" {
 		return nil
 	}
@@ -185,7 +185,7 @@ func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed b
 
 	if changed {
 		// The ports follow the network's VLAN id and source filter.
-		c.ports.reconcileEach(c.ports.byKey.get(keyNetwork(id)))
+		c.ports.reconcileEach(c.ports.withKey(keyNetwork(id)))
 	}
 
 	return cmp.Or(err, c.checkMTU(id))

@@ -161,7 +161,7 @@ func TestMTUTooLarge(t *testing.T) {
 	}
 
 	fake.mtu = 1500
-	a.networks.reconcileEach(a.networks.byKey.get(keyVXLAN))
+	a.networks.reconcileEach(a.networks.withKey(keyVXLAN))
 	if is, err := a.networks.get(t.Context(), red); err != nil ||
 		state(is.GetStatus().GetOperStatus()) != stateUp {
 		t.Errorf("after the path was widened: %v, %v", is, err)

@@ -183,7 +183,7 @@ func (c portController) check(
 			return nil, c.networks.beingDeleted(network)
 		}
 
-		if other := c.ports.byKey.anyExcept(keyMAC(network, mac), id); other != "" {
+		if other := c.ports.otherWithKey(keyMAC(network, mac), id); other != "" {
 			return refuse(codes.AlreadyExists,
 				"mac_address %s is already in use on logical bridge %s by %s",
 				mac, network, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: other}))

@@ -49,7 +49,7 @@ func (a *Agent) handle(ctx context.Context, change plane.Change) {
 	case plane.ScopeAll:
 		a.reconcileAll()
 	case plane.ScopeVXLAN:
-		a.networks.reconcileEach(a.networks.byKey.get(keyVXLAN))
+		a.networks.reconcileEach(a.networks.withKey(keyVXLAN))
 	case plane.ScopeObject:
 		if change.Object.Kind == plane.KindNetwork {
 			a.networks.reconcile(change.Object.ID, false)

@@ -3,39 +3,31 @@
 package claims
 
 import (
+	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // functionQueues holds the claims that wait for a Function, by [model.FunctionKey]. The zero value
 // is ready for use. Safe for concurrent use.
 type functionQueues struct {
 	mu         sync.Mutex
-	byFunction map[string]sets.Set[reconcile.Request]
+	byFunction multimap.Sets[string, reconcile.Request]
 }
 
 func (q *functionQueues) add(function string, claim reconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-
-	if q.byFunction == nil {
-		q.byFunction = map[string]sets.Set[reconcile.Request]{}
-	}
-
-	if q.byFunction[function] == nil {
-		q.byFunction[function] = sets.New[reconcile.Request]()
-	}
-	q.byFunction[function].Insert(claim)
+	q.byFunction.Add(function, claim)
 }
 
 func (q *functionQueues) leave(function string, claim reconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.byFunction[function].Delete(claim).Len() == 0 {
-		delete(q.byFunction, function)
-	}
+	q.byFunction.Remove(function, claim)
 }
 
 // take empties the queue for a Function and returns its claims. A claim that finds the Function
@@ -43,7 +35,7 @@ func (q *functionQueues) leave(function string, claim reconcile.Request) {
 func (q *functionQueues) take(function string) []reconcile.Request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	claims := q.byFunction[function].UnsortedList()
+	claims := slices.Collect(q.byFunction.All(function))
 	delete(q.byFunction, function)
 	return claims
 }

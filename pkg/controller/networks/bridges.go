@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -56,15 +57,14 @@ type Bridges struct {
 	all map[Bridge]*bridgeState
 	// The same bridges by XPU and by network, because an event of one XPU or network must not cost
 	// more than its own bridges.
-	byXPU, byNetwork map[string]sets.Set[Bridge]
+	byXPU, byNetwork multimap.Sets[string, Bridge]
 }
 
 // newBridges returns bridges of which nothing is known yet.
 func newBridges(cluster reconciling.Cluster, o Options) *Bridges {
 	return &Bridges{
 		cluster: cluster, options: o, retries: reconciling.RetryLimiter[Bridge](),
-		all: map[Bridge]*bridgeState{}, byXPU: map[string]sets.Set[Bridge]{},
-		byNetwork: map[string]sets.Set[Bridge]{},
+		all: map[Bridge]*bridgeState{},
 	}
 }
 
@@ -119,27 +119,14 @@ func (r *Bridges) begin(b Bridge) bool {
 	}
 
 	r.all[b] = &bridgeState{}
-	insert(r.byXPU, b.XPU, b)
-	insert(r.byNetwork, b.Network, b)
+	r.byXPU.Add(b.XPU, b)
+	r.byNetwork.Add(b.Network, b)
 
 	return true
 }
 
 // Wake has the agents serve these bridges at once, or delete the bridges that no Port needs.
 func (r *Bridges) Wake(these ...Bridge) { r.wakeups.Add(0, these...) }
-
-func insert(index map[string]sets.Set[Bridge], key string, b Bridge) {
-	if index[key] == nil {
-		index[key] = sets.New[Bridge]()
-	}
-	index[key].Insert(b)
-}
-
-func remove(index map[string]sets.Set[Bridge], key string, b Bridge) {
-	if index[key].Delete(b).Len() == 0 {
-		delete(index, key)
-	}
-}
 
 // OfXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
 func (r *Bridges) OfXPU(xpu string) []Bridge {
@@ -150,7 +137,7 @@ func (r *Bridges) OfXPU(xpu string) []Bridge {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return found.Union(r.byXPU[xpu]).UnsortedList()
+	return found.Insert(slices.Collect(r.byXPU.All(xpu))...).UnsortedList()
 }
 
 // ofNetwork returns the states of a network's bridges: of those that Ports need, and of those that
@@ -163,7 +150,7 @@ func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for b := range r.byNetwork[network] {
+	for b := range r.byNetwork.All(network) {
 		found[b] = *r.all[b]
 	}
 
@@ -204,8 +191,8 @@ func (r *Bridges) note(b Bridge, known bool, err error) {
 	gone := known && !r.IsNeeded(b) && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
-		remove(r.byXPU, b.XPU, b)
-		remove(r.byNetwork, b.Network, b)
+		r.byXPU.Remove(b.XPU, b)
+		r.byNetwork.Remove(b.Network, b)
 	}
 
 	r.mu.Unlock()

@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -238,7 +239,7 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 type reportedPFs struct {
 	mu    sync.Mutex
 	byXPU map[string][]opi.HostPF
-	byKey map[string]sets.Set[string]
+	byKey multimap.Sets[string, string]
 }
 
 func (t *reportedPFs) of(xpu string) (pfs []opi.HostPF, known bool) {
@@ -252,7 +253,7 @@ func (t *reportedPFs) of(xpu string) (pfs []opi.HostPF, known bool) {
 func (t *reportedPFs) by(key string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.byKey[key].UnsortedList()
+	return slices.Collect(t.byKey.All(key))
 }
 
 func (t *reportedPFs) set(xpu string, pfs []opi.HostPF) {
@@ -261,16 +262,13 @@ func (t *reportedPFs) set(xpu string, pfs []opi.HostPF) {
 
 	t.drop(xpu)
 	if t.byXPU == nil {
-		t.byXPU, t.byKey = map[string][]opi.HostPF{}, map[string]sets.Set[string]{}
+		t.byXPU = map[string][]opi.HostPF{}
 	}
 
 	t.byXPU[xpu] = pfs
 	for _, pf := range pfs {
 		for _, key := range keysOf(pf) {
-			if t.byKey[key] == nil {
-				t.byKey[key] = sets.New[string]()
-			}
-			t.byKey[key].Insert(xpu)
+			t.byKey.Add(key, xpu)
 		}
 	}
 }
@@ -285,9 +283,7 @@ func (t *reportedPFs) forget(xpu string) {
 func (t *reportedPFs) drop(xpu string) {
 	for _, pf := range t.byXPU[xpu] {
 		for _, key := range keysOf(pf) {
-			if t.byKey[key].Delete(xpu); t.byKey[key].Len() == 0 {
-				delete(t.byKey, key)
-			}
+			t.byKey.Remove(key, xpu)
 		}
 	}
 	delete(t.byXPU, xpu)
