@@ -120,9 +120,14 @@ func (w *world) deletions() []string {
 	return kinds
 }
 
-// declare creates an object of each kind, with a finalizer.
+// declare creates the objects of [declared].
 func (w *world) declare() {
 	w.Helper()
+	w.create(declared()...)
+}
+
+// declared returns an object of each kind, with a finalizer.
+func declared() []client.Object {
 	held := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{finalizer}}
 	}
@@ -133,7 +138,7 @@ func (w *world) declare() {
 		LastTransitionTime: metav1.Now(),
 	}}
 
-	w.create(
+	return []client.Object{
 		&v1alpha1.XPUTenant{ObjectMeta: held("", "a"), Spec: v1alpha1.XPUTenantSpec{
 			Member: v1alpha1.TenantMember{SecretName: "a"}, VLANs: v1alpha1.VLANRange{
 				First: 1, Last: 2,
@@ -166,14 +171,19 @@ func (w *world) declare() {
 				ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 50151}},
 			},
 		},
-	)
+	}
 }
 
 // install creates the Deployment of xpu-controller with a ready pod.
 func (w *world) install() {
 	w.Helper()
+	w.create(deployment())
+}
+
+// deployment returns the Deployment of xpu-controller with a ready pod.
+func deployment() *appsv1.Deployment {
 	labels := map[string]string{"app.kubernetes.io/name": "xpu-controller"}
-	w.create(&appsv1.Deployment{
+	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-controller", Labels: labels},
 		Spec: appsv1.DeploymentSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -187,7 +197,7 @@ func (w *world) install() {
 			},
 		},
 		Status: appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1},
-	})
+	}
 }
 
 // runController stands for xpu-controller and a broker: it removes the finalizer of each object
