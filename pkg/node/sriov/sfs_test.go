@@ -39,6 +39,8 @@ var (
 type eswitch struct {
 	mode    devlink.EswitchMode
 	modeErr error
+	// portsErr is returned with the ports.
+	portsErr error
 	// dies is the number of changes before the process ends: the next change and all later ones
 	// fail. A negative number means that the process never ends.
 	dies int
@@ -125,7 +127,15 @@ func (e *eswitch) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 	if d != sfDevice {
 		return nil, nil
 	}
-	return slices.Clone(e.ports), nil
+	return slices.Clone(e.ports), e.portsErr
+}
+
+// lose deletes all ports, and makes later reads of them fail with err if it is not nil.
+func (e *eswitch) lose(err error) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.ports, e.portsErr = nil, err
+	e.show()
 }
 
 func (e *eswitch) AddSF(d devlink.Device, pf uint16, sfnum uint32) (devlink.Port, error) {
@@ -391,6 +401,14 @@ func TestNoSF(t *testing.T) {
 		{"no driver", func(e *eswitch) {
 			e.driverless = true
 		}, sf88, []string{"mlx5_core.sf.4", "waited 10s"}},
+		{"its port deleted", func(e *eswitch) {
+			e.driverless = true
+			time.AfterFunc(sfTimeout/2, func() { e.lose(nil) })
+		}, sf88, []string{"somebody deleted it meanwhile", "waited 10s"}},
+		{"its ports unreadable", func(e *eswitch) {
+			e.driverless = true
+			time.AfterFunc(sfTimeout/2, func() { e.lose(unix.EIO) })
+		}, sf88, []string{"no driver has its device, see the kernel's log", "waited 10s"}},
 		{"no SF", func(*eswitch) {}, function.ID{Address: sfPF}, []string{"must be an SF"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

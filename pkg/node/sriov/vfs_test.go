@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -493,6 +494,19 @@ func TestVFsInUse(t *testing.T) {
 			"VF 0000:3b:01.2 has netdev v0-2, which is a port of bridge br0 and 2 more; its",
 		},
 		{
+			"as many uses as a message names",
+			func(h *host) {
+				h.set(func() {
+					for i := range shownUses {
+						h.uses[fmt.Sprintf("v0-%d",
+							i)] = hostuse.Netdev{Use: "is a port of bridge br0"}
+					}
+				})
+			},
+			func(h *host) { h.set(func() { clear(h.uses) }) },
+			"VF 0000:3b:01.2 has netdev v0-2, which is a port of bridge br0; its VFs",
+		},
+		{
 			"VF that is up with a carrier",
 			func(h *host) { h.set(func() { h.uses["v0-3"] = hostuse.Netdev{Carrier: true} }) },
 			func(h *host) { h.set(func() { clear(h.uses) }) },
@@ -839,4 +853,90 @@ func TestVFsOfAnOlderGeneration(t *testing.T) {
 		h.declare(asks(6, 4))
 		is(6, "")
 	})
+}
+
+// TestPlanPF checks what becomes of the known state of a PF, and when the PF is looked at again.
+func TestPlanPF(t *testing.T) {
+	const made = 4
+	changing := problemf(v1alpha1.ReasonMaking, "is being changed from 2 to 4 VFs")
+	refused := &problem{reason: v1alpha1.ReasonRefused, tried: true}
+	busy := &problem{reason: v1alpha1.ReasonInUse}
+	state := func(change func(*pfState)) *pfState {
+		s := &pfState{numVFs: made, driver: "igb", pool: "old"}
+		change(s)
+		return s
+	}
+	fresh := pfState{numVFs: made, driver: "igb", pool: "new"}
+
+	for name, test := range map[string]struct {
+		before *pfState
+		numVFs int // of the PF
+		want   pfState
+		// now says that the PF is looked at immediately, and soon that it is looked at after a
+		// pause.
+		now, soon bool
+	}{
+		"unknown": {want: fresh, now: true},
+		"another number is wanted": {
+			before: state(func(s *pfState) { s.numVFs, s.problem = 2, busy }),
+			want:   fresh, now: true,
+		},
+		"another driver": {
+			before: state(func(s *pfState) { s.driver, s.problem = "ixgbe", refused }),
+			want:   fresh, now: true,
+		},
+		"being changed, with its VFs already": {
+			before: state(func(s *pfState) { s.making = changing }), numVFs: made,
+			want: pfState{numVFs: made, driver: "igb", pool: "new", making: changing},
+		},
+		"being changed": {
+			before: state(func(s *pfState) { s.making = changing }),
+			want:   pfState{numVFs: made, driver: "igb", pool: "new", making: changing},
+		},
+		"has its VFs after a problem": {
+			before: state(func(s *pfState) { s.problem = busy }), numVFs: made,
+			want: pfState{numVFs: made, driver: "igb", pool: "new", answered: true},
+		},
+		"lost its VFs": {
+			before: state(func(s *pfState) { s.answered = true }),
+			want:   pfState{numVFs: made, driver: "igb", pool: "new", answered: true}, soon: true,
+		},
+		"was in use": {
+			before: state(func(s *pfState) { s.problem = busy }),
+			want:   pfState{numVFs: made, driver: "igb", pool: "new", problem: busy}, soon: true,
+		},
+		"refused": {
+			before: state(func(s *pfState) { s.problem = refused }),
+			want:   pfState{numVFs: made, driver: "igb", pool: "new", problem: refused},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := &VFs{queue: workqueue.NewTypedRateLimitingQueue(
+					workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](time.Hour,
+						time.Hour))}
+				defer v.queue.ShutDown()
+				v.queue.AddRateLimited(pf0) // after an hour, as the last problem
+
+				f := function.Function{PF: pf0, Driver: "igb", NumVFs: test.numVFs}
+				if got := v.planPF(f, test.before, wants("new", made)); *got != test.want {
+					t.Errorf("the state is %+v, want %+v", *got, test.want)
+				}
+
+				synctest.Wait()
+				if now := v.queue.Len() == 1; now != test.now {
+					t.Errorf("queued at once: %t, want %t", now, test.now)
+				}
+				if forgot := v.queue.NumRequeues(pf0) == 0; forgot != test.now {
+					t.Errorf("the pauses begin anew: %t, want %t", forgot, test.now)
+				}
+
+				time.Sleep(pause)
+				synctest.Wait()
+				if queued := v.queue.Len() == 1; queued != (test.now || test.soon) {
+					t.Errorf("queued after a pause: %t, want %t", queued, test.now || test.soon)
+				}
+			})
+		})
+	}
 }
