@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
@@ -354,6 +355,49 @@ func TestSocketsRemoved(t *testing.T) {
 
 			s.awaitHealthy("after all", fast, vf0)
 		})
+	}
+}
+
+// TestSocketRenamed: a new endpoint is opened because the directory of the sockets is watched. The
+// stream stays open, and the fallback for a kubelet that does not connect would take an hour.
+func TestSocketRenamed(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, kubelettest.Options{})
+	s.manager.unwatchedFor = time.Hour
+	s.set(poolOf("fast", vfs("3b:0")...))
+	s.run()
+	s.awaitHealthy("registered", fast, vf0)
+
+	registrations := s.kubelet.Registrations(fast)
+	must.Succeed(t, os.Rename(s.kubelet.Endpoints(fast)[0], filepath.Join(s.dir, "elsewhere")))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := s.kubelet.Wait(ctx, func() bool {
+		return s.kubelet.Registrations(fast) > registrations
+	}); err != nil {
+		t.Fatalf("no new endpoint was registered: %v", err)
+	}
+}
+
+// TestSocketRemoved: only the end of a server's current socket counts.
+func TestSocketRemoved(t *testing.T) {
+	m := &Manager{servers: map[string]*server{
+		"opens": {}, fast: {endpoint: &endpoint{path: "/dir/current.sock"}},
+	}}
+	for _, test := range []struct {
+		event fsnotify.Event
+		want  bool
+	}{
+		{fsnotify.Event{Name: "/dir/current.sock", Op: fsnotify.Remove}, true},
+		{fsnotify.Event{Name: "/dir/current.sock", Op: fsnotify.Rename}, true},
+		{fsnotify.Event{Name: "/dir/current.sock", Op: fsnotify.Create}, false},
+		{fsnotify.Event{Name: "/dir/current.sock", Op: fsnotify.Chmod}, false},
+		{fsnotify.Event{Name: "/dir/old.sock", Op: fsnotify.Remove}, false},
+		{fsnotify.Event{Name: "/dir/old.sock", Op: fsnotify.Rename}, false},
+	} {
+		if got := m.socketRemoved(test.event); got != test.want {
+			t.Errorf("%s: %t, want %t", test.event, got, test.want)
+		}
 	}
 }
 
