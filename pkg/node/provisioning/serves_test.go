@@ -5,9 +5,11 @@ package provisioning
 import (
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // TestServes checks that an existing Port can be used for a wanted one only if the xPU treats both
@@ -68,6 +70,74 @@ func TestServes(t *testing.T) {
 	} {
 		if got := serves(assigned, &test.want); got != test.is {
 			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestAheadServes checks that a Port made ahead is kept only for the pool, XPU and network of its
+// making.
+func TestAheadServes(t *testing.T) {
+	a := &Ahead{Namespace: "xpu-system"}
+	p := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Network: "lab"}}
+	for name, test := range map[string]struct {
+		change func(*v1alpha1.XPUPort)
+		want   bool
+	}{
+		"the pool's own": {func(*v1alpha1.XPUPort) {}, true},
+		"a pod's":        {func(port *v1alpha1.XPUPort) { port.Spec.Ahead = false }, false},
+		"of another namespace": {
+			func(port *v1alpha1.XPUPort) { port.Namespace = "default" }, false,
+		},
+		"being deleted": {
+			func(port *v1alpha1.XPUPort) { port.DeletionTimestamp = new(metav1.Now()) }, false,
+		},
+		"of another XPU":     {func(port *v1alpha1.XPUPort) { port.Spec.XPU = "other" }, false},
+		"of another network": {func(port *v1alpha1.XPUPort) { port.Spec.Network = "other" }, false},
+		"of another pool": {
+			func(port *v1alpha1.XPUPort) { port.Labels[v1alpha1.LabelPool] = "slow" }, false,
+		},
+		"of no pool": {func(port *v1alpha1.XPUPort) { port.Labels = nil }, false},
+	} {
+		port := &v1alpha1.XPUPort{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "xpu-system", Labels: map[string]string{v1alpha1.LabelPool: "fast"},
+			},
+			Spec: v1alpha1.XPUPortSpec{XPU: "card", Network: "lab", Ahead: true},
+		}
+		test.change(port)
+		if got := a.serves(port, "card", p); got != test.want {
+			t.Errorf("a Port %s serves: %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+// TestWhy checks what is said about a Port that is not ready.
+func TestWhy(t *testing.T) {
+	condition := func(kind string, status metav1.ConditionStatus) []metav1.Condition {
+		return []metav1.Condition{{
+			Type: kind, Status: status, Reason: "Refused", Message: "the card is full",
+		}}
+	}
+	for name, test := range map[string]struct {
+		conditions []metav1.Condition
+		want       string
+	}{
+		"nothing is known":  {nil, ""},
+		"another condition": {condition("Other", metav1.ConditionFalse), ""},
+		"ready":             {condition(v1alpha1.ConditionReady, metav1.ConditionTrue), ""},
+		"not ready": {
+			condition(v1alpha1.ConditionReady, metav1.ConditionFalse),
+			": Refused: the card is full",
+		},
+		"may be ready": {
+			condition(v1alpha1.ConditionReady, metav1.ConditionUnknown),
+			": Refused: the card is full",
+		},
+	} {
+		port := &v1alpha1.XPUPort{}
+		port.Status.Conditions = test.conditions
+		if got := why(port); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 }
