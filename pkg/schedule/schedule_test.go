@@ -8,8 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
@@ -45,8 +48,8 @@ const (
 	byName       = "resourceClaims: [{name: nic, resourceClaimName: %s}],"
 )
 
-// decide schedules the pods without a node.
-func decide(t *testing.T, featureGates, objects string) []*Decision {
+// snapshotOf returns a snapshot of the objects.
+func snapshotOf(t *testing.T, objects string) *snapshot.Snapshot {
 	t.Helper()
 	reader, err := snapshot.NewReader(strings.NewReader(objects))
 	if err != nil {
@@ -58,6 +61,13 @@ func decide(t *testing.T, featureGates, objects string) []*Decision {
 		t.Fatal(err)
 	}
 
+	return from
+}
+
+// decide schedules the pods without a node.
+func decide(t *testing.T, featureGates, objects string) []*Decision {
+	t.Helper()
+	from := snapshotOf(t, objects)
 	features, err := NewFeatures(NewestKubernetes, featureGates)
 	if err != nil {
 		t.Fatal(err)
@@ -252,6 +262,20 @@ items:
 			slice("s", "rack", 1, 1, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: "+
 				"[{key: rack, operator: In, values: [one]}]}]}, devices: [{name: d}],"), "a nic=d",
 		},
+		"for all nodes, incomplete": {
+			slice("s", "fabric", 1, 2, "allNodes: true, devices: [{name: d}],"),
+			"a:TooFewDevices+PoolIncomplete",
+		},
+		"for nodes of a rack, incomplete": {
+			slice("s", "rack", 1, 2, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: "+
+				"[{key: rack, operator: In, values: [one]}]}]}, devices: [{name: d}],"),
+			"a:TooFewDevices+PoolIncomplete",
+		},
+		"for nodes of another rack": {
+			slice("s", "rack", 1, 1, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: "+
+				"[{key: rack, operator: In, values: [two]}]}]}, devices: [{name: d}],"),
+			"a:NoDevices",
+		},
 		"for each device another node": {slice("s", "fabric", 1, 1, "perDeviceNodeSelection: "+
 			"true, devices: [{name: d, nodeName: b}, {name: e, nodeName: a}],"),
 			"a nic=e"},
@@ -335,5 +359,124 @@ func TestReads(t *testing.T) {
 		if got := fmt.Sprint(reads(expression)); got != want {
 			t.Errorf("%s: %s, want %s", expression, got, want)
 		}
+	}
+}
+
+// TestRefusals checks that only nodes that refuse for equal reasons are grouped.
+func TestRefusals(t *testing.T) {
+	base := Reason{
+		Code: TooFewDevices, Claim: "c", Request: "nic", Message: "there are too few devices",
+		Causes: []Cause{{Code: InUse, Devices: 2, Message: "are in use"}},
+	}
+	for name, test := range map[string]struct {
+		change func(*Reason)
+		same   bool
+	}{
+		"equal":           {func(*Reason) {}, true},
+		"another code":    {func(r *Reason) { r.Code = NoDevices }, false},
+		"another claim":   {func(r *Reason) { r.Claim = "d" }, false},
+		"another request": {func(r *Reason) { r.Request = "second" }, false},
+		"another message": {func(r *Reason) { r.Message = "there are no devices" }, false},
+		"another cause": {func(r *Reason) {
+			r.Causes = []Cause{{Code: InUse, Devices: 3, Message: "are in use"}}
+		}, false},
+		"no cause": {func(r *Reason) { r.Causes = nil }, false},
+	} {
+		other := base
+		test.change(&other)
+		var nodes []*nodeState
+		for _, name := range []string{"a", "b", "c"} {
+			nodes = append(nodes, &nodeState{Node: &corev1.Node{}})
+			nodes[len(nodes)-1].Name = name
+		}
+
+		var got []string
+		for _, r := range refusals(nodes, []answer{
+			{reasons: []Reason{base}}, {}, {reasons: []Reason{other}},
+		}) {
+			got = append(got, strings.Join(r.Nodes, ","))
+		}
+		want := []string{"a", "c"}
+		if test.same {
+			want = []string{"a,c"}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the nodes are grouped as %q, want %q", name, got, want)
+		}
+	}
+}
+
+// slowAllocator finds its result only if it may search as long as it takes.
+type slowAllocator struct {
+	takes  time.Duration
+	result []resourceapi.AllocationResult
+}
+
+func (a slowAllocator) Allocate(
+	ctx context.Context, _ *corev1.Node, _ []*resourceapi.ResourceClaim,
+) ([]resourceapi.AllocationResult, error) {
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("allocate: %w", ctx.Err())
+	case <-time.After(a.takes):
+		return a.result, nil
+	}
+}
+
+// TestLongSearch checks that a node is not refused because the first, short search has ended.
+func TestLongSearch(t *testing.T) {
+	found := []resourceapi.AllocationResult{{}}
+	for name, test := range map[string]struct {
+		allocator slowAllocator
+		devices   string // of the node
+		want      string // codes of the reasons; "" if the result is returned
+		takes     time.Duration
+	}{
+		"found at once": {slowAllocator{0, found}, "[{name: d}]", "", 0},
+		"found in the long search": {
+			slowAllocator{time.Second, found}, "[{name: d}]", "", searchPatience + time.Second,
+		},
+		"not found within the time": {
+			slowAllocator{time.Hour, found}, "[{name: d}]", "SearchEnded",
+			searchPatience + searchTimeout,
+		},
+		"impossible": {
+			slowAllocator{time.Hour, found}, "[]", "TooFewDevices", searchPatience,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, snapshotOf(t, `apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: nic}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic, count: 1, allocationMode: ExactCount}}]}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: a}, spec: {driver: x.example.com, nodeName: a, pool: {name: a, resourceSliceCount: 1}, devices: `+test.devices+`}}
+`))
+			var claims []*resourceapi.ResourceClaim
+			for _, claim := range s.claims {
+				claims = append(claims, claim)
+			}
+
+			synctest.Test(t, func(t *testing.T) {
+				begin := time.Now()
+				a := &attempt{scheduler: s, allocator: test.allocator}
+				got, reasons, err := a.allocate(t.Context(), s.nodes[0], claims)
+				if err != nil || (len(got) == 1) != (test.want == "") {
+					t.Errorf("%d allocations, error %v", len(got), err)
+				}
+				if took := time.Since(begin); took != test.takes {
+					t.Errorf("took %s, want %s", took, test.takes)
+				}
+
+				var codes []string
+				for _, r := range reasons {
+					codes = append(codes, string(r.Code))
+				}
+				if strings.Join(codes, "+") != test.want {
+					t.Errorf("refused for %q, want %q", codes, test.want)
+				}
+			})
+		})
 	}
 }
