@@ -485,3 +485,42 @@ func TestOnlySeen(t *testing.T) {
 		t.Errorf("%t: %s: %+v", p.OK, p.Verdict, p.Interfaces)
 	}
 }
+
+// TestAskScheduler checks for which pods the scheduler's answer is wanted, and that a failure is
+// said.
+func TestAskScheduler(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*corev1.Pod)
+		err    error
+		asks   bool
+		want   string // the text about what is not known
+	}{
+		"pending": {func(*corev1.Pod) {}, nil, true, ""},
+		"pending, without an answer": {
+			func(*corev1.Pod) {}, errors.New("forbidden"), true, "where the pod could go: forbidden",
+		},
+		"on a node": {func(p *corev1.Pod) { p.Spec.NodeName = "node1" }, nil, false, ""},
+		"being deleted": {
+			func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.NewTime(at)) }, nil, false, "",
+		},
+	} {
+		f := &facts{pod: &corev1.Pod{}}
+		test.change(f.pod)
+		asked := false
+		err := f.askScheduler(t.Context(), Sources{
+			Schedule: func(context.Context, *corev1.Pod) ([]string, string, error) {
+				asked = true
+				return []string{"none"}, "node2", test.err
+			},
+		})
+		if err != nil || asked != test.asks {
+			t.Errorf("%s: asked %t, error %v, want asked %t", name, asked, err, test.asks)
+		}
+		if unknown := strings.Join(f.unknown, "; "); unknown != test.want {
+			t.Errorf("%s: not known is %q, want %q", name, unknown, test.want)
+		}
+		if (f.target == "node2") != test.asks || (len(f.why) == 1) != test.asks {
+			t.Errorf("%s: the answer is %q, %q", name, f.target, f.why)
+		}
+	}
+}
