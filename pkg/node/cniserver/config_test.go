@@ -397,3 +397,31 @@ func either(err error) error {
 	}
 	return err
 }
+
+// TestIPAMOutput checks that routes which no plugin could return are refused, and name their field.
+func TestIPAMOutput(t *testing.T) {
+	t.Parallel()
+	const route = `{"dst":"10.0.0.0/8"}`
+	for name, test := range map[string]struct {
+		routes  string
+		problem string // "" for success
+	}{
+		"none":      {"", ""},
+		"one":       {"[" + route + "]", ""},
+		"no list":   {"7", "ipam.routes: "},
+		"too many":  {"[" + strings.Repeat(route+",", maxRoutes) + route + "]", "ipam.routes: "},
+		"as many":   {"[" + strings.Repeat(route+",", maxRoutes-1) + route + "]", ""},
+		"no target": {`[{"gw":"10.0.0.1"}]`, "ipam.routes: "},
+	} {
+		r := cniRequest{}
+		r.conf.IPAM.Routes = json.RawMessage(test.routes)
+		text, err := r.ipamOutput([]netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")})
+		if (err == nil) != (test.problem == "") ||
+			err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: error %v, want %q", name, err, test.problem)
+		}
+		if (text == nil) != (err != nil) {
+			t.Errorf("%s: %s, error %v", name, text, err)
+		}
+	}
+}
