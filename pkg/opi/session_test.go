@@ -5,6 +5,7 @@ package opi_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -126,6 +127,59 @@ func TestSessionHealth(t *testing.T) {
 	}
 	if len(r.failed) == 0 || r.failed[0] != "Check" {
 		t.Errorf("failed operations %q, want Check", r.failed)
+	}
+}
+
+// TestSessionLost checks that the loss of the connection is reported at once, without the debounce.
+func TestSessionLost(t *testing.T) {
+	a := opitest.Start(t)
+	s, r := open(t, a.Config(), time.Hour)
+	r.waitFor(t, s, "answering", answers)
+	up := <-r.upContexts
+
+	a.Stop()
+	ctx := within(t, 5*time.Second)
+	for s.Health().Connected {
+		select {
+		case <-r.changed:
+		case <-ctx.Done():
+			t.Fatalf("the loss is not reported: %+v", s.Health())
+		}
+	}
+
+	select {
+	case <-up.Done():
+	case <-ctx.Done():
+		t.Error("the context of Up has not ended")
+	}
+	if h := s.Health(); h.Away {
+		t.Errorf("%+v before the debounce has ended", h)
+	}
+}
+
+// TestSessionAwaitsUp checks that Run returns only after Up has, because Up uses the session.
+func TestSessionAwaitsUp(t *testing.T) {
+	a := opitest.Start(t)
+	started, ended := make(chan struct{}), atomic.Bool{}
+	s, err := opi.NewSession(a.Config(), opi.SessionOptions{
+		Debounce: time.Hour, CheckTimeout: 5 * time.Second, Log: testr.New(t),
+		Connection: func(bool) {}, Changed: func() {}, Failed: func(string, error) {},
+		Up: func(ctx context.Context) {
+			close(started)
+			<-ctx.Done()
+			for range 10_000 {
+				runtime.Gosched() // lets Run return, if it does not wait
+			}
+			ended.Store(true)
+		},
+	})
+
+	ok(t, err)
+	stop := must.Run(t, s.Run)
+	<-started
+	stop()
+	if !ended.Load() {
+		t.Error("Run has returned before Up")
 	}
 }
 
