@@ -96,15 +96,33 @@ func isRelevantEvent(o *unstructured.Unstructured) bool {
 		about == "Pod" || about == "Node"
 }
 
-// isRelevantPod reports whether a pod is the product's, or requests claims or one of the product's
-// resources.
+// isRelevantPod reports whether a pod is the product's, or requests claims, networks of Multus, or
+// an extended resource with the product's prefix. Resources with another prefix are in no bundle
+// unless the pod also names a network, as pods that get their interface by CNI do.
 func (s Sources) isRelevantPod(o *unstructured.Unstructured) bool {
 	claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "resourceClaims")
 	if o.GetNamespace() == s.Namespace || len(claims) > 0 {
 		return true
 	}
 	_, networks := o.GetAnnotations()["k8s.v1.cni.cncf.io/networks"]
-	return networks
+	return networks || limitsExtendedResource(o, "containers") ||
+		limitsExtendedResource(o, "initContainers")
+}
+
+// limitsExtendedResource reports whether a container in this field of a pod's spec has a limit of
+// an extended resource with the product's prefix. A request for an extended resource needs a limit.
+func limitsExtendedResource(pod *unstructured.Unstructured, field string) bool {
+	containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", field)
+	for _, container := range containers {
+		object, _ := container.(map[string]any)
+		limits, _, _ := unstructured.NestedMap(object, "resources", "limits")
+		for resource := range limits {
+			if strings.HasPrefix(resource, v1alpha1.GroupName+"/") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Write writes the archive as a gzipped tar. Data that cannot be read is reported in the file

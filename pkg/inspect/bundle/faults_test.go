@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	k8sresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,11 +44,28 @@ func TestRelevantPods(t *testing.T) {
 	claims := func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic"}}
 	}
+	limits := func(resource corev1.ResourceName) []corev1.Container {
+		return []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{resource: k8sresource.MustParse("1")},
+		}}}
+	}
 	for name, test := range map[string]struct {
 		namespace string
 		change    func(*corev1.Pod)
 		want      bool
 	}{
+		"with an extended resource": {
+			namespace: "default", want: true,
+			change: func(p *corev1.Pod) { p.Spec.Containers = limits("xpu.opiproject.org/fast") },
+		},
+		"with an extended resource of an init container": {
+			namespace: "default", want: true,
+			change: func(p *corev1.Pod) { p.Spec.InitContainers = limits("xpu.opiproject.org/fast") },
+		},
+		"with the resource of another plugin": {
+			namespace: "default",
+			change:    func(p *corev1.Pod) { p.Spec.Containers = limits("example.com/gpu") },
+		},
 		"the product's":          {namespace: "xpu-system", want: true},
 		"without a request":      {namespace: "default"},
 		"with a claim":           {namespace: "default", change: claims, want: true},
