@@ -187,7 +187,7 @@ func hasLabel(label string) labels.Requirement {
 func trimPort(o any) (any, error) {
 	if port, ok := o.(*v1alpha1.XPUPort); ok {
 		port.OwnerReferences = nil
-		if !port.Spec.Ahead { // of which the pool must be known
+		if !port.Spec.Ahead { // the pool of a Port made ahead is a label
 			port.Labels = nil
 		}
 	}
