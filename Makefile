@@ -110,7 +110,7 @@ before: helm ## Build the version before this one into bin/before, for the tests
 	@scripts/before
 
 .PHONY: check
-check: ## Run the tests that need no root, no cluster and no network: two minutes once Go has compiled the project
+check: ## Run the tests that need no root, no cluster and no network: less than three minutes once Go has compiled the project
 	@scripts/test check
 
 .PHONY: test-net
