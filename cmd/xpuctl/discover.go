@@ -43,8 +43,8 @@ pods/exec in the namespace of xpu-agent. Without, it is this host: its agent is 
 otherwise the kernel, which knows nothing of pools and pods.
 
 With --verify, the PFs, VFs and SFs are compared with what sriovnet says of them, a library that reads the same kernel by other
-code, and the comparison is shown instead. A difference means that one of both misreads the card: please report it. What one of
-both cannot say is unknown, which is no difference. It changes nothing, and takes up to some seconds.
+code, and the comparison is shown instead. A difference means that one of the two misreads the card: please report it. What
+one of them cannot say is unknown, which is no difference. It changes nothing, and takes up to some seconds.
 
 Exit codes: 0 for success; with --verify 1 if there is a difference, and 2 if nothing could be compared.`,
 		Example: `  # This host:

@@ -43,7 +43,7 @@ func (o *discoverOptions) runVerify(c *cobra.Command) error {
 	case v.Different > 0:
 		return answerNo(c)
 	case v.Skipped != "":
-		return fmt.Errorf("nothing was compared: %s", v.Skipped)
+		return fmt.Errorf("there is no result: %s", v.Skipped)
 	}
 
 	return nil

@@ -72,7 +72,7 @@ func TestVerify(t *testing.T) {
 			"43 properties are the same, 0 different, 0 unknown"}, 0, ""},
 		"same, in YAML": {same, "yaml", []string{"same: 43"}, 0, ""},
 		"nothing compared": {&nodestate.Verification{Skipped: "no card"}, "text", []string{
-			"0 properties are the same"}, exitFailed, "nothing was compared: no card"},
+			"0 properties are the same"}, exitFailed, "there is no result: no card"},
 		"agent of another version": {nil, "text", nil, exitFailed, "upgrade it"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -72,7 +72,7 @@ func (r *brokerWatch) awayMessage() string {
 }
 
 func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var lease coordinationv1.Lease // stays empty if there is none
+	var lease coordinationv1.Lease // stays empty if it does not exist
 	if err := r.Client.Get(ctx, req.NamespacedName, &lease); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("Lease %s: %w", req, err)
 	}

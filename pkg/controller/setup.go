@@ -72,7 +72,7 @@ type Options struct {
 	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused.
 	// Default 60 s.
 	ProvisionTimeout time.Duration
-	// AheadGrace is how long an XPUPort that was made ahead may exist before its DevicePool is known.
+	// AheadGrace is how long an XPUPort made ahead may exist before its DevicePool is known.
 	// Default 10 s.
 	AheadGrace time.Duration
 	// AgentTimeout bounds the calls to an OPI agent for one object. Default 15 s.

@@ -12,7 +12,8 @@ import (
 // by other code. Each property of each Function counts once: as Same, Different or Unknown.
 type Verification struct {
 	Time time.Time `json:"time"` // when the comparison began
-	// Skipped is why nothing could be compared. It is empty if something was compared.
+	// Skipped is why there is no result: nothing could be compared, or the comparison did not end
+	// and found no difference until then. It is empty if there is a result.
 	Skipped string `json:"skipped,omitempty"`
 	// Same, Different and Unknown are numbers of properties. A property is unknown if the inventory
 	// or sriovnet cannot say what it is.

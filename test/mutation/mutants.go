@@ -80,10 +80,12 @@ func (f *finder) visit(n ast.Node) bool {
 			f.add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), n.Op.String()+" to "+to.String(),
 				to.String())
 		}
+
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
 			f.add(n.OpPos, n.OpPos+1, "! left out", "")
 		}
+
 	case *ast.ReturnStmt:
 		f.lostError(n)
 	case *ast.ExprStmt:

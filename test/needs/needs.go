@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// Assets is the name of the variable that holds a directory with the programs etcd, kube-apiserver
+// assets is the name of the variable that holds a directory with the programs etcd, kube-apiserver
 // and kubectl. It is the variable of envtest.
-const Assets = "KUBEBUILDER_ASSETS"
+const assets = "KUBEBUILDER_ASSETS"
 
 // Root skips the test unless the process is root. The reason says for what the test needs it.
 func Root(t testing.TB, reason string) {
@@ -26,19 +26,19 @@ func Root(t testing.TB, reason string) {
 // test binary, so that TestMain may call it.
 func IsRoot() bool { return os.Geteuid() == 0 && !isShort() }
 
-// Kubernetes returns the directory with Kubernetes' programs, and skips the test if there is none.
+// Kubernetes returns the directory with Kubernetes' programs, and skips the test where that is missing.
 func Kubernetes(t testing.TB) string {
 	t.Helper()
 	if !HasKubernetes() {
-		t.Skip("needs an API server: " + Assets + " must be a directory with the programs etcd, " +
+		t.Skip("needs an API server: " + assets + " must be a directory with the programs etcd, " +
 			"kube-apiserver and kubectl, as bin/devcluster build --bin bin/kubernetes makes it")
 	}
-	return os.Getenv(Assets)
+	return os.Getenv(assets)
 }
 
 // HasKubernetes reports whether there are Kubernetes' programs that tests may use. It parses the
 // command line of the test binary, so that TestMain may call it.
-func HasKubernetes() bool { return os.Getenv(Assets) != "" && !isShort() }
+func HasKubernetes() bool { return os.Getenv(assets) != "" && !isShort() }
 
 // Built skips the test if a file is not there that a target of make builds.
 func Built(t testing.TB, file, target string) {

@@ -7,7 +7,7 @@
 //	PROGRAM ARGUMENTS... [< FILE]   runs the program, with the file as its input
 //	status N                        checks the exit status of the last program
 //
-// A command that begins with ! must fail.
+// A command that begins with ! must fail. $ROOT is the repository, two folders above the package.
 package scripted
 
 import (

@@ -217,7 +217,7 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 func (r *reconciler) networkOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUNetwork, error) {
-	var pool v1alpha1.DevicePool // stays empty if there is none
+	var pool v1alpha1.DevicePool // stays empty if it does not exist
 	err := r.Client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)

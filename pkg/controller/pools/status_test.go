@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestSumUpFallbacks: what the cluster lacks for a pool is told in a condition of its own.
+// TestSumUpFallbacks checks that the pool has a condition for what its cluster lacks.
 func TestSumUpFallbacks(t *testing.T) {
 	lacks := func(feature, message string) v1alpha1.XPUNodePool {
 		return v1alpha1.XPUNodePool{

@@ -79,7 +79,7 @@ func (r *reconciler) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) er
 		return err
 	}
 
-	var node v1alpha1.XPUNode // stays empty if there is none
+	var node v1alpha1.XPUNode // stays empty if it does not exist
 	err = r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPUNode %s: %w", port.Spec.NodeName, err)

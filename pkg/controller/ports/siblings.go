@@ -31,8 +31,8 @@ func (s siblings) of(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Re
 	})
 }
 
-// preferred returns the Port of the same Function that takes precedence over this one, nil if there
-// is none.
+// preferred returns the Port of the same Function that takes precedence over this one, nil if no
+// Port does.
 func (s siblings) preferred(
 	ctx context.Context, port *v1alpha1.XPUPort,
 ) (*v1alpha1.XPUPort, error) {

@@ -34,8 +34,8 @@ func (a AgentPorts) Of(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, err
 	return a.Installation.Port(id, mac, port.Spec.Network), err
 }
 
-// ClaimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, ""
-// if there is none. Two XPUs can have the same agent although their endpoints differ, and their
+// ClaimedElsewhere names the XPUPort of another XPU that a port of the installation belongs to, or
+// returns "". Two XPUs can have the same agent although their endpoints differ, and their
 // nodes can have Functions with the same addresses.
 func (a AgentPorts) ClaimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
 	same, err := a.Ports.By(ctx, model.ByMAC, port.MAC.String())

@@ -95,7 +95,7 @@ type process struct {
 	registration *upgrade.Registration
 	// predecessor is the agent that handed over the node to this agent; nil if there was none.
 	predecessor *upgrade.Predecessor
-	// successor is the agent that has asked for the node; nil if there is none.
+	// successor is the agent that has asked for the node; nil before any has.
 	successor atomic.Pointer[upgrade.Successor]
 }
 

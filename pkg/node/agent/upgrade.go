@@ -28,8 +28,8 @@ func (p *process) deregister() {
 	}
 }
 
-// takeOver asks the agent that has the node for it. It returns nil if there is none, or if that
-// agent does not hand over.
+// takeOver asks the agent that has the node for it. It returns nil if no other agent runs, or
+// if that agent does not hand over.
 func (p *process) takeOver(ctx context.Context) (*upgrade.Predecessor, error) {
 	var known func(context.Context)
 	if p.registration != nil {

@@ -134,7 +134,7 @@ func (e Endpoints) Forward(
 }
 
 // successor returns a connection to an endpoint of the resource that another agent created later
-// than the predecessor created its own; nil if there is none.
+// than the predecessor created its own, or nil.
 func (e Endpoints) successor(ctx context.Context) *grpc.ClientConn {
 	paths, _ := filepath.Glob(filepath.Join(e.Dir, e.Pattern))
 	for _, path := range paths {

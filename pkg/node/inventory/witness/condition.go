@@ -28,7 +28,7 @@ func condition(v *nodestate.Verification) metav1.Condition {
 	switch {
 	case v.Skipped != "":
 		c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonNotVerified
-		c.Message = fmt.Sprintf("nothing was compared: %s; to compare again, %s", v.Skipped, again)
+		c.Message = fmt.Sprintf("there is no result: %s; to compare again, %s", v.Skipped, again)
 	case v.Different > 0:
 		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonDifferent
 		c.Message = fmt.Sprintf("%s; to see how each can be decided, %s, and report the card",
@@ -36,7 +36,8 @@ func condition(v *nodestate.Verification) metav1.Condition {
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonVerified
 		c.Message = "sriovnet, which reads the same kernel by other code, says nothing else about " +
-			"the Functions of this node"
+			"the Functions of this node, as far as it knows their properties; to see which are " +
+			"unknown, " + again
 	}
 
 	return c

@@ -25,7 +25,7 @@ func TestCondition(t *testing.T) {
 	}{
 		"same": {nodestate.Verification{Same: 7, Unknown: 3}, metav1.ConditionTrue,
 			v1alpha1.ReasonVerified, "sriovnet, which reads the same kernel by other code, says " +
-				"nothing else about the Functions of this node"},
+				"nothing else about the Functions of this node, as far as it knows"},
 		"one difference": {nodestate.Verification{
 			Same: 7, Different: 1, Differences: []nodestate.Difference{difference},
 		}, metav1.ConditionFalse, v1alpha1.ReasonDifferent, "Function 0000:3b:00.2: vf-index is 0 " +
@@ -35,7 +35,7 @@ func TestCondition(t *testing.T) {
 			Different: 300, Differences: []nodestate.Difference{difference, difference},
 		}, metav1.ConditionFalse, v1alpha1.ReasonDifferent, "; 299 more properties differ; to see"},
 		"nothing compared": {nodestate.Verification{Skipped: "no card"}, metav1.ConditionUnknown,
-			v1alpha1.ReasonNotVerified, "nothing was compared: no card; to compare again, run"},
+			v1alpha1.ReasonNotVerified, "there is no result: no card; to compare again, run"},
 	} {
 		v := NewVerifier(Options{})
 		if got, known := v.Condition(); known {

@@ -44,7 +44,8 @@ type Source struct {
 }
 
 // Verify compares the Functions with what sriovnet says. It takes up to a few seconds if there are
-// differences. Properties that were not compared when ctx ended are unknown.
+// differences. Properties that were not compared when ctx ended are unknown. If no difference was
+// found until then, there is no result, because what was not compared may differ.
 func Verify(ctx context.Context, s Source) nodestate.Verification {
 	if s.Reader == nil {
 		s.Reader = Sriovnet
@@ -72,6 +73,10 @@ func Verify(ctx context.Context, s Source) nodestate.Verification {
 
 	v := found.verification()
 	v.Time = begin
+	if cause := context.Cause(ctx); cause != nil && v.Different == 0 {
+		v.Skipped = bounded(fmt.Sprintf("the comparison did not end (%v); %d properties are "+
+			"unknown", cause, v.Unknown))
+	}
 	return v
 }
 

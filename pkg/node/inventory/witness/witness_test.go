@@ -234,7 +234,8 @@ func TestUnknown(t *testing.T) {
 
 	v := verified(t, host(), reader)
 	if v.Same != 0 || v.Different != 0 || v.Unknown != 21 || len(v.Unknowns) != 11 ||
-		!strings.Contains(v.Skipped, "every property is unknown; driver of Function 0000:3b:00.0: sriovnet") {
+		!strings.Contains(v.Skipped,
+			"every property is unknown; driver of Function 0000:3b:00.0: sriovnet") {
 		t.Errorf("%+v, want that all 21 are unknown", v)
 	}
 	for _, u := range v.Unknowns {
@@ -411,6 +412,9 @@ func TestTimeIsUp(t *testing.T) {
 		if v.Different != 0 || v.Same != 18 || v.Unknown != 3 ||
 			!strings.Contains(v.Unknowns[1].Reason, "could not be compared again: there was no") {
 			t.Errorf("%+v, want that the difference is unknown", v)
+		}
+		if !strings.Contains(v.Skipped, "did not end (there was no time left); 3 properties") {
+			t.Errorf("a comparison that did not end has the result %+v", v)
 		}
 		if v = Verify(ctx, source); v.Unknown != 21 ||
 			v.Unknowns[0].Reason != "there was no time left" {
