@@ -186,7 +186,7 @@ const (
 const (
 	ReasonVerified    = "Verified"
 	ReasonDifferent   = "Different"   // at least one property of a Function
-	ReasonNotVerified = "NotVerified" // nothing could be compared
+	ReasonNotVerified = "NotVerified" // nothing could be compared, or not in time
 )
 
 // Reasons of the condition Supported.
