@@ -195,8 +195,8 @@ type XPUNodeStatus struct {
 
 	// Conditions has InventoryVerified: True (Verified) if sriovnet, which reads the same kernel by
 	// other code, says the same about the node's Functions, False (Different) if it says something
-	// else about at least one, and Unknown (NotVerified) if nothing could be compared. The agent
-	// compares at its start, and when the Functions are others.
+	// else about at least one, and Unknown (NotVerified) if nothing could be compared, or not in
+	// time. The agent compares at its start, and when the Functions are others.
 	// +optional
 	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
