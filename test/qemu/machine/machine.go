@@ -43,15 +43,16 @@ type Machine struct {
 	// Console is the file to which the kernel's messages are written. If it is "", they go to the
 	// terminal.
 	Console string
-	// Boot bounds the time until process 1 of the guest runs, and Limit the time until the guest
-	// ends.
-	Boot, Limit time.Duration
+	// Boot bounds the time until process 1 of the guest runs, and Silence the time from each event
+	// to the next. There is no bound for the whole guest, because its work and the machine's load
+	// differ.
+	Boot, Silence time.Duration
 }
 
 // Errors of a guest that does not end by itself.
 var (
 	ErrNoBoot = errors.New("the guest did not boot")
-	ErrHangs  = errors.New("the guest did not end")
+	ErrHangs  = errors.New("the guest hangs")
 )
 
 // Run runs the guest and returns its exit status. It passes each line of the commands' output, and
@@ -72,16 +73,16 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 
-	w := &watch{line: line, last: "nothing", late: time.AfterFunc(m.Boot, func() {
+	w := &watch{line: line, last: "nothing"}
+	w.late = time.AfterFunc(m.Boot, func() {
 		cancel(fmt.Errorf("%w within %s", ErrNoBoot, m.Boot))
-	})}
-	defer w.late.Stop()
-
-	if m.Limit > 0 {
-		defer time.AfterFunc(m.Limit, func() {
-			cancel(fmt.Errorf("%w within %s", ErrHangs, m.Limit))
-		}).Stop()
+	})
+	w.listen = func() *time.Timer {
+		return time.AfterFunc(m.Silence, func() {
+			cancel(fmt.Errorf("%w: no event for %s", ErrHangs, m.Silence))
+		})
 	}
+	defer func() { w.late.Stop() }()
 
 	said, err := m.run(ctx, command, w)
 	if cause := context.Cause(ctx); cause != nil {
@@ -151,9 +152,17 @@ func (m Machine) messages() string {
 
 // watch passes on the output of a guest.
 type watch struct {
-	line func(string)
-	late *time.Timer // stopped when the guest runs
-	last string
+	line   func(string)
+	late   *time.Timer        // fires if the guest does not boot or hangs
+	listen func() *time.Timer // starts the time until the next event
+	last   string
+}
+
+// heard notes an event.
+func (w *watch) heard(e plan.Event) {
+	w.late.Stop()
+	w.late = w.listen()
+	w.last = strings.TrimSpace(fmt.Sprintf("%s %s", e.Kind, e.Name))
 }
 
 func (w *watch) read(from io.Reader) error {
@@ -162,8 +171,7 @@ func (w *watch) read(from io.Reader) error {
 		text, err := reader.ReadString('\n')
 		if text = strings.TrimRight(text, "\r\n"); text != "" {
 			if e, ok := plan.ParseEvent(text); ok {
-				w.late.Stop()
-				w.last = strings.TrimSpace(fmt.Sprintf("%s %s", e.Kind, e.Name))
+				w.heard(e)
 			}
 			w.line(text)
 		}

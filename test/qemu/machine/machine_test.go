@@ -40,7 +40,7 @@ func fake(t *testing.T, script string) machine.Machine {
 
 	return machine.Machine{
 		Root: root, Initramfs: "image", Cards: 2, MemoryMiB: 512, Processors: 1,
-		Console: console, Boot: time.Minute, Limit: time.Minute,
+		Console: console, Boot: time.Minute, Silence: time.Minute,
 	}
 }
 
@@ -49,7 +49,7 @@ func TestRun(t *testing.T) {
 	for _, test := range []struct {
 		name        string
 		script      string
-		boot, limit time.Duration // 0 means a minute
+		boot, quiet time.Duration // 0 means a minute
 		status      int
 		err         []string // texts that the error must contain
 		is          error
@@ -64,8 +64,11 @@ func TestRun(t *testing.T) {
 			is:  machine.ErrNoBoot,
 			err: []string{"did not boot within 50ms", "nothing", "a kernel's last words"}},
 		{name: "hangs", script: "echo '@@ ready 0 1 6.12'; echo '@@ begin 0 1 link'; exec sleep 60",
-			limit: 2 * time.Second,
-			is:    machine.ErrHangs, err: []string{"did not end within 2s", "begin link"}},
+			quiet: 2 * time.Second,
+			is:    machine.ErrHangs, err: []string{"no event for 2s", "begin link"}},
+		{name: "works for longer than it may be silent",
+			script: "for i in 1 2 3 4 5 6; do echo \"@@ end 0 $i\"; sleep 0.5; done; exit 33",
+			quiet:  2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -74,8 +77,8 @@ func TestRun(t *testing.T) {
 				m.Boot = test.boot
 			}
 
-			if test.limit > 0 {
-				m.Limit = test.limit
+			if test.quiet > 0 {
+				m.Silence = test.quiet
 			}
 
 			status, err := m.Run(t.Context(), func(string) {})

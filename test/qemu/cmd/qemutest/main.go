@@ -55,7 +55,7 @@ type options struct {
 	personalities                           string // names, separated by commas
 	cards, vfs, lives                       int
 	seed                                    uint64
-	limit, soak                             time.Duration
+	soak                                    time.Duration
 }
 
 func parse() (o options, err error) {
@@ -80,8 +80,6 @@ func parse() (o options, err error) {
 	flags.BoolVar(&o.verbose, "v", false, "show all that the tests write")
 	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
 	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
-	flags.DurationVar(&o.limit, "limit", 20*time.Minute,
-		"time that a guest may take; not for a shell")
 	flags.StringVar(&o.personalities, "personalities",
 		"", `drivers that simnic plays: "third", another third of them each `+
 			`day; "all"; or names, with commas between. Empty: a third, all with -full`)
@@ -241,7 +239,7 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536,
 		Processors: cmp.Or(r.guest.processors, 1),
 		Console:    filepath.Join(r.output, "console.log"), Boot: 2 * time.Minute,
-		Limit: r.guest.limit,
+		Silence: r.guest.silence(),
 	}
 
 	fmt.Fprintf(r.out, "building %s\n", strings.Join(names(r.guest.suites), ", "))
@@ -265,7 +263,7 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 
 	if r.shell {
 		fmt.Fprintln(r.out, "Tests are in /root. Leave by exit or, at any time, by ctrl-a x.")
-		r.machine.Console, r.machine.Limit = "", 0
+		r.machine.Console = ""
 	}
 
 	return makeImage(ctx, r.options, root, r.guest, r.cluster, image)

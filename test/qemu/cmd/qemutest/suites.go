@@ -18,7 +18,6 @@ type guest struct {
 	full bool   // runs only if the command line asks for everything
 	// 0 means the values of the command line, and 1 processor
 	cards, vfs int
-	limit      time.Duration
 	processors int
 
 	modules []string // the kernel's modules to load, because the guest has no modprobe
@@ -30,10 +29,10 @@ type guest struct {
 // suite is a test binary that runs in a guest.
 type suite struct {
 	name  string
-	path  string // folder of its package in the module
-	run   string // selects tests, as go test -run
-	limit time.Duration
-	full  bool // runs only if the command line asks for everything
+	path  string        // folder of its package in the module
+	run   string        // selects tests, as go test -run
+	limit time.Duration // for the suite on one of two busy processors
+	full  bool          // runs only if the command line asks for everything
 	// programs are packages of programs for /usr/bin, in the module ("cmd/xpu-agent") or by import
 	// path.
 	programs []string
@@ -103,7 +102,6 @@ func guests() []guest {
 		},
 		{
 			name: "igb8", nic: "igb", full: true, cards: 8, vfs: 7, processors: 2,
-			limit:   15 * time.Minute,
 			modules: []string{"vfio-pci", "igb", "igbvf"},
 			suites: []suite{
 				{name: "inventory", path: "test/qemu/hardware", run: "^TestInventory$",
@@ -218,24 +216,13 @@ func selectGuests(o options) ([]guest, error) {
 		}
 
 		for i, s := range g.suites {
-			more := o.more(s)
-			g.suites[i].limit += more
-
-			if s.full {
-				more += s.limit
-			}
-
-			if more > 0 {
-				g.limit = cmp.Or(g.limit, o.limit) + more
-			}
-
+			g.suites[i].limit += o.more(s)
 			if o.run != "" {
 				g.suites[i].run = o.run
 			}
 		}
 
-		g.cards, g.vfs, g.limit = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs,
-			o.vfs), cmp.Or(g.limit, o.limit)
+		g.cards, g.vfs = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs, o.vfs)
 		selected = append(selected, g)
 	}
 
@@ -274,6 +261,16 @@ func (o options) wants(s suite) bool {
 		return slices.Contains(strings.Split(o.only, ","), s.name)
 	}
 	return o.full || !s.full
+}
+
+// silence returns for how long a guest that works may report nothing: a suite ends itself at its
+// limit.
+func (g guest) silence() time.Duration {
+	var longest time.Duration
+	for _, s := range g.suites {
+		longest = max(longest, s.limit)
+	}
+	return longest + time.Minute
 }
 
 // needAPI reports whether a suite of the guest needs an API server.
