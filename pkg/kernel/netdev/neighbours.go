@@ -44,26 +44,31 @@ func (neighbourHeader) Len() int { return neighbourHeaderSize }
 // Serialize implements [nl.NetlinkRequestData].
 func (h neighbourHeader) Serialize() []byte { return []byte{byte(h), 0, 0, 0} }
 
-// tellNeighbours returns a function that reads the neighbour sysctls of a netdev of the host by
-// rtnetlink. One request returns them for all netdevs. If the request fails, the function returns
-// nil, and the sysctls are read from their files.
-func (e *Engine) tellNeighbours(family byte) func(l *link) map[string]string {
-	return func(l *link) map[string]string {
-		answers, err := request.Send(
-			e.host.Socket(), unix.RTM_GETNEIGHTBL, unix.NLM_F_DUMP, neighbourHeader(family),
-		)
-		if err != nil {
-			return nil
-		}
-		return neighboursOf(answers, l.Identity.Index)
+// neighbourTables reads the neighbour tables of both address families on the host, which have the
+// sysctls of all netdevs.
+func (e *Engine) neighbourTables() [][]byte {
+	answers, err := request.Send(
+		e.host.Socket(), unix.RTM_GETNEIGHTBL, unix.NLM_F_DUMP, neighbourHeader(unix.AF_UNSPEC),
+	)
+	if err != nil {
+		return nil
+	}
+	return answers
+}
+
+// tellNeighbours returns a function that returns the neighbour sysctls of a netdev of the host. It
+// returns nil if the tables are unknown, and the sysctls are read from their files.
+func tellNeighbours(family byte) func(r *reading) map[string]string {
+	return func(r *reading) map[string]string {
+		return neighboursOf(r.neighbours(), family, r.Identity.Index)
 	}
 }
 
 // neighboursOf returns the sysctls of the netdev with the index, or nil if the answers lack the
 // netdev.
-func neighboursOf(answers [][]byte, index int) map[string]string {
+func neighboursOf(answers [][]byte, family byte, index int) map[string]string {
 	for _, answer := range answers {
-		if len(answer) < neighbourHeaderSize {
+		if len(answer) < neighbourHeaderSize || answer[0] != family {
 			continue
 		}
 

@@ -48,8 +48,8 @@ func (e *Engine) sysfsOf(l *link) (dir sysfs.Dir, ok bool) {
 	return dir, identity["ifindex"] == index && identity["address"] == string(l.MAC)
 }
 
-func (e *Engine) readSysfs(l *link) map[string]string {
-	dir, ok := e.sysfsOf(l)
+func readSysfs(r *reading) map[string]string {
+	dir, ok := r.sysfs()
 	if !ok {
 		return nil
 	}
@@ -69,8 +69,8 @@ var errNotInSysfs = errors.New("sysfs does not show the netdev")
 
 // readQueues reads the settings of all queues. The text of a setting, such as "0=3 7=80", contains
 // only queues whose value is not neutral, so that the record of a netdev with many queues is small.
-func (e *Engine) readQueues(l *link) map[string]string {
-	dir, ok := e.sysfsOf(l)
+func readQueues(r *reading) map[string]string {
+	dir, ok := r.sysfs()
 	if !ok {
 		return nil
 	}
@@ -146,12 +146,13 @@ func settingTexts(values map[string]queueValues) map[string]string {
 // changeQueues sets each queue to its value in to, or to the neutral value if to lacks the queue.
 // It does not write a value that the queue has already.
 func (e *Engine) changeQueues(l *link, to map[string]string) error {
-	dir, ok := e.sysfsOf(l)
+	r := e.newReading(l)
+	dir, ok := r.sysfs()
 	if !ok {
 		return errNotInSysfs
 	}
 
-	now := e.readQueues(l)
+	now := readQueues(r)
 
 	var errs []error
 	for _, f := range queueFiles {

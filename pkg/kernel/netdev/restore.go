@@ -48,7 +48,7 @@ func (e *Engine) Restore(
 		return Restored{}, fmt.Errorf("%s: %w", before.title(), err)
 	}
 	if before.userspace() {
-		return e.reconcile(ctx, p, device, before, 0)
+		return e.reconcile(ctx, p, device, before, 0, nil)
 	}
 
 	pod, l, err := e.locate(place, before.Identity)
@@ -81,6 +81,9 @@ func (e *Engine) Restore(
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
 
+	settings := e.startReading(l, e.groupsOf(before.Settings))
+	defer settings()
+
 	if err := e.detachForeign(ctx, l, place, device.Rebinding); err != nil {
 		return Restored{}, fmt.Errorf("netdev %s on the host: %w", l.Name, err)
 	}
@@ -88,7 +91,7 @@ func (e *Engine) Restore(
 		return Restored{}, err
 	}
 
-	return e.reconcile(ctx, p, device, before, l.Identity.Index)
+	return e.reconcile(ctx, p, device, before, l.Identity.Index, settings)
 }
 
 // moveToHost moves a netdev to the host. The same message restores as many properties as possible.
@@ -119,7 +122,7 @@ func (e *Engine) moveToHost(
 		flags &^= unix.IFF_UP
 	}
 
-	now.Carried, now.Conf = nil, nil // reconcile restores these
+	now.Carried, now.Conf, before.Settings = nil, nil, nil // reconcile restores these
 	toHost := number(unix.IFLA_NET_NS_FD, int(e.host.ns))
 	message := []*nl.RtAttr{toHost}
 	for _, d := range compare(before, now) {
@@ -161,13 +164,15 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 }
 
 // reconcile undoes the differences of a Function whose netdev, if any, is on the host. It takes two
-// rounds, because some properties can be restored only after others.
+// rounds, because some properties can be restored only after others. settings returns the settings
+// of the netdev, and is nil without a netdev.
 func (e *Engine) reconcile(
 	ctx context.Context, p patience, device Device, before Snapshot, index int,
+	settings func() Settings,
 ) (Restored, error) {
 	const rounds = 2
 	var refused refusals
-	var last differences
+	last := differences{settings: settings}
 	for round := 0; ; round++ {
 		d, err := e.differences(ctx, p, device, before, index, last)
 		if err == nil && round == rounds && len(d.accepted(refused)) > 0 {
@@ -205,6 +210,8 @@ type differences struct {
 	now    Snapshot
 	left   []property
 	notes  []string
+	// settings returns the settings for the next comparison, if their reading has begun already.
+	settings func() Settings
 }
 
 func (d differences) words() (words []string) {
@@ -226,10 +233,12 @@ func (d differences) accepted(refused refusals) (list []property) {
 }
 
 // differences compares the Function with the snapshot. A netdev must be on the host. last is the
-// result of the previous comparison, or the zero value. Its properties were restored in between.
+// result of the previous comparison, whose properties were restored in between. Settings are read
+// while the PF and the eswitch are asked.
 func (e *Engine) differences(
 	ctx context.Context, p patience, device Device, before Snapshot, index int, last differences,
 ) (d differences, err error) {
+	settings := last.settings
 	if !before.userspace() {
 		l, err := e.host.at(index)
 		if err != nil {
@@ -240,7 +249,10 @@ func (e *Engine) differences(
 		}
 
 		d.now = l.Snapshot
-		d.now.Settings = e.settingsNow(l, before.Settings, last.now.Settings, last.left)
+		if settings == nil {
+			settings = e.readAgain(l, before.Settings, last.now.Settings, last.left)
+			defer settings()
+		}
 	}
 
 	if d.now, err = e.enforced(ctx, p, d.now, device); err != nil {
@@ -248,6 +260,10 @@ func (e *Engine) differences(
 	}
 	if d.before, d.notes, err = e.acceptTaken(before, d.now); err != nil {
 		return d, err
+	}
+
+	if settings != nil {
+		d.now.Settings = settings()
 	}
 
 	ownMAC := !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC

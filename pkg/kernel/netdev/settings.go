@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // Settings holds what the kernel and the driver keep for a netdev beyond the properties of
@@ -29,8 +30,22 @@ type settingGroup struct {
 	name   string
 	source source
 	// read returns nil if the group is unknown. It is called in the host's network namespace.
-	read   func(l *link) map[string]string
+	read   func(r *reading) map[string]string
 	change func(l *link, to map[string]string) error
+}
+
+// reading is what the groups of a netdev on the host share while they are read.
+type reading struct {
+	*link
+	neighbours func() [][]byte          // all neighbour tables, or nil if they are unknown
+	sysfs      func() (sysfs.Dir, bool) // see [Engine.sysfsOf]
+}
+
+func (e *Engine) newReading(l *link) *reading {
+	return &reading{
+		link: l, neighbours: sync.OnceValue(e.neighbourTables),
+		sysfs: sync.OnceValues(func() (sysfs.Dir, bool) { return e.sysfsOf(l) }),
+	}
 }
 
 // source is the part of the kernel that answers for a setting. Different sources are read at the
@@ -47,7 +62,7 @@ const (
 // because IPv6 starts when the netdev comes up. The channels of ethtool come before the queues,
 // because the channels decide which queues exist.
 func (e *Engine) settingGroups() []settingGroup {
-	neighbours4, neighbours6 := e.tellNeighbours(unix.AF_INET), e.tellNeighbours(unix.AF_INET6)
+	neighbours4, neighbours6 := tellNeighbours(unix.AF_INET), tellNeighbours(unix.AF_INET6)
 	list := []settingGroup{
 		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, neighbours4),
 		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, neighbours6),
@@ -58,8 +73,8 @@ func (e *Engine) settingGroups() []settingGroup {
 	for _, name := range ethtool.Groups() {
 		list = append(list, settingGroup{
 			name: "ethtool " + name, source: fromDriver,
-			read: func(l *link) map[string]string {
-				settings, _ := e.ethtool.Read(l.Identity.Index, name)
+			read: func(r *reading) map[string]string {
+				settings, _ := e.ethtool.Read(r.Identity.Index, name)
 				return settings
 			},
 			change: func(l *link, to map[string]string) error {
@@ -69,8 +84,8 @@ func (e *Engine) settingGroups() []settingGroup {
 	}
 
 	return append(list,
-		settingGroup{"sysfs", fromDevice, e.readSysfs, e.changeSysfs},
-		settingGroup{"queues", fromDevice, e.readQueues, e.changeQueues},
+		settingGroup{"sysfs", fromDevice, readSysfs, e.changeSysfs},
+		settingGroup{"queues", fromDevice, readQueues, e.changeQueues},
 	)
 }
 
@@ -82,13 +97,14 @@ func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Setti
 		bySource[g.source] = append(bySource[g.source], i)
 	}
 
+	r := e.newReading(l)
 	values := make([]map[string]string, len(groups))
 	var all sync.WaitGroup
 	for _, of := range bySource {
 		all.Go(func() {
 			_ = namespace.Do(e.host.ns, func() error {
 				for _, i := range of {
-					values[i] = groups[i].read(l)
+					values[i] = groups[i].read(r)
 				}
 				return nil
 			})
@@ -107,31 +123,39 @@ func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Setti
 	})
 }
 
-// settingsNow reads the current values of the settings of a netdev on the host. It returns nil if
-// before has no settings.
-//
-// If last holds the values of an earlier call, settingsNow reads only the groups of restored,
-// because only these may have changed. After the restore of an ethtool setting it reads all groups,
-// because such a setting affects other settings and the queues.
-func (e *Engine) settingsNow(l *link, before, last Settings, restored []property) Settings {
+// groupsOf returns the groups that the settings have.
+func (e *Engine) groupsOf(settings Settings) []settingGroup {
+	return slices.DeleteFunc(slices.Clone(e.settings), func(g settingGroup) bool {
+		return settings[g.name] == nil
+	})
+}
+
+// readAgain begins to read the settings of a netdev on the host that before has, too. last holds
+// their values before restored was restored. readAgain reads only the groups of restored, because
+// only these may have changed. After the restore of an ethtool setting it reads all groups, because
+// such a setting affects other settings and the queues. The caller must call wait.
+func (e *Engine) readAgain(
+	l *link, before, last Settings, restored []property,
+) (wait func() Settings) {
+	groups := e.groupsOf(before)
 	ofEthtool := func(p property) bool { return strings.HasPrefix(p.group, "ethtool ") }
-	switch {
-	case before == nil:
-		return nil
-	case last == nil || slices.ContainsFunc(restored, ofEthtool):
-		return e.startReading(l, e.settings)()
+	if slices.ContainsFunc(restored, ofEthtool) {
+		return e.startReading(l, groups)
 	}
 
-	again := slices.DeleteFunc(slices.Clone(e.settings), func(g settingGroup) bool {
+	again := slices.DeleteFunc(groups, func(g settingGroup) bool {
 		return !slices.ContainsFunc(restored, func(p property) bool { return p.group == g.name })
 	})
-	settings := maps.Clone(last)
-	for _, g := range again {
-		delete(settings, g.name)
-	}
+	read := e.startReading(l, again)
 
-	maps.Copy(settings, e.startReading(l, again)())
-	return settings
+	return func() Settings {
+		settings := maps.Clone(last)
+		for _, g := range again {
+			delete(settings, g.name)
+		}
+		maps.Copy(settings, read())
+		return settings
+	}
 }
 
 // undoSettings restores the settings among the properties that differ, with one change for each

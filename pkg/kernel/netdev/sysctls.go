@@ -83,11 +83,11 @@ var conf6Told = []toldSysctl{
 }
 
 // tellConf6 returns the sysctls of conf6Told from the description of the netdev.
-func tellConf6(l *link) map[string]string {
+func tellConf6(r *reading) map[string]string {
 	told := map[string]string{}
 	for _, s := range conf6Told {
-		if s.place < len(l.conf6) {
-			told[s.name] = s.unit.text(uint64(l.conf6[s.place]))
+		if s.place < len(r.conf6) {
+			told[s.name] = s.unit.text(uint64(r.conf6[s.place]))
 		}
 	}
 	return told
@@ -106,7 +106,7 @@ const stableSecret = "stable_secret"
 // not loaded. A netdev cannot have the name of another directory there, "all" or "default", because
 // the kernel refuses these names.
 func (e *Engine) sysctlGroup(
-	name, directory string, except []string, tell func(l *link) map[string]string,
+	name, directory string, except []string, tell func(r *reading) map[string]string,
 ) settingGroup {
 	of := func(netdev string) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, netdev) }
 	var listed atomic.Pointer[[]string]
@@ -131,7 +131,7 @@ func (e *Engine) sysctlGroup(
 		return all
 	}
 
-	read := func(l *link) map[string]string {
+	read := func(r *reading) map[string]string {
 		if !e.host.conf6 {
 			return nil
 		}
@@ -139,7 +139,7 @@ func (e *Engine) sysctlGroup(
 		if len(all) == 0 {
 			return nil
 		}
-		return readSysctls(of(l.Name), all, tell(l))
+		return readSysctls(of(r.Name), all, tell(r))
 	}
 
 	change := func(l *link, to map[string]string) error {
@@ -166,7 +166,7 @@ func (e *Engine) hasProtocol(directory string) bool {
 }
 
 // tellNothing is for groups of which rtnetlink reports no sysctls.
-func tellNothing(*link) map[string]string { return nil }
+func tellNothing(*reading) map[string]string { return nil }
 
 // readSysctls reads sysctls of a netdev from its directory of procfs. It takes the values in told
 // without reading their files.
