@@ -167,3 +167,21 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkList lists the netdevs of a host with many VFs and representors.
+func BenchmarkList(b *testing.B) {
+	ns := testns.New(b)
+	for i := range 128 {
+		testns.Connect(b, ns, fmt.Sprintf("vf%d", i), ns, fmt.Sprintf("rep%d", i))
+	}
+
+	h, err := links.Open(netns.NsHandle(ns.Fd()))
+	must.Succeed(b, err)
+	defer h.Close()
+
+	for b.Loop() {
+		if list, err := h.All(); err != nil || len(list) < 257 {
+			b.Fatalf("%d netdevs, %v", len(list), err)
+		}
+	}
+}

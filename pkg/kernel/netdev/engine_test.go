@@ -692,6 +692,18 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
+// BenchmarkSnapshotCrowded measures the same on a host with many VFs and representors.
+func BenchmarkSnapshotCrowded(b *testing.B) {
+	w := newWorld(b, nil)
+	for i := range 128 {
+		netns.Connect(b, w.host, fmt.Sprintf("vf%d", i), w.host, fmt.Sprintf("rep%d", i))
+	}
+	for b.Loop() {
+		_, err := w.engine.Snapshot(b.Context(), device())
+		must.Succeed(b, err)
+	}
+}
+
 // TestNamespaceOfProcess covers a runtime that names a namespace by a process in it, as the host
 // numbers processes. The engine finds the namespace in the host's procfs, and the netdev comes back
 // when the process ends.

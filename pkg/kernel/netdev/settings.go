@@ -9,8 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -37,14 +35,12 @@ type settingGroup struct {
 // reading is what the groups of a netdev on the host share while they are read.
 type reading struct {
 	*link
-	neighbours func() [][]byte          // all neighbour tables, or nil if they are unknown
-	sysfs      func() (sysfs.Dir, bool) // see [Engine.sysfsOf]
+	sysfs func() (sysfs.Dir, bool) // see [Engine.sysfsOf]
 }
 
 func (e *Engine) newReading(l *link) *reading {
 	return &reading{
-		link: l, neighbours: sync.OnceValue(e.neighbourTables),
-		sysfs: sync.OnceValues(func() (sysfs.Dir, bool) { return e.sysfsOf(l) }),
+		link: l, sysfs: sync.OnceValues(func() (sysfs.Dir, bool) { return e.sysfsOf(l) }),
 	}
 }
 
@@ -62,10 +58,9 @@ const (
 // because IPv6 starts when the netdev comes up. The channels of ethtool come before the queues,
 // because the channels decide which queues exist.
 func (e *Engine) settingGroups() []settingGroup {
-	neighbours4, neighbours6 := tellNeighbours(unix.AF_INET), tellNeighbours(unix.AF_INET6)
 	list := []settingGroup{
-		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, neighbours4),
-		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, neighbours6),
+		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, tellNothing),
+		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, tellNothing),
 		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), tellConf6),
 		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, tellNothing),
 	}

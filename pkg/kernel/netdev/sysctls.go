@@ -27,11 +27,18 @@ func confElsewhere() []string {
 	return names
 }
 
+// neighbourTwins are sysctls of net.ipv4.neigh and net.ipv6.neigh that show the value of another
+// sysctl in a coarser unit (Documentation/networking/ip-sysctl.rst).
+//
+// rtnetlink reports the other sysctls of neighbours, too, but only for all netdevs at once, which
+// takes longer than reading the files of one netdev (RTM_GETNEIGHTBL).
+var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
+
 // toldSysctl is a sysctl of a netdev whose value rtnetlink reports, too. A report is faster than
 // reading the file of the sysctl.
 type toldSysctl struct {
 	name  string // in procfs
-	place int    // index or attribute type in the message
+	place int    // index in IFLA_INET6_CONF
 	unit  unit
 }
 
@@ -43,18 +50,15 @@ const (
 	signed unit = iota // the number itself
 	unsigned
 	seconds
-	ticks // 1/100 s (USER_HZ) on all architectures
 )
 
 // text returns the number as procfs shows it.
-func (u unit) text(number uint64) string {
+func (u unit) text(number uint32) string {
 	switch u {
 	case unsigned:
-		return strconv.FormatUint(number, 10)
+		return strconv.FormatUint(uint64(number), 10)
 	case seconds:
-		return strconv.FormatUint(number/1000, 10)
-	case ticks:
-		return strconv.FormatUint(number/10, 10)
+		return strconv.FormatUint(uint64(number/1000), 10)
 	}
 	return strconv.Itoa(int(int32(number)))
 }
@@ -87,7 +91,7 @@ func tellConf6(r *reading) map[string]string {
 	told := map[string]string{}
 	for _, s := range conf6Told {
 		if s.place < len(r.conf6) {
-			told[s.name] = s.unit.text(uint64(r.conf6[s.place]))
+			told[s.name] = s.unit.text(r.conf6[s.place])
 		}
 	}
 	return told

@@ -77,7 +77,7 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 // answered. err is set if the kernel's answer could not be received.
 func (e *exchange) finish(socket *nl.NetlinkSocket) (refused, err error) {
 	for !e.done {
-		datagram, err := receive(socket.GetFd(), largestAnswer)
+		datagram, err := receive(socket.GetFd(), 0, largestAnswer)
 		if err != nil {
 			return nil, err
 		}

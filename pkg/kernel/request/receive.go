@@ -21,6 +21,10 @@ const (
 	// configure its network can make the kernel's description of a netdev arbitrarily large, for
 	// example with macvlan sources.
 	largestAnswer = 16 << 20
+	// largestPart is the size in bytes of the parts in which the kernel sends a list to a socket
+	// that has read with a buffer of this size. Otherwise the parts have 4 KiB (netlink_dump and
+	// netlink_recvmsg of net/netlink/af_netlink.c).
+	largestPart = 32 << 10
 	// patience is how long to wait for the kernel's answer, which is mostly there as soon as the
 	// request was sent.
 	patience = 10 * time.Second
@@ -42,9 +46,14 @@ func execute(socket *nl.NetlinkSocket, request *nl.NetlinkRequest) ([][]byte, er
 		return nil, err
 	}
 
+	room := 0
+	if request.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+		room = largestPart
+	}
+
 	e := exchange{sequence: request.Seq, pid: pid}
 	for !e.done {
-		datagram, err := receive(socket.GetFd(), largestAnswer)
+		datagram, err := receive(socket.GetFd(), room, largestAnswer)
 		if err == nil {
 			err = e.read(datagram)
 		}
@@ -141,9 +150,9 @@ func errorOf(m syscall.NetlinkMessage) error {
 	return err
 }
 
-// receive returns the next datagram of the kernel. It drops a datagram that is larger than limit
-// bytes, and returns [ErrTooLarge].
-func receive(fd, limit int) ([]byte, error) {
+// receive returns the next datagram of the kernel. It reads with a buffer of room bytes or more. It
+// drops a datagram that is larger than limit bytes, and returns [ErrTooLarge].
+func receive(fd, room, limit int) ([]byte, error) {
 	deadline := time.Now().Add(patience)
 	for {
 		size, _, err := unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
@@ -159,7 +168,7 @@ func receive(fd, limit int) ([]byte, error) {
 			return nil, err
 		}
 
-		buffer := make([]byte, min(size, limit))
+		buffer := make([]byte, min(max(size, room), limit))
 		n, from, err := unix.Recvfrom(fd, buffer, unix.MSG_DONTWAIT)
 		if err != nil {
 			return nil, err

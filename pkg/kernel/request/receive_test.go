@@ -111,10 +111,10 @@ func TestTooLarge(t *testing.T) {
 
 	ask()
 	ask()
-	if _, err := receive(socket.GetFd(), 100); !errors.Is(err, ErrTooLarge) {
+	if _, err := receive(socket.GetFd(), 0, 100); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("error %v, want %v", err, ErrTooLarge)
 	}
-	if datagram, err := receive(socket.GetFd(), largestAnswer); err != nil || len(datagram) < 200 {
+	if datagram, err := receive(socket.GetFd(), 0, largestAnswer); err != nil || len(datagram) < 200 {
 		t.Errorf("%d bytes, %v", len(datagram), err)
 	}
 }
