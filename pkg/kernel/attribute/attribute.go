@@ -43,20 +43,6 @@ func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
-// First returns the value of the first attribute of a type, or nil if there is no such attribute.
-// It ignores everything after a malformed attribute. The value is a slice of b.
-//
-// First suits callers that discard most messages after a look at one attribute, because [Parse]
-// allocates a map for each message.
-func First(b []byte, kind uint16) []byte {
-	for k, value := range All(b) {
-		if k == kind {
-			return value
-		}
-	}
-	return nil
-}
-
 // Set holds the attributes of a message, or of a nested attribute, by type. If a type occurs more
 // than once, the last attribute counts. An attribute that is missing or has another size reads as
 // the zero value.

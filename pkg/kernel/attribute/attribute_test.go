@@ -69,19 +69,6 @@ func TestAll(t *testing.T) {
 	}
 }
 
-// TestFirst checks that First finds the first attribute of a type even if a malformed attribute
-// follows.
-func TestFirst(t *testing.T) {
-	message := []byte{
-		5, 0, 1, 0, 'a', 0, 0, 0, 5, 0, 2, 0, 'b', 0, 0, 0, 5, 0, 2, 0, 'c', 0, 0, 0, 1,
-	}
-	for kind, want := range map[uint16]string{1: "a", 2: "b", 3: ""} {
-		if got := attribute.First(message, kind); string(got) != want {
-			t.Errorf("type %d is %q, want %q", kind, got, want)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add(message())
 	f.Add([]byte{5, 0, 1, 0, 7})
