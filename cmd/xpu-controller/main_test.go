@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -20,12 +19,12 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
@@ -198,14 +197,5 @@ func fetch(url string) (string, error) {
 
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true,
-		func(context.Context) (bool, error) {
-			last = check()
-			return last == nil, nil
-		})
-
-	if err != nil {
-		t.Fatal(last)
-	}
+	must.EventuallySucceed(t, "the controller", check)
 }

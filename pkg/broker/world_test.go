@@ -25,7 +25,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -48,6 +47,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
@@ -389,16 +389,7 @@ func (s *testCluster) sweep() {
 
 func (s *testCluster) eventually(what string, check func() error) {
 	s.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 20*time.Second,
-		true, func(context.Context) (bool, error) {
-			last = check()
-			return last == nil, nil
-		})
-
-	if err != nil {
-		s.Fatalf("%s: %s: %v", s.name, what, last)
-	}
+	must.EventuallySucceed(s, s.name+": "+what, check)
 }
 
 func (s *testCluster) create(o client.Object) {

@@ -757,7 +757,7 @@ func TestAddressRace(t *testing.T) {
 	}
 
 	addresses := map[string]string{}
-	c.within(time.Minute, "all addresses are given", func() error {
+	c.eventually("all addresses are given", func() error {
 		var found v1alpha1.XPUPortList
 		if err := c.List(context.Background(), &found,
 			client.InNamespace(c.namespace)); err != nil {

@@ -28,7 +28,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -45,6 +44,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
@@ -394,21 +394,7 @@ func (c *cluster) sweep() {
 // eventually polls until the check finds nothing wrong.
 func (c *cluster) eventually(what string, check func() error) {
 	c.Helper()
-	c.within(20*time.Second, what, check)
-}
-
-func (c *cluster) within(limit time.Duration, what string, check func() error) {
-	c.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, limit, true,
-		func(context.Context) (bool, error) {
-			last = check()
-			return last == nil, nil
-		})
-
-	if err != nil {
-		c.Fatalf("%s: %v", what, last)
-	}
+	must.EventuallySucceed(c, what, check)
 }
 
 func (c *cluster) create(o client.Object) {

@@ -220,7 +220,7 @@ func TestAgentSlow(t *testing.T) {
 	slow.Set(func(b *opitest.Behaviour) { b.Held = false })
 	for i, o := range late {
 		port := c.port(o, vf(i))
-		c.within(time.Minute, "slow Ports are up", func() error {
+		c.eventually("slow Ports are up", func() error {
 			if err := c.get(port); err != nil {
 				return err
 			}

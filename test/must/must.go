@@ -34,6 +34,29 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
+// EventuallySucceed waits until the check returns no error, and ends the test with its last error if
+// that is not soon.
+func EventuallySucceed(t testing.TB, what string, check func() error) {
+	t.Helper()
+	// Helpers of a cleanup wait, too, when the context of the test has ended.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+
+	if err := Retry(ctx, check); err != nil {
+		t.Fatalf("%s: not within %s: %v", what, patience, err)
+	}
+}
+
+// Retry repeats the check until it returns no error. If ctx ends, it returns the last error.
+func Retry(ctx context.Context, check func() error) (last error) {
+	_ = wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true,
+		func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
+	return last
+}
+
 // Run runs something until stop is called, or else until the test ends. It must then return without
 // an error.
 func Run(t testing.TB, run func(context.Context) error) (stop func()) {

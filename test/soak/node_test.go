@@ -29,7 +29,6 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -438,15 +437,8 @@ func await(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 
-	var last error
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
-		true, func(context.Context) (bool, error) {
-			last = check()
-			return last == nil, nil
-		})
-
-	if err != nil {
-		return fmt.Errorf("%s: not within %s: %w", what, patience, last)
+	if err := must.Retry(ctx, check); err != nil {
+		return fmt.Errorf("%s: not within %s: %w", what, patience, err)
 	}
 
 	return nil

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestDisturbed starts and ends pods while the agent, the OPI agent and the kubelet are restarted,
@@ -162,16 +162,7 @@ func (d *disturbed) live(p pod, f function.ID) error {
 
 // untilDone retries a call that fails while a program is being restarted.
 func (d *disturbed) untilDone(try func(context.Context) error) error {
-	var last error
-	err := wait.PollUntilContextTimeout(d.t.Context(), 20*time.Millisecond, 30*time.Second, true,
-		func(ctx context.Context) (bool, error) {
-			last = try(ctx)
-			return last == nil, nil
-		})
-
-	if err != nil {
-		return last
-	}
-
-	return nil
+	ctx, cancel := context.WithTimeout(d.t.Context(), 30*time.Second)
+	defer cancel()
+	return must.Retry(ctx, func() error { return try(ctx) })
 }

@@ -118,15 +118,12 @@ func (s *slot) get(field *int) int {
 func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attachment {
 	s.t.Helper()
 	var a journal.Attachment
-	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true,
-		func(context.Context) (bool, error) {
-			a, _ = j.Get(lifecycletest.ID(0))
-			return a.State == want, nil
-		})
-
-	if err != nil {
-		s.t.Fatalf("state %s, want %s", a.State, want)
-	}
+	must.EventuallySucceed(s.t, "state "+string(want), func() error {
+		if a, _ = j.Get(lifecycletest.ID(0)); a.State != want {
+			return fmt.Errorf("state %s", a.State)
+		}
+		return nil
+	})
 
 	return a
 }
@@ -244,15 +241,14 @@ func TestDeviceReturns(t *testing.T) {
 			s.unplug()
 			s.plug()
 			reports := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
-			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second,
-				true, func(context.Context) (bool, error) {
-					s.mutex.Lock()
-					defer s.mutex.Unlock()
-					return slices.Equal(s.reports, reports), nil
-				})
+			must.Eventually(t, fmt.Sprintf("reports %q", reports), func() bool {
+				s.mutex.Lock()
+				defer s.mutex.Unlock()
+				return slices.Equal(s.reports, reports)
+			})
 
-			if is := inPod(t, pod, "net0"); err != nil || is != was {
-				t.Errorf("reported %q, want %q; in the pod:\n%s", s.reports, reports, is)
+			if is := inPod(t, pod, "net0"); is != was {
+				t.Errorf("in the pod:\n%s\nwas:\n%s", is, was)
 			}
 
 			must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
@@ -508,16 +504,11 @@ func TestLostIsWithdrawn(t *testing.T) {
 	s.eventually(a.Journal, journal.Lost)
 	s.plug()
 	want := []string{"Attached", "Lost", "Lost", "Attached", "Lost", "Attached"}
-	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true,
-		func(context.Context) (bool, error) {
-			devices.mutex.Lock()
-			defer devices.mutex.Unlock()
-			return slices.Equal(devices.reports, want), nil
-		})
-
-	if err != nil {
-		t.Errorf("reported %q, want %q", devices.reports, want)
-	}
+	must.Eventually(t, fmt.Sprintf("reports %q", want), func() bool {
+		devices.mutex.Lock()
+		defer devices.mutex.Unlock()
+		return slices.Equal(devices.reports, want)
+	})
 
 	s.eventually(a.Journal, journal.Attached)
 	// Unprepare waits for the Function's lock, under which the report is sent.

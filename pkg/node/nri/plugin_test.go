@@ -21,7 +21,6 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -460,18 +459,14 @@ func TestSynchronize(t *testing.T) {
 // awaitCalls waits until these calls were made, in any order.
 func (n *node) awaitCalls(t *testing.T, want ...string) {
 	t.Helper()
-	var got []string
-	_ = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second,
-		true, func(context.Context) (bool, error) {
-			n.mutex.Lock()
-			defer n.mutex.Unlock()
-			got = slices.Sorted(slices.Values(n.calls))
-			return slices.Equal(got, want), nil
-		})
-
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("calls: -want +got\n%s", diff)
-	}
+	must.EventuallySucceed(t, "calls", func() error {
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		if diff := cmp.Diff(want, slices.Sorted(slices.Values(n.calls))); diff != "" {
+			return errors.New("-want +got\n" + diff)
+		}
+		return nil
+	})
 }
 
 // TestSynchronizeAnswersAtOnce: pods whose netdevs are missing delay neither the connection nor
@@ -517,15 +512,10 @@ func TestStopTakesTooLong(t *testing.T) {
 	}
 
 	close(n.slow["detach 2 s1"])
-	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
-		func(context.Context) (bool, error) {
-			a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
-			return a.State == journal.Reserved, nil
-		})
-
-	if err != nil {
-		t.Errorf("the Function is not back: %v", err)
-	}
+	must.Eventually(t, "the Function is back", func() bool {
+		a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
+		return a.State == journal.Reserved
+	})
 }
 
 // create makes the runtime create a container with these CDI devices.
@@ -708,10 +698,7 @@ func TestRuntimeRestarts(t *testing.T) {
 
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "report pod1-claim")
 	r.kill()
-	if err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
-		func(context.Context) (bool, error) { return !p.Connected(), nil }); err != nil {
-		t.Fatalf("Connected = true with a runtime that is gone: %v", err)
-	}
+	must.Eventually(t, "the end of the connection", func() bool { return !p.Connected() })
 
 	r = startRuntime(t, socket) // this runtime does not have the sandbox
 	r.waitForPlugin(t)
