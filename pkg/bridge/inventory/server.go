@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	"google.golang.org/grpc/codes"
@@ -74,10 +75,13 @@ func (s *Server) GetInventory(
 			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"),
 			Vendor:  dmi("chassis_vendor"),
 			Version: dmi("chassis_version"), Type: dmi("chassis_type"),
+			TypeDescription: chassisTypes[dmi("chassis_type")],
 		},
 		Processor: processor(sys),
-		Memory:    &inventory.MemoryInfo{TotalUsableBytes: memory << 10},
-		Pci:       pciDevices(sys.Dir(sysfs.PCIDevices)),
+		Memory: &inventory.MemoryInfo{
+			TotalPhysicalBytes: physicalBytes(sys), TotalUsableBytes: memory << 10,
+		},
+		Pci: pciDevices(sys.Dir(sysfs.PCIDevices)),
 	}
 
 	deviceTree := sys.Dir("firmware/devicetree/base")
@@ -154,6 +158,27 @@ func (s *Server) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 func text(dir sysfs.Dir, name string) string {
 	text, _ := dir.Attribute(name)
 	return text
+}
+
+// chassisTypes are the types of a chassis that an xPU or its host may have, by the number in
+// chassis_type (SMBIOS specification, section 7.4.1).
+var chassisTypes = map[string]string{
+	"1": "Other", "2": "Unknown", "3": "Desktop", "7": "Tower", "17": "Main Server Chassis",
+	"18": "Expansion Chassis", "19": "SubChassis", "22": "RAID Chassis", "23": "Rack Mount Chassis",
+	"25": "Multi-system chassis", "26": "Compact PCI", "27": "Advanced TCA", "28": "Blade",
+	"29": "Blade Enclosure", "33": "IoT Gateway", "34": "Embedded PC",
+}
+
+// physicalBytes returns the size of the memory blocks that the kernel has
+// (Documentation/admin-guide/mm/memory-hotplug.rst), or 0 if it has none that can be plugged.
+func physicalBytes(sys sysfs.Root) int64 {
+	memory := sys.Dir("devices/system/memory")
+	size, err := strconv.ParseInt(text(memory, "block_size_bytes"), 16, 64)
+	if err != nil {
+		return 0
+	}
+	blocks, _ := filepath.Glob(string(memory.Dir("memory[0-9]*")))
+	return size * int64(len(blocks))
 }
 
 func processor(sys sysfs.Root) *inventory.CPUInfo {

@@ -48,6 +48,10 @@ func TestInventory(t *testing.T) {
 			"sys/firmware/devicetree/base/serial-number":   "MT0001\x00",
 			"sys/devices/system/cpu/cpu0/topology/core_id": "0\n",
 			"sys/devices/system/cpu/cpu1/topology/core_id": "0\n",
+			"sys/class/dmi/id/chassis_type":                "17\n",
+			"sys/devices/system/memory/block_size_bytes":   "8000000\n",
+			"sys/devices/system/memory/memory0/online":     "1\n",
+			"sys/devices/system/memory/memory32/online":    "1\n",
 			"sys/bus/pci/devices/0000:03:00.0/vendor":      "0x15b3\n",
 			"sys/bus/pci/devices/0000:03:00.0/device":      "0xa2d6\n",
 			"sys/bus/pci/devices/0000:03:00.0/class":       "0x020000\n",
@@ -78,10 +82,14 @@ func TestInventory(t *testing.T) {
 
 		want := &inventory.Inventory{
 			Bios: &inventory.BIOSInfo{}, Baseboard: &inventory.BaseboardInfo{},
-			Chassis:   &inventory.ChassisInfo{},
+			Chassis: &inventory.ChassisInfo{
+				Type: "17", TypeDescription: "Main Server Chassis",
+			},
 			System:    &inventory.SystemInfo{Name: "BlueField SoC", SerialNumber: "MT0001"},
 			Processor: &inventory.CPUInfo{TotalCores: 1, TotalThreads: 2},
-			Memory:    &inventory.MemoryInfo{TotalUsableBytes: 1 << 20},
+			Memory: &inventory.MemoryInfo{
+				TotalPhysicalBytes: 256 << 20, TotalUsableBytes: 1 << 20,
+			},
 			Pci: []*inventory.PCIeDeviceInfo{
 				{Address: "0000:03:00.0", Vendor: "0x15b3", Product: "0xa2d6", Class: "0x02",
 					Subclass: "0x00", Driver: "mlx5_core"},
