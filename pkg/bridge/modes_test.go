@@ -33,6 +33,7 @@ var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"RestartKeepsTraffic":               testRestartKeepsTraffic,
 	"RestartRestoresWhatWasTakenAway":   testRestartRestoresWhatWasTakenAway,
 	"SeveralUplinks":                    testSeveralUplinks,
+	"VTEP":                              testVTEP,
 	"StateIsMissing":                    testStateIsMissing,
 	"StrayRepresentorIsReleasedAtStart": testStrayRepresentorIsReleasedAtStart,
 	"TooManyVNIs":                       testTooManyVNIs,

@@ -9,8 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -74,6 +79,64 @@ func testUnderlayIsChosen(t *testing.T, mode plane.Mode) {
 	must.Eventually(t, "up", func() bool {
 		return x.client.EnsureNetwork(x.ctx(),
 			opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
+	})
+}
+
+// testVTEP checks that VXLAN is sent from the address that a network asks for, that an address of
+// another machine is refused, and that the network is DOWN while its uplink lacks the address.
+func testVTEP(t *testing.T, mode plane.Mode) {
+	x := newXPU(t, mode, "p0")
+	netns.Connect(t, x.Namespace, "p0", netns.New(t), "wire")
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	addAddress(t, x.Namespace, "p0", "198.51.100.2/24")
+	x.start()
+
+	vni := uint32(1000)
+	spec := func(last uint32) *evpn.LogicalBridgeSpec {
+		address := netcommon.IPAddress_V4Addr{V4Addr: 198<<24 | 51<<16 | 100<<8 | last}
+		return &evpn.LogicalBridgeSpec{VlanId: 10, Vni: &vni, VtepIpPrefix: &netcommon.IPPrefix{
+			Len: 24, Addr: &netcommon.IPAddress{V4OrV6: &address},
+		}}
+	}
+	create := func(spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
+		return x.networks().CreateLogicalBridge(x.ctx(), &evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: "net-blue", LogicalBridge: &evpn.LogicalBridge{Spec: spec},
+		})
+	}
+
+	_, err := create(spec(3))
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(),
+		"198.51.100.3 is not an address of the uplink: netdev p0 has 198.51.100.1, 198.51.100.2") {
+		t.Errorf("another machine's address: %v", err)
+	}
+
+	got, err := create(spec(2))
+	must.Succeed(t, err)
+	if !proto.Equal(got.GetSpec(), spec(2)) || got.GetStatus().GetOperStatus() !=
+		evpn.LBOperStatus_LB_OPER_STATUS_UP {
+		t.Errorf("the network is %v", got)
+	}
+
+	source := func() string { return x.link("vx-net-blue").(*netlink.Vxlan).SrcAddr.String() }
+	if source() != "198.51.100.2" {
+		t.Errorf("VXLAN is sent from %s", source())
+	}
+
+	// A client that does not know of VTEPs gets the same network.
+	x.network("net-blue", 10, vni)
+	if source() != "198.51.100.2" {
+		t.Errorf("VXLAN is sent from %s", source())
+	}
+
+	second, err := netlink.ParseAddr("198.51.100.2/24")
+	must.Succeed(t, err)
+	must.Succeed(t, x.Handle().AddrDel(x.link("p0"), second))
+	must.Eventually(t, "DOWN without its VTEP", func() bool {
+		now, err := x.networks().GetLogicalBridge(x.ctx(),
+			&evpn.GetLogicalBridgeRequest{Name: got.GetName()})
+		must.Succeed(t, err)
+		return strings.Contains(now.GetStatus().GetComponents()[0].GetDetails(),
+			"198.51.100.2 is not an address of the uplink")
 	})
 }
 

@@ -11,7 +11,8 @@ import (
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // Client is the client that makes a call, with its rule. The zero Client may do anything.
@@ -56,7 +57,7 @@ func (a *Authorization) Client(chain []*x509.Certificate) Client {
 // CheckKnown returns a gRPC status if the client has no rule.
 func (c Client) CheckKnown() error {
 	if c.restricted && c.rule.Subject == "" {
-		return status.Errorf(codes.PermissionDenied,
+		return refusal.New(codes.PermissionDenied, refusal.NoRule,
 			"no rule of --authorization is for the client %q", c.Subject)
 	}
 	return nil
@@ -114,7 +115,7 @@ func (c Client) CheckSegments(id string, old, new *evpn.LogicalBridgeSpec) error
 	}
 
 	refuse := func(field string, segment uint32, allowed []Segments) error {
-		return status.Errorf(codes.PermissionDenied,
+		return refusal.New(codes.PermissionDenied, refusal.NotInRule,
 			"logical bridge %s: %s %d: the rule of --authorization for the client %q has %s",
 			id, field, segment, c.Subject, describe(allowed))
 	}

@@ -64,6 +64,9 @@ type Segment struct {
 	ID   string
 	VLAN uint16 // 1-4094
 	VNI  uint32 // 0 if the network has none
+	// VTEP is the address that VXLAN is sent from. If it is zero, the kernel chooses an address of
+	// the uplink.
+	VTEP netip.Addr
 }
 
 // Membership describes a port: the networks that it is in, and the addresses that it may send from.

@@ -84,6 +84,12 @@ func (p *Plane) Detach(port string) error {
 	return err
 }
 
+// PortWithMAC returns the id of the port of the only Function for clients that has the MAC. Several
+// goroutines may call it.
+func (p *Plane) PortWithMAC(mac net.HardwareAddr) (id string, err error) {
+	return p.representors.WithMAC(mac)
+}
+
 // representor finds the port's netdev. It refuses a netdev that this machine uses itself, or that
 // is the representor of another port.
 func (p *Plane) representor(port string) (netlink.Link, error) {

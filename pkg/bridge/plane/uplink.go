@@ -134,8 +134,22 @@ type underlay struct {
 	blocked error
 }
 
-// underlayOf returns the underlay of the network with a VNI.
-func (p *Plane) underlayOf(vni uint32) (underlay, error) {
+// ErrOtherVTEP says that the uplink of a network does not have the address that the network asks
+// for.
+var ErrOtherVTEP = errors.New("is not an address of the uplink")
+
+// CheckVTEP returns an error that wraps [ErrOtherVTEP] if the uplink of a VNI lacks the address, and
+// another error if this is not known. It returns nil for the zero address.
+func (p *Plane) CheckVTEP(vni uint32, vtep netip.Addr) error {
+	if !vtep.IsValid() {
+		return nil
+	}
+	_, err := p.underlayOf(vni, vtep)
+	return err
+}
+
+// underlayOf returns the underlay of the network with a VNI, and with a VTEP unless that is zero.
+func (p *Plane) underlayOf(vni uint32, vtep netip.Addr) (underlay, error) {
 	named := UplinkFor(p.uplinks, vni)
 	if named == nil {
 		return underlay{}, fmt.Errorf("vni %d: no uplink of the agent has it (--uplink)", vni)
@@ -157,12 +171,17 @@ func (p *Plane) underlayOf(vni uint32) (underlay, error) {
 		}
 
 		wanted = append(wanted, v.name)
-		has, err := p.canSend(uplink, v.family)
+		own, err := p.senders(uplink, v.family)
 		if err != nil {
 			return underlay{}, fmt.Errorf("netdev %s, the uplink: addresses: %w", named.Name, err)
 		}
-		if !has {
+		if len(own) == 0 {
 			continue
+		}
+
+		if vtep.IsValid() && !slices.Contains(own, vtep) {
+			return underlay{}, fmt.Errorf("%s %w: netdev %s has %s", vtep, ErrOtherVTEP, named.Name,
+				textOf(own))
 		}
 
 		group := slices.Clone(v.groups)
@@ -197,13 +216,23 @@ func checkOperational(uplink *netlink.LinkAttrs) error {
 	return nil
 }
 
-// canSend reports whether a netdev has an address of a family by which it reaches other machines.
-func (c *conn) canSend(link netlink.Link, family int) (bool, error) {
+// senders returns the addresses of a family by which a netdev reaches other machines.
+func (c *conn) senders(link netlink.Link, family int) (usable []netip.Addr, err error) {
 	addresses, err := c.addresses(link.Attrs().Index, family)
-	usable := func(a netip.Prefix) bool {
-		return family == unix.AF_INET || a.Addr().IsGlobalUnicast()
+	for _, a := range addresses {
+		if family == unix.AF_INET || a.Addr().IsGlobalUnicast() {
+			usable = append(usable, a.Addr())
+		}
 	}
-	return slices.ContainsFunc(addresses, usable), err
+	return usable, err
+}
+
+func textOf(addresses []netip.Addr) string {
+	var texts []string
+	for _, a := range addresses {
+		texts = append(texts, a.String())
+	}
+	return strings.Join(texts, ", ")
 }
 
 // uplinkState is the part of an uplink's state that networks with a VNI depend on. It is zero if

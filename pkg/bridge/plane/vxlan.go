@@ -13,7 +13,7 @@ func (p *Plane) wantedVXLAN(n Segment) (want *netlink.Vxlan, blocked, err error)
 		return nil, nil, nil
 	}
 
-	under, err := p.underlayOf(n.VNI)
+	under, err := p.underlayOf(n.VNI, n.VTEP)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -23,6 +23,7 @@ func (p *Plane) wantedVXLAN(n Segment) (want *netlink.Vxlan, blocked, err error)
 	return &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.VNI), VtepDevIndex: under.uplink.Attrs().Index,
 		Group: under.group, Port: 4789, Learning: true, // RFC 7348, section 8
+		SrcAddr: n.VTEP.AsSlice(),
 	}, under.blocked, nil
 }
 
@@ -38,7 +39,7 @@ func (p *Plane) ensureVXLAN(
 
 	if have, ok := link.(*netlink.Vxlan); ok &&
 		(have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
-			!have.Group.Equal(want.Group) || have.Port != want.Port) {
+			!have.Group.Equal(want.Group) || !have.SrcAddr.Equal(want.SrcAddr) || have.Port != want.Port) {
 		if err = p.remove(link); err == nil {
 			link, err = p.ensure(want, n.ID)
 		}

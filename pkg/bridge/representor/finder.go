@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"path"
 	"slices"
 	"strings"
@@ -20,10 +21,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // Config says which netdevs clients may have as ports. Functions of another machine, which the
@@ -129,6 +133,32 @@ func (f *Finder) FindAll(ports []string, all []netlink.Link) (map[string]netlink
 	}
 
 	return found, nil
+}
+
+// WithMAC returns the id of the port of the Function for clients that has a MAC, as devlink reports
+// it (hw_addr). It returns an error if there is not exactly one. Several goroutines may call it.
+func (f *Finder) WithMAC(mac net.HardwareAddr) (port string, err error) {
+	ports, err := f.ports()
+	if err != nil {
+		return "", err
+	}
+
+	var found []string
+	for _, p := range ports {
+		eswitch, _ := pci.Parse(p.Device.Name)
+		at := eswitchPort{eswitch: eswitch, name: nameOf(p)}
+		if at.name != (portName{}) && p.Function.MAC == function.MAC(mac.String()) &&
+			f.config.isForClients(at) {
+			found = append(found, opi.PortIDAt(at.name.pf, at.name.function))
+		}
+	}
+
+	if len(found) != 1 {
+		return "", fmt.Errorf("%d functions of the host have MAC %s by devlink, want 1", len(found),
+			mac)
+	}
+
+	return found[0], nil
 }
 
 // choose returns the netdev with the port's name if it may be the port, or else the netdev that the

@@ -5,6 +5,7 @@ package representor
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"reflect"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor/representortest"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -148,6 +150,43 @@ func TestFind(t *testing.T) {
 
 	if _, err := broken.find(own("02", "vf4")); err == nil || IsNotFound(err) {
 		t.Errorf("%v: is taken for certain while devlink is broken", err)
+	}
+}
+
+// TestWithMAC checks that only a Function for clients is found by its MAC, and only if there is one.
+func TestWithMAC(t *testing.T) {
+	const dpu = "0000:03:00.0"
+	one := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	port := func(mac string, external bool, vf uint16) devlink.Port {
+		return devlink.Port{
+			Device: devlink.Device{Bus: "pci", Name: dpu}, Flavour: devlink.PCIVF, VF: vf,
+			Controller: 1, External: external, Function: devlink.Function{MAC: function.MAC(mac)},
+		}
+	}
+
+	for name, test := range map[string]struct {
+		ports []devlink.Port
+		err   error
+		want  string
+	}{
+		"the host's VF": {
+			ports: []devlink.Port{port("02:00:00:00:00:02", true, 2), port(one.String(), true, 3)},
+			want:  "c1pf0vf3",
+		},
+		"a VF of this machine": {ports: []devlink.Port{port(one.String(), false, 3)}},
+		"two VFs": {
+			ports: []devlink.Port{port(one.String(), true, 2), port(one.String(), true, 3)},
+		},
+		"no MAC":        {ports: []devlink.Port{port("", true, 3)}},
+		"a broken card": {err: errors.New("devlink is broken")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := func() ([]devlink.Port, error) { return test.ports, test.err }
+			got, err := NewFinder(Config{}, nil, list).WithMAC(one)
+			if got != test.want || (err == nil) != (test.want != "") {
+				t.Errorf("port %q, %v; want %q", got, err, test.want)
+			}
+		})
 	}
 }
 

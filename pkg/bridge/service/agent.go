@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -22,6 +24,7 @@ import (
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // Config configures an Agent.
@@ -42,6 +45,11 @@ type Config struct {
 // dataPlane makes networks and ports: see [plane.Plane].
 type dataPlane interface {
 	VLANAware() bool
+	// CheckVTEP returns an error that wraps [plane.ErrOtherVTEP] if the uplink of a VNI certainly
+	// lacks the address. The address is zero for a network that does not ask for one.
+	CheckVTEP(vni uint32, vtep netip.Addr) error
+	// PortWithMAC returns the id of the port of the only Function that has the MAC.
+	PortWithMAC(mac net.HardwareAddr) (id string, err error)
 	EnsureNetwork(plane.Segment) (mtu int, err error)
 	RemoveNetwork(id string) error
 	Attach(port string, to plane.Membership) error
@@ -172,7 +180,7 @@ func (a *Agent) acquire(ctx context.Context) (release func(), err error) {
 	select {
 	case <-a.token:
 	case <-ctx.Done():
-		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(),
+		return nil, refusal.New(status.FromContextError(ctx.Err()).Code(), refusal.Busy,
 			"the agent is at work on something else: %v", ctx.Err())
 	}
 

@@ -4,9 +4,11 @@ package service
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,6 +34,8 @@ type fakePlane struct {
 	networks  map[string]uint32 // VNIs
 	ports     map[string]string // networks and VLANs
 	failure   error             // of all calls
+	vtep      netip.Addr        // of the uplink
+	functions map[string]string // ports by MAC
 	vlanAware bool
 	mtu       int // the largest MTU of networks
 }
@@ -49,6 +53,20 @@ func (p *fakePlane) EnsureNetwork(n plane.Segment) (mtu int, err error) {
 		p.networks[n.ID] = n.VNI
 	}
 	return p.mtu, p.failure
+}
+
+func (p *fakePlane) CheckVTEP(_ uint32, vtep netip.Addr) error {
+	if vtep.IsValid() && p.vtep.IsValid() && vtep != p.vtep {
+		return fmt.Errorf("%s %w: netdev p0 has %s", vtep, plane.ErrOtherVTEP, p.vtep)
+	}
+	return nil
+}
+
+func (p *fakePlane) PortWithMAC(mac net.HardwareAddr) (id string, err error) {
+	if id := p.functions[mac.String()]; id != "" {
+		return id, nil
+	}
+	return "", errors.New("0 functions have it")
 }
 
 func (p *fakePlane) RemoveNetwork(id string) error {
@@ -324,8 +342,21 @@ func TestOneVLANSpace(t *testing.T) {
 }
 
 func TestNetworkStatusCodes(t *testing.T) {
-	a, _ := newTestAgent(t)
-	vtep := &netcommon.IPPrefix{Len: 24}
+	a, fake := newTestAgent(t)
+	fake.vtep = netip.MustParseAddr("10.0.0.1")
+	vtep := func(length int32, address ...byte) *evpn.LogicalBridgeSpec {
+		addr := &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V6Addr{V6Addr: address}}
+		if len(address) == 4 {
+			v4 := binary.BigEndian.Uint32(address)
+			addr.V4OrV6 = &netcommon.IPAddress_V4Addr{V4Addr: v4}
+		}
+		return &evpn.LogicalBridgeSpec{
+			VlanId: 1, Vni: proto.Uint32(77),
+			VtepIpPrefix: &netcommon.IPPrefix{Len: length, Addr: addr},
+		}
+	}
+	noVNI := vtep(24, 10, 0, 0, 1)
+	noVNI.Vni = nil
 	tests := []struct {
 		name string
 		id   string
@@ -351,8 +382,20 @@ func TestNetworkStatusCodes(t *testing.T) {
 		}, codes.InvalidArgument, "1-16777215"},
 		{"VNI in use", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(200)},
 			codes.AlreadyExists, "net-red"},
-		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep},
-			codes.InvalidArgument, "vtep_ip_prefix"},
+		{"VTEP without a VNI", "net-green", noVNI, codes.InvalidArgument, "without a vni"},
+		{"VTEP without an address", "net-green", vtep(24), codes.InvalidArgument, "vtep_ip_prefix"},
+		{"VTEP 0.0.0.0", "net-green", vtep(24, 0, 0, 0, 0), codes.InvalidArgument,
+			"vtep_ip_prefix"},
+		{"VTEP without a length", "net-green", vtep(0, 10, 0, 0, 1), codes.InvalidArgument,
+			"prefix length"},
+		{"VTEP with a long length", "net-green", vtep(33, 10, 0, 0, 1), codes.InvalidArgument,
+			"prefix length"},
+		{"VTEP of another machine", "net-green", vtep(24, 10, 0, 0, 2), codes.InvalidArgument,
+			"10.0.0.2 is not an address of the uplink: netdev p0 has 10.0.0.1"},
+		{"VTEP over IPv6", "net-green", vtep(64, netip.MustParseAddr("fd00::2").AsSlice()...),
+			codes.InvalidArgument, "fd00::2 is not an address of the uplink"},
+		{"VTEP of the uplink", "net-vtep", vtep(24, 10, 0, 0, 1), codes.OK, ""},
+		{"the same VTEP again", "net-vtep", vtep(24, 10, 0, 0, 1), codes.OK, ""},
 	}
 
 	s := networkServer{Agent: a}
@@ -366,6 +409,8 @@ func TestNetworkStatusCodes(t *testing.T) {
 	}
 
 	t.Run("VNI without an uplink", func(t *testing.T) {
+		uplinks := a.cfg.Plane.Uplinks
+		defer func() { a.cfg.Plane.Uplinks = uplinks }()
 		a.cfg.Plane.Uplinks = nil
 		_, err := s.CreateLogicalBridge(t.Context(),
 			&evpn.CreateLogicalBridgeRequest{
@@ -417,6 +462,33 @@ func TestNetworkStatusCodes(t *testing.T) {
 		if got := a.networks.objects["net-blue"].spec.GetVlanId(); got != 12 {
 			t.Errorf("VLAN %d, want 12", got)
 		}
+
+		for _, test := range []struct {
+			name  string
+			spec  *evpn.LogicalBridgeSpec
+			masks []string
+			want  *evpn.LogicalBridgeSpec
+		}{
+			{"a field is added", &evpn.LogicalBridgeSpec{Vni: proto.Uint32(12)}, nil,
+				&evpn.LogicalBridgeSpec{VlanId: 12, Vni: proto.Uint32(12)}},
+			{"a client that does not know of VNIs", &evpn.LogicalBridgeSpec{VlanId: 13}, nil,
+				&evpn.LogicalBridgeSpec{VlanId: 13, Vni: proto.Uint32(12)}},
+			{"what only the agent sets", nil, []string{"status", "status.oper_status", "name"},
+				&evpn.LogicalBridgeSpec{VlanId: 13, Vni: proto.Uint32(12)}},
+			{"a field is removed", nil, []string{"spec.vni", "status"},
+				&evpn.LogicalBridgeSpec{VlanId: 13}},
+			{"the whole spec", &evpn.LogicalBridgeSpec{VlanId: 12}, []string{"*"},
+				&evpn.LogicalBridgeSpec{VlanId: 12}},
+		} {
+			wantCode(t, update(test.spec, test.masks...), codes.OK, "")
+			got := a.networks.objects["net-blue"].spec
+			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("%s: -want +got\n%s", test.name, diff)
+			}
+		}
+
+		wantCode(t, update(nil), codes.InvalidArgument, "spec is required")
+		wantCode(t, update(nil, "spec.status"), codes.InvalidArgument, "update_mask")
 	})
 }
 
@@ -439,8 +511,8 @@ func TestUpdatePort(t *testing.T) {
 			accessPort(mac2, red)},
 		{"whole spec", accessPort(mac1, blue), nil, accessPort(mac1, blue)},
 		{"no such field", accessPort(mac2, red), []string{"spec.nothing"}, nil},
-		{"the name", accessPort(mac2, red), []string{"name"}, nil},
-		{"the status", accessPort(mac2, red), []string{"status"}, nil},
+		{"the name", accessPort(mac2, red), []string{"name"}, accessPort(mac1, blue)},
+		{"the status", accessPort(mac2, red), []string{"status"}, accessPort(mac1, blue)},
 		{"a required field taken away", &evpn.BridgePortSpec{}, []string{"spec.mac_address"}, nil},
 	}
 

@@ -10,11 +10,11 @@ import (
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // requireRule refuses calls of clients without a rule. Calls about the health of the agent are open
@@ -30,6 +30,14 @@ func requireRule(
 	return handle(ctx, req)
 }
 
+// explain gives each error a reason, for clients that are programs.
+func explain(
+	ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
+	reply, err := handle(ctx, req)
+	return reply, refusal.Complete(err)
+}
+
 // authorizeID returns a gRPC status if the client may not see any object with this id. It comes
 // before any look at the objects, so that a client does not even learn whether other ids are in
 // use.
@@ -42,7 +50,7 @@ func (c *collection[S, M]) authorize(client access.Client, id string, spec S) er
 	if c.canSee(client, id, spec) {
 		return nil
 	}
-	return status.Errorf(codes.PermissionDenied, "%s %s: the rule of --authorization for the "+
+	return refusal.New(codes.PermissionDenied, refusal.NotInRule, "%s %s: the rule of --authorization for the "+
 		"client %q does not have it, or a network of it",
 		c.word, id, client.Subject)
 }
@@ -53,7 +61,7 @@ func (c *collection[S, M]) authorizeChange(client access.Client, id string, spec
 		return err
 	}
 	if client.ReadOnly() {
-		return status.Errorf(codes.PermissionDenied,
+		return refusal.New(codes.PermissionDenied, refusal.ReadOnly,
 			"%s %s: the client %q may change nothing (readOnly)", c.word, id, client.Subject)
 	}
 	return nil
@@ -64,7 +72,7 @@ func (c *collection[S, M]) authorizeChange(client access.Client, id string, spec
 func (c *collection[S, M]) checkLimit(client access.Client, id string) error {
 	limit := c.limit(client)
 	if have := len(c.visible(client)); have >= limit {
-		return status.Errorf(codes.ResourceExhausted,
+		return refusal.New(codes.ResourceExhausted, refusal.LimitReached,
 			"%s %s: the rule of --authorization for the client %q "+
 				"lets it have %d, and it has %d; delete one that is not needed", c.word,
 			id, client.Subject, limit, have)

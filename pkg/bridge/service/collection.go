@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
@@ -148,8 +149,8 @@ func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M,
 		case have.deleting:
 			return reply, c.beingDeleted(id)
 		case !proto.Equal(have.spec, spec):
-			return reply, status.Errorf(codes.AlreadyExists, "%s %s exists %s", c.word, id,
-				c.describe(have.spec))
+			return reply, refusal.New(codes.AlreadyExists, refusal.OtherSpec,
+				"%s %s exists %s", c.word, id, c.describe(have.spec))
 		}
 		return c.reply(client, id), nil
 	}
@@ -299,7 +300,7 @@ func (c *collection[S, M]) delete(
 
 	c.reconcile(id, false)
 	if o.failure != nil {
-		return nil, status.Errorf(codes.Internal,
+		return nil, refusal.New(codes.Internal, refusal.NotDeletedYet,
 			"%s %s is not deleted yet, the agent keeps trying: %s",
 			c.word, id, c.agent.errorText(client, o.failure))
 	}
@@ -321,7 +322,8 @@ func (c *collection[S, M]) find(ctx context.Context, name string) (string, *obje
 
 	o := c.objects[id]
 	if o == nil {
-		return id, nil, status.Errorf(codes.NotFound, "%s %s does not exist", c.word, id)
+		return id, nil, refusal.New(codes.NotFound, refusal.Missing, "%s %s does not exist",
+			c.word, id)
 	}
 
 	return id, o, c.authorize(client, id, o.spec)
@@ -339,7 +341,8 @@ func (c *collection[S, M]) findForChange(
 }
 
 func (c *collection[S, M]) beingDeleted(id string) error {
-	return status.Errorf(codes.FailedPrecondition, "%s %s is being deleted", c.word, id)
+	return refusal.New(codes.FailedPrecondition, refusal.BeingDeleted, "%s %s is being deleted",
+		c.word, id)
 }
 
 // reply returns the message about an object for a client.
@@ -493,7 +496,8 @@ func (c *collection[S, M]) store(id string, spec S, oper state) error {
 	}
 
 	if err != nil {
-		return status.Errorf(codes.Internal, "state: %s %s: %v", c.bucket, id, err)
+		return refusal.New(codes.Internal, refusal.StateFileFails, "state: %s %s: %v",
+			c.bucket, id, err)
 	}
 
 	return nil

@@ -6,18 +6,21 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // networkServer serves LogicalBridgeService.
@@ -84,19 +87,44 @@ func (networkSchema) validate(spec *evpn.LogicalBridgeSpec) error {
 		return errors.New("spec is required")
 	case vlan < 1 || vlan > plane.MaxVLAN:
 		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, plane.MaxVLAN)
-	case spec.GetVtepIpPrefix() != nil:
-		return errors.New(
-			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
-		)
 	case spec.Vni != nil && (vni < 1 || vni > plane.MaxVNI):
 		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, plane.MaxVNI)
+	case spec.GetVtepIpPrefix() == nil:
+		return nil
+	case spec.Vni == nil:
+		return errors.New("vtep_ip_prefix: must be absent without a vni")
+	case !vtepOf(spec).IsValid():
+		return fmt.Errorf("vtep_ip_prefix %v: must be an IPv4 or IPv6 address with its prefix "+
+			"length", spec.GetVtepIpPrefix())
 	}
 
 	return nil
 }
 
+// vtepOf returns the address of the VXLAN tunnel endpoint in a spec. It is zero if the spec has
+// none, or none that is valid.
+func vtepOf(spec *evpn.LogicalBridgeSpec) netip.Addr {
+	var vtep netip.Addr
+	switch address := spec.GetVtepIpPrefix().GetAddr().GetV4OrV6().(type) {
+	case *netcommon.IPAddress_V4Addr:
+		vtep = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, address.V4Addr)))
+	case *netcommon.IPAddress_V6Addr:
+		vtep, _ = netip.AddrFromSlice(address.V6Addr)
+	}
+
+	length := spec.GetVtepIpPrefix().GetLen()
+	if vtep.IsUnspecified() || length < 1 || int(length) > vtep.BitLen() {
+		return netip.Addr{}
+	}
+	return vtep
+}
+
 func (networkSchema) describe(spec *evpn.LogicalBridgeSpec) string {
-	return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
+	text := fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
+	if vtep := vtepOf(spec); vtep.IsValid() {
+		text += fmt.Sprintf(" and VTEP %s", vtep)
+	}
+	return text
 }
 
 func (networkSchema) canSee(client access.Client, id string, _ *evpn.LogicalBridgeSpec) bool {
@@ -127,8 +155,11 @@ type networkController struct{ *Agent }
 func (c networkController) check(
 	client access.Client, id string, spec *evpn.LogicalBridgeSpec,
 ) (*evpn.LogicalBridgeSpec, error) {
-	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
-		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
+	refuse := func(
+		code codes.Code, reason refusal.Reason, format string, args ...any,
+	) (*evpn.LogicalBridgeSpec, error) {
+		return nil, refusal.New(code, reason, "logical bridge %s: %s", id,
+			fmt.Sprintf(format, args...))
 	}
 	// An existing spec was valid when it was made. A client may ask for it again although the
 	// current mode of the data plane would refuse it.
@@ -140,7 +171,7 @@ func (c networkController) check(
 	}
 
 	if err := c.networks.validate(spec); err != nil {
-		return refuse(codes.InvalidArgument, "%v", err)
+		return refuse(codes.InvalidArgument, refusal.InvalidSpec, "%v", err)
 	}
 	if err := client.CheckSegments(id, before, spec); err != nil {
 		return nil, err
@@ -151,18 +182,23 @@ func (c networkController) check(
 	sameVNI := c.networks.otherWithKey(keyVNI(vni), id)
 	switch {
 	case sameVLAN != "" && c.plane.VLANAware():
-		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
-			"plane %s has one network for each VLAN id",
-			vlan, c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN}),
+		return refuse(codes.AlreadyExists, refusal.VLANInUse, "vlan_id %d is already in use by "+
+			"%s, and the data plane %s has one network for each VLAN id", vlan, c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN}),
 			plane.ModeVLANAware)
 	case spec.Vni == nil:
 		return spec, nil
 	case plane.UplinkFor(c.cfg.Plane.Uplinks, vni) == nil:
-		return refuse(codes.FailedPrecondition,
+		return refuse(codes.FailedPrecondition, refusal.NoUplink,
 			"vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
 	case sameVNI != "":
-		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni,
+		return refuse(codes.AlreadyExists, refusal.VNIInUse, "vni %d is already in use by %s", vni,
 			c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVNI}))
+	}
+
+	// An uplink whose addresses are unknown is no reason to refuse: the network is DOWN until they
+	// are known and fit.
+	if err := c.plane.CheckVTEP(vni, vtepOf(spec)); errors.Is(err, plane.ErrOtherVTEP) {
+		return refuse(codes.InvalidArgument, refusal.OtherVTEP, "vtep_ip_prefix: %v", err)
 	}
 
 	return spec, nil
@@ -173,8 +209,8 @@ func (c networkController) checkUnused(client access.Client, id string) error {
 	if port == "" {
 		return nil
 	}
-	return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by %s",
-		id, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
+	return refusal.New(codes.FailedPrecondition, refusal.NetworkInUse,
+		"logical bridge %s is in use by %s", id, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
 }
 
 func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
@@ -201,6 +237,7 @@ func (a *Agent) segment(id string) plane.Segment {
 	s := plane.Segment{ID: id}
 	if n := a.networks.objects[id]; n != nil {
 		s.VLAN, s.VNI = uint16(n.spec.GetVlanId()), n.spec.GetVni()
+		s.VTEP = vtepOf(n.spec)
 	}
 	return s
 }

@@ -15,6 +15,7 @@ import (
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // optionStore keeps the options of networks or of ports, in memory and in the state file. Only work
@@ -53,7 +54,8 @@ func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
 	}
 
 	if err != nil {
-		return false, status.Errorf(codes.Internal, "state: %s %s: %v", s.bucket, id, err)
+		return false, refusal.New(codes.Internal, refusal.StateFileFails,
+			"state: %s %s: %v", s.bucket, id, err)
 	}
 
 	s.agent.mu.Lock()
@@ -163,13 +165,13 @@ func (s optionsServer) UpdateNetworkOptions(
 
 func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
 	if _, known := opibridge.SourceFilter_name[int32(want.GetSourceFilter())]; !known {
-		return status.Errorf(codes.InvalidArgument,
+		return refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
 			"options of logical bridge %s: source_filter %d is not known",
 			id, want.GetSourceFilter())
 	}
 
 	if mtu := want.GetMtu(); mtu != 0 && (mtu < 68 || mtu > 65535) {
-		return status.Errorf(codes.InvalidArgument,
+		return refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
 			"options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known",
 			id, mtu)
 	}
@@ -242,7 +244,7 @@ const maxAddresses = 64
 // gRPC status.
 func normalAddresses(id string, texts []string) ([]string, error) {
 	if len(texts) > maxAddresses {
-		return nil, status.Errorf(codes.InvalidArgument,
+		return nil, refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
 			"options of bridge port %s: %d addresses, at most %d may be given", id, len(texts),
 			maxAddresses)
 	}
@@ -252,7 +254,7 @@ func normalAddresses(id string, texts []string) ([]string, error) {
 		address, err := netip.ParseAddr(text)
 		if err != nil || address.Zone() != "" || !address.IsGlobalUnicast() &&
 			!address.IsLinkLocalUnicast() {
-			return nil, status.Errorf(codes.InvalidArgument,
+			return nil, refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
 				"options of bridge port %s: address %q: must be a unicast address without prefix "+
 					"length, such as 10.1.0.2 or fd00::2", id, text)
 		}

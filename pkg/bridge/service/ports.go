@@ -20,6 +20,7 @@ import (
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // portServer serves BridgePortService.
@@ -31,12 +32,25 @@ type portServer struct {
 func (s portServer) CreateBridgePort(
 	ctx context.Context, req *evpn.CreateBridgePortRequest,
 ) (*evpn.BridgePort, error) {
-	if req.GetBridgePortId() == "" {
-		return nil, status.Error(codes.InvalidArgument,
-			"bridge_port_id is required: it tells which netdev represents the port, by name or "+
-				"PCI address")
+	spec := req.GetBridgePort().GetSpec()
+	if id := req.GetBridgePortId(); id != "" {
+		return s.ports.create(ctx, id, spec)
 	}
-	return s.ports.create(ctx, req.GetBridgePortId(), req.GetBridgePort().GetSpec())
+
+	// The id says which Function the port is for. Without an id, its MAC says so. A client that may
+	// not know of all ports could find out about others' Functions by their MACs.
+	id, err := "", errors.New("the client may not know of all ports")
+	if access.FromContext(ctx).CanSeeAll() {
+		id, err = s.plane.PortWithMAC(spec.GetMacAddress())
+	}
+
+	if err != nil {
+		return nil, refusal.New(codes.InvalidArgument, refusal.NoFunction,
+			"bridge_port_id is required: it tells which netdev represents the port, by name or "+
+				"PCI address, and the MAC address does not: %v", err)
+	}
+
+	return s.ports.create(ctx, id, spec)
 }
 
 func (s portServer) GetBridgePort(
@@ -161,15 +175,18 @@ type portController struct{ *Agent }
 func (c portController) check(
 	client access.Client, id string, spec *evpn.BridgePortSpec,
 ) (*evpn.BridgePortSpec, error) {
-	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
-		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))
+	refuse := func(
+		code codes.Code, reason refusal.Reason, format string, args ...any,
+	) (*evpn.BridgePortSpec, error) {
+		return nil, refusal.New(code, reason, "bridge port %s: %s", id,
+			fmt.Sprintf(format, args...))
 	}
 	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	if trunk && !c.plane.VLANAware() {
-		return refuse(codes.Unimplemented, plane.NoTrunks)
+		return refuse(codes.Unimplemented, refusal.NoTrunks, plane.NoTrunks)
 	}
 	if err := c.ports.validate(spec); err != nil {
-		return refuse(codes.InvalidArgument, "%v", err)
+		return refuse(codes.InvalidArgument, refusal.InvalidSpec, "%v", err)
 	}
 
 	mac := net.HardwareAddr(spec.GetMacAddress())
@@ -177,14 +194,14 @@ func (c portController) check(
 	for _, network := range networksOf(spec) {
 		switch n := c.networks.objects[network]; {
 		case n == nil:
-			return refuse(codes.NotFound, "logical_bridges: logical bridge %s does not exist",
-				network)
+			return refuse(codes.NotFound, refusal.NetworkMissing,
+				"logical_bridges: logical bridge %s does not exist", network)
 		case n.deleting:
 			return nil, c.networks.beingDeleted(network)
 		}
 
 		if other := c.ports.otherWithKey(keyMAC(network, mac), id); other != "" {
-			return refuse(codes.AlreadyExists,
+			return refuse(codes.AlreadyExists, refusal.MACInUse,
 				"mac_address %s is already in use on logical bridge %s by %s",
 				mac, network, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: other}))
 		}

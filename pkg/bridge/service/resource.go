@@ -11,10 +11,11 @@ import (
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
 // names are the names of one kind of objects.
@@ -48,7 +49,7 @@ func (n names) checkID(id string) error {
 	if idForm.MatchString(id) {
 		return nil
 	}
-	return status.Errorf(codes.InvalidArgument,
+	return refusal.New(codes.InvalidArgument, refusal.InvalidID,
 		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end "+
 			"with '-'", n.word, id)
 }
@@ -60,8 +61,8 @@ func (n names) parseName(name string) (string, error) {
 			return id, n.checkID(id)
 		}
 	}
-	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>",
-		n.word, name, n.prefix, n.protoAlias)
+	return "", refusal.New(codes.InvalidArgument, refusal.InvalidName,
+		"%s name %q: must be %s<id> or %s<id>", n.word, name, n.prefix, n.protoAlias)
 }
 
 // state is the status of a port or a network. evpn.LBOperStatus has the same numbers.
@@ -87,14 +88,14 @@ func stateOf(deleting bool, failure error) state {
 // page before, so that it stays right when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
-		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative",
-			size)
+		return nil, "", refusal.New(codes.InvalidArgument, refusal.InvalidPage,
+			"page_size %d: must not be negative", size)
 	}
 
 	size = min(cmp.Or(size, 50), 250)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
-		return nil, "", status.Errorf(codes.InvalidArgument,
+		return nil, "", refusal.New(codes.InvalidArgument, refusal.InvalidPage,
 			"page_token %q: is none of this agent's", token)
 	}
 
@@ -120,20 +121,34 @@ const maxPageBytes = 3 << 20
 func pageToken(last string) string { return base64.RawURLEncoding.EncodeToString([]byte(last)) }
 
 // masked returns a copy of have in which the fields that the mask names come from want
-// (https://google.aip.dev/134). If the mask is empty, it returns want.
+// (https://google.aip.dev/134). Without a mask these are the fields that want has, so that a client
+// that does not know of a field does not remove it. Fields that only the agent sets may be in the
+// mask and are ignored (https://google.aip.dev/203).
 func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
-	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
-		return want, nil
+	whole := slices.Contains(paths, "*") || slices.Contains(paths, "spec")
+	if whole || len(paths) == 0 && !want.ProtoReflect().IsValid() {
+		return want, nil // a spec that is missing is refused later
 	}
 
 	merged := proto.CloneOf(have)
 	from, to := want.ProtoReflect(), merged.ProtoReflect()
+	if len(paths) == 0 {
+		from.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+			to.Set(field, value)
+			return true
+		})
+	}
+
 	for _, path := range paths {
+		if path == "name" || path == "status" || strings.HasPrefix(path, "status.") {
+			continue
+		}
+
 		name, inSpec := strings.CutPrefix(path, "spec.")
 		field := to.Descriptor().Fields().ByName(protoreflect.Name(name))
 		if !inSpec || field == nil {
-			return merged, status.Errorf(codes.InvalidArgument,
+			return merged, refusal.New(codes.InvalidArgument, refusal.InvalidMask,
 				"update_mask: %q: must be spec or a field of it", path)
 		}
 

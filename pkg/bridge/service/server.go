@@ -24,7 +24,7 @@ import (
 // [access.Credentials.ServerOptions] for opts.
 func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(opts,
-		grpc.ChainUnaryInterceptor(a.observe, a.recoverPanic, requireRule),
+		grpc.ChainUnaryInterceptor(a.observe, explain, a.recoverPanic, requireRule),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: 10 * time.Second, PermitWithoutStream: true,
 		}),

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -38,6 +39,33 @@ func served(t *testing.T) *bufconn.Listener {
 	})
 
 	return listener
+}
+
+// TestPortWithoutID checks that the MAC selects the Function of a port without an id, but not for a
+// client that may not know of all ports.
+func TestPortWithoutID(t *testing.T) {
+	a, fake := newTestAgent(t)
+	fake.functions = map[string]string{mac1: "c1pf0vf7"}
+	create := func(ctx context.Context, mac string) (*evpn.BridgePort, error) {
+		return portServer{Agent: a}.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+			BridgePort: &evpn.BridgePort{Spec: accessPort(mac, blue)},
+		})
+	}
+
+	_, err := create(as(t, "{subject: CN=a, networks: ['*'], ports: [vf-*], vlans: [], vnis: []}"),
+		mac1)
+	wantCode(t, err, codes.InvalidArgument, "may not know of all ports")
+	if reason := refusal.Of(err); reason != refusal.NoFunction {
+		t.Errorf("reason %q", reason)
+	}
+
+	_, err = create(t.Context(), mac2)
+	wantCode(t, err, codes.InvalidArgument, "bridge_port_id is required")
+	got, err := create(t.Context(), mac1)
+	wantCode(t, err, codes.OK, "")
+	if got.GetName() != portNames.prefix+"c1pf0vf7" {
+		t.Errorf("the port is %s", got.GetName())
+	}
 }
 
 // TestLargeRequest checks that a TRUNK port may name as many logical bridges as there are VLAN ids,
@@ -70,7 +98,8 @@ func TestLargeRequest(t *testing.T) {
 		return err
 	}
 
-	if err := create(plane.MaxVLAN); status.Code(err) != codes.NotFound {
+	if err := create(plane.MaxVLAN); status.Code(err) != codes.NotFound ||
+		refusal.Of(err) != refusal.NetworkMissing {
 		t.Errorf("a request with all logical bridges: %v, want that the first does not exist", err)
 	}
 	if err := create(3 * plane.MaxVLAN); status.Code(err) != codes.ResourceExhausted {
