@@ -269,7 +269,7 @@ func TestValidation(t *testing.T) {
 			{"pool with few at once of the kubelet's", plugin(func(p *v1alpha1.DevicePool) {
 				p.Spec.MaxAllocated = ptr.To(int32(2))
 			}), "maxAllocated is only for pools with publish: DRA"},
-			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},
+			{"xpu", xpu(func(s *v1alpha1.XPUSpec) { s.VTEP = "2001:db8::1" }), ""},
 			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) {
 				s.Insecure = false
 			}), "set tls, or insecure: true"},
@@ -278,6 +278,9 @@ func TestValidation(t *testing.T) {
 			}), "set tls, or insecure: true"},
 			{"xpu without port", xpu(func(s *v1alpha1.XPUSpec) { s.Endpoint = "10.0.0.1" }),
 				"spec.endpoint"},
+			{"xpu with a prefix as VTEP", xpu(func(s *v1alpha1.XPUSpec) {
+				s.VTEP = "198.51.100.1/24"
+			}), "vtep must be an address"},
 			{"xpu with a bad PF", xpu(func(s *v1alpha1.XPUSpec) { s.PFs = []string{"3b:00.0"} }),
 				"spec.pfs[0]"},
 			{"xpu of another dialect", xpu(func(s *v1alpha1.XPUSpec) { s.Dialect = "klingon" }),

@@ -76,6 +76,14 @@ type XPUSpec struct {
 	// +kubebuilder:default=evpn-gw
 	Dialect Dialect `json:"dialect,omitempty"`
 
+	// VTEP is the address of the xPU from which networks with a VNI are sent by VXLAN, such as
+	// 198.51.100.1. If it is absent, the OPI agent chooses the address. A network that the agent
+	// has already keeps its address.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="vtep must be an address, such as 198.51.100.1"
+	VTEP string `json:"vtep,omitempty"`
+
 	// TLS is how the controller and the agent authenticate each other (mutual TLS).
 	// +optional
 	TLS *XPUTLS `json:"tls,omitempty"`

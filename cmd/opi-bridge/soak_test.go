@@ -253,7 +253,7 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 
 func (s *soak) ensureNetwork(n opi.Network) error {
 	return s.eventually("network "+n.ID, func(ctx context.Context) error {
-		if err := s.agent.CreateNetwork(ctx, n); err != nil {
+		if err := s.agent.CreateNetwork(ctx, n, netip.Addr{}); err != nil {
 			return err
 		}
 		if _, err := s.agent.SetNetworkOptions(ctx, n); err != nil {

@@ -61,6 +61,9 @@ type Config struct {
 	// It distinguishes ports of Functions that have the same address on different nodes. It may be
 	// nil.
 	Claimed func(PortStatus) string
+	// VTEP is the address of the xPU that new networks with a VNI are sent from. If it is zero, the
+	// agent chooses one. A network that the agent has keeps its address.
+	VTEP netip.Addr
 	// Stats receives the events of each call, for example for traces. It may be nil.
 	Stats stats.Handler
 
@@ -128,6 +131,7 @@ type Client struct {
 	failedGrace  time.Duration
 	conn         *grpc.ClientConn
 	agent        Agent
+	vtep         netip.Addr
 
 	ports, networks objectKind
 	changes         changes
@@ -153,7 +157,7 @@ func Dial(cfg Config) (*Client, error) {
 
 	c := &Client{
 		endpoint: cfg.Endpoint, installation: cfg.Installation, claimed: cfg.Claimed,
-		failedGrace: cmp.Or(cfg.FailedGrace, 3*time.Second),
+		failedGrace: cmp.Or(cfg.FailedGrace, 3*time.Second), vtep: cfg.VTEP,
 	}
 
 	dialer := newDialer()

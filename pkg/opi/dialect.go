@@ -4,6 +4,7 @@ package opi
 
 import (
 	"context"
+	"net/netip"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -45,8 +46,9 @@ type Agent interface {
 	Network(ctx context.Context, id string) (NetworkStatus, error)
 	// Networks returns all networks in the agent's order, including other clients'.
 	Networks(ctx context.Context) ([]NetworkStatus, error)
-	// CreateNetwork requests a network.
-	CreateNetwork(ctx context.Context, n Network) error
+	// CreateNetwork requests a network. If it has a VNI, its VXLAN is sent from vtep, or from an
+	// address that the agent chooses if vtep is zero.
+	CreateNetwork(ctx context.Context, n Network, vtep netip.Addr) error
 	// DeleteNetwork requests the deletion of a network. The error is [ErrInUse] if ports use it.
 	// For a network that does not exist it returns nil or [ErrNotFound].
 	DeleteNetwork(ctx context.Context, id string) error

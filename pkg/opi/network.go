@@ -115,7 +115,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			}
 
 			err := c.change(ctx, o, creation, func(ctx context.Context) error {
-				return c.agent.CreateNetwork(ctx, n)
+				return c.agent.CreateNetwork(ctx, n, c.vtep)
 			})
 			if err := c.verifyCreated(ctx, c.networks, op, n.ID, err); err != nil {
 				return false, "", err

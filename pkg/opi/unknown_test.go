@@ -4,11 +4,14 @@ package opi_test
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -158,8 +161,41 @@ func TestVNIOfV02(t *testing.T) {
 		a.Set(func(b *opitest.Behaviour) { b.V02 = v02 })
 		c := dial(t, a.Config())
 		ok(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni", VLAN: 30, VNI: &vni}))
-		if sent := a.SentVTEP("net-vni"); sent != v02 {
-			t.Errorf("v0.2.0 %t: a VTEP was sent: %t", v02, sent)
+		if sent := a.SentVTEP("net-vni"); (sent != nil) != v02 {
+			t.Errorf("v0.2.0 %t: the VTEP %v was sent", v02, sent)
+		}
+	}
+}
+
+// TestVTEP checks that every agent gets the VTEP of its xPU with a VNI, and only with a VNI.
+func TestVTEP(t *testing.T) {
+	vni := uint32(100)
+	for _, v02 := range []bool{true, false} {
+		for address, want := range map[string]*netcommon.IPPrefix{
+			"198.51.100.1": {Len: 32, Addr: &netcommon.IPAddress{
+				Af:     netcommon.IpAf_IP_AF_INET,
+				V4OrV6: &netcommon.IPAddress_V4Addr{V4Addr: 198<<24 | 51<<16 | 100<<8 | 1},
+			}},
+			"2001:db8::1": {Len: 128, Addr: &netcommon.IPAddress{
+				Af: netcommon.IpAf_IP_AF_INET6, V4OrV6: &netcommon.IPAddress_V6Addr{
+					V6Addr: []byte{0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},
+				},
+			}},
+		} {
+			a := opitest.Start(t)
+			a.Set(func(b *opitest.Behaviour) { b.V02 = v02 })
+			config := a.Config()
+			config.VTEP = netip.MustParseAddr(address)
+			c := dial(t, config)
+			ok(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni", VLAN: 30, VNI: &vni}))
+			ok(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-flat", VLAN: 31}))
+
+			if sent := a.SentVTEP("net-vni"); !proto.Equal(sent, want) {
+				t.Errorf("v0.2.0 %t: %s was sent as %v", v02, address, sent)
+			}
+			if sent := a.SentVTEP("net-flat"); sent != nil {
+				t.Errorf("v0.2.0 %t: %v was sent without a VNI", v02, sent)
+			}
 		}
 	}
 }

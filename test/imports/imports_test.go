@@ -85,7 +85,7 @@ var stages = []string{
 
 // bridgeStages are the packages of pkg/bridge. Each may import those before it.
 var bridgeStages = []string{
-	"sourcefilter", "representor", "plane", "inventory", "access", "service",
+	"sourcefilter", "representor", "plane", "inventory", "refusal", "access", "service",
 }
 
 // controllerStages are the packages of pkg/controller. Each may import those before it, and

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -308,9 +309,16 @@ func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		},
 	}
 
+	if text := xpu.Spec.VTEP; text != "" {
+		if config.VTEP, err = netip.ParseAddr(text); err != nil {
+			return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+				"spec.vtep: %q must be an address, such as 198.51.100.1", text)
+		}
+	}
+
 	// The fingerprint changes with everything that a connection depends on.
-	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect,
-		xpu.Spec.Insecure)
+	fingerprint := fmt.Appendf(nil, "%q %q %t %q", xpu.Spec.Endpoint, xpu.Spec.Dialect,
+		xpu.Spec.Insecure, xpu.Spec.VTEP)
 	if xpu.Spec.TLS != nil {
 		var secret corev1.Secret
 		key := client.ObjectKey{Namespace: r.Namespace, Name: xpu.Spec.TLS.SecretName}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -47,6 +48,9 @@ type XPU struct {
 	Endpoint string `json:"endpoint"`
 	// Dialect is the OPI agent's dialect; empty means "evpn-gw".
 	Dialect string `json:"dialect,omitempty"`
+	// VTEP is the address of the xPU from which networks with a VNI are sent by VXLAN; empty means
+	// that the OPI agent chooses it.
+	VTEP string `json:"vtep,omitempty"`
 	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no
 	// other card names.
 	PFs []pci.Address `json:"pfs,omitempty"`
@@ -178,6 +182,10 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 				text, "must be an address such as 0000:3b:00.0"))
 		x.PFs[j] = cmp.Or(pf, text)
 	}
+
+	_, err = netip.ParseAddr(x.VTEP)
+	w.require(x.VTEP == "" || err == nil, field.Invalid(at.Child("vtep"), x.VTEP,
+		"must be an address such as 198.51.100.1"))
 
 	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
 	w.require((x.TLS == nil) == x.Insecure, field.Invalid(at.Child("tls"), x.TLS != nil, choice))

@@ -23,6 +23,7 @@ xpus:
 - name: card
   endpoint: 192.168.100.1:50151
   dialect: evpn-gw
+  vtep: 198.51.100.1
   pfs: ["0000:3B:00.0", "0000:3b:00.1"]
   tls: {certFile: /tls/tls.crt, keyFile: /tls/tls.key, caFile: /tls/ca.crt, serverName: card}
 - name: other
@@ -47,7 +48,8 @@ func TestParseConfig(t *testing.T) {
 		XPUs: []XPU{
 			{
 				Name: "card", Endpoint: "192.168.100.1:50151", Dialect: "evpn-gw",
-				PFs: []pci.Address{"0000:3b:00.0", "0000:3b:00.1"},
+				PFs:  []pci.Address{"0000:3b:00.0", "0000:3b:00.1"},
+				VTEP: "198.51.100.1",
 				TLS: &TLSFiles{
 					CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key", CAFile: "/tls/ca.crt",
 					ServerName: "card",
@@ -95,6 +97,8 @@ func TestParseConfigRefuses(t *testing.T) {
 			[]string{`xpus[0].endpoint: Invalid value: "192.168.100.1": must be host:port`}},
 		{"another dialect", "dialect: evpn-gw", "dialect: klingon",
 			[]string{`xpus[0].dialect: Unsupported value: "klingon"`, `"evpn-gw"`}},
+		{"no address", "vtep: 198.51.100.1", "vtep: 198.51.100.1/24",
+			[]string{`xpus[0].vtep: Invalid value: "198.51.100.1/24": must be an address`}},
 		{"no PCI address", "0000:3b:00.1", "3b:00.1",
 			[]string{`xpus[0].pfs[1]: Invalid value: "3b:00.1": must be an address`}},
 		{"a PF twice", "0000:3b:00.1", "0000:3b:00.0",

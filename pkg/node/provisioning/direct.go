@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -227,6 +228,11 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect,
 		Installation: d.options.Installation, FailedGrace: d.options.FailedGrace,
 		Stats: d.options.Tracer.ClientHandler()}
+	if xpu.VTEP != "" {
+		if config.VTEP, err = netip.ParseAddr(xpu.VTEP); err != nil {
+			return nil, fmt.Errorf("vtep: %w", err)
+		}
+	}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}

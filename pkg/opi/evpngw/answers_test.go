@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -194,7 +195,7 @@ func TestErrors(t *testing.T) {
 		},
 		"CreateNetwork": {
 			call: func(ctx context.Context, a opi.Agent) error {
-				return a.CreateNetwork(ctx, opi.Network{ID: id, VLAN: 10, VNI: &vni})
+				return a.CreateNetwork(ctx, opi.Network{ID: id, VLAN: 10, VNI: &vni}, netip.Addr{})
 			},
 			rpcs: []string{"ListVrfs", "CreateLogicalBridge"},
 		},
@@ -312,7 +313,7 @@ func TestAnsweredErrors(t *testing.T) {
 		"a VNI without VRFs": {
 			rpc: "ListVrfs", fails: fails(codes.Unimplemented, "not implemented"),
 			call: func(ctx context.Context, a opi.Agent) error {
-				return a.CreateNetwork(ctx, opi.Network{ID: "a", VNI: new(uint32(7))})
+				return a.CreateNetwork(ctx, opi.Network{ID: "a", VNI: new(uint32(7))}, netip.Addr{})
 			},
 		},
 		"a port without its netdev": {

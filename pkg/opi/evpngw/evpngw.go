@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -225,14 +226,14 @@ func (a agent) Networks(ctx context.Context) ([]opi.NetworkStatus, error) {
 }
 
 // CreateNetwork implements [opi.Agent].
-func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
+func (a agent) CreateNetwork(ctx context.Context, n opi.Network, vtep netip.Addr) error {
 	spec := &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}
 	if n.VNI != nil {
-		vtep, err := a.vtep(ctx)
+		prefix, err := a.vtepPrefix(ctx, vtep)
 		if err != nil {
 			return err
 		}
-		spec.VtepIpPrefix = vtep
+		spec.VtepIpPrefix = prefix
 	}
 
 	made, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{

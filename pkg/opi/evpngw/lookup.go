@@ -5,7 +5,9 @@ package evpngw
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -174,10 +176,14 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 // not create it.
 const mainVRF = "/GRD"
 
-// vtep returns the VXLAN tunnel endpoint to send with a network that has a VNI. It returns nil, so
-// that the agent uses its own endpoint, except for v0.2.0, whose process ends without one. That
-// gets 0.0.0.0, so that the kernel chooses the address.
-func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
+// vtepPrefix returns the VXLAN tunnel endpoint to send with a network that has a VNI: the address if there
+// is one. Without an address it returns nil, so that the agent uses its own endpoint, except for
+// v0.2.0, whose process ends without one. That gets 0.0.0.0, so that the kernel chooses the address.
+func (a agent) vtepPrefix(ctx context.Context, address netip.Addr) (*netcommon.IPPrefix, error) {
+	if address.IsValid() {
+		return prefixOf(address), nil
+	}
+
 	page, err := a.vrfs.ListVrfs(ctx, &evpn.ListVrfsRequest{PageSize: pageSize})
 	switch status.Code(err) {
 	case codes.OK:
@@ -192,8 +198,24 @@ func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
 		return nil, nil
 	}
 
-	address := &netcommon.IPAddress{
+	any := &netcommon.IPAddress{
 		Af: netcommon.IpAf_IP_AF_INET, V4OrV6: &netcommon.IPAddress_V4Addr{},
 	}
-	return &netcommon.IPPrefix{Addr: address}, nil
+	return &netcommon.IPPrefix{Addr: any}, nil
+}
+
+// prefixOf returns the prefix that has only the address.
+func prefixOf(address netip.Addr) *netcommon.IPPrefix {
+	p := &netcommon.IPPrefix{Len: int32(address.BitLen()), Addr: &netcommon.IPAddress{
+		Af:     netcommon.IpAf_IP_AF_INET6,
+		V4OrV6: &netcommon.IPAddress_V6Addr{V6Addr: address.AsSlice()},
+	}}
+
+	if address.Is4() {
+		number := binary.BigEndian.Uint32(address.AsSlice())
+		p.Addr.Af = netcommon.IpAf_IP_AF_INET
+		p.Addr.V4OrV6 = &netcommon.IPAddress_V4Addr{V4Addr: number}
+	}
+
+	return p
 }

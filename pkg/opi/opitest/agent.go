@@ -24,6 +24,7 @@ import (
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -317,11 +318,14 @@ func (a *Agent) LoseNetwork(id string) {
 	delete(a.networks, id)
 }
 
-// SentVTEP reports whether a network was created with the address of a VXLAN tunnel endpoint.
-func (a *Agent) SentVTEP(network string) bool {
+// SentVTEP returns the VXLAN tunnel endpoint with which a network was created, or nil.
+func (a *Agent) SentVTEP(network string) *netcommon.IPPrefix {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.networks[network] != nil && a.networks[network].network.GetVtepIpPrefix() != nil
+	if a.networks[network] == nil {
+		return nil
+	}
+	return a.networks[network].network.GetVtepIpPrefix()
 }
 
 // Networks returns the ids of all logical bridges, sorted.
