@@ -131,7 +131,9 @@ func (w *World) deletePodsAndWait(ctx context.Context, names ...string) error {
 
 // waitForPod waits until a pod is ready.
 func (w *World) waitForPod(ctx context.Context, name string) error {
-	err := poll(ctx, 90*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
+	// While a machine has much other work, Multus' own requests run out of time, and the kubelet
+	// makes the sandbox again, with longer and longer pauses.
+	err := poll(ctx, 4*time.Minute, "pod "+name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
 			&pod); err != nil {
