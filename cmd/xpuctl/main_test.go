@@ -57,7 +57,7 @@ func TestMan(t *testing.T) {
 func TestMain(m *testing.M) { scripted.Main(m, main) }
 
 // TestScripts runs testdata/*.txtar.
-func TestScripts(t *testing.T) { scripted.Run(t, "xpuctl") }
+func TestScripts(t *testing.T) { scripted.Run(t, "xpuctl", nil) }
 
 // TestConvertedIsTaken checks that the agent takes what xpuctl convert prints.
 func TestConvertedIsTaken(t *testing.T) {

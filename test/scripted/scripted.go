@@ -15,6 +15,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,9 +48,13 @@ var update = flag.Bool("update", false,
 // go test -update.
 func Updating() bool { return *update }
 
+// Program runs the package's program as a script's command does.
+type Program func(s *script.State, args []string, input []byte) (stdout, stderr string, err error)
+
 // Run runs each testdata/*.txtar as a subtest, side by side. name is what scripts call the package's
-// program; the package's TestMain must call [Main].
-func Run(t *testing.T, name string) {
+// program; the package's TestMain must call [Main]. own returns more commands for a script; it may
+// be nil.
+func Run(t *testing.T, name string, own func(*testing.T, Program) map[string]script.Cmd) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("testdata has no scripts: %v", err)
@@ -58,12 +63,14 @@ func Run(t *testing.T, name string) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			t.Parallel()
-			run(t, name, file)
+			run(t, name, file, own)
 		})
 	}
 }
 
-func run(t *testing.T, name, file string) {
+func run(
+	t *testing.T, name, file string, own func(*testing.T, Program) map[string]script.Cmd,
+) {
 	archive, err := txtar.ParseFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -85,9 +92,12 @@ func run(t *testing.T, name, file string) {
 		t.Fatal(err)
 	}
 
-	p := &program{}
+	p := &program{name: name}
 	engine := &script.Engine{Cmds: scripttest.DefaultCmds(), Conds: scripttest.DefaultConds()}
-	engine.Cmds[name], engine.Cmds["status"] = p.command(name), p.statusCommand()
+	engine.Cmds[name], engine.Cmds["status"] = p.command(), p.statusCommand()
+	if own != nil {
+		maps.Copy(engine.Cmds, own(t, p.run))
+	}
 	if *update {
 		engine.Cmds["cmp"] = updating(archive, engine.Cmds["cmp"])
 	}
@@ -101,10 +111,13 @@ func run(t *testing.T, name, file string) {
 }
 
 // program runs the package's program and remembers its exit status.
-type program struct{ status int }
+type program struct {
+	name   string
+	status int
+}
 
-func (p *program) command(name string) script.Cmd {
-	usage := script.CmdUsage{Summary: "run " + name, Args: "[arguments...] [< file]"}
+func (p *program) command() script.Cmd {
+	usage := script.CmdUsage{Summary: "run " + p.name, Args: "[arguments...] [< file]"}
 	return script.Command(usage, func(s *script.State, args ...string) (script.WaitFunc, error) {
 		var input []byte
 		if i := len(args) - 2; i >= 0 && args[i] == "<" {
@@ -116,13 +129,13 @@ func (p *program) command(name string) script.Cmd {
 		}
 
 		return func(s *script.State) (stdout, stderr string, err error) {
-			return p.run(s, name, args, input)
+			return p.run(s, args, input)
 		}, nil
 	})
 }
 
 func (p *program) run(
-	s *script.State, name string, args []string, input []byte,
+	s *script.State, args []string, input []byte,
 ) (stdout, stderr string, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -131,13 +144,21 @@ func (p *program) run(
 
 	var out, notes bytes.Buffer
 	command := exec.CommandContext(s.Context(), self)
-	command.Args, command.Dir = append([]string{name}, args...), s.Getwd()
+	command.Args, command.Dir = append([]string{p.name}, args...), s.Getwd()
 	command.Env = append(slices.Clone(s.Environ()), asProgram+"=1")
 	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(input), &out, &notes
 	err = command.Run()
 	p.status = command.ProcessState.ExitCode()
 
-	return out.String(), notes.String(), err
+	return ended(out.String()), ended(notes.String()), err
+}
+
+// ended returns an output with a newline at its end, because a file of a script has one.
+func ended(text string) string {
+	if text == "" || strings.HasSuffix(text, "\n") {
+		return text
+	}
+	return text + "\n"
 }
 
 func (p *program) statusCommand() script.Cmd {
