@@ -128,21 +128,3 @@ func TestAssignedToAnother(t *testing.T) {
 		t.Errorf("record %+v", a)
 	}
 }
-
-// TestDeviceOfClaim: Multus may use the CDI name of a claim's Function.
-func TestDeviceOfClaim(t *testing.T) {
-	t.Parallel()
-	for text, good := range map[string]bool{
-		"0000:3b:02.1": true, "0000-3b-02-1": true,
-		"0f0e0d0c-0b0a-0908-0706-050403020100-0000-3b-02-1": true,
-		"0f0e0d0c-0b0a-0908-0706-0504030201-0000-3b-02-1":   false,
-		"0f0e0d0c-0b0a-0908-0706-050403020100":              false,
-		"0f0e0d0c-0b0a-0908-0706-050403020100-":             false,
-	} {
-		var m fieldErrors
-		id := m.device(text, nil)
-		if good != (len(m) == 0) || good && id != vf {
-			t.Errorf("%s: %s, %v", text, id, m)
-		}
-	}
-}

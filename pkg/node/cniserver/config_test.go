@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -25,169 +24,6 @@ var comparePrefixes = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool {
 		return a == b
 	}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.AllowUnexported(cniRequest{}, ipConfig{}),
-}
-
-func TestParse(t *testing.T) {
-	vf := function.ID{Address: "0000:3b:02.1"}
-	minimal := cniRequest{conf: netConf{CNIVersion: "0.1.0"}, device: vf}
-
-	tests := map[string]struct {
-		config, args string
-		want         func(*cniRequest)
-	}{
-		"minimal":     {`{"deviceID":"0000:3b:02.1"}`, "", func(*cniRequest) {}},
-		"upper case":  {`{"deviceID":"0000:3B:02.1"}`, "", func(*cniRequest) {}},
-		"device name": {`{"deviceID":"0000-3b-02-1"}`, "", func(*cniRequest) {}},
-		"runtime's device": {
-			`{"runtimeConfig":{"deviceID":"0000:3b:02.1"}}`, "", func(*cniRequest) {},
-		},
-		"SF": {`{"deviceID":"0000:3b:00.0/sf88"}`, "", func(w *cniRequest) {
-			w.device = function.SubfunctionID("0000:3b:00.0", 88)
-		}},
-		"fields of others": {
-			`{"deviceID":"0000:3b:02.1","logLevel":"debug","ipam":{"type":"x"},"Master":"eth0"}`,
-			"", func(*cniRequest) {},
-		},
-		"null": {
-			`{"deviceID":"0000:3b:02.1","vlan":null,"prevResult":null,"runtimeConfig":null}`,
-			"", func(*cniRequest) {},
-		},
-		"vlanProto alone": {`{"deviceID":"0000:3b:02.1","vlanProto":"802.1q","vlanQoS":0}`,
-			"", func(*cniRequest) {}},
-		"vlan 0": {`{"deviceID":"0000:3b:02.1","vlan":0,"vlanProto":"802.1Q"}`,
-			"", func(w *cniRequest) { w.vf = &function.VFConfig{VLAN: new(0)} }},
-		"MAC of args": {
-			`{"deviceID":"0000:3b:02.1","mac":"02:00:00:00:00:01"}`,
-			"IgnoreUnknown=1;MAC=02-00-00-00-00-0A", func(w *cniRequest) {
-				w.mac = "02:00:00:00:00:0a"
-			},
-		},
-		"MAC of runtime": {
-			`{"deviceID":"0000:3b:02.1","runtimeConfig":{"mac":"02:00:00:00:00:0B"}}`,
-			"MAC=02:00:00:00:00:01", func(w *cniRequest) { w.mac = "02:00:00:00:00:0b" },
-		},
-		"pod": {
-			`{"deviceID":"0000:3b:02.1"}`, ";K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c;X=y;",
-			func(w *cniRequest) { w.pod = journal.Pod{Namespace: "a", Name: "b", UID: "c"} },
-		},
-		"addresses": {
-			`{"deviceID":"0000:3b:02.1","runtimeConfig":{"ips":["10.1.0.5/24"]}}`,
-			"", func(w *cniRequest) {
-				w.ipam.addresses = []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}
-			},
-		},
-		"device info": {
-			`{"deviceID":"0000:3b:02.1","runtimeConfig":{"CNIDeviceInfoFile":"/x"}}`,
-			"", func(w *cniRequest) { w.conf.Runtime.DeviceInfoFile = "/x" },
-		},
-		"network, MTU, names": {
-			`{"cniVersion":"1.0.0","name":"n","deviceID":"0000:3b:02.1","network":"blue","mtu":9000}`, "", func(w *cniRequest) { w.conf = netConf{CNIVersion: "1.0.0", Name: "n", Network: "blue", MTU: 9000} },
-		},
-		"everything of sriov-cni": {`{"deviceID":"0000:3b:02.1","vlan":100,"vlanQoS":3,"vlanProto":"802.1ad","min_tx_rate":10,"max_tx_rate":100,
-			"spoofchk":"off","trust":"On","link_state":"enable"}`, "", func(w *cniRequest) {
-			w.vf = &function.VFConfig{
-				VLAN: new(100), QoS: new(3), Proto: "802.1ad", MinTxRate: new(10),
-				MaxTxRate:  new(100),
-				SpoofCheck: new(false), Trust: new(true), LinkState: "enable",
-			}
-		}},
-	}
-
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := parser{}.parse(wire.Request{
-				Config: json.RawMessage(test.config), Args: test.args,
-			})
-			must.Succeed(t, err)
-			want := minimal
-			test.want(&want)
-			// The rest of the configuration is in other fields, which are checked.
-			c := got.conf
-			got.Request, got.conf = wire.Request{}, netConf{
-				CNIVersion: c.CNIVersion, Name: c.Name, Network: c.Network, MTU: c.MTU, DNS: c.DNS,
-			}
-			got.conf.Runtime.DeviceInfoFile = c.Runtime.DeviceInfoFile
-			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestParseRefuses(t *testing.T) {
-	tests := map[string]struct {
-		config string // without deviceID
-		want   string
-	}{
-		"no device":      {`"name":"x"`, "deviceID: is missing; the NetworkAttachmentDefinition"},
-		"bad device":     {`"deviceID":"eth0"`, `deviceID: PCI address "eth0": must be`},
-		"vlan too large": {`"vlan":4095`, "vlan 4095: must be 0-4094"},
-		"vlan is text":   {`"vlan":"100"`, "vlan: is a string, must be a whole number"},
-		"vlan is broken": {`"vlan":1.5`, "vlan: is a number 1.5, must be a whole number"},
-		"QoS too large":  {`"vlan":1,"vlanQoS":8`, "vlanQoS 8: must be 0-7"},
-		"QoS alone":      {`"vlanQoS":1`, "vlanQoS 1: needs a vlan"},
-		"QoS, vlan 0":    {`"vlan":0,"vlanQoS":1`, "vlanQoS 1: needs a vlan"},
-		"QinQ alone":     {`"vlanProto":"802.1ad"`, `vlanProto "802.1ad": needs a vlan`},
-		"proto": {
-			`"vlan":1,"vlanProto":"802.3"`, `vlanProto "802.3": must be one of 802.1q, 802.1ad`,
-		},
-		"rate": {`"min_tx_rate":-1`, "min_tx_rate -1: must be 0-"},
-		"rates": {
-			`"min_tx_rate":10,"max_tx_rate":5`, "min_tx_rate 10: must be at most max_tx_rate 5",
-		},
-		"spoofchk":         {`"spoofchk":"yes"`, `spoofchk "yes": must be one of on, off`},
-		"trust is no text": {`"trust":true`, "trust: is a bool, must be a string"},
-		"link_state": {
-			`"link_state":"up"`, `link_state "up": must be one of auto, enable, disable`,
-		},
-		"mac": {`"mac":"xx"`, `mac "xx": must be a unicast Ethernet address`},
-		"multicast": {
-			`"runtimeConfig":{"mac":"01:00:00:00:00:01"}`,
-			`runtimeConfig.mac "01:00:00:00:00:01": must be a unicast`,
-		},
-		"ips": {
-			`"runtimeConfig":{"ips":["10.1.0.5"]}`,
-			`runtimeConfig.ips[0] "10.1.0.5": must be an address with prefix length`,
-		},
-		"ips is no list": {
-			`"runtimeConfig":{"ips":"10.1.0.5/24"}`,
-			"runtimeConfig.ips: is a string, must be a list",
-		},
-		"mtu":        {`"mtu":67`, "mtu 67: must be 68 or more"},
-		"prevResult": {`"prevResult":{"ips":5}`, "prevResult: "},
-		"version":    {`"cniVersion":"7.0.0","prevResult":{}`, "prevResult: "},
-	}
-
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			device := `"deviceID":"0000:3b:02.1",`
-			if strings.HasSuffix(name, " device") {
-				device = ""
-			}
-
-			_, err := parser{}.parse(wire.Request{
-				Config: json.RawMessage("{" + device + test.config + "}"),
-			})
-			coded, ok := errors.AsType[*types.Error](err)
-			if !ok || coded.Code != types.ErrInvalidNetworkConfig ||
-				!strings.Contains(coded.Msg, test.want) {
-				t.Errorf("error %v, want code %d and %q", err,
-					types.ErrInvalidNetworkConfig, test.want)
-			}
-		})
-	}
-
-	_, err := parser{}.parse(wire.Request{
-		Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`),
-	})
-	for _, field := range []string{"vlan 5000", "trust", "deviceID"} {
-		if !strings.Contains(err.Error(), field) {
-			t.Errorf("error %v does not tell about %s", err, field)
-		}
-	}
 }
 
 func TestParseIPAM(t *testing.T) {
@@ -259,6 +95,7 @@ func FuzzParse(f *testing.F) {
 		), "",
 	)
 
+	f.Add([]byte(`[]`), "")
 	f.Add([]byte(`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`), ";=;")
 	f.Add(
 		[]byte(
@@ -364,30 +201,6 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 	})
-}
-
-// TestUnknownKeys: a typo is reported, and keys of other programs are accepted.
-func TestUnknownKeys(t *testing.T) {
-	t.Parallel()
-	for config, want := range map[string][]string{
-		`{"deviceID":"0000:3b:02.1","vlna":100}`:              {"vlna"},
-		`{"vlna":100,"Trust":"on","trunk":[]}`:                {"trunk", "vlna"},
-		`{"VLAN":100,"cni.dev/attachments":[],"pciBusID":""}`: nil,
-		`{"ourNote":"x"}`: nil,
-		`[]`:              nil,
-	} {
-		if got := unknownKeys(json.RawMessage(config), []string{"ourNote"}); !slices.Equal(got,
-			want) {
-			t.Errorf("%s: %q, want %q", config, got, want)
-		}
-	}
-
-	_, err := parser{}.parse(wire.Request{
-		Config: json.RawMessage(`{"deviceID":"0000:3b:02.1","vlna":100}`),
-	})
-	if err == nil || !strings.Contains(err.Error(), "vlna: is unknown; known are") {
-		t.Errorf("error %v, want one that names the key", err)
-	}
 }
 
 // either returns the error, or a fixed error if it is nil.

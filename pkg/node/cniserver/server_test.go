@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -146,63 +145,6 @@ func TestAddAndDel(t *testing.T) {
 	})
 }
 
-// The runtime may use any version, and an earlier plugin may have made an interface.
-func TestResultVersions(t *testing.T) {
-	t.Parallel()
-	prev := map[string]any{
-		"interfaces": []any{
-			map[string]any{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/any"},
-		},
-		"ips": []any{
-			map[string]any{"version": "4", "address": "192.0.2.5/24", "interface": 0},
-		},
-		"routes": []any{map[string]any{"dst": "198.51.100.0/24"}},
-		"dns":    map[string]any{"nameservers": []any{"192.0.2.53"}},
-	}
-
-	n := newNode(t, 1)
-	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		t.Run(version, func(t *testing.T) {
-			pod := netns.New(t)
-			prev["cniVersion"] = version
-			n.run(func(r *running) {
-				add := request(wire.Add, 0, "c1", pod,
-					map[string]any{"cniVersion": version, "prevResult": prev})
-				add.IPAM = json.RawMessage(strings.Replace(ipamResult, `"1.1.0"`,
-					`"`+version+`"`, 1))
-				if strings.HasPrefix(version, "0") {
-					add.IPAM = bytes.Replace(add.IPAM, []byte(`{"address"`),
-						[]byte(`{"version":"4","address"`), 1)
-				}
-
-				raw := r.must(add).Result
-				var head struct{ CNIVersion string }
-				must.Succeed(t, json.Unmarshal(raw, &head))
-				if head.CNIVersion != version {
-					t.Errorf("version %s", head.CNIVersion)
-				}
-
-				got := decodeResult(t, raw)
-				if len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" ||
-					got.Interfaces[1].Name != "net1" ||
-					got.Interfaces[1].Sandbox != pod.Path() ||
-					(got.Interfaces[1].Mtu == 1500) != (version >= "1.0.0") {
-					t.Errorf("interfaces %v", got.Interfaces)
-				}
-
-				if len(got.IPs) != 2 || *got.IPs[0].Interface != 0 || *got.IPs[1].Interface != 1 {
-					t.Errorf("IPs %v", got.IPs)
-				}
-				if len(got.Routes) != 3 || got.DNS.Nameservers[0] != "10.1.0.53" {
-					t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
-				}
-
-				r.must(request(wire.Del, 0, "c1", nil, nil))
-			})
-		})
-	}
-}
-
 // Without IPAM, the runtime's ips are used, and the netdev keeps all other properties.
 func TestAddWithoutIPAM(t *testing.T) {
 	t.Parallel()
@@ -238,61 +180,6 @@ func TestAddWithoutIPAM(t *testing.T) {
 	})
 }
 
-// The Port of Allocate is used, unless the configuration names something else.
-func TestAddAfterAllocate(t *testing.T) {
-	t.Parallel()
-	tests := map[string]struct {
-		config map[string]any
-		want   journal.Port
-	}{
-		"as it is": {
-			nil, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
-		},
-		"other network": {
-			map[string]any{"network": "red"},
-			journal.Port{DevicePool: "was", Network: "red", MAC: "02:00:00:00:00:0b"},
-		},
-		"other MAC": {
-			map[string]any{"mac": "02:00:00:00:00:0c"},
-			journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0c"},
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, 1)
-			before := n.Snapshot(0)
-			pod := netns.New(t)
-			n.run(func(r *running) {
-				must.Succeed(t, r.Lifecycle.Reserve(t.Context(), journal.Attachment{
-					Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
-					Port: &journal.Port{
-						DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b",
-					},
-				}))
-
-				n.pools = []pool.Pool{{ // the pool moved on, and the pod keeps its Function
-					Name:      "claimed",
-					Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
-					Spec: v1alpha1.DevicePoolSpec{
-						Publish: v1alpha1.PublishDRA, Allow: v1alpha1.PrivilegedFields(),
-					},
-				}}
-
-				r.must(request(wire.Add, 0, "c1", pod, test.config))
-				record, _ := r.Journal.Get(lifecycletest.ID(0))
-				if !reflect.DeepEqual(*record.Port, test.want) ||
-					record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
-					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource,
-						record.Observed.MAC)
-				}
-
-				r.must(request(wire.Del, 0, "c1", nil, nil))
-				r.checkFree(0, before)
-			})
-		})
-	}
-}
-
 func TestAddRefuses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 3)
@@ -314,10 +201,6 @@ func TestAddRefuses(t *testing.T) {
 		r.mustFail(with(request(wire.Add, 0, "c1", pod, nil), func(r *wire.Request) {
 			r.IfName = "net2"
 		}), CodeTaken, "(sandbox c1) as net1")
-		r.mustFail(add(0, map[string]any{"vlan": 5}), types.ErrInvalidNetworkConfig,
-			"need a VF; Function 0000:3b:00.0/sf0 is a SF")
-		r.mustFail(add(0, map[string]any{"vlan": "x", "mtu": 1}), types.ErrInvalidNetworkConfig,
-			"vlan: is a string, must be a whole number")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) {
 			r.IPAM = json.RawMessage(`{"cniVersion":"9"}`)
 		}), types.ErrDecodingFailure, "IPAM")
@@ -331,8 +214,6 @@ func TestAddRefuses(t *testing.T) {
 			types.ErrInvalidEnvironmentVariables, `interface name "a/b"`)
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "" }),
 			types.ErrInvalidEnvironmentVariables, "CNI_IFNAME")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }),
-			types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Version = 2 }), CodeVersion, "not 2")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }),
 			types.ErrInvalidEnvironmentVariables, `"MOVE"`)
@@ -629,8 +510,6 @@ func TestGC(t *testing.T) {
 			return containers
 		}
 
-		r.mustFail(gc(time.Now(), `{"name":"sriov"}`), types.ErrInvalidNetworkConfig,
-			"cni.dev/valid-attachments")
 		r.mustFail(gc(time.Now(), `{"cni.dev/valid-attachments":[]}`),
 			types.ErrInvalidNetworkConfig, "name")
 		r.mustFail(gc(time.Time{}, `{"name":"sriov","cni.dev/valid-attachments":[]}`),
@@ -888,22 +767,6 @@ func giveMaster(h *netlink.Handle, address *netlink.Addr) error {
 		return err
 	}
 	return h.AddrAdd(master, address)
-}
-
-// TestCheckOfWhatIsNotAttached: CHECK fails for a Function that is not attached, and for a result
-// that no plugin returned.
-func TestCheckOfWhatIsNotAttached(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, 1)
-	pod := netns.New(t)
-	n.run(func(r *running) {
-		r.must(request(wire.Add, 0, "c1", pod, nil))
-		r.must(request(wire.Check, 0, "c1", pod, nil))
-		r.mustFail(request(wire.Check, 0, "c2", pod, nil), types.ErrUnknownContainer,
-			"not attached as net1 of container c2")
-		r.mustFail(request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": 5}),
-			types.ErrInvalidNetworkConfig, "prevResult")
-	})
 }
 
 func mustNet(text string) *net.IPNet {
