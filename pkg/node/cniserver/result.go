@@ -208,9 +208,9 @@ func (r cniRequest) checkResult(want journal.Attachment) error {
 		if r.usesAddressBook() {
 			return nil
 		}
-		return r.conf.invalid("cniVersion: %s, which a configuration without cniVersion has too, "+
-			"knows no result without an address; "+
-			"write 0.3.1 or later, or an ipam that gives an address to ADD", r.conf.CNIVersion)
+		return r.conf.invalid("cniVersion: %s (without cniVersion it is 0.1.0) knows no result "+
+			"without an address; write 0.3.1 or later, or an ipam that gives an address to ADD",
+			r.conf.CNIVersion)
 	}
 
 	want.Place.NetNS = r.NetNS
