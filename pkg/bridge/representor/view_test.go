@@ -153,7 +153,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestWithMAC checks that only a Function for clients is found by its MAC, and only if there is one.
+// TestWithMAC checks that a Function is found by its MAC only if it is for clients, and the only one.
 func TestWithMAC(t *testing.T) {
 	const dpu = "0000:03:00.0"
 	one := net.HardwareAddr{2, 0, 0, 0, 0, 1}

@@ -384,6 +384,8 @@ func TestNetworkStatusCodes(t *testing.T) {
 			codes.AlreadyExists, "net-red"},
 		{"VTEP without a VNI", "net-green", noVNI, codes.InvalidArgument, "without a vni"},
 		{"VTEP without an address", "net-green", vtep(24), codes.InvalidArgument, "vtep_ip_prefix"},
+		{"VTEP of 5 bytes", "net-green", vtep(24, 10, 0, 0, 0, 1), codes.InvalidArgument,
+			"vtep_ip_prefix"},
 		{"VTEP 0.0.0.0", "net-green", vtep(24, 0, 0, 0, 0), codes.InvalidArgument,
 			"vtep_ip_prefix"},
 		{"VTEP without a length", "net-green", vtep(0, 10, 0, 0, 1), codes.InvalidArgument,

@@ -50,8 +50,8 @@ func (c *collection[S, M]) authorize(client access.Client, id string, spec S) er
 	if c.canSee(client, id, spec) {
 		return nil
 	}
-	return refusal.New(codes.PermissionDenied, refusal.NotInRule, "%s %s: the rule of --authorization for the "+
-		"client %q does not have it, or a network of it",
+	return refusal.New(codes.PermissionDenied, refusal.NotInRule,
+		"%s %s: the rule of --authorization for the client %q does not have it, or a network of it",
 		c.word, id, client.Subject)
 }
 

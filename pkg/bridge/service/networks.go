@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -109,7 +110,9 @@ func vtepOf(spec *evpn.LogicalBridgeSpec) netip.Addr {
 	case *netcommon.IPAddress_V4Addr:
 		vtep = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, address.V4Addr)))
 	case *netcommon.IPAddress_V6Addr:
-		vtep, _ = netip.AddrFromSlice(address.V6Addr)
+		if len(address.V6Addr) == net.IPv6len {
+			vtep = netip.AddrFrom16([16]byte(address.V6Addr))
+		}
 	}
 
 	length := spec.GetVtepIpPrefix().GetLen()
@@ -182,8 +185,9 @@ func (c networkController) check(
 	sameVNI := c.networks.otherWithKey(keyVNI(vni), id)
 	switch {
 	case sameVLAN != "" && c.plane.VLANAware():
+		other := c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN})
 		return refuse(codes.AlreadyExists, refusal.VLANInUse, "vlan_id %d is already in use by "+
-			"%s, and the data plane %s has one network for each VLAN id", vlan, c.textFor(client, plane.Object{Kind: plane.KindNetwork, ID: sameVLAN}),
+			"%s, and the data plane %s has one network for each VLAN id", vlan, other,
 			plane.ModeVLANAware)
 	case spec.Vni == nil:
 		return spec, nil
@@ -210,7 +214,8 @@ func (c networkController) checkUnused(client access.Client, id string) error {
 		return nil
 	}
 	return refusal.New(codes.FailedPrecondition, refusal.NetworkInUse,
-		"logical bridge %s is in use by %s", id, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
+		"logical bridge %s is in use by %s", id,
+		c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
 }
 
 func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
