@@ -30,7 +30,7 @@ const (
 // cdiDir its UID.
 func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) error {
 	for {
-		if err := removeLeftovers(driverDir, cdiDir, d.Journal.All); err != nil {
+		if err := removeLeftovers(driverDir, cdiDir, d.Journal.Claims); err != nil {
 			d.Log.Error(err, "Files that nobody needs any more remain",
 				"retry", leftoversEvery.String())
 		}
@@ -40,7 +40,7 @@ func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) 
 	}
 }
 
-func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Attachment) error {
+func removeLeftovers(driverDir, cdiDir string, claims func() []journal.Claim) error {
 	files, err1 := filepath.Glob(filepath.Join(cdiDir, metadataPrefix+"*.json"))
 	// files of an agent that was killed
 	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp"))
@@ -49,8 +49,8 @@ func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Atta
 	// The journal must be read after the directories, because it has a claim before the claim's
 	// files are written.
 	prepared := map[string]bool{} // by UID, and by the name of the directory
-	for _, a := range attachments() {
-		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
+	for _, c := range claims() {
+		prepared[string(c.UID)], prepared[c.Namespace+"_"+c.Name] = true, true
 	}
 
 	for _, path := range slices.Concat(files, unfinished, directories) {

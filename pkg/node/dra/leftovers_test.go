@@ -3,12 +3,16 @@
 package dra
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestLeftovers: the library's files stay while their claim is prepared, and are removed after
@@ -36,6 +40,8 @@ func TestLeftovers(t *testing.T) {
 		cdi + ".xpu.opiproject.org_metadata_uid-1_nic.json.4711.tmp",
 		// this file belongs to a claim that was created after a claim of the same name
 		metadata + "default_again/nic/metadata.json",
+		cdi + "xpu.opiproject.org_metadata_uid-5_all.json",
+		metadata + "default_monitor/all/metadata.json",
 	}
 
 	goes := []string{
@@ -50,17 +56,25 @@ func TestLeftovers(t *testing.T) {
 	write(stays...)
 	write(goes...)
 
-	claims := func() []journal.Attachment {
-		return []journal.Attachment{
-			{Claim: journal.Claim{Namespace: "default", Name: "net", UID: "uid-1"}},
-			{Claim: journal.Claim{Namespace: "default", Name: "again", UID: "uid-4"}},
-			{Resource: "xpu.opiproject.org/fast"},
-		}
+	// A claim with adminAccess has files, but no Function.
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, records.Close()) })
+	must.Succeed(t, records.PutAdminAccess("uid-5",
+		journal.AdminAccess{Namespace: "default", Name: "monitor"}))
+	for i, claim := range []journal.Claim{
+		{Namespace: "default", Name: "net", UID: "uid-1"},
+		{Namespace: "default", Name: "again", UID: "uid-4"},
+		{}, // of the device plugin
+	} {
+		must.Succeed(t, records.Put(journal.Attachment{
+			Function: function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", i))}, State: journal.Reserved, Claim: claim,
+		}))
 	}
 
 	for range 2 { // the second call has nothing to remove
 		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"),
-			claims); err != nil {
+			records.Claims); err != nil {
 			t.Fatal(err)
 		}
 
@@ -84,7 +98,7 @@ func TestLeftovers(t *testing.T) {
 	}
 
 	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"),
-		claims); err != nil {
+		records.Claims); err != nil {
 		t.Errorf("without directories: %v", err)
 	}
 }

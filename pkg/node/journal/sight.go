@@ -71,6 +71,26 @@ func (j *Journal) changeAdminAccess(
 	return nil
 }
 
+// Claims returns the claims that have Functions or see Functions, in any order. A claim with several
+// Functions is there several times.
+func (j *Journal) Claims() []Claim {
+	j.mutex.RLock()
+	defer j.mutex.RUnlock()
+
+	var claims []Claim
+	for _, a := range j.attachments {
+		if a.Claim.UID != "" {
+			claims = append(claims, a.Claim)
+		}
+	}
+
+	for uid, s := range j.adminAccess {
+		claims = append(claims, Claim{Namespace: s.Namespace, Name: s.Name, UID: uid})
+	}
+
+	return claims
+}
+
 // HasAdminAccess reports whether the claim sees the Function without having it.
 func (j *Journal) HasAdminAccess(namespace, claim string, f function.ID) bool {
 	j.mutex.RLock()
