@@ -129,11 +129,14 @@ func (w *World) deletePodsAndWait(ctx context.Context, names ...string) error {
 	return w.waitForBaseline(ctx)
 }
 
+// startTime is how long a pod may take until it is ready. While a machine has much other work,
+// Multus' own requests run out of time, and the kubelet makes the sandbox again, with longer and
+// longer pauses.
+const startTime = 4 * time.Minute
+
 // waitForPod waits until a pod is ready.
 func (w *World) waitForPod(ctx context.Context, name string) error {
-	// While a machine has much other work, Multus' own requests run out of time, and the kubelet
-	// makes the sandbox again, with longer and longer pauses.
-	err := poll(ctx, 4*time.Minute, "pod "+name+" is Ready", func(ctx context.Context) error {
+	err := poll(ctx, startTime, "pod "+name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
 			&pod); err != nil {

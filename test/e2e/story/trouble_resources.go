@@ -257,7 +257,7 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 // for good if its call ended with the agent, or if the kubelet had to admit it before the next
 // agent registered its Functions. The owner of such a pod creates another, as is done here.
 func (w *World) waitOrRecreatePod(ctx context.Context, p resourcePod) error {
-	return poll(ctx, 90*time.Second, "pod "+p.name+" is Ready", func(ctx context.Context) error {
+	return poll(ctx, startTime, "pod "+p.name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod)
 		if apierrors.IsNotFound(err) {

@@ -148,7 +148,7 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	}
 
 	var failed error
-	err := poll(ctx, 90*time.Second, "pod "+pod.Name+" is Ready", func(ctx context.Context) error {
+	err := poll(ctx, startTime, "pod "+pod.Name+" is Ready", func(ctx context.Context) error {
 		var now corev1.Pod
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: pod.Name},
 			&now); err != nil {
