@@ -131,8 +131,9 @@ func (w *World) deletePodsAndWait(ctx context.Context, names ...string) error {
 
 // startTime is how long a pod may take until it is ready. While a machine has much other work,
 // Multus' own requests run out of time, and the kubelet makes the sandbox again, with longer and
-// longer pauses.
-const startTime = 4 * time.Minute
+// longer pauses. goneTime is how long the kubelet may take to end a pod: on such a machine it was
+// seen to take 24 s after the agent had released the pod's Function.
+const startTime, goneTime = 4 * time.Minute, 90 * time.Second
 
 // waitForPod waits until a pod is ready.
 func (w *World) waitForPod(ctx context.Context, name string) error {

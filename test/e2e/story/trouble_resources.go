@@ -207,7 +207,7 @@ func (w *World) deletePod(ctx context.Context, name string) error {
 		return err
 	}
 
-	return poll(ctx, 30*time.Second, "pod "+name+" is gone", func(ctx context.Context) error {
+	return poll(ctx, goneTime, "pod "+name+" is gone", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
 			pod); !apierrors.IsNotFound(err) {
 			return errors.Join(errors.New("it is still there"), err)
