@@ -34,8 +34,8 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// EventuallySucceed waits until the check returns no error, and ends the test with its last error if
-// that is not soon.
+// EventuallySucceed waits until the check returns no error, and ends the test with its last error
+// if that is not soon.
 func EventuallySucceed(t testing.TB, what string, check func() error) {
 	t.Helper()
 	// Helpers of a cleanup wait, too, when the context of the test has ended.

@@ -26,7 +26,8 @@ func Root(t testing.TB, reason string) {
 // test binary, so that TestMain may call it.
 func IsRoot() bool { return os.Geteuid() == 0 && !isShort() }
 
-// Kubernetes returns the directory with Kubernetes' programs, and skips the test where that is missing.
+// Kubernetes returns the directory with Kubernetes' programs, and skips the test where that is
+// missing.
 func Kubernetes(t testing.TB) string {
 	t.Helper()
 	if !HasKubernetes() {

@@ -138,8 +138,8 @@ type underlay struct {
 // for.
 var ErrOtherVTEP = errors.New("is not an address of the uplink")
 
-// CheckVTEP returns an error that wraps [ErrOtherVTEP] if the uplink of a VNI lacks the address, and
-// another error if this is not known. It returns nil for the zero address.
+// CheckVTEP returns an error that wraps [ErrOtherVTEP] if the uplink of a VNI lacks the address,
+// and another error if this is not known. It returns nil for the zero address.
 func (p *Plane) CheckVTEP(vni uint32, vtep netip.Addr) error {
 	if !vtep.IsValid() {
 		return nil

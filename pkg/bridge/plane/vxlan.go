@@ -39,7 +39,8 @@ func (p *Plane) ensureVXLAN(
 
 	if have, ok := link.(*netlink.Vxlan); ok &&
 		(have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
-			!have.Group.Equal(want.Group) || !have.SrcAddr.Equal(want.SrcAddr) || have.Port != want.Port) {
+			!have.Group.Equal(want.Group) || !have.SrcAddr.Equal(want.SrcAddr) ||
+			have.Port != want.Port) {
 		if err = p.remove(link); err == nil {
 			link, err = p.ensure(want, n.ID)
 		}

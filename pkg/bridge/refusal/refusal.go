@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refusal has the errors that the agent answers: gRPC statuses with the details that AIP-193
-// asks for (https://google.aip.dev/193), so that programs need not read the text.
+// Package refusal has the errors that the agent answers: gRPC statuses with the details that
+// AIP-193 asks for (https://google.aip.dev/193), so that programs need not read the text.
 package refusal
 
 import (

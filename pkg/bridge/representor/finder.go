@@ -147,8 +147,8 @@ func (f *Finder) WithMAC(mac net.HardwareAddr) (port string, err error) {
 	for _, p := range ports {
 		eswitch, _ := pci.Parse(p.Device.Name)
 		at := eswitchPort{eswitch: eswitch, name: nameOf(p)}
-		if at.name != (portName{}) && p.Function.MAC == function.MAC(mac.String()) &&
-			f.config.isForClients(at) {
+		hasMAC := p.Function.MAC != "" && p.Function.MAC == function.MAC(mac.String())
+		if hasMAC && at.name != (portName{}) && f.config.isForClients(at) {
 			found = append(found, opi.PortIDAt(at.name.pf, at.name.function))
 		}
 	}

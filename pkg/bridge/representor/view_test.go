@@ -153,7 +153,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestWithMAC checks that a Function is found by its MAC only if it is for clients, and the only one.
+// TestWithMAC checks that a Function is found by its MAC only if it is for clients and the only one
+// with this MAC.
 func TestWithMAC(t *testing.T) {
 	const dpu = "0000:03:00.0"
 	one := net.HardwareAddr{2, 0, 0, 0, 0, 1}
@@ -182,7 +183,12 @@ func TestWithMAC(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			list := func() ([]devlink.Port, error) { return test.ports, test.err }
-			got, err := NewFinder(Config{}, nil, list).WithMAC(one)
+			finder := NewFinder(Config{}, nil, list)
+			if got, err := finder.WithMAC(nil); err == nil {
+				t.Errorf("no MAC is that of port %q", got)
+			}
+
+			got, err := finder.WithMAC(one)
 			if got != test.want || (err == nil) != (test.want != "") {
 				t.Errorf("port %q, %v; want %q", got, err, test.want)
 			}

@@ -114,7 +114,8 @@ func TestTooLarge(t *testing.T) {
 	if _, err := receive(socket.GetFd(), 0, 100); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("error %v, want %v", err, ErrTooLarge)
 	}
-	if datagram, err := receive(socket.GetFd(), 0, largestAnswer); err != nil || len(datagram) < 200 {
+	datagram, err := receive(socket.GetFd(), 0, largestAnswer)
+	if err != nil || len(datagram) < 200 {
 		t.Errorf("%d bytes, %v", len(datagram), err)
 	}
 }

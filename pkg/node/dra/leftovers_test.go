@@ -68,7 +68,8 @@ func TestLeftovers(t *testing.T) {
 		{}, // of the device plugin
 	} {
 		must.Succeed(t, records.Put(journal.Attachment{
-			Function: function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", i))}, State: journal.Reserved, Claim: claim,
+			Function: function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", i))},
+			State:    journal.Reserved, Claim: claim,
 		}))
 	}
 

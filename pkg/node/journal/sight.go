@@ -71,8 +71,8 @@ func (j *Journal) changeAdminAccess(
 	return nil
 }
 
-// Claims returns the claims that have Functions or see Functions, in any order. A claim with several
-// Functions is there several times.
+// Claims returns the claims that have Functions or see Functions, in any order. A claim with
+// several Functions is there several times.
 func (j *Journal) Claims() []Claim {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()

@@ -176,9 +176,10 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 // not create it.
 const mainVRF = "/GRD"
 
-// vtepPrefix returns the VXLAN tunnel endpoint to send with a network that has a VNI: the address if there
-// is one. Without an address it returns nil, so that the agent uses its own endpoint, except for
-// v0.2.0, whose process ends without one. That gets 0.0.0.0, so that the kernel chooses the address.
+// vtepPrefix returns the VXLAN tunnel endpoint to send with a network that has a VNI: the address
+// if there is one. Without an address it returns nil, so that the agent uses its own endpoint,
+// except for v0.2.0, whose process ends without one. That gets 0.0.0.0, so that the kernel chooses
+// the address.
 func (a agent) vtepPrefix(ctx context.Context, address netip.Addr) (*netcommon.IPPrefix, error) {
 	if address.IsValid() {
 		return prefixOf(address), nil

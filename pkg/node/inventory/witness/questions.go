@@ -46,8 +46,8 @@ type question struct {
 	property  string
 	inventory string
 	look      string // shell command that shows what the kernel says
-	// ask asks sriovnet. An error means that the inventory or
-	// sriovnet cannot say what the property is.
+	// ask asks sriovnet. An error means that the inventory or sriovnet cannot say what the
+	// property is.
 	ask func() (answer, error)
 }
 

@@ -151,8 +151,8 @@ func TestProgramPackages(t *testing.T) {
 	}
 }
 
-// TestMoreTime checks that a suite with more work than usual may take longer, and that its guest may
-// be silent as long.
+// TestMoreTime checks that a suite with more work than usual may take longer, and that its guest
+// may be silent as long.
 func TestMoreTime(t *testing.T) {
 	ordinary := options{personalities: "a,b,c,d,e", lives: ordinaryLives}
 	for _, test := range []struct {
