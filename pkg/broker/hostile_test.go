@@ -155,10 +155,14 @@ func (noopAware) Engage(context.Context, multicluster.ClusterName, cluster.Clust
 	return nil
 }
 
+// hostileRenewPeriod is the RenewPeriod of standalone members. The pause between two renewals is at
+// least nine tenths of it.
+const hostileRenewPeriod = 100 * time.Millisecond
+
 func newStandaloneMembers(t *testing.T, o Options) *standaloneMembers {
 	t.Helper()
 	m := &standaloneMembers{Members: NewMembers(), logs: &texts{}}
-	o.RenewPeriod, o.JoinTimeout, o.RequestTimeout = 100*time.Millisecond, 5*time.Second, 2*time.Second
+	o.RenewPeriod, o.JoinTimeout, o.RequestTimeout = hostileRenewPeriod, 5*time.Second, 2*time.Second
 	o.setDefaults()
 	m.Options, m.scheme, m.metrics = o, brokerScheme(t), newMetrics(prometheus.NewRegistry())
 	m.log = funcr.New(m.logs.add, funcr.Options{Verbosity: 1})
@@ -427,7 +431,7 @@ func TestRestlessMember(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		do   handlerOverride
-		most func(h *hostile) (asked, most int64)
+		most func(h *hostile, elapsed time.Duration) (asked, most int64)
 	}{
 		"Lease conflicts": {func(w http.ResponseWriter, r *http.Request) bool {
 			if isLease(r) && r.Method != http.MethodGet {
@@ -435,14 +439,18 @@ func TestRestlessMember(t *testing.T) {
 				return true
 			}
 			return false
-		}, func(h *hostile) (int64, int64) { return h.leases.Load(), 20 * 2 * leaseAttempts }},
+		}, func(h *hostile, elapsed time.Duration) (int64, int64) {
+			return h.leases.Load(), int64(elapsed/(hostileRenewPeriod*9/10)+2) * 2 * leaseAttempts
+		}},
 		"watches that end at once": {func(w http.ResponseWriter, r *http.Request) bool {
 			if isWatch(r) {
 				w.Header().Set("Content-Type", "application/json")
 				_, _ = io.WriteString(w, `{"type":"BOOKMARK","object":`+item(r, 1, "")+"}\n")
 			}
 			return isWatch(r)
-		}, func(h *hostile) (int64, int64) { return h.watches.Load(), 4 * (watchBurst + 3) }},
+		}, func(h *hostile, elapsed time.Duration) (int64, int64) {
+			return h.watches.Load(), 4 * (watchBurst + int64(elapsed/watchPace) + 2)
+		}},
 		"watches that are too old": {func(w http.ResponseWriter, r *http.Request) bool {
 			if isWatch(r) {
 				w.Header().Set("Content-Type", "application/json")
@@ -451,9 +459,9 @@ func TestRestlessMember(t *testing.T) {
 					`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`)
 			}
 			return isWatch(r)
-		}, func(h *hostile) (int64, int64) {
-			return h.watches.Load() +
-				h.lists.Load(), 4 * 2 * (watchBurst + 3)
+		}, func(h *hostile, elapsed time.Duration) (int64, int64) {
+			return h.watches.Load() + h.lists.Load(),
+				4 * 2 * (watchBurst + int64(elapsed/watchPace) + 2)
 		}},
 		"again at once": {func(w http.ResponseWriter, r *http.Request) bool {
 			if !isLease(r) {
@@ -461,16 +469,21 @@ func TestRestlessMember(t *testing.T) {
 				w.WriteHeader(http.StatusTooManyRequests)
 			}
 			return !isLease(r)
-		}, func(h *hostile) (int64, int64) { return h.watches.Load() + h.lists.Load(), 4 * 6 }},
+		}, func(h *hostile, elapsed time.Duration) (int64, int64) {
+			return h.watches.Load() + h.lists.Load(), 4 * 3 * int64(elapsed/time.Second+1)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHostile(t, test.do)
 			m := newStandaloneMembers(t, Options{})
+			begin := time.Now()
 			m.joinServer(t, "a", h)
 			time.Sleep(2 * time.Second) // the time for which requests are counted
-			if asked, most := test.most(h); asked == 0 || asked > most {
-				t.Errorf("it was asked %d times in 2 s, want %d at most", asked, most)
+			asked, _ := test.most(h, 0)
+			elapsed := time.Since(begin)
+			if _, most := test.most(h, elapsed); asked == 0 || asked > most {
+				t.Errorf("it was asked %d times in %s, want %d at most", asked, elapsed, most)
 			}
 		})
 	}

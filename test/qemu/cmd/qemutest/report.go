@@ -103,7 +103,7 @@ func (r *report) end(e plan.Event) {
 	}
 
 	r.problems = append(r.problems, problem)
-	r.reasons = append(r.reasons, problem+":\n"+strings.Join(lastLines(r.output), "\n"))
+	r.reasons = append(r.reasons, problem+":\n"+strings.Join(why(r.output), "\n"))
 	if !r.verbose {
 		fmt.Fprintln(r.out, strings.Join(r.output, "\n"))
 	}
@@ -112,19 +112,66 @@ func (r *report) end(e plan.Event) {
 }
 
 // shownLines is how many lines of a suite that failed are repeated at the end of the run.
-const shownLines = 40
+const shownLines = 15
 
-// lastLines returns the end of a suite's output. It ends where Go lists the goroutines of a program
-// that panics, because the reason is above that list.
-func lastLines(output []string) []string {
+// Lines of the output of go test -v.
+var (
+	// testBegins matches the line above the output of a test.
+	testBegins = regexp.MustCompile(`^=== (?:RUN|CONT|NAME) +(\S+)$`)
+	// testSays matches what a test reports, and not what the code under test logs.
+	testSays = regexp.MustCompile(`^ +\S+_test\.go:\d+: `)
+	// continues matches a further line of what a test reports.
+	continues = regexp.MustCompile(`^ {8}`)
+)
+
+// why returns the lines of a suite's output that say why it failed: what its failed tests report,
+// their results, and the reason of a panic. The list of goroutines is left out, because it is long.
+// Without such lines, why returns the end of the output.
+func why(output []string) []string {
 	end := slices.IndexFunc(output, func(line string) bool {
 		return strings.HasPrefix(line, "goroutine ")
 	})
-	if end < 0 {
-		end = len(output)
+	if end >= 0 {
+		output = output[:end]
 	}
 
-	return output[max(0, end-shownLines):end]
+	failed := failedTests(output)
+	var reasons []string
+	var test string
+	reported := false // the line before is part of a report
+	panicked := false
+	for _, line := range output {
+		if begins := testBegins.FindStringSubmatch(line); begins != nil {
+			test, reported = begins[1], false
+			continue
+		}
+
+		ended := result.FindStringSubmatch(line)
+		panicked = panicked || strings.HasPrefix(line, "panic: ")
+		reported = ended == nil && (testSays.MatchString(line) ||
+			reported && continues.MatchString(line))
+		if reported && failed[test] || panicked || ended != nil && ended[1] == "FAIL" {
+			reasons = append(reasons, line)
+		}
+	}
+
+	if len(reasons) == 0 {
+		reasons = output
+	}
+	return reasons[max(0, len(reasons)-shownLines):]
+}
+
+// failedTests returns the tests that failed and those that never ended.
+func failedTests(output []string) map[string]bool {
+	failed := map[string]bool{}
+	for _, line := range output {
+		if begins := testBegins.FindStringSubmatch(line); begins != nil {
+			failed[begins[1]] = true
+		} else if ended := result.FindStringSubmatch(line); ended != nil && ended[1] != "FAIL" {
+			delete(failed, ended[2])
+		}
+	}
+	return failed
 }
 
 // wrong returns, after the guest's end, what failed, or nothing if all suites passed.

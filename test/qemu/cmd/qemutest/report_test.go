@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,26 +86,44 @@ func TestReportShowsWhyASuiteFails(t *testing.T) {
 }
 
 // TestReportRepeatsReasons checks that the end of a run says why a suite failed, and that the
-// reason of a panic is not pushed out by the list of goroutines.
+// reason is not pushed out by logs, by other tests or by the list of goroutines.
 func TestReportRepeatsReasons(t *testing.T) {
-	r := newReport(io.Discard, io.Discard, []suite{{name: "link"}}, false)
-	r.line("@@ begin 0 1 link")
-	for range 100 {
-		r.line("an agent's log")
-	}
-	r.line("panic: test timed out after 3m0s")
-	r.line("goroutine 1 [running]:")
-	for range 100 {
-		r.line("main.go:1")
-	}
-	r.line("@@ end 2 2 link")
+	logs := slices.Repeat([]string{"    metrics.go:102: a change"}, 100)
+	for name, test := range map[string]struct{ output, want []string }{
+		"panic": {
+			slices.Concat([]string{"=== RUN   TestA", "    a_test.go:3: begins"}, logs,
+				[]string{"panic: test timed out after 3m0s", "\trunning tests:", "\t\tTestA (3m0s)",
+					"", "goroutine 1 [running]:"}, logs),
+			[]string{"    a_test.go:3: begins", "panic: test timed out after 3m0s",
+				"\trunning tests:", "\t\tTestA (3m0s)", ""},
+		},
+		"failure": {
+			slices.Concat([]string{"=== RUN   TestA", "=== RUN   TestA/one",
+				"    a_test.go:5: fine"}, logs,
+				[]string{"=== RUN   TestA/two", "    a_test.go:7: got", "        2, want 3"}, logs,
+				[]string{"=== RUN   TestA/three"}, logs,
+				[]string{"--- FAIL: TestA (2.00s)", "    --- PASS: TestA/one (0.10s)",
+					"    --- FAIL: TestA/two (1.00s)", "    --- PASS: TestA/three (0.90s)",
+					"FAIL"}),
+			[]string{"    a_test.go:7: got", "        2, want 3",
+				"--- FAIL: TestA (2.00s)", "    --- FAIL: TestA/two (1.00s)"},
+		},
+		"no test": {
+			append(logs, "cannot load"),
+			append(slices.Clone(logs[:shownLines-1]), "cannot load"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newReport(io.Discard, io.Discard, []suite{{name: "link"}}, false)
+			for _, line := range slices.Concat([]string{"@@ begin 0 1 link"}, test.output,
+				[]string{"@@ end 2 2 link"}) {
+				r.line(line)
+			}
 
-	if len(r.reasons) != 1 {
-		t.Fatalf("got %d reasons, want 1", len(r.reasons))
-	}
-	lines := strings.Split(r.reasons[0], "\n")
-	if lines[0] != "link ended with status 2:" || len(lines) != shownLines+1 ||
-		lines[len(lines)-1] != "panic: test timed out after 3m0s" {
-		t.Errorf("got %q", r.reasons[0])
+			want := append([]string{"link ended with status 2:"}, test.want...)
+			if diff := cmp.Diff([]string{strings.Join(want, "\n")}, r.reasons); diff != "" {
+				t.Errorf("reasons (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
