@@ -10,11 +10,23 @@ import (
 )
 
 // Dialect is how an OPI agent names and answers. Agents differ where the OPI API leaves room.
-// +kubebuilder:validation:Enum=evpn-gw
+// +kubebuilder:validation:Enum=dpu-operator;evpn-gw;intel-e2000
 type Dialect string
 
-// DialectEVPNGW is spoken by opi-evpn-bridge and by opi-bridge.
-const DialectEVPNGW Dialect = "evpn-gw"
+const (
+	// DialectDPUOperator is spoken by the DPU side of dpu-operator, whose plugins are for Intel
+	// NetSec, Marvell and Intel IPU.
+	DialectDPUOperator Dialect = "dpu-operator"
+	// DialectEVPNGW is spoken by opi-evpn-bridge and by opi-bridge.
+	DialectEVPNGW Dialect = "evpn-gw"
+	// DialectIntelE2000 is spoken by opi-intel-bridge.
+	DialectIntelE2000 Dialect = "intel-e2000"
+)
+
+// Dialects returns all dialects, sorted.
+func Dialects() []Dialect {
+	return []Dialect{DialectDPUOperator, DialectEVPNGW, DialectIntelE2000}
+}
 
 // LabelAgents is on Services whose endpoints are OPI agents, one on each node that is an xPU. For
 // each endpoint, xpu-controller makes an XPU with the name of the node. On the Service the value of

@@ -175,7 +175,7 @@ func TestHostPFs(t *testing.T) {
 		"--host-pf", "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK", "--host-pf",
 		"0000:3b:00.1=c1pf1")
 
-	agent := evpngw.Dialect(dial(t, n, insecure.NewCredentials()))
+	agent := evpngw.Dialect().New(dial(t, n, insecure.NewCredentials()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 

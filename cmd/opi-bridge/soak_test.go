@@ -82,7 +82,7 @@ func TestSoak(t *testing.T) {
 		netns.Connect(t, s.xpu, soakPort(i).ID, pods, fmt.Sprintf("eth%d", i))
 	}
 
-	s.agent = evpngw.Dialect(s.dial())
+	s.agent = evpngw.Dialect().New(s.dial())
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -136,7 +136,7 @@ func (x *xpu) start() {
 	x.t.Cleanup(x.stop)
 	x.addr = lis.Addr().String()
 	if x.client, err = opi.Dial(opi.Config{
-		Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
+		Endpoint: x.addr, Dialect: evpngw.Dialect(), Installation: opitest.Installation,
 		FailedGrace: 500 * time.Millisecond,
 	}); err != nil {
 		x.t.Fatal(err)
@@ -322,7 +322,7 @@ const (
 )
 
 func testClientSuite(t *testing.T, mode plane.Mode) {
-	opitest.RunClientSuite(t, func(t *testing.T, ports []string) opi.Config {
+	opitest.RunClientSuite(t, evpngw.Dialect(), func(t *testing.T, ports []string) opi.Config {
 		x := newXPU(t, mode, "")
 		vfs := netns.New(t)
 		for i, id := range ports {
@@ -331,7 +331,7 @@ func testClientSuite(t *testing.T, mode plane.Mode) {
 
 		x.start()
 		return opi.Config{
-			Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
+			Endpoint: x.addr, Dialect: evpngw.Dialect(), Installation: opitest.Installation,
 		}
 	})
 }
@@ -910,7 +910,7 @@ func BenchmarkPort(b *testing.B) {
 	defer server.Stop()
 
 	client, err := opi.Dial(opi.Config{
-		Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation,
+		Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect(), Installation: opitest.Installation,
 	})
 	if err != nil {
 		b.Fatal(err)

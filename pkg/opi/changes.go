@@ -12,16 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-const (
-	// changeTimeout bounds a call that changes something. Agents were observed to take 40 s for a
-	// port.
-	changeTimeout = 2 * time.Minute
-	// doubtTime is how long an agent may still carry out a call whose answer was lost. Agents that
-	// answer late do so within several seconds. When a connection is lost, an agent drops calls
-	// that it has not begun.
-	doubtTime = 10 * time.Second
-)
-
 // The verbs of changes, as in the error "create port".
 const (
 	creation = "create"
@@ -30,9 +20,10 @@ const (
 )
 
 // changes tracks the changing calls to an agent whose outcome is unknown. At most one call per
-// object runs at a time, because an agent may carry out two calls in either order. The zero value
-// is ready for use. Safe for concurrent use.
+// object runs at a time, because an agent may carry out two calls in either order. Safe for concurrent
+// use.
 type changes struct {
+	timing  Timing
 	mu      sync.Mutex
 	running map[object]*change
 	// last call whose answer was lost, until its effect has been observed
@@ -77,7 +68,7 @@ func (c *changes) end(o object, ended *change, err error) {
 	delete(c.running, o)
 	if answerLost(err) {
 		c.lost[o] = &change{verb: ended.verb, since: time.Now()}
-	} else if err == nil {
+	} else if lost := c.lost[o]; err == nil && lost != nil && lost.verb == ended.verb {
 		delete(c.lost, o)
 	}
 
@@ -112,14 +103,14 @@ func (c *changes) doubt(o object, verb string) string {
 	}
 
 	age := time.Since(lost.since)
-	if age >= doubtTime {
+	if age >= c.timing.Late {
 		delete(c.lost, o)
 		return ""
 	}
 
 	const format = "the agent may still %s %s: its answer was lost %s ago, and is believed to have " +
 		"come to nothing after %s"
-	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), doubtTime)
+	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), c.timing.Late)
 }
 
 // answerLost reports whether a call ended without an answer of the agent.
@@ -147,7 +138,7 @@ func (c *Client) change(
 			continue
 		}
 
-		go func() { c.changes.end(o, own, callDetached(ctx, call)) }()
+		go func() { c.changes.end(o, own, callDetached(ctx, c.traits.Timing.Change, call)) }()
 		if !own.wait(ctx) {
 			return status.FromContextError(ctx.Err()).Err()
 		}
@@ -156,14 +147,16 @@ func (c *Client) change(
 	}
 }
 
-// callDetached makes a call that is not cancelled with ctx, only by changeTimeout.
-func callDetached(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
+// callDetached makes a call that is not cancelled with ctx, only after the time limit.
+func callDetached(
+	ctx context.Context, limit time.Duration, call func(context.Context) error,
+) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	err := call(ctx)
 	if err != nil && ctx.Err() != nil {
 		const format = "the agent has not answered within %s; it may still be at it"
-		return &Error{Kind: ErrTimeout, Detail: fmt.Sprintf(format, changeTimeout), Err: err}
+		return &Error{Kind: ErrTimeout, Detail: fmt.Sprintf(format, limit), Err: err}
 	}
 	return err
 }

@@ -5,7 +5,8 @@
 // OPI agents are asynchronous and promise little: a successful Create proves nothing, and most
 // errors are Unknown. Each method of [Client] therefore reads the agent's state, does what is
 // missing, and returns nil only when the agent reports exactly the wanted state. A method may be
-// called again at any time, even if the outcome of an earlier call is unknown.
+// called again at any time, even if the outcome of an earlier call is unknown. For agents that
+// report nothing, see [Traits].
 package opi
 
 import (
@@ -29,13 +30,8 @@ import (
 )
 
 const (
-	// maxInFlight bounds the parallel RPCs to one agent, for changing and reading calls separately.
-	// The reference agent has one task queue, and answers a larger burst with "busy" and delays of
-	// seconds.
-	maxInFlight = 8
-	// rpcTimeout bounds one reading RPC; the methods of Client are bounded by their context. Agents
-	// answer reads within milliseconds.
-	rpcTimeout = 5 * time.Second
+	// connectTimeout bounds an attempt to connect.
+	connectTimeout = 5 * time.Second
 
 	maxMessage = 1 << 20  // bytes of a response; a page of ports has some 100 KiB
 	maxHeaders = 64 << 10 // bytes of a response's headers, including an error's text
@@ -54,8 +50,8 @@ type Config struct {
 	// Installation marks the caller's objects at the agent. Other objects are never replaced,
 	// changed or deleted.
 	Installation Installation
-	// FailedGrace is how long a failed port or network may take to recover by itself. Default 3 s,
-	// because the reference agent retries after 2 s.
+	// FailedGrace is how long a failed port or network may take to recover by itself. The default
+	// is the dialect's [Timing.Recovery].
 	FailedGrace time.Duration
 	// Claimed returns the owner of a port of the installation, or "" if the port is this client's.
 	// It distinguishes ports of Functions that have the same address on different nodes. It may be
@@ -130,11 +126,13 @@ type Client struct {
 	claimed      func(PortStatus) string
 	failedGrace  time.Duration
 	conn         *grpc.ClientConn
+	traits       Traits
 	agent        Agent
 	vtep         netip.Addr
 
 	ports, networks objectKind
 	changes         changes
+	accepted        accepted // for agents that do not report their ports
 
 	noOptions atomic.Bool // the agent is known not to implement [Options]
 	mtus      sync.Map    // network id to int, see MTU
@@ -145,7 +143,7 @@ type Client struct {
 
 // Dial returns a Client. It does not connect; the first call or [Client.Watch] does.
 func Dial(cfg Config) (*Client, error) {
-	if cfg.Dialect == nil {
+	if cfg.Dialect.New == nil {
 		return nil, errors.New("opi: no dialect is given")
 	}
 	if cfg.Installation == "" {
@@ -155,9 +153,11 @@ func Dial(cfg Config) (*Client, error) {
 		return nil, err
 	}
 
+	traits := cfg.Dialect.Traits
 	c := &Client{
 		endpoint: cfg.Endpoint, installation: cfg.Installation, claimed: cfg.Claimed,
-		failedGrace: cmp.Or(cfg.FailedGrace, 3*time.Second), vtep: cfg.VTEP,
+		failedGrace: cmp.Or(cfg.FailedGrace, traits.Timing.Recovery), vtep: cfg.VTEP,
+		traits: traits, changes: changes{timing: traits.Timing},
 	}
 
 	dialer := newDialer()
@@ -183,9 +183,9 @@ func Dial(cfg Config) (*Client, error) {
 				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
 				MaxDelay: 5 * time.Second,
 			},
-			MinConnectTimeout: rpcTimeout,
+			MinConnectTimeout: connectTimeout,
 		}),
-		grpc.WithUnaryInterceptor(limitConcurrency()),
+		grpc.WithUnaryInterceptor(limitConcurrency(traits.Timing)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithReadBufferSize(buffer),
@@ -201,8 +201,9 @@ func Dial(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
 
-	c.conn, c.agent = conn, cfg.Dialect(conn)
-	c.ports = objectKind{noun: "port", delete: c.agent.DeletePort, retryDelete: true}
+	c.conn, c.agent = conn, cfg.Dialect.New(conn)
+	c.ports = objectKind{noun: "port", delete: c.agent.DeletePort,
+		deleteAgain: traits.Timing.DeleteAgain}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
 		// A port that is being deleted may have lost its networks, and so its owner. It is waited

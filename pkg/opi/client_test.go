@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dpuoperator"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
@@ -35,18 +36,30 @@ var (
 
 // TestSuite runs the suite for each dialect.
 func TestSuite(t *testing.T) {
-	fakes := map[string]func(testing.TB) *opitest.Agent{evpngw.Name: opitest.Start}
-	for _, name := range dialects.Names() {
-		start := fakes[name]
-		if start == nil {
-			t.Errorf("no fake agent speaks dialect %s", name)
+	suites := map[string]func(*testing.T, opi.Dialect){
+		evpngw.Name: runSuite, evpngw.NameE2000: runSuite, dpuoperator.Name: runPluginSuite,
+	}
+	for _, dialect := range dialects.All() {
+		run := suites[dialect.Name]
+		if run == nil {
+			t.Errorf("no fake agent speaks dialect %s", dialect.Name)
 			continue
 		}
-		t.Run(name, func(t *testing.T) { runSuite(t, start) })
+		t.Run(dialect.Name, func(t *testing.T) { run(t, dialect) })
 	}
 }
 
-func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
+func runPluginSuite(t *testing.T, dialect opi.Dialect) {
+	for _, plugin := range opitest.Plugins() {
+		t.Run(string(plugin), func(t *testing.T) {
+			opitest.RunClientSuite(t, dialect, func(t *testing.T, _ []string) opi.Config {
+				return opitest.StartDPUOperator(t, plugin).Config()
+			})
+		})
+	}
+}
+
+func runSuite(t *testing.T, dialect opi.Dialect) {
 	tests := map[string]opitest.Behaviour{
 		"healthy": {},
 		"slow": {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond,
@@ -58,10 +71,12 @@ func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 	}
 	for name, behaviour := range tests {
 		t.Run(name, func(t *testing.T) {
-			opitest.RunClientSuite(t, func(t *testing.T, _ []string) opi.Config {
-				a := start(t)
+			opitest.RunClientSuite(t, dialect, func(t *testing.T, _ []string) opi.Config {
+				a := opitest.Start(t)
 				a.Set(func(b *opitest.Behaviour) { *b = behaviour })
-				return a.Config()
+				cfg := a.Config()
+				cfg.Dialect = dialect
+				return cfg
 			})
 		})
 	}
@@ -227,7 +242,7 @@ func TestEndpointWithZone(t *testing.T) {
 
 	for _, host := range []string{"::1", "::1%lo"} {
 		c := dial(t,
-			opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect,
+			opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect(),
 				Installation: opitest.Installation})
 		ok(t, c.Check(t.Context())) // the server implements nothing, and answers so
 		if peer, _, _ := strings.Cut(c.Peer(), "]"); !strings.HasPrefix(peer, "[::1") {
@@ -562,10 +577,10 @@ func TestWatch(t *testing.T) {
 
 func TestDialRejects(t *testing.T) {
 	tests := map[string]opi.Config{
-		"no port":    {Endpoint: "192.0.2.1", Dialect: evpngw.Dialect},
-		"no host":    {Endpoint: ":50151", Dialect: evpngw.Dialect},
-		"port 0":     {Endpoint: "192.0.2.1:0", Dialect: evpngw.Dialect},
-		"port name":  {Endpoint: "192.0.2.1:opi", Dialect: evpngw.Dialect},
+		"no port":    {Endpoint: "192.0.2.1", Dialect: evpngw.Dialect()},
+		"no host":    {Endpoint: ":50151", Dialect: evpngw.Dialect()},
+		"port 0":     {Endpoint: "192.0.2.1:0", Dialect: evpngw.Dialect()},
+		"port name":  {Endpoint: "192.0.2.1:opi", Dialect: evpngw.Dialect()},
 		"no dialect": {Endpoint: "192.0.2.1:50151"},
 	}
 	for name, cfg := range tests {

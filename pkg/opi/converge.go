@@ -20,15 +20,11 @@ type objectKind struct {
 	// status also reports whether the object is the installation's.
 	status func(ctx context.Context, id string) (s Status, ours bool, err error)
 	delete func(ctx context.Context, id string) error
-	// retryDelete allows to repeat a deletion that has had no effect for deleteAgain.
-	retryDelete bool
+	// deleteAgain is the time after which a deletion without effect is repeated; 0 means never.
+	deleteAgain time.Duration
 }
 
 func (k objectKind) object(id string) object { return object{k.noun, id} }
-
-// deleteAgain is the time after which a deletion without effect is assumed to be lost. The
-// reference agent may keep an object forever if it is deleted during an earlier deletion.
-const deleteAgain = 2 * time.Second
 
 // verifyCreated interprets the error of a create call. It returns nil if the object exists although
 // the call failed. The caller must verify the object's properties.
@@ -79,7 +75,7 @@ func (c *Client) delete(ctx context.Context, k objectKind, op, id string) error 
 		case got.State == StateDeleting:
 		case deleteErr != nil:
 			return false, progress, c.failure(ctx, op, id, deleteErr)
-		case askedAt.IsZero() || k.retryDelete && time.Since(askedAt) >= deleteAgain:
+		case askedAt.IsZero() || k.deleteAgain > 0 && time.Since(askedAt) >= k.deleteAgain:
 			askedAt = time.Now()
 			deleteErr = c.change(ctx, o, deletion, func(ctx context.Context) error {
 				return k.delete(ctx, id)

@@ -5,16 +5,59 @@ package opi
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// Dialect creates the [Agent] for a connection. It knows how one kind of OPI agent names objects,
-// which calls the agent has, and what its errors mean. [Client] adds waiting and retries. Package
-// dialects lists the dialects.
-type Dialect func(conn grpc.ClientConnInterface) Agent
+// Dialect describes one kind of OPI agent: how the agent names objects, which calls it has, and
+// what its errors mean. [Client] adds waiting and retries. Package dialects lists the dialects.
+type Dialect struct {
+	// Name is the dialect's name in XPUs and configurations.
+	Name   string
+	Traits Traits
+	// New returns the agent at the other end of a connection.
+	New func(conn grpc.ClientConnInterface) Agent
+}
+
+// Traits are what agents of a dialect can do and what they need.
+type Traits struct {
+	// Verifies means that the agent reports its ports and networks. If it does not, the success of
+	// a call is the only evidence that a port exists or is gone. Each port is then created again on
+	// each new connection, because the agent may have lost it with the last one, and what other
+	// clients do at the agent remains unknown.
+	Verifies bool
+	// Networks means that networks are objects of the agent. Otherwise a network exists at the
+	// agent only as the VLAN of its ports.
+	Networks bool
+	// Numbered means that the agent knows a Function by the numbers of its PF and VF, so that the
+	// ids of ports must come from [PortIDAt].
+	Numbered bool
+	// HardwareMAC means that the agent knows a Function by its MAC address, so that a port must
+	// have the address that the Function has by itself.
+	HardwareMAC bool
+	// Alive describes the call that finds out whether the agent answers, for people.
+	Alive string
+
+	Timing Timing
+}
+
+// Timing is how much time agents of a dialect need.
+type Timing struct {
+	// Read bounds a call that changes nothing, and Change a call that does. A call that changes
+	// something is not cancelled with its caller's context, because the agent goes on with it.
+	Read, Change time.Duration
+	// Late is how long an agent may still carry out a call whose answer was lost.
+	Late time.Duration
+	// Recovery is how long a failed port or network may take to recover by itself.
+	Recovery time.Duration
+	// DeleteAgain is the time after which a port's deletion without effect is assumed to be lost.
+	DeleteAgain time.Duration
+	// InFlight bounds the calls to one agent at a time, for changing and reading calls separately.
+	InFlight int64
+}
 
 // Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and
 // [NetworkID]; a dialect with other names derives the names from the ids. Results are bounded,
@@ -27,7 +70,8 @@ type Agent interface {
 	Alive(ctx context.Context) error
 
 	// Port returns the port with the id. The error is [ErrNotFound] if the agent reports that there
-	// is none, and [ErrUnknown] if no call of the agent returns all fields of Port.
+	// is none, and [ErrUnknown] if no call of the agent returns all fields of Port. Without
+	// [Traits.Verifies], Port, Ports, Network and Networks return [ErrUnsupported].
 	Port(ctx context.Context, id string) (PortStatus, error)
 	// Ports returns all ports in the agent's order, including other clients'. A port with unknown
 	// fields has [StateUnknown].
@@ -47,7 +91,8 @@ type Agent interface {
 	// Networks returns all networks in the agent's order, including other clients'.
 	Networks(ctx context.Context) ([]NetworkStatus, error)
 	// CreateNetwork requests a network. If it has a VNI, its VXLAN is sent from vtep, or from an
-	// address that the agent chooses if vtep is zero.
+	// address that the agent chooses if vtep is zero. Without [Traits.Networks], it only checks
+	// whether the agent's ports can be in such a network.
 	CreateNetwork(ctx context.Context, n Network, vtep netip.Addr) error
 	// DeleteNetwork requests the deletion of a network. The error is [ErrInUse] if ports use it.
 	// For a network that does not exist it returns nil or [ErrNotFound].

@@ -80,11 +80,14 @@ func (n Network) sameAs(wanted Network) bool {
 // The error is ErrConflict if the network has another VLAN or VNI; it is left unchanged, because
 // ports may use it. The error is also ErrConflict if another network has this VLAN or VNI, because
 // agents may accept two such networks and connect them. The error is ErrUnknown if the agent
-// reports too little about the network.
+// reports too little about the network. Without [Traits.Networks], the network is only checked.
 func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	const op = "ensure network"
 	if err := n.check(op, c.installation); err != nil {
 		return err
+	}
+	if !c.traits.Networks {
+		return c.failure(ctx, op, n.ID, c.agent.CreateNetwork(ctx, n, c.vtep))
 	}
 
 	o := c.networks.object(n.ID)
@@ -194,8 +197,12 @@ func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 }
 
 // DeleteNetwork returns nil once the agent reports that the network does not exist. The error is
-// ErrInUse while ports use it.
+// ErrInUse while ports use it. Without [Traits.Networks], it does nothing.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
+	if !c.traits.Networks {
+		return nil
+	}
+
 	err := c.delete(ctx, c.networks, "delete network", id)
 	if err == nil {
 		c.mtus.Delete(id)

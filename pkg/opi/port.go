@@ -23,6 +23,10 @@ type Port struct {
 	Networks []string         // ids; exactly one unless Trunk
 	Trunk    bool             // frames carry the VLAN tags of the networks
 
+	// VLANs are the VLANs of the Networks, in the same order, each 1-4094. They are only for agents
+	// without networks ([Traits.Networks]), and not set in a PortStatus.
+	VLANs []uint16
+
 	// Addresses are the IP addresses that the port may send from, if the source filter of its
 	// networks checks them; none means any. They are only for agents with [Options], and not set in
 	// a PortStatus.
@@ -121,10 +125,17 @@ const maxCreations = 3
 // is retried once; if it stays failed for [Config.FailedGrace], the error is ErrFailed. If one of
 // the networks does not exist, the error is ErrNetworkMissing. If the agent reports too little
 // about the port, it is left unchanged and the error is ErrUnknown.
+//
+// Without [Traits.Verifies], EnsurePort returns nil once the agent has accepted the port on the
+// present connection.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	if err := p.check(ensurePort, c.installation); err != nil {
 		return err
 	}
+	if !c.traits.Verifies {
+		return c.ensureUnverified(ctx, p)
+	}
+
 	e := portEnsurer{client: c, port: p, object: c.ports.object(p.ID), mayRetry: true}
 	return await(ctx, ensurePort, p.ID, e.poll)
 }
@@ -267,12 +278,20 @@ func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 // has it. Until then its Function must not be given to another pod, because the xPU may still
 // forward frames for its last owner. The error is [ErrUnknown] if the agent does not report the
 // port's owner; the port is left unchanged then.
+//
+// Without [Traits.Verifies], DeletePort always calls the agent, and returns nil once the agent has
+// accepted the deletion.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
-	return c.delete(ctx, c.ports, "delete port", id)
+	const op = "delete port"
+	if !c.traits.Verifies {
+		return c.deleteUnverified(ctx, op, id)
+	}
+	return c.delete(ctx, c.ports, op, id)
 }
 
 // GetPort returns the agent's port with this id. The error is ErrNotFound if there is none, and
-// ErrUnknown if the agent reports too little about it.
+// ErrUnknown if the agent reports too little about it. It is ErrUnsupported without
+// [Traits.Verifies].
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	const op = "get port"
 	if err := checkID(op, id); err != nil {

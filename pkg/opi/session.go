@@ -264,6 +264,7 @@ func (s *Session) Health() Health {
 // EnsurePort calls [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the
 // agent has confirmed it since the connection came up.
 func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
+	port.VLANs = []uint16{network.VLAN}
 	return s.retryAfterReconnect(func() error {
 		if err := s.ensureNetwork(ctx, network, false); err != nil {
 			return err
@@ -374,6 +375,9 @@ func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 
 	return networks, nil
 }
+
+// Traits returns what the agent can do.
+func (s *Session) Traits() Traits { return s.client.traits }
 
 // MTU is like [Client.MTU].
 func (s *Session) MTU(network string) int { return s.client.MTU(network) }

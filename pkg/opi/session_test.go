@@ -363,8 +363,8 @@ func TestAnswerFromBeforeARestart(t *testing.T) {
 	a := opitest.Start(t)
 	late := lateAnswers{network: new(atomic.Pointer[func()]), port: new(atomic.Pointer[func()])}
 	config := a.Config()
-	config.Dialect = func(conn grpc.ClientConnInterface) opi.Agent {
-		return lateAnswers{evpngw.Dialect(conn), late.network, late.port}
+	config.Dialect.New = func(conn grpc.ClientConnInterface) opi.Agent {
+		return lateAnswers{evpngw.Dialect().New(conn), late.network, late.port}
 	}
 	s, r := open(t, config, time.Minute)
 	r.waitFor(t, s, "answering", answers)

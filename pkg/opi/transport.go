@@ -99,10 +99,12 @@ func (r *reloadingTLS) ClientHandshake(
 
 func (r *reloadingTLS) Clone() credentials.TransportCredentials { return r }
 
-// limitConcurrency limits changing and reading calls to [maxInFlight] at once each, so that slow
-// changes do not block health checks. Once a reading call runs, it is bounded by [rpcTimeout].
-func limitConcurrency() grpc.UnaryClientInterceptor {
-	changing, reading := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
+// limitConcurrency limits changing and reading calls to [Timing.InFlight] at once each, so that
+// slow changes do not block health checks. Once a reading call runs, it is bounded by
+// [Timing.Read].
+func limitConcurrency(timing Timing) grpc.UnaryClientInterceptor {
+	changing := semaphore.NewWeighted(timing.InFlight)
+	reading := semaphore.NewWeighted(timing.InFlight)
 	return func(
 		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
@@ -118,7 +120,7 @@ func limitConcurrency() grpc.UnaryClientInterceptor {
 
 		if slots == reading {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, rpcTimeout)
+			ctx, cancel = context.WithTimeout(ctx, timing.Read)
 			defer cancel()
 		}
 

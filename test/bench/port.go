@@ -112,7 +112,7 @@ func (b *bench) comparePorts(
 	defer cancel()
 
 	ours, err := opi.Dial(opi.Config{
-		Endpoint: endpoint, Dialect: evpngw.Dialect, Installation: installation,
+		Endpoint: endpoint, Dialect: evpngw.Dialect(), Installation: installation,
 	})
 	if err != nil {
 		return m, err

@@ -43,6 +43,8 @@ type hostile struct {
 	missing bool // reported: the port does not exist
 	foreign bool // reported: the port is in another owner's network
 	right   bool // reported: the port is up with the wanted properties
+	created bool // a creation succeeded, or the agent reported that it has the port
+	deleted bool // a deletion succeeded, or the agent reported that it has no port
 }
 
 // answer encodes an answer: a gRPC code, and a message or the text of an error.
@@ -78,6 +80,7 @@ func (h *hostile) Invoke(
 		aNetdev := named && key != "" && !strings.Contains(key, "/") // the netdev of the port
 		h.missing = h.missing || code == codes.NotFound && path.Base(method) == "GetBridgePort" &&
 			!aNetdev
+		h.accept(path.Base(method), code, string(body))
 		return status.Error(code, string(body))
 	}
 
@@ -85,6 +88,7 @@ func (h *hostile) Invoke(
 		return status.Error(codes.Internal, err.Error())
 	}
 
+	h.accept(path.Base(method), code, "")
 	switch told := reply.(type) {
 	case *evpn.BridgePort:
 		if path.Base(method) == "GetBridgePort" {
@@ -99,6 +103,19 @@ func (h *hostile) Invoke(
 	}
 
 	return nil
+}
+
+// accept records whether an answer is evidence of a creation or a deletion.
+func (h *hostile) accept(method string, code codes.Code, text string) {
+	says := func(what string) bool {
+		return code == codes.Unknown && strings.Contains(text, what)
+	}
+	switch method {
+	case "CreateBridgePort":
+		h.created = h.created || code == codes.OK || says("already allocated")
+	case "DeleteBridgePort":
+		h.deleted = h.deleted || code == codes.OK || says("not allocated") || says("no port named")
+	}
 }
 
 func (h *hostile) record(port *evpn.BridgePort) {
@@ -160,6 +177,8 @@ func seeds(f *testing.F) {
 		{answer(codes.Unknown, []byte("the referenced Logical Bridge has not been found"))},
 		{message(f, network), message(f, network)},
 		{message(f, &evpn.BridgePort{}), message(f, &evpn.LogicalBridge{})},
+		{answer(codes.Unknown, []byte("VF Device is already allocated"))},
+		{answer(codes.Unknown, []byte("VF Device is not allocated"))},
 	} {
 		f.Add(slices.Concat(script...))
 	}
@@ -173,7 +192,7 @@ func FuzzAgent(f *testing.F) {
 		for _, name := range dialects.Names() {
 			dialect, err := dialects.Named(name)
 			must.Succeed(t, err)
-			agent := func() opi.Agent { return dialect(&hostile{answers: answers}) }
+			agent := func() opi.Agent { return dialect.New(&hostile{answers: answers}) }
 			ctx := t.Context()
 
 			port, err := agent().Port(ctx, portID)
@@ -241,18 +260,24 @@ func FuzzClient(f *testing.F) {
 			dialect, err := dialects.Named(name)
 			must.Succeed(t, err)
 
+			id, wanted := portID, wantedPort
+			if dialect.Traits.Numbered {
+				id, wanted.ID, wanted.VLANs = "pf0vf2", "pf0vf2", []uint16{10}
+			}
+
 			if agent, err := runClient(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
-					return c.DeletePort(ctx, portID)
-				}); err == nil && !agent.missing && !agent.foreign {
+					return c.DeletePort(ctx, id)
+				}); err == nil && !agent.missing && !agent.foreign &&
+				(dialect.Traits.Verifies || !agent.deleted) {
 				t.Error("a port was taken for gone that the agent did not call missing or " +
 					"somebody else's")
 			}
 
 			if agent, err := runClient(t, dialect, answers,
 				func(ctx context.Context, c *opi.Client) error {
-					return c.EnsurePort(ctx, wantedPort)
-				}); err == nil && !agent.right {
+					return c.EnsurePort(ctx, wanted)
+				}); err == nil && !agent.right && (dialect.Traits.Verifies || !agent.created) {
 				t.Error("a port was taken for served that the agent did not say is up as wanted")
 			}
 
@@ -272,7 +297,10 @@ func runClient(
 	agent := &hostile{answers: answers}
 	c, err := opi.Dial(opi.Config{
 		Endpoint: "127.0.0.1:1", Installation: "net", FailedGrace: time.Millisecond,
-		Dialect: func(grpc.ClientConnInterface) opi.Agent { return dialect(agent) },
+		Dialect: opi.Dialect{
+			Traits: dialect.Traits,
+			New:    func(grpc.ClientConnInterface) opi.Agent { return dialect.New(agent) },
+		},
 	})
 
 	must.Succeed(t, err)

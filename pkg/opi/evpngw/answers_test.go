@@ -140,7 +140,7 @@ func TestPages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			agent := evpngw.Dialect(answers{"ListLogicalBridges": test.pages})
+			agent := evpngw.Dialect().New(answers{"ListLogicalBridges": test.pages})
 			all, err := agent.Networks(t.Context())
 			if !says(err, test.problem) || test.kind != nil && !errors.Is(err, test.kind) {
 				t.Errorf("error %v, want a %v that says %q", err, test.kind, test.problem)
@@ -262,7 +262,7 @@ func TestErrors(t *testing.T) {
 				}
 				agent[rpc] = []answer{fails(codes.Internal, "disk full")}
 
-				err := test.call(t.Context(), evpngw.Dialect(agent))
+				err := test.call(t.Context(), evpngw.Dialect().New(agent))
 				if status.Code(err) != codes.Internal ||
 					!strings.Contains(err.Error(), "disk full") {
 					t.Errorf("error %v, want the agent's", err)
@@ -326,7 +326,7 @@ func TestAnsweredErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			agent := evpngw.Dialect(answers{test.rpc: {test.fails}})
+			agent := evpngw.Dialect().New(answers{test.rpc: {test.fails}})
 			if err := test.call(t.Context(), agent); !says(err, test.problem) {
 				t.Errorf("error %v, want %q", err, test.problem)
 			}
@@ -383,7 +383,7 @@ func TestStates(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			agent := evpngw.Dialect(answers{"GetLogicalBridge": {{message: bridge("a",
+			agent := evpngw.Dialect().New(answers{"GetLogicalBridge": {{message: bridge("a",
 				&evpn.LogicalBridgeStatus{OperStatus: test.oper, Components: test.components})}}})
 			got, err := agent.Network(t.Context(), "a")
 			if err != nil || got.Status != test.want {

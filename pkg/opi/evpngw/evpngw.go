@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
@@ -28,8 +29,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Name is the dialect's name in XPUs and configurations.
-const Name = "evpn-gw"
+// Names of the dialects in XPUs and configurations.
+const (
+	Name      = "evpn-gw"
+	NameE2000 = "intel-e2000"
+)
 
 // Default prefixes of object names, until the agent's answers show others. The API's comments say
 // "bridgePorts/{id}", but no evpn-gw agent was observed to find anything under such a name.
@@ -122,8 +126,42 @@ func endless(what string) error {
 	return &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent lists " + what}
 }
 
-// Dialect is the [opi.Dialect] of this package.
-func Dialect(conn grpc.ClientConnInterface) opi.Agent {
+// Dialect returns the dialect of opi-evpn-bridge and opi-bridge. Versions of opi-evpn-bridge are
+// told apart by their answers.
+func Dialect() opi.Dialect {
+	return opi.Dialect{
+		Name: Name, New: newAgent,
+		Traits: opi.Traits{
+			Verifies: true, Networks: true, Alive: "GetBridgePort for a port that never exists",
+			Timing: opi.Timing{
+				// Agents answer reads within milliseconds, and may take 40 s for a port.
+				Read: 5 * time.Second, Change: 2 * time.Minute,
+				// Agents that answer late do so within several seconds. When a connection is lost,
+				// they drop calls that they have not begun.
+				Late: 10 * time.Second,
+				// opi-evpn-bridge retries after 2 s.
+				Recovery: 3 * time.Second,
+				// opi-evpn-bridge may keep an object forever if it is deleted during an earlier
+				// deletion.
+				DeleteAgain: 2 * time.Second,
+				// opi-evpn-bridge has one task queue, and answers a larger burst with "busy" and
+				// delays of seconds.
+				InFlight: 8,
+			},
+		},
+	}
+}
+
+// E2000 returns the dialect of opi-intel-bridge for the IPU E2000. It is derived from
+// opi-evpn-bridge. It ignores the id of a port, and computes the vport of the Function from the
+// first two bytes of the port's MAC address.
+func E2000() opi.Dialect {
+	d := Dialect()
+	d.Name, d.Traits.HardwareMAC = NameE2000, true
+	return d
+}
+
+func newAgent(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
 		networks:  evpn.NewLogicalBridgeServiceClient(conn),
 		ports:     evpn.NewBridgePortServiceClient(conn),

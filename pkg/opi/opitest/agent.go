@@ -141,7 +141,7 @@ const Installation opi.Installation = "net"
 
 // Config returns the configuration for a client of the agent.
 func (a *Agent) Config() opi.Config {
-	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation,
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect(), Installation: Installation,
 		FailedGrace: 100 * time.Millisecond}
 }
 

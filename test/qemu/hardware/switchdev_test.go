@@ -230,7 +230,7 @@ func (x *xpu) start() {
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(ctx) }()
 	go func() { ended <- server.Serve(listener) }()
-	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect,
+	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect(),
 		Installation: opitest.Installation})
 	must.Succeed(t, err)
 	client := x.client
