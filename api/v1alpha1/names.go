@@ -21,6 +21,10 @@ const (
 	// (spec.abandonedFunctions): False (Abandoned).
 	ConditionFunctions = "Functions"
 
+	// ConditionVerified is on an XPU whose OPI agent does not report its ports: False
+	// (NotReported).
+	ConditionVerified = "Verified"
+
 	// ConditionConnected reports whether the cluster of an XPUTenant answers the broker.
 	ConditionConnected = "Connected"
 
@@ -147,6 +151,9 @@ const (
 	ReasonCardNotFound  = "CardNotFound"  // no node reports the PFs
 	ReasonContradiction = "Contradiction" // between spec and cards, or between nodes
 	ReasonNotTold       = "NotTold"       // the OPI agent reports no PFs; no spec.nodeName
+
+	// ReasonNotReported is the reason of the condition Verified.
+	ReasonNotReported = "NotReported"
 
 	// Reasons for objects of tenant clusters. XPUTenants also have Connected and Conflict.
 

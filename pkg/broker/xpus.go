@@ -171,6 +171,7 @@ func (r *xpus) copyToTenant(
 	status := v1alpha1.XPUStatus{NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs}
 	for _, kind := range []string{
 		v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions,
+		v1alpha1.ConditionVerified,
 	} {
 		if condition := meta.FindStatusCondition(xpu.Status.Conditions, kind); condition != nil {
 			copied := *condition

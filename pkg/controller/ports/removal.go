@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -104,7 +105,8 @@ func (r *reconciler) notReleased(port *v1alpha1.XPUPort, err error) error {
 }
 
 // deletePort has the agent delete the port. If the card is in another node now, it first checks
-// that the port with this id is not the port of a Function there.
+// that the port with this id is not the port of a Function there. If the agent does not report its
+// ports, the XPUPorts of that node decide.
 func (r *reconciler) deletePort(
 	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
 ) error {
@@ -114,11 +116,29 @@ func (r *reconciler) deletePort(
 		if errors.Is(err, opi.ErrNotFound) || err == nil && (invalid != nil || !got.Equal(has)) {
 			return nil
 		}
-		if err != nil && !errors.Is(err, opi.ErrUnsupported) {
+		if errors.Is(err, opi.ErrUnsupported) {
+			taken, err := r.isTaken(ctx, xpu, id)
+			if taken || err != nil {
+				return err
+			}
+		} else if err != nil {
 			return err
 		}
 	}
 	return agent.DeletePort(ctx, id)
+}
+
+// isTaken reports whether an XPUPort of the node that has the card now has the port with this id.
+func (r *reconciler) isTaken(ctx context.Context, xpu *v1alpha1.XPU, id string) (bool, error) {
+	all, err := r.Ports.By(ctx, model.ByXPU, xpu.Name)
+	if err != nil {
+		return false, err
+	}
+
+	return slices.ContainsFunc(all, func(other *v1alpha1.XPUPort) bool {
+		itsID, err := xpus.PortID(other, xpu)
+		return err == nil && itsID == id && !xpus.AtAnotherNode(other, xpu)
+	}), nil
 }
 
 // handOver leaves the agent's port to another Port of the Function. It deletes the agent's port if
@@ -142,7 +162,7 @@ func (r *reconciler) handOver(
 	defer cancel()
 
 	got, err := agent.GetPort(bounded, has.ID)
-	if err == nil && got.Equal(has) {
+	if errors.Is(err, opi.ErrUnsupported) || err == nil && got.Equal(has) {
 		err = agent.DeletePort(bounded, has.ID)
 	}
 

@@ -59,6 +59,12 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 		return ctrl.Result{}, nil // there will be another look
 	}
 
+	// Each port is then created again at a new connection, because the agent may have lost it.
+	if !agent.Traits().Verifies {
+		r.serving.wakeups.Add(0, r.Ports.RequestsBy(ctx, model.ByXPU, xpu.Name)...)
+		return ctrl.Result{}, nil
+	}
+
 	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 

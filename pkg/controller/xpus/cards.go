@@ -56,17 +56,17 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 			builder.WithPredicates(predicate.Or(servingChanged,
 				predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
-			CreateFunc: func(_ context.Context, e event.CreateEvent, queue requestQueue) {
-				r.nodeChanged(queue, e.Object)
+			CreateFunc: func(ctx context.Context, e event.CreateEvent, queue requestQueue) {
+				r.nodeChanged(ctx, queue, e.Object)
 			},
-			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue requestQueue) {
+			UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue requestQueue) {
 				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs,
 					e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
-					r.nodeChanged(queue, e.ObjectOld, e.ObjectNew)
+					r.nodeChanged(ctx, queue, e.ObjectOld, e.ObjectNew)
 				}
 			},
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue requestQueue) {
-				r.nodeChanged(queue, e.Object)
+			DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue requestQueue) {
+				r.nodeChanged(ctx, queue, e.Object)
 			},
 		}).
 		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged,
@@ -74,9 +74,21 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		Complete(r.Guarded(r))
 }
 
-// nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had.
-func (r *cards) nodeChanged(queue requestQueue, nodes ...client.Object) {
+// nodeChanged enqueues the XPUs whose agents reported a PF that the node has or had, and the XPUs of
+// the node whose agents know PFs by their numbers.
+func (r *cards) nodeChanged(ctx context.Context, queue requestQueue, nodes ...client.Object) {
 	for _, node := range nodes {
+		var own v1alpha1.XPUList
+		if err := r.Client.List(ctx, &own, client.MatchingFields{ByNode: node.GetName()},
+			client.UnsafeDisableDeepCopy); err != nil {
+			ctrl.LoggerFrom(ctx).Error(err, "Cannot list the XPUs of a node", "node", node.GetName())
+		}
+		for i := range own.Items {
+			if traits, known := traitsOf(&own.Items[i]); known && traits.Numbered {
+				queue.Add(reconciling.RequestFor(&own.Items[i]))
+			}
+		}
+
 		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
 			for _, xpu := range r.reported.by(key) {
 				queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: xpu}})
@@ -139,6 +151,10 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return nil
 	}
 
+	if traits, ok := traitsOf(xpu); ok && traits.Numbered && len(reported) == 0 {
+		return r.locateNumbered(ctx, xpu)
+	}
+
 	var nodes []v1alpha1.XPUNode
 	seen := sets.New[string]()
 	for _, pf := range reported {
@@ -163,7 +179,32 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return err
 	}
 
-	card := locate(xpu, reported, nodes)
+	return r.setCard(ctx, xpu, locate(xpu, reported, nodes))
+}
+
+// locateNumbered fills in the status of an XPU whose agent knows the PFs of its host by their
+// numbers, and does not report them.
+func (r *cards) locateNumbered(ctx context.Context, xpu *v1alpha1.XPU) error {
+	var node v1alpha1.XPUNode
+	err := r.Client.Get(ctx, client.ObjectKey{Name: xpu.Spec.NodeName}, &node)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("XPUNode %s: %w", xpu.Spec.NodeName, err)
+	}
+
+	nodes, err := r.ofTenant(ctx, xpu, []v1alpha1.XPUNode{node})
+	if err != nil {
+		return err
+	}
+
+	card := untold(xpu)
+	if len(nodes) > 0 && xpu.Spec.NodeName != "" {
+		card.pfs = numbered(nodes[0].Status.PFs, xpu.Spec.PFs)
+	}
+	return r.setCard(ctx, xpu, card)
+}
+
+// setCard fills in the XPU's status, unless another XPU has the card already.
+func (r *cards) setCard(ctx context.Context, xpu *v1alpha1.XPU, card location) error {
 	if rival, err := r.rival(ctx, xpu, card); err != nil {
 		return err
 	} else if rival != "" {

@@ -173,6 +173,25 @@ func join(reported []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XP
 	})
 }
 
+// numbered returns the PFs of a node that have VFs, or those that the spec names, sorted by address.
+// Their names have the number of the PCI function, which firmware gives to a PF as its number.
+func numbered(has []v1alpha1.XPUNodePF, wanted []string) (pfs []v1alpha1.XPUPF) {
+	for _, pf := range has {
+		_, number, _ := strings.Cut(pf.Address, ".")
+		if pf.TotalVFs > 0 && (len(wanted) == 0 || slices.Contains(wanted, pf.Address)) {
+			pfs = append(pfs, v1alpha1.XPUPF{
+				Address: pf.Address, Name: "pf" + number, VFOffset: pf.VFOffset,
+				VFStride: pf.VFStride, TotalVFs: pf.TotalVFs,
+			})
+		}
+	}
+
+	slices.SortFunc(pfs, func(a, b v1alpha1.XPUPF) int {
+		return strings.Compare(a.Address, b.Address)
+	})
+	return pfs
+}
+
 // isSamePF compares the MAC addresses where both sides know them, because only one PF has a MAC
 // address. Otherwise it compares the card's serial number and the number of the PCI function.
 func isSamePF(reported opi.HostPF, has v1alpha1.XPUNodePF) bool {

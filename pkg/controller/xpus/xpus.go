@@ -144,6 +144,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 
 	setFunctionsCondition(&xpu)
+	setVerifiedCondition(&xpu)
 	if reason == "" { // not known yet: another event comes
 		return ctrl.Result{}, reconciling.WriteStatus(ctx, r.Client, &xpu, before)
 	}
@@ -185,7 +186,13 @@ func (r *reconciler) state(
 		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
 	}
 
+	traits, _ := traitsOf(xpu)
 	switch {
+	case conn.Health.Connected && xpu.Spec.Abandon && !traits.Verifies:
+		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back, and does not "+
+			"report its ports; see that the card has none of abandoned XPUPorts, for example by a "+
+			"restart of the card, and then delete the XPU and make it anew",
+			xpu.Spec.Endpoint), nil
 	case conn.Health.Connected && xpu.Spec.Abandon && !conn.Clean:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
 			"abandoned XPUPorts are being deleted",

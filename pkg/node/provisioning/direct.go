@@ -173,7 +173,7 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 	}
 
 	err := x.work(ctx, a.Function, func(ctx context.Context) error {
-		id, err := opi.PortID(a.Function)
+		id, err := x.portID(a)
 		if err != nil {
 			return err
 		}
@@ -335,7 +335,7 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	}
 
 	mine := x.direct.options.Installation
-	id, err := opi.PortID(a.Function)
+	id, err := x.portID(a)
 	port := mine.Port(id, a.Port.MAC, a.Port.Network)
 	addresses := a.Interface.Addresses
 	if len(addresses) == 0 {
@@ -351,6 +351,19 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	}
 
 	return x.EnsurePort(ctx, port, x.network(a.Port.Network, network))
+}
+
+// portID returns the id of the attachment's Port at the agent. It depends only on what the journal
+// has from the start, so that a Port is found again after a crash. An agent that knows VFs by their
+// numbers gets the numbers of the PF's PCI function and of the VF.
+func (x *xpuSession) portID(a journal.Attachment) (string, error) {
+	_, isSF := a.Function.SFNum()
+	if !x.Traits().Numbered || isSF || a.Function.Address == a.PF {
+		return opi.PortID(a.Function)
+	}
+
+	_, number, _ := strings.Cut(string(a.PF), ".")
+	return opi.PortIDAt("pf"+number, fmt.Sprintf("vf%d", a.VFIndex)), nil
 }
 
 // network returns the form in which the agent gets a network of the configuration.
