@@ -169,6 +169,14 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	TotalVFs int32 `json:"totalVFs,omitempty"`
+
+	// VFMACs are the permanent addresses of the netdevs of VFs 0, 1 and so on, "02:00:00:00:00:01";
+	// "" for a VF whose address is not known or not permanent. An xPU may know a VF by it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=17
+	VFMACs []string `json:"vfMACs,omitempty"`
 }
 
 // XPUNodeStatus is the report of the node's agent.
@@ -211,6 +219,7 @@ const (
 	MaxNodeListed  = 16
 	MaxNodeMessage = 1024
 	MaxNodeText    = 255 // for serial and board
+	MaxNodeVFMACs  = 256 // of a PF
 )
 
 // XPUNode is what xpu-agent found on the node of the same name. Only the agent makes and writes it,

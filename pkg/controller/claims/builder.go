@@ -84,14 +84,13 @@ func (r *reconciler) assume(
 	network *v1alpha1.XPUNetwork,
 ) error {
 	err := r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
-	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
+	byFunction := string(claim.DerivedMAC("", d.ID.Node, d.Function))
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
-	if !refused || refusal.Reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
-		port.Spec.MAC == own {
+	if !refused || refusal.Reason != v1alpha1.ReasonConflict || port.Spec.MAC != byFunction {
 		return err
 	}
 
-	port.Spec.MAC = own
+	port.Spec.MAC = string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
 	return r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
 }
 
@@ -135,7 +134,7 @@ func (r *reconciler) buildPort(
 			"XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
 
-	mac, err := r.macOf(ctx, c, d, network)
+	mac, err := r.macOf(ctx, c, d, network, xpu)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,13 +169,26 @@ func consumerOf(c *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// macOf returns the MAC address of the device's Port: the one that the claim asks for, or one that
-// is derived from the Function if Ports of its pool are made ahead in the network, or one that is
-// derived from the claim. It is the same each time that the Port is created.
+// macOf returns the MAC address of the device's Port: the Function's own if the XPU knows it by
+// that, or the one that the claim asks for, or one that is derived from the Function if Ports of
+// its pool are made ahead in the network, or one that is derived from the claim. It is the same
+// each time that the Port is created.
 func (r *reconciler) macOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
-	network *v1alpha1.XPUNetwork,
+	network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
 ) (string, error) {
+	own, err := xpus.OwnMAC(ctx, r.Client, xpu, d.ID.Node, d.Function)
+	switch {
+	case err != nil:
+		return "", err
+	case own != "" && d.Interface.MAC != "" && string(d.Interface.MAC) != own:
+		return "", reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"request %s: mac %s: XPU %s knows Function %s by its permanent address %s; leave mac "+
+				"out", d.Request, d.Interface.MAC, xpu.Name, d.Function, own)
+	case own != "":
+		return own, nil
+	}
+
 	if d.Interface.MAC != "" {
 		return string(d.Interface.MAC), nil
 	}

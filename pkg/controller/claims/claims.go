@@ -98,6 +98,10 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
 			}), xpus.WhenServing).
+		Watches(&v1alpha1.XPUNode{},
+			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+				return r.dependents(ctx, onNode(o.GetName()))
+			}), xpus.WhenVFMACs).
 		WatchesMetadata(&corev1.Namespace{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 				return reconciling.Requests(ctx, r.Client, &resourceapi.ResourceClaimList{},

@@ -3,6 +3,7 @@
 package ports
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -23,6 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
@@ -234,7 +237,11 @@ func (r *admissions) checkAhead(
 	}
 
 	f := claim.FunctionOf(port.Spec.Function)
-	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
+	mac, err := r.macAhead(ctx, port, f)
+	if err != nil {
+		return false, err
+	}
+	if port.Spec.MAC != mac {
 		return false, reconciling.Refuse(v1alpha1.ReasonForbidden,
 			"MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
 			port.Spec.NodeName, mac)
@@ -252,6 +259,25 @@ func (r *admissions) checkAhead(
 	err = reconciling.Refuse(v1alpha1.ReasonForbidden,
 		"DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
 	return false, reconciling.RetryAfter(err, r.AheadGrace) // the Port is deleted then
+}
+
+// macAhead returns the MAC address that a Port of the Function must have that is made ahead.
+func (r *admissions) macAhead(
+	ctx context.Context, port *v1alpha1.XPUPort, f function.ID,
+) (string, error) {
+	var xpu v1alpha1.XPU
+	err := r.Client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
+	}
+
+	own := ""
+	if err == nil {
+		if own, err = xpus.OwnMAC(ctx, r.Client, &xpu, port.Spec.NodeName, f); err != nil {
+			return "", err
+		}
+	}
+	return cmp.Or(own, string(claim.DerivedMAC("", port.Spec.NodeName, f))), nil
 }
 
 // addressesOf returns the addresses that a Port without a claim gets, if any. The Port is refused

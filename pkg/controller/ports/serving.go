@@ -307,6 +307,10 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 		return false, err
 	}
 
+	if err := xpus.CheckOwnMAC(ctx, r.Client, xpu, port); err != nil && port.Status.BridgePort == "" {
+		return false, err
+	}
+
 	given := addresses.Of(port)
 	carried, up, err := r.serve(ctx, port, given, network, xpu)
 	if err != nil || !up {

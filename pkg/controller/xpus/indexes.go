@@ -53,8 +53,23 @@ func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	)
 }
 
-// Filters of events of XPUs.
+// Filters of events of XPUs and XPUNodes.
 var (
+	// WhenVFMACs selects changes of the MAC addresses of a node's VFs. XPUNodes that exist when the
+	// controller starts count as changed.
+	WhenVFMACs = builder.WithPredicates(predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool {
+			return slices.ContainsFunc(e.Object.(*v1alpha1.XPUNode).Status.PFs,
+				func(pf v1alpha1.XPUNodePF) bool { return len(pf.VFMACs) > 0 })
+		},
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return !slices.EqualFunc(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs,
+				e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs, func(a, b v1alpha1.XPUNodePF) bool {
+					return a.Address == b.Address && slices.Equal(a.VFMACs, b.VFMACs)
+				})
+		},
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+	})
 	// WhenServing selects changes of what an XPU serves.
 	WhenServing    = builder.WithPredicates(servingChanged)
 	servingChanged = predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{

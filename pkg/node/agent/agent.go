@@ -198,7 +198,7 @@ type agent struct {
 func newAgent(
 	ctx context.Context, process *process, env *environment, hardware *hardware, kubelet *kubelet,
 ) (*agent, error) {
-	backend, err := newBackend(ctx, env, kubelet, process.clientset)
+	backend, err := newBackend(ctx, env, hardware, kubelet, process.clientset)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,8 @@ const undoTimeout = time.Second
 
 // podAllocator implements [deviceplugin.Allocator].
 type podAllocator struct {
-	node string
+	// mac returns the MAC address for the Port of a Function.
+	mac func(function.ID) function.MAC
 	// find returns the current state of a Function of this node.
 	find        func(function.ID) (f function.Function, exists bool)
 	lifecycle   *lifecycle.Manager
@@ -40,7 +41,7 @@ type podAllocator struct {
 func (a *podAllocator) Reserve(
 	ctx context.Context, f function.Function, p pool.Pool,
 ) (function.Function, error) {
-	mac := provisioning.MAC(a.node, f.ID)
+	mac := a.mac(f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
 		Setup: setup.Wanted(p.Spec, f.ID, "", mac), Nodes: givesNodes(f, p),
@@ -76,14 +77,14 @@ func givesNodes(f function.Function, p pool.Pool) bool {
 // Ready makes the xPU serve the Function.
 func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	_, err := a.provisioner.Provision(ctx,
-		journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
+		journal.Attachment{Function: f.ID, PF: f.PF, VFIndex: f.Index, Port: a.port(f, p)})
 	return err
 }
 
 // port returns the Port of a Function that is allocated before its pod is known.
 func (a *podAllocator) port(f function.Function, p pool.Pool) *journal.Port {
 	return &journal.Port{
-		DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
+		DevicePool: p.Name, Network: p.Spec.Network, MAC: a.mac(f.ID),
 	}
 }
 

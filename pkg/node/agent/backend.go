@@ -64,10 +64,11 @@ type apiServer struct {
 
 // newBackend makes the parts for the mode of the agent. clientset is nil in direct mode.
 func newBackend(
-	ctx context.Context, env *environment, kubelet *kubelet, clientset kubernetes.Interface,
+	ctx context.Context, env *environment, hardware *hardware, kubelet *kubelet,
+	clientset kubernetes.Interface,
 ) (*backend, error) {
 	if clientset == nil {
-		return newDirectBackend(env)
+		return newDirectBackend(env, hardware)
 	}
 
 	api, err := kubeapi.New(env.config.Kubernetes, env.config.NodeName, kubeapi.Events{
@@ -89,7 +90,7 @@ func newBackend(
 
 	ports := &provisioning.CRD{
 		API: api, Journal: env.journal, Node: env.config.NodeName, Namespace: env.config.Namespace,
-		InUse: kubelet.mayBeInUse, Log: env.log.WithName("provision"),
+		InUse: kubelet.mayBeInUse, OwnMAC: hardware.macs.Of, Log: env.log.WithName("provision"),
 	}
 
 	metrics := dra.NewMetrics(env.registry)
@@ -125,7 +126,7 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 
 // newDirectBackend makes the parts of direct mode: the agent calls the OPI agents itself, and
 // DevicePools come from a file.
-func newDirectBackend(env *environment) (*backend, error) {
+func newDirectBackend(env *environment, hardware *hardware) (*backend, error) {
 	config := &provisioning.Config{}
 	var err error
 	if env.config.DirectConfig != "" {
@@ -142,6 +143,7 @@ func newDirectBackend(env *environment) (*backend, error) {
 
 	direct, err := provisioning.NewDirect(config, env.journal, provisioning.DirectOptions{
 		Installation: opi.NewInstallation(config.Installation),
+		OwnMAC:       hardware.macs.Of,
 		Changed:      env.outputs.Notify, Registry: env.registry, Tracer: env.tracer,
 		Log: env.log.WithName("provision"),
 	})
@@ -193,6 +195,14 @@ func openFile(
 // apiPatience is how long the API server may take to answer before this is logged. The client
 // library retries silently.
 const apiPatience = 5 * time.Second
+
+// macs chooses the MAC addresses of Ports.
+func (b *backend) macs(env *environment, hardware *hardware) provisioning.MACs {
+	return provisioning.MACs{
+		Node: env.config.NodeName, PF: hardware.pfOf,
+		NeedsOwn: b.provisioner.NeedsOwnMAC, Own: hardware.macs.Of,
+	}
+}
 
 // synced waits until declarations can be read. It returns false if ctx ended first.
 func (b *backend) synced(ctx context.Context) bool {

@@ -101,7 +101,7 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 
 	c.ahead = &provisioning.Ahead{
 		API: c.api.API, Pools: c.pools.Pools, Node: config.NodeName, Namespace: config.Namespace,
-		Log: log.WithName("ahead"),
+		OwnMAC: hardware.macs.Of, Log: log.WithName("ahead"),
 		Free: func(f function.Function) bool {
 			return !c.env.held(f.ID) && len(c.checker.Problems(f)) == 0
 		},
@@ -111,7 +111,8 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 		Tracker: c.pools.Tracker, API: c.api.API,
 		// A Function in use counts as a Function without a problem.
 		Problems: owners.defects.Problems,
-		Card:     hardware.cards.Of, Supply: c.pools.vfs.Supply, Fallbacks: c.features.Fallbacks,
+		Card:     hardware.cards.Answer, MAC: hardware.macs.Answer,
+		Supply: c.pools.vfs.Supply, Fallbacks: c.features.Fallbacks,
 		Verified: hardware.verifier.Condition,
 		Log:      log.WithName("pool"),
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
@@ -27,6 +29,7 @@ type hardware struct {
 	inventory *inventory.Inventory
 	verifier  *witness.Verifier
 	cards     *card.Cards
+	macs      *card.MACs
 	faults    *health.Reporters
 	sfs       *sriov.SFMaker
 	setup     *setup.Runner
@@ -70,6 +73,17 @@ func openHardware(env *environment) (h *hardware, err error) {
 		Log: env.log.WithName("cards"),
 	})
 
+	h.macs = card.NewMACs(card.MACOptions{
+		Functions: h.inventory.Snapshot, Changed: env.outputs.Notify,
+		Recorded: func(id function.ID) function.MAC {
+			if a, held := env.journal.Get(id); held && a.Before != nil {
+				return a.Before.Identity.Permanent
+			}
+			return ""
+		},
+		Log: env.log.WithName("macs"),
+	})
+
 	h.faults = health.NewReporters(health.ReportersOptions{
 		SysRoot: env.config.SysRoot, Devlink: h.devlink,
 		Follow: func(ctx context.Context, changed func()) {
@@ -91,6 +105,12 @@ func openHardware(env *environment) (h *hardware, err error) {
 	}}
 
 	return h, nil
+}
+
+// pfOf returns the PF of a Function, or "" if the Function is gone.
+func (h *hardware) pfOf(id function.ID) pci.Address {
+	f, _ := h.inventory.Get(id)
+	return f.PF
 }
 
 // close closes the connections to the kernel.

@@ -91,6 +91,7 @@ func (a *agent) serving(ctx context.Context) []part {
 	return []part{
 		onChange(ctx, inputs, a.pools.track),
 		onChange(ctx, inputs, a.hardware.cards.Run),
+		onChange(ctx, inputs, a.hardware.macs.Run),
 		onChange(ctx, inputs, a.hardware.verifier.Run),
 		a.admin.Run,
 		func(ctx context.Context) error { return a.pools.vfs.Run(ctx, functions, pools) },

@@ -16,7 +16,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -38,7 +37,8 @@ func newDevicePlugin(
 		Pools:      pools.Pools,
 		Problems:   owners.offer(owners.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
-			node: env.config.NodeName, find: hardware.inventory.Get, lifecycle: owners.lifecycle,
+			mac:  backend.macs(env, hardware).Of,
+			find: hardware.inventory.Get, lifecycle: owners.lifecycle,
 			provisioner: backend.provisioner, log: env.log.WithName("deviceplugin"),
 		},
 		InUse:         env.held,
@@ -63,15 +63,13 @@ func newCNI(
 		Function: pools.Get, Auxiliary: hardware.inventory.Auxiliary,
 		Pools: pools.Tracker, Journal: env.journal, Lifecycle: owners.lifecycle,
 		Provisioner: backend.provisioner,
-		MAC: func(id function.ID) function.MAC {
-			return provisioning.MAC(env.config.NodeName, id)
-		},
-		Ready:      func() error { return errors.Join(pools.known(), env.journal.Writable()) },
-		Report:     backend.report,
-		AllowKeys:  env.config.CNIAllowKeys,
-		AddTimeout: env.config.times.add,
-		Metrics:    cniserver.NewMetrics(env.registry),
-		Log:        env.log.WithName("cni"),
+		MAC:         backend.macs(env, hardware).Of,
+		Ready:       func() error { return errors.Join(pools.known(), env.journal.Writable()) },
+		Report:      backend.report,
+		AllowKeys:   env.config.CNIAllowKeys,
+		AddTimeout:  env.config.times.add,
+		Metrics:     cniserver.NewMetrics(env.registry),
+		Log:         env.log.WithName("cni"),
 	}
 }
 

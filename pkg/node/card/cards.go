@@ -29,7 +29,8 @@ const (
 type Options struct {
 	Functions func() []function.Function // returns the Functions of the node
 	SysRoot   string                     // path where the host's sysfs is mounted, "/sys"
-	// Changed is called on any goroutine after the Card of a PF has changed. It must not block.
+	// Changed is called on any goroutine after the Card of a PF has changed, or is complete. It must
+	// not block.
 	Changed func()
 	// Card returns the card of a PF, without the MAC address. If Card is nil, [cardid.Read] is
 	// used.
@@ -50,9 +51,10 @@ type Cards struct {
 
 // pf is what is known about a PF that exists.
 type pf struct {
-	card   function.Card
-	asked  question
-	cancel context.CancelFunc // ends the requests to the PF
+	card     function.Card
+	answered bool // completely, at least once
+	asked    question
+	cancel   context.CancelFunc // ends the requests to the PF
 }
 
 // question identifies a request to a PF. A new request is necessary after a change of the driver,
@@ -84,6 +86,17 @@ func (c *Cards) Of(address pci.Address) function.Card {
 		return known.card
 	}
 	return function.Card{}
+}
+
+// Answer is like Of. answered is false while the PF has not answered completely, so that parts of
+// the card may be unknown.
+func (c *Cards) Answer(address pci.Address) (card function.Card, answered bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if known := c.pfs[address]; known != nil {
+		return known.card, known.answered
+	}
+	return function.Card{}, false
 }
 
 // Run asks all PFs, and after each value from changes the PFs that are new or have another driver
@@ -146,8 +159,9 @@ func (c *Cards) untilAnswered(ctx context.Context, q question) {
 		if q.netdev != "" {
 			card.MAC, macErr = c.options.PermanentMAC(q.netdev)
 		}
-		c.learn(ctx, q.address, card)
-		return errors.Join(cardErr, macErr)
+		err := errors.Join(cardErr, macErr)
+		c.learn(ctx, q.address, card, err == nil)
+		return err
 	}, func(err error, pause time.Duration) {
 		c.options.Log.Info("A card did not say which one it is; asking again", "pf", q.address,
 			"error", err.Error(), "retry", pause.String())
@@ -155,7 +169,9 @@ func (c *Cards) untilAnswered(ctx context.Context, q question) {
 }
 
 // learn stores an answer. Parts that the answer lacks keep their values.
-func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.Card) {
+func (c *Cards) learn(
+	ctx context.Context, address pci.Address, answer function.Card, complete bool,
+) {
 	c.mutex.Lock()
 	known := c.pfs[address]
 	if ctx.Err() != nil || known == nil { // asked again, or gone
@@ -169,7 +185,8 @@ func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.
 		MAC: cmp.Or(answer.MAC, before.MAC),
 	}
 
-	changed := known.card != before
+	changed := known.card != before || complete && !known.answered
+	known.answered = known.answered || complete
 	c.mutex.Unlock()
 
 	if changed {

@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -272,6 +273,8 @@ func (x *xpuAgent) Deprovision(_ context.Context, a journal.Attachment) error {
 }
 
 func (x *xpuAgent) Away(function.Function) string { return "" }
+
+func (x *xpuAgent) NeedsOwnMAC(pci.Address) bool { return false }
 
 func (x *xpuAgent) port(id function.ID) (journal.Attachment, bool) {
 	x.mutex.Lock()

@@ -51,8 +51,11 @@ type Reporter struct {
 	API     API
 	// Problems returns the reasons why no pod can use a Function.
 	Problems func(function.Function) []function.Problem
-	// Card describes the card to which a PF belongs.
-	Card func(pf pci.Address) function.Card
+	// Card describes the card to which a PF belongs. answered is false while it may know more.
+	Card func(pf pci.Address) (card function.Card, answered bool)
+	// MAC returns the permanent address of a VF, or "" if there is none. answered is false if the
+	// address is not known.
+	MAC func(function.ID) (mac function.MAC, answered bool)
 	// Supply returns the VFs of a DevicePool with numVFs. known is false until they have been
 	// examined.
 	Supply func(devicePool string) (s Supply, known bool)
@@ -104,7 +107,7 @@ func (r *Reporter) write(ctx context.Context) error {
 	}
 
 	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have), Conditions: r.conditions(have)}
-	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot())
+	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot(), have)
 	if have != nil && equality.Semantic.DeepEqual(*have, want) {
 		return nil
 	}
@@ -131,22 +134,33 @@ func (r *Reporter) conditions(have *v1alpha1.XPUNodeStatus) []metav1.Condition {
 	return conditions
 }
 
-// hardware counts the Functions and describes the PFs.
-func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XPUNodePF) {
+// hardware counts the Functions and describes the PFs. What a card has not said yet stays as it was
+// reported earlier, because it may still be true.
+func (r *Reporter) hardware(
+	functions []function.Function, have *v1alpha1.XPUNodeStatus,
+) (int32, []v1alpha1.XPUNodePF) {
+	earlier := reported(functions, have)
+	macs := r.vfMACs(functions, earlier)
 	var pfs []v1alpha1.XPUNodePF
 	for _, f := range functions {
 		if f.Kind != function.PF || len(pfs) == v1alpha1.MaxNodePFs {
 			continue
 		}
 
-		card := r.Card(f.PF)
+		card, answered := r.Card(f.PF)
+		if before := earlier[f.PF]; !answered {
+			card.Serial = cmp.Or(card.Serial, before.Serial)
+			card.Board = cmp.Or(card.Board, before.Board)
+			card.MAC = cmp.Or(card.MAC, function.MAC(before.MAC))
+		}
+
 		pfs = append(pfs, v1alpha1.XPUNodePF{
 			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device,
 			Driver: f.Driver, VFs: int32(f.NumVFs),
 			Serial: bounded(card.Serial, v1alpha1.MaxNodeText),
 			Board:  bounded(card.Board, v1alpha1.MaxNodeText),
 			MAC:    string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride),
-			TotalVFs: int32(f.TotalVFs),
+			TotalVFs: int32(f.TotalVFs), VFMACs: macs[f.PF],
 		})
 	}
 
@@ -155,6 +169,52 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 	})
 
 	return int32(len(functions)), pfs
+}
+
+// reported returns the PFs in an earlier report that are the same cards still, as far as vendor and
+// device say so.
+func reported(
+	functions []function.Function, have *v1alpha1.XPUNodeStatus,
+) map[pci.Address]v1alpha1.XPUNodePF {
+	same := map[pci.Address]v1alpha1.XPUNodePF{}
+	if have == nil {
+		return same
+	}
+
+	for _, f := range functions {
+		i := slices.IndexFunc(have.PFs, func(pf v1alpha1.XPUNodePF) bool {
+			return f.Kind == function.PF && pf.Address == string(f.PF) &&
+				pf.Vendor == f.Vendor && pf.Device == f.Device
+		})
+		if i >= 0 {
+			same[f.PF] = have.PFs[i]
+		}
+	}
+
+	return same
+}
+
+// vfMACs returns the permanent addresses of VFs by PF and index.
+func (r *Reporter) vfMACs(
+	functions []function.Function, earlier map[pci.Address]v1alpha1.XPUNodePF,
+) map[pci.Address][]string {
+	macs := map[pci.Address][]string{}
+	for _, f := range functions {
+		if f.Kind != function.VF || f.Index >= v1alpha1.MaxNodeVFMACs {
+			continue
+		}
+
+		mac, answered := r.MAC(f.ID)
+		if before := earlier[f.PF].VFMACs; !answered && f.Index < len(before) {
+			mac = function.MAC(before[f.Index])
+		}
+		if mac != "" {
+			missing := max(0, f.Index+1-len(macs[f.PF]))
+			macs[f.PF] = append(macs[f.PF], make([]string, missing)...)
+			macs[f.PF][f.Index] = string(mac)
+		}
+	}
+	return macs
 }
 
 // entries returns the entries of the pools that concern the node, sorted by name. While the supply

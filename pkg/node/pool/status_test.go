@@ -57,7 +57,9 @@ func tracked(t *testing.T, n *node) *Tracker {
 // healthy is the health of Functions without problems.
 func healthy(function.Function) []function.Problem { return nil }
 
-func unknown(pci.Address) function.Card { return function.Card{} }
+func noCard(pci.Address) (c function.Card, answered bool) { return c, true }
+
+func noMAC(function.ID) (mac function.MAC, answered bool) { return "", true }
 
 func unverified() (c metav1.Condition, known bool) { return c, false }
 
@@ -71,7 +73,7 @@ func TestReporter(t *testing.T) {
 		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{},
 			1), make(chan struct{}, 1)
 		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy,
-			Card: unknown, Verified: unverified, Log: testr.New(t)}
+			Card: noCard, MAC: noMAC, Verified: unverified, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
 
 		wrote := func(what string, want int) {
@@ -163,19 +165,28 @@ func TestReporterProblems(t *testing.T) {
 
 // TestHardware: as many PFs are described as fit.
 func TestHardware(t *testing.T) {
-	reporter := &Reporter{Fallbacks: none, Card: func(pci.Address) function.Card {
-		return function.Card{
-			Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884",
-			MAC: "02:00:00:00:00:01",
-		}
-	}}
+	reporter := &Reporter{
+		Fallbacks: none,
+		Card: func(pci.Address) (function.Card, bool) {
+			return function.Card{
+				Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884",
+				MAC: "02:00:00:00:00:01",
+			}, true
+		},
+		MAC: func(id function.ID) (function.MAC, bool) {
+			if id.Address == "0000:3b:00.4" {
+				return "02:00:00:00:00:04", true
+			}
+			return "", true
+		},
+	}
 
-	count, pfs := reporter.hardware(oneCard())
+	count, pfs := reporter.hardware(oneCard(), nil)
 	want := []v1alpha1.XPUNodePF{{
 		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc",
 		Driver: "mlx5_core",
 		Serial: strings.Repeat("7", v1alpha1.MaxNodeText), Board: "MT_0000000884",
-		MAC: "02:00:00:00:00:01",
+		MAC: "02:00:00:00:00:01", VFMACs: []string{"", "", "02:00:00:00:00:04"},
 	}}
 
 	if diff := cmp.Diff(want, pfs); diff != "" || int(count) != len(oneCard()) {
@@ -189,9 +200,36 @@ func TestHardware(t *testing.T) {
 		})
 	}
 
-	if count, pfs := reporter.hardware(many); len(pfs) != v1alpha1.MaxNodePFs ||
+	if count, pfs := reporter.hardware(many, nil); len(pfs) != v1alpha1.MaxNodePFs ||
 		int(count) != len(many) {
 		t.Errorf("%d PFs of %d, want %d", len(pfs), count, v1alpha1.MaxNodePFs)
+	}
+}
+
+// TestHardwareBeforeCardsAnswer checks that what a card has not said yet stays as it was reported,
+// and that another card does not get it.
+func TestHardwareBeforeCardsAnswer(t *testing.T) {
+	reporter := &Reporter{
+		Fallbacks: none,
+		Card:      func(pci.Address) (c function.Card, answered bool) { return c, false },
+		MAC:       func(function.ID) (mac function.MAC, answered bool) { return "", false },
+	}
+	reported := v1alpha1.XPUNodePF{
+		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc",
+		Driver: "mlx5_core", Serial: "7", Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
+		VFMACs: []string{"", "02:00:00:00:00:03"},
+	}
+	before := &v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{reported}}
+
+	_, pfs := reporter.hardware(oneCard(), before)
+	if diff := cmp.Diff(before.PFs, pfs); diff != "" {
+		t.Errorf("PFs (-want +got):\n%s", diff)
+	}
+
+	before.PFs[0].Device = "1021"
+	_, pfs = reporter.hardware(oneCard(), before)
+	if pfs[0].Serial != "" || pfs[0].MAC != "" {
+		t.Errorf("got %+v, want nothing of another card", pfs[0])
 	}
 }
 
@@ -227,7 +265,7 @@ func TestReporterErrors(t *testing.T) {
 	} {
 		reporter := &Reporter{
 			Fallbacks: none, Tracker: tracker, API: undeclared{n, test.err, test.nodeErr},
-			Problems: healthy, Card: unknown, Verified: unverified, Log: testr.New(t),
+			Problems: healthy, Card: noCard, Verified: unverified, Log: testr.New(t),
 		}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) ||
 			(test.want == nil) != (err == nil) {
@@ -247,7 +285,7 @@ func TestReporterSupply(t *testing.T) {
 		status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
 	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy,
-		Card: unknown, Supply: vfs.Supply, Verified: unverified, Log: testr.New(t)}
+		Card: noCard, Supply: vfs.Supply, Verified: unverified, Log: testr.New(t)}
 	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {
@@ -320,7 +358,7 @@ func TestReporterVerified(t *testing.T) {
 	n := &node{status: &v1alpha1.XPUNodeStatus{Conditions: []metav1.Condition{earlier}}}
 	said, known := earlier, false
 	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy,
-		Card: unknown, Log: testr.New(t),
+		Card: noCard, Log: testr.New(t),
 		Verified: func() (metav1.Condition, bool) { return said, known }}
 	write := func(what string, writes int) metav1.Condition {
 		t.Helper()

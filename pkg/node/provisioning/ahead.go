@@ -32,6 +32,8 @@ type Ahead struct {
 	Pools func() (pools []pool.Pool, known bool)
 	// Free reports whether a Function has no owner and no problem.
 	Free func(function.Function) bool
+	// OwnMAC returns the permanent MAC address of a Function, or "" if it is not known.
+	OwnMAC func(function.ID) function.MAC
 	// Node is the name of the node that has the Functions.
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts.
@@ -138,7 +140,7 @@ func (a *Ahead) keepAt(
 		if len(there[f.ID]) > 0 || !a.Free(f) {
 			continue
 		}
-		if err := a.make(ctx, p, f, xpu.Name); err != nil {
+		if err := a.make(ctx, p, f, xpu); err != nil {
 			return err
 		}
 
@@ -155,11 +157,20 @@ func (a *Ahead) serves(port *v1alpha1.XPUPort, xpu string, p pool.Pool) bool {
 		port.Labels[v1alpha1.LabelPool] == p.Name
 }
 
-// make creates the Port. Its MAC address is the Function's own, which xpu-controller checks.
-func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu string) error {
+// make creates the Port. Its MAC address is permanent or derived from the Function, which
+// xpu-controller checks. While the permanent address is not known, there is no Port.
+func (a *Ahead) make(
+	ctx context.Context, p pool.Pool, f function.Function, xpu *v1alpha1.XPU,
+) error {
+	mac := MAC(a.Node, f.ID)
+	if needsOwnMAC(string(xpu.Spec.Dialect)) {
+		if mac = a.OwnMAC(f.ID); mac == "" {
+			return nil
+		}
+	}
+
 	port := claim.NewPort(a.Namespace, f.ID, p.Name, v1alpha1.XPUPortSpec{
-		NodeName: a.Node, XPU: xpu, Network: p.Spec.Network,
-		MAC: string(claim.DerivedMAC("", a.Node, f.ID)), Ahead: true,
+		NodeName: a.Node, XPU: xpu.Name, Network: p.Spec.Network, MAC: string(mac), Ahead: true,
 	})
 
 	err := a.API.CreatePort(ctx, port)

@@ -61,7 +61,9 @@ type CRD struct {
 	// InUse reports whether a pod may have a Function of which the journal has no record. It must
 	// not block.
 	InUse func(function.ID) bool
-	Log   logr.Logger
+	// OwnMAC returns the permanent MAC address of a Function, or "" if it is not known.
+	OwnMAC func(function.ID) function.MAC
+	Log    logr.Logger
 
 	functions keylock.Locks[function.ID] // held while the Function's XPUPort is written
 }
@@ -70,6 +72,12 @@ var _ Provisioner = (*CRD)(nil)
 
 // Away returns what xpu-controller reports about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
+
+// NeedsOwnMAC reads the dialect in the XPU. See [Provisioner].
+func (c *CRD) NeedsOwnMAC(pf pci.Address) bool {
+	xpu, err := c.API.XPUOf(context.Background(), pf)
+	return err == nil && xpu != nil && needsOwnMAC(string(xpu.Spec.Dialect))
+}
 
 // cacheLag is how long a Port that was just created may be missing in the cache.
 const cacheLag = time.Second
@@ -273,6 +281,13 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 		return nil, obstacle{
 			error:      fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name),
 			undeclared: true,
+		}
+	}
+
+	if needsOwnMAC(string(xpu.Spec.Dialect)) {
+		own := c.OwnMAC(a.Function)
+		if err := checkOwnMAC(xpu.Name, a.Function, own, a.Port.MAC); err != nil {
+			return nil, obstacle{error: err, undeclared: own == "", never: own != ""}
 		}
 	}
 

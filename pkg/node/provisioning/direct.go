@@ -43,6 +43,9 @@ type DirectOptions struct {
 	// default is 500 ms, so that the kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
+	// OwnMAC returns the permanent MAC address of a Function, or "" if it is not known. It may be
+	// nil if no xPU of the configuration needs such addresses.
+	OwnMAC func(function.ID) function.MAC
 	// Tracer records the stages of Ports; nil records nothing.
 	Tracer *tracing.Tracer
 	Log    logr.Logger
@@ -123,6 +126,12 @@ func (d *Direct) Away(f function.Function) string {
 	}
 
 	return message
+}
+
+// NeedsOwnMAC reads the dialect in the configuration. See [Provisioner].
+func (d *Direct) NeedsOwnMAC(pf pci.Address) bool {
+	x := d.xpuOf(pf)
+	return x != nil && needsOwnMAC(x.xpu.Dialect)
 }
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
@@ -332,6 +341,13 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	if isRequest(a) && !network.allows(a.Pod.Namespace) {
 		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network,
 			a.Pod.Namespace)
+	}
+
+	if needsOwnMAC(x.xpu.Dialect) {
+		own := x.direct.options.OwnMAC(a.Function)
+		if err := checkOwnMAC(x.xpu.Name, a.Function, own, a.Port.MAC); err != nil {
+			return &opi.Error{Kind: opi.ErrInvalid, Field: "MAC", Detail: err.Error()}
+		}
 	}
 
 	mine := x.direct.options.Installation

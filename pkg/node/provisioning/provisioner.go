@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -25,18 +25,21 @@ import (
 // Function only one at a time.
 type Provisioner interface {
 	// Provision returns once the xPU serves exactly the Port of the attachment, which must have
-	// one. Of the other fields Provision reads Function, PF and Pod, which is empty while the pod
-	// is not known. Provision replaces a Port of the Function that differs or is being deleted. It
-	// gives up when ctx ends. It gives up after a few seconds if the network or the xPU is not
-	// declared, or if the network does not allow the pod's namespace. The error says what is
+	// one. Of the other fields Provision reads Function, PF, VFIndex and Pod, which is empty while
+	// the pod is not known. Provision replaces a Port of the Function that differs or is being
+	// deleted. It gives up when ctx ends. It gives up after a few seconds if the network or the xPU
+	// is not declared, or if the network does not allow the pod's namespace. The error says what is
 	// missing.
 	Provision(ctx context.Context, a journal.Attachment) (Provisioned, error)
 	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads
-	// Function and PF.
+	// Function, PF and VFIndex.
 	Deprovision(ctx context.Context, a journal.Attachment) error
 	// Away returns why the xPU of the Function cannot be reached, and what to do. It returns "" if
 	// the xPU can be reached, or if the Function has no xPU. It does not block.
 	Away(f function.Function) string
+	// NeedsOwnMAC reports whether the xPU of the PF knows Functions by their permanent MAC
+	// addresses. It does not block.
+	NeedsOwnMAC(pf pci.Address) bool
 }
 
 // Provisioned is what the pod's interface must know of its Port.
@@ -44,10 +47,6 @@ type Provisioned struct {
 	MTU       int            // MTU of the network in bytes, 0 if the network sets none
 	Addresses []netip.Prefix // addresses that the network's address book assigned
 }
-
-// MAC returns the address of a Function for which no other address was requested. The address is
-// locally administered, unicast, and always the same for the same Function of a node.
-func MAC(node string, f function.ID) function.MAC { return claim.DerivedMAC("", node, f) }
 
 const (
 	// verifyTimeout bounds one attempt to verify a Port or a network. The attempt holds the lock of

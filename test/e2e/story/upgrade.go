@@ -179,7 +179,7 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // resourceVersions returns the versions of objects that need not be written while the product is
-// replaced.
+// replaced. The content of an XPUNode shows what was written.
 func (w *World) resourceVersions(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
 	for kind, list := range map[string]client.ObjectList{
@@ -207,7 +207,7 @@ func versionsOf(kind string, list client.ObjectList) map[string]string {
 	switch list := list.(type) {
 	case *v1alpha1.XPUNodeList:
 		for _, o := range list.Items {
-			versions[kind+" "+o.Name] = o.ResourceVersion
+			versions[kind+" "+o.Name] = fmt.Sprintf("%s %+v", o.ResourceVersion, o.Status)
 		}
 	case *resourceapi.ResourceSliceList:
 		for _, o := range list.Items {
