@@ -2,8 +2,8 @@
 
 // Command gen writes the parts of the documents that follow from the programs and their source:
 // flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and the
-// tables in docs/reference/hardware.md and docs/explanation/lifecycle.md. It tidies api.md. Run it
-// at the root of the project; "make generate" runs it after crd-ref-docs.
+// tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
+// docs/explanation/lifecycle.md. It tidies api.md. Run it at the root of the project; "make generate" runs it after crd-ref-docs.
 package main
 
 import (
@@ -85,6 +85,9 @@ func run(dir string) error {
 		return err
 	}
 	if err := lifecycleTable("docs/explanation/lifecycle.md"); err != nil {
+		return err
+	}
+	if err := agentsTable(filepath.Join(dir, "opi-agents.md")); err != nil {
 		return err
 	}
 

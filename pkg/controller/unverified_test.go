@@ -122,6 +122,8 @@ func TestPermanentMACs(t *testing.T) {
 	c.up(own, vf(1))
 	c.hasVLANs(agent, map[string]string{"host0-1": "10"})
 
+	c.told("XPU", "card", "Insecure")
+
 	// An XPU whose agent reports its ports has no such condition.
 	if err := c.get(xpu); err != nil {
 		t.Fatal(err)

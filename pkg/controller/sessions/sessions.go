@@ -130,20 +130,22 @@ func (s *Sessions) Peers(xpu string) []string {
 }
 
 // Open opens a session with the XPU's agent, or keeps the present one if its configuration has the
-// same fingerprint.
-func (s *Sessions) Open(xpu string, fingerprint [sha256.Size]byte, config opi.Config) error {
+// same fingerprint. opened reports whether the session is new.
+func (s *Sessions) Open(
+	xpu string, fingerprint [sha256.Size]byte, config opi.Config,
+) (opened bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
 	if s.closed {
-		return errors.New("the controller is shutting down")
+		return false, errors.New("the controller is shutting down")
 	}
 	if known := s.byXPU[xpu]; known != nil && known.fingerprint == fingerprint {
-		return nil
+		return false, nil
 	}
 
 	log := s.options.Log.WithValues("xpu", xpu)
-	opened, err := opi.NewSession(config, opi.SessionOptions{
+	made, err := opi.NewSession(config, opi.SessionOptions{
 		Debounce: s.options.Debounce, CheckInterval: s.options.CheckInterval,
 		CheckTimeout: s.options.CheckTimeout, Log: log,
 		Connection: func(bool) {
@@ -155,19 +157,19 @@ func (s *Sessions) Open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	})
 
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	s.end(xpu)
 	ctx, stop := context.WithCancel(context.Background())
-	s.byXPU[xpu] = &session{Session: opened, fingerprint: fingerprint, stop: stop}
+	s.byXPU[xpu] = &session{Session: made, fingerprint: fingerprint, stop: stop}
 	s.running.Go(func() {
-		if err := opened.Run(ctx); err != nil {
+		if err := made.Run(ctx); err != nil {
 			log.Error(err, "The session with the OPI agent ended")
 		}
 	})
 
-	return nil
+	return true, nil
 }
 
 // Refuse ends the session with the XPU's agent, if there is one. why says why the configuration

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -143,5 +145,67 @@ func TestLocate(t *testing.T) {
 		if diff := gocmp.Diff(test.want, got, gocmp.AllowUnexported(location{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
+	}
+}
+
+func TestNumbered(t *testing.T) {
+	pf := func(address string, vfs int32) v1alpha1.XPUNodePF {
+		return v1alpha1.XPUNodePF{Address: address, VFOffset: 16, VFStride: 1, TotalVFs: vfs}
+	}
+	at := func(address, name string) v1alpha1.XPUPF {
+		return v1alpha1.XPUPF{
+			Address: address, Name: name, VFOffset: 16, VFStride: 1, TotalVFs: 8,
+		}
+	}
+	has := []v1alpha1.XPUNodePF{
+		pf("0000:3b:00.1", 8), pf("0000:3b:00.0", 8), pf("0000:5e:00.0", 0),
+	}
+
+	for what, test := range map[string]struct {
+		wanted []string
+		want   []v1alpha1.XPUPF
+	}{
+		"all with VFs": {nil, []v1alpha1.XPUPF{
+			at("0000:3b:00.0", "pf0"), at("0000:3b:00.1", "pf1"),
+		}},
+		"one of the spec":       {[]string{"0000:3b:00.1"}, []v1alpha1.XPUPF{at("0000:3b:00.1", "pf1")}},
+		"one that has no VFs":   {[]string{"0000:5e:00.0"}, nil},
+		"one of another node's": {[]string{"0000:af:00.0"}, nil},
+	} {
+		if diff := gocmp.Diff(test.want, numbered(has, test.wanted)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+}
+
+func TestPermanentMAC(t *testing.T) {
+	const one, two = "00:11:22:33:44:01", "00:11:22:33:44:02"
+	pfs := []v1alpha1.XPUNodePF{
+		{
+			Address: "0000:3b:00.0", VFOffset: 16, VFStride: 1, TotalVFs: 4,
+			VFMACs: []string{one, "", "lies", two, one},
+		},
+		{
+			Address: "0000:5e:00.0", VFOffset: 16, VFStride: 1, TotalVFs: 4,
+			VFMACs: []string{two, "00:11:22:33:44:03"},
+		},
+	}
+
+	for address, want := range map[pci.Address]string{
+		"0000:3b:02.0": "",                  // two VFs have it, one of them beyond TotalVFs
+		"0000:3b:02.1": "",                  // not known
+		"0000:3b:02.2": "",                  // no address
+		"0000:3b:02.3": "",                  // two PFs' VFs have it
+		"0000:5e:02.1": "00:11:22:33:44:03", // its own
+		"0000:5e:02.2": "",                  // beyond the list
+		"0000:3b:00.0": "",                  // a PF
+		"0000:af:02.0": "",                  // of no PF
+	} {
+		if got := permanentMAC(pfs, function.ID{Address: address}); got != want {
+			t.Errorf("%s: %q, want %q", address, got, want)
+		}
+	}
+	if got := permanentMAC(pfs, function.SubfunctionID("0000:5e:02.1", 1)); got != "" {
+		t.Errorf("an SF has the address %q of its PF's VF", got)
 	}
 }

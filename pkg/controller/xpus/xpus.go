@@ -351,8 +351,15 @@ func (r *reconciler) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
 	}
 
-	if err := r.Sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config); err != nil {
+	opened, err := r.Sessions.Open(xpu.Name, sha256.Sum256(fingerprint), config)
+	if err != nil {
 		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
+	}
+	if opened && config.TLS == nil {
+		r.Events.Eventf(xpu, nil, corev1.EventTypeWarning, "Insecure", "Connect",
+			"the connection to the OPI agent at %s has no TLS, as spec.insecure says: whoever "+
+				"reaches the agent or the link to it can change and read the ports of this xPU",
+			xpu.Spec.Endpoint)
 	}
 
 	return nil

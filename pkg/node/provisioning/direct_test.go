@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -358,5 +359,65 @@ func TestNamespaces(t *testing.T) {
 			err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("namespace %q: error %v", namespace, err)
 		}
+	}
+}
+
+// TestDirectUnverified checks the ports of a VF at agents that report nothing, and that know the VF
+// by its number and its permanent MAC address.
+func TestDirectUnverified(t *testing.T) {
+	const own function.MAC = "00:11:22:33:44:01"
+	for _, plugin := range []opitest.Plugin{opitest.NetSec, opitest.Marvell, opitest.IPU} {
+		t.Run(string(plugin), func(t *testing.T) {
+			agent := opitest.StartDPUOperator(t, plugin)
+			config := directConfig(opitest.Start(t))
+			config.XPUs[0].Endpoint, config.XPUs[0].Dialect = agent.Config().Endpoint, "dpu-operator"
+			records := provisioningtest.NewJournal(t)
+			known := own
+			direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
+				Installation: opitest.Installation, OwnMAC: func(function.ID) function.MAC {
+					return known
+				},
+				Changed: func() {}, Registry: prometheus.NewRegistry(), Log: testr.New(t),
+			})
+			must.Succeed(t, err)
+			inBackground(t, "Direct", direct.Run)
+			if !direct.NeedsOwnMAC(provisioningtest.PF) || direct.NeedsOwnMAC("0000:5e:00.0") {
+				t.Error("only the configured xPU needs permanent addresses")
+			}
+
+			a := blue(vf(1))
+			a.VFIndex = 1
+			_, err = direct.Provision(t.Context(), a)
+			wantRefusal(t, err, "leave mac out")
+			known = ""
+			_, err = direct.Provision(t.Context(), a)
+			wantRefusal(t, err, "is not known")
+			known, a.Port.MAC = own, own
+
+			_, err = direct.Provision(t.Context(), a)
+			must.Succeed(t, err)
+			want := map[string]string{"host0-1": fmt.Sprint(provisioningtest.BlueVLAN)}
+			if got := agent.Ports(); !maps.Equal(got, want) {
+				t.Errorf("ports %v, want %v", got, want)
+			}
+
+			must.Succeed(t, direct.Deprovision(t.Context(), a))
+			if got := agent.Ports(); len(got) > 0 {
+				t.Errorf("ports %v are left", got)
+			}
+
+			sf := blue(vf(1))
+			sf.Function, sf.Port.MAC = function.SubfunctionID(provisioningtest.PF, 88), own
+			_, err = direct.Provision(t.Context(), sf)
+			wantRefusal(t, err, "use VFs only")
+		})
+	}
+}
+
+// wantRefusal fails the test unless the error has the text.
+func wantRefusal(t *testing.T, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("got error %v, want one with %q", err, text)
 	}
 }
