@@ -227,6 +227,7 @@ func TestTakenEndpoint(t *testing.T) {
 	c.xpuReason(older, v1alpha1.ReasonXPUUnavailable, "")
 	younger := c.xpu("younger", agent)
 	c.up(c.blue("a", 0), vf(0))
+	c.xpuReason(younger, v1alpha1.ReasonConnected, "") // the agent counts as its own from now on
 
 	c.change(older, func() { older.Spec.Endpoint = agent.Config().Endpoint })
 	c.xpuReason(older, v1alpha1.ReasonConflict, "XPU younger has the OPI agent at ")

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // HostPF describes a PF that an xPU provides to its host, as seen from the xPU. The xPU does not
@@ -65,6 +66,18 @@ func ParseHostPF(text string) (p HostPF, err error) {
 
 	p.MAC, err = function.ParseMAC(parts[2])
 	return p, err
+}
+
+// Is reports whether this is the PF with the PCI address on its host, and of this card. It compares
+// the MAC addresses where both sides know them, because only one PF has a MAC address. Otherwise it
+// compares the card's serial number and the number of the PCI function.
+func (p HostPF) Is(address pci.Address, card function.Card) bool {
+	if p.MAC != "" && card.MAC != "" {
+		return p.MAC == card.MAC
+	}
+	_, number, _ := strings.Cut(p.Name, "pf")
+	return p.Serial != "" && p.Serial == card.Serial &&
+		strings.HasSuffix(string(address), "."+number)
 }
 
 // HostPFs returns the PFs that the xPU provides to its host. It returns none if the agent does not

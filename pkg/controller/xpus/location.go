@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -155,7 +157,10 @@ func (l location) found(wanted []string) location {
 // join returns the PFs of a node that an agent reports, sorted by address.
 func join(reported []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF) {
 	for _, pf := range has {
-		i := slices.IndexFunc(reported, func(t opi.HostPF) bool { return isSamePF(t, pf) })
+		card := function.Card{Serial: pf.Serial, MAC: function.MAC(pf.MAC)}
+		i := slices.IndexFunc(reported, func(t opi.HostPF) bool {
+			return t.Is(pci.Address(pf.Address), card)
+		})
 		if i >= 0 {
 			joined = append(joined, v1alpha1.XPUPF{
 				Address: pf.Address, Name: reported[i].Name, VFOffset: pf.VFOffset,
@@ -190,17 +195,6 @@ func numbered(has []v1alpha1.XPUNodePF, wanted []string) (pfs []v1alpha1.XPUPF) 
 		return strings.Compare(a.Address, b.Address)
 	})
 	return pfs
-}
-
-// isSamePF compares the MAC addresses where both sides know them, because only one PF has a MAC
-// address. Otherwise it compares the card's serial number and the number of the PCI function.
-func isSamePF(reported opi.HostPF, has v1alpha1.XPUNodePF) bool {
-	if reported.MAC != "" && has.MAC != "" {
-		return string(reported.MAC) == has.MAC
-	}
-	_, number, _ := strings.Cut(reported.Name, "pf")
-	return reported.Serial != "" && reported.Serial == has.Serial &&
-		strings.HasSuffix(has.Address, "."+number)
 }
 
 // describe returns a short list of PFs for a message.

@@ -25,6 +25,8 @@ const undoTimeout = time.Second
 type podAllocator struct {
 	// mac returns the MAC address for the Port of a Function.
 	mac func(function.ID) function.MAC
+	// portID returns the id of that Port, for the journal.
+	portID func(function.ID) string
 	// find returns the current state of a Function of this node.
 	find        func(function.ID) (f function.Function, exists bool)
 	lifecycle   *lifecycle.Manager
@@ -77,14 +79,14 @@ func givesNodes(f function.Function, p pool.Pool) bool {
 // Ready makes the xPU serve the Function.
 func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	_, err := a.provisioner.Provision(ctx,
-		journal.Attachment{Function: f.ID, PF: f.PF, VFIndex: f.Index, Port: a.port(f, p)})
+		journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
 	return err
 }
 
 // port returns the Port of a Function that is allocated before its pod is known.
 func (a *podAllocator) port(f function.Function, p pool.Pool) *journal.Port {
 	return &journal.Port{
-		DevicePool: p.Name, Network: p.Spec.Network, MAC: a.mac(f.ID),
+		ID: a.portID(f.ID), DevicePool: p.Name, Network: p.Spec.Network, MAC: a.mac(f.ID),
 	}
 }
 

@@ -62,8 +62,9 @@ func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, p
 	w, log := &workshop{makes: map[function.ID]*journal.Setup{}}, testr.New(t)
 	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
 	return &podAllocator{
-			mac:  func(id function.ID) function.MAC { return provisioning.MAC("node1", id) },
-			find: w.Get, log: log,
+			mac:    func(id function.ID) function.MAC { return provisioning.MAC("node1", id) },
+			portID: func(function.ID) string { return "" },
+			find:   w.Get, log: log,
 			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Setup: w}, log),
 		}, records, w, pool.Pool{
 			Name: "fast", Functions: []function.Function{function.PotentialSF(pf, 1)},

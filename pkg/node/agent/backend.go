@@ -143,8 +143,8 @@ func newDirectBackend(env *environment, hardware *hardware) (*backend, error) {
 
 	direct, err := provisioning.NewDirect(config, env.journal, provisioning.DirectOptions{
 		Installation: opi.NewInstallation(config.Installation),
-		OwnMAC:       hardware.macs.Of,
-		Changed:      env.outputs.Notify, Registry: env.registry, Tracer: env.tracer,
+		Card:         hardware.cards.Of, OwnMAC: hardware.macs.Of,
+		Changed: env.outputs.Notify, Registry: env.registry, Tracer: env.tracer,
 		Log: env.log.WithName("provision"),
 	})
 	if err != nil {
@@ -201,6 +201,18 @@ func (b *backend) macs(env *environment, hardware *hardware) provisioning.MACs {
 	return provisioning.MACs{
 		Node: env.config.NodeName, PF: hardware.pfOf,
 		NeedsOwn: b.provisioner.NeedsOwnMAC, Own: hardware.macs.Of,
+	}
+}
+
+// portID returns the id for the Port of a Function: the recorded one, because the xPU may have the
+// Port under it, or a new one.
+func (b *backend) portID(env *environment, hardware *hardware) func(function.ID) string {
+	return func(id function.ID) string {
+		if a, held := env.journal.Get(id); held && a.Port != nil {
+			return a.Port.ID
+		}
+		f, _ := hardware.inventory.Get(id)
+		return b.provisioner.PortID(f)
 	}
 }
 

@@ -138,6 +138,7 @@ func newCard(t *testing.T) (*card, *Server) {
 		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 		MAC:         func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
+		PortID:      func(function.ID) string { return "" },
 		Report:      func(journal.Claim) {}, Metrics: NewMetrics(prometheus.NewRegistry()),
 		Log: logr.Discard(),
 	}

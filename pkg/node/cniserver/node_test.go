@@ -116,6 +116,7 @@ func (n *node) start() (r *running, stop func()) {
 		SpoolDir: filepath.Join(n.dir, "spool"),
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
+		PortID: func(function.ID) string { return "" },
 		Ready: func() error { return nil }, Report: r.reports.Report,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
@@ -273,6 +274,8 @@ func (x *xpuAgent) Deprovision(_ context.Context, a journal.Attachment) error {
 }
 
 func (x *xpuAgent) Away(function.Function) string { return "" }
+
+func (x *xpuAgent) PortID(function.Function) string { return "" }
 
 func (x *xpuAgent) NeedsOwnMAC(pci.Address) bool { return false }
 

@@ -96,7 +96,7 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 // that Allocate asked for stays, unless the configuration names another network or MAC.
 func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	r.Resource, r.Setup = have.Resource, have.Setup
-	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
+	port := journal.Port{ID: s.PortID(a.device), Network: a.conf.Network, MAC: a.mac}
 	if have.Port != nil {
 		port.DevicePool = have.Port.DevicePool
 		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC,

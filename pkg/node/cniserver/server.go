@@ -73,6 +73,9 @@ type Server struct {
 	// MAC returns the address of a Function on a network if the request has none. It must always
 	// return the same address for a Function.
 	MAC func(function.ID) function.MAC
+	// PortID returns the id of a Function's Port for the journal. It returns the recorded id if
+	// there is one.
+	PortID func(function.ID) string
 	// Ready returns why no ADD can succeed at the moment, for any Function; nil if ADDs can
 	// succeed.
 	Ready func() error

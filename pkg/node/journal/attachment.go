@@ -207,6 +207,9 @@ type Claim struct {
 
 // Port is what the xPU was asked to serve for a Function.
 type Port struct {
+	// ID is the id of the Port at the OPI agent in direct mode, so that the Port is found again
+	// whatever the agent reports later. "" is the id of [opi.PortID].
+	ID string `json:"id,omitempty"`
 	// DevicePool is the Function's pool when it was allocated; empty if unknown.
 	DevicePool string `json:"devicePool,omitempty"`
 	// Network is the name of the network that the Port joins.

@@ -73,6 +73,9 @@ var _ Provisioner = (*CRD)(nil)
 // Away returns what xpu-controller reports about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 
+// PortID returns "", because xpu-controller chooses the id. See [Provisioner].
+func (*CRD) PortID(function.Function) string { return "" }
+
 // NeedsOwnMAC reads the dialect in the XPU. See [Provisioner].
 func (c *CRD) NeedsOwnMAC(pf pci.Address) bool {
 	xpu, err := c.API.XPUOf(context.Background(), pf)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -43,6 +44,8 @@ type DirectOptions struct {
 	// default is 500 ms, so that the kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
+	// Card describes the card of a PF, which an OPI agent may know too. It may be nil.
+	Card func(pci.Address) function.Card
 	// OwnMAC returns the permanent MAC address of a Function, or "" if it is not known. It may be
 	// nil if no xPU of the configuration needs such addresses.
 	OwnMAC func(function.ID) function.MAC
@@ -128,6 +131,29 @@ func (d *Direct) Away(f function.Function) string {
 	return message
 }
 
+// PortID names the Port as the xPU's eswitch names the Function, if the agent has said which of its
+// host's PFs it serves, or knows Functions by number. See [Provisioner].
+func (d *Direct) PortID(f function.Function) string {
+	x := d.xpuOf(f.PF)
+	if x == nil {
+		return ""
+	}
+
+	pf, of := x.hostPF(f.PF), ""
+	switch f.Kind {
+	case function.VF:
+		of = fmt.Sprintf("vf%d", f.Index)
+	case function.SF:
+		number, _ := f.ID.SFNum()
+		of = fmt.Sprintf("sf%d", number)
+	}
+
+	if id := opi.PortIDAt(pf, of); pf != "" && len(id) >= opi.MinID {
+		return id
+	}
+	return "" // a whole PF of a card that names no controllers, or an agent that says nothing
+}
+
 // NeedsOwnMAC reads the dialect in the configuration. See [Provisioner].
 func (d *Direct) NeedsOwnMAC(pf pci.Address) bool {
 	x := d.xpuOf(pf)
@@ -182,7 +208,7 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 	}
 
 	err := x.work(ctx, a.Function, func(ctx context.Context) error {
-		id, err := x.portID(a)
+		id, err := portID(a)
 		if err != nil {
 			return err
 		}
@@ -225,7 +251,9 @@ type xpuSession struct {
 	xpu     XPU
 	direct  *Direct
 	changed notify.Signal // notified when the connection comes up or is lost
-	log     logr.Logger
+	// the PFs of the host as the agent reported them last; nil before
+	reported atomic.Pointer[[]opi.HostPF]
+	log      logr.Logger
 }
 
 func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
@@ -272,6 +300,8 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 // for this xPU. It retries Ports until the agent serves them or ctx ends. It tries networks once,
 // so that a problem is in the log before a pod needs the network.
 func (x *xpuSession) verify(ctx context.Context) {
+	x.askForPFs(ctx)
+
 	var networks sync.WaitGroup
 	defer networks.Wait()
 
@@ -351,7 +381,7 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	}
 
 	mine := x.direct.options.Installation
-	id, err := x.portID(a)
+	id, err := portID(a)
 	port := mine.Port(id, a.Port.MAC, a.Port.Network)
 	addresses := a.Interface.Addresses
 	if len(addresses) == 0 {
@@ -370,16 +400,47 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 }
 
 // portID returns the id of the attachment's Port at the agent. It depends only on what the journal
-// has from the start, so that a Port is found again after a crash. An agent that knows VFs by their
-// numbers gets the numbers of the PF's PCI function and of the VF.
-func (x *xpuSession) portID(a journal.Attachment) (string, error) {
-	_, isSF := a.Function.SFNum()
-	if !x.Traits().Numbered || isSF || a.Function.Address == a.PF {
-		return opi.PortID(a.Function)
+// has from the start, so that a Port is found again after a crash.
+func portID(a journal.Attachment) (string, error) {
+	if a.Port != nil && a.Port.ID != "" {
+		return a.Port.ID, nil
+	}
+	return opi.PortID(a.Function)
+}
+
+// askForPFs asks the agent once which of its host's PFs it serves. What it said before stays if it
+// does not answer.
+func (x *xpuSession) askForPFs(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+
+	pfs, err := x.HostPFs(bounded)
+	if err != nil {
+		x.log.Info("The OPI agent does not say which PFs it serves", "error", err.Error())
+		return
+	}
+	x.reported.Store(&pfs)
+}
+
+// hostPF returns the name that the xPU's eswitch has for a PF, or "" if it is not known. An agent
+// that knows PFs by number has the number of the PCI function.
+func (x *xpuSession) hostPF(address pci.Address) string {
+	if x.Traits().Numbered {
+		_, number, _ := strings.Cut(string(address), ".")
+		return "pf" + number
 	}
 
-	_, number, _ := strings.Cut(string(a.PF), ".")
-	return opi.PortIDAt("pf"+number, fmt.Sprintf("vf%d", a.VFIndex)), nil
+	reported := x.reported.Load()
+	if reported == nil || x.direct.options.Card == nil {
+		return ""
+	}
+
+	card := x.direct.options.Card(address)
+	i := slices.IndexFunc(*reported, func(pf opi.HostPF) bool { return pf.Is(address, card) })
+	if i < 0 {
+		return ""
+	}
+	return (*reported)[i].Name
 }
 
 // network returns the form in which the agent gets a network of the configuration.

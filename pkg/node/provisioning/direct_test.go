@@ -385,8 +385,11 @@ func TestDirectUnverified(t *testing.T) {
 				t.Error("only the configured xPU needs permanent addresses")
 			}
 
-			a := blue(vf(1))
-			a.VFIndex = 1
+			f := function.Function{
+				ID: vf(1).ID, PF: provisioningtest.PF, Kind: function.VF, Index: 1,
+			}
+			a := blue(f)
+			a.Port.ID = direct.PortID(f)
 			_, err = direct.Provision(t.Context(), a)
 			wantRefusal(t, err, "leave mac out")
 			known = ""
@@ -407,10 +410,68 @@ func TestDirectUnverified(t *testing.T) {
 			}
 
 			sf := blue(vf(1))
-			sf.Function, sf.Port.MAC = function.SubfunctionID(provisioningtest.PF, 88), own
+			sf.Function = function.SubfunctionID(provisioningtest.PF, 88)
+			sf.Port.ID, sf.Port.MAC = direct.PortID(function.Function{
+				ID: sf.Function, PF: provisioningtest.PF, Kind: function.SF,
+			}), own
 			_, err = direct.Provision(t.Context(), sf)
 			wantRefusal(t, err, "use VFs only")
 		})
+	}
+}
+
+// TestDirectNames checks that a Port gets the name of the Function at the eswitch once the agent has
+// said which PFs of its host it serves, and that it keeps that name.
+func TestDirectNames(t *testing.T) {
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c1pf0 serial MT1"} })
+	serial := "MT2"
+	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t),
+		provisioning.DirectOptions{
+			Installation: opitest.Installation, Changed: func() {},
+			Card: func(pci.Address) function.Card {
+				return function.Card{Serial: serial}
+			},
+			Registry: prometheus.NewRegistry(), Log: testr.New(t),
+		})
+	must.Succeed(t, err)
+
+	f := function.Function{ID: vf(1).ID, PF: provisioningtest.PF, Kind: function.VF, Index: 1}
+	if id := direct.PortID(f); id != "" {
+		t.Errorf("the id is %q before the agent said anything", id)
+	}
+	inBackground(t, "Direct", direct.Run)
+	must.Eventually(t, "the agent was asked", func() bool {
+		return agent.Calls("GetInventory") > 0
+	})
+	if id := direct.PortID(f); id != "" {
+		t.Errorf("the id is %q at another card", id)
+	}
+
+	serial = "MT1"
+	must.Eventually(t, "the name of the eswitch", func() bool {
+		return direct.PortID(f) == "c1pf0vf1"
+	})
+	sf := function.Function{
+		ID: function.SubfunctionID(provisioningtest.PF, 88), PF: provisioningtest.PF,
+		Kind: function.SF, Index: 88,
+	}
+	if id := direct.PortID(sf); id != "c1pf0sf88" {
+		t.Errorf("the SF has the id %q", id)
+	}
+
+	a := blue(f)
+	a.Port.ID = direct.PortID(f)
+	_, err = direct.Provision(t.Context(), a)
+	must.Succeed(t, err)
+	if got := agent.Ports(); !slices.Equal(got, []string{"c1pf0vf1"}) {
+		t.Errorf("ports %q", got)
+	}
+
+	serial = ""
+	must.Succeed(t, direct.Deprovision(t.Context(), a))
+	if got := agent.Ports(); len(got) > 0 {
+		t.Errorf("ports %q are left", got)
 	}
 }
 

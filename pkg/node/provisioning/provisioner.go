@@ -25,18 +25,21 @@ import (
 // Function only one at a time.
 type Provisioner interface {
 	// Provision returns once the xPU serves exactly the Port of the attachment, which must have
-	// one. Of the other fields Provision reads Function, PF, VFIndex and Pod, which is empty while
-	// the pod is not known. Provision replaces a Port of the Function that differs or is being
+	// one. Of the other fields Provision reads Function, PF and Pod, which is empty while the pod is
+	// not known. Provision replaces a Port of the Function that differs or is being
 	// deleted. It gives up when ctx ends. It gives up after a few seconds if the network or the xPU
 	// is not declared, or if the network does not allow the pod's namespace. The error says what is
 	// missing.
 	Provision(ctx context.Context, a journal.Attachment) (Provisioned, error)
 	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads
-	// Function, PF and VFIndex.
+	// Function, PF and the Port's ID.
 	Deprovision(ctx context.Context, a journal.Attachment) error
 	// Away returns why the xPU of the Function cannot be reached, and what to do. It returns "" if
 	// the xPU can be reached, or if the Function has no xPU. It does not block.
 	Away(f function.Function) string
+	// PortID returns the id for the attachment's Port of a Function that has none yet, which the
+	// caller records. "" means that the Provisioner needs no record. It does not block.
+	PortID(f function.Function) string
 	// NeedsOwnMAC reports whether the xPU of the PF knows Functions by their permanent MAC
 	// addresses. It does not block.
 	NeedsOwnMAC(pf pci.Address) bool
