@@ -117,7 +117,7 @@ func (n *node) start() (r *running, stop func()) {
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		PortID: func(function.ID) string { return "" },
-		Ready: func() error { return nil }, Report: r.reports.Report,
+		Ready:  func() error { return nil }, Report: r.reports.Report,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
 
