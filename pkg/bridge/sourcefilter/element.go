@@ -24,9 +24,15 @@ const (
 	setForeignIPv4   = "foreign-ipv4"   // VXLAN port . IPv4 address of a port of this machine
 	setForeignIPv6   = "foreign-ipv6"   // VXLAN port . IPv6 address of a port of this machine
 	setDroppedFrames = "dropped-frames" // port, with a counter
+
+	setGatewayMACs  = "gateway-macs"  // port . MAC address of its network's gateway
+	setGatewayIPv4  = "gateway-ipv4"  // port . IPv4 address of its network's gateway
+	setGatewayIPv6  = "gateway-ipv6"  // port . IPv6 address of its network's gateway
+	setReservedIPv4 = "reserved-ipv4" // port . IPv4 address that it must not send from
+	setReservedIPv6 = "reserved-ipv6" // port . IPv6 address that it must not send from
 )
 
-// keyTypes returns the type of each set's keys.
+// keyTypes returns the type of the keys of each set in the table for bridges.
 func keyTypes() map[string]nftables.SetDatatype {
 	port := nftables.TypeIFIndex
 	with := func(t nftables.SetDatatype) nftables.SetDatatype {
@@ -37,6 +43,9 @@ func keyTypes() map[string]nftables.SetDatatype {
 		setMACs: with(nftables.TypeEtherAddr), setForeignMACs: with(nftables.TypeEtherAddr),
 		setIPv4: with(nftables.TypeIPAddr), setForeignIPv4: with(nftables.TypeIPAddr),
 		setIPv6: with(nftables.TypeIP6Addr), setForeignIPv6: with(nftables.TypeIP6Addr),
+		setGatewayMACs: with(nftables.TypeEtherAddr),
+		setGatewayIPv4: with(nftables.TypeIPAddr), setReservedIPv4: with(nftables.TypeIPAddr),
+		setGatewayIPv6: with(nftables.TypeIP6Addr), setReservedIPv6: with(nftables.TypeIP6Addr),
 	}
 }
 
@@ -70,6 +79,7 @@ func isolated(index int) elements { return elements{elementFor(setIsolated, inde
 // elementsOf returns the elements that a port needs.
 func (f *Filter) elementsOf(p Port) elements {
 	all := isolated(p.Index)
+	reserved := f.addGateways(all, p)
 	if p.MAC == nil {
 		return all
 	}
@@ -93,7 +103,11 @@ func (f *Filter) elementsOf(p Port) elements {
 	}
 
 	all.add(setAddressed, p.Index, nil)
-	for _, a := range append([]netip.Addr{linkLocal(p.MAC)}, p.Addresses...) {
+	for _, a := range append([]netip.Addr{LinkLocal(p.MAC)}, p.Addresses...) {
+		if reserved[a] {
+			continue
+		}
+
 		set, foreignSet := setIPv4, setForeignIPv4
 		if a.Is6() {
 			set, foreignSet = setIPv6, setForeignIPv6
@@ -107,9 +121,9 @@ func (f *Filter) elementsOf(p Port) elements {
 	return all
 }
 
-// linkLocal returns the IPv6 link-local address that Linux derives from a MAC address (RFC 4291,
+// LinkLocal returns the IPv6 link-local address that Linux derives from a MAC address (RFC 4291,
 // appendix A).
-func linkLocal(mac net.HardwareAddr) netip.Addr {
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{
 		0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5],
 	})

@@ -23,6 +23,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
 // TableName is the name of the agent's table in the family "bridge".
@@ -54,14 +56,20 @@ type Filter struct {
 	events *nl.NetlinkSocket // of all tables
 	closed atomic.Bool
 	table  *nftables.Table
-	sets   map[string]*nftables.Set
+	routed *nftables.Table // of the family "inet"
+	// hasRouted is the number of elements in the table routed, which exists while there are any.
+	hasRouted int
+	sets      map[string]*nftables.Set // of both tables
 	// unsupported is the reason why the kernel cannot filter, nil if it can.
 	unsupported error
 
-	ports    map[int]Port     // by ifindex
-	vxlans   map[string]int   // ifindexes of VXLAN ports, by network
-	needs    map[int]elements // by ifindex of the port or VXLAN port that needs the elements
-	refCount map[element]int  // how many ports need an element, for each element in the kernel
+	ports    map[int]Port               // by ifindex
+	members  multimap.Sets[string, int] // ifindexes of ports, by network
+	vxlans   map[string]int             // ifindexes of VXLAN ports, by network
+	gateways map[string]Gateway         // by network
+	needs    map[int]elements           // by ifindex of the port or VXLAN port that needs the elements
+	// refCount is how many ports need an element, for each element in the kernel.
+	refCount map[element]int
 }
 
 // Open makes the table in the network namespace of the calling thread. If an earlier agent has left
@@ -69,8 +77,8 @@ type Filter struct {
 // filter, SetPort refuses a port with a MAC address, and the other calls do nothing.
 func Open() (_ *Filter, err error) {
 	f := &Filter{
-		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]elements{},
-		refCount: map[element]int{},
+		ports: map[int]Port{}, vxlans: map[string]int{}, gateways: map[string]Gateway{},
+		needs: map[int]elements{}, refCount: map[element]int{},
 	}
 
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
@@ -154,8 +162,22 @@ func (f *Filter) SetPort(port Port) error {
 	if err := f.change(port.Index, f.elementsOf(port)); err != nil {
 		return err
 	}
+
+	f.forget(port.Index)
 	f.ports[port.Index] = port
+	for _, network := range port.Networks {
+		f.members.Add(network, port.Index)
+	}
+
 	return nil
+}
+
+// forget removes a port from the description.
+func (f *Filter) forget(index int) {
+	for _, network := range f.ports[index].Networks {
+		f.members.Remove(network, index)
+	}
+	delete(f.ports, index)
 }
 
 // SetVXLAN sets the ifindex of the VXLAN port that connects a network to other machines. If it is
@@ -167,19 +189,11 @@ func (f *Filter) SetVXLAN(network string, index int) error {
 	}
 
 	f.vxlans[network] = index
-	for _, port := range f.ports {
-		if !slices.Contains(port.Networks, network) {
-			continue
-		}
-		if err := f.SetPort(port); err != nil {
-			f.vxlans[network] = before
-			return err
-		}
-	}
-
 	if index == 0 {
 		delete(f.vxlans, network)
-	} else if err := f.change(index, isolated(index)); err != nil {
+	}
+	if err := f.updateNetwork(network); err != nil {
+		f.vxlans[network] = before
 		return err
 	}
 
@@ -191,7 +205,7 @@ func (f *Filter) Remove(index int) error {
 	if err := f.change(index, nil); err != nil {
 		return err
 	}
-	delete(f.ports, index)
+	f.forget(index)
 	return nil
 }
 
@@ -207,19 +221,28 @@ func (f *Filter) Sweep() error {
 	return f.apply(nil, stale)
 }
 
-// Restore makes the table anew after another program has changed it.
+// Restore makes the tables anew after another program has changed them.
 func (f *Filter) Restore() error {
 	if f.unsupported != nil {
 		return nil
 	}
 
-	f.conn.AddTable(f.table) // because only an existing table can be deleted
+	maps.DeleteFunc(f.refCount, func(_ element, count int) bool { return count == 0 })
+	// Only an existing table can be deleted.
+	f.conn.AddTable(f.table)
 	f.conn.DelTable(f.table)
-	if err := f.declare(); err != nil {
+	if err := f.declare(f.table); err != nil {
 		return err
 	}
 
-	maps.DeleteFunc(f.refCount, func(_ element, count int) bool { return count == 0 })
+	f.conn.AddTable(f.routed)
+	f.conn.DelTable(f.routed)
+	if f.hasRouted = f.routedElements(); f.hasRouted > 0 {
+		if err := f.declare(f.routed); err != nil {
+			return err
+		}
+	}
+
 	return f.send(slices.Collect(maps.Keys(f.refCount)), nil)
 }
 
@@ -270,13 +293,13 @@ func (f *Filter) apply(add, remove []element) error {
 		return nil
 	}
 
-	err := f.send(add, remove)
+	err := f.transact(add, remove)
 	if errors.Is(err, unix.ENOENT) {
 		for _, e := range remove {
 			delete(f.refCount, e)
 		}
 		if err = f.Restore(); err == nil {
-			err = f.send(add, nil)
+			remove, err = nil, f.transact(add, nil)
 		}
 	}
 
@@ -292,5 +315,26 @@ func (f *Filter) apply(add, remove []element) error {
 		delete(f.refCount, e)
 	}
 
+	f.hasRouted += countRouted(add) - countRouted(remove)
 	return nil
+}
+
+// transact adds and removes elements. The table of the family "inet" comes with its first element
+// and goes with its last one.
+func (f *Filter) transact(add, remove []element) error {
+	added, removed := countRouted(add), countRouted(remove)
+	if f.hasRouted == 0 && added > 0 {
+		if err := f.declare(f.routed); err != nil {
+			return err
+		}
+	}
+
+	if f.hasRouted > 0 && f.hasRouted+added == removed {
+		f.conn.DelTable(f.routed)
+		remove = slices.DeleteFunc(slices.Clone(remove), func(e element) bool {
+			return countRouted([]element{e}) > 0
+		})
+	}
+
+	return f.send(add, remove)
 }

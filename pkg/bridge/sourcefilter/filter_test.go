@@ -570,3 +570,93 @@ func TestOwnChanges(t *testing.T) {
 		t.Error("reported a change of its own, or of another table")
 	}
 }
+
+// TestGateway checks that no port can pretend to be the gateway of its network, and that the table
+// that protects the machine exists as long as there is a gateway or a VRF.
+func TestGateway(t *testing.T) {
+	l := newLab(t)
+	gateway := sourcefilter.Gateway{
+		Index: 1000, VRF: 1001, MAC: otherMAC, Addresses: []netip.Addr{other4, other6},
+	}
+	ports := map[string]sourcefilter.Port{
+		"with addresses": {MAC: podMAC, Addresses: []netip.Addr{pod4, pod6, other4}},
+		"with a MAC":     {MAC: podMAC},
+		"with nothing":   {},
+	}
+	frames := map[string][]byte{
+		"its MAC":     ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)),
+		"its address": ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)),
+		"its IPv6 address": ethernet(podMAC, unix.ETH_P_IPV6,
+			ipv6(other6, unix.IPPROTO_UDP, make([]byte, 8))),
+		"a claim": ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4)),
+		"a claim of the IPv6 address": ethernet(podMAC, unix.ETH_P_IPV6,
+			discovery(pod6, 136, other6, option(2, podMAC)...)),
+	}
+
+	for kind, port := range ports {
+		port.Index, port.Networks = l.pod.port, []string{"blue"}
+		must.Succeed(t, l.filter.SetPort(port))
+		must.Succeed(t, l.filter.SetGateway("blue", gateway))
+		for what, frame := range frames {
+			if l.passes(l.pod, frame) {
+				t.Errorf("from a port %s a frame with %s passes", kind, what)
+			}
+		}
+		must.Succeed(t, l.filter.RemoveGateway("blue"))
+	}
+
+	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
+		Index: l.pod.port, Networks: []string{"blue"},
+	}))
+	for what, frame := range frames {
+		if !l.passes(l.pod, frame) {
+			t.Errorf("without a gateway a frame with %s does not pass", what)
+		}
+	}
+
+	must.Succeed(t, l.filter.SetGateway("blue", gateway))
+	for what, passes := range map[string]bool{
+		"its MAC": true, "its address": true, "a claim": false, "a claim of the IPv6 address": false,
+	} {
+		frame := slices.Clone(frames[what])
+		if what != "its MAC" { // from another machine the pod's MAC address never passes
+			copy(frame[6:], otherMAC)
+		}
+		if l.passes(l.remote, frame) != passes {
+			t.Errorf("from another machine a frame with %s passes: %t", what, !passes)
+		}
+	}
+
+	exists := func() bool {
+		var tables []*nftables.Table
+		must.Succeed(t, l.Do(func() error {
+			conn, err := nftables.New()
+			if err == nil {
+				tables, err = conn.ListTablesOfFamily(nftables.TableFamilyINet)
+			}
+			return err
+		}))
+		return len(tables) > 0
+	}
+
+	must.Succeed(t, l.filter.SetVRF(gateway.VRF, []netip.Addr{pod4}))
+	must.Succeed(t, l.filter.RemoveGateway("blue"))
+	if !exists() {
+		t.Error("the machine is open although there is a VRF")
+	}
+
+	l.open() // another agent, which does not know of the VRF yet
+	if !exists() {
+		t.Error("the machine is open while the agent starts")
+	}
+	must.Succeed(t, l.filter.Restore())
+	must.Succeed(t, l.filter.SetVRF(gateway.VRF, []netip.Addr{pod4}))
+	must.Succeed(t, l.filter.Sweep())
+	if !exists() {
+		t.Error("the machine is open after the start")
+	}
+	must.Succeed(t, l.filter.RemoveVRF(gateway.VRF))
+	if exists() {
+		t.Error("a table is left")
+	}
+}

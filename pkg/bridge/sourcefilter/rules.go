@@ -27,6 +27,7 @@ const (
 	chainIPv4       = "ipv4"       // IPv4 from ports with IP addresses
 	chainIPv6       = "ipv6"       // IPv6 from ports with IP addresses
 	chainForeign    = "foreign"    // frames from other ports, among them VXLAN ports
+	chainGateway    = "gateway"    // frames to the MAC address of the port's gateway
 	chainDrop       = "drop"       // counts and drops
 )
 
@@ -55,11 +56,15 @@ func (f *Filter) chains() []*chain {
 			rule(goTo(chainForeign)),
 		}},
 		{base(chainInput, nftables.ChainHookInput, priorityFirst), [][]expr.Any{
+			rule(whenOwn(setGatewayMACs, etherDestination()), goTo(chainGateway)),
+			rule(etherTypeIs(unix.ETH_P_ARP), whenOwn(setGatewayIPv4, arpTarget()), accept()),
+			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(solicitation),
+				whenOwn(setGatewayIPv6, ndTarget()), accept()),
 			rule(fromPort(setIsolated), drop()),
 		}},
 		{nftables.Chain{Name: chainSource}, [][]expr.Any{
 			rule(unlessOwn(setMACs, etherSource()), goTo(chainDrop)),
-			rule(unlessPort(setAddressed), accept()),
+			rule(unlessPort(setAddressed), goTo(chainForeign)),
 			rule(etherTypeIs(unix.ETH_P_ARP), goTo(chainARP)),
 			rule(etherTypeIs(unix.ETH_P_IP), goTo(chainIPv4)),
 			rule(etherTypeIs(unix.ETH_P_IPV6), goTo(chainIPv6)),
@@ -86,6 +91,19 @@ func (f *Filter) chains() []*chain {
 				whenOwn(setForeignIPv6, ndTarget()), goTo(chainDrop)),
 			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(solicitation),
 				whenOwn(setForeignIPv6, ipv6Source()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IP), whenOwn(setReservedIPv4, ipv4Source()),
+				goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), whenOwn(setReservedIPv6, ipv6Source()),
+				goTo(chainDrop)),
+		}},
+		{nftables.Chain{Name: chainGateway}, [][]expr.Any{
+			rule(etherTypeIs(unix.ETH_P_ARP), accept()),
+			rule(etherTypeIs(unix.ETH_P_IP), accept()),
+			// The gateway is the router. It learns nothing from other routers in the network.
+			rule(icmpv6(routerAdvertisement), drop()),
+			rule(icmpv6(redirect), drop()),
+			rule(etherTypeIs(unix.ETH_P_IPV6), accept()),
+			rule(drop()),
 		}},
 		{nftables.Chain{Name: chainDrop}, [][]expr.Any{
 			rule([]expr.Any{load(expr.MetaKeyIIF, regPort), &expr.Dynset{
@@ -99,10 +117,11 @@ func (f *Filter) chains() []*chain {
 
 // Types of ICMPv6 (RFC 4861, section 4).
 const (
-	routerSolicitation = 133
-	solicitation       = 135
-	advertisement      = 136
-	redirect           = 137
+	routerSolicitation  = 133
+	routerAdvertisement = 134
+	solicitation        = 135
+	advertisement       = 136
+	redirect            = 137
 )
 
 // Options of Neighbor Discovery (RFC 4861, section 4.6; RFC 3971, section 5.3.2).
@@ -200,6 +219,11 @@ func etherTypeIs(etherType uint16) []expr.Any {
 		binary.BigEndian.AppendUint16(nil, etherType)...)
 }
 
+func icmpv4(kind byte) []expr.Any {
+	return append(when(load(expr.MetaKeyL4PROTO, regRest), unix.IPPROTO_ICMP),
+		when(transport(0, 1), kind)...)
+}
+
 func icmpv6(kind byte) []expr.Any {
 	return append(when(load(expr.MetaKeyL4PROTO, regRest), unix.IPPROTO_ICMPV6),
 		when(transport(0, 1), kind)...)
@@ -209,13 +233,18 @@ func payload(base expr.PayloadBase, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: regRest, Base: base, Offset: offset, Len: length}
 }
 
+func etherDestination() expr.Any { return payload(expr.PayloadBaseLLHeader, 0, 6) }
+
 func etherSource() expr.Any { return payload(expr.PayloadBaseLLHeader, 6, 6) }
 
 // arpForm is the types and lengths of the addresses: Ethernet and IPv4.
 func arpForm() expr.Any           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) }
 func arpSenderMAC() expr.Any      { return payload(expr.PayloadBaseNetworkHeader, 8, 6) }
 func arpSender() expr.Any         { return payload(expr.PayloadBaseNetworkHeader, 14, 4) }
+func arpTarget() expr.Any         { return payload(expr.PayloadBaseNetworkHeader, 24, 4) }
 func ipv4Source() expr.Any        { return payload(expr.PayloadBaseNetworkHeader, 12, 4) }
+func ipv4Destination() expr.Any   { return payload(expr.PayloadBaseNetworkHeader, 16, 4) }
+func ipv6Destination() expr.Any   { return payload(expr.PayloadBaseNetworkHeader, 24, 16) }
 func ipv6PayloadLength() expr.Any { return payload(expr.PayloadBaseNetworkHeader, 4, 2) }
 func ipv6Source() expr.Any        { return payload(expr.PayloadBaseNetworkHeader, 8, 16) }
 func ndTarget() expr.Any          { return transport(8, 16) }

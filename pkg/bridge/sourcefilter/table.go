@@ -16,26 +16,34 @@ import (
 // bits.
 const perMessage = 500
 
-// adopt reads the elements of an existing table. It writes the rules anew, because another version
-// of the agent may have made them.
+// adopt reads the elements of existing tables. It writes the rules anew, because another version of
+// the agent may have made them.
 func (f *Filter) adopt() error {
 	f.table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyBridge}
+	f.routed = &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 	f.sets = map[string]*nftables.Set{}
 	id := uint32(0)
-	for name, key := range keyTypes() {
-		id++
-		f.sets[name] = &nftables.Set{
-			Table: f.table, Name: name, KeyType: key, ID: id,
-			Concatenation: key.Bytes > nftables.TypeIFIndex.Bytes,
-			KeyByteOrder:  binaryutil.NativeEndian,
+	for table, types := range map[*nftables.Table]map[string]nftables.SetDatatype{
+		f.table: keyTypes(), f.routed: routedKeyTypes(),
+	} {
+		for name, key := range types {
+			id++
+			f.sets[name] = &nftables.Set{
+				Table: table, Name: name, KeyType: key, ID: id,
+				Concatenation: key.Bytes > nftables.TypeIFIndex.Bytes,
+				KeyByteOrder:  binaryutil.NativeEndian,
+			}
 		}
 	}
 
 	f.sets[setDroppedFrames].Dynamic, f.sets[setDroppedFrames].Size = true, 1<<16
-	if err := f.load(); err != nil {
-		return err
+	for _, table := range []*nftables.Table{f.table, f.routed} {
+		if err := f.load(table); err != nil {
+			return err
+		}
 	}
 
+	f.hasRouted = f.routedElements()
 	err := f.declareAndSend()
 	// Another version may have made the sets or chains in another way.
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
@@ -51,15 +59,20 @@ func (f *Filter) adopt() error {
 }
 
 func (f *Filter) declareAndSend() error {
-	if err := f.declare(); err != nil {
+	if err := f.declare(f.table); err != nil {
 		return err
+	}
+	if f.hasRouted > 0 {
+		if err := f.declare(f.routed); err != nil {
+			return err
+		}
 	}
 	return f.send(nil, nil)
 }
 
-// load reads the elements that the kernel has.
-func (f *Filter) load() error {
-	tables, err := f.conn.ListTablesOfFamily(nftables.TableFamilyBridge)
+// load reads the elements that the kernel has in a table.
+func (f *Filter) load(table *nftables.Table) error {
+	tables, err := f.conn.ListTablesOfFamily(table.Family)
 	if errors.Is(err, unix.EINVAL) { // the kernel has no nf_tables (nfnetlink_rcv_msg)
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
@@ -70,13 +83,13 @@ func (f *Filter) load() error {
 		return nil
 	}
 
-	there, err := f.conn.GetSets(f.table)
+	there, err := f.conn.GetSets(table)
 	if err != nil {
-		return fmt.Errorf("nftables: sets of table bridge %s: %w", TableName, err)
+		return fmt.Errorf("nftables: sets of table %s %s: %w", familyOf(table), TableName, err)
 	}
 
 	for name, set := range f.sets {
-		if set.Dynamic || !slices.ContainsFunc(there, func(s *nftables.Set) bool {
+		if set.Table != table || set.Dynamic || !slices.ContainsFunc(there, func(s *nftables.Set) bool {
 			return s.Name == name
 		}) {
 			continue
@@ -84,7 +97,8 @@ func (f *Filter) load() error {
 
 		list, err := f.conn.GetSetElements(set)
 		if err != nil {
-			return fmt.Errorf("nftables: set %s of table bridge %s: %w", name, TableName, err)
+			return fmt.Errorf("nftables: set %s of table %s %s: %w", name, familyOf(table), TableName,
+				err)
 		}
 
 		for _, e := range list {
@@ -95,30 +109,45 @@ func (f *Filter) load() error {
 	return nil
 }
 
-// declare adds the table with its sets, chains and rules to the transaction. New rules replace
-// those that the table has.
-func (f *Filter) declare() error {
-	f.conn.AddTable(f.table)
+// declare adds a table with its sets, chains and rules to the transaction. New rules replace those
+// that the table has.
+func (f *Filter) declare(table *nftables.Table) error {
+	chains := f.chains()
+	if table == f.routed {
+		chains = routedChains()
+	}
+
+	f.conn.AddTable(table)
 	for _, set := range f.sets {
+		if set.Table != table {
+			continue
+		}
 		if err := f.conn.AddSet(set, nil); err != nil {
 			return fmt.Errorf("nftables: set %s: %w", set.Name, err)
 		}
 	}
 
-	for _, c := range f.chains() {
-		c.Table = f.table
+	for _, c := range chains {
+		c.Table = table
 		f.conn.AddChain(&c.Chain)
 		f.conn.FlushChain(&c.Chain)
 	}
 
-	for _, c := range f.chains() { // after all chains, because a rule may go to any of them
-		c.Table = f.table
+	for _, c := range chains { // after all chains, because a rule may go to any of them
 		for _, rule := range c.rules {
-			f.conn.AddRule(&nftables.Rule{Table: f.table, Chain: &c.Chain, Exprs: rule})
+			f.conn.AddRule(&nftables.Rule{Table: table, Chain: &c.Chain, Exprs: rule})
 		}
 	}
 
 	return nil
+}
+
+// familyOf returns the name of a table's family.
+func familyOf(table *nftables.Table) string {
+	if table.Family == nftables.TableFamilyINet {
+		return "inet"
+	}
+	return "bridge"
 }
 
 // send adds elements to sets, removes others, and ends the transaction.
@@ -140,7 +169,7 @@ func (f *Filter) send(add, remove []element) error {
 	}
 
 	if err := f.conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: table bridge %s: %w", TableName, err)
+		return fmt.Errorf("nftables: tables %s: %w", TableName, err)
 	}
 
 	return nil

@@ -54,7 +54,8 @@ func isRemoval(m syscall.NetlinkMessage) bool {
 	}
 
 	const header = 4 // struct nfgenmsg
-	if len(m.Data) < header || m.Data[0] != unix.NFPROTO_BRIDGE {
+	if len(m.Data) < header ||
+		m.Data[0] != unix.NFPROTO_BRIDGE && m.Data[0] != unix.NFPROTO_INET {
 		return false
 	}
 
