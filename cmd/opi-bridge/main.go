@@ -50,11 +50,11 @@ func command(logs io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "opi-bridge",
 		Short: "An OPI agent for xPUs that run plain Linux",
-		Long: `opi-bridge serves the OPI LogicalBridge, BridgePort and Inventory services on an xPU that runs plain Linux.
+		Long: `opi-bridge serves the OPI LogicalBridge, BridgePort, Vrf, Svi and Inventory services on an xPU that runs plain Linux.
 A logical bridge is a VLAN of a Linux bridge, or a bridge of its own where the kernel cannot filter VLANs, with a
 VXLAN port on the uplink if it has a VNI; a bridge port is the netdev whose name or alternative name is the
-port's id, or else the representor of the function whose PCI address the id tells. The data plane keeps running when
-the agent stops.`,
+port's id, or else the representor of the function whose PCI address the id tells. An SVI is the gateway of a logical
+bridge in a VRF. The data plane keeps running when the agent stops.`,
 		Example: `  # An agent for clients on this machine, with networks that stay on this xPU.
   opi-bridge --state ./state.db
 
@@ -103,8 +103,8 @@ func (o *options) addServerFlags(f *pflag.FlagSet) {
 		"PEM `file` with the authorities of the clients' certificates")
 
 	f.StringVar(&o.tls.Authorization, "authorization", "",
-		"YAML `file` with rules of who may see and change which networks and ports, in which "+
-			"segments and how many, by the subject of the client's certificate; "+
+		"YAML `file` with rules of who may see and change which objects, in which segments "+
+			"and how many, by the subject of the client's certificate; "+
 			"read again when it changes; empty: whoever has a certificate may do anything")
 
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
@@ -125,7 +125,7 @@ func (o *options) addServerFlags(f *pflag.FlagSet) {
 func (o *options) addAgentFlags(f *pflag.FlagSet) {
 	config := &o.config.Plane
 	f.StringVar(&o.config.State, "state", "/var/lib/opi-bridge/state.db",
-		"`file` that keeps the logical bridges and bridge ports; made if missing")
+		"`file` that keeps what clients asked for; made if missing")
 	f.BoolVar(&o.config.NewState, "new-state", false,
 		"go on with a --state that is new although an agent has made networks and ports before: "+
 			"they are removed; for one start")
@@ -167,8 +167,7 @@ func (o *options) addAgentFlags(f *pflag.FlagSet) {
 
 	f.StringVar(&config.Sysctl, "sysctl", "/proc/sys",
 		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
-			"/proc/sys, a mount of the machine's "+
-			"net/ipv4/igmp_max_memberships")
+			"/proc/sys, one with a mount of the machine's /proc/sys/net")
 
 	f.BoolVar(&o.config.SourceFilter, "source-filter", true,
 		"drop what a port sends with another MAC address than its own; needs a kernel with "+

@@ -3,8 +3,8 @@
 // Package bridge has the parts of opi-bridge, an OPI agent for xPUs that run plain Linux, and the
 // tests of the agent as a whole.
 //
-// A client asks for networks (LogicalBridge) and ports (BridgePort). Each part uses only the parts
-// below it:
+// A client asks for networks (LogicalBridge) and ports (BridgePort), and for gateways of networks
+// (Svi) in routing domains (Vrf). Each part uses only the parts below it:
 //
 //   - service serves the OPI APIs, keeps what clients asked for in a state file, and brings the
 //     data plane to it at each start and whenever a netdev changes.
@@ -12,7 +12,7 @@
 //     inventory describes the xPU.
 //   - plane is the data plane: it makes a network as a VLAN of a Linux bridge, or as a bridge of
 //     its own, with a VXLAN port on the uplink if the network has a VNI. It puts ports into
-//     networks.
+//     networks, and makes a gateway as a netdev of the network in a VRF.
 //   - representor finds the netdev of a port. sourcefilter drops what ports send with a false
-//     source address.
+//     source address, and keeps them from the xPU itself.
 package bridge

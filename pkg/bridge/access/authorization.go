@@ -22,14 +22,17 @@ type Authorization struct {
 	Rules []Rule `json:"rules"`
 }
 
-// Rule says what one client may see and change: the networks whose ids match, and the ports whose
-// ids match and whose networks all match.
+// Rule says what one client may see and change: the networks and VRFs whose ids match, the ports
+// whose ids match and whose networks all match, and the SVIs whose ids match and whose network and
+// VRF match.
 type Rule struct {
 	// Subject is the subject of the client's certificate as RFC 2253 writes it:
 	// "CN=xpu-controller,O=infra".
 	Subject  string   `json:"subject"`
 	Networks []string `json:"networks"`           // patterns of path.Match
 	Ports    []string `json:"ports"`              // patterns of path.Match
+	VRFs     []string `json:"vrfs,omitempty"`     // patterns of path.Match
+	SVIs     []string `json:"svis,omitempty"`     // patterns of path.Match
 	ReadOnly bool     `json:"readOnly,omitempty"` // the client may change nothing
 
 	// VLANs and VNIs are the segments that the client may give its networks. An empty list allows
@@ -38,14 +41,15 @@ type Rule struct {
 	VLANs []Segments `json:"vlans,omitempty"`
 	VNIs  []Segments `json:"vnis,omitempty"`
 
-	// MaxNetworks and MaxPorts limit how many networks and ports the client can see when it makes
-	// another one. A limit that is nil is defaultMax.
+	// These limit how many objects of a kind the client can see when it makes another one. A limit
+	// that is nil is defaultMax.
 	MaxNetworks *int `json:"mostNetworks,omitempty"`
 	MaxPorts    *int `json:"mostPorts,omitempty"`
+	MaxVRFs     *int `json:"mostVRFs,omitempty"`
+	MaxSVIs     *int `json:"mostSVIs,omitempty"`
 }
 
-// defaultMax is how many networks, and how many ports, a client may have if its rule has no limit:
-// more than an xPU serves, and few enough to be stored.
+// defaultMax is how many objects of a kind a client may have if its rule has no limit: more than an xPU serves, and few enough to be stored.
 const defaultMax = 4096
 
 const (
@@ -154,7 +158,8 @@ func (r Rule) problems() (all []error) {
 		patterns          []string
 		limit             *int
 	}{{"networks", "mostNetworks", r.Networks, r.MaxNetworks},
-		{"ports", "mostPorts", r.Ports, r.MaxPorts}} {
+		{"ports", "mostPorts", r.Ports, r.MaxPorts}, {"vrfs", "mostVRFs", r.VRFs, r.MaxVRFs},
+		{"svis", "mostSVIs", r.SVIs, r.MaxSVIs}} {
 		for j, pattern := range of.patterns {
 			if _, err := path.Match(pattern, ""); err != nil {
 				wrong("%s[%d]: pattern %q: %w", of.field, j, pattern, err)

@@ -70,6 +70,17 @@ func TestParseAuthorization(t *testing.T) {
 			rule + "vlans: [], vnis: [], mostPorts: -1}]",
 			"rules[0].mostPorts: -1: must not be negative",
 		},
+		"VRFs and SVIs": {
+			rule + "vlans: [], vnis: [], vrfs: ['vrf-*'], svis: ['*'], mostVRFs: 1, mostSVIs: 0}]",
+			"",
+		},
+		"SVI pattern": {
+			rule + "vlans: [], vnis: [], svis: [a, '[']}]", `rules[0].svis[1]: pattern "["`,
+		},
+		"fewer VRFs than none": {
+			rule + "vlans: [], vnis: [], mostVRFs: -1}]",
+			"rules[0].mostVRFs: -1: must not be negative",
+		},
 		"no number": {rule + "vlans: [], vnis: [], mostNetworks: many}]", "mostNetworks"},
 	} {
 		_, err := ParseAuthorization([]byte(test.text))

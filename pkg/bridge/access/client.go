@@ -77,7 +77,24 @@ func (c Client) CanSeePort(id string, networks []string) bool {
 		!slices.ContainsFunc(networks, func(id string) bool { return !c.CanSeeNetwork(id) })
 }
 
-// CanSeeAll reports whether the client may know of every object, whatever id it has.
+// CanSeeVRF reports whether the client may know of the VRF.
+func (c Client) CanSeeVRF(id string) bool { return !c.restricted || matchesAny(c.rule.VRFs, id) }
+
+// CanSeeSVI reports whether the client may know of an SVI with this id, if it may also know of the
+// SVI's network and VRF.
+func (c Client) CanSeeSVI(id string) bool { return !c.restricted || matchesAny(c.rule.SVIs, id) }
+
+// CanSeeAllVRFs reports whether the client may know of every VRF, whatever id it has.
+func (c Client) CanSeeAllVRFs() bool { return !c.restricted || slices.Contains(c.rule.VRFs, "*") }
+
+// CanSeeAllSVIs reports whether the client may know of every SVI, whatever ids the SVI and its
+// network and VRF have.
+func (c Client) CanSeeAllSVIs() bool {
+	return !c.restricted || slices.Contains(c.rule.SVIs, "*") && c.CanSeeAllVRFs() &&
+		slices.Contains(c.rule.Networks, "*")
+}
+
+// CanSeeAll reports whether the client may know of every network and port, whatever id it has.
 func (c Client) CanSeeAll() bool {
 	return !c.restricted || slices.Contains(c.rule.Networks, "*") &&
 		slices.Contains(c.rule.Ports, "*")
@@ -95,6 +112,12 @@ func (c Client) MaxNetworks() int { return c.limit(c.rule.MaxNetworks) }
 
 // MaxPorts returns how many ports the client may have.
 func (c Client) MaxPorts() int { return c.limit(c.rule.MaxPorts) }
+
+// MaxVRFs returns how many VRFs the client may have.
+func (c Client) MaxVRFs() int { return c.limit(c.rule.MaxVRFs) }
+
+// MaxSVIs returns how many SVIs the client may have.
+func (c Client) MaxSVIs() int { return c.limit(c.rule.MaxSVIs) }
 
 func (c Client) limit(ofRule *int) int {
 	if !c.restricted {

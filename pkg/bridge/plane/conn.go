@@ -125,7 +125,7 @@ func (c *conn) ensure(want netlink.Link, id string) (netlink.Link, error) {
 			attrs.Name)
 		owner, _ := markOf(link)
 		return nil, ObjectError{
-			Object:    Object{KindNetwork, owner},
+			Object:    Object{kindOf(link.Type()), owner},
 			Text:      fmt.Sprintf("%s (type %s, alias %q)", taken, link.Type(), attrs.Alias),
 			Anonymous: taken,
 		}
@@ -187,7 +187,7 @@ func (c *conn) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 }
 
 // disableIPv6 removes the netdev's IPv6 link-local address, and stops the kernel from giving it
-// another one.
+// another one. The addresses of a bridge in a VRF stay, because the bridge is a gateway.
 func (c *conn) disableIPv6(link netlink.Link) error {
 	err := c.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
@@ -196,6 +196,10 @@ func (c *conn) disableIPv6(link netlink.Link) error {
 	}
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
+	}
+
+	if link.Type() == "bridge" && link.Attrs().MasterIndex != 0 {
+		return nil
 	}
 
 	addrs, err := c.addresses(link.Attrs().Index, unix.AF_INET6)

@@ -3,6 +3,7 @@
 package plane
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -11,8 +12,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
@@ -21,6 +24,7 @@ func (p *Plane) Watch(emit func(Change)) error {
 	sources := []func() error{
 		func() error { return p.watchNetdevs(emit) },
 		func() error { return p.watchEntries(emit) },
+		func() error { return p.watchRoutes(emit) },
 		func() error { return p.filter.Watch(func() { emit(Change{Scope: ScopeFilter}) }) },
 	}
 
@@ -86,13 +90,93 @@ func (p *Plane) watchNetdevs(emit func(Change)) error {
 			for _, c := range p.changesOf(link, m.Header.Type == unix.RTM_DELLINK, ofBridge) {
 				emit(c)
 			}
+			if ofBridge {
+				for _, svi := range p.ownVLANs.missing(link.Attrs().Index, m.Data) {
+					emit(Change{Object: Object{KindSVI, svi}})
+				}
+			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			if len(m.Data) >= unix.SizeofIfAddrmsg &&
-				p.uplinkStates.contains(int(nl.DeserializeIfAddrmsg(m.Data).Index)) {
+			if len(m.Data) < unix.SizeofIfAddrmsg {
+				return
+			}
+
+			index := int(nl.DeserializeIfAddrmsg(m.Data).Index)
+			if p.uplinkStates.contains(index) {
 				emit(Change{Scope: ScopeVXLAN})
+			}
+			if owner, owned := p.owners.get(index); owned && owner.routes() {
+				emit(Change{Object: owner})
+			}
+		case rtmNewNetconf:
+			if p.changesRouting(m.Data) {
+				emit(Change{Scope: ScopeRouting})
 			}
 		}
 	})
+}
+
+// Messages about the parameters of netdevs (include/uapi/linux/rtnetlink.h and netconf.h).
+const (
+	rtmNewNetconf = 80 // RTM_NEWNETCONF
+	// sizeofNetconf is the size of struct netconfmsg, padded.
+	sizeofNetconf = 4
+
+	netconfIndex      = 1  // NETCONFA_IFINDEX
+	netconfForwarding = 2  // NETCONFA_FORWARDING
+	netconfAll        = -1 // NETCONFA_IFINDEX_ALL
+)
+
+// changesRouting reports whether an event of a parameter changes what a VRF or SVI forwards, or
+// what the whole machine forwards.
+func (p *Plane) changesRouting(message []byte) bool {
+	if len(message) < sizeofNetconf {
+		return false
+	}
+	attrs, err := attribute.Parse(message[sizeofNetconf:])
+	if err != nil || !attrs.Has(netconfForwarding) {
+		return false
+	}
+
+	index := int(int32(attrs.Uint32(netconfIndex)))
+	owner, owned := p.owners.get(index)
+	return index == netconfAll || owned && owner.routes() && attrs.Uint32(netconfForwarding) == 0
+}
+
+// watchRoutes follows the events of the routes that end the tables of VRFs.
+func (p *Plane) watchRoutes(emit func(Change)) error {
+	routing := func() { emit(Change{Scope: ScopeRouting}) }
+	return p.receive(p.routeEvents, routing, func(m syscall.NetlinkMessage) {
+		if _, ends := tableEndedBy(m.Data); ends {
+			routing()
+		}
+	})
+}
+
+// subscribeToLostEnds opens a socket for the events of unreachable routes that were removed. A
+// filter in the kernel leaves out all others, because a router may have very many.
+func subscribeToLostEnds() (*nl.NetlinkSocket, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+
+	// The type of the message is in the header, and the type of the route in struct rtmsg, which
+	// follows the header. RTM_DELROUTE fits into one byte.
+	const messageType, routeType = 4, unix.SizeofNlMsghdr + 7
+	lowByte := uint32(messageType)
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
+		lowByte++
+	}
+
+	return filtered(socket,
+		bpf.LoadAbsolute{Off: lowByte, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.RTM_DELROUTE, SkipFalse: 3},
+		bpf.LoadAbsolute{Off: routeType, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.RTN_UNREACHABLE, SkipFalse: 1},
+		bpf.RetConstant{Val: 1 << 16},
+		bpf.RetConstant{Val: 0},
+	)
 }
 
 // watchEntries follows the events of static forwarding entries.
@@ -121,7 +205,7 @@ func (p *Plane) changesOf(link netlink.Link, removed, ofBridge bool) []Change {
 	_, shared := sharedNumber(id)
 	switch {
 	case ours && !shared:
-		changes = append(changes, Change{Object: Object{KindNetwork, id}})
+		changes = append(changes, Change{Object: Object{kindOf(link.Type()), id}})
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		changes = append(changes, Change{Scope: ScopeAll})
 	}

@@ -196,15 +196,19 @@ func subscribeToEntries() (*nl.NetlinkSocket, error) {
 		lowByte++
 	}
 
-	program, err := bpf.Assemble([]bpf.Instruction{
+	return filtered(socket,
 		bpf.LoadAbsolute{Off: family, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_BRIDGE, SkipFalse: 3},
 		bpf.LoadAbsolute{Off: lowByte, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: netlink.NUD_NOARP, SkipFalse: 1},
 		bpf.RetConstant{Val: 1 << 16},
 		bpf.RetConstant{Val: 0},
-	})
+	)
+}
 
+// filtered returns the socket with a filter in the kernel. If that fails, it closes the socket.
+func filtered(socket *nl.NetlinkSocket, code ...bpf.Instruction) (*nl.NetlinkSocket, error) {
+	program, err := bpf.Assemble(code)
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}

@@ -128,6 +128,7 @@ func (p *Plane) removeOwn(name, typ, id string) error {
 func (p *Plane) remove(link netlink.Link) error {
 	delete(p.configured, link.Attrs().Index)
 	p.owners.remove(link.Attrs().Index)
+	p.ownVLANs.removeBridge(link.Attrs().Index)
 	if err := p.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
 		return linkError(err, link, "remove")
 	}

@@ -2,7 +2,7 @@
 
 package plane
 
-// Object is a network or a port.
+// Object is a network, a port, a VRF or an SVI.
 type Object struct {
 	Kind ObjectKind
 	ID   string
@@ -14,10 +14,26 @@ type ObjectKind int
 const (
 	KindNetwork ObjectKind = iota
 	KindPort
+	KindVRF
+	KindSVI
 )
 
-// ObjectError is an error whose text names another network or port, which may belong to another
-// client.
+// routes reports whether the object is a VRF or an SVI.
+func (o Object) routes() bool { return o.Kind == KindVRF || o.Kind == KindSVI }
+
+// kindOf returns the kind of the object that a netdev of the agent is made for, by the netdev's
+// type. In the mode with a bridge for each network, a bridge is also the netdev of an SVI.
+func kindOf(netdevType string) ObjectKind {
+	switch netdevType {
+	case "vrf":
+		return KindVRF
+	case "vlan":
+		return KindSVI
+	}
+	return KindNetwork
+}
+
+// ObjectError is an error whose text names another object, which may belong to another client.
 type ObjectError struct {
 	Object    Object
 	Text      string // names the object
@@ -38,9 +54,10 @@ type Change struct {
 type Scope int
 
 const (
-	ScopeObject  Scope = iota // one network or port
+	ScopeObject  Scope = iota // one object
 	ScopeAll                  // everything: events were lost, or a shared bridge has changed
 	ScopeVXLAN                // the networks with a VNI: an uplink or its addresses have changed
 	ScopeMissing              // the ports that failed: a new netdev may be the representor of one
 	ScopeFilter               // the source filter: another program has changed it
+	ScopeRouting              // the VRFs and SVIs: routes or what the machine forwards have changed
 )

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package plane is the data plane of opi-bridge: it makes networks and ports with Linux bridges,
-// VXLAN and representors.
+// VXLAN and representors, and gateways of networks with VRFs.
 //
 // In the VLAN-aware mode, all networks share one bridge, or a few if there are many ports. A
 // network is a VLAN id in its bridge: ACCESS and VXLAN ports have the VLAN untagged, and a TRUNK
 // port has the VLANs of its networks tagged. A shared bridge has no default VLAN and is itself in
 // no VLAN, so that neither a netdev that was just added nor the machine is in a network. In the
 // other mode, each network has a bridge of its own, and VLAN ids mean nothing.
+//
+// An SVI makes the machine the gateway of a network. Its netdev is a VLAN netdev on the shared
+// bridge, which then is in that VLAN, or the network's own bridge.
 //
 // The plane marks the netdevs that it makes with an alias, and leaves all others alone. They stay
 // as they are when the agent stops.
@@ -54,10 +57,12 @@ type Config struct {
 	Uplinks      []Uplink // VXLAN is sent from these netdevs
 	Underlay     Underlay // empty is UnderlayAuto
 	Representors representor.Config
-	// Sysctl is a directory with the files of /proc/sys that VXLAN needs to write. If it is empty,
-	// it is /proc/sys.
+	// Sysctl is a directory with the files of /proc/sys that VXLAN and IPv6 gateways need to write.
+	// If it is empty, it is /proc/sys.
 	Sysctl string
 }
+
+const defaultSysctl = "/proc/sys"
 
 // Segment is a network as the Plane knows it.
 type Segment struct {
@@ -90,6 +95,7 @@ type Plane struct {
 	underlay     Underlay
 	events       *nl.NetlinkSocket // of netdevs and addresses
 	fdbEvents    *nl.NetlinkSocket // of static entries of forwarding databases
+	routeEvents  *nl.NetlinkSocket // of unreachable routes that were removed
 	closed       atomic.Bool
 	devlink      *devlink.Conn
 	representors *representor.Finder
@@ -98,7 +104,11 @@ type Plane struct {
 	// vlans are the VLAN ids of networks in the VLAN-aware mode. If two networks want one VLAN id,
 	// the first one has it.
 	vlans        map[string]uint16
-	placement    *placement // of networks, in the VLAN-aware mode
+	placement    *placement     // of networks, in the VLAN-aware mode
+	svis         map[string]SVI // as they were made last, by id
+	tables       *tables
+	ownVLANs     *ownVLANs
+	sysctls      *sysctls
 	owners       *owners
 	forwarding   *forwarding
 	uplinkStates *uplinkStates
@@ -127,7 +137,7 @@ func Open(cfg Config, log logr.Logger) (*Plane, error) {
 	}
 
 	if len(cfg.Uplinks) > 0 {
-		if err := raiseGroupLimits(cmp.Or(cfg.Sysctl, "/proc/sys")); err != nil {
+		if err := raiseGroupLimits(cmp.Or(cfg.Sysctl, defaultSysctl)); err != nil {
 			log.Info("few networks may have a VNI", "reason", err.Error())
 		}
 	}
@@ -150,6 +160,8 @@ func open(cfg Config) (_ *Plane, err error) {
 		vlanAware: cfg.Mode != ModeBridgePerNetwork, uplinks: cfg.Uplinks, underlay: cfg.Underlay,
 		vlans: map[string]uint16{}, placement: newPlacement(), owners: newOwners(),
 		forwarding: newForwarding(), uplinkStates: newUplinkStates(cfg.Uplinks),
+		svis: map[string]SVI{}, tables: newTables(), ownVLANs: newOwnVLANs(),
+		sysctls: openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
 	}
 
 	defer func() {
@@ -160,7 +172,7 @@ func open(cfg Config) (_ *Plane, err error) {
 
 	// The subscription comes before any list of netdevs, so that no change is missed.
 	p.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
-		unix.RTNLGRP_IPV6_IFADDR)
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
@@ -171,6 +183,9 @@ func open(cfg Config) (_ *Plane, err error) {
 	}
 	if p.fdbEvents, err = subscribeToEntries(); err != nil {
 		return nil, fmt.Errorf("subscribe to forwarding databases: %w", err)
+	}
+	if p.routeEvents, err = subscribeToLostEnds(); err != nil {
+		return nil, fmt.Errorf("subscribe to routes: %w", err)
 	}
 	if p.conn, err = dial(); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
@@ -253,9 +268,13 @@ func (p *Plane) Close() {
 		_ = p.events.Close()
 	}
 
-	if p.fdbEvents != nil {
-		_ = p.fdbEvents.Close()
+	for _, socket := range []*nl.NetlinkSocket{p.fdbEvents, p.routeEvents} {
+		if socket != nil {
+			_ = socket.Close()
+		}
 	}
+
+	p.sysctls.close()
 
 	if p.conn != nil {
 		p.close()

@@ -187,7 +187,7 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 	}
 
 	ports := map[string]Membership{"sf-03-00-0-88": blueMember, "en3f0pf0sf88": blueMember}
-	err = l.Sweep([]string{"net-blue"}, ports)
+	err = l.Sweep(Wanted{Networks: []string{"net-blue"}, Ports: ports})
 	if index := l.link(t, own.Attrs().Name).Attrs().MasterIndex; index != 0 || err != nil {
 		t.Errorf("after the start the own netdev has master %d, %v", index, err)
 	}
@@ -248,8 +248,8 @@ func TestConfiguredNames(t *testing.T) {
 func TestSweepFindsByAddress(t *testing.T) {
 	l := newLab(t)
 	l.attachVF(t)
-	networks := []string{"net-blue"}
-	if err := l.Sweep(networks, map[string]Membership{vfPort: blueMember}); err != nil {
+	networks, ports := []string{"net-blue"}, map[string]Membership{vfPort: blueMember}
+	if err := l.Sweep(Wanted{Networks: networks, Ports: ports}); err != nil {
 		t.Error(err)
 	}
 
@@ -257,7 +257,7 @@ func TestSweepFindsByAddress(t *testing.T) {
 
 	l.broken = errors.New("devlink is broken")
 	l.representors.EventsLost()
-	err := l.Sweep(networks, map[string]Membership{vfPort: blueMember})
+	err := l.Sweep(Wanted{Networks: networks, Ports: ports})
 	if err == nil || !strings.Contains(err.Error(), "representor of port "+vfPort) {
 		t.Errorf("devlink is broken: %v", err)
 	}
@@ -265,7 +265,7 @@ func TestSweepFindsByAddress(t *testing.T) {
 	l.wantMaster(t, "br-net-blue")
 
 	l.broken = nil
-	if err := l.Sweep(networks, nil); err != nil {
+	if err := l.Sweep(Wanted{Networks: networks}); err != nil {
 		t.Error(err)
 	}
 

@@ -54,8 +54,12 @@ type dataPlane interface {
 	RemoveNetwork(id string) error
 	Attach(port string, to plane.Membership) error
 	Detach(port string) error
+	EnsureVRF(plane.VRF) error
+	RemoveVRF(id string) error
+	EnsureSVI(plane.SVI) error
+	RemoveSVI(plane.SVI) error
 	Netdevs() ([]string, error)
-	Sweep(networks []string, ports map[string]plane.Membership) error
+	Sweep(plane.Wanted) error
 	Watch(emit func(plane.Change)) error
 	Close()
 }
@@ -67,7 +71,7 @@ type sourceFilter interface {
 	Dropped() (map[plane.Object]uint64, error)
 }
 
-// Agent keeps networks and ports as clients want them. It is also a [prometheus.Collector]. Several
+// Agent keeps networks, ports, VRFs and SVIs as clients want them. It is also a [prometheus.Collector]. Several
 // goroutines may use it at once.
 type Agent struct {
 	cfg    Config
@@ -82,6 +86,8 @@ type Agent struct {
 	mu       sync.RWMutex // guards the fields below
 	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
 	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
+	vrfs     *collection[*evpn.VrfSpec, *evpn.Vrf]
+	svis     *collection[*evpn.SviSpec, *evpn.Svi]
 
 	networkOptions *optionStore[*opibridge.NetworkOptions]
 	portOptions    *optionStore[*opibridge.PortOptions]
@@ -106,15 +112,8 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 		return nil, err
 	}
 
-	ports := map[string]plane.Membership{}
-	for id, p := range a.ports.objects {
-		if !p.deleting {
-			ports[id] = a.membership(id, p.spec)
-		}
-	}
-
 	// Errors are only logged, so that the agent serves the rest. The next start tries again.
-	if err := a.plane.Sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
+	if err := a.plane.Sweep(a.wanted()); err != nil {
 		log.Error(err, "remove what is not in the state")
 	}
 
@@ -123,8 +122,33 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 		log.Error(err, "remove filters of what is not in the state")
 	}
 
-	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
+	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects),
+		"VRFs", len(a.vrfs.objects), "SVIs", len(a.svis.objects))
 	return a, nil
+}
+
+// wanted describes all objects to the data plane.
+func (a *Agent) wanted() plane.Wanted {
+	want := plane.Wanted{
+		Networks: slices.Collect(maps.Keys(a.networks.objects)),
+		Ports:    map[string]plane.Membership{},
+		VRFs:     slices.Collect(maps.Keys(a.vrfs.objects)),
+		SVIs:     map[string]plane.SVI{},
+	}
+
+	for id, p := range a.ports.objects {
+		if !p.deleting {
+			want.Ports[id] = a.membership(id, p.spec)
+		}
+	}
+
+	for id, s := range a.svis.objects {
+		if !s.deleting {
+			want.SVIs[id] = a.svi(id, s.spec)
+		}
+	}
+
+	return want
 }
 
 // newAgent loads the objects and opens the data plane. It does not change the data plane.
@@ -144,6 +168,8 @@ func newAgent(
 	a.networks = newCollection(a, networkNames, networkSchema{}, networkController{a},
 		a.networkOptions)
 	a.ports = newCollection(a, portNames, portSchema{}, portController{a}, a.portOptions)
+	a.vrfs = newCollection(a, vrfNames, vrfSchema{}, vrfController{a}, noOptions{})
+	a.svis = newCollection(a, sviNames, sviSchema{}, sviController{a}, noOptions{})
 
 	isNew, err := a.openState()
 	if err != nil {

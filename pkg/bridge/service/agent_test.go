@@ -33,6 +33,8 @@ import (
 type fakePlane struct {
 	networks  map[string]uint32 // VNIs
 	ports     map[string]string // networks and VLANs
+	vrfs      map[string]plane.VRF
+	svis      map[string]plane.SVI
 	failure   error             // of all calls
 	vtep      netip.Addr        // of the uplink
 	functions map[string]string // ports by MAC
@@ -43,6 +45,7 @@ type fakePlane struct {
 func newFakePlane(vlanAware bool) *fakePlane {
 	return &fakePlane{
 		networks: map[string]uint32{}, ports: map[string]string{}, vlanAware: vlanAware,
+		vrfs: map[string]plane.VRF{}, svis: map[string]plane.SVI{},
 	}
 }
 
@@ -94,10 +97,38 @@ func (p *fakePlane) Detach(port string) error {
 	return p.failure
 }
 
-func (p *fakePlane) Sweep([]string, map[string]plane.Membership) error { return nil }
-func (p *fakePlane) Netdevs() ([]string, error)                        { return nil, nil }
-func (p *fakePlane) Watch(func(plane.Change)) error                    { return nil }
-func (p *fakePlane) Close()                                            {}
+func (p *fakePlane) EnsureVRF(v plane.VRF) error {
+	if p.failure == nil {
+		p.vrfs[v.ID] = v
+	}
+	return p.failure
+}
+
+func (p *fakePlane) RemoveVRF(id string) error {
+	if p.failure == nil {
+		delete(p.vrfs, id)
+	}
+	return p.failure
+}
+
+func (p *fakePlane) EnsureSVI(s plane.SVI) error {
+	if p.failure == nil {
+		p.svis[s.ID] = s
+	}
+	return p.failure
+}
+
+func (p *fakePlane) RemoveSVI(s plane.SVI) error {
+	if p.failure == nil {
+		delete(p.svis, s.ID)
+	}
+	return p.failure
+}
+
+func (p *fakePlane) Sweep(plane.Wanted) error       { return nil }
+func (p *fakePlane) Netdevs() ([]string, error)     { return nil, nil }
+func (p *fakePlane) Watch(func(plane.Change)) error { return nil }
+func (p *fakePlane) Close()                         {}
 
 // fakeFilter is a source filter that has dropped some frames.
 type fakeFilter struct{}
@@ -386,8 +417,6 @@ func TestNetworkStatusCodes(t *testing.T) {
 		{"VTEP without an address", "net-green", vtep(24), codes.InvalidArgument, "vtep_ip_prefix"},
 		{"VTEP of 5 bytes", "net-green", vtep(24, 10, 0, 0, 0, 1), codes.InvalidArgument,
 			"vtep_ip_prefix"},
-		{"VTEP 0.0.0.0", "net-green", vtep(24, 0, 0, 0, 0), codes.InvalidArgument,
-			"vtep_ip_prefix"},
 		{"VTEP without a length", "net-green", vtep(0, 10, 0, 0, 1), codes.InvalidArgument,
 			"prefix length"},
 		{"VTEP with a long length", "net-green", vtep(33, 10, 0, 0, 1), codes.InvalidArgument,
@@ -398,6 +427,10 @@ func TestNetworkStatusCodes(t *testing.T) {
 			codes.InvalidArgument, "fd00::2 is not an address of the uplink"},
 		{"VTEP of the uplink", "net-vtep", vtep(24, 10, 0, 0, 1), codes.OK, ""},
 		{"the same VTEP again", "net-vtep", vtep(24, 10, 0, 0, 1), codes.OK, ""},
+		{"VTEP 0.0.0.0", "net-vtep", vtep(0, 0, 0, 0, 0), codes.AlreadyExists, "and VTEP 10.0.0.1"},
+		{"any VTEP", "net-red", &evpn.LogicalBridgeSpec{
+			VlanId: 20, Vni: proto.Uint32(200), VtepIpPrefix: vtep(0, 0, 0, 0, 0).VtepIpPrefix,
+		}, codes.OK, ""},
 	}
 
 	s := networkServer{Agent: a}
@@ -671,6 +704,16 @@ opi_bridge_networks{state="up"} 2
 opi_bridge_ports{state="deleting"} 0
 opi_bridge_ports{state="down"} 1
 opi_bridge_ports{state="up"} 1
+# HELP opi_bridge_svis SVIs, by state.
+# TYPE opi_bridge_svis gauge
+opi_bridge_svis{state="deleting"} 0
+opi_bridge_svis{state="down"} 0
+opi_bridge_svis{state="up"} 0
+# HELP opi_bridge_vrfs VRFs, by state.
+# TYPE opi_bridge_vrfs gauge
+opi_bridge_vrfs{state="deleting"} 0
+opi_bridge_vrfs{state="down"} 0
+opi_bridge_vrfs{state="up"} 0
 `
 
 	const dropped = `
@@ -680,7 +723,8 @@ opi_bridge_dropped_frames_total{network="",port="vf-0000-3b-00-2"} 7
 opi_bridge_dropped_frames_total{network="net-blue",port=""} 3
 `
 
-	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_dropped_frames_total"}
+	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_dropped_frames_total",
+		"opi_bridge_vrfs", "opi_bridge_svis"}
 	if err := testutil.CollectAndCompare(a, strings.NewReader(dropped+want), names...); err != nil {
 		t.Error(err)
 	}
@@ -702,7 +746,7 @@ func FuzzNames(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		for _, k := range []names{networkNames, portNames} {
+		for _, k := range []names{networkNames, portNames, vrfNames, sviNames} {
 			id, err := k.parseName(name)
 			if err != nil {
 				if status.Code(err) != codes.InvalidArgument {

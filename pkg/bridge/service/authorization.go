@@ -80,27 +80,41 @@ func (c *collection[S, M]) checkLimit(client access.Client, id string) error {
 	return nil
 }
 
-// canSee reports whether a client may know of a network or port.
+// canSee reports whether a client may know of an object.
 func (a *Agent) canSee(client access.Client, object plane.Object) bool {
-	if object.Kind == plane.KindNetwork {
-		return client.CanSeeNetwork(object.ID)
+	switch object.Kind {
+	case plane.KindPort:
+		return a.ports.canSeeIt(client, object.ID)
+	case plane.KindVRF:
+		return a.vrfs.canSeeIt(client, object.ID)
+	case plane.KindSVI:
+		return a.svis.canSeeIt(client, object.ID)
 	}
-	var spec *evpn.BridgePortSpec
-	if o := a.ports.objects[object.ID]; o != nil {
-		spec = o.spec
-	}
-	return client.CanSeePort(object.ID, networksOf(spec))
+	return a.networks.canSeeIt(client, object.ID)
 }
 
-// textFor describes a network or port to a client. The text has no id if the client may not know of
-// the object.
-func (a *Agent) textFor(client access.Client, object plane.Object) string {
-	word := portNames.word
-	if object.Kind == plane.KindNetwork {
-		word = networkNames.word
+// canSeeIt reports whether a client may know of the object with an id, or of any object with it if
+// there is none.
+func (c *collection[S, M]) canSeeIt(client access.Client, id string) bool {
+	var spec S
+	if o := c.objects[id]; o != nil {
+		spec = o.spec
 	}
+	return c.canSee(client, id, spec)
+}
+
+// textFor describes an object to a client. The text has no id if the client may not know of the
+// object.
+func (a *Agent) textFor(client access.Client, object plane.Object) string {
+	word := map[plane.ObjectKind]string{
+		plane.KindNetwork: networkNames.word, plane.KindPort: portNames.word,
+		plane.KindVRF: vrfNames.word, plane.KindSVI: sviNames.word,
+	}[object.Kind]
 	if a.canSee(client, object) {
 		return word + " " + object.ID
+	}
+	if object.Kind == plane.KindSVI {
+		return "an " + word + " of another client"
 	}
 	return "a " + word + " of another client"
 }
@@ -143,6 +157,14 @@ func objectOf(req any) string {
 		return path.Base(r.GetBridgePort().GetName())
 	case *evpn.UpdateLogicalBridgeRequest:
 		return path.Base(r.GetLogicalBridge().GetName())
+	case *evpn.CreateVrfRequest:
+		return r.GetVrfId()
+	case *evpn.CreateSviRequest:
+		return r.GetSviId()
+	case *evpn.UpdateVrfRequest:
+		return path.Base(r.GetVrf().GetName())
+	case *evpn.UpdateSviRequest:
+		return path.Base(r.GetSvi().GetName())
 	case *opibridge.UpdatePortOptionsRequest:
 		return path.Base(r.GetOptions().GetName())
 	case *opibridge.UpdateNetworkOptionsRequest:

@@ -23,7 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
-// object is a LogicalBridge or a BridgePort that a client asked for. S is its spec in the API.
+// object is a LogicalBridge, BridgePort, Vrf or Svi that a client asked for. S is its spec in the
+// API.
 type object[S proto.Message] struct {
 	spec     S // never changed in place
 	deleting bool
@@ -36,9 +37,20 @@ var errPending = errors.New("the agent is at work on it")
 type (
 	network = object[*evpn.LogicalBridgeSpec]
 	port    = object[*evpn.BridgePortSpec]
+	vrf     = object[*evpn.VrfSpec]
+	svi     = object[*evpn.SviSpec]
 )
 
-// message is a LogicalBridge or a BridgePort in the API. S is its spec.
+// downBecause returns the failure of an object that needs another one, which is nil if it is
+// missing.
+func downBecause[S proto.Message](id string, other *object[S]) error {
+	if other == nil {
+		return fmt.Errorf("%s is missing", id)
+	}
+	return fmt.Errorf("%s is down: %w", id, other.failure)
+}
+
+// message is a LogicalBridge, BridgePort, Vrf or Svi in the API. S is its spec.
 type message[S proto.Message] interface {
 	proto.Message
 	GetName() string
@@ -55,6 +67,8 @@ type schema[S proto.Message, M message[S]] interface {
 	describe(spec S) string
 	// canSee reports whether a client may know of an object. A zero spec stands for any spec.
 	canSee(client access.Client, id string, spec S) bool
+	// canSeeAll reports whether a client may know of each object, whatever id it has.
+	canSeeAll(client access.Client) bool
 	// limit returns how many objects a client may have.
 	limit(client access.Client) int
 	// message returns the message of an object. It has no status if oper is zero.
@@ -83,7 +97,7 @@ type options interface {
 	forget(id string)
 }
 
-// collection has all networks or all ports. It serves the calls about them, keeps them in the state
+// collection has all objects of one kind. It serves the calls about them, keeps them in the state
 // file and brings the data plane to them.
 //
 // The methods create, update and delete acquire the right to work: see [Agent.acquire]. Once the
@@ -200,7 +214,7 @@ func (c *collection[S, M]) list(
 
 // visible returns the ids of the objects that a client may know of, sorted.
 func (c *collection[S, M]) visible(client access.Client) []string {
-	if client.CanSeeAll() {
+	if c.canSeeAll(client) {
 		return c.ids
 	}
 
@@ -491,6 +505,10 @@ func (c *collection[S, M]) store(id string, spec S, oper state) error {
 	data, err := proto.Marshal(c.message("", spec, oper))
 	if err == nil {
 		err = c.agent.state.Update(func(tx *boltfile.Tx) error {
+			// The file may come from a version of the agent without this kind of objects.
+			if err := tx.CreateBucket(c.bucket); err != nil {
+				return err
+			}
 			return tx.Put(c.bucket, []byte(id), data)
 		})
 	}

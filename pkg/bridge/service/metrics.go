@@ -24,6 +24,9 @@ var (
 		[]string{"state"}, nil)
 	networksDesc = prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.",
 		[]string{"state"}, nil)
+	vrfsDesc = prometheus.NewDesc("opi_bridge_vrfs", "VRFs, by state.", []string{"state"}, nil)
+	svisDesc = prometheus.NewDesc("opi_bridge_svis", "SVIs, by state.", []string{"state"}, nil)
+
 	droppedDesc = prometheus.NewDesc("opi_bridge_dropped_frames_total",
 		"Frames with somebody else's source address that the source filter dropped, by the "+
 			"bridge port that sent them, "+
@@ -47,6 +50,8 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	a.calls.Describe(ch)
 	ch <- portsDesc
 	ch <- networksDesc
+	ch <- vrfsDesc
+	ch <- svisDesc
 	ch <- droppedDesc
 }
 
@@ -54,7 +59,10 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	a.calls.Collect(ch)
 	a.mu.RLock()
-	networks, ports := a.networks.count(), a.ports.count()
+	counts := map[*prometheus.Desc]map[state]int{
+		networksDesc: a.networks.count(), portsDesc: a.ports.count(), vrfsDesc: a.vrfs.count(),
+		svisDesc: a.svis.count(),
+	}
 	a.mu.RUnlock()
 	dropped, err := a.filter.Dropped()
 	if err != nil {
@@ -73,10 +81,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	for s, word := range map[state]string{
 		stateUp: "up", stateDown: "down", stateDeleting: "deleting",
 	} {
-		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue,
-			float64(ports[s]), word)
-		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue,
-			float64(networks[s]), word)
+		for desc, count := range counts {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count[s]), word)
+		}
 	}
 }
 

@@ -6,15 +6,12 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
-	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -105,21 +102,18 @@ func (networkSchema) validate(spec *evpn.LogicalBridgeSpec) error {
 // vtepOf returns the address of the VXLAN tunnel endpoint in a spec. It is zero if the spec has
 // none, or none that is valid.
 func vtepOf(spec *evpn.LogicalBridgeSpec) netip.Addr {
-	var vtep netip.Addr
-	switch address := spec.GetVtepIpPrefix().GetAddr().GetV4OrV6().(type) {
-	case *netcommon.IPAddress_V4Addr:
-		vtep = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, address.V4Addr)))
-	case *netcommon.IPAddress_V6Addr:
-		if len(address.V6Addr) == net.IPv6len {
-			vtep = netip.AddrFrom16([16]byte(address.V6Addr))
-		}
-	}
+	return prefixOf(spec.GetVtepIpPrefix()).Addr()
+}
 
-	length := spec.GetVtepIpPrefix().GetLen()
-	if vtep.IsUnspecified() || length < 1 || int(length) > vtep.BitLen() {
-		return netip.Addr{}
+// withoutAnyVTEP returns a spec without a vtep_ip_prefix if that is the unspecified address, because
+// clients of opi-evpn-bridge leave the choice to the agent in this way.
+func withoutAnyVTEP(spec *evpn.LogicalBridgeSpec) *evpn.LogicalBridgeSpec {
+	if !isAny(spec.GetVtepIpPrefix()) {
+		return spec
 	}
-	return vtep
+	without := proto.CloneOf(spec)
+	without.VtepIpPrefix = nil
+	return without
 }
 
 func (networkSchema) describe(spec *evpn.LogicalBridgeSpec) string {
@@ -133,6 +127,8 @@ func (networkSchema) describe(spec *evpn.LogicalBridgeSpec) string {
 func (networkSchema) canSee(client access.Client, id string, _ *evpn.LogicalBridgeSpec) bool {
 	return client.CanSeeNetwork(id)
 }
+
+func (networkSchema) canSeeAll(client access.Client) bool { return client.CanSeeAll() }
 
 func (networkSchema) limit(client access.Client) int { return client.MaxNetworks() }
 
@@ -164,6 +160,7 @@ func (c networkController) check(
 		return nil, refusal.New(code, reason, "logical bridge %s: %s", id,
 			fmt.Sprintf(format, args...))
 	}
+	spec = withoutAnyVTEP(spec)
 	// An existing spec was valid when it was made. A client may ask for it again although the
 	// current mode of the data plane would refuse it.
 	var before *evpn.LogicalBridgeSpec
@@ -209,13 +206,15 @@ func (c networkController) check(
 }
 
 func (c networkController) checkUnused(client access.Client, id string) error {
-	port := c.ports.otherWithKey(keyNetwork(id), "")
-	if port == "" {
+	user := plane.Object{Kind: plane.KindPort, ID: c.ports.otherWithKey(keyNetwork(id), "")}
+	if user.ID == "" {
+		user = plane.Object{Kind: plane.KindSVI, ID: c.svis.otherWithKey(keyNetwork(id), "")}
+	}
+	if user.ID == "" {
 		return nil
 	}
 	return refusal.New(codes.FailedPrecondition, refusal.NetworkInUse,
-		"logical bridge %s is in use by %s", id,
-		c.textFor(client, plane.Object{Kind: plane.KindPort, ID: port}))
+		"logical bridge %s is in use by %s", id, c.textFor(client, user))
 }
 
 func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
@@ -225,7 +224,8 @@ func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed b
 	c.mu.Unlock()
 
 	if changed {
-		// The ports follow the network's VLAN id and source filter.
+		// The gateway and the ports follow the network's VLAN id and source filter.
+		c.reconcileSVIs(keyNetwork(id))
 		c.ports.reconcileEach(c.ports.withKey(keyNetwork(id)))
 	}
 

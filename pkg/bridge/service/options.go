@@ -15,6 +15,8 @@ import (
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
 )
 
@@ -87,6 +89,12 @@ func (s *optionStore[O]) load(tx *boltfile.Tx) error {
 		return nil
 	})
 }
+
+// noOptions are the options of objects that have none.
+type noOptions struct{}
+
+func (noOptions) delete(*boltfile.Tx, string) error { return nil }
+func (noOptions) forget(string)                     {}
 
 // optionsServer serves OptionsService.
 type optionsServer struct {
@@ -216,6 +224,9 @@ func (s optionsServer) UpdatePortOptions(
 	}
 
 	addresses, err := normalAddresses(id, req.GetOptions().GetAddresses())
+	if err == nil {
+		err = s.checkNoGateways(access.FromContext(ctx), id, addresses)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -230,6 +241,23 @@ func (s optionsServer) UpdatePortOptions(
 	}
 
 	return s.portOptionsOf(id), nil
+}
+
+// checkNoGateways returns a gRPC status if the gateway of a network of a port has one of these
+// addresses.
+func (a *Agent) checkNoGateways(client access.Client, port string, addresses []string) error {
+	for _, address := range addresses {
+		at, err := netip.ParseAddr(address)
+		if err != nil {
+			return err // never, because the address was checked
+		}
+		if svi := a.gatewayAt(at, networksOf(a.ports.objects[port].spec)); svi != "" {
+			return refusal.New(codes.AlreadyExists, refusal.AddressInUse,
+				"options of bridge port %s: address %s is already in use by %s", port, address,
+				a.textFor(client, plane.Object{Kind: plane.KindSVI, ID: svi}))
+		}
+	}
+	return nil
 }
 
 func checkPortOptions(id string, want *opibridge.PortOptions) error {

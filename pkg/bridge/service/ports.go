@@ -153,6 +153,8 @@ func (portSchema) canSee(client access.Client, id string, spec *evpn.BridgePortS
 	return client.CanSeePort(id, networksOf(spec))
 }
 
+func (portSchema) canSeeAll(client access.Client) bool { return client.CanSeeAll() }
+
 func (portSchema) limit(client access.Client) int { return client.MaxPorts() }
 
 func (portSchema) message(
@@ -206,6 +208,12 @@ func (c portController) check(
 				mac, network, c.textFor(client, plane.Object{Kind: plane.KindPort, ID: other}))
 		}
 
+		if other := c.gatewayWithMAC(network, mac); other != "" {
+			return refuse(codes.AlreadyExists, refusal.MACInUse,
+				"mac_address %s is already in use on logical bridge %s by %s",
+				mac, network, c.textFor(client, plane.Object{Kind: plane.KindSVI, ID: other}))
+		}
+
 		networks = append(networks, networkNames.prefix+network)
 	}
 
@@ -235,11 +243,8 @@ func (c portController) effectiveFailure(p *port) error {
 	}
 
 	for _, id := range networksOf(p.spec) {
-		switch n := c.networks.objects[id]; {
-		case n == nil:
-			return fmt.Errorf("%s is missing", id)
-		case n.failure != nil:
-			return fmt.Errorf("%s is down: %w", id, n.failure)
+		if n := c.networks.objects[id]; n == nil || n.failure != nil {
+			return downBecause(id, n)
 		}
 	}
 

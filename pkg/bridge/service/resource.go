@@ -39,6 +39,14 @@ var (
 		prefix: "//network.opiproject.org/ports/", protoAlias: "bridgePorts/",
 		bucket: "bridge-ports",
 	}
+	vrfNames = names{
+		word: "VRF", noun: "VRF", component: "vrf",
+		prefix: "//network.opiproject.org/vrfs/", protoAlias: "vrfs/", bucket: "vrfs",
+	}
+	sviNames = names{
+		word: "SVI", noun: "SVI", component: "svi",
+		prefix: "//network.opiproject.org/svis/", protoAlias: "svis/", bucket: "svis",
+	}
 )
 
 // idForm is the form of ids (https://google.aip.dev/122) as opi-evpn-bridge checks it.
@@ -65,7 +73,7 @@ func (n names) parseName(name string) (string, error) {
 		"%s name %q: must be %s<id> or %s<id>", n.word, name, n.prefix, n.protoAlias)
 }
 
-// state is the status of a port or a network. evpn.LBOperStatus has the same numbers.
+// state is the status of an object. The statuses of all kinds have the same numbers.
 type state = evpn.BPOperStatus
 
 const (

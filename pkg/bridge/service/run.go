@@ -10,7 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 )
 
-// scopeFailed is a Scope of the agent's own: all networks and ports that failed.
+// scopeFailed is a Scope of the agent's own: all objects that failed.
 const scopeFailed plane.Scope = -1
 
 // Run follows the events of the data plane, and keeps the data plane as clients want it. It returns
@@ -51,11 +51,9 @@ func (a *Agent) handle(ctx context.Context, change plane.Change) {
 	case plane.ScopeVXLAN:
 		a.networks.reconcileEach(a.networks.withKey(keyVXLAN))
 	case plane.ScopeObject:
-		if change.Object.Kind == plane.KindNetwork {
-			a.networks.reconcile(change.Object.ID, false)
-		} else {
-			a.ports.reconcile(change.Object.ID, false)
-		}
+		a.reconcileObject(change.Object)
+	case plane.ScopeRouting:
+		a.reconcileRouting()
 	case plane.ScopeMissing:
 		a.ports.reconcileFailed()
 		// A driver may say later, without an event, which Function a netdev represents.
@@ -75,17 +73,43 @@ func (a *Agent) handle(ctx context.Context, change plane.Change) {
 	}
 }
 
-// reconcileAll reconciles the networks, and then the ports that are in them.
+// reconcileObject reconciles an object, and the SVIs that need it.
+func (a *Agent) reconcileObject(object plane.Object) {
+	switch object.Kind {
+	case plane.KindNetwork:
+		a.networks.reconcile(object.ID, false)
+		a.reconcileSVIs(keyNetwork(object.ID))
+	case plane.KindPort:
+		a.ports.reconcile(object.ID, false)
+	case plane.KindVRF:
+		a.vrfs.reconcile(object.ID, false)
+		a.reconcileSVIs(keyVRF(object.ID))
+	case plane.KindSVI:
+		a.svis.reconcile(object.ID, false)
+	}
+}
+
+// reconcileRouting reconciles the VRFs, and then the SVIs that are in them.
+func (a *Agent) reconcileRouting() {
+	a.vrfs.reconcileEach(slices.Clone(a.vrfs.ids))
+	a.svis.reconcileEach(slices.Clone(a.svis.ids))
+}
+
+// reconcileAll reconciles each object after those that it needs. The gateways come before the ports,
+// so that no port can pretend to be one.
 func (a *Agent) reconcileAll() {
 	a.networks.reconcileEach(slices.Clone(a.networks.ids))
+	a.reconcileRouting()
 	a.ports.reconcileEach(slices.Clone(a.ports.ids))
 }
 
 // retry reconciles everything that failed, and reports whether something still fails.
 func (a *Agent) retry() (failed bool) {
 	a.networks.reconcileFailed()
+	a.vrfs.reconcileFailed()
+	a.svis.reconcileFailed()
 	a.ports.reconcileFailed()
-	return len(a.networks.failed)+len(a.ports.failed) > 0
+	return len(a.networks.failed)+len(a.vrfs.failed)+len(a.svis.failed)+len(a.ports.failed) > 0
 }
 
 // retrySoon makes Run retry after a second, and then after 2, 4 ... 30 s. A retry that is due

@@ -41,6 +41,8 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
+	evpn.RegisterVrfServiceServer(s, vrfServer{Agent: a})
+	evpn.RegisterSviServiceServer(s, sviServer{Agent: a})
 	opibridge.RegisterOptionsServiceServer(s, optionsServer{Agent: a})
 	opiinventory.RegisterInventoryServiceServer(s,
 		inventory.NewServer(a.cfg.Plane.Representors.HostPFs))

@@ -24,8 +24,8 @@ func (a *Agent) openState() (isNew bool, err error) {
 			return fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 		}
 
-		return errors.Join(a.networks.load(tx), a.ports.load(tx), a.networkOptions.load(tx),
-			a.portOptions.load(tx))
+		return errors.Join(a.networks.load(tx), a.ports.load(tx), a.vrfs.load(tx),
+			a.svis.load(tx), a.networkOptions.load(tx), a.portOptions.load(tx))
 	})
 
 	if errors.Is(err, boltfile.ErrCorrupt) {

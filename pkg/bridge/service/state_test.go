@@ -67,22 +67,29 @@ func FuzzState(f *testing.F) {
 		SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_MAC, Mtu: 1500,
 	})
 	addresses := marshal(&opibridge.PortOptions{Addresses: []string{"10.1.0.2"}})
-	f.Add("net-blue", network, p1, port, filter, addresses)
-	f.Add("net-red", network, p1, leaving, []byte{}, []byte{})
+	vrf := marshal(&evpn.Vrf{Spec: &evpn.VrfSpec{
+		LoopbackIpPrefix: prefixMessage(f, "10.0.0.1/32"),
+	}})
+	svi := marshal(&evpn.Svi{Spec: gateway(f, blue, "10.1.0.1/24", "fd00:1::1/64")})
+	f.Add("net-blue", network, p1, port, filter, addresses, "vrf-one", vrf, "svi-blue", svi)
+	f.Add("net-red", network, p1, leaving, []byte{}, []byte{}, "vrf-one", vrf, "svi-blue", svi)
 	// These records have no spec, an unknown filter, and no IP address.
-	f.Add("net-blue", []byte{}, p1, []byte{}, []byte{8, 99}, []byte{10, 1, 'x'})
+	f.Add("net-blue", []byte{}, p1, []byte{}, []byte{8, 99}, []byte{10, 1, 'x'}, "vrf-one",
+		[]byte{}, "svi-blue", []byte{})
 	f.Add("../x", network, "P", marshal(&evpn.BridgePort{Spec: accessPort("", blue)}),
-		filter, addresses)
+		filter, addresses, "V", vrf, "S", marshal(&evpn.Svi{Spec: &evpn.SviSpec{}}))
 
 	f.Fuzz(func(
 		t *testing.T, networkID string, network []byte, portID string,
-		port, networkOptions, portOptions []byte,
+		port, networkOptions, portOptions []byte, vrfID string, vrf []byte, sviID string,
+		svi []byte,
 	) {
 		path := filepath.Join(must.MemoryDir(t), "state.db")
 		writeState(t, path, []record{
 			{networkNames.bucket, networkID, network}, {portNames.bucket, portID, port},
 			{networkNames.bucket + "-options", networkID, networkOptions},
 			{portNames.bucket + "-options", portID, portOptions},
+			{vrfNames.bucket, vrfID, vrf}, {sviNames.bucket, sviID, svi},
 		})
 
 		a, err := newAgent(Config{State: path, SourceFilter: true}, logr.Discard(),
@@ -107,10 +114,19 @@ func FuzzState(f *testing.F) {
 			}
 		}
 
+		for id, s := range a.svis.objects {
+			d := a.svi(id, s.spec)
+			if len(d.Prefixes) == 0 || len(d.MAC) != 6 || d.VRF == "" {
+				t.Errorf("SVI %q is %+v", id, d)
+			}
+		}
+
 		a.reconcileAll()
 		for _, list := range []func() error{
 			func() error { _, _, err := a.networks.list(t.Context(), 0, ""); return err },
 			func() error { _, _, err := a.ports.list(t.Context(), 0, ""); return err },
+			func() error { _, _, err := a.vrfs.list(t.Context(), 0, ""); return err },
+			func() error { _, _, err := a.svis.list(t.Context(), 0, ""); return err },
 		} {
 			must.Succeed(t, list())
 		}
@@ -133,6 +149,10 @@ func TestStateWithStrangeRecords(t *testing.T) {
 		},
 		`bridge-ports "` + p1 + `": logical_bridges: has 0, an ACCESS port has exactly one`: {
 			portNames.bucket, p1, marshalled(t, &evpn.BridgePort{Spec: accessPort(mac1)}),
+		},
+		`vrfs "vrf-one": spec is required`: {vrfNames.bucket, "vrf-one", nil},
+		`svis "svi-blue": gw_ip_prefix: has 0, must have 1-16`: {
+			sviNames.bucket, "svi-blue", marshalled(t, &evpn.Svi{Spec: gateway(t, blue)}),
 		},
 		`bridge-ports-options "` + p1 + `": options of bridge port `: {
 			portNames.bucket + "-options",

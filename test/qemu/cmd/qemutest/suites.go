@@ -118,7 +118,7 @@ func guests() []guest {
 			nic:  "simnic",
 			modules: []string{
 				"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables",
-				"nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan",
+				"nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan", "vrf",
 				"dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred",
 			},
@@ -141,13 +141,14 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				// The suite needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 12 * time.Minute},
+				{name: "gateways", path: "pkg/bridge", run: "^TestGateways$", limit: 12 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
 					limit: 50 * time.Minute, full: true,
 					programs: []string{"cmd/opi-bridge"},
 				},
-				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$",
-					limit: 3 * time.Minute, soaks: true},
+				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^Test(Soak|KilledGateways)$",
+					limit: 5 * time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test",
 					limit: 3 * time.Minute},
 				{name: "representor", path: "pkg/bridge/representor", run: "^TestHardware",
