@@ -54,15 +54,16 @@ type soak struct {
 	xpu   *netns.Namespace
 	args  []string
 	agent opi.Agent
-	log   *os.File
+	// gateways makes gateways. It is nil if the kernel has no VRFs.
+	gateways *gateways
+	log      *os.File
 
 	made, deleted, kills atomic.Int64
 }
 
-// TestSoak makes and deletes networks and ports while opi-bridge is killed again and again. Two
-// ports that stay must not lose a frame, and at the end nothing may be left of the other ports.
-func TestSoak(t *testing.T) {
-	const workers, portsEach = 4, 8
+// newSoak returns an xPU without an opi-bridge.
+func newSoak(t *testing.T) *soak {
+	t.Helper()
 	s := &soak{T: t, xpu: netns.New(t)}
 	s.args = []string{"--state", filepath.Join(t.TempDir(), "state.db"), "--uplink=p0"}
 	var err error
@@ -70,6 +71,21 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, err)
 	t.Cleanup(s.lastWords)
 
+	conn := s.dial()
+	s.agent = evpngw.Dialect().New(conn)
+	if hasVRFs(t) {
+		s.gateways = newGateways(s, conn)
+	}
+
+	return s
+}
+
+// TestSoak makes and deletes networks, gateways and ports while opi-bridge is killed again and
+// again. Two ports that stay must not lose a frame, and at the end nothing may be left of the other
+// objects.
+func TestSoak(t *testing.T) {
+	const workers, portsEach = 4, 8
+	s := newSoak(t)
 	wire, pods := netns.New(t), netns.New(t)
 	netns.Connect(t, s.xpu, "p0", wire, "wire")
 	uplink, err := s.xpu.Handle().LinkByName("p0")
@@ -81,8 +97,6 @@ func TestSoak(t *testing.T) {
 	for i := range 2 + workers*portsEach {
 		netns.Connect(t, s.xpu, soakPort(i).ID, pods, fmt.Sprintf("eth%d", i))
 	}
-
-	s.agent = evpngw.Dialect().New(s.dial())
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -224,6 +238,10 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 			return err
 		}
 
+		if err := s.gateways.ensure(worker, network.ID); err != nil {
+			return err
+		}
+
 		n := 1 + rand.IntN(ports)
 		for i := range n {
 			if err := s.ensurePort(soakPort(firstPort+i), network.ID); err != nil {
@@ -237,6 +255,10 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 			}); err != nil {
 				return err
 			}
+		}
+
+		if err := s.gateways.delete(worker); err != nil {
+			return err
 		}
 
 		if err := s.eventually("delete network", func(ctx context.Context) error {
@@ -337,6 +359,9 @@ func (s *soak) checkNothingLeft() {
 		if link.Attrs().MasterIndex != 0 {
 			masters++
 		}
+		if link.Type() == "vrf" || link.Type() == "vlan" {
+			s.Errorf("netdev %s is left", link.Attrs().Name)
+		}
 		if link.Type() == "vxlan" || link.Type() == "bridge" &&
 			!strings.HasSuffix(link.Attrs().Name, "-stable") && link.Attrs().Name != "br-opi" {
 			s.Errorf("netdev %s is left", link.Attrs().Name)
@@ -347,6 +372,8 @@ func (s *soak) checkNothingLeft() {
 		s.Errorf("%d netdevs are in bridges, want 2", masters)
 	}
 
+	s.gateways.checkNothingLeft()
+
 	must.Succeed(s, s.xpu.Do(func() error {
 		nft, err := nftables.New()
 		if err != nil {
@@ -354,7 +381,7 @@ func (s *soak) checkNothingLeft() {
 		}
 
 		table := &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge}
-		for set, want := range map[string]int{"macs": 2, "foreign-macs": 0} {
+		for set, want := range map[string]int{"macs": 2, "foreign-macs": 0, "gateway-macs": 0} {
 			elements, errSet := nft.GetSetElements(&nftables.Set{Table: table, Name: set})
 			if errSet == nil && len(elements) != want {
 				errSet = fmt.Errorf("it has %d elements, want %d", len(elements), want)
