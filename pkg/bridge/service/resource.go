@@ -58,7 +58,7 @@ func (n names) checkID(id string) error {
 		return nil
 	}
 	return refusal.New(codes.InvalidArgument, refusal.InvalidID,
-		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end "+
+		"%s id %.100q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end "+
 			"with '-'", n.word, id)
 }
 
@@ -70,7 +70,7 @@ func (n names) parseName(name string) (string, error) {
 		}
 	}
 	return "", refusal.New(codes.InvalidArgument, refusal.InvalidName,
-		"%s name %q: must be %s<id> or %s<id>", n.word, name, n.prefix, n.protoAlias)
+		"%s name %.100q: must be %s<id> or %s<id>", n.word, name, n.prefix, n.protoAlias)
 }
 
 // state is the status of an object. The statuses of all kinds have the same numbers.
@@ -104,7 +104,7 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", refusal.New(codes.InvalidArgument, refusal.InvalidPage,
-			"page_token %q: is none of this agent's", token)
+			"page_token %.100q: is none of this agent's", token)
 	}
 
 	first, found := slices.BinarySearch(ids, string(last))
