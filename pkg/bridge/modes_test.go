@@ -14,6 +14,7 @@ var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"BlockedWithoutAddress":             testBlockedWithoutAddress,
 	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
+	"Conformance":                       testConformance,
 	"DeleteCleansUp":                    testDeleteCleansUp,
 	"UnmarkedBridge":                    testUnmarkedBridge,
 	"ForwardingIsRestored":              testForwardingIsRestored,

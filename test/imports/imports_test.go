@@ -55,6 +55,12 @@ var forbidden = []struct {
 		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller/..."},
 		"it runs on the xPU",
 	},
+	{
+		"pkg/conformance/...",
+		[]string{netlink, netns, "k8s.io/client-go/...", module + "pkg/opi/...",
+			module + "pkg/bridge/...", module + "pkg/node/...", module + "pkg/controller/..."},
+		"it tests the contract of agents, not what our client forgives them, on any machine",
+	},
 	{"pkg/bridge/access", []string{netlink, netns}, "it knows clients and rules only"},
 	{"pkg/controller/...", []string{module + "pkg/bridge/..."},
 		"an OPI agent is reached by gRPC only"},

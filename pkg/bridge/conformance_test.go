@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridge_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
+	"github.com/opiproject/xpu-device-plugin/pkg/conformance"
+	"github.com/opiproject/xpu-device-plugin/pkg/conformance/cases"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// testConformance runs the conformance test against the agent. No case may fail. The agent is
+// restarted in the process of the test, so a kill is an end without a goodbye.
+func testConformance(t *testing.T, mode plane.Mode) {
+	x, vfs := newXPU(t, mode, "p0"), netns.New(t)
+	netns.Connect(t, x.Namespace, "p0", netns.New(t), "p0")
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	prefix := conformance.NewPrefix()
+	x.cfg.Plane.Representors.Netdevs = []string{prefix + "*"}
+	socket := filepath.Join(must.SocketDir(t), "agent")
+	stop := serveAt(t, x, socket)
+	t.Cleanup(func() { stop() })
+
+	runner, err := conformance.NewRunner(conformance.Config{
+		Endpoint: conformance.Endpoint{Network: "unix", Address: socket},
+		Hooks: conformance.Hooks{
+			MakePort: func(_ context.Context, p conformance.Port) error {
+				return makeRepresentor(x, vfs, p)
+			},
+			RemovePort: func(_ context.Context, p conformance.Port) error {
+				return removeRepresentor(x, p)
+			},
+			Restart: func(context.Context, conformance.Ending) error {
+				stop()
+				stop = serveAt(t, x, socket)
+				return nil
+			},
+		},
+		Prefix: prefix,
+		VLANs:  conformance.Range{First: 100, Last: 199}, VNIs: conformance.Range{First: 1, Last: 99},
+		Settle: timeout, CallTimeout: timeout, Limit: 10 * time.Minute, Scale: 16,
+	}, conformance.NewKinds())
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = runner.Close() })
+
+	report, err := runner.Run(t.Context(), cases.All(runner.Kinds))
+	must.Succeed(t, err)
+	for _, p := range report.Profiles {
+		t.Logf("%+v", p)
+	}
+	if len(report.LeftBehind) > 0 {
+		t.Errorf("left behind: %q", report.LeftBehind)
+	}
+	for _, r := range report.Results() {
+		switch r.Outcome {
+		case conformance.Failed, conformance.Blocked, conformance.NotRun:
+			t.Errorf("%s: %s: %s", r.Case.ID(), r.Outcome, r.Text)
+		case conformance.Deviates:
+			t.Logf("%s: %s: %s", r.Case.ID(), r.Outcome, r.Text)
+		}
+	}
+}
+
+// serveAt starts an agent that serves at a socket until stop.
+func serveAt(t *testing.T, x *xpu, socket string) (stop func()) {
+	t.Helper()
+	var agent *service.Agent
+	must.Succeed(t, x.Do(func() (err error) {
+		agent, err = service.New(x.cfg, logr.Discard())
+		return err
+	}))
+	must.Succeed(t, os.RemoveAll(socket))
+	lis, err := net.Listen("unix", socket)
+	must.Succeed(t, err)
+
+	server := agent.NewServer()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- agent.Run(ctx) }()
+	go func() { ended <- server.Serve(lis) }()
+
+	return func() {
+		cancel()
+		server.Stop()
+		for range 2 {
+			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				t.Errorf("agent: %v", err)
+			}
+		}
+		if err := agent.Close(); err != nil {
+			t.Errorf("agent: %v", err)
+		}
+	}
+}
+
+// makeRepresentor makes a wire whose end in the xPU is the representor of a port.
+func makeRepresentor(x *xpu, vfs *netns.Namespace, p conformance.Port) error {
+	if x.hasLink(p.ID) {
+		return nil
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = p.ID
+	wire := &netlink.Veth{
+		LinkAttrs: attrs, PeerName: p.ID, PeerNamespace: netlink.NsFd(vfs.Fd()),
+		PeerHardwareAddr: p.MAC,
+	}
+	return x.Handle().LinkAdd(wire)
+}
+
+func removeRepresentor(x *xpu, p conformance.Port) error {
+	link, err := x.Handle().LinkByName(p.ID)
+	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return x.Handle().LinkDel(link)
+}
