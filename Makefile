@@ -23,7 +23,7 @@ HOST_ARCH := $(shell go env GOARCH)
 ARCHES ?= amd64 arm64
 # Where released images are. The name of an image in deploy/ begins with it.
 REGISTRY := ghcr.io/opiproject
-IMAGES := xpu-agent xpu-controller opi-bridge xpuctl
+IMAGES := xpu-agent xpu-controller opi-bridge opi-conformance xpuctl
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
 HELM := helm.sh/helm/v4/cmd/helm@v4.1.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go
@@ -40,7 +40,7 @@ build: build-$(HOST_ARCH) ## Build the product's binaries into bin/
 
 build-%:
 	@mkdir -p $(BIN)/linux/$*
-	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, xpuctl for $*"
+	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, opi-conformance, xpuctl for $*"
 	@GOOS=linux GOARCH=$* go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/linux/$*/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
 .PHONY: packer

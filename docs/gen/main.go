@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gen writes the parts of the documents that follow from the programs and their source:
-// flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and the
-// tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
-// docs/explanation/lifecycle.md. It tidies api.md. Run it at the root of the project; "make generate" runs it after crd-ref-docs.
+// flags.md, metrics.md, chart.md, quirks.md, opi-conformance.md and schedule.schema.json of
+// docs/reference, and the tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
+// docs/explanation/lifecycle.md. It tidies api.md. Run it at the root of the project; "make
+// generate" runs it after crd-ref-docs.
 package main
 
 import (
@@ -30,7 +31,7 @@ func main() {
 func run(dir string) error {
 	flags, err := flagsPage([]string{
 		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release",
-		"xpu-controller", "opi-bridge",
+		"xpu-controller", "opi-bridge", "opi-conformance",
 		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
@@ -73,6 +74,7 @@ func run(dir string) error {
 
 	for name, page := range map[string][]byte{
 		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart,
+		"opi-conformance.md":   conformancePage(),
 		"schedule.schema.json": schema,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {

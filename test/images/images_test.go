@@ -28,7 +28,7 @@ import (
 const root = "../.."
 
 var (
-	names  = []string{"xpu-agent", "xpu-controller", "opi-bridge", "xpuctl"}
+	names  = []string{"xpu-agent", "xpu-controller", "opi-bridge", "opi-conformance", "xpuctl"}
 	arches = []string{"amd64", "arm64"}
 )
 
