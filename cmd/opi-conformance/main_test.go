@@ -47,6 +47,9 @@ const docsReport = "../../docs/reference/opi-bridge-conformance.json"
 // show. opi-bridge is killed again and again.
 func TestOPIBridge(t *testing.T) {
 	n, dir := netns.New(t), t.TempDir()
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skipf("the hooks need the program ip: scripts/preflight test installs it: %v", err)
+	}
 	bridge := filepath.Join(dir, "opi-bridge")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bridge, "../opi-bridge")
 	if output, err := build.CombinedOutput(); err != nil {
