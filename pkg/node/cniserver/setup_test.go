@@ -81,7 +81,8 @@ func TestReservationHasSetup(t *testing.T) {
 					pool.Pool{Name: "fast", Spec: test.spec,
 						Functions: []function.Function{test.function}}, true,
 				},
-				MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
+				PortID: func(function.ID) string { return "" },
+				MAC:    func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			}
 
 			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
