@@ -78,23 +78,32 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 // the node whose agents know PFs by their numbers.
 func (r *cards) nodeChanged(ctx context.Context, queue requestQueue, nodes ...client.Object) {
 	for _, node := range nodes {
-		var own v1alpha1.XPUList
-		if err := r.Client.List(ctx, &own, client.MatchingFields{ByNode: node.GetName()},
-			client.UnsafeDisableDeepCopy); err != nil {
-			ctrl.LoggerFrom(ctx).Error(err, "Cannot list the XPUs of a node", "node", node.GetName())
+		for _, request := range r.numbering(ctx, node.GetName()) {
+			queue.Add(request)
 		}
-		for i := range own.Items {
-			if traits, known := traitsOf(&own.Items[i]); known && traits.Numbered {
-				queue.Add(reconciling.RequestFor(&own.Items[i]))
-			}
-		}
-
 		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
 			for _, xpu := range r.reported.by(key) {
 				queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: xpu}})
 			}
 		}
 	}
+}
+
+// numbering returns the XPUs of a node whose agents know PFs by their numbers.
+func (r *cards) numbering(ctx context.Context, node string) (requests []reconcile.Request) {
+	var own v1alpha1.XPUList
+	if err := r.Client.List(ctx, &own, client.MatchingFields{ByNode: node},
+		client.UnsafeDisableDeepCopy); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the XPUs of a node", "node", node)
+	}
+
+	for i := range own.Items {
+		if traits, known := traitsOf(&own.Items[i]); known && traits.Numbered {
+			requests = append(requests, reconciling.RequestFor(&own.Items[i]))
+		}
+	}
+
+	return requests
 }
 
 func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

@@ -5,7 +5,6 @@ package xpus
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -85,8 +84,10 @@ func permanentMAC(pfs []v1alpha1.XPUNodePF, f function.ID) string {
 func isShared(pfs []v1alpha1.XPUNodePF, mac string) bool {
 	has := 0
 	for _, pf := range pfs {
-		for range slices.DeleteFunc(slices.Clone(pf.VFMACs), func(m string) bool { return m != mac }) {
-			has++
+		for _, other := range pf.VFMACs {
+			if other == mac {
+				has++
+			}
 		}
 	}
 	return has > 1
