@@ -142,3 +142,26 @@ func TestPermanentMACs(t *testing.T) {
 		return nil
 	})
 }
+
+// TestE2000 checks that a Port at opi-intel-bridge, which computes the vport from the MAC address,
+// has the permanent address of its Function.
+func TestE2000(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.network("blue", 10)
+	c.pool("fast", "blue")
+	c.create(&v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "card"},
+		Spec: v1alpha1.XPUSpec{
+			NodeName: c.node, Endpoint: agent.Config().Endpoint, Insecure: true,
+			Dialect: v1alpha1.DialectIntelE2000,
+		},
+	})
+	c.vfReport()
+
+	o := c.claim(want{name: "a", pool: "fast", function: vf(1)})
+	if port := c.up(o, vf(1)); port.Spec.MAC != ownMAC {
+		t.Errorf("MAC %s, want %s", port.Spec.MAC, ownMAC)
+	}
+	c.has(agent, "vf-0000-3b-02-1")
+}
