@@ -47,16 +47,25 @@ func hasVRFs(t *testing.T) bool {
 func vrfID(n int) string { return fmt.Sprintf("vrf-%d", n) }
 func sviID(n int) string { return fmt.Sprintf("svi-%d", n) }
 
+// loopback returns the address of each VRF, 203.0.113.1.
+func loopback() *netcommon.IPAddress_V4Addr {
+	return &netcommon.IPAddress_V4Addr{V4Addr: 203<<24 | 113<<8 | 1}
+}
+
 // create makes the VRF and the SVI with a number once. Their status does not count.
 func (g *gateways) create(ctx context.Context, n int, network string) error {
+	address := &netcommon.IPAddress_V4Addr{V4Addr: 10<<24 | uint32(n)<<16 | 1}
 	_, err := g.vrfs.CreateVrf(ctx, &evpn.CreateVrfRequest{
-		VrfId: vrfID(n), Vrf: &evpn.Vrf{Spec: &evpn.VrfSpec{}},
+		VrfId: vrfID(n), Vrf: &evpn.Vrf{Spec: &evpn.VrfSpec{
+			LoopbackIpPrefix: &netcommon.IPPrefix{
+				Len: 32, Addr: &netcommon.IPAddress{V4OrV6: loopback()},
+			},
+		}},
 	})
 	if err != nil {
 		return err
 	}
 
-	address := &netcommon.IPAddress_V4Addr{V4Addr: 10<<24 | uint32(n)<<16 | 1}
 	_, err = g.svis.CreateSvi(ctx, &evpn.CreateSviRequest{
 		SviId: sviID(n), Svi: &evpn.Svi{Spec: &evpn.SviSpec{
 			Vrf: "vrfs/" + vrfID(n), LogicalBridge: "logicalBridges/" + network,

@@ -76,13 +76,21 @@ func TestGateways(t *testing.T) {
 
 func needVRF(t *testing.T) {
 	t.Helper()
+	if !hasVRFs(t) {
+		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+	}
+}
+
+func hasVRFs(t *testing.T) bool {
+	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "vrf0"
 	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 1000})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+		return false
 	}
 	must.Succeed(t, err)
+	return true
 }
 
 // router is an xPU that clients ask for VRFs and SVIs.
@@ -118,10 +126,19 @@ func (r router) conn() *grpc.ClientConn {
 func (r router) vrfs() evpn.VrfServiceClient { return evpn.NewVrfServiceClient(r.conn()) }
 func (r router) svis() evpn.SviServiceClient { return evpn.NewSviServiceClient(r.conn()) }
 
+// vrfSpec returns a valid spec of a VRF.
+func vrfSpec() *evpn.VrfSpec {
+	return &evpn.VrfSpec{LoopbackIpPrefix: &netcommon.IPPrefix{
+		Len: 32, Addr: &netcommon.IPAddress{
+			V4OrV6: &netcommon.IPAddress_V4Addr{V4Addr: 203<<24 | 113<<8 | 1},
+		},
+	}}
+}
+
 func (r router) vrf(id string) {
 	r.t.Helper()
 	got, err := r.vrfs().CreateVrf(r.ctx(), &evpn.CreateVrfRequest{
-		VrfId: id, Vrf: &evpn.Vrf{Spec: &evpn.VrfSpec{}},
+		VrfId: id, Vrf: &evpn.Vrf{Spec: vrfSpec()},
 	})
 	must.Succeed(r.t, err)
 	if got.GetStatus().GetOperStatus() != evpn.VRFOperStatus_VRF_OPER_STATUS_UP {
@@ -896,7 +913,7 @@ func testGatewayNetdevsOfOthers(t *testing.T, mode plane.Mode) {
 	must.Succeed(t, r.Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 77}))
 
 	got, err := r.vrfs().CreateVrf(r.ctx(), &evpn.CreateVrfRequest{
-		VrfId: "vrf-one", Vrf: &evpn.Vrf{Spec: &evpn.VrfSpec{}},
+		VrfId: "vrf-one", Vrf: &evpn.Vrf{Spec: vrfSpec()},
 	})
 	must.Succeed(t, err)
 	if status := got.GetStatus(); status.GetOperStatus() !=

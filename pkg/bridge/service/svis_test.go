@@ -56,12 +56,17 @@ func gateway(t testing.TB, network string, prefixes ...string) *evpn.SviSpec {
 	return spec
 }
 
+// vrfSpec returns a valid spec of a VRF.
+func vrfSpec(t testing.TB) *evpn.VrfSpec {
+	return &evpn.VrfSpec{LoopbackIpPrefix: prefixMessage(t, "203.0.113.1/32")}
+}
+
 // withVRFs returns an agent with the VRFs vrf-one and vrf-two.
 func withVRFs(t *testing.T) (*Agent, *fakePlane) {
 	t.Helper()
 	a, fake := newTestAgent(t)
 	for _, id := range []string{"vrf-one", "vrf-two"} {
-		_, err := a.vrfs.create(t.Context(), id, &evpn.VrfSpec{})
+		_, err := a.vrfs.create(t.Context(), id, vrfSpec(t))
 		must.Succeed(t, err)
 	}
 	return a, fake
@@ -88,17 +93,24 @@ func TestVRFSpecs(t *testing.T) {
 	}{
 		"no spec": {nil, codes.InvalidArgument, refusal.InvalidSpec, "spec is required"},
 		"an L3 VNI": {
-			&evpn.VrfSpec{Vni: proto.Uint32(9000)}, codes.Unimplemented, refusal.NoL3VNI,
+			&evpn.VrfSpec{
+				Vni: proto.Uint32(9000), LoopbackIpPrefix: vrfSpec(t).GetLoopbackIpPrefix(),
+			}, codes.Unimplemented, refusal.NoL3VNI,
 			"FRR beside the agent",
 		},
 		"an L3 VNI with its VTEP": {
 			&evpn.VrfSpec{
 				Vni: proto.Uint32(9000), VtepIpPrefix: prefixMessage(t, "198.51.100.1/24"),
+				LoopbackIpPrefix: vrfSpec(t).GetLoopbackIpPrefix(),
 			}, codes.Unimplemented, refusal.NoL3VNI, "make the VRF without vni",
 		},
 		"a VTEP alone": {
 			&evpn.VrfSpec{VtepIpPrefix: prefixMessage(t, "198.51.100.1/24")},
 			codes.InvalidArgument, refusal.InvalidSpec, "vtep_ip_prefix: must be absent",
+		},
+		"no loopback": {
+			&evpn.VrfSpec{}, codes.InvalidArgument, refusal.InvalidSpec,
+			"loopback_ip_prefix: is required",
 		},
 		"an empty loopback": {
 			&evpn.VrfSpec{LoopbackIpPrefix: &netcommon.IPPrefix{}}, codes.InvalidArgument,
@@ -340,7 +352,7 @@ func TestRoutingSurvivesRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	a := open(t, path, newFakePlane(true))
 	createNetwork(t, a, "net-blue", 10)
-	_, err := a.vrfs.create(t.Context(), "vrf-one", &evpn.VrfSpec{})
+	_, err := a.vrfs.create(t.Context(), "vrf-one", vrfSpec(t))
 	must.Succeed(t, err)
 	_, err = a.svis.create(t.Context(), "svi-blue", gateway(t, blue, "10.1.0.1/24"))
 	must.Succeed(t, err)
@@ -367,7 +379,7 @@ func TestRoutingOfClients(t *testing.T) {
 	none := as(t, "{subject: CN=b, networks: ['*'], ports: ['*'], vlans: [], vnis: []}")
 
 	vrf := func(id string) error {
-		_, err := a.vrfs.create(one, id, &evpn.VrfSpec{})
+		_, err := a.vrfs.create(one, id, vrfSpec(t))
 		return err
 	}
 	wantRefusal(t, vrf("vrf-b-1"), codes.PermissionDenied, refusal.NotInRule, "VRF vrf-b-1")

@@ -64,18 +64,18 @@ func (vrfSchema) validate(spec *evpn.VrfSpec) error {
 		return errors.New("spec is required")
 	case spec.GetVtepIpPrefix() != nil && spec.Vni == nil:
 		return errors.New("vtep_ip_prefix: must be absent without a vni")
-	case loopback != nil && !isHost(prefixOf(loopback).Addr()):
+	case loopback == nil: // the API requires it
+		return errors.New("loopback_ip_prefix: is required; give the VRF an address of its own, " +
+			"such as 203.0.113.1/32")
+	case !isHost(prefixOf(loopback).Addr()):
 		return fmt.Errorf("loopback_ip_prefix %v: must be an IPv4 or IPv6 unicast address that is "+
-			"not link-local, with its prefix length, or absent", loopback)
+			"not link-local, with its prefix length", loopback)
 	}
 	return nil
 }
 
 func (vrfSchema) describe(spec *evpn.VrfSpec) string {
-	if loopback := prefixOf(spec.GetLoopbackIpPrefix()); loopback.IsValid() {
-		return fmt.Sprintf("with loopback %s", loopback)
-	}
-	return "without a loopback"
+	return fmt.Sprintf("with loopback %s", prefixOf(spec.GetLoopbackIpPrefix()))
 }
 
 func (vrfSchema) canSee(client access.Client, id string, _ *evpn.VrfSpec) bool {
