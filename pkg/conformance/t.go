@@ -21,9 +21,8 @@ import (
 // those, and [T.Go] is for calls at once.
 type T struct {
 	*Runner
-	ctx  context.Context
-	c    Case
-	made []*made
+	ctx context.Context
+	c   Case
 	// slots is how many ports the case has taken.
 	slots     int
 	preparing bool
