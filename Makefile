@@ -151,6 +151,10 @@ OWNERS ?= ./pkg/node/lifecycle ./pkg/node/journal ./pkg/node/hooks ./pkg/node/nr
 mutation: ## Show which mistakes in the packages that own state no test notices (OWNERS=./pkg/..)
 	@go run ./test/mutation $(OWNERS)
 
+.PHONY: conformance-faults
+conformance-faults: preflight ## Put faults into opi-bridge, one at a time, and show which opi-conformance does not find (FAULTS=vlan); needs root
+	@go run ./test/conformance -run '$(FAULTS)'
+
 FUZZTIME ?= 30s
 .PHONY: fuzz
 fuzz: ## Fuzz every fuzz target for a while, until one fails (FUZZTIME=30s FUZZ=./pkg/..)

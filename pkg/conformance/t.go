@@ -437,3 +437,13 @@ func (t *T) DeleteRaw(k *Kind, name string, allowMissing bool) error {
 
 // Lost notes that the agent does not answer, so that the run waits for it after the case.
 func (t *T) Lost() { t.lost = true }
+
+// Exists reports whether Get finds an object with this id. It is false where Get is not served.
+func (t *T) Exists(k *Kind, id string) bool {
+	for _, name := range t.names(k, id) {
+		if got, err := t.GetRaw(k, name); err == nil && HasID(got, id) {
+			return true
+		}
+	}
+	return false
+}

@@ -60,6 +60,9 @@ func refusals(k *Kind, all []refused) []Case {
 				if err == nil {
 					t.Failf("Create: OK with %v, want an error", conformance.SpecOf(got))
 				}
+				if t.Exists(k, id) {
+					t.Failf("Create: %s, and it is there all the same", status.Code(err))
+				}
 			},
 		}
 	}

@@ -68,12 +68,17 @@ func spoiledVNI(
 func l2Overlay(kinds conformance.Kinds) []Case {
 	k := kinds.LogicalBridge
 	const wrongPlace = "Pods of several xPUs that should reach each other do not."
-	vtep := func(addr *netcommon.IPAddress, length int32) func(*T, *evpn.LogicalBridgeSpec) {
-		return func(_ *T, s *evpn.LogicalBridgeSpec) {
-			s.VtepIpPrefix = &netcommon.IPPrefix{Addr: addr, Len: length}
+	// length sets a wrong prefix length, at an address that the xPU has if the run knows one.
+	length := func(n int32) func(*T, *evpn.LogicalBridgeSpec) {
+		return func(t *T, s *evpn.LogicalBridgeSpec) {
+			vtep := t.Config().VTEP
+			if !vtep.IsValid() {
+				vtep = netip.MustParsePrefix("198.18.0.1/24")
+			}
+			s.VtepIpPrefix = conformance.IPPrefix(vtep)
+			s.VtepIpPrefix.Len = n
 		}
 	}
-	v4 := conformance.IPPrefix(netip.MustParsePrefix("198.18.0.1/24")).GetAddr()
 
 	return about(conformance.L2Overlay, k, []Case{
 		{
@@ -149,12 +154,15 @@ func l2Overlay(kinds conformance.Kinds) []Case {
 			func(t *T, s *evpn.LogicalBridgeSpec) {
 				s.Vni = haveVNI(t, k).Spec.(*evpn.LogicalBridgeSpec).Vni
 			}),
-		spoiledVNI(k, "vtep-of-5-bytes", "", saysVTEP, wrongPlace, vtep(&netcommon.IPAddress{
-			Af:     netcommon.IpAf_IP_AF_INET6,
-			V4OrV6: &netcommon.IPAddress_V6Addr{V6Addr: []byte{1, 2, 3, 4, 5}},
-		}, 64)),
-		spoiledVNI(k, "vtep-length-of-129", "", lenV4, wrongPlace, vtep(v4, 129)),
-		spoiledVNI(k, "vtep-length-negative", "", lenV4, wrongPlace, vtep(v4, -1)),
+		spoiledVNI(k, "vtep-of-5-bytes", "", saysVTEP, wrongPlace,
+			func(_ *T, s *evpn.LogicalBridgeSpec) {
+				s.VtepIpPrefix = &netcommon.IPPrefix{Len: 64, Addr: &netcommon.IPAddress{
+					Af:     netcommon.IpAf_IP_AF_INET6,
+					V4OrV6: &netcommon.IPAddress_V6Addr{V6Addr: []byte{1, 2, 3, 4, 5}},
+				}}
+			}),
+		spoiledVNI(k, "vtep-length-of-129", "", lenV4, wrongPlace, length(129)),
+		spoiledVNI(k, "vtep-length-negative", "", lenV4, wrongPlace, length(-1)),
 		{
 			Name: "vtep-may-be-absent", Source: "AIP-203",
 			Says: "The use of OPTIONAL indicates that a field is not required.",

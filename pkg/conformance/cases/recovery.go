@@ -96,7 +96,7 @@ func afterRestart(how conformance.Ending) []generic {
 			violation: "A pod's {kind} is back after the pod, and with it its VLAN or address.",
 			run: func(t *T, k *Kind) {
 				needs(t)
-				name := missing(t, k)
+				name := deleted(t, k)
 				restarted(t)
 				_, err := t.Get(k, name)
 				t.WantCode("Get of what was deleted before the restart", err, codes.NotFound)
