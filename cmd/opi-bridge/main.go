@@ -31,6 +31,7 @@ type options struct {
 	metricsTLS     bool
 	profilesListen string
 	hostPFFile     string
+	remotesFile    string
 	tls            access.CredentialFiles
 	insecure       bool
 	logs           logging.Options
@@ -61,6 +62,9 @@ bridge in a VRF. The data plane keeps running when the agent stops.`,
   # An agent for a controller elsewhere: mTLS, networks that reach other xPUs over p0.
   opi-bridge --listen 0.0.0.0:50151 --uplink p0 \
     --tls-cert /etc/opi-bridge/tls.crt --tls-key /etc/opi-bridge/tls.key --tls-client-ca /etc/opi-bridge/ca.crt
+
+  # The same where the network between the xPUs has no multicast.
+  opi-bridge --uplink p0 --remotes /etc/opi-bridge/remotes.yaml
 
   # On a DPU: the host's PFs, by their PCI addresses there, by phys_port_name of their representors on the DPU, and by
   # "VF offset: 2, stride: 1" in the host's lspci -vv.
@@ -142,6 +146,10 @@ func (o *options) addAgentFlags(f *pflag.FlagSet) {
 	f.StringVar((*string)(&config.Underlay), "underlay", string(plane.UnderlayAuto),
 		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
 			"which is ipv4 where the uplink has an IPv4 address")
+
+	f.StringVar(&o.remotesFile, "remotes", "",
+		"YAML `file` with the addresses of the other xPUs that VXLAN is sent to, so that it needs "+
+			"no multicast; read again when it changes; empty: multicast groups")
 
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's "+
 		"eswitch numbers its functions, "+

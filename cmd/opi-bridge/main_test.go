@@ -449,6 +449,7 @@ func TestRefuses(t *testing.T) {
 			[]string{"--data-plane", "ovs"},
 			`"ovs": must be auto, vlan-aware or bridge-per-network`,
 		},
+		"missing remotes": {[]string{"--remotes", dir + "/x"}, "--remotes: stat " + dir + "/x"},
 		"host PF": {
 			[]string{"--host-pf", "0000:3b:00.0=p0"},
 			"must be like 0000:3b:00.0=c1pf0,offset=2,stride=1",

@@ -31,6 +31,7 @@ type server struct {
 	options
 	log         logr.Logger
 	credentials *access.Credentials // nil without TLS
+	remotes     *remotesFile        // nil without one
 	agent       *service.Agent
 	health      *health.Server
 	all         *errgroup.Group // of what is served
@@ -52,6 +53,13 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 		representors := &config.Plane.Representors
 		representors.HostPFs = append(representors.HostPFs, pfs...)
+	}
+
+	if o.remotesFile != "" {
+		s.remotes = &remotesFile{path: o.remotesFile}
+		if config.Remotes, _, err = s.remotes.read(); err != nil {
+			return fmt.Errorf("--remotes: %w", err)
+		}
 	}
 
 	// While the agent is stuck, its health is NOT_SERVING.
@@ -100,6 +108,10 @@ func (s *server) serve(ctx context.Context) error {
 
 	if s.credentials != nil {
 		s.all.Go(func() error { return s.credentials.Follow(ctx, s.log) })
+	}
+
+	if s.remotes != nil {
+		s.all.Go(func() error { return s.remotes.follow(ctx, s.log, s.agent.SetRemotes) })
 	}
 
 	s.all.Go(func() error { return s.agent.Run(ctx) })

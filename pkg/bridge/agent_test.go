@@ -43,6 +43,7 @@ type xpu struct {
 	t      *testing.T
 	cfg    service.Config
 	client *opi.Client
+	agent  *service.Agent
 	addr   string
 	stop   func() // ends the agent; may be called twice
 }
@@ -106,6 +107,7 @@ func (x *xpu) start() {
 		x.t.Fatal(err)
 	}
 
+	x.agent = agent
 	server := agent.NewServer()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)

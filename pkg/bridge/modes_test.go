@@ -30,6 +30,7 @@ var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"PodsDoNotReachTheXPU":              testPodsDoNotReachTheXPU,
 	"PodsDoNotReachTheXPUByIPv6":        testPodsDoNotReachTheXPUByIPv6,
 	"Quiet":                             testQuiet,
+	"Remotes":                           testRemotes,
 	"RepresentorComesAndGoes":           testRepresentorComesAndGoes,
 	"RestartKeepsTraffic":               testRestartKeepsTraffic,
 	"RestartRestoresWhatWasTakenAway":   testRestartRestoresWhatWasTakenAway,

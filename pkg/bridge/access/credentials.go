@@ -115,7 +115,12 @@ func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 	all, ctx := errgroup.WithContext(ctx)
 	changes := make(chan struct{}, 1)
 	for _, dir := range slices.Compact(dirs) {
-		all.Go(func() error { return watch(ctx, dir, changes) })
+		all.Go(func() error {
+			if err := watchdir.Notify(ctx, dir, changes); err != nil {
+				return fmt.Errorf("credentials: %w", err)
+			}
+			return nil
+		})
 	}
 
 	all.Go(func() error {
@@ -136,33 +141,6 @@ func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 	})
 
 	return all.Wait()
-}
-
-// watch sends on a channel when the directory has changed, and once at the beginning because of
-// earlier changes.
-func watch(ctx context.Context, dir string, changed chan<- struct{}) error {
-	watcher, err := watchdir.Open(dir, nil)
-	if err != nil {
-		return fmt.Errorf("credentials: %w", err)
-	}
-	defer watcher.Close()
-
-	for {
-		if err := watcher.Watch(); err != nil {
-			return fmt.Errorf("credentials: %w", err)
-		}
-
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-watcher.Changes():
-		}
-	}
 }
 
 // TLS returns the configuration of a server for a protocol, "h2" or "http/1.1". Each new connection

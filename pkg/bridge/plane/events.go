@@ -142,6 +142,26 @@ func (p *Plane) changesRouting(message []byte) bool {
 	return index == netconfAll || owned && owner.routes() && attrs.Uint32(netconfForwarding) == 0
 }
 
+// changedByPermanentEntry is changedByEntry for an entry of a VXLAN port, and for an entry that a
+// bridge has for the machine itself. It returns the network that has lost a remote, or the SVI that
+// has lost its MAC address.
+func (p *Plane) changedByPermanentEntry(
+	e *netlink.Neigh, removed bool,
+) (_ Object, changed bool) {
+	if !removed {
+		return Object{}, false
+	}
+
+	if slices.Equal(e.HardwareAddr, unknownMAC) {
+		p.destinations.forget(e.LinkIndex)
+		owner, owned := p.owners.get(e.LinkIndex)
+		return owner, owned && owner.Kind == KindNetwork
+	}
+
+	svi := p.ownVLANs.sviOf(e.LinkIndex, uint16(e.Vlan))
+	return Object{KindSVI, svi}, svi != ""
+}
+
 // watchRoutes follows the events of the routes that end the tables of VRFs.
 func (p *Plane) watchRoutes(emit func(Change)) error {
 	routing := func() { emit(Change{Scope: ScopeRouting}) }
@@ -239,6 +259,9 @@ func (p *Plane) changesOf(link netlink.Link, removed, ofBridge bool) []Change {
 func (p *Plane) changedByEntry(e *netlink.Neigh, removed bool) (_ Object, changed bool) {
 	if len(e.HardwareAddr) != 6 {
 		return Object{}, false
+	}
+	if e.State&netlink.NUD_PERMANENT != 0 {
+		return p.changedByPermanentEntry(e, removed)
 	}
 
 	entry, wanted := p.forwarding.get(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))

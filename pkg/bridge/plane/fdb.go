@@ -200,7 +200,9 @@ func subscribeToEntries() (*nl.NetlinkSocket, error) {
 		bpf.LoadAbsolute{Off: family, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_BRIDGE, SkipFalse: 3},
 		bpf.LoadAbsolute{Off: lowByte, Size: 1},
-		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: netlink.NUD_NOARP, SkipFalse: 1},
+		bpf.JumpIf{
+			Cond: bpf.JumpBitsSet, Val: netlink.NUD_NOARP | netlink.NUD_PERMANENT, SkipFalse: 1,
+		},
 		bpf.RetConstant{Val: 1 << 16},
 		bpf.RetConstant{Val: 0},
 	)

@@ -36,7 +36,7 @@ func (p *Plane) ensureNetwork(n Segment) (mtu int, blocked, err error) {
 		return 0, nil, err
 	}
 
-	want, blocked, err := p.wantedVXLAN(n)
+	want, under, err := p.wantedVXLAN(n)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -44,7 +44,7 @@ func (p *Plane) ensureNetwork(n Segment) (mtu int, blocked, err error) {
 		return 0, nil, p.removeVXLAN(n.ID)
 	}
 
-	vxlan, err := p.ensureVXLAN(n, want, bridge)
+	vxlan, err := p.ensureVXLAN(n, want, under, bridge)
 	if number := p.placement.bridges[n.ID]; p.vlanAware && errors.Is(err, unix.EXFULL) &&
 		p.placement.place(n.ID, "", number+1) > number {
 		return p.ensureNetwork(n)
@@ -54,7 +54,7 @@ func (p *Plane) ensureNetwork(n Segment) (mtu int, blocked, err error) {
 		err = p.setVLANs(vxlan, []uint16{n.VLAN}, false)
 	}
 
-	return want.MTU, blocked, err
+	return want.MTU, under.blocked, err
 }
 
 // checkVLAN returns an error if another network has the network's VLAN id.
@@ -129,6 +129,7 @@ func (p *Plane) remove(link netlink.Link) error {
 	delete(p.configured, link.Attrs().Index)
 	p.owners.remove(link.Attrs().Index)
 	p.ownVLANs.removeBridge(link.Attrs().Index)
+	p.destinations.forget(link.Attrs().Index)
 	if err := p.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
 		return linkError(err, link, "remove")
 	}

@@ -37,6 +37,13 @@ func (o *ownVLANs) set(bridge int, vlan uint16, svi string, present bool) {
 	o.byBridge[bridge][vlan] = ownVLAN{svi, present}
 }
 
+// sviOf returns the SVI of a bridge in a VLAN, or "".
+func (o *ownVLANs) sviOf(bridge int, vlan uint16) string {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.byBridge[bridge][vlan].svi
+}
+
 // present reports whether a bridge certainly is in the VLAN of an SVI.
 func (o *ownVLANs) present(bridge int, vlan uint16) bool {
 	o.mu.RLock()

@@ -72,6 +72,13 @@ type Segment struct {
 	// VTEP is the address that VXLAN is sent from. If it is zero, the kernel chooses an address of
 	// the uplink.
 	VTEP netip.Addr
+	// Unicast says that frames to unknown addresses are sent to Remotes, and not to a multicast
+	// group.
+	Unicast bool
+	Remotes []netip.Addr
+	// Stale are addresses that were in Remotes before. All that are neither in Remotes nor in Stale
+	// belong to other programs.
+	Stale []netip.Addr
 }
 
 // Membership describes a port: the networks that it is in, and the addresses that it may send from.
@@ -108,6 +115,7 @@ type Plane struct {
 	svis         map[string]SVI // as they were made last, by id
 	tables       *tables
 	ownVLANs     *ownVLANs
+	destinations *destinations
 	sysctls      *sysctls
 	owners       *owners
 	forwarding   *forwarding
@@ -161,7 +169,8 @@ func open(cfg Config) (_ *Plane, err error) {
 		vlans: map[string]uint16{}, placement: newPlacement(), owners: newOwners(),
 		forwarding: newForwarding(), uplinkStates: newUplinkStates(cfg.Uplinks),
 		svis: map[string]SVI{}, tables: newTables(), ownVLANs: newOwnVLANs(),
-		sysctls: openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
+		destinations: newDestinations(),
+		sysctls:      openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
 	}
 
 	defer func() {

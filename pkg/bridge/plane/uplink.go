@@ -127,12 +127,16 @@ var ipVersions = [...]struct {
 // underlay says where a network's VXLAN is sent from and to.
 type underlay struct {
 	uplink netlink.Link
-	group  net.IP // the multicast group
-	mtu    int    // of the network, in bytes
+	own    []netip.Addr // the addresses of the uplink
+	group  net.IP       // the multicast group
+	mtu    int          // of the network, in bytes
 	// blocked is the reason why no frames pass the uplink. It is nil if, as far as the kernel
 	// knows, frames pass.
 	blocked error
 }
+
+// is4 reports whether VXLAN is sent over IPv4.
+func (u underlay) is4() bool { return u.own[0].Is4() }
 
 // ErrOtherVTEP says that the uplink of a network does not have the address that the network asks
 // for.
@@ -187,7 +191,7 @@ func (p *Plane) underlayOf(vni uint32, vtep netip.Addr) (underlay, error) {
 		group := slices.Clone(v.groups)
 		copy(group[len(group)-3:], []byte{byte(vni >> 16), byte(vni >> 8), byte(vni)})
 
-		return underlay{uplink, group, uplink.Attrs().MTU - v.overhead, blocked}, nil
+		return underlay{uplink, own, group, uplink.Attrs().MTU - v.overhead, blocked}, nil
 	}
 
 	if blocked != nil { // a netdev that is down loses its IPv6 addresses

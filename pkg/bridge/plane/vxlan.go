@@ -6,31 +6,35 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// wantedVXLAN describes the VXLAN port of a network. It is nil if the network has no VNI. blocked
-// is the reason why no frames pass the uplink of the VXLAN port.
-func (p *Plane) wantedVXLAN(n Segment) (want *netlink.Vxlan, blocked, err error) {
+// wantedVXLAN describes the VXLAN port of a network and its underlay. The port is nil if the
+// network has no VNI. It has no multicast group if the network's frames are sent to remotes.
+func (p *Plane) wantedVXLAN(n Segment) (want *netlink.Vxlan, under underlay, err error) {
 	if n.VNI == 0 {
-		return nil, nil, nil
+		return nil, under, nil
 	}
 
-	under, err := p.underlayOf(n.VNI, n.VTEP)
-	if err != nil {
-		return nil, nil, err
+	if under, err = p.underlayOf(n.VNI, n.VTEP); err != nil {
+		return nil, under, err
+	}
+
+	group := under.group
+	if n.Unicast {
+		group = nil
 	}
 
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = vxlanName(n.ID), under.mtu
 	return &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.VNI), VtepDevIndex: under.uplink.Attrs().Index,
-		Group: under.group, Port: 4789, Learning: true, // RFC 7348, section 8
+		Group: group, Port: 4789, Learning: true, // RFC 7348, section 8
 		SrcAddr: n.VTEP.AsSlice(),
-	}, under.blocked, nil
+	}, under, nil
 }
 
 // ensureVXLAN brings up a network's VXLAN port in a bridge. The port connects the network to other
 // xPUs by flooding and learning (RFC 7348, section 4.1).
 func (p *Plane) ensureVXLAN(
-	n Segment, want *netlink.Vxlan, bridge netlink.Link,
+	n Segment, want *netlink.Vxlan, under underlay, bridge netlink.Link,
 ) (netlink.Link, error) {
 	link, err := p.ensure(want, n.ID)
 	if err != nil {
@@ -57,6 +61,10 @@ func (p *Plane) ensureVXLAN(
 	if err == nil {
 		err = linkError(p.filter.SetVXLAN(n.ID, link.Attrs().Index), link,
 			"filter foreign source addresses")
+	}
+
+	if err == nil {
+		err = p.setRemotes(link, n, under)
 	}
 
 	if err == nil {

@@ -37,6 +37,8 @@ type Config struct {
 	// SourceFilter drops frames that a port sends with another source address than its own.
 	SourceFilter bool
 	Plane        plane.Config
+	// Remotes are where VXLAN is sent to at first: see [Agent.SetRemotes]. They may be nil.
+	Remotes *plane.Remotes
 	// Stuck is called with true when work takes longer than it should, because the kernel or a
 	// driver hangs, and with false when that work has ended after all. It may be nil.
 	Stuck func(bool)
@@ -94,6 +96,9 @@ type Agent struct {
 	// maxMTUs are the largest MTUs with which networks reach other xPUs, by id. A network that
 	// stays on this xPU has 0.
 	maxMTUs map[string]int
+
+	remotes     *plane.Remotes // may be nil; only work reads and changes it
+	sentRemotes *remoteStore
 }
 
 // New opens the state file and brings the data plane of the calling thread's network namespace to
@@ -160,13 +165,15 @@ func newAgent(
 	a := &Agent{
 		cfg: cfg, log: log, queue: workqueue.NewTypedRateLimitingQueue(backoff),
 		calls: newCallDurations(), token: make(chan struct{}, 1), maxMTUs: map[string]int{},
+		remotes: cfg.Remotes,
 	}
 
 	a.token <- struct{}{}
 	a.networkOptions = newOptionStore(a, networkNames, checkNetworkOptions)
 	a.portOptions = newOptionStore(a, portNames, checkPortOptions)
+	a.sentRemotes = newRemoteStore(a)
 	a.networks = newCollection(a, networkNames, networkSchema{}, networkController{a},
-		a.networkOptions)
+		severalOptions{a.networkOptions, a.sentRemotes})
 	a.ports = newCollection(a, portNames, portSchema{}, portController{a}, a.portOptions)
 	a.vrfs = newCollection(a, vrfNames, vrfSchema{}, vrfController{a}, noOptions{})
 	a.svis = newCollection(a, sviNames, sviSchema{}, sviController{a}, noOptions{})

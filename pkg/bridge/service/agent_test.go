@@ -32,6 +32,7 @@ import (
 // fakePlane is a data plane in memory.
 type fakePlane struct {
 	networks  map[string]uint32 // VNIs
+	segments  map[string]plane.Segment
 	ports     map[string]string // networks and VLANs
 	vrfs      map[string]plane.VRF
 	svis      map[string]plane.SVI
@@ -45,7 +46,8 @@ type fakePlane struct {
 func newFakePlane(vlanAware bool) *fakePlane {
 	return &fakePlane{
 		networks: map[string]uint32{}, ports: map[string]string{}, vlanAware: vlanAware,
-		vrfs: map[string]plane.VRF{}, svis: map[string]plane.SVI{},
+		segments: map[string]plane.Segment{},
+		vrfs:     map[string]plane.VRF{}, svis: map[string]plane.SVI{},
 	}
 }
 
@@ -53,7 +55,7 @@ func (p *fakePlane) VLANAware() bool { return p.vlanAware }
 
 func (p *fakePlane) EnsureNetwork(n plane.Segment) (mtu int, err error) {
 	if p.failure == nil {
-		p.networks[n.ID] = n.VNI
+		p.networks[n.ID], p.segments[n.ID] = n.VNI, n
 	}
 	return p.mtu, p.failure
 }

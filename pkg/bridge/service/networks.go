@@ -218,7 +218,16 @@ func (c networkController) checkUnused(client access.Client, id string) error {
 }
 
 func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
-	mtu, err := c.plane.EnsureNetwork(c.segment(id))
+	segment, err := c.sentRemotes.begin(c.segment(id))
+	if err != nil {
+		return err
+	}
+
+	mtu, err := c.plane.EnsureNetwork(segment)
+	if err == nil {
+		err = c.sentRemotes.end(segment)
+	}
+
 	c.mu.Lock()
 	c.maxMTUs[id] = mtu
 	c.mu.Unlock()
@@ -243,6 +252,9 @@ func (a *Agent) segment(id string) plane.Segment {
 	if n := a.networks.objects[id]; n != nil {
 		s.VLAN, s.VNI = uint16(n.spec.GetVlanId()), n.spec.GetVni()
 		s.VTEP = vtepOf(n.spec)
+		if s.VNI != 0 {
+			s.Remotes, s.Unicast = a.remotes.For(s.VNI)
+		}
 	}
 	return s
 }

@@ -5,6 +5,7 @@ package service
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -95,6 +96,23 @@ type noOptions struct{}
 
 func (noOptions) delete(*boltfile.Tx, string) error { return nil }
 func (noOptions) forget(string)                     {}
+
+// severalOptions are the options of objects that have several kinds of them.
+type severalOptions []options
+
+func (s severalOptions) delete(tx *boltfile.Tx, id string) error {
+	var failed []error
+	for _, o := range s {
+		failed = append(failed, o.delete(tx, id))
+	}
+	return errors.Join(failed...)
+}
+
+func (s severalOptions) forget(id string) {
+	for _, o := range s {
+		o.forget(id)
+	}
+}
 
 // optionsServer serves OptionsService.
 type optionsServer struct {

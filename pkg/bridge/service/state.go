@@ -25,7 +25,8 @@ func (a *Agent) openState() (isNew bool, err error) {
 		}
 
 		return errors.Join(a.networks.load(tx), a.ports.load(tx), a.vrfs.load(tx),
-			a.svis.load(tx), a.networkOptions.load(tx), a.portOptions.load(tx))
+			a.svis.load(tx), a.networkOptions.load(tx), a.portOptions.load(tx),
+			a.sentRemotes.load(tx))
 	})
 
 	if errors.Is(err, boltfile.ErrCorrupt) {

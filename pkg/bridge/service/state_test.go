@@ -154,6 +154,7 @@ func TestStateWithStrangeRecords(t *testing.T) {
 		`svis "svi-blue": gw_ip_prefix: has 0, must have 1-16`: {
 			sviNames.bucket, "svi-blue", marshalled(t, &evpn.Svi{Spec: gateway(t, blue)}),
 		},
+		`vxlan-remotes "net-blue": ParseAddr("x")`: {remotesBucket, "net-blue", []byte("x")},
 		`bridge-ports-options "` + p1 + `": options of bridge port `: {
 			portNames.bucket + "-options",
 			p1, marshalled(t, &opibridge.PortOptions{Addresses: []string{"x"}}),

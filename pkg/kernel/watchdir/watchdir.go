@@ -5,6 +5,7 @@
 package watchdir
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 
@@ -50,6 +51,34 @@ func (d *Dir) Changes() <-chan struct{} { return d.changes }
 
 // Close ends the watch.
 func (d *Dir) Close() error { return d.watcher.Close() }
+
+// Notify sends on a channel when a directory has changed, and once at the beginning because of earlier
+// changes. A send that would block is left out, so the channel needs a buffer of 1. Notify returns nil
+// when ctx ends.
+func Notify(ctx context.Context, dir string, changed chan<- struct{}) error {
+	watcher, err := Open(dir, nil)
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+
+	for {
+		if err := watcher.Watch(); err != nil {
+			return err
+		}
+
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Changes():
+		}
+	}
+}
 
 func (d *Dir) pump(matters func(fsnotify.Event) bool) {
 	for {
