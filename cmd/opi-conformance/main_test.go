@@ -13,6 +13,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,7 +82,7 @@ func TestOPIBridge(t *testing.T) {
 		"--key", write("client.key", clientKey), "--prefix", "conf01", "--vtep", "198.51.100.1/24",
 		"--make-port", hooks + "/make-port", "--remove-port", hooks + "/remove-port",
 		"--restart-agent", hooks + "/restart-agent", "--implementation", "opi-bridge",
-		"--report", report, "--junit", filepath.Join(dir, "report.xml"),
+		"--report", report, "--junit", filepath.Join(dir, "report.xml"), "--run", withoutVRF,
 	}
 
 	env := append(os.Environ(), "AGENT_DIR="+dir, "OPI_BRIDGE="+bridge,
@@ -100,6 +102,10 @@ func TestOPIBridge(t *testing.T) {
 	checkReport(t, report)
 	checkJUnit(t, filepath.Join(dir, "report.xml"))
 }
+
+// withoutVRF selects the cases that need no VRFs, which some kernels lack. The tests of pkg/bridge
+// run all.
+const withoutVRF = "/(logical-bridge|bridge-port|inventory|endpoint)/"
 
 // verdicts returns the last part of the output.
 func verdicts(output []byte) []byte {
@@ -157,7 +163,10 @@ func checkReport(t *testing.T, file string) {
 	must.Succeed(t, err)
 	var report conformance.Report
 	must.Succeed(t, json.Unmarshal(text, &report))
-	if all := cases.All(conformance.NewKinds()); len(report.Cases) != len(all) {
+	all := slices.DeleteFunc(cases.All(conformance.NewKinds()), func(c conformance.Case) bool {
+		return !regexp.MustCompile(withoutVRF).MatchString(c.ID())
+	})
+	if len(report.Cases) != len(all) {
 		t.Errorf("the report has %d cases, want %d", len(report.Cases), len(all))
 	}
 	if *update {
@@ -171,18 +180,16 @@ func checkReport(t *testing.T, file string) {
 	must.Succeed(t, err)
 	var before conformance.Report
 	must.Succeed(t, json.Unmarshal(text, &before))
-	outcomes := map[string]conformance.Outcome{}
-	for _, c := range report.Cases {
-		outcomes[c.Name] = c.Outcome
-	}
+	said := map[string]conformance.Outcome{}
 	for _, c := range before.Cases {
-		if c.Outcome == conformance.Passed && outcomes[c.Name] != conformance.Passed {
-			t.Errorf("%s: %q, and %s says passed", c.Name, outcomes[c.Name], docsReport)
-		}
-		delete(outcomes, c.Name)
+		said[c.Name] = c.Outcome
 	}
-	if len(outcomes) > 0 {
-		t.Errorf("%s lacks %d cases; write it anew with -update", docsReport, len(outcomes))
+	for _, c := range report.Cases {
+		if said[c.Name] == "" ||
+			said[c.Name] == conformance.Passed && c.Outcome != conformance.Passed {
+			t.Errorf("%s: %q, and %s says %q; write it anew with -update", c.Name, c.Outcome,
+				docsReport, said[c.Name])
+		}
 	}
 }
 
@@ -209,8 +216,8 @@ func checkJUnit(t *testing.T, file string) {
 		} `xml:"testsuite"`
 	}
 	must.Succeed(t, xml.Unmarshal(text, &suites))
-	if len(suites.Suites) != len(conformance.Profiles()) {
-		t.Errorf("there are %d suites, want %d", len(suites.Suites), len(conformance.Profiles()))
+	if len(suites.Suites) != len(conformance.Profiles())-1 {
+		t.Errorf("there are %d suites, want one for each profile but L3", len(suites.Suites))
 	}
 }
 

@@ -76,12 +76,12 @@ func TestGateways(t *testing.T) {
 
 func needVRF(t *testing.T) {
 	t.Helper()
-	if !hasVRFs(t) {
+	if !hasVRF(t) {
 		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
 	}
 }
 
-func hasVRFs(t *testing.T) bool {
+func hasVRF(t *testing.T) bool {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "vrf0"

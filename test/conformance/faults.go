@@ -232,10 +232,6 @@ func networkFaults() []fault {
 			"L2-OVERLAY/logical-bridge/update-to-the-vni-of-another-is-refused"},
 		{"VTEPs are not looked at", "	case !vtepOf(spec).IsValid():", "	case false:",
 			"L2-OVERLAY/logical-bridge/vtep-of-5-bytes-is-refused"},
-		{"VTEPs may be long", " || int(length) > vtep.BitLen() {", " {",
-			"L2-OVERLAY/logical-bridge/vtep-length-of-129-is-refused"},
-		{"VTEPs may be short", "length < 1 || ", "",
-			"L2-OVERLAY/logical-bridge/vtep-length-negative-is-refused"},
 		{"a VNI needs a VTEP", "	case spec.GetVtepIpPrefix() == nil:\n		return nil",
 			"	case spec.GetVtepIpPrefix() == nil && spec.Vni == nil:\n		return nil",
 			"L2-OVERLAY/logical-bridge/vtep-may-be-absent"},
@@ -263,8 +259,8 @@ func networkFaults() []fault {
 			"&evpn.LogicalBridge{Name: name, Spec: &evpn.LogicalBridgeSpec{" +
 				"VlanId: spec.GetVlanId(), Vni: proto.Uint32(spec.GetVni())}}",
 			"L2-OVERLAY/logical-bridge/without-a-vni-shows-none"},
-		{"networks with ports are deleted", "	if port == \"\" {\n		return nil",
-			"	if port != \"x\" {\n		return nil",
+		{"networks with ports are deleted", "	if user.ID == \"\" {\n		return nil",
+			"	if user.ID != \"x\" {\n		return nil",
 			"L2-CORE/logical-bridge/with-a-port-is-not-deleted"},
 		{"VXLAN is not removed", "return c.plane.RemoveNetwork(id)", "return nil",
 			"L2-OVERLAY/logical-bridge/vni-is-free-after-delete"},
@@ -392,6 +388,12 @@ func otherFaults() []fault {
 		{"nothing is brought up at the start", "	a.reconcileAll()\n	if err := a.filter.Sweep()",
 			"	if err := a.filter.Sweep()", "RECOVERY/.*/is-up-after-kill"},
 	}...)...)
+	all = append(all, list(service+"svis.go", [][4]string{
+		{"VTEPs may be long", " ||\n		int(length) > address.BitLen() {", " {",
+			"L2-OVERLAY/logical-bridge/vtep-length-of-129-is-refused"},
+		{"VTEPs may be short", " || length < 1 ||\n", " ||\n",
+			"L2-OVERLAY/logical-bridge/vtep-length-negative-is-refused"},
+	}...)...)
 	all = append(all, list(service+"state.go", [][4]string{
 		{"networks are not read at the start", "errors.Join(a.networks.load(tx), a.ports.load(tx), ",
 			"errors.Join(a.ports.load(tx), ", "RECOVERY/logical-bridge/is-there-after-term"},
@@ -401,7 +403,7 @@ func otherFaults() []fault {
 
 	all = append(all, list(service+"run.go", [][4]string{
 		{"interfaces that go are not noticed",
-			"			a.ports.reconcile(change.Object.ID, false)\n", "",
+			"		a.reconcileObject(change.Object)\n", "",
 			"L2-CORE/bridge-port/goes-down-with-its-interface"},
 	}...)...)
 	all = append(all, list(service+"server.go", [][4]string{
