@@ -57,7 +57,7 @@ func testConformance(t *testing.T, mode plane.Mode) {
 		},
 		Prefix: prefix,
 		VLANs:  conformance.Range{First: 100, Last: 199}, VNIs: conformance.Range{First: 1, Last: 99},
-		Settle: timeout, CallTimeout: timeout, Limit: 10 * time.Minute, Scale: 16,
+		Settle: timeout, CallTimeout: timeout, Limit: 10 * time.Minute, Scale: 8,
 	}, conformance.NewKinds())
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = runner.Close() })
@@ -72,6 +72,11 @@ func testConformance(t *testing.T, mode plane.Mode) {
 	must.Succeed(t, err)
 	for _, p := range report.Profiles {
 		t.Logf("%+v", p)
+	}
+	for _, r := range report.Results() {
+		if r.Took > 2*time.Second {
+			t.Logf("%s took %s", r.Case.ID(), r.Took)
+		}
 	}
 	if len(report.LeftBehind) > 0 {
 		t.Errorf("left behind: %q", report.LeftBehind)
