@@ -24,11 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// knownFailure is where the agent does not do what the API says: the API requires the loopback address
-// of a VRF, and the agent makes VRFs without one.
-const knownFailure = "L3/vrf/loopback-missing-is-refused"
-
-// testConformance runs the conformance test against the agent. No other case may fail. The agent is
+// testConformance runs the conformance test against the agent. No case may fail. The agent is
 // restarted in the process of the test, so a kill is an end without a goodbye.
 func testConformance(t *testing.T, mode plane.Mode) {
 	x, vfs := newXPU(t, mode, "p0"), netns.New(t)
@@ -82,9 +78,6 @@ func testConformance(t *testing.T, mode plane.Mode) {
 		t.Errorf("left behind: %q", report.LeftBehind)
 	}
 	for _, r := range report.Results() {
-		if r.Case.ID() == knownFailure {
-			continue
-		}
 		switch r.Outcome {
 		case conformance.Failed, conformance.Blocked, conformance.NotRun:
 			t.Errorf("%s: %s: %s", r.Case.ID(), r.Outcome, r.Text)
