@@ -108,8 +108,8 @@ func (p *Plane) watchNetdevs(emit func(Change)) error {
 				emit(Change{Object: owner})
 			}
 		case rtmNewNetconf:
-			if p.changesRouting(m.Data) {
-				emit(Change{Scope: ScopeRouting})
+			if c, changes := p.changeOfParameter(m.Data); changes {
+				emit(c)
 			}
 		}
 	})
@@ -126,20 +126,24 @@ const (
 	netconfAll        = -1 // NETCONFA_IFINDEX_ALL
 )
 
-// changesRouting reports whether an event of a parameter changes what a VRF or SVI forwards, or
-// what the whole machine forwards.
-func (p *Plane) changesRouting(message []byte) bool {
+// changeOfParameter returns what an event of a parameter may have changed: what a VRF or SVI
+// forwards, or what the whole machine forwards.
+func (p *Plane) changeOfParameter(message []byte) (_ Change, changes bool) {
 	if len(message) < sizeofNetconf {
-		return false
+		return Change{}, false
 	}
 	attrs, err := attribute.Parse(message[sizeofNetconf:])
 	if err != nil || !attrs.Has(netconfForwarding) {
-		return false
+		return Change{}, false
 	}
 
 	index := int(int32(attrs.Uint32(netconfIndex)))
+	if index == netconfAll {
+		return Change{Scope: ScopeRouting}, true
+	}
 	owner, owned := p.owners.get(index)
-	return index == netconfAll || owned && owner.routes() && attrs.Uint32(netconfForwarding) == 0
+	return Change{Object: owner},
+		owned && owner.routes() && attrs.Uint32(netconfForwarding) == 0
 }
 
 // changedByPermanentEntry is changedByEntry for an entry of a VXLAN port, and for an entry that a
@@ -164,10 +168,11 @@ func (p *Plane) changedByPermanentEntry(
 
 // watchRoutes follows the events of the routes that end the tables of VRFs.
 func (p *Plane) watchRoutes(emit func(Change)) error {
-	routing := func() { emit(Change{Scope: ScopeRouting}) }
-	return p.receive(p.routeEvents, routing, func(m syscall.NetlinkMessage) {
-		if _, ends := tableEndedBy(m.Data); ends {
-			routing()
+	lost := func() { emit(Change{Scope: ScopeRouting}) }
+	return p.receive(p.routeEvents, lost, func(m syscall.NetlinkMessage) {
+		table, ends := tableEndedBy(m.Data)
+		if vrf := p.tables.vrfOf(table); ends && vrf != "" {
+			emit(Change{Object: Object{KindVRF, vrf}})
 		}
 	})
 }

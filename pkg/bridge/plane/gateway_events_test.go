@@ -102,7 +102,7 @@ func FuzzTableEndedBy(f *testing.F) {
 			t.Errorf("table %d", table)
 		}
 		_, _ = tableOf(message)
-		(&Plane{owners: newOwners()}).changesRouting(message)
+		(&Plane{owners: newOwners()}).changeOfParameter(message)
 	})
 }
 
@@ -111,13 +111,14 @@ func TestTables(t *testing.T) {
 	tables := newTables()
 	tables.set("one", tables.free())
 	tables.set("two", tables.free())
-	if tables.byVRF["one"] != firstTable || tables.byVRF["two"] != firstTable+1 {
+	if tables.of("one") != firstTable || tables.of("two") != firstTable+1 ||
+		tables.vrfOf(firstTable) != "one" || tables.vrfOf(firstTable+7) != "" {
 		t.Errorf("tables %v", tables.byVRF)
 	}
 	tables.set("one", 0)
 	tables.next = lastTable - 1
 	tables.set("last", tables.free())
-	if tables.set("three", tables.free()); tables.byVRF["three"] != firstTable {
+	if tables.set("three", tables.free()); tables.of("three") != firstTable {
 		t.Errorf("tables %v", tables.byVRF)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -35,29 +36,46 @@ const (
 )
 
 // tables knows the routing tables of the agent's VRFs. A VRF keeps its table as long as its netdev
-// exists. The netdev itself says which it is.
+// exists. The netdev itself says which it is. The data plane writes tables while Watch reads them.
 type tables struct {
+	mu    sync.RWMutex
 	byVRF map[string]uint32
-	used  map[uint32]bool
-	next  uint32 // where to look for a free one
+	vrfs  map[uint32]string // by table
+	next  uint32            // where to look for a free one; Watch does not read it
 }
 
 func newTables() *tables {
-	return &tables{byVRF: map[string]uint32{}, used: map[uint32]bool{}, next: firstTable}
+	return &tables{byVRF: map[string]uint32{}, vrfs: map[uint32]string{}, next: firstTable}
 }
 
 // set records the table of a VRF. 0 says that it has none.
 func (t *tables) set(vrf string, table uint32) {
-	delete(t.used, t.byVRF[vrf])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.vrfs, t.byVRF[vrf])
 	delete(t.byVRF, vrf)
 	if table != 0 {
-		t.byVRF[vrf], t.used[table] = table, true
+		t.byVRF[vrf], t.vrfs[table] = table, vrf
 	}
+}
+
+// of returns the table of a VRF, or 0.
+func (t *tables) of(vrf string) uint32 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.byVRF[vrf]
+}
+
+// vrfOf returns the VRF that has a table, or "".
+func (t *tables) vrfOf(table uint32) string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.vrfs[table]
 }
 
 // free returns a table that no VRF of the agent uses.
 func (t *tables) free() uint32 {
-	for t.used[t.next] {
+	for t.vrfOf(t.next) != "" {
 		t.skip()
 	}
 	return t.next
@@ -90,7 +108,7 @@ func (p *Plane) EnsureVRF(v VRF) error {
 	if err := p.filter.SetVRF(link.Attrs().Index, addressesOf(loopback)); err != nil {
 		return linkError(err, link, "protect the machine")
 	}
-	if err := p.closeTable(p.tables.byVRF[v.ID]); err != nil {
+	if err := p.closeTable(p.tables.of(v.ID)); err != nil {
 		return linkError(err, link, "end of its routes")
 	}
 	if err := p.setIPv4(link, ipv4Routing); err != nil {
@@ -112,7 +130,7 @@ func (p *Plane) ensureVRFNetdev(id string) (netlink.Link, error) {
 
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = vrfName(id)
-	want := &netlink.Vrf{LinkAttrs: attrs, Table: p.tables.byVRF[id]}
+	want := &netlink.Vrf{LinkAttrs: attrs, Table: p.tables.of(id)}
 	if link == nil && want.Table == 0 {
 		if want.Table, err = p.emptyTable(); err != nil {
 			return nil, err
@@ -224,7 +242,7 @@ func (p *Plane) RemoveVRF(id string) error {
 		return err
 	}
 
-	table := p.tables.byVRF[id] // of a netdev that another program has removed
+	table := p.tables.of(id) // of a netdev that another program has removed
 	p.tables.set(id, 0)
 
 	return p.openTable(table)
@@ -290,7 +308,7 @@ func (p *Plane) openUnusedTables() error {
 
 		for _, m := range messages {
 			table, ends := tableEndedBy(m)
-			if !ends || p.tables.used[table] {
+			if !ends || p.tables.vrfOf(table) != "" {
 				continue
 			}
 			if err := p.openTable(table); err != nil {
