@@ -140,7 +140,7 @@ func guests() []guest {
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$",
 					limit: 3 * time.Minute},
 				// The suite needs none of the cards, but the other guest takes longer.
-				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 12 * time.Minute},
+				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 16 * time.Minute},
 				{name: "gateways", path: "pkg/bridge", run: "^TestGateways$", limit: 12 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
