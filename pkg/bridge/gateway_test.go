@@ -126,11 +126,11 @@ func (r router) conn() *grpc.ClientConn {
 func (r router) vrfs() evpn.VrfServiceClient { return evpn.NewVrfServiceClient(r.conn()) }
 func (r router) svis() evpn.SviServiceClient { return evpn.NewSviServiceClient(r.conn()) }
 
-// vrfSpec returns a valid spec of a VRF.
+// vrfSpec returns a valid spec of a VRF, with the loopback 100.127.255.1.
 func vrfSpec() *evpn.VrfSpec {
 	return &evpn.VrfSpec{LoopbackIpPrefix: &netcommon.IPPrefix{
 		Len: 32, Addr: &netcommon.IPAddress{
-			V4OrV6: &netcommon.IPAddress_V4Addr{V4Addr: 203<<24 | 113<<8 | 1},
+			V4OrV6: &netcommon.IPAddress_V4Addr{V4Addr: 100<<24 | 127<<16 | 255<<8 | 1},
 		},
 	}}
 }
