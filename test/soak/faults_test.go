@@ -174,11 +174,11 @@ func (n *node) strike(
 // sample is the resources that the agent uses.
 type sample struct {
 	goroutines, descriptors int
-	resident                int // memory in bytes
+	heap                    int // memory in bytes
 	journal                 int // size of its file in bytes
 }
 
 func (s sample) String() string {
-	return fmt.Sprintf("%d goroutines, %d file descriptors, %.1f MB resident, journal of %d KiB",
-		s.goroutines, s.descriptors, float64(s.resident)/1e6, s.journal>>10)
+	return fmt.Sprintf("%d goroutines, %d file descriptors, %.1f MB heap, journal of %d KiB",
+		s.goroutines, s.descriptors, float64(s.heap)/1e6, s.journal>>10)
 }
