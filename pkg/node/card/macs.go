@@ -97,7 +97,11 @@ func (m *MACs) read() error {
 	there := map[function.ID]bool{}
 	for _, f := range m.options.Functions() {
 		there[f.ID] = true
-		if f.Kind == function.PF || f.Netdev == "" || !m.isNew(f) {
+		if f.Kind == function.PF || f.Netdev == "" {
+			m.left(f.ID)
+			continue
+		}
+		if !m.isNew(f) {
 			continue
 		}
 
@@ -114,6 +118,17 @@ func (m *MACs) read() error {
 		m.options.Changed()
 	}
 	return errors.Join(errs...)
+}
+
+// left notes that the Function's netdev is not on the host. Its address is read again when a netdev
+// comes, because that may be another one of the same name.
+func (m *MACs) left(id function.ID) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if known, ok := m.known[id]; ok {
+		known.netdev = ""
+		m.known[id] = known
+	}
 }
 
 // isNew reports whether the Function has another netdev or driver than when it was read.

@@ -88,7 +88,7 @@ func TestMACs(t *testing.T) {
 		set(inPod)
 		want("in a pod", "02:00:00:00:00:05", 1, 1)
 		set(vf)
-		want("back", "02:00:00:00:00:05", 1, 1)
+		want("back, and read again", "02:00:00:00:00:05", 2, 1)
 
 		rebound := vf
 		rebound.Driver, rebound.Netdev = "ice", "eth6"
@@ -96,17 +96,17 @@ func TestMACs(t *testing.T) {
 		failure = errors.New("the driver hangs")
 		mutex.Unlock()
 		set(rebound)
-		want("does not answer", "02:00:00:00:00:05", 2, 1)
+		want("does not answer", "02:00:00:00:00:05", 3, 1)
 
 		mutex.Lock()
 		failure = nil
 		mutex.Unlock()
 		set(rebound)
-		want("another netdev without such an address", "", 3, 2)
+		want("another netdev without such an address", "", 4, 2)
 
 		set(vf)
-		want("the first again", "02:00:00:00:00:05", 4, 3)
+		want("the first again", "02:00:00:00:00:05", 5, 3)
 		set()
-		want("gone, and as recorded", "02:00:00:00:00:0a", 4, 4)
+		want("gone, and as recorded", "02:00:00:00:00:0a", 5, 4)
 	})
 }
