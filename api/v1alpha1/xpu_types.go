@@ -208,7 +208,8 @@ type XPUStatus struct {
 	Foreign *XPUForeign `json:"foreign,omitempty"`
 
 	// Conditions has Ready: True (Connected) while the OPI agent answers. It has Card: True (Found)
-	// if the node has the card that the agent reports to serve.
+	// if the node has the card that the agent reports to serve. It has Verified: False
+	// (NotReported) if agents of its dialect do not report their ports.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

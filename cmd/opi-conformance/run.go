@@ -124,7 +124,7 @@ func (o options) config() (cfg conformance.Config, err error) {
 		cfg.Ports = append(cfg.Ports, port)
 	}
 
-	// A case has up to 12 logical bridges, and those of SCALE as many as that says.
+	// A case has up to 12 logical bridges. Cases of the profile SCALE have as many as --scale says.
 	least := o.scale + 12
 	if cfg.VLANs, err = conformance.ParseRange(o.vlans, conformance.Range{First: 2, Last: 4093},
 		least); err != nil {

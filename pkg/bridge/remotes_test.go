@@ -31,7 +31,7 @@ func (x *xpu) destinations(name string) (all []string) {
 	x.t.Helper()
 	link, err := x.Handle().LinkByName(name)
 	if err != nil {
-		return nil // it is being made anew
+		return nil // the data plane replaces the netdev at present
 	}
 	entries, err := x.Handle().NeighList(link.Attrs().Index, unix.AF_BRIDGE)
 	must.Succeed(x.t, err)

@@ -165,7 +165,7 @@ func destination(index int, to netip.Addr) *netlink.Neigh {
 }
 
 // setRemotes makes a VXLAN port send frames to unknown addresses to a network's remotes, and no
-// longer to those that are stale. All other entries are those of other programs, and stay.
+// longer to stale ones. All other entries belong to other programs, and stay.
 func (p *Plane) setRemotes(vxlan netlink.Link, n Segment, from underlay) error {
 	if !n.Unicast {
 		return nil

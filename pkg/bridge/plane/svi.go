@@ -173,8 +173,8 @@ func (p *Plane) shareMAC(bridge netlink.Link, s SVI) error {
 		s.MAC)
 }
 
-// unshareMAC gives a shared bridge without gateways another MAC address than that of its last one,
-// which may move to another machine.
+// unshareMAC gives a shared bridge without gateways another MAC address if it still has the address
+// of its last gateway, because that gateway may move to another machine.
 func (p *Plane) unshareMAC(bridge netlink.Link, last net.HardwareAddr) error {
 	if p.ownVLANs.hasOthers(bridge.Attrs().Index, "") ||
 		!bytes.Equal(bridge.Attrs().HardwareAddr, last) {

@@ -160,7 +160,8 @@ func (p *Plane) sweepGateways(want Wanted) error {
 	return errors.Join(failed...)
 }
 
-// sweepOwnVLANs takes a shared bridge itself out of all VLANs but those of these SVIs.
+// sweepOwnVLANs takes a shared bridge itself out of all VLANs that are not in want, which has the
+// VLANs of SVIs.
 func (p *Plane) sweepOwnVLANs(bridge netlink.Link, want map[uint16]string) error {
 	have, err := p.vlansOf(bridge.Attrs().Index)
 	if err != nil {

@@ -29,8 +29,8 @@ func (a *Agent) SetRemotes(ctx context.Context, remotes *plane.Remotes) error {
 }
 
 // remoteStore keeps the addresses that the agent has put into the forwarding databases of VXLAN
-// ports, by network, because the kernel does not tell them from those of other programs. Only work
-// uses it: see [Agent.acquire].
+// ports, by network, because the kernel does not say which program added an entry. Only work uses
+// it: see [Agent.acquire].
 type remoteStore struct {
 	agent *Agent
 	byID  map[string][]netip.Addr

@@ -313,8 +313,8 @@ func hasAddress(prefixes []netip.Prefix, address netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == address })
 }
 
-// overlapping returns one of some prefixes whose subnet overlaps with that of another prefix. Each
-// network has the link-local subnet.
+// overlapping returns a prefix in some whose subnet overlaps with the subnet of a prefix in others.
+// The link-local subnet does not count, because each network has it.
 func overlapping(some, others []netip.Prefix) (one netip.Prefix, overlap bool) {
 	for _, a := range some {
 		for _, b := range others {

@@ -5,7 +5,6 @@ package opitest
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -251,6 +250,3 @@ func (d *DPUOperator) call(call string, do func() error) error {
 
 	return nil
 }
-
-// Names returns the names of the ports, sorted.
-func (d *DPUOperator) Names() []string { return slices.Sorted(maps.Keys(d.Ports())) }
