@@ -199,7 +199,7 @@ generate: ## Make deepcopy functions, CRDs, parts of docs/reference and the vers
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO)
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO_GRPC)
 	@PATH=$(BIN)/generators:$$PATH protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative \
-		api/opibridge/v1alpha1/options.proto
+		api/opibridge/v1alpha1/*.proto
 	@sed -i '/^\/\/.*\bprotoc  */d' api/opibridge/v1alpha1/*.pb.go # its version, which differs between machines
 	@go run ./docs/gen
 

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/representor"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/otlp/metrics"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -29,6 +30,7 @@ type options struct {
 	listen         string
 	metricsListen  string
 	metricsTLS     bool
+	collector      string
 	profilesListen string
 	hostPFFile     string
 	remotesFile    string
@@ -62,6 +64,9 @@ bridge in a VRF. The data plane keeps running when the agent stops.`,
   # An agent for a controller elsewhere: mTLS, networks that reach other xPUs over p0.
   opi-bridge --listen 0.0.0.0:50151 --uplink p0 \
     --tls-cert /etc/opi-bridge/tls.crt --tls-key /etc/opi-bridge/tls.key --tls-client-ca /etc/opi-bridge/ca.crt
+
+  # The same, with metrics for an OpenTelemetry collector on the xPU.
+  opi-bridge --uplink p0 --metrics-endpoint http://127.0.0.1:4317
 
   # The same where the network between the xPUs has no multicast.
   opi-bridge --uplink p0 --remotes /etc/opi-bridge/remotes.yaml
@@ -119,6 +124,8 @@ func (o *options) addServerFlags(f *pflag.FlagSet) {
 		"serve metrics by TLS with --tls-cert, to clients that have a certificate of "+
 			"--tls-client-ca and, with --authorization, "+
 			"a rule for all networks and ports")
+
+	f.StringVar(&o.collector, "metrics-endpoint", "", metrics.EndpointUsage)
 
 	f.StringVar(&o.profilesListen, "pprof-listen", "",
 		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; "+

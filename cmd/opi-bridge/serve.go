@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -23,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
+	"github.com/opiproject/xpu-device-plugin/pkg/otlp/metrics"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -62,6 +64,10 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 	}
 
+	if s.credentials != nil {
+		config.Tenant = s.credentials.Tenant
+	}
+
 	// While the agent is stuck, its health is NOT_SERVING.
 	config.Stuck = func(stuck bool) {
 		if stuck {
@@ -96,6 +102,14 @@ func (s *server) serve(ctx context.Context) error {
 		if err := s.serveMetrics(ctx); err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), listener.Close())
 		}
+	}
+
+	if s.collector != "" {
+		sender, err := metrics.Dial(ctx, s.collector, "opi-bridge", s.registry(), s.log)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--metrics-endpoint: %w", err), listener.Close())
+		}
+		s.all.Go(func() error { return sender.Run(ctx) })
 	}
 
 	if s.profilesListen != "" {
@@ -167,19 +181,24 @@ func (s *server) serveMetrics(ctx context.Context) error {
 		return err
 	}
 
-	registry := monitoring.NewRegistry("opi-bridge")
-	registry.MustRegister(s.agent)
-	metrics := monitoring.Handler(registry)
+	handler := monitoring.Handler(s.registry())
 	if s.metricsTLS {
 		listener = tls.NewListener(listener, s.credentials.TLS("http/1.1"))
-		metrics = s.credentials.AuthorizeMetrics(metrics)
+		handler = s.credentials.AuthorizeMetrics(handler)
 	}
 
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
+	mux.Handle("GET /metrics", handler)
 	s.all.Go(func() error { return monitoring.Serve(ctx, listener, mux, s.log) })
 
 	return nil
+}
+
+// registry returns a registry with the metrics of the agent.
+func (s *server) registry() *prometheus.Registry {
+	registry := monitoring.NewRegistry("opi-bridge")
+	registry.MustRegister(s.agent)
+	return registry
 }
 
 // openCredentials opens the credentials, or returns nil without TLS. It refuses to serve without

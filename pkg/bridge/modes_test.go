@@ -15,6 +15,7 @@ var dataPlaneTests = map[string]func(*testing.T, plane.Mode){
 	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
 	"Conformance":                       testConformance,
+	"Counters":                          testCounters,
 	"DeleteCleansUp":                    testDeleteCleansUp,
 	"UnmarkedBridge":                    testUnmarkedBridge,
 	"ForwardingIsRestored":              testForwardingIsRestored,

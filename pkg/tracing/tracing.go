@@ -20,7 +20,6 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/stats"
@@ -28,7 +27,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/version"
+	"github.com/opiproject/xpu-device-plugin/pkg/otlp"
 )
 
 // EndpointUsage describes the endpoint of [Dial], as the usage of a flag.
@@ -52,9 +51,8 @@ func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Trac
 	if endpoint == "" {
 		return nil, nil
 	}
-	if !strings.HasPrefix(endpoint, "http://") && !strings.HasPrefix(endpoint, "https://") {
-		return nil, fmt.Errorf("collector %q: must be a URL such as http://collector:4317, or "+
-			"https:// for TLS", endpoint)
+	if err := otlp.CheckEndpoint(endpoint); err != nil {
+		return nil, err
 	}
 
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
@@ -80,11 +78,9 @@ func (l loggingExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadO
 
 // New returns a Tracer that passes spans to the processor.
 func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tracer, error) {
-	described, err := resource.Merge(resource.Default(), resource.NewSchemaless(
-		attribute.String("service.name", program),
-		attribute.String("service.version", version.String())))
+	described, err := otlp.Describe(program)
 	if err != nil {
-		return nil, fmt.Errorf("description of the program: %w", err)
+		return nil, err
 	}
 
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor),

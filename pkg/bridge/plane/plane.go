@@ -107,6 +107,7 @@ type Plane struct {
 	devlink      *devlink.Conn
 	representors *representor.Finder
 	filter       *sourcefilter.Filter
+	counters     *Counters
 
 	// vlans are the VLAN ids of networks in the VLAN-aware mode. If two networks want one VLAN id,
 	// the first one has it.
@@ -213,6 +214,10 @@ func open(cfg Config) (_ *Plane, err error) {
 		return nil, err
 	}
 
+	if p.counters, err = openCounters(p.owners, p.filter); err != nil {
+		return nil, err
+	}
+
 	ports := representor.NewPortLister(p.devlink.Ports)
 	p.representors = representor.NewFinder(cfg.Representors, p.handle, ports.List)
 
@@ -293,6 +298,9 @@ func (p *Plane) Close() {
 		p.devlink.Close()
 	}
 
+	if p.counters != nil {
+		p.counters.close()
+	}
 	if p.filter != nil {
 		_ = p.filter.Close()
 	}
@@ -303,13 +311,12 @@ func (p *Plane) Close() {
 func (p *Plane) VLANAware() bool { return p.vlanAware }
 
 // SourceFilter returns the filter of the frames that ports send.
-func (p *Plane) SourceFilter() SourceFilter { return SourceFilter{p.filter, p.owners} }
+func (p *Plane) SourceFilter() SourceFilter { return SourceFilter{p.filter} }
 
 // SourceFilter drops frames with a false source address. The rule of [Plane] about goroutines holds
-// for it too, but Dropped may be called at any time.
+// for it too.
 type SourceFilter struct {
 	filter *sourcefilter.Filter
-	owners *owners
 }
 
 // Sweep ends the filtering of all netdevs that were not attached since the Plane was opened.
@@ -318,15 +325,5 @@ func (f SourceFilter) Sweep() error { return f.filter.Sweep() }
 // Restore makes the filter anew after another program has changed it.
 func (f SourceFilter) Restore() error { return f.filter.Restore() }
 
-// Dropped returns how many frames were dropped, by the port that sent them or the network whose
-// VXLAN port they came from.
-func (f SourceFilter) Dropped() (map[Object]uint64, error) {
-	counters, err := f.filter.Dropped()
-	frames := map[Object]uint64{}
-	for index, n := range counters {
-		if owner, owned := f.owners.get(index); owned {
-			frames[owner] = n
-		}
-	}
-	return frames, err
-}
+// Counters returns the counters of ports and networks. They can be read until Close.
+func (p *Plane) Counters() *Counters { return p.counters }

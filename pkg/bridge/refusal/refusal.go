@@ -57,6 +57,8 @@ const (
 	LimitReached   Reason = "LIMIT_REACHED"
 	StateFileFails Reason = "STATE_FILE_FAILS"
 	Busy           Reason = "BUSY"
+	NotCounted     Reason = "NOT_COUNTED"
+	CountersFail   Reason = "COUNTERS_FAIL"
 )
 
 // New returns a gRPC status with a reason.

@@ -42,6 +42,9 @@ type Config struct {
 	// Stuck is called with true when work takes longer than it should, because the kernel or a
 	// driver hangs, and with false when that work has ended after all. It may be nil.
 	Stuck func(bool)
+	// Tenant returns the client that a port in these networks belongs to, for metrics, or "" if
+	// nobody knows. It may be nil.
+	Tenant func(port string, networks []string) string
 }
 
 // dataPlane makes networks and ports: see [plane.Plane].
@@ -70,20 +73,31 @@ type dataPlane interface {
 type sourceFilter interface {
 	Sweep() error
 	Restore() error
-	Dropped() (map[plane.Object]uint64, error)
+}
+
+// counters count what ports and networks carry: see [plane.Counters].
+type counters interface {
+	All() (map[plane.Object]plane.Traffic, error)
+	Port(id string) (_ plane.Traffic, counted bool, err error)
+}
+
+// opened is an open data plane with its parts.
+type opened struct {
+	plane    dataPlane
+	filter   sourceFilter
+	counters counters
 }
 
 // Agent keeps networks, ports, VRFs and SVIs as clients want them. It is also a [prometheus.Collector]. Several
 // goroutines may use it at once.
 type Agent struct {
-	cfg    Config
-	log    logr.Logger
-	plane  dataPlane
-	filter sourceFilter
-	state  *boltfile.File
-	queue  workqueue.TypedRateLimitingInterface[plane.Change] // of Run
-	calls  *prometheus.HistogramVec
-	token  chan struct{} // see acquire
+	cfg Config
+	log logr.Logger
+	opened
+	state *boltfile.File
+	queue workqueue.TypedRateLimitingInterface[plane.Change] // of Run
+	calls *prometheus.HistogramVec
+	token chan struct{} // see acquire
 
 	mu       sync.RWMutex // guards the fields below
 	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
@@ -106,12 +120,12 @@ type Agent struct {
 // state file does not have. A network namespace can have only one Agent. New returns no error for
 // an object that cannot be made: the object is DOWN until Run succeeds with it.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
-	a, err := newAgent(cfg, log, func() (dataPlane, sourceFilter, error) {
+	a, err := newAgent(cfg, log, func() (opened, error) {
 		p, err := plane.Open(cfg.Plane, log)
 		if err != nil {
-			return nil, nil, err
+			return opened{}, err
 		}
-		return p, p.SourceFilter(), nil
+		return opened{p, p.SourceFilter(), p.Counters()}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -158,7 +172,7 @@ func (a *Agent) wanted() plane.Wanted {
 
 // newAgent loads the objects and opens the data plane. It does not change the data plane.
 func newAgent(
-	cfg Config, log logr.Logger, openPlane func() (dataPlane, sourceFilter, error),
+	cfg Config, log logr.Logger, openPlane func() (opened, error),
 ) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[plane.Change](time.Second,
 		30*time.Second)
@@ -182,7 +196,7 @@ func newAgent(
 	if err != nil {
 		return nil, err
 	}
-	if a.plane, a.filter, err = openPlane(); err != nil {
+	if a.opened, err = openPlane(); err != nil {
 		return nil, errors.Join(err, a.state.Close())
 	}
 

@@ -132,16 +132,29 @@ func (p *fakePlane) Netdevs() ([]string, error)     { return nil, nil }
 func (p *fakePlane) Watch(func(plane.Change)) error { return nil }
 func (p *fakePlane) Close()                         {}
 
-// fakeFilter is a source filter that has dropped some frames.
+// fakeFilter is a source filter that does nothing.
 type fakeFilter struct{}
 
 func (fakeFilter) Sweep() error   { return nil }
 func (fakeFilter) Restore() error { return nil }
-func (fakeFilter) Dropped() (map[plane.Object]uint64, error) {
-	return map[plane.Object]uint64{
-		{Kind: plane.KindPort, ID: "vf-0000-3b-00-2"}: 7,
-		{Kind: plane.KindNetwork, ID: "net-blue"}:     3,
+
+// fakeCounters are the counters of a port and of a network's VXLAN port.
+type fakeCounters struct{}
+
+func (fakeCounters) All() (map[plane.Object]plane.Traffic, error) {
+	return map[plane.Object]plane.Traffic{
+		{Kind: plane.KindPort, ID: p1}: {
+			TransmittedFrames: 1, TransmittedBytes: 2, ReceivedFrames: 3, ReceivedBytes: 4,
+			Dropped: 5, Filtered: 6,
+		},
+		{Kind: plane.KindNetwork, ID: "net-blue"}: {TransmittedFrames: 11, Filtered: 12},
 	}, nil
+}
+
+func (c fakeCounters) Port(id string) (plane.Traffic, bool, error) {
+	all, err := c.All()
+	traffic, counted := all[plane.Object{Kind: plane.KindPort, ID: id}]
+	return traffic, counted, err
 }
 
 // newTestAgent returns an agent with a fake data plane, and with the networks net-blue (VLAN 10)
@@ -180,8 +193,8 @@ func open(t *testing.T, path string, p dataPlane) *Agent {
 }
 
 // withPlane returns what newAgent opens its data plane with.
-func withPlane(p dataPlane) func() (dataPlane, sourceFilter, error) {
-	return func() (dataPlane, sourceFilter, error) { return p, fakeFilter{}, nil }
+func withPlane(p dataPlane) func() (opened, error) {
+	return func() (opened, error) { return opened{p, fakeFilter{}, fakeCounters{}}, nil }
 }
 
 // accessPort returns the spec of an ACCESS port.
@@ -718,16 +731,9 @@ opi_bridge_vrfs{state="down"} 0
 opi_bridge_vrfs{state="up"} 0
 `
 
-	const dropped = `
-# HELP opi_bridge_dropped_frames_total Frames with somebody else's source address that the source filter dropped, by the bridge port that sent them, or by the logical bridge whose VXLAN port they came from; only those that sent any.
-# TYPE opi_bridge_dropped_frames_total counter
-opi_bridge_dropped_frames_total{network="",port="vf-0000-3b-00-2"} 7
-opi_bridge_dropped_frames_total{network="net-blue",port=""} 3
-`
-
-	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_dropped_frames_total",
-		"opi_bridge_vrfs", "opi_bridge_svis"}
-	if err := testutil.CollectAndCompare(a, strings.NewReader(dropped+want), names...); err != nil {
+	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_vrfs",
+		"opi_bridge_svis"}
+	if err := testutil.CollectAndCompare(a, strings.NewReader(want), names...); err != nil {
 		t.Error(err)
 	}
 	if n := testutil.CollectAndCount(a, "opi_bridge_rpc_duration_seconds"); n != 1 {

@@ -27,12 +27,31 @@ var (
 	vrfsDesc = prometheus.NewDesc("opi_bridge_vrfs", "VRFs, by state.", []string{"state"}, nil)
 	svisDesc = prometheus.NewDesc("opi_bridge_svis", "SVIs, by state.", []string{"state"}, nil)
 
-	droppedDesc = prometheus.NewDesc("opi_bridge_dropped_frames_total",
-		"Frames with somebody else's source address that the source filter dropped, by the "+
-			"bridge port that sent them, "+
-			"or by the logical bridge whose VXLAN port they came from; only those that sent any.",
-		[]string{"port", "network"}, nil)
+	// The labels of traffic, which are of ports, and of VXLAN ports if port is empty.
+	trafficLabels = []string{"port", "network", "tenant"}
+
+	transmittedFramesDesc = prometheus.NewDesc("opi_bridge_transmit_frames_total",
+		"Frames that came from the Function of a bridge port, or from other xPUs.",
+		trafficLabels, nil)
+	transmittedBytesDesc = prometheus.NewDesc("opi_bridge_transmit_bytes_total",
+		"Bytes that came from the Function of a bridge port, or from other xPUs.",
+		trafficLabels, nil)
+	receivedFramesDesc = prometheus.NewDesc("opi_bridge_receive_frames_total",
+		"Frames that were sent to the Function of a bridge port, or to other xPUs.",
+		trafficLabels, nil)
+	receivedBytesDesc = prometheus.NewDesc("opi_bridge_receive_bytes_total",
+		"Bytes that were sent to the Function of a bridge port, or to other xPUs.",
+		trafficLabels, nil)
+	filteredDesc = prometheus.NewDesc("opi_bridge_dropped_frames_total",
+		"Frames with somebody else's source address that the source filter dropped, from the "+
+			"Function of a bridge port, or from other xPUs.", trafficLabels, nil)
+	lostDesc = prometheus.NewDesc("opi_bridge_device_dropped_frames_total",
+		"Frames that the netdev of a bridge port, or the VXLAN port of a logical bridge, dropped "+
+			"in either direction.", trafficLabels, nil)
 )
+
+// severalNetworks is the label network of a TRUNK port. No network has this id.
+const severalNetworks = "_several"
 
 func newCallDurations() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -52,7 +71,9 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	ch <- networksDesc
 	ch <- vrfsDesc
 	ch <- svisDesc
-	ch <- droppedDesc
+	for desc := range trafficOf(plane.Traffic{}) {
+		ch <- desc
+	}
 }
 
 // Collect implements [prometheus.Collector].
@@ -64,20 +85,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		svisDesc: a.svis.count(),
 	}
 	a.mu.RUnlock()
-	dropped, err := a.filter.Dropped()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
-	}
-
-	for from, frames := range dropped {
-		labels := []string{from.ID, ""}
-		if from.Kind == plane.KindNetwork {
-			labels = []string{"", from.ID}
-		}
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue,
-			float64(frames), labels...)
-	}
-
+	a.collectTraffic(ch)
 	for s, word := range map[state]string{
 		stateUp: "up", stateDown: "down", stateDeleting: "deleting",
 	} {
@@ -85,6 +93,57 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count[s]), word)
 		}
 	}
+}
+
+// collectTraffic sends the counters of ports and VXLAN ports.
+func (a *Agent) collectTraffic(ch chan<- prometheus.Metric) {
+	all, err := a.counters.All()
+	if err != nil {
+		for desc := range trafficOf(plane.Traffic{}) {
+			ch <- prometheus.NewInvalidMetric(desc, err)
+		}
+		return
+	}
+
+	for of, traffic := range all {
+		labels := a.labelsOf(of)
+		for desc, n := range trafficOf(traffic) {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n),
+				labels...)
+		}
+	}
+}
+
+func trafficOf(t plane.Traffic) map[*prometheus.Desc]uint64 {
+	return map[*prometheus.Desc]uint64{
+		transmittedFramesDesc: t.TransmittedFrames, transmittedBytesDesc: t.TransmittedBytes,
+		receivedFramesDesc: t.ReceivedFrames, receivedBytesDesc: t.ReceivedBytes,
+		filteredDesc: t.Filtered, lostDesc: t.Dropped,
+	}
+}
+
+// labelsOf returns the values of trafficLabels.
+func (a *Agent) labelsOf(of plane.Object) []string {
+	if of.Kind == plane.KindNetwork {
+		return []string{"", of.ID, ""}
+	}
+
+	a.mu.RLock()
+	var networks []string
+	if o := a.ports.objects[of.ID]; o != nil {
+		networks = networksOf(o.spec)
+	}
+	a.mu.RUnlock()
+
+	network, tenant := severalNetworks, ""
+	if len(networks) == 1 {
+		network = networks[0]
+	}
+	if a.cfg.Tenant != nil && len(networks) > 0 {
+		tenant = a.cfg.Tenant(of.ID, networks)
+	}
+
+	return []string{of.ID, network, tenant}
 }
 
 // observe measures and logs calls.

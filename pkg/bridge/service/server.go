@@ -44,6 +44,7 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	evpn.RegisterVrfServiceServer(s, vrfServer{Agent: a})
 	evpn.RegisterSviServiceServer(s, sviServer{Agent: a})
 	opibridge.RegisterOptionsServiceServer(s, optionsServer{Agent: a})
+	opibridge.RegisterCountersServiceServer(s, countersServer{Agent: a})
 	opiinventory.RegisterInventoryServiceServer(s,
 		inventory.NewServer(a.cfg.Plane.Representors.HostPFs))
 
