@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -97,12 +97,18 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 		return err
 	}
 
-	after, err := w.resourceVersions(ctx)
-	if err != nil {
+	if err := poll(ctx, startTime, "upgrades have written nothing that did not change",
+		func(ctx context.Context) error {
+			after, err := w.resourceVersions(ctx)
+			if err != nil {
+				return err
+			}
+			if diff := cmp.Diff(before, after); diff != "" {
+				return fmt.Errorf("- before, + after:\n%s", diff)
+			}
+			return nil
+		}); err != nil {
 		return err
-	}
-	if diff := cmp.Diff(before, after); diff != "" {
-		return fmt.Errorf("an upgrade wrote what did not change (- before, + after):\n%s", diff)
 	}
 
 	return w.deletePodsAndWait(ctx, "steady", "witness")
@@ -179,16 +185,19 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // resourceVersions returns the versions of objects that need not be written while the product is
-// replaced. The content of an XPUNode shows what was written.
-func (w *World) resourceVersions(ctx context.Context) (map[string]string, error) {
-	versions := map[string]string{}
+// replaced. An XPUNode has the lines of its status instead, because it also reports, and reports no
+// longer, a Function that is slow to come back from a pod.
+func (w *World) resourceVersions(ctx context.Context) (map[string][]string, error) {
+	versions := map[string][]string{}
 	for kind, list := range map[string]client.ObjectList{
 		"XPUNode": &v1alpha1.XPUNodeList{}, "ResourceSlice": &resourceapi.ResourceSliceList{},
 	} {
 		if err := w.client.List(ctx, list); err != nil {
 			return nil, err
 		}
-		maps.Copy(versions, versionsOf(kind, list))
+		if err := addVersions(versions, kind, list); err != nil {
+			return nil, err
+		}
 	}
 
 	for _, name := range []string{"steady", "witness"} {
@@ -196,26 +205,30 @@ func (w *World) resourceVersions(ctx context.Context) (map[string]string, error)
 		if err != nil {
 			return nil, err
 		}
-		versions["ResourceClaim of "+name] = claim.ResourceVersion
+		versions["ResourceClaim of "+name] = []string{claim.ResourceVersion}
 	}
 
 	return versions, nil
 }
 
-func versionsOf(kind string, list client.ObjectList) map[string]string {
-	versions := map[string]string{}
+// addVersions adds the versions of the objects in a list, or the lines of an XPUNode's status.
+func addVersions(versions map[string][]string, kind string, list client.ObjectList) error {
 	switch list := list.(type) {
 	case *v1alpha1.XPUNodeList:
 		for _, o := range list.Items {
-			versions[kind+" "+o.Name] = fmt.Sprintf("%s %+v", o.ResourceVersion, o.Status)
+			status, err := yaml.Marshal(o.Status)
+			if err != nil {
+				return err
+			}
+			versions[kind+" "+o.Name] = strings.Split(string(status), "\n")
 		}
 	case *resourceapi.ResourceSliceList:
 		for _, o := range list.Items {
-			versions[kind+" "+o.Name] = o.ResourceVersion
+			versions[kind+" "+o.Name] = []string{o.ResourceVersion}
 		}
 	}
 
-	return versions
+	return nil
 }
 
 // packets are numbered UDP packets that one pod sends to another.
