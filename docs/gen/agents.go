@@ -49,6 +49,12 @@ func traits() []trait {
 	return []trait{
 		{"reports its ports and networks", func(t opi.Traits) string { return yes(t.Verifies) }},
 		{"has networks, VNIs and trunks", func(t opi.Traits) string { return yes(t.Networks) }},
+		{"makes gateways in the xPU", func(t opi.Traits) string {
+			if t.Gateways {
+				return "if it has Vrf and Svi"
+			}
+			return "no"
+		}},
 		{"knows a VF by the numbers of PF and VF", func(t opi.Traits) string {
 			return yes(t.Numbered)
 		}},

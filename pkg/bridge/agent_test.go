@@ -324,7 +324,9 @@ const (
 )
 
 func testClientSuite(t *testing.T, mode plane.Mode) {
-	opitest.RunClientSuite(t, evpngw.Dialect(), func(t *testing.T, ports []string) opi.Config {
+	dialect := evpngw.Dialect()
+	dialect.Traits.Gateways = hasVRF(t) // or else the kernel cannot make any
+	opitest.RunClientSuite(t, dialect, func(t *testing.T, ports []string) opi.Config {
 		x := newXPU(t, mode, "")
 		vfs := netns.New(t)
 		for i, id := range ports {

@@ -130,12 +130,15 @@ type Client struct {
 	agent        Agent
 	vtep         netip.Addr
 
-	ports, networks objectKind
-	changes         changes
-	accepted        accepted // for agents that do not report their ports
+	ports, networks, vrfs, gateways objectKind
 
-	noOptions atomic.Bool // the agent is known not to implement [Options]
-	mtus      sync.Map    // network id to int, see MTU
+	changes  changes
+	vrfUses  vrfUses
+	accepted accepted // for agents that do not report their ports
+
+	noOptions  atomic.Bool // the agent is known not to implement [Options]
+	hasOptions atomic.Bool // the agent is known to implement [Options]
+	mtus       sync.Map    // network id to int, see MTU
 
 	peer        atomic.Value // string: see Peer
 	connections atomic.Int64 // number of connections so far
@@ -218,6 +221,18 @@ func Dial(cfg Config) (*Client, error) {
 		return got.Status, c.installation.Owns(id), err
 	}
 
+	c.vrfs = objectKind{noun: "VRF", delete: c.agent.DeleteVRF}
+	c.vrfs.status = func(ctx context.Context, id string) (Status, bool, error) {
+		got, err := c.agent.VRF(ctx, id)
+		return got.Status, c.installation.Owns(id), err
+	}
+
+	c.gateways = objectKind{noun: "gateway", delete: c.agent.DeleteGateway}
+	c.gateways.status = func(ctx context.Context, id string) (Status, bool, error) {
+		got, err := c.agent.Gateway(ctx, id)
+		return got.Status, c.installation.Owns(id), err
+	}
+
 	return c, nil
 }
 
@@ -266,6 +281,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 		if s != last {
 			last = s
 			c.noOptions.Store(false) // the agent may have been upgraded meanwhile
+			c.hasOptions.Store(false)
 			c.agent.Reconnected()
 			changed(s == connectivity.Ready)
 		}

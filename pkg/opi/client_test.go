@@ -68,6 +68,7 @@ func runSuite(t *testing.T, dialect opi.Dialect) {
 		"other names": {ProtoNames: true},
 		"fails first": {FailsFirst: 20 * time.Millisecond},
 		"v0.2.0":      {V02: true},
+		"opi-bridge":  {Options: true},
 	}
 	for name, behaviour := range tests {
 		t.Run(name, func(t *testing.T) {

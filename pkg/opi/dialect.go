@@ -32,6 +32,9 @@ type Traits struct {
 	// Networks means that networks are objects of the agent. Otherwise a network exists at the
 	// agent only as the VLAN of its ports.
 	Networks bool
+	// Gateways means that agents of the dialect may have VRFs and gateways. Whether an agent has
+	// them, its answers say.
+	Gateways bool
 	// Numbered means that the agent knows a Function by the numbers of its PF and VF, so that the
 	// ids of ports must come from [PortIDAt].
 	Numbered bool
@@ -99,6 +102,7 @@ type Agent interface {
 	DeleteNetwork(ctx context.Context, id string) error
 
 	Options
+	Gateways
 
 	// HostPFs returns the PFs that the xPU provides to its host, at most [MaxHostPFs]. It returns
 	// none if the agent does not report them.

@@ -21,6 +21,10 @@ type Network struct {
 	// Only for agents with [Options]; not set in a NetworkStatus.
 	MTU          int // of interfaces in the network, in bytes; 0 if unknown
 	SourceFilter SourceFilter
+
+	// Gateway is the network's gateway on the xPU; nil for a network without. It is only for agents
+	// with [Traits.Gateways], and not set in a NetworkStatus.
+	Gateway *Gateway
 }
 
 // Network returns the installation's network with this name. VLAN and VNI are as in an XPUNetwork
@@ -70,6 +74,10 @@ func (n Network) difference(got Network) string {
 
 // sameAs reports whether an agent that has n need change nothing to have the wanted network.
 func (n Network) sameAs(wanted Network) bool {
+	if (n.Gateway == nil) != (wanted.Gateway == nil) ||
+		n.Gateway != nil && !n.Gateway.Equal(*wanted.Gateway) {
+		return false
+	}
 	return wanted.difference(n) == "" && n.MTU == wanted.MTU &&
 		n.SourceFilter == wanted.SourceFilter
 }
@@ -81,11 +89,22 @@ func (n Network) sameAs(wanted Network) bool {
 // ports may use it. The error is also ErrConflict if another network has this VLAN or VNI, because
 // agents may accept two such networks and connect them. The error is ErrUnknown if the agent
 // reports too little about the network. Without [Traits.Networks], the network is only checked.
+//
+// If the network has a gateway, EnsureNetwork returns nil once the agent reports that the network's
+// VRF and its gateway are up too. The error is ErrUnsupported if the agent makes no gateways.
 func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	const op = "ensure network"
 	if err := n.check(op, c.installation); err != nil {
 		return err
 	}
+	if n.Gateway != nil {
+		return c.ensureRouted(ctx, op, n)
+	}
+	return c.ensureBridge(ctx, op, n)
+}
+
+// ensureBridge is [Client.EnsureNetwork] without the gateway.
+func (c *Client) ensureBridge(ctx context.Context, op string, n Network) error {
 	if !c.traits.Networks {
 		return c.failure(ctx, op, n.ID, c.agent.CreateNetwork(ctx, n, c.vtep))
 	}
@@ -196,16 +215,25 @@ func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	return all, c.failure(ctx, "list networks", "", err)
 }
 
-// DeleteNetwork returns nil once the agent reports that the network does not exist. The error is
-// ErrInUse while ports use it. Without [Traits.Networks], it does nothing.
+// DeleteNetwork returns nil once the agent reports that the network does not exist, nor its gateway
+// and the VRFs of the installation that have no gateway left. The error is ErrInUse while ports use
+// the network. Without [Traits.Networks], it does nothing.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	if !c.traits.Networks {
 		return nil
 	}
 
-	err := c.delete(ctx, c.networks, "delete network", id)
-	if err == nil {
-		c.mtus.Delete(id)
+	const op = "delete network"
+	if err := checkID(op, id); err != nil {
+		return err
 	}
-	return err
+	if err := c.deleteGatewayOf(ctx, op, id); err != nil {
+		return err
+	}
+	if err := c.delete(ctx, c.networks, op, id); err != nil {
+		return err
+	}
+	c.mtus.Delete(id)
+
+	return c.deleteUnusedVRFs(ctx)
 }

@@ -44,6 +44,8 @@ func (c *Client) setOptions(
 		return false, nil
 	case errors.Is(err, ErrNotFound): // another client deleted the object
 		return true, nil
+	case err == nil:
+		c.hasOptions.Store(true)
 	}
 
 	return true, err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -374,6 +375,43 @@ func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	}
 
 	return networks, nil
+}
+
+// ListGateways is like [Client.ListGateways]. A network whose gateway or VRF is not up at the agent
+// is ensured again when it is needed next.
+func (s *Session) ListGateways(
+	ctx context.Context,
+) (vrfs []VRFStatus, gateways []GatewayStatus, err error) {
+	vrfs, gateways, err = s.client.ListGateways(ctx)
+	if err != nil {
+		return nil, nil, s.countFailure("ListGateways", err)
+	}
+
+	for id, confirmed := range s.confirmed.Range {
+		want := confirmed.(Network).Gateway
+		if want != nil && !IsRouted(id.(string), *want, vrfs, gateways) {
+			s.confirmed.Delete(id)
+		}
+	}
+
+	return vrfs, gateways, nil
+}
+
+// DeleteGateway is like [Client.DeleteGateway].
+func (s *Session) DeleteGateway(ctx context.Context, id string) error {
+	network := strings.TrimSuffix(id, gatewaySuffix)
+	unlock, err := s.networks.Lock(ctx, network)
+	if err != nil {
+		return timeout(ctx, "delete gateway", id, "another call for its network has not ended")
+	}
+	defer unlock()
+	s.confirmed.Delete(network)
+	return s.countFailure("DeleteGateway", s.client.DeleteGateway(ctx, id))
+}
+
+// DeleteVRF is like [Client.DeleteVRF].
+func (s *Session) DeleteVRF(ctx context.Context, id string) error {
+	return s.countFailure("DeleteVRF", s.client.DeleteVRF(ctx, id))
 }
 
 // Traits returns what the agent can do.

@@ -152,17 +152,20 @@ func TestPortWhoseNetworkIsGone(t *testing.T) {
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, blue.ID)
 }
 
-// TestVNIOfV02 checks that v0.2.0 gets a VTEP with a VNI, because its process ends without one, and
-// that later versions get none, because they would use it.
+// TestVNIOfV02 checks that v0.2.0 gets a VTEP with a VNI, because its process ends without one. It
+// checks that later versions and opi-bridge get none, because they would use it, although opi-bridge
+// has no VRF of its own either.
 func TestVNIOfV02(t *testing.T) {
 	vni := uint32(100)
-	for _, v02 := range []bool{true, false} {
+	for name, behaviour := range map[string]opitest.Behaviour{
+		"v0.2.0": {V02: true}, "later": {}, "opi-bridge": {Options: true},
+	} {
 		a := opitest.Start(t)
-		a.Set(func(b *opitest.Behaviour) { b.V02 = v02 })
+		a.Set(func(b *opitest.Behaviour) { *b = behaviour })
 		c := dial(t, a.Config())
 		ok(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni", VLAN: 30, VNI: &vni}))
-		if sent := a.SentVTEP("net-vni"); (sent != nil) != v02 {
-			t.Errorf("v0.2.0 %t: the VTEP %v was sent", v02, sent)
+		if sent := a.SentVTEP("net-vni"); (sent != nil) != behaviour.V02 {
+			t.Errorf("%s: the VTEP %v was sent", name, sent)
 		}
 	}
 }

@@ -200,6 +200,38 @@ func errNoOptions() error {
 	return &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent has no options"}
 }
 
+// VRF implements [opi.Gateways].
+func (agent) VRF(context.Context, string) (opi.VRFStatus, error) {
+	return opi.VRFStatus{}, errNoGateways()
+}
+
+// VRFs implements [opi.Gateways].
+func (agent) VRFs(context.Context) ([]opi.VRFStatus, error) { return nil, errNoGateways() }
+
+// CreateVRF implements [opi.Gateways].
+func (agent) CreateVRF(context.Context, opi.VRF) error { return errNoGateways() }
+
+// DeleteVRF implements [opi.Gateways].
+func (agent) DeleteVRF(context.Context, string) error { return errNoGateways() }
+
+// Gateway implements [opi.Gateways].
+func (agent) Gateway(context.Context, string) (opi.GatewayStatus, error) {
+	return opi.GatewayStatus{}, errNoGateways()
+}
+
+// Gateways implements [opi.Gateways].
+func (agent) Gateways(context.Context) ([]opi.GatewayStatus, error) { return nil, errNoGateways() }
+
+// CreateGateway implements [opi.Gateways].
+func (agent) CreateGateway(context.Context, string, opi.Gateway) error { return errNoGateways() }
+
+// DeleteGateway implements [opi.Gateways].
+func (agent) DeleteGateway(context.Context, string) error { return errNoGateways() }
+
+func errNoGateways() error {
+	return &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent has no gateways"}
+}
+
 // HostPFs implements [opi.Agent]. The agent does not report the PFs of its host.
 func (agent) HostPFs(context.Context) ([]opi.HostPF, error) { return nil, nil }
 

@@ -173,6 +173,11 @@ func TestErrors(t *testing.T) {
 		OperStatus: evpn.LBOperStatus_LB_OPER_STATUS_UP,
 	})}
 
+	noHealth := fails(codes.Unimplemented, "unknown service")
+	gateway := opi.Gateway{VRF: "a", MAC: port.MAC, Prefixes: []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd00::1/64"),
+	}}
+
 	// second returns the error of a call that returns a value too
 	second := func(_ any, err error) error { return err }
 
@@ -197,7 +202,8 @@ func TestErrors(t *testing.T) {
 			call: func(ctx context.Context, a opi.Agent) error {
 				return a.CreateNetwork(ctx, opi.Network{ID: id, VLAN: 10, VNI: &vni}, netip.Addr{})
 			},
-			rpcs: []string{"ListVrfs", "CreateLogicalBridge"},
+			rpcs: []string{"Check", "ListVrfs", "CreateLogicalBridge"},
+			answers: answers{"Check": {noHealth}},
 		},
 		"DeleteNetwork": {
 			call: func(ctx context.Context, a opi.Agent) error { return a.DeleteNetwork(ctx, id) },
@@ -232,6 +238,36 @@ func TestErrors(t *testing.T) {
 		"DeletePort": {
 			call: func(ctx context.Context, a opi.Agent) error { return a.DeletePort(ctx, id) },
 			rpcs: []string{"DeleteBridgePort"},
+		},
+		"VRF": {
+			call: func(ctx context.Context, a opi.Agent) error { return second(a.VRF(ctx, id)) },
+			rpcs: []string{"GetVrf", "ListVrfs"},
+		},
+		"CreateVRF": {
+			call: func(ctx context.Context, a opi.Agent) error {
+				return a.CreateVRF(ctx, opi.VRF{ID: id, Loopback: gateway.Prefixes[0].Addr()})
+			},
+			rpcs: []string{"CreateVrf"},
+		},
+		"DeleteVRF": {
+			call: func(ctx context.Context, a opi.Agent) error { return a.DeleteVRF(ctx, id) },
+			rpcs: []string{"DeleteVrf"},
+		},
+		"Gateway": {
+			call: func(ctx context.Context, a opi.Agent) error {
+				return second(a.Gateway(ctx, id))
+			},
+			rpcs: []string{"GetSvi", "ListSvis"},
+		},
+		"CreateGateway": {
+			call: func(ctx context.Context, a opi.Agent) error {
+				return a.CreateGateway(ctx, id, gateway)
+			},
+			rpcs: []string{"CreateSvi"},
+		},
+		"DeleteGateway": {
+			call: func(ctx context.Context, a opi.Agent) error { return a.DeleteGateway(ctx, id) },
+			rpcs: []string{"DeleteSvi"},
 		},
 		"SetNetworkOptions": {
 			call: func(ctx context.Context, a opi.Agent) error {

@@ -14,6 +14,7 @@ import (
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -183,6 +184,17 @@ const mainVRF = "/GRD"
 func (a agent) vtepPrefix(ctx context.Context, address netip.Addr) (*netcommon.IPPrefix, error) {
 	if address.IsValid() {
 		return prefixOf(address), nil
+	}
+
+	// No version of opi-evpn-bridge serves grpc.health.v1. So an agent that answers is another one,
+	// whatever VRFs it has.
+	_, err := a.health.Check(ctx, &healthpb.HealthCheckRequest{})
+	switch status.Code(err) {
+	case codes.Unimplemented:
+	case codes.OK, codes.NotFound:
+		return nil, nil
+	default:
+		return nil, err
 	}
 
 	page, err := a.vrfs.ListVrfs(ctx, &evpn.ListVrfsRequest{PageSize: pageSize})

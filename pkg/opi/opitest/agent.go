@@ -54,6 +54,8 @@ type Behaviour struct {
 	// Realise decides whether the port with this id comes UP; nil means always. Its error becomes
 	// the component's details.
 	Realise func(id string) error
+	// RealiseGateway is like Realise, for VRFs and gateways.
+	RealiseGateway func(id string) error
 	// Persistent is a reference agent that uses redis: after a crash, objects have their old
 	// status, UP is not verified, and other states are not retried until the object is updated.
 	Persistent bool
@@ -62,7 +64,8 @@ type Behaviour struct {
 	// Blind makes Get succeed for every name without any fields, like an Intel agent does. List is
 	// empty.
 	Blind bool
-	// Untold leaves out the type and the networks of a port in Get and List.
+	// Untold leaves out the type and the networks of a port, and the addresses of a gateway, in Get
+	// and List.
 	Untold bool
 	// ProtoNames names objects "bridgePorts/{id}" and "logicalBridges/{id}", like the API's
 	// comments.
@@ -80,8 +83,9 @@ type Behaviour struct {
 	// [opi.HostPF.String]. Without any, the agent has no grpc.health.v1 and its inventory ends the
 	// process, like the reference agent.
 	HostPFs []string
-	// Options makes the agent accept options of networks and ports, like opi-bridge. MTU is the
-	// largest MTU that it reports for networks.
+	// Options makes the agent like opi-bridge: it accepts options of networks and ports, has
+	// grpc.health.v1, brings up VRFs with any id, and takes gateways with IPv6 addresses. MTU is
+	// the largest MTU that it reports for networks.
 	Options bool
 	MTU     uint32
 	// V02 is opi-evpn-bridge v0.2.0, which is part of OPI's own release; see v02.go. Its Get of a
@@ -105,9 +109,11 @@ type Agent struct {
 	changing  map[string]int // running calls that change an object, by its id
 	overlaps  int
 
-	networks, ports         table
-	networksEver, portsEver bool           // whether any existed since the agent started
-	pages                   map[string]int // by page token, where the page of ports begins
+	networks, ports, vrfs, gateways table
+	// whether any existed since the agent started
+	networksEver, portsEver, gatewaysEver bool
+
+	pages map[string]int // by page token, where the page of ports begins
 }
 
 // fault replaces or follows the work of one call of an RPC.
@@ -194,6 +200,14 @@ func (a *Agent) changes(req any) (end func()) {
 		id = path.Base(req.GetBridgePort().GetName())
 	case *evpn.DeleteBridgePortRequest:
 		id = path.Base(req.GetName())
+	case *evpn.CreateVrfRequest:
+		id = "vrfs/" + req.GetVrfId()
+	case *evpn.DeleteVrfRequest:
+		id = "vrfs/" + path.Base(req.GetName())
+	case *evpn.CreateSviRequest:
+		id = "svis/" + req.GetSviId()
+	case *evpn.DeleteSviRequest:
+		id = "svis/" + path.Base(req.GetName())
 	default:
 		return func() {}
 	}
@@ -226,6 +240,7 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	evpn.RegisterLogicalBridgeServiceServer(server, networkServer{agent: a})
 	evpn.RegisterBridgePortServiceServer(server, portServer{agent: a})
 	evpn.RegisterVrfServiceServer(server, vrfServer{agent: a})
+	evpn.RegisterSviServiceServer(server, gatewayServer{agent: a})
 	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
 	healthpb.RegisterHealthServer(server, healthServer{agent: a})
 	opibridge.RegisterOptionsServiceServer(server, optionsServer{agent: a})
@@ -276,7 +291,7 @@ func (a *Agent) Kill() {
 	}
 
 	a.settle()
-	for _, objects := range []table{a.networks, a.ports} {
+	for _, objects := range []table{a.networks, a.ports, a.vrfs, a.gateways} {
 		for _, o := range objects {
 			o.upAt, o.goneAt = time.Time{}, time.Time{}
 		}
@@ -292,9 +307,9 @@ func (a *Agent) end() {
 }
 
 func (a *Agent) forget() {
-	a.networks, a.ports = table{}, table{}
+	a.networks, a.ports, a.vrfs, a.gateways = table{}, table{}, table{}, table{}
 	a.pages = map[string]int{}
-	a.networksEver, a.portsEver = false, false
+	a.networksEver, a.portsEver, a.gatewaysEver = false, false, false
 }
 
 // Ports returns the ids of all ports, sorted.
@@ -389,10 +404,12 @@ func (a *Agent) intercept(
 // table holds the objects of one kind by id.
 type table map[string]*object
 
-// object is a LogicalBridge or a BridgePort. Its state changes with time; see [Agent.settle].
+// object is a LogicalBridge, a BridgePort, a Vrf or an Svi. Its state changes with time; see [Agent.settle].
 type object struct {
-	network *evpn.LogicalBridgeSpec // either this or port is set
+	network *evpn.LogicalBridgeSpec // one of these four is set
 	port    *evpn.BridgePortSpec
+	vrf     *evpn.VrfSpec
+	gateway *evpn.SviSpec
 	up      bool
 	failure string    // details of the component in state ERROR, if any
 	upAt    time.Time // zero if never by itself
@@ -411,7 +428,7 @@ type object struct {
 func (a *Agent) settle() {
 	now := time.Now()
 	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
-	for _, objects := range []table{a.ports, a.networks} {
+	for _, objects := range []table{a.ports, a.gateways, a.networks, a.vrfs} {
 		for id, o := range objects {
 			switch {
 			case o.dying && due(o.goneAt):
@@ -423,10 +440,16 @@ func (a *Agent) settle() {
 				delete(objects, id)
 			case !o.dying && !a.behaviour.Held && due(o.upAt):
 				o.up, o.upAt, o.failure = true, time.Time{}, ""
-				if o.port == nil || a.behaviour.Realise == nil {
+				realise := a.behaviour.Realise
+				if o.isGateway() {
+					realise = a.behaviour.RealiseGateway
+				} else if o.port == nil {
+					realise = nil
+				}
+				if realise == nil {
 					continue
 				}
-				if err := a.behaviour.Realise(id); err != nil {
+				if err := realise(id); err != nil {
 					o.up, o.failure = false, err.Error()
 				}
 			}
@@ -484,17 +507,22 @@ type healthServer struct {
 	agent *Agent
 }
 
-// Check reports the inventory of an agent with HostPFs as serving.
+// Check reports an agent with HostPFs or Options as serving, and the inventory of one with HostPFs.
 func (s healthServer) Check(
 	ctx context.Context, req *healthpb.HealthCheckRequest,
 ) (*healthpb.HealthCheckResponse, error) {
-	if len(s.agent.behaviour.HostPFs) == 0 {
+	serving := &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}
+	has := s.agent.behaviour
+	switch {
+	case len(has.HostPFs) == 0 && !has.Options:
 		return s.UnimplementedHealthServer.Check(ctx, req)
-	}
-	if req.GetService() != inventory.InventoryService_ServiceDesc.ServiceName {
+	case req.GetService() == "":
+		return serving, nil
+	case len(has.HostPFs) == 0 ||
+		req.GetService() != inventory.InventoryService_ServiceDesc.ServiceName:
 		return nil, status.Error(codes.NotFound, "unknown service")
 	}
-	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
+	return serving, nil
 }
 
 type inventoryServer struct {

@@ -171,7 +171,7 @@ func (s networkServer) DeleteLogicalBridge(
 	if s.agent.behaviour.V02 {
 		return s.deleteV02(id)
 	}
-	if len(n.macs) > 0 {
+	if len(n.macs) > 0 || s.agent.gatewayOf(id) != "" {
 		return nil, unknown("the LogicalBridge is not empty")
 	}
 

@@ -156,52 +156,55 @@ type clientCase struct {
 	name  string
 	ports int
 	// What the agent must do, or else the case is not possible.
-	needsReports, needsNetworks bool
+	needsReports, needsNetworks, needsGateways bool
 
 	run func(s suite)
 }
 
 func (c clientCase) possible(traits opi.Traits) bool {
-	return (traits.Verifies || !c.needsReports) && (traits.Networks || !c.needsNetworks)
+	return (traits.Verifies || !c.needsReports) && (traits.Networks || !c.needsNetworks) &&
+		(traits.Gateways || !c.needsGateways)
 }
 
-func clientCases() []clientCase {
+func clientCases() []clientCase { return append(networkAndPortCases(), gatewayCases()...) }
+
+func networkAndPortCases() []clientCase {
 	return []clientCase{
-		{"alive", 0, false, false, func(s suite) {
+		{"alive", 0, false, false, false, func(s suite) {
 			s.ok(s.client.Check(s.ctx))
 			// gRPC may make calls before it reports that the connection is up.
 			must.Eventually(s, "connected after a successful check", s.client.Connected)
 		}},
-		{"network is made once", 0, false, false, func(s suite) {
+		{"network is made once", 0, false, false, false, func(s suite) {
 			n := opi.Network{ID: "net-blue", VLAN: 10}
 			s.ok(s.client.EnsureNetwork(s.ctx, n))
 			s.ok(s.client.EnsureNetwork(s.ctx, n))
 		}},
-		{"network with another VLAN is a conflict", 0, false, true, func(s suite) {
+		{"network with another VLAN is a conflict", 0, false, true, false, func(s suite) {
 			s.network("net-blue", 10)
 			s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-blue", VLAN: 11}), opi.ErrConflict)
 			s.network("net-blue", 10)
 		}},
-		{"network is deleted, and again", 0, false, false, func(s suite) {
+		{"network is deleted, and again", 0, false, false, false, func(s suite) {
 			s.network("net-blue", 10)
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 			s.network("net-blue", 11)
 		}},
-		{"network in use is not deleted", 1, false, true, func(s suite) {
+		{"network in use is not deleted", 1, false, true, false, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.is(s.client.DeleteNetwork(s.ctx, "net-blue"), opi.ErrInUse)
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 		}},
-		{"port comes up, and again", 1, false, false, func(s suite) {
+		{"port comes up, and again", 1, false, false, false, func(s suite) {
 			p := s.port(0)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			s.hasPort(p)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			s.hasPort(p)
 		}},
-		{"port moves to another MAC and network", 1, false, false, func(s suite) {
+		{"port moves to another MAC and network", 1, false, false, false, func(s suite) {
 			s.network("net-red", 20)
 			p := s.port(0)
 			s.ok(s.client.EnsurePort(s.ctx, p))
@@ -213,13 +216,13 @@ func clientCases() []clientCase {
 			s.hasPort(p)
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 		}},
-		{"port of a missing network", 1, false, true, func(s suite) {
+		{"port of a missing network", 1, false, true, false, func(s suite) {
 			p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-none"}}
 			s.is(s.client.EnsurePort(s.ctx, p), opi.ErrNetworkMissing)
 			s.network("net-none", 30)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 		}},
-		{"two ports with one MAC in a network", 2, true, false, func(s suite) {
+		{"two ports with one MAC in a network", 2, true, false, false, func(s suite) {
 			s.network("net-red", 20)
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.is(s.client.EnsurePort(s.ctx,
@@ -227,7 +230,7 @@ func clientCases() []clientCase {
 			s.ok(s.client.EnsurePort(s.ctx,
 				opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
 		}},
-		{"another installation's port stays", 1, true, false, func(s suite) {
+		{"another installation's port stays", 1, true, false, false, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
 			theirs := opi.Port{ID: s.ports[0], MAC: hw(2), Networks: []string{"other-red"}}
@@ -240,7 +243,7 @@ func clientCases() []clientCase {
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.hasPort(theirs)
 		}},
-		{"another network's VLAN or VNI is not taken", 0, true, true, func(s suite) {
+		{"another network's VLAN or VNI is not taken", 0, true, true, false, func(s suite) {
 			s.network("net-blue", 10)
 			s.is(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 10}), opi.ErrConflict)
 			s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-red", VLAN: 10}), opi.ErrConflict)
@@ -260,7 +263,7 @@ func clientCases() []clientCase {
 				s.Errorf("networks (-want +got):\n%s", diff)
 			}
 		}},
-		{"port is deleted, and again", 1, false, false, func(s suite) {
+		{"port is deleted, and again", 1, false, false, false, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
@@ -271,7 +274,7 @@ func clientCases() []clientCase {
 				s.is(err, opi.ErrUnsupported)
 			}
 		}},
-		{"list", 3, true, false, func(s suite) {
+		{"list", 3, true, false, false, func(s suite) {
 			got, err := s.client.ListPorts(s.ctx)
 			s.ok(err)
 			if len(got) != 0 {
@@ -292,7 +295,7 @@ func clientCases() []clientCase {
 				s.Errorf("ports (-want +got):\n%s", diff)
 			}
 		}},
-		{"32 ports at once", 32, true, false, func(s suite) {
+		{"32 ports at once", 32, true, false, false, func(s suite) {
 			var all sync.WaitGroup
 			each := func(do func(p opi.Port) error) {
 				for i := range s.ports {
@@ -313,7 +316,7 @@ func clientCases() []clientCase {
 				s.Errorf("left behind: %v", got)
 			}
 		}},
-		{"a context that has ended", 1, false, false, func(s suite) {
+		{"a context that has ended", 1, false, false, false, func(s suite) {
 			ctx, cancel := context.WithCancel(s.ctx)
 			cancel()
 			p := s.port(0)

@@ -3,7 +3,6 @@
 package opitest
 
 import (
-	"context"
 	"path"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
@@ -105,25 +104,9 @@ func (a *Agent) bridgesV02(spec *evpn.BridgePortSpec) error {
 
 // restartedV02 keeps the objects that are in redis.
 func (a *Agent) restartedV02() {
-	for _, objects := range []table{a.networks, a.ports} {
+	for _, objects := range []table{a.networks, a.ports, a.vrfs, a.gateways} {
 		for _, o := range objects {
 			o.unlisted = true
 		}
 	}
-}
-
-type vrfServer struct {
-	evpn.UnimplementedVrfServiceServer
-	agent *Agent
-}
-
-// ListVrfs returns the VRF that later versions create when they start.
-func (s vrfServer) ListVrfs(
-	context.Context, *evpn.ListVrfsRequest,
-) (*evpn.ListVrfsResponse, error) {
-	if s.agent.behaviour.V02 {
-		return &evpn.ListVrfsResponse{}, nil
-	}
-	return &evpn.ListVrfsResponse{Vrfs: []*evpn.Vrf{{Name: "//network.opiproject.org/vrfs/GRD"}}},
-		nil
 }
