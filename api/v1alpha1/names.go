@@ -128,7 +128,9 @@ const (
 	ReasonConflict        = "Conflict"
 	ReasonFailed          = "Failed"
 	// the OPI agent has a port, or may have one, and does not report its owner or network
-	ReasonUnknown          = "Unknown"
+	ReasonUnknown = "Unknown"
+	// the network is routed, and the XPU's OPI agent has no gateways
+	ReasonNoGateways       = "NoGateways"
 	ReasonFunctionBusy     = "FunctionBusy"
 	ReasonStandby          = "Standby" // the virtual machine of the XPUPort is being migrated
 	ReasonNoFreeAddress    = "NoFreeAddress"
@@ -223,7 +225,7 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 // concern all Ports of the xPU.
 func Refused(reason string) bool {
 	switch reason {
-	case ReasonConflict, ReasonFailed, ReasonUnknown, ReasonAbandoned:
+	case ReasonConflict, ReasonFailed, ReasonUnknown, ReasonAbandoned, ReasonNoGateways:
 		return true
 	}
 	return false

@@ -311,6 +311,31 @@ func TestValidation(t *testing.T) {
 			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) {
 				s.Gateways = []string{"10.1.0.1/24"}
 			}), "each gateway must be an address"},
+			{"network that is routed", &v1alpha1.XPUNetwork{
+				ObjectMeta: metav1.ObjectMeta{Name: "routed"}, Spec: v1alpha1.XPUNetworkSpec{
+					VLAN: 13, AllowedNamespaces: forAll, Subnets: []string{"10.1.0.0/24"},
+					Gateways: []string{"10.1.0.254"},
+					Routed:   &v1alpha1.RoutedNetwork{VRF: "tenant-a.blue"},
+				}}, ""},
+			{"network that is routed without a subnet", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets, s.Routed = nil, &v1alpha1.RoutedNetwork{VRF: "blue"}
+			}), "routed needs at least one subnet in spec.subnets"},
+			{"network that is routed by a gateway elsewhere",
+				network(func(s *v1alpha1.XPUNetworkSpec) {
+					s.Subnets, s.Gateways = []string{"10.1.0.0/24"}, []string{"10.2.0.1"}
+					s.Routed = &v1alpha1.RoutedNetwork{VRF: "blue"}
+				}), "must be addresses of its subnets"},
+			{"network with an odd VRF", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets = []string{"10.1.0.0/24"}
+				s.Routed = &v1alpha1.RoutedNetwork{VRF: "Blue/"}
+			}), "vrf must have lower-case letters"},
+			{"network with a long VRF", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets = []string{"10.1.0.0/24"}
+				s.Routed = &v1alpha1.RoutedNetwork{VRF: strings.Repeat("a", 64)}
+			}), "spec.routed.vrf"},
+			{"network without a VRF's name", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets, s.Routed = []string{"10.1.0.0/24"}, &v1alpha1.RoutedNetwork{}
+			}), "spec.routed.vrf"},
 			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) {
 				s.Reserved = []string{"10.1.0.1-ten"}
 			}), "each entry must be a prefix"},
@@ -394,6 +419,25 @@ func TestValidation(t *testing.T) {
 				func(o client.Object) {
 					o.(*v1alpha1.XPUNetwork).Spec.VNI = ptr.To(int32(5))
 				}, "vni cannot be added or removed"},
+			{"network gets routed", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
+				func(o client.Object) {
+					spec := &o.(*v1alpha1.XPUNetwork).Spec
+					spec.Subnets = []string{"10.1.0.0/24"}
+					spec.Routed = &v1alpha1.RoutedNetwork{VRF: "blue"}
+				}, "routed cannot be added, changed or removed: make another XPUNetwork"},
+			{"network gets another VRF",
+				&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "routed"}},
+				func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.Routed.VRF = "red" },
+				"routed cannot be added, changed or removed"},
+			{"network is not routed any more",
+				&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "routed"}},
+				func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.Routed = nil },
+				"routed cannot be added, changed or removed"},
+			{"routed network gets another gateway",
+				&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "routed"}},
+				func(o client.Object) {
+					o.(*v1alpha1.XPUNetwork).Spec.Gateways = []string{"10.1.0.1"}
+				}, ""},
 			{"network's MTU", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
 				func(o client.Object) {
 					o.(*v1alpha1.XPUNetwork).Spec.MTU = ptr.To(int32(9000))

@@ -50,6 +50,9 @@ const (
 )
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
+// +kubebuilder:validation:XValidation:rule="!has(self.routed) || has(self.subnets) && self.subnets.size() > 0",message="routed needs at least one subnet in spec.subnets, because the gateway has an address of each subnet",fieldPath=".routed"
+// +kubebuilder:validation:XValidation:rule="!has(self.routed) || !has(self.gateways) || !has(self.subnets) || self.gateways.all(g, !isIP(g) || self.subnets.exists(s, !isCIDR(s) || cidr(s).containsIP(g)))",message="the gateways of a network with routed must be addresses of its subnets",fieldPath=".gateways"
+// +kubebuilder:validation:XValidation:rule="has(self.routed) == has(oldSelf.routed) && (!has(self.routed) || self.routed.vrf == oldSelf.routed.vrf)",message="routed cannot be added, changed or removed: make another XPUNetwork",fieldPath=".routed"
 type XPUNetworkSpec struct {
 	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). Two networks must not have
 	// the same VLAN. In a tenant cluster VLAN has no effect and may be left out, because the infra
@@ -120,6 +123,25 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:items:MaxLength=79
 	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) || r.split('-').size() == 2 && r.split('-').all(a, isIP(a)))",message="each entry must be a prefix such as 10.1.0.0/28 or a range such as 10.1.0.10-10.1.0.19"
 	Reserved []string `json:"reserved,omitempty"`
+
+	// Routed makes each xPU that serves the network the network's gateway: it answers for the
+	// addresses of the gateways, and routes between the networks of the same VRF. It needs an OPI
+	// agent with gateways, such as opi-bridge. A gateway reaches the pods of its own xPU; see
+	// "Gateways" in docs/how-to/route-between-networks.md for those of other xPUs.
+	// +optional
+	Routed *RoutedNetwork `json:"routed,omitempty"`
+}
+
+// RoutedNetwork says with which networks a network is routed.
+type RoutedNetwork struct {
+	// VRF is the name of the routing domain (Virtual Routing and Forwarding). Networks with the
+	// same VRF reach each other, and their subnets must not overlap. Networks with different VRFs
+	// never reach each other, and may have the same subnets. In a tenant cluster, the name belongs
+	// to the tenant.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="vrf must have lower-case letters, digits, '-' and '.' only, and begin and end with a letter or digit, such as blue"
+	VRF string `json:"vrf"`
 }
 
 // XPUNetworkFailure is the reason why an xPU that needs the network does not serve it.
@@ -168,6 +190,7 @@ type XPUNetworkStatus struct {
 // +kubebuilder:printcolumn:name="VNI",type=integer,JSONPath=`.spec.vni`
 // +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnets[0]`
 // +kubebuilder:printcolumn:name="Second Subnet",type=string,JSONPath=`.spec.subnets[1]`,priority=1
+// +kubebuilder:printcolumn:name="VRF",type=string,JSONPath=`.spec.routed.vrf`,priority=1
 // +kubebuilder:printcolumn:name="xPUs",type=integer,JSONPath=`.status.xpus`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`

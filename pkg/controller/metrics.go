@@ -55,7 +55,7 @@ func newMetrics(
 		orphans: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_orphans_deleted_total",
 			Help: "Ports and networks of this cluster deleted from OPI agents because no object " +
-				"wanted them, by XPU and kind: port or network.",
+				"wanted them, by XPU and kind: port, gateway, network or vrf.",
 		}, []string{"xpu", "kind"}),
 	}
 }

@@ -3,13 +3,16 @@
 package addresses
 
 import (
+	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // networkRules are a network's rules for addresses.
@@ -18,16 +21,23 @@ type networkRules struct {
 	generation int64 // of the network's spec
 	subnets    []netip.Prefix
 	reserved   netaddr.Set // the gateways, and what is reserved
+	routed     bool
+	// gateways are the addresses of the gateway of each subnet that has one, with the subnet's
+	// length.
+	gateways []netip.Prefix
 }
 
 // rulesOf parses the network's spec, and returns a refusal if a field is invalid. The first
 // address of a subnet belongs to its gateway, unless spec.gateways has an address of the same
 // family.
 func rulesOf(network *v1alpha1.XPUNetwork) (*networkRules, error) {
-	rules := &networkRules{network: network.Name, generation: network.Generation}
+	rules := &networkRules{
+		network: network.Name, generation: network.Generation,
+		routed: network.Spec.Routed != nil,
+	}
 	var reserved []netaddr.Range
 	var wrong []string
-	gateways := map[bool]bool{} // by whether it is IPv4
+	gateways := map[bool]netip.Addr{} // by whether it is IPv4
 	for i, text := range network.Spec.Gateways {
 		ip, err := netip.ParseAddr(text)
 		if err != nil || ip.Zone() != "" {
@@ -35,7 +45,7 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*networkRules, error) {
 				fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
 			continue
 		}
-		gateways[ip.Is4()] = true
+		gateways[ip.Is4()] = ip
 		reserved = append(reserved, netaddr.Single(ip))
 	}
 
@@ -48,11 +58,19 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*networkRules, error) {
 		}
 
 		rules.subnets = append(rules.subnets, subnet)
-		if gateways[subnet.Addr().Is4()] {
+		if gateway := gateways[subnet.Addr().Is4()]; gateway.IsValid() {
+			rules.gateways = append(rules.gateways, netip.PrefixFrom(gateway, subnet.Bits()))
+			if problem := rules.wrongGateway(subnet, gateway); problem != "" {
+				wrong = append(wrong, problem)
+			}
 			continue
 		}
 		if gateway := subnet.Addr().Next(); gateway.IsValid() {
 			reserved = append(reserved, netaddr.Single(gateway))
+			rules.gateways = append(rules.gateways, netip.PrefixFrom(gateway, subnet.Bits()))
+			if problem := rules.wrongGateway(subnet, gateway); problem != "" {
+				wrong = append(wrong, problem)
+			}
 		} else {
 			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q has no address for a gateway; "+
 				"set spec.gateways, or choose another prefix", i, text))
@@ -77,6 +95,45 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*networkRules, error) {
 
 	rules.reserved = netaddr.NewSet(reserved)
 	return rules, nil
+}
+
+// wrongGateway says why the xPUs cannot have the address of a gateway, "" if they can or need not.
+func (r *networkRules) wrongGateway(subnet netip.Prefix, gateway netip.Addr) string {
+	switch {
+	case !r.routed:
+		return ""
+	case !subnet.Contains(gateway):
+		return fmt.Sprintf("spec.gateways: %s, which the xPUs have because of spec.routed, must be "+
+			"in subnet %s", gateway, subnet)
+	case subnet.Bits() == 0, subnet.IsSingleIP(), unusable(subnet, gateway):
+		return fmt.Sprintf("the gateway %s cannot be in subnet %s: choose another address in "+
+			"spec.gateways, or a larger subnet", gateway, subnet)
+	}
+	return ""
+}
+
+// Gateways returns the address of the network's gateway in each of its subnets, with the length of
+// the subnet. A refusal says what is wrong with the network.
+func Gateways(network *v1alpha1.XPUNetwork) ([]netip.Prefix, error) {
+	rules, err := rulesOf(network)
+	if err != nil {
+		return nil, err
+	}
+	return rules.gateways, nil
+}
+
+// CheckGatewayMAC returns a refusal if the Port has the MAC address that the xPUs have as the
+// gateway of the network.
+func CheckGatewayMAC(
+	port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, installation opi.Installation,
+) error {
+	mac, err := net.ParseMAC(port.Spec.MAC)
+	if network.Spec.Routed == nil || err != nil || !bytes.Equal(mac, installation.GatewayMAC()) {
+		return nil
+	}
+	return reconciling.Refuse(v1alpha1.ReasonConflict,
+		"MAC address %s is the gateway's in XPUNetwork %s; ask for another one, or for none",
+		port.Spec.MAC, network.Name)
 }
 
 // wrong says why no Port may have the address, "" if one may.

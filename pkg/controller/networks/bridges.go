@@ -72,6 +72,13 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 	onNetwork := func(_ context.Context, o client.Object) []Bridge {
 		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
 	}
+	// The network in conflict with one that is gone or has other subnets may be usable now.
+	onRival := func(ctx context.Context, o client.Object) (woken []Bridge) {
+		for _, rival := range r.options.Catalog.Rivals(ctx, o) {
+			woken = slices.AppendSeq(woken, maps.Keys(r.ofNetwork(rival.Name)))
+		}
+		return woken
+	}
 	ofXPU := func(_ context.Context, xpu string) []Bridge { return r.OfXPU(xpu) }
 	onXPU := func(_ context.Context, o client.Object) []Bridge { return r.OfXPU(o.GetName()) }
 
@@ -82,6 +89,10 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 		}).
 		WatchesRawSource(model.Source(r.options.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
+			reconciling.WhenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onRival),
+			reconciling.WhenGone).
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onRival),
 			reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU),
 			reconciling.WhenGone).

@@ -3,9 +3,11 @@
 package networks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -25,12 +28,12 @@ type Catalog struct {
 	Segments bool
 }
 
-// byID is the index of XPUNetworks by [segmentKeys]. It exists if there are segments.
+// byID is the index of XPUNetworks by [keys]. It exists if there are segments.
 const byID = "id"
 
 // AddIndexes adds the index of the cache that a catalog with segments reads.
 func AddIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	return reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, byID, segmentKeys)
+	return reconciling.AddIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, byID, keys)
 }
 
 // Usable returns the network, or a refusal if no Port can join it.
@@ -47,7 +50,7 @@ func (c Catalog) Usable(ctx context.Context, name string) (*v1alpha1.XPUNetwork,
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
 
-	err = c.checkSegment(ctx, &network)
+	err = c.check(ctx, &network)
 	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotReady,
 			"XPUNetwork %s cannot be used: %s", name, refusal.Message)
@@ -96,14 +99,15 @@ func (c Catalog) Admit(ctx context.Context, network *v1alpha1.XPUNetwork, namesp
 	return nil
 }
 
-// Rivals returns the networks that have a VLAN or VNI in common with this one, including this one.
+// Rivals returns the networks that have a VLAN, VNI or VRF in common with this one, including this
+// one.
 func (c Catalog) Rivals(ctx context.Context, o client.Object) []reconcile.Request {
 	if !c.Segments {
 		return nil
 	}
 
 	var requests []reconcile.Request
-	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
+	for _, key := range keys(o.(*v1alpha1.XPUNetwork)) {
 		requests = append(requests,
 			reconciling.Requests(ctx, c.Client, &v1alpha1.XPUNetworkList{},
 				client.MatchingFields{byID: key})...)
@@ -111,6 +115,75 @@ func (c Catalog) Rivals(ctx context.Context, o client.Object) []reconcile.Reques
 
 	return requests
 }
+
+// check returns a refusal if the network's segment or its subnets belong to an older network.
+func (c Catalog) check(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+	return cmp.Or(c.checkSegment(ctx, n), c.checkRouted(ctx, n))
+}
+
+// checkRouted returns a refusal if the xPUs cannot be the network's gateway, or if an older network
+// of the same VRF has a subnet that overlaps with one of this network. It checks nothing in a tenant
+// cluster, because the infra cluster decides.
+func (c Catalog) checkRouted(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+	if !c.Segments || n.Spec.Routed == nil {
+		return nil
+	}
+
+	gateways, err := addresses.Gateways(n)
+	if err != nil {
+		return err
+	}
+	if len(gateways) == 0 { // the API server refuses such a network
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
+			"spec.routed needs a subnet in spec.subnets")
+	}
+
+	var same v1alpha1.XPUNetworkList
+	key := vrfKey(n.Spec.Routed.VRF)
+	if err := c.Client.List(ctx, &same, client.MatchingFields{byID: key}); err != nil {
+		return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+	}
+
+	for i := range same.Items {
+		other := &same.Items[i]
+		if other.Name == n.Name || !reconciling.Older(other, n) {
+			continue
+		}
+		if mine, theirs := overlap(n.Spec.Subnets, other.Spec.Subnets); mine != "" {
+			return reconciling.Refuse(v1alpha1.ReasonConflict,
+				"spec.subnets: %s overlaps with %s of XPUNetwork %s, which is older and in the "+
+					"same VRF %s; use another subnet or another VRF", mine, theirs, other.Name,
+				n.Spec.Routed.VRF)
+		}
+	}
+
+	return nil
+}
+
+// overlap returns a subnet of each list that overlap, "" if none do.
+func overlap(some, others []string) (one, other string) {
+	for _, a := range some {
+		for _, b := range others {
+			p, err := netip.ParsePrefix(a)
+			q, errOther := netip.ParsePrefix(b)
+			if err == nil && errOther == nil && p.Overlaps(q) {
+				return a, b
+			}
+		}
+	}
+	return "", ""
+}
+
+// keys returns what other networks may be in conflict about.
+func keys(n *v1alpha1.XPUNetwork) []string {
+	all := segmentKeys(n)
+	if n.Spec.Routed != nil {
+		all = append(all, vrfKey(n.Spec.Routed.VRF))
+	}
+	return all
+}
+
+func vrfKey(vrf string) string { return "VRF " + vrf }
 
 // checkSegment returns a refusal if the network has no VLAN, or if an older network has its VLAN or
 // VNI. It checks nothing in a tenant cluster, where VLAN and VNI have no meaning.
@@ -157,10 +230,17 @@ func namespaceMetadata() *metav1.PartialObjectMetadata {
 	}
 }
 
-// AtAgents returns an XPUNetwork of the installation in the form for OPI agents.
+// AtAgents returns an XPUNetwork of the installation, which is usable, in the form for OPI agents.
 func AtAgents(installation opi.Installation, network *v1alpha1.XPUNetwork) opi.Network {
 	n := installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
 	n.MTU = int(ptr.Deref(network.Spec.MTU, 0))
 	n.SourceFilter = opi.SourceFilter(network.Spec.SourceFilter)
+	if routed := network.Spec.Routed; routed != nil {
+		n.Gateway = &opi.Gateway{
+			VRF: installation.VRFID(routed.VRF), MAC: installation.GatewayMAC(),
+		}
+		// An agent is never asked for a gateway without addresses.
+		n.Gateway.Prefixes, _ = addresses.Gateways(network)
+	}
 	return n
 }

@@ -71,6 +71,7 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.Catalog.Rivals), reconciling.WhenGone).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.Catalog.Rivals), reconciling.WhenSpecChanged).
 		WatchesRawSource(model.Source(r.Ports, model.Requests(model.Change.Gone, r.waitsFor))).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r.Guarded(r))
@@ -136,7 +137,7 @@ func (r *reconciler) sumUp(
 	status := &network.Status
 	before := *status
 	status.XPUs, status.ReadyXPUs, status.Failures = 0, 0, nil
-	if err := r.Catalog.checkSegment(ctx, network); err != nil {
+	if err := r.Catalog.check(ctx, network); err != nil {
 		return "", err
 	}
 

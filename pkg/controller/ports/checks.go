@@ -11,13 +11,18 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// check returns a refusal if the XPU must not serve the Port. The XPU is nil if it does not exist.
-func (r *reconciler) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
+// check returns a refusal if the XPU must not serve the Port in its network. The XPU is nil if it
+// does not exist.
+func (r *reconciler) check(
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+) error {
 	if xpu == nil {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
 	}
@@ -31,6 +36,9 @@ func (r *reconciler) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1a
 	if err := r.checkNumber(ctx, port); err != nil {
 		return err
 	}
+	if err := r.checkRouted(port, network, xpu); err != nil {
+		return err
+	}
 	if isGivenUp(port, xpu) && port.Status.BridgePort == "" {
 		return keptFromPods(port, xpu)
 	}
@@ -40,6 +48,24 @@ func (r *reconciler) check(ctx context.Context, port *v1alpha1.XPUPort, xpu *v1a
 	}
 
 	return nil
+}
+
+// checkRouted returns a refusal if the network is routed and the XPU's agent cannot be its gateway,
+// or if the Port has the gateway's MAC address.
+func (r *reconciler) checkRouted(
+	port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+) error {
+	if network.Spec.Routed == nil {
+		return nil
+	}
+	if dialect, err := dialects.Named(string(xpu.Spec.Dialect)); err == nil &&
+		!dialect.Traits.Gateways {
+		return reconciling.Refuse(v1alpha1.ReasonNoGateways,
+			"XPUNetwork %s is routed, and OPI agents of dialect %s, which XPU %s has, make no "+
+				"gateways; use a network without spec.routed there", network.Name, dialect.Name,
+			xpu.Name)
+	}
+	return addresses.CheckGatewayMAC(port, network, r.Installation)
 }
 
 // checkFunction returns a refusal if the XPU's PFs are known and the Port's Function does not

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -29,7 +30,7 @@ import (
 // because the agent may have forgotten some, and then every ResyncPeriod. Ports and networks that
 // differ are reconciled.
 //
-// Orphans are the installation's ports and networks that no object wants, for example after an
+// Orphans are the installation's ports, networks, gateways and VRFs that no object wants, for example after an
 // XPUPort was removed by force, a cluster was restored from an older state, or a network was
 // deleted while the agent was away. They are deleted after OrphanGrace. Ports and networks of
 // others are reported in the XPU's status.
@@ -41,8 +42,22 @@ type resyncs struct {
 	seen    reconciling.Durations[orphan]
 }
 
-// orphan is a port or a network of the installation at an agent that no object wants.
+// orphan is a port, a gateway, a network or a VRF of the installation at an agent that no object
+// wants.
 type orphan struct{ xpu, kind, id string }
+
+// The kinds of orphans, in the order in which they are deleted: a network cannot be deleted before
+// its ports and its gateway, nor a VRF before its gateways.
+const (
+	kindPort    = "port"
+	kindGateway = "gateway"
+	kindNetwork = "network"
+	kindVRF     = "vrf"
+)
+
+func (o orphan) rank() int {
+	return slices.Index([]string{kindPort, kindGateway, kindNetwork, kindVRF}, o.kind)
+}
 
 func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return reconciling.NewController(mgr, "resync", r.Concurrency).
@@ -70,7 +85,12 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 
 	// The agent is listed before the model is read, because ports are created only for XPUPorts
 	// that the model has.
-	networks, err := agent.ListNetworks(bounded)
+	bridges, err := agent.ListNetworks(bounded)
+	if err != nil {
+		return r.later(ctx, xpu, err)
+	}
+
+	vrfs, gateways, err := agent.ListGateways(bounded)
 	if err != nil {
 		return r.later(ctx, xpu, err)
 	}
@@ -83,7 +103,10 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	r.retries.Forget(reconciling.RequestFor(xpu))
 	orphans := sets.New[orphan]()
 	foreign := &v1alpha1.XPUForeign{}
-	up := r.compareNetworks(xpu, networks, orphans, foreign)
+	up := r.compareNetworks(xpu, bridges, orphans, foreign)
+	if err := r.compareGateways(ctx, xpu, vrfs, gateways, up, orphans); err != nil {
+		return ctrl.Result{}, err
+	}
 	if err := r.comparePorts(ctx, xpu, listed, up, orphans, foreign); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -156,7 +179,7 @@ func (r *resyncs) comparePorts(
 			foreign.Ports++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID)
 		case !backed.Has(port.ID) && port.State != opi.StateDeleting:
-			orphans.Insert(orphan{xpu.Name, "port", port.ID})
+			orphans.Insert(orphan{xpu.Name, kindPort, port.ID})
 		}
 	}
 
@@ -192,11 +215,83 @@ func (r *resyncs) compareNetworks(
 			foreign.Examples = example(foreign.Examples,
 				fmt.Sprintf("network %s (VLAN %d)", network.ID, network.VLAN))
 		case !known.Has(network.ID) && network.State != opi.StateDeleting:
-			orphans.Insert(orphan{xpu.Name, "network", network.ID})
+			orphans.Insert(orphan{xpu.Name, kindNetwork, network.ID})
 		}
 	}
 
 	return up
+}
+
+// compareGateways enqueues the bridges whose gateway the agent does not have as wanted, and removes
+// their networks from those in service.
+func (r *resyncs) compareGateways(
+	ctx context.Context, xpu *v1alpha1.XPU, vrfs []opi.VRFStatus, gateways []opi.GatewayStatus,
+	up sets.Set[string], orphans sets.Set[orphan],
+) error {
+	wanted, err := r.wantedGateways(ctx, xpu.Name)
+	if err != nil {
+		return err
+	}
+
+	used := sets.New[string]() // VRFs
+	known := sets.New[string]()
+	for b, network := range wanted {
+		id := r.Installation.NetworkID(b.Network)
+		if network == nil { // it is not known whether it has one
+			known.Insert(opi.GatewayID(id))
+			continue
+		}
+		if network.Gateway == nil {
+			continue
+		}
+
+		known.Insert(opi.GatewayID(id))
+		used.Insert(network.Gateway.VRF)
+		if up.Has(id) && !opi.IsRouted(id, *network.Gateway, vrfs, gateways) {
+			up.Delete(id)
+			if r.Bridges.IsNeeded(b) {
+				r.Bridges.Wake(b)
+			}
+		}
+	}
+
+	unknown := false // in which VRF some gateway is
+	for _, g := range gateways {
+		unknown = unknown || g.State == opi.StateUnknown
+		used.Insert(g.VRF)
+		if r.Installation.Owns(g.ID) && !known.Has(g.ID) && g.State != opi.StateDeleting {
+			orphans.Insert(orphan{xpu.Name, kindGateway, g.ID})
+		}
+	}
+
+	for _, v := range vrfs {
+		if r.Installation.Owns(v.ID) && !used.Has(v.ID) && !unknown &&
+			v.State != opi.StateDeleting {
+			orphans.Insert(orphan{xpu.Name, kindVRF, v.ID})
+		}
+	}
+
+	return nil
+}
+
+// wantedGateways returns the networks that an XPU must have, by their bridges. A network is nil if
+// the XPUNetwork does not exist or cannot be used, so that it is not known what it needs.
+func (r *resyncs) wantedGateways(
+	ctx context.Context, xpu string,
+) (map[networks.Bridge]*opi.Network, error) {
+	wanted := map[networks.Bridge]*opi.Network{}
+	for _, b := range r.Bridges.OfXPU(xpu) {
+		wanted[b] = nil
+		network, err := r.Catalog.Usable(ctx, b.Network)
+		if _, refused := errors.AsType[*reconciling.Refusal](err); refused {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		wanted[b] = new(networks.AtAgents(r.Installation, network))
+	}
+	return wanted, nil
 }
 
 // example appends to a list of examples, up to MaxForeignExamples.
@@ -214,10 +309,9 @@ func (r *resyncs) collect(
 ) (after time.Duration) {
 	log := ctrl.LoggerFrom(ctx)
 	r.seen.Retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
-	// Ports come before networks, because a network cannot be deleted before its ports.
 	sorted := orphans.UnsortedList()
 	slices.SortFunc(sorted, func(a, b orphan) int {
-		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
+		return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.id, b.id))
 	})
 	deleted := false
 	for _, o := range sorted {
@@ -226,10 +320,10 @@ func (r *resyncs) collect(
 			continue
 		}
 
-		remove := agent.DeletePort
-		if o.kind == "network" {
-			remove = agent.DeleteNetwork
-		}
+		remove := map[string]func(context.Context, string) error{
+			kindPort: agent.DeletePort, kindGateway: agent.DeleteGateway,
+			kindNetwork: agent.DeleteNetwork, kindVRF: agent.DeleteVRF,
+		}[o.kind]
 
 		if err := remove(bounded, o.id); err != nil {
 			log.Info("cannot delete an orphan", o.kind, o.id, "error", err.Error())

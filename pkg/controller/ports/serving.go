@@ -303,7 +303,7 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 	if err != nil {
 		return false, err
 	}
-	if err := r.check(ctx, port, xpu); err != nil {
+	if err := r.check(ctx, port, network, xpu); err != nil {
 		return false, err
 	}
 

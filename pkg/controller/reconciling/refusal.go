@@ -49,6 +49,7 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonInvalidTLSSecret: 0, // the Secret changes
 	v1alpha1.ReasonNetworkNotFound:  0, // the network is created
 	v1alpha1.ReasonNoFreeAddress:    0, // another Port of the network is gone
+	v1alpha1.ReasonNoGateways:       0, // the XPU or the network changes
 	v1alpha1.ReasonNoXPU:            0, // the XPU is created or changes
 	v1alpha1.ReasonProvisioning:     0, // a call to the agent has its own pause
 	v1alpha1.ReasonReleasing:        0, // the session with the agent, or the bridge, changes

@@ -202,7 +202,7 @@ func TestErrors(t *testing.T) {
 			call: func(ctx context.Context, a opi.Agent) error {
 				return a.CreateNetwork(ctx, opi.Network{ID: id, VLAN: 10, VNI: &vni}, netip.Addr{})
 			},
-			rpcs: []string{"Check", "ListVrfs", "CreateLogicalBridge"},
+			rpcs:    []string{"Check", "ListVrfs", "CreateLogicalBridge"},
 			answers: answers{"Check": {noHealth}},
 		},
 		"DeleteNetwork": {
