@@ -24,6 +24,10 @@ func scopedNetwork(tenant, name string) string {
 	return fit(tenant, name, validation.LabelValueMaxLength)
 }
 
+// scopedVRF returns the name in the infra cluster of a tenant's VRF, which has the form of a
+// network's name.
+func scopedVRF(tenant, vrf string) string { return scopedNetwork(tenant, vrf) }
+
 // scopedPort returns the name in the infra cluster of a tenant's XPUPort. It is unambiguous because
 // names of namespaces contain no dot.
 func scopedPort(tenant string, port types.NamespacedName) string {

@@ -216,6 +216,13 @@ func (r *networks) copyToInfra(
 		},
 	}
 
+	if routed := network.Spec.Routed; routed != nil {
+		// The xPUs are the gateway, so they need its addresses. A tenant's VRF is its own, whatever
+		// the tenant calls it.
+		want.Spec.Routed = &v1alpha1.RoutedNetwork{VRF: scopedVRF(tc.Name, routed.VRF)}
+		want.Spec.Subnets, want.Spec.Gateways = network.Spec.Subnets, network.Spec.Gateways
+	}
+
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
 	if !same {
 		if err := asProblem(apply(ctx, r.infra, want, "status")); err != nil {
