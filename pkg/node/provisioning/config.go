@@ -89,6 +89,8 @@ type Network struct {
 	// SourceFilter says which source addresses the frames of an interface may have, if the xPU's
 	// agent filters them: Addresses (default), MAC or None.
 	SourceFilter v1alpha1.SourceFilter `json:"sourceFilter,omitempty"`
+	// Routed must not be set: only xpu-controller knows the networks' subnets.
+	Routed *v1alpha1.RoutedNetwork `json:"routed,omitempty"`
 }
 
 // LoadConfig reads a file of YAML or JSON. An error names the file and each field that is wrong.
@@ -215,6 +217,8 @@ func (w *findings) inNetworks(networks map[string]Network) {
 		}
 		w.require(slices.Contains(filters, n.SourceFilter),
 			field.NotSupported(at.Child("sourceFilter"), n.SourceFilter, filters[1:]))
+		w.require(n.Routed == nil, field.Forbidden(at.Child("routed"), "gateways in the xPU need "+
+			"xpu-controller, which has the networks' subnets; leave it out in direct mode"))
 		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
 		w.inNamespaces(n.AllowedNamespaces, at.Child("allowedNamespaces"))
 

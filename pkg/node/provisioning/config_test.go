@@ -123,6 +123,9 @@ func TestParseConfigRefuses(t *testing.T) {
 			[]string{"networks[blue].mtu: Invalid value: 68: must be 1280-9216"}},
 		{"a pool in no network", "fast: blue", "fast: red",
 			[]string{`pools[fast]: Not found: "red"`}},
+		{"a gateway in the xPU", "mtu: 1450", "routed: {vrf: one}", []string{
+			"networks[blue].routed: Forbidden: gateways in the xPU need xpu-controller",
+		}},
 		{"two mistakes", "mtu: 1450, allowedNamespaces: {from: All}", "mtu: 68",
 			[]string{"networks[blue].mtu", "networks[blue].allowedNamespaces.from: Required"}},
 		{"other namespaces", "{from: All}", "{from: Same}",
