@@ -241,8 +241,9 @@ func Networks(
 	table := Table{
 		Header: []string{
 			"NAME", "VLAN", "VNI", "MTU", "SUBNETS", "PORTS", "XPUS", "READY", "AGE", "NAMESPACES",
+			"VRF",
 		},
-		Wide: 1, Empty: "There are no XPUNetworks: Functions are attached without a Port at " +
+		Wide: 2, Empty: "There are no XPUNetworks: Functions are attached without a Port at " +
 			"their xPU.",
 	}
 
@@ -259,13 +260,20 @@ func Networks(
 				number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
 				strconv.Itoa(joined[n.Name]),
 				fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now),
-				allowed(n),
+				allowed(n), vrfOf(n),
 			},
 			Notes: slices.Concat(notes, deletionNotes(n)),
 		})
 	}
 
 	return &networks, table, nil
+}
+
+func vrfOf(n *v1alpha1.XPUNetwork) string {
+	if n.Spec.Routed == nil {
+		return ""
+	}
+	return n.Spec.Routed.VRF
 }
 
 func allowed(n *v1alpha1.XPUNetwork) string {

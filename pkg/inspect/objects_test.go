@@ -178,7 +178,7 @@ func TestNetworksAndXPUs(t *testing.T) {
 		ObjectMeta: named("", "blue"),
 		Spec: v1alpha1.XPUNetworkSpec{
 			VLAN: 10, VNI: new(int32(10010)), MTU: new(int32(1400)),
-			Subnets: []string{"10.1.0.0/24"},
+			Subnets: []string{"10.1.0.0/24"}, Routed: &v1alpha1.RoutedNetwork{VRF: "tenants"},
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{
 				From:     v1alpha1.NamespacesFromSelector,
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}},
@@ -213,8 +213,8 @@ func TestNetworksAndXPUs(t *testing.T) {
 	all := reader(t, network, xpu, port)
 	_, table, err := inspect.Networks(t.Context(), all, now)
 	want(t, table, err, true, `
-NAME   VLAN   VNI     MTU    SUBNETS       PORTS   XPUS   READY   AGE   NAMESPACES
-blue   10     10010   1400   10.1.0.0/24   1       1/2    False   60m   team=shop
+NAME   VLAN   VNI     MTU    SUBNETS       PORTS   XPUS   READY   AGE   NAMESPACES   VRF
+blue   10     10010   1400   10.1.0.0/24   1       1/2    False   60m   team=shop    tenants
   Ready Failed: 1 of 2 XPUs does not serve it
   XPU xpu-2: VLAN 10 is another network's
 `)

@@ -43,7 +43,7 @@ const (
 `
 
 	xpuNetworkFields = conditionFields + `
-	spec: gateways[] mtu reserved[] sourceFilter subnets[] vlan vni allowedNamespaces.from
+	spec: gateways[] mtu reserved[] sourceFilter subnets[] vlan vni allowedNamespaces.from routed.vrf
 	spec.allowedNamespaces.selector: matchLabels.*
 	spec.allowedNamespaces.selector.matchExpressions[]: key operator values[]
 	status: readyXPUs xpus failures[].message failures[].xpu
