@@ -40,6 +40,7 @@ import (
 var gatewayTests = map[string]func(*testing.T, plane.Mode){
 	"AcrossXPUs":              testGatewayAcrossXPUs,
 	"AddressesChange":         testGatewayChanges,
+	"ByClient":                testGatewayByClient,
 	"DataPlaneChanges":        testGatewayDataPlaneChanges,
 	"Deleted":                 testGatewayIsDeleted,
 	"Heals":                   testGatewayHeals,
