@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -122,18 +123,42 @@ func Gateways(network *v1alpha1.XPUNetwork) ([]netip.Prefix, error) {
 	return rules.gateways, nil
 }
 
-// CheckGatewayMAC returns a refusal if the Port has the MAC address that the xPUs have as the
-// gateway of the network.
-func CheckGatewayMAC(
+// CheckGateway returns a refusal if the Port has the MAC address or an address that the xPUs have as
+// the gateway of the network. A Port that is up keeps its addresses, although the network may have
+// another gateway since.
+func CheckGateway(
 	port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, installation opi.Installation,
 ) error {
-	mac, err := net.ParseMAC(port.Spec.MAC)
-	if network.Spec.Routed == nil || err != nil || !bytes.Equal(mac, installation.GatewayMAC()) {
+	if network.Spec.Routed == nil {
 		return nil
 	}
-	return reconciling.Refuse(v1alpha1.ReasonConflict,
-		"MAC address %s is the gateway's in XPUNetwork %s; ask for another one, or for none",
-		port.Spec.MAC, network.Name)
+
+	refuse := func(what string) error {
+		return reconciling.Refuse(v1alpha1.ReasonConflict,
+			"%s is the gateway's in XPUNetwork %s; ask for another one, or for none", what,
+			network.Name)
+	}
+	mac, err := net.ParseMAC(port.Spec.MAC)
+	if err == nil && bytes.Equal(mac, installation.GatewayMAC()) {
+		return refuse("MAC address " + port.Spec.MAC)
+	}
+	if port.Status.BridgePort != "" {
+		return nil
+	}
+
+	gateways, err := Gateways(network)
+	if err != nil {
+		return err
+	}
+	for _, text := range Of(port) {
+		address, err := netip.ParsePrefix(text)
+		isGateway := func(g netip.Prefix) bool { return g.Addr() == address.Addr() }
+		if err == nil && slices.ContainsFunc(gateways, isGateway) {
+			return refuse("address " + text)
+		}
+	}
+
+	return nil
 }
 
 // wrong says why no Port may have the address, "" if one may.

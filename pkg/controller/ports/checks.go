@@ -51,7 +51,7 @@ func (r *reconciler) check(
 }
 
 // checkRouted returns a refusal if the network is routed and the XPU's agent cannot be its gateway,
-// or if the Port has the gateway's MAC address.
+// or if the Port has the gateway's MAC address or an address of it.
 func (r *reconciler) checkRouted(
 	port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
 ) error {
@@ -65,7 +65,7 @@ func (r *reconciler) checkRouted(
 				"gateways; use a network without spec.routed there", network.Name, dialect.Name,
 			xpu.Name)
 	}
-	return addresses.CheckGatewayMAC(port, network, r.Installation)
+	return addresses.CheckGateway(port, network, r.Installation)
 }
 
 // checkFunction returns a refusal if the XPU's PFs are known and the Port's Function does not
