@@ -60,7 +60,7 @@ func TestPortCounters(t *testing.T) {
 }
 
 // brokenCounters cannot be read.
-type brokenCounters struct{ fakeCounters }
+type brokenCounters struct{}
 
 func (brokenCounters) All() (map[plane.Object]plane.Traffic, error) {
 	return nil, errors.New("no answer")

@@ -30,10 +30,10 @@ import (
 // because the agent may have forgotten some, and then every ResyncPeriod. Ports and networks that
 // differ are reconciled.
 //
-// Orphans are the installation's ports, networks, gateways and VRFs that no object wants, for example after an
-// XPUPort was removed by force, a cluster was restored from an older state, or a network was
-// deleted while the agent was away. They are deleted after OrphanGrace. Ports and networks of
-// others are reported in the XPU's status.
+// Orphans are the installation's ports, networks, gateways and VRFs that no object wants, for
+// example after an XPUPort was removed by force, a cluster was restored from an older state, or a
+// network was deleted while the agent was away. They are deleted after OrphanGrace. Ports and
+// networks of others are reported in the XPU's status.
 type resyncs struct {
 	reconciling.Cluster
 	Options
