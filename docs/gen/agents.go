@@ -48,7 +48,10 @@ func traits() []trait {
 
 	return []trait{
 		{"reports its ports and networks", func(t opi.Traits) string { return yes(t.Verifies) }},
-		{"has networks, VNIs and trunks", func(t opi.Traits) string { return yes(t.Networks) }},
+		{"has networks and VNIs", func(t opi.Traits) string { return yes(t.Networks) }},
+		{"has ports with several, tagged networks", func(t opi.Traits) string {
+			return yes(t.Trunks)
+		}},
 		{"makes gateways in the xPU", func(t opi.Traits) string {
 			if t.Gateways {
 				return "if it has Vrf and Svi"

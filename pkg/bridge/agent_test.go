@@ -326,6 +326,7 @@ const (
 func testClientSuite(t *testing.T, mode plane.Mode) {
 	dialect := evpngw.Dialect()
 	dialect.Traits.Gateways = hasVRF(t) // or else the kernel cannot make any
+	dialect.Traits.Trunks = mode == plane.ModeVLANAware
 	opitest.RunClientSuite(t, dialect, func(t *testing.T, ports []string) opi.Config {
 		x := newXPU(t, mode, "")
 		vfs := netns.New(t)

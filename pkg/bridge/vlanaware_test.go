@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -166,6 +167,81 @@ func TestTrunk(t *testing.T) {
 	}
 
 	noReach(t, blue, access["net-blue"])
+}
+
+// TestTrunkSources checks what a trunk may send in each of its VLANs.
+func TestTrunkSources(t *testing.T) {
+	needVLANFiltering(t)
+	x := newXPU(t, plane.ModeVLANAware, "")
+	x.start()
+	x.network("net-blue", 10, 0)
+	x.network("net-red", 20, 0)
+	access := map[string]*pod{}
+	for i, network := range []string{"net-blue", "net-red"} {
+		id := fmt.Sprintf("vf-0000-03-00-%d", i)
+		p := newPod(t, x, id, byte(i+1))
+		x.port(id, network, p.mac)
+		access[network] = p.view(t, "eth0", fmt.Sprintf("198.18.%d.2", (i+1)*10))
+	}
+
+	const trunk = "vf-0000-03-00-5"
+	p := newPod(t, x, trunk, 9)
+	must.Succeed(t, x.client.EnsurePort(x.ctx(), opi.Port{
+		ID: trunk, MAC: p.mac, Networks: []string{"net-red", "net-blue"}, Trunk: true,
+		AddressesIn: map[string][]netip.Addr{
+			"net-blue": {netip.MustParseAddr("198.18.10.1")},
+			"net-red":  {netip.MustParseAddr("198.18.20.1")},
+		},
+	}))
+
+	blue, red := p.tagged(t, 10, "198.18.10.1"), p.tagged(t, 20, "198.18.20.1")
+	reach(t, blue, access["net-blue"])
+	reach(t, access["net-blue"], blue)
+	reach(t, red, access["net-red"])
+	reach(t, access["net-red"], red)
+
+	c := access["net-blue"].captureType(t, unix.ETH_P_ARP)
+	vlan := func(id byte, payload []byte) (etherType uint16, tagged []byte) {
+		return unix.ETH_P_8021Q, slices.Concat([]byte{0, id, 0x08, 0x06}, payload)
+	}
+	// claims reports whether the claim of an address by the trunk reaches the port in net-blue. id
+	// is the VLAN id of the claim's frame; 0 is no tag.
+	claims := func(id byte, address net.IP) bool {
+		t.Helper()
+		claim := arp(p.mac, address)
+		end := slices.Concat(arp(p.mac, blue.ip), []byte("end"))
+		etherType, payload := uint16(unix.ETH_P_ARP), claim
+		if id != 0 {
+			etherType, payload = vlan(id, claim)
+		}
+		p.send(t, broadcast, p.mac, etherType, payload)
+		etherType, payload = vlan(10, end)
+		p.send(t, broadcast, p.mac, etherType, payload)
+
+		for arrived := false; ; {
+			switch got := c.next(); {
+			case got == string(end):
+				return arrived
+			case got == string(claim):
+				arrived = true
+			}
+		}
+	}
+
+	if !claims(10, blue.ip) {
+		t.Error("a claim of its own address does not arrive")
+	}
+	for what, arrives := range map[string]bool{
+		"the address of the other VLAN": claims(10, red.ip),
+		"its own address without a tag": claims(0, blue.ip),
+		"an address from another VLAN":  claims(20, red.ip),
+		"an unused address":             claims(10, net.IPv4(198, 18, 10, 77).To4()),
+		"from a VLAN of no network":     claims(30, net.IPv4(198, 18, 10, 1).To4()),
+	} {
+		if arrives {
+			t.Errorf("the claim of %s arrives", what)
+		}
+	}
 }
 
 // TestVLANIDChanges checks that the ports and the VXLAN port of a network follow its VLAN id, and

@@ -33,7 +33,9 @@ const (
 	// connectTimeout bounds an attempt to connect.
 	connectTimeout = 5 * time.Second
 
-	maxMessage = 1 << 20  // bytes of a response; a page of ports has some 100 KiB
+	// bytes of a response; a page of ports has some 100 KiB, and 1 MiB if all are trunks with
+	// [MaxNetworks] networks
+	maxMessage = 2 << 20
 	maxHeaders = 64 << 10 // bytes of a response's headers, including an error's text
 
 	// buffer is the size of a connection's read and write buffers, in bytes. It is smaller than

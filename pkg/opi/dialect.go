@@ -35,6 +35,9 @@ type Traits struct {
 	// Gateways means that agents of the dialect may have VRFs and gateways. Whether an agent has
 	// them, its answers say.
 	Gateways bool
+	// Trunks means that a port can be in several networks, with the VLAN tags of the networks. The
+	// agent needs [Traits.Networks] for that.
+	Trunks bool
 	// Numbered means that the agent knows a Function by the numbers of its PF and VF, so that the
 	// ids of ports must come from [PortIDAt].
 	Numbered bool
@@ -80,7 +83,7 @@ type Agent interface {
 	// fields has [StateUnknown].
 	Ports(ctx context.Context) ([]PortStatus, error)
 	// CreatePort requests a port. The error is [ErrNetworkMissing] if one of its networks does not
-	// exist.
+	// exist, and [ErrNoTrunks] if the port is a trunk and the agent has none.
 	CreatePort(ctx context.Context, p Port) error
 	// RetryPort asks the agent to try again to bring a failed port into service. A nil error does
 	// not mean that the port is in service.

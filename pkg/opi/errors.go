@@ -40,6 +40,8 @@ var (
 	// ErrTimeout: the caller's context ended first. The request may have been carried out, or may
 	// still be running at the agent. [Error.Detail] is the last known progress.
 	ErrTimeout = errors.New("not done in time")
+	// ErrNoTrunks: the port is a trunk, and the agent has none.
+	ErrNoTrunks = errors.New("no trunks")
 	// ErrUnsupported: the agent does not implement what this package needs.
 	ErrUnsupported = errors.New("not supported by the agent")
 )

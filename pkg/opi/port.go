@@ -20,7 +20,7 @@ import (
 type Port struct {
 	ID       string           // 4-63 characters of a-z, 0-9, '-'; see [PortID]
 	MAC      net.HardwareAddr // of the Function: 6 bytes, unicast, not zero
-	Networks []string         // ids; exactly one unless Trunk
+	Networks []string         // ids; exactly one unless Trunk, at most [MaxNetworks]
 	Trunk    bool             // frames carry the VLAN tags of the networks
 
 	// VLANs are the VLANs of the Networks, in the same order, each 1-4094. They are only for agents
@@ -31,12 +31,54 @@ type Port struct {
 	// networks checks them; none means any. They are only for agents with [Options], and not set in
 	// a PortStatus.
 	Addresses []netip.Addr
+
+	// AddressesIn are what Addresses are, for each network of a trunk, by the network's id. A trunk
+	// has no Addresses.
+	AddressesIn map[string][]netip.Addr
 }
+
+// MaxNetworks is how many networks a port may have. It is the limit of XPUPort.spec.networks.
+const MaxNetworks = 64
 
 // Port returns the port of a Function in the installation's network with this name.
 func (i Installation) Port(id string, mac function.MAC, network string) Port {
 	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{i.NetworkID(network)}}
 }
+
+// Trunk returns the port of a Function whose frames carry the VLAN tags of the installation's
+// networks with these names.
+func (i Installation) Trunk(id string, mac function.MAC, networks []string) Port {
+	p := Port{ID: id, MAC: mac.HardwareAddr(), Trunk: true}
+	for _, name := range networks {
+		p.Networks = append(p.Networks, i.NetworkID(name))
+	}
+	return p
+}
+
+// maxAddresses is how many addresses opi-bridge takes for a port, and for each network of a trunk.
+const maxAddresses = 64
+
+// AllAddresses returns the addresses that the port may send from in any of its networks, sorted. It
+// returns none if the port may send from any address in one of them, and if a trunk has more than
+// opi-bridge takes in one list.
+func (p Port) AllAddresses() []netip.Addr {
+	all := slices.Clone(p.Addresses)
+	for _, id := range p.Networks {
+		if p.Trunk && len(p.AddressesIn[id]) == 0 {
+			return nil
+		}
+		all = append(all, p.AddressesIn[id]...)
+	}
+
+	slices.SortFunc(all, netip.Addr.Compare)
+	if all = slices.Compact(all); p.Trunk && len(all) > maxAddresses {
+		return nil
+	}
+	return all
+}
+
+// hasOptions reports whether the port restricts the addresses that it sends from.
+func (p Port) hasOptions() bool { return len(p.Addresses) > 0 || len(p.AddressesIn) > 0 }
 
 // Status is the status of a port or a network as reported by the agent.
 type Status struct {
@@ -87,9 +129,9 @@ func (p Port) check(op string, owner Installation) error {
 		return invalid(op, p.ID, "MAC", "is all zero")
 	}
 
-	if len(p.Networks) == 0 || !p.Trunk && len(p.Networks) > 1 {
-		return invalid(op, p.ID, "Networks", "has %d networks, want at least one, and no more "+
-			"for a port that is no trunk", len(p.Networks))
+	if len(p.Networks) == 0 || len(p.Networks) > MaxNetworks || !p.Trunk && len(p.Networks) > 1 {
+		return invalid(op, p.ID, "Networks", "has %d networks, want 1-%d for a trunk, and one for "+
+			"another port", len(p.Networks), MaxNetworks)
 	}
 
 	for i, id := range p.Networks {
@@ -124,12 +166,16 @@ const maxCreations = 3
 // more. If it is another owner's, it is left unchanged and the error is ErrConflict. A failed port
 // is retried once; if it stays failed for [Config.FailedGrace], the error is ErrFailed. If one of
 // the networks does not exist, the error is ErrNetworkMissing. If the agent reports too little
-// about the port, it is left unchanged and the error is ErrUnknown.
+// about the port, it is left unchanged and the error is ErrUnknown. If the port is a trunk and the
+// agent has none, the error is ErrNoTrunks; without [Traits.Trunks], nothing is sent.
 //
 // Without [Traits.Verifies], EnsurePort returns nil once the agent has accepted the port on the
 // present connection.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	if err := p.check(ensurePort, c.installation); err != nil {
+		return err
+	}
+	if err := c.checkTrunk(p); err != nil {
 		return err
 	}
 	if !c.traits.Verifies {
@@ -141,6 +187,18 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 }
 
 const ensurePort = "ensure port"
+
+// checkTrunk returns an [ErrNoTrunks] if the port is a trunk, and agents of the dialect have none.
+func (c *Client) checkTrunk(p Port) error {
+	if !p.Trunk || c.traits.Trunks {
+		return nil
+	}
+	return &Error{
+		Kind: ErrNoTrunks, Op: ensurePort, ID: p.ID,
+		Detail: "agents of this dialect have no ports with tagged networks; name one network, or " +
+			"use an xPU whose agent has trunks",
+	}
+}
 
 // portEnsurer is the state of one call of [Client.EnsurePort].
 type portEnsurer struct {
@@ -229,7 +287,7 @@ func (e *portEnsurer) recreate(
 	err = c.change(ctx, e.object, creation, func(ctx context.Context) error {
 		return c.agent.CreatePort(ctx, e.port)
 	})
-	e.optionsSet = err == nil && len(e.port.Addresses) == 0 // a new port has no options
+	e.optionsSet = err == nil && !e.port.hasOptions() // a new port has no options
 	if err := c.verifyCreated(ctx, c.ports, ensurePort, id, err); err != nil {
 		return "", err
 	}

@@ -262,19 +262,28 @@ func (s *Session) Health() Health {
 	return s.health
 }
 
-// EnsurePort calls [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the
-// agent has confirmed it since the connection came up.
-func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
-	port.VLANs = []uint16{network.VLAN}
+// EnsurePort calls [Client.EnsureNetwork] for each network of the port, and then
+// [Client.EnsurePort]. The networks are in the order of port.Networks. It skips networks that the
+// agent has confirmed since the connection came up.
+func (s *Session) EnsurePort(ctx context.Context, port Port, networks ...Network) error {
+	if err := s.client.checkTrunk(port); err != nil { // before its networks are made
+		return s.countFailure("EnsurePort", err)
+	}
+
+	port.VLANs = nil
+	for _, network := range networks {
+		port.VLANs = append(port.VLANs, network.VLAN)
+	}
+
 	return s.retryAfterReconnect(func() error {
-		if err := s.ensureNetwork(ctx, network, false); err != nil {
+		if err := s.ensureNetworks(ctx, networks, false); err != nil {
 			return err
 		}
 
 		err := s.client.EnsurePort(ctx, port)
-		// the agent was just restarted, or another client deleted the network
+		// the agent was just restarted, or another client deleted a network
 		if errors.Is(err, ErrNetworkMissing) {
-			if err := s.ensureNetwork(ctx, network, true); err != nil {
+			if err := s.ensureNetworks(ctx, networks, true); err != nil {
 				return err
 			}
 			err = s.client.EnsurePort(ctx, port)
@@ -282,6 +291,15 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 
 		return s.countFailure("EnsurePort", err)
 	})
+}
+
+func (s *Session) ensureNetworks(ctx context.Context, networks []Network, force bool) error {
+	for _, network := range networks {
+		if err := s.ensureNetwork(ctx, network, force); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // EnsureNetwork is like [Client.EnsureNetwork], but does nothing if the agent has confirmed this

@@ -157,7 +157,8 @@ func TestUnverifiedRefuses(t *testing.T) {
 
 	trunk, noVF, otherPF := numberedPort(10), numberedPort(10), numberedPort(10)
 	trunk.Trunk, noVF.ID, otherPF.ID = true, "vf-0000-3b-02-1", "c1pf0vf1"
-	for _, port := range []opi.Port{trunk, noVF, otherPF} {
+	wantError(t, c.EnsurePort(ctx, trunk), opi.ErrNoTrunks)
+	for _, port := range []opi.Port{noVF, otherPF} {
 		wantError(t, c.EnsurePort(ctx, port), opi.ErrInvalid)
 	}
 	wantError(t, c.DeletePort(ctx, "vf-0000-3b-02-1"), opi.ErrInvalid)

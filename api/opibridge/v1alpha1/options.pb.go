@@ -332,9 +332,13 @@ type PortOptions struct {
 	// IPv4 and IPv6 addresses that the port may send from and claim by ARP and Neighbor Discovery, at
 	// most 64, without prefix length; none: any. The link-local address that the MAC address makes
 	// (RFC 4291, appendix A) is always one.
-	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Addresses of a TRUNK port in each of its LogicalBridges, whose VLAN tag the frames have. In a
+	// LogicalBridge that is not named here, they are those in the field addresses. INVALID_ARGUMENT:
+	// the port is not in one of them.
+	LogicalBridges []*LogicalBridgeAddresses `protobuf:"bytes,3,rep,name=logical_bridges,json=logicalBridges,proto3" json:"logical_bridges,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PortOptions) Reset() {
@@ -381,6 +385,65 @@ func (x *PortOptions) GetAddresses() []string {
 	return nil
 }
 
+func (x *PortOptions) GetLogicalBridges() []*LogicalBridgeAddresses {
+	if x != nil {
+		return x.LogicalBridges
+	}
+	return nil
+}
+
+type LogicalBridgeAddresses struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LogicalBridge string                 `protobuf:"bytes,1,opt,name=logical_bridge,json=logicalBridge,proto3" json:"logical_bridge,omitempty"` // its name
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`                              // as in PortOptions; none: any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogicalBridgeAddresses) Reset() {
+	*x = LogicalBridgeAddresses{}
+	mi := &file_api_opibridge_v1alpha1_options_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogicalBridgeAddresses) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogicalBridgeAddresses) ProtoMessage() {}
+
+func (x *LogicalBridgeAddresses) ProtoReflect() protoreflect.Message {
+	mi := &file_api_opibridge_v1alpha1_options_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogicalBridgeAddresses.ProtoReflect.Descriptor instead.
+func (*LogicalBridgeAddresses) Descriptor() ([]byte, []int) {
+	return file_api_opibridge_v1alpha1_options_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *LogicalBridgeAddresses) GetLogicalBridge() string {
+	if x != nil {
+		return x.LogicalBridge
+	}
+	return ""
+}
+
+func (x *LogicalBridgeAddresses) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 var File_api_opibridge_v1alpha1_options_proto protoreflect.FileDescriptor
 
 const file_api_opibridge_v1alpha1_options_proto_rawDesc = "" +
@@ -398,9 +461,13 @@ const file_api_opibridge_v1alpha1_options_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12F\n" +
 	"\rsource_filter\x18\x02 \x01(\x0e2!.opi_bridge.v1alpha1.SourceFilterR\fsourceFilter\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x17\n" +
-	"\amax_mtu\x18\x04 \x01(\rR\x06maxMtu\"?\n" +
+	"\amax_mtu\x18\x04 \x01(\rR\x06maxMtu\"\x95\x01\n" +
 	"\vPortOptions\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12T\n" +
+	"\x0flogical_bridges\x18\x03 \x03(\v2+.opi_bridge.v1alpha1.LogicalBridgeAddressesR\x0elogicalBridges\"]\n" +
+	"\x16LogicalBridgeAddresses\x12%\n" +
+	"\x0elogical_bridge\x18\x01 \x01(\tR\rlogicalBridge\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses*y\n" +
 	"\fSourceFilter\x12\x1d\n" +
 	"\x19SOURCE_FILTER_UNSPECIFIED\x10\x00\x12\x1b\n" +
@@ -426,7 +493,7 @@ func file_api_opibridge_v1alpha1_options_proto_rawDescGZIP() []byte {
 }
 
 var file_api_opibridge_v1alpha1_options_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_opibridge_v1alpha1_options_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_api_opibridge_v1alpha1_options_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_api_opibridge_v1alpha1_options_proto_goTypes = []any{
 	(SourceFilter)(0),                   // 0: opi_bridge.v1alpha1.SourceFilter
 	(*GetNetworkOptionsRequest)(nil),    // 1: opi_bridge.v1alpha1.GetNetworkOptionsRequest
@@ -435,24 +502,26 @@ var file_api_opibridge_v1alpha1_options_proto_goTypes = []any{
 	(*UpdatePortOptionsRequest)(nil),    // 4: opi_bridge.v1alpha1.UpdatePortOptionsRequest
 	(*NetworkOptions)(nil),              // 5: opi_bridge.v1alpha1.NetworkOptions
 	(*PortOptions)(nil),                 // 6: opi_bridge.v1alpha1.PortOptions
+	(*LogicalBridgeAddresses)(nil),      // 7: opi_bridge.v1alpha1.LogicalBridgeAddresses
 }
 var file_api_opibridge_v1alpha1_options_proto_depIdxs = []int32{
 	5, // 0: opi_bridge.v1alpha1.UpdateNetworkOptionsRequest.options:type_name -> opi_bridge.v1alpha1.NetworkOptions
 	6, // 1: opi_bridge.v1alpha1.UpdatePortOptionsRequest.options:type_name -> opi_bridge.v1alpha1.PortOptions
 	0, // 2: opi_bridge.v1alpha1.NetworkOptions.source_filter:type_name -> opi_bridge.v1alpha1.SourceFilter
-	1, // 3: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:input_type -> opi_bridge.v1alpha1.GetNetworkOptionsRequest
-	2, // 4: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:input_type -> opi_bridge.v1alpha1.UpdateNetworkOptionsRequest
-	3, // 5: opi_bridge.v1alpha1.OptionsService.GetPortOptions:input_type -> opi_bridge.v1alpha1.GetPortOptionsRequest
-	4, // 6: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:input_type -> opi_bridge.v1alpha1.UpdatePortOptionsRequest
-	5, // 7: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
-	5, // 8: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
-	6, // 9: opi_bridge.v1alpha1.OptionsService.GetPortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
-	6, // 10: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
-	7, // [7:11] is the sub-list for method output_type
-	3, // [3:7] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	7, // 3: opi_bridge.v1alpha1.PortOptions.logical_bridges:type_name -> opi_bridge.v1alpha1.LogicalBridgeAddresses
+	1, // 4: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:input_type -> opi_bridge.v1alpha1.GetNetworkOptionsRequest
+	2, // 5: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:input_type -> opi_bridge.v1alpha1.UpdateNetworkOptionsRequest
+	3, // 6: opi_bridge.v1alpha1.OptionsService.GetPortOptions:input_type -> opi_bridge.v1alpha1.GetPortOptionsRequest
+	4, // 7: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:input_type -> opi_bridge.v1alpha1.UpdatePortOptionsRequest
+	5, // 8: opi_bridge.v1alpha1.OptionsService.GetNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
+	5, // 9: opi_bridge.v1alpha1.OptionsService.UpdateNetworkOptions:output_type -> opi_bridge.v1alpha1.NetworkOptions
+	6, // 10: opi_bridge.v1alpha1.OptionsService.GetPortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
+	6, // 11: opi_bridge.v1alpha1.OptionsService.UpdatePortOptions:output_type -> opi_bridge.v1alpha1.PortOptions
+	8, // [8:12] is the sub-list for method output_type
+	4, // [4:8] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_api_opibridge_v1alpha1_options_proto_init() }
@@ -466,7 +535,7 @@ func file_api_opibridge_v1alpha1_options_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_opibridge_v1alpha1_options_proto_rawDesc), len(file_api_opibridge_v1alpha1_options_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

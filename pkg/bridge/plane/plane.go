@@ -87,7 +87,14 @@ type Membership struct {
 	MAC      net.HardwareAddr
 	Networks []Segment
 	Trunk    bool // frames carry the VLAN ids of their networks
-	Filtered bool // the port may send from MAC only
+	// Sources are what the port may send from in each of Networks, by the network's id. A network
+	// without sources lets the port send from any address.
+	Sources map[string]Sources
+}
+
+// Sources are the source addresses that a port may use in a network.
+type Sources struct {
+	Filtered bool // the port may send from its MAC only
 	// Addresses are the only IP addresses that a filtered port may send from. If there are none, it
 	// may send from any address.
 	Addresses []netip.Addr

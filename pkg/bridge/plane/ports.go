@@ -209,10 +209,20 @@ func (p *Plane) otherOwner(link netlink.Link, port string) (string, error) {
 func (p *Plane) filterSource(rep netlink.Link, to Membership) error {
 	port := sourcefilter.Port{Index: rep.Attrs().Index}
 	for _, n := range to.Networks {
+		var mac net.HardwareAddr
+		sources := to.Sources[n.ID]
+		if sources.Filtered {
+			mac = to.MAC
+		}
+
+		if to.Trunk {
+			port.Tagged = append(port.Tagged, sourcefilter.Tagged{
+				VLAN: n.VLAN, Network: n.ID, MAC: mac, Addresses: sources.Addresses,
+			})
+			continue
+		}
 		port.Networks = append(port.Networks, n.ID)
-	}
-	if to.Filtered {
-		port.MAC, port.Addresses = to.MAC, to.Addresses
+		port.MAC, port.Addresses = mac, sources.Addresses
 	}
 	return linkError(p.filter.SetPort(port), rep, "filter its source addresses")
 }

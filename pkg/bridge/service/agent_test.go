@@ -204,6 +204,12 @@ func accessPort(mac string, networks ...string) *evpn.BridgePortSpec {
 		LogicalBridges: networks}
 }
 
+func trunkPort(mac string, networks ...string) *evpn.BridgePortSpec {
+	spec := accessPort(mac, networks...)
+	spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	return spec
+}
+
 const (
 	blue = "//network.opiproject.org/bridges/net-blue"
 	red  = "//network.opiproject.org/bridges/net-red"

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -219,8 +221,10 @@ func (s optionsServer) GetPortOptions(
 
 // portOptionsOf returns the message about a port's options.
 func (s optionsServer) portOptionsOf(id string) *opibridge.PortOptions {
+	kept := s.portOptions.byID[id]
 	return &opibridge.PortOptions{
-		Name: portNames.prefix + id, Addresses: s.portOptions.byID[id].GetAddresses(),
+		Name: portNames.prefix + id, Addresses: kept.GetAddresses(),
+		LogicalBridges: kept.GetLogicalBridges(),
 	}
 }
 
@@ -241,15 +245,18 @@ func (s optionsServer) UpdatePortOptions(
 		return nil, err
 	}
 
-	addresses, err := normalAddresses(id, req.GetOptions().GetAddresses())
+	wanted, err := normalPortOptions(id, req.GetOptions())
 	if err == nil {
-		err = s.checkNoGateways(access.FromContext(ctx), id, addresses)
+		err = checkMembership(id, networksOf(o.spec), wanted)
+	}
+	if err == nil {
+		err = s.checkNoGateways(access.FromContext(ctx), id, networksOf(o.spec), wanted)
 	}
 	if err != nil {
 		return nil, err
 	}
 
-	changed, err := s.portOptions.set(id, &opibridge.PortOptions{Addresses: addresses})
+	changed, err := s.portOptions.set(id, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -261,26 +268,76 @@ func (s optionsServer) UpdatePortOptions(
 	return s.portOptionsOf(id), nil
 }
 
-// checkNoGateways returns a gRPC status if the gateway of a network of a port has one of these
-// addresses.
-func (a *Agent) checkNoGateways(client access.Client, port string, addresses []string) error {
-	for _, address := range addresses {
-		at, err := netip.ParseAddr(address)
-		if err != nil {
-			return err // never, because the address was checked
+// checkMembership returns a gRPC status if a port has options for a network that it is not in.
+func checkMembership(id string, networks []string, options *opibridge.PortOptions) error {
+	for _, in := range options.GetLogicalBridges() {
+		if network := path.Base(in.GetLogicalBridge()); !slices.Contains(networks, network) {
+			return refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
+				"options of bridge port %s: logical_bridges: the port is not in logical bridge %s, "+
+					"but in %s", id, network, strings.Join(networks, ", "))
 		}
-		if svi := a.gatewayAt(at, networksOf(a.ports.objects[port].spec)); svi != "" {
-			return refusal.New(codes.AlreadyExists, refusal.AddressInUse,
-				"options of bridge port %s: address %s is already in use by %s", port, address,
-				a.textFor(client, plane.Object{Kind: plane.KindSVI, ID: svi}))
+	}
+	return nil
+}
+
+// checkNoGateways returns a gRPC status if the gateway of a network of a port has one of the
+// addresses that the port may use there.
+func (a *Agent) checkNoGateways(
+	client access.Client, port string, networks []string, options *opibridge.PortOptions,
+) error {
+	for _, network := range networks {
+		for _, address := range addressesIn(network, options) {
+			if svi := a.gatewayAt(address, network); svi != "" {
+				return refusal.New(codes.AlreadyExists, refusal.AddressInUse,
+					"options of bridge port %s: address %s is already in use by %s", port, address,
+					a.textFor(client, plane.Object{Kind: plane.KindSVI, ID: svi}))
+			}
 		}
 	}
 	return nil
 }
 
 func checkPortOptions(id string, want *opibridge.PortOptions) error {
-	_, err := normalAddresses(id, want.GetAddresses())
+	_, err := normalPortOptions(id, want)
 	return err
+}
+
+// normalPortOptions returns options in the form in which they are stored: without a name, and
+// sorted. The error is a gRPC status.
+func normalPortOptions(id string, want *opibridge.PortOptions) (*opibridge.PortOptions, error) {
+	addresses, err := normalAddresses(id, want.GetAddresses())
+	if err != nil {
+		return nil, err
+	}
+
+	normal := &opibridge.PortOptions{Addresses: addresses}
+	for _, in := range want.GetLogicalBridges() {
+		network, err := networkNames.parseName(in.GetLogicalBridge())
+		if err != nil {
+			return nil, refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
+				"options of bridge port %s: logical_bridges: %s", id,
+				status.Convert(err).Message())
+		}
+		if addresses, err = normalAddresses(id, in.GetAddresses()); err != nil {
+			return nil, err
+		}
+		normal.LogicalBridges = append(normal.LogicalBridges, &opibridge.LogicalBridgeAddresses{
+			LogicalBridge: networkNames.prefix + network, Addresses: addresses,
+		})
+	}
+
+	slices.SortFunc(normal.LogicalBridges, func(a, b *opibridge.LogicalBridgeAddresses) int {
+		return strings.Compare(a.GetLogicalBridge(), b.GetLogicalBridge())
+	})
+	for i, in := range normal.LogicalBridges {
+		if i > 0 && in.GetLogicalBridge() == normal.LogicalBridges[i-1].GetLogicalBridge() {
+			return nil, refusal.New(codes.InvalidArgument, refusal.InvalidOptions,
+				"options of bridge port %s: logical_bridges: must name %s only once", id,
+				path.Base(in.GetLogicalBridge()))
+		}
+	}
+
+	return normal, nil
 }
 
 // maxAddresses limits the addresses of a port.
@@ -311,27 +368,35 @@ func normalAddresses(id string, texts []string) ([]string, error) {
 	return slices.Compact(addresses), nil
 }
 
-// addressesOf returns the addresses that a port may send from. If there are none, it may send from
-// any address.
-func (a *Agent) addressesOf(id string) []netip.Addr {
+// addressesIn returns the addresses that a port may send from in a network. If there are none, it
+// may send from any address.
+func (a *Agent) addressesIn(network, port string) []netip.Addr {
+	return addressesIn(network, a.portOptions.byID[port])
+}
+
+// addressesIn is [Agent.addressesIn] for a port with these options, which were checked.
+func addressesIn(network string, options *opibridge.PortOptions) []netip.Addr {
+	texts := options.GetAddresses()
+	for _, in := range options.GetLogicalBridges() {
+		if path.Base(in.GetLogicalBridge()) == network {
+			texts = in.GetAddresses()
+		}
+	}
+
 	var addresses []netip.Addr
-	for _, text := range a.portOptions.byID[id].GetAddresses() {
-		if address, err := netip.ParseAddr(text); err == nil { // always, because set has checked it
+	for _, text := range texts {
+		if address, err := netip.ParseAddr(text); err == nil {
 			addresses = append(addresses, address)
 		}
 	}
 	return addresses
 }
 
-// filterOf returns the source filter of a port in these networks. The filter of a trunk, which has
-// several networks, lets everything pass that one of them lets pass.
-func (a *Agent) filterOf(networks []string) opibridge.SourceFilter {
+// filterOf returns the source filter of ports in a network.
+func (a *Agent) filterOf(network string) opibridge.SourceFilter {
 	if !a.cfg.SourceFilter {
 		return opibridge.SourceFilter_SOURCE_FILTER_NONE
 	}
-	filter := opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES
-	for _, id := range networks {
-		filter = max(filter, a.networkOptions.byID[id].GetSourceFilter())
-	}
-	return filter
+	return max(opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES,
+		a.networkOptions.byID[network].GetSourceFilter())
 }

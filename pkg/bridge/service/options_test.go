@@ -4,9 +4,11 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -124,6 +126,82 @@ func TestOptionsThatAreWrong(t *testing.T) {
 	if _, err := a.setAddresses(t, portNames.prefix+p1,
 		"10.1.0.2"); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("addresses of a port that is being deleted: %v", err)
+	}
+}
+
+// TestTrunkOptions checks that a trunk has addresses of its own in each network, that they survive a
+// restart, and what clients get that know one list only.
+func TestTrunkOptions(t *testing.T) {
+	a, fake := newTestAgent(t)
+	fake.vlanAware, a.cfg.SourceFilter = true, true
+	_, err := a.create(t, p1, trunkPort(mac1, blue, red))
+	must.Succeed(t, err)
+	set := func(options *opibridge.PortOptions) error {
+		options.Name = portNames.prefix + p1
+		_, err := optionsServer{Agent: a}.UpdatePortOptions(t.Context(),
+			&opibridge.UpdatePortOptionsRequest{Options: options})
+		return err
+	}
+	in := func(network string, addresses ...string) *opibridge.LogicalBridgeAddresses {
+		return &opibridge.LogicalBridgeAddresses{LogicalBridge: network, Addresses: addresses}
+	}
+	check := func(what string, want map[string]string) {
+		t.Helper()
+		got := map[string]string{}
+		for network, sources := range a.membership(p1, a.ports.objects[p1].spec).Sources {
+			got[network] = fmt.Sprint(sources.Filtered, sources.Addresses)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+
+	check("at first", map[string]string{"net-blue": "true []", "net-red": "true []"})
+	must.Succeed(t, set(&opibridge.PortOptions{Addresses: []string{"10.1.0.2"}}))
+	check("one list", map[string]string{"net-blue": "true [10.1.0.2]", "net-red": "true [10.1.0.2]"})
+
+	must.Succeed(t, set(&opibridge.PortOptions{
+		Addresses: []string{"10.1.0.2", "10.2.0.2"},
+		LogicalBridges: []*opibridge.LogicalBridgeAddresses{
+			in(red, "10.2.0.2"), in("logicalBridges/net-blue", "10.1.0.2"),
+		},
+	}))
+	each := map[string]string{"net-blue": "true [10.1.0.2]", "net-red": "true [10.2.0.2]"}
+	check("a list each", each)
+	must.Succeed(t, a.state.Close())
+	a = open(t, a.cfg.State, fake)
+	a.cfg.SourceFilter = true
+	check("after a restart", each)
+
+	got, err := optionsServer{Agent: a}.GetPortOptions(t.Context(),
+		&opibridge.GetPortOptionsRequest{Name: portNames.prefix + p1})
+	if err != nil || len(got.GetAddresses()) != 2 || len(got.GetLogicalBridges()) != 2 ||
+		got.GetLogicalBridges()[0].GetLogicalBridge() != blue {
+		t.Errorf("the options are %v, %v", got, err)
+	}
+
+	must.Succeed(t, set(&opibridge.PortOptions{
+		Addresses: []string{"10.1.0.2"}, LogicalBridges: []*opibridge.LogicalBridgeAddresses{in(red)},
+	}))
+	check("any in one", map[string]string{"net-blue": "true [10.1.0.2]", "net-red": "true []"})
+
+	_, err = a.setOptions(t, &opibridge.NetworkOptions{
+		Name: blue, SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_NONE,
+	})
+	must.Succeed(t, err)
+	check("no filter in one", map[string]string{"net-blue": "false []", "net-red": "true []"})
+
+	for what, wrong := range map[string][]*opibridge.LogicalBridgeAddresses{
+		"not that of the port": {in("logicalBridges/net-none")},
+		"no name":              {in("")},
+		"twice":                {in(red), in("logicalBridges/net-red")},
+		"an address":           {in(red, "ten")},
+		"many addresses":       {in(red, make([]string, 65)...)},
+	} {
+		err := set(&opibridge.PortOptions{LogicalBridges: wrong})
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), p1) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

@@ -253,20 +253,20 @@ func (c portController) effectiveFailure(p *port) error {
 
 // membership describes a port to the data plane.
 func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) plane.Membership {
-	networks := networksOf(spec)
-	filter := a.filterOf(networks)
 	m := plane.Membership{
-		MAC:      spec.GetMacAddress(),
-		Trunk:    spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
-		Filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE,
+		MAC:     spec.GetMacAddress(),
+		Trunk:   spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+		Sources: map[string]plane.Sources{},
 	}
 
-	if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
-		m.Addresses = a.addressesOf(id)
-	}
-
-	for _, network := range networks {
+	for _, network := range networksOf(spec) {
 		m.Networks = append(m.Networks, a.segment(network))
+		filter := a.filterOf(network)
+		sources := plane.Sources{Filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE}
+		if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
+			sources.Addresses = a.addressesIn(network, id)
+		}
+		m.Sources[network] = sources
 	}
 
 	return m

@@ -287,7 +287,7 @@ func (c sviController) checkConflicts(
 
 	prefixes := prefixesOf(spec)
 	for port := range c.ports.byKey.All(keyNetwork(network)) {
-		for _, address := range c.addressesOf(port) {
+		for _, address := range c.addressesIn(network, port) {
 			if hasAddress(prefixes, address) {
 				return refuse(refusal.AddressInUse, plane.KindPort, port,
 					"gw_ip_prefix: %s is already in use on logical bridge %s", address, network)
@@ -326,13 +326,11 @@ func overlapping(some, others []netip.Prefix) (one netip.Prefix, overlap bool) {
 	return netip.Prefix{}, false
 }
 
-// gatewayAt returns the id of the SVI that has an address in one of these networks, or "".
-func (a *Agent) gatewayAt(address netip.Addr, networks []string) string {
-	for _, network := range networks {
-		svi := a.svis.otherWithKey(keyNetwork(network), "")
-		if svi != "" && hasAddress(prefixesOf(a.svis.objects[svi].spec), address) {
-			return svi
-		}
+// gatewayAt returns the id of the SVI that has an address in a network, or "".
+func (a *Agent) gatewayAt(address netip.Addr, network string) string {
+	svi := a.svis.otherWithKey(keyNetwork(network), "")
+	if svi != "" && hasAddress(prefixesOf(a.svis.objects[svi].spec), address) {
+		return svi
 	}
 	return ""
 }

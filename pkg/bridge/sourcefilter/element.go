@@ -32,13 +32,34 @@ const (
 	setReservedIPv6 = "reserved-ipv6" // port . IPv6 address that it must not send from
 )
 
+// Sets of trunks. The VLAN id of the frame follows the ifindex in the sets whose names begin with
+// trunkPrefix.
+const (
+	setTrunks = "trunks" // port: its frames must have the VLAN id of one of its networks
+	setOpen   = "open"   // port . VLAN id: any source address may be used
+
+	trunkPrefix = "trunk-"
+)
+
+// scope is how the keys of sets begin: with the ifindex of a port, and in the sets of trunks with a
+// VLAN id after it.
+type scope struct{ tagged bool }
+
+// name returns the name of a set or a chain in the scope.
+func (s scope) name(name string) string {
+	if s.tagged {
+		return trunkPrefix + name
+	}
+	return name
+}
+
 // keyTypes returns the type of the keys of each set in the table for bridges.
 func keyTypes() map[string]nftables.SetDatatype {
 	port := nftables.TypeIFIndex
 	with := func(t nftables.SetDatatype) nftables.SetDatatype {
 		return nftables.MustConcatSetType(port, t)
 	}
-	return map[string]nftables.SetDatatype{
+	types := map[string]nftables.SetDatatype{
 		setIsolated: port, setFiltered: port, setAddressed: port, setDroppedFrames: port,
 		setMACs: with(nftables.TypeEtherAddr), setForeignMACs: with(nftables.TypeEtherAddr),
 		setIPv4: with(nftables.TypeIPAddr), setForeignIPv4: with(nftables.TypeIPAddr),
@@ -46,7 +67,25 @@ func keyTypes() map[string]nftables.SetDatatype {
 		setGatewayMACs: with(nftables.TypeEtherAddr),
 		setGatewayIPv4: with(nftables.TypeIPAddr), setReservedIPv4: with(nftables.TypeIPAddr),
 		setGatewayIPv6: with(nftables.TypeIP6Addr), setReservedIPv6: with(nftables.TypeIP6Addr),
+		setTrunks: port,
 	}
+
+	vlan := nftables.TypeInetService // a number of 2 bytes; the library has no type for VLAN ids
+	inVLAN := func(t nftables.SetDatatype) nftables.SetDatatype {
+		return nftables.MustConcatSetType(port, vlan, t)
+	}
+	for set, key := range map[string]nftables.SetDatatype{
+		setFiltered: with(vlan), setAddressed: with(vlan), setOpen: with(vlan),
+		setMACs: inVLAN(nftables.TypeEtherAddr), setForeignMACs: inVLAN(nftables.TypeEtherAddr),
+		setIPv4: inVLAN(nftables.TypeIPAddr), setForeignIPv4: inVLAN(nftables.TypeIPAddr),
+		setIPv6: inVLAN(nftables.TypeIP6Addr), setForeignIPv6: inVLAN(nftables.TypeIP6Addr),
+		setReservedIPv4: inVLAN(nftables.TypeIPAddr),
+		setReservedIPv6: inVLAN(nftables.TypeIP6Addr),
+	} {
+		types[scope{tagged: true}.name(set)] = key
+	}
+
+	return types
 }
 
 // element is an element of a set.
@@ -76,34 +115,85 @@ func (e elements) add(set string, index int, address []byte) {
 // isolated returns the element that keeps the frames of a port from the machine.
 func isolated(index int) elements { return elements{elementFor(setIsolated, index, nil): true} }
 
+// member is a port in some of its networks.
+type member struct {
+	scope
+	index     int
+	vlan      uint16 // of a trunk, which is a member in one network at a time
+	networks  []string
+	mac       net.HardwareAddr
+	addresses []netip.Addr
+}
+
+// add adds an element of the member's scope.
+func (m member) add(all elements, set string, address []byte) {
+	var key []byte
+	if m.tagged { // padded like an address
+		key = append(binary.BigEndian.AppendUint16(nil, m.vlan), 0, 0)
+	}
+	all.add(m.name(set), m.index, append(key, address...))
+}
+
+// members returns the port as a member of its networks.
+func (p Port) members() []member {
+	if len(p.Tagged) == 0 {
+		return []member{{
+			index: p.Index, networks: p.Networks, mac: p.MAC, addresses: p.Addresses,
+		}}
+	}
+
+	var all []member
+	for _, t := range p.Tagged {
+		all = append(all, member{
+			scope: scope{tagged: true}, index: p.Index, vlan: t.VLAN,
+			networks: []string{t.Network}, mac: t.MAC, addresses: t.Addresses,
+		})
+	}
+	return all
+}
+
 // elementsOf returns the elements that a port needs.
 func (f *Filter) elementsOf(p Port) elements {
 	all := isolated(p.Index)
-	reserved := f.addGateways(all, p)
-	if p.MAC == nil {
-		return all
+	for _, m := range p.members() {
+		if m.tagged {
+			all.add(setTrunks, p.Index, nil)
+			if m.mac == nil {
+				m.add(all, setOpen, nil)
+			}
+		}
+		f.addMember(all, m)
+	}
+	return all
+}
+
+// addMember adds the elements that a port needs in some of its networks.
+func (f *Filter) addMember(all elements, m member) {
+	reserved := f.addGateways(all, m)
+	if m.mac == nil {
+		return
 	}
 
 	var foreign []int
-	for _, network := range p.Networks {
+	for _, network := range m.networks {
 		if index := f.vxlans[network]; index != 0 {
 			foreign = append(foreign, index)
 		}
 	}
 
-	all.add(setFiltered, p.Index, nil)
-	all.add(setMACs, p.Index, p.MAC)
+	m.add(all, setFiltered, nil)
+	m.add(all, setMACs, m.mac)
 
 	for _, index := range foreign {
-		all.add(setForeignMACs, index, p.MAC)
+		all.add(setForeignMACs, index, m.mac)
 	}
 
-	if len(p.Addresses) == 0 {
-		return all
+	if len(m.addresses) == 0 {
+		return
 	}
 
-	all.add(setAddressed, p.Index, nil)
-	for _, a := range append([]netip.Addr{LinkLocal(p.MAC)}, p.Addresses...) {
+	m.add(all, setAddressed, nil)
+	for _, a := range append([]netip.Addr{LinkLocal(m.mac)}, m.addresses...) {
 		if reserved[a] {
 			continue
 		}
@@ -112,13 +202,11 @@ func (f *Filter) elementsOf(p Port) elements {
 		if a.Is6() {
 			set, foreignSet = setIPv6, setForeignIPv6
 		}
-		all.add(set, p.Index, a.AsSlice())
+		m.add(all, set, a.AsSlice())
 		for _, index := range foreign {
 			all.add(foreignSet, index, a.AsSlice())
 		}
 	}
-
-	return all
 }
 
 // LinkLocal returns the IPv6 link-local address that Linux derives from a MAC address (RFC 4291,

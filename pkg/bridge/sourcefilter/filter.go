@@ -7,7 +7,7 @@
 // use only these as the source of IP packets, in ARP (RFC 826) and in Neighbor Discovery (RFC
 // 4861). A frame from another machine, which comes from a VXLAN port of the same network, may not
 // have the port's MAC address and may not claim its IP addresses. No port reaches the machine
-// itself.
+// itself. The frames of a trunk are judged by the network whose VLAN id they have.
 package sourcefilter
 
 import (
@@ -45,6 +45,33 @@ type Port struct {
 	// Addresses are the IP addresses that the port may send from and claim, besides the IPv6
 	// link-local address of its MAC address. If there are none, the port may use any IP address.
 	Addresses []netip.Addr
+
+	// Tagged are the networks of a trunk, whose frames have the VLAN id of their network. Other
+	// frames from it are dropped. The fields above, except Index, mean nothing then.
+	Tagged []Tagged
+}
+
+// Tagged is a network of a trunk, with the source addresses that the trunk may use in it.
+type Tagged struct {
+	VLAN    uint16 // 1-4094
+	Network string
+	// MAC and Addresses are as in [Port].
+	MAC       net.HardwareAddr
+	Addresses []netip.Addr
+}
+
+// networks returns the networks of the port.
+func (p Port) networks() []string {
+	all := slices.Clone(p.Networks)
+	for _, t := range p.Tagged {
+		all = append(all, t.Network)
+	}
+	return all
+}
+
+// isFiltered reports whether the port may not use all addresses in some of its networks.
+func (p Port) isFiltered() bool {
+	return p.MAC != nil || slices.ContainsFunc(p.Tagged, func(t Tagged) bool { return t.MAC != nil })
 }
 
 // Filter is the agent's table. Only one goroutine may use it at a time, but Watch and Dropped may
@@ -156,7 +183,7 @@ func (f *Filter) Supported() error { return f.unsupported }
 
 // SetPort makes the kernel filter a port as described.
 func (f *Filter) SetPort(port Port) error {
-	if port.MAC != nil && f.unsupported != nil {
+	if port.isFiltered() && f.unsupported != nil {
 		return f.unsupported
 	}
 	if err := f.change(port.Index, f.elementsOf(port)); err != nil {
@@ -165,7 +192,7 @@ func (f *Filter) SetPort(port Port) error {
 
 	f.forget(port.Index)
 	f.ports[port.Index] = port
-	for _, network := range port.Networks {
+	for _, network := range port.networks() {
 		f.members.Add(network, port.Index)
 	}
 
@@ -174,7 +201,7 @@ func (f *Filter) SetPort(port Port) error {
 
 // forget removes a port from the description.
 func (f *Filter) forget(index int) {
-	for _, network := range f.ports[index].Networks {
+	for _, network := range f.ports[index].networks() {
 		f.members.Remove(network, index)
 	}
 	delete(f.ports, index)

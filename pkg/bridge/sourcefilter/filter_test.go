@@ -32,6 +32,7 @@ type lab struct {
 	remote   *station
 	listener *station
 	markers  uint32
+	podVLAN  uint16 // of the pod's markers; 0: they have no tag
 }
 
 // station is the far end of a port's wire.
@@ -133,16 +134,16 @@ func (l *lab) passes(from *station, frame []byte) bool {
 	l.t.Helper()
 	l.markers++
 	marker := ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4, l.markers))
-	if from == l.remote {
+	switch {
+	case from == l.remote:
 		marker = ethernet(otherMAC, unix.ETH_P_IP, ipv4(other4, l.markers))
+	case l.podVLAN != 0:
+		marker = tagged(l.podVLAN, marker)
 	}
 
 	from.send(frame)
 	from.send(marker)
-
-	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
-		frame = slices.Delete(slices.Clone(frame), 12, 16) // packet sockets strip the outer tag
-	}
+	frame, marker = withoutTag(frame), withoutTag(marker)
 
 	passed := false
 	for {
@@ -180,6 +181,19 @@ const etherTypeTest = 0x88b5
 func ethernet(src net.HardwareAddr, etherType uint16, payload []byte) []byte {
 	return slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, src,
 		binary.BigEndian.AppendUint16(nil, etherType), payload)
+}
+
+// tagged returns a frame with a tag, which has a VLAN id and may have a priority.
+func tagged(tag uint16, frame []byte) []byte {
+	return slices.Insert(slices.Clone(frame), 12, 0x81, 0, byte(tag>>8), byte(tag))
+}
+
+// withoutTag returns a frame as packet sockets show it, which strip the outer tag.
+func withoutTag(frame []byte) []byte {
+	if binary.BigEndian.Uint16(frame[12:]) != unix.ETH_P_8021Q {
+		return frame
+	}
+	return slices.Delete(slices.Clone(frame), 12, 16)
 }
 
 func arp(operation uint16, mac net.HardwareAddr, sender netip.Addr) []byte {
@@ -658,5 +672,103 @@ func TestGateway(t *testing.T) {
 	must.Succeed(t, l.filter.RemoveVRF(gateway.VRF))
 	if exists() {
 		t.Error("a table is left")
+	}
+}
+
+// TestTrunk checks that the frames of a trunk are judged by the network whose VLAN id they have.
+func TestTrunk(t *testing.T) {
+	l := newLab(t)
+	l.podVLAN = 10
+	red4 := netip.MustParseAddr("198.51.100.1")
+	trunk := sourcefilter.Port{Index: l.pod.port, Tagged: []sourcefilter.Tagged{
+		{VLAN: 10, Network: "blue", MAC: podMAC, Addresses: []netip.Addr{pod4, pod6}},
+		{VLAN: 20, Network: "red", MAC: podMAC, Addresses: []netip.Addr{red4}},
+		{VLAN: 30, Network: "open"},
+		{VLAN: 40, Network: "mac", MAC: podMAC},
+	}}
+	must.Succeed(t, l.filter.SetPort(trunk))
+
+	const highPriority = 7 << 13
+	packet := func(tag uint16, mac net.HardwareAddr, from netip.Addr) []byte {
+		return tagged(tag, ethernet(mac, unix.ETH_P_IP, ipv4(from)))
+	}
+	frames := map[string]struct {
+		frame  []byte
+		passes bool
+	}{
+		"blue":                         {packet(10, podMAC, pod4), true},
+		"blue, priority":               {packet(10|highPriority, podMAC, pod4), true},
+		"blue, another's MAC":          {packet(10, otherMAC, pod4), false},
+		"blue, the address in red":     {packet(10, podMAC, red4), false},
+		"red":                          {packet(20, podMAC, red4), true},
+		"red, the address in blue":     {packet(20, podMAC, pod4), false},
+		"open":                         {packet(30, otherMAC, other4), true},
+		"MAC only":                     {packet(40, podMAC, other4), true},
+		"MAC only, another's MAC":      {packet(40, otherMAC, other4), false},
+		"VLAN of no network":           {packet(50, podMAC, pod4), false},
+		"VLAN 0":                       {packet(0, podMAC, pod4), false},
+		"no tag":                       {ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4)), false},
+		"two tags":                     {tagged(10, packet(10, podMAC, pod4)), false},
+		"blue, ARP":                    {tagged(10, ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, pod4))), true},
+		"blue, ARP of the red address": {tagged(10, ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, red4))), false},
+		"blue, IPv6": {tagged(10, ethernet(podMAC, unix.ETH_P_IPV6,
+			discovery(pod6, 135, other6, option(1, podMAC)...))), true},
+		"red, IPv6 of blue": {tagged(20, ethernet(podMAC, unix.ETH_P_IPV6,
+			discovery(pod6, 135, other6, option(1, podMAC)...))), false},
+		"red, link-local": {tagged(20, ethernet(podMAC, unix.ETH_P_IPV6,
+			discovery(podLinkLocal, 135, otherLinkLocal, option(1, podMAC)...))), true},
+	}
+	check := func(when string) {
+		t.Helper()
+		for name, test := range frames {
+			if got := l.passes(l.pod, test.frame); got != test.passes {
+				t.Errorf("%s: %s: passes: %t, want %t", when, name, got, test.passes)
+			}
+		}
+	}
+
+	check("at first")
+	l.open() // another agent, which does not know of the trunk yet
+	check("while the agent starts")
+	must.Succeed(t, l.filter.SetPort(trunk))
+	must.Succeed(t, l.filter.Restore())
+	check("after another program removed the filter")
+
+	// The VXLAN port is in the network blue.
+	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
+	for what, test := range map[string]struct {
+		frame  []byte
+		passes bool
+	}{
+		"its MAC":             {ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), false},
+		"a claim":             {ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)), false},
+		"a claim of red's":    {ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, red4)), true},
+		"another's own claim": {ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, other4)), true},
+	} {
+		if got := l.passes(l.remote, test.frame); got != test.passes {
+			t.Errorf("from another machine: %s: passes: %t, want %t", what, got, test.passes)
+		}
+	}
+
+	must.Succeed(t, l.filter.SetGateway("open", sourcefilter.Gateway{
+		Index: 1000, VRF: 1001, MAC: otherMAC, Addresses: []netip.Addr{pod4},
+	}))
+	for what, frame := range map[string][]byte{
+		"MAC": packet(30, otherMAC, red4), "address": packet(30, podMAC, pod4),
+	} {
+		if l.passes(l.pod, frame) {
+			t.Errorf("the %s of a gateway passes in the gateway's VLAN", what)
+		}
+	}
+	if !l.passes(l.pod, packet(10, podMAC, pod4)) {
+		t.Error("a gateway reserves its address in another network too")
+	}
+
+	// A trunk that becomes a port without a tag, and one that is gone.
+	must.Succeed(t, l.filter.RemoveGateway("open"))
+	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{Index: l.pod.port, MAC: podMAC}))
+	l.podVLAN = 0
+	if !l.passes(l.pod, ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4))) {
+		t.Error("a port that was a trunk may not send without a tag")
 	}
 }

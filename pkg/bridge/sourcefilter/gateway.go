@@ -198,25 +198,26 @@ func (f *Filter) updateNetwork(network string) error {
 }
 
 // addGateways adds the elements by which a port reaches the gateways of its networks, and by which
-// it cannot pretend to be one. It returns the addresses that the port must not use.
-func (f *Filter) addGateways(all elements, p Port) (reserved map[netip.Addr]bool) {
+// it cannot pretend to be one. It returns the addresses that the port must not use there.
+func (f *Filter) addGateways(all elements, m member) (reserved map[netip.Addr]bool) {
 	reserved = map[netip.Addr]bool{}
-	for _, network := range p.Networks {
+	for _, network := range m.networks {
 		g, exists := f.gateways[network]
 		if !exists {
 			continue
 		}
 
-		all.addGateway(p.Index, g)
-		all.add(setForeignMACs, p.Index, g.MAC)
+		all.addGateway(m.index, g)
+		m.add(all, setForeignMACs, g.MAC)
 
 		for _, a := range g.Addresses {
 			reserved[a] = true
-			set := setReservedIPv4
+			set, claimed := setReservedIPv4, setForeignIPv4
 			if a.Is6() {
-				set = setReservedIPv6
+				set, claimed = setReservedIPv6, setForeignIPv6
 			}
-			all.add(set, p.Index, a.AsSlice())
+			m.add(all, set, a.AsSlice())
+			m.add(all, claimed, a.AsSlice())
 		}
 	}
 
@@ -230,21 +231,27 @@ func (f *Filter) elementsOfVXLAN(network string, index int) elements {
 	all := isolated(index)
 	if g, exists := f.gateways[network]; exists {
 		all.addGateway(index, g)
+		for _, a := range g.Addresses {
+			claimed := setForeignIPv4
+			if a.Is6() {
+				claimed = setForeignIPv6
+			}
+			all.add(claimed, index, a.AsSlice())
+		}
 	}
 	return all
 }
 
-// addGateway adds the elements by which a port or VXLAN port reaches a gateway, and by which it
-// cannot claim the gateway's addresses.
+// addGateway adds the elements by which a port or VXLAN port reaches a gateway. The elements of a
+// trunk have no VLAN id, because the bridge hands a frame to the gateway of the frame's VLAN only.
 func (e elements) addGateway(index int, g Gateway) {
 	e.add(setGatewayMACs, index, g.MAC)
 	for _, a := range g.Addresses {
-		set, claimed := setGatewayIPv4, setForeignIPv4
+		set := setGatewayIPv4
 		if a.Is6() {
-			set, claimed = setGatewayIPv6, setForeignIPv6
+			set = setGatewayIPv6
 		}
 		e.add(set, index, a.AsSlice())
-		e.add(claimed, index, a.AsSlice())
 	}
 }
 

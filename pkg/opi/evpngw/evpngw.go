@@ -68,11 +68,12 @@ const pageSize = 250
 // Limits of what is kept of an agent's answers, so that no agent can exhaust the memory of a client
 // of many agents.
 const (
-	maxObjects    = 16 << 10 // a card with several PFs has some thousand Functions
-	maxPages      = 1 << 10
-	maxMAC        = 32 // bytes; 6 are valid, 17 were observed
-	maxNetworks   = 8  // per port; a valid one has one, but foreign ports may have more
-	maxComponents = 8  // per object; the reference agent has one or two
+	maxObjects = 16 << 10 // a card with several PFs has some thousand Functions
+	maxPages   = 1 << 10
+	maxMAC     = 32 // bytes; 6 are valid, 17 were observed
+	// per port; one more than a valid port has, so that a port with more is not taken for valid
+	maxNetworks   = opi.MaxNetworks + 1
+	maxComponents = 8 // per object; the reference agent has one or two
 )
 
 // list returns the converted objects on all pages of a list.
@@ -132,7 +133,7 @@ func Dialect() opi.Dialect {
 	return opi.Dialect{
 		Name: Name, New: newAgent,
 		Traits: opi.Traits{
-			Verifies: true, Networks: true, Gateways: true,
+			Verifies: true, Networks: true, Trunks: true, Gateways: true,
 			Alive: "GetBridgePort for a port that never exists",
 			Timing: opi.Timing{
 				// Agents answer reads within milliseconds, and may take 40 s for a port.
@@ -158,7 +159,7 @@ func Dialect() opi.Dialect {
 // first two bytes of the port's MAC address.
 func E2000() opi.Dialect {
 	d := Dialect()
-	d.Name, d.Traits.HardwareMAC = NameE2000, true
+	d.Name, d.Traits.HardwareMAC, d.Traits.Trunks = NameE2000, true, false
 	// Its VRFs and gateways are made by P4 programs, whose tables nobody has seen at work yet.
 	d.Traits.Gateways = false
 	return d
@@ -377,6 +378,13 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	a.portNames.learn(made.GetName(), p.ID)
 
 	switch {
+	case p.Trunk && status.Code(err) == codes.Unimplemented:
+		return &opi.Error{
+			Kind: opi.ErrNoTrunks, Err: err,
+			Detail: "name one network, or start the agent so that it has trunks, as opi-bridge " +
+				"with --data-plane vlan-aware; the agent says: " +
+				opi.Short(status.Convert(err).Message()),
+		}
 	case lacksNetdev(err):
 		return &opi.Error{Kind: opi.ErrFailed, Detail: netdevMessage(err), Err: err}
 	case status.Code(err) == codes.NotFound:
@@ -438,13 +446,28 @@ var sourceFilters = map[opi.SourceFilter]opibridge.SourceFilter{
 
 // SetPortOptions implements [opi.Options].
 func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
-	options := &opibridge.PortOptions{Name: a.portNames.name(p.ID)}
-	for _, address := range p.Addresses {
-		options.Addresses = append(options.Addresses, address.String())
+	options := &opibridge.PortOptions{
+		Name: a.portNames.name(p.ID), Addresses: texts(p.AllAddresses()),
 	}
+	for _, id := range p.Networks {
+		if p.Trunk {
+			options.LogicalBridges = append(options.LogicalBridges,
+				&opibridge.LogicalBridgeAddresses{
+					LogicalBridge: a.networkNames.name(id), Addresses: texts(p.AddressesIn[id]),
+				})
+		}
+	}
+
 	_, err := a.options.UpdatePortOptions(ctx,
 		&opibridge.UpdatePortOptionsRequest{Options: options})
 	return err
+}
+
+func texts(addresses []netip.Addr) (texts []string) {
+	for _, address := range addresses {
+		texts = append(texts, address.String())
+	}
+	return texts
 }
 
 // HostPFs implements [opi.Agent]. It asks only agents that announce an inventory by grpc.health.v1.

@@ -67,6 +67,8 @@ type Behaviour struct {
 	// Untold leaves out the type and the networks of a port, and the addresses of a gateway, in Get
 	// and List.
 	Untold bool
+	// LeavesOut is the id of a network that is missing among the networks of ports in Get and List.
+	LeavesOut string
 	// ProtoNames names objects "bridgePorts/{id}" and "logicalBridges/{id}", like the API's
 	// comments.
 	ProtoNames bool

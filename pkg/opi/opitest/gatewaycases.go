@@ -53,20 +53,20 @@ func gatewayCases() []clientCase {
 	blue := routed("net-blue", 10, "net-vrf", "10.1.0.1/24")
 	red := routed("net-red", 20, "net-vrf", "10.2.0.1/24")
 	return []clientCase{
-		{name: "gateway is made once", needsGateways: true, run: func(s suite) {
+		{name: "gateway is made once", needs: gateways, run: func(s suite) {
 			s.ok(s.client.EnsureNetwork(s.ctx, blue))
 			s.ok(s.client.EnsureNetwork(s.ctx, blue))
 			s.ok(s.client.EnsureNetwork(s.ctx, red))
 			s.hasRouted(blue, red)
 		}},
-		{name: "gateway changes its address and VRF", needsGateways: true, run: func(s suite) {
+		{name: "gateway changes its address and VRF", needs: gateways, run: func(s suite) {
 			s.ok(s.client.EnsureNetwork(s.ctx, blue))
 			changed := routed("net-blue", 10, "net-two", "10.3.0.254/25")
 			s.ok(s.client.EnsureNetwork(s.ctx, red))
 			s.ok(s.client.EnsureNetwork(s.ctx, changed))
 			s.hasRouted(changed, red)
 		}},
-		{name: "gateway goes with its network", needsGateways: true, run: func(s suite) {
+		{name: "gateway goes with its network", needs: gateways, run: func(s suite) {
 			s.ok(s.client.EnsureNetwork(s.ctx, blue))
 			s.ok(s.client.EnsureNetwork(s.ctx, red))
 			s.ok(s.client.DeleteNetwork(s.ctx, blue.ID))
@@ -75,7 +75,7 @@ func gatewayCases() []clientCase {
 			s.ok(s.client.DeleteNetwork(s.ctx, red.ID))
 			s.hasRouted()
 		}},
-		{name: "gateway of a network in use stays", ports: 1, needsGateways: true,
+		{name: "gateway of a network in use stays", ports: 1, needs: gateways,
 			run: func(s suite) {
 				s.ok(s.client.EnsureNetwork(s.ctx, blue))
 				s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
@@ -85,7 +85,7 @@ func gatewayCases() []clientCase {
 				s.ok(s.client.DeleteNetwork(s.ctx, blue.ID))
 				s.hasRouted()
 			}},
-		{name: "gateway is deleted alone", needsGateways: true, run: func(s suite) {
+		{name: "gateway is deleted alone", needs: gateways, run: func(s suite) {
 			s.ok(s.client.EnsureNetwork(s.ctx, blue))
 			s.is(s.client.DeleteVRF(s.ctx, blue.Gateway.VRF), opi.ErrInUse)
 			s.ok(s.client.DeleteGateway(s.ctx, opi.GatewayID(blue.ID)))
@@ -97,7 +97,7 @@ func gatewayCases() []clientCase {
 				s.Error("the network is gone too")
 			}
 		}},
-		{name: "another installation's gateway stays", needsGateways: true, run: func(s suite) {
+		{name: "another installation's gateway stays", needs: gateways, run: func(s suite) {
 			theirs := routed("other-red", 20, "other-vrf", "10.1.0.1/24")
 			s.ok(s.other.EnsureNetwork(s.ctx, theirs))
 			s.is(s.client.EnsureNetwork(s.ctx,

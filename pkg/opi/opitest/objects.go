@@ -194,6 +194,9 @@ func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	}
 
 	spec := proto.CloneOf(p.port)
+	spec.LogicalBridges = slices.DeleteFunc(spec.LogicalBridges, func(name string) bool {
+		return path.Base(name) == a.behaviour.LeavesOut
+	})
 	if a.behaviour.Untold {
 		spec = &evpn.BridgePortSpec{MacAddress: spec.GetMacAddress()}
 	}

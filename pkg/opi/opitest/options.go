@@ -4,6 +4,7 @@ package opitest
 
 import (
 	"context"
+	"path"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -65,6 +66,20 @@ func (a *Agent) Addresses(port string) []string {
 		return nil
 	}
 	return a.ports[port].portOptions.GetAddresses()
+}
+
+// AddressesIn returns the addresses that were set for a trunk in each network, by the network's id.
+func (a *Agent) AddressesIn(port string) map[string][]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ports[port] == nil {
+		return nil
+	}
+	all := map[string][]string{}
+	for _, in := range a.ports[port].portOptions.GetLogicalBridges() {
+		all[path.Base(in.GetLogicalBridge())] = in.GetAddresses()
+	}
+	return all
 }
 
 // NetworkOptions returns the last options that were set for a network, or nil.

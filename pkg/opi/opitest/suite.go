@@ -129,6 +129,8 @@ func (s suite) hasPort(want opi.Port) {
 
 	got, err := s.client.GetPort(s.ctx, want.ID)
 	s.ok(err)
+	want.Networks = slices.Sorted(slices.Values(want.Networks)) // their order means nothing
+	slices.Sort(got.Networks)
 	if diff := cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}},
 		got); diff != "" {
 		s.Errorf("port %s (-want +got):\n%s", want.ID, diff)
@@ -155,56 +157,68 @@ func portIDs(n int, traits opi.Traits) []string {
 type clientCase struct {
 	name  string
 	ports int
-	// What the agent must do, or else the case is not possible.
-	needsReports, needsNetworks, needsGateways bool
+	needs needs
 
 	run func(s suite)
 }
 
+// needs are what the agent must have, or else a case is not possible.
+type needs int
+
+const (
+	reports  needs = 1 << iota // [opi.Traits.Verifies]
+	networks                   // [opi.Traits.Networks]
+	trunks                     // [opi.Traits.Trunks]
+	gateways                   // [opi.Traits.Gateways]
+
+	nothing needs = 0
+)
+
 func (c clientCase) possible(traits opi.Traits) bool {
-	return (traits.Verifies || !c.needsReports) && (traits.Networks || !c.needsNetworks) &&
-		(traits.Gateways || !c.needsGateways)
+	lacks := func(need needs, has bool) bool { return c.needs&need != 0 && !has }
+	return !lacks(reports, traits.Verifies) && !lacks(networks, traits.Networks) &&
+		!lacks(trunks, traits.Trunks) && !lacks(gateways, traits.Gateways)
 }
 
 func clientCases() []clientCase { return append(networkAndPortCases(), gatewayCases()...) }
 
 func networkAndPortCases() []clientCase {
 	return []clientCase{
-		{"alive", 0, false, false, false, func(s suite) {
+		{"alive", 0, nothing, func(s suite) {
 			s.ok(s.client.Check(s.ctx))
 			// gRPC may make calls before it reports that the connection is up.
 			must.Eventually(s, "connected after a successful check", s.client.Connected)
 		}},
-		{"network is made once", 0, false, false, false, func(s suite) {
+		{"network is made once", 0, nothing, func(s suite) {
 			n := opi.Network{ID: "net-blue", VLAN: 10}
 			s.ok(s.client.EnsureNetwork(s.ctx, n))
 			s.ok(s.client.EnsureNetwork(s.ctx, n))
 		}},
-		{"network with another VLAN is a conflict", 0, false, true, false, func(s suite) {
+		{"network with another VLAN is a conflict", 0, networks, func(s suite) {
 			s.network("net-blue", 10)
 			s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-blue", VLAN: 11}), opi.ErrConflict)
 			s.network("net-blue", 10)
 		}},
-		{"network is deleted, and again", 0, false, false, false, func(s suite) {
+		{"network is deleted, and again", 0, nothing, func(s suite) {
 			s.network("net-blue", 10)
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 			s.network("net-blue", 11)
 		}},
-		{"network in use is not deleted", 1, false, true, false, func(s suite) {
+		{"network in use is not deleted", 1, networks, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.is(s.client.DeleteNetwork(s.ctx, "net-blue"), opi.ErrInUse)
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 		}},
-		{"port comes up, and again", 1, false, false, false, func(s suite) {
+		{"port comes up, and again", 1, nothing, func(s suite) {
 			p := s.port(0)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			s.hasPort(p)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			s.hasPort(p)
 		}},
-		{"port moves to another MAC and network", 1, false, false, false, func(s suite) {
+		{"port moves to another MAC and network", 1, nothing, func(s suite) {
 			s.network("net-red", 20)
 			p := s.port(0)
 			s.ok(s.client.EnsurePort(s.ctx, p))
@@ -216,13 +230,38 @@ func networkAndPortCases() []clientCase {
 			s.hasPort(p)
 			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 		}},
-		{"port of a missing network", 1, false, true, false, func(s suite) {
+		{"trunk comes up, and changes its networks", 1, trunks, func(s suite) {
+			s.network("net-red", 20)
+			p := s.port(0)
+			p.Trunk, p.Networks = true, []string{"net-red", "net-blue"}
+			s.ok(s.client.EnsurePort(s.ctx, p))
+			s.hasPort(p)
+			slices.Reverse(p.Networks) // it is the same port
+			s.ok(s.client.EnsurePort(s.ctx, p))
+			s.hasPort(p)
+			p.Networks = []string{"net-blue"}
+			s.ok(s.client.EnsurePort(s.ctx, p))
+			s.hasPort(p)
+			s.ok(s.client.DeleteNetwork(s.ctx, "net-red"))
+			s.is(s.client.DeleteNetwork(s.ctx, "net-blue"), opi.ErrInUse)
+			s.ok(s.client.DeletePort(s.ctx, p.ID))
+			s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
+		}},
+		{"port and trunk replace each other", 1, trunks, func(s suite) {
+			access, trunk := s.port(0), s.port(0)
+			trunk.Trunk = true
+			for _, p := range []opi.Port{access, trunk, access} {
+				s.ok(s.client.EnsurePort(s.ctx, p))
+				s.hasPort(p)
+			}
+		}},
+		{"port of a missing network", 1, networks, func(s suite) {
 			p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-none"}}
 			s.is(s.client.EnsurePort(s.ctx, p), opi.ErrNetworkMissing)
 			s.network("net-none", 30)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 		}},
-		{"two ports with one MAC in a network", 2, true, false, false, func(s suite) {
+		{"two ports with one MAC in a network", 2, reports, func(s suite) {
 			s.network("net-red", 20)
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.is(s.client.EnsurePort(s.ctx,
@@ -230,7 +269,7 @@ func networkAndPortCases() []clientCase {
 			s.ok(s.client.EnsurePort(s.ctx,
 				opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
 		}},
-		{"another installation's port stays", 1, true, false, false, func(s suite) {
+		{"another installation's port stays", 1, reports, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
 			theirs := opi.Port{ID: s.ports[0], MAC: hw(2), Networks: []string{"other-red"}}
@@ -243,7 +282,7 @@ func networkAndPortCases() []clientCase {
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.hasPort(theirs)
 		}},
-		{"another network's VLAN or VNI is not taken", 0, true, true, false, func(s suite) {
+		{"another network's VLAN or VNI is not taken", 0, reports | networks, func(s suite) {
 			s.network("net-blue", 10)
 			s.is(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 10}), opi.ErrConflict)
 			s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-red", VLAN: 10}), opi.ErrConflict)
@@ -263,7 +302,7 @@ func networkAndPortCases() []clientCase {
 				s.Errorf("networks (-want +got):\n%s", diff)
 			}
 		}},
-		{"port is deleted, and again", 1, false, false, false, func(s suite) {
+		{"port is deleted, and again", 1, nothing, func(s suite) {
 			s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 			s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
@@ -274,7 +313,7 @@ func networkAndPortCases() []clientCase {
 				s.is(err, opi.ErrUnsupported)
 			}
 		}},
-		{"list", 3, true, false, false, func(s suite) {
+		{"list", 3, reports, func(s suite) {
 			got, err := s.client.ListPorts(s.ctx)
 			s.ok(err)
 			if len(got) != 0 {
@@ -295,7 +334,7 @@ func networkAndPortCases() []clientCase {
 				s.Errorf("ports (-want +got):\n%s", diff)
 			}
 		}},
-		{"32 ports at once", 32, true, false, false, func(s suite) {
+		{"32 ports at once", 32, reports, func(s suite) {
 			var all sync.WaitGroup
 			each := func(do func(p opi.Port) error) {
 				for i := range s.ports {
@@ -316,7 +355,7 @@ func networkAndPortCases() []clientCase {
 				s.Errorf("left behind: %v", got)
 			}
 		}},
-		{"a context that has ended", 1, false, false, false, func(s suite) {
+		{"a context that has ended", 1, nothing, func(s suite) {
 			ctx, cancel := context.WithCancel(s.ctx)
 			cancel()
 			p := s.port(0)

@@ -51,7 +51,7 @@ type suite struct {
 
 // vlanAware selects the tests that need a bridge with VLAN filtering, which some machines' kernels
 // lack.
-const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN|SeveralBridges)$/^(vlan-aware)?$"
+const vlanAware = "^Test(DataPlanes|Trunk|TrunkSources|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN|SeveralBridges)$/^(vlan-aware)?$"
 
 // guests returns all guests. None of their tests may be skipped there.
 func guests() []guest {
