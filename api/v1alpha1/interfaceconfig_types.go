@@ -55,6 +55,17 @@ type VFConfig struct {
 	LinkState string `json:"linkState,omitempty"`
 }
 
+// InterfaceNetwork is a network whose frames have a VLAN tag at the Function.
+type InterfaceNetwork struct {
+	// Name is the XPUNetwork to join.
+	Name string `json:"name"`
+
+	// Addresses are IP addresses with prefix length, "10.1.0.5/24", inside the network's subnets.
+	// Absent means that one address of each of the network's subnets is assigned.
+	// +optional
+	Addresses []string `json:"addresses,omitempty"`
+}
+
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
 // xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the
 // claim overrides the same field in the class. Unknown fields are refused.
@@ -63,9 +74,17 @@ type VFConfig struct {
 type InterfaceConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Network is the XPUNetwork to join; absent means the DevicePool's network.
+	// Network is the XPUNetwork to join. If both network and networks are absent, it is the
+	// DevicePool's network.
 	// +optional
 	Network string `json:"network,omitempty"`
+
+	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network: the Function
+	// has tagged frames, and the pod makes its VLAN interfaces itself. The XPUPort's
+	// status.networks has the tags. The fields addresses, routes and vf.vlan must be absent. What
+	// the claim gives of network and networks replaces both of the class.
+	// +optional
+	Networks []InterfaceNetwork `json:"networks,omitempty"`
 
 	// InterfaceName is the name in the pod, at most 15 bytes without "/" or white space. Absent
 	// means "net1", "net2", ... in the order of the pod's devices.

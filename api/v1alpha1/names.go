@@ -131,6 +131,7 @@ const (
 	ReasonUnknown = "Unknown"
 	// the network is routed, and the XPU's OPI agent has no gateways
 	ReasonNoGateways       = "NoGateways"
+	ReasonNoTrunks         = "NoTrunks" // the OPI agent has no ports with tagged networks
 	ReasonFunctionBusy     = "FunctionBusy"
 	ReasonStandby          = "Standby" // the virtual machine of the XPUPort is being migrated
 	ReasonNoFreeAddress    = "NoFreeAddress"
@@ -225,7 +226,8 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 // concern all Ports of the xPU.
 func Refused(reason string) bool {
 	switch reason {
-	case ReasonConflict, ReasonFailed, ReasonUnknown, ReasonAbandoned, ReasonNoGateways:
+	case ReasonConflict, ReasonFailed, ReasonUnknown, ReasonAbandoned, ReasonNoGateways,
+		ReasonNoTrunks:
 		return true
 	}
 	return false

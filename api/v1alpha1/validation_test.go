@@ -3,6 +3,7 @@
 package v1alpha1_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -87,6 +88,12 @@ func TestValidation(t *testing.T) {
 			Claim: v1alpha1.ClaimRef{Name: "c", UID: "1", Request: "nic"},
 		}}
 		change(&p.Spec)
+		return p
+	}
+
+	trunk := func(name string, networks ...string) *v1alpha1.XPUPort {
+		p := port(func(s *v1alpha1.XPUPortSpec) { *s = trunkOf(*s, networks...) })
+		p.Name = name
 		return p
 	}
 
@@ -367,6 +374,32 @@ func TestValidation(t *testing.T) {
 			{"port made ahead for a claim", port(func(s *v1alpha1.XPUPortSpec) {
 				s.Ahead = true
 			}), "made ahead is for no claim and for no pod"},
+			{"trunk", trunk("trunk", "blue", "red"), ""},
+			{"trunk with 64 networks", trunk("large", numbered(64)...), ""},
+			{"trunk with 65 networks", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, numbered(65)...)
+			}), "must have at most 64 items"},
+			{"trunk with a network twice", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, "blue", "blue")
+			}), "Duplicate value"},
+			{"trunk with a network without a tag", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, "blue")
+				s.Network = "red"
+			}), "set network or networks"},
+			{"port without a network", port(func(s *v1alpha1.XPUPortSpec) { s.Network = "" }),
+				"set network or networks"},
+			{"trunk with addresses of no network", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, "blue")
+				s.Addresses = []string{"10.1.0.2/24"}
+			}), "leave addresses and assignAddresses out"},
+			{"trunk that wants addresses", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, "blue")
+				s.AssignAddresses = true
+			}), "leave addresses and assignAddresses out"},
+			{"trunk without a claim", port(func(s *v1alpha1.XPUPortSpec) {
+				*s = trunkOf(*s, "blue")
+				s.Claim = v1alpha1.ClaimRef{}
+			}), "networks are for the port of a claim"},
 			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) {
 				s.MAC = "01:00:00:00:00:01"
 			}), "spec.mac"},
@@ -475,6 +508,26 @@ func TestValidation(t *testing.T) {
 			t.Errorf("provisionAt %q, preferredAllocation %q", d.ProvisionAt, d.PreferredAllocation)
 		}
 	})
+}
+
+// trunkOf returns the spec of a claim's port with tagged networks.
+func trunkOf(spec v1alpha1.XPUPortSpec, networks ...string) v1alpha1.XPUPortSpec {
+	spec.Network, spec.Addresses = "", nil
+	spec.Claim = v1alpha1.ClaimRef{Name: "c", UID: "u", Request: "r"}
+	for _, name := range networks {
+		spec.Networks = append(spec.Networks, v1alpha1.XPUPortNetwork{
+			Name: name, Addresses: []string{"10.1.0.2/24"},
+		})
+	}
+	return spec
+}
+
+// numbered returns n names.
+func numbered(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("network-%d", i))
+	}
+	return names
 }
 
 // parseFile returns the error of an agent that reads its pools from a file. It applies the rules of

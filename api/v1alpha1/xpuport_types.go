@@ -13,7 +13,7 @@ const (
 	// LabelPool is the name of the DevicePool that the Function belongs to.
 	LabelPool = GroupName + "/pool"
 
-	// LabelNetwork is the name of the XPUNetwork.
+	// LabelNetwork is the name of the XPUNetwork. A Port with tagged networks does not have it.
 	LabelNetwork = GroupName + "/network"
 )
 
@@ -70,9 +70,64 @@ type PodRef struct {
 	UID types.UID `json:"uid,omitempty"`
 }
 
+// XPUPortNetwork is a network that a Port joins with a VLAN tag.
+type XPUPortNetwork struct {
+	// Name is the name of the XPUNetwork.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+
+	// Addresses are the addresses that the pod may use in this network, with prefix length:
+	// "10.1.0.2/24".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=64
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// XPUPortNetworkStatus is a network that a Port has joined with a VLAN tag.
+type XPUPortNetworkStatus struct {
+	// Name is the name of the XPUNetwork.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+
+	// VLAN is the tag of the Function's frames, 1-4094: the VLAN that the network has at the xPU.
+	VLAN int32 `json:"vlan"`
+
+	// MTU is the network's MTU in bytes, as in the status of a Port with one network.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+
+	// Addresses are the addresses that the pod may use in this network, with prefix length.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=64
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// AllNetworks returns the names of the networks that the Port joins, with a tag or without.
+func (s *XPUPortSpec) AllNetworks() []string {
+	if s.Network != "" {
+		return []string{s.Network}
+	}
+	var names []string
+	for _, network := range s.Networks {
+		names = append(names, network.Name)
+	}
+	return names
+}
+
+// IsTrunk reports whether the Function's frames have VLAN tags.
+func (s *XPUPortSpec) IsTrunk() bool { return len(s.Networks) > 0 }
+
 // XPUPortSpec is set when the Port is made, and never changed.
 // +kubebuilder:validation:XValidation:rule="!has(self.ahead) || !self.ahead || !has(self.claim) && !has(self.pod)",message="a port that is made ahead is for no claim and for no pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.claim) || !has(self.pod)",message="a port is for a claim or for a pod: set one of them"
+// +kubebuilder:validation:XValidation:rule="has(self.network) != has(self.networks)",message="a port joins one network, or several tagged ones: set network or networks"
+// +kubebuilder:validation:XValidation:rule="!has(self.networks) || !has(self.addresses) && (!has(self.assignAddresses) || !self.assignAddresses)",message="the addresses of a port with networks are in networks: leave addresses and assignAddresses out"
+// +kubebuilder:validation:XValidation:rule="!has(self.networks) || has(self.claim)",message="networks are for the port of a claim: set network for another port"
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an XPUPort cannot be changed: delete the port and let the controller make another"
 type XPUPortSpec struct {
 	// NodeName is the node that has the Function.
@@ -88,10 +143,22 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	XPU string `json:"xpu"`
 
-	// Network is the name of the XPUNetwork that the Port joins.
+	// Network is the name of the XPUNetwork that the Port joins. The Function's frames have no VLAN
+	// tag.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	Network string `json:"network"`
+	Network string `json:"network,omitempty"`
+
+	// Networks are the XPUNetworks that the Port joins with tags: the Function's frames have the
+	// VLAN tags in status.networks, and frames without a tag are dropped, because a BridgePort of
+	// OPI with tagged networks has no other one. Exactly one of network and networks is set.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Networks []XPUPortNetwork `json:"networks,omitempty"`
 
 	// MAC is the Function's unicast MAC address while it is attached, "02:00:00:00:00:01".
 	// +kubebuilder:validation:Pattern=`^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$`
@@ -160,9 +227,17 @@ type XPUPortStatus struct {
 	Predecessor string `json:"predecessor,omitempty"`
 
 	// MTU is the network's MTU in bytes. If the network sets none, it is the largest MTU that the
-	// xPU carries, or 0 if that is not known.
+	// xPU carries, or 0 if that is not known. For a Port with networks it is the largest of their
+	// MTUs, or 0 if one of them is not known.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
+
+	// Networks are the networks that the Port has joined with tags, if the spec has networks.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Networks []XPUPortNetworkStatus `json:"networks,omitempty"`
 
 	// Conditions has Ready: True (Up) while the xPU serves the Port. A Port without a claim also
 	// has Admitted: True once its network allows it to join and it has its addresses.

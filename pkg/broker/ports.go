@@ -65,11 +65,11 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			client.MatchingFields{portsByXPU: xpu.Name})
 	}
 
-	for index, value := range map[string]func(*v1alpha1.XPUPort) string{
-		portsByNetwork: func(port *v1alpha1.XPUPort) string { return port.Spec.Network },
-		portsByXPU:     func(port *v1alpha1.XPUPort) string { return port.Spec.XPU },
+	for index, of := range map[string]func(*v1alpha1.XPUPort) []string{
+		portsByNetwork: func(port *v1alpha1.XPUPort) []string { return port.Spec.AllNetworks() },
+		portsByXPU:     func(port *v1alpha1.XPUPort) []string { return []string{port.Spec.XPU} },
 	} {
-		values := func(o client.Object) []string { return []string{value(o.(*v1alpha1.XPUPort))} }
+		values := func(o client.Object) []string { return of(o.(*v1alpha1.XPUPort)) }
 		if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, index,
 			values); err != nil {
 			return fmt.Errorf("index %s of XPUPorts: %w", index, err)
@@ -220,9 +220,15 @@ func (r *ports) copyToInfra(
 		ObjectMeta: copyMeta(tc.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy(),
 	}
 	copied.Spec.NodeName = scoped(tc.Name, port.Spec.NodeName)
-	copied.Spec.Network = scopedNetwork(tc.Name, port.Spec.Network)
-	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
-	if len(copied.Spec.Addresses) == 0 {
+	if port.Spec.IsTrunk() {
+		for i, network := range port.Spec.Networks {
+			copied.Spec.Networks[i].Name = scopedNetwork(tc.Name, network.Name)
+		}
+	} else {
+		copied.Spec.Network = scopedNetwork(tc.Name, port.Spec.Network)
+		copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
+	}
+	if !port.Spec.IsTrunk() && len(copied.Spec.Addresses) == 0 {
 		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster assigned
 	}
 
@@ -274,8 +280,10 @@ func (r *ports) allow(
 		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU,
 			port.Spec.NodeName)
 	}
-	if err := r.checkNetwork(ctx, tc, port.Spec.Network); err != nil {
-		return err
+	for _, network := range port.Spec.AllNetworks() {
+		if err := r.checkNetwork(ctx, tc, network); err != nil {
+			return err
+		}
 	}
 
 	most := maxPorts(tc.XPUTenant, r.Limits)
@@ -346,6 +354,25 @@ func (r *ports) refuse(
 	})
 }
 
+// networksForTenant returns the status of the copy's tagged networks with the names that they have in
+// the tenant's cluster. The tags are those of the infra cluster, because they are in the frames.
+// Networks that are not the tenant's XPUPort's are left out.
+func networksForTenant(
+	tenant string, port, copied *v1alpha1.XPUPort,
+) (networks []v1alpha1.XPUPortNetworkStatus) {
+	for _, network := range port.Spec.Networks {
+		scoped := scopedNetwork(tenant, network.Name)
+		for _, status := range copied.Status.Networks {
+			if status.Name == scoped {
+				own := *status.DeepCopy()
+				own.Name = network.Name
+				networks = append(networks, own)
+			}
+		}
+	}
+	return networks
+}
+
 // report copies the status of the copy to the tenant's XPUPort.
 func (r *ports) report(
 	ctx context.Context, tc *tenantCluster, port, copied *v1alpha1.XPUPort,
@@ -365,6 +392,7 @@ func (r *ports) report(
 		current.Addresses, current.MTU, current.Pod, current.Predecessor = nil, 0, "", ""
 	}
 
+	status.Networks = networksForTenant(tc.Name, port, copied)
 	status.Conditions = []metav1.Condition{*condition}
 	current.Conditions = slices.DeleteFunc(current.Conditions, func(c metav1.Condition) bool {
 		return c.Type != condition.Type

@@ -580,7 +580,7 @@ func (s *testCluster) pool(name, network string) {
 // claim creates a claim in namespace default and allocates it like the scheduler. It returns the
 // claim's XPUPort, which may not exist yet.
 func (s *testCluster) claim(
-	name, node, pool string, f function.ID,
+	name, node, pool string, f function.ID, config ...resourceapi.DeviceAllocationConfiguration,
 ) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
 	s.Helper()
 	o := &resourceapi.ResourceClaim{
@@ -593,7 +593,7 @@ func (s *testCluster) claim(
 	s.create(o)
 	o.Status.Allocation = &resourceapi.AllocationResult{
 		AllocationTimestamp: ptr.To(metav1.Now()),
-		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+		Devices: resourceapi.DeviceAllocationResult{Config: config, Results: []resourceapi.DeviceRequestAllocationResult{{
 			Request: "nic", Driver: v1alpha1.GroupName, Device: f.DeviceName(),
 			Pool: claim.PoolID{Node: node, PF: testPF, DevicePool: pool}.String(),
 		}}},

@@ -3,7 +3,9 @@
 package claim
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -43,11 +45,32 @@ type Device struct {
 	// Privileged lists the privileged fields that the claim itself sets, also those that its class
 	// sets too; see [Device.Allowed].
 	Privileged []v1alpha1.PrivilegedField
+	// Networks are the tagged networks that the interface joins, derived from Config.
+	Networks []Network
 	// Interface is derived from Config, without the Port's addresses and MAC. Its Name may be
 	// empty.
 	Interface function.Interface
 	// ConfigErr describes errors in the opaque parameters and names the fields.
 	ConfigErr error
+}
+
+// Network is a network whose frames have a VLAN tag at the Function.
+type Network struct {
+	Name      string
+	Addresses []netip.Prefix // none: one of each of the network's subnets is assigned
+}
+
+// NetworkNames returns the names of the networks that the device joins: those in its configuration,
+// or else that of its DevicePool.
+func (d Device) NetworkNames(pool v1alpha1.DevicePoolSpec) []string {
+	var names []string
+	for _, network := range d.Config.Networks {
+		names = append(names, network.Name)
+	}
+	if name := cmp.Or(d.Config.Network, pool.Network); len(names) == 0 && name != "" {
+		return []string{name}
+	}
+	return names
 }
 
 // Devices returns the Functions of this driver that are allocated to the claim, in the order of the
@@ -112,6 +135,9 @@ func newDevice(
 	)
 	if device.ConfigErr == nil {
 		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
+	}
+	if device.ConfigErr == nil {
+		device.Networks, device.ConfigErr = networksOf(&device.Config)
 	}
 
 	if device.ConfigErr == nil && device.Bandwidth > 0 {

@@ -285,6 +285,22 @@ func TestBadConfig(t *testing.T) {
 		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
 			[]string{"routes", "must be absent"}},
+		{`"networks": [{"name": "a"}], "network": "b"`, []string{"networks", "must be absent"}},
+		{`"networks": [{"name": "a"}], "addresses": ["10.1.0.5/24"]`,
+			[]string{"networks", "must be absent"}},
+		{`"networks": [{"name": "a"}], "routes": [{"to": "10.2.0.0/16"}]`,
+			[]string{"networks", "routes"}},
+		{`"networks": [{"name": "a"}], "vf": {"vlan": 5}`, []string{"networks", "vf.vlan"}},
+		{`"networks": [{"name": "a"}, {"name": "a"}]`,
+			[]string{`networks[1].name "a"`, "twice"}},
+		{`"networks": [{"addresses": []}]`, []string{"networks[0].name", "XPUNetwork"}},
+		{`"networks": [{"name": "a", "addresses": ["10.1.0.5"]}]`,
+			[]string{`networks[0].addresses[0] "10.1.0.5"`, "10.1.0.5/24"}},
+		{`"networks": [{"name": "a", "addresses": [` + strings.Repeat(`"10.1.0.5/24",`, 16) +
+			`"10.1.0.5/24"]}]`, []string{"networks[0].addresses", "at most 16"}},
+		{`"networks": [` + strings.Repeat(`{"name": "a"},`, 64) + `{"name": "a"}]`,
+			[]string{"networks: has 65", "at most 64"}},
+		{`"networks": [{"name": "a", "vlan": 5}]`, []string{`unknown field "networks[0].vlan"`}},
 		{`"vf": {"linkState": "up"}`, []string{"vf.linkState", "auto, enable, disable"}},
 		// Several errors are reported together.
 		{`"mtu": 1, "mac": "x", "interfaceName": "lo", "addresses": ["a", "b"]`,
@@ -293,6 +309,71 @@ func TestBadConfig(t *testing.T) {
 		t.Run(test.fields, func(t *testing.T) {
 			wantConfigError(t, claimtest.FromClaim(test.fields), test.want...)
 		})
+	}
+}
+
+// TestNetworks checks which networks a Function joins with tags, and what replaces what.
+func TestNetworks(t *testing.T) {
+	class := claimtest.FromClass(`"network": "lab", "addresses": ["10.1.0.5/24"], "mtu": 1400`)
+	for name, test := range map[string]struct {
+		options []claimtest.Option
+		want    []string
+	}{
+		"claim": {
+			[]claimtest.Option{claimtest.FromClaim(`"networks": [{"name": "b"}, {"name": "a"}]`)},
+			[]string{"b", "a"},
+		},
+		"claim over class": {
+			[]claimtest.Option{class, claimtest.FromClaim(`"networks": [{"name": "b"}]`)},
+			[]string{"b"},
+		},
+		"network over networks": {
+			[]claimtest.Option{
+				claimtest.FromClass(`"networks": [{"name": "b"}]`),
+				claimtest.FromClaim(`"network": "lab"`),
+			},
+			[]string{"lab"},
+		},
+		"with a program": {
+			[]claimtest.Option{
+				claimtest.FromClaim(`"driver": "vfio-pci", "networks": [{"name": "b"}]`),
+			},
+			[]string{"b"},
+		},
+		"neither": {nil, []string{"of the pool"}},
+	} {
+		options := append([]claimtest.Option{
+			claimtest.Result("blue", testPool, "0000-3b-00-2"),
+		}, test.options...)
+		devices, err := claim.Devices(claimtest.Allocated("net", options...))
+		if err != nil || devices[0].ConfigErr != nil {
+			t.Errorf("%s: %v, %v", name, err, devices[0].ConfigErr)
+			continue
+		}
+
+		names := devices[0].NetworkNames(v1alpha1.DevicePoolSpec{Network: "of the pool"})
+		if diff := cmp.Diff(test.want, names); diff != "" {
+			t.Errorf("%s: -want +got\n%s", name, diff)
+		}
+	}
+}
+
+// TestAddressesOfNetworksArePrivileged checks that the addresses of tagged networks need the same
+// permission as others.
+func TestAddressesOfNetworksArePrivileged(t *testing.T) {
+	devices, err := claim.Devices(claimtest.Allocated("net",
+		claimtest.Result("blue", testPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"networks": [{"name": "a", "addresses": ["10.1.0.5/24"]}]`)))
+	if err != nil || devices[0].ConfigErr != nil {
+		t.Fatal(err, devices[0].ConfigErr)
+	}
+	if err := devices[0].Allowed(v1alpha1.DevicePoolSpec{}); err == nil ||
+		!strings.Contains(err.Error(), "addresses") {
+		t.Errorf("error %v, want that addresses are not allowed", err)
+	}
+	allow := []v1alpha1.PrivilegedField{v1alpha1.FieldAddresses}
+	if err := devices[0].Allowed(v1alpha1.DevicePoolSpec{Allow: allow}); err != nil {
+		t.Error(err)
 	}
 }
 

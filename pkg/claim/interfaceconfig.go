@@ -51,6 +51,14 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 // merge returns base with every field replaced that over sets. The fields of vf are merged one by
 // one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
+	// One of network and networks replaces the other, with its addresses.
+	switch {
+	case len(over.Networks) > 0 && over.Network == "":
+		base.Network, base.Addresses = "", nil
+	case over.Network != "" && len(over.Networks) == 0:
+		base.Networks = nil
+	}
+
 	if base.VF != nil && over.VF != nil {
 		over.VF = ptr.To(overlay(*base.VF, *over.VF))
 	}
@@ -146,6 +154,59 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	}
 
 	return i, errors.Join(errs...)
+}
+
+// maxNetworks and maxAddresses are the limits of XPUPort.spec.networks and of the addresses of each.
+const maxNetworks, maxAddresses = 64, 16
+
+// networksOf converts the tagged networks of a merged configuration.
+func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
+	if len(c.Networks) == 0 {
+		return nil, nil
+	}
+
+	var errs []error
+	if len(c.Networks) > maxNetworks {
+		errs = append(errs, fmt.Errorf("networks: has %d, at most %d may be given", len(c.Networks),
+			maxNetworks))
+	}
+	if len(c.Routes) > 0 || c.VF != nil && ptr.Deref(c.VF.VLAN, 0) != 0 {
+		errs = append(errs, errors.New("networks: routes and vf.vlan must be absent with it, "+
+			"because they are of no single network"))
+	}
+	if c.Network != "" || len(c.Addresses) > 0 {
+		errs = append(errs, errors.New("networks: network and addresses must be absent with it; "+
+			"give each of networks its addresses"))
+	}
+
+	var networks []Network
+	seen := map[string]bool{}
+	for n, one := range c.Networks {
+		switch {
+		case one.Name == "":
+			errs = append(errs, fmt.Errorf("networks[%d].name: must be the name of an XPUNetwork", n))
+		case seen[one.Name]:
+			errs = append(errs, fmt.Errorf("networks[%d].name %q: is in the list twice", n, one.Name))
+		case len(one.Addresses) > maxAddresses:
+			errs = append(errs, fmt.Errorf("networks[%d].addresses: has %d, at most %d may be given",
+				n, len(one.Addresses), maxAddresses))
+		}
+
+		seen[one.Name] = true
+		network := Network{Name: one.Name}
+		for m, text := range one.Addresses {
+			address, err := netip.ParsePrefix(text)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("networks[%d].addresses[%d] %q: must be an address "+
+					"with prefix length such as 10.1.0.5/24", n, m, text))
+				continue
+			}
+			network.Addresses = append(network.Addresses, address)
+		}
+		networks = append(networks, network)
+	}
+
+	return networks, errors.Join(errs...)
 }
 
 // Userspace returns the interface for a Function that a program of the pod drives instead of the

@@ -68,13 +68,16 @@ func NewPort(
 		name += aheadSuffix
 	}
 
+	labels := map[string]string{v1alpha1.LabelPool: devicePool}
+	if spec.Network != "" {
+		labels[v1alpha1.LabelNetwork] = spec.Network
+	}
+
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace,
-			Name:      name,
-			Labels: map[string]string{
-				v1alpha1.LabelPool: devicePool, v1alpha1.LabelNetwork: spec.Network,
-			},
+			Namespace:  namespace,
+			Name:       name,
+			Labels:     labels,
 			Finalizers: []string{v1alpha1.FinalizerPort},
 		},
 		Spec: spec,

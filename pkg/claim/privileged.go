@@ -20,7 +20,8 @@ func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 	}
 
 	add(c.MAC != "", v1alpha1.FieldMAC)
-	add(len(c.Addresses) > 0, v1alpha1.FieldAddresses)
+	tagged := func(n v1alpha1.InterfaceNetwork) bool { return len(n.Addresses) > 0 }
+	add(len(c.Addresses) > 0 || slices.ContainsFunc(c.Networks, tagged), v1alpha1.FieldAddresses)
 	add(c.Driver != "", v1alpha1.FieldDriver)
 
 	if vf := c.VF; vf != nil {
@@ -40,7 +41,7 @@ func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 // DevicePool's spec reserves them for DeviceClasses. The zero spec, for a pool that does not exist,
 // allows none.
 func (d Device) Allowed(pool v1alpha1.DevicePoolSpec) error {
-	joins := d.Config.Network != "" || pool.Network != ""
+	joins := len(d.NetworkNames(pool)) > 0
 	forbidden := slices.DeleteFunc(slices.Clone(d.Privileged),
 		func(f v1alpha1.PrivilegedField) bool {
 			return slices.Contains(pool.Allow, f) || f == v1alpha1.FieldAddresses && !joins

@@ -196,7 +196,8 @@ func Ports(
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
 				p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(),
-				p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
+				strings.Join(p.Spec.AllNetworks(), ","), owner(p),
+				strings.Join(addressesOf(p), ","), status,
 				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
 			},
 			Notes: slices.Concat(notes, deletionNotes(p)),
@@ -235,7 +236,9 @@ func Networks(
 
 	joined := map[string]int{}
 	for _, p := range ports.Items {
-		joined[p.Spec.Network]++
+		for _, network := range p.Spec.AllNetworks() {
+			joined[network]++
+		}
 	}
 
 	table := Table{
@@ -364,4 +367,13 @@ func foreignNotes(x *v1alpha1.XPU) []string {
 	}
 
 	return []string{note + ": " + strings.Join(foreign.Examples, ", ")}
+}
+
+// addressesOf returns the addresses of an XPUPort in all its networks.
+func addressesOf(p *v1alpha1.XPUPort) []string {
+	all := slices.Clone(p.Status.Addresses)
+	for _, network := range p.Status.Networks {
+		all = append(all, network.Addresses...)
+	}
+	return all
 }

@@ -155,8 +155,25 @@ func TestPorts(t *testing.T) {
 	ahead := port("xpu-system", "node1-0000-3b-01-3-ahead", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.3"}, Ahead: true,
 	}, ready(metav1.ConditionTrue, "Up", ""))
+	trunk := port("default", "node1-0000-3b-01-4", v1alpha1.XPUPortSpec{
+		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.4"},
+		Claim:    v1alpha1.ClaimRef{Name: "trunk"},
+	}, ready(metav1.ConditionTrue, "Up", ""))
+	trunk.Spec.Network, trunk.Spec.Networks = "", []v1alpha1.XPUPortNetwork{
+		{Name: "blue"}, {Name: "red"},
+	}
+	trunk.Status.Networks = []v1alpha1.XPUPortNetworkStatus{
+		{Name: "blue", VLAN: 10, Addresses: []string{"10.1.0.3/24"}},
+		{Name: "red", VLAN: 20, Addresses: []string{"10.2.0.3/24"}},
+	}
+	_, table, err := inspect.Ports(t.Context(), reader(t, trunk), "", now)
+	want(t, table, err, false, `
+NAMESPACE   NAME                 NODE    FUNCTION       NETWORK    FOR           ADDRESSES                 READY   AGE
+default     node1-0000-3b-01-4   node1   0000:3b:01.4   blue,red   claim trunk   10.1.0.3/24,10.2.0.3/24   True    60m
+`)
+
 	all := reader(t, up, going, other, ahead)
-	_, table, err := inspect.Ports(t.Context(), all, "", now)
+	_, table, err = inspect.Ports(t.Context(), all, "", now)
 	want(t, table, err, false, `
 NAMESPACE    NAME                       NODE    FUNCTION            NETWORK   FOR              ADDRESSES     READY   AGE
 default      node1-0000-3b-01-0         node1   0000:3b:01.0        blue      pod web          10.1.0.2/24   True    60m

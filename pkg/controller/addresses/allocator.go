@@ -62,7 +62,9 @@ func (l *Allocator) portChanged(change model.Change) {
 	}
 
 	if !change.Gone() && !port.DeletionTimestamp.IsZero() {
-		l.book(port.Spec.Network).removeStandby(port)
+		for _, book := range l.booksOf(port) {
+			book.removeStandby(port)
+		}
 	}
 }
 
@@ -70,33 +72,50 @@ func (l *Allocator) portChanged(change model.Change) {
 func (l *Allocator) book(network string) *book {
 	book := l.books[network]
 	if book == nil {
-		book = newBook()
+		book = newBook(network)
 		l.books[network] = book
 	}
 	return book
 }
 
-// Assume reserves what a Port needs that is about to be created: its Function, its MAC address and
-// its addresses. It sets the Port's addresses to the wanted ones, or to the lowest free address of
-// each subnet. If it returns an error, nothing is reserved. The reservation ends when the model has
+// booksOf returns the address books of a Port's networks. It is called in a transaction.
+func (l *Allocator) booksOf(port *v1alpha1.XPUPort) (books []*book) {
+	for _, network := range port.Spec.AllNetworks() {
+		books = append(books, l.book(network))
+	}
+	return books
+}
+
+// Join is a network that a Port joins.
+type Join struct {
+	Network *v1alpha1.XPUNetwork
+	Wanted  []netip.Prefix // the addresses; none: the lowest free one of each subnet
+}
+
+// Assume reserves what a Port needs that is about to be created: its Function, and in each of its
+// networks, in the order of the spec, its MAC address and its addresses. It sets the Port's
+// addresses. If it returns an error, nothing is reserved. The reservation ends when the model has
 // the Port, when Failed is called, or after AssumedFor.
 func (l *Allocator) Assume(
-	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-	wanted []netip.Prefix,
+	ctx context.Context, port *v1alpha1.XPUPort, joins ...Join,
 ) error {
-	rules, err := rulesOf(network)
-	if err != nil {
-		return err
+	var all []*networkRules
+	for _, join := range joins {
+		rules, err := rulesOf(join.Network)
+		if err != nil {
+			return err
+		}
+		all = append(all, rules)
 	}
 
 	return l.ports.Transact(ctx, func(ports model.View) error {
-		return l.reserve(ports, port, rules, wanted)
+		return l.reserve(ports, port, all, joins)
 	})
 }
 
 // reserve is [Allocator.Assume] in a transaction.
 func (l *Allocator) reserve(
-	ports model.View, port *v1alpha1.XPUPort, rules *networkRules, wanted []netip.Prefix,
+	ports model.View, port *v1alpha1.XPUPort, rules []*networkRules, joins []Join,
 ) error {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
@@ -110,19 +129,31 @@ func (l *Allocator) reserve(
 		return err
 	}
 
-	book := l.book(rules.network)
-	if err := book.checkMAC(port); err != nil {
-		return err
+	given := make([][]string, len(joins))
+	for i, join := range joins {
+		book := l.book(join.Network.Name)
+		if err := book.checkMAC(port); err != nil {
+			return err
+		}
+		addresses, err := book.choose(rules[i], join.Wanted)
+		if err != nil {
+			return err
+		}
+		given[i] = texts(addresses)
 	}
 
-	addresses, err := book.choose(rules, wanted)
-	if err != nil {
-		return err
+	if port.Spec.IsTrunk() {
+		for i := range port.Spec.Networks {
+			port.Spec.Networks[i].Addresses = given[i]
+		}
+	} else {
+		port.Spec.Addresses = given[0]
 	}
 
-	port.Spec.Addresses = texts(addresses)
 	l.assumed[key] = assumedPort{port: port.DeepCopy(), since: time.Now()}
-	book.add(port)
+	for _, book := range l.booksOf(port) {
+		book.add(port)
+	}
 
 	return nil
 }
@@ -177,14 +208,14 @@ func (l *Allocator) adoptInto(
 // this Port was created with. This happens if two controllers acted as the leader at the same time.
 func (l *Allocator) CheckOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return l.ports.Transact(ctx, func(model.View) error {
-		holder, what := l.book(port.Spec.Network).other(port)
-		if what == "" {
-			return nil
+		for _, book := range l.booksOf(port) {
+			if holder, what := book.other(port); what != "" {
+				return reconciling.Refuse(v1alpha1.ReasonConflict,
+					"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
+					what, holder, book.network)
+			}
 		}
-
-		return reconciling.Refuse(v1alpha1.ReasonConflict,
-			"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
-			what, holder, port.Spec.Network)
+		return nil
 	})
 }
 
@@ -269,7 +300,9 @@ func (l *Allocator) drop(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
 		delete(l.assumed, key)
-		l.book(port.Spec.Network).remove(a.port)
+		for _, book := range l.booksOf(a.port) {
+			book.remove(a.port)
+		}
 	}
 }
 
@@ -291,7 +324,9 @@ func (l *Allocator) made(port *v1alpha1.XPUPort) {
 	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
 		delete(l.assumed, key)
 	}
-	l.book(port.Spec.Network).add(port)
+	for _, book := range l.booksOf(port) {
+		book.add(port)
+	}
 }
 
 // ownsAddresses reports whether the MAC address and the addresses in the Port's spec are reserved
@@ -309,11 +344,15 @@ func ownsAddresses(port *v1alpha1.XPUPort) bool {
 // gone frees what a Port owned. A Port that is being deleted still owns its addresses.
 func (l *Allocator) gone(port *v1alpha1.XPUPort) {
 	l.drop(port)
-	l.book(port.Spec.Network).remove(port)
+	for _, book := range l.booksOf(port) {
+		book.remove(port)
+	}
 	// The next Port of the Function has the same name, and its reservation may contain some of the
 	// same addresses.
 	if next, ok := l.assumed[client.ObjectKeyFromObject(port)]; ok {
-		l.book(next.port.Spec.Network).add(next.port)
+		for _, book := range l.booksOf(next.port) {
+			book.add(next.port)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 // update it, so that the cost of choosing an address does not grow with the number of Ports. It is
 // not safe for concurrent use.
 type book struct {
+	network   string
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
 	// assigned holds addresses that Ports may not have in their status yet.
@@ -41,8 +42,9 @@ type assignment struct {
 	addresses []string
 }
 
-func newBook() *book {
+func newBook(network string) *book {
 	return &book{
+		network:   network,
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
 		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{},
 		subnets: map[netip.Prefix]*freeList{},
@@ -66,7 +68,7 @@ func (b *book) add(port *v1alpha1.XPUPort) {
 		b.macs[port.Spec.MAC] = key
 	}
 
-	b.take(key, Of(port))
+	b.take(key, b.of(port))
 }
 
 // checkMAC returns a refusal if another Port of the network has the Port's MAC address.
@@ -75,14 +77,14 @@ func (b *book) checkMAC(port *v1alpha1.XPUPort) error {
 	if !taken || holder == client.ObjectKeyFromObject(port) {
 		return nil
 	}
-	return Conflict(port, holder)
+	return Conflict(port, holder, b.network)
 }
 
 // other returns another Port that owns an address or the MAC address of this Port, and which one it
 // is. what is "" if there is no such Port.
 func (b *book) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what string) {
 	key := client.ObjectKeyFromObject(port)
-	for _, text := range Of(port) {
+	for _, text := range b.of(port) {
 		address, err := netip.ParsePrefix(text)
 		if holder, taken := b.addresses[address.Addr()]; err == nil && taken && holder != key {
 			return holder, "address " + text
@@ -96,11 +98,11 @@ func (b *book) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what 
 	return holder, ""
 }
 
-// Conflict is the refusal of a Port whose MAC address belongs to another Port.
-func Conflict(port *v1alpha1.XPUPort, holder types.NamespacedName) error {
+// Conflict is the refusal of a Port whose MAC address belongs to another Port of a network.
+func Conflict(port *v1alpha1.XPUPort, holder types.NamespacedName, network string) error {
 	return reconciling.Refuse(v1alpha1.ReasonConflict,
 		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
-		port.Spec.MAC, holder, port.Spec.Network)
+		port.Spec.MAC, holder, network)
 }
 
 // take records the addresses that are free.
@@ -158,7 +160,7 @@ func (b *book) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to su
 	}
 
 	var moved []string
-	for _, text := range slices.Concat(Of(port), b.assigned[from].addresses) {
+	for _, text := range slices.Concat(b.of(port), b.assigned[from].addresses) {
 		if address, err := netip.ParsePrefix(text); err == nil &&
 			b.addresses[address.Addr()] == from {
 			b.addresses[address.Addr()] = to.key
@@ -185,7 +187,7 @@ func (b *book) remove(port *v1alpha1.XPUPort) {
 		delete(b.macs, port.Spec.MAC)
 	}
 
-	free := Of(port)
+	free := b.of(port)
 	if a, ok := b.assigned[key]; ok && a.to == port.UID {
 		free = slices.Concat(free, a.addresses)
 		delete(b.assigned, key)
@@ -206,12 +208,25 @@ func (b *book) remove(port *v1alpha1.XPUPort) {
 	}
 }
 
-// Of returns the addresses that a Port has, or else those that it asks for.
+// Of returns the addresses that a Port with one network has, or else those that it asks for.
 func Of(port *v1alpha1.XPUPort) []string {
 	if len(port.Status.Addresses) > 0 {
 		return port.Status.Addresses
 	}
 	return port.Spec.Addresses
+}
+
+// of returns the addresses of a Port in the book's network.
+func (b *book) of(port *v1alpha1.XPUPort) []string { return In(port, b.network) }
+
+// In returns the addresses of a Port in one of its networks.
+func In(port *v1alpha1.XPUPort, network string) []string {
+	for _, tagged := range port.Spec.Networks {
+		if tagged.Name == network {
+			return tagged.Addresses
+		}
+	}
+	return Of(port)
 }
 
 // assign chooses and records the addresses of a Port that an agent made: those that it has already,

@@ -42,7 +42,7 @@ func FuzzAddressRules(f *testing.F) {
 			return
 		}
 
-		book := newBook()
+		book := newBook("lab")
 		for i, asks := range [][]netip.Prefix{prefixes(wanted), nil, nil} {
 			given, err := book.choose(rules, asks)
 			if err != nil {
@@ -118,7 +118,7 @@ func TestAddressBook(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	book := newBook()
+	book := newBook("lab")
 	have := map[string]*v1alpha1.XPUPort{} // by address
 	lowest := func() string {
 		for n := 2; n < 63; n++ {
@@ -243,7 +243,7 @@ func TestChooseAddresses(t *testing.T) {
 			var got []netip.Prefix
 			rules, err := rulesOf(network)
 			if err == nil {
-				book := newBook()
+				book := newBook("lab")
 				maps.Copy(book.addresses, test.taken)
 				got, err = book.choose(rules, wanted)
 			}

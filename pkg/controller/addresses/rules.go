@@ -150,7 +150,7 @@ func CheckGateway(
 	if err != nil {
 		return err
 	}
-	for _, text := range Of(port) {
+	for _, text := range In(port, network.Name) {
 		address, err := netip.ParsePrefix(text)
 		isGateway := func(g netip.Prefix) bool { return g.Addr() == address.Addr() }
 		if err == nil && slices.ContainsFunc(gateways, isGateway) {

@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -33,7 +31,7 @@ import (
 func (r *reconciler) create(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (needed bool, err error) {
-	port, network, err := r.buildPort(ctx, c, d)
+	port, joins, err := r.buildPort(ctx, c, d)
 	if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
 		return true, reconciling.Refuse(refusal.Reason, "request %s: %s", d.Request,
 			refusal.Message)
@@ -41,7 +39,7 @@ func (r *reconciler) create(
 	if err != nil || port == nil {
 		return false, err
 	}
-	if err := r.assume(ctx, c, d, port, network); err != nil {
+	if err := r.assume(ctx, c, d, port, joins); err != nil {
 		return true, err
 	}
 
@@ -59,7 +57,8 @@ func (r *reconciler) create(
 	case err == nil:
 		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port),
 			"device", d.Name,
-			"network", network.Name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
+			"networks", port.Spec.AllNetworks(), "xpu", port.Spec.XPU,
+			"addresses", port.Spec.Addresses)
 	case apierrors.IsAlreadyExists(err): // the cache is behind: its event is on the way
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// the claim goes with its namespace
@@ -81,9 +80,9 @@ func (r *reconciler) create(
 // the Port gets one that is derived from the claim.
 func (r *reconciler) assume(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
-	network *v1alpha1.XPUNetwork,
+	joins []addresses.Join,
 ) error {
-	err := r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
+	err := r.Allocator.Assume(ctx, port, joins...)
 	byFunction := string(claim.DerivedMAC("", d.ID.Node, d.Function))
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
 	if !refused || refusal.Reason != v1alpha1.ReasonConflict || port.Spec.MAC != byFunction {
@@ -91,14 +90,14 @@ func (r *reconciler) assume(
 	}
 
 	port.Spec.MAC = string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
-	return r.Allocator.Assume(ctx, port, network, d.Interface.Addresses)
+	return r.Allocator.Assume(ctx, port, joins...)
 }
 
-// buildPort returns the Port that the device needs, without addresses, and its network. Both are
-// nil if the device needs no Port.
+// buildPort returns the Port that the device needs, without addresses, and the networks that it
+// joins. The Port is nil if the device needs none.
 func (r *reconciler) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
-) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
+) (*v1alpha1.XPUPort, []addresses.Join, error) {
 	if !allocatedOn(c.Status.Allocation, d.ID.Node) {
 		return nil, nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig,
 			"pool %s is named after node %s, but the allocation is for another node; "+
@@ -110,12 +109,14 @@ func (r *reconciler) buildPort(
 			"%s", reconciling.OneLine(d.ConfigErr))
 	}
 
-	network, err := r.networkOf(ctx, c, d)
-	if err != nil || network == nil {
+	joins, err := r.joinsOf(ctx, c, d)
+	if err != nil || len(joins) == 0 {
 		return nil, nil, err
 	}
-	if err := r.Catalog.Admit(ctx, network, c.Namespace); err != nil {
-		return nil, nil, err
+	for _, join := range joins {
+		if err := r.Catalog.Admit(ctx, join.Network, c.Namespace); err != nil {
+			return nil, nil, err
+		}
 	}
 
 	var ofNode v1alpha1.XPUList
@@ -134,7 +135,7 @@ func (r *reconciler) buildPort(
 			"XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
 
-	mac, err := r.macOf(ctx, c, d, network, xpu)
+	mac, err := r.macOf(ctx, c, d, joins, xpu)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -142,20 +143,38 @@ func (r *reconciler) buildPort(
 	owner := metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"))
 	owner.BlockOwnerDeletion = nil // the Port must not hold up the claim's deletion
 
-	port := claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool, v1alpha1.XPUPortSpec{
+	spec := v1alpha1.XPUPortSpec{
 		NodeName: d.ID.Node,
 		XPU:      xpu.Name,
-		Network:  network.Name,
 		MAC:      mac,
-		MTU:      optional.Min(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
+		MTU:      optional.Min(int32(d.Interface.MTU), largestMTU(joins)),
 		Claim: v1alpha1.ClaimRef{
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
-	})
+	}
+	if len(d.Networks) == 0 {
+		spec.Network = joins[0].Network.Name
+	}
+	for _, network := range d.Networks {
+		spec.Networks = append(spec.Networks, v1alpha1.XPUPortNetwork{Name: network.Name})
+	}
+
+	port := claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool, spec)
 
 	port.Annotations = map[string]string{addresses.AnnotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
-	return port, network, nil
+	return port, joins, nil
+}
+
+// largestMTU returns the largest MTU of these networks, 0 if one of them has none.
+func largestMTU(joins []addresses.Join) (largest int32) {
+	for _, join := range joins {
+		if join.Network.Spec.MTU == nil {
+			return 0
+		}
+		largest = max(largest, *join.Network.Spec.MTU)
+	}
+	return largest
 }
 
 // consumerOf returns the name of the first pod for which the claim is reserved, "" if there is
@@ -175,7 +194,7 @@ func consumerOf(c *resourceapi.ResourceClaim) string {
 // each time that the Port is created.
 func (r *reconciler) macOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
-	network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+	joins []addresses.Join, xpu *v1alpha1.XPU,
 ) (string, error) {
 	own, err := xpus.OwnMAC(ctx, r.Client, xpu, d.ID.Node, d.Function)
 	switch {
@@ -193,14 +212,15 @@ func (r *reconciler) macOf(
 		return string(d.Interface.MAC), nil
 	}
 
-	ahead, err := pools.MakesAhead(ctx, r.Client, d.ID.DevicePool, network.Name)
-	if err != nil {
-		return "", err
-	}
-
 	of := c.UID
-	if ahead {
-		of = ""
+	if len(d.Networks) == 0 { // no Port with tagged networks is made ahead
+		ahead, err := pools.MakesAhead(ctx, r.Client, d.ID.DevicePool, joins[0].Network.Name)
+		if err != nil {
+			return "", err
+		}
+		if ahead {
+			of = ""
+		}
 	}
 
 	return string(claim.DerivedMAC(of, d.ID.Node, d.Function)), nil
@@ -224,19 +244,19 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 		})
 }
 
-// networkOf returns the network that the device joins, nil if it joins none. A refusal also says
-// which fields the claim must not set.
-func (r *reconciler) networkOf(
+// joinsOf returns the networks that the device joins, none if it joins none, with the addresses
+// that the claim asks for. A refusal also says which fields the claim must not set.
+func (r *reconciler) joinsOf(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
-) (*v1alpha1.XPUNetwork, error) {
+) ([]addresses.Join, error) {
 	var pool v1alpha1.DevicePool // stays empty if it does not exist
 	err := r.Client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
 	}
 
-	name := cmp.Or(d.Config.Network, pool.Spec.Network)
-	if err != nil && name == "" {
+	names := d.NetworkNames(pool.Spec)
+	if err != nil && len(names) == 0 {
 		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
 			"DevicePool %s, which would name the network, does not exist; "+
 				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
@@ -247,18 +267,27 @@ func (r *reconciler) networkOf(
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
 		return nil, reconciling.Refuse(v1alpha1.ReasonForbidden, "%s", err)
 	}
-	if name == "" {
-		return nil, nil
+
+	var joins []addresses.Join
+	for i, name := range names {
+		network, err := r.Catalog.Usable(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if !network.DeletionTimestamp.IsZero() {
+			return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
+				"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+
+					"DevicePool", name)
+		}
+
+		join := addresses.Join{Network: network, Wanted: d.Interface.Addresses}
+		if len(d.Networks) > 0 {
+			join.Wanted = d.Networks[i].Addresses
+		}
+		joins = append(joins, join)
 	}
 
-	network, err := r.Catalog.Usable(ctx, name)
-	if err == nil && !network.DeletionTimestamp.IsZero() {
-		return nil, reconciling.Refuse(v1alpha1.ReasonNetworkNotFound,
-			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+
-				"DevicePool", name)
-	}
-
-	return network, err
+	return joins, nil
 }
 
 // allocationStamp returns the value of [addresses.AnnotationAllocation] for the claim's allocation.

@@ -82,8 +82,11 @@ func TestAPIServerAway(t *testing.T) {
 	for what, d := range map[string]*claim.Device{
 		"network of a DevicePool": {ID: claim.PoolID{DevicePool: "fast"}},
 		"XPUNetwork":              {Config: v1alpha1.InterfaceConfig{Network: "lab"}},
+		"tagged XPUNetwork": {Config: v1alpha1.InterfaceConfig{
+			Networks: []v1alpha1.InterfaceNetwork{{Name: "lab"}},
+		}},
 	} {
-		_, err := r.networkOf(t.Context(), &resourceapi.ResourceClaim{}, d)
+		_, err := r.joinsOf(t.Context(), &resourceapi.ResourceClaim{}, d)
 		var refusal *reconciling.Refusal
 		if !errors.Is(err, errAway) || errors.As(err, &refusal) {
 			t.Errorf("%s: error %v, want the error of the API server", what, err)

@@ -149,7 +149,7 @@ func (r *reconciler) waitingForPort(
 	r.gone.Reset(port.UID)
 	r.tainted.Reset(port.UID)
 	woken := r.queues.take(model.FunctionKeyOf(port))
-	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
+	for _, network := range r.networkKeys(ctx, port.Spec.AllNetworks()...) {
 		woken = append(woken, r.dependents(ctx, onConflict(network))...)
 		waiting := r.dependents(ctx, onAddresses(network))
 		woken = append(woken, waiting[:min(len(waiting), wokenForAddress)]...)

@@ -48,23 +48,33 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	for i := range devices {
 		d := &devices[i]
 		keys.Insert(onNode(d.ID.Node))
-		network := onPool(d.ID.DevicePool)
-		if d.Config.Network != "" {
-			network = onNetwork(d.Config.Network)
+		names := []string{onPool(d.ID.DevicePool)}
+		if given := d.NetworkNames(v1alpha1.DevicePoolSpec{}); len(given) > 0 {
+			names = names[:0]
+			for _, network := range given {
+				names = append(names, onNetwork(network))
+			}
 		}
 
-		keys.Insert(network)
+		keys.Insert(names...)
 		if len(d.Privileged) > 0 {
 			keys.Insert(onPool(d.ID.DevicePool)) // which allows them or not
 		}
 
 		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
 		case v1alpha1.ReasonNoFreeAddress:
-			keys.Insert(onAddresses(network))
+			insertEach(keys, onAddresses, names)
 		case v1alpha1.ReasonConflict:
-			keys.Insert(onConflict(network))
+			insertEach(keys, onConflict, names)
 		}
 	}
 
 	return keys.UnsortedList()
+}
+
+// insertEach inserts the keys for these networks or pools.
+func insertEach(keys sets.Set[string], key func(string) string, networksOrPools []string) {
+	for _, name := range networksOrPools {
+		keys.Insert(key(name))
+	}
 }

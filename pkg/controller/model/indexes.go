@@ -26,17 +26,28 @@ const (
 	numberOfIndexes = iota
 )
 
-// keysOf returns the keys of a Port in each index, "" where the index does not have it.
-func keysOf(p *v1alpha1.XPUPort) [numberOfIndexes]string {
-	return [numberOfIndexes]string{
+// keys are the keys of a Port in each index, "" where the index does not have it.
+type keys [numberOfIndexes]string
+
+// keysOf returns the keys of a Port. A Port in several networks is several times in some indexes,
+// so that there is an element for each of its networks.
+func keysOf(p *v1alpha1.XPUPort) []keys {
+	all := []keys{{
 		ByClaim:    ClaimKey(p),
 		ByFunction: FunctionKeyOf(p),
 		ByMAC:      MACKey(p),
-		ByNetwork:  p.Spec.Network,
 		ByXPU:      p.Spec.XPU,
-		ByBridge:   BridgeKey(p.Spec.Network, p.Spec.XPU),
 		ByPool:     poolKey(p),
+	}}
+
+	for i, network := range p.Spec.AllNetworks() {
+		if i > 0 {
+			all = append(all, keys{})
+		}
+		all[i][ByNetwork], all[i][ByBridge] = network, BridgeKey(network, p.Spec.XPU)
 	}
+
+	return all
 }
 
 // ClaimKey is the namespace and name of the Port's claim, "" for a Port without one.

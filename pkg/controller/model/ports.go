@@ -58,9 +58,11 @@ type Ports struct {
 type entry struct {
 	port *v1alpha1.XPUPort
 	// keys are those under which the Port is found. An index without a key does not have it.
-	keys [numberOfIndexes]string
+	keys keys
 	// at is its place in the list of each key.
 	at [numberOfIndexes]int32
+	// more are its entries for further networks.
+	more []*entry
 }
 
 // NewPorts returns a model that is complete and has these Ports.
@@ -180,17 +182,34 @@ func (p *Ports) index(change Change) {
 		p.byName[name] = e
 	}
 
-	var keys [numberOfIndexes]string
-	if e.port = change.New; change.Gone() {
+	all := []keys{{}}
+	if change.Gone() {
 		delete(p.byName, name)
 	} else {
-		keys = keysOf(change.New)
+		all = keysOf(change.New)
 	}
 
+	for len(e.more) < len(all)-1 {
+		e.more = append(e.more, &entry{})
+	}
+	p.place(e, change.New, all[0])
+	for i, more := range e.more {
+		var of keys
+		if i+1 < len(all) {
+			of = all[i+1]
+		}
+		p.place(more, change.New, of)
+	}
+	e.more = e.more[:len(all)-1]
+}
+
+// place brings an entry to these keys.
+func (p *Ports) place(e *entry, port *v1alpha1.XPUPort, of keys) {
+	e.port = port
 	for i := range p.indexes {
-		if e.keys[i] != keys[i] {
+		if e.keys[i] != of[i] {
 			p.leave(i, e)
-			e.keys[i] = keys[i]
+			e.keys[i] = of[i]
 			p.join(i, e)
 		}
 	}

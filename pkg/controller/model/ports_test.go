@@ -61,6 +61,14 @@ func TestIndexes(t *testing.T) {
 		if random.IntN(2) == 0 {
 			p.Spec.Claim.Name = ""
 		}
+		if random.IntN(3) == 0 { // a later Port of the name may have other networks
+			p.UID = types.UID(fmt.Sprint(random.IntN(2)))
+			p.Spec.Network = ""
+			for i := range 1 + random.IntN(3) {
+				p.Spec.Networks = append(p.Spec.Networks,
+					v1alpha1.XPUPortNetwork{Name: fmt.Sprint("tagged-", i)})
+			}
+		}
 		p.Spec.MAC = fmt.Sprintf("02:00:00:00:00:%02x", random.IntN(9))
 		if random.IntN(9) == 0 {
 			p.Spec.MAC = "none"
@@ -73,8 +81,10 @@ func TestIndexes(t *testing.T) {
 	for i := range Index(numberOfIndexes) {
 		byKey := map[string][]string{}
 		for _, p := range want {
-			if key := keysOf(p)[i]; key != "" {
-				byKey[key] = append(byKey[key], p.Name)
+			for _, of := range keysOf(p) {
+				if key := of[i]; key != "" {
+					byKey[key] = append(byKey[key], p.Name)
+				}
 			}
 		}
 

@@ -30,8 +30,12 @@ import (
 // Bridge is the logical bridge of a network at an XPU, by the names of both.
 type Bridge struct{ Network, XPU string }
 
-func bridgeOf(port *v1alpha1.XPUPort) Bridge {
-	return Bridge{Network: port.Spec.Network, XPU: port.Spec.XPU}
+// bridgesOf returns the bridges that a Port needs.
+func bridgesOf(port *v1alpha1.XPUPort) (bridges []Bridge) {
+	for _, network := range port.Spec.AllNetworks() {
+		bridges = append(bridges, Bridge{Network: network, XPU: port.Spec.XPU})
+	}
+	return bridges
 }
 
 // bridgeState is what is known about a bridge that Ports need, or about one that still must be
@@ -106,12 +110,13 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 func (r *Bridges) portChanged(
 	_ context.Context, change model.Change, queue model.Queue[Bridge],
 ) {
-	b := bridgeOf(change.Port())
-	switch needing := r.count(b); {
-	case change.Made() && (r.begin(b) || needing == 1):
-		queue.Add(b)
-	case change.Gone() && needing == 0:
-		queue.AddAfter(b, r.options.BridgeGrace)
+	for _, b := range bridgesOf(change.Port()) {
+		switch needing := r.count(b); {
+		case change.Made() && (r.begin(b) || needing == 1):
+			queue.Add(b)
+		case change.Gone() && needing == 0:
+			queue.AddAfter(b, r.options.BridgeGrace)
+		}
 	}
 }
 
@@ -143,7 +148,7 @@ func (r *Bridges) Wake(these ...Bridge) { r.wakeups.Add(0, these...) }
 func (r *Bridges) OfXPU(xpu string) []Bridge {
 	found := sets.New[Bridge]()
 	for _, port := range r.options.Ports.Present(model.ByXPU, xpu) {
-		found.Insert(bridgeOf(port))
+		found.Insert(bridgesOf(port)...)
 	}
 
 	r.mu.Lock()
@@ -156,7 +161,7 @@ func (r *Bridges) OfXPU(xpu string) []Bridge {
 func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
 	found := map[Bridge]bridgeState{}
 	for _, port := range r.options.Ports.Present(model.ByNetwork, network) {
-		found[bridgeOf(port)] = bridgeState{}
+		found[Bridge{Network: network, XPU: port.Spec.XPU}] = bridgeState{}
 	}
 
 	r.mu.Lock()

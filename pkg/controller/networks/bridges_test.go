@@ -3,6 +3,7 @@
 package networks
 
 import (
+	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,13 +18,16 @@ import (
 func TestNetworkAtStart(t *testing.T) {
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
-		Spec:       v1alpha1.XPUPortSpec{XPU: "card", Network: "blue"},
+		Spec: v1alpha1.XPUPortSpec{XPU: "card", Networks: []v1alpha1.XPUPortNetwork{
+			{Name: "red"}, {Name: "blue"},
+		}},
 	}
 	o := Options{Ports: model.NewPorts(port)}
 	started := newBridges(reconciling.Cluster{}, o)
 
-	if got := started.OfXPU("card"); len(got) != 1 || got[0] != bridgeOf(port) {
-		t.Errorf("bridges of the XPU: %v, want the one that the Port needs", got)
+	if got := started.OfXPU("card"); len(got) != 2 ||
+		!slices.Contains(got, Bridge{"red", "card"}) || !slices.Contains(got, Bridge{"blue", "card"}) {
+		t.Errorf("bridges of the XPU: %v, want those that the Port needs", got)
 	}
 
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}

@@ -83,15 +83,19 @@ func (r *reconciler) changed(network string) {
 		reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
 }
 
-// waitsFor returns the network of a deleted Port if the network is being deleted too, because it
-// waits until its Ports are gone.
-func (r *reconciler) waitsFor(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
-	var network v1alpha1.XPUNetwork
-	key := client.ObjectKey{Name: port.Spec.Network}
-	if err := r.Client.Get(ctx, key, &network); err != nil || network.DeletionTimestamp.IsZero() {
-		return nil
+// waitsFor returns the networks of a deleted Port that are being deleted too, because they wait
+// until their Ports are gone.
+func (r *reconciler) waitsFor(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (waiting []reconcile.Request) {
+	for _, name := range port.Spec.AllNetworks() {
+		var network v1alpha1.XPUNetwork
+		key := client.ObjectKey{Name: name}
+		if err := r.Client.Get(ctx, key, &network); err == nil && !network.DeletionTimestamp.IsZero() {
+			waiting = append(waiting, reconcile.Request{NamespacedName: key})
+		}
 	}
-	return []reconcile.Request{{NamespacedName: key}}
+	return waiting
 }
 
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

@@ -18,10 +18,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// check returns a refusal if the XPU must not serve the Port in its network. The XPU is nil if it
+// check returns a refusal if the XPU must not serve the Port in its networks. The XPU is nil if it
 // does not exist.
 func (r *reconciler) check(
-	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+	ctx context.Context, port *v1alpha1.XPUPort, joined []*v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
 ) error {
 	if xpu == nil {
 		return reconciling.Refuse(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
@@ -36,8 +36,10 @@ func (r *reconciler) check(
 	if err := r.checkNumber(ctx, port); err != nil {
 		return err
 	}
-	if err := r.checkRouted(port, network, xpu); err != nil {
-		return err
+	for _, network := range joined {
+		if err := r.checkRouted(port, network, xpu); err != nil {
+			return err
+		}
 	}
 	if isGivenUp(port, xpu) && port.Status.BridgePort == "" {
 		return keptFromPods(port, xpu)

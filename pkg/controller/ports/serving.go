@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -294,7 +295,7 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 		return false, addresses.Busy(before)
 	}
 
-	network, err := r.Catalog.Usable(ctx, port.Spec.Network)
+	joined, err := r.networksOf(ctx, port)
 	if err != nil {
 		return false, err
 	}
@@ -303,7 +304,7 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 	if err != nil {
 		return false, err
 	}
-	if err := r.check(ctx, port, network, xpu); err != nil {
+	if err := r.check(ctx, port, joined, xpu); err != nil {
 		return false, err
 	}
 
@@ -311,37 +312,90 @@ func (r *reconciler) ensure(ctx context.Context, port *v1alpha1.XPUPort) (up boo
 		return false, err
 	}
 
-	given := addresses.Of(port)
-	carried, up, err := r.serve(ctx, port, given, network, xpu)
-	if err != nil || !up {
+	agent, err := r.serve(ctx, port, joined, xpu)
+	if err != nil || agent == nil {
 		return false, err
 	}
 
-	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), given
+	r.report(port, joined, agent)
 	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
 		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 
 	return true, nil
 }
 
-// serve has the XPU's agent serve a Port with these addresses. mtu is the largest MTU that the
-// agent carries, 0 if the agent does not report it. up is false without an error if it is not known
-// yet whether the agent answers.
-func (r *reconciler) serve(
-	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork,
-	xpu *v1alpha1.XPU,
-) (mtu int32, up bool, err error) {
-	agent, err := r.agent(port.Spec.XPU)
-	if err != nil || agent == nil {
-		return 0, false, err
+// networksOf returns the networks of a Port. A refusal names the first one that cannot be used.
+func (r *reconciler) networksOf(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (joined []*v1alpha1.XPUNetwork, err error) {
+	for _, name := range port.Spec.AllNetworks() {
+		network, err := r.Catalog.Usable(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		joined = append(joined, network)
+	}
+	return joined, nil
+}
+
+// report sets what the Port's status has of the networks that the agent serves.
+func (r *reconciler) report(
+	port *v1alpha1.XPUPort, joined []*v1alpha1.XPUNetwork, agent *opi.Session,
+) {
+	mtu := func(network *v1alpha1.XPUNetwork) int32 {
+		return ptr.Deref(network.Spec.MTU, int32(agent.MTU(r.Installation.NetworkID(network.Name))))
+	}
+	if !port.Spec.IsTrunk() {
+		port.Status.MTU, port.Status.Addresses = mtu(joined[0]), addresses.Of(port)
+		return
 	}
 
-	want, err := r.AgentPorts.Of(port, xpu)
-	if err == nil {
-		want.Addresses, err = hostAddresses(addresses)
+	port.Status.MTU, port.Status.Networks = mtu(joined[0]), nil
+	for i, network := range joined {
+		own := mtu(network)
+		port.Status.Networks = append(port.Status.Networks, v1alpha1.XPUPortNetworkStatus{
+			Name: network.Name, VLAN: network.Spec.VLAN, MTU: own,
+			Addresses: port.Spec.Networks[i].Addresses,
+		})
+		if port.Status.MTU = max(port.Status.MTU, own); min(port.Status.MTU, own) == 0 {
+			port.Status.MTU = 0
+		}
 	}
+}
+
+// wantedPort returns the port that the agent must have, with the addresses in each network.
+func (r *reconciler) wantedPort(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
+	want, err := r.AgentPorts.Of(port, xpu)
 	if err != nil {
-		return 0, false, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", reconciling.OneLine(err))
+		return want, err
+	}
+	if !port.Spec.IsTrunk() {
+		want.Addresses, err = hostAddresses(addresses.Of(port))
+		return want, err
+	}
+
+	want.AddressesIn = map[string][]netip.Addr{}
+	for i, network := range port.Spec.Networks {
+		if want.AddressesIn[want.Networks[i]], err = hostAddresses(network.Addresses); err != nil {
+			return want, fmt.Errorf("spec.networks[%d]: %w", i, err)
+		}
+	}
+	return want, nil
+}
+
+// serve has the XPU's agent serve a Port in these networks, and returns the session with it. The
+// session is nil without an error if it is not known yet whether the agent answers.
+func (r *reconciler) serve(
+	ctx context.Context, port *v1alpha1.XPUPort, joined []*v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+) (*opi.Session, error) {
+	agent, err := r.agent(port.Spec.XPU)
+	if err != nil || agent == nil {
+		return nil, err
+	}
+
+	want, err := r.wantedPort(port, xpu)
+	if err != nil {
+		return nil, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", reconciling.OneLine(err))
 	}
 
 	timeout := r.AgentTimeout
@@ -357,19 +411,23 @@ func (r *reconciler) serve(
 	defer cancel()
 
 	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", TraceAttributes(port)...)
-	err = agent.EnsurePort(bounded, want, networks.AtAgents(r.Installation, network))
+	var atAgent []opi.Network
+	for _, network := range joined {
+		atAgent = append(atAgent, networks.AtAgents(r.Installation, network))
+	}
+	err = agent.EnsurePort(bounded, want, atAgent...)
 	end(err)
 
 	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU,
 			"error", err.Error())
-		return 0, false, r.failure(port, err)
+		return nil, r.failure(port, err)
 	}
 
 	r.retries.Forget(reconciling.RequestFor(port))
 	port.Status.BridgePort = want.ID
 
-	return int32(agent.MTU(want.Networks[0])), true, nil
+	return agent, nil
 }
 
 // traced returns the UID of the object whose trace the Port's stages belong to: the claim, or the
@@ -384,7 +442,7 @@ func TraceAttributes(port *v1alpha1.XPUPort) []attribute.KeyValue {
 		attribute.String("k8s.namespace.name", port.Namespace),
 		attribute.String("k8s.node.name", port.Spec.NodeName),
 		attribute.String("xpu.port", port.Name), attribute.String("xpu.name", port.Spec.XPU),
-		attribute.String("xpu.network", port.Spec.Network),
+		attribute.String("xpu.network", strings.Join(port.Spec.AllNetworks(), ",")),
 	}
 }
 
@@ -432,6 +490,8 @@ func (r *reconciler) failure(port *v1alpha1.XPUPort, err error) error {
 		reason, pause = v1alpha1.ReasonUnknown, reconciling.LastRetry
 		message += "; look at what the OPI agent has there, and delete the port of this id if " +
 			"it is not somebody else's"
+	case errors.Is(err, opi.ErrNoTrunks):
+		reason, pause = v1alpha1.ReasonNoTrunks, reconciling.LastRetry
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
 		pause = reconciling.LastRetry
 	}

@@ -35,7 +35,7 @@ func (r *admissions) ownsMAC(
 		return err == nil, err
 	}
 
-	conflict := addresses.Conflict(port, holder)
+	conflict := addresses.Conflict(port, holder, port.Spec.Network)
 	if predecessor == nil { // no event comes if it is never created
 		return false, reconciling.RetryAfter(conflict, addressRetry)
 	}

@@ -51,6 +51,7 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonNoFreeAddress:    0, // another Port of the network is gone
 	v1alpha1.ReasonNoGateways:       0, // the XPU or the network changes
 	v1alpha1.ReasonNoXPU:            0, // the XPU is created or changes
+	v1alpha1.ReasonNoTrunks:         0, // the XPU changes; a call that failed has its own pause
 	v1alpha1.ReasonProvisioning:     0, // a call to the agent has its own pause
 	v1alpha1.ReasonReleasing:        0, // the session with the agent, or the bridge, changes
 	v1alpha1.ReasonUnknown:          0, // a call to the agent has its own pause

@@ -31,6 +31,9 @@ func (a AgentPorts) Of(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, err
 		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
 	}
 	id, err := PortID(port, xpu)
+	if port.Spec.IsTrunk() {
+		return a.Installation.Trunk(id, mac, port.Spec.AllNetworks()), err
+	}
 	return a.Installation.Port(id, mac, port.Spec.Network), err
 }
 

@@ -75,7 +75,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			allocated.Time = at.Time
 		}
 
-		provisioned := f.provisioned(&i, port, f.network(device), status)
+		provisioned := f.provisioned(&i, port, f.joins(device), status)
 		i.Stages = []Stage{requested, allocated, f.bound(), provisioned}
 		if device.BeforeBind {
 			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}
@@ -110,15 +110,13 @@ func (f *facts) observedFunction(claim string, device claim.Device, requested St
 	}
 }
 
-// network returns the network that a device is to join, or "".
-func (f *facts) network(device claim.Device) string {
-	if device.Config.Network != "" {
-		return device.Config.Network
-	}
+// joins returns the networks that a device is to join.
+func (f *facts) joins(device claim.Device) []string {
+	var spec v1alpha1.DevicePoolSpec
 	if p := f.pools[device.ID.DevicePool]; p != nil {
-		return p.Spec.Network
+		spec = p.Spec
 	}
-	return ""
+	return device.NetworkNames(spec)
 }
 
 // deviceStatusOf returns the entry for a device in the claim's status, or nil.

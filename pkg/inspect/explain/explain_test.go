@@ -405,6 +405,28 @@ func TestText(t *testing.T) {
 	}
 }
 
+// TestTrunk checks that tagged networks are shown with their tags, and that the pod's interface
+// need not have their addresses.
+func TestTrunk(t *testing.T) {
+	c := newCluster()
+	c.port.Spec.Network, c.port.Spec.Networks = "", []v1alpha1.XPUPortNetwork{
+		{Name: "blue"}, {Name: "red"},
+	}
+	c.port.Status.Addresses = nil
+	c.port.Status.Networks = []v1alpha1.XPUPortNetworkStatus{
+		{Name: "blue", VLAN: 10, Addresses: []string{"10.1.0.2/24"}}, {Name: "red", VLAN: 20},
+	}
+	var out bytes.Buffer
+	if err := c.explain(t).Text(&out); err != nil {
+		t.Fatal(err)
+	}
+
+	const want = "network blue (VLAN 10, 10.1.0.2/24), red (VLAN 20), XPU xpu-1\n"
+	if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "does not have it") {
+		t.Errorf("the text lacks %q, or complains:\n%s", want, &out)
+	}
+}
+
 // TestTextOfOthers checks that foreign texts are escaped and cannot forge a line or column.
 func TestTextOfOthers(t *testing.T) {
 	const (

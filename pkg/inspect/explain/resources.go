@@ -77,6 +77,11 @@ func (f *facts) allocatedResource(
 	i.Network = cmp.Or(i.Network, a.Network)
 	i.addHost(a, nil)
 
+	var joins []string
+	if i.Network != "" {
+		joins = []string{i.Network}
+	}
+
 	allocated := Stage{
 		Name: Allocated, Status: Done, Time: a.ReservedAt,
 		Text: fmt.Sprintf("Function %s by the kubelet", function),
@@ -84,7 +89,7 @@ func (f *facts) allocatedResource(
 
 	i.Stages = []Stage{
 		{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}, f.bound(), allocated,
-		f.provisioned(&i, port, i.Network, nil),
+		f.provisioned(&i, port, joins, nil),
 		f.attached(a, nil),
 	}
 

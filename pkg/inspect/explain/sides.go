@@ -20,7 +20,7 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 		return
 	}
 
-	i.Network, i.XPU = port.Spec.Network, port.Spec.XPU
+	i.Network, i.XPU = networksOf(port), port.Spec.XPU
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	i.Card = &Side{
 		MAC: port.Spec.MAC, MTU: port.Status.MTU, Addresses: port.Status.Addresses,
@@ -31,6 +31,21 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	if network := f.networks[port.Spec.Network]; network != nil {
 		i.Card.VLAN = network.Spec.VLAN
 	}
+}
+
+// networksOf returns the networks of a Port, separated by commas, those with tags with their tag and
+// addresses if these are known.
+func networksOf(port *v1alpha1.XPUPort) string {
+	texts := port.Spec.AllNetworks()
+	for i, name := range texts {
+		for _, network := range port.Status.Networks {
+			if network.Name == name {
+				tag := fmt.Sprintf("%s (VLAN %d", name, network.VLAN)
+				texts[i] = strings.Join(append([]string{tag}, network.Addresses...), ", ") + ")"
+			}
+		}
+	}
+	return strings.Join(texts, ", ")
 }
 
 // addHost adds the pod's side, from the agent or else from the claim's status.

@@ -52,9 +52,9 @@ func (f *facts) bound() Stage {
 	return s
 }
 
-// provisioned explains whether the xPU serves the Port of a Function that is to join a network.
+// provisioned explains whether the xPU serves the Port of a Function that is to join networks.
 func (f *facts) provisioned(
-	i *Interface, port *v1alpha1.XPUPort, network string, status *resourceapi.AllocatedDeviceStatus,
+	i *Interface, port *v1alpha1.XPUPort, joins []string, status *resourceapi.AllocatedDeviceStatus,
 ) Stage {
 	s := Stage{Name: Provisioned, Status: Waiting}
 	switch {
@@ -75,15 +75,16 @@ func (f *facts) provisioned(
 		default:
 			s.Text = fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
 		}
-	case network == "":
+	case len(joins) == 0:
 		s.Status, s.Text = Skipped, "neither the InterfaceConfig nor the DevicePool names a network"
 	default:
-		i.Network = network
+		i.Network = strings.Join(joins, ", ")
 		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it "+
-			"running?", network)
-		if f.networks[network] == nil {
+			"running?", i.Network)
+		missing := slices.IndexFunc(joins, func(name string) bool { return f.networks[name] == nil })
+		if missing >= 0 {
 			s.Status, s.Text = Failed, fmt.Sprintf("XPUNetwork %s does not exist: create it, or "+
-				"name another one", network)
+				"name another one", joins[missing])
 		} else if c := conditionOf(status, v1alpha1.ConditionProvisioned); c != nil &&
 			c.Status == metav1.ConditionFalse {
 			s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", c.Reason, c.Message)

@@ -292,7 +292,7 @@ func (d *Driver) attachmentFor(
 		}
 	}
 
-	if device.Config.Network != "" || spec.Network != "" {
+	if len(device.NetworkNames(spec)) > 0 {
 		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
 			return want, err
 		}
