@@ -264,6 +264,7 @@ type XPUPortStatus struct {
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.addresses[0]`
 // +kubebuilder:printcolumn:name="Second Address",type=string,JSONPath=`.status.addresses[1]`,priority=1
+// +kubebuilder:printcolumn:name="Tagged Networks",type=string,JSONPath=`.spec.networks[*].name`,priority=1
 // +kubebuilder:printcolumn:name="MAC",type=string,JSONPath=`.spec.mac`,priority=1
 // +kubebuilder:printcolumn:name="XPU",type=string,JSONPath=`.spec.xpu`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
