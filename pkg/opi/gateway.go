@@ -461,13 +461,27 @@ func (c *Client) listGateways(
 	return vrfs, gateways, err
 }
 
-// IsRouted reports whether the network's gateway is up as wanted, and its VRF, by what the agent
-// lists.
-func IsRouted(network string, want Gateway, vrfs []VRFStatus, gateways []GatewayStatus) bool {
-	isUp := func(g GatewayStatus) bool {
-		return g.ID == GatewayID(network) && g.State == StateUp && g.Network == network &&
-			g.Gateway.Equal(want)
+// Routing finds gateways in what an agent lists.
+type Routing struct {
+	up       map[string]bool // whether a VRF is up, by id
+	gateways map[string]GatewayStatus
+}
+
+// NewRouting returns the Routing of these VRFs and gateways.
+func NewRouting(vrfs []VRFStatus, gateways []GatewayStatus) Routing {
+	r := Routing{up: map[string]bool{}, gateways: map[string]GatewayStatus{}}
+	for _, v := range vrfs {
+		r.up[v.ID] = v.State == StateUp
 	}
-	vrfIsUp := func(v VRFStatus) bool { return v.ID == want.VRF && v.State == StateUp }
-	return slices.ContainsFunc(gateways, isUp) && slices.ContainsFunc(vrfs, vrfIsUp)
+	for _, g := range gateways {
+		r.gateways[g.ID] = g
+	}
+	return r
+}
+
+// Serves reports whether the network's gateway is up as wanted, and its VRF.
+func (r Routing) Serves(network string, want Gateway) bool {
+	g, listed := r.gateways[GatewayID(network)]
+	return listed && g.State == StateUp && g.Network == network && g.Gateway.Equal(want) &&
+		r.up[want.VRF]
 }

@@ -252,7 +252,7 @@ func TestGatewayIsPutRight(t *testing.T) {
 		must.EventuallySucceed(t, name, func() error { return c.EnsureNetwork(t.Context(), want) })
 		vrfs, gateways, err := c.ListGateways(t.Context())
 		must.Succeed(t, err)
-		if !opi.IsRouted(want.ID, *want.Gateway, vrfs, gateways) {
+		if !opi.NewRouting(vrfs, gateways).Serves(want.ID, *want.Gateway) {
 			t.Errorf("%s: VRFs %+v, gateways %+v", name, vrfs, gateways)
 		}
 	}

@@ -405,9 +405,10 @@ func (s *Session) ListGateways(
 		return nil, nil, s.countFailure("ListGateways", err)
 	}
 
+	routing := NewRouting(vrfs, gateways)
 	for id, confirmed := range s.confirmed.Range {
 		want := confirmed.(Network).Gateway
-		if want != nil && !IsRouted(id.(string), *want, vrfs, gateways) {
+		if want != nil && !routing.Serves(id.(string), *want) {
 			s.confirmed.Delete(id)
 		}
 	}

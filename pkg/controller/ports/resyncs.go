@@ -233,6 +233,7 @@ func (r *resyncs) compareGateways(
 		return err
 	}
 
+	routing := opi.NewRouting(vrfs, gateways)
 	used := sets.New[string]() // VRFs
 	known := sets.New[string]()
 	for b, network := range wanted {
@@ -247,7 +248,7 @@ func (r *resyncs) compareGateways(
 
 		known.Insert(opi.GatewayID(id))
 		used.Insert(network.Gateway.VRF)
-		if up.Has(id) && !opi.IsRouted(id, *network.Gateway, vrfs, gateways) {
+		if up.Has(id) && !routing.Serves(id, *network.Gateway) {
 			up.Delete(id)
 			if r.Bridges.IsNeeded(b) {
 				r.Bridges.Wake(b)

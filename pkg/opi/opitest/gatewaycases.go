@@ -31,7 +31,7 @@ func (s suite) hasRouted(want ...opi.Network) {
 	wanted := map[string]bool{}
 	for _, n := range want {
 		wanted[n.Gateway.VRF] = true
-		if !opi.IsRouted(n.ID, *n.Gateway, vrfs, gateways) {
+		if !opi.NewRouting(vrfs, gateways).Serves(n.ID, *n.Gateway) {
 			s.Errorf("network %s is not routed as wanted: VRFs %+v, gateways %+v", n.ID, vrfs,
 				gateways)
 		}
