@@ -273,6 +273,12 @@ func TestInterrupted(t *testing.T) {
 // TestDeclared checks that what is claimed and not served fails.
 func TestDeclared(t *testing.T) {
 	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) {
+		for _, call := range []string{"Create", "Get", "Update", "Delete"} {
+			b.Unimplemented = append(b.Unimplemented, call+"Vrf", call+"Svi")
+		}
+		b.Unimplemented = append(b.Unimplemented, "ListVrfs", "ListSvis")
+	})
 	endpoint := []string{"--endpoint", agent.Config().Endpoint, "--plaintext", "--run", "svi/get-"}
 	if err := run(t, io.Discard, endpoint...); err != nil {
 		t.Errorf("not declared: %v", err)
