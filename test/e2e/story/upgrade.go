@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -51,6 +52,11 @@ const (
 // two more exchange packets.
 func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if err := w.startClaimedPeerPods(ctx); err != nil {
+		return err
+	}
+
+	if err := poll(ctx, startTime, "the agents have verified their inventories",
+		w.inventoriesVerified); err != nil {
 		return err
 	}
 
@@ -97,18 +103,12 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 		return err
 	}
 
-	if err := poll(ctx, startTime, "upgrades have written nothing that did not change",
-		func(ctx context.Context) error {
-			after, err := w.resourceVersions(ctx)
-			if err != nil {
-				return err
-			}
-			if diff := cmp.Diff(before, after); diff != "" {
-				return fmt.Errorf("- before, + after:\n%s", diff)
-			}
-			return nil
-		}); err != nil {
+	after, err := w.resourceVersions(ctx)
+	if err != nil {
 		return err
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		return fmt.Errorf("an upgrade wrote what did not change (- before, + after):\n%s", diff)
 	}
 
 	return w.deletePodsAndWait(ctx, "steady", "witness")
@@ -184,9 +184,26 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	return w.deletePod(ctx, pod.Name)
 }
 
+// inventoriesVerified returns an error until each XPUNode has the condition InventoryVerified, which
+// an agent writes some seconds after its start.
+func (w *World) inventoriesVerified(ctx context.Context) error {
+	var nodes v1alpha1.XPUNodeList
+	if err := w.client.List(ctx, &nodes); err != nil {
+		return err
+	}
+
+	for _, node := range nodes.Items {
+		if meta.FindStatusCondition(node.Status.Conditions,
+			v1alpha1.ConditionInventoryVerified) == nil {
+			return fmt.Errorf("XPUNode %s has no condition InventoryVerified", node.Name)
+		}
+	}
+
+	return nil
+}
+
 // resourceVersions returns the versions of objects that need not be written while the product is
-// replaced. An XPUNode has the lines of its status instead, because it also reports, and reports no
-// longer, a Function that is slow to come back from a pod.
+// replaced. The lines of an XPUNode's status show what was written.
 func (w *World) resourceVersions(ctx context.Context) (map[string][]string, error) {
 	versions := map[string][]string{}
 	for kind, list := range map[string]client.ObjectList{
@@ -211,7 +228,8 @@ func (w *World) resourceVersions(ctx context.Context) (map[string][]string, erro
 	return versions, nil
 }
 
-// addVersions adds the versions of the objects in a list, or the lines of an XPUNode's status.
+// addVersions adds the versions of the objects in a list. The lines of an XPUNode's status follow
+// its version.
 func addVersions(versions map[string][]string, kind string, list client.ObjectList) error {
 	switch list := list.(type) {
 	case *v1alpha1.XPUNodeList:
@@ -220,7 +238,8 @@ func addVersions(versions map[string][]string, kind string, list client.ObjectLi
 			if err != nil {
 				return err
 			}
-			versions[kind+" "+o.Name] = strings.Split(string(status), "\n")
+			versions[kind+" "+o.Name] = append([]string{o.ResourceVersion},
+				strings.Split(string(status), "\n")...)
 		}
 	case *resourceapi.ResourceSliceList:
 		for _, o := range list.Items {
