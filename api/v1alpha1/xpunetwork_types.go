@@ -126,8 +126,8 @@ type XPUNetworkSpec struct {
 
 	// Routed makes each xPU that serves the network the network's gateway: it answers for the
 	// addresses of the gateways, and routes between the networks of the same VRF. It needs an OPI
-	// agent with gateways, such as opi-bridge. A gateway reaches the pods of its own xPU; see
-	// "Gateways" in docs/how-to/route-between-networks.md for those of other xPUs.
+	// agent with gateways, such as opi-bridge. A gateway reaches the pods of its own xPU only; see
+	// "Between xPUs" in docs/how-to/route-between-networks.md.
 	// +optional
 	Routed *RoutedNetwork `json:"routed,omitempty"`
 }

@@ -354,9 +354,9 @@ func (r *ports) refuse(
 	})
 }
 
-// networksForTenant returns the status of the copy's tagged networks with the names that they have in
-// the tenant's cluster. The tags are those of the infra cluster, because they are in the frames.
-// Networks that are not the tenant's XPUPort's are left out.
+// networksForTenant returns the status of the copy's tagged networks with their names in the
+// tenant's cluster. The tags come from the infra cluster, because its xPUs write them into the
+// frames. Networks that the tenant's XPUPort does not name are left out.
 func networksForTenant(
 	tenant string, port, copied *v1alpha1.XPUPort,
 ) (networks []v1alpha1.XPUPortNetworkStatus) {

@@ -60,8 +60,8 @@ type Network struct {
 	Addresses []netip.Prefix // none: one of each of the network's subnets is assigned
 }
 
-// NetworkNames returns the names of the networks that the device joins: those in its configuration,
-// or else that of its DevicePool.
+// NetworkNames returns the names of the networks that the device joins. If its configuration names
+// no network, the device joins the network of its DevicePool, if the pool has one.
 func (d Device) NetworkNames(pool v1alpha1.DevicePoolSpec) []string {
 	var names []string
 	for _, network := range d.Config.Networks {

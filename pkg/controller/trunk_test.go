@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const trunkConfig = `{"networks":[{"name":"blue"},{"name":"red","addresses":["10.2.0.7/24"]}]}`
@@ -25,6 +26,8 @@ func TestTrunk(t *testing.T) {
 	c.xpu("card", agent)
 	c.network("blue", 100, "10.1.0.0/24")
 	red := c.network("red", 200, "10.2.0.0/24")
+	red.Spec.MTU = new(int32(1400))
+	must.Succeed(t, c.Update(t.Context(), red))
 	c.pool("fast", "")
 
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: trunkConfig})
@@ -38,10 +41,13 @@ func TestTrunk(t *testing.T) {
 	}
 	wantStatus := []v1alpha1.XPUPortNetworkStatus{
 		{Name: "blue", VLAN: 100, Addresses: []string{"10.1.0.2/24"}},
-		{Name: "red", VLAN: 200, Addresses: []string{"10.2.0.7/24"}},
+		{Name: "red", VLAN: 200, MTU: 1400, Addresses: []string{"10.2.0.7/24"}},
 	}
 	if diff := gocmp.Diff(wantStatus, port.Status.Networks); diff != "" {
 		t.Errorf("status.networks (-want +got):\n%s", diff)
+	}
+	if port.Status.MTU != 0 {
+		t.Errorf("status.mtu %d, want 0, because the MTU of blue is not known", port.Status.MTU)
 	}
 	if _, labelled := port.Labels[v1alpha1.LabelNetwork]; labelled {
 		t.Errorf("labels %v name one network", port.Labels)

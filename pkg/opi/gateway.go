@@ -249,7 +249,7 @@ func (c *Client) ensureVRF(ctx context.Context, v VRF) error {
 }
 
 // ensureGateway makes the gateway of a network that exists. A gateway that differs is deleted and
-// created anew, because agents do not change all of it in place.
+// created anew, because agents cannot change every field of a gateway that exists.
 func (c *Client) ensureGateway(ctx context.Context, n Network) error {
 	const op = "ensure gateway"
 	id, want := GatewayID(n.ID), *n.Gateway
@@ -295,8 +295,8 @@ type declared struct {
 	// look returns the object's status and how it differs from the wanted one, "" if not at all.
 	look   func(ctx context.Context) (s Status, difference string, err error)
 	create func(ctx context.Context) error
-	// replace says that an object that differs is deleted and created anew. Otherwise it is an
-	// [ErrConflict].
+	// replace makes ensure delete an object that differs and create it anew. Without replace, ensure
+	// returns an [ErrConflict].
 	replace bool
 }
 

@@ -39,8 +39,8 @@ func likeOPIBridge(t *testing.T) (*opitest.Agent, *opi.Client) {
 	return a, dial(t, a.Config())
 }
 
-// TestGatewayIDs: ids and MAC addresses depend on nothing but installation and name, are valid, and
-// never are those of something else.
+// TestGatewayIDs checks that ids and MAC addresses depend only on installation and name, are valid,
+// and differ from the ids and MAC addresses of other objects.
 func TestGatewayIDs(t *testing.T) {
 	one, two := opi.NewInstallation("one"), opi.NewInstallation("two")
 	ids := map[string]string{}

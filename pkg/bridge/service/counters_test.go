@@ -21,6 +21,7 @@ import (
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func TestPortCounters(t *testing.T) {
@@ -92,6 +93,12 @@ func TestTrafficMetrics(t *testing.T) {
 			slices.Sorted(strings.Lines(metric))) {
 			t.Errorf("got\n%swant\n%s", got, metric)
 		}
+	}
+
+	must.Succeed(t, a.delete(t, p1, false))
+	if got := textOf(t, a, "opi_bridge_transmit_frames_total"); !strings.Contains(got,
+		`{network="",port="`+p1+`",tenant=""} 1`) {
+		t.Errorf("of a port that was just deleted: %s", got)
 	}
 
 	a.counters = brokenCounters{}

@@ -135,11 +135,15 @@ func (a *Agent) labelsOf(of plane.Object) []string {
 	}
 	a.mu.RUnlock()
 
+	if len(networks) == 0 { // the port was deleted meanwhile
+		return []string{of.ID, "", ""}
+	}
+
 	network, tenant := severalNetworks, ""
 	if len(networks) == 1 {
 		network = networks[0]
 	}
-	if a.cfg.Tenant != nil && len(networks) > 0 {
+	if a.cfg.Tenant != nil {
 		tenant = a.cfg.Tenant(of.ID, networks)
 	}
 

@@ -255,8 +255,8 @@ func (s scope) fromARP() []expr.Any {
 	return append(when(arpForm(), 0, 1, 8, 0, 6, 4), s.whenOwn(setMACs, arpSenderMAC())...)
 }
 
-// unlessTagged matches frames without a VLAN tag. The kernel shows the tag where it was in the frame
-// (nft_payload_copy_vlan).
+// unlessTagged matches frames without a VLAN tag. The kernel shows the tag where it was in the
+// frame (nft_payload_copy_vlan).
 func unlessTagged() []expr.Any {
 	return []expr.Any{payload(expr.PayloadBaseLLHeader, 12, 2), &expr.Cmp{
 		Op: expr.CmpOpNeq, Register: regRest,

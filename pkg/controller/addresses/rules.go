@@ -59,22 +59,19 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*networkRules, error) {
 		}
 
 		rules.subnets = append(rules.subnets, subnet)
-		if gateway := gateways[subnet.Addr().Is4()]; gateway.IsValid() {
-			rules.gateways = append(rules.gateways, netip.PrefixFrom(gateway, subnet.Bits()))
-			if problem := rules.wrongGateway(subnet, gateway); problem != "" {
-				wrong = append(wrong, problem)
+		gateway := gateways[subnet.Addr().Is4()]
+		if !gateway.IsValid() {
+			if gateway = subnet.Addr().Next(); !gateway.IsValid() {
+				wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q has no address for a "+
+					"gateway; set spec.gateways, or choose another prefix", i, text))
+				continue
 			}
-			continue
-		}
-		if gateway := subnet.Addr().Next(); gateway.IsValid() {
 			reserved = append(reserved, netaddr.Single(gateway))
-			rules.gateways = append(rules.gateways, netip.PrefixFrom(gateway, subnet.Bits()))
-			if problem := rules.wrongGateway(subnet, gateway); problem != "" {
-				wrong = append(wrong, problem)
-			}
-		} else {
-			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q has no address for a gateway; "+
-				"set spec.gateways, or choose another prefix", i, text))
+		}
+
+		rules.gateways = append(rules.gateways, netip.PrefixFrom(gateway, subnet.Bits()))
+		if problem := rules.wrongGateway(subnet, gateway); problem != "" {
+			wrong = append(wrong, problem)
 		}
 	}
 
@@ -123,9 +120,9 @@ func Gateways(network *v1alpha1.XPUNetwork) ([]netip.Prefix, error) {
 	return rules.gateways, nil
 }
 
-// CheckGateway returns a refusal if the Port has the MAC address or an address that the xPUs have as
-// the gateway of the network. A Port that is up keeps its addresses, although the network may have
-// another gateway since.
+// CheckGateway returns a refusal if the Port has the MAC address or an address of the network's
+// gateway. A Port that is up keeps its addresses, although the network may have another gateway
+// since.
 func CheckGateway(
 	port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, installation opi.Installation,
 ) error {

@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -166,13 +167,12 @@ func (r *reconciler) buildPort(
 	return port, joins, nil
 }
 
-// largestMTU returns the largest MTU of these networks, 0 if one of them has none.
-func largestMTU(joins []addresses.Join) (largest int32) {
-	for _, join := range joins {
-		if join.Network.Spec.MTU == nil {
-			return 0
-		}
-		largest = max(largest, *join.Network.Spec.MTU)
+// largestMTU returns the largest MTU of these networks, of which there is at least one. It returns
+// 0 if one of them has none.
+func largestMTU(joins []addresses.Join) int32 {
+	largest := ptr.Deref(joins[0].Network.Spec.MTU, 0)
+	for _, join := range joins[1:] {
+		largest = optional.Max(largest, ptr.Deref(join.Network.Spec.MTU, 0))
 	}
 	return largest
 }

@@ -122,8 +122,8 @@ func (c Catalog) check(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 }
 
 // checkRouted returns a refusal if the xPUs cannot be the network's gateway, or if an older network
-// of the same VRF has a subnet that overlaps with one of this network. It checks nothing in a tenant
-// cluster, because the infra cluster decides.
+// of the same VRF has a subnet that overlaps with one of this network. It checks nothing in a
+// tenant cluster, because the infra cluster decides.
 func (c Catalog) checkRouted(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	if !c.Segments || n.Spec.Routed == nil {
 		return nil

@@ -33,6 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
@@ -357,9 +358,7 @@ func (r *reconciler) report(
 			Name: network.Name, VLAN: network.Spec.VLAN, MTU: own,
 			Addresses: port.Spec.Networks[i].Addresses,
 		})
-		if port.Status.MTU = max(port.Status.MTU, own); min(port.Status.MTU, own) == 0 {
-			port.Status.MTU = 0
-		}
+		port.Status.MTU = optional.Max(port.Status.MTU, own)
 	}
 }
 

@@ -33,8 +33,8 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	}
 }
 
-// networksOf returns the networks of a Port, separated by commas, those with tags with their tag and
-// addresses if these are known.
+// networksOf returns the networks of a Port, separated by commas. Tagged networks are followed by
+// tag and addresses if these are known.
 func networksOf(port *v1alpha1.XPUPort) string {
 	texts := port.Spec.AllNetworks()
 	for i, name := range texts {

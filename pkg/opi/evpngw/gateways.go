@@ -18,7 +18,7 @@ import (
 
 // This file has the calls for VRFs and gateways, which the API calls Vrfs and Svis.
 
-// Default prefixes of names, like those of ports and networks.
+// The prefixes of names that an agent gets until it has answered with names of its own.
 const (
 	vrfPrefix     = "//network.opiproject.org/vrfs/"
 	gatewayPrefix = "//network.opiproject.org/svis/"

@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// FuzzGateway checks that nothing that an agent tells of a gateway is too large to keep, and that a
-// gateway about which it leaves something out is never known.
+// FuzzGateway checks that what is kept of an agent's answer is bounded, and that a gateway whose
+// answer lacks a field is unknown.
 func FuzzGateway(f *testing.F) {
 	address := func(bytes ...byte) *netcommon.IPPrefix {
 		return &netcommon.IPPrefix{Len: 24, Addr: &netcommon.IPAddress{

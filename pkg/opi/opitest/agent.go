@@ -406,7 +406,8 @@ func (a *Agent) intercept(
 // table holds the objects of one kind by id.
 type table map[string]*object
 
-// object is a LogicalBridge, a BridgePort, a Vrf or an Svi. Its state changes with time; see [Agent.settle].
+// object is a LogicalBridge, a BridgePort, a Vrf or an Svi. Its state changes with time; see
+// [Agent.settle].
 type object struct {
 	network *evpn.LogicalBridgeSpec // one of these four is set
 	port    *evpn.BridgePortSpec

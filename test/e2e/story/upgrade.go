@@ -184,8 +184,8 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	return w.deletePod(ctx, pod.Name)
 }
 
-// inventoriesVerified returns an error until each XPUNode has the condition InventoryVerified, which
-// an agent writes some seconds after its start.
+// inventoriesVerified returns an error until each XPUNode has the condition InventoryVerified. An
+// agent writes it some seconds after its start.
 func (w *World) inventoriesVerified(ctx context.Context) error {
 	var nodes v1alpha1.XPUNodeList
 	if err := w.client.List(ctx, &nodes); err != nil {
