@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -223,6 +224,10 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 		return t, err
 	}
 
+	if err := a.addAddress(); err != nil {
+		return t, err
+	}
+
 	settle()
 	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), int(a.ownNS.Fd())); err != nil {
 		return t, err
@@ -236,7 +241,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
 		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
-			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
+			Addresses: []netip.Prefix{podAddress()},
 		},
 	})
 
@@ -267,6 +272,21 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 
 	t.attachFsync, err = writeAndSync(a.syncedFile, t.attachWrites)
 	return t, err
+}
+
+func podAddress() netip.Prefix { return netip.MustParsePrefix("10.10.0.1/24") }
+
+// addAddress sets the netdev in the pod up and gives it the address that an attachment gives it. The
+// kernel frees the address during the move back, and waits for this.
+func (a *attachment) addAddress() error {
+	pod := a.pod.Handle()
+	l, err := pod.LinkByName(a.vf.Netdev)
+	if err != nil {
+		return fmt.Errorf("netdev %s in the pod: %w", a.vf.Netdev, err)
+	}
+
+	address := &netlink.Addr{IPNet: netaddr.ToIPNet(podAddress())}
+	return errors.Join(pod.LinkSetUp(l), pod.AddrAdd(l, address))
 }
 
 // time measures f without the time of its journal writes.

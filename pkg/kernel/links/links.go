@@ -27,60 +27,92 @@ import (
 // ErrNotFound says that there is no such netdev.
 var ErrNotFound = errors.New("no such netdev")
 
-// Handle is a [netlink.Handle] that reads netdevs of any size. It does not request VF information:
-// see [request.SkipStatistics]. Several goroutines may use it at once.
-type Handle struct {
-	*netlink.Handle
-	socket *nl.SocketHandle
-}
+// Reader reads netdevs of any size. It does not request VF information: see
+// [request.SkipStatistics]. Several goroutines may use it at once.
+type Reader struct{ socket *nl.SocketHandle }
 
-// Open returns a handle for a network namespace, or for the namespace of the calling thread if ns
-// is [netns.None]. The caller closes the handle.
-func Open(ns netns.NsHandle) (*Handle, error) {
-	// Without an explicit family the library also opens XFRM, which not every kernel has loaded.
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+// OpenReader returns a reader for a network namespace, or for the namespace of the calling thread if
+// ns is [netns.None]. The caller closes the reader.
+func OpenReader(ns netns.NsHandle) (*Reader, error) {
+	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // joins no multicast group
 	if err != nil {
 		return nil, err
 	}
 
-	handle.DisableVFInfoCollection()
-	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // joins no multicast group
+	_ = socket.SetExtAck(true) // errors carry the kernel's message, if there is one
+	return &Reader{socket: &nl.SocketHandle{Socket: socket}}, nil
+}
+
+// Close closes the reader's socket.
+func (r *Reader) Close() { r.socket.Close() }
+
+// Socket returns the socket for messages that [netlink.Handle] cannot send: see [request.Send].
+func (r *Reader) Socket() *nl.SocketHandle { return r.socket }
+
+// Library returns a handle of the netlink library for a network namespace, or for the namespace of
+// the calling thread if ns is [netns.None]. The handle does not request VF information. The caller
+// closes it.
+func Library(ns netns.NsHandle) (*netlink.Handle, error) {
+	// Without an explicit family the library also opens XFRM, which not every kernel has loaded.
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err == nil {
+		handle.DisableVFInfoCollection()
+	}
+	return handle, err
+}
+
+// Handle is a handle of the netlink library whose methods that read netdevs are those of a
+// [Reader]. Several goroutines may use it at once.
+type Handle struct {
+	*Reader
+	library
+}
+
+// library is a struct of its own, because its methods are then one level deeper than those of
+// [Reader], which Go prefers for this reason.
+type library struct{ *netlink.Handle }
+
+// Open returns a handle for a network namespace, or for the namespace of the calling thread if ns
+// is [netns.None]. The caller closes the handle.
+func Open(ns netns.NsHandle) (*Handle, error) {
+	handle, err := Library(ns)
+	if err != nil {
+		return nil, err
+	}
+
+	reader, err := OpenReader(ns)
 	if err != nil {
 		handle.Close()
 		return nil, err
 	}
 
-	_ = socket.SetExtAck(true) // errors carry the kernel's message, if there is one
-	return &Handle{Handle: handle, socket: &nl.SocketHandle{Socket: socket}}, nil
+	return &Handle{Reader: reader, library: library{handle}}, nil
 }
 
 // Close closes the handle's sockets.
 func (h *Handle) Close() {
-	h.Handle.Close()
-	h.socket.Close()
+	h.library.Close()
+	h.Reader.Close()
 }
-
-// Socket returns the socket for messages that [netlink.Handle] cannot send: see [request.Send].
-func (h *Handle) Socket() *nl.SocketHandle { return h.socket }
 
 // All returns the bodies of the RTM_NEWLINK messages of all netdevs.
 //
 // If the description of a netdev is too large for a list, All asks for each netdev alone. It leaves
 // out a netdev that the kernel cannot describe at all. If the error is [nl.ErrDumpInterrupted], the
 // returned list may lack netdevs.
-func (h *Handle) All() ([][]byte, error) {
-	messages, err := request.Send(h.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP,
+func (r *Reader) All() ([][]byte, error) {
+	messages, err := request.Send(r.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP,
 		nl.NewIfInfomsg(unix.AF_UNSPEC), noStatistics())
 	if tooLarge(err) {
-		return h.each()
+		return r.each()
 	}
 	return messages, err
 }
 
-// LinkList returns the netdevs of [Handle.All]. If the error is [nl.ErrDumpInterrupted], the
+// LinkList returns the netdevs of [Reader.All]. If the error is [nl.ErrDumpInterrupted], the
 // returned list may lack netdevs.
-func (h *Handle) LinkList() ([]netlink.Link, error) {
-	messages, err := h.All()
+func (r *Reader) LinkList() ([]netlink.Link, error) {
+	messages, err := r.All()
 	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
 		return nil, err
 	}
@@ -105,13 +137,13 @@ func tooLarge(err error) bool {
 
 // each asks for each netdev alone. It takes the indexes from the list of statistics, which contains
 // all netdevs and nothing of variable size.
-func (h *Handle) each() (messages [][]byte, err error) {
+func (r *Reader) each() (messages [][]byte, err error) {
 	// The header is struct if_stats_msg of include/uapi/linux/if_link.h: family, padding, ifindex,
 	// and a mask in which bit 0 is IFLA_STATS_LINK_64.
 	const size, indexAt, maskAt = 12, 4, 8
 	header := make(raw, size)
 	binary.NativeEndian.PutUint32(header[maskAt:], 1)
-	statistics, listErr := request.Send(h.socket, unix.RTM_GETSTATS, unix.NLM_F_DUMP, header)
+	statistics, listErr := request.Send(r.socket, unix.RTM_GETSTATS, unix.NLM_F_DUMP, header)
 	if listErr != nil && !errors.Is(listErr, nl.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("list statistics: %w", listErr)
 	}
@@ -121,7 +153,7 @@ func (h *Handle) each() (messages [][]byte, err error) {
 			return nil, fmt.Errorf("statistics of %d bytes, want at least %d", len(s), size)
 		}
 
-		message, err := h.Ask(int(int32(binary.NativeEndian.Uint32(s[indexAt:]))), noStatistics())
+		message, err := r.Ask(int(int32(binary.NativeEndian.Uint32(s[indexAt:]))), noStatistics())
 		switch {
 		case err == nil:
 			messages = append(messages, message)
@@ -145,10 +177,10 @@ func noStatistics() *nl.RtAttr {
 
 // Ask returns the body of the RTM_NEWLINK for the netdev with the index. If index is 0, the
 // attributes name the netdev.
-func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
+func (r *Reader) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
-	answers, err := request.Send(h.socket, unix.RTM_GETLINK, 0, header, attributes...)
+	answers, err := request.Send(r.socket, unix.RTM_GETLINK, 0, header, attributes...)
 	if err != nil {
 		return nil, err
 	}
@@ -161,18 +193,18 @@ func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 
 // LinkByIndex returns the netdev with the index. The error matches [ErrNotFound] if there is no
 // such netdev.
-func (h *Handle) LinkByIndex(index int) (netlink.Link, error) {
-	return h.link(fmt.Sprintf("index %d", index), index)
+func (r *Reader) LinkByIndex(index int) (netlink.Link, error) {
+	return r.link(fmt.Sprintf("index %d", index), index)
 }
 
 // LinkByName returns the netdev that has the name or altname. The error matches [ErrNotFound] if
 // there is no such netdev.
-func (h *Handle) LinkByName(name string) (netlink.Link, error) {
-	return h.link(name, 0, nl.NewRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name)))
+func (r *Reader) LinkByName(name string) (netlink.Link, error) {
+	return r.link(name, 0, nl.NewRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name)))
 }
 
-func (h *Handle) link(what string, index int, attributes ...*nl.RtAttr) (netlink.Link, error) {
-	message, err := h.Ask(index, append(attributes, noStatistics())...)
+func (r *Reader) link(what string, index int, attributes ...*nl.RtAttr) (netlink.Link, error) {
+	message, err := r.Ask(index, append(attributes, noStatistics())...)
 	switch {
 	case errors.Is(err, unix.ENODEV):
 		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)

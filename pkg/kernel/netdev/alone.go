@@ -12,10 +12,12 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
@@ -110,12 +112,12 @@ func (p *probes) place() (ns netns.NsHandle, name string, err error) {
 		return ns, "", err
 	}
 
-	own := &conn{ns: ns}
-	if err = own.connect(); err == nil {
+	own, err := links.Library(ns)
+	if err == nil {
 		const loopback = 1                             // ifindex of lo in every namespace
 		name = fmt.Sprintf("x%014x", rand.Uint64()>>8) // random, so that the host does not use it
 		err = own.LinkAddAltName(reference(loopback), name)
-		own.Handle.Close()
+		own.Close()
 	}
 
 	if err != nil {
@@ -310,7 +312,11 @@ func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 		return err
 	}
 
-	host, err := there.GetNetNsIdByFd(int(e.host.ns))
+	var host int
+	err = there.library(func(h *netlink.Handle) error {
+		host, err = h.GetNetNsIdByFd(int(e.host.ns))
+		return err
+	})
 	if err != nil || host == ownNamespace {
 		return err
 	}

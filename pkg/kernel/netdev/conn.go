@@ -5,6 +5,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -20,11 +21,16 @@ import (
 // conn speaks rtnetlink in one network namespace. Several goroutines may use it at once. Their
 // requests are serialized, as they are in the kernel.
 type conn struct {
-	*links.Handle
+	*links.Reader
 	ns     netns.NsHandle
 	cookie uint64
 	isPod  bool // the namespace belongs to a pod
 	conf6  bool // the IPv6 sysctls of the namespace can be written
+
+	// opened is the handle of [conn.library]. It is nil until it is needed, because a release does
+	// not need it.
+	opening sync.Mutex
+	opened  *netlink.Handle
 }
 
 func dial(path string) (*conn, error) {
@@ -52,7 +58,7 @@ func (c *conn) connect() (err error) {
 	if fs.Type != unix.NSFS_MAGIC {
 		return errNotMounted
 	}
-	if c.Handle, err = links.Open(c.ns); err != nil {
+	if c.Reader, err = links.OpenReader(c.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
 	if c.cookie, err = unix.GetsockoptUint64(c.Socket().Socket.GetFd(), unix.SOL_SOCKET,
@@ -67,10 +73,38 @@ func (c *conn) close() error {
 	if c == nil {
 		return nil
 	}
-	if c.Handle != nil {
-		c.Handle.Close()
+	if c.opened != nil {
+		c.opened.Close()
+	}
+	if c.Reader != nil {
+		c.Reader.Close()
 	}
 	return c.ns.Close()
+}
+
+// library calls use with a handle of the netlink library for the namespace.
+func (c *conn) library(use func(*netlink.Handle) error) error {
+	handle, err := c.openLibrary()
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	return use(handle)
+}
+
+// openLibrary opens the handle of the netlink library, unless it is open already.
+func (c *conn) openLibrary() (*netlink.Handle, error) {
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	if c.opened != nil {
+		return c.opened, nil
+	}
+
+	handle, err := links.Library(c.ns)
+	if err == nil {
+		c.opened = handle
+	}
+
+	return handle, err
 }
 
 // set changes a netdev by one RTM_NEWLINK: the flags in mask, and the attributes.
@@ -99,7 +133,7 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	return nl.NewRtAttr(kind, mac.HardwareAddr())
 }
 
-// ask calls [links.Handle.Ask].
+// ask calls [links.Reader.Ask].
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	return c.Ask(index, attributes...)
 }

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -422,7 +423,12 @@ func (e *Engine) attach(
 		return e.observeVF(ctx, p, device, want)
 	}
 
+	// The handle that configure needs opens while the kernel waits for the end of the move. If this
+	// fails, configure tries again and returns the error.
+	var opening sync.WaitGroup
+	opening.Go(func() { _, _ = pod.openLibrary() })
 	index, err := e.moveToPod(ctx, p, pod, before, place, want)
+	opening.Wait()
 	if err != nil {
 		return Observed{}, err
 	}
@@ -635,7 +641,9 @@ func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) erro
 
 func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	return e.step("remove altname "+name, func() error {
-		return c.LinkDelAltName(reference(index), name)
+		return c.library(func(h *netlink.Handle) error {
+			return h.LinkDelAltName(reference(index), name)
+		})
 	})
 }
 

@@ -203,7 +203,7 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 		a.Flags = unix.IFA_F_NODAD
 	}
 
-	err := pod.AddrAdd(reference(index), a)
+	err := pod.library(func(h *netlink.Handle) error { return h.AddrAdd(reference(index), a) })
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
@@ -219,7 +219,7 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 // addRoute adds a route, unless the pod has it already.
 func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
-	err := pod.RouteAdd(&r)
+	err := pod.library(func(h *netlink.Handle) error { return h.RouteAdd(&r) })
 	if errors.Is(err, unix.ENETUNREACH) && route.Via.IsValid() {
 		return fmt.Errorf("gateway %s is in no subnet of the interface's addresses: %w",
 			route.Via, err)
@@ -280,8 +280,13 @@ func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*net
 	}
 
 	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
-	routes, err := request.Consistent(func() ([]netlink.Route, error) {
-		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	routes, err := request.Consistent(func() (list []netlink.Route, err error) {
+		const fields = netlink.RT_FILTER_DST | netlink.RT_FILTER_TABLE
+		err = pod.library(func(h *netlink.Handle) error {
+			list, err = h.RouteListFiltered(family, filter, fields)
+			return err
+		})
+		return list, err
 	})
 	if err != nil {
 		return nil, err
@@ -297,8 +302,12 @@ func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*net
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {
-	list, err := request.Consistent(func() ([]netlink.Addr, error) {
-		return c.AddrList(reference(index), netlink.FAMILY_ALL)
+	list, err := request.Consistent(func() (list []netlink.Addr, err error) {
+		err = c.library(func(h *netlink.Handle) error {
+			list, err = h.AddrList(reference(index), netlink.FAMILY_ALL)
+			return err
+		})
+		return list, err
 	})
 	if err != nil {
 		return nil, err

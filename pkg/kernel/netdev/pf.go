@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -84,24 +85,28 @@ func parsePF(attributes []byte, vf int) (report pfReport) {
 
 // orderVF sends one change of a VF to the PF's netdev with the index.
 func (c *conn) orderVF(index, vf int, change vfChange) error {
+	return c.library(func(h *netlink.Handle) error { return sendVF(h, index, vf, change) })
+}
+
+func sendVF(h *netlink.Handle, index, vf int, change vfChange) error {
 	pf, to := reference(index), change.to
 	switch change.field {
 	case vfMAC:
-		return c.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
+		return h.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
 	case vfTag:
 		if to.tagsAD() {
-			return c.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
+			return h.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
 		}
 		// This older message suffices for 802.1Q, and more drivers support it.
-		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
+		return h.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
 	case vfRates:
-		return c.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
+		return h.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
 	case vfSpoofCheck:
-		return c.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
+		return h.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
 	case vfTrust:
-		return c.LinkSetVfTrust(pf, vf, *to.Trust)
+		return h.LinkSetVfTrust(pf, vf, *to.Trust)
 	case vfLinkState:
-		return c.LinkSetVfState(pf, vf, linkStateNumber(to.LinkState))
+		return h.LinkSetVfState(pf, vf, linkStateNumber(to.LinkState))
 	}
 
 	return fmt.Errorf("VF field %d: must be one of the known fields", change.field)

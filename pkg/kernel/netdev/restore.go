@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -510,7 +511,9 @@ func (e *Engine) undoNetdev(
 	for _, alt := range before.AltNames {
 		if !slices.Contains(now.AltNames, alt) {
 			refused.add(e.step("altname "+alt, func() error {
-				return e.host.LinkAddAltName(reference(index), alt)
+				return e.host.library(func(h *netlink.Handle) error {
+					return h.LinkAddAltName(reference(index), alt)
+				})
 			}), "altnames")
 		}
 	}

@@ -111,7 +111,7 @@ func (e *Engine) dropStacked(ctx context.Context, c *conn, index, lowerNS int) e
 // deleteAll puts the netdevs into a group of their own and deletes the group by one message.
 func deleteAll(ctx context.Context, c *conn, list []netlink.Link) error {
 	if len(list) == 1 {
-		return unlessGone(c.LinkDel(list[0]))
+		return unlessGone(c.library(func(h *netlink.Handle) error { return h.LinkDel(list[0]) }))
 	}
 
 	group := number(unix.IFLA_GROUP, rand.Uint32()|1<<31) // unused by administrators

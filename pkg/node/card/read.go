@@ -15,7 +15,7 @@ import (
 // permanentMAC returns the permanent MAC address of a netdev in the agent's network namespace. It
 // returns "" if the netdev has no such address or does not exist.
 func permanentMAC(netdev string) (function.MAC, error) {
-	handle, err := links.Open(netns.None())
+	handle, err := links.OpenReader(netns.None())
 	if err != nil {
 		return "", fmt.Errorf("socket: %w", err)
 	}
