@@ -296,28 +296,28 @@ type DevicePluginSpec struct {
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
 // or make the PF trust it.
-// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags
 type PrivilegedField string
 
 const (
-	FieldMAC        PrivilegedField = "mac"
-	FieldAddresses  PrivilegedField = "addresses" // of an interface that joins an XPUNetwork
-	FieldDriver     PrivilegedField = "driver"
-	FieldVLAN       PrivilegedField = "vf.vlan" // and vf.vlanProtocol
-	FieldQoS        PrivilegedField = "vf.qos"
-	FieldTrust      PrivilegedField = "vf.trust"
-	FieldSpoofCheck PrivilegedField = "vf.spoofCheck"
-	FieldMinTxRate  PrivilegedField = "vf.minTxRate"
-	FieldMaxTxRate  PrivilegedField = "vf.maxTxRate"
-	FieldLinkState  PrivilegedField = "vf.linkState"
+	FieldMAC          PrivilegedField = "mac"
+	FieldAddresses    PrivilegedField = "addresses" // of an interface that joins an XPUNetwork
+	FieldDriver       PrivilegedField = "driver"
+	FieldVLAN         PrivilegedField = "vf.vlan" // and vf.vlanProtocol
+	FieldQoS          PrivilegedField = "vf.qos"
+	FieldTrust        PrivilegedField = "vf.trust"
+	FieldSpoofCheck   PrivilegedField = "vf.spoofCheck"
+	FieldMinTxRate    PrivilegedField = "vf.minTxRate"
+	FieldMaxTxRate    PrivilegedField = "vf.maxTxRate"
+	FieldLinkState    PrivilegedField = "vf.linkState"
+	FieldPrivateFlags PrivilegedField = "ethtool.privateFlags"
 )
 
 // PrivilegedFields returns all privileged fields.
 func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
-		FieldMinTxRate, FieldMaxTxRate,
-		FieldLinkState,
+		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldPrivateFlags,
 	}
 }
 

@@ -16,6 +16,122 @@ type Route struct {
 	// Metric is the route's priority; lower is better. Absent leaves the kernel's default.
 	// +optional
 	Metric *int32 `json:"metric,omitempty"`
+
+	// Table is the routing table, 1-2147483647. Absent means the main table. Rules lead to other
+	// tables.
+	// +optional
+	Table *int32 `json:"table,omitempty"`
+
+	// Source is the address that packets on this route have by default. It must be one of the pod's
+	// addresses.
+	// +optional
+	Source string `json:"source,omitempty"`
+
+	// OnLink accepts a next hop that is in no subnet of the interface.
+	// +optional
+	OnLink *bool `json:"onLink,omitempty"`
+
+	// Scope is "universe", "site", "link" or "host". Absent means link without via, and universe
+	// with it.
+	// +optional
+	Scope string `json:"scope,omitempty"`
+
+	// MTU is the MTU of the route in bytes. Absent means the interface's.
+	// +optional
+	MTU *int32 `json:"mtu,omitempty"`
+
+	// AdvMSS is the segment size in bytes that TCP advertises on this route. Absent means that it
+	// follows from the MTU.
+	// +optional
+	AdvMSS *int32 `json:"advMSS,omitempty"`
+}
+
+// RoutingRule is a rule of the pod's policy routing: packets that match all its fields use a table.
+// One of from, to, incoming and outgoing must be given. Without from and to it is for IPv4 and IPv6.
+type RoutingRule struct {
+	// Priority is the rule's place, 1-32765. Rules are tried from the lowest. The rule of the main
+	// table has 32766.
+	Priority int32 `json:"priority"`
+
+	// Table is the routing table in which matching packets find their route.
+	Table int32 `json:"table"`
+
+	// From is the source of the packets in CIDR notation.
+	// +optional
+	From string `json:"from,omitempty"`
+
+	// To is the destination of the packets in CIDR notation.
+	// +optional
+	To string `json:"to,omitempty"`
+
+	// Incoming matches packets that come in by the interface.
+	// +optional
+	Incoming *bool `json:"incoming,omitempty"`
+
+	// Outgoing matches packets of sockets that are bound to the interface.
+	// +optional
+	Outgoing *bool `json:"outgoing,omitempty"`
+}
+
+// Neighbor is a permanent entry of the interface's neighbor table.
+type Neighbor struct {
+	// Address is the IP address of the neighbor.
+	Address string `json:"address"`
+
+	// MAC is its unicast Ethernet address.
+	MAC string `json:"mac"`
+}
+
+// Offload has the sizes in bytes of the largest packets that the kernel passes to the driver (GSO)
+// and takes from it (GRO), 1-524280. More than 65536 is called BIG TCP. Absent fields keep the
+// netdev's values.
+type Offload struct {
+	// GSOMaxSize is the largest packet that the kernel passes to the driver.
+	// +optional
+	GSOMaxSize *int32 `json:"gsoMaxSize,omitempty"`
+
+	// GROMaxSize is the largest packet that the kernel takes from the driver.
+	// +optional
+	GROMaxSize *int32 `json:"groMaxSize,omitempty"`
+
+	// GSOIPv4MaxSize is like gsoMaxSize, for IPv4 (Linux 6.3).
+	// +optional
+	GSOIPv4MaxSize *int32 `json:"gsoIPv4MaxSize,omitempty"`
+
+	// GROIPv4MaxSize is like groMaxSize, for IPv4 (Linux 6.3).
+	// +optional
+	GROIPv4MaxSize *int32 `json:"groIPv4MaxSize,omitempty"`
+}
+
+// Ethtool has settings of the driver, by the names that the kernel has for them. The attachment
+// fails before anything is changed if the driver does not have one of them; the error lists those
+// that it has.
+type Ethtool struct {
+	// Features are switched on or off: "tx-tcp-segmentation", "rx-gro", "rx-lro" and others, as
+	// ethtool -k prints them, but not its summaries such as "tcp-segmentation-offload".
+	// +optional
+	Features map[string]bool `json:"features,omitempty"`
+
+	// PrivateFlags are flags that only this driver has.
+	// +optional
+	PrivateFlags map[string]bool `json:"privateFlags,omitempty"`
+
+	// Channels are numbers of queues: "rx", "tx", "other", "combined".
+	// +optional
+	Channels map[string]int32 `json:"channels,omitempty"`
+
+	// Rings are lengths of queues in packets: "rx", "tx" and others.
+	// +optional
+	Rings map[string]int32 `json:"rings,omitempty"`
+
+	// Coalescing says when the card interrupts: "rx-usecs", "rx-frames", "adaptive-rx" (0 or 1) and
+	// others.
+	// +optional
+	Coalescing map[string]int32 `json:"coalescing,omitempty"`
+
+	// Pause are the pause frames: "autoneg", "rx", "tx".
+	// +optional
+	Pause map[string]bool `json:"pause,omitempty"`
 }
 
 // VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). If the PF's driver does
@@ -68,7 +184,8 @@ type InterfaceNetwork struct {
 
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
 // xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the
-// claim overrides the same field in the class. Unknown fields are refused.
+// claim overrides the same field in the class; of vf, offload, ethtool and sysctls each setting is
+// such a field. Unknown fields are refused.
 //
 // +kubebuilder:object:root=true
 type InterfaceConfig struct {
@@ -81,8 +198,8 @@ type InterfaceConfig struct {
 
 	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network: the Function
 	// has tagged frames, and the pod makes its VLAN interfaces itself. The XPUPort's
-	// status.networks has the tags. The fields addresses, routes and vf.vlan must be absent. What
-	// the claim gives of network and networks replaces both of the class.
+	// status.networks has the tags. The fields addresses, routes, rules, neighbors and vf.vlan must
+	// be absent. What the claim gives of network and networks replaces both of the class.
 	// +optional
 	Networks []InterfaceNetwork `json:"networks,omitempty"`
 
@@ -115,6 +232,29 @@ type InterfaceConfig struct {
 	// +optional
 	AllMulticast *bool `json:"allMulticast,omitempty"`
 
+	// Rules are up to 64 rules of policy routing, for the tables of routes. They are removed with
+	// the interface.
+	// +optional
+	Rules []RoutingRule `json:"rules,omitempty"`
+
+	// Neighbors are up to 256 permanent entries of the neighbor table.
+	// +optional
+	Neighbors []Neighbor `json:"neighbors,omitempty"`
+
+	// Sysctls are settings of the interface in the pod's network namespace by name, such as
+	// "net.ipv4.conf.IFNAME.arp_ignore", where IFNAME stands for the interface. The names that can
+	// be set are in [Configure an interface](../how-to/configure-interface.md#sysctls).
+	// +optional
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+
+	// Offload has the sizes of the largest packets between kernel and driver.
+	// +optional
+	Offload *Offload `json:"offload,omitempty"`
+
+	// Ethtool has settings of the driver. They are given back when the pod ends, as all others.
+	// +optional
+	Ethtool *Ethtool `json:"ethtool,omitempty"`
+
 	// VF is what the PF enforces. For an SF, and for a VF in eswitch mode switchdev, minTxRate and
 	// maxTxRate are a rate object of the eswitch (devlink-rate). The other fields do not apply to
 	// an SF.
@@ -122,8 +262,9 @@ type InterfaceConfig struct {
 	VF *VFConfig `json:"vf,omitempty"`
 
 	// Driver is bound to the Function while the pod has it; absent means the DevicePool's driver.
-	// With vfio-pci the container gets the Function's IOMMU group, and there is no interface: mtu,
-	// routes and allMulticast must be absent, and addresses are only reported to the pod.
+	// With vfio-pci the container gets the Function's IOMMU group, and there is no interface: only
+	// network, networks, mac, addresses and vf may be given, and addresses are only reported to the
+	// pod.
 	// +optional
 	// +kubebuilder:validation:Enum=vfio-pci
 	Driver FunctionDriver `json:"driver,omitempty"`

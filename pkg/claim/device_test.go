@@ -150,6 +150,28 @@ func TestConfigMerging(t *testing.T) {
 			want: v1alpha1.InterfaceConfig{InterfaceName: "b", Addresses: []string{"10.1.0.7/24"}},
 		},
 		{
+			name: "settings of the class and of the claim",
+			configs: []claimtest.Option{
+				claimtest.FromClass(`"sysctls": {"net.ipv4.conf.IFNAME.rp_filter": "1", "net.ipv4.conf.IFNAME.proxy_arp": "1"},
+					"offload": {"gsoMaxSize": 1},
+					"ethtool": {"features": {"x": true, "y": true}, "rings": {"rx": 1}}`),
+				claimtest.FromClaim(`"sysctls": {"net.ipv4.conf.IFNAME.proxy_arp": "2"}, "offload": {"groMaxSize": 2},
+					"ethtool": {"features": {"y": false}}`),
+			},
+			want: v1alpha1.InterfaceConfig{
+				Sysctls: map[string]string{
+					"net.ipv4.conf.IFNAME.rp_filter": "1", "net.ipv4.conf.IFNAME.proxy_arp": "2",
+				},
+				Offload: &v1alpha1.Offload{
+					GSOMaxSize: ptr.To[int32](1), GROMaxSize: ptr.To[int32](2),
+				},
+				Ethtool: &v1alpha1.Ethtool{
+					Features: map[string]bool{"x": true, "y": false},
+					Rings:    map[string]int32{"rx": 1},
+				},
+			},
+		},
+		{
 			name: "a driver for the Function",
 			configs: []claimtest.Option{
 				claimtest.FromClaim(`"mac": "02:00:00:00:00:01"`),
@@ -192,7 +214,14 @@ func TestInterface(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(`
 		"interfaceName": "fast0", "mtu": 9000, "mac": "02:00:00:00:00:0A", "addresses": ["10.1.0.5/24", "fd00::5/64"],
-		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"}], "allMulticast": true,
+		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"},
+			{"to": "10.4.0.0/16", "via": "10.9.9.9", "onLink": true, "source": "10.1.0.5", "table": 100, "mtu": 1300, "advMSS": 1200, "scope": "universe"}],
+		"rules": [{"priority": 100, "table": 100, "from": "10.1.0.0/24", "to": "10.2.0.0/16", "incoming": true, "outgoing": true}],
+		"neighbors": [{"address": "10.1.0.1", "mac": "02-00-00-00-00-AA"}], "allMulticast": true,
+		"sysctls": {"net.ipv4.conf.IFNAME.arp_ignore": "1"},
+		"offload": {"gsoMaxSize": 1000, "groMaxSize": 2000, "gsoIPv4MaxSize": 3000, "groIPv4MaxSize": 4000},
+		"ethtool": {"features": {"rx-gro": false, "rx-lro": true}, "privateFlags": {"p": true}, "channels": {"rx": 2},
+			"rings": {"rx": 64}, "coalescing": {"rx-usecs": 8}, "pause": {"rx": true, "tx": false}},
 		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
 
 	if err != nil || devices[0].ConfigErr != nil {
@@ -208,6 +237,25 @@ func TestInterface(t *testing.T) {
 			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"),
 				Metric: 50},
 			{To: netip.MustParsePrefix("fd01::/64")},
+			{To: netip.MustParsePrefix("10.4.0.0/16"), Via: netip.MustParseAddr("10.9.9.9"),
+				OnLink: true, Source: netip.MustParseAddr("10.1.0.5"), Table: 100, MTU: 1300,
+				AdvMSS: 1200, Scope: ptr.To(0)},
+		},
+		Rules: []function.Rule{{
+			Priority: 100, Table: 100, From: netip.MustParsePrefix("10.1.0.0/24"),
+			To: netip.MustParsePrefix("10.2.0.0/16"), Incoming: true, Outgoing: true,
+		}},
+		Neighbors: []function.Neighbor{
+			{Address: netip.MustParseAddr("10.1.0.1"), MAC: "02:00:00:00:00:aa"},
+		},
+		Sysctls: map[string]string{"net.ipv4.conf.IFNAME.arp_ignore": "1"},
+		Offload: &function.Offload{
+			GSOMaxSize: 1000, GROMaxSize: 2000, GSOIPv4MaxSize: 3000, GROIPv4MaxSize: 4000,
+		},
+		Ethtool: function.Ethtool{
+			"features":      {"rx-gro": "off", "rx-lro": "on"},
+			"private flags": {"p": "on"}, "channels": {"rx": "2"}, "rings": {"rx": "64"},
+			"coalescing": {"rx-usecs": "8"}, "pause": {"rx": "1", "tx": "0"},
 		},
 		AllMulticast: true,
 		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad",
@@ -282,9 +330,27 @@ func TestBadConfig(t *testing.T) {
 		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`,
 			[]string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
 		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
-		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
+		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu", "must be absent"}},
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
 			[]string{"routes", "must be absent"}},
+		{`"driver": "vfio-pci", "ethtool": {"features": {"rx-gro": false}}`,
+			[]string{"ethtool", "must be absent"}},
+		{`"routes": [{"to": "10.2.0.0/16", "source": "here"}]`,
+			[]string{`routes[0].source "here"`, "10.1.0.5"}},
+		{`"routes": [{"to": "10.2.0.0/16", "scope": "253"}]`,
+			[]string{`routes[0].scope "253"`, "host, link, site, universe"}},
+		{`"rules": [{"priority": 5, "table": 5, "from": "10.2.0.1"}]`,
+			[]string{`rules[0].from "10.2.0.1"`, "10.2.0.0/16"}},
+		{`"rules": [{"priority": 5, "from": "10.2.0.0/16"}]`, []string{"rules[0]", "table 0"}},
+		{`"neighbors": [{"address": "gateway", "mac": "x"}]`,
+			[]string{`neighbors[0].address "gateway"`, "neighbors[0].mac", "02:00:00:00:00:01"}},
+		{`"sysctls": {"net.core.somaxconn": "1"}`,
+			[]string{`"net.core.somaxconn" cannot be set`, "net.ipv4.conf.IFNAME", "arp_ignore"}},
+		{`"offload": {"gsoMaxSize": 0}`, []string{"offload.gsoMaxSize", "1-524280"}},
+		{`"ethtool": {"features": {"rx-gro": "off"}}`, []string{"ethtool.features", "bool"}},
+		{`"ethtool": {"rings": {"rx": -1}}`, []string{"ethtool rings", "must be a number"}},
+		{`"networks": [{"name": "a"}], "rules": [{"priority": 5, "table": 5, "incoming": true}]`,
+			[]string{"networks", "rules"}},
 		{`"networks": [{"name": "a"}], "network": "b"`, []string{"networks", "must be absent"}},
 		{`"networks": [{"name": "a"}], "addresses": ["10.1.0.5/24"]`,
 			[]string{"networks", "must be absent"}},
@@ -451,6 +517,7 @@ func FuzzInterfaceConfig(f *testing.F) {
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","addresses":["10.1.0.5/24","fe80::1%eth0/64"],"routes":[{"to":"0.0.0.0/0","via":"::ffff:10.1.0.1","metric":1}]}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","vf":{"vlan":5,"qos":7,"vlanProtocol":"802.1q","minTxRate":1,"maxTxRate":0,"linkState":"auto"}}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","driver":"vfio-pci","addresses":["10.1.0.5/24"]}`,
+		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","rules":[{"priority":5,"table":5,"from":"10.0.0.0/8","incoming":true}],"neighbors":[{"address":"fe80::1","mac":"02:00:00:00:00:01"}],"sysctls":{"net.ipv4.conf.IFNAME.rp_filter":"2"},"offload":{"gsoMaxSize":131072},"ethtool":{"features":{"rx-gro":false},"rings":{"rx":64},"pause":{"rx":true}}}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -6,8 +6,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,8 +52,8 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	return *config, nil
 }
 
-// merge returns base with every field replaced that over sets. The fields of vf are merged one by
-// one; lists are replaced.
+// merge returns base with every field replaced that over sets. The settings of structs and maps are
+// merged one by one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 	// One of network and networks replaces the other, with its addresses.
 	switch {
@@ -59,22 +63,31 @@ func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 		base.Networks = nil
 	}
 
-	if base.VF != nil && over.VF != nil {
-		over.VF = ptr.To(overlay(*base.VF, *over.VF))
-	}
-	return overlay(base, over)
+	base = *base.DeepCopy()
+	overlay(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over))
+
+	return base
 }
 
-// overlay returns the struct base with every field replaced that is not zero in over.
-func overlay[T any](base, over T) T {
-	to, from := reflect.ValueOf(&base).Elem(), reflect.ValueOf(over)
-	for i := range to.NumField() {
-		isEmptyList := from.Field(i).Kind() == reflect.Slice && from.Field(i).Len() == 0
-		if !isEmptyList && !from.Field(i).IsZero() {
-			to.Field(i).Set(from.Field(i))
+// overlay replaces every field of the struct base that is not empty in over. It does the same in
+// structs that both refer to, and with the entries of maps that both have.
+func overlay(base, over reflect.Value) {
+	for i := range base.NumField() {
+		to, from := base.Field(i), over.Field(i)
+		isList, isMap := from.Kind() == reflect.Slice, from.Kind() == reflect.Map
+		isStruct := from.Kind() == reflect.Pointer && from.Type().Elem().Kind() == reflect.Struct
+		switch {
+		case from.IsZero(), isList && from.Len() == 0:
+		case isStruct && !to.IsNil():
+			overlay(to.Elem(), from.Elem())
+		case isMap && !to.IsNil():
+			for name, value := range from.Seq2() {
+				to.SetMapIndex(name, value)
+			}
+		default:
+			to.Set(from)
 		}
 	}
-	return base
 }
 
 const (
@@ -95,6 +108,9 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		MTU:          int(ptr.Deref(c.MTU, 0)),
 		VF:           vfOf(c.VF),
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
+		Sysctls:      maps.Clone(c.Sysctls),
+		Offload:      offloadOf(c.Offload),
+		Ethtool:      ethtoolOf(c.Ethtool),
 	}
 
 	if i.Name == "lo" || i.Name == "eth0" {
@@ -137,13 +153,19 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		i.Routes = append(i.Routes, route)
 	}
 
+	rules, err := rulesOf(c.Rules)
+	errs = append(errs, err)
+	neighbors, err := neighborsOf(c.Neighbors)
+	errs = append(errs, err)
+	i.Rules, i.Neighbors = rules, neighbors
+
 	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
 		errs = append(errs,
 			fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver,
 				v1alpha1.DriverVFIO))
 	}
 
-	if len(errs) == 0 {
+	if errors.Join(errs...) == nil {
 		errs = append(errs, i.Validate())
 	}
 
@@ -170,9 +192,11 @@ func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
 		errs = append(errs, fmt.Errorf("networks: has %d, at most %d may be given", len(c.Networks),
 			maxNetworks))
 	}
-	if len(c.Routes) > 0 || c.VF != nil && ptr.Deref(c.VF.VLAN, 0) != 0 {
-		errs = append(errs, errors.New("networks: routes and vf.vlan must be absent with it, "+
-			"because they are of no single network"))
+	ofOne := len(c.Routes) > 0 || len(c.Rules) > 0 || len(c.Neighbors) > 0 ||
+		c.VF != nil && ptr.Deref(c.VF.VLAN, 0) != 0
+	if ofOne {
+		errs = append(errs, errors.New("networks: routes, rules, neighbors and vf.vlan must be absent "+
+			"with it, because they are of no single network"))
 	}
 	if c.Network != "" || len(c.Addresses) > 0 {
 		errs = append(errs, errors.New("networks: network and addresses must be absent with it; "+
@@ -213,17 +237,10 @@ func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
 // kernel. It rejects settings that nothing would apply then.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
-	refuse := func(isSet bool, setting string) {
-		if isSet {
-			errs = append(errs,
-				fmt.Errorf("%s: must be absent with a driver that hands the Function to a program",
-					setting))
-		}
+	for _, field := range i.NetdevFields() {
+		errs = append(errs,
+			fmt.Errorf("%s: must be absent with a driver that hands the Function to a program", field))
 	}
-
-	refuse(i.MTU != 0, fmt.Sprintf("mtu %d", i.MTU))
-	refuse(len(i.Routes) > 0, "routes")
-	refuse(i.AllMulticast, "allMulticast")
 	i.Userspace = true
 
 	return i, errors.Join(errs...)
@@ -235,15 +252,139 @@ func routeOf(r v1alpha1.Route) (function.Route, error) {
 		return function.Route{}, fmt.Errorf("to %q: must be a prefix such as 10.2.0.0/16", r.To)
 	}
 
-	route := function.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
+	route := function.Route{
+		To: to, Metric: int(ptr.Deref(r.Metric, 0)), Table: int(ptr.Deref(r.Table, 0)),
+		MTU: int(ptr.Deref(r.MTU, 0)), AdvMSS: int(ptr.Deref(r.AdvMSS, 0)),
+		OnLink: ptr.Deref(r.OnLink, false),
+	}
 	if r.Via != "" {
 		if route.Via, err = netip.ParseAddr(r.Via); err != nil {
 			return function.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1",
 				r.Via)
 		}
 	}
+	if r.Source != "" {
+		if route.Source, err = netip.ParseAddr(r.Source); err != nil {
+			return function.Route{}, fmt.Errorf("source %q: must be an address such as 10.1.0.5",
+				r.Source)
+		}
+	}
+	if r.Scope != "" {
+		scope, known := scopes[r.Scope]
+		if !known {
+			return function.Route{}, fmt.Errorf("scope %q: must be one of %s", r.Scope,
+				strings.Join(slices.Sorted(maps.Keys(scopes)), ", "))
+		}
+		route.Scope = &scope
+	}
 
 	return route, nil
+}
+
+// scopes are the names of RT_SCOPE_* of linux/rtnetlink.h, as in /etc/iproute2/rt_scopes.
+var scopes = map[string]int{"universe": 0, "site": 200, "link": 253, "host": 254}
+
+func rulesOf(list []v1alpha1.RoutingRule) (rules []function.Rule, _ error) {
+	var errs []error
+	for n, r := range list {
+		rule := function.Rule{
+			Priority: int(r.Priority), Table: int(r.Table),
+			Incoming: ptr.Deref(r.Incoming, false), Outgoing: ptr.Deref(r.Outgoing, false),
+		}
+
+		for _, f := range []struct {
+			field, text string
+			to          *netip.Prefix
+		}{{"from", r.From, &rule.From}, {"to", r.To, &rule.To}} {
+			if f.text == "" {
+				continue
+			}
+
+			var err error
+			if *f.to, err = netip.ParsePrefix(f.text); err != nil {
+				errs = append(errs, fmt.Errorf("rules[%d].%s %q: must be a prefix such as 10.2.0.0/16",
+					n, f.field, f.text))
+			}
+		}
+
+		rules = append(rules, rule)
+	}
+
+	return rules, errors.Join(errs...)
+}
+
+func neighborsOf(list []v1alpha1.Neighbor) (neighbors []function.Neighbor, _ error) {
+	var errs []error
+	for n, one := range list {
+		address, err := netip.ParseAddr(one.Address)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("neighbors[%d].address %q: must be an address such as "+
+				"10.1.0.7", n, one.Address))
+		}
+		mac, err := function.ParseMAC(one.MAC)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("neighbors[%d].mac: %w", n, err))
+		}
+		neighbors = append(neighbors, function.Neighbor{Address: address, MAC: mac})
+	}
+	return neighbors, errors.Join(errs...)
+}
+
+// offloadOf converts sizes. A size of 0 becomes -1, which the validation refuses, because 0 stands
+// for an absent size.
+func offloadOf(c *v1alpha1.Offload) *function.Offload {
+	if c == nil {
+		return nil
+	}
+
+	size := func(p *int32) int {
+		if p != nil && *p == 0 {
+			return -1
+		}
+		return int(ptr.Deref(p, 0))
+	}
+
+	return &function.Offload{
+		GSOMaxSize: size(c.GSOMaxSize), GROMaxSize: size(c.GROMaxSize),
+		GSOIPv4MaxSize: size(c.GSOIPv4MaxSize), GROIPv4MaxSize: size(c.GROIPv4MaxSize),
+	}
+}
+
+// ethtoolOf converts settings of the driver to the texts that package ethtool has for them.
+func ethtoolOf(c *v1alpha1.Ethtool) function.Ethtool {
+	if c == nil {
+		return nil
+	}
+
+	settings := function.Ethtool{}
+	add := func(group, name, value string) {
+		if settings[group] == nil {
+			settings[group] = map[string]string{}
+		}
+		settings[group][name] = value
+	}
+
+	for group, flags := range map[string]map[string]bool{
+		"features": c.Features, "private flags": c.PrivateFlags,
+	} {
+		for name, on := range flags {
+			add(group, name, map[bool]string{true: "on", false: "off"}[on])
+		}
+	}
+
+	for name, on := range c.Pause {
+		add("pause", name, map[bool]string{true: "1", false: "0"}[on])
+	}
+
+	for group, numbers := range map[string]map[string]int32{
+		"channels": c.Channels, "rings": c.Rings, "coalescing": c.Coalescing,
+	} {
+		for name, number := range numbers {
+			add(group, name, strconv.Itoa(int(number)))
+		}
+	}
+
+	return settings
 }
 
 func vfOf(c *v1alpha1.VFConfig) *function.VFConfig {

@@ -34,6 +34,7 @@ func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(vf.LinkState != "", v1alpha1.FieldLinkState)
 	}
 
+	add(c.Ethtool != nil && len(c.Ethtool.PrivateFlags) > 0, v1alpha1.FieldPrivateFlags)
 	return fields
 }
 

@@ -26,6 +26,8 @@ func TestPrivileged(t *testing.T) {
 		v1alpha1.FieldMinTxRate:  `"vf": {"minTxRate": 0}`,
 		v1alpha1.FieldMaxTxRate:  `"vf": {"maxTxRate": 1}`,
 		v1alpha1.FieldLinkState:  `"vf": {"linkState": "auto"}`,
+
+		v1alpha1.FieldPrivateFlags: `"ethtool": {"privateFlags": {"x": false}}`,
 	} {
 		others := slices.DeleteFunc(v1alpha1.PrivilegedFields(),
 			func(f v1alpha1.PrivilegedField) bool { return f == field })
@@ -61,7 +63,8 @@ func TestPrivileged(t *testing.T) {
 func TestUnprivileged(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
 		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(
-			`"interfaceName": "a", "mtu": 1400, "routes": [{"to": "10.2.0.0/16"}], "allMulticast": true, "addresses": ["10.1.0.5/24"]`)))
+			`"interfaceName": "a", "mtu": 1400, "routes": [{"to": "10.2.0.0/16"}], "allMulticast": true,
+				"ethtool": {"features": {"rx-gro": false}}, "addresses": ["10.1.0.5/24"]`)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,33 +48,22 @@ type Interface struct {
 	// IPv6 addresses are used at once, without duplicate address detection
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Routes    []Route        `json:"routes,omitempty"`
+	Rules     []Rule         `json:"rules,omitempty"`
+	Neighbors []Neighbor     `json:"neighbors,omitempty"`
 	// receive all multicast frames
 	AllMulticast bool `json:"allMulticast,omitempty"`
+	// Sysctls are values by the names of [SysctlNames].
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+	Offload *Offload          `json:"offload,omitempty"`
+	// Ethtool are settings of the driver by group and name: see [Ethtool].
+	Ethtool Ethtool `json:"ethtool,omitempty"`
 	// VF is only for a VF whose PF has a netdev on the host. Its rates are also for an SF or VF
 	// that the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
 	// Userspace is set if there is no netdev to move: a driver such as vfio-pci hands the Function
 	// to a program of the pod, which configures Addresses itself. MAC and VF are set through the
-	// PF. MTU, Routes and AllMulticast must be empty.
+	// PF. All fields that configure a netdev must be empty: see [Interface.NetdevFields].
 	Userspace bool `json:"userspace,omitempty"`
-}
-
-// Route is a route through the interface.
-type Route struct {
-	// without host bits: "10.2.0.0/16"; "0.0.0.0/0" for the default route
-	To netip.Prefix `json:"to"`
-	// gateway of the same family; the zero value means none
-	Via netip.Addr `json:"via,omitzero"`
-	// lower is preferred; 0 means the kernel's default: 0 for IPv4, 1024 for IPv6
-	Metric int `json:"metric,omitempty"`
-	Table  int `json:"table,omitempty"` // routing table; 0 means the main table
-	// RT_SCOPE_* of linux/rtnetlink.h; nil means link without Via, and universe with it
-	Scope *int `json:"scope,omitempty"`
-	// MTU and AdvMSS of the route, in bytes; 0 means the interface's
-	MTU    int `json:"mtu,omitempty"`
-	AdvMSS int `json:"advMSS,omitempty"`
-	// accept another route of the pod to the same destination, which is otherwise an error
-	Yield bool `json:"yield,omitempty"`
 }
 
 // VFConfig has the settings that the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). Nil and
@@ -138,8 +127,7 @@ func (i Interface) Validate() error {
 			fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
 
-	mac := i.MAC.HardwareAddr()
-	if i.MAC != "" && (len(mac) != 6 || mac[0]&1 != 0 || strings.Trim(string(i.MAC), "0:") == "") {
+	if i.MAC != "" && !i.MAC.isUnicast() {
 		errs = append(errs,
 			fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01",
 				i.MAC))
@@ -165,16 +153,36 @@ func (i Interface) Validate() error {
 		}
 	}
 
+	errs = append(errs, validateRules(i.Rules), validateNeighbors(i.Neighbors),
+		validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
 
-	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0 || i.AllMulticast) {
-		errs = append(errs,
-			errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
+	if fields := i.NetdevFields(); i.Userspace && len(fields) > 0 {
+		errs = append(errs, fmt.Errorf("%s: must be empty for a Function without a netdev",
+			strings.Join(fields, ", ")))
 	}
 
 	return errors.Join(errs...)
+}
+
+// NetdevFields returns the names of the fields that are set and that only a netdev can have.
+func (i Interface) NetdevFields() (fields []string) {
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"mtu", i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
+		{"neighbors", len(i.Neighbors) > 0}, {"allMulticast", i.AllMulticast},
+		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
+		{"ethtool", len(i.Ethtool) > 0},
+	} {
+		if f.set {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
 }
 
 // ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and rejects "%", which makes the
@@ -191,26 +199,6 @@ func ValidateInterfaceName(name string) error {
 	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
 		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space "+
 			"or a zero byte", name)
-	}
-	return nil
-}
-
-func (r Route) validate() error {
-	switch {
-	case !r.To.IsValid():
-		return errors.New("to: must be a prefix such as 10.2.0.0/16")
-	case r.To != r.To.Masked():
-		return fmt.Errorf("to %s: must have no host bits, as in %s", r.To, r.To.Masked())
-	case r.Via.IsValid() && r.Via.Is4() != r.To.Addr().Is4():
-		return fmt.Errorf("via %s: must be of the same family as %s", r.Via, r.To)
-	case r.Metric < 0 || r.Metric > math.MaxInt32:
-		return fmt.Errorf("metric %d: must be 0-%d", r.Metric, math.MaxInt32)
-	case r.Table < 0 || r.Table > math.MaxInt32:
-		return fmt.Errorf("table %d: must be 0-%d", r.Table, math.MaxInt32)
-	case r.Scope != nil && (*r.Scope < 0 || *r.Scope > math.MaxUint8):
-		return fmt.Errorf("scope %d: must be 0-%d", *r.Scope, math.MaxUint8)
-	case r.MTU < 0 || r.MTU > math.MaxInt32 || r.AdvMSS < 0 || r.AdvMSS > math.MaxInt32:
-		return fmt.Errorf("mtu %d, advMSS %d: must be 0-%d", r.MTU, r.AdvMSS, math.MaxInt32)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package function_test
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -90,7 +91,7 @@ func TestValidate(t *testing.T) {
 		}, ""},
 		"no netdev, MTU": {func(i *function.Interface) {
 			i.Userspace, i.MTU = true, 1400
-		}, "mtu, routes, allMulticast: must be empty"},
+		}, "mtu: must be empty for a Function without a netdev"},
 		"no netdev, all multicast": {func(i *function.Interface) {
 			i.Userspace, i.AllMulticast = true, true
 		}, "allMulticast: must be empty"},
@@ -103,6 +104,103 @@ func TestValidate(t *testing.T) {
 		"mixed families": {func(i *function.Interface) {
 			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Via: address("fd00::1")}}
 		}, "via fd00::1: must be of the same family"},
+		"source of another family": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Source: address("fd00::1")}}
+		}, "source fd00::1: must be of the same family"},
+		"on link without a gateway": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), OnLink: true}}
+		}, "routes[0]: onLink: needs via"},
+		"rules": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 1, Table: 1, From: prefix("10.0.0.0/8")},
+				{Priority: 32765, Table: 5, Incoming: true}}
+		}, ""},
+		"rule before the kernel's": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Table: 5, Incoming: true}}
+		}, "rules[0]: priority 0: must be 1-32765"},
+		"rule without a table": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Incoming: true}}
+		}, "rules[0]: table 0: must be 1-"},
+		"rule for everything": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Table: 5}}
+		}, "rules[0]: from, to, incoming, outgoing: one of them must be given"},
+		"rule of two families": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Table: 5, From: prefix("10.0.0.0/8"),
+				To: prefix("fd00::/64")}}
+		}, "must be of the same family"},
+		"rule with host bits": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Table: 5, From: prefix("10.1.2.3/8")}}
+		}, "from 10.1.2.3/8: must have no host bits, as in 10.0.0.0/8"},
+		"rule twice": {func(i *function.Interface) {
+			i.Rules = slices.Repeat([]function.Rule{{Priority: 5, Table: 5, Outgoing: true}}, 2)
+		}, "rules[1]: is given twice"},
+		"many rules": {func(i *function.Interface) {
+			for n := range 65 {
+				i.Rules = append(i.Rules, function.Rule{Priority: n + 1, Table: 5, Outgoing: true})
+			}
+		}, "rules: has 65, at most 64"},
+		"neighbor": {func(i *function.Interface) {
+			i.Neighbors = []function.Neighbor{{Address: address("fe80::1"), MAC: "02:00:00:00:00:01"}}
+		}, ""},
+		"neighbor without MAC": {func(i *function.Interface) {
+			i.Neighbors = []function.Neighbor{{Address: address("10.0.0.1")}}
+		}, `neighbors[0].mac "": must be a unicast`},
+		"neighbor in two forms": {func(i *function.Interface) {
+			i.Neighbors = []function.Neighbor{
+				{Address: address("::ffff:10.0.0.1"), MAC: "02:00:00:00:00:01"},
+			}
+		}, "neighbors[0].address ::ffff:10.0.0.1: must be a unicast address"},
+		"neighbor twice": {func(i *function.Interface) {
+			i.Neighbors = slices.Repeat([]function.Neighbor{
+				{Address: address("10.0.0.1"), MAC: "02:00:00:00:00:01"},
+			}, 2)
+		}, "neighbors[1].address 10.0.0.1: is given twice"},
+		"many neighbors": {func(i *function.Interface) {
+			i.Neighbors = make([]function.Neighbor, 257)
+		}, "neighbors: has 257, at most 256"},
+		"sysctl": {func(i *function.Interface) {
+			i.Sysctls = map[string]string{"net.ipv4.conf.IFNAME.forwarding": "1",
+				"net.ipv6.conf.IFNAME.addr_gen_mode": "1"}
+		}, ""},
+		"sysctl of all interfaces": {func(i *function.Interface) {
+			i.Sysctls = map[string]string{"net.ipv4.conf.all.forwarding": "1"}
+		}, `sysctls: "net.ipv4.conf.all.forwarding" cannot be set; of net.ipv4.conf.IFNAME can be accept_local, `},
+		"sysctl by a path": {func(i *function.Interface) {
+			i.Sysctls = map[string]string{"net.ipv4.conf.IFNAME.../../../kernel/core_pattern": "1"}
+		}, "cannot be set"},
+		"sysctl's text": {func(i *function.Interface) {
+			i.Sysctls = map[string]string{"net.ipv4.conf.IFNAME.forwarding": "|/bin/sh"}
+		}, `net.ipv4.conf.IFNAME.forwarding "|/bin/sh": must be a number`},
+		"offload": {func(i *function.Interface) {
+			i.Offload = &function.Offload{GSOMaxSize: 524280}
+		}, ""},
+		"large offload": {func(i *function.Interface) {
+			i.Offload = &function.Offload{GROIPv4MaxSize: 524281}
+		}, "offload.groIPv4MaxSize 524281: must be 1-524280"},
+		"ethtool": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"features": {"rx-gro": "off"}, "rings": {"rx": "64"}}
+		}, ""},
+		"ethtool group": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"eeprom": {"x": "1"}}
+		}, `ethtool: "eeprom" is no group of settings; can be: private flags, channels`},
+		"ethtool value": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"features": {"rx-gro": "1"}}
+		}, `ethtool features "rx-gro" is "1": must be on or off`},
+		"ethtool number": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"rings": {"rx": "-1"}}
+		}, `ethtool rings "rx" is "-1": must be a number`},
+		"ethtool name": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"features": {"a\nb": "on"}}
+		}, "has a name that no driver has"},
+		"long ethtool name": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"features": {strings.Repeat("a", 32): "on"}}
+		}, "has a name that no driver has"},
+		"no netdev, but its settings": {func(i *function.Interface) {
+			i.Userspace, i.Offload = true, &function.Offload{GSOMaxSize: 9000}
+			i.Ethtool = function.Ethtool{"features": {"rx-gro": "off"}}
+			i.Sysctls = map[string]string{"net.ipv4.conf.IFNAME.forwarding": "1"}
+			i.Rules = []function.Rule{{Priority: 5, Table: 5, Outgoing: true}}
+			i.Neighbors = []function.Neighbor{{Address: address("10.0.0.1"), MAC: "02:00:00:00:00:01"}}
+		}, "rules, neighbors, sysctls, offload, ethtool: must be empty"},
 		"negative metric": {func(i *function.Interface) {
 			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Metric: -1}}
 		}, "metric -1"},

@@ -5,6 +5,7 @@ package function
 import (
 	"fmt"
 	"net"
+	"strings"
 )
 
 // MAC is a link-layer address in canonical form: lower-case hexadecimal bytes joined by colons,
@@ -25,6 +26,12 @@ func ParseMAC(s string) (MAC, error) {
 func (m MAC) HardwareAddr() net.HardwareAddr {
 	address, _ := net.ParseMAC(string(m))
 	return address
+}
+
+// isUnicast reports whether m is an Ethernet address that one netdev can have.
+func (m MAC) isUnicast() bool {
+	address := m.HardwareAddr()
+	return len(address) == 6 && address[0]&1 == 0 && strings.Trim(string(m), "0:") != ""
 }
 
 // UnmarshalText parses like [ParseMAC]; an empty text means no address.

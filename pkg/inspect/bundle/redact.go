@@ -180,7 +180,10 @@ func opaque(value any) any {
 	if config, _ := value.(map[string]any); config["driver"] == v1alpha1.GroupName {
 		list = `driver
 			parameters: apiVersion kind network interfaceName mtu mac addresses[] allMulticast driver
-			parameters.routes[]: to via metric
+			parameters.routes[]: to via metric table source onLink scope mtu advMSS
+			parameters.rules[]: priority table from to incoming outgoing
+			parameters.neighbors[]: address mac
+			parameters.offload: gsoMaxSize groMaxSize gsoIPv4MaxSize groIPv4MaxSize
 			parameters.vf: vlan qos vlanProtocol trust spoofCheck minTxRate maxTxRate linkState
 		`
 	}

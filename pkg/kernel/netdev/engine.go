@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -164,6 +165,9 @@ func (e *Engine) Plan(
 	}
 
 	before.Settings = settings()
+	if err := checkDriver(before, want); err != nil {
+		return Snapshot{}, Place{}, err
+	}
 	return before, place, nil
 }
 
@@ -189,7 +193,7 @@ func (e *Engine) planPlace(
 		return Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
 	}
 
-	place = Place{NetNS: netNS, Cookie: pod.cookie}
+	place = Place{NetNS: netNS, Cookie: pod.cookie, Remains: remainsOf(want)}
 	if want.Userspace {
 		return place, nil
 	}
@@ -416,6 +420,9 @@ func (e *Engine) attach(
 	if err := e.enforce(ctx, p, device, before, before.enforcing(want)); err != nil {
 		return Observed{}, err
 	}
+	if err := e.tuneDriver(ctx, p, before, want); err != nil {
+		return Observed{}, err
+	}
 	if err := ctx.Err(); err != nil {
 		return Observed{}, err
 	}
@@ -474,6 +481,7 @@ func transferTo(before Snapshot, place Place, want function.Interface) transfer 
 		t.properties = append(t.properties, number(unix.IFLA_MTU, want.MTU))
 	}
 
+	t.properties = append(t.properties, offloadOf(want.Offload)...)
 	if !t.wanted {
 		t.mac = before.administrativeMAC()
 	}
@@ -647,7 +655,9 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	})
 }
 
-// configure adds the addresses, sets the netdev up, and adds the routes, which need both.
+// configure adds the addresses, sets the netdev up, and adds the routes, which need both. The
+// sysctls come before the netdev is up, because the kernel then answers to ARP and forms IPv6
+// addresses.
 func (e *Engine) configure(
 	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
 ) (_ Observed, err error) {
@@ -673,11 +683,25 @@ func (e *Engine) configure(
 		e.announceItself(pod, index, want.Name, want.Addresses)
 	}
 
+	for _, name := range slices.Sorted(maps.Keys(want.Sysctls)) {
+		unlessFailed("sysctl "+name, func() error {
+			return e.setSysctl(pod, name, want.Name, want.Sysctls[name])
+		})
+	}
+
 	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
 		unlessFailed("route to "+route.To.String(), func() error {
 			return addRoute(pod, index, route)
 		})
+	}
+	for _, n := range want.Neighbors {
+		unlessFailed("neighbor "+n.Address.String(), func() error {
+			return addNeighbor(pod, index, n)
+		})
+	}
+	for _, rule := range kernelRules(want.Name, want.Rules) {
+		unlessFailed(rule.String(), func() error { return addRule(pod, rule) })
 	}
 
 	if err != nil {

@@ -123,6 +123,27 @@ var fullInterface = function.Interface{
 		{To: netip.MustParsePrefix("10.3.0.0/16")},
 		{To: netip.MustParsePrefix("fd01::/64"), Via: netip.MustParseAddr("fd00::1")},
 		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")},
+		{To: netip.MustParsePrefix("10.4.0.0/16"), Via: netip.MustParseAddr("10.9.9.9"), OnLink: true,
+			Source: netip.MustParseAddr("10.1.0.5"), Table: 100, MTU: 1300, AdvMSS: 1200},
+	},
+	Rules: []function.Rule{
+		{Priority: 100, From: netip.MustParsePrefix("10.1.0.0/24"), Table: 100},
+		{Priority: 101, To: netip.MustParsePrefix("fd01::/64"), Outgoing: true, Table: 101},
+		{Priority: 102, Incoming: true, Table: 100},
+	},
+	Neighbors: []function.Neighbor{
+		{Address: netip.MustParseAddr("10.1.0.1"), MAC: "02:00:00:00:00:aa"},
+		{Address: netip.MustParseAddr("fd00::1"), MAC: "02:00:00:00:00:aa"},
+	},
+	Sysctls: map[string]string{
+		"net.ipv4.conf.IFNAME.arp_ignore": "1", "net.ipv4.conf.IFNAME.rp_filter": "2",
+		"net.ipv6.conf.IFNAME.accept_ra": "0",
+	},
+	Offload: &function.Offload{
+		GSOMaxSize: 131072, GROMaxSize: 100000, GSOIPv4MaxSize: 60000, GROIPv4MaxSize: 50000,
+	},
+	Ethtool: function.Ethtool{
+		"features": {"tx-tcp-segmentation": "off"}, "channels": {"rx": "1", "tx": "1"},
 	},
 }
 
@@ -411,6 +432,14 @@ func TestPlanErrors(t *testing.T) {
 			Name: hostName, PF: &netdev.PF{Name: "nope", Address: "0000:3b:00.0", VF: 1},
 		},
 			want: function.Interface{Name: "net1"}, err: "PF nope (0000:3b:00.0): "},
+		{name: "no such feature", dev: device(), want: function.Interface{
+			Name: "net1", Ethtool: function.Ethtool{"features": {"tx-teleport": "on"}},
+		},
+			err: `ethtool features "tx-teleport": the driver cannot change it; it can change `},
+		{name: "no such group", dev: device(), want: function.Interface{
+			Name: "net1", Ethtool: function.Ethtool{"rings": {"rx": "64"}},
+		},
+			err: `ethtool rings "rx": the driver cannot change it; it can change none of this group`},
 		{name: "bad address", dev: device(),
 			want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
 			err:  "addresses[0] 0.0.0.0/0: must be a unicast address"},
@@ -723,17 +752,20 @@ func TestNamespaceOfProcess(t *testing.T) {
 	must.Succeed(t, err)
 	defer engine.Close()
 
+	want := fullInterface
+	want.Sysctls = nil // they are below the other root of procfs
+
 	const path = "/proc/4711/ns/net"
-	before, place, err := engine.Plan(t.Context(), device(), path, fullInterface)
+	before, place, err := engine.Plan(t.Context(), device(), path, want)
 	must.Succeed(t, err)
 	if place.NetNS != path {
 		t.Errorf("place %+v, want the host's path", place)
 	}
 
-	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
+	observed, err := engine.Attach(t.Context(), device(), before, place, want)
 	must.Succeed(t, err)
 	attached := netdev.Attached{
-		Before: before, Place: place, Want: fullInterface, Observed: observed,
+		Before: before, Place: place, Want: want, Observed: observed,
 	}
 	if differences, err := engine.Check(t.Context(), device(), attached); err != nil ||
 		len(differences) > 0 {

@@ -16,8 +16,17 @@ import (
 // machine with a timer of 250 Hz.
 type handover struct {
 	mutex sync.Mutex
-	conns map[Place]*conn
+	conns map[planned]*conn
 }
+
+// planned identifies a place among those that wait for their Attach.
+type planned struct {
+	netNS  string
+	cookie uint64
+	index  int
+}
+
+func plannedAt(p Place) planned { return planned{p.NetNS, p.Cookie, p.Index} }
 
 // handoverTime is how long a connection waits for its Attach. It is short because the connection
 // keeps the namespace alive.
@@ -29,17 +38,18 @@ func (h *handover) give(place Place, pod *conn, atMost time.Duration) {
 	defer h.mutex.Unlock()
 
 	if h.conns == nil {
-		h.conns = map[Place]*conn{}
+		h.conns = map[planned]*conn{}
 	}
 
-	_ = h.conns[place].close()
-	h.conns[place] = pod
+	key := plannedAt(place)
+	_ = h.conns[key].close()
+	h.conns[key] = pod
 
 	time.AfterFunc(atMost, func() {
 		h.mutex.Lock()
 		defer h.mutex.Unlock()
-		if h.conns[place] == pod {
-			delete(h.conns, place)
+		if h.conns[key] == pod {
+			delete(h.conns, key)
 			_ = pod.close()
 		}
 	})
@@ -50,8 +60,9 @@ func (h *handover) give(place Place, pod *conn, atMost time.Duration) {
 func (h *handover) take(place Place) *conn {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	pod := h.conns[place]
-	delete(h.conns, place)
+	key := plannedAt(place)
+	pod := h.conns[key]
+	delete(h.conns, key)
 	return pod
 }
 

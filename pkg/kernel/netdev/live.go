@@ -263,6 +263,12 @@ func routeOut(index int, route function.Route) netlink.Route {
 	if route.Scope != nil {
 		r.Scope = netlink.Scope(*route.Scope)
 	}
+	if route.Source.IsValid() {
+		r.Src = route.Source.AsSlice()
+	}
+	if route.OnLink {
+		r.Flags = int(netlink.FLAG_ONLINK)
+	}
 
 	return r
 }

@@ -53,6 +53,7 @@ func TestCheck(t *testing.T) {
 		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing",
 		"route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
+		"route to 10.4.0.0/16 is missing",
 	}
 
 	if diff := cmp.Diff(want, w.check(t, attached)); diff != "" {

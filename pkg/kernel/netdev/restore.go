@@ -58,6 +58,7 @@ func (e *Engine) Restore(
 	}
 	defer pod.close()
 
+	leftInPod := e.dropRemains(pod, place.Remains)
 	index := before.Identity.Index
 	if l != nil {
 		index = l.Identity.Index
@@ -92,7 +93,10 @@ func (e *Engine) Restore(
 		return Restored{}, err
 	}
 
-	return e.reconcile(ctx, p, device, before, l.Identity.Index, settings)
+	restored, err := e.reconcile(ctx, p, device, before, l.Identity.Index, settings)
+	restored.Notes = append(restored.Notes, leftInPod...)
+
+	return restored, err
 }
 
 // moveToHost moves a netdev to the host. The same message restores as many properties as possible.

@@ -413,6 +413,9 @@ type Place struct {
 	// may refer to another namespace later.
 	Cookie uint64 `json:"cookie"`
 	Index  int    `json:"index"` // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
+	// Remains is what the kernel would leave in the namespace when the netdev leaves. It is nil if
+	// that is nothing.
+	Remains *Remains `json:"remains,omitempty"`
 }
 
 // Device is the host's side of a netdev.
@@ -457,7 +460,8 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 // Restored is the result of [Engine.Restore].
 type Restored struct {
 	Name string // of the netdev in the host's namespace now; "" for a Function without a netdev
-	// Notes has a sentence for each property that was not restored and that the next owner may see.
+	// Notes has a sentence for each property that was not restored and that the next owner may see,
+	// and for what stays in the pod.
 	Notes []string
 }
 
