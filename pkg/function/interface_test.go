@@ -175,7 +175,7 @@ func TestValidate(t *testing.T) {
 		}, ""},
 		"large offload": {func(i *function.Interface) {
 			i.Offload = &function.Offload{GROIPv4MaxSize: 524281}
-		}, "offload.groIPv4MaxSize 524281: must be 1-524280"},
+		}, "offload.groIPv4MaxSize: must be 1-524280"},
 		"ethtool": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {"rx-gro": "off"}, "rings": {"rx": "64"}}
 		}, ""},

@@ -39,8 +39,8 @@ func (o *Offload) validate() error {
 		{"gsoIPv4MaxSize", o.GSOIPv4MaxSize}, {"groIPv4MaxSize", o.GROIPv4MaxSize},
 	} {
 		if f.size < 0 || f.size > maxOffload {
-			errs = append(errs, fmt.Errorf("offload.%s %d: must be 1-%d, or absent to keep the "+
-				"netdev's", f.field, f.size, maxOffload))
+			errs = append(errs, fmt.Errorf("offload.%s: must be 1-%d, or absent to keep the netdev's",
+				f.field, maxOffload))
 		}
 	}
 

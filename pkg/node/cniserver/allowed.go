@@ -37,6 +37,8 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
 	}
 
+	add(len(a.wanted.Ethtool["private flags"]) > 0, v1alpha1.FieldPrivateFlags,
+		"ethtool.privateFlags")
 	return fields
 }
 

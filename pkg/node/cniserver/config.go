@@ -24,9 +24,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// netConf is the network configuration: the fields of sriov-cni, network and mtu. The shim reads
-// the other fields.
+// netConf is the network configuration: the fields of sriov-cni, network, mtu and those of
+// settings. The shim reads the other fields.
 type netConf struct {
+	settings
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 	DeviceID   string `json:"deviceID"`
@@ -79,6 +80,7 @@ type cniRequest struct {
 	device function.ID
 	mac    function.MAC
 	vf     *function.VFConfig
+	wanted function.Interface // only the fields of settings
 	prev   *types100.Result
 	// ipam is the result of the IPAM plugin, or without one, the addresses that the runtime asks
 	// for.
@@ -93,7 +95,7 @@ type cniRequest struct {
 var ownKeys = []string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate",
 	"max_tx_rate", "spoofchk", "trust",
-	"link_state", "timeout",
+	"link_state", "timeout", "allMulticast", "rules", "neighbors", "sysctls", "offload", "ethtool",
 }
 
 // otherKeys are allowed too. They are the keys that CNI defines for every plugin (SPEC.md, section
@@ -127,7 +129,7 @@ func decode(config json.RawMessage) (netConf, error) {
 		kind := wrong.Type.Kind().String()
 		return n, fail(types.ErrInvalidNetworkConfig,
 			"network configuration: %s: is a %s, must be %s",
-			cmp.Or(wrong.Field, "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
+			cmp.Or(strings.TrimPrefix(wrong.Field, "settings."), "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
 	}
 
 	if err != nil {
@@ -220,6 +222,7 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 	)
 
 	w.vf = errs.vf(n)
+	w.wanted = errs.settings(w.Config)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}

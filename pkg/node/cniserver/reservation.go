@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -79,6 +80,12 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	}
 
 	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
+		if fields := a.wanted.NetdevFields(); len(fields) > 0 {
+			return journal.Attachment{}, a.conf.invalid("%s: Function %s is bound to a driver that "+
+				"hands it to a program; leave them out, the program configures itself",
+				strings.Join(fields, ", "), a.device)
+		}
+
 		// The program in the pod sets MTU and addresses, which it finds in the CNI result.
 		r.Interface = function.Interface{
 			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
@@ -148,6 +155,7 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses,
 		Routes: a.ipam.routes,
 	}
+	addSettings(&r.Interface, a.wanted)
 
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
@@ -194,6 +202,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	r.Interface.MTU = optional.Min(claimed.MTU, a.conf.MTU)
 	r.Interface.VF = mergeVF(claimed.VF, a.vf)
 	r.Interface.MAC = cmp.Or(a.mac, claimed.MAC)
+	addSettings(&r.Interface, a.wanted)
 	if len(a.ipam.addresses) > 0 {
 		r.Interface.Addresses = a.ipam.addresses
 	}
