@@ -118,9 +118,11 @@ type Plane struct {
 
 	// vlans are the VLAN ids of networks in the VLAN-aware mode. If two networks want one VLAN id,
 	// the first one has it.
-	vlans        map[string]uint16
-	placement    *placement     // of networks, in the VLAN-aware mode
-	svis         map[string]SVI // as they were made last, by id
+	vlans     map[string]uint16
+	placement *placement     // of networks, in the VLAN-aware mode
+	svis      map[string]SVI // as they were made last, by id
+	// routers are the MAC addresses that gateways have at other machines, by network.
+	routers      map[string]net.HardwareAddr
 	tables       *tables
 	ownVLANs     *ownVLANs
 	destinations *destinations
@@ -176,7 +178,7 @@ func open(cfg Config) (_ *Plane, err error) {
 		vlanAware: cfg.Mode != ModeBridgePerNetwork, uplinks: cfg.Uplinks, underlay: cfg.Underlay,
 		vlans: map[string]uint16{}, placement: newPlacement(), owners: newOwners(),
 		forwarding: newForwarding(), uplinkStates: newUplinkStates(cfg.Uplinks),
-		svis: map[string]SVI{}, tables: newTables(), ownVLANs: newOwnVLANs(),
+		svis: map[string]SVI{}, routers: map[string]net.HardwareAddr{}, tables: newTables(), ownVLANs: newOwnVLANs(),
 		destinations: newDestinations(),
 		sysctls:      openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,9 @@ type SVI struct {
 	VRF      string // the id of the VRF
 	MAC      net.HardwareAddr
 	Prefixes []netip.Prefix // the addresses of the gateway with the lengths of their subnets
+
+	// router is the MAC address of the gateway at other machines, nil if its network has no VNI.
+	router net.HardwareAddr
 }
 
 // hasIPv6 reports whether one of the addresses is an IPv6 address.
@@ -37,20 +41,25 @@ func (s SVI) hasIPv6() bool {
 }
 
 // prefixes returns all addresses of the SVI's netdev. With an IPv6 address it has the link-local
-// address of its MAC address too, because the kernel sends Neighbor Solicitations from there.
+// address of its MAC address too, because the kernel sends Neighbor Solicitations from there, and of
+// the MAC address that it has at other machines, because these get them from there.
 func (s SVI) prefixes() []netip.Prefix {
 	if !s.hasIPv6() {
 		return s.Prefixes
 	}
 
-	own := netip.PrefixFrom(sourcefilter.LinkLocal(s.MAC), 64)
-	for _, prefix := range s.Prefixes {
-		if prefix == own {
-			return s.Prefixes
+	all := slices.Clone(s.Prefixes)
+	for _, mac := range []net.HardwareAddr{s.MAC, s.router} {
+		if mac == nil {
+			continue
+		}
+		own := netip.PrefixFrom(sourcefilter.LinkLocal(mac), 64)
+		if !slices.Contains(all, own) {
+			all = slices.Insert(all, 0, own)
 		}
 	}
 
-	return append([]netip.Prefix{own}, s.Prefixes...)
+	return all
 }
 
 // sviName returns the name of the netdev of an SVI in the VLAN-aware mode.
@@ -81,6 +90,7 @@ func (p *Plane) EnsureSVI(s SVI) error {
 		}
 	}
 
+	s.router = p.routers[s.Network.ID]
 	p.svis[s.ID] = s
 	link, err := p.ensureSVINetdev(s)
 	if err != nil {
@@ -95,6 +105,13 @@ func (p *Plane) EnsureSVI(s SVI) error {
 		return err
 	}
 	return linkError(p.sysctls.checkForwarding(link.Attrs().Name), link, "forward IPv6")
+}
+
+// IsStale reports whether a gateway was made before the address of this machine in the underlay of
+// its network has changed, so that EnsureSVI has something to do.
+func (p *Plane) IsStale(svi string) bool {
+	s, made := p.svis[svi]
+	return made && !bytes.Equal(s.router, p.routers[s.Network.ID])
 }
 
 // protect keeps ports from the machine itself and from what is the gateway's.

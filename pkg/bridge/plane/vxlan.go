@@ -4,6 +4,8 @@ package plane
 
 import (
 	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 )
 
 // wantedVXLAN describes the VXLAN port of a network and its underlay. The port is nil if the
@@ -59,8 +61,11 @@ func (p *Plane) ensureVXLAN(
 	}
 
 	if err == nil {
-		err = linkError(p.filter.SetVXLAN(n.ID, link.Attrs().Index), link,
-			"filter foreign source addresses")
+		router := sourcefilter.RouterMAC(under.sender(n.VTEP))
+		p.routers[n.ID] = router
+		err = linkError(p.filter.SetVXLAN(n.ID, sourcefilter.VXLAN{
+			Index: link.Attrs().Index, Router: router,
+		}), link, "filter foreign source addresses")
 	}
 
 	if err == nil {
@@ -83,5 +88,6 @@ func (p *Plane) removeVXLAN(network string) error {
 	if err := p.removeOwn(vxlanName(network), "vxlan", network); err != nil {
 		return err
 	}
-	return p.filter.SetVXLAN(network, 0)
+	delete(p.routers, network)
+	return p.filter.SetVXLAN(network, sourcefilter.VXLAN{})
 }

@@ -62,6 +62,7 @@ type dataPlane interface {
 	EnsureVRF(plane.VRF) error
 	RemoveVRF(id string) error
 	EnsureSVI(plane.SVI) error
+	IsStale(svi string) bool
 	RemoveSVI(plane.SVI) error
 	Netdevs() ([]string, error)
 	Sweep(plane.Wanted) error

@@ -113,6 +113,8 @@ func (p *fakePlane) RemoveVRF(id string) error {
 	return p.failure
 }
 
+func (p *fakePlane) IsStale(string) bool { return false }
+
 func (p *fakePlane) EnsureSVI(s plane.SVI) error {
 	if p.failure == nil {
 		p.svis[s.ID] = s
@@ -279,6 +281,10 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		{"bad id", "Port_1", accessPort(mac2, blue), codes.InvalidArgument, "4-63 characters"},
 		{"no spec", "vf-4", nil, codes.InvalidArgument, "spec"},
 		{"no MAC", "vf-4", accessPort("", blue), codes.InvalidArgument, "mac_address"},
+		{
+			"a router's MAC", "vf-4", accessPort("72:74:00:00:00:01", blue), codes.InvalidArgument,
+			"must not begin with 72:74",
+		},
 		{"MAC of 8 bytes", "vf-4", accessPort("02:00:00:00:00:00:00:01", blue),
 			codes.InvalidArgument, "8 bytes"},
 		{"group MAC", "vf-4", accessPort("01:00:5e:00:00:01", blue), codes.InvalidArgument,

@@ -236,6 +236,8 @@ func (c networkController) apply(id string, _ *evpn.LogicalBridgeSpec, changed b
 		// The gateway and the ports follow the network's VLAN id and source filter.
 		c.reconcileSVIs(keyNetwork(id))
 		c.ports.reconcileEach(c.ports.withKey(keyNetwork(id)))
+	} else if c.plane.IsStale(c.svis.otherWithKey(keyNetwork(id), "")) {
+		c.reconcileSVIs(keyNetwork(id))
 	}
 
 	return cmp.Or(err, c.checkMTU(id))

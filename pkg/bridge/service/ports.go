@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/access"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/refusal"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 )
 
 // portServer serves BridgePortService.
@@ -115,9 +116,8 @@ func (portSchema) validate(spec *evpn.BridgePortSpec) error {
 	switch {
 	case spec == nil:
 		return errors.New("spec is required")
-	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
-		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address "+
-			"that is not zero", mac, len(mac))
+	case checkMAC(mac) != nil:
+		return checkMAC(mac)
 	case !access && !trunk:
 		return errors.New("ptype: must be ACCESS or TRUNK")
 	case access && n != 1:
@@ -139,6 +139,19 @@ func (portSchema) validate(spec *evpn.BridgePortSpec) error {
 		return errors.New("logical_bridges: must name each only once")
 	}
 
+	return nil
+}
+
+// checkMAC returns an error if neither a port nor a gateway can have a MAC address.
+func checkMAC(mac net.HardwareAddr) error {
+	switch {
+	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
+		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address "+
+			"that is not zero", mac, len(mac))
+	case sourcefilter.IsRouterMAC(mac):
+		return fmt.Errorf("mac_address %s: must not begin with 72:74, because xPUs have such "+
+			"addresses as routers", mac)
+	}
 	return nil
 }
 

@@ -84,9 +84,8 @@ func (sviSchema) validate(spec *evpn.SviSpec) error {
 	switch {
 	case spec == nil:
 		return errors.New("spec is required")
-	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
-		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address "+
-			"that is not zero", mac, len(mac))
+	case checkMAC(mac) != nil:
+		return checkMAC(mac)
 	case n < 1 || n > maxPrefixes:
 		return fmt.Errorf("gw_ip_prefix: has %d, must have 1-%d", n, maxPrefixes)
 	case spec.GetRemoteAs() != 0 && !spec.GetEnableBgp():

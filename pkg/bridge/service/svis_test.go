@@ -174,6 +174,9 @@ func TestSVISpecs(t *testing.T) {
 		"multicast MAC": {
 			mac("01:00:5e:00:00:01"), invalid, refusal.InvalidSpec, "mac_address",
 		},
+		"a router's MAC": {
+			mac("72:74:00:00:00:01"), invalid, refusal.InvalidSpec, "must not begin with 72:74",
+		},
 		"no address": {gateway(t, blue), invalid, refusal.InvalidSpec, "has 0, must have 1-16"},
 		"too many":   {gateway(t, blue, many...), invalid, refusal.InvalidSpec, "has 17"},
 		"twice": {

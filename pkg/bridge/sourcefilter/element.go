@@ -67,7 +67,8 @@ func keyTypes() map[string]nftables.SetDatatype {
 		setGatewayMACs: with(nftables.TypeEtherAddr),
 		setGatewayIPv4: with(nftables.TypeIPAddr), setReservedIPv4: with(nftables.TypeIPAddr),
 		setGatewayIPv6: with(nftables.TypeIP6Addr), setReservedIPv6: with(nftables.TypeIP6Addr),
-		setTrunks: port,
+		setTrunks: port, setVXLANs: port, setRouterMACs: port, setRouterLinkLocals: port,
+		setRouterGateways: with(nftables.TypeEtherAddr),
 	}
 
 	vlan := nftables.TypeInetService // a number of 2 bytes; the library has no type for VLAN ids
@@ -88,11 +89,15 @@ func keyTypes() map[string]nftables.SetDatatype {
 	return types
 }
 
-// element is an element of a set.
+// element is an element of a set, or of a map.
 type element struct {
-	set string
-	key string // in the bytes that the kernel compares
+	set   string
+	key   string // in the bytes that the kernel compares
+	value string // of an element of a map
 }
+
+// slot is an element without its value. A map has one element for each.
+func (e element) slot() element { return element{set: e.set, key: e.key} }
 
 // elementFor returns the element with a port's ifindex and an address. Both are padded to multiples
 // of 4 bytes (struct nft_regs).
@@ -102,7 +107,7 @@ func elementFor(set string, index int, address []byte) element {
 	for len(key)%4 != 0 {
 		key = append(key, 0)
 	}
-	return element{set, string(key)}
+	return element{set: set, key: string(key)}
 }
 
 // elements are the elements that one port needs.
@@ -110,6 +115,13 @@ type elements map[element]bool
 
 func (e elements) add(set string, index int, address []byte) {
 	e[elementFor(set, index, address)] = true
+}
+
+// addValue adds an element of a map.
+func (e elements) addValue(set string, index int, address, value []byte) {
+	of := elementFor(set, index, address)
+	of.value = string(value)
+	e[of] = true
 }
 
 // isolated returns the element that keeps the frames of a port from the machine.
@@ -176,8 +188,8 @@ func (f *Filter) addMember(all elements, m member) {
 
 	var foreign []int
 	for _, network := range m.networks {
-		if index := f.vxlans[network]; index != 0 {
-			foreign = append(foreign, index)
+		if v := f.vxlans[network]; v.Index != 0 {
+			foreign = append(foreign, v.Index)
 		}
 	}
 

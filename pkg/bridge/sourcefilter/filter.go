@@ -92,11 +92,13 @@ type Filter struct {
 
 	ports    map[int]Port               // by ifindex
 	members  multimap.Sets[string, int] // ifindexes of ports, by network
-	vxlans   map[string]int             // ifindexes of VXLAN ports, by network
+	vxlans   map[string]VXLAN           // by network
 	gateways map[string]Gateway         // by network
 	needs    map[int]elements           // by ifindex of the port or VXLAN port that needs the elements
 	// refCount is how many ports need an element, for each element in the kernel.
 	refCount map[element]int
+	// values are the elements of maps in the kernel, by their slots.
+	values map[element]element
 }
 
 // Open makes the table in the network namespace of the calling thread. If an earlier agent has left
@@ -104,8 +106,8 @@ type Filter struct {
 // filter, SetPort refuses a port with a MAC address, and the other calls do nothing.
 func Open() (_ *Filter, err error) {
 	f := &Filter{
-		ports: map[int]Port{}, vxlans: map[string]int{}, gateways: map[string]Gateway{},
-		needs: map[int]elements{}, refCount: map[element]int{},
+		ports: map[int]Port{}, vxlans: map[string]VXLAN{}, gateways: map[string]Gateway{},
+		needs: map[int]elements{}, refCount: map[element]int{}, values: map[element]element{},
 	}
 
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
@@ -207,16 +209,15 @@ func (f *Filter) forget(index int) {
 	delete(f.ports, index)
 }
 
-// SetVXLAN sets the ifindex of the VXLAN port that connects a network to other machines. If it is
-// 0, there is none.
-func (f *Filter) SetVXLAN(network string, index int) error {
+// SetVXLAN sets the VXLAN port of a network. The zero VXLAN says that there is none.
+func (f *Filter) SetVXLAN(network string, v VXLAN) error {
 	before := f.vxlans[network]
-	if before == index {
+	if before.equal(v) {
 		return nil
 	}
 
-	f.vxlans[network] = index
-	if index == 0 {
+	f.vxlans[network] = v
+	if v.Index == 0 {
 		delete(f.vxlans, network)
 	}
 	if err := f.updateNetwork(network); err != nil {
@@ -224,7 +225,10 @@ func (f *Filter) SetVXLAN(network string, index int) error {
 		return err
 	}
 
-	return f.change(before, nil)
+	if before.Index == v.Index {
+		return nil
+	}
+	return f.change(before.Index, nil)
 }
 
 // Remove ends the filtering of a port.
@@ -254,7 +258,12 @@ func (f *Filter) Restore() error {
 		return nil
 	}
 
-	maps.DeleteFunc(f.refCount, func(_ element, count int) bool { return count == 0 })
+	maps.DeleteFunc(f.refCount, func(e element, count int) bool {
+		if count == 0 && f.values[e.slot()] == e {
+			delete(f.values, e.slot())
+		}
+		return count == 0
+	})
 	// Only an existing table can be deleted.
 	f.conn.AddTable(f.table)
 	f.conn.DelTable(f.table)
@@ -286,6 +295,13 @@ func (f *Filter) change(index int, want elements) error {
 	for e := range have {
 		if !want[e] && f.refCount[e] == 1 {
 			remove = append(remove, e)
+		}
+	}
+
+	// An earlier agent may have left another value in a map.
+	for _, e := range add {
+		if stale, there := f.values[e.slot()]; there && e.value != "" && !have[stale] {
+			remove = append(remove, stale)
 		}
 	}
 
@@ -322,9 +338,7 @@ func (f *Filter) apply(add, remove []element) error {
 
 	err := f.transact(add, remove)
 	if errors.Is(err, unix.ENOENT) {
-		for _, e := range remove {
-			delete(f.refCount, e)
-		}
+		f.forgetElements(remove)
 		if err = f.Restore(); err == nil {
 			remove, err = nil, f.transact(add, nil)
 		}
@@ -334,16 +348,29 @@ func (f *Filter) apply(add, remove []element) error {
 		return err
 	}
 
+	f.forgetElements(remove)
 	for _, e := range add {
-		f.refCount[e] = 0
-	}
-
-	for _, e := range remove {
-		delete(f.refCount, e)
+		f.learnElement(e)
 	}
 
 	f.hasRouted += countRouted(add) - countRouted(remove)
 	return nil
+}
+
+// learnElement records an element that the kernel has.
+func (f *Filter) learnElement(e element) {
+	f.refCount[e] = 0
+	if e.value != "" {
+		f.values[e.slot()] = e
+	}
+}
+
+// forgetElements records that the kernel does not have these elements any more.
+func (f *Filter) forgetElements(some []element) {
+	for _, e := range some {
+		delete(f.refCount, e)
+		delete(f.values, e.slot())
+	}
 }
 
 // transact adds and removes elements. The table of the family "inet" comes with its first element

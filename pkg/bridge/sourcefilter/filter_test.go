@@ -59,7 +59,7 @@ func newLab(t *testing.T) *lab {
 		*s = l.connect(bridge, name)
 	}
 
-	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
+	must.Succeed(t, l.filter.SetVXLAN("blue", sourcefilter.VXLAN{Index: l.remote.port}))
 	for _, from := range []*station{l.pod, l.remote} {
 		l.await(from)
 	}
@@ -91,8 +91,16 @@ func (l *lab) connect(bridge netlink.Link, name string) *station {
 	must.Succeed(l.t, l.Handle().LinkSetMaster(port, bridge))
 	eth0, err := other.Handle().LinkByName("eth0")
 	must.Succeed(l.t, err)
-	s := &station{t: l.t, port: port.Attrs().Index, link: eth0.Attrs().Index}
-	must.Succeed(l.t, other.Do(func() (err error) {
+	s := l.listen(other, eth0.Attrs().Index)
+	s.port = port.Attrs().Index
+	return s
+}
+
+// listen returns the station that a netdev of a namespace is.
+func (l *lab) listen(ns *netns.Namespace, link int) *station {
+	l.t.Helper()
+	s := &station{t: l.t, link: link}
+	must.Succeed(l.t, ns.Do(func() (err error) {
 		const all = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xffff // in network byte order
 		s.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
 		if err == nil {
@@ -735,7 +743,7 @@ func TestTrunk(t *testing.T) {
 	check("after another program removed the filter")
 
 	// The VXLAN port is in the network blue.
-	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
+	must.Succeed(t, l.filter.SetVXLAN("blue", sourcefilter.VXLAN{Index: l.remote.port}))
 	for what, test := range map[string]struct {
 		frame  []byte
 		passes bool

@@ -191,8 +191,8 @@ func (f *Filter) updateNetwork(network string) error {
 			return err
 		}
 	}
-	if index := f.vxlans[network]; index != 0 {
-		return f.change(index, f.elementsOfVXLAN(network, index))
+	if v := f.vxlans[network]; v.Index != 0 {
+		return f.change(v.Index, f.elementsOfVXLAN(network, v))
 	}
 	return nil
 }
@@ -227,10 +227,12 @@ func (f *Filter) addGateways(all elements, m member) (reserved map[netip.Addr]bo
 // elementsOfVXLAN returns the elements that the VXLAN port of a network needs. Frames with the MAC
 // address of the gateway, and packets with one of its addresses, may come from there, because the
 // same gateway may be on several machines. Claims of its addresses may not.
-func (f *Filter) elementsOfVXLAN(network string, index int) elements {
-	all := isolated(index)
+func (f *Filter) elementsOfVXLAN(network string, v VXLAN) elements {
+	all, index := isolated(v.Index), v.Index
+	all.add(setVXLANs, index, nil)
 	if g, exists := f.gateways[network]; exists {
 		all.addGateway(index, g)
+		all.addRouter(v, g)
 		for _, a := range g.Addresses {
 			claimed := setForeignIPv4
 			if a.Is6() {

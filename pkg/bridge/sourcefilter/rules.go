@@ -24,6 +24,9 @@ type chain struct {
 const (
 	chainPrerouting = "prerouting" // all frames from ports of bridges
 	chainInput      = "input"      // frames to the machine itself
+	chainOutput     = "output"     // frames from the machine itself
+	chainUnderlay   = "underlay"   // frames from VXLAN ports
+	chainPort       = "port"       // frames from ports
 	chainTrunk      = "trunk"      // frames from trunks
 	chainSource     = "source"     // frames from ports with a MAC address
 	chainARP        = "arp"        // ARP from ports with IP addresses
@@ -56,10 +59,17 @@ func (f *Filter) chains() []*chain {
 	ofTrunk := scope{tagged: true}
 	chains := []*chain{
 		{base(chainPrerouting, nftables.ChainHookPrerouting, priorityFirst), [][]expr.Any{
+			rule(fromPort(setVXLANs), goTo(chainUnderlay)),
+			rule(fromPort(setIsolated), goTo(chainPort)),
+			rule(goTo(chainForeign)),
+		}},
+		{base(chainOutput, nftables.ChainHookOutput, priorityFirst), outputRules()},
+		{nftables.Chain{Name: chainUnderlay}, underlayRules()},
+		{nftables.Chain{Name: chainPort}, slices.Concat(claimsOfRouters(), [][]expr.Any{
 			rule(fromPort(setTrunks), goTo(chainTrunk)),
 			rule(fromPort(setFiltered), goTo(chainSource)),
 			rule(goTo(chainForeign)),
-		}},
+		})},
 		{base(chainInput, nftables.ChainHookInput, priorityFirst), [][]expr.Any{
 			rule(whenOwn(setGatewayMACs, etherDestination()), goTo(chainGateway)),
 			rule(etherTypeIs(unix.ETH_P_ARP), whenOwn(setGatewayIPv4, arpTarget()), accept()),
@@ -258,10 +268,8 @@ func (s scope) fromARP() []expr.Any {
 // unlessTagged matches frames without a VLAN tag. The kernel shows the tag where it was in the
 // frame (nft_payload_copy_vlan).
 func unlessTagged() []expr.Any {
-	return []expr.Any{payload(expr.PayloadBaseLLHeader, 12, 2), &expr.Cmp{
-		Op: expr.CmpOpNeq, Register: regRest,
-		Data: binary.BigEndian.AppendUint16(nil, unix.ETH_P_8021Q),
-	}}
+	return unless(payload(expr.PayloadBaseLLHeader, 12, 2),
+		binary.BigEndian.AppendUint16(nil, unix.ETH_P_8021Q)...)
 }
 
 func lookup(set string, invert bool, key ...expr.Any) []expr.Any {
@@ -271,6 +279,11 @@ func lookup(set string, invert bool, key ...expr.Any) []expr.Any {
 // when matches if a part of the frame has this value.
 func when(part expr.Any, value ...byte) []expr.Any {
 	return []expr.Any{part, &expr.Cmp{Op: expr.CmpOpEq, Register: regRest, Data: value}}
+}
+
+// unless matches if when does not.
+func unless(part expr.Any, value ...byte) []expr.Any {
+	return []expr.Any{part, &expr.Cmp{Op: expr.CmpOpNeq, Register: regRest, Data: value}}
 }
 
 func etherTypeIs(etherType uint16) []expr.Any {
@@ -299,8 +312,14 @@ func vlanTag() *expr.Payload { return payload(expr.PayloadBaseLLHeader, 14, 2) }
 
 func etherSource() *expr.Payload { return payload(expr.PayloadBaseLLHeader, 6, 6) }
 
+// Prefixes are parts of addresses as long as what is compared with them.
+func etherSourcePrefix() *expr.Payload { return payload(expr.PayloadBaseLLHeader, 6, 2) }
+func ipv6SourcePrefix() *expr.Payload  { return payload(expr.PayloadBaseNetworkHeader, 8, 10) }
+func ndTargetPrefix() *expr.Payload    { return transport(8, 10) }
+
 // arpForm is the types and lengths of the addresses: Ethernet and IPv4.
 func arpForm() *expr.Payload           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) }
+func arpOperation() *expr.Payload      { return payload(expr.PayloadBaseNetworkHeader, 6, 2) }
 func arpSenderMAC() *expr.Payload      { return payload(expr.PayloadBaseNetworkHeader, 8, 6) }
 func arpSender() *expr.Payload         { return payload(expr.PayloadBaseNetworkHeader, 14, 4) }
 func arpTarget() *expr.Payload         { return payload(expr.PayloadBaseNetworkHeader, 24, 4) }

@@ -28,8 +28,9 @@ func (f *Filter) adopt() error {
 	} {
 		for name, key := range types {
 			id++
+			value, isMap := valueTypes()[name]
 			f.sets[name] = &nftables.Set{
-				Table: table, Name: name, KeyType: key, ID: id,
+				Table: table, Name: name, KeyType: key, ID: id, IsMap: isMap, DataType: value,
 				Concatenation: key.Bytes > nftables.TypeIFIndex.Bytes,
 				KeyByteOrder:  binaryutil.NativeEndian,
 			}
@@ -102,7 +103,7 @@ func (f *Filter) load(table *nftables.Table) error {
 		}
 
 		for _, e := range list {
-			f.refCount[element{name, string(e.Key)}] = 0
+			f.learnElement(element{name, string(e.Key), string(e.Val)})
 		}
 	}
 
@@ -150,20 +151,21 @@ func familyOf(table *nftables.Table) string {
 	return "bridge"
 }
 
-// send adds elements to sets, removes others, and ends the transaction.
+// send removes elements from sets, adds others, and ends the transaction.
 func (f *Filter) send(add, remove []element) error {
-	for name, elements := range bySet(add) {
-		for some := range slices.Chunk(elements, perMessage) {
-			if err := f.conn.SetAddElements(f.sets[name], some); err != nil {
-				return fmt.Errorf("nftables: add to set %s: %w", name, err)
-			}
-		}
-	}
-
+	// A map has one value for a key, so the old one goes first.
 	for name, elements := range bySet(remove) {
 		for some := range slices.Chunk(elements, perMessage) {
 			if err := f.conn.SetDeleteElements(f.sets[name], some); err != nil {
 				return fmt.Errorf("nftables: remove from set %s: %w", name, err)
+			}
+		}
+	}
+
+	for name, elements := range bySet(add) {
+		for some := range slices.Chunk(elements, perMessage) {
+			if err := f.conn.SetAddElements(f.sets[name], some); err != nil {
+				return fmt.Errorf("nftables: add to set %s: %w", name, err)
 			}
 		}
 	}
@@ -178,7 +180,9 @@ func (f *Filter) send(add, remove []element) error {
 func bySet(elements []element) map[string][]nftables.SetElement {
 	sets := map[string][]nftables.SetElement{}
 	for _, e := range elements {
-		sets[e.set] = append(sets[e.set], nftables.SetElement{Key: []byte(e.key)})
+		sets[e.set] = append(sets[e.set], nftables.SetElement{
+			Key: []byte(e.key), Val: []byte(e.value),
+		})
 	}
 	return sets
 }
