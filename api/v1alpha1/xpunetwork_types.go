@@ -126,8 +126,8 @@ type XPUNetworkSpec struct {
 
 	// Routed makes each xPU that serves the network the network's gateway: it answers for the
 	// addresses of the gateways, and routes between the networks of the same VRF. It needs an OPI
-	// agent with gateways, such as opi-bridge. A gateway reaches the pods of its own xPU only; see
-	// "Between xPUs" in docs/how-to/route-between-networks.md.
+	// agent with gateways, such as opi-bridge. Pods of two xPUs reach each other if the networks
+	// have a VNI; see "Between xPUs" in docs/how-to/route-between-networks.md.
 	// +optional
 	Routed *RoutedNetwork `json:"routed,omitempty"`
 }
@@ -157,9 +157,10 @@ type XPUNetworkFailure struct {
 const MaxNetworkFailures = 5
 
 // XPUNetworkStatus is the state of the network on the xPUs. An xPU serves the network as long as it
-// has an XPUPort in the network.
+// has an XPUPort in the network. If xPUs route between the network and others of a VRF, an xPU also
+// serves it as long as it has an XPUPort in one of these.
 type XPUNetworkStatus struct {
-	// XPUs is how many XPUs have XPUPorts in the network.
+	// XPUs is how many XPUs have to serve the network.
 	// +optional
 	XPUs int32 `json:"xpus"`
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
@@ -46,8 +45,8 @@ type bridgeState struct {
 	err error
 }
 
-// Bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. It
-// works on pairs of network and XPU, so that an unstable agent causes work for its own bridges
+// Bridges has OPI agents serve a network at an XPU from the first XPUPort there to the last. XPUPorts
+// in networks that it is routed with count too. It works on pairs of network and XPU, so that an unstable agent causes work for its own bridges
 // only.
 type Bridges struct {
 	cluster reconciling.Cluster
@@ -73,18 +72,22 @@ func newBridges(cluster reconciling.Cluster, o Options) *Bridges {
 }
 
 func (r *Bridges) setup(mgr ctrl.Manager) error {
-	onNetwork := func(_ context.Context, o client.Object) []Bridge {
-		return slices.Collect(maps.Keys(r.ofNetwork(o.GetName())))
+	onNetwork := func(ctx context.Context, o client.Object) []Bridge {
+		return r.around(o.GetName(), r.mustRouteWith(ctx, o.GetName())).UnsortedList()
 	}
-	// The network in conflict with one that is gone or has other subnets may be usable now.
+	// The network in conflict with one that is gone or has other subnets may be usable now, or
+	// routed in its place.
 	onRival := func(ctx context.Context, o client.Object) (woken []Bridge) {
 		for _, rival := range r.options.Catalog.Rivals(ctx, o) {
-			woken = slices.AppendSeq(woken, maps.Keys(r.ofNetwork(rival.Name)))
+			woken = append(woken,
+				r.around(rival.Name, r.mustRouteWith(ctx, rival.Name)).UnsortedList()...)
 		}
 		return woken
 	}
-	ofXPU := func(_ context.Context, xpu string) []Bridge { return r.OfXPU(xpu) }
-	onXPU := func(_ context.Context, o client.Object) []Bridge { return r.OfXPU(o.GetName()) }
+	ofXPU := r.OfXPU
+	onXPU := func(ctx context.Context, o client.Object) []Bridge {
+		return r.OfXPU(ctx, o.GetName())
+	}
 
 	return builder.TypedControllerManagedBy[Bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[Bridge]{
@@ -108,19 +111,25 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 // portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last Port
 // is gone.
 func (r *Bridges) portChanged(
-	_ context.Context, change model.Change, queue model.Queue[Bridge],
+	ctx context.Context, change model.Change, queue model.Queue[Bridge],
 ) {
-	for _, b := range bridgesOf(change.Port()) {
-		switch needing := r.count(b); {
-		case change.Made() && (r.begin(b) || needing == 1):
+	if !change.Made() && !change.Gone() {
+		return
+	}
+
+	own := bridgesOf(change.Port())
+	first := slices.ContainsFunc(own, func(b Bridge) bool { return r.count(b) == 1 })
+	for b := range r.neededWith(ctx, own...) {
+		switch {
+		case change.Made() && (r.begin(b) || first):
 			queue.Add(b)
-		case change.Gone() && needing == 0:
+		case change.Gone() && !r.IsNeeded(ctx, b):
 			queue.AddAfter(b, r.options.BridgeGrace)
 		}
 	}
 }
 
-// count returns how many Ports need the bridge.
+// count returns how many Ports at the bridge's XPU are in its network.
 func (r *Bridges) count(b Bridge) int {
 	return r.options.Ports.Count(model.ByBridge, model.BridgeKey(b.Network, b.XPU))
 }
@@ -145,19 +154,21 @@ func (r *Bridges) begin(b Bridge) bool {
 func (r *Bridges) Wake(these ...Bridge) { r.wakeups.Add(0, these...) }
 
 // OfXPU returns the bridges at an XPU: those that Ports need, and those that still must be deleted.
-func (r *Bridges) OfXPU(xpu string) []Bridge {
+func (r *Bridges) OfXPU(ctx context.Context, xpu string) []Bridge {
 	found := sets.New[Bridge]()
 	for _, port := range r.options.Ports.Present(model.ByXPU, xpu) {
 		found.Insert(bridgesOf(port)...)
 	}
+	found = r.neededWith(ctx, found.UnsortedList()...)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return found.Insert(slices.Collect(r.byXPU.All(xpu))...).UnsortedList()
 }
 
-// ofNetwork returns the states of a network's bridges: of those that Ports need, and of those that
-// still must be deleted. A bridge that was not worked on yet has the zero state.
+// ofNetwork returns the states of a network's bridges: of those at the XPUs of its Ports, and of
+// those that were begun and are not gone yet. A bridge that was not worked on yet has the zero
+// state.
 func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
 	found := map[Bridge]bridgeState{}
 	for _, port := range r.options.Ports.Present(model.ByNetwork, network) {
@@ -175,26 +186,46 @@ func (r *Bridges) ofNetwork(network string) map[Bridge]bridgeState {
 
 // bridgeReport is the state of a bridge, and whether a Port needs it.
 type bridgeReport struct {
-	needed, known bool
-	err           error
+	needed   bool
+	hasPorts bool // a Port at the XPU is in the bridge's network
+	known    bool
+	err      error
 }
 
 // reports returns the states of a network's bridges by XPU.
-func (r *Bridges) reports(network string) map[string]bridgeReport {
+func (r *Bridges) reports(
+	ctx context.Context, network string,
+) (map[string]bridgeReport, error) {
+	routedWith, err := r.routedWith(ctx, network)
+	if err != nil {
+		return nil, err
+	}
+
 	reports := map[string]bridgeReport{}
-	for b, state := range r.ofNetwork(network) {
+	states := r.ofNetwork(network)
+	for b := range r.around(network, routedWith) {
 		reports[b.XPU] = bridgeReport{
-			needed: r.IsNeeded(b), known: state.known, err: state.err,
+			needed: r.isNeeded(b, routedWith), hasPorts: r.count(b) > 0, known: states[b].known,
+			err: states[b].err,
 		}
 	}
-	return reports
+
+	return reports, nil
 }
 
-// IsNeeded reports whether a Port needs the bridge.
-func (r *Bridges) IsNeeded(b Bridge) bool { return r.count(b) > 0 }
+// IsNeeded reports whether Ports need the bridge: Ports at the XPU in its network, or in a network
+// that it is routed with. A bridge of which this is not known is needed.
+func (r *Bridges) IsNeeded(ctx context.Context, b Bridge) bool {
+	if r.count(b) > 0 {
+		return true
+	}
+	routedWith, err := r.routedWith(ctx, b.Network)
+	return err != nil || r.isNeeded(b, routedWith)
+}
 
 // note records the outcome of an attempt. It forgets a bridge that is gone.
-func (r *Bridges) note(b Bridge, known bool, err error) {
+func (r *Bridges) note(ctx context.Context, b Bridge, known bool, err error) {
+	needed := r.IsNeeded(ctx, b)
 	r.mu.Lock()
 	state := r.all[b]
 	if state == nil {
@@ -204,7 +235,7 @@ func (r *Bridges) note(b Bridge, known bool, err error) {
 
 	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
 	state.known, state.err = known, err
-	gone := known && !r.IsNeeded(b) && (err == nil || errors.Is(err, errNoXPU))
+	gone := known && !needed && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
 		r.byXPU.Remove(b.XPU, b)
@@ -228,41 +259,45 @@ func (r *Bridges) Reconcile(ctx context.Context, b Bridge) (ctrl.Result, error) 
 		return ctrl.Result{}, err
 	}
 
+	if r.IsNeeded(ctx, b) {
+		r.begin(b)
+	}
+
 	var xpu v1alpha1.XPU
 	err := r.cluster.Client.Get(ctx, client.ObjectKey{Name: b.XPU}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.XPU, err)
 	}
 	if err != nil { // Ports of an XPU that does not exist say so
-		r.note(b, true, errNoXPU)
+		r.note(ctx, b, true, errNoXPU)
 		return ctrl.Result{}, nil
 	}
 
 	conn := r.options.Sessions.Connection(b.XPU)
 	if conn.Agent == nil {
-		r.note(b, conn.Health.Known, errUnreachable)
+		r.note(ctx, b, conn.Health.Known, errUnreachable)
 		return ctrl.Result{}, nil // its return wakes the bridge
 	}
 
 	bounded, cancel := context.WithTimeout(ctx, r.options.AgentTimeout)
 	defer cancel()
 
-	if r.IsNeeded(b) {
+	if r.IsNeeded(ctx, b) {
 		err = r.serve(ctx, bounded, conn.Agent, b)
 	} else if err = conn.Agent.DeleteNetwork(bounded,
-		r.options.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(b) {
+		r.options.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(ctx, b) {
 		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
 	}
 
 	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {
 		if refusal, ok := errors.AsType[*reconciling.Refusal](err); ok {
-			r.note(b, true, errors.New(refusal.Message)) // the XPUNetwork's events wake the bridge
+			r.note(ctx, b, true, errors.New(refusal.Message)) // the XPUNetwork's events wake the bridge
 			return ctrl.Result{}, nil
 		}
 		return ctrl.Result{}, err
 	}
 
-	r.note(b, true, err)
+	r.note(ctx, b, true, err)
 	if err != nil {
 		return ctrl.Result{RequeueAfter: r.retries.When(b)}, nil
 	}

@@ -25,7 +25,7 @@ func TestNetworkAtStart(t *testing.T) {
 	o := Options{Ports: model.NewPorts(port)}
 	started := newBridges(reconciling.Cluster{}, o)
 
-	if got := started.OfXPU("card"); len(got) != 2 ||
+	if got := started.OfXPU(t.Context(), "card"); len(got) != 2 ||
 		!slices.Contains(got, Bridge{"red", "card"}) || !slices.Contains(got, Bridge{"blue", "card"}) {
 		t.Errorf("bridges of the XPU: %v, want those that the Port needs", got)
 	}

@@ -145,11 +145,15 @@ func (r *reconciler) sumUp(
 		return "", err
 	}
 
-	states := r.bridges.reports(network.Name)
+	states, err := r.bridges.reports(ctx, network.Name)
+	if err != nil {
+		return "", err
+	}
+
 	var failure error
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		state := states[xpu]
-		if !state.needed {
+		if !state.needed || isLeftOut(state) {
 			continue
 		}
 		if !state.known {
@@ -185,7 +189,14 @@ func (r *reconciler) sumUp(
 			"none of the %d XPUs that need it can be reached", status.XPUs)
 	}
 
-	return fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs), nil
+	success = fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs)
+	if alone, err := r.bridges.isTooYoung(ctx, network); err != nil || !alone {
+		return success, err
+	}
+
+	return success + fmt.Sprintf("; VRF %s has more than %d networks with a vni, and XPUs route to "+
+		"XPUPorts of other XPUs in the oldest of them only, not in this one",
+		network.Spec.Routed.VRF, MostRouted), nil
 }
 
 // release has agents delete a network that is being deleted. unused reports whether none of them
@@ -205,7 +216,11 @@ func (r *reconciler) release(
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
 
-	states := r.bridges.reports(network.Name)
+	states, err := r.bridges.reports(ctx, network.Name)
+	if err != nil {
+		return false, err
+	}
+
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		switch err := states[xpu].err; {
 		case isAway(err), errors.Is(err, errNoXPU):

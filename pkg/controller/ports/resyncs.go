@@ -103,7 +103,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	r.retries.Forget(reconciling.RequestFor(xpu))
 	orphans := sets.New[orphan]()
 	foreign := &v1alpha1.XPUForeign{}
-	up := r.compareNetworks(xpu, bridges, orphans, foreign)
+	up := r.compareNetworks(ctx, xpu, bridges, orphans, foreign)
 	if err := r.compareGateways(ctx, xpu, vrfs, gateways, up, orphans); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -189,7 +189,7 @@ func (r *resyncs) comparePorts(
 // compareNetworks enqueues the bridges that the agent does not serve as wanted. It returns the ids
 // of the networks in service.
 func (r *resyncs) compareNetworks(
-	xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan],
+	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan],
 	foreign *v1alpha1.XPUForeign,
 ) (up sets.Set[string]) {
 	up = sets.New[string]()
@@ -200,10 +200,10 @@ func (r *resyncs) compareNetworks(
 	}
 
 	known := sets.New[string]()
-	for _, b := range r.Bridges.OfXPU(xpu.Name) {
+	for _, b := range r.Bridges.OfXPU(ctx, xpu.Name) {
 		id := r.Installation.NetworkID(b.Network)
 		known.Insert(id)
-		if !up.Has(id) && r.Bridges.IsNeeded(b) {
+		if !up.Has(id) && r.Bridges.IsNeeded(ctx, b) {
 			r.Bridges.Wake(b)
 		}
 	}
@@ -250,7 +250,7 @@ func (r *resyncs) compareGateways(
 		used.Insert(network.Gateway.VRF)
 		if up.Has(id) && !routing.Serves(id, *network.Gateway) {
 			up.Delete(id)
-			if r.Bridges.IsNeeded(b) {
+			if r.Bridges.IsNeeded(ctx, b) {
 				r.Bridges.Wake(b)
 			}
 		}
@@ -281,7 +281,7 @@ func (r *resyncs) wantedGateways(
 	ctx context.Context, xpu string,
 ) (map[networks.Bridge]*opi.Network, error) {
 	wanted := map[networks.Bridge]*opi.Network{}
-	for _, b := range r.Bridges.OfXPU(xpu) {
+	for _, b := range r.Bridges.OfXPU(ctx, xpu) {
 		wanted[b] = nil
 		network, err := r.Catalog.Usable(ctx, b.Network)
 		if _, refused := errors.AsType[*reconciling.Refusal](err); refused {

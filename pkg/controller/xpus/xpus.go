@@ -226,7 +226,7 @@ func (r *reconciler) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
 
-	left := r.Bridges.OfXPU(xpu.Name)
+	left := r.Bridges.OfXPU(ctx, xpu.Name)
 	if len(left) > 0 && !xpu.Spec.Abandon && r.Sessions.Connection(xpu.Name).Agent != nil {
 		r.Bridges.Wake(left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
