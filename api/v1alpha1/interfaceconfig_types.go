@@ -73,6 +73,17 @@ type RoutingRule struct {
 	Outgoing *bool `json:"outgoing,omitempty"`
 }
 
+// VRF is a routing domain of the pod with a table of its own. The interfaces of a pod that name the
+// same VRF are in it together.
+type VRF struct {
+	// Name is the name of the VRF's own interface in the pod, at most 15 bytes.
+	Name string `json:"name"`
+
+	// Table is the routing table of the VRF, 1-2147483647 but for 253-255. It must be the same for
+	// all interfaces in the VRF.
+	Table int32 `json:"table"`
+}
+
 // Neighbor is a permanent entry of the interface's neighbor table.
 type Neighbor struct {
 	// Address is the IP address of the neighbor.
@@ -198,8 +209,8 @@ type InterfaceConfig struct {
 
 	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network: the Function
 	// has tagged frames, and the pod makes its VLAN interfaces itself. The XPUPort's
-	// status.networks has the tags. The fields addresses, routes, rules, neighbors and vf.vlan must
-	// be absent. What the claim gives of network and networks replaces both of the class.
+	// status.networks has the tags. The fields addresses, routes, rules, neighbors, vrf and vf.vlan
+	// must be absent. What the claim gives of network and networks replaces both of the class.
 	// +optional
 	Networks []InterfaceNetwork `json:"networks,omitempty"`
 
@@ -240,6 +251,12 @@ type InterfaceConfig struct {
 	// Neighbors are up to 256 permanent entries of the neighbor table.
 	// +optional
 	Neighbors []Neighbor `json:"neighbors,omitempty"`
+
+	// VRF puts the interface into a VRF, which is made if the pod does not have it, and removed with
+	// its last interface. Routes without table are in the table of the VRF. The node's kernel must
+	// have VRFs (CONFIG_NET_VRF).
+	// +optional
+	VRF *VRF `json:"vrf,omitempty"`
 
 	// Sysctls are settings of the interface in the pod's network namespace by name, such as
 	// "net.ipv4.conf.IFNAME.arp_ignore", where IFNAME stands for the interface. The names that can

@@ -161,6 +161,9 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	neighbors, err := neighborsOf(c.Neighbors)
 	errs = append(errs, err)
 	i.Rules, i.Neighbors = rules, neighbors
+	if c.VRF != nil {
+		i.VRF = &function.VRF{Name: c.VRF.Name, Table: int(c.VRF.Table)}
+	}
 
 	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
 		errs = append(errs,
@@ -196,10 +199,10 @@ func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
 			maxNetworks))
 	}
 	ofOne := len(c.Routes) > 0 || len(c.Rules) > 0 || len(c.Neighbors) > 0 ||
-		c.VF != nil && ptr.Deref(c.VF.VLAN, 0) != 0
+		c.VRF != nil || c.VF != nil && ptr.Deref(c.VF.VLAN, 0) != 0
 	if ofOne {
-		errs = append(errs, errors.New("networks: routes, rules, neighbors and vf.vlan must be absent "+
-			"with it, because they are of no single network"))
+		errs = append(errs, errors.New("networks: routes, rules, neighbors, vrf and vf.vlan must be "+
+			"absent with it, because they are of no single network"))
 	}
 	if c.Network != "" || len(c.Addresses) > 0 {
 		errs = append(errs, errors.New("networks: network and addresses must be absent with it; "+

@@ -50,6 +50,8 @@ type Interface struct {
 	Routes    []Route        `json:"routes,omitempty"`
 	Rules     []Rule         `json:"rules,omitempty"`
 	Neighbors []Neighbor     `json:"neighbors,omitempty"`
+	// VRF makes the interface a port of a VRF in the pod.
+	VRF *VRF `json:"vrf,omitempty"`
 	// receive all multicast frames
 	AllMulticast bool `json:"allMulticast,omitempty"`
 	// Sysctls are values by the names of [SysctlNames].
@@ -154,7 +156,7 @@ func (i Interface) Validate() error {
 	}
 
 	errs = append(errs, validateRules(i.Rules), validateNeighbors(i.Neighbors),
-		validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
+		i.VRF.validate(i.Name), validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
@@ -174,7 +176,7 @@ func (i Interface) NetdevFields() (fields []string) {
 		set  bool
 	}{
 		{"mtu", i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
-		{"neighbors", len(i.Neighbors) > 0}, {"allMulticast", i.AllMulticast},
+		{"neighbors", len(i.Neighbors) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
 		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
 		{"ethtool", len(i.Ethtool) > 0},
 	} {

@@ -157,6 +157,18 @@ func TestValidate(t *testing.T) {
 		"many neighbors": {func(i *function.Interface) {
 			i.Neighbors = make([]function.Neighbor, 257)
 		}, "neighbors: has 257, at most 256"},
+		"VRF": {func(i *function.Interface) {
+			i.VRF = &function.VRF{Name: "red", Table: 100}
+		}, ""},
+		"VRF with the interface's name": {func(i *function.Interface) {
+			i.VRF = &function.VRF{Name: "net1", Table: 100}
+		}, `vrf.name "net1": is the name of an interface`},
+		"VRF without a name": {func(i *function.Interface) {
+			i.VRF = &function.VRF{Table: 100}
+		}, "vrf.name: interface name: is empty"},
+		"VRF with the main table": {func(i *function.Interface) {
+			i.VRF = &function.VRF{Name: "red", Table: 254}
+		}, "vrf.table 254: must be 1-2147483647, and not 253-255"},
 		"sysctl": {func(i *function.Interface) {
 			i.Sysctls = map[string]string{"net.ipv4.conf.IFNAME.forwarding": "1",
 				"net.ipv6.conf.IFNAME.addr_gen_mode": "1"}

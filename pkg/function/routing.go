@@ -39,6 +39,15 @@ type Route struct {
 	Yield bool `json:"yield,omitempty"`
 }
 
+// In returns the route of an interface in a VRF: a route without a table is in the table of the
+// VRF. vrf may be nil.
+func (r Route) In(vrf *VRF) Route {
+	if r.Table == 0 && vrf != nil {
+		r.Table = vrf.Table
+	}
+	return r
+}
+
 // Rule is a rule of the pod's policy routing: packets that match all given fields look for a route
 // in a table (FRA_* of linux/fib_rules.h).
 type Rule struct {
@@ -64,6 +73,14 @@ func (r Rule) Is6() bool {
 func (r Rule) Families() (ipv4, ipv6 bool) {
 	any := !r.From.IsValid() && !r.To.IsValid()
 	return any || !r.Is6(), any || r.Is6()
+}
+
+// VRF is a virtual routing domain of the pod: a netdev, and a routing table that is used for the
+// traffic of its ports (Documentation/networking/vrf.rst). Several interfaces of a pod may be in
+// one VRF.
+type VRF struct {
+	Name  string `json:"name"`  // of its netdev in the pod, see [ValidateInterfaceName]
+	Table int    `json:"table"` // routing table, 1-2147483647 but for the kernel's own
 }
 
 // Neighbor is a permanent entry of the interface's neighbour table (NUD_PERMANENT).
@@ -113,6 +130,29 @@ func validateRules(rules []Rule) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// validate reports what the kernel would reject, and a table that others use. netdev is the name of
+// the interface.
+func (v *VRF) validate(netdev string) error {
+	if v == nil {
+		return nil
+	}
+
+	// RT_TABLE_DEFAULT, RT_TABLE_MAIN and RT_TABLE_LOCAL of linux/rtnetlink.h.
+	const lowestOfKernel, highestOfKernel = 253, 255
+	switch err := ValidateInterfaceName(v.Name); {
+	case err != nil:
+		return fmt.Errorf("vrf.name: %w", err)
+	case v.Name == netdev || v.Name == "lo" || v.Name == "eth0":
+		return fmt.Errorf("vrf.name %q: is the name of an interface; choose another name", v.Name)
+	case v.Table < 1 || v.Table > math.MaxInt32 ||
+		v.Table >= lowestOfKernel && v.Table <= highestOfKernel:
+		return fmt.Errorf("vrf.table %d: must be 1-%d, and not 253-255, which are the kernel's own",
+			v.Table, math.MaxInt32)
+	}
+
+	return nil
 }
 
 func (r Rule) validate() error {

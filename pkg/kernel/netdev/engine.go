@@ -667,6 +667,10 @@ func (e *Engine) configure(
 		}
 	}
 
+	if want.VRF != nil {
+		unlessFailed("VRF "+want.VRF.Name, func() error { return joinVRF(pod, index, want.VRF) })
+	}
+
 	for _, address := range want.Addresses {
 		unlessFailed("address "+address.String(), func() error {
 			return e.address(pod, index, want.Name, address)
@@ -692,7 +696,7 @@ func (e *Engine) configure(
 	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
 		unlessFailed("route to "+route.To.String(), func() error {
-			return addRoute(pod, index, route)
+			return addRoute(pod, index, route.In(want.VRF))
 		})
 	}
 	for _, n := range want.Neighbors {

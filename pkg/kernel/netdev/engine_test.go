@@ -307,6 +307,7 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 // without an undo.
 func TestRestoreAfterEveryStep(t *testing.T) {
 	type crash struct{ step int }
+	want := allWishes(t)
 	for step := 0; ; step++ {
 		armed, count := true, 0
 		w := newWorld(t, func(string) {
@@ -316,7 +317,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 		})
 
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
-		before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), fullInterface)
+		before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
 		must.Succeed(t, err)
 
 		crashed := func() (crashed bool) {
@@ -325,7 +326,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 					must.Succeed(t, err)
 				}
 			}()
-			_, err = w.engine.Attach(t.Context(), device(), before, place, fullInterface)
+			_, err = w.engine.Attach(t.Context(), device(), before, place, want)
 			return
 		}()
 
@@ -352,6 +353,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 // any step.
 func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 	type crash struct{}
+	want := allWishes(t)
 	for step := 1; ; step++ {
 		armed, count := false, 0
 		w := newWorld(t, func(string) {
@@ -364,7 +366,7 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
 		write(t, w.sysRoot, hostName, "queues/rx-1/rps_cpus", "3")
-		before, place, _ := w.attach(t, fullInterface)
+		before, place, _ := w.attach(t, want)
 		must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
 		write(t, w.pod.Sysfs(t), "net1", "gro_flush_timeout", "7")
 		changeEthtool(t, w.pod, "net1", "channels", "rx", "1")

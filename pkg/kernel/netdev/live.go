@@ -368,7 +368,7 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
-	if l.master != 0 {
+	if inVRF := place.Remains != nil && place.Remains.VRF != nil; l.master != 0 && !inVRF {
 		return nil // the addresses and the MAC belong to the master
 	}
 	// The kernel announces the addresses even if the MAC stays the same (NETDEV_CHANGEADDR), and

@@ -58,7 +58,7 @@ func (e *Engine) Restore(
 	}
 	defer pod.close()
 
-	leftInPod := e.dropRemains(pod, place.Remains)
+	leftInPod := e.dropRules(pod, place.Remains)
 	index := before.Identity.Index
 	if l != nil {
 		index = l.Identity.Index
@@ -66,6 +66,7 @@ func (e *Engine) Restore(
 			return Restored{}, err
 		}
 	}
+	leftInPod = append(leftInPod, e.dropEmptyVRF(pod, place.Remains)...)
 
 	l, err = find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
 	switch {

@@ -16,7 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
@@ -26,14 +28,15 @@ import (
 type Remains struct {
 	Interface string          `json:"interface"` // name in the pod, which the rules match
 	Rules     []function.Rule `json:"rules,omitempty"`
+	VRF       *function.VRF   `json:"vrf,omitempty"`
 }
 
 // remainsOf returns what an attachment leaves in the namespace, or nil if that is nothing.
 func remainsOf(want function.Interface) *Remains {
-	if len(want.Rules) == 0 {
+	if len(want.Rules) == 0 && want.VRF == nil {
 		return nil
 	}
-	return &Remains{Interface: want.Name, Rules: want.Rules}
+	return &Remains{Interface: want.Name, Rules: want.Rules, VRF: want.VRF}
 }
 
 // offloadOf returns the attributes of RTM_NEWLINK that set the sizes of offloads. The sizes for IPv4
@@ -197,14 +200,96 @@ func addRule(pod *conn, rule *netlink.Rule) error {
 	return err
 }
 
-// dropRemains removes what the attachment added to the namespace beside the netdev. The namespace
-// may not exist any more.
+// vrfGroup marks the VRFs that this program makes in pods (IFLA_GROUP). The bytes are "xpu".
+const vrfGroup = 0x787075
+
+// joinVRF makes the netdev a port of the VRF, and makes the VRF if the pod does not have it. The
+// netdev must not have addresses yet, because IPv6 addresses are lost when it joins.
+func joinVRF(pod *conn, index int, vrf *function.VRF) error {
+	there, err := pod.LinkByName(vrf.Name)
+	if errors.Is(err, links.ErrNotFound) {
+		there, err = makeVRF(pod, vrf)
+	}
+	if err != nil {
+		return err
+	}
+
+	if v, isVRF := there.(*netlink.Vrf); !isVRF || v.Table != uint32(vrf.Table) {
+		return fmt.Errorf("the pod has another %s of this name: %w", there.Type(), unix.EEXIST)
+	}
+
+	return errors.Join(
+		pod.set(there.Attrs().Index, unix.IFF_UP, unix.IFF_UP),
+		pod.set(index, 0, 0, number(unix.IFLA_MASTER, there.Attrs().Index)),
+	)
+}
+
+// makeVRF makes a VRF. Another interface of the pod may make it at the same time.
+func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Group = vrf.Name, vrfGroup
+	err := pod.library(func(h *netlink.Handle) error {
+		return h.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: uint32(vrf.Table)})
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, fmt.Errorf("the node's kernel has no VRFs (CONFIG_NET_VRF, module vrf): %w", err)
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, err
+	}
+
+	return pod.LinkByName(vrf.Name)
+}
+
+// dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it.
+func dropVRF(pod *conn, vrf *function.VRF) error {
+	there, err := pod.LinkByName(vrf.Name)
+	if errors.Is(err, links.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	v, isVRF := there.(*netlink.Vrf)
+	if !isVRF || v.Table != uint32(vrf.Table) || v.Group != vrfGroup {
+		return nil // it is the pod's own
+	}
+
+	all, err := request.Consistent(pod.LinkList)
+	if err != nil {
+		return err
+	}
+	isPort := func(l netlink.Link) bool { return l.Attrs().MasterIndex == v.Index }
+	if slices.ContainsFunc(all, isPort) {
+		return nil
+	}
+
+	return unlessGone(pod.library(func(h *netlink.Handle) error { return h.LinkDel(v) }))
+}
+
+// dropEmptyVRF removes the VRF of the attachment when its last port has left. A VRF that stays is a
+// note, because it affects nobody but this pod.
+func (e *Engine) dropEmptyVRF(pod *conn, remains *Remains) (notes []string) {
+	if pod == nil || remains == nil || remains.VRF == nil {
+		return nil
+	}
+
+	err := e.step("remove VRF "+remains.VRF.Name, func() error { return dropVRF(pod, remains.VRF) })
+	if err != nil {
+		notes = append(notes, fmt.Sprintf("VRF stays in the pod: %v", err))
+	}
+	return notes
+}
+
+// dropRules removes the rules that the attachment added to the namespace. The namespace may not
+// exist any more.
 //
 // It does not look for the rules first, because a pod may have any number of rules. The kernel
 // deletes the first rule that has all given properties (rule_find of net/core/fib_rules.c), which
 // can only be another rule of the same priority and table in the pod that is being left. A rule that
 // stays is a note, because it affects nobody but this pod.
-func (e *Engine) dropRemains(pod *conn, remains *Remains) (notes []string) {
+func (e *Engine) dropRules(pod *conn, remains *Remains) (notes []string) {
 	if pod == nil || remains == nil {
 		return nil
 	}

@@ -95,7 +95,8 @@ type cniRequest struct {
 var ownKeys = []string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate",
 	"max_tx_rate", "spoofchk", "trust",
-	"link_state", "timeout", "allMulticast", "rules", "neighbors", "sysctls", "offload", "ethtool",
+	"link_state", "timeout", "allMulticast", "rules", "neighbors", "vrf", "sysctls", "offload",
+	"ethtool",
 }
 
 // otherKeys are allowed too. They are the keys that CNI defines for every plugin (SPEC.md, section

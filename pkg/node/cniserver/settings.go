@@ -19,13 +19,14 @@ type settings struct {
 	AllMulticast *bool                  `json:"allMulticast"`
 	Rules        []v1alpha1.RoutingRule `json:"rules"`
 	Neighbors    []v1alpha1.Neighbor    `json:"neighbors"`
+	VRF          *v1alpha1.VRF          `json:"vrf"`
 	Sysctls      map[string]string      `json:"sysctls"`
 	Offload      *v1alpha1.Offload      `json:"offload"`
 	Ethtool      *v1alpha1.Ethtool      `json:"ethtool"`
 }
 
 var settingKeys = []string{
-	"allMulticast", "rules", "neighbors", "sysctls", "offload", "ethtool",
+	"allMulticast", "rules", "neighbors", "vrf", "sysctls", "offload", "ethtool",
 }
 
 // settings returns an interface with nothing but the settings of the configuration. It refuses
@@ -50,8 +51,8 @@ func (m *fieldErrors) settings(config json.RawMessage) function.Interface {
 	}
 
 	wanted, err := claim.Interface(v1alpha1.InterfaceConfig{
-		AllMulticast: s.AllMulticast, Rules: s.Rules, Neighbors: s.Neighbors, Sysctls: s.Sysctls,
-		Offload: s.Offload, Ethtool: s.Ethtool,
+		AllMulticast: s.AllMulticast, Rules: s.Rules, Neighbors: s.Neighbors, VRF: s.VRF,
+		Sysctls: s.Sysctls, Offload: s.Offload, Ethtool: s.Ethtool,
 	})
 	if err != nil {
 		m.add("%w", err)
@@ -68,6 +69,9 @@ func addSettings(i *function.Interface, wanted function.Interface) {
 	}
 	if len(wanted.Neighbors) > 0 {
 		i.Neighbors = wanted.Neighbors
+	}
+	if wanted.VRF != nil {
+		i.VRF = wanted.VRF
 	}
 	if len(wanted.Sysctls) > 0 {
 		i.Sysctls = wanted.Sysctls

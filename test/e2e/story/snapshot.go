@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -52,6 +53,7 @@ type Netdev struct {
 	Alias    string
 	AltNames []string
 	Addrs    []string
+	Features map[string]string // of the driver, as ethtool reads them
 }
 
 // snapshot reads the state of nodes, xPUs and API server.
@@ -213,6 +215,12 @@ func (s Snapshot) addNode(node Node) error {
 		return err
 	}
 
+	driver, err := ethtool.Dial(ns)
+	if err != nil {
+		return err
+	}
+	defer driver.Close()
+
 	for _, l := range links {
 		a := l.Attrs()
 		if !strings.HasPrefix(a.Name, cardName) {
@@ -228,6 +236,9 @@ func (s Snapshot) addNode(node Node) error {
 			Alias: a.Alias, AltNames: a.AltNames}
 		for _, address := range addrs {
 			n.Addrs = append(n.Addrs, address.IPNet.String())
+		}
+		if n.Features, err = driver.Read(a.Index, "features"); err != nil {
+			return fmt.Errorf("%s of %s: %w", a.Name, node.Name, err)
 		}
 
 		s.Netdevs[node.Name+"/"+a.Name] = n

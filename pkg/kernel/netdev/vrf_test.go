@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// allWishes returns an interface with all that a pod can ask for on this kernel.
+func allWishes(t *testing.T) function.Interface {
+	t.Helper()
+	want := fullInterface
+	if hasVRF(t) {
+		want.VRF = &function.VRF{Name: "red", Table: 100}
+	}
+	return want
+}
+
+func hasVRF(t *testing.T) bool {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "vrf0"
+	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 1})
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// TestVRF checks that two interfaces of a pod share a VRF, that the routes are in its table, and
+// that the VRF goes with its last interface.
+func TestVRF(t *testing.T) {
+	if !hasVRF(t) {
+		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+	}
+
+	w := newWorld(t, nil)
+	second := netdev.Device{Name: "ens1f0v1"}
+	netns.Connect(t, w.host, second.Name, w.xpu, "pf0vf1")
+	first, place, _ := w.attach(t, allWishes(t))
+
+	want := function.Interface{
+		Name: "net2", VRF: &function.VRF{Name: "red", Table: 100},
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.6.0.5/24")},
+	}
+	before, secondPlace, err := w.engine.Plan(t.Context(), second, w.pod.Path(), want)
+	must.Succeed(t, err)
+	_, err = w.engine.Attach(t.Context(), second, before, secondPlace, want)
+	must.Succeed(t, err)
+
+	red := get(t, w.pod, "red")
+	for _, name := range []string{"net1", "net2"} {
+		if port := get(t, w.pod, name); port.Attrs().MasterIndex != red.Attrs().Index {
+			t.Errorf("%s is not in the VRF: %+v", name, port.Attrs())
+		}
+	}
+	checkTable(t, w, "10.2.0.0/16", "10.6.0.0/24", "fd00::/64")
+
+	attached := netdev.Attached{Before: first, Place: place, Want: allWishes(t)}
+	attached.Expected.Addresses = fullInterface.Addresses
+	if differences := w.check(t, attached); len(differences) > 0 {
+		t.Errorf("differences %q", differences)
+	}
+
+	_, err = w.engine.Restore(t.Context(), device(), first, place)
+	must.Succeed(t, err)
+	w.checkRestored(t, first)
+	if left := names(t, w.pod); !slices.Contains(left, "red") {
+		t.Errorf("the VRF of net2 is gone: %q", left)
+	}
+
+	restored, err := w.engine.Restore(t.Context(), second, before, secondPlace)
+	must.Succeed(t, err)
+	if left := names(t, w.pod); slices.Contains(left, "red") || len(restored.Notes) > 0 {
+		t.Errorf("the pod still has %q; notes %q", left, restored.Notes)
+	}
+}
+
+func checkTable(t *testing.T, w *world, want ...string) {
+	t.Helper()
+	routes, err := w.pod.Handle().RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: 100},
+		netlink.RT_FILTER_TABLE)
+	must.Succeed(t, err)
+	var got []string
+	for _, r := range routes {
+		got = append(got, fmt.Sprint(r.Dst))
+	}
+	for _, route := range want {
+		if !slices.Contains(got, route) {
+			t.Errorf("table 100 has %q, and not %s", got, route)
+		}
+	}
+}
+
+// TestVRFOfThePodStays checks that a VRF that the pod made is used, and left alone.
+func TestVRFOfThePodStays(t *testing.T) {
+	if !hasVRF(t) {
+		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+	}
+
+	w := newWorld(t, nil)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "red"
+	must.Succeed(t, w.pod.Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 100}))
+	before, place, _ := w.attach(t, allWishes(t))
+	_, err := w.engine.Restore(t.Context(), device(), before, place)
+	must.Succeed(t, err)
+	if left := names(t, w.pod); !slices.Contains(left, "red") {
+		t.Errorf("the pod's own VRF is gone: %q", left)
+	}
+}
+
+// TestVRFErrors checks that what stands in the way of a VRF is named, and that the netdev is back.
+func TestVRFErrors(t *testing.T) {
+	const missing = "VRF red: the node's kernel has no VRFs (CONFIG_NET_VRF, module vrf)"
+	const taken = "VRF red: the pod has another bridge of this name"
+	for name, given := range map[string]func(w *world) (want string){
+		"no VRFs": func(*world) string { return missing },
+		"name is taken": func(w *world) string {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "red"
+			must.Succeed(t, w.pod.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+			return taken
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			message := given(w)
+			if message == missing && hasVRF(t) {
+				return // this kernel cannot be without them
+			}
+
+			want := function.Interface{Name: "net1", VRF: &function.VRF{Name: "red", Table: 100}}
+			before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
+			must.Succeed(t, err)
+			_, err = w.engine.Attach(t.Context(), device(), before, place, want)
+			if err == nil || !strings.Contains(err.Error(), message) {
+				t.Errorf("error %v, want %q", err, message)
+			}
+			w.checkRestored(t, before)
+		})
+	}
+}
