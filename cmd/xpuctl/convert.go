@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/dranet"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
@@ -25,13 +26,13 @@ import (
 func convertCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "convert",
-		Short: "Convert the configuration of another program to DevicePools",
+		Short: "Convert what another program is configured with",
 		Args:  cobra.NoArgs,
 		// Without RunE, an unknown program would be no error.
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 
-	c.AddCommand(convertSRIOVDPCommand())
+	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand())
 	return c
 }
 
@@ -93,6 +94,40 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 		"key of the configuration in the ConfigMap; if empty, config.json or the only key")
 
 	return c
+}
+
+func convertDRANETCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "dranet FILE",
+		Short: "Convert claims and classes of DRANET",
+		Long: `Reads ResourceClaims, ResourceClaimTemplates and DeviceClasses, or one NetworkConfig alone, and prints them
+with an InterfaceConfig in the place of each configuration for driver dra.net. What is left out, what differs, and what an
+administrator must allow is on standard error. Selectors are not converted: a note names the objects that have some.
+Other objects are printed as they are. FILE may be - for standard input.`,
+		Example: `  # The templates of a namespace:
+  kubectl get resourceclaimtemplates -o yaml | xpuctl convert dranet -
+
+  # A file with a class and a claim:
+  xpuctl convert dranet claim.yaml > converted.yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			content, err := read(c.InOrStdin(), args[0])
+			if err != nil {
+				return err
+			}
+
+			documents, notes, err := dranet.Convert(content)
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+
+			for _, note := range notes {
+				terminal.Line(c.ErrOrStderr(), "note: %s", note)
+			}
+			_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
+			return err
+		},
+	}
 }
 
 func read(stdin io.Reader, name string) ([]byte, error) {

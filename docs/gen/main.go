@@ -35,7 +35,7 @@ func run(dir string) error {
 		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
-		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
+		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",
 	})
 
 	if err != nil {
