@@ -330,7 +330,7 @@ func TestBadConfig(t *testing.T) {
 		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`,
 			[]string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
 		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
-		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu", "must be absent"}},
+		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
 			[]string{"routes", "must be absent"}},
 		{`"driver": "vfio-pci", "ethtool": {"features": {"rx-gro": false}}`,

@@ -169,13 +169,13 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// NetdevFields returns the names of the fields that are set and that only a netdev can have.
+// NetdevFields names the fields that are set and that only a netdev can have, for messages.
 func (i Interface) NetdevFields() (fields []string) {
 	for _, f := range []struct {
 		name string
 		set  bool
 	}{
-		{"mtu", i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
+		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
 		{"neighbors", len(i.Neighbors) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
 		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
 		{"ethtool", len(i.Ethtool) > 0},

@@ -91,7 +91,7 @@ func TestValidate(t *testing.T) {
 		}, ""},
 		"no netdev, MTU": {func(i *function.Interface) {
 			i.Userspace, i.MTU = true, 1400
-		}, "mtu: must be empty for a Function without a netdev"},
+		}, "mtu 1400: must be empty for a Function without a netdev"},
 		"no netdev, all multicast": {func(i *function.Interface) {
 			i.Userspace, i.AllMulticast = true, true
 		}, "allMulticast: must be empty"},
