@@ -191,6 +191,12 @@ type InterfaceNetwork struct {
 	// Absent means that one address of each of the network's subnets is assigned.
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
+
+	// InterfaceName is the name of a VLAN interface in the pod, at most 15 bytes. It has the
+	// network's tag, MTU and addresses. Absent means that the pod makes one itself, if it needs one.
+	// With driver it must be absent.
+	// +optional
+	InterfaceName string `json:"interfaceName,omitempty"`
 }
 
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
@@ -207,8 +213,8 @@ type InterfaceConfig struct {
 	// +optional
 	Network string `json:"network,omitempty"`
 
-	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network: the Function
-	// has tagged frames, and the pod makes its VLAN interfaces itself. The XPUPort's
+	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network. The pod has a
+	// VLAN interface for each that has an interfaceName, and makes others itself: the XPUPort's
 	// status.networks has the tags. The fields addresses, routes, rules, neighbors, vrf and vf.vlan
 	// must be absent. What the claim gives of network and networks replaces both of the class.
 	// +optional

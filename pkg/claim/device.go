@@ -56,8 +56,9 @@ type Device struct {
 
 // Network is a network whose frames have a VLAN tag at the Function.
 type Network struct {
-	Name      string
-	Addresses []netip.Prefix // none: one of each of the network's subnets is assigned
+	Name          string
+	InterfaceName string         // of the VLAN interface in the pod; "" for none
+	Addresses     []netip.Prefix // none: one of each of the network's subnets is assigned
 }
 
 // NetworkNames returns the names of the networks that the device joins. If its configuration names

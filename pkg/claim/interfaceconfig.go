@@ -223,7 +223,8 @@ func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
 		}
 
 		seen[one.Name] = true
-		network := Network{Name: one.Name}
+		errs = append(errs, interfaceNameOf(c, n))
+		network := Network{Name: one.Name, InterfaceName: one.InterfaceName}
 		for m, text := range one.Addresses {
 			address, err := netip.ParsePrefix(text)
 			if err != nil {
@@ -237,6 +238,30 @@ func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {
 	}
 
 	return networks, errors.Join(errs...)
+}
+
+// interfaceNameOf reports what is wrong with the name of the VLAN interface of the network with the
+// index.
+func interfaceNameOf(c *v1alpha1.InterfaceConfig, n int) error {
+	name := c.Networks[n].InterfaceName
+	if name == "" {
+		return nil
+	}
+
+	isTaken := func(other v1alpha1.InterfaceNetwork) bool { return other.InterfaceName == name }
+	switch err := function.ValidateInterfaceName(name); {
+	case err != nil:
+		return fmt.Errorf("networks[%d].interfaceName: %w", n, err)
+	case name == "lo" || name == "eth0" || name == c.InterfaceName ||
+		slices.ContainsFunc(c.Networks[:n], isTaken):
+		return fmt.Errorf("networks[%d].interfaceName %q: is the name of another interface; choose "+
+			"another name", n, name)
+	case c.Driver != "":
+		return fmt.Errorf("networks[%d].interfaceName: must be absent with a driver that hands the "+
+			"Function to a program", n)
+	}
+
+	return nil
 }
 
 // Userspace returns the interface for a Function that a program of the pod drives instead of the

@@ -50,6 +50,8 @@ type Interface struct {
 	Routes    []Route        `json:"routes,omitempty"`
 	Rules     []Rule         `json:"rules,omitempty"`
 	Neighbors []Neighbor     `json:"neighbors,omitempty"`
+	// VLANs are interfaces of the pod on top of this one, for networks whose frames have a tag.
+	VLANs []VLAN `json:"vlans,omitempty"`
 	// VRF makes the interface a port of a VRF in the pod.
 	VRF *VRF `json:"vrf,omitempty"`
 	// receive all multicast frames
@@ -155,7 +157,7 @@ func (i Interface) Validate() error {
 		}
 	}
 
-	errs = append(errs, validateRules(i.Rules), validateNeighbors(i.Neighbors),
+	errs = append(errs, validateVLANs(i.Name, i.VLANs), validateRules(i.Rules), validateNeighbors(i.Neighbors),
 		i.VRF.validate(i.Name), validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
@@ -176,7 +178,7 @@ func (i Interface) NetdevFields() (fields []string) {
 		set  bool
 	}{
 		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
-		{"neighbors", len(i.Neighbors) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
+		{"neighbors", len(i.Neighbors) > 0}, {"vlans", len(i.VLANs) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
 		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
 		{"ethtool", len(i.Ethtool) > 0},
 	} {

@@ -160,6 +160,21 @@ func TestValidate(t *testing.T) {
 		"VRF": {func(i *function.Interface) {
 			i.VRF = &function.VRF{Name: "red", Table: 100}
 		}, ""},
+		"VLANs": {func(i *function.Interface) {
+			i.VLANs = []function.VLAN{{Name: "a", Tag: 1}, {Name: "b", Tag: 4094}}
+		}, ""},
+		"VLAN with the interface's name": {func(i *function.Interface) {
+			i.VLANs = []function.VLAN{{Name: "net1", Tag: 1}}
+		}, `vlans[0] "net1": is the name of another interface`},
+		"VLANs with one tag": {func(i *function.Interface) {
+			i.VLANs = []function.VLAN{{Name: "a", Tag: 1}, {Name: "b", Tag: 1}}
+		}, "vlans[1] tag 1: must be 1-4094, and the tag of one VLAN"},
+		"VLAN without a tag": {func(i *function.Interface) {
+			i.VLANs = []function.VLAN{{Name: "a"}}
+		}, "vlans[0] tag 0: must be 1-4094"},
+		"VLAN with a bad address": {func(i *function.Interface) {
+			i.VLANs = []function.VLAN{{Name: "a", Tag: 1, Addresses: make([]netip.Prefix, 1)}}
+		}, "vlans[0]: addresses[0]: must be an address"},
 		"VRF with the interface's name": {func(i *function.Interface) {
 			i.VRF = &function.VRF{Name: "net1", Table: 100}
 		}, `vrf.name "net1": is the name of an interface`},

@@ -183,6 +183,7 @@ func opaque(value any) any {
 			parameters.routes[]: to via metric table source onLink scope mtu advMSS
 			parameters.rules[]: priority table from to incoming outgoing
 			parameters.neighbors[]: address mac
+			parameters.networks[]: name addresses[] interfaceName
 			parameters.vrf: name table
 			parameters.offload: gsoMaxSize groMaxSize gsoIPv4MaxSize groIPv4MaxSize
 			parameters.vf: vlan qos vlanProtocol trust spoofCheck minTxRate maxTxRate linkState

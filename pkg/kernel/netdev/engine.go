@@ -200,6 +200,11 @@ func (e *Engine) planPlace(
 	if err := nameFree(pod, want.Name); err != nil {
 		return Place{}, err
 	}
+	for _, vlan := range want.VLANs {
+		if err := nameFree(pod, vlan.Name); err != nil {
+			return Place{}, err
+		}
+	}
 	if place.Index, err = freeIndex(pod, before.Identity.Index); err != nil {
 		return Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
 	}
@@ -694,6 +699,9 @@ func (e *Engine) configure(
 	}
 
 	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
+	for _, vlan := range want.VLANs {
+		unlessFailed("VLAN "+vlan.Name, func() error { return e.addVLAN(pod, index, vlan) })
+	}
 	for _, route := range want.Routes {
 		unlessFailed("route to "+route.To.String(), func() error {
 			return addRoute(pod, index, route.In(want.VRF))

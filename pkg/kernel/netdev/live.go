@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -116,7 +117,7 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists the addresses and routes that the interface lacks. A route may be in any table,
+// missing lists the addresses, VLAN interfaces and routes that the interface lacks. A route may be in any table,
 // because later plugins move routes (sbr, vrf). If the interface is a port of a master, such as a
 // bond, the master may have the addresses, and routes are not checked.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
@@ -136,6 +137,14 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	for _, address := range a.Expected.Addresses {
 		if !slices.Contains(have, address) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))
+		}
+	}
+
+	for _, vlan := range a.Want.VLANs {
+		if _, err := pod.LinkByName(vlan.Name); errors.Is(err, links.ErrNotFound) {
+			d = append(d, fmt.Sprintf("VLAN interface %s is missing", vlan.Name))
+		} else if err != nil {
+			return nil, fmt.Errorf("VLAN interface %s: %w", vlan.Name, err)
 		}
 	}
 

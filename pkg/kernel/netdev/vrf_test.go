@@ -26,14 +26,37 @@ func allWishes(t *testing.T) function.Interface {
 	if hasVRF(t) {
 		want.VRF = &function.VRF{Name: "red", Table: 100}
 	}
+	if hasVLANs(t) {
+		want.VLANs = []function.VLAN{{Name: "data7", Tag: 7, MTU: 1300,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.7.0.5/24")}}, {Name: "data8", Tag: 8}}
+	}
 	return want
 }
 
 func hasVRF(t *testing.T) bool {
 	t.Helper()
+	return hasKind(t, netns.New(t), &netlink.Vrf{LinkAttrs: linkAttrs("vrf0"), Table: 1})
+}
+
+func hasVLANs(t *testing.T) bool {
+	t.Helper()
+	ns := netns.New(t)
+	must.Succeed(t, ns.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: linkAttrs("br0")}))
+	attrs := linkAttrs("vlan0")
+	attrs.ParentIndex = get(t, ns, "br0").Attrs().Index
+	return hasKind(t, ns, &netlink.Vlan{LinkAttrs: attrs, VlanId: 1})
+}
+
+func linkAttrs(name string) netlink.LinkAttrs {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "vrf0"
-	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 1})
+	attrs.Name = name
+	return attrs
+}
+
+// hasKind reports whether the kernel can make this kind of netdev.
+func hasKind(t *testing.T, ns *netns.Namespace, link netlink.Link) bool {
+	t.Helper()
+	err := ns.Handle().LinkAdd(link)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatal(err)
 	}
@@ -86,6 +109,46 @@ func TestVRF(t *testing.T) {
 	must.Succeed(t, err)
 	if left := names(t, w.pod); slices.Contains(left, "red") || len(restored.Notes) > 0 {
 		t.Errorf("the pod still has %q; notes %q", left, restored.Notes)
+	}
+}
+
+// TestVLANs checks that the interface has the VLAN interfaces that the pod asks for, and that they go
+// with it.
+func TestVLANs(t *testing.T) {
+	if !hasVLANs(t) {
+		t.Skip("the kernel has no VLANs (CONFIG_VLAN_8021Q, module 8021q)")
+	}
+
+	w := newWorld(t, nil)
+	want := allWishes(t)
+	want.VRF = nil
+	before, place, _ := w.attach(t, want)
+	below := get(t, w.pod, "net1").Attrs().Index
+	for name, mtu := range map[string]int{"data7": 1300, "data8": 1400} {
+		v, isVLAN := get(t, w.pod, name).(*netlink.Vlan)
+		if !isVLAN || v.ParentIndex != below || v.VlanId != int(name[4]-'0') || v.MTU != mtu ||
+			v.RawFlags&unix.IFF_UP == 0 {
+			t.Errorf("%s is %+v", name, v)
+		}
+	}
+
+	addresses, err := w.pod.Handle().AddrList(get(t, w.pod, "data7"), netlink.FAMILY_V4)
+	must.Succeed(t, err)
+	if len(addresses) != 1 || addresses[0].IPNet.String() != "10.7.0.5/24" {
+		t.Errorf("data7 has %v", addresses)
+	}
+
+	attached := netdev.Attached{Before: before, Place: place, Want: want}
+	must.Succeed(t, w.pod.Handle().LinkDel(get(t, w.pod, "data8")))
+	if d := w.check(t, attached); !slices.Contains(d, "VLAN interface data8 is missing") {
+		t.Errorf("differences %q", d)
+	}
+
+	_, err = w.engine.Restore(t.Context(), device(), before, place)
+	must.Succeed(t, err)
+	w.checkRestored(t, before)
+	if left := names(t, w.pod); !slices.Equal(left, []string{"lo"}) {
+		t.Errorf("the pod still has %q", left)
 	}
 }
 

@@ -200,6 +200,36 @@ func addRule(pod *conn, rule *netlink.Rule) error {
 	return err
 }
 
+// addVLAN makes a VLAN interface on top of the netdev, with its addresses. Restore deletes it as it
+// deletes whatever is stacked on the netdev.
+func (e *Engine) addVLAN(pod *conn, index int, vlan function.VLAN) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.MTU = vlan.Name, index, vlan.MTU
+	err := pod.library(func(h *netlink.Handle) error {
+		return h.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: vlan.Tag})
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("the node's kernel has no VLANs (CONFIG_VLAN_8021Q, module 8021q): %w", err)
+	}
+	if err != nil {
+		return err
+	}
+
+	made, err := pod.LinkByName(vlan.Name)
+	if err != nil {
+		return err
+	}
+	above := made.Attrs().Index
+	for _, address := range vlan.Addresses {
+		if err := e.address(pod, above, vlan.Name, address); err != nil {
+			return fmt.Errorf("address %s: %w", address, err)
+		}
+	}
+	e.announceItself(pod, above, vlan.Name, vlan.Addresses)
+
+	return pod.set(above, unix.IFF_UP, unix.IFF_UP)
+}
+
 // vrfGroup marks the VRFs that this program makes in pods (IFLA_GROUP). The bytes are "xpu".
 const vrfGroup = 0x787075
 

@@ -3,8 +3,10 @@
 package dra
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,7 +58,49 @@ func wantedInterface(
 		wanted.Addresses = append(wanted.Addresses, address)
 	}
 
-	return wanted, nil
+	if wanted.VLANs, err = vlansOf(device, port, wanted.MTU); err == nil && userspace && len(wanted.VLANs) > 0 {
+		err = errors.New("networks: interfaceName must be absent with a driver that hands the " +
+			"Function to a program")
+	}
+
+	return wanted, err
+}
+
+// vlansOf returns the VLAN interfaces that the pod asks for, with the tags, MTUs and addresses that
+// the Port's networks have at the xPU. mtu is the MTU of the interface below them.
+func vlansOf(
+	device claim.Device, port *v1alpha1.XPUPort, mtu int,
+) (vlans []function.VLAN, err error) {
+	for _, network := range device.Networks {
+		if network.InterfaceName == "" {
+			continue
+		}
+
+		i := slices.IndexFunc(port.Status.Networks, func(n v1alpha1.XPUPortNetworkStatus) bool {
+			return n.Name == network.Name
+		})
+		if i < 0 {
+			return nil, fmt.Errorf("XPUPort %s/%s: its status does not have the tag of network %s yet",
+				port.Namespace, port.Name, network.Name)
+		}
+
+		joined := port.Status.Networks[i]
+		vlan := function.VLAN{
+			Name: network.InterfaceName, Tag: int(joined.VLAN),
+			MTU: optional.Min(int(joined.MTU), mtu),
+		}
+		for n, text := range joined.Addresses {
+			address, err := netip.ParsePrefix(text)
+			if err != nil {
+				return nil, fmt.Errorf("XPUPort %s/%s: status.networks[%d].addresses[%d]: %w",
+					port.Namespace, port.Name, i, n, err)
+			}
+			vlan.Addresses = append(vlan.Addresses, address)
+		}
+		vlans = append(vlans, vlan)
+	}
+
+	return vlans, nil
 }
 
 // networkData describes an interface as it was observed in the pod, or else as it was requested.

@@ -127,7 +127,8 @@ func guests() []guest {
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev",
-					run:   "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost|Wanted|VRF|RestoreAfter)",
+					run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost|Wanted|VRF|VLANs|" +
+						"RestoreAfterEveryStep$)",
 					limit: 5 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$",
 					limit: 3 * time.Minute},
