@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/bundle"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
@@ -60,7 +60,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 		return err
 	}
 
-	clientset, err := kubernetes.NewForConfig(agents.Config)
+	core, err := typedcorev1.NewForConfig(agents.Config)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	defer progress.clear()
 
 	err = bundle.Write(c.Context(), file, bundle.Sources{
-		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes,
+		Reader: agents.Reader, Pods: core, Namespace: o.agents, Nodes: agents.Nodes,
 		State: agents.State, LogLines: o.lines,
 		Step: progress.step,
 	}, now)

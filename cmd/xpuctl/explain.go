@@ -5,12 +5,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
@@ -103,22 +101,22 @@ func (o *explainOptions) schedule(
 		return nil, "", err
 	}
 
-	api, err := kubernetes.NewForConfig(config)
+	version, err := clusterVersion(config)
 	if err != nil {
 		return nil, "", err
 	}
 
-	version, err := api.Discovery().ServerVersion()
-	if err != nil {
-		return nil, "", fmt.Errorf("version of the cluster: %w", err)
-	}
-
-	features, err := schedule.NewFeatures(version.GitVersion, "")
+	features, err := schedule.NewFeatures(version, "")
 	if err != nil {
 		return nil, "", err
 	}
 
-	from, err := snapshot.List(ctx, api)
+	clients, err := snapshot.NewClients(config)
+	if err != nil {
+		return nil, "", err
+	}
+
+	from, err := snapshot.List(ctx, clients)
 	if err != nil {
 		return nil, "", err
 	}

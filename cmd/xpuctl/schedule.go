@@ -11,7 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/discovery"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	typedresourcev1 "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/bind"
@@ -201,33 +204,38 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 		return nil, err
 	}
 
-	client, err := kubernetes.NewForConfig(config)
+	if o.kubernetes == "" {
+		if o.kubernetes, err = clusterVersion(config); err != nil {
+			return nil, err
+		}
+	}
+
+	clients, err := snapshot.NewClients(config)
 	if err != nil {
 		return nil, err
 	}
 
-	if o.kubernetes == "" {
-		version, err := client.Discovery().ServerVersion()
-		if err != nil {
-			return nil, fmt.Errorf("version of the cluster: %w", err)
-		}
-		o.kubernetes = version.GitVersion
+	return snapshot.List(ctx, clients)
+}
+
+// clusterVersion returns the version of a cluster's API server, such as "v1.37.1".
+func clusterVersion(config *rest.Config) (string, error) {
+	client, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return "", err
 	}
 
-	return snapshot.List(ctx, client)
+	version, err := client.ServerVersion()
+	if err != nil {
+		return "", fmt.Errorf("version of the cluster: %w", err)
+	}
+	return version.GitVersion, nil
 }
 
 // bindAll carries out the decisions for pods with xpuctl's scheduler name. It reports to standard
 // error, because standard output may be JSON.
 func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decision) error {
-	config, err := o.cluster.restConfig()
-	if err != nil {
-		return err
-	}
-
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
+	binder, err := o.binder()
 	if err != nil {
 		return err
 	}
@@ -238,8 +246,7 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 			continue
 		}
 
-		if err := (bind.Binder{Client: client, Timeout: o.timeout}).Bind(c.Context(),
-			d); err != nil {
+		if err := binder.Bind(c.Context(), d); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -249,6 +256,28 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 	}
 
 	return errors.Join(errs...)
+}
+
+// binder returns what binds pods of the cluster. It speaks protobuf.
+func (o *scheduleOptions) binder() (*bind.Binder, error) {
+	config, err := o.cluster.restConfig()
+	if err != nil {
+		return nil, err
+	}
+
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	core, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+
+	resource, err := typedresourcev1.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+
+	return &bind.Binder{Pods: core, Claims: resource, Timeout: o.timeout}, nil
 }
 
 // scheduleAll schedules the pods without a node.

@@ -54,7 +54,7 @@ func (w *world) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 
 func (w *world) decideLive(t *testing.T, pod *corev1.Pod) *schedule.Decision {
 	t.Helper()
-	from, err := snapshot.List(t.Context(), w.clientset)
+	from, err := snapshot.List(t.Context(), w.clients())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,9 @@ func (w *world) decideLive(t *testing.T, pod *corev1.Pod) *schedule.Decision {
 // accepts the decisions, and that the pods have the devices.
 func TestBind(t *testing.T) {
 	w := start(t)
-	binder := bind.Binder{Client: w.clientset, Timeout: time.Minute}
+	binder := bind.Binder{
+		Pods: w.clientset.CoreV1(), Claims: w.clientset.ResourceV1(), Timeout: time.Minute,
+	}
 	for _, file := range []string{
 		"net-model-ports", "net-model-counters", "net-two-rails", "net-admin-access",
 		"two-pods-one-gpu-0", "pools-two-nodes-dgxa100",
@@ -138,7 +140,8 @@ func TestBindWaits(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- w.tell(ctx, test.condition) }()
 			err := bind.Binder{
-				Client: w.clientset, Timeout: test.timeout,
+				Pods: w.clientset.CoreV1(), Claims: w.clientset.ResourceV1(),
+				Timeout: test.timeout,
 			}.Bind(t.Context(), w.decideLive(t, pod))
 			stop()
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {

@@ -74,6 +74,13 @@ func start(t *testing.T) *world {
 	return &world{api, clientset}
 }
 
+func (w *world) clients() snapshot.Clients {
+	return snapshot.Clients{
+		Core: w.clientset.CoreV1(), Resource: w.clientset.ResourceV1(),
+		ResourceV1beta2: w.clientset.ResourceV1beta2(),
+	}
+}
+
 // TestScheduler has the Kubernetes scheduler place the pods of each scenario, one after the other.
 // Each pod must be pending, or have the devices, as xpuctl schedule predicts from the same API
 // server just before.
@@ -202,7 +209,7 @@ func (w *world) foretell(t *testing.T, pod *corev1.Pod) map[string][]string {
 	nodes := map[string][]string{}
 	var best int64
 	for {
-		from, err := snapshot.List(t.Context(), w.clientset)
+		from, err := snapshot.List(t.Context(), w.clients())
 		if err != nil {
 			t.Fatal(err)
 		}

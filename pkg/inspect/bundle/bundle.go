@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -32,7 +32,7 @@ import (
 // Sources are the sources of the data.
 type Sources struct {
 	Reader    client.Reader
-	Clientset kubernetes.Interface
+	Pods      typedcorev1.PodsGetter
 	Namespace string // of xpu-agent and xpu-controller
 	// Nodes returns the nodes with an agent, and State the state that the agent of a node reports.
 	Nodes func(ctx context.Context) ([]string, error)
@@ -244,7 +244,7 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 // logs adds the logs of the project's running containers and of their previous runs. It omits other
 // containers in the same pods.
 func (s Sources) logs(ctx context.Context, a *archive) {
-	api := s.Clientset.CoreV1().Pods(s.Namespace)
+	api := s.Pods.Pods(s.Namespace)
 	pods, err := api.List(ctx, metav1.ListOptions{LabelSelector: partOf + "=xpu-device-plugin"})
 	if err != nil {
 		a.problem("logs", err)
@@ -276,7 +276,7 @@ func (s Sources) log(ctx context.Context, a *archive, pod, container string, pre
 		name = "logs/" + pod + "-" + container + "-previous.log"
 	}
 
-	text, err := s.Clientset.CoreV1().Pods(s.Namespace).GetLogs(pod, &corev1.PodLogOptions{
+	text, err := s.Pods.Pods(s.Namespace).GetLogs(pod, &corev1.PodLogOptions{
 		Container: container, Previous: previous, TailLines: &s.LogLines, Timestamps: true,
 	}).DoRaw(ctx)
 	if err != nil {

@@ -85,7 +85,7 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 
 	return written(t, Sources{
 		Reader:    fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
-		Clientset: fake.NewClientset(agent),
+		Pods:      fake.NewClientset(agent).CoreV1(),
 		Namespace: "xpu-system",
 		Nodes: func(context.Context) ([]string, error) {
 			return []string{

@@ -118,7 +118,7 @@ func broken() Sources {
 		})
 
 	return Sources{
-		Reader: brokenReader{}, Clientset: clientset,
+		Reader: brokenReader{}, Pods: clientset.CoreV1(),
 		Nodes: func(context.Context) ([]string, error) {
 			return []string{"node1", "node2"}, errors.New("some nodes are not known")
 		},

@@ -366,8 +366,8 @@ func (e example) shownOf(t *testing.T) []string {
 	}
 
 	files := written(t, Sources{
-		Reader:    objects{kind: e.kind, all: []unstructured.Unstructured{{Object: object}}},
-		Clientset: fake.NewClientset(), Namespace: "xpu-system",
+		Reader: objects{kind: e.kind, all: []unstructured.Unstructured{{Object: object}}},
+		Pods:   fake.NewClientset().CoreV1(), Namespace: "xpu-system",
 		Nodes: func(context.Context) ([]string, error) { return nil, nil },
 	})
 

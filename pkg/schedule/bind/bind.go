@@ -21,7 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	typedresourcev1 "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/client-go/util/retry"
@@ -41,9 +42,10 @@ const DefaultTimeout = 10 * time.Minute
 
 // Binder binds pods.
 type Binder struct {
-	// Client must use protobuf. JSON could write the opaque parameters of an allocation in another
+	Pods typedcorev1.PodsGetter
+	// Claims must use protobuf. JSON could write the opaque parameters of an allocation in another
 	// form, which the API server rejects.
-	Client  kubernetes.Interface
+	Claims  typedresourcev1.ResourceClaimsGetter
 	Timeout time.Duration
 }
 
@@ -90,7 +92,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.Node},
 	}
-	if err := b.Client.CoreV1().Pods(pod.Namespace).Bind(ctx,
+	if err := b.Pods.Pods(pod.Namespace).Bind(ctx,
 		binding, metav1.CreateOptions{}); err != nil {
 		return errors.Join(err, b.release(ctx, pod, d.Claims))
 	}
@@ -100,7 +102,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 
 // reserve allocates a claim, unless it is allocated already, and reserves it for the pod.
 func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimDecision) error {
-	api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
+	api := b.Claims.ResourceClaims(pod.Namespace)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
 		switch {
@@ -154,7 +156,7 @@ func (b Binder) release(
 
 	var errs []error
 	for _, c := range claims {
-		api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
+		api := b.Claims.ResourceClaims(pod.Namespace)
 		err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 			now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
@@ -212,7 +214,7 @@ func (b Binder) waitForConditions(ctx context.Context, claims []schedule.ClaimDe
 
 func (b Binder) waitForClaim(ctx context.Context, key types.NamespacedName) error {
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name).String()
-	api := b.Client.ResourceV1().ResourceClaims(key.Namespace)
+	api := b.Claims.ResourceClaims(key.Namespace)
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(
 			ctx context.Context, options metav1.ListOptions,

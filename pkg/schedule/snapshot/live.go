@@ -14,18 +14,53 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	typedresourcev1 "k8s.io/client-go/kubernetes/typed/resource/v1"
+	typedresourcev1beta2 "k8s.io/client-go/kubernetes/typed/resource/v1beta2"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/pager"
 	schedulingcorev1 "k8s.io/component-helpers/scheduling/corev1"
 	resourcev1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 )
 
+// Clients are clients of the API groups that List reads. The clientset of client-go has clients of
+// all groups, and the linker keeps a description of each type that these have.
+type Clients struct {
+	Core interface {
+		typedcorev1.NodesGetter
+		typedcorev1.NamespacesGetter
+		typedcorev1.PodsGetter
+	}
+	Resource        typedresourcev1.ResourceV1Interface
+	ResourceV1beta2 typedresourcev1beta2.DeviceTaintRulesGetter
+}
+
+// NewClients returns clients for the API server of a cluster.
+func NewClients(config *rest.Config) (Clients, error) {
+	core, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return Clients{}, err
+	}
+
+	resource, err := typedresourcev1.NewForConfig(config)
+	if err != nil {
+		return Clients{}, err
+	}
+
+	resourceV1beta2, err := typedresourcev1beta2.NewForConfig(config)
+	if err != nil {
+		return Clients{}, err
+	}
+
+	return Clients{core, resource, resourceV1beta2}, nil
+}
+
 // List returns the objects of a cluster. Pods are in the order of the scheduler's queue: first by
 // priority, then by age. DeviceTaintRules are listed as resource.k8s.io/v1 or v1beta2, if the API
 // server has them.
-func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
+func List(ctx context.Context, clients Clients) (*Snapshot, error) {
 	s := &Snapshot{}
-	core, resource := client.CoreV1(), client.ResourceV1()
+	core, resource := clients.Core, clients.Resource
 	for _, kind := range []struct {
 		name string
 		list pager.ListPageFunc
@@ -35,7 +70,7 @@ func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 		{"Namespaces", pageFunc(core.Namespaces().List), false},
 		{"DeviceClasses", pageFunc(resource.DeviceClasses().List), false},
 		{"ResourceSlices", pageFunc(resource.ResourceSlices().List), false},
-		{"DeviceTaintRules", pageFunc(taintRules(client)), true},
+		{"DeviceTaintRules", pageFunc(taintRules(clients)), true},
 		{"ResourceClaimTemplates", pageFunc(resource.ResourceClaimTemplates("").List), false},
 		{"ResourceClaims", pageFunc(resource.ResourceClaims("").List), false},
 		{"Pods", pageFunc(core.Pods("").List), false},
@@ -61,17 +96,17 @@ func pageFunc[L runtime.Object](
 
 // taintRules lists DeviceTaintRules of v1, available since Kubernetes 1.37, or else of v1beta2.
 func taintRules(
-	client kubernetes.Interface,
+	clients Clients,
 ) func(context.Context, metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
 	return func(
 		ctx context.Context, options metav1.ListOptions,
 	) (*resourceapi.DeviceTaintRuleList, error) {
-		newest, err := client.ResourceV1().DeviceTaintRules().List(ctx, options)
+		newest, err := clients.Resource.DeviceTaintRules().List(ctx, options)
 		if !apierrors.IsNotFound(err) {
 			return newest, err
 		}
 
-		old, err := client.ResourceV1beta2().DeviceTaintRules().List(ctx, options)
+		old, err := clients.ResourceV1beta2.DeviceTaintRules().List(ctx, options)
 		if err != nil {
 			return nil, err
 		}
