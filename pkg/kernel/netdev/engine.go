@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -658,86 +657,6 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 			return h.LinkDelAltName(reference(index), name)
 		})
 	})
-}
-
-// configure adds the addresses, sets the netdev up, and adds the routes, which need both. The
-// sysctls come before the netdev is up, because the kernel then answers to ARP and forms IPv6
-// addresses.
-func (e *Engine) configure(
-	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
-) (_ Observed, err error) {
-	unlessFailed := func(what string, change func() error) {
-		if err == nil {
-			err = e.step(what, func() error { return p.retry(ctx, busy, change) })
-		}
-	}
-
-	if want.VRF != nil {
-		unlessFailed("VRF "+want.VRF.Name, func() error { return joinVRF(pod, index, want.VRF) })
-	}
-
-	for _, address := range want.Addresses {
-		unlessFailed("address "+address.String(), func() error {
-			return e.address(pod, index, want.Name, address)
-		})
-	}
-
-	if want.AllMulticast {
-		unlessFailed("allmulticast", func() error {
-			return e.set(pod, index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI)
-		})
-	}
-
-	if err == nil {
-		e.announceItself(pod, index, want.Name, want.Addresses)
-	}
-
-	for _, name := range slices.Sorted(maps.Keys(want.Sysctls)) {
-		unlessFailed("sysctl "+name, func() error {
-			return e.setSysctl(pod, name, want.Name, want.Sysctls[name])
-		})
-	}
-
-	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
-	for _, vlan := range want.VLANs {
-		unlessFailed("VLAN "+vlan.Name, func() error { return e.addVLAN(pod, index, vlan) })
-	}
-	for _, route := range want.Routes {
-		unlessFailed("route to "+route.To.String(), func() error {
-			return addRoute(pod, index, route.In(want.VRF))
-		})
-	}
-	for _, n := range want.Neighbors {
-		unlessFailed("neighbor "+n.Address.String(), func() error {
-			return addNeighbor(pod, index, n)
-		})
-	}
-	for _, rule := range kernelRules(want.Name, want.Rules) {
-		unlessFailed(rule.String(), func() error { return addRule(pod, rule) })
-	}
-
-	if err != nil {
-		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
-	}
-
-	return observe(pod, index)
-}
-
-// address adds an address. If IPv6 is off in the namespace, it switches IPv6 on for this interface,
-// because the owner asked for an IPv6 address.
-func (e *Engine) address(pod *conn, index int, name string, address netip.Prefix) error {
-	err := addAddress(pod, index, address)
-	// The kernel returns EACCES if IPv6 is off (inet6_addr_add of net/ipv6/addrconf.c).
-	if !errors.Is(err, unix.EACCES) || !address.Addr().Is6() {
-		return err
-	}
-
-	e.trace("disable_ipv6 0")
-	if on := e.writeConf6(pod, name, "disable_ipv6", 0); on != nil {
-		return errors.Join(err, fmt.Errorf("switch IPv6 on for the interface: %w", on))
-	}
-
-	return addAddress(pod, index, address)
 }
 
 func observe(pod *conn, index int) (Observed, error) {

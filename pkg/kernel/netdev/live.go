@@ -201,7 +201,9 @@ func (e *Engine) Add(
 		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
 
-	more := function.Interface{Name: l.Name, Addresses: addresses, Routes: routes}
+	more := function.Interface{
+		Name: l.Name, Addresses: addresses, Routes: routes, VRF: a.Want.VRF,
+	}
 	return e.configure(ctx, e.patient(ctx), pod, l.Identity.Index, more)
 }
 

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// ethtoolGroup returns the name of a group of ethtool among the [Settings].
+func ethtoolGroup(name string) string { return "ethtool " + name }
+
+// checkDriver returns an error for each driver setting that the pod wants and that the snapshot
+// does not have, because such a setting could not be restored.
+func checkDriver(before Snapshot, want function.Interface) error {
+	var errs []error
+	for _, group := range function.EthtoolGroups() {
+		has := before.Settings[ethtoolGroup(group)]
+		for _, name := range slices.Sorted(maps.Keys(want.Ethtool[group])) {
+			if _, known := has[name]; known {
+				continue
+			}
+
+			choice := "none of this group"
+			if len(has) > 0 {
+				choice = strings.Join(slices.Sorted(maps.Keys(has)), ", ")
+			}
+			errs = append(errs, fmt.Errorf("netdev %s: ethtool %s %q: the driver cannot change it; "+
+				"it can change %s", before.Name, group, name, choice))
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// tuneDriver changes the driver settings that the pod wants. It does so on the host before the move,
+// because a netdev keeps these settings when it moves. The pod's snapshot has the old values.
+func (e *Engine) tuneDriver(
+	ctx context.Context, p patience, before Snapshot, want function.Interface,
+) error {
+	index := before.Identity.Index
+	for _, group := range function.EthtoolGroups() {
+		to := maps.Clone(want.Ethtool[group])
+		maps.DeleteFunc(to, func(name, value string) bool {
+			return before.Settings[ethtoolGroup(group)][name] == value
+		})
+		if len(to) == 0 {
+			continue
+		}
+
+		err := e.step(ethtoolGroup(group), func() error {
+			return p.retry(ctx, busy, func() error { return e.ethtool.Change(index, group, to) })
+		})
+		if err == nil {
+			err = e.checkTuned(index, group, to)
+		}
+		if err != nil {
+			return fmt.Errorf("netdev %s: %w", before.Name, err)
+		}
+	}
+
+	return nil
+}
+
+// checkTuned returns an error if the driver does not have the settings that it accepted.
+func (e *Engine) checkTuned(index int, group string, to map[string]string) error {
+	now, err := e.ethtool.Read(index, group)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(to)) {
+		if now[name] != to[name] {
+			return fmt.Errorf("ethtool %s %q: the driver accepted %s, and has %q", group, name,
+				to[name], now[name])
+		}
+	}
+	return nil
+}
