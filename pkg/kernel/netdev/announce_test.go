@@ -51,7 +51,7 @@ func TestAnnounce(t *testing.T) {
 				defer cancel()
 
 				done := make(chan error, 1)
-				go func() { done <- engine.Announce(ctx, place, observed) }()
+				go func() { done <- engine.Announce(ctx, netdev.Attached{Place: place, Observed: observed}) }()
 
 				if late {
 					must.Succeed(t, xpu.Handle().LinkSetUp(rep))

@@ -4,9 +4,11 @@ package netdev_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -131,9 +133,27 @@ func TestAnnounceKeepsTheMAC(t *testing.T) {
 	must.Succeed(t,
 		w.pod.Handle().LinkSetHardwareAddr(get(t, w.pod, "net1"),
 			function.MAC(other).HardwareAddr()))
-	must.Succeed(t, w.engine.Announce(t.Context(), a.Place, a.Observed))
+	must.Succeed(t, w.engine.Announce(t.Context(), a))
 	if got := get(t, w.pod, "net1").Attrs().HardwareAddr.String(); got != other {
 		t.Errorf("MAC %s, want %s", got, other)
+	}
+}
+
+// TestAnnounceKeepsNeighbors checks that the announcement, at which the kernel drops all entries of
+// the neighbour table, leaves the ones that the pod asked for.
+func TestAnnounceKeepsNeighbors(t *testing.T) {
+	w := newWorld(t, nil)
+	must.Succeed(t, w.xpu.Handle().LinkSetUp(get(t, w.xpu, "pf0vf0")))
+	before, place, observed := w.attach(t, fullInterface)
+	must.Succeed(t, w.engine.Announce(t.Context(), netdev.Attached{
+		Before: before, Place: place, Want: fullInterface, Observed: observed,
+	}))
+
+	got := podState(t, w)
+	for _, n := range fullInterface.Neighbors {
+		if want := fmt.Sprintf("neighbor %s %s 128", n.Address, n.MAC); !slices.Contains(got, want) {
+			t.Errorf("the pod lacks %q; it has:\n%s", want, strings.Join(got, "\n"))
+		}
 	}
 }
 
@@ -199,7 +219,7 @@ func TestAnnounceOfDownInterface(t *testing.T) {
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		mentions(t, w.engine.Announce(ctx, a.Place, a.Observed), says)
+		mentions(t, w.engine.Announce(ctx, a), says)
 		cancel()
 	}
 }

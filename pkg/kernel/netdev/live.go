@@ -359,8 +359,10 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 
 // Announce waits until an attached interface has a carrier, and then makes the kernel announce its
 // addresses. This is necessary because an announcement without a carrier is lost. Announce returns
-// when it is done, or when ctx, the pod or the interface ends.
-func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
+// when it is done, or when ctx, the pod or the interface ends. It uses the fields Place, Want and
+// Observed.
+func (e *Engine) Announce(ctx context.Context, a Attached) error {
+	place, observed := a.Place, a.Observed
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
 	}
@@ -387,6 +389,14 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	// since the attachment.
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, l.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
+	}
+
+	// With the change of the address the kernel drops all entries of the neighbour table, permanent
+	// ones too (neigh_changeaddr of net/core/neighbour.c).
+	for _, n := range a.Want.Neighbors {
+		if err := addNeighbor(pod, observed.Index, n); err != nil {
+			return fmt.Errorf("interface %s: neighbor %s: %w", observed.Name, n.Address, err)
+		}
 	}
 
 	return nil

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -166,7 +167,9 @@ func runChain(
 		see(t, pod)
 
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
-		must.Succeed(t, r.engine.Announce(t.Context(), record.Place, *record.Observed))
+		must.Succeed(t, r.engine.Announce(t.Context(), netdev.Attached{
+			Place: record.Place, Want: record.Interface, Observed: *record.Observed,
+		}))
 		must.Succeed(t, r.Lifecycle.Recover(t.Context()))
 		r.must(request(wire.Check, 0, "c1", pod, map[string]any{"mtu": 1400, "prevResult": result}))
 

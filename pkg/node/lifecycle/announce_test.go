@@ -28,7 +28,7 @@ func TestAnnounceWhileRunEnds(t *testing.T) {
 		var ended, late atomic.Bool
 		m := New(w.records, mortalEngine{w, w.agent}, w, Options{
 			BootID: "boot-1", Hooks: mortalQueue{w, w.agent},
-			Announce: func(context.Context, netdev.Place, netdev.Observed) error {
+			Announce: func(context.Context, netdev.Attached) error {
 				if ended.Load() {
 					late.Store(true)
 				}

@@ -297,7 +297,10 @@ func (m *Manager) announce(record journal.Attachment) {
 	m.announcing.Go(func() {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
-		if err := m.options.Announce(ctx, record.Place, *record.Observed); err != nil {
+		err := m.options.Announce(ctx, netdev.Attached{
+			Place: record.Place, Want: record.Interface, Observed: *record.Observed,
+		})
+		if err != nil {
 			m.log.V(1).Info("The interface's addresses are not announced", "function",
 				record.Function.String(), "reason", err.Error())
 		}

@@ -120,7 +120,7 @@ type Options struct {
 	Expose func(journal.Attachment) error
 	// Announce announces the addresses of an attached interface to its neighbours. It waits until
 	// the interface has a carrier, or until ctx ends.
-	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
+	Announce func(ctx context.Context, a netdev.Attached) error
 	// Seen returns the Function as the inventory saw it last. It avoids asking the kernel about
 	// Functions that did not change, because asking about hundreds of SFs takes a second.
 	Seen func(function.ID) (f function.Function, exists bool)
