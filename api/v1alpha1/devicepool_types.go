@@ -296,7 +296,7 @@ type DevicePluginSpec struct {
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
 // or make the PF trust it.
-// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause
 type PrivilegedField string
 
 const (
@@ -311,6 +311,10 @@ const (
 	FieldMaxTxRate    PrivilegedField = "vf.maxTxRate"
 	FieldLinkState    PrivilegedField = "vf.linkState"
 	FieldPrivateFlags PrivilegedField = "ethtool.privateFlags"
+	// Channels and rings take interrupts and memory of the node, which no limit of the pod counts.
+	FieldChannels PrivilegedField = "ethtool.channels"
+	FieldRings    PrivilegedField = "ethtool.rings"
+	FieldPause    PrivilegedField = "ethtool.pause" // of a PF, whose VFs share the port
 )
 
 // PrivilegedFields returns all privileged fields.
@@ -318,6 +322,7 @@ func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
 		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldPrivateFlags,
+		FieldChannels, FieldRings, FieldPause,
 	}
 }
 

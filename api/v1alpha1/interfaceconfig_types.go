@@ -216,7 +216,8 @@ type InterfaceConfig struct {
 	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network. The pod has a
 	// VLAN interface for each that has an interfaceName, and makes others itself: the XPUPort's
 	// status.networks has the tags. The fields addresses, routes, rules, neighbors, vrf and vf.vlan
-	// must be absent. What the claim gives of network and networks replaces both of the class.
+	// must be absent. What the claim gives of network and networks replaces both of the class; with
+	// networks it also replaces these fields, but for vf.vlan.
 	// +optional
 	Networks []InterfaceNetwork `json:"networks,omitempty"`
 

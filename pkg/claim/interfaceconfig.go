@@ -55,10 +55,11 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 // merge returns base with every field replaced that over sets. The settings of structs and maps are
 // merged one by one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
-	// One of network and networks replaces the other, with its addresses.
+	// One of network and networks replaces the other, with all that is about a single network.
 	switch {
 	case len(over.Networks) > 0 && over.Network == "":
 		base.Network, base.Addresses = "", nil
+		base.Routes, base.Rules, base.Neighbors, base.VRF = nil, nil, nil, nil
 	case over.Network != "" && len(over.Networks) == 0:
 		base.Networks = nil
 	}
@@ -75,7 +76,9 @@ func overlay(base, over reflect.Value) {
 	for i := range base.NumField() {
 		to, from := base.Field(i), over.Field(i)
 		isList, isMap := from.Kind() == reflect.Slice, from.Kind() == reflect.Map
-		isStruct := from.Kind() == reflect.Pointer && from.Type().Elem().Kind() == reflect.Struct
+		_, isValue := from.Interface().(*v1alpha1.VRF) // its fields belong together
+		isStruct := from.Kind() == reflect.Pointer && from.Type().Elem().Kind() == reflect.Struct &&
+			!isValue
 		switch {
 		case from.IsZero(), isList && from.Len() == 0:
 		case isStruct && !to.IsNil():

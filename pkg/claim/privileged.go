@@ -34,7 +34,13 @@ func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(vf.LinkState != "", v1alpha1.FieldLinkState)
 	}
 
-	add(c.Ethtool != nil && len(c.Ethtool.PrivateFlags) > 0, v1alpha1.FieldPrivateFlags)
+	if e := c.Ethtool; e != nil {
+		add(len(e.PrivateFlags) > 0, v1alpha1.FieldPrivateFlags)
+		add(len(e.Channels) > 0, v1alpha1.FieldChannels)
+		add(len(e.Rings) > 0, v1alpha1.FieldRings)
+		add(len(e.Pause) > 0, v1alpha1.FieldPause)
+	}
+
 	return fields
 }
 

@@ -28,6 +28,9 @@ func TestPrivileged(t *testing.T) {
 		v1alpha1.FieldLinkState:  `"vf": {"linkState": "auto"}`,
 
 		v1alpha1.FieldPrivateFlags: `"ethtool": {"privateFlags": {"x": false}}`,
+		v1alpha1.FieldChannels:     `"ethtool": {"channels": {"rx": 1}}`,
+		v1alpha1.FieldRings:        `"ethtool": {"rings": {"rx": 1}}`,
+		v1alpha1.FieldPause:        `"ethtool": {"pause": {"rx": true}}`,
 	} {
 		others := slices.DeleteFunc(v1alpha1.PrivilegedFields(),
 			func(f v1alpha1.PrivilegedField) bool { return f == field })

@@ -200,6 +200,9 @@ func ValidateInterfaceName(name string) error {
 			name, len(name), maxName)
 	case name == "." || name == "..":
 		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
+	case name == "all" || name == "default": // devinet_conf_proc of net/ipv4/devinet.c
+		return fmt.Errorf("interface name %q: the kernel has its sysctls for all interfaces under it",
+			name)
 	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
 		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space "+
 			"or a zero byte", name)

@@ -19,6 +19,8 @@ func TestValidateInterfaceName(t *testing.T) {
 		"ifname-16-bytes-": "is 16 bytes long, must be at most 15",
 		".":                `must be neither "." nor ".."`,
 		"..":               `must be neither "." nor ".."`,
+		"all":              "sysctls for all interfaces",
+		"default":          "sysctls for all interfaces",
 		"a/b":              "must not contain",
 		"a:1":              "must not contain",
 		"net%d":            "must not contain",
@@ -123,6 +125,12 @@ func TestValidate(t *testing.T) {
 		"rule for everything": {func(i *function.Interface) {
 			i.Rules = []function.Rule{{Priority: 5, Table: 5}}
 		}, "rules[0]: from, to, incoming, outgoing: one of them must be given"},
+		"rule for everything, by a prefix": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Table: 5, From: prefix("0.0.0.0/0")}}
+		}, "and no prefix with /0"},
+		"rule for everything that comes in": {func(i *function.Interface) {
+			i.Rules = []function.Rule{{Priority: 5, Table: 5, From: prefix("::/0"), Incoming: true}}
+		}, ""},
 		"rule of two families": {func(i *function.Interface) {
 			i.Rules = []function.Rule{{Priority: 5, Table: 5, From: prefix("10.0.0.0/8"),
 				To: prefix("fd00::/64")}}
@@ -132,7 +140,7 @@ func TestValidate(t *testing.T) {
 		}, "from 10.1.2.3/8: must have no host bits, as in 10.0.0.0/8"},
 		"rule twice": {func(i *function.Interface) {
 			i.Rules = slices.Repeat([]function.Rule{{Priority: 5, Table: 5, Outgoing: true}}, 2)
-		}, "rules[1]: is given twice"},
+		}, "rules[1]: priority 5: rules[0] has it; give each rule its own"},
 		"many rules": {func(i *function.Interface) {
 			for n := range 65 {
 				i.Rules = append(i.Rules, function.Rule{Priority: n + 1, Table: 5, Outgoing: true})

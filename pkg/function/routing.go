@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 )
 
 // Limits of what a pod may ask for. The kernel has no limits for them.
@@ -113,22 +112,25 @@ func (r Route) validate() error {
 	return nil
 }
 
-// validateRules reports rules that the kernel would reject, that match nothing, or that are given
-// twice.
+// validateRules reports rules that the kernel would reject, or whose order is not given.
 func validateRules(rules []Rule) error {
-	var errs []error
 	if len(rules) > maxRules {
-		errs = append(errs, fmt.Errorf("rules: has %d, at most %d may be given", len(rules), maxRules))
+		return fmt.Errorf("rules: has %d, at most %d may be given", len(rules), maxRules)
 	}
+
+	var errs []error
+	seen := map[int]int{}
 	for n, r := range rules {
 		err := r.validate()
-		if err == nil && slices.Contains(rules[:n], r) {
-			err = errors.New("is given twice")
+		if other, taken := seen[r.Priority]; err == nil && taken {
+			err = fmt.Errorf("priority %d: rules[%d] has it; give each rule its own", r.Priority, other)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("rules[%d]: %w", n, err))
 		}
+		seen[r.Priority] = n
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -176,9 +178,9 @@ func (r Rule) validate() error {
 		return fmt.Errorf("table %d: must be 1-%d", r.Table, math.MaxInt32)
 	case r.From.IsValid() && r.To.IsValid() && r.From.Addr().Is4() != r.To.Addr().Is4():
 		return fmt.Errorf("from %s and to %s: must be of the same family", r.From, r.To)
-	case !r.From.IsValid() && !r.To.IsValid() && !r.Incoming && !r.Outgoing:
-		return errors.New("from, to, incoming, outgoing: one of them must be given, because the rule " +
-			"would be for the traffic of all interfaces of the pod")
+	case r.From.Bits() <= 0 && r.To.Bits() <= 0 && !r.Incoming && !r.Outgoing:
+		return errors.New("from, to, incoming, outgoing: one of them must be given, and no prefix with " +
+			"/0, because the rule would be for the traffic of all interfaces of the pod")
 	}
 
 	return nil
@@ -186,12 +188,11 @@ func (r Rule) validate() error {
 
 // validateNeighbors reports entries that the kernel would reject or that are given twice.
 func validateNeighbors(neighbors []Neighbor) error {
-	var errs []error
 	if len(neighbors) > maxNeighbors {
-		errs = append(errs, fmt.Errorf("neighbors: has %d, at most %d may be given", len(neighbors),
-			maxNeighbors))
+		return fmt.Errorf("neighbors: has %d, at most %d may be given", len(neighbors), maxNeighbors)
 	}
 
+	var errs []error
 	seen := map[netip.Addr]bool{}
 	for n, one := range neighbors {
 		switch {

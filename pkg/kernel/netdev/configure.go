@@ -37,7 +37,7 @@ func (e *Engine) configure(
 			return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
 		}
 	}
-	return observe(pod, index)
+	return observe(pod, index, want)
 }
 
 // steps returns the steps of an interface in the order in which the kernel needs them:
@@ -89,7 +89,7 @@ func (e *Engine) steps(pod *conn, index int, want function.Interface) (list []st
 		add("neighbor "+n.Address.String(), func() error { return addNeighbor(pod, index, n) })
 	}
 	for _, rule := range kernelRules(want.Name, want.Rules) {
-		add(rule.String(), func() error { return addRule(pod, rule) })
+		add(ruleText(rule), func() error { return addRule(pod, rule) })
 	}
 
 	return list

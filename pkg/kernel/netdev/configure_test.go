@@ -54,37 +54,54 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestRulesOfThePodStay checks that a rule of the pod, and a rule that another interface has, are
-// left alone.
+// TestRulesOfThePodStay checks that rules of the pod and of its other interfaces are left alone.
 func TestRulesOfThePodStay(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, fullInterface)
 	own := netlink.NewRule()
 	own.Family, own.Priority, own.Table, own.Mark = unix.AF_INET, 99, 100, 7
 	must.Succeed(t, w.pod.Handle().RuleAdd(own))
+	others := netlink.NewRule()
+	others.Family, others.Priority, others.Table, others.IifName = unix.AF_INET, 102, 100, "net2"
+	must.Succeed(t, w.pod.Handle().RuleAdd(others))
 
 	_, err := w.engine.Restore(t.Context(), device(), before, place)
 	must.Succeed(t, err)
-	if left := rules(t, w); len(left) != 1 || !strings.HasPrefix(left[0], "rule 99 ") {
-		t.Errorf("rules %q, want the pod's own", left)
+	if left := rules(t, w); len(left) != 2 || !strings.HasPrefix(left[0], "rule 99 ") ||
+		!strings.Contains(left[1], "iif net2") {
+		t.Errorf("rules %q, want the pod's own, and the one of net2", left)
 	}
 }
 
-// TestAttachAgainWithRules checks that an attachment finds its rules in the namespace after an
-// agent died before it removed them.
-func TestAttachAgainWithRules(t *testing.T) {
-	w := newWorld(t, nil)
-	before, place, _ := w.attach(t, fullInterface)
-	forgotten := place
-	forgotten.Remains = nil
-	_, err := w.engine.Restore(t.Context(), device(), before, forgotten)
-	must.Succeed(t, err)
+// TestRulesThatAreTaken checks that a rule is refused before anything is touched if the pod has one
+// that the kernel could take for it.
+func TestRulesThatAreTaken(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*netlink.Rule)
+		taken  bool
+	}{
+		"the same":                {func(*netlink.Rule) {}, true},
+		"a more specific one":     {func(r *netlink.Rule) { r.IifName = "lo" }, true},
+		"one of another priority": {func(r *netlink.Rule) { r.Priority = 99 }, false},
+		"one for another table":   {func(r *netlink.Rule) { r.Table = 99 }, false},
+		"one of the other family": {func(r *netlink.Rule) { r.Family = unix.AF_INET6 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			other := netlink.NewRule()
+			other.Family, other.Priority, other.Table = unix.AF_INET, 100, 100
+			test.change(other)
+			must.Succeed(t, w.pod.Handle().RuleAdd(other))
 
-	before, place, _ = w.attach(t, fullInterface)
-	_, err = w.engine.Restore(t.Context(), device(), before, place)
-	must.Succeed(t, err)
-	if left := rules(t, w); len(left) > 0 {
-		t.Errorf("rules that stay in the pod: %q", left)
+			want := function.Interface{Name: "net1", Rules: []function.Rule{
+				{Priority: 100, From: netip.MustParsePrefix("10.1.0.0/24"), Table: 100},
+			}}
+			_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
+			const message = "already: give IPv4 rule 100 from 10.1.0.0/24 table 100 another priority"
+			if taken := err != nil && strings.Contains(err.Error(), message); taken != test.taken {
+				t.Errorf("error %v; taken: %t", err, test.taken)
+			}
+		})
 	}
 }
 
@@ -170,6 +187,10 @@ func TestBadWishes(t *testing.T) {
 		"channels": {function.Interface{
 			Name: "net1", Ethtool: function.Ethtool{"channels": {"rx": "1000"}},
 		}, "ethtool channels"},
+		"address that a sysctl removes": {function.Interface{
+			Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("fd00::5/64")},
+			Sysctls: map[string]string{"net.ipv6.conf.IFNAME.disable_ipv6": "1"},
+		}, "address fd00::5/64: the kernel accepted it, and the interface does not have it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil)

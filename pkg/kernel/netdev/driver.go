@@ -16,23 +16,51 @@ import (
 // ethtoolGroup returns the name of a group of ethtool among the [Settings].
 func ethtoolGroup(name string) string { return "ethtool " + name }
 
-// checkDriver returns an error for each driver setting that the pod wants and that the snapshot
-// does not have, because such a setting could not be restored.
+// checkDriver returns an error about driver settings that the pod wants and that the snapshot does
+// not have, because such settings could not be restored.
 func checkDriver(before Snapshot, want function.Interface) error {
+	const most = 8 // settings that an error names
 	var errs []error
 	for _, group := range function.EthtoolGroups() {
 		has := before.Settings[ethtoolGroup(group)]
-		for _, name := range slices.Sorted(maps.Keys(want.Ethtool[group])) {
-			if _, known := has[name]; known {
-				continue
-			}
+		unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(want.Ethtool[group])),
+			func(name string) bool { _, known := has[name]; return known })
+		if len(unknown) == 0 {
+			continue
+		}
 
-			choice := "none of this group"
-			if len(has) > 0 {
-				choice = strings.Join(slices.Sorted(maps.Keys(has)), ", ")
-			}
-			errs = append(errs, fmt.Errorf("netdev %s: ethtool %s %q: the driver cannot change it; "+
-				"it can change %s", before.Name, group, name, choice))
+		choice := "none of this group"
+		if len(has) > 0 {
+			choice = strings.Join(slices.Sorted(maps.Keys(has)), ", ")
+		}
+		errs = append(errs, fmt.Errorf("netdev %s: ethtool %s %q: the driver cannot change it; it can "+
+			"change %s", before.Name, group, unknown[:min(len(unknown), most)], choice))
+	}
+
+	return errors.Join(append(errs, checkOffload(before, want.Offload))...)
+}
+
+// checkOffload returns an error about a size that the kernel does not report, because the kernel
+// ignores it.
+func checkOffload(before Snapshot, want *function.Offload) error {
+	if want == nil || before.Carried == nil {
+		return nil
+	}
+
+	has := before.Carried
+	var errs []error
+	for _, s := range []struct {
+		field string
+		wants int
+		has   uint32
+	}{
+		{"gsoMaxSize", want.GSOMaxSize, has.GSOMaxSize}, {"groMaxSize", want.GROMaxSize, has.GROMaxSize},
+		{"gsoIPv4MaxSize", want.GSOIPv4MaxSize, has.GSOIPv4MaxSize},
+		{"groIPv4MaxSize", want.GROIPv4MaxSize, has.GROIPv4MaxSize},
+	} {
+		if s.wants != 0 && s.has == 0 {
+			errs = append(errs, fmt.Errorf("netdev %s: offload.%s: the node's kernel does not have it",
+				before.Name, s.field))
 		}
 	}
 

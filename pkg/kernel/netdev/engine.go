@@ -200,9 +200,13 @@ func (e *Engine) planPlace(
 		return Place{}, err
 	}
 	for _, vlan := range want.VLANs {
+		// Another name for the interface would not help, so that this is not ErrNameTaken.
 		if err := nameFree(pod, vlan.Name); err != nil {
-			return Place{}, err
+			return Place{}, fmt.Errorf("VLAN %d: %v", vlan.Tag, err)
 		}
+	}
+	if err := checkRules(pod, kernelRules(want.Name, want.Rules)); err != nil {
+		return Place{}, err
 	}
 	if place.Index, err = freeIndex(pod, before.Identity.Index); err != nil {
 		return Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
@@ -659,7 +663,9 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	})
 }
 
-func observe(pod *conn, index int) (Observed, error) {
+// observe reads the interface. It returns an error if the interface lacks something that no step
+// reported, such as an IPv6 address that a sysctl has removed.
+func observe(pod *conn, index int, want function.Interface) (Observed, error) {
 	l, err := pod.existing(index)
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
@@ -668,6 +674,16 @@ func observe(pod *conn, index int) (Observed, error) {
 	all, err := addresses(pod, index)
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: addresses: %w", l.Name, err)
+	}
+
+	for _, address := range want.Addresses {
+		if !slices.Contains(all, address) {
+			return Observed{}, fmt.Errorf("interface %s: address %s: the kernel accepted it, and the "+
+				"interface does not have it", l.Name, address)
+		}
+	}
+	if want.VRF != nil && l.master == 0 {
+		return Observed{}, fmt.Errorf("interface %s: is no longer in VRF %s", l.Name, want.VRF.Name)
 	}
 
 	global := slices.DeleteFunc(all, func(p netip.Prefix) bool {

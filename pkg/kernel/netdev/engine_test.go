@@ -437,11 +437,11 @@ func TestPlanErrors(t *testing.T) {
 		{name: "no such feature", dev: device(), want: function.Interface{
 			Name: "net1", Ethtool: function.Ethtool{"features": {"tx-teleport": "on"}},
 		},
-			err: `ethtool features "tx-teleport": the driver cannot change it; it can change `},
+			err: `ethtool features ["tx-teleport"]: the driver cannot change it; it can change `},
 		{name: "no such group", dev: device(), want: function.Interface{
 			Name: "net1", Ethtool: function.Ethtool{"rings": {"rx": "64"}},
 		},
-			err: `ethtool rings "rx": the driver cannot change it; it can change none of this group`},
+			err: `ethtool rings ["rx"]: the driver cannot change it; it can change none of this group`},
 		{name: "bad address", dev: device(),
 			want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
 			err:  "addresses[0] 0.0.0.0/0: must be a unicast address"},

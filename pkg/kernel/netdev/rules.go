@@ -5,11 +5,13 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
@@ -53,14 +55,77 @@ func kernelRule(netdev string, r function.Rule, family int) *netlink.Rule {
 	return rule
 }
 
-// addRule adds a rule, unless the pod has it already.
-func addRule(pod *conn, rule *netlink.Rule) error {
-	err := pod.library(func(h *netlink.Handle) error { return h.RuleAdd(rule) })
-	if errors.Is(err, unix.EEXIST) {
+// ruleText describes a rule for messages.
+func ruleText(r *netlink.Rule) string {
+	family := "IPv4"
+	if r.Family == netlink.FAMILY_V6 {
+		family = "IPv6"
+	}
+
+	text := fmt.Sprintf("%s rule %d", family, r.Priority)
+	for _, part := range []struct{ word, value string }{
+		{"from", prefixText(r.Src)}, {"to", prefixText(r.Dst)}, {"iif", r.IifName}, {"oif", r.OifName},
+	} {
+		if part.value != "" {
+			text += " " + part.word + " " + part.value
+		}
+	}
+
+	return fmt.Sprintf("%s table %d", text, r.Table)
+}
+
+func prefixText(prefix *net.IPNet) string {
+	if prefix == nil {
+		return ""
+	}
+	return prefix.String()
+}
+
+// checkRules returns an error if the pod has a rule already that could be taken for one of these.
+// The kernel does not compare properties that a rule lacks (rule_find of net/core/fib_rules.c, and
+// the compare functions of IPv4 and IPv6). Therefore a rule of the same priority and table is
+// another one only if both are for different interfaces.
+func checkRules(pod *conn, wanted []*netlink.Rule) error {
+	if len(wanted) == 0 {
 		return nil
 	}
-	if errors.Is(err, unix.EAFNOSUPPORT) && rule.Src == nil && rule.Dst == nil {
-		return nil // the kernel has no IPv6, and the rule is for both families
+
+	have, err := request.Consistent(func() (list []netlink.Rule, err error) {
+		err = pod.library(func(h *netlink.Handle) error {
+			list, err = h.RuleList(netlink.FAMILY_ALL)
+			return err
+		})
+		return list, err
+	})
+	if err != nil {
+		return fmt.Errorf("list the rules of the pod: %w", err)
+	}
+
+	for _, rule := range wanted {
+		for _, other := range have {
+			if confused(rule, &other) {
+				return fmt.Errorf("the pod has %s already: give %s another priority", ruleText(&other),
+					ruleText(rule))
+			}
+		}
+	}
+
+	return nil
+}
+
+// confused reports whether a request for one of the rules may find the other one.
+func confused(a, b *netlink.Rule) bool {
+	apart := func(a, b string) bool { return a != "" && b != "" && a != b }
+	return a.Family == b.Family && a.Priority == b.Priority && a.Table == b.Table &&
+		!apart(a.IifName, b.IifName) && !apart(a.OifName, b.OifName)
+}
+
+// addRule adds a rule. A rule for both families is left out of the family that the kernel lacks.
+func addRule(pod *conn, rule *netlink.Rule) error {
+	err := pod.library(func(h *netlink.Handle) error { return h.RuleAdd(rule) })
+	lacksIPv6 := rule.Family == netlink.FAMILY_V6 && errors.Is(err, unix.EAFNOSUPPORT)
+	if lacksIPv6 && rule.Src == nil && rule.Dst == nil {
+		return nil
 	}
 	return err
 }
@@ -68,21 +133,20 @@ func addRule(pod *conn, rule *netlink.Rule) error {
 // dropRules removes the rules that the attachment added to the namespace. The namespace may not
 // exist any more.
 //
-// It does not look for the rules first, because a pod may have any number of rules. The kernel
-// deletes the first rule that has all given properties (rule_find of net/core/fib_rules.c), which
-// can only be another rule of the same priority and table in the pod that is being left. A rule that
-// stays is a note, because it affects nobody but this pod.
+// It does not look for the rules first, because a pod may have any number of rules by now. See
+// [checkRules] for why the kernel finds no rule of another interface. A rule that stays is a note,
+// because it affects nobody but this pod.
 func (e *Engine) dropRules(pod *conn, remains *Remains) (notes []string) {
 	if pod == nil || remains == nil {
 		return nil
 	}
 
 	for _, rule := range kernelRules(remains.Interface, remains.Rules) {
-		err := e.step("remove "+rule.String(), func() error {
+		err := e.step("remove "+ruleText(rule), func() error {
 			return pod.library(func(h *netlink.Handle) error { return h.RuleDel(rule) })
 		})
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) {
-			notes = append(notes, fmt.Sprintf("%s stays in the pod: %v", rule, err))
+			notes = append(notes, fmt.Sprintf("%s stays in the pod: %v", ruleText(rule), err))
 		}
 	}
 

@@ -21,7 +21,8 @@ func (e *Engine) addVLAN(pod *conn, index int, vlan function.VLAN) error {
 		return h.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: vlan.Tag})
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("the node's kernel has no VLANs (CONFIG_VLAN_8021Q, module 8021q): %w", err)
+		return fmt.Errorf("the node's kernel has no VLANs (CONFIG_VLAN_8021Q, module 8021q), or the "+
+			"driver takes none: %w", err)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return err

@@ -37,8 +37,13 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
 	}
 
-	add(len(a.wanted.Ethtool["private flags"]) > 0, v1alpha1.FieldPrivateFlags,
-		"ethtool.privateFlags")
+	for group, field := range map[string]v1alpha1.PrivilegedField{
+		"private flags": v1alpha1.FieldPrivateFlags, "channels": v1alpha1.FieldChannels,
+		"rings": v1alpha1.FieldRings, "pause": v1alpha1.FieldPause,
+	} {
+		add(len(a.wanted.Ethtool[group]) > 0, field, string(field))
+	}
+
 	return fields
 }
 

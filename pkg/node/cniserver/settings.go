@@ -4,7 +4,9 @@ package cniserver
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 
@@ -61,7 +63,8 @@ func (m *fieldErrors) settings(config json.RawMessage) function.Interface {
 	return wanted
 }
 
-// addSettings replaces the settings of an interface that wanted has.
+// addSettings replaces the settings of an interface that wanted has. Of sysctls, offload and ethtool
+// it replaces single settings, as a claim does with those of its class.
 func addSettings(i *function.Interface, wanted function.Interface) {
 	i.AllMulticast = i.AllMulticast || wanted.AllMulticast
 	if len(wanted.Rules) > 0 {
@@ -70,16 +73,43 @@ func addSettings(i *function.Interface, wanted function.Interface) {
 	if len(wanted.Neighbors) > 0 {
 		i.Neighbors = wanted.Neighbors
 	}
-	if wanted.VRF != nil {
-		i.VRF = wanted.VRF
+
+	i.VRF = cmp.Or(wanted.VRF, i.VRF)
+	i.Sysctls = joined(i.Sysctls, wanted.Sysctls)
+	i.Offload = joinedOffload(i.Offload, wanted.Offload)
+
+	ethtool := maps.Clone(i.Ethtool)
+	for group, settings := range wanted.Ethtool {
+		if ethtool == nil {
+			ethtool = function.Ethtool{}
+		}
+		ethtool[group] = joined(ethtool[group], settings)
 	}
-	if len(wanted.Sysctls) > 0 {
-		i.Sysctls = wanted.Sysctls
+	i.Ethtool = ethtool
+}
+
+// joined returns a new map with the entries of both, or nil if there are none. Those of over win.
+func joined(base, over map[string]string) map[string]string {
+	if len(base)+len(over) == 0 {
+		return nil
 	}
-	if wanted.Offload != nil {
-		i.Offload = wanted.Offload
+
+	all := map[string]string{}
+	maps.Copy(all, base)
+	maps.Copy(all, over)
+
+	return all
+}
+
+// joinedOffload returns the sizes of both. Those of over win.
+func joinedOffload(base, over *function.Offload) *function.Offload {
+	if base == nil || over == nil {
+		return cmp.Or(over, base)
 	}
-	if len(wanted.Ethtool) > 0 {
-		i.Ethtool = wanted.Ethtool
+	return &function.Offload{
+		GSOMaxSize:     cmp.Or(over.GSOMaxSize, base.GSOMaxSize),
+		GROMaxSize:     cmp.Or(over.GROMaxSize, base.GROMaxSize),
+		GSOIPv4MaxSize: cmp.Or(over.GSOIPv4MaxSize, base.GSOIPv4MaxSize),
+		GROIPv4MaxSize: cmp.Or(over.GROIPv4MaxSize, base.GROIPv4MaxSize),
 	}
 }

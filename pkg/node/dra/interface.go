@@ -87,7 +87,9 @@ func vlansOf(
 		joined := port.Status.Networks[i]
 		vlan := function.VLAN{
 			Name: network.InterfaceName, Tag: int(joined.VLAN),
-			MTU: optional.Min(int(joined.MTU), mtu),
+		}
+		if mtu != 0 { // otherwise a VLAN could get a larger MTU than the interface below it
+			vlan.MTU = optional.Min(int(joined.MTU), mtu)
 		}
 		for n, text := range joined.Addresses {
 			address, err := netip.ParsePrefix(text)
@@ -147,6 +149,26 @@ type chosenName struct {
 	err  error
 }
 
+// namesBeside returns the names of the VLAN interfaces and VRFs that claims ask for. No interface
+// may get such a name by itself.
+func namesBeside(claims []*resourceapi.ResourceClaim) map[string]bool {
+	names := map[string]bool{}
+	for _, c := range claims {
+		devices, _ := claim.Devices(c) // prepare reports the error
+		for _, device := range devices {
+			for _, network := range device.Networks {
+				names[network.InterfaceName] = true
+			}
+			if vrf := device.Interface.VRF; vrf != nil {
+				names[vrf.Name] = true
+			}
+		}
+	}
+
+	delete(names, "")
+	return names
+}
+
 // chooseNames chooses the interface names of the Functions of the pod's claims. ofPod has the pod's
 // attachments in the journal, which keep their names. Names that claims ask for come next. If two
 // claims ask for the same name, the second one gets an error. The other interfaces get "net1",
@@ -165,6 +187,7 @@ func chooseNames(
 		chosen[of], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 
+	reserved := namesBeside(claims)
 	number := 0
 	for _, asked := range []bool{true, false} {
 		for _, c := range claims {
@@ -191,7 +214,7 @@ func chooseNames(
 					continue
 				}
 
-				for name == "" || taken[name] != "" {
+				for name == "" || taken[name] != "" || reserved[name] && !asked {
 					number++
 					name = fmt.Sprintf("net%d", number)
 				}
