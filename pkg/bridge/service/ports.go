@@ -4,6 +4,7 @@ package service
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,11 +145,17 @@ func (portSchema) validate(spec *evpn.BridgePortSpec) error {
 
 // checkMAC returns an error if neither a port nor a gateway can have a MAC address.
 func checkMAC(mac net.HardwareAddr) error {
-	switch {
-	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
+	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
 		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address "+
 			"that is not zero", mac, len(mac))
-	case sourcefilter.IsRouterMAC(mac):
+	}
+	return nil
+}
+
+// checkNoRouter returns an error if a MAC address may be that of an xPU as a router. It is separate
+// from checkMAC, because the state file of an older version may contain such an address.
+func checkNoRouter(address []byte) error {
+	if mac := net.HardwareAddr(address); sourcefilter.IsRouterMAC(mac) {
 		return fmt.Errorf("mac_address %s: must not begin with 72:74, because xPUs have such "+
 			"addresses as routers", mac)
 	}
@@ -200,7 +207,8 @@ func (c portController) check(
 	if trunk && !c.plane.VLANAware() {
 		return refuse(codes.Unimplemented, refusal.NoTrunks, plane.NoTrunks)
 	}
-	if err := c.ports.validate(spec); err != nil {
+	err := cmp.Or(c.ports.validate(spec), checkNoRouter(spec.GetMacAddress()))
+	if err != nil {
 		return refuse(codes.InvalidArgument, refusal.InvalidSpec, "%v", err)
 	}
 
@@ -255,6 +263,9 @@ func (c portController) effectiveFailure(p *port) error {
 		return p.failure
 	}
 
+	if err := checkNoRouter(p.spec.GetMacAddress()); err != nil { // from an older version
+		return err
+	}
 	for _, id := range networksOf(p.spec) {
 		if n := c.networks.objects[id]; n == nil || n.failure != nil {
 			return downBecause(id, n)

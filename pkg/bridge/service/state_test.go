@@ -176,6 +176,27 @@ func TestStateWithStrangeRecords(t *testing.T) {
 	}
 }
 
+// TestStateWithRouterMAC checks that the agent starts with a port of an older version that has a MAC
+// address of routers, and says why the port is down.
+func TestStateWithRouterMAC(t *testing.T) {
+	port := accessPort("72:74:00:00:00:01", blue)
+	path := filepath.Join(t.TempDir(), "state.db")
+	writeState(t, path, []record{
+		{networkNames.bucket, "net-blue", marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(10)})},
+		{portNames.bucket, p1, marshalled(t, &evpn.BridgePort{Spec: port})},
+	})
+
+	a, err := newAgent(Config{State: path}, logr.Discard(), withPlane(newFakePlane(false)))
+	must.Succeed(t, err)
+	defer a.Close()
+
+	a.reconcileAll()
+	err = portController{a}.effectiveFailure(a.ports.objects[p1])
+	if err == nil || !strings.Contains(err.Error(), "must not begin with 72:74") {
+		t.Errorf("failure %v", err)
+	}
+}
+
 func marshalled(t *testing.T, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)

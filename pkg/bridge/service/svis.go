@@ -222,7 +222,8 @@ func (c sviController) check(
 	) (*evpn.SviSpec, error) {
 		return nil, refusal.New(code, reason, "SVI %s: %s", id, fmt.Sprintf(format, args...))
 	}
-	if err := c.svis.validate(spec); err != nil {
+	err := cmp.Or(c.svis.validate(spec), checkNoRouter(spec.GetMacAddress()))
+	if err != nil {
 		return refuse(codes.InvalidArgument, refusal.InvalidSpec, "%v", err)
 	}
 	if spec.GetEnableBgp() {
