@@ -3,8 +3,8 @@
 // Command gen writes the parts of the documents that follow from the programs and their source:
 // flags.md, metrics.md, chart.md, quirks.md, opi-conformance.md and schedule.schema.json of
 // docs/reference, the tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
-// docs/explanation/lifecycle.md, and the list in docs/how-to/configure-interface.md. It tidies api.md. Run it at the root of the project; "make
-// generate" runs it after crd-ref-docs.
+// docs/explanation/lifecycle.md, and the list in docs/how-to/configure-interface.md. It tidies
+// api.md. Run it at the root of the project; "make generate" runs it after crd-ref-docs.
 package main
 
 import (

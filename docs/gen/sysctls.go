@@ -19,12 +19,11 @@ func sysctlsList(path string) error {
 		return err
 	}
 
-	before, rest, ok := strings.Cut(string(page), sysctlsBegin)
-	_, after, ended := strings.Cut(rest, tableEnd)
-	if !ok || !ended {
-		return fmt.Errorf("%s: the lines that enclose the list are missing", path)
+	list := "```text\n" + strings.Join(function.SysctlNames(), "\n") + "\n```\n"
+	made, err := replace(string(page), sysctlsBegin, list)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
 
-	list := "\n```text\n" + strings.Join(function.SysctlNames(), "\n") + "\n```\n\n"
-	return os.WriteFile(path, []byte(before+sysctlsBegin+list+tableEnd+after), 0o644)
+	return os.WriteFile(path, []byte(made), 0o644)
 }

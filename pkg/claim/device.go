@@ -135,7 +135,7 @@ func newDevice(
 		claim.Status.Allocation.Devices.Config, result,
 	)
 	if device.ConfigErr == nil {
-		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
+		device.Interface, device.ConfigErr = Interface(&device.Config)
 	}
 	if device.ConfigErr == nil {
 		device.Networks, device.ConfigErr = networksOf(&device.Config)

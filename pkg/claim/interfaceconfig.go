@@ -101,13 +101,10 @@ const (
 	defaultName = "net1"
 )
 
-// Interface converts a configuration. It reports all errors that can be found without the cluster.
-func Interface(c v1alpha1.InterfaceConfig) (function.Interface, error) { return interfaceOf(&c) }
-
-// interfaceOf converts a merged configuration. It reports all errors that can be found without the
+// Interface converts a merged configuration. It reports all errors that can be found without the
 // cluster. It needs the merged configuration, because fields that depend on each other may come
 // from class and claim.
-func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
+func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
 	i := function.Interface{
 		Name:         cmp.Or(c.InterfaceName, defaultName),

@@ -157,8 +157,9 @@ func (i Interface) Validate() error {
 		}
 	}
 
-	errs = append(errs, validateVLANs(i.Name, i.VLANs), validateRules(i.Rules), validateNeighbors(i.Neighbors),
-		i.VRF.validate(i.Name), validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
+	errs = append(errs, validateVLANs(i.Name, i.VLANs), validateRules(i.Rules),
+		validateNeighbors(i.Neighbors), i.VRF.validate(i.Name), validateSysctls(i.Sysctls),
+		i.Offload.validate(), i.Ethtool.validate())
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
@@ -177,8 +178,9 @@ func (i Interface) NetdevFields() (fields []string) {
 		name string
 		set  bool
 	}{
-		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"rules", len(i.Rules) > 0},
-		{"neighbors", len(i.Neighbors) > 0}, {"vlans", len(i.VLANs) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
+		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0},
+		{"rules", len(i.Rules) > 0}, {"neighbors", len(i.Neighbors) > 0},
+		{"vlans", len(i.VLANs) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
 		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
 		{"ethtool", len(i.Ethtool) > 0},
 	} {

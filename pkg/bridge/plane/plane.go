@@ -179,9 +179,9 @@ func open(cfg Config) (_ *Plane, err error) {
 		vlanAware: cfg.Mode != ModeBridgePerNetwork, uplinks: cfg.Uplinks, underlay: cfg.Underlay,
 		vlans: map[string]uint16{}, placement: newPlacement(), owners: newOwners(),
 		forwarding: newForwarding(), uplinkStates: newUplinkStates(cfg.Uplinks),
-		svis: map[string]SVI{}, routers: map[string]net.HardwareAddr{}, tables: newTables(), ownVLANs: newOwnVLANs(),
-		destinations: newDestinations(),
-		sysctls:      openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
+		svis: map[string]SVI{}, routers: map[string]net.HardwareAddr{}, tables: newTables(),
+		ownVLANs: newOwnVLANs(), destinations: newDestinations(),
+		sysctls: openSysctls(cmp.Or(cfg.Sysctl, defaultSysctl)),
 	}
 
 	defer func() {

@@ -84,7 +84,7 @@ func Parameters(text []byte) (c v1alpha1.InterfaceConfig, notes []string, err er
 	notes = append(notes, n.setInterface(&c)...)
 	notes = append(notes, n.setRouting(&c)...)
 	notes = append(notes, n.setDriver(&c)...)
-	if _, err := claim.Interface(c); err != nil {
+	if _, err := claim.Interface(&c); err != nil {
 		for _, line := range strings.Split(err.Error(), "\n") {
 			notes = append(notes, "would be refused: "+line)
 		}

@@ -157,12 +157,9 @@ func (e *Engine) setSysctl(pod *conn, name, netdev, value string) error {
 
 // addNeighbor adds a permanent entry to the neighbour table, or changes the entry of the address.
 func addNeighbor(pod *conn, index int, n function.Neighbor) error {
-	return pod.library(func(h *netlink.Handle) error { return h.NeighSet(entryOf(index, n)) })
-}
-
-func entryOf(index int, n function.Neighbor) *netlink.Neigh {
-	return &netlink.Neigh{
+	entry := &netlink.Neigh{
 		LinkIndex: index, IP: net.IP(n.Address.AsSlice()), HardwareAddr: n.MAC.HardwareAddr(),
 		State: unix.NUD_PERMANENT,
 	}
+	return pod.library(func(h *netlink.Handle) error { return h.NeighSet(entry) })
 }

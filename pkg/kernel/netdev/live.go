@@ -46,7 +46,8 @@ type Expected struct {
 //
 // Other plugins may change some properties later. Of these, Check compares the MAC and the
 // addresses with a.Expected, and ignores the MTU, all flags except "up", the sysctls and the
-// master. Additional addresses and routes of the pod are not differences. It is an error if the PF
+// master. Rules, neighbors and the VRF are not compared. Additional addresses and routes of the pod
+// are not differences. It is an error if the PF
 // no longer reports a VF that it reported before.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	d, err := e.checkEnforced(ctx, device.as(a.Before), a)
@@ -117,9 +118,9 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists the addresses, VLAN interfaces and routes that the interface lacks. A route may be in any table,
-// because later plugins move routes (sbr, vrf). If the interface is a port of a master, such as a
-// bond, the master may have the addresses, and routes are not checked.
+// missing lists the addresses, VLAN interfaces and routes that the interface lacks. A route may be
+// in any table, because later plugins move routes (sbr, vrf). If the interface is a port of a
+// master, such as a bond, the master may have the addresses, and routes are not checked.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {

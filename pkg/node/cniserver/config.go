@@ -92,12 +92,11 @@ type cniRequest struct {
 
 // ownKeys are the keys of a network configuration that this project defines, for the agent and for
 // the shim.
-var ownKeys = []string{
+var ownKeys = append([]string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate",
 	"max_tx_rate", "spoofchk", "trust",
-	"link_state", "timeout", "allMulticast", "rules", "neighbors", "vrf", "sysctls", "offload",
-	"ethtool",
-}
+	"link_state", "timeout",
+}, settingKeys...)
 
 // otherKeys are allowed too. They are the keys that CNI defines for every plugin (SPEC.md, section
 // 1), keys that Multus adds, keys of sriov-cni that have no effect here, and the node's paths,
@@ -130,7 +129,8 @@ func decode(config json.RawMessage) (netConf, error) {
 		kind := wrong.Type.Kind().String()
 		return n, fail(types.ErrInvalidNetworkConfig,
 			"network configuration: %s: is a %s, must be %s",
-			cmp.Or(strings.TrimPrefix(wrong.Field, "settings."), "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
+			cmp.Or(strings.TrimPrefix(wrong.Field, "settings."), "it"), wrong.Value,
+			cmp.Or(jsonKinds[kind], "a "+kind))
 	}
 
 	if err != nil {

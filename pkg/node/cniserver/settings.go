@@ -52,7 +52,7 @@ func (m *fieldErrors) settings(config json.RawMessage) function.Interface {
 		}
 	}
 
-	wanted, err := claim.Interface(v1alpha1.InterfaceConfig{
+	wanted, err := claim.Interface(&v1alpha1.InterfaceConfig{
 		AllMulticast: s.AllMulticast, Rules: s.Rules, Neighbors: s.Neighbors, VRF: s.VRF,
 		Sysctls: s.Sysctls, Offload: s.Offload, Ethtool: s.Ethtool,
 	})

@@ -58,7 +58,8 @@ func wantedInterface(
 		wanted.Addresses = append(wanted.Addresses, address)
 	}
 
-	if wanted.VLANs, err = vlansOf(device, port, wanted.MTU); err == nil && userspace && len(wanted.VLANs) > 0 {
+	wanted.VLANs, err = vlansOf(device, port, wanted.MTU)
+	if err == nil && userspace && len(wanted.VLANs) > 0 {
 		err = errors.New("networks: interfaceName must be absent with a driver that hands the " +
 			"Function to a program")
 	}
