@@ -4,11 +4,16 @@ package controller
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -120,6 +125,126 @@ func TestRoutedWithoutGateways(t *testing.T) {
 	c.networkReason(database, v1alpha1.ReasonFailed, "XPU far does not serve it")
 	c.networkReason(web, v1alpha1.ReasonUp, "1 of 1 XPUs that need it serve it")
 	c.hasGateways(near, []string{"shop"}, "web", "database")
+}
+
+// TestRoutedDenied: an XPU whose agent refuses the gateways to this client has no route to a network
+// without Ports there, and the network says it without being a failure.
+func TestRoutedDenied(t *testing.T) {
+	c, near, far, farNode := routers(t)
+	far.FailNext("CreateVrf", 1_000_000, codes.PermissionDenied, "not for you")
+	web := c.across("web", "shop", 10, "10.1.0.0/24")
+	database := c.across("database", "shop", 20, "10.2.0.0/24")
+	_, port := c.claimAt(c.node, "web", 0)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	c.networkReason(web, v1alpha1.ReasonUp, "1 of 1 XPUs that need it serve it")
+
+	c.claimAt(farNode, "database", 1)
+	c.networkReason(database, v1alpha1.ReasonFailed, "XPU far does not serve it")
+	c.networkReason(web, v1alpha1.ReasonUp, "1 of 1 XPUs that need it serve it; 1 XPUs with "+
+		"XPUPorts in other networks of VRF shop have no route to it, such as far")
+
+	// The first Port of its own at the XPU makes it a failure, until the Port is gone.
+	two, portTwo := c.claimAt(farNode, "web", 2)
+	c.networkReason(web, v1alpha1.ReasonFailed, "XPU far does not serve it")
+	c.delete(two)
+	c.gone(portTwo)
+	c.networkReason(web, v1alpha1.ReasonUp, "1 of 1 XPUs that need it serve it; 1 XPUs")
+	c.hasGateways(near, []string{"shop"}, "web", "database")
+}
+
+// TestRoutedConflictAcross: XPUs without Ports in a network lose its gateway when the network comes
+// into conflict with an older one, and get it again when the conflict ends.
+func TestRoutedConflictAcross(t *testing.T) {
+	c, near, far, farNode := routers(t)
+	web := c.across("a-web", "shop", 10, "10.1.0.0/24")
+	cache := c.across("b-cache", "shop", 20, "10.2.0.0/24")
+	_, portOne := c.claimAt(c.node, web.Name, 0)
+	_, portTwo := c.claimAt(farNode, cache.Name, 1)
+	c.portReason(portOne, v1alpha1.ReasonUp, "")
+	c.portReason(portTwo, v1alpha1.ReasonUp, "")
+	c.hasGateways(near, []string{"shop"}, web.Name, cache.Name)
+	c.hasGateways(far, []string{"shop"}, web.Name, cache.Name)
+
+	subnet := func(subnets ...string) {
+		c.eventually("other subnets", func() error {
+			if err := c.get(web); err != nil {
+				return err
+			}
+			web.Spec.Subnets = subnets
+			return c.Update(t.Context(), web)
+		})
+	}
+	subnet("10.0.0.0/14")
+	c.networkReason(cache, v1alpha1.ReasonConflict, "overlaps")
+	c.hasGateways(near, []string{"shop"}, web.Name)
+	c.hasGateways(far, []string{"shop"}, cache.Name)
+
+	subnet("10.1.0.0/24")
+	c.networkReason(cache, v1alpha1.ReasonUp, "2 of 2")
+	c.hasGateways(near, []string{"shop"}, web.Name, cache.Name)
+	c.hasGateways(far, []string{"shop"}, web.Name, cache.Name)
+}
+
+// TestRoutedDeletedWhileAway: a network that is deleted while no controller runs goes from the XPUs
+// that have Ports in other networks of its VRF.
+func TestRoutedDeletedWhileAway(t *testing.T) {
+	c, near := routing(t)
+	web := c.across("web", "shop", 10, "10.1.0.0/24")
+	cache := c.across("cache", "shop", 20, "10.2.0.0/24")
+	_, port := c.claimAt(c.node, web.Name, 0)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	c.hasGateways(near, []string{"shop"}, web.Name, cache.Name)
+
+	c.stop()
+	c.delete(cache)
+	c.start(func(o *Options) {
+		impatient(o)
+		o.OrphanGrace = time.Hour
+	})
+	c.gone(cache)
+	c.hasGateways(near, []string{"shop"}, web.Name)
+}
+
+// TestRoutedQuiet: a new network of a VRF does not have the bridges of all others reconciled.
+func TestRoutedQuiet(t *testing.T) {
+	const others = 20
+	c, near := routing(t)
+	var names []string
+	for i := range others {
+		name := fmt.Sprintf("net-%03d", i)
+		c.across(name, "shop", int32(100+i), fmt.Sprintf("10.%d.0.0/24", i))
+		names = append(names, name)
+	}
+	_, port := c.claimAt(c.node, names[0], 0)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	c.hasGateways(near, []string{"shop"}, names...)
+
+	before := reconciled(t, "bridge")
+	c.across("more", "shop", 200, "10.200.0.0/24")
+	c.hasGateways(near, []string{"shop"}, append(names, "more")...)
+	if n := reconciled(t, "bridge") - before; n >= others {
+		t.Errorf("%v bridges were reconciled for one new network", n)
+	}
+}
+
+// reconciled returns how often all controllers of this name in the process have reconciled.
+func reconciled(t *testing.T, name string) (n float64) {
+	t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	must.Succeed(t, err)
+	for _, family := range families {
+		if family.GetName() != "controller_runtime_reconcile_total" {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			if slices.ContainsFunc(metric.GetLabel(), func(l *dto.LabelPair) bool {
+				return l.GetValue() == name
+			}) {
+				n += metric.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
 }
 
 // TestMostRouted: an XPU routes to the oldest networks of a VRF only, and a younger one to none.

@@ -118,11 +118,17 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	}
 
 	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: Short(s.Message()), Err: err}
-	if s.Code() == codes.Unauthenticated || s.Code() == codes.PermissionDenied {
+	if IsDenied(err) {
 		e.Detail = "the agent refuses this client: " + Short(s.Message())
 	}
 
 	return e
+}
+
+// IsDenied reports whether the agent refused the call because of who the client is.
+func IsDenied(err error) bool {
+	code := status.Code(err)
+	return code == codes.Unauthenticated || code == codes.PermissionDenied
 }
 
 // outcomeUnknown reports whether the call may have been carried out although it failed.

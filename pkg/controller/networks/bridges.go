@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -61,28 +62,21 @@ type Bridges struct {
 	// The same bridges by XPU and by network, because an event of one XPU or network must not cost
 	// more than its own bridges.
 	byXPU, byNetwork multimap.Sets[string, Bridge]
+	// left has the networks that beginLeft was called for.
+	left sets.Set[types.UID]
 }
 
 // newBridges returns bridges of which nothing is known yet.
 func newBridges(cluster reconciling.Cluster, o Options) *Bridges {
 	return &Bridges{
 		cluster: cluster, options: o, retries: reconciling.RetryLimiter[Bridge](),
-		all: map[Bridge]*bridgeState{},
+		all: map[Bridge]*bridgeState{}, left: sets.New[types.UID](),
 	}
 }
 
 func (r *Bridges) setup(mgr ctrl.Manager) error {
 	onNetwork := func(ctx context.Context, o client.Object) []Bridge {
 		return r.around(o.GetName(), r.mustRouteWith(ctx, o.GetName())).UnsortedList()
-	}
-	// The network in conflict with one that is gone or has other subnets may be usable now, or
-	// routed in its place.
-	onRival := func(ctx context.Context, o client.Object) (woken []Bridge) {
-		for _, rival := range r.options.Catalog.Rivals(ctx, o) {
-			woken = append(woken,
-				r.around(rival.Name, r.mustRouteWith(ctx, rival.Name)).UnsortedList()...)
-		}
-		return woken
 	}
 	ofXPU := r.OfXPU
 	onXPU := func(ctx context.Context, o client.Object) []Bridge {
@@ -97,9 +91,9 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 		WatchesRawSource(model.Source(r.options.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
 			reconciling.WhenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onRival),
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(r.toDecide),
 			reconciling.WhenGone).
-		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onRival),
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(r.toDecide),
 			reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU),
 			reconciling.WhenGone).
@@ -109,7 +103,8 @@ func (r *Bridges) setup(mgr ctrl.Manager) error {
 }
 
 // portChanged enqueues a bridge when the first Port needs it, and BridgeGrace after the last Port
-// is gone.
+// is gone. It wakes a network when its first Port comes to an XPU or its last one goes, because the
+// network's status depends on whether Ports of its own are there.
 func (r *Bridges) portChanged(
 	ctx context.Context, change model.Change, queue model.Queue[Bridge],
 ) {
@@ -118,7 +113,15 @@ func (r *Bridges) portChanged(
 	}
 
 	own := bridgesOf(change.Port())
-	first := slices.ContainsFunc(own, func(b Bridge) bool { return r.count(b) == 1 })
+	first := false
+	for _, b := range own {
+		n := r.count(b)
+		first = first || n == 1
+		if change.Made() && n == 1 || change.Gone() && n == 0 {
+			r.changed(b.Network)
+		}
+	}
+
 	for b := range r.neededWith(ctx, own...) {
 		switch {
 		case change.Made() && (r.begin(b) || first):
@@ -134,7 +137,8 @@ func (r *Bridges) count(b Bridge) int {
 	return r.options.Ports.Count(model.ByBridge, model.BridgeKey(b.Network, b.XPU))
 }
 
-// begin records a bridge that a Port needs, and reports whether it is new.
+// begin records a bridge that a Port needs, or that an agent may still have. It reports whether the
+// bridge is new.
 func (r *Bridges) begin(b Bridge) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -116,6 +116,20 @@ func (c Catalog) Rivals(ctx context.Context, o client.Object) []reconcile.Reques
 	return requests
 }
 
+// with returns the networks that have one of the [keys]. The caller must not change them.
+func (c Catalog) with(ctx context.Context, key string) (found []*v1alpha1.XPUNetwork, err error) {
+	var all v1alpha1.XPUNetworkList
+	if err := c.Client.List(ctx, &all, client.MatchingFields{byID: key},
+		client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+	}
+
+	for i := range all.Items {
+		found = append(found, &all.Items[i])
+	}
+	return found, nil
+}
+
 // check returns a refusal if the network's segment or its subnets belong to an older network.
 func (c Catalog) check(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	return cmp.Or(c.checkSegment(ctx, n), c.checkRouted(ctx, n))
@@ -138,14 +152,12 @@ func (c Catalog) checkRouted(ctx context.Context, n *v1alpha1.XPUNetwork) error 
 			"spec.routed needs a subnet in spec.subnets")
 	}
 
-	var same v1alpha1.XPUNetworkList
-	key := vrfKey(n.Spec.Routed.VRF)
-	if err := c.Client.List(ctx, &same, client.MatchingFields{byID: key}); err != nil {
-		return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+	same, err := c.with(ctx, vrfKey(n.Spec.Routed.VRF))
+	if err != nil {
+		return err
 	}
 
-	for i := range same.Items {
-		other := &same.Items[i]
+	for _, other := range same {
 		if other.Name == n.Name || !reconciling.Older(other, n) {
 			continue
 		}
@@ -197,13 +209,13 @@ func (c Catalog) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error
 	}
 
 	for _, key := range segmentKeys(n) {
-		var same v1alpha1.XPUNetworkList
-		if err := c.Client.List(ctx, &same, client.MatchingFields{byID: key}); err != nil {
-			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+		same, err := c.with(ctx, key)
+		if err != nil {
+			return err
 		}
 
-		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && reconciling.Older(other, n) {
+		for _, other := range same {
+			if other.Name != n.Name && reconciling.Older(other, n) {
 				return reconciling.Refuse(v1alpha1.ReasonConflict,
 					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
 					other.Name)

@@ -128,6 +128,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // the bridges wake it
 	}
 
+	r.bridges.forget(&network)
 	return ctrl.Result{}, reconciling.ChangeFinalizer(ctx, r.Client, &network,
 		controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
@@ -151,9 +152,14 @@ func (r *reconciler) sumUp(
 	}
 
 	var failure error
+	var leftOut []string
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		state := states[xpu]
-		if !state.needed || isLeftOut(state) {
+		if !state.needed {
+			continue
+		}
+		if isLeftOut(state) {
+			leftOut = append(leftOut, xpu)
 			continue
 		}
 		if !state.known {
@@ -190,6 +196,11 @@ func (r *reconciler) sumUp(
 	}
 
 	success = fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs)
+	if len(leftOut) > 0 {
+		success += fmt.Sprintf("; %d XPUs with XPUPorts in other networks of VRF %s have no route to "+
+			"it, such as %s: %s", len(leftOut), network.Spec.Routed.VRF, leftOut[0],
+			reconciling.OneLine(states[leftOut[0]].err))
+	}
 	if alone, err := r.bridges.isTooYoung(ctx, network); err != nil || !alone {
 		return success, err
 	}
@@ -200,8 +211,8 @@ func (r *reconciler) sumUp(
 }
 
 // release has agents delete a network that is being deleted. unused reports whether none of them
-// has the network any more. A refusal says what keeps the network. An agent that is away deletes
-// the network when it is back.
+// has the network any more. A refusal says what keeps the network. An agent that is away, or that
+// refuses this client, deletes the network when it is back or lets the client in.
 func (r *reconciler) release(
 	ctx context.Context, network *v1alpha1.XPUNetwork,
 ) (unused bool, err error) {
@@ -216,6 +227,9 @@ func (r *reconciler) release(
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
 
+	if err := r.bridges.beginLeft(ctx, network); err != nil {
+		return false, err
+	}
 	states, err := r.bridges.reports(ctx, network.Name)
 	if err != nil {
 		return false, err
@@ -223,7 +237,7 @@ func (r *reconciler) release(
 
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		switch err := states[xpu].err; {
-		case isAway(err), errors.Is(err, errNoXPU):
+		case isAway(err), opi.IsDenied(err), errors.Is(err, errNoXPU):
 		case err != nil:
 			return false, reconciling.Refuse(v1alpha1.ReasonReleasing,
 				"XPU %s still serves it: %s", xpu, reconciling.OneLine(err))

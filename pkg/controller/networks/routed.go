@@ -31,7 +31,7 @@ const MostRouted = 64
 func routesAcross(n *v1alpha1.XPUNetwork) bool { return n.Spec.Routed != nil && n.Spec.VNI != nil }
 
 // routedWith returns the names of the networks that an xPU with a Port in a network routes to at
-// other xPUs, the network itself among them. They are the oldest networks of the VRF, at most
+// other xPUs, the network itself among them. They are the oldest usable networks of the VRF, at most
 // MostRouted. There are none for a network that is not routed between xPUs. A network that is being
 // deleted counts as long as it has Ports.
 func (r *Bridges) routedWith(ctx context.Context, network string) (names []string, err error) {
@@ -56,22 +56,13 @@ func (r *Bridges) routedWith(ctx context.Context, network string) (names []strin
 	return names, nil
 }
 
-// routedIn returns the names of the networks of a VRF that are routed between xPUs.
+// routedIn returns the names of the networks of a VRF that are routed between xPUs. A network that
+// cannot be used is not among them, because its gateway would be in the way of the network that it
+// is in conflict with.
 func (r *Bridges) routedIn(ctx context.Context, vrf string) (names []string, err error) {
-	var all v1alpha1.XPUNetworkList
-	key := vrfKey(vrf)
-	if err := r.options.Catalog.Client.List(ctx, &all, client.MatchingFields{byID: key},
-		client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list XPUNetworks with %s: %w", key, err)
-	}
-
-	var found []*v1alpha1.XPUNetwork
-	for i := range all.Items {
-		n := &all.Items[i]
-		if routesAcross(n) && (n.DeletionTimestamp.IsZero() ||
-			r.options.Ports.Count(model.ByNetwork, n.Name) > 0) {
-			found = append(found, n)
-		}
+	found, err := r.options.Catalog.with(ctx, vrfKey(vrf))
+	if err != nil {
+		return nil, err
 	}
 
 	slices.SortFunc(found, func(a, b *v1alpha1.XPUNetwork) int {
@@ -80,11 +71,35 @@ func (r *Bridges) routedIn(ctx context.Context, vrf string) (names []string, err
 		}
 		return 1
 	})
-	for _, n := range found[:min(len(found), MostRouted)] {
-		names = append(names, n.Name)
+
+	for _, n := range found {
+		if len(names) == MostRouted {
+			break
+		}
+		if !routesAcross(n) || !n.DeletionTimestamp.IsZero() &&
+			r.options.Ports.Count(model.ByNetwork, n.Name) == 0 {
+			continue
+		}
+
+		usable, err := r.isUsable(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		if usable {
+			names = append(names, n.Name)
+		}
 	}
 
 	return names, nil
+}
+
+// isUsable reports whether Ports can join the network.
+func (r *Bridges) isUsable(ctx context.Context, n *v1alpha1.XPUNetwork) (bool, error) {
+	err := r.options.Catalog.check(ctx, n)
+	if _, isRefusal := errors.AsType[*reconciling.Refusal](err); isRefusal {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // isTooYoung reports whether XPUs do not route to a network's Ports at other XPUs because its VRF has
@@ -139,9 +154,77 @@ func (r *Bridges) mustRouteWith(ctx context.Context, network string) []string {
 	return names
 }
 
-// isLeftOut reports whether an agent lacks a bridge that no Port in its network needs because the
-// agent makes no gateways. Its XPU then has no route to the network, which is no failure of the
-// network.
+// isLeftOut reports whether an XPU has no route to a network because there is no such XPU, because
+// its agent makes no gateways, or because the agent refuses them to this client. This is no failure
+// of the network if none of its own Ports is at the XPU.
 func isLeftOut(report bridgeReport) bool {
-	return !report.hasPorts && errors.Is(report.err, opi.ErrUnsupported)
+	return !report.hasPorts && (errors.Is(report.err, errNoXPU) ||
+		errors.Is(report.err, opi.ErrUnsupported) || opi.IsDenied(report.err))
+}
+
+// toDecide returns the bridges of other networks that a change of this network can affect, because
+// both have a VLAN, VNI or VRF in common. A bridge that is served, and that is to be served as
+// before, is not among them. Otherwise one change would have the agents of all xPUs asked about all
+// networks of the VRF.
+func (r *Bridges) toDecide(ctx context.Context, changed client.Object) (affected []Bridge) {
+	for _, name := range r.options.Catalog.Rivals(ctx, changed) {
+		var rival v1alpha1.XPUNetwork
+		if rival.Name = name.Name; rival.Name == changed.GetName() {
+			continue
+		}
+
+		err := r.options.Catalog.Client.Get(ctx, name.NamespacedName, &rival)
+		usable := false
+		if err == nil {
+			usable, err = r.isUsable(ctx, &rival)
+		}
+		if client.IgnoreNotFound(err) != nil {
+			ctrl.LoggerFrom(ctx).Error(err, "reading a network", "network", name.Name)
+		}
+
+		routedWith := r.mustRouteWith(ctx, rival.Name)
+		states := r.ofNetwork(rival.Name)
+		for b := range r.around(rival.Name, routedWith) {
+			state := states[b]
+			served := state.known && state.err == nil
+			if !served || !usable || !r.isNeeded(b, routedWith) {
+				affected = append(affected, b)
+			}
+		}
+	}
+
+	return affected
+}
+
+// beginLeft begins the bridges of a network that is being deleted at the xPUs that have Ports in
+// other networks of its VRF. An earlier process may have left them there. It does so once for each
+// network, because a bridge that is gone is not begun again.
+func (r *Bridges) beginLeft(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+	if !routesAcross(n) || !r.options.Catalog.Segments {
+		return nil
+	}
+
+	beside, err := r.routedIn(ctx, n.Spec.Routed.VRF)
+	if err != nil {
+		return err
+	}
+
+	r.mu.Lock()
+	done := r.left.Has(n.UID)
+	r.left.Insert(n.UID)
+	r.mu.Unlock()
+
+	if !done {
+		for b := range r.around(n.Name, beside) {
+			r.begin(b)
+		}
+	}
+	return nil
+}
+
+// forget drops what is known of a network that is gone.
+func (r *Bridges) forget(n *v1alpha1.XPUNetwork) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left.Delete(n.UID)
 }
