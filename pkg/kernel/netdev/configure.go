@@ -50,7 +50,7 @@ func (e *Engine) steps(pod *conn, index int, want function.Interface) (list []st
 	add := func(what string, change func() error) { list = append(list, step{what, change}) }
 
 	if want.VRF != nil {
-		add("VRF "+want.VRF.Name, func() error { return joinVRF(pod, index, want.VRF) })
+		add("VRF "+want.VRF.Name, func() error { return e.joinVRF(pod, index, want.VRF) })
 	}
 	for _, address := range want.Addresses {
 		add("address "+address.String(), func() error {

@@ -67,6 +67,9 @@ type Engine struct {
 	probes    probes
 	planned   handover
 	trace     func(step string)
+	// vrfs is held while a netdev joins a VRF, and while a VRF without ports is deleted. Otherwise a
+	// netdev could join a VRF that is about to be deleted.
+	vrfs sync.Mutex
 
 	pfs pfPort
 	// set changes a netdev, as [conn.set] does. busyTime limits how long a call waits for busy

@@ -45,10 +45,9 @@ type Expected struct {
 // current state of the interface, the PF and the eswitch.
 //
 // Other plugins may change some properties later. Of these, Check compares the MAC and the
-// addresses with a.Expected, and ignores the MTU, all flags except "up", the sysctls and the
-// master. Rules, neighbors and the VRF are not compared. Additional addresses and routes of the pod
-// are not differences. It is an error if the PF
-// no longer reports a VF that it reported before.
+// addresses with a.Expected, and ignores the MTU, all flags except "up", the sysctls, and a master
+// that nobody asked for. Additional addresses, routes, rules and neighbors of the pod are not
+// differences. It is an error if the PF no longer reports a VF that it reported before.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	d, err := e.checkEnforced(ctx, device.as(a.Before), a)
 	if a.Want.Userspace || err != nil {
@@ -118,10 +117,38 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists the addresses, VLAN interfaces and routes that the interface lacks. A route may be
-// in any table, because later plugins move routes (sbr, vrf). If the interface is a port of a
-// master, such as a bond, the master may have the addresses, and routes are not checked.
+// missing lists what the interface and the pod lack of what the interface was given.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
+	for _, lacking := range []func(*conn, *link, Attached) ([]string, error){
+		missingVRF, missingAddresses, missingVLANs, missingRoutes, missingNeighbors, missingRules,
+	} {
+		more, err := lacking(pod, l, a)
+		if err != nil {
+			return nil, err
+		}
+		d = append(d, more...)
+	}
+	return d, nil
+}
+
+func missingVRF(pod *conn, l *link, a Attached) ([]string, error) {
+	if a.Want.VRF == nil {
+		return nil, nil
+	}
+
+	there, err := pod.LinkByName(a.Want.VRF.Name)
+	if err != nil && !errors.Is(err, links.ErrNotFound) {
+		return nil, fmt.Errorf("VRF %s: %w", a.Want.VRF.Name, err)
+	}
+	if err != nil || there.Attrs().Index != l.master {
+		return []string{fmt.Sprintf("interface is not in VRF %s", a.Want.VRF.Name)}, nil
+	}
+
+	return nil, nil
+}
+
+// missingAddresses looks at the master of the interface too, because a bond may have the addresses.
+func missingAddresses(pod *conn, l *link, a Attached) (d []string, err error) {
 	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
@@ -141,6 +168,10 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 		}
 	}
 
+	return d, nil
+}
+
+func missingVLANs(pod *conn, _ *link, a Attached) (d []string, err error) {
 	for _, vlan := range a.Want.VLANs {
 		if _, err := pod.LinkByName(vlan.Name); errors.Is(err, links.ErrNotFound) {
 			d = append(d, fmt.Sprintf("VLAN interface %s is missing", vlan.Name))
@@ -149,8 +180,14 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 		}
 	}
 
-	if l.master != 0 {
-		return d, nil
+	return d, nil
+}
+
+// missingRoutes accepts a route in any table, because later plugins move routes (sbr, vrf). It looks
+// for none if the interface is a port of a master that nobody asked for, such as a bond.
+func missingRoutes(pod *conn, l *link, a Attached) (d []string, err error) {
+	if l.master != 0 && a.Want.VRF == nil {
+		return nil, nil
 	}
 
 	for _, route := range a.Want.Routes {
@@ -160,6 +197,37 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 		}
 		if !there {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
+		}
+	}
+
+	return d, nil
+}
+
+// missingNeighbors looks for no neighbors if the interface has another MAC than at its attachment,
+// because the kernel drops all neighbors with a change of the MAC, which a later plugin may do.
+func missingNeighbors(pod *conn, l *link, a Attached) (d []string, err error) {
+	if len(a.Want.Neighbors) == 0 || l.MAC != a.Observed.MAC {
+		return nil, nil
+	}
+
+	have, err := request.Consistent(func() (list []netlink.Neigh, err error) {
+		err = pod.library(func(h *netlink.Handle) error {
+			list, err = h.NeighList(l.Identity.Index, netlink.FAMILY_ALL)
+			return err
+		})
+		return list, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("neighbors: %w", err)
+	}
+
+	for _, n := range a.Want.Neighbors {
+		isThere := func(other netlink.Neigh) bool {
+			return other.IP.Equal(n.Address.AsSlice()) && macOf(other.HardwareAddr) == n.MAC &&
+				other.State&unix.NUD_PERMANENT != 0
+		}
+		if !slices.ContainsFunc(have, isThere) {
+			d = append(d, fmt.Sprintf("neighbor %s is missing", n.Address))
 		}
 	}
 

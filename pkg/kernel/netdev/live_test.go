@@ -42,6 +42,19 @@ func TestCheck(t *testing.T) {
 
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table = unix.AF_INET, 100, 100
+	must.Succeed(t, h.RuleDel(rule))
+	if diff := cmp.Diff([]string{"IPv4 rule 100 from 10.1.0.0/24 table 100 is missing"},
+		w.check(t, attached)); diff != "" {
+		t.Errorf("a rule less (-want +got):\n%s", diff)
+	}
+
+	must.Succeed(t, h.NeighDel(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.IPv4(10, 1, 0, 1)}))
+	if got := w.check(t, attached); !slices.Contains(got, "neighbor 10.1.0.1 is missing") {
+		t.Errorf("a neighbor less: %q", got)
+	}
+
 	must.Succeed(t, h.LinkSetDown(l)) // this also removes the routes and the IPv6 address
 	must.Succeed(t, h.LinkSetName(l, "mine0"))
 	must.Succeed(t, h.LinkSetMTU(l, 1300))
@@ -54,6 +67,7 @@ func TestCheck(t *testing.T) {
 		"route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
 		"route to 10.4.0.0/16 is missing",
+		"IPv4 rule 100 from 10.1.0.0/24 table 100 is missing",
 	}
 
 	if diff := cmp.Diff(want, w.check(t, attached)); diff != "" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -90,15 +91,9 @@ func checkRules(pod *conn, wanted []*netlink.Rule) error {
 		return nil
 	}
 
-	have, err := request.Consistent(func() (list []netlink.Rule, err error) {
-		err = pod.library(func(h *netlink.Handle) error {
-			list, err = h.RuleList(netlink.FAMILY_ALL)
-			return err
-		})
-		return list, err
-	})
+	have, err := listRules(pod)
 	if err != nil {
-		return fmt.Errorf("list the rules of the pod: %w", err)
+		return err
 	}
 
 	for _, rule := range wanted {
@@ -111,6 +106,44 @@ func checkRules(pod *conn, wanted []*netlink.Rule) error {
 	}
 
 	return nil
+}
+
+func listRules(pod *conn) ([]netlink.Rule, error) {
+	have, err := request.Consistent(func() (list []netlink.Rule, err error) {
+		err = pod.library(func(h *netlink.Handle) error {
+			list, err = h.RuleList(netlink.FAMILY_ALL)
+			return err
+		})
+		return list, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the rules of the pod: %w", err)
+	}
+	return have, nil
+}
+
+// missingRules lists the rules that the pod lacks. A rule for both families is not missing in a
+// family of which the pod has no rules at all, because the kernel lacks such a family.
+func missingRules(pod *conn, _ *link, a Attached) (d []string, err error) {
+	if len(a.Want.Rules) == 0 {
+		return nil, nil
+	}
+
+	have, err := listRules(pod)
+	if err != nil {
+		return nil, err
+	}
+
+	for _, rule := range kernelRules(a.Want.Name, a.Want.Rules) {
+		isThere := func(other netlink.Rule) bool { return ruleText(&other) == ruleText(rule) }
+		sameFamily := func(other netlink.Rule) bool { return other.Family == rule.Family }
+		lacksFamily := rule.Src == nil && rule.Dst == nil && !slices.ContainsFunc(have, sameFamily)
+		if !slices.ContainsFunc(have, isThere) && !lacksFamily {
+			d = append(d, ruleText(rule)+" is missing")
+		}
+	}
+
+	return d, nil
 }
 
 // confused reports whether a request for one of the rules may find the other one.

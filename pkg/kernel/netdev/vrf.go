@@ -20,7 +20,10 @@ const vrfGroup = 0x787075
 
 // joinVRF makes the netdev a port of the VRF, and makes the VRF if the pod does not have it. The
 // netdev must not have addresses yet, because IPv6 addresses are lost when it joins.
-func joinVRF(pod *conn, index int, vrf *function.VRF) error {
+func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
+	e.vrfs.Lock()
+	defer e.vrfs.Unlock()
+
 	there, err := pod.LinkByName(vrf.Name)
 	if errors.Is(err, links.ErrNotFound) {
 		there, err = makeVRF(pod, vrf)
@@ -39,7 +42,7 @@ func joinVRF(pod *conn, index int, vrf *function.VRF) error {
 	)
 }
 
-// makeVRF makes a VRF. Another interface of the pod may make it at the same time.
+// makeVRF makes a VRF. Another program may make it at the same time.
 func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group = vrf.Name, vrfGroup
@@ -57,7 +60,10 @@ func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 }
 
 // dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it.
-func dropVRF(pod *conn, vrf *function.VRF) error {
+func (e *Engine) dropVRF(pod *conn, vrf *function.VRF) error {
+	e.vrfs.Lock()
+	defer e.vrfs.Unlock()
+
 	there, err := pod.LinkByName(vrf.Name)
 	if errors.Is(err, links.ErrNotFound) {
 		return nil
@@ -90,7 +96,7 @@ func (e *Engine) dropEmptyVRF(pod *conn, remains *Remains) (notes []string) {
 		return nil
 	}
 
-	err := e.step("remove VRF "+remains.VRF.Name, func() error { return dropVRF(pod, remains.VRF) })
+	err := e.step("remove VRF "+remains.VRF.Name, func() error { return e.dropVRF(pod, remains.VRF) })
 	if err != nil {
 		notes = append(notes, fmt.Sprintf("VRF stays in the pod: %v", err))
 	}

@@ -98,6 +98,11 @@ func TestVRF(t *testing.T) {
 		t.Errorf("differences %q", differences)
 	}
 
+	must.Succeed(t, w.pod.Handle().LinkSetNoMaster(get(t, w.pod, "net1")))
+	if d := w.check(t, attached); !slices.Contains(d, "interface is not in VRF red") {
+		t.Errorf("differences %q", d)
+	}
+
 	_, err = w.engine.Restore(t.Context(), device(), first, place)
 	must.Succeed(t, err)
 	w.checkRestored(t, first)
