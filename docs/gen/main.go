@@ -3,7 +3,7 @@
 // Command gen writes the parts of the documents that follow from the programs and their source:
 // flags.md, metrics.md, chart.md, quirks.md, opi-conformance.md and schedule.schema.json of
 // docs/reference, the tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
-// docs/explanation/lifecycle.md, and the list in docs/how-to/configure-interface.md. It tidies
+// docs/explanation/lifecycle.md and docs/explanation/attach-and-release.md, and the list in docs/how-to/configure-interface.md. It tidies
 // api.md. Run it at the root of the project; "make generate" runs it after crd-ref-docs.
 package main
 
@@ -90,6 +90,9 @@ func run(dir string) error {
 		return err
 	}
 	if err := sysctlsList("docs/how-to/configure-interface.md"); err != nil {
+		return err
+	}
+	if err := propertyTables("docs/explanation/attach-and-release.md"); err != nil {
 		return err
 	}
 	if err := agentsTable(filepath.Join(dir, "opi-agents.md")); err != nil {

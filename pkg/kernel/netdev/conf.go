@@ -48,10 +48,12 @@ var conf6 = []sysctl6{
 
 const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
-// properties returns the sysctls that can be restored. It leaves out the sysctls of IPv6 if another
-// version of the agent recorded another list of them.
-func (c Conf) properties() []property {
-	var list []property
+// ipv4 returns the sysctls of IPv4 that can be restored.
+func (c *Conf) ipv4() (list []property) {
+	if c == nil {
+		return nil
+	}
+
 	for i, value := range c.IPv4 {
 		if sysctl := i + 1; sysctl != multicastForwarding {
 			list = append(list, property{
@@ -60,16 +62,20 @@ func (c Conf) properties() []property {
 			})
 		}
 	}
+	return list
+}
 
-	if len(c.IPv6) != len(conf6) {
-		return list
+// ipv6 returns the sysctls of IPv6 that can be restored. These are none if another version of the
+// agent recorded another list of them.
+func (c *Conf) ipv6() (list []property) {
+	if c == nil || len(c.IPv6) != len(conf6) {
+		return nil
 	}
 
 	for i, s := range conf6 {
 		list = append(list,
 			property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
 	}
-
 	return list
 }
 

@@ -15,116 +15,51 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// meaning is what a property means for the next owner if its old value cannot be restored.
-type meaning int
-
-const (
-	// leaks means that the next owner may receive what belongs to the previous owner, or what the
-	// host withheld from owners.
-	leaks    meaning = iota
-	isolates         // the next owner is as isolated as before
-	harmless         // no owner can make use of it
-)
-
 // remains is what a release could not undo.
 type remains struct {
 	before, now Snapshot
 	neutral     function.MAC // see [neutralMAC]; "" for a Function without a PF
 }
 
-// leftovers says what each property of [Snapshot.properties] means if its old value is not
-// restored. A property without a rule leaks. [Settings] need no rule, because all of them are
-// harmless.
-var leftovers = []struct {
-	property string // name of the property, or prefix of several names if it ends with a space
-	means    func(remains) meaning
-}{
-	{"name", always(harmless)},
-	{"altnames", remains.altNames},
-	{"alias", always(harmless)},
-	{"mtu", always(harmless)},
-	{"mac", remains.mac},
-	{"txqlen", always(harmless)},
-	{"up", always(harmless)},
-	{"noarp", always(harmless)},
-	{"promiscuous", leaksIf(func(now Snapshot) bool { return now.Promiscuous })},
-	{"allmulticast", leaksIf(func(now Snapshot) bool { return now.AllMulticast })},
-	{"vf mac", remains.vfMAC},
-	{"vf vlan", always(leaks)},
-	{"vf min_tx_rate", always(harmless)},
-	{"vf max_tx_rate", always(harmless)},
-	{"vf spoofchk", leaksIf(func(now Snapshot) bool { return onOff(now.VF.SpoofCheck) != "on" })},
-	{"vf trust", leaksIf(func(now Snapshot) bool { return onOff(now.VF.Trust) != "off" })},
-	{"vf link-state", always(harmless)},
-	{"eswitch min_tx_rate", always(harmless)},
-	{"eswitch max_tx_rate", always(harmless)},
-	{"group", always(harmless)},
-	{"gso_max_size", always(harmless)},
-	{"gso_max_segs", always(harmless)},
-	{"gro_max_size", always(harmless)},
-	{"gso_ipv4_max_size", always(harmless)},
-	{"gro_ipv4_max_size", always(harmless)},
-	{"multicast", always(harmless)},
-	{"link mode", always(harmless)},
-	{"broadcast", always(harmless)},
-	{"XDP program", always(leaks)}, // the netdev had no program on the host
-	// The move back reset the sysctls to the host's defaults, whatever the pod wrote.
-	{"sysctl ", always(harmless)},
-	{"net.ipv6.conf ", always(harmless)},
-	// A reason only keeps the netdev without a carrier, so that the next owner receives nothing.
-	{"proto_down reason", always(harmless)},
-	{"proto_down", leaksIf(func(now Snapshot) bool { return now.Carried.ProtoDown.On })},
-}
-
-func always(m meaning) func(remains) meaning { return func(remains) meaning { return m } }
-
-func leaksIf(open func(now Snapshot) bool) func(remains) meaning {
-	return func(r remains) meaning {
-		if open(r.now) {
-			return leaks
+// leaks reports whether a property, as it is now, may reach the next owner. A property without a row
+// in [Properties] does. [Settings] need not be asked about, because all of them are harmless.
+func (r remains) leaks(property string) bool {
+	for _, row := range table {
+		if !row.Covers(property) {
+			continue
 		}
-		return isolates
-	}
-}
-
-// meaningOf returns the meaning of a property by its rule in leftovers.
-func (r remains) meaningOf(property string) meaning {
-	for _, rule := range leftovers {
-		group := strings.HasSuffix(rule.property, " ")
-		if property == rule.property || group && strings.HasPrefix(property, rule.property) {
-			return rule.means(r)
+		for _, left := range row.Leftovers {
+			if left.when == nil || left.when(r) {
+				return left.Leaks
+			}
 		}
 	}
-	return leaks
+	return true
 }
 
-// altNames returns leaks if the pod added an altname, because it would block this name for netdevs
-// of the host.
-func (r remains) altNames() meaning {
-	pods := func(name string) bool { return !slices.Contains(r.before.AltNames, name) }
-	if slices.ContainsFunc(r.now.AltNames, pods) {
-		return leaks
-	}
-	return harmless
+// podAltNames reports whether the pod added an altname, because it would block this name for
+// netdevs of the host.
+func (r remains) podAltNames() bool {
+	return slices.ContainsFunc(r.now.AltNames, func(name string) bool {
+		return !slices.Contains(r.before.AltNames, name)
+	})
 }
 
-// mac returns isolates if the MAC of the netdev is the one that the PF already enforced before,
+// macOfPF reports whether the MAC of the netdev is the one that the PF already enforced before,
 // because the driver may refuse every other MAC.
-func (r remains) mac() meaning {
+func (r remains) macOfPF() bool {
 	was, is := r.before.VF, r.now.VF
-	if was != nil && is != nil && r.now.MAC == is.MAC && r.now.MAC == was.MAC {
-		return isolates
-	}
-	return leaks
+	return was != nil && is != nil && r.now.MAC == is.MAC && r.now.MAC == was.MAC
 }
 
-// vfMAC returns isolates if the PF enforces the neutral MAC.
-func (r remains) vfMAC() meaning {
-	if r.now.VF.MAC == r.neutral {
-		return isolates
-	}
-	return leaks
+// vfMACOfHost reports whether the VF, whose MAC the attachment did not set, has its own MAC again. The
+// PF's MAC is then one that the VF gave itself, or an administrator's.
+func (r remains) vfMACOfHost() bool {
+	return !r.before.sets().MAC && !r.before.userspace() && r.now.MAC == r.before.MAC
 }
+
+// neutralVFMAC reports whether the PF enforces the neutral MAC.
+func (r remains) neutralVFMAC() bool { return r.now.VF.MAC == r.neutral }
 
 // neutralMAC returns the MAC that a PF sets for a VF if its driver refuses zeros: see quirk "zeros
 // as a MAC". It is the MAC that the netdev had before the attachment. Without a netdev it is a
@@ -189,7 +124,7 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 		// A netdev may refuse every MAC but the one that the PF still enforces for it.
 		case p.group == "" && passes(refusal), p.name == "mac" && passes(refused["vf mac"]):
 			again = append(again, p.name)
-		case p.group == "" && r.meaningOf(p.name) == leaks:
+		case p.group == "" && r.leaks(p.name):
 			open = append(open, p.name)
 		case refusal != nil:
 			notes = append(notes, fmt.Sprintf("%s: the old value was refused: %v", p, refusal))

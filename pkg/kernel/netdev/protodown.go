@@ -32,25 +32,19 @@ func protoDownOf(attrs attribute.Set) *ProtoDown {
 	}
 }
 
-// properties returns the properties to restore, or nothing for nil. The reason comes first, because
-// a netdev with a reason stays down.
-func (p *ProtoDown) properties() []property {
-	if p == nil {
-		return nil
-	}
-
+// reason returns the attribute that sets exactly these reasons.
+func (p ProtoDown) reason() *nl.RtAttr {
 	reason := nl.NewRtAttr(unix.IFLA_PROTO_DOWN_REASON|unix.NLA_F_NESTED, nil)
 	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_MASK, nl.Uint32Attr(math.MaxUint32))
 	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_VALUE, nl.Uint32Attr(p.Reason))
+	return reason
+}
 
+// state returns the attribute that sets whether the netdev is held down.
+func (p ProtoDown) state() *nl.RtAttr {
 	on := byte(0)
 	if p.On {
 		on = 1
 	}
-
-	return []property{
-		{name: "proto_down reason", value: p.Reason, attribute: reason},
-		{name: "proto_down", value: p.On,
-			attribute: nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{on})},
-	}
+	return nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{on})
 }

@@ -272,9 +272,9 @@ func (e *Engine) differences(
 		d.now.Settings = settings()
 	}
 
-	ownMAC := !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC
+	isOfHost := remains{before: before, now: d.now}.vfMACOfHost()
 	for _, p := range compare(d.before, d.now) {
-		if p.name == "vf mac" && ownMAC { // the VF or an administrator may have set it
+		if p.name == "vf mac" && isOfHost {
 			d.notes = append(d.notes, fmt.Sprintf("%s: the attachment did not set it", p))
 			continue
 		}

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -253,93 +252,6 @@ func identityOf(l netlink.Link) Identity {
 		Permanent: macOf(a.PermHWAddr),
 		Peer:      a.ParentIndex, PeerNS: a.NetNsID,
 	}
-}
-
-// property is one property of a netdev that an attachment or the pod may change.
-type property struct {
-	name  string
-	value any // comparable
-	now   any // value in the other snapshot, if two snapshots are compared
-	// A property is restored by an attribute or an IFF_* flag of RTM_NEWLINK, or by the IPv6 sysctl
-	// of this name. If it has neither of them, [Engine.undo] knows how to restore it.
-	attribute *nl.RtAttr
-	flag      uint32
-	conf6     string
-	// group and key name one of the [Settings]. group is "" for other properties.
-	group, key string
-}
-
-// properties lists the properties in the snapshot, in the order in which they are reported and
-// restored. The sizes for IPv4 come after the general sizes, because the kernel changes both when a
-// general size is set.
-func (s Snapshot) properties() []property {
-	var list []property
-	add := func(name string, value any, attr *nl.RtAttr) {
-		list = append(list, property{name: name, value: value, attribute: attr})
-	}
-	flag := func(name string, set bool, flag uint32) {
-		list = append(list, property{name: name, value: set, flag: flag})
-	}
-
-	add("name", s.Name, text(unix.IFLA_IFNAME, s.Name))
-	add("altnames", fmt.Sprintf("%q", s.AltNames), nil)
-	// A zero byte alone removes the alias.
-	add("alias", s.Alias, text(unix.IFLA_IFALIAS, s.Alias))
-	add("mtu", s.MTU, number(unix.IFLA_MTU, s.MTU))
-	add("mac", s.MAC, hardwareAddr(unix.IFLA_ADDRESS, s.MAC))
-	add("txqlen", s.TxQLen, number(unix.IFLA_TXQLEN, s.TxQLen))
-	flag("up", s.Up, unix.IFF_UP)
-	flag("noarp", s.NoARP, unix.IFF_NOARP)
-	// rtnetlink reports these two flags as the administrator requested them, without the requests
-	// of bridges and packet sockets.
-	flag("promiscuous", s.Promiscuous, unix.IFF_PROMISC)
-	flag("allmulticast", s.AllMulticast, unix.IFF_ALLMULTI)
-
-	if v := s.VF; v != nil {
-		add("vf mac", v.MAC, nil)
-		add("vf vlan", v.tag(), nil)
-
-		if s.sets().Rate {
-			add("vf min_tx_rate", v.MinTxRate, nil)
-			add("vf max_tx_rate", v.MaxTxRate, nil)
-		}
-
-		add("vf spoofchk", onOff(v.SpoofCheck), nil)
-		add("vf trust", onOff(v.Trust), nil)
-		add("vf link-state", v.LinkState, nil)
-	}
-
-	if r := s.Rate; r != nil {
-		add("eswitch min_tx_rate", r.Min, nil)
-		add("eswitch max_tx_rate", r.Max, nil)
-	}
-
-	if c := s.Carried; c != nil {
-		add("group", c.Group, number(unix.IFLA_GROUP, c.Group))
-		add("gso_max_size", c.GSOMaxSize, number(unix.IFLA_GSO_MAX_SIZE, c.GSOMaxSize))
-		add("gso_max_segs", c.GSOMaxSegs, number(unix.IFLA_GSO_MAX_SEGS, c.GSOMaxSegs))
-		add("gro_max_size", c.GROMaxSize, number(unix.IFLA_GRO_MAX_SIZE, c.GROMaxSize))
-
-		if c.GSOIPv4MaxSize != 0 {
-			add("gso_ipv4_max_size", c.GSOIPv4MaxSize,
-				number(unix.IFLA_GSO_IPV4_MAX_SIZE, c.GSOIPv4MaxSize))
-			add("gro_ipv4_max_size", c.GROIPv4MaxSize,
-				number(unix.IFLA_GRO_IPV4_MAX_SIZE, c.GROIPv4MaxSize))
-		}
-
-		flag("multicast", c.Multicast, unix.IFF_MULTICAST)
-		add("link mode", c.LinkMode, nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{c.LinkMode}))
-		add("broadcast", c.Broadcast, hardwareAddr(unix.IFLA_BROADCAST, c.Broadcast))
-		add("XDP program", cmp.Or(c.XDP, "none"), nil)
-		list = append(list, c.ProtoDown.properties()...)
-	}
-
-	list = append(list, s.Settings.properties()...)
-	if s.Conf != nil {
-		list = append(list, s.Conf.properties()...)
-	}
-
-	return list
 }
 
 // String describes a property that differs.

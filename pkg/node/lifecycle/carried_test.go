@@ -4,8 +4,13 @@ package lifecycle_test
 
 import (
 	"fmt"
+	"maps"
+	"net"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -56,6 +61,33 @@ func passAll(t *testing.T) (fd int) {
 // inside has changes that a pod may make to its netdev, and that the kernel carries along when the
 // netdev moves.
 var inside = map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link) error{
+	"name": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetName(l, "pods0")
+	},
+	"altnames": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkAddAltName(l, "pods-own")
+	},
+	"alias": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetAlias(l, "the pod's")
+	},
+	"mtu": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetMTU(l, 1300)
+	},
+	"mac": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
+	},
+	"txqlen": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetTxQLen(l, 17)
+	},
+	"up": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetDown(l)
+	},
+	"noarp": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetARPOff(l)
+	},
+	"promiscuous": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().SetPromiscOn(l)
+	},
 	"group": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
 		return pod.Handle().LinkSetGroup(l, 7)
 	},
@@ -153,6 +185,75 @@ func TestPodLeavesNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// elsewhere has the tests of the properties that a pod with a veth cannot change, by the rows of
+// [netdev.Properties].
+var elsewhere = map[string][]string{
+	"TestProperties": { // of test/qemu/hardware
+		"vf mac", "vf vlan", "vf min_tx_rate", "vf max_tx_rate", "vf spoofchk", "vf trust",
+		"vf link-state",
+	},
+	"TestRates":            {"eswitch min_tx_rate", "eswitch max_tx_rate"},
+	"TestProtoDownReturns": {"proto_down", "proto_down reason"},
+	"TestEveryHostSysctlReturns": {
+		"sysctl ", "net.ipv6.conf ", "net.ipv4.neigh ", "net.ipv6.neigh ", "net.mpls.conf ",
+	},
+	"TestDriverSettings": {
+		"ethtool private flags ", "ethtool rings ", "ethtool coalescing ", "ethtool pause ",
+		"ethtool messages ", "ethtool RSS ", "ethtool time stamps ",
+	},
+	"TestProgramsOfThePod": {"tcx programs"},
+	"TestStackedElsewhere": {"VLANs, macvlans, ipvlans and macsecs that the pod made on top"},
+	"TestWanted":           {"addresses", "routes", "neighbors", "rules"},
+	"TestVLANs":            {"VLAN interfaces"},
+	"TestVRF":              {"VRF"},
+}
+
+// TestEveryProperty: TestPodLeavesNothing changes every property in a pod, or a test elsewhere does.
+func TestEveryProperty(t *testing.T) {
+	t.Parallel()
+	changed := slices.Collect(maps.Keys(inside))
+	for _, s := range leftovers {
+		switch {
+		case s.file == "":
+			changed = append(changed, "ethtool "+s.group+" "+s.name)
+		case strings.HasPrefix(s.file, "queues/"):
+			changed = append(changed, s.file[:len("queues")]+" "+s.file)
+		default:
+			changed = append(changed, "sysfs "+s.file)
+		}
+	}
+
+	sources := testSources(t, "../../kernel/netdev", "../../../test/qemu/hardware", ".")
+	for test, properties := range elsewhere {
+		if !strings.Contains(sources, "\nfunc "+test+"(") {
+			t.Errorf("there is no %s", test)
+		}
+		changed = append(changed, properties...)
+	}
+
+	for _, p := range netdev.Properties() {
+		if !slices.ContainsFunc(changed, p.Covers) {
+			t.Errorf("no test changes %q", p.Name)
+		}
+	}
+}
+
+// testSources returns the text of all tests in the directories.
+func testSources(t *testing.T, directories ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, directory := range directories {
+		files, err := filepath.Glob(filepath.Join(directory, "*_test.go"))
+		must.Succeed(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			must.Succeed(t, err)
+			all.Write(text)
+		}
+	}
+	return all.String()
 }
 
 // TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's

@@ -73,7 +73,7 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
 					limit: 5 * time.Minute},
-				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$",
+				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|DriverSettings|VFGone)$",
 					limit: 5 * time.Minute},
 				{
 					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$",
