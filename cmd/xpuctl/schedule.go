@@ -48,7 +48,8 @@ node affinity, taints and requested resources; not at affinity between pods, top
 nodes that serve a pod equally well, the scheduler takes any, and this command the first by name.
 
 It reads the cluster of the current kubeconfig; or the files of -f; or, with -f and --kubeconfig or --context, the cluster
-with the objects of the files put into it. Files have Pods, in the order in which they are to be scheduled; Nodes;
+with the objects of the files put into it. Files have Pods, in the order in which they are to be scheduled; Deployments,
+ReplicaSets, StatefulSets, DaemonSets, Jobs, CronJobs, JobSets and MPIJobs, whose pods are made from their templates; Nodes;
 ResourceSlices, ResourceClaims, ResourceClaimTemplates, DeviceClasses and DeviceTaintRules of resource.k8s.io. A Node
 without status.allocatable has enough CPU and memory for everyone.
 
@@ -61,6 +62,9 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 
   # Would a pod get its device in this cluster?
   xpuctl schedule --context prod -f pod.yaml
+
+  # Would a Deployment with three replicas get its devices?
+  xpuctl schedule --context prod -f deployment.yaml
 
   # Everything from files:
   xpuctl schedule -f cluster.yaml -f pods/
@@ -190,7 +194,15 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 		}
 	}
 
-	if left := reader.Skipped(); left != "" {
+	if err := from.PlaceDaemonSets(); err != nil {
+		return nil, err
+	}
+
+	left := reader.Skipped()
+	if left != "" && len(from.Pods) == 0 {
+		return nil, errors.New("nothing to schedule: " + left)
+	}
+	if left != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", left)
 	}
 

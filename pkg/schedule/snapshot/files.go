@@ -64,8 +64,9 @@ func NewReader(stdin io.Reader, ignored ...schema.GroupVersionKind) (*Reader, er
 
 // Read returns the objects of files with YAML or JSON, including Lists. In a directory, it reads
 // the files below that end in .yaml, .yml or .json, sorted by name. Objects keep their order. It
-// converts objects of resource.k8s.io/v1beta1 and v1beta2 to v1. An error names the file, the
-// object and the field.
+// converts objects of resource.k8s.io/v1beta1 and v1beta2 to v1. It reads the pods of a Deployment,
+// ReplicaSet, StatefulSet, DaemonSet, Job, CronJob, JobSet or MPIJob from its template; see
+// [Snapshot.PlaceDaemonSets]. An error names the file, the object and the field.
 func (r *Reader) Read(paths ...string) (*Snapshot, error) {
 	into := &Snapshot{}
 	for _, path := range paths {
@@ -103,7 +104,8 @@ func (r *Reader) Skipped() string {
 	for _, kind := range slices.Sorted(maps.Keys(r.skipped)) {
 		kinds = append(kinds, fmt.Sprintf("%d %s", r.skipped[kind], kind))
 	}
-	return "left out, as only Pods are scheduled, by Nodes, Namespaces and what resource.k8s.io has: " + strings.Join(kinds, ", ")
+	return "left out, as only Pods and workloads are scheduled, by Nodes, Namespaces and what " +
+		"resource.k8s.io has: " + strings.Join(kinds, ", ")
 }
 
 // add is like put, but rejects an object that exists already.
@@ -275,6 +277,10 @@ func (r *Reader) decode(document []byte) decoded {
 	if runtime.IsNotRegisteredError(err) {
 		var unknown metav1.TypeMeta
 		err := sigsyaml.Unmarshal(document, &unknown)
+		if kind := unknown.GroupVersionKind(); err == nil && isWorkload(kind) {
+			pods, err := podsOf(document, kind)
+			return decoded{pods, kind, err}
+		}
 		return decoded{nil, unknown.GroupVersionKind(), err}
 	}
 

@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 	for name, content := range map[string]string{
 		"b.yaml":       "# only a comment\n---\n" + aPod + "---\n" + aClaim,
 		"a/nodes.json": `{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker"}}]}`,
-		"c.yml": aSlice + "---\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: " +
+		"c.yml": aSlice + "---\n---\napiVersion: apps/v1\nkind: ControllerRevision\nmetadata: " +
 			"{name: d}\n---\napiVersion: example.com/v1\nkind: Ignored\n",
 		"README.md":     "not read",
 		"d/config.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n",
@@ -94,7 +94,7 @@ func TestRead(t *testing.T) {
 		request.Tolerations[0].Operator != resourceapi.DeviceTolerationOpEqual {
 		t.Errorf("claim is not completed: %+v", request)
 	}
-	if left := r.Skipped(); !strings.HasSuffix(left, ": 1 ConfigMap, 1 Deployment") {
+	if left := r.Skipped(); !strings.HasSuffix(left, ": 1 ConfigMap, 1 ControllerRevision") {
 		t.Errorf("left out: %q", left)
 	}
 }
