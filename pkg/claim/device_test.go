@@ -317,6 +317,8 @@ func TestBadConfig(t *testing.T) {
 		{`"mtu": 67`, []string{"mtu 67", "68-9216"}},
 		{`"mtu": 9217`, []string{"mtu 9217", "68-9216"}},
 		{`"addresses": ["10.1.0.5"]`, []string{`addresses[0] "10.1.0.5"`, "10.1.0.5/24"}},
+		{`"addresses": ["10.1.0.5/24"` + strings.Repeat(`, "10.1.0.6/24"`, 16) + `]`,
+			[]string{"addresses: has 17, at most 16 may be given"}},
 		{`"addresses": ["10.1.0.5/24", "224.0.0.1/24"]`, []string{"addresses[1]", "unicast"}},
 		{`"addresses": ["10.1.0.5/24", "10.1.0.5/24"]`, []string{"addresses[1]", "twice"}},
 		{`"routes": [{"to": "10.2.0.0"}]`, []string{`routes[0].to "10.2.0.0"`, "10.2.0.0/16"}},

@@ -136,6 +136,10 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		}
 	}
 
+	if len(c.Addresses) > maxAddresses {
+		errs = append(errs, fmt.Errorf("addresses: has %d, at most %d may be given",
+			len(c.Addresses), maxAddresses))
+	}
 	for n, text := range c.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -184,8 +188,12 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	return i, errors.Join(errs...)
 }
 
-// maxNetworks and maxAddresses are the limits of XPUPort.spec.networks and of the addresses of each.
-const maxNetworks, maxAddresses = 64, 16
+const (
+	maxNetworks = 64 // XPUPort.spec.networks
+	// maxAddresses bounds the addresses of a network. It is also what the status of a claim has room
+	// for (NetworkDeviceDataMaxIPs of k8s.io/api/resource/v1).
+	maxAddresses = 16
+)
 
 // networksOf converts the tagged networks of a merged configuration.
 func networksOf(c *v1alpha1.InterfaceConfig) ([]Network, error) {

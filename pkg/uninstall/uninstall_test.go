@@ -275,6 +275,7 @@ func TestInUse(t *testing.T) {
 		pod("claims", corev1.PodRunning, nil),
 		claim("ours", v1alpha1.GroupName, "claims"),
 		claim("unused", v1alpha1.GroupName),
+		ofGroup(claim("shared", v1alpha1.GroupName), "workers"),
 		claim("gpu", "gpu.example.com", "computes"),
 		pod("asks", corev1.PodPending,
 			corev1.ResourceList{"xpu.opiproject.org/plain": resource.MustParse("1")}),
@@ -290,7 +291,7 @@ func TestInUse(t *testing.T) {
 			t.Fatalf("force %v: error %v, want one that names the pods", force, err)
 		}
 		if want := []string{
-			"xpu-system/asks", "xpu-system/claims",
+			"podgroups xpu-system/workers", "xpu-system/asks", "xpu-system/claims",
 		}; !slices.Equal(inUse.Pods, want) {
 			t.Errorf("force %v: in use by %q, want %q", force, inUse.Pods, want)
 		}
@@ -430,6 +431,15 @@ func pod(name string, phase corev1.PodPhase, requests corev1.ResourceList) *core
 		}}},
 		Status: corev1.PodStatus{Phase: phase},
 	}
+}
+
+// ofGroup reserves a claim for a group of pods.
+func ofGroup(c *resourceapi.ResourceClaim, group string) *resourceapi.ResourceClaim {
+	c.Status.ReservedFor = append(c.Status.ReservedFor,
+		resourceapi.ResourceClaimConsumerReference{
+			APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: group, UID: "1",
+		})
+	return c
 }
 
 // claim returns a ResourceClaim with a device of the driver, reserved for pods.

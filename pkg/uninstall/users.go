@@ -44,9 +44,11 @@ func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
 			continue
 		}
 		for _, consumer := range claim.Status.ReservedFor {
-			if consumer.Resource == "pods" {
-				users.Insert(claim.Namespace + "/" + consumer.Name)
+			name := claim.Namespace + "/" + consumer.Name
+			if consumer.APIGroup != "" || consumer.Resource != "pods" { // such as a group of pods
+				name = consumer.Resource + " " + name
 			}
+			users.Insert(name)
 		}
 	}
 

@@ -237,22 +237,26 @@ func (d *Driver) untilPodTerminates(
 }
 
 // consumer returns the pod that the claim is reserved for. It fails if there are several, because
-// an interface can be in one network namespace only.
+// an interface can be in one network namespace only. It fails for a group of pods for the same
+// reason, and because the kubelet does not say which pods of the group use the claim (KEP-5729).
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
-	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{},
-			fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
-				"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name,
-				len(c.Status.ReservedFor))
+	const only = "an interface can be in one pod only; give each pod its own claim, by a " +
+		"ResourceClaimTemplate"
+	var pods []resourceapi.ResourceClaimConsumerReference
+	for _, r := range c.Status.ReservedFor {
+		if r.APIGroup != "" || r.Resource != "pods" {
+			return journal.Pod{}, fmt.Errorf("claim %s/%s is reserved for %s %s, but %s that only the "+
+				"pods name", c.Namespace, c.Name, r.Resource, r.Name, only)
+		}
+		pods = append(pods, r)
 	}
 
-	pod := c.Status.ReservedFor[0]
-	if pod.APIGroup != "" || pod.Resource != "pods" {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: reserved for %s %s, want a pod", c.Namespace,
-			c.Name, pod.Resource, pod.Name)
+	if len(pods) != 1 {
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but %s", c.Namespace, c.Name,
+			len(pods), only)
 	}
 
-	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
+	return journal.Pod{Namespace: c.Namespace, Name: pods[0].Name, UID: pods[0].UID}, nil
 }
 
 // attachmentFor returns the attachment to reserve for a device of the claim, once the last owner

@@ -386,7 +386,7 @@ func TestPrepareRefuses(t *testing.T) {
 		{"shared", shared,
 			[]string{"claim default/net", "2 pods share it", "ResourceClaimTemplate"}},
 		{"reserved for nobody", unused, []string{"claim default/net", "0 pods"}},
-		{"reserved for something else", notAPod, []string{"podgroups group1", "want a pod"}},
+		{"reserved for something else", notAPod, []string{"podgroups group1", "its own claim"}},
 		{"bad parameters", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
 			claimtest.FromClaim(`"mtu": 1`)),
 			[]string{"claim default/net", "request blue", "Function 0000:3b:00.2",

@@ -114,10 +114,29 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	}
 
 	data := &resourceapi.NetworkDeviceData{InterfaceName: name, HardwareAddress: string(mac)}
-	for _, address := range addresses {
+	for _, address := range shown(addresses) {
 		data.IPs = append(data.IPs, address.String())
 	}
 	return data
+}
+
+// shown returns the addresses that a claim's status has room for. Link-local addresses, which the
+// kernel adds by itself, come last, because the status is refused as a whole if it has more.
+func shown(addresses []netip.Prefix) []netip.Prefix {
+	isLocal := func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() }
+	order := func(a, b netip.Prefix) int {
+		switch {
+		case isLocal(a) == isLocal(b):
+			return 0
+		case isLocal(b):
+			return -1
+		}
+		return 1
+	}
+
+	sorted := slices.Clone(addresses)
+	slices.SortStableFunc(sorted, order)
+	return sorted[:min(len(sorted), resourceapi.NetworkDeviceDataMaxIPs)]
 }
 
 // metadata returns the content of the device metadata file of the pod's containers (KEP-5304).

@@ -76,13 +76,23 @@ func TestConsumer(t *testing.T) {
 	}{
 		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "a"}}, ""},
 		{nil, "0 pods share it"},
-		{make([]resourceapi.ResourceClaimConsumerReference, 2), "2 pods share it"},
+		{
+			[]resourceapi.ResourceClaimConsumerReference{
+				{Resource: "pods", Name: "a"}, {Resource: "pods", Name: "b"},
+			}, "2 pods share it",
+		},
+		{
+			[]resourceapi.ResourceClaimConsumerReference{
+				{Resource: "pods", Name: "a"},
+				{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "workers"},
+			}, "is reserved for podgroups workers, but an interface can be in one pod only",
+		},
 		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "jobs", Name: "a"}},
-			"reserved for jobs a, want a pod"},
+			"is reserved for jobs a, but an interface can be in one pod only"},
 		{
 			[]resourceapi.ResourceClaimConsumerReference{
 				{APIGroup: "example.com", Resource: "pods", Name: "a"},
-			}, "want a pod",
+			}, "is reserved for pods a, but",
 		},
 	} {
 		c := &resourceapi.ResourceClaim{
