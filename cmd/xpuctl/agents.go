@@ -54,9 +54,9 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 				return err
 			}
 
-			states, err := askAll(c, agents, node)
-			if err != nil {
-				return err
+			states, unasked := askAll(c, agents, node)
+			if len(states) == 0 {
+				return unasked
 			}
 
 			rows := 0
@@ -72,11 +72,11 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 				rows += len(table.Rows)
 			}
 
-			if rows > 0 {
+			if unasked == nil && rows > 0 {
 				return answerNo(c)
 			}
 
-			return nil
+			return unasked
 		},
 	}
 
@@ -93,7 +93,8 @@ func blank(c *cobra.Command) error {
 }
 
 // askAll asks the agent of a node, or all agents if node is "". It shows the progress if it takes
-// long.
+// long. It returns the answers, and an error about the nodes that have not answered. There is an
+// error if there is no answer.
 func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.State, error) {
 	nodes := []string{node}
 	if node == "" {
@@ -101,24 +102,32 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 		if nodes, err = agents.Nodes(c.Context()); err != nil {
 			return nil, err
 		}
+		if len(nodes) == 0 {
+			return nil, fmt.Errorf("nobody could be asked: %w", agents.NoneErr())
+		}
 	}
 
 	progress := newProgress(c.ErrOrStderr(), "agents asked", len(nodes))
 	defer progress.clear()
 
-	states := make([]*nodestate.State, len(nodes))
-	group, ctx := errgroup.WithContext(c.Context())
+	states, errs := make([]*nodestate.State, len(nodes)), make([]error, len(nodes))
+	var group errgroup.Group
 	group.SetLimit(maxParallelAgents)
 
 	for i, name := range nodes {
-		group.Go(func() (err error) {
+		group.Go(func() error {
 			defer progress.step()
-			states[i], err = agents.State(ctx, name)
-			return err
+			states[i], errs[i] = agents.State(c.Context(), name)
+			return nil
 		})
 	}
 
-	return states, group.Wait()
+	_ = group.Wait()
+	states = slices.DeleteFunc(states, func(s *nodestate.State) bool { return s == nil })
+	if len(nodes) > 1 && len(states) < len(nodes) {
+		errs = append(errs, fmt.Errorf("%d of %d nodes have answered", len(states), len(nodes)))
+	}
+	return states, errors.Join(errs...)
 }
 
 func quarantineTable(states []*nodestate.State) inspect.Table {

@@ -5,6 +5,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -26,10 +30,20 @@ func explainCommand() *cobra.Command {
 	o := &explainOptions{cluster: &clusterFlags{}}
 	parent := &cobra.Command{
 		Use: "explain", Short: "Tell the life of a pod's interfaces, and what is wrong with them",
+		Example: `  xpuctl explain pod web
+  xpuctl explain pod/web -n shop`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			name, err := podOf(args)
+			if err != nil {
+				return err
+			}
+			return o.run(c, name)
+		},
 	}
 
 	c := &cobra.Command{
-		Use:   "pod NAME",
+		Use: "pod NAME", Aliases: []string{"pods", "po"},
 		Short: "Tell the life of a pod's interfaces, stage by stage, and what is wrong",
 		Long: `Tells for each Function of a pod how far it is: requested, allocated, provisioned at the xPU, bound, prepared, attached, running,
 and for a pod that ends, released; when that was, and what it waits for. Then it puts the interface in the pod and the port at
@@ -38,20 +52,41 @@ the xPU next to each other, and says in one sentence what is wrong.
 It reads the pod, its claims, XPUPorts and events; asks the agent of the node by a program in its pod, if it may (create
 pods/exec in the namespace of xpu-agent); and for a pod without a node what "xpuctl schedule" would say.
 
-Exit codes: 0 if nothing is wrong, 1 if something is, or the pod is not ready yet, 2 if the cluster cannot be asked.`,
+What you may not read, or what the cluster does not have, as in direct mode, is left out, and said at the end. ClusterRole
+xpu-view, which view, edit and admin of Kubernetes include, lets you read what it needs.
+
+Exit codes: 0 if nothing is wrong, 1 if something is, or is not known, or the pod is not ready yet, 2 if the cluster cannot
+be asked.`,
 		Example: `  xpuctl explain pod web
   xpuctl explain pod web -n shop -o json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 
-	o.cluster.addTo(c.Flags())
-	o.cluster.addNamespaceTo(c.Flags(), "")
-	addAgentsFlag(c.Flags(), &o.agents)
-	addOutputFlag(c, &o.output, "text", "json", "yaml")
+	for _, command := range []*cobra.Command{parent, c} {
+		o.cluster.addTo(command.Flags())
+		o.cluster.addNamespaceTo(command.Flags(), "")
+		addAgentsFlag(command.Flags(), &o.agents)
+		addOutputFlag(command, &o.output, "text", "json", "yaml")
+	}
 	parent.AddCommand(c)
 
 	return parent
+}
+
+// podOf returns the name in "pod/NAME", which kubectl accepts too.
+func podOf(args []string) (string, error) {
+	if len(args) == 0 {
+		return "", errors.New("name a pod, as in: xpuctl explain pod web")
+	}
+
+	kind, name, isPath := strings.Cut(args[0], "/")
+	isPod := slices.Contains([]string{"pod", "pods", "po"}, kind)
+	if len(args) > 1 || !isPath || !isPod || name == "" {
+		return "", fmt.Errorf("explain %s: only pods can be explained, as in: xpuctl explain pod web; "+
+			"kubectl get pods has the pods of a workload", strings.Join(args, " "))
+	}
+	return name, nil
 }
 
 func (o *explainOptions) run(c *cobra.Command, name string) error {

@@ -15,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -94,6 +95,11 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			}
 
 			objects, table, err := list(c.Context(), reader, cluster.overrides.Context.Namespace)
+			if meta.IsNoMatchError(err) {
+				return fmt.Errorf("%w; in direct mode xpu-agent has its pools and networks in a file, "+
+					"and \"xpuctl discover --node NODE\" shows them; otherwise xpu-device-plugin is not "+
+					"installed in this cluster", err)
+			}
 			if err != nil {
 				return err
 			}

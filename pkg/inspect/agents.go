@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -42,16 +45,34 @@ type Agents struct {
 	Namespace string // of the pods of xpu-agent
 }
 
-// Nodes returns the names of the nodes with a running agent, sorted.
+// Nodes returns the names of the nodes that have an agent, sorted: those where an agent runs, and
+// those with an XPUNode, whose agent may be away. In direct mode there are no XPUNodes.
 func (a Agents) Nodes(ctx context.Context) ([]string, error) {
 	pods, err := a.pods(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pods of xpu-agent in namespace %s: %w", a.Namespace, err)
+	}
+
+	var known v1alpha1.XPUNodeList
+	err = a.Reader.List(ctx, &known)
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("list XPUNodes: %w", err)
+	}
+
 	var nodes []string
 	for _, pod := range pods {
 		nodes = append(nodes, pod.Spec.NodeName)
 	}
+	for _, node := range known.Items {
+		nodes = append(nodes, node.Name)
+	}
+
 	slices.Sort(nodes)
-	return slices.Compact(nodes), err
+	return slices.Compact(nodes), nil
 }
+
+// NoneErr returns the error for a cluster without a running agent. It wraps [ErrNoAgent].
+func (a Agents) NoneErr() error { return fmt.Errorf("namespace %s: %w", a.Namespace, ErrNoAgent) }
 
 // State returns the state that the agent of a node reports.
 func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error) {

@@ -4,6 +4,7 @@ package inspect_test
 
 import (
 	"bytes"
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -11,10 +12,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
@@ -36,13 +41,18 @@ func ready(status metav1.ConditionStatus, reason, message string) []metav1.Condi
 
 func reader(t *testing.T, objects ...client.Object) client.Reader {
 	t.Helper()
+	return builder(t, objects...).Build()
+}
+
+func builder(t *testing.T, objects ...client.Object) *fake.ClientBuilder {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme,
 		v1alpha1.AddToScheme)
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...)
 }
 
 // want compares a table with the expected text.
@@ -257,4 +267,39 @@ node1\nnode2\tOK   -
   away\r\nnode3   OK
 node4\u202e        fails\x9b
 `)
+}
+
+// TestNodesOfAgents: a node whose agent is away is among the nodes, because it is asked in vain. In
+// direct mode and without rights only running agents are known.
+func TestNodesOfAgents(t *testing.T) {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: inspect.AgentNamespace, Name: "xpu-agent-x",
+			Labels: map[string]string{"app.kubernetes.io/name": "xpu-agent"}},
+		Spec:   corev1.PodSpec{NodeName: "runs"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	away := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "away"}}
+	for name, test := range map[string]struct {
+		refused error
+		want    string
+	}{
+		"XPUNodes":     {nil, "away runs"},
+		"no such kind": {&meta.NoKindMatchError{}, "runs"},
+		"no right":     {apierrors.NewForbidden(schema.GroupResource{}, "", nil), "runs"},
+	} {
+		reader := builder(t, pod, away).
+			WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context,
+				w client.WithWatch, list client.ObjectList, options ...client.ListOption,
+			) error {
+				if _, isNodes := list.(*v1alpha1.XPUNodeList); isNodes && test.refused != nil {
+					return test.refused
+				}
+				return w.List(ctx, list, options...)
+			}}).Build()
+		agents := inspect.Agents{Reader: reader, Namespace: inspect.AgentNamespace}
+		nodes, err := agents.Nodes(t.Context())
+		if got := strings.Join(nodes, " "); err != nil || got != test.want {
+			t.Errorf("%s: nodes %q, error %v, want %q", name, got, err, test.want)
+		}
+	}
 }

@@ -5,6 +5,7 @@ package explain
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -17,6 +18,10 @@ import (
 // claimed returns the interfaces of a claim: one for each of its Functions, or one for the
 // Functions that it waits for.
 func (f *facts) claimed(c *podClaim) []Interface {
+	if c.unread {
+		return []Interface{{Claim: c.inPod,
+			Stages: []Stage{{Name: Requested, Status: Unknown, Text: "the claim cannot be read"}}}}
+	}
 	if c.claim == nil {
 		return []Interface{
 			{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.reason}}},
@@ -64,7 +69,12 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			return a.Claim.UID == string(c.claim.UID)
 		})
 		status := deviceStatusOf(c.claim, device)
+		owner := f.otherOwner(c.claim, attachment)
+		if owner != "" {
+			attachment, status = nil, nil
+		}
 		i.addHost(attachment, status)
+		i.compareRequest(device)
 
 		allocated := Stage{
 			Name: Allocated, Status: Done,
@@ -88,12 +98,77 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			continue
 		}
 
-		i.Stages = append(i.Stages, f.prepared(attachment, status), f.attached(attachment, status))
+		switch {
+		case owner != "":
+			i.Stages = append(i.Stages, Stage{Name: Prepared, Status: Failed, Text: owner +
+				" has the interface of this claim, and an interface can be in one pod only; give each " +
+				"pod its own claim, by a ResourceClaimTemplate"})
+		case attachment != nil || !f.hasEnded():
+			i.Stages = append(i.Stages, f.prepared(attachment, status),
+				f.attached(attachment, status))
+		}
+
 		i.Stages = append(i.Stages, f.endStages(attachment)...)
 		out = append(out, i)
 	}
 
+	if len(out) > 0 {
+		out[0].Differences = append(out[0].Differences, ignoredParameters(c.claim)...)
+	}
 	return out
+}
+
+// otherOwner returns the pod that has the interface of the claim, if this is not the pod that is
+// explained, and "" otherwise.
+func (f *facts) otherOwner(c *resourceapi.ResourceClaim, a *nodestate.Attachment) string {
+	if a != nil {
+		if a.Pod.UID == "" || a.Pod.UID == string(f.pod.UID) {
+			return ""
+		}
+		return fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
+	}
+
+	isThis := func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == f.pod.UID }
+	consumers := c.Status.ReservedFor
+	if len(consumers) == 0 || slices.ContainsFunc(consumers, isThis) {
+		return ""
+	}
+	return fmt.Sprintf("%s %s/%s", strings.TrimSuffix(consumers[0].Resource, "s"), c.Namespace,
+		consumers[0].Name)
+}
+
+// compareRequest finds what the interface was asked to have, and does not have.
+func (i *Interface) compareRequest(device claim.Device) {
+	asked := int32(device.Interface.MTU)
+	if i.Host == nil || i.Host.MTU == 0 || asked <= i.Host.MTU {
+		return
+	}
+
+	because := "the driver sets no larger one"
+	if i.Card != nil && i.Card.MTU != 0 && asked > i.Card.MTU {
+		because = "network " + i.Network + " carries no more"
+	}
+	i.Differences = append(i.Differences, fmt.Sprintf("its configuration asks for mtu %d, and it has "+
+		"%d, because %s", asked, i.Host.MTU, because))
+}
+
+// ignoredParameters returns a sentence for each configuration of the claim that is for a driver of
+// which the claim has no device.
+func ignoredParameters(c *resourceapi.ResourceClaim) (sentences []string) {
+	for n, config := range c.Spec.Devices.Config {
+		if config.Opaque == nil {
+			continue
+		}
+
+		driver := config.Opaque.Driver
+		isOf := func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver }
+		if !slices.ContainsFunc(c.Status.Allocation.Devices.Results, isOf) {
+			sentences = append(sentences, fmt.Sprintf("config[%d] of the claim is ignored: it is for "+
+				"driver %s, and no device of the claim is of that driver; ours is %s", n, driver,
+				v1alpha1.GroupName))
+		}
+	}
+	return sentences
 }
 
 // observedFunction returns the interface for a Function with admin access.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -14,15 +15,20 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -40,6 +46,7 @@ type cluster struct {
 	agent   error // why the agent cannot be asked
 	why     []string
 	target  string
+	listing error // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
 }
 
 func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[0].Attachment }
@@ -161,9 +168,21 @@ func (c *cluster) explain(t *testing.T) *Pod {
 		objects = append(objects, &c.events[i])
 	}
 
+	refuse := interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch,
+		list client.ObjectList, options ...client.ListOption,
+	) error {
+		switch list.(type) {
+		case *v1alpha1.DevicePoolList, *v1alpha1.XPUNetworkList, *v1alpha1.XPUPortList:
+			if c.listing != nil {
+				return c.listing
+			}
+		}
+		return w.List(ctx, list, options...)
+	}}
 	p, err := Of(t.Context(), Sources{
-		Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
-		State:  func(context.Context, string) (*nodestate.State, error) { return c.state, c.agent },
+		Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+			WithInterceptorFuncs(refuse).Build(),
+		State: func(context.Context, string) (*nodestate.State, error) { return c.state, c.agent },
 		Schedule: func(context.Context, *corev1.Pod) ([]string, string, error) {
 			return c.why, c.target, nil
 		},
@@ -198,6 +217,34 @@ func byResource(c *cluster) {
 	}
 	a := c.attachment()
 	a.Claim, a.Resource = nodestate.Claim{}, "xpu.opiproject.org/fast"
+}
+
+// reported has the claim's status say that the interface is attached.
+func reported(c *cluster) {
+	c.claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0",
+		Conditions: []metav1.Condition{{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Attached",
+		}},
+		NetworkData: &resourceapi.NetworkDeviceData{
+			InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"},
+		},
+	}}
+}
+
+// configure gives the claim parameters for a driver.
+func (c *cluster) configure(driver, fields string) {
+	parameters := strings.Replace(fields, "{", `{"apiVersion": "xpu.opiproject.org/v1alpha1", `+
+		`"kind": "InterfaceConfig", `, 1)
+	opaque := resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+		Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+	}}
+	c.claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{
+		{DeviceConfiguration: opaque},
+	}
+	c.claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{
+		{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: opaque},
+	}
 }
 
 func TestVerdict(t *testing.T) {
@@ -313,7 +360,55 @@ func TestVerdict(t *testing.T) {
 			": the network gave the interface 10.1.0.2/24, but the pod does not have it"},
 		"agent away": {func(c *cluster) {
 			c.state, c.agent = nil, errors.New("forbidden")
+		}, false, "it is not known whether request nic of claim web-nic is Prepared: what the " +
+			"agent knows: forbidden"},
+		"agent away, the claim says it": {func(c *cluster) {
+			c.state, c.agent = nil, errors.New("forbidden")
+			reported(c)
 		}, true, "nothing wrong is known, but the agent of the node could not be asked"},
+		"no agent": {func(c *cluster) {
+			c.state, c.agent = nil, fmt.Errorf("node1: %w", inspect.ErrNoAgent)
+			reported(c)
+		}, false, "no pod of xpu-agent runs on node node1, so that no Function there is attached, " +
+			"watched or given back; find out why with: kubectl -n xpu-system get pods -o wide"},
+		"pod has ended": {func(c *cluster) {
+			c.pod.Status.Phase = corev1.PodSucceeded
+			c.state.Functions[0].Attachment = nil
+		}, true, "the pod has ended or is ending, and nothing is wrong"},
+		"a smaller MTU than asked for": {func(c *cluster) {
+			c.configure(v1alpha1.GroupName, `{"mtu": 9000}`)
+		}, false, title + ": its configuration asks for mtu 9000, and it has 1400, because network " +
+			"blue carries no more"},
+		"parameters of another driver": {func(c *cluster) {
+			c.configure("xpu.opiproject.com", `{"mtu": 1400}`)
+		}, false, title + ": config[0] of the claim is ignored: it is for driver xpu.opiproject.com, " +
+			"and no device of the claim is of that driver; ours is xpu.opiproject.org"},
+		"claim of two pods": {func(c *cluster) {
+			c.attachment().Pod = nodestate.Pod{Namespace: "default", Name: "web-0", UID: "another"}
+		}, false, "request nic of claim web-nic is not Prepared: pod default/web-0 has the interface " +
+			"of this claim, and an interface can be in one pod only; give each pod its own claim, by " +
+			"a ResourceClaimTemplate"},
+		"no network is named": {func(c *cluster) {
+			c.pool.Spec.Network, c.port = "", nil
+		}, true, "nothing is wrong; " + title + " joins no network"},
+		"may read nothing": {func(c *cluster) {
+			c.listing = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+			reported(c)
+		}, false, "it is not known whether " + title + " is Provisioned: the DevicePool may name a " +
+			"network"},
+		"direct mode": {func(c *cluster) {
+			byResource(c)
+			c.listing = &meta.NoKindMatchError{}
+			c.attachment().Network = "blue"
+		}, true, "nothing is wrong"},
+		"resource of no pool": {func(c *cluster) {
+			byResource(c)
+			pending(c)
+			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+				"xpu.opiproject.org/fsat": resource.MustParse("1"),
+			}
+		}, false, "xpu.opiproject.org/fsat is not Requested: no DevicePool offers this resource: " +
+			"correct its name, or make a DevicePool with publish: DevicePlugin"},
 		"hook fails": {func(c *cluster) {
 			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{
 				"example.com/x",

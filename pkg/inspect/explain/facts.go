@@ -5,6 +5,7 @@ package explain
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -35,19 +38,34 @@ type facts struct {
 	target   string             // node that would take a pod without a node
 	events   []Event
 	unknown  []string
+	unseen   sets.Set[kind] // kinds of objects that could not be read
+	absent   sets.Set[kind] // those of them that the cluster does not have
+	noAgent  bool           // no agent runs on the pod's node
 }
+
+// kind is the plural of a kind of objects, for messages.
+type kind string
+
+const (
+	poolKind    kind = "DevicePools"
+	networkKind kind = "XPUNetworks"
+	portKind    kind = "XPUPorts"
+	claimKind   kind = "ResourceClaims"
+	eventKind   kind = "events"
+)
 
 // podClaim is a claim of the pod.
 type podClaim struct {
 	// name in the pod's spec; "" for the scheduler's claim for extended resources
 	inPod  string
-	claim  *resourceapi.ResourceClaim // nil if it does not exist
+	claim  *resourceapi.ResourceClaim // nil if it does not exist, or could not be read
 	reason string                     // why it does not exist
+	unread bool                       // whether it could not be read
 }
 
 func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, error) {
 	f := &facts{pod: &corev1.Pod{}, pools: map[string]*v1alpha1.DevicePool{},
-		networks: map[string]*v1alpha1.XPUNetwork{}}
+		networks: map[string]*v1alpha1.XPUNetwork{}, unseen: sets.New[kind](), absent: sets.New[kind]()}
 	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
 		return nil, err
 	}
@@ -61,16 +79,39 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 		}
 	}
 
+	if f.absent.Has(poolKind) {
+		f.unknown = append(f.unknown, "DevicePools, XPUNetworks and XPUPorts: this cluster has no such "+
+			"kinds. In direct mode xpu-agent has them in its files; otherwise xpu-device-plugin is not "+
+			"installed")
+	}
 	return f, nil
+}
+
+// unread notes that objects could not be read because the cluster does not have their kind or
+// because the user may not. The explanation then has fewer details. All other errors are returned.
+func (f *facts) unread(what kind, err error) error {
+	switch {
+	case meta.IsNoMatchError(err):
+		f.unseen.Insert(what)
+		f.absent.Insert(what)
+		return nil
+	case apierrors.IsForbidden(err):
+		f.unseen.Insert(what)
+		f.unknown = append(f.unknown, fmt.Sprintf("%s: you may not read them; an administrator can "+
+			"bind ClusterRole xpu-view to you", what))
+		return nil
+	}
+	return err
 }
 
 func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 	var pools v1alpha1.DevicePoolList
 	var networks v1alpha1.XPUNetworkList
-	for _, list := range []client.ObjectList{&pools, &networks} {
-		if err := s.Reader.List(ctx, list); err != nil {
-			return err
-		}
+	if err := f.unread(poolKind, s.Reader.List(ctx, &pools)); err != nil {
+		return err
+	}
+	if err := f.unread(networkKind, s.Reader.List(ctx, &networks)); err != nil {
+		return err
 	}
 
 	for i := range pools.Items {
@@ -125,15 +166,28 @@ func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) er
 		return nil
 	}
 
+	if err := f.unread(claimKind, err); err != nil {
+		return err
+	}
+
+	if f.unseen.Has(claimKind) {
+		f.claims = append(f.claims, podClaim{inPod: inPod, unread: true})
+		return nil
+	}
+
 	f.claims = append(f.claims, podClaim{inPod: inPod, claim: found})
-	return err
+	return nil
 }
 
 // readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. A
 // Port that the agent made when the kubelet allocated the Function names no pod.
 func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	var ports v1alpha1.XPUPortList
-	if err := s.Reader.List(ctx, &ports); err != nil {
+	err := s.Reader.List(ctx, &ports)
+	if apierrors.IsForbidden(err) { // the Ports of claims are in the pod's namespace
+		err = s.Reader.List(ctx, &ports, client.InNamespace(f.pod.Namespace))
+	}
+	if err := f.unread(portKind, err); err != nil {
 		return err
 	}
 
@@ -178,11 +232,12 @@ func (f *facts) readEvents(ctx context.Context, s Sources) error {
 	}
 
 	for _, namespace := range sets.List(namespaces) {
-		var events corev1.EventList
-		if err := s.Reader.List(ctx, &events, client.InNamespace(namespace)); err != nil {
+		var found corev1.EventList
+		err := s.Reader.List(ctx, &found, client.InNamespace(namespace))
+		if err := f.unread(eventKind, err); err != nil {
 			return err
 		}
-		for _, e := range events.Items {
+		for _, e := range found.Items {
 			if about.Has(e.InvolvedObject.UID) {
 				f.events = append(f.events, newEvent(e))
 			}
@@ -235,8 +290,15 @@ func (f *facts) askAgent(ctx context.Context, s Sources) {
 	}
 	var err error
 	if f.state, err = s.State(ctx, f.pod.Spec.NodeName); err != nil {
+		f.noAgent = errors.Is(err, inspect.ErrNoAgent)
 		f.unknown = append(f.unknown, fmt.Sprintf("what the agent knows: %v", err))
 	}
+}
+
+// hasEnded reports whether the pod ends or has ended.
+func (f *facts) hasEnded() bool {
+	return f.pod.DeletionTimestamp != nil || f.pod.Status.Phase == corev1.PodSucceeded ||
+		f.pod.Status.Phase == corev1.PodFailed
 }
 
 // attachment returns the agent's attachment for the Function with this ID, or nil if there is none

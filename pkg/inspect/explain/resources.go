@@ -6,8 +6,9 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
-	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -31,8 +32,8 @@ func (f *facts) extended() []Interface {
 			}
 		}
 
-		for len(found) < int(wanted) {
-			found = append(found, f.pendingResource(resource))
+		for len(found) < int(wanted.count) {
+			found = append(found, f.pendingResource(resource, wanted.offered))
 		}
 
 		out = append(out, found...)
@@ -45,25 +46,57 @@ func (f *facts) extended() []Interface {
 	return out
 }
 
-// resources returns how many Functions of each DevicePool with a device plugin the pod requests.
-func (f *facts) resources() map[string]int64 {
-	wanted := map[string]int64{}
-	for _, p := range f.pools {
-		if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
-			continue
-		}
+// wantedResource is an extended resource that the pod requests.
+type wantedResource struct {
+	count int64 // of Functions
+	// offered is whether a DevicePool offers the resource. It is set if this is not known.
+	offered bool
+}
 
-		spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-		name := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
-			cmp.Or(spec.ResourceName, p.Name)
-		for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
-			if n, asks := c.Resources.Limits[corev1.ResourceName(name)]; asks {
-				wanted[name] += n.Value()
+// resources returns the extended resources of this driver that the pod requests. These are the ones
+// of DevicePools, others with a prefix of these, and all that the agent gave the pod.
+func (f *facts) resources() map[string]wantedResource {
+	offered, prefixes := sets.New[string](), sets.New(v1alpha1.GroupName)
+	for _, p := range f.pools {
+		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
+			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
+			prefix := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName)
+			prefixes.Insert(prefix)
+			offered.Insert(prefix + "/" + cmp.Or(spec.ResourceName, p.Name))
+		}
+	}
+
+	given := f.givenResources()
+	wanted := map[string]wantedResource{}
+	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
+		for resource, n := range c.Resources.Limits {
+			name := string(resource)
+			prefix, _, _ := strings.Cut(name, "/")
+			if !prefixes.Has(prefix) && !given.Has(name) {
+				continue
 			}
+			// Pools of a file of the agent are not known here, but a pod that has a node has got
+			// what it asks for.
+			known := offered.Has(name) || f.unseen.Has(poolKind) || f.pod.Spec.NodeName != ""
+			wanted[name] = wantedResource{wanted[name].count + n.Value(), known}
 		}
 	}
 
 	return wanted
+}
+
+// givenResources returns the resources of the Functions that the agent gave the pod.
+func (f *facts) givenResources() sets.Set[string] {
+	given := sets.New[string]()
+	if f.state == nil {
+		return given
+	}
+	for _, known := range f.state.Functions {
+		if a := known.Attachment; a != nil && a.Resource != "" && a.Pod.UID == string(f.pod.UID) {
+			given.Insert(a.Resource)
+		}
+	}
+	return given
 }
 
 func (f *facts) allocatedResource(
@@ -89,7 +122,7 @@ func (f *facts) allocatedResource(
 
 	i.Stages = []Stage{
 		{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}, f.bound(), allocated,
-		f.provisioned(&i, port, joins, nil),
+		f.provisionedResource(&i, port, joins, a),
 		f.attached(a, nil),
 	}
 
@@ -97,13 +130,32 @@ func (f *facts) allocatedResource(
 	return i
 }
 
-func (f *facts) pendingResource(resource string) Interface {
+// provisionedResource is provisioned for a Function whose attachment is known. In direct mode there
+// are no XPUPorts, and the agent attaches a Function once the OPI agent serves its port.
+func (f *facts) provisionedResource(
+	i *Interface, port *v1alpha1.XPUPort, joins []string, a *nodestate.Attachment,
+) Stage {
+	if port == nil && len(joins) > 0 && f.absent.Has(portKind) && a.State == "Attached" {
+		return Stage{Name: Provisioned, Status: Done, Time: a.AttachedAt,
+			Text: "network " + i.Network + ", by xpu-agent itself"}
+	}
+	if len(joins) == 0 {
+		return Stage{Name: Provisioned, Status: Skipped, Text: "it joins no network"}
+	}
+	return f.provisioned(i, port, joins, nil)
+}
+
+func (f *facts) pendingResource(resource string, offered bool) Interface {
 	i := Interface{
 		Resource: resource,
 		Stages:   []Stage{{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}},
 	}
 
 	switch {
+	case !offered:
+		i.Stages = []Stage{{Name: Requested, Status: Failed,
+			Text: "no DevicePool offers this resource: correct its name, or make a DevicePool with " +
+				"publish: DevicePlugin"}}
 	case f.pod.Spec.NodeName == "":
 		i.Stages = append(i.Stages, f.notAllocated())
 	case f.state == nil:

@@ -75,14 +75,19 @@ func (f *facts) provisioned(
 		default:
 			s.Text = fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
 		}
+	case len(joins) == 0 && f.unseen.Has(poolKind):
+		s.Status, s.Text = Unknown, "the DevicePool may name a network"
 	case len(joins) == 0:
 		s.Status, s.Text = Skipped, "neither the InterfaceConfig nor the DevicePool names a network"
+	case f.unseen.Has(portKind):
+		i.Network = strings.Join(joins, ", ")
+		s.Status, s.Text = Unknown, "XPUPorts cannot be read"
 	default:
 		i.Network = strings.Join(joins, ", ")
 		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it "+
 			"running?", i.Network)
 		missing := slices.IndexFunc(joins, func(name string) bool { return f.networks[name] == nil })
-		if missing >= 0 {
+		if missing >= 0 && !f.unseen.Has(networkKind) {
 			s.Status, s.Text = Failed, fmt.Sprintf("XPUNetwork %s does not exist: create it, or "+
 				"name another one", joins[missing])
 		} else if c := conditionOf(status, v1alpha1.ConditionProvisioned); c != nil &&
@@ -161,8 +166,7 @@ func (f *facts) attached(a *nodestate.Attachment, status *resourceapi.AllocatedD
 
 // endStages returns the stages of the pod itself: it runs, or it ends.
 func (f *facts) endStages(a *nodestate.Attachment) []Stage {
-	if f.pod.DeletionTimestamp != nil || f.pod.Status.Phase == corev1.PodSucceeded ||
-		f.pod.Status.Phase == corev1.PodFailed {
+	if f.hasEnded() {
 		s := Stage{Name: Released, Status: Waiting, Text: "the pod is ending"}
 		switch {
 		case a == nil && f.state != nil:

@@ -3,25 +3,31 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 )
 
-// verdict returns the summary: the first stage that is not done, or else the first contradiction.
+// verdict returns the summary: the first stage that failed or is not done, or else the first
+// contradiction. It is ok only if everything that decides about the interfaces is known.
 func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 	if len(p.Interfaces) == 0 {
 		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no " +
 			"extended resource of a DevicePool"
 	}
 
-	for _, status := range []Status{Failed, Waiting} {
-		for _, i := range p.Interfaces {
-			for _, s := range i.Stages {
-				if s.Status == status {
-					return false, fmt.Sprintf("%s is not %s: %s", i.Title(), s.Name, s.Text)
-				}
-			}
-		}
+	if i, s := first(p.Interfaces, Failed); s != nil {
+		return false, fmt.Sprintf("%s is not %s: %s", i.Title(), s.Name, s.Text)
+	}
+	if f.noAgent && !f.hasEnded() {
+		return false, fmt.Sprintf("no pod of xpu-agent runs on node %s, so that no Function there is "+
+			"attached, watched or given back; find out why with: kubectl -n %s get pods -o wide",
+			f.pod.Spec.NodeName, inspect.AgentNamespace)
+	}
+	if i, s := first(p.Interfaces, Waiting); s != nil {
+		return false, fmt.Sprintf("%s is not %s: %s", i.Title(), s.Name, s.Text)
 	}
 
 	for _, i := range p.Interfaces {
@@ -30,14 +36,41 @@ func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 		}
 	}
 
-	if f.state == nil && f.pod.Spec.NodeName != "" {
-		return true, "nothing wrong is known, but the agent of the node could not be asked"
+	if i, s := first(p.Interfaces, Unknown); s != nil {
+		return false, strings.TrimSuffix(fmt.Sprintf("it is not known whether %s is %s: %s",
+			i.Title(), s.Name, cmp.Or(s.Text, strings.Join(f.unknown, "; "))), ": ")
 	}
-	if len(p.Interfaces) == 1 {
-		return true, "nothing is wrong"
+	return true, f.praise(p)
+}
+
+// first returns the first stage with a status, and its interface, or nil.
+func first(interfaces []Interface, status Status) (*Interface, *Stage) {
+	for n := range interfaces {
+		i := &interfaces[n]
+		for m := range i.Stages {
+			if i.Stages[m].Status == status {
+				return i, &i.Stages[m]
+			}
+		}
+	}
+	return nil, nil
+}
+
+// praise returns the summary of a pod with which nothing is wrong.
+func (f *facts) praise(p *Pod) string {
+	switch {
+	case f.hasEnded():
+		return "the pod has ended or is ending, and nothing is wrong"
+	case f.state == nil && f.pod.Spec.NodeName != "":
+		return "nothing wrong is known, but the agent of the node could not be asked"
+	case len(p.Interfaces) > 1:
+		return fmt.Sprintf("nothing is wrong with any of the %d interfaces", len(p.Interfaces))
 	}
 
-	return true, fmt.Sprintf("nothing is wrong with any of the %d interfaces", len(p.Interfaces))
+	if _, s := first(p.Interfaces, Skipped); s != nil && s.Name == Provisioned {
+		return "nothing is wrong; " + p.Interfaces[0].Title() + " joins no network"
+	}
+	return "nothing is wrong"
 }
 
 // Title returns a heading for an interface.
