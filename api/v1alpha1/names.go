@@ -43,6 +43,8 @@ const (
 	// ConditionSupplied reports whether every PF that a DevicePool with numVFs or sfs names has the
 	// VFs or SFs.
 	ConditionSupplied = "Supplied"
+	// ConditionAgentReady, of an XPUNode, reports whether the agent that wrote it runs.
+	ConditionAgentReady = "AgentReady"
 	// ConditionInventoryVerified, of an XPUNode, reports whether sriovnet, which reads the same
 	// kernel by other code, says the same about the node's Functions as the agent's inventory.
 	ConditionInventoryVerified = "InventoryVerified"
@@ -145,6 +147,8 @@ const (
 	ReasonNoFunctions      = "NoFunctions"
 	ReasonOverlap          = "Overlap"
 	ReasonUnhealthy        = "Unhealthy"
+	ReasonRunning          = "Running"   // a pod of the node's agent is ready
+	ReasonAgentAway        = "AgentAway" // no agent runs on the node, or on any node of the pool
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
 

@@ -179,8 +179,25 @@ type XPUNodePF struct {
 	VFMACs []string `json:"vfMACs,omitempty"`
 }
 
+// XPUNodeAgent is the agent that wrote the report.
+type XPUNodeAgent struct {
+	// Version is the version of xpu-agent.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Version string `json:"version,omitempty"`
+
+	// Namespace is the namespace of the agent's pod. It is absent if the agent does not run in a pod.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+}
+
 // XPUNodeStatus is the report of the node's agent.
 type XPUNodeStatus struct {
+	// Agent is the agent that wrote the report.
+	// +optional
+	Agent *XPUNodeAgent `json:"agent,omitempty"`
+
 	// Functions is how many PFs, VFs and SFs of network cards the node has.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65536
@@ -201,7 +218,9 @@ type XPUNodeStatus struct {
 	// +listMapKey=name
 	Pools []XPUNodePool `json:"pools,omitempty"`
 
-	// Conditions has InventoryVerified: True (Verified) if sriovnet, which reads the same kernel by
+	// Conditions has AgentReady, which xpu-controller writes: True (Running) if a pod of xpu-agent is
+	// ready on the node, and False (AgentAway) if none has been for 30 s, so that the report is old.
+	// It also has InventoryVerified: True (Verified) if sriovnet, which reads the same kernel by
 	// other code, says the same about the node's Functions, False (Different) if it says something
 	// else about at least one, and Unknown (NotVerified) if nothing could be compared, or not in
 	// time. The agent compares at its start, and when the Functions are others.
@@ -223,11 +242,13 @@ const (
 )
 
 // XPUNode is what xpu-agent found on the node of the same name. Only the agent makes and writes it,
-// always as a whole. The XPUNode belongs to the Node, and is deleted with it. xpu-controller sums
-// up the pools in the status of DevicePools.
+// but for the condition AgentReady. The XPUNode belongs to the Node, and is deleted with it.
+// xpu-controller sums up the pools in the status of DevicePools.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=xnode
+// +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agent.version`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="AgentReady")].status`
 // +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
 // +kubebuilder:printcolumn:name="Verified",type=string,JSONPath=`.status.conditions[?(@.type=="InventoryVerified")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

@@ -29,7 +29,7 @@ const maxParallelAgents = 16
 
 func addAgentsFlag(f *pflag.FlagSet, namespace *string) {
 	f.StringVar(namespace, "agent-namespace", inspect.AgentNamespace,
-		"namespace of the pods of xpu-agent")
+		"namespace of the pods of xpu-agent and xpu-controller")
 }
 
 func deadLettersCommand() *cobra.Command {

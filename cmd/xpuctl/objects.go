@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -74,7 +75,7 @@ func withList[L client.ObjectList](
 
 func objectsCommand(name, short, long, example string, list lister) *cobra.Command {
 	cluster := &clusterFlags{}
-	var output string
+	var output, agents string
 	c := &cobra.Command{
 		Use:   name,
 		Short: short,
@@ -104,6 +105,14 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 				return err
 			}
 
+			away, err := inspect.ControllerAway(c.Context(), reader, agents, time.Now())
+			if err != nil {
+				return err
+			}
+			if away != "" {
+				terminal.Line(c.ErrOrStderr(), "note: %s", away)
+			}
+
 			if output == "text" || output == "wide" {
 				return table.Write(c.OutOrStdout(), output == "wide")
 			}
@@ -116,6 +125,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 	if name == "ports" {
 		cluster.addNamespaceTo(c.Flags(), "")
 	}
+	addAgentsFlag(c.Flags(), &agents)
 	addOutputFlag(c, &output, "text", "wide", "yaml", "json")
 
 	return c
@@ -175,6 +185,6 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme,
-		resourceapi.AddToScheme, v1alpha1.AddToScheme)
+		coordinationv1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
 	return scheme, builder.AddToScheme(scheme)
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/claims"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/nodes"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
@@ -99,6 +100,9 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// PoolPause is the least time between two writes of a DevicePool's status. Default 1 s.
 	PoolPause time.Duration
+	// AgentAwayGrace is how long no pod of an xpu-agent may be ready on a node before the agent
+	// counts as away. Default 30 s.
+	AgentAwayGrace time.Duration
 	// BrokerGrace is how long the broker may leave its Lease without renewal before a tenant
 	// cluster reports that it is away. Default 40 s.
 	BrokerGrace time.Duration
@@ -126,6 +130,7 @@ func (o *Options) setDefaults() {
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
 	o.BrokerGrace = cmp.Or(o.BrokerGrace, 40*time.Second)
+	o.AgentAwayGrace = cmp.Or(o.AgentAwayGrace, 30*time.Second)
 	o.PoolPause = cmp.Or(o.PoolPause, time.Second)
 	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
@@ -157,6 +162,12 @@ func CacheOptions(namespace string) cache.Options {
 		DefaultTransform: kubecache.Trim,
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Pod{}: {
+				Namespaces: map[string]cache.Config{
+					namespace: {LabelSelector: labels.SelectorFromSet(labels.Set(nodes.PodLabels()))},
+				},
+				Transform: nodes.TrimPod,
+			},
 			&corev1.Service{}: {
 				Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}},
 			},
@@ -241,7 +252,8 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
 	err := xpus.AddNodeIndex(ctx, indexer)
 	if role != RoleInfra {
-		err = errors.Join(err, pools.AddIndexes(ctx, indexer), claims.AddIndexes(ctx, indexer))
+		err = errors.Join(err, nodes.AddIndexes(ctx, indexer), pools.AddIndexes(ctx, indexer),
+			claims.AddIndexes(ctx, indexer))
 	}
 	if role != RoleTenant {
 		err = errors.Join(err, xpus.AddIndexes(ctx, indexer), networks.AddIndexes(ctx, indexer))
@@ -260,7 +272,7 @@ type setup struct {
 	metrics   *metrics
 }
 
-// claims adds the reconcilers of claims and DevicePools.
+// claims adds the reconcilers of claims, XPUNodes and DevicePools.
 func (s *setup) claims() error {
 	return errors.Join(
 		claims.Setup(s.manager, s.cluster, claims.Options{
@@ -268,6 +280,8 @@ func (s *setup) claims() error {
 			CollectGrace: s.CollectGrace, BusyGrace: s.BusyGrace, TaintGrace: s.TaintGrace,
 			Concurrency: s.Concurrency,
 		}),
+		nodes.Setup(s.manager, s.cluster,
+			nodes.Options{Namespace: s.Namespace, Grace: s.AgentAwayGrace}),
 		pools.Setup(s.manager, s.cluster, s.PoolPause),
 	)
 }

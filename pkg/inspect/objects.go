@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -115,6 +117,33 @@ func Pools(
 	return &pools, table, nil
 }
 
+// controllerLease is the Lease that the leader of xpu-controller renews, by default every 10 s.
+const controllerLease = "xpu-controller"
+
+// ControllerAway returns a sentence if the leader of xpu-controller has not renewed its Lease in the
+// namespace for a minute, because conditions are as old then. It returns "" if the controller runs,
+// and if this is not known: the user may not read the Lease, or there is none because the controller
+// runs without leader election.
+func ControllerAway(
+	ctx context.Context, reader client.Reader, namespace string, now time.Time,
+) (string, error) {
+	var lease coordinationv1.Lease
+	err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: controllerLease}, &lease)
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("Lease %s/%s: %w", namespace, controllerLease, err)
+	}
+
+	const longest = time.Minute
+	if lease.Spec.RenewTime == nil || now.Sub(lease.Spec.RenewTime.Time) <= longest {
+		return "", nil
+	}
+	return fmt.Sprintf("xpu-controller has not run for %s: conditions, and what follows from them, "+
+		"are as old", duration.HumanDuration(now.Sub(lease.Spec.RenewTime.Time))), nil
+}
+
 // allocatedPools returns the pools of the claim's devices of this driver, one entry per device.
 func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 	var ids []claim.PoolID
@@ -153,6 +182,12 @@ func nodeNotes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 			note(
 				"xpu-agent has not taken the last change of the DevicePool up; is it running there?",
 			)
+		}
+
+		if c := meta.FindStatusCondition(node.Status.Conditions,
+			v1alpha1.ConditionAgentReady); c != nil && c.Status == metav1.ConditionFalse {
+			note("%s: no xpu-agent has run there since %s, and what it said is as old", c.Reason,
+				c.LastTransitionTime.UTC().Format(time.DateTime))
 		}
 
 		if has.Error != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,8 +48,8 @@ func reader(t *testing.T, objects ...client.Object) client.Reader {
 func builder(t *testing.T, objects ...client.Object) *fake.ClientBuilder {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme,
-		v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, coordinationv1.AddToScheme,
+		resourceapi.AddToScheme, v1alpha1.AddToScheme)
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -267,6 +268,32 @@ node1\nnode2\tOK   -
   away\r\nnode3   OK
 node4\u202e        fails\x9b
 `)
+}
+
+// TestControllerAway: a leader that has not renewed its Lease is away. Without a Lease nothing is
+// known.
+func TestControllerAway(t *testing.T) {
+	lease := func(renewed time.Time) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: named(inspect.AgentNamespace, "xpu-controller"),
+			Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: renewed}},
+		}
+	}
+	for name, test := range map[string]struct {
+		objects []client.Object
+		want    string
+	}{
+		"runs": {[]client.Object{lease(now.Add(-10 * time.Second))}, ""},
+		"away": {[]client.Object{lease(now.Add(-5 * time.Minute))},
+			"xpu-controller has not run for 5m: conditions, and what follows from them, are as old"},
+		"no Lease": {nil, ""},
+	} {
+		got, err := inspect.ControllerAway(t.Context(), reader(t, test.objects...),
+			inspect.AgentNamespace, now)
+		if err != nil || got != test.want {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, test.want)
+		}
+	}
 }
 
 // TestNodesOfAgents: a node whose agent is away is among the nodes, because it is asked in vain. In

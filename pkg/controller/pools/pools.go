@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -86,9 +85,9 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 // written once in each pause at most, because every agent watches DevicePools, and a thousand nodes
 // may start at once.
 func (r *reconciler) changed(before, after client.Object, queue requestQueue) {
-	was, is := poolsOf(before), poolsOf(after)
+	was, is := entriesOf(before), entriesOf(after)
 	for name, entry := range was {
-		if now, stays := is[name]; !stays || !equality.Semantic.DeepEqual(entry, now) {
+		if now, stays := is[name]; !stays || !entry.equal(now) {
 			queue.AddAfter(requestFor(name), r.pause)
 		}
 	}
@@ -106,6 +105,21 @@ func poolsOf(o client.Object) map[string]v1alpha1.XPUNodePool {
 	if node, ok := o.(*v1alpha1.XPUNode); ok {
 		for _, entry := range node.Status.Pools {
 			entries[entry.Name] = entry
+		}
+	}
+	return entries
+}
+
+// entriesOf returns the entries of an XPUNode by the name of the DevicePool, with whether the agent
+// that wrote them is away. The XPUNode may be nil.
+func entriesOf(o client.Object) map[string]poolEntry {
+	entries := map[string]poolEntry{}
+	for name, entry := range poolsOf(o) {
+		conditions := o.(*v1alpha1.XPUNode).Status.Conditions
+		entries[name] = poolEntry{
+			node:        o.GetName(),
+			away:        meta.IsStatusConditionFalse(conditions, v1alpha1.ConditionAgentReady),
+			XPUNodePool: entry,
 		}
 	}
 	return entries
@@ -156,7 +170,7 @@ func (r *reconciler) entries(ctx context.Context, pool string) ([]poolEntry, err
 
 	var entries []poolEntry
 	for i := range nodes.Items {
-		entries = append(entries, poolEntry{nodes.Items[i].Name, poolsOf(&nodes.Items[i])[pool]})
+		entries = append(entries, entriesOf(&nodes.Items[i])[pool])
 	}
 
 	slices.SortFunc(entries, func(a, b poolEntry) int { return cmp.Compare(a.node, b.node) })

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -16,7 +17,13 @@ import (
 // poolEntry is a pool's entry in the XPUNode of a node.
 type poolEntry struct {
 	node string
+	away bool // whether the agent that wrote it is away, so that it is old
 	v1alpha1.XPUNodePool
+}
+
+func (e poolEntry) equal(other poolEntry) bool {
+	return e.node == other.node && e.away == other.away &&
+		equality.Semantic.DeepEqual(e.XPUNodePool, other.XPUNodePool)
 }
 
 // mostExamples is how many nodes, Functions of other pools, and incomplete PFs a condition names at
@@ -29,11 +36,16 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	generation := pool.Generation
 	status := &pool.Status
 	status.Functions, status.Healthy, status.NodeCount = 0, 0, 0
-	var wrong, problems, overlaps []string
+	var wrong, problems, overlaps, away []string
 	for _, e := range entries {
 		generation = min(generation, e.ObservedGeneration)
 		status.Functions += e.Functions
-		status.Healthy += e.Healthy
+		if e.away {
+			away = append(away, e.node)
+			problems = append(problems, fmt.Sprintf("node %s: no xpu-agent runs there", e.node))
+		} else {
+			status.Healthy += e.Healthy
+		}
 		if e.Functions > 0 {
 			status.NodeCount++
 		}
@@ -79,6 +91,8 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		reason = v1alpha1.ReasonNoFunctions
 		message = "no node has a Function that a selector matches; " +
 			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
+	case len(away) == len(entries):
+		reason = v1alpha1.ReasonAgentAway
 	case status.Healthy == 0:
 		reason = v1alpha1.ReasonUnhealthy
 	case pool.Spec.Model == v1alpha1.ModelPorts && len(fallbacksOf(entries)) > 0:

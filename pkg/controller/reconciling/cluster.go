@@ -146,7 +146,7 @@ func NewCondition(conditionType string, generation int64, reason, message string
 	switch reason {
 	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected,
 		v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade,
-		v1alpha1.ReasonFound, v1alpha1.ReasonSupported:
+		v1alpha1.ReasonFound, v1alpha1.ReasonSupported, v1alpha1.ReasonRunning:
 		status = metav1.ConditionTrue
 	}
 

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
@@ -17,6 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
 // claims has the parts that publish Functions by DRA, prepare claims, attach their Functions, and
@@ -107,8 +109,12 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 		},
 	}
 
+	agent := &v1alpha1.XPUNodeAgent{Version: version.String()}
+	if config.PodName != "" {
+		agent.Namespace = config.Namespace
+	}
 	c.reporter = &pool.Reporter{
-		Tracker: c.pools.Tracker, API: c.api.API,
+		Tracker: c.pools.Tracker, API: c.api.API, Agent: agent,
 		// A Function in use counts as a Function without a problem.
 		Problems: owners.defects.Problems,
 		Card:     hardware.cards.Answer, MAC: hardware.macs.Answer,

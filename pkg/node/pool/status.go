@@ -61,6 +61,8 @@ type Reporter struct {
 	Supply func(devicePool string) (s Supply, known bool)
 	// Fallbacks returns what a DevicePool asks for and the cluster does not support.
 	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
+	// Agent is this agent. It is nil in tests.
+	Agent *v1alpha1.XPUNodeAgent
 	// Verified returns the condition InventoryVerified. known is false until the inventory has been
 	// verified.
 	Verified func() (c metav1.Condition, known bool)
@@ -106,7 +108,10 @@ func (r *Reporter) write(ctx context.Context) error {
 		return fmt.Errorf("read XPUNode: %w", err)
 	}
 
-	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have), Conditions: r.conditions(have)}
+	have = withOwnConditions(have)
+	want := v1alpha1.XPUNodeStatus{
+		Agent: r.Agent, Pools: r.entries(pools, have), Conditions: r.conditions(have),
+	}
 	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot(), have)
 	if have != nil && equality.Semantic.DeepEqual(*have, want) {
 		return nil
@@ -116,6 +121,17 @@ func (r *Reporter) write(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// withOwnConditions returns the status without the conditions that xpu-controller writes. The status
+// may be nil.
+func withOwnConditions(have *v1alpha1.XPUNodeStatus) *v1alpha1.XPUNodeStatus {
+	if have == nil {
+		return nil
+	}
+	have = have.DeepCopy()
+	meta.RemoveStatusCondition(&have.Conditions, v1alpha1.ConditionAgentReady)
+	return have
 }
 
 // conditions returns the conditions of the node. Until the inventory has been verified, the earlier
