@@ -26,8 +26,8 @@ func TestSumUpFallbacks(t *testing.T) {
 	}
 
 	entries := []poolEntry{
-		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
-		{"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+		{"n1", false, lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+		{"n2", false, lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
 	}
 
 	sumUp(pool, entries, true)
@@ -49,7 +49,7 @@ func TestSumUpFallbacks(t *testing.T) {
 	has(v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing, "see condition Supported",
 		metav1.ConditionFalse)
 
-	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
+	entries = []poolEntry{{"n1", false, v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
 	sumUp(pool, entries, true)
 	sumUpFallbacks(pool, entries)
 	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)

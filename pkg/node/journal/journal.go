@@ -21,6 +21,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -36,6 +37,7 @@ const (
 	attachmentsBucket = "attachments"
 	lettersBucket     = "deadLetters"
 	adminAccessBucket = "sights"
+	vfsBucket         = "vfs"
 	schemaKey         = "schema"
 )
 
@@ -51,6 +53,7 @@ type Journal struct {
 	attachments map[function.ID]Attachment
 	letters     []DeadLetter
 	adminAccess map[types.UID]AdminAccess
+	vfs         map[pci.Address]int // see [Journal.VFs]
 	changes     notify.Signal
 
 	locks keylock.Locks[function.ID]
@@ -73,6 +76,7 @@ type Records interface {
 func Open(path string) (*Journal, error) {
 	j := &Journal{
 		attachments: map[function.ID]Attachment{}, adminAccess: map[types.UID]AdminAccess{},
+		vfs: map[pci.Address]int{},
 	}
 	complete := false
 	file, err := boltfile.Open(path, func(tx *boltfile.Tx) (err error) {
@@ -115,9 +119,10 @@ func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
 		tx.ForEach(attachmentsBucket, j.loadAttachment),
 		tx.ForEach(lettersBucket, j.loadLetter),
 		tx.ForEach(adminAccessBucket, j.loadAdminAccess),
+		tx.ForEach(vfsBucket, j.loadVFs),
 	)
 
-	return tx.Has(lettersBucket) && tx.Has(adminAccessBucket), err
+	return tx.Has(lettersBucket) && tx.Has(adminAccessBucket) && tx.Has(vfsBucket), err
 }
 
 func (j *Journal) loadAttachment(key, value []byte) error {
@@ -176,7 +181,7 @@ func checkSchema(value []byte) error {
 // initialize creates the missing buckets and the schema.
 func initialize(tx *boltfile.Tx) error {
 	for _, bucket := range []string{
-		metaBucket, attachmentsBucket, lettersBucket, adminAccessBucket,
+		metaBucket, attachmentsBucket, lettersBucket, adminAccessBucket, vfsBucket,
 	} {
 		if err := tx.CreateBucket(bucket); err != nil {
 			return err

@@ -100,6 +100,12 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	}
 
 	making(have)
+	if have > 0 { // they are about to go, and nothing else would say that the PF had some
+		if err := v.Journal.PutVFs(pf, have); err != nil {
+			return problemf(v1alpha1.ReasonRefused, "is not changed: %v", err)
+		}
+	}
+
 	start := time.Now()
 	p = v.change(pf, have, want)
 	took := time.Since(start)
@@ -111,6 +117,9 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		return p
 	}
 
+	if err := v.Journal.DeleteVFs(pf); err != nil { // the next plan tries again
+		v.Log.Error(err, "The record of a change of VFs stays", "pf", pf)
+	}
 	v.Metrics.changes.WithLabelValues("done").Inc()
 	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took",
 		took.String())
@@ -154,11 +163,12 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 }
 
 // change changes the number of VFs by way of 0, because the kernel makes VFs only for a PF without
-// VFs. It does not end with a context. If the process is killed meanwhile, the next process changes
-// the number that it finds.
+// VFs. It does not end with a context. If the process is killed meanwhile, or the PF gets no VFs,
+// the journal has the number that the PF had: see [VFs.planUnfinished].
 func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
-		if p := v.write(pf, 0); p != nil {
+		p := v.write(pf, 0)
+		if vfs, err := v.vfs(pf); p != nil && (err != nil || len(vfs) > 0) {
 			return p
 		}
 	}

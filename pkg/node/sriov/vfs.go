@@ -37,8 +37,8 @@ const (
 
 // VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and reports the
 // PFs that cannot have them. VFs does not change a PF while the PF or one of its VFs is in use, and
-// does not touch a PF that has the number already. VFs keeps no state on disk, because DevicePools
-// have the wanted numbers and the kernel has the present ones.
+// does not touch a PF that has the number already. DevicePools have the wanted numbers, the kernel
+// has the present ones, and the journal has the numbers that PFs had before unfinished changes.
 type VFs struct {
 	SysRoot   string                                      // the host's sysfs, writable
 	Functions interface{ Snapshot() []function.Function } // all Functions of the node, sorted
@@ -48,6 +48,9 @@ type VFs struct {
 		All() []journal.Attachment
 		Lock(ctx context.Context, id function.ID) (unlock func(), err error)
 		Subscribe(ctx context.Context) <-chan struct{}
+		PutVFs(pf pci.Address, n int) error
+		DeleteVFs(pf pci.Address) error
+		VFs() map[pci.Address]int
 	}
 	// Assignments returns the Functions that the kubelet gave to pods; see
 	// [podresources.Client.Assigned].
@@ -88,7 +91,7 @@ type demand struct {
 type pfState struct {
 	numVFs   int
 	driver   string
-	pool     string   // the DevicePool that decides numVFs
+	pool     string   // the DevicePool that decides numVFs; "" if the PF gets back what it had
 	making   *problem // not nil while the number of VFs changes
 	answered bool     // the PF was looked at
 	problem  *problem // the result of the last look; nil if the PF has its VFs
@@ -182,27 +185,52 @@ func (v *VFs) plan() {
 		d := demand{p, p.NamedPFs(functions), v.lacking(p, functions)}
 		for _, f := range d.pfs {
 			if v.pfs[f.PF] == nil {
-				v.pfs[f.PF] = v.planPF(f, before[f.PF], p)
+				v.pfs[f.PF] = v.planPF(f, before[f.PF], int(*p.Spec.NumVFs), p.Name)
 			}
 		}
 
 		v.demands = append(v.demands, d)
 	}
 
+	v.planUnfinished(functions, before)
 	v.publish()
+}
+
+// planUnfinished has PFs get back the VFs that they had before a change that was not finished, if no
+// DevicePool names them any more. The caller must hold the mutex.
+func (v *VFs) planUnfinished(
+	functions []function.Function, before map[pci.Address]*pfState,
+) {
+	had := v.Journal.VFs()
+	for _, f := range functions {
+		n, unfinished := had[f.PF]
+		if f.Kind != function.PF || !unfinished {
+			continue
+		}
+
+		demanded := v.pfs[f.PF] != nil
+		isChanging := before[f.PF] != nil && before[f.PF].making != nil
+		switch {
+		case f.NumVFs > 0 && !isChanging:
+			if err := v.Journal.DeleteVFs(f.PF); err != nil {
+				v.Log.Error(err, "The record of a change of VFs stays", "pf", f.PF)
+			}
+		case !demanded:
+			v.pfs[f.PF] = v.planPF(f, before[f.PF], n, "")
+		}
+	}
 }
 
 // planPF queues a PF if it may need work. pf is the known state of the PF, or nil. planPF returns
 // the new state. The caller must hold the mutex.
-func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
-	want := int(*p.Spec.NumVFs)
+func (v *VFs) planPF(f function.Function, pf *pfState, want int, devicePool string) *pfState {
 	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
 		v.queue.Forget(f.PF)
 		v.queue.Add(f.PF)
-		return &pfState{numVFs: want, driver: f.Driver, pool: p.Name}
+		return &pfState{numVFs: want, driver: f.Driver, pool: devicePool}
 	}
 
-	pf.pool = p.Name
+	pf.pool = devicePool
 	switch {
 	case pf.making != nil:
 	case f.NumVFs == want:
@@ -246,6 +274,10 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 
 		if !reflect.DeepEqual(pf.problem, p) {
 			v.queue.Forget(address) // pauses become longer while the problem stays the same
+			if p != nil && pf.pool == "" {
+				v.Log.Info("PF does not get back the VFs that it had before a change", "pf", address,
+					"vfs", pf.numVFs, "message", p.message)
+			}
 		}
 
 		pf.making, pf.answered, pf.problem = nil, true, p

@@ -63,6 +63,7 @@ type host struct {
 	sick        string                 // error that a health reporter shows for all PFs
 	refused     int                    // a number of VFs that every PF refuses, or 0
 	writes      []string
+	had         map[pci.Address]int // the journal's numbers of VFs
 	locks       []string    // log of locks taken and, with "not", released
 	held        function.ID // locked by another caller
 	changed     int
@@ -247,6 +248,35 @@ func (h *host) All() []journal.Attachment {
 func (h *host) record(attachments ...journal.Attachment) {
 	h.set(func() { h.attachments = attachments })
 	h.records.Notify()
+}
+
+func (h *host) PutVFs(pf pci.Address, n int) error {
+	h.set(func() {
+		if h.had == nil {
+			h.had = map[pci.Address]int{}
+		}
+		h.had[pf] = n
+	})
+	return nil
+}
+
+func (h *host) DeleteVFs(pf pci.Address) error {
+	h.set(func() { delete(h.had, pf) })
+	return nil
+}
+
+func (h *host) VFs() map[pci.Address]int {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return maps.Clone(h.had)
+}
+
+// remembers checks the numbers of VFs in the journal.
+func (h *host) remembers(want map[pci.Address]int) {
+	h.t.Helper()
+	if got := h.VFs(); !maps.Equal(got, want) {
+		h.t.Errorf("the journal has VFs %v, want %v", got, want)
+	}
 }
 
 func (h *host) Subscribe(ctx context.Context) <-chan struct{} { return h.records.Subscribe(ctx) }
@@ -741,6 +771,62 @@ func TestVFsRefused(t *testing.T) {
 	})
 }
 
+// TestVFsInterrupted checks that a PF gets its VFs back after a change that was not finished, when
+// no DevicePool names it any more.
+func TestVFsInterrupted(t *testing.T) {
+	t.Run("agent was killed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost(t, 0, 0)
+			h.must(h.PutVFs(pf0, 3))
+			h.must(h.PutVFs(pf1, 3))
+			h.declare(wants("five", 5, "ens1"))
+			h.run()
+			synctest.Wait()
+			time.Sleep(showTimeout + pause)
+			if a, b := h.numVFs(pf0), h.numVFs(pf1); a != 3 || b != 5 {
+				t.Errorf("%d and %d VFs, want what the PF had, and what the pool wants", a, b)
+			}
+			h.remembers(nil)
+		})
+	})
+
+	t.Run("pool was deleted", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost(t, 2)
+			h.refused = 5
+			h.declare(wants("five", 5, "ens0"))
+			h.run()
+			synctest.Wait()
+			h.remembers(map[pci.Address]int{pf0: 2}) // before anything is written
+			h.set(func() { h.refused = 2 })          // neither 5 VFs nor the 2 of before
+			h.write(pf0, "sriov_numvfs", "0")
+			h.must(errors.Join(os.RemoveAll(h.dir(pf0, "virtfn0")), os.RemoveAll(h.dir(pf0, "virtfn1"))))
+			h.declare([]pool.Pool{}...)
+			time.Sleep(time.Minute)
+			h.set(func() { h.refused = 0 })
+			time.Sleep(2 * time.Minute)
+			if n := h.numVFs(pf0); n != 2 {
+				t.Errorf("%d VFs, want the 2 of before", n)
+			}
+			h.functions.Notify()
+			synctest.Wait()
+			h.remembers(nil)
+		})
+	})
+
+	t.Run("somebody else made some", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost(t, 4)
+			h.must(h.PutVFs(pf0, 3))
+			h.declare([]pool.Pool{}...)
+			h.run()
+			synctest.Wait()
+			h.wrote()
+			h.remembers(nil)
+		})
+	})
+}
+
 // TestVFsRetried checks that a card without VFs is asked again, less and less often.
 func TestVFsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -919,7 +1005,7 @@ func TestPlanPF(t *testing.T) {
 				v.queue.AddRateLimited(pf0) // after an hour, as the last problem
 
 				f := function.Function{PF: pf0, Driver: "igb", NumVFs: test.numVFs}
-				if got := v.planPF(f, test.before, wants("new", made)); *got != test.want {
+				if got := v.planPF(f, test.before, made, "new"); *got != test.want {
 					t.Errorf("the state is %+v, want %+v", *got, test.want)
 				}
 
