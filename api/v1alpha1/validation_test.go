@@ -331,7 +331,11 @@ func TestValidation(t *testing.T) {
 				network(func(s *v1alpha1.XPUNetworkSpec) {
 					s.Subnets, s.Gateways = []string{"10.1.0.0/24"}, []string{"10.2.0.1"}
 					s.Routed = &v1alpha1.RoutedNetwork{VRF: "blue"}
-				}), "must be addresses of its subnets"},
+				}), "must be addresses of the subnets"},
+			{"gateway outside the subnets, without routed",
+				network(func(s *v1alpha1.XPUNetworkSpec) {
+					s.Subnets, s.Gateways = []string{"10.1.0.0/24"}, []string{"10.2.0.1"}
+				}), "must be addresses of the subnets"},
 			{"network with an odd VRF", network(func(s *v1alpha1.XPUNetworkSpec) {
 				s.Subnets = []string{"10.1.0.0/24"}
 				s.Routed = &v1alpha1.RoutedNetwork{VRF: "Blue/"}

@@ -51,7 +51,7 @@ const (
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 // +kubebuilder:validation:XValidation:rule="!has(self.routed) || has(self.subnets) && self.subnets.size() > 0",message="routed needs at least one subnet in spec.subnets, because the gateway has an address of each subnet",fieldPath=".routed"
-// +kubebuilder:validation:XValidation:rule="!has(self.routed) || !has(self.gateways) || !has(self.subnets) || self.gateways.all(g, !isIP(g) || self.subnets.exists(s, !isCIDR(s) || cidr(s).containsIP(g)))",message="the gateways of a network with routed must be addresses of its subnets",fieldPath=".gateways"
+// +kubebuilder:validation:XValidation:rule="!has(self.gateways) || !has(self.subnets) || self.gateways.all(g, !isIP(g) || self.subnets.exists(s, !isCIDR(s) || cidr(s).containsIP(g)))",message="the gateways must be addresses of the subnets, because pods reach them directly",fieldPath=".gateways"
 // +kubebuilder:validation:XValidation:rule="has(self.routed) == has(oldSelf.routed) && (!has(self.routed) || self.routed.vrf == oldSelf.routed.vrf)",message="routed cannot be added, changed or removed: make another XPUNetwork",fieldPath=".routed"
 type XPUNetworkSpec struct {
 	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). Two networks must not have

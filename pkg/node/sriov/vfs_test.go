@@ -64,8 +64,8 @@ type host struct {
 	refused     int                    // a number of VFs that every PF refuses, or 0
 	writes      []string
 	had         map[pci.Address]int // the journal's numbers of VFs
-	locks       []string    // log of locks taken and, with "not", released
-	held        function.ID // locked by another caller
+	locks       []string            // log of locks taken and, with "not", released
+	held        function.ID         // locked by another caller
 	changed     int
 	looks       int // calls of the inventory
 }
