@@ -75,7 +75,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
 
-	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
+	c.AddCommand(statusCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
 		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
 		bundleCommand(), manCommand(), &cobra.Command{

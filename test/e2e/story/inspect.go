@@ -95,6 +95,12 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		return err
 	}
 
+	out, err := w.xpuctl(ctx, "status", "--wait", "--timeout=1m")
+	if err != nil {
+		return err
+	}
+	w.printCommand("xpuctl status", out)
+
 	return w.collect(ctx)
 }
 
