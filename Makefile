@@ -1,6 +1,6 @@
 # make demo, make test and make bench install what they miss: Debian packages by name, Go modules by version.
 SHELL := /bin/bash -o pipefail
-.DEFAULT_GOAL := help
+.DEFAULT_GOAL := build
 
 # One set of flags for every build, so that all of them share the build cache.
 # Equal source gives equal programs, whether or not it is in a repository.
