@@ -135,10 +135,7 @@ func newDevice(
 		claim.Status.Allocation.Devices.Config, result,
 	)
 	if device.ConfigErr == nil {
-		device.Interface, device.ConfigErr = Interface(&device.Config)
-	}
-	if device.ConfigErr == nil {
-		device.Networks, device.ConfigErr = networksOf(&device.Config)
+		device.Interface, device.Networks, device.ConfigErr = settings(&device.Config)
 	}
 
 	if device.ConfigErr == nil && device.Bandwidth > 0 {

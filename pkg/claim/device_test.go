@@ -354,7 +354,7 @@ func TestBadConfig(t *testing.T) {
 			[]string{`"net.core.somaxconn" cannot be set`, "net.ipv4.conf.IFNAME", "arp_ignore"}},
 		{`"offload": {"gsoMaxSize": 0}`, []string{"offload.gsoMaxSize", "1-524280"}},
 		{`"ethtool": {"features": {"rx-gro": "off"}}`, []string{"ethtool.features", "bool"}},
-		{`"ethtool": {"rings": {"rx": -1}}`, []string{"ethtool rings", "must be a number"}},
+		{`"ethtool": {"rings": {"rx": -1}}`, []string{"ethtool.rings", "must be a number"}},
 		{`"networks": [{"name": "a"}], "rules": [{"priority": 5, "table": 5, "incoming": true}]`,
 			[]string{"networks", "rules"}},
 		{`"networks": [{"name": "a"}], "network": "b"`, []string{"networks", "must be absent"}},
@@ -552,6 +552,11 @@ func FuzzInterfaceConfig(f *testing.F) {
 		}
 		if err := wanted.Validate(); err != nil {
 			t.Errorf("%q was accepted, but %v", parameters, err)
+		}
+
+		c := written([]string{"blue"}, claimtest.Config("", string(parameters)))
+		if err := claim.ValidateClaim("spec.devices", c); err != nil {
+			t.Errorf("%q is prepared, and refused when it is written: %v", parameters, err)
 		}
 	})
 }

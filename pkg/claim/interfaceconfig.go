@@ -188,6 +188,16 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	return i, errors.Join(errs...)
 }
 
+// settings converts a merged configuration with its tagged networks.
+func settings(c *v1alpha1.InterfaceConfig) (function.Interface, []Network, error) {
+	i, err := Interface(c)
+	if err != nil {
+		return i, nil, err
+	}
+	networks, err := networksOf(c)
+	return i, networks, err
+}
+
 const (
 	maxNetworks = 64 // XPUPort.spec.networks
 	// maxAddresses bounds the addresses of a network. It is also what the status of a claim has room

@@ -219,10 +219,10 @@ func TestValidate(t *testing.T) {
 		}, `ethtool: "eeprom" is no group of settings; can be: private flags, channels`},
 		"ethtool value": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {"rx-gro": "1"}}
-		}, `ethtool features "rx-gro" is "1": must be on or off`},
+		}, `ethtool.features: "rx-gro" is "1": must be on or off`},
 		"ethtool number": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"rings": {"rx": "-1"}}
-		}, `ethtool rings "rx" is "-1": must be a number`},
+		}, `ethtool.rings: "rx" is "-1": must be a number`},
 		"ethtool name": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {"a\nb": "on"}}
 		}, "has a name that no driver has"},

@@ -155,19 +155,23 @@ func (e Ethtool) validate() error {
 			continue
 		}
 		if len(e[group]) > maxEthtoolSettings {
-			errs = append(errs, fmt.Errorf("ethtool %s: has %d settings, at most %d may be given",
-				group, len(e[group]), maxEthtoolSettings))
+			errs = append(errs, fmt.Errorf("ethtool.%s: has %d settings, at most %d may be given",
+				ethtoolField(group), len(e[group]), maxEthtoolSettings))
 			continue
 		}
 
 		for _, name := range slices.Sorted(maps.Keys(e[group])) {
 			if err := validateEthtool(group, name, e[group][name]); err != nil {
-				errs = append(errs, fmt.Errorf("ethtool %s %q %w", group, cut(name), err))
+				errs = append(errs, fmt.Errorf("ethtool.%s: %q %w", ethtoolField(group), cut(name),
+					err))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// ethtoolField returns the field of a configuration that has the settings of a group.
+func ethtoolField(group string) string { return strings.Replace(group, " f", "F", 1) }
 
 func validateEthtool(group, name, value string) error {
 	isPrintable := func(r rune) bool { return r < unicode.MaxASCII && unicode.IsPrint(r) }
