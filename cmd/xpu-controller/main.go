@@ -29,6 +29,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/webhook"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/profiles"
@@ -55,6 +56,7 @@ type options struct {
 	logs            logging.Options
 	manager         ctrl.Options
 	controller      controller.Options
+	webhook         webhook.Options
 	limits          broker.Limits // of each tenant
 }
 
@@ -126,6 +128,12 @@ carries them from one to the other.`,
 	f.StringVar(&o.manager.PprofBindAddress, "pprof-bind-address", "0",
 		"loopback host:port for Go profiles at /debug/pprof, such as 127.0.0.1:6060; "+
 			"they show names of objects; 0 serves none")
+	f.StringVar(&o.webhook.Address, "webhook-bind-address", "0",
+		"roles all and tenant: host:port for the admission webhook at "+webhook.Path+", by which the "+
+			"API server refuses wrong parameters of claims when they are written; 0 serves none")
+	f.StringVar(&o.webhook.CertDir, "webhook-cert-dir", "",
+		"directory with tls.crt and tls.key for --webhook-bind-address, followed when they change; "+
+			"without them the API server gets no answers")
 	f.StringVar(&o.tracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
@@ -188,6 +196,10 @@ func (o *options) validate() error {
 		)
 	}
 
+	if err := o.validateWebhook(); err != nil {
+		return err
+	}
+
 	if err := o.limits.Validate(); err != nil {
 		return err
 	}
@@ -198,6 +210,24 @@ func (o *options) validate() error {
 		}
 	}
 
+	return nil
+}
+
+// hasWebhook reports whether the webhook is served.
+func (o *options) hasWebhook() bool { return o.webhook.Address != "" && o.webhook.Address != "0" }
+
+func (o *options) validateWebhook() error {
+	if !o.hasWebhook() {
+		return nil
+	}
+	if o.webhook.CertDir == "" {
+		return errors.New("--webhook-bind-address: needs --webhook-cert-dir, because an API server " +
+			"asks webhooks by TLS only")
+	}
+	if o.role != string(controller.RoleAll) && o.role != string(controller.RoleTenant) {
+		return fmt.Errorf("--webhook-bind-address: role %s sees no claims; give it to %s or %s", o.role,
+			controller.RoleAll, controller.RoleTenant)
+	}
 	return nil
 }
 
@@ -294,6 +324,13 @@ func run(ctx context.Context, o options) error {
 
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
+	}
+
+	if o.hasWebhook() {
+		o.webhook.Registerer, o.webhook.Log = metrics.Registry, log.WithName("webhook")
+		if err := mgr.Add(webhook.New(o.webhook)); err != nil {
+			return fmt.Errorf("webhook: %w", err)
+		}
 	}
 
 	return mgr.Start(ctx)

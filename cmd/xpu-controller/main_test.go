@@ -82,10 +82,15 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(role, func(t *testing.T) {
 			metricsAddr, probeAddr := freeAddress(t), freeAddress(t)
+			webhookAddr := "0"
+			if role == "all" || role == "tenant" {
+				webhookAddr = freeAddress(t)
+			}
 			c := exec.CommandContext(t.Context(), os.Args[0], "--role", role, "--kubeconfig",
 				kubeconfig, "--namespace", "default",
 				"--leader-elect", "--metrics-bind-address", metricsAddr,
 				"--health-probe-bind-address", probeAddr, "--log-format", "json",
+				"--webhook-bind-address", webhookAddr, "--webhook-cert-dir", t.TempDir(),
 				"--metrics-secure="+strconv.FormatBool(want.secure))
 
 			c.Env = append(os.Environ(), asProgram+"=1")
@@ -125,6 +130,16 @@ func TestRun(t *testing.T) {
 				return err
 			})
 
+			if webhookAddr != "0" {
+				eventually(t, func() error {
+					connection, err := net.Dial("tcp", webhookAddr)
+					if err != nil {
+						return err
+					}
+					return connection.Close()
+				})
+			}
+
 			if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
@@ -157,6 +172,10 @@ func TestValidate(t *testing.T) {
 		"--agent-timeout":      func(o *options) { o.controller.AgentTimeout = -1 },
 		"--resync-period":      func(o *options) { o.controller.ResyncPeriod = 0 },
 		"--pprof-bind-address": func(o *options) { o.manager.PprofBindAddress = "0.0.0.0:6060" },
+		"--webhook-cert-dir":   func(o *options) { o.webhook.Address = ":9443" },
+		"role broker sees no claims": func(o *options) {
+			o.role, o.webhook.Address, o.webhook.CertDir = roleBroker, ":9443", "/certs"
+		},
 	} {
 		o := good
 		spoil(&o)

@@ -49,7 +49,9 @@ func run(dir string) error {
 			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/lifecycle",
 			"pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
 		}},
-		{"xpu-controller", []string{"pkg/controller", "pkg/broker", "pkg/monitoring"}},
+		{"xpu-controller", []string{
+			"pkg/controller", "pkg/controller/webhook", "pkg/broker", "pkg/monitoring",
+		}},
 		{"opi-bridge", []string{"pkg/bridge/service", "pkg/monitoring"}},
 	})
 

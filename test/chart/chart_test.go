@@ -149,33 +149,64 @@ func TestSameAsKustomize(t *testing.T) {
 					all = append(all, kustomize(t, filepath.Join(root, dir))...)
 				}
 
-				want := byName(all)
-				// The user creates the namespace of a release.
-				delete(want, "Namespace /"+namespace)
-				rendered, err := render(t, namespace, "mode="+mode,
-					fmt.Sprintf("opiBridge.enabled=%t", bridge))
-				must.Succeed(t, err)
-				got := byName(rendered)
-				for _, name := range slices.Sorted(maps.Keys(want)) {
-					if diff := cmp.Diff(want[name], got[name]); diff != "" {
-						t.Errorf("%s: -kustomize +chart:\n%s", name, diff)
-					}
-					delete(got, name)
-				}
-
-				for name := range got {
-					t.Errorf("the chart alone has %s", name)
-				}
+				checkSame(t, all, "mode="+mode, fmt.Sprintf("opiBridge.enabled=%t", bridge))
 			})
 		}
+	}
+}
+
+// checkSame checks that the chart renders these objects with the values.
+func checkSame(t *testing.T, all []unstructured.Unstructured, set ...string) {
+	t.Helper()
+	want := byName(all)
+	// The user creates the namespace of a release.
+	delete(want, "Namespace /"+namespace)
+	rendered, err := render(t, namespace, set...)
+	must.Succeed(t, err)
+
+	got := byName(rendered)
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if diff := cmp.Diff(want[name], got[name]); diff != "" {
+			t.Errorf("%s: -kustomize +chart:\n%s", name, diff)
+		}
+		delete(got, name)
+	}
+
+	for name := range got {
+		t.Errorf("the chart alone has %s", name)
+	}
+}
+
+// TestSameWebhook checks that the chart renders the webhook as the component of deploy/webhook adds
+// it.
+func TestSameWebhook(t *testing.T) {
+	for mode, dir := range map[string]string{"cluster": "deploy", "tenant": "deploy/tenant"} {
+		t.Run(mode, func(t *testing.T) {
+			overlay := t.TempDir()
+			relative := func(dir string) string {
+				absolute, err := filepath.Abs(filepath.Join(root, dir))
+				must.Succeed(t, err)
+				path, err := filepath.Rel(overlay, absolute)
+				must.Succeed(t, err)
+				return path
+			}
+			text := fmt.Sprintf("resources: [%s]\ncomponents: [%s]\n", relative(dir),
+				relative("deploy/webhook"))
+			must.Succeed(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text),
+				0o600))
+
+			checkSame(t, kustomize(t, overlay), "mode="+mode, "admission.webhook.enabled=true")
+		})
 	}
 }
 
 // TestNamespaceIsFree checks that a release contains no namespace of the manifests but its own.
 func TestNamespaceIsFree(t *testing.T) {
 	for _, mode := range []string{"cluster", "tenant", "infra", "direct"} {
+		webhook := mode == "cluster" || mode == "tenant"
 		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers",
-			"opiBridge.enabled=true", "networkPolicies.enabled=true")
+			"opiBridge.enabled=true", "networkPolicies.enabled=true",
+			fmt.Sprintf("admission.webhook.enabled=%t", webhook))
 		must.Succeed(t, err)
 
 		for _, o := range rendered {
@@ -301,6 +332,18 @@ func TestParts(t *testing.T) {
 				"{port: metrics, protocol: TCP}"},
 			[]string{"egress:", "port: 6443"},
 		},
+		"webhook": {
+			[]string{"admission.webhook.enabled=true", "admission.webhook.secretName=mine",
+				"admission.webhook.caBundle=PEM"},
+			[]string{"kind: ValidatingWebhookConfiguration", "--webhook-bind-address=:9443",
+				"secretName: mine, optional: true", "caBundle: UEVN", "{port: webhook, protocol: TCP}"},
+			[]string{"inject-ca-from"},
+		},
+		"no webhook": {
+			nil, []string{"name: xpu-controller"},
+			[]string{"ValidatingWebhookConfiguration", "--webhook", "port: webhook", "volumeMounts:\n" +
+				"        - {name: webhook"},
+		},
 		"no network policies": {
 			[]string{"networkPolicies.enabled=false"}, []string{"kind: Deployment"},
 			[]string{"kind: NetworkPolicy"},
@@ -351,6 +394,9 @@ func TestRefuses(t *testing.T) {
 		"networkPolicies.opiPorts={0}":                                         "/networkPolicies/opiPorts/0",
 		"broker.namespace=xpu-system":                                          "broker.namespace: must not be the release's namespace",
 		"mode=direct,monitoring.secure=true":                                   "monitoring.secure: agents of mode direct have no API server",
+		"admission.webhook.enabled=true":                                       "admission.webhook: needs a controller of mode cluster or tenant",
+		"mode=tenant,controller.enabled=false,admission.webhook.enabled=true":  "admission.webhook: needs a controller of mode cluster or tenant",
+		"admission.webhook.secretName=A B":                                     "/admission/webhook/secretName",
 		"monitoring.secure=true,monitoring.enabled=true":                       "monitoring.tokenSecretName: must name a Secret",
 	} {
 		_, err := render(t, namespace, "mode=infra", set)

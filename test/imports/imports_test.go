@@ -97,7 +97,8 @@ var bridgeStages = []string{
 // controllerStages are the packages of pkg/controller. Each may import those before it, and
 // pkg/controller itself puts them together.
 var controllerStages = []string{
-	"model", "reconciling", "addresses", "sessions", "networks", "nodes", "pools", "xpus", "ports", "claims",
+	"model", "reconciling", "addresses", "sessions", "networks", "nodes", "pools", "xpus", "ports",
+	"claims", "webhook",
 }
 
 // pkg is a package as go list tells it.

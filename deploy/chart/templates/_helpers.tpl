@@ -67,6 +67,12 @@ the kustomizations; their namespace xpu-system is the release's, and xpu-tenants
 {{- define "xpu.hasController" -}}
 {{- if and .Values.controller.enabled (ne .Values.mode "direct") }}true{{ end }}
 {{- end }}
+{{- define "xpu.hasClaims" -}}
+{{- if has .Values.mode (list "cluster" "tenant") }}true{{ end }}
+{{- end }}
+{{- define "xpu.hasWebhook" -}}
+{{- if and (include "xpu.hasClaims" .) (include "xpu.hasController" .) .Values.admission.webhook.enabled }}true{{ end }}
+{{- end }}
 {{- define "xpu.hasBroker" -}}
 {{- if and .Values.broker.enabled (eq .Values.mode "infra") }}true{{ end }}
 {{- end }}
@@ -107,7 +113,7 @@ affinity:
 {{- end }}
 {{- end }}
 
-{{/* A Deployment of xpu-controller and its PodDisruptionBudget: a dict of root, name, namespace, values and args. */}}
+{{/* A Deployment of xpu-controller and its PodDisruptionBudget: a dict of root, name, namespace, values and args, and webhook where it serves one. */}}
 {{- define "xpu.controller" -}}
 {{- $root := .root }}
 {{- $values := .values }}
@@ -147,6 +153,10 @@ spec:
         {{- if $root.Values.monitoring.secure }}
         - --metrics-secure
         {{- end }}
+        {{- if .webhook }}
+        - --webhook-bind-address=:9443
+        - --webhook-cert-dir=/run/xpu-controller/webhook
+        {{- end }}
         {{- with $values.extraArgs }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -159,6 +169,9 @@ spec:
         ports:
         - {name: metrics, containerPort: 8080, protocol: TCP}
         - {name: health, containerPort: 8081, protocol: TCP}
+        {{- if .webhook }}
+        - {name: webhook, containerPort: 9443, protocol: TCP}
+        {{- end }}
         livenessProbe:
           httpGet: {path: /healthz, port: health}
           periodSeconds: 10
@@ -177,6 +190,13 @@ spec:
             drop: [ALL]
           seccompProfile:
             type: RuntimeDefault
+        {{- with .webhook }}
+        volumeMounts:
+        - {name: webhook, mountPath: /run/xpu-controller/webhook, readOnly: true}
+      volumes:
+      - name: webhook
+        secret: {secretName: {{ .secretName }}, optional: true}
+        {{- end }}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package webhook
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/netutil"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+)
+
+// Path is the path of the reviews.
+const Path = "/validate"
+
+// Bounds of what clients can cost, because anyone who reaches the port may send requests.
+const (
+	// maxBody is a bit more than the largest request of an API server, 3 MiB
+	// (MaxRequestBodyBytes of k8s.io/apiserver). Objects of the kinds that are judged are smaller.
+	maxBody        = 4 << 20
+	maxReviews     = 2 // at a time
+	maxConnections = 64
+	// patience is how long a client has to send a request, and to take the answer. The API server
+	// waits less.
+	patience = 5 * time.Second
+	idle     = 2 * time.Minute // more than the API server's 90 s
+)
+
+// Options of a [Server].
+type Options struct {
+	// Address is the host:port to listen on.
+	Address string
+	// CertDir has tls.crt and tls.key. They are read for each connection, so that new ones are used
+	// at once. Until they exist, connections fail.
+	CertDir string
+	// Registerer registers the metrics.
+	Registerer prometheus.Registerer
+	Log        logr.Logger
+}
+
+// Server serves the webhook. It is a runnable of a manager, also of replicas that are not the
+// leader.
+type Server struct {
+	Options
+	reviewer *reviewer
+	handler  http.Handler
+	turns    chan struct{} // a value for each review that is being answered
+}
+
+// New returns a server that does not listen yet.
+func New(o Options) *Server {
+	s := &Server{Options: o, reviewer: newReviewer(o.Registerer),
+		turns: make(chan struct{}, maxReviews)}
+	mux := http.NewServeMux()
+	mux.Handle("POST "+Path, s.inTurn(http.MaxBytesHandler(
+		&admission.Webhook{Handler: s.reviewer}, maxBody)))
+	s.handler = mux
+	return s
+}
+
+// NeedLeaderElection is false.
+func (*Server) NeedLeaderElection() bool { return false }
+
+// Start listens and serves until ctx ends.
+func (s *Server) Start(ctx context.Context) error {
+	listener, err := net.Listen("tcp", s.Address)
+	if err != nil {
+		return fmt.Errorf("webhook: %w", err)
+	}
+	return s.serve(ctx, listener)
+}
+
+// serve serves until ctx ends, and closes the listener.
+func (s *Server) serve(ctx context.Context, listener net.Listener) error {
+	certificate := &pair{dir: s.CertDir, log: s.Log}
+	secure := tls.NewListener(netutil.LimitListener(listener, maxConnections), &tls.Config{
+		MinVersion: tls.VersionTLS12, GetCertificate: certificate.get,
+	})
+	server := &http.Server{
+		Handler: s.handler, ReadTimeout: patience, WriteTimeout: 2 * patience, IdleTimeout: idle,
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(s.Log.V(1)), slog.LevelInfo),
+	}
+
+	defer context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		_ = server.Shutdown(grace)
+	})()
+
+	s.Log.Info("serving the webhook", "address", listener.Addr().String())
+	if err := server.Serve(secure); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("webhook: serve %s: %w", listener.Addr(), err)
+	}
+
+	return nil
+}
+
+// inTurn has requests wait until it is their turn, or their client has gone.
+func (s *Server) inTurn(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case s.turns <- struct{}{}:
+		case <-r.Context().Done():
+			return
+		}
+		defer func() { <-s.turns }()
+		handler.ServeHTTP(w, r)
+	})
+}
+
+// pair is a certificate with its key, in files.
+type pair struct {
+	dir string
+	log logr.Logger
+
+	mutex sync.Mutex
+	last  *tls.Certificate // that could be read
+}
+
+// get returns the certificate that the files have now. While they cannot be read, it returns the
+// last one.
+func (p *pair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+
+	read, err := tls.LoadX509KeyPair(filepath.Join(p.dir, "tls.crt"), filepath.Join(p.dir, "tls.key"))
+	switch {
+	case err == nil:
+		p.last = &read
+	case p.last == nil:
+		p.log.Error(err, "the webhook has no certificate yet")
+		return nil, fmt.Errorf("certificate of the webhook: %w", err)
+	default:
+		p.log.Error(err, "the certificate of the webhook stays as it was")
+	}
+
+	return p.last, nil
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package webhook refuses ResourceClaims, ResourceClaimTemplates and DeviceClasses with wrong
+// parameters for this driver when they are written. It answers the API server's admission reviews.
+//
+// It is a convenience, because the node's agent judges the parameters again when the claim is
+// prepared: what cannot be judged is allowed, and the API server is configured to go on without an
+// answer.
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	admissionv1 "k8s.io/api/admission/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+)
+
+// Results of a review, in the metric.
+const (
+	allowed = "allowed"
+	refused = "refused"
+	unknown = "unknown" // allowed, because it could not be judged
+)
+
+// reviewer judges objects. It is an [admission.Handler].
+type reviewer struct {
+	reviews *prometheus.CounterVec
+}
+
+func newReviewer(registerer prometheus.Registerer) *reviewer {
+	return &reviewer{reviews: promauto.With(registerer).NewCounterVec(prometheus.CounterOpts{
+		Name: "xpu_webhook_reviews_total",
+		Help: "Objects that the webhook was asked about, by resource and result: allowed, refused, or " +
+			"unknown for those that it could not judge, which are allowed.",
+	}, []string{"resource", "result"})}
+}
+
+// Handle answers a review.
+func (r *reviewer) Handle(_ context.Context, request admission.Request) admission.Response {
+	resource := request.Resource.Resource
+	wrong, err := judge(&request.AdmissionRequest)
+	switch {
+	case err != nil:
+		r.reviews.WithLabelValues(known(resource), unknown).Inc()
+		return admission.Allowed("").WithWarnings("xpu-controller did not judge the parameters: " +
+			short(err.Error()))
+	case wrong != nil:
+		r.reviews.WithLabelValues(resource, refused).Inc()
+		return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{
+			Result: &metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity,
+				Reason: metav1.StatusReasonInvalid, Message: message(wrong),
+			},
+		}}
+	}
+
+	r.reviews.WithLabelValues(resource, allowed).Inc()
+	return admission.Allowed("")
+}
+
+// known returns a resource for the metric. Resources that are not judged have one name, because
+// anyone who reaches the port could make up others without end.
+func known(resource string) string {
+	if _, ok := kinds[resource]; ok {
+		return resource
+	}
+	return "_other"
+}
+
+// kind is how the objects of a resource are judged.
+type kind struct {
+	// decode returns an object.
+	decode func(raw []byte) (metav1.Object, error)
+	// configs returns the part of an object that [kind.validate] judges, to compare it with another.
+	configs func(metav1.Object) any
+	// validate returns what is wrong with an object.
+	validate func(metav1.Object) error
+}
+
+// kinds are the resources of resource.k8s.io/v1 that have parameters. The API server converts
+// objects of other versions.
+var kinds = map[string]kind{
+	"resourceclaims": {
+		decode:  decode[resourceapi.ResourceClaim],
+		configs: func(o metav1.Object) any { return o.(*resourceapi.ResourceClaim).Spec.Devices },
+		validate: func(o metav1.Object) error {
+			return claim.ValidateClaim("spec.devices", &o.(*resourceapi.ResourceClaim).Spec.Devices)
+		},
+	},
+	"resourceclaimtemplates": {
+		decode: decode[resourceapi.ResourceClaimTemplate],
+		configs: func(o metav1.Object) any {
+			return o.(*resourceapi.ResourceClaimTemplate).Spec.Spec.Devices
+		},
+		validate: func(o metav1.Object) error {
+			return claim.ValidateClaim("spec.spec.devices",
+				&o.(*resourceapi.ResourceClaimTemplate).Spec.Spec.Devices)
+		},
+	},
+	"deviceclasses": {
+		decode:  decode[resourceapi.DeviceClass],
+		configs: func(o metav1.Object) any { return o.(*resourceapi.DeviceClass).Spec.Config },
+		validate: func(o metav1.Object) error {
+			return claim.ValidateClass("spec", &o.(*resourceapi.DeviceClass).Spec)
+		},
+	},
+}
+
+func decode[T any, P interface {
+	*T
+	metav1.Object
+}](raw []byte) (metav1.Object, error) {
+	object := P(new(T))
+	return object, json.Unmarshal(raw, object)
+}
+
+// judge returns what is wrong with the object of a request, or an error if it does not know.
+func judge(request *admissionv1.AdmissionRequest) (wrong, _ error) {
+	k, ok := kinds[request.Resource.Resource]
+	if !ok || request.Resource.Group != resourceapi.GroupName ||
+		request.Resource.Version != resourceapi.SchemeGroupVersion.Version ||
+		request.SubResource != "" {
+		return nil, errors.New("it is not a ResourceClaim, ResourceClaimTemplate or DeviceClass of " +
+			resourceapi.SchemeGroupVersion.String())
+	}
+
+	switch request.Operation {
+	case admissionv1.Create, admissionv1.Update:
+	default:
+		return nil, nil
+	}
+
+	object, err := k.decode(request.Object.Raw)
+	if err != nil {
+		return nil, fmt.Errorf("decode the object: %w", err)
+	}
+	if object.GetDeletionTimestamp() != nil {
+		return nil, nil
+	}
+
+	if request.Operation == admissionv1.Update {
+		old, err := k.decode(request.OldObject.Raw)
+		if err != nil {
+			return nil, fmt.Errorf("decode the old object: %w", err)
+		}
+		if equality.Semantic.DeepEqual(k.configs(old), k.configs(object)) {
+			return nil, nil
+		}
+	}
+
+	return k.validate(object), nil
+}
+
+// Limits of a message: who wrote the object controls it.
+const (
+	maxLines = 8
+	maxLine  = 512 // bytes
+)
+
+// message returns the first lines of an error, for the answer.
+func message(err error) string {
+	lines := strings.Split(err.Error(), "\n")
+	more := len(lines) - maxLines
+	if more > 0 {
+		lines = lines[:maxLines]
+	}
+	for i, line := range lines {
+		lines[i] = short(line)
+	}
+	if more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func short(line string) string {
+	if len(line) <= maxLine {
+		return line
+	}
+	return strings.ToValidUTF8(line[:maxLine], "") + "..."
+}
