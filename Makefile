@@ -194,6 +194,7 @@ push: images chart ## Push images and chart to a registry (REGISTRY=registry.exa
 generate: ## Make deepcopy functions, CRDs, parts of docs/reference and the version in deploy anew
 	@scripts/preflight generate
 	@go run $(CONTROLLER_GEN) object:headerFile=scripts/go-header.txt crd paths=./api/... output:crd:dir=deploy/crds
+	@go run ./deploy/gen
 	@sed -i -E 's#(image: $(REGISTRY)/[a-z-]+):.*#\1:$(VERSION)#' deploy/*/*.yaml
 	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO)

@@ -17,10 +17,10 @@ import (
 
 // Limits of the kernel and of the standards.
 const (
-	maxName = 15   // IFNAMSIZ - 1, linux/if.h
+	MaxName = 15   // IFNAMSIZ - 1, linux/if.h
 	minMTU  = 68   // RFC 791; ETH_MIN_MTU in linux/if_ether.h
-	maxVLAN = 4094 // IEEE 802.1Q
-	maxQoS  = 7    // IEEE 802.1p
+	MaxVLAN = 4094 // IEEE 802.1Q
+	MaxQoS  = 7    // IEEE 802.1p
 )
 
 // Protocols of a VLAN tag.
@@ -197,9 +197,9 @@ func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("interface name: is empty, must be 1-15 bytes")
-	case len(name) > maxName:
+	case len(name) > MaxName:
 		return fmt.Errorf("interface name %q: is %d bytes long, must be at most %d",
-			name, len(name), maxName)
+			name, len(name), MaxName)
 	case name == "." || name == "..":
 		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
 	case name == "all" || name == "default": // devinet_conf_proc of net/ipv4/devinet.c
@@ -228,8 +228,8 @@ func (c *VFConfig) validate() error {
 		}
 	}
 
-	inRange("vlan", c.VLAN, maxVLAN)
-	inRange("qos", c.QoS, maxQoS)
+	inRange("vlan", c.VLAN, MaxVLAN)
+	inRange("qos", c.QoS, MaxQoS)
 	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
 	inRange("maxTxRate", c.MaxTxRate, math.MaxInt32)
 	oneOf("vlanProtocol", c.Proto, VLAN8021Q, VLAN8021AD)

@@ -11,8 +11,15 @@ import (
 
 // Limits of what a pod may ask for. The kernel has no limits for them.
 const (
-	maxRules     = 64
-	maxNeighbors = 256
+	MaxRules     = 64
+	MaxNeighbors = 256
+)
+
+// Priorities that a rule may have. The kernel's own rules have 0 (local), 32766 (main) and 32767
+// (default).
+const (
+	LowestPriority  = 1
+	HighestPriority = 32765
 )
 
 // Route is a route through the interface.
@@ -114,8 +121,8 @@ func (r Route) validate() error {
 
 // validateRules reports rules that the kernel would reject, or whose order is not given.
 func validateRules(rules []Rule) error {
-	if len(rules) > maxRules {
-		return fmt.Errorf("rules: has %d, at most %d may be given", len(rules), maxRules)
+	if len(rules) > MaxRules {
+		return fmt.Errorf("rules: has %d, at most %d may be given", len(rules), MaxRules)
 	}
 
 	var errs []error
@@ -158,8 +165,6 @@ func (v *VRF) validate(netdev string) error {
 }
 
 func (r Rule) validate() error {
-	// The kernel's own rules have priorities 0 (local), 32766 (main) and 32767 (default).
-	const lowest, highest = 1, 32765
 	for _, f := range []struct {
 		field  string
 		prefix netip.Prefix
@@ -171,9 +176,9 @@ func (r Rule) validate() error {
 	}
 
 	switch {
-	case r.Priority < lowest || r.Priority > highest:
+	case r.Priority < LowestPriority || r.Priority > HighestPriority:
 		return fmt.Errorf("priority %d: must be %d-%d, because the kernel's own rules have the "+
-			"priorities 0, 32766 and 32767", r.Priority, lowest, highest)
+			"priorities 0, 32766 and 32767", r.Priority, LowestPriority, HighestPriority)
 	case r.Table < 1 || r.Table > math.MaxInt32:
 		return fmt.Errorf("table %d: must be 1-%d", r.Table, math.MaxInt32)
 	case r.From.IsValid() && r.To.IsValid() && r.From.Addr().Is4() != r.To.Addr().Is4():
@@ -188,8 +193,8 @@ func (r Rule) validate() error {
 
 // validateNeighbors reports entries that the kernel would reject or that are given twice.
 func validateNeighbors(neighbors []Neighbor) error {
-	if len(neighbors) > maxNeighbors {
-		return fmt.Errorf("neighbors: has %d, at most %d may be given", len(neighbors), maxNeighbors)
+	if len(neighbors) > MaxNeighbors {
+		return fmt.Errorf("neighbors: has %d, at most %d may be given", len(neighbors), MaxNeighbors)
 	}
 
 	var errs []error

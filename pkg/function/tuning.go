@@ -22,8 +22,8 @@ type Offload struct {
 	GROIPv4MaxSize int `json:"groIPv4MaxSize,omitempty"` // Linux 6.3
 }
 
-// maxOffload is GSO_MAX_SIZE and GRO_MAX_SIZE of linux/netdevice.h. A driver may have a lower limit.
-const maxOffload = 8 * 65535
+// MaxOffload is GSO_MAX_SIZE and GRO_MAX_SIZE of linux/netdevice.h. A driver may have a lower limit.
+const MaxOffload = 8 * 65535
 
 func (o *Offload) validate() error {
 	if o == nil {
@@ -38,9 +38,9 @@ func (o *Offload) validate() error {
 		{"gsoMaxSize", o.GSOMaxSize}, {"groMaxSize", o.GROMaxSize},
 		{"gsoIPv4MaxSize", o.GSOIPv4MaxSize}, {"groIPv4MaxSize", o.GROIPv4MaxSize},
 	} {
-		if f.size < 0 || f.size > maxOffload {
+		if f.size < 0 || f.size > MaxOffload {
 			errs = append(errs, fmt.Errorf("offload.%s: must be 1-%d, or absent to keep the netdev's",
-				f.field, maxOffload))
+				f.field, MaxOffload))
 		}
 	}
 

@@ -30,9 +30,9 @@ func validateVLANs(netdev string, vlans []VLAN) error {
 				"another name", n, v.Name))
 		}
 
-		if v.Tag < 1 || v.Tag > maxVLAN || tags[v.Tag] {
+		if v.Tag < 1 || v.Tag > MaxVLAN || tags[v.Tag] {
 			errs = append(errs, fmt.Errorf("vlans[%d] tag %d: must be 1-%d, and the tag of one VLAN", n,
-				v.Tag, maxVLAN))
+				v.Tag, MaxVLAN))
 		}
 		if err := (Interface{Name: "any", MTU: v.MTU, Addresses: v.Addresses}).Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("vlans[%d]: %w", n, err))

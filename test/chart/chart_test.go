@@ -339,6 +339,13 @@ func TestParts(t *testing.T) {
 				"secretName: mine, optional: true", "caBundle: UEVN", "{port: webhook, protocol: TCP}"},
 			[]string{"inject-ca-from"},
 		},
+		"no policy": {
+			[]string{"admission.policy=false"}, []string{"name: xpuports"}, []string{"name: xpu-parameters"},
+		},
+		"values of a version before admission": {
+			[]string{"admission=null"}, []string{"name: xpu-parameters"},
+			[]string{"ValidatingWebhookConfiguration"},
+		},
 		"no webhook": {
 			nil, []string{"name: xpu-controller"},
 			[]string{"ValidatingWebhookConfiguration", "--webhook", "port: webhook", "volumeMounts:\n" +

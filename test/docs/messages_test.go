@@ -24,6 +24,7 @@ var foreign = []string{
 	"NRI RunPodSandbox failed:", "Allocate failed due to rpc error:",
 	"Insufficient", "failed to find plugin", "in path [/opt/cni/bin]", "mount source path",
 	"no such file or directory", "strict decoding error: unknown field",
+	"failed to create ResourceClaim:", "denied request:", ": unknown field",
 	// short constant texts before a verb of a format
 	"request nic:", "claim default/net:", "parameters in the claim:",
 	"dial unix", "the network is missing", "because of", "connect: connection refused",

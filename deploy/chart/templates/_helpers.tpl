@@ -71,7 +71,7 @@ the kustomizations; their namespace xpu-system is the release's, and xpu-tenants
 {{- if has .Values.mode (list "cluster" "tenant") }}true{{ end }}
 {{- end }}
 {{- define "xpu.hasWebhook" -}}
-{{- if and (include "xpu.hasClaims" .) (include "xpu.hasController" .) .Values.admission.webhook.enabled }}true{{ end }}
+{{- if and (include "xpu.hasClaims" .) (include "xpu.hasController" .) (((.Values.admission).webhook).enabled) }}true{{ end }}
 {{- end }}
 {{- define "xpu.hasBroker" -}}
 {{- if and .Values.broker.enabled (eq .Values.mode "infra") }}true{{ end }}

@@ -30,7 +30,8 @@ import (
 
 func (w *World) claimTrouble() []Step {
 	return []Step{
-		{"Parameters that cannot be: the pod's events name the field", w.refuseParameters},
+		{"Parameters that cannot be: the API server or the pod's events name the field",
+			w.refuseParameters},
 		{"A network that is not there yet: the pod waits, and starts when it is made",
 			w.waitForNetwork},
 		{"Two interfaces in one pod: two claims work, the same name twice is refused",
@@ -201,15 +202,25 @@ func containsAll(text string, words []string) bool {
 	return true
 }
 
+// refuseParameters has wrong parameters refused: by the API server when the claim is written, or by
+// the agent when the pod starts.
 func (w *World) refuseParameters(ctx context.Context) error {
+	for fields, words := range map[string][]string{
+		`"network": "blue", "mtuu": 9000`:     {"config[0].opaque.parameters", `unknown field "mtuu"`},
+		`"network": "blue", "mtu": "large"`:   {"config[0].opaque.parameters.mtu"},
+		`"interfaceName": "sixteen-bytes-xx"`: {"config[0].opaque.parameters.interfaceName", "15 bytes"},
+	} {
+		err := w.createPodWithClaims(ctx, "wrong", "node1", fields)
+		if !apierrors.IsInvalid(err) || !containsAll(err.Error(), words) {
+			return fmt.Errorf("a claim with %s: error %w, want %q", fields, err, words)
+		}
+		w.Detail("%v", err)
+	}
+
 	cases := []struct {
 		pod, fields string
 		words       []string
 	}{
-		{"unknown-field", `"network": "blue", "mtuu": 9000`, []string{`unknown field "mtuu"`}},
-		{"wrong-type", `"network": "blue", "mtu": "large"`, []string{"mtu"}},
-		{"long-name", `"network": "blue", "interfaceName": "a-name-too-long-for-linux"`,
-			[]string{"a-name-too-long-for-linux", "at most 15"}},
 		{"taken-name", `"network": "blue", "interfaceName": "eth0"`, []string{"eth0", "taken"}},
 		{"outside", `"network": "blue", "addresses": ["192.168.3.4/24"]`,
 			[]string{"192.168.3.4", "10.10.0.0/24", "blue"}},
