@@ -45,7 +45,8 @@ or why it stays pending, node by node. Nothing is changed in any cluster.
 
 It asks the allocator of the Kubernetes scheduler, for claims of any DRA driver. Beside claims it looks at nodeSelector,
 node affinity, taints and requested resources; not at affinity between pods, topology spread, volumes and host ports. Of
-nodes that serve a pod equally well, the scheduler takes any, and this command the first by name.
+nodes that serve a pod equally well, the scheduler takes any, and this command the first by name. The scheduler does not look
+at parameters; notes on standard error name those for xpu.opiproject.org with which a pod would not start.
 
 It reads the cluster of the current kubeconfig; or the files of -f; or, with -f and --kubeconfig or --context, the cluster
 with the objects of the files put into it. Files have Pods, in the order in which they are to be scheduled; Deployments,
@@ -204,6 +205,9 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	}
 	if left != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", left)
+	}
+	for _, note := range wrongParameters(from) {
+		terminal.Line(c.ErrOrStderr(), "note: %s", note)
 	}
 
 	return from, nil
