@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/dranet"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
@@ -116,7 +117,7 @@ Other objects are printed as they are. FILE may be - for standard input.`,
 				return err
 			}
 
-			documents, notes, err := dranet.Convert(content)
+			documents, notes, err := conversion.Convert(content, dranet.Driver())
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}

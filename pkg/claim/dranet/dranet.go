@@ -16,10 +16,21 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 )
 
-// Driver is the name of DRANET's driver.
-const Driver = "dra.net"
+// Driver returns DRANET's driver.
+func Driver() conversion.Driver {
+	return conversion.Driver{
+		Name:    "dra.net",
+		Section: "the section Selecting devices of docs/how-to/move-from-dranet.md",
+		Parameters: func(
+			text []byte, _ conversion.Place,
+		) (c v1alpha1.InterfaceConfig, notes []string, err error) {
+			return Parameters(text)
+		},
+	}
+}
 
 // networkConfig has the fields of DRANET's NetworkConfig, by its API of August 2026.
 type networkConfig struct {
@@ -77,26 +88,16 @@ func Parameters(text []byte) (c v1alpha1.InterfaceConfig, notes []string, err er
 		return c, nil, fmt.Errorf("NetworkConfig: %w", err)
 	}
 	if err := yaml.UnmarshalStrict(text, &networkConfig{}); err != nil {
-		notes = append(notes, fmt.Sprintf("left out: %s", lastPart(err)))
+		notes = append(notes, fmt.Sprintf("left out: %s", conversion.LastPart(err)))
 	}
 
 	c.Kind, c.APIVersion = "InterfaceConfig", v1alpha1.SchemeGroupVersion.String()
 	notes = append(notes, n.setInterface(&c)...)
 	notes = append(notes, n.setRouting(&c)...)
 	notes = append(notes, n.setDriver(&c)...)
-	if _, err := claim.Interface(&c); err != nil {
-		for _, line := range strings.Split(err.Error(), "\n") {
-			notes = append(notes, "would be refused: "+line)
-		}
-	}
+	_, err = claim.Interface(&c)
 
-	return c, notes, nil
-}
-
-// lastPart returns the part of an error that names the field.
-func lastPart(err error) string {
-	parts := strings.Split(err.Error(), ": ")
-	return parts[len(parts)-1]
+	return c, append(notes, conversion.Refusals(err)...), nil
 }
 
 // setInterface converts the properties of the interface.
