@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/dranet"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/sriovdra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
@@ -33,7 +34,7 @@ func convertCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 
-	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand())
+	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand(), convertSRIOVDRACommand())
 	return c
 }
 
@@ -112,23 +113,49 @@ Other objects are printed as they are. FILE may be - for standard input.`,
   xpuctl convert dranet claim.yaml > converted.yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			content, err := read(c.InOrStdin(), args[0])
-			if err != nil {
-				return err
-			}
-
-			documents, notes, err := conversion.Convert(content, dranet.Driver())
-			if err != nil {
-				return fmt.Errorf("%s: %w", args[0], err)
-			}
-
-			for _, note := range notes {
-				terminal.Line(c.ErrOrStderr(), "note: %s", note)
-			}
-			_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
-			return err
+			return convertClaims(c, args[0], dranet.Driver())
 		},
 	}
+}
+
+func convertSRIOVDRACommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "dra-driver-sriov FILE",
+		Short: "Convert claims, classes and networks of dra-driver-sriov",
+		Long: `Reads ResourceClaims, ResourceClaimTemplates and DeviceClasses, or one VfConfig alone, and prints them
+with an InterfaceConfig in the place of each VfConfig. NetworkAttachmentDefinitions of type sriov that are given too are
+printed as XPUNetworks, and what they say of the VF goes into the InterfaceConfigs that name them. What is left out, what
+differs, and what an administrator must allow is on standard error. Selectors, SriovResourcePolicies and DeviceAttributes
+are not converted: notes name them. Other objects are printed as they are. FILE may be - for standard input.`,
+		Example: `  # The templates and networks of a namespace:
+  kubectl get resourceclaimtemplates,network-attachment-definitions -o yaml | xpuctl convert dra-driver-sriov -
+
+  # A file with networks, a class and a claim:
+  xpuctl convert dra-driver-sriov claim.yaml > converted.yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return convertClaims(c, args[0], sriovdra.Driver())
+		},
+	}
+}
+
+// convertClaims converts the objects in a file from another driver.
+func convertClaims(c *cobra.Command, file string, from conversion.Driver) error {
+	content, err := read(c.InOrStdin(), file)
+	if err != nil {
+		return err
+	}
+
+	documents, notes, err := conversion.Convert(content, from)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+
+	for _, note := range notes {
+		terminal.Line(c.ErrOrStderr(), "note: %s", note)
+	}
+	_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
+	return err
 }
 
 func read(stdin io.Reader, name string) ([]byte, error) {

@@ -11,8 +11,13 @@ import (
 	"testing"
 
 	"golang.org/x/tools/txtar"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/source"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/scripted"
 )
 
@@ -75,4 +80,45 @@ func TestConvertedIsTaken(t *testing.T) {
 		}
 	}
 	t.Error("the script has no pools.yaml")
+}
+
+// TestConvertedClaimsAreTaken checks that an API server with the project's CRDs and policies takes
+// what xpuctl convert prints of other drivers' claims and networks.
+func TestConvertedClaimsAreTaken(t *testing.T) {
+	cluster, err := kubeapitest.Start("../../deploy")
+	must.Succeed(t, err)
+	cluster.Need(t)
+	t.Cleanup(func() { must.Succeed(t, cluster.Stop()) })
+	admin, err := kubeapitest.Client(cluster.Admin())
+	must.Succeed(t, err)
+
+	taken := map[string]int{}
+	for _, file := range []string{"convert-dranet.txtar", "convert-dra-driver-sriov.txtar"} {
+		archive, err := txtar.ParseFile(filepath.Join("testdata", file))
+		must.Succeed(t, err)
+		for _, f := range archive.Files {
+			if !strings.HasSuffix(f.Name, "converted.yaml") {
+				continue
+			}
+			for text := range strings.SplitSeq(string(f.Data), "---\n") {
+				object := &unstructured.Unstructured{}
+				must.Succeed(t, yaml.Unmarshal([]byte(text), object))
+				switch object.GetKind() {
+				case "ResourceClaim", "ResourceClaimTemplate":
+					object.SetNamespace("default")
+				case "DeviceClass", "XPUNetwork":
+				default:
+					continue
+				}
+				taken[object.GetKind()]++
+				if err := admin.Create(t.Context(), object, client.DryRunAll); err != nil {
+					t.Errorf("%s, %s: %v", file, f.Name, err)
+				}
+			}
+		}
+	}
+
+	if taken["XPUNetwork"] < 2 || taken["DeviceClass"] < 2 || taken["ResourceClaim"] < 1 {
+		t.Errorf("only %v were found", taken)
+	}
 }

@@ -36,6 +36,7 @@ func run(dir string) error {
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
 		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",
+		"xpuctl convert dra-driver-sriov",
 	})
 
 	if err != nil {

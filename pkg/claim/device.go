@@ -169,7 +169,7 @@ func config(
 			}
 
 			if source.kind == resourceapi.AllocationConfigSourceClaim {
-				ofClaim = append(ofClaim, privilegedFields(one)...)
+				ofClaim = append(ofClaim, PrivilegedFields(one)...)
 			}
 
 			merged = merge(merged, one)

@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// privilegedFields returns the privileged fields that the configuration sets.
-func privilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
+// PrivilegedFields returns the privileged fields that the configuration sets.
+func PrivilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 	var fields []v1alpha1.PrivilegedField
 	add := func(set bool, f v1alpha1.PrivilegedField) {
 		if set {
