@@ -153,8 +153,14 @@ func (i *Interface) compareRequest(device claim.Device) {
 }
 
 // ignoredParameters returns a sentence for each configuration of the claim that is for a driver of
-// which the claim has no device.
+// which the claim has no device. It returns none for a claim with alternatives, whose configurations
+// may be for those that were not taken.
 func ignoredParameters(c *resourceapi.ResourceClaim) (sentences []string) {
+	hasAlternatives := func(r resourceapi.DeviceRequest) bool { return len(r.FirstAvailable) > 0 }
+	if slices.ContainsFunc(c.Spec.Devices.Requests, hasAlternatives) {
+		return nil
+	}
+
 	for n, config := range c.Spec.Devices.Config {
 		if config.Opaque == nil {
 			continue

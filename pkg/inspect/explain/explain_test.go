@@ -46,7 +46,9 @@ type cluster struct {
 	agent   error // why the agent cannot be asked
 	why     []string
 	target  string
-	listing error // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
+	away    string // why the node's agent does not run, as its XPUNode says
+	class   string // extended resource of a DeviceClass
+	listing error  // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
 }
 
 func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[0].Attachment }
@@ -152,6 +154,20 @@ func (c *cluster) explain(t *testing.T) *Pod {
 	}
 
 	objects := []client.Object{c.pod, c.pool}
+	if c.away != "" {
+		objects = append(objects, &v1alpha1.XPUNode{
+			ObjectMeta: metav1.ObjectMeta{Name: "node1"},
+			Status: v1alpha1.XPUNodeStatus{Conditions: []metav1.Condition{{
+				Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse, Message: c.away,
+			}}},
+		})
+	}
+	if c.class != "" {
+		objects = append(objects, &resourceapi.DeviceClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "plain"},
+			Spec:       resourceapi.DeviceClassSpec{ExtendedResourceName: &c.class},
+		})
+	}
 	if c.claim != nil {
 		objects = append(objects, c.claim)
 	}
@@ -369,8 +385,59 @@ func TestVerdict(t *testing.T) {
 		"no agent": {func(c *cluster) {
 			c.state, c.agent = nil, fmt.Errorf("node1: %w", inspect.ErrNoAgent)
 			reported(c)
-		}, false, "no pod of xpu-agent runs on node node1, so that no Function there is attached, " +
-			"watched or given back; find out why with: kubectl -n xpu-system get pods -o wide"},
+			c.away = "no pod is ready"
+		}, false, "xpu-agent does not run on node node1: no pod is ready"},
+		"no agent, and nobody says that there should be one": {func(c *cluster) {
+			c.state, c.agent = nil, fmt.Errorf("node1: %w", inspect.ErrNoAgent)
+			reported(c)
+		}, true, "nothing wrong is known, but the agent of the node could not be asked"},
+		"resource by a claim of the scheduler": {func(c *cluster) {
+			c.pod.Spec.ResourceClaims, c.pod.Status.ResourceClaimStatuses = nil, nil
+			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+				"xpu.opiproject.org/fast": resource.MustParse("1"),
+			}
+			c.pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
+				ResourceClaimName: "web-nic",
+				RequestMappings: []corev1.ContainerExtendedResourceRequest{{
+					ContainerName: "main", ResourceName: "xpu.opiproject.org/fast", RequestName: "nic",
+				}},
+			}
+		}, true, "nothing is wrong"},
+		"resource of a class, no claim yet": {func(c *cluster) {
+			byResource(c)
+			pending(c)
+			c.target = "node2"
+			c.class = "xpu.opiproject.org/plain"
+			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+				"xpu.opiproject.org/plain": resource.MustParse("1"),
+			}
+		}, false, "xpu.opiproject.org/plain is not Allocated: node node2 can take the pod: the " +
+			"scheduler has not come to it yet, or waits for something else"},
+		"resource of somebody else": {func(c *cluster) {
+			byResource(c)
+			c.pool.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourcePrefix: "intel.com"}
+			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+				"intel.com/qat": resource.MustParse("1"),
+			}
+			c.state.Functions[0].Attachment = nil
+		}, true, "the pod asks for no Function: it has no ResourceClaim for one, and no extended " +
+			"resource of a DevicePool"},
+		"resource of an unknown pool": {func(c *cluster) {
+			byResource(c)
+			pending(c)
+			c.listing = &meta.NoKindMatchError{}
+			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+				"intel.com/x": resource.MustParse("1"),
+			}
+		}, false, "it is not known whether the pod asks for a Function by intel.com/x: DevicePools, " +
+			"XPUNetworks and XPUPorts: this cluster has no such kinds. In direct mode xpu-agent has " +
+			"them in its files; otherwise xpu-device-plugin is not installed"},
+		"parameters of an alternative": {func(c *cluster) {
+			c.configure("nic.example.com", `{"mtu": 1400}`)
+			c.claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
+				Name: "nic", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "ours"}},
+			}}
+		}, true, "nothing is wrong"},
 		"pod has ended": {func(c *cluster) {
 			c.pod.Status.Phase = corev1.PodSucceeded
 			c.state.Functions[0].Attachment = nil
@@ -407,8 +474,8 @@ func TestVerdict(t *testing.T) {
 			c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
 				"xpu.opiproject.org/fsat": resource.MustParse("1"),
 			}
-		}, false, "xpu.opiproject.org/fsat is not Requested: no DevicePool offers this resource: " +
-			"correct its name, or make a DevicePool with publish: DevicePlugin"},
+		}, false, "xpu.opiproject.org/fsat is not Requested: no DevicePool and no DeviceClass offers " +
+			"this resource: correct its name, or make a DevicePool with publish: DevicePlugin"},
 		"hook fails": {func(c *cluster) {
 			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{
 				"example.com/x",

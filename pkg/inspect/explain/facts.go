@@ -5,7 +5,6 @@ package explain
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -22,7 +22,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -40,7 +39,12 @@ type facts struct {
 	unknown  []string
 	unseen   sets.Set[kind] // kinds of objects that could not be read
 	absent   sets.Set[kind] // those of them that the cluster does not have
-	noAgent  bool           // no agent runs on the pod's node
+	// classResources are the extended resources of DeviceClasses, for which the scheduler makes
+	// claims.
+	classResources sets.Set[string]
+	// away says why the node's agent does not run, in the words of its XPUNode; "" if it runs, or if
+	// this is not known.
+	away string
 }
 
 // kind is the plural of a kind of objects, for messages.
@@ -51,6 +55,8 @@ const (
 	networkKind kind = "XPUNetworks"
 	portKind    kind = "XPUPorts"
 	claimKind   kind = "ResourceClaims"
+	classKind   kind = "DeviceClasses"
+	nodeKind    kind = "XPUNodes"
 	eventKind   kind = "events"
 )
 
@@ -72,7 +78,7 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 
 	f.askAgent(ctx, s)
 	for _, collect := range []func(context.Context, Sources) error{
-		f.readDeclarations, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
+		f.readDeclarations, f.readClasses, f.readNode, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
 	} {
 		if err := collect(ctx, s); err != nil {
 			return nil, fmt.Errorf("pod %s: %w", key, err)
@@ -122,6 +128,39 @@ func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 		f.networks[networks.Items[i].Name] = &networks.Items[i]
 	}
 
+	return nil
+}
+
+// readClasses reads which extended resources are DeviceClasses'.
+func (f *facts) readClasses(ctx context.Context, s Sources) error {
+	f.classResources = sets.New[string]()
+	var classes resourceapi.DeviceClassList
+	if err := f.unread(classKind, s.Reader.List(ctx, &classes)); err != nil {
+		return err
+	}
+	for _, class := range classes.Items {
+		if name := ptr.Deref(class.Spec.ExtendedResourceName, ""); name != "" {
+			f.classResources.Insert(name)
+		}
+	}
+	return nil
+}
+
+// readNode reads whether the agent of the pod's node runs.
+func (f *facts) readNode(ctx context.Context, s Sources) error {
+	if f.pod.Spec.NodeName == "" {
+		return nil
+	}
+
+	var node v1alpha1.XPUNode
+	err := s.Reader.Get(ctx, types.NamespacedName{Name: f.pod.Spec.NodeName}, &node)
+	if err := f.unread(nodeKind, client.IgnoreNotFound(err)); err != nil {
+		return err
+	}
+	ready := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionAgentReady)
+	if ready != nil && ready.Status == metav1.ConditionFalse {
+		f.away = ready.Message
+	}
 	return nil
 }
 
@@ -290,7 +329,6 @@ func (f *facts) askAgent(ctx context.Context, s Sources) {
 	}
 	var err error
 	if f.state, err = s.State(ctx, f.pod.Spec.NodeName); err != nil {
-		f.noAgent = errors.Is(err, inspect.ErrNoAgent)
 		f.unknown = append(f.unknown, fmt.Sprintf("what the agent knows: %v", err))
 	}
 }

@@ -54,35 +54,68 @@ type wantedResource struct {
 }
 
 // resources returns the extended resources of this driver that the pod requests. These are the ones
-// of DevicePools, others with a prefix of these, and all that the agent gave the pod.
+// of DevicePools and of DeviceClasses, others with the project's prefix, and all that the agent gave
+// the pod. A resource for which the scheduler has made a claim is not among them.
 func (f *facts) resources() map[string]wantedResource {
-	offered, prefixes := sets.New[string](), sets.New(v1alpha1.GroupName)
+	offered := f.classResources.Clone()
 	for _, p := range f.pools {
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-			prefix := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName)
-			prefixes.Insert(prefix)
-			offered.Insert(prefix + "/" + cmp.Or(spec.ResourceName, p.Name))
+			offered.Insert(cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
+				cmp.Or(spec.ResourceName, p.Name))
 		}
 	}
 
-	given := f.givenResources()
+	given, claimed := f.givenResources(), f.claimedResources()
 	wanted := map[string]wantedResource{}
 	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
 		for resource, n := range c.Resources.Limits {
 			name := string(resource)
 			prefix, _, _ := strings.Cut(name, "/")
-			if !prefixes.Has(prefix) && !given.Has(name) {
+			isOurs := prefix == v1alpha1.GroupName || offered.Has(name) || given.Has(name)
+			if !isOurs || claimed.Has(name) {
 				continue
 			}
 			// Pools of a file of the agent are not known here, but a pod that has a node has got
 			// what it asks for.
-			known := offered.Has(name) || f.unseen.Has(poolKind) || f.pod.Spec.NodeName != ""
+			known := offered.Has(name) || f.unseen.HasAny(poolKind, classKind) ||
+				f.pod.Spec.NodeName != ""
 			wanted[name] = wantedResource{wanted[name].count + n.Value(), known}
 		}
 	}
 
 	return wanted
+}
+
+// claimedResources returns the resources for which the scheduler has made a claim.
+func (f *facts) claimedResources() sets.Set[string] {
+	claimed := sets.New[string]()
+	if made := f.pod.Status.ExtendedResourceClaimStatus; made != nil {
+		for _, mapping := range made.RequestMappings {
+			claimed.Insert(mapping.ResourceName)
+		}
+	}
+	return claimed
+}
+
+// unexplained returns the extended resources of the pod that may be this driver's, if it is not
+// known which ones are.
+func (f *facts) unexplained() (names []string) {
+	if !f.unseen.Has(poolKind) || f.state != nil {
+		return nil
+	}
+	wanted := f.resources()
+	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
+		for resource := range c.Resources.Limits {
+			prefix, _, isExtended := strings.Cut(string(resource), "/")
+			_, isOurs := wanted[string(resource)]
+			if isExtended && !isOurs && !strings.HasSuffix(prefix, "kubernetes.io") {
+				names = append(names, string(resource))
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // givenResources returns the resources of the Functions that the agent gave the pod.
@@ -152,10 +185,12 @@ func (f *facts) pendingResource(resource string, offered bool) Interface {
 	}
 
 	switch {
+	case f.hasEnded():
+		i.Stages = append(i.Stages, f.endStages(nil)...)
 	case !offered:
 		i.Stages = []Stage{{Name: Requested, Status: Failed,
-			Text: "no DevicePool offers this resource: correct its name, or make a DevicePool with " +
-				"publish: DevicePlugin"}}
+			Text: "no DevicePool and no DeviceClass offers this resource: correct its name, or make a " +
+				"DevicePool with publish: DevicePlugin"}}
 	case f.pod.Spec.NodeName == "":
 		i.Stages = append(i.Stages, f.notAllocated())
 	case f.state == nil:

@@ -6,13 +6,15 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 )
 
 // verdict returns the summary: the first stage that failed or is not done, or else the first
 // contradiction. It is ok only if everything that decides about the interfaces is known.
 func verdict(f *facts, p *Pod) (ok bool, sentence string) {
+	if names := f.unexplained(); len(p.Interfaces) == 0 && len(names) > 0 {
+		return false, fmt.Sprintf("it is not known whether the pod asks for a Function by %s: %s",
+			strings.Join(names, ", "), strings.Join(f.unknown, "; "))
+	}
 	if len(p.Interfaces) == 0 {
 		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no " +
 			"extended resource of a DevicePool"
@@ -21,10 +23,8 @@ func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 	if i, s := first(p.Interfaces, Failed); s != nil {
 		return false, fmt.Sprintf("%s is not %s: %s", i.Title(), s.Name, s.Text)
 	}
-	if f.noAgent && !f.hasEnded() {
-		return false, fmt.Sprintf("no pod of xpu-agent runs on node %s, so that no Function there is "+
-			"attached, watched or given back; find out why with: kubectl -n %s get pods -o wide",
-			f.pod.Spec.NodeName, inspect.AgentNamespace)
+	if f.away != "" && !f.hasEnded() {
+		return false, fmt.Sprintf("xpu-agent does not run on node %s: %s", f.pod.Spec.NodeName, f.away)
 	}
 	if i, s := first(p.Interfaces, Waiting); s != nil {
 		return false, fmt.Sprintf("%s is not %s: %s", i.Title(), s.Name, s.Text)
