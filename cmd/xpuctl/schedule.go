@@ -195,8 +195,12 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 		}
 	}
 
-	if err := from.PlaceDaemonSets(); err != nil {
+	notes, err := from.PlaceDaemonSets()
+	if err != nil {
 		return nil, err
+	}
+	for _, note := range notes {
+		terminal.Line(c.ErrOrStderr(), "note: %s", note)
 	}
 
 	left := reader.Skipped()

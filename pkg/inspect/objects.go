@@ -121,7 +121,8 @@ func Pools(
 const controllerLease = "xpu-controller"
 
 // ControllerAway returns a sentence if the leader of xpu-controller has not renewed its Lease in the
-// namespace for a minute, because conditions are as old then. It returns "" if the controller runs,
+// namespace for five minutes, because conditions are as old then. The time is so long because the
+// clock of the user may be wrong. It returns "" if the controller runs,
 // and if this is not known: the user may not read the Lease, or there is none because the controller
 // runs without leader election.
 func ControllerAway(
@@ -136,7 +137,7 @@ func ControllerAway(
 		return "", fmt.Errorf("Lease %s/%s: %w", namespace, controllerLease, err)
 	}
 
-	const longest = time.Minute
+	const longest = 5 * time.Minute
 	if lease.Spec.RenewTime == nil || now.Sub(lease.Spec.RenewTime.Time) <= longest {
 		return "", nil
 	}

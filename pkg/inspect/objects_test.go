@@ -285,8 +285,8 @@ func TestControllerAway(t *testing.T) {
 		want    string
 	}{
 		"runs": {[]client.Object{lease(now.Add(-10 * time.Second))}, ""},
-		"away": {[]client.Object{lease(now.Add(-5 * time.Minute))},
-			"xpu-controller has not run for 5m: conditions, and what follows from them, are as old"},
+		"away": {[]client.Object{lease(now.Add(-6 * time.Minute))},
+			"xpu-controller has not run for 6m: conditions, and what follows from them, are as old"},
 		"no Lease": {nil, ""},
 	} {
 		got, err := inspect.ControllerAway(t.Context(), reader(t, test.objects...),

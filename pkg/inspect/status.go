@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -130,6 +131,9 @@ func (s status) agents(ctx context.Context) (Part, error) {
 	if ready < wanted || wanted == 0 {
 		p.State = Bad
 	}
+	if set.Generation != set.Status.ObservedGeneration {
+		p.State, p.Text = Bad, p.Text+"; a change has not begun yet"
+	}
 	return p, nil
 }
 
@@ -148,11 +152,18 @@ func (s status) controller(ctx context.Context) (Part, error) {
 		return p, err
 	}
 
-	ready := deployment.Status.ReadyReplicas
-	p.State, p.Text = Good, fmt.Sprintf("%d of %d replicas are ready", ready,
-		deployment.Status.Replicas)
-	if ready == 0 {
+	wanted := ptr.Deref(deployment.Spec.Replicas, 1)
+	ready, updated := deployment.Status.ReadyReplicas, deployment.Status.UpdatedReplicas
+	p.State, p.Text = Good, fmt.Sprintf("%d of %d replicas are ready", ready, wanted)
+	if updated < wanted || deployment.Status.Replicas > updated {
 		p.State = Bad
+		p.Text += fmt.Sprintf(", %d of them with the present version", updated)
+	}
+	if ready < wanted || wanted == 0 {
+		p.State = Bad
+	}
+	if deployment.Generation != deployment.Status.ObservedGeneration {
+		p.State, p.Text = Bad, p.Text+"; a change has not begun yet"
 	}
 
 	away, err := ControllerAway(ctx, s.reader, s.namespace, s.now)

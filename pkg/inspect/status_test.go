@@ -31,7 +31,7 @@ func installed() (*appsv1.DaemonSet, *appsv1.Deployment, *coordinationv1.Lease, 
 		DesiredNumberScheduled: 2, NumberReady: 2, UpdatedNumberScheduled: 2,
 	}
 	controller := &appsv1.Deployment{ObjectMeta: named(inspect.AgentNamespace, "xpu-controller")}
-	controller.Status = appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1}
+	controller.Status = appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1, UpdatedReplicas: 1}
 	lease := &coordinationv1.Lease{
 		ObjectMeta: named(inspect.AgentNamespace, "xpu-controller"),
 		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: now}},
@@ -67,6 +67,17 @@ func TestStatus(t *testing.T) {
 		) {
 			agents.Status.UpdatedNumberScheduled = 1
 		}, nil, false, "ready on 2 of 2 nodes, 1 of them with the present version"},
+		"an update has not begun": {func(agents *appsv1.DaemonSet, _ *appsv1.Deployment,
+			_ *coordinationv1.Lease, _ *v1alpha1.XPUNode, _ *v1alpha1.DevicePool,
+		) {
+			agents.Generation = 2
+		}, nil, false, "ready on 2 of 2 nodes; a change has not begun yet"},
+		"the new controller does not start": {func(_ *appsv1.DaemonSet,
+			controller *appsv1.Deployment, _ *coordinationv1.Lease, _ *v1alpha1.XPUNode,
+			_ *v1alpha1.DevicePool,
+		) {
+			controller.Status.Replicas = 2
+		}, nil, false, "1 of 1 replicas are ready, 1 of them with the present version"},
 		"no controller": {func(_ *appsv1.DaemonSet, controller *appsv1.Deployment,
 			lease *coordinationv1.Lease, _ *v1alpha1.XPUNode, _ *v1alpha1.DevicePool,
 		) {

@@ -288,9 +288,12 @@ func (r *Bridges) Reconcile(ctx context.Context, b Bridge) (ctrl.Result, error) 
 
 	if r.IsNeeded(ctx, b) {
 		err = r.serve(ctx, bounded, conn.Agent, b)
-	} else if err = conn.Agent.DeleteNetwork(bounded,
-		r.options.Installation.NetworkID(b.Network)); err != nil && r.IsNeeded(ctx, b) {
-		return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil // a Port came meanwhile
+	} else {
+		err = conn.Agent.DeleteNetwork(bounded, r.options.Installation.NetworkID(b.Network))
+		if r.IsNeeded(ctx, b) { // a Port came meanwhile, or a conflict ended
+			r.note(ctx, b, false, nil)
+			return ctrl.Result{RequeueAfter: reconciling.FirstRetry}, nil
+		}
 	}
 
 	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -167,6 +168,7 @@ func isLeftOut(report bridgeReport) bool {
 // before, is not among them. Otherwise one change would have the agents of all xPUs asked about all
 // networks of the VRF.
 func (r *Bridges) toDecide(ctx context.Context, changed client.Object) (affected []Bridge) {
+	routes := vrfRoutes{r, map[string][]string{}}
 	for _, name := range r.options.Catalog.Rivals(ctx, changed) {
 		var rival v1alpha1.XPUNetwork
 		if rival.Name = name.Name; rival.Name == changed.GetName() {
@@ -174,26 +176,53 @@ func (r *Bridges) toDecide(ctx context.Context, changed client.Object) (affected
 		}
 
 		err := r.options.Catalog.Client.Get(ctx, name.NamespacedName, &rival)
-		usable := false
-		if err == nil {
-			usable, err = r.isUsable(ctx, &rival)
-		}
-		if client.IgnoreNotFound(err) != nil {
+		if err != nil {
 			ctrl.LoggerFrom(ctx).Error(err, "reading a network", "network", name.Name)
+			continue
 		}
 
-		routedWith := r.mustRouteWith(ctx, rival.Name)
+		var routedWith []string
+		if routesAcross(&rival) {
+			routedWith = routes.of(ctx, rival.Spec.Routed.VRF, rival.Name)
+		}
+		usable := sync.OnceValue(func() bool {
+			usable, err := r.isUsable(ctx, &rival)
+			return usable && err == nil
+		})
 		states := r.ofNetwork(rival.Name)
 		for b := range r.around(rival.Name, routedWith) {
 			state := states[b]
 			served := state.known && state.err == nil
-			if !served || !usable || !r.isNeeded(b, routedWith) {
+			if !served || !r.isNeeded(b, routedWith) || !usable() {
 				affected = append(affected, b)
 			}
 		}
 	}
 
 	return affected
+}
+
+// vrfRoutes remembers what [Bridges.routedIn] returns for VRFs, within one event.
+type vrfRoutes struct {
+	bridges *Bridges
+	names   map[string][]string
+}
+
+// of returns the networks that a network of the VRF is routed with. It logs an error, which only a
+// cache that ends can return.
+func (v vrfRoutes) of(ctx context.Context, vrf, network string) []string {
+	names, known := v.names[vrf]
+	if !known {
+		var err error
+		if names, err = v.bridges.routedIn(ctx, vrf); err != nil {
+			ctrl.LoggerFrom(ctx).Error(err, "listing the networks of a VRF")
+		}
+		v.names[vrf] = names
+	}
+	if !slices.Contains(names, network) {
+		return nil
+	}
+	return names
 }
 
 // beginLeft begins the bridges of a network that is being deleted at the xPUs that have Ports in

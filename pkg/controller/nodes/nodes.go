@@ -71,7 +71,7 @@ func TrimPod(o any) (any, error) {
 
 // Setup adds the reconciler of XPUNodes to the manager.
 func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
-	r := &reconciler{Cluster: cluster, Options: o, missed: map[string]time.Time{}}
+	r := &reconciler{Cluster: cluster, Options: o, missed: map[types.UID]time.Time{}}
 	ofPod := func(_ context.Context, o client.Object) []reconcile.Request {
 		node := o.(*corev1.Pod).Spec.NodeName
 		if node == "" {
@@ -93,7 +93,7 @@ type reconciler struct {
 
 	mu sync.Mutex
 	// missed is when this process first saw a node without a ready agent.
-	missed map[string]time.Time
+	missed map[types.UID]time.Time
 }
 
 // Reconcile writes the condition. It says nothing about an agent that does not run in a pod of the
@@ -102,6 +102,10 @@ func (r *reconciler) Reconcile(
 	ctx context.Context, node *v1alpha1.XPUNode,
 ) (ctrl.Result, error) {
 	if node.Status.Agent == nil || node.Status.Agent.Namespace != r.Namespace {
+		before := node.DeepCopy()
+		if meta.RemoveStatusCondition(&node.Status.Conditions, v1alpha1.ConditionAgentReady) {
+			return ctrl.Result{}, r.write(ctx, node, before) // of an agent that said so
+		}
 		return ctrl.Result{}, nil
 	}
 
@@ -110,7 +114,7 @@ func (r *reconciler) Reconcile(
 		return ctrl.Result{}, err
 	}
 
-	left := r.left(node.Name, runs)
+	left := r.left(node.UID, runs)
 	if left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
@@ -124,7 +128,12 @@ func (r *reconciler) Reconcile(
 				"kubectl -n %s get pods -o wide --field-selector spec.nodeName=%s", r.Namespace,
 				node.Name))
 	}
-	return ctrl.Result{}, r.write(ctx, node, condition)
+
+	before := node.DeepCopy()
+	if !meta.SetStatusCondition(&node.Status.Conditions, condition) {
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, r.write(ctx, node, before)
 }
 
 // agentRuns reports whether a pod of an agent is ready on the node.
@@ -146,7 +155,7 @@ func (r *reconciler) agentRuns(ctx context.Context, node string) (bool, error) {
 }
 
 // left returns how long the agent has before it counts as away, and 0 if it runs.
-func (r *reconciler) left(node string, runs bool) time.Duration {
+func (r *reconciler) left(node types.UID, runs bool) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if runs {
@@ -162,17 +171,12 @@ func (r *reconciler) left(node string, runs bool) time.Duration {
 	return max(r.Grace-time.Since(since), 0)
 }
 
-// write adds the condition to the others, which the agent writes.
-func (r *reconciler) write(
-	ctx context.Context, node *v1alpha1.XPUNode, condition metav1.Condition,
-) error {
-	before := node.DeepCopy()
-	if !meta.SetStatusCondition(&node.Status.Conditions, condition) {
-		return nil
-	}
+// write writes the condition beside the others, which the agent writes.
+func (r *reconciler) write(ctx context.Context, node, before *v1alpha1.XPUNode) error {
 	err := r.Client.Patch(ctx, node, reconciling.Since(before))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("condition %s of XPUNode %s: %w", condition.Type, node.Name, err)
+		return fmt.Errorf("condition %s of XPUNode %s: %w", v1alpha1.ConditionAgentReady, node.Name,
+			err)
 	}
 	return nil
 }

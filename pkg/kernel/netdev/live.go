@@ -191,7 +191,7 @@ func missingRoutes(pod *conn, l *link, a Attached) (d []string, err error) {
 	}
 
 	for _, route := range a.Want.Routes {
-		there, err := routed(pod, l.Identity.Index, route)
+		there, err := routed(pod, l.Identity.Index, route.In(a.Want.VRF))
 		if err != nil {
 			return nil, fmt.Errorf("route to %s: %w", route.To, err)
 		}

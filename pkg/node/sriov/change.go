@@ -58,8 +58,12 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 // it changes the PF. It returns nil if the PF has the VFs.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
-	if p != nil || have == want {
+	if p != nil {
 		return p
+	}
+	if have == want {
+		v.finished(pf)
+		return nil
 	}
 	if p = v.inError(pf); p != nil {
 		return p
@@ -100,6 +104,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	}
 
 	making(have)
+	defer v.changing(pf)()
 	if have > 0 { // they are about to go, and nothing else would say that the PF had some
 		if err := v.Journal.PutVFs(pf, have); err != nil {
 			return problemf(v1alpha1.ReasonRefused, "is not changed: %v", err)
@@ -117,14 +122,33 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		return p
 	}
 
-	if err := v.Journal.DeleteVFs(pf); err != nil { // the next plan tries again
-		v.Log.Error(err, "The record of a change of VFs stays", "pf", pf)
-	}
+	v.finished(pf)
 	v.Metrics.changes.WithLabelValues("done").Inc()
 	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took",
 		took.String())
 
 	return nil
+}
+
+// changing notes that the VFs of the PF are being changed, until done is called. What the kernel
+// shows of them then is neither the old nor the new number.
+func (v *VFs) changing(pf pci.Address) (done func()) {
+	v.mutex.Lock()
+	defer v.mutex.Unlock()
+	v.inChange.Insert(pf)
+	return func() {
+		v.mutex.Lock()
+		defer v.mutex.Unlock()
+		v.inChange.Delete(pf)
+	}
+}
+
+// finished forgets how many VFs the PF had before. A record that stays is deleted when the PF is
+// looked at again.
+func (v *VFs) finished(pf pci.Address) {
+	if err := v.Journal.DeleteVFs(pf); err != nil {
+		v.Log.Error(err, "The record of a change of VFs stays", "pf", pf)
+	}
 }
 
 // look returns the number of VFs of the PF, and a problem if the PF cannot have as many as wanted.

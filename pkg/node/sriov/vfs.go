@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -74,6 +75,7 @@ type VFs struct {
 	mutex    sync.Mutex
 	demands  []demand // by priority; the first demand that names a PF decides
 	pfs      map[pci.Address]*pfState
+	inChange sets.Set[pci.Address]  // PFs whose VFs are being changed
 	supplies map[string]pool.Supply // by DevicePool
 }
 
@@ -129,6 +131,7 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 // may have changed. PFs do not wait for each other, because one card takes a second and another a
 // minute. A change that has begun is finished before Run returns.
 func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
+	v.inChange = sets.New[pci.Address]()
 	v.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](firstRetry, slowestRetry))
 	var working sync.WaitGroup
@@ -209,12 +212,13 @@ func (v *VFs) planUnfinished(
 		}
 
 		demanded := v.pfs[f.PF] != nil
-		isChanging := before[f.PF] != nil && before[f.PF].making != nil
 		switch {
-		case f.NumVFs > 0 && !isChanging:
-			if err := v.Journal.DeleteVFs(f.PF); err != nil {
-				v.Log.Error(err, "The record of a change of VFs stays", "pf", f.PF)
+		case v.inChange.Has(f.PF):
+			if !demanded {
+				v.pfs[f.PF] = v.planPF(f, before[f.PF], n, "")
 			}
+		case f.NumVFs > 0:
+			v.finished(f.PF)
 		case !demanded:
 			v.pfs[f.PF] = v.planPF(f, before[f.PF], n, "")
 		}

@@ -300,6 +300,9 @@ func (r *Reader) addDecoded(d decoded, add func(runtime.Object) error) error {
 	case d.object == nil:
 		r.skip(d.kind)
 		return nil
+	case isWorkload(d.kind) && meta.IsListType(d.object) && meta.LenList(d.object) == 0:
+		r.skip(schema.GroupVersionKind{Kind: d.kind.Kind + " without pods"})
+		return nil
 	case meta.IsListType(d.object): // a PodList, for example
 		return meta.EachListItem(d.object, func(item runtime.Object) error {
 			return r.addDecoded(decoded{object: item, kind: d.kind}, add)

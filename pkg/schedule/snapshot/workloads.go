@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,6 +136,7 @@ func podsOf(document []byte, kind schema.GroupVersionKind) (runtime.Object, erro
 	if err := sigsyaml.Unmarshal(document, &w); err != nil {
 		return nil, fmt.Errorf("%s: %w", kind.Kind, err)
 	}
+	w.Metadata.Name = cmp.Or(w.Metadata.Name, strings.TrimSuffix(w.Metadata.GenerateName, "-"))
 	if w.Metadata.Name == "" {
 		return nil, fmt.Errorf("a %s has no metadata.name", kind.Kind)
 	}
@@ -168,28 +170,49 @@ func (w workload) pod(kind schema.GroupVersionKind, of replicas, number int32) c
 
 // PlaceDaemonSets replaces each pod of a DaemonSet that was read from a file by one pod for each
 // node that the DaemonSet's controller would make a pod for.
-func (s *Snapshot) PlaceDaemonSets() error {
+//
+// The pods keep the place of the DaemonSet among all pods. notes names the DaemonSets that are for no
+// node.
+func (s *Snapshot) PlaceDaemonSets() (notes []string, err error) {
 	var errs []error
+	var order []*corev1.Pod
 	for _, pod := range slices.Clone(s.Pods) {
 		isTemplate := ofDaemonSet(pod) && pod.Spec.NodeName == "" && pod.UID == ""
 		if !isTemplate {
+			order = append(order, pod)
 			continue
 		}
 
 		s.removePod(pod.Namespace, pod.Name)
-		pod.Spec.Tolerations = append(pod.Spec.Tolerations, daemonTolerations()...)
-		for _, node := range s.Nodes {
-			should, err := shouldRun(pod, node)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
-				break
-			}
-			if should {
-				errs = append(errs, s.Put(onNode(pod, node.Name)))
-			}
+		placed, err := s.daemonPods(pod)
+		errs = append(errs, err)
+		for _, one := range placed {
+			errs = append(errs, s.Put(one))
+		}
+		order = append(order, placed...)
+		if len(placed) == 0 {
+			notes = append(notes, fmt.Sprintf("DaemonSet %s/%s is for none of the nodes", pod.Namespace,
+				metav1.GetControllerOf(pod).Name))
 		}
 	}
-	return errors.Join(errs...)
+
+	s.Pods = order
+	return notes, errors.Join(errs...)
+}
+
+// daemonPods returns the pods of a DaemonSet, one for each node that it is for.
+func (s *Snapshot) daemonPods(template *corev1.Pod) (pods []*corev1.Pod, err error) {
+	template.Spec.Tolerations = append(template.Spec.Tolerations, daemonTolerations()...)
+	for _, node := range s.Nodes {
+		should, err := shouldRun(template, node)
+		if err != nil {
+			return nil, fmt.Errorf("pod %s/%s: %w", template.Namespace, template.Name, err)
+		}
+		if should {
+			pods = append(pods, onNode(template, node.Name))
+		}
+	}
+	return pods, nil
 }
 
 // shouldRun reports whether the DaemonSet's controller would make a pod for the node.

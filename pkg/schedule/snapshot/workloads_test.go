@@ -56,23 +56,40 @@ func manifest(apiVersion, kind, spec string) string {
 
 // TestDaemonSet: a DaemonSet has a pod for each node that it is for.
 func TestDaemonSet(t *testing.T) {
-	s := read(t, manifest("apps/v1", "DaemonSet", strings.Replace(podTemplate, "containers",
-		"nodeSelector: {xpu: 'yes'}, containers", 1))+`---
-{apiVersion: v1, kind: Node, metadata: {name: a, labels: {xpu: "yes"}}}
----
-{apiVersion: v1, kind: Node, metadata: {name: b}}
----
-{apiVersion: v1, kind: Node, metadata: {name: c, labels: {xpu: "yes"}}, spec: {taints: [{key: x, effect: NoSchedule}]}}
----
-{apiVersion: v1, kind: Node, metadata: {name: d, labels: {xpu: "yes"}}, spec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}}
-`)
-	must.Succeed(t, s.PlaceDaemonSets())
+	const nodes = `apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {xpu: "yes"}}}
+- {apiVersion: v1, kind: Node, metadata: {name: b}}
+- {apiVersion: v1, kind: Node, metadata: {name: c, labels: {xpu: "yes"}}, spec: {taints: [{key: x, effect: NoSchedule}]}}
+- apiVersion: v1
+  kind: Node
+  metadata: {name: d, labels: {xpu: "yes"}}
+  spec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}
+`
+	forNodes := func(value string) string {
+		return strings.Replace(podTemplate, "containers", "nodeSelector: {xpu: '"+value+
+			"'}, containers", 1)
+	}
+	s := read(t, manifest("apps/v1", "DaemonSet", forNodes("yes"))+"---\n"+
+		strings.ReplaceAll(manifest("batch/v1", "Job", podTemplate), "name: w,", "generateName: later-,")+
+		"---\n"+nodes)
+	notes, err := s.PlaceDaemonSets()
+	must.Succeed(t, err)
 	var names []string
 	for _, pod := range s.Pods {
 		names = append(names, pod.Name)
 	}
-	if want := []string{"w-a", "w-d"}; !slices.Equal(names, want) {
-		t.Errorf("pods %q, want %q", names, want)
+	if want := []string{"w-a", "w-d", "later-0"}; !slices.Equal(names, want) || len(notes) > 0 {
+		t.Errorf("pods %q, want %q; notes %q", names, want, notes)
+	}
+
+	s = read(t, manifest("apps/v1", "DaemonSet", forNodes("no"))+"---\n"+nodes)
+	notes, err = s.PlaceDaemonSets()
+	must.Succeed(t, err)
+	if want := []string{"DaemonSet team/w is for none of the nodes"}; len(s.Pods) > 0 ||
+		!slices.Equal(notes, want) {
+		t.Errorf("notes %q, want %q; %d pods", notes, want, len(s.Pods))
 	}
 }
 
