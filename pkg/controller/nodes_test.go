@@ -106,6 +106,22 @@ func TestAgentAway(t *testing.T) {
 	c.setReady(one, corev1.ConditionTrue)
 	says(v1alpha1.ReasonPublished, "12 Functions on 2 nodes", 12)
 
+	// An agent that does not say where it runs is not judged.
+	older := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: n1}}
+	c.change(older, func() { older.Status.Agent = nil })
+	c.eventually("the condition is gone", func() error {
+		if err := c.get(older); err != nil {
+			return err
+		}
+		if meta.FindStatusCondition(older.Status.Conditions, v1alpha1.ConditionAgentReady) != nil {
+			return fmt.Errorf("conditions %+v", older.Status.Conditions)
+		}
+		return nil
+	})
+	c.change(older, func() {
+		older.Status.Agent = &v1alpha1.XPUNodeAgent{Version: "v1", Namespace: c.namespace}
+	})
+
 	c.deletePod(two)
 	says(v1alpha1.ReasonPublished, "of which 4 cannot be used now: node "+n2, 8)
 	agent(n2, metav1.ConditionFalse, v1alpha1.ReasonAgentAway)

@@ -814,6 +814,20 @@ func TestVFsInterrupted(t *testing.T) {
 		})
 	})
 
+	t.Run("none are wanted", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost(t, 0)
+			h.must(h.PutVFs(pf0, 3))
+			h.declare(wants("none", 0, "ens0"))
+			h.run()
+			synctest.Wait()
+			h.remembers(nil)
+			h.declare([]pool.Pool{}...)
+			time.Sleep(time.Minute)
+			h.wrote()
+		})
+	})
+
 	t.Run("somebody else made some", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHost(t, 4)
