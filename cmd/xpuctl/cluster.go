@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -22,8 +23,35 @@ type clusterFlags struct {
 	userExtra  []string // name=value
 }
 
-// addTo adds the flags, without --namespace.
+// addTo adds the flags, without --namespace. Help shows --kubeconfig and --context, and "xpuctl
+// options" the others, because kubectl has them too and few people need them.
 func (f *clusterFlags) addTo(flags *pflag.FlagSet) {
+	all := f.flags()
+	all.VisitAll(func(flag *pflag.Flag) {
+		flag.Hidden = flag.Name != clientcmd.RecommendedConfigPathFlag &&
+			flag.Name != clientcmd.FlagContext
+	})
+	flags.AddFlagSet(all)
+}
+
+// optionsCommand shows the flags that help of other commands leaves out.
+func optionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "options",
+		Short: "Show the flags of all commands that ask a cluster",
+		Long: `Shows the flags that say which cluster is asked and as whom. All commands that ask a cluster have them, as kubectl has. Their
+help shows --kubeconfig and --context only.`,
+		Example: "  xpuctl options",
+		Args:    cobra.NoArgs,
+		Run: func(c *cobra.Command, _ []string) {
+			fmt.Fprint(c.OutOrStdout(), (&clusterFlags{}).flags().FlagUsages())
+		},
+	}
+}
+
+// flags returns the flags, without --namespace.
+func (f *clusterFlags) flags() *pflag.FlagSet {
+	flags := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
 	names := clientcmd.RecommendedConfigOverrideFlags("")
 	names.ClusterOverrideFlags.APIServer.ShortName = "s"
 	names.ContextOverrideFlags.Namespace = clientcmd.FlagInfo{}
@@ -36,6 +64,7 @@ func (f *clusterFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.userExtra, "as-user-extra", nil,
 		"User extras to impersonate for the operation, this flag can be repeated to specify "+
 			"multiple values for the same key.")
+	return flags
 }
 
 // addNamespaceTo adds --namespace with a default. With "" it is the kubeconfig's.

@@ -66,6 +66,8 @@ func command(program string) *cobra.Command {
 		Long: `Helps people who run xpu-device-plugin. A link to it that is called ` + pluginName +
 			` and is on PATH makes it "kubectl xpu".
 
+"xpuctl options" has the flags that say which cluster is asked and as whom.
+
 Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for example), 2 for bad input and failures.`,
 		Version:      version.String(),
 		SilenceUsage: true,
@@ -78,7 +80,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	c.AddCommand(statusCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
 		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
-		bundleCommand(), manCommand(), &cobra.Command{
+		bundleCommand(), manCommand(), optionsCommand(), &cobra.Command{
 			Use:   "version",
 			Short: "Print the version",
 			Args:  cobra.NoArgs,

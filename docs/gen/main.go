@@ -32,7 +32,7 @@ func run(dir string) error {
 	flags, err := flagsPage([]string{
 		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release",
 		"xpu-controller", "opi-bridge", "opi-conformance",
-		"xpuctl", "xpuctl status", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
+		"xpuctl", "xpuctl options", "xpuctl status", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
 		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",
@@ -123,8 +123,12 @@ func flagsPage(programs []string) ([]byte, error) {
 	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
 
 	for _, name := range programs {
+		arguments := name + " --help"
+		if name == "xpuctl options" { // it shows flags itself
+			arguments = name
+		}
 		cmd := exec.Command("go",
-			append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
+			append([]string{"run"}, strings.Fields("./cmd/"+arguments)...)...)
 		// Without these, defaults would come from this machine's environment.
 		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=", "POD_NAME=")
 		cmd.Stderr = os.Stderr
