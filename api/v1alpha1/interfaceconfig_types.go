@@ -84,6 +84,42 @@ type VRF struct {
 	Table int32 `json:"table"`
 }
 
+// Bond is a bond of the pod. The Functions of a claim that name the same bond are its ports, and ask
+// for the same: they differ in primary alone.
+type Bond struct {
+	// Name is the name of the bond's own interface in the pod, at most 15 bytes. It must be given.
+	// +optional
+	Name string `json:"name,omitempty"`
+
+	// Mode is "balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb" or
+	// "balance-alb". It must be given. In active-backup each port keeps its own MAC address, and the
+	// bond has the address of the active port (fail_over_mac=active). In the other modes the bond
+	// gives its own to its ports, which the PF must allow its VFs.
+	// +optional
+	Mode string `json:"mode,omitempty"`
+
+	// MIIMon is the time between two looks at the carrier of a port in milliseconds, 10-10000. Absent
+	// means 100.
+	// +optional
+	MIIMon *int32 `json:"miimon,omitempty"`
+
+	// XmitHashPolicy says which headers of a packet choose its port: "layer2" (the default),
+	// "layer2+3", "layer3+4", "encap2+3", "encap3+4" or "vlan+srcmac". It is for the modes balance-xor
+	// and 802.3ad.
+	// +optional
+	XmitHashPolicy string `json:"xmitHashPolicy,omitempty"`
+
+	// LACPRate is how often the partner sends LACP messages: "slow" (each 30 s, the default) or
+	// "fast" (each second). It is for the mode 802.3ad.
+	// +optional
+	LACPRate string `json:"lacpRate,omitempty"`
+
+	// Primary makes this Function the active port whenever it has a carrier. At most one Function of
+	// the bond is the primary one. It is for the modes active-backup, balance-tlb and balance-alb.
+	// +optional
+	Primary *bool `json:"primary,omitempty"`
+}
+
 // Neighbor is a permanent entry of the interface's neighbor table.
 type Neighbor struct {
 	// Address is the IP address of the neighbor.
@@ -201,8 +237,8 @@ type InterfaceNetwork struct {
 
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
 // xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the
-// claim overrides the same field in the class; of vf, offload, ethtool and sysctls each setting is
-// such a field. Unknown fields are refused.
+// claim overrides the same field in the class; of vf, bond, offload, ethtool and sysctls each setting
+// is such a field. Unknown fields are refused.
 //
 // +kubebuilder:object:root=true
 type InterfaceConfig struct {
@@ -215,9 +251,9 @@ type InterfaceConfig struct {
 
 	// Networks are up to 64 XPUNetworks to join with VLAN tags, instead of network. The pod has a
 	// VLAN interface for each that has an interfaceName, and makes others itself: the XPUPort's
-	// status.networks has the tags. The fields addresses, routes, rules, neighbors, vrf and vf.vlan
-	// must be absent. What the claim gives of network and networks replaces both of the class; with
-	// networks it also replaces these fields, but for vf.vlan.
+	// status.networks has the tags. The fields addresses, routes, rules, neighbors, vrf, bond and
+	// vf.vlan must be absent. What the claim gives of network and networks replaces both of the class;
+	// with networks it also replaces these fields, but for bond and vf.vlan.
 	// +optional
 	Networks []InterfaceNetwork `json:"networks,omitempty"`
 
@@ -264,6 +300,13 @@ type InterfaceConfig struct {
 	// have VRFs (CONFIG_NET_VRF).
 	// +optional
 	VRF *VRF `json:"vrf,omitempty"`
+
+	// Bond makes the interface a port of a bond, which is made if the pod does not have it, and removed
+	// with its last Function. The bond then has addresses, routes, rules, neighbors, vrf,
+	// allMulticast and sysctls, and IFNAME stands for it. The Function must not join a network. The
+	// node's kernel must have bonds (CONFIG_BONDING).
+	// +optional
+	Bond *Bond `json:"bond,omitempty"`
 
 	// Sysctls are settings of the interface in the pod's network namespace by name, such as
 	// "net.ipv4.conf.IFNAME.arp_ignore", where IFNAME stands for the interface. The names that can

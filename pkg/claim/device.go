@@ -96,6 +96,7 @@ func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 		devices = append(devices, device)
 	}
 
+	checkBonds(devices)
 	return devices, nil
 }
 

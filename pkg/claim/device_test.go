@@ -335,6 +335,14 @@ func TestBadConfig(t *testing.T) {
 		{`"vf": {"maxTxRate": -1}`, []string{"vf.maxTxRate -1"}},
 		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`,
 			[]string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
+		{`"driver": "vfio-pci", "bond": {"name": "bond0", "mode": "802.3ad"}`,
+			[]string{"bond", "must be absent"}},
+		{`"bond": {"name": "bond0"}`, []string{`bond.mode ""`, "active-backup"}},
+		{`"bond": {"mode": "802.3ad"}`, []string{"bond.name", "is empty"}},
+		{`"bond": {"name": "bond0", "mode": "802.3ad", "miimon": 0}`,
+			[]string{"bond.miimon 0", "10-10000"}},
+		{`"bond": {"name": "bond0", "mode": "802.3ad", "downdelay": 5}`,
+			[]string{`unknown field "bond.downdelay"`}},
 		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
 		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
@@ -532,6 +540,7 @@ func FuzzInterfaceConfig(f *testing.F) {
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","vf":{"vlan":5,"qos":7,"vlanProtocol":"802.1q","minTxRate":1,"maxTxRate":0,"linkState":"auto"}}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","driver":"vfio-pci","addresses":["10.1.0.5/24"]}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","rules":[{"priority":5,"table":5,"from":"10.0.0.0/8","incoming":true}],"neighbors":[{"address":"fe80::1","mac":"02:00:00:00:00:01"}],"sysctls":{"net.ipv4.conf.IFNAME.rp_filter":"2"},"offload":{"gsoMaxSize":131072},"ethtool":{"features":{"rx-gro":false},"rings":{"rx":64},"pause":{"rx":true}}}`,
+		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","bond":{"name":"bond0","mode":"802.3ad","miimon":50,"lacpRate":"fast","xmitHashPolicy":"layer3+4"}}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -168,6 +168,8 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	if c.VRF != nil {
 		i.VRF = &function.VRF{Name: c.VRF.Name, Table: int(c.VRF.Table)}
 	}
+	i.Bond = bondOf(c.Bond)
+	errs = append(errs, Device{Config: *c, Interface: i}.CheckBond(v1alpha1.DevicePoolSpec{}))
 
 	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
 		errs = append(errs,
@@ -377,6 +379,18 @@ func neighborsOf(list []v1alpha1.Neighbor) (neighbors []function.Neighbor, _ err
 		neighbors = append(neighbors, function.Neighbor{Address: address, MAC: mac})
 	}
 	return neighbors, errors.Join(errs...)
+}
+
+func bondOf(c *v1alpha1.Bond) *function.Bond {
+	const defaultMIIMon = 100 // milliseconds
+	if c == nil {
+		return nil
+	}
+	return &function.Bond{
+		Name: c.Name, Mode: c.Mode, MIIMon: int(ptr.Deref(c.MIIMon, defaultMIIMon)),
+		XmitHashPolicy: c.XmitHashPolicy, LACPRate: c.LACPRate,
+		Primary: ptr.Deref(c.Primary, false),
+	}
 }
 
 // offloadOf converts sizes. A size of 0 becomes -1, which the validation refuses, because 0 stands

@@ -36,6 +36,11 @@ func Limits() map[string]Limit {
 
 	return map[string]Limit{
 		"addresses":                {Items: maxAddresses},
+		"bond.lacpRate":            {Choices: function.LACPRates()},
+		"bond.miimon":              between(function.ShortestMIIMon, function.LongestMIIMon),
+		"bond.mode":                {Choices: function.BondModes()},
+		"bond.name":                name,
+		"bond.xmitHashPolicy":      {Choices: function.BondHashPolicies()},
 		"driver":                   {Choices: []string{string(v1alpha1.DriverVFIO)}},
 		"ethtool.channels":         natural,
 		"ethtool.coalescing":       natural,

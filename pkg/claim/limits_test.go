@@ -16,6 +16,7 @@ import (
 
 // around are JSON values of the fields that must be right beside the one that is tried.
 var around = map[string]string{
+	"bond":       `"name": "bond1", "mode": "802.3ad"`,
 	"networks[]": `"name": "n"`, "routes[]": `"to": "10.2.0.0/16", "via": "10.1.0.1"`,
 	"rules[]": `"incoming": true, "priority": 5, "table": 5`, "vrf": `"name": "red", "table": 5`,
 	"vf": `"vlan": 5`,

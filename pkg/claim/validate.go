@@ -3,6 +3,7 @@
 package claim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // ValidateClaim returns an error for everything that the driver would refuse in its parameters when
@@ -170,12 +172,33 @@ func problems(c v1alpha1.InterfaceConfig) []string {
 		c.VF = vf.DeepCopy()
 		c.VF.VLAN = ptr.To[int32](1)
 	}
-	if c.InterfaceName == "" && c.VRF != nil && c.VRF.Name == defaultName {
+	if c.Bond != nil {
+		c.Bond = completedBond(c)
+	}
+	if c.InterfaceName == "" && (c.VRF != nil && c.VRF.Name == defaultName ||
+		c.Bond != nil && c.Bond.Name == defaultName) {
 		c.InterfaceName = otherName
 	}
 
 	_, _, err := settings(&c)
 	return messages(err)
+}
+
+// completedBond returns the bond of a configuration with a name, and with a mode that has the given
+// fields if there is one.
+func completedBond(c v1alpha1.InterfaceConfig) *v1alpha1.Bond {
+	bond := c.Bond.DeepCopy()
+	bond.Name = cmp.Or(bond.Name, "name-of-class")
+	switch {
+	case bond.Mode != "":
+	case bond.LACPRate != "" || bond.XmitHashPolicy != "":
+		bond.Mode = function.BondLACP
+	case len(c.Neighbors) > 0:
+		bond.Mode = function.BondTLB
+	default:
+		bond.Mode = function.BondActiveBackup
+	}
+	return bond
 }
 
 // otherName stands for the name of an interface that is not [defaultName].

@@ -92,6 +92,26 @@ func TestValidateClaim(t *testing.T) {
 			options: []claimtest.Option{ofOther, claimtest.FromClaim(`"mtu": 9`)},
 			want:    []string{"spec.devices.config[1].opaque.parameters.mtu 9: must be 68-9216"},
 		},
+		"bonds whose rest a class gives": {
+			options: []claimtest.Option{claimtest.FromClaim(`"bond": {"primary": true}`),
+				claimtest.FromClaim(`"bond": {"lacpRate": "fast"}`, "other"),
+				claimtest.FromClaim(`"bond": {"name": "net1"}`, "other")},
+			requests: []string{nic, "other"},
+			want: []string{
+				"spec.devices.config[0][1][2] together: bond.primary: must be absent with mode 802.3ad; " +
+					"only active-backup, balance-tlb, balance-alb has it",
+			},
+		},
+		"a bond with neighbors": {options: []claimtest.Option{claimtest.FromClaim(
+			`"bond": {"primary": true}, "neighbors": [{"address": "10.1.0.1", "mac": "02:00:00:00:00:01"}]`,
+		)}},
+		"a bond in a network": {
+			options: []claimtest.Option{claimtest.FromClaim(
+				`"bond": {"name": "bond0", "mode": "active-backup"}, "network": "blue"`)},
+			want: []string{at + `bond.name "bond0": must be absent for a Function that joins a network ` +
+				`(blue), because the xPU lets no two Functions send from the same addresses; use a ` +
+				`DevicePool without network`},
+		},
 		"two requests, one wrong": {
 			requests: []string{"left", "right"},
 			options: []claimtest.Option{

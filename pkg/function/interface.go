@@ -54,6 +54,8 @@ type Interface struct {
 	VLANs []VLAN `json:"vlans,omitempty"`
 	// VRF makes the interface a port of a VRF in the pod.
 	VRF *VRF `json:"vrf,omitempty"`
+	// Bond makes the interface a port of a bond in the pod: see [Interface.OfBond].
+	Bond *Bond `json:"bond,omitempty"`
 	// receive all multicast frames
 	AllMulticast bool `json:"allMulticast,omitempty"`
 	// Sysctls are values by the names of [SysctlNames].
@@ -158,8 +160,8 @@ func (i Interface) Validate() error {
 	}
 
 	errs = append(errs, validateVLANs(i.Name, i.VLANs), validateRules(i.Rules),
-		validateNeighbors(i.Neighbors), i.VRF.validate(i.Name), validateSysctls(i.Sysctls),
-		i.Offload.validate(), i.Ethtool.validate())
+		validateNeighbors(i.Neighbors), i.VRF.validate(i.Name), i.validateBond(),
+		validateSysctls(i.Sysctls), i.Offload.validate(), i.Ethtool.validate())
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
@@ -180,7 +182,8 @@ func (i Interface) NetdevFields() (fields []string) {
 	}{
 		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0},
 		{"rules", len(i.Rules) > 0}, {"neighbors", len(i.Neighbors) > 0},
-		{"vlans", len(i.VLANs) > 0}, {"vrf", i.VRF != nil}, {"allMulticast", i.AllMulticast},
+		{"vlans", len(i.VLANs) > 0}, {"vrf", i.VRF != nil}, {"bond", i.Bond != nil},
+		{"allMulticast", i.AllMulticast},
 		{"sysctls", len(i.Sysctls) > 0}, {"offload", i.Offload != nil},
 		{"ethtool", len(i.Ethtool) > 0},
 	} {

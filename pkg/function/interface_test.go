@@ -5,6 +5,7 @@ package function_test
 import (
 	"encoding/json"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -168,6 +169,56 @@ func TestValidate(t *testing.T) {
 		"VRF": {func(i *function.Interface) {
 			i.VRF = &function.VRF{Name: "red", Table: 100}
 		}, ""},
+		"bond": {func(i *function.Interface) { i.Bond = bond("active-backup") }, ""},
+		"bond by LACP": {func(i *function.Interface) {
+			i.Bond = bond("802.3ad")
+			i.Bond.LACPRate, i.Bond.XmitHashPolicy = "fast", "layer3+4"
+		}, ""},
+		"bond without a mode": {func(i *function.Interface) { i.Bond = bond("") },
+			`bond.mode "": must be one of balance-rr, active-backup, `},
+		"bond with the interface's name": {func(i *function.Interface) {
+			i.Bond = bond("active-backup")
+			i.Bond.Name = "net1"
+		}, `bond.name "net1": is the name of another interface`},
+		"bond with the VRF's name": {func(i *function.Interface) {
+			i.Bond, i.VRF = bond("active-backup"), &function.VRF{Name: "bond0", Table: 1}
+		}, `bond.name "bond0": is the name of another interface`},
+		"bond without a name": {func(i *function.Interface) {
+			i.Bond = bond("active-backup")
+			i.Bond.Name = ""
+		}, "bond.name: interface name: is empty"},
+		"bond that never looks at the carrier": {func(i *function.Interface) {
+			i.Bond = bond("active-backup")
+			i.Bond.MIIMon = 0
+		}, "bond.miimon 0: must be 10-10000"},
+		"hash policy of a mode without one": {func(i *function.Interface) {
+			i.Bond = bond("active-backup")
+			i.Bond.XmitHashPolicy = "layer2"
+		}, "bond.xmitHashPolicy: must be absent with mode active-backup; only balance-xor, 802.3ad has it"},
+		"unknown hash policy": {func(i *function.Interface) {
+			i.Bond = bond("balance-xor")
+			i.Bond.XmitHashPolicy = "layer7"
+		}, `bond.xmitHashPolicy "layer7": must be one of layer2, `},
+		"LACP rate without LACP": {func(i *function.Interface) {
+			i.Bond = bond("balance-xor")
+			i.Bond.LACPRate = "fast"
+		}, "bond.lacpRate: must be absent with mode balance-xor; only 802.3ad has it"},
+		"primary port of a mode without one": {func(i *function.Interface) {
+			i.Bond = bond("balance-rr")
+			i.Bond.Primary = true
+		}, "bond.primary: must be absent with mode balance-rr"},
+		"MAC address of a port that gets the bond's": {func(i *function.Interface) {
+			i.Bond, i.MAC = bond("802.3ad"), "02:00:00:00:00:01"
+		}, "mac: must be absent with bond.mode 802.3ad"},
+		"neighbors that another active port would drop": {func(i *function.Interface) {
+			i.Bond = bond("active-backup")
+			i.Neighbors = []function.Neighbor{
+				{Address: netip.MustParseAddr("10.1.0.1"), MAC: "02:00:00:00:00:01"},
+			}
+		}, "neighbors: must be absent with bond.mode active-backup"},
+		"bond of a trunk": {func(i *function.Interface) {
+			i.Bond, i.VLANs = bond("802.3ad"), []function.VLAN{{Name: "a", Tag: 1}}
+		}, "bond: must be absent for a Function with tagged networks"},
 		"VLANs": {func(i *function.Interface) {
 			i.VLANs = []function.VLAN{{Name: "a", Tag: 1}, {Name: "b", Tag: 4094}}
 		}, ""},
@@ -294,5 +345,27 @@ func TestMACText(t *testing.T) {
 	if err := json.Unmarshal([]byte(`"02:00"`), &mac); err == nil ||
 		!strings.Contains(err.Error(), `MAC "02:00": must be`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// bond returns a bond of the mode.
+func bond(mode string) *function.Bond {
+	return &function.Bond{Name: "bond0", Mode: mode, MIIMon: 100}
+}
+
+// TestOfBond checks that a bond gets what is about packets, and that its port keeps what is about the
+// link.
+func TestOfBond(t *testing.T) {
+	port := function.Interface{
+		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Bond: bond("active-backup"),
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}, AllMulticast: true,
+		Sysctls: map[string]string{"net.ipv4.conf.IFNAME.arp_ignore": "1"},
+		Offload: &function.Offload{GSOMaxSize: 1}, VF: &function.VFConfig{},
+	}
+	want := function.Interface{
+		Name: "bond0", Addresses: port.Addresses, AllMulticast: true, Sysctls: port.Sysctls,
+	}
+	if got := port.OfBond(); !reflect.DeepEqual(got, want) {
+		t.Errorf("the bond gets %+v, want %+v", got, want)
 	}
 }

@@ -126,7 +126,9 @@ type Interface struct {
 	MAC       function.MAC   `json:"mac,omitempty"`
 	MTU       int            `json:"mtu,omitempty"` // in bytes; 0 means the same as on the host
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	VLAN      int            `json:"vlan,omitempty"` // tag that the PF adds, 1-4094; 0 for none
+	// Bond is the bond that the interface is a port of, and that has Addresses; "" for none.
+	Bond string `json:"bond,omitempty"`
+	VLAN int    `json:"vlan,omitempty"` // tag that the PF adds, 1-4094; 0 for none
 	// Userspace is set if a program of the pod uses the Function without a netdev.
 	Userspace bool `json:"userspace,omitempty"`
 }

@@ -267,6 +267,9 @@ func (r *reconciler) joinsOf(
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
 		return nil, reconciling.Refuse(v1alpha1.ReasonForbidden, "%s", err)
 	}
+	if err := d.CheckBond(pool.Spec); err != nil && !attached {
+		return nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
+	}
 
 	var joins []addresses.Join
 	for i, name := range names {

@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // TestAllocatedOn: an allocation is for the nodes that its node selector names, or for all.
@@ -90,6 +92,42 @@ func TestAPIServerAway(t *testing.T) {
 		var refusal *reconciling.Refusal
 		if !errors.Is(err, errAway) || errors.As(err, &refusal) {
 			t.Errorf("%s: error %v, want the error of the API server", what, err)
+		}
+	}
+}
+
+// onePool is an API server that has one DevicePool and nothing else.
+type onePool struct {
+	client.Client
+	spec v1alpha1.DevicePoolSpec
+}
+
+func (p onePool) Get(
+	_ context.Context, _ client.ObjectKey, object client.Object, _ ...client.GetOption,
+) error {
+	pool, isPool := object.(*v1alpha1.DevicePool)
+	if !isPool {
+		return errAway
+	}
+	pool.Spec = p.spec
+	return nil
+}
+
+// TestBondInPoolWithNetwork: a port of a bond is refused before the network of its DevicePool is
+// looked at, and needs no Port without a network.
+func TestBondInPoolWithNetwork(t *testing.T) {
+	d := &claim.Device{Interface: function.Interface{Bond: &function.Bond{Name: "bond0"}}}
+	for network, want := range map[string]string{
+		"": "", "blue": `bond.name "bond0": must be absent for a Function that joins a network (blue)`,
+	} {
+		r := &reconciler{Cluster: reconciling.Cluster{
+			Client: onePool{spec: v1alpha1.DevicePoolSpec{Network: network}},
+		}}
+		joins, err := r.joinsOf(t.Context(), &resourceapi.ResourceClaim{}, d)
+		refusal, refused := errors.AsType[*reconciling.Refusal](err)
+		if len(joins) > 0 || (err != nil) != (want != "") || refused &&
+			(refusal.Reason != v1alpha1.ReasonInvalidConfig || !strings.HasPrefix(refusal.Message, want)) {
+			t.Errorf("network %q: joins %v, error %v, want %q", network, joins, err, want)
 		}
 	}
 }

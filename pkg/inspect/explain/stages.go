@@ -135,6 +135,9 @@ func (f *facts) attached(a *nodestate.Attachment, status *resourceapi.AllocatedD
 	switch {
 	case a != nil && a.State == "Attached":
 		s.Status, s.Time, s.Text = Done, a.AttachedAt, "interface "+a.Interface.Name
+		if a.Interface.Bond != "" {
+			s.Text += ", a port of bond " + a.Interface.Bond
+		}
 		if a.Interface.Userspace {
 			s.Text = "without a netdev, for a program of the pod"
 		}

@@ -26,27 +26,58 @@ type step struct {
 	change func() error
 }
 
-// configure carries out the steps of an interface in the pod. It repeats a step while the driver is
-// busy, and stops at the first step that fails.
+// configure carries out the steps of an interface in the pod. With a bond, the interface becomes its
+// port, and the steps are those of the bond. They may be repeated, because each port takes them.
 func (e *Engine) configure(
 	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
 ) (Observed, error) {
-	for _, s := range e.steps(pod, index, want) {
-		err := e.step(s.what, func() error { return p.retry(ctx, busy, s.change) })
+	if want.Bond == nil {
+		err := e.carryOut(ctx, p, want.Name, e.steps(pod, index, want, addRule))
 		if err != nil {
-			return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
+			return Observed{}, err
 		}
+		return observe(pod, index, want)
 	}
-	return observe(pod, index, want)
+
+	err := e.carryOut(ctx, p, want.Name, []step{{"bond " + want.Bond.Name, func() error {
+		return e.joinBond(pod, index, want.Bond)
+	}}})
+	if err != nil {
+		return Observed{}, err
+	}
+	bond, err := existingBond(pod, want.Bond)
+	if err != nil {
+		return Observed{}, fmt.Errorf("bond %s: %w", want.Bond.Name, err)
+	}
+
+	of := want.OfBond()
+	if err := e.carryOut(ctx, p, of.Name, e.steps(pod, bond.Index, of, addRuleOfBond)); err != nil {
+		return Observed{}, err
+	}
+	return observeBond(pod, index, want)
 }
 
-// steps returns the steps of an interface in the order in which the kernel needs them:
+// carryOut carries out the steps of a netdev in the pod. It repeats a step while the driver is busy,
+// and stops at the first step that fails.
+func (e *Engine) carryOut(ctx context.Context, p patience, netdev string, steps []step) error {
+	for _, s := range steps {
+		err := e.step(s.what, func() error { return p.retry(ctx, busy, s.change) })
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", netdev, err)
+		}
+	}
+	return nil
+}
+
+// steps returns the steps of an interface, or of a bond, in the order in which the kernel needs them:
 //
 //   - The VRF comes before the addresses, because IPv6 addresses are lost when the netdev joins it.
 //   - The sysctls come before the netdev is up, because it then answers to ARP and forms IPv6
 //     addresses.
 //   - VLAN interfaces, routes and neighbors need the netdev up, and routes need the addresses.
-func (e *Engine) steps(pod *conn, index int, want function.Interface) (list []step) {
+func (e *Engine) steps(
+	pod *conn, index int, want function.Interface, addRule func(*conn, *netlink.Rule) error,
+) (list []step) {
 	add := func(what string, change func() error) { list = append(list, step{what, change}) }
 
 	if want.VRF != nil {
@@ -118,14 +149,31 @@ type Remains struct {
 	Interface string          `json:"interface"` // name in the pod, which the rules match
 	Rules     []function.Rule `json:"rules,omitempty"`
 	VRF       *function.VRF   `json:"vrf,omitempty"`
+	// Bond has the rules and is in the VRF, if there is one. Rules and VRF then go with the bond.
+	Bond *function.Bond `json:"bond,omitempty"`
 }
 
 // remainsOf returns what an attachment leaves in the namespace, or nil if that is nothing.
 func remainsOf(want function.Interface) *Remains {
-	if len(want.Rules) == 0 && want.VRF == nil {
+	if len(want.Rules) == 0 && want.VRF == nil && want.Bond == nil {
 		return nil
 	}
-	return &Remains{Interface: want.Name, Rules: want.Rules, VRF: want.VRF}
+	return &Remains{Interface: want.Name, Rules: want.Rules, VRF: want.VRF, Bond: want.Bond}
+}
+
+// dropMasters removes the bond and the VRF of the attachment when the last port has left. The
+// namespace may not exist any more.
+func (e *Engine) dropMasters(pod *conn, remains *Remains) (notes []string) {
+	if pod == nil || remains == nil {
+		return nil
+	}
+	if remains.Bond != nil {
+		notes = e.dropBond(pod, remains)
+	}
+	if remains.VRF != nil {
+		notes = append(notes, e.dropVRF(pod, remains.VRF)...)
+	}
+	return notes
 }
 
 // offloadOf returns the attributes of RTM_NEWLINK that set the sizes of offloads. The sizes for IPv4

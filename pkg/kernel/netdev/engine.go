@@ -67,9 +67,9 @@ type Engine struct {
 	probes    probes
 	planned   handover
 	trace     func(step string)
-	// vrfs is held while a netdev joins a VRF, and while a VRF without ports is deleted. Otherwise a
-	// netdev could join a VRF that is about to be deleted.
-	vrfs sync.Mutex
+	// masters is held while a netdev joins a VRF or a bond, and while one without ports is deleted.
+	// Otherwise a netdev could join one that is about to be deleted.
+	masters sync.Mutex
 
 	pfs pfPort
 	// set changes a netdev, as [conn.set] does. busyTime limits how long a call waits for busy
@@ -208,7 +208,10 @@ func (e *Engine) planPlace(
 			return Place{}, fmt.Errorf("VLAN %d: %v", vlan.Tag, err)
 		}
 	}
-	if err := checkRules(pod, kernelRules(want.Name, want.Rules)); err != nil {
+	if err := checkBond(pod, want.Bond); err != nil {
+		return Place{}, err
+	}
+	if err := checkRules(pod, want); err != nil {
 		return Place{}, err
 	}
 	if place.Index, err = freeIndex(pod, before.Identity.Index); err != nil {

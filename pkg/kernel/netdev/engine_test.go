@@ -303,11 +303,34 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
+// everyWish returns interfaces that together have all that pods can ask for on this kernel.
+func everyWish(t *testing.T) map[string]function.Interface {
+	t.Helper()
+	wishes := map[string]function.Interface{"alone": allWishes(t)}
+	if hasBonds(t) {
+		wishes["port of a bond"] = bonded(t, "net1")
+	}
+	return wishes
+}
+
+// checkLeft checks that the pod has no netdevs of an attachment any more.
+func (w *world) checkLeft(t *testing.T) {
+	t.Helper()
+	if left := names(t, w.pod); !slices.Equal(left, []string{"lo"}) {
+		t.Errorf("the pod still has %q", left)
+	}
+}
+
 // TestRestoreAfterEveryStep checks that Restore undoes an attachment that ends after any step
 // without an undo.
 func TestRestoreAfterEveryStep(t *testing.T) {
+	for name, want := range everyWish(t) {
+		t.Run(name, func(t *testing.T) { testRestoreAfterEveryStep(t, want) })
+	}
+}
+
+func testRestoreAfterEveryStep(t *testing.T, want function.Interface) {
 	type crash struct{ step int }
-	want := allWishes(t)
 	for step := 0; ; step++ {
 		armed, count := true, 0
 		w := newWorld(t, func(string) {
@@ -338,6 +361,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 				t.Errorf("restored %+v", restored)
 			}
 			w.checkRestored(t, before)
+			w.checkLeft(t)
 		})
 
 		if !crashed {
@@ -352,8 +376,13 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 // TestRestoreAfterEveryStepOfRestore checks that the next Restore continues one that ended after
 // any step.
 func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
+	for name, want := range everyWish(t) {
+		t.Run(name, func(t *testing.T) { testRestoreAfterEveryStepOfRestore(t, want) })
+	}
+}
+
+func testRestoreAfterEveryStepOfRestore(t *testing.T, want function.Interface) {
 	type crash struct{}
-	want := allWishes(t)
 	for step := 1; ; step++ {
 		armed, count := false, 0
 		w := newWorld(t, func(string) {
@@ -365,7 +394,7 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 		})
 
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
-		write(t, w.sysRoot, hostName, "queues/rx-1/rps_cpus", "3")
+		write(t, w.sysRoot, hostName, "queues/rx-1/rps_cpus", "1")
 		before, place, _ := w.attach(t, want)
 		must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
 		write(t, w.pod.Sysfs(t), "net1", "gro_flush_timeout", "7")
@@ -383,6 +412,7 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 		_, err := w.engine.Restore(t.Context(), device(), before, place)
 		must.Succeed(t, err)
 		w.checkRestored(t, before)
+		w.checkLeft(t)
 
 		if !crashed {
 			if step < 7 {

@@ -117,8 +117,16 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists what the interface and the pod lack of what the interface was given.
+// missing lists what the interface and the pod lack of what the interface was given. The bond of an
+// interface has its addresses and the like.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
+	if a.Want.Bond != nil {
+		if l, d, err = missingBond(pod, l, a.Want.Bond); l == nil || err != nil {
+			return d, err
+		}
+		a.Want = a.Want.OfBond()
+	}
+
 	for _, lacking := range []func(*conn, *link, Attached) ([]string, error){
 		missingVRF, missingAddresses, missingVLANs, missingRoutes, missingNeighbors, missingRules,
 	} {
@@ -271,7 +279,7 @@ func (e *Engine) Add(
 	}
 
 	more := function.Interface{
-		Name: l.Name, Addresses: addresses, Routes: routes, VRF: a.Want.VRF,
+		Name: l.Name, Addresses: addresses, Routes: routes, VRF: a.Want.VRF, Bond: a.Want.Bond,
 	}
 	return e.configure(ctx, e.patient(ctx), pod, l.Identity.Index, more)
 }
@@ -432,7 +440,8 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 // Observed.
 func (e *Engine) Announce(ctx context.Context, a Attached) error {
 	place, observed := a.Place, a.Observed
-	if len(observed.Addresses) == 0 || observed.MAC == "" {
+	// A bond announces itself when a port becomes active (NETDEV_NOTIFY_PEERS).
+	if len(observed.Addresses) == 0 || observed.MAC == "" || observed.Bond != "" {
 		return nil
 	}
 

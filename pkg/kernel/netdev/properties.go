@@ -373,6 +373,11 @@ var table = []Property{
 		Release: "removed, because the kernel would leave them there",
 	},
 	{
+		Name: "bond", Source: FromPod, Fields: []string{"bond"}, Move: Stays,
+		Release: "removed with its rules when its last interface leaves. The kernel gives the MTU and " +
+			"the MAC address of before back to an interface that leaves",
+	},
+	{
 		Name: "VRF", Source: FromPod, Fields: []string{"vrf"}, Move: Stays,
 		Release: "removed when its last interface leaves",
 	},

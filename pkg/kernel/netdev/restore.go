@@ -58,7 +58,7 @@ func (e *Engine) Restore(
 	}
 	defer pod.close()
 
-	leftInPod := e.dropRules(pod, place.Remains)
+	leftInPod := e.dropOwnRules(pod, place.Remains)
 	index := before.Identity.Index
 	if l != nil {
 		index = l.Identity.Index
@@ -66,7 +66,7 @@ func (e *Engine) Restore(
 			return Restored{}, err
 		}
 	}
-	leftInPod = append(leftInPod, e.dropEmptyVRF(pod, place.Remains)...)
+	leftInPod = append(leftInPod, e.dropMasters(pod, place.Remains)...)
 
 	l, err = find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
 	switch {

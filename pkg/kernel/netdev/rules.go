@@ -82,13 +82,19 @@ func prefixText(prefix *net.IPNet) string {
 	return prefix.String()
 }
 
-// checkRules returns an error if the pod has a rule already that could be taken for one of these.
+// checkRules returns an error if the pod has a rule already that could be taken for one of the
+// interface's. The rules of a bond may be there already, because its other port has added them.
 // The kernel does not compare properties that a rule lacks (rule_find of net/core/fib_rules.c, and
 // the compare functions of IPv4 and IPv6). Therefore a rule of the same priority and table is
 // another one only if both are for different interfaces.
-func checkRules(pod *conn, wanted []*netlink.Rule) error {
-	if len(wanted) == 0 {
+func checkRules(pod *conn, want function.Interface) error {
+	if len(want.Rules) == 0 {
 		return nil
+	}
+
+	wanted := kernelRules(want.Name, want.Rules)
+	if want.Bond != nil {
+		wanted = kernelRules(want.Bond.Name, want.Rules)
 	}
 
 	have, err := listRules(pod)
@@ -98,7 +104,8 @@ func checkRules(pod *conn, wanted []*netlink.Rule) error {
 
 	for _, rule := range wanted {
 		for _, other := range have {
-			if confused(rule, &other) {
+			isOfBond := want.Bond != nil && sameRule(rule, &other)
+			if confused(rule, &other) && !isOfBond {
 				return fmt.Errorf("the pod has %s already: give %s another priority", ruleText(&other),
 					ruleText(rule))
 			}
@@ -153,6 +160,11 @@ func confused(a, b *netlink.Rule) bool {
 		!apart(a.IifName, b.IifName) && !apart(a.OifName, b.OifName)
 }
 
+// sameRule reports whether other is the rule, added by this program.
+func sameRule(rule, other *netlink.Rule) bool {
+	return ruleText(rule) == ruleText(other) && other.Protocol == ruleProtocol
+}
+
 // addRule adds a rule. A rule for both families is left out of the family that the kernel lacks.
 func addRule(pod *conn, rule *netlink.Rule) error {
 	err := pod.library(func(h *netlink.Handle) error { return h.RuleAdd(rule) })
@@ -163,18 +175,40 @@ func addRule(pod *conn, rule *netlink.Rule) error {
 	return err
 }
 
-// dropRules removes the rules that the attachment added to the namespace. The namespace may not
-// exist any more.
+// addRuleOfBond adds a rule for a bond, unless its other port has added it.
+func addRuleOfBond(pod *conn, rule *netlink.Rule) error {
+	err := addRule(pod, rule)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+
+	have, listErr := listRules(pod)
+	isThere := func(other netlink.Rule) bool { return sameRule(rule, &other) }
+	if slices.ContainsFunc(have, isThere) {
+		return nil
+	}
+
+	return errors.Join(err, listErr)
+}
+
+// dropOwnRules removes the rules that the attachment added for the interface itself. The namespace
+// may not exist any more. The rules of a bond stay until the bond goes.
+func (e *Engine) dropOwnRules(pod *conn, remains *Remains) (notes []string) {
+	if pod == nil || remains == nil || remains.Bond != nil {
+		return nil
+	}
+	return e.dropRules(pod, remains.Interface, remains.Rules)
+}
+
+// dropRules removes rules that were added for a netdev.
 //
 // It does not look for the rules first, because a pod may have any number of rules by now. See
 // [checkRules] for why the kernel finds no rule of another interface. A rule that stays is a note,
 // because it affects nobody but this pod.
-func (e *Engine) dropRules(pod *conn, remains *Remains) (notes []string) {
-	if pod == nil || remains == nil {
-		return nil
-	}
-
-	for _, rule := range kernelRules(remains.Interface, remains.Rules) {
+func (e *Engine) dropRules(
+	pod *conn, netdev string, rules []function.Rule,
+) (notes []string) {
+	for _, rule := range kernelRules(netdev, rules) {
 		err := e.step("remove "+ruleText(rule), func() error {
 			return pod.library(func(h *netlink.Handle) error { return h.RuleDel(rule) })
 		})

@@ -316,7 +316,13 @@ type Observed struct {
 	MTU       int            `json:"mtu"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Index     int            `json:"index"`
+	// Bond is the name of the bond that the netdev is a port of, and that has Addresses; "" without
+	// one.
+	Bond string `json:"bond,omitempty"`
 }
+
+// Carrier returns the name of the netdev that has the addresses.
+func (o Observed) Carrier() string { return cmp.Or(o.Bond, o.Name) }
 
 // Place is the position of a netdev in a pod. It is known before the netdev is moved.
 type Place struct {

@@ -5,24 +5,23 @@ package netdev
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// vrfGroup marks the VRFs that this program makes in pods (IFLA_GROUP). The bytes are "xpu".
-const vrfGroup = 0x787075
+// podGroup marks the VRFs and bonds that this program makes in pods (IFLA_GROUP). The bytes are
+// "xpu".
+const podGroup = 0x787075
 
 // joinVRF makes the netdev a port of the VRF, and makes the VRF if the pod does not have it. The
 // netdev must not have addresses yet, because IPv6 addresses are lost when it joins.
 func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
-	e.vrfs.Lock()
-	defer e.vrfs.Unlock()
+	e.masters.Lock()
+	defer e.masters.Unlock()
 
 	there, err := pod.LinkByName(vrf.Name)
 	if errors.Is(err, links.ErrNotFound) {
@@ -45,7 +44,7 @@ func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
 // makeVRF makes a VRF. Another program may make it at the same time.
 func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Group = vrf.Name, vrfGroup
+	attrs.Name, attrs.Group = vrf.Name, podGroup
 	err := pod.library(func(h *netlink.Handle) error {
 		return h.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: uint32(vrf.Table)})
 	})
@@ -59,46 +58,21 @@ func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 	return pod.LinkByName(vrf.Name)
 }
 
-// dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it.
-func (e *Engine) dropVRF(pod *conn, vrf *function.VRF) error {
-	e.vrfs.Lock()
-	defer e.vrfs.Unlock()
+// dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it. A
+// VRF that stays is a note, because it affects nobody but this pod.
+func (e *Engine) dropVRF(pod *conn, vrf *function.VRF) (notes []string) {
+	e.masters.Lock()
+	defer e.masters.Unlock()
 
-	there, err := pod.LinkByName(vrf.Name)
-	if errors.Is(err, links.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-
-	v, isVRF := there.(*netlink.Vrf)
-	if !isVRF || v.Table != uint32(vrf.Table) || v.Group != vrfGroup {
-		return nil // it is the pod's own
-	}
-
-	all, err := request.Consistent(pod.LinkList)
-	if err != nil {
-		return err
-	}
-	isPort := func(l netlink.Link) bool { return l.Attrs().MasterIndex == v.Index }
-	if slices.ContainsFunc(all, isPort) {
-		return nil
-	}
-
-	return unlessGone(pod.library(func(h *netlink.Handle) error { return h.LinkDel(v) }))
-}
-
-// dropEmptyVRF removes the VRF of the attachment when its last port has left. A VRF that stays is a
-// note, because it affects nobody but this pod.
-func (e *Engine) dropEmptyVRF(pod *conn, remains *Remains) (notes []string) {
-	if pod == nil || remains == nil || remains.VRF == nil {
-		return nil
-	}
-
-	err := e.step("remove VRF "+remains.VRF.Name, func() error { return e.dropVRF(pod, remains.VRF) })
-	if err != nil {
+	err := e.step("remove VRF "+vrf.Name, func() error {
+		return dropEmpty(pod, vrf.Name, func(l netlink.Link) bool {
+			v, isVRF := l.(*netlink.Vrf)
+			return isVRF && v.Table == uint32(vrf.Table)
+		})
+	})
+	if err != nil && !errors.Is(err, errStays) {
 		notes = append(notes, fmt.Sprintf("VRF stays in the pod: %v", err))
 	}
+
 	return notes
 }

@@ -138,6 +138,9 @@ func interfaceOf(a journal.Attachment) nodestate.Interface {
 		Userspace: a.Interface.Userspace,
 	}
 
+	if a.Interface.Bond != nil {
+		out.Bond = a.Interface.Bond.Name
+	}
 	if a.Interface.VF != nil {
 		out.VLAN = ptr.Deref(a.Interface.VF.VLAN, 0)
 	}

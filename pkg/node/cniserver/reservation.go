@@ -179,6 +179,12 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 			a.conf.Network, a.device, have.Claim.Name)
 	}
 
+	if claimed.Bond != nil {
+		return a.conf.invalid("Function %s is a port of bond %s of claim %s, which has its addresses; "+
+			"leave the network out of the pod's annotation: the interface is attached without it",
+			a.device, claimed.Bond.Name, have.Claim.Name)
+	}
+
 	if a.usesAddressBook() {
 		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its "+
 			"addresses; leave ipam out",

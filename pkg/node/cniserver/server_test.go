@@ -846,6 +846,15 @@ func TestClaim(t *testing.T) {
 		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}),
 			types.ErrInvalidNetworkConfig, "leave mac out")
 
+		bonded := claimed
+		bonded.Interface.Bond = &function.Bond{
+			Name: "bond0", Mode: function.BondActiveBackup, MIIMon: 100,
+		}
+		must.Succeed(t, r.Lifecycle.Reserve(t.Context(), bonded))
+		r.mustFail(request(wire.Add, 0, "c1", first, nil), types.ErrInvalidNetworkConfig,
+			"Function 0000:3b:00.0/sf0 is a port of bond bond0 of claim c")
+		must.Succeed(t, r.Lifecycle.Reserve(t.Context(), claimed))
+
 		got := decodeResult(t,
 			r.must(request(wire.Add, 0, "c1", first, map[string]any{"mtu": 1400})).Result)
 		if i := got.Interfaces[0]; i.Name != "net1" || i.Mtu != 1400 ||

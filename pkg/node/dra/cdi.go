@@ -167,7 +167,7 @@ func environment(suffix, request string, contents []content) []string {
 	}{
 		{"XPU_FUNCTION_", func(c content) string { return c.attachment.Function.String() }},
 		{"XPU_INTERFACE_", func(c content) string {
-			return cmp.Or(c.attachment.Observed.Name,
+			return cmp.Or(c.attachment.Observed.Carrier(),
 				c.attachment.Interface.Name)
 		}},
 		{"XPU_VFIO_", func(c content) string { return c.Info["vfio"]["dev-mount"] }},

@@ -196,11 +196,14 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 // ready returns the Ready condition of a device that is attached, or that the pod has lost.
 func ready(a journal.Attachment) metav1.Condition {
 	if a.State == journal.Attached {
+		name := a.Interface.Name
+		if bond := a.Interface.Bond; bond != nil {
+			name += ", a port of " + bond.Name + ","
+		}
 		return metav1.Condition{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
-			Reason: v1alpha1.ReasonAttached,
-			Message: fmt.Sprintf("Function %s is %s in pod %s", a.Function,
-				a.Interface.Name, a.Pod.Name),
+			Reason:             v1alpha1.ReasonAttached,
+			Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, name, a.Pod.Name),
 			LastTransitionTime: metav1.NewTime(a.AttachedAt),
 		}
 	}

@@ -291,7 +291,7 @@ func (d *Driver) attachmentFor(
 	earlier := d.preparedBefore(c.UID, device.Function)
 	// An earlier Prepare stays valid, although the pool may have become stricter.
 	if earlier.Claim.UID == "" {
-		if err := device.Allowed(spec); err != nil {
+		if err := errors.Join(device.Allowed(spec), device.CheckBond(spec)); err != nil {
 			return want, err
 		}
 	}

@@ -106,11 +106,16 @@ func vlansOf(
 	return vlans, nil
 }
 
-// networkData describes an interface as it was observed in the pod, or else as it was requested.
+// networkData describes an interface as it was observed in the pod, or else as it was requested. The
+// name and the addresses of a port are the bond's, because the pod uses the bond. The MAC address is
+// the Function's, because the bond's may change.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
+	if bond := a.Interface.Bond; bond != nil {
+		name = bond.Name
+	}
 	if a.Observed != nil {
-		name, mac, addresses = a.Observed.Name, a.Observed.MAC, a.Observed.Addresses
+		name, mac, addresses = a.Observed.Carrier(), a.Observed.MAC, a.Observed.Addresses
 	}
 
 	data := &resourceapi.NetworkDeviceData{InterfaceName: name, HardwareAddress: string(mac)}
@@ -169,8 +174,8 @@ type chosenName struct {
 	err  error
 }
 
-// namesBeside returns the names of the VLAN interfaces and VRFs that claims ask for. No interface
-// may get such a name by itself.
+// namesBeside returns the names of the VLAN interfaces, VRFs and bonds that claims ask for. No
+// interface may get such a name by itself.
 func namesBeside(claims []*resourceapi.ResourceClaim) map[string]bool {
 	names := map[string]bool{}
 	for _, c := range claims {
@@ -181,6 +186,9 @@ func namesBeside(claims []*resourceapi.ResourceClaim) map[string]bool {
 			}
 			if vrf := device.Interface.VRF; vrf != nil {
 				names[vrf.Name] = true
+			}
+			if bond := device.Interface.Bond; bond != nil {
+				names[bond.Name] = true
 			}
 		}
 	}

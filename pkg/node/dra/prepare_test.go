@@ -33,6 +33,21 @@ func (n *node) environments() map[string]string {
 	return out
 }
 
+// TestBondInPoolWithNetwork: a port of a bond is refused if its DevicePool has a network.
+func TestBondInPoolWithNetwork(t *testing.T) {
+	n := newNode(t)
+	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"),
+		claimtest.Result("vf", plainPool, "0000-3b-00-3"),
+		claimtest.FromClaim(`"bond": {"name": "net2", "mode": "active-backup"}`))
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Network: "blue"}
+	n.wantRefused(c, "bond.name", "joins a network (blue)")
+
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
+	n.wantPrepared(c)
+	// net2 is the bond.
+	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net1", "0000-3b-00-3": "net3"})
+}
+
 // TestEnvironmentOfSeveralDevices: a container that gets several Functions finds all of them,
 // whether one request or two claims of a template ask for them.
 func TestEnvironmentOfSeveralDevices(t *testing.T) {

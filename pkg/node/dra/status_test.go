@@ -4,8 +4,10 @@ package dra
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -142,6 +144,50 @@ func TestStatus(t *testing.T) {
 	if diff := gocmp.Diff(want, statusOf(t, clientset, "net"),
 		cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime")); diff != "" {
 		t.Errorf("status.devices: -want +got\n%s", diff)
+	}
+}
+
+// TestStatusOfBond: both ports of a bond have the name and the addresses of the bond, and a MAC address
+// of their own.
+func TestStatusOfBond(t *testing.T) {
+	bonded := func(n int, mac function.MAC) journal.Attachment {
+		a := attached(t, "net", n)
+		a.Interface.Name = fmt.Sprintf("net%d", n+1)
+		a.Interface.Bond = &function.Bond{Name: "bond0", Mode: function.BondActiveBackup, MIIMon: 100}
+		a.Observed.Name, a.Observed.MAC, a.Observed.Bond = a.Interface.Name, mac, "bond0"
+		return a
+	}
+	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"),
+		claimtest.Result("a", fastPool, "0000-3b-00-3"))
+	left, right := bonded(0, "02:00:00:00:00:01"), bonded(1, "02:00:00:00:00:02")
+	r, clientset := reporting(t, []runtime.Object{c}, left, right)
+	r.Report(left.Claim)
+	must.Eventually(t, "status is written", func() bool {
+		return len(statusOf(t, clientset, "net")) == 2
+	})
+
+	for n, status := range statusOf(t, clientset, "net") {
+		want := &resourceapi.NetworkDeviceData{
+			InterfaceName: "bond0", HardwareAddress: fmt.Sprintf("02:00:00:00:00:0%d", n+1),
+			IPs: []string{"10.1.0.2/24"},
+		}
+		if diff := gocmp.Diff(want, status.NetworkData); diff != "" {
+			t.Errorf("networkData: -want +got\n%s", diff)
+		}
+		message := fmt.Sprintf("Function 0000:3b:00.%d is net%d, a port of bond0, in pod pod1", n+2, n+1)
+		if got := status.Conditions[0].Message; got != message {
+			t.Errorf("message %q, want %q", got, message)
+		}
+	}
+
+	environment := environment("VF", "a", []content{{attachment: left}, {attachment: right}})
+	if !slices.Contains(environment, "XPU_INTERFACE_VF=bond0,bond0") {
+		t.Errorf("environment %q", environment)
+	}
+
+	left.Observed = nil
+	if got := networkData(left).InterfaceName; got != "bond0" {
+		t.Errorf("the interface is %s before it is attached, want bond0", got)
 	}
 }
 

@@ -89,7 +89,9 @@ func TestParametersPolicy(t *testing.T) {
 		`"neighbors": [{"address": "10.0.0.1", "mac": "02:00:00:00:00:01"}], "vrf": {"name": "red", "table": 5}`: "",
 		`"networks": [{"name": "a", "addresses": ["10.0.0.1/24"], "interfaceName": "a0"}]`:                       "",
 		`"networks": [{"name": "a", "vlan": 5}]`:                                                                 ".networks: must be a list of at most 64, where each entry must have only name",
-		`"offload": {"gsoMaxSize": 0}`:                                                                           ".offload.gsoMaxSize: must be 1-524280",
+		`"bond": {"name": "bond0", "mode": "802.3ad", "lacpRate": "fast", "miimon": 50}, "vrf": null`:            "",
+		`"bond": {"primary": true}`:                                                                              "", `"bond": {"mode": "lacp"}`: ".bond.mode: must be balance-rr or active-backup or",
+		`"offload": {"gsoMaxSize": 0}`: ".offload.gsoMaxSize: must be 1-524280",
 	} {
 		c := withParameters("a", fields)
 		err := admin.Create(t.Context(), c, client.DryRunAll)

@@ -208,6 +208,7 @@ var elsewhere = map[string][]string{
 	"TestWanted":           {"addresses", "routes", "neighbors", "rules"},
 	"TestVLANs":            {"VLAN interfaces"},
 	"TestVRF":              {"VRF"},
+	"TestBond":             {"bond"},
 }
 
 // TestEveryProperty: TestPodLeavesNothing changes every property in a pod, or a test elsewhere does.

@@ -242,7 +242,9 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	wanted := a
 	wanted.Interface.Name = a.Observed.Name
 	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
-	wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)
+	if !a.Interface.Bond.SetsMAC() {
+		wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)
+	}
 	device, now, place, err := m.plan(ctx, wanted, a.Place.NetNS)
 	if err != nil {
 		return err

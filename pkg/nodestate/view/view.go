@@ -167,6 +167,9 @@ func owner(f nodestate.Function) string {
 	if a.Interface.Name != "" {
 		parts = append(parts, a.Interface.Name)
 	}
+	if a.Interface.Bond != "" {
+		parts = append(parts, "in bond "+a.Interface.Bond)
+	}
 
 	if a.Pod.Name != "" {
 		parts = append(parts, "of pod "+a.Pod.Namespace+"/"+a.Pod.Name)

@@ -62,7 +62,7 @@ func guests() []guest {
 			modules: []string{
 				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge",
 				"crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan",
-				"vxlan", "dummy", "veth",
+				"bonding", "vxlan", "dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
 			},
 			suites: []suite{
@@ -128,7 +128,7 @@ func guests() []guest {
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev",
 					run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost|Wanted|VRF|VLANs|" +
-						"RestoreAfterEveryStep$)",
+						"Bond|RestoreAfterEveryStep(OfRestore)?$)",
 					limit: 5 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$",
 					limit: 3 * time.Minute},
