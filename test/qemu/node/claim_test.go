@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
@@ -188,6 +189,7 @@ func TestClaim(t *testing.T) {
 	c.Run("properties are what the claim asked for, and are restored", c.properties)
 	c.Run("what the driver refuses is refused with nothing half set", c.refused)
 	c.Run("pods of one VLAN reach each other, others do not", c.traffic)
+	c.Run("two VFs of a claim are one bond", c.bond)
 	c.Run("agent killed while pods have VFs", c.killed)
 	c.Run("network namespace deleted under a VF", c.namespaceDeleted)
 	f.wantUntouched(t, c.versions)
@@ -319,6 +321,46 @@ func (c *claims) traffic(t *testing.T) {
 		c.release(pod, object)
 	}
 
+	node.WantState(t, c.before)
+}
+
+// bond gives a pod a bond of two VFs of two PFs, the first of which fails.
+func (c *claims) bond(t *testing.T) {
+	pod := c.NewPod("bonded", 1)
+	object := c.Cluster.AllocateEach(pod, "fast", c.pfs[:2],
+		[]function.ID{c.vfs[0][0], c.vfs[1][0]}, v1alpha1.InterfaceConfig{
+			Bond:      &v1alpha1.Bond{Name: "bond0", Mode: function.BondActiveBackup},
+			Addresses: []string{pod.IP.String() + "/24"},
+		})
+	c.driver.MustPrepare(object)
+	other, beside := c.prepared("beside", 2, 0, 1, v1alpha1.InterfaceConfig{})
+	other.MustRun("net1")
+	pod.MustRun("bond0")
+	c.Eventually("both VFs are ports of the bond", func() bool {
+		return pod.Has("net1") && pod.Has("net2") &&
+			pod.Interface("net1").MasterIndex == pod.Interface("bond0").Index &&
+			pod.Interface("net2").MasterIndex == pod.Interface("bond0").Index
+	})
+
+	pod.WantReach(t, other)
+	must.Succeed(t, pod.Handle().LinkSetDown(&netlink.Device{LinkAttrs: *pod.Interface("net1")}))
+	pod.WantReach(t, other)
+
+	c.Eventually("the claim says so", func() bool {
+		must.Succeed(t,
+			c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		return len(object.Status.Devices) == 2
+	})
+	for _, device := range object.Status.Devices {
+		if data := device.NetworkData; data == nil || data.InterfaceName != "bond0" ||
+			len(data.IPs) != 1 || data.IPs[0] != pod.IP.String()+"/24" {
+			t.Errorf("device %s: network data %v", device.Device, data)
+		}
+	}
+
+	c.release(pod, object)
+	pod.WantNo("bond0")
+	c.release(other, beside)
 	node.WantState(t, c.before)
 }
 

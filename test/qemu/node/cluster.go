@@ -122,6 +122,23 @@ func (c *Cluster) Allocate(
 	pod *Pod, devicePool string, pf pci.Address, f function.ID, config v1alpha1.InterfaceConfig,
 ) *resourceapi.ResourceClaim {
 	c.node.t.Helper()
+	return c.AllocateEach(pod, devicePool, []pci.Address{pf}, []function.ID{f}, config)
+}
+
+// AllocateEach allocates several Functions for one request. pfs has the PF of each Function.
+func (c *Cluster) AllocateEach(
+	pod *Pod, devicePool string, pfs []pci.Address, functions []function.ID,
+	config v1alpha1.InterfaceConfig,
+) *resourceapi.ResourceClaim {
+	c.node.t.Helper()
+	var results []resourceapi.DeviceRequestAllocationResult
+	for n, f := range functions {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{
+			Request: "nic", Driver: v1alpha1.GroupName, Device: f.DeviceName(),
+			Pool: claim.PoolID{Node: plan.NodeName, PF: pfs[n], DevicePool: devicePool}.String(),
+		})
+	}
+
 	config.TypeMeta = metav1.TypeMeta{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig",
 	}
@@ -141,17 +158,16 @@ func (c *Cluster) Allocate(
 	object := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: devicePool},
+			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: devicePool, Count: int64(len(functions)),
+			},
 		}}}},
 	}
 
 	c.Create(object)
 	object.Status = resourceapi.ResourceClaimStatus{
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{
-				Request: "nic", Driver: v1alpha1.GroupName, Device: f.DeviceName(),
-				Pool: claim.PoolID{Node: plan.NodeName, PF: pf, DevicePool: devicePool}.String(),
-			}},
+			Results: results,
 			Config: []resourceapi.DeviceAllocationConfiguration{{
 				Source: resourceapi.AllocationConfigSourceClaim,
 				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
