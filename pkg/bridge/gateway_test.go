@@ -806,6 +806,10 @@ func (r router) picture() (all []string) {
 		addresses, err := r.Handle().AddrList(link, netlink.FAMILY_ALL)
 		must.Succeed(r.t, err)
 		for _, a := range addresses {
+			// A representor gets its own link-local address a moment after it is up.
+			if isRep := attrs.Name == rep1 || attrs.Name == rep2; isRep && a.IP.IsLinkLocalUnicast() {
+				continue
+			}
 			all = append(all, fmt.Sprintf("address %s of %s", a.IPNet, attrs.Name))
 		}
 		if attrs.HardwareAddr.String() == gatewayMAC.String() {
