@@ -66,7 +66,8 @@ const tail = `  validations:
     message: the parameters for driver xpu.opiproject.org are wrong
     messageExpression: >-
       variables.wrong.size() <= 4 ? variables.wrong.join("; ")
-      : variables.wrong.slice(0, 4).join("; ") + "; and " + string(variables.wrong.size() - 4) + " more"
+      : [variables.wrong[0], variables.wrong[1], variables.wrong[2], variables.wrong[3]].join("; ") +
+      "; and " + string(variables.wrong.size() - 4) + " more"
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
@@ -78,7 +79,9 @@ spec:
 `
 
 // policy returns the ValidatingAdmissionPolicy and its binding. Each field has a variable with what
-// is wrong with it, because the API server bounds the cost of each expression.
+// is wrong with it, because the API server bounds the cost of each expression. Expressions have
+// functions of Kubernetes 1.33 only, because Kubernetes 1.34 takes no others
+// (baseOpts of k8s.io/apiserver/pkg/cel/environment).
 func policy() []byte {
 	known := []string{"apiVersion", "kind"}
 	fields := fieldsOf(reflect.TypeFor[v1alpha1.InterfaceConfig]())
@@ -98,8 +101,10 @@ func policy() []byte {
 	all := []string{"variables.otherKind", "variables.unknownFields"}
 	c := checker{limits: claim.Limits()}
 	for _, f := range fields {
-		variable(&page, f.name, c.problems(f))
-		all = append(all, "variables."+f.name)
+		for _, p := range c.problems(f) {
+			variable(&page, p.variable, p.expression)
+			all = append(all, "variables."+p.variable)
+		}
 	}
 	variable(&page, "wrong", strings.Join(all, " + "))
 	page.WriteString(tail)
@@ -107,35 +112,44 @@ func policy() []byte {
 	return page.Bytes()
 }
 
-// problems returns an expression of what is wrong with a field of the parameters. The fields of a
-// struct have a message each.
-func (c checker) problems(f field) string {
+// problem is a variable with the messages about a field.
+type problem struct {
+	variable, expression string
+}
+
+// problems returns what is wrong with a field of the parameters. A struct has a problem for each of
+// its fields, and before them one for itself.
+func (c checker) problems(f field) []problem {
 	value := "e.p." + f.name
-	given := fmt.Sprintf("has(%s) && %[1]s != null", value)
 	t := f.of
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if t.Kind() != reflect.Struct {
-		check := c.value(value, t, f.name, 0)
-		return fmt.Sprintf("variables.ours.filter(e, %s && !(%s)).map(e, e.at + %q)", given, check.holds,
-			"."+f.name+": "+check.must)
+		return []problem{{f.name, c.problem("", value, f.name, t)}}
 	}
 
 	var names []string
-	var parts []string
-	for _, inner := range fieldsOf(t) {
-		names = append(names, inner.name)
-		at := value + "." + inner.name
-		check := c.value(at, inner.of, f.name+"."+inner.name, 0)
-		parts = append(parts, fmt.Sprintf("(has(%s) && %[1]s != null && !(%s) ? [e.at + %q] : [])", at,
-			check.holds, "."+f.name+"."+inner.name+": "+check.must))
+	var inner []problem
+	isStruct := fmt.Sprintf("has(%s) && type(%[1]s) == map && ", value)
+	for _, of := range fieldsOf(t) {
+		names = append(names, of.name)
+		inner = append(inner, problem{f.name + "_" + of.name,
+			c.problem(isStruct, value+"."+of.name, f.name+"."+of.name, of.of)})
 	}
 
-	unknown := fmt.Sprintf("(%s ? [%s] : [])", hasUnknown(value, names),
-		unknownField(value, f.name+".", names))
-	return fmt.Sprintf("variables.ours.filter(e, %s).map(e, type(%s) != map ? [e.at + %q] : %s + %s).flatten()",
-		given, value, "."+f.name+": must have fields", unknown, strings.Join(parts, " + "))
+	itself := fmt.Sprintf("variables.ours.filter(e, has(%s) && %[1]s != null && (type(%[1]s) != map || %[2]s))"+
+		".map(e, type(%[1]s) != map ? e.at + %[3]q : %[4]s)", value, hasUnknown(value, names),
+		"."+f.name+": must have fields", unknownField(value, f.name+".", names))
+	return append([]problem{{f.name, itself}}, inner...)
+}
+
+// problem returns an expression for the messages about values that are given, but wrong. It looks at
+// those only for which the condition in front holds.
+func (c checker) problem(front, value, path string, t reflect.Type) string {
+	check := c.value(value, t, path, 0)
+	return fmt.Sprintf("variables.ours.filter(e, %shas(%s) && %[2]s != null && !(%s)).map(e, e.at + %q)",
+		front, value, check.holds, "."+path+": "+check.must)
 }
 
 // hasUnknown returns a condition that a map has other keys than the names.

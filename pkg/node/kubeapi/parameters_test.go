@@ -74,8 +74,10 @@ func TestParametersPolicy(t *testing.T) {
 		`"driver": "vfio-pci"`:                "",
 		`"vf": {"vlan": 5, "qos": 7, "trust": true, "linkState": "auto"}`: "",
 		`"vf": {"vlam": 5, "qos": 9}`:                                     `: unknown field "vf.vlam"; at.vf.qos: must be 0-7`,
-		`"vf": 5`:                                                         ".vf: must have fields",
-		`"vf": {"linkState": "up"}`:                                       ".vf.linkState: must be auto or disable or enable",
+		`"mtu": 9, "vf": {"vlan": 5000, "qos": 9, "trust": 1, "minTxRate": -1, "linkState": null}`: ".mtu: must be 68-9216; " +
+			"at.vf.vlan: must be 0-4094; at.vf.qos: must be 0-7; at.vf.trust: must be true or false; and 1 more",
+		`"vf": 5`:                   ".vf: must have fields",
+		`"vf": {"linkState": "up"}`: ".vf.linkState: must be auto or disable or enable",
 		`"ethtool": {"rings": {"rx": 4096}, "features": {"rx-gro": false}, "pause": {"rx": true}}`:               "",
 		`"ethtool": {"rings": {"rx": "4096"}}`:                                                                   ".ethtool.rings: must be names with values, where each value must be 0-2147483647",
 		`"ethtool": {"ring": {"rx": 4096}}`:                                                                      `: unknown field "ethtool.ring"`,
