@@ -40,8 +40,9 @@ spec:
     expression: >-
       dyn(object).spec.?spec.?devices.?config.orValue(dyn(object).spec.?devices.?config.orValue(
       dyn(object).spec.?config.orValue([]))).exists(c, c.?opaque.?driver.orValue("") == "xpu.opiproject.org")
-  - name: changes-the-spec
-    expression: oldObject == null || dyn(object).spec != dyn(oldObject).spec
+  # Only classes are updated here, and they have their parameters in spec.config.
+  - name: changes-the-parameters
+    expression: oldObject == null || dyn(object).spec.?config.orValue([]) != dyn(oldObject).spec.?config.orValue([])
   - name: stays
     expression: '!has(dyn(object).metadata.deletionTimestamp)'
   variables:

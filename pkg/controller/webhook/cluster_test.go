@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -135,9 +136,17 @@ func TestReviewsOfAPIServer(t *testing.T) {
 		t.Errorf("%d objects were sent, want the one with parameters for this driver", after-before)
 	}
 
-	// A class can be changed, and mended.
+	// A class can be changed, and mended. What is not its parameters is not sent.
 	stored := newClass("changes", good)
 	must.Succeed(t, admin.Create(t.Context(), stored))
+	before = reviews()
+	stored.Spec.Selectors = []resourceapi.DeviceSelector{
+		{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "xpu.opiproject.org"`}},
+	}
+	must.Succeed(t, admin.Update(t.Context(), stored))
+	if after := reviews(); after != before {
+		t.Error("a class with other selectors was sent")
+	}
 	stored.Spec.Config[0].DeviceConfiguration = bad
 	if err := admin.Update(t.Context(), stored); !apierrors.IsInvalid(err) {
 		t.Errorf("a class gets wrong parameters: error %v", err)

@@ -206,6 +206,18 @@ func TestParametersFromBefore(t *testing.T) {
 	must.Succeed(t, admin.Create(t.Context(), binding))
 	enforced(t, admin)
 
+	class.Spec.ExtendedResourceName = new("example.com/old")
+	must.Succeed(t, admin.Update(t.Context(), class))
+	class.Spec.Selectors = []resourceapi.DeviceSelector{
+		{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "xpu.opiproject.org"`}},
+	}
+	must.Succeed(t, admin.Update(t.Context(), class))
+	more := class.DeepCopy()
+	more.Spec.Config = append(more.Spec.Config, more.Spec.Config[0])
+	if err := admin.Update(t.Context(), more); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("a class gets wrong parameters once more: error %v, want the policy's", err)
+	}
+
 	for _, object := range []client.Object{old, class} {
 		object.SetLabels(map[string]string{"a": "b"})
 		must.Succeed(t, admin.Update(t.Context(), object))
