@@ -16,6 +16,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
+// maxErrors bounds the errors of a set of configurations, because 32 configurations of 10 KiB, which
+// the API takes, can have 100000.
+const maxErrors = 64
+
 // ValidateClaim returns an error for everything that the driver would refuse in its parameters when
 // the claim is prepared, whichever class, DevicePool and Function the claim gets. It does not judge
 // what these may change: a class may give a field that is missing, and a DevicePool allows
@@ -23,7 +27,8 @@ import (
 // judged.
 //
 // path is the field of the DeviceClaim, such as "spec.devices". Each error begins with the field
-// that is wrong, such as "spec.devices.config[2].opaque.parameters.mtu 9: must be 68-9216".
+// that is wrong, such as "spec.devices.config[2].opaque.parameters.mtu 9: must be 68-9216". Of many
+// errors the first are returned.
 func ValidateClaim(path string, c *resourceapi.DeviceClaim) error {
 	all := make([]resourceapi.DeviceAllocationConfiguration, len(c.Config))
 	for i, config := range c.Config {
@@ -34,7 +39,9 @@ func ValidateClaim(path string, c *resourceapi.DeviceClaim) error {
 
 	v := newChecker(path, all)
 	for _, request := range requestsOf(c) {
-		v.validate(request)
+		if len(v.errs) < maxErrors {
+			v.validate(request)
+		}
 	}
 
 	return errors.Join(v.errs...)
@@ -181,7 +188,7 @@ func problems(c v1alpha1.InterfaceConfig) []string {
 	}
 
 	_, _, err := settings(&c)
-	return messages(err)
+	return appendMessages(nil, err)
 }
 
 // completedBond returns the bond of a configuration with a name, and with a mode that has the given
@@ -204,17 +211,19 @@ func completedBond(c v1alpha1.InterfaceConfig) *v1alpha1.Bond {
 // otherName stands for the name of an interface that is not [defaultName].
 const otherName = "net2"
 
-// messages returns the messages of joined errors one by one.
-func messages(err error) (texts []string) {
-	if err == nil {
-		return nil
-	}
+// appendMessages appends the messages of joined errors one by one, until there are [maxErrors].
+func appendMessages(texts []string, err error) []string {
 	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []string{err.Error()}
+	switch {
+	case err == nil, len(texts) == maxErrors:
+		return texts
+	case !ok:
+		return append(texts, err.Error())
 	}
+
 	for _, one := range joined.Unwrap() {
-		texts = append(texts, messages(one)...)
+		texts = appendMessages(texts, one)
 	}
+
 	return texts
 }

@@ -269,3 +269,23 @@ func TestValidateLargest(t *testing.T) {
 		t.Errorf("%v allocations", allocations)
 	}
 }
+
+// TestValidateManyErrors checks that the errors of the largest claims are few, because each error
+// takes memory.
+func TestValidateManyErrors(t *testing.T) {
+	var options []claimtest.Option
+	c := written(nil)
+	many := strings.Repeat(`{},`, resourceapi.OpaqueParametersMaxLength/3-90)
+	for i := range resourceapi.DeviceConfigMaxSize {
+		name := fmt.Sprint("r", i)
+		c.Requests = append(c.Requests, resourceapi.DeviceRequest{
+			Name: name, Exactly: &resourceapi.ExactDeviceRequest{},
+		})
+		options = append(options, claimtest.FromClaim(`"neighbors": [`+many+`{}]`, name))
+	}
+	c.Config = written(nil, options...).Config
+
+	if n := len(linesOf(claim.ValidateClaim("spec.devices", c))); n == 0 || n > 200 {
+		t.Errorf("%d errors", n)
+	}
+}

@@ -172,15 +172,13 @@ const (
 // message returns the first lines of an error, for the answer.
 func message(err error) string {
 	lines := strings.Split(err.Error(), "\n")
-	more := len(lines) - maxLines
-	if more > 0 {
-		lines = lines[:maxLines]
-	}
+	isMore := len(lines) > maxLines
+	lines = lines[:min(len(lines), maxLines)]
 	for i, line := range lines {
 		lines[i] = short(line)
 	}
-	if more > 0 {
-		lines = append(lines, fmt.Sprintf("and %d more", more))
+	if isMore {
+		lines = append(lines, "and more")
 	}
 	return strings.Join(lines, "\n")
 }
