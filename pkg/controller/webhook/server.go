@@ -5,8 +5,10 @@ package webhook
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,7 +19,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/netutil"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Path is the path of the reviews.
@@ -25,11 +28,13 @@ const Path = "/validate"
 
 // Bounds of what clients can cost, because anyone who reaches the port may send requests.
 const (
-	// maxBody is a bit more than the largest request of an API server, 3 MiB
-	// (MaxRequestBodyBytes of k8s.io/apiserver). Objects of the kinds that are judged are smaller.
-	maxBody        = 4 << 20
-	maxReviews     = 2 // at a time
-	maxConnections = 64
+	// maxBody has room for two objects with all the parameters that the API takes, 640 KiB
+	// (DeviceConfigMaxSize and OpaqueParametersMaxLength of k8s.io/api/resource/v1), and for what
+	// else objects have. Larger objects are not judged here.
+	maxBody    = 1 << 20 // bytes
+	maxReviews = 2       // at a time
+	// maxConnections bounds the bodies that wait for their turn.
+	maxConnections = 32
 	// patience is how long a client has to send a request, and to take the answer. The API server
 	// waits less.
 	patience = 5 * time.Second
@@ -62,8 +67,7 @@ func New(o Options) *Server {
 	s := &Server{Options: o, reviewer: newReviewer(o.Registerer),
 		turns: make(chan struct{}, maxReviews)}
 	mux := http.NewServeMux()
-	mux.Handle("POST "+Path, s.inTurn(http.MaxBytesHandler(
-		&admission.Webhook{Handler: s.reviewer}, maxBody)))
+	mux.HandleFunc("POST "+Path, s.answer)
 	s.handler = mux
 	return s
 }
@@ -105,17 +109,68 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// inTurn has requests wait until it is their turn, or their client has gone.
-func (s *Server) inTurn(handler http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case s.turns <- struct{}{}:
-		case <-r.Context().Done():
-			return
-		}
-		defer func() { <-s.turns }()
-		handler.ServeHTTP(w, r)
+// answer answers a review. A review has its turn after its body was read and until its answer is
+// written, so that slow clients take no turns.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	body, err := read(w, r)
+	if err != nil {
+		return
+	}
+
+	select {
+	case s.turns <- struct{}{}:
+	case <-r.Context().Done():
+		return
+	}
+	answer, err := s.review(r.Context(), body)
+	<-s.turns
+
+	if err != nil {
+		http.Error(w, short(err.Error()), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(answer)
+}
+
+// review returns the answer to the review in a body.
+func (s *Server) review(ctx context.Context, body []byte) ([]byte, error) {
+	request, err := decodeReview(body)
+	if err != nil {
+		return nil, err
+	}
+
+	response := s.reviewer.Handle(ctx, request).AdmissionResponse
+	response.UID = request.UID
+
+	return json.Marshal(admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "AdmissionReview",
+		},
+		Response: &response,
 	})
+}
+
+// read reads a body of known length. Otherwise it answers what is wrong, and returns an error. API
+// servers say the length.
+func read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	switch {
+	case r.ContentLength < 0:
+		http.Error(w, "the length of the body is unknown", http.StatusLengthRequired)
+		return nil, errors.New("a body of unknown length")
+	case r.ContentLength > maxBody:
+		http.Error(w, fmt.Sprintf("the body is too large: at most %d bytes may be sent", maxBody),
+			http.StatusRequestEntityTooLarge)
+		return nil, fmt.Errorf("a body of %d bytes", r.ContentLength)
+	}
+
+	body := make([]byte, r.ContentLength)
+	if _, err := io.ReadFull(r.Body, body); err != nil {
+		http.Error(w, "the body has an end before its length", http.StatusBadRequest)
+		return nil, fmt.Errorf("read the body: %w", err)
+	}
+
+	return body, nil
 }
 
 // pair is a certificate with its key, in files.

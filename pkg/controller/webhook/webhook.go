@@ -10,17 +10,16 @@ package webhook
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -81,49 +80,27 @@ func known(resource string) string {
 
 // kind is how the objects of a resource are judged.
 type kind struct {
-	// decode returns an object.
-	decode func(raw []byte) (metav1.Object, error)
-	// configs returns the part of an object that [kind.validate] judges, to compare it with another.
-	configs func(metav1.Object) any
-	// validate returns what is wrong with an object.
-	validate func(metav1.Object) error
+	// devices returns the part of an object that validate judges.
+	devices func(*object) devices
+	// validate returns what is wrong.
+	validate func(devices) error
 }
 
 // kinds are the resources of resource.k8s.io/v1 that have parameters. The API server converts
 // objects of other versions.
 var kinds = map[string]kind{
 	"resourceclaims": {
-		decode:  decode[resourceapi.ResourceClaim],
-		configs: func(o metav1.Object) any { return o.(*resourceapi.ResourceClaim).Spec.Devices },
-		validate: func(o metav1.Object) error {
-			return claim.ValidateClaim("spec.devices", &o.(*resourceapi.ResourceClaim).Spec.Devices)
-		},
+		devices:  func(o *object) devices { return o.Spec.Devices },
+		validate: func(d devices) error { return claim.ValidateClaim("spec.devices", d.claim()) },
 	},
 	"resourceclaimtemplates": {
-		decode: decode[resourceapi.ResourceClaimTemplate],
-		configs: func(o metav1.Object) any {
-			return o.(*resourceapi.ResourceClaimTemplate).Spec.Spec.Devices
-		},
-		validate: func(o metav1.Object) error {
-			return claim.ValidateClaim("spec.spec.devices",
-				&o.(*resourceapi.ResourceClaimTemplate).Spec.Spec.Devices)
-		},
+		devices:  func(o *object) devices { return o.Spec.Spec.Devices },
+		validate: func(d devices) error { return claim.ValidateClaim("spec.spec.devices", d.claim()) },
 	},
 	"deviceclasses": {
-		decode:  decode[resourceapi.DeviceClass],
-		configs: func(o metav1.Object) any { return o.(*resourceapi.DeviceClass).Spec.Config },
-		validate: func(o metav1.Object) error {
-			return claim.ValidateClass("spec", &o.(*resourceapi.DeviceClass).Spec)
-		},
+		devices:  func(o *object) devices { return devices{Config: o.Spec.Config} },
+		validate: func(d devices) error { return claim.ValidateClass("spec", d.class()) },
 	},
-}
-
-func decode[T any, P interface {
-	*T
-	metav1.Object
-}](raw []byte) (metav1.Object, error) {
-	object := P(new(T))
-	return object, json.Unmarshal(raw, object)
 }
 
 // judge returns what is wrong with the object of a request, or an error if it does not know.
@@ -142,25 +119,25 @@ func judge(request *admissionv1.AdmissionRequest) (wrong, _ error) {
 		return nil, nil
 	}
 
-	object, err := k.decode(request.Object.Raw)
+	object, err := decodeObject(request.Object.Raw)
 	if err != nil {
 		return nil, fmt.Errorf("decode the object: %w", err)
 	}
-	if object.GetDeletionTimestamp() != nil {
+	if object.Metadata.DeletionTimestamp != nil {
 		return nil, nil
 	}
 
 	if request.Operation == admissionv1.Update {
-		old, err := k.decode(request.OldObject.Raw)
+		old, err := decodeObject(request.OldObject.Raw)
 		if err != nil {
 			return nil, fmt.Errorf("decode the old object: %w", err)
 		}
-		if equality.Semantic.DeepEqual(k.configs(old), k.configs(object)) {
+		if reflect.DeepEqual(k.devices(old), k.devices(object)) {
 			return nil, nil
 		}
 	}
 
-	return k.validate(object), nil
+	return k.validate(k.devices(object)), nil
 }
 
 // Limits of a message: who wrote the object controls it.

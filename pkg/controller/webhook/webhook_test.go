@@ -98,6 +98,14 @@ func TestHandle(t *testing.T) {
 	status.SubResource = "status"
 	deletion := request(t, "deviceclasses", newClass("a", bad), nil)
 	deletion.Operation = admissionv1.Delete
+	watches, alternatives := newClaim("a", bad), newClaim("a", bad)
+	watches.Spec.Devices.Requests[0].Exactly.AdminAccess = new(true)
+	alternatives.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+		{Name: "nic", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a"}}},
+	}
+	alternatives.Spec.Devices.Config[0].Requests = []string{"nic/a"}
+	long := newClaim("a", parameters(v1alpha1.GroupName,
+		`"mac":"`+strings.Repeat("0", resourceapi.OpaqueParametersMaxLength)+`"`))
 	broken := request(t, "resourceclaims", []int{1}, nil)
 
 	for name, test := range map[string]struct {
@@ -109,6 +117,9 @@ func TestHandle(t *testing.T) {
 		"wrong claim":     {request(t, "resourceclaims", newClaim("a", bad), nil), "spec.devices" + wrong, refused},
 		"wrong template":  {request(t, "resourceclaimtemplates", newTemplate("a", bad), nil), "spec.spec.devices" + wrong, refused},
 		"wrong class":     {request(t, "deviceclasses", newClass("a", bad), nil), "spec" + wrong, refused},
+		"admin access":    {request(t, "resourceclaims", watches, nil), "", allowed},
+		"alternatives":    {request(t, "resourceclaims", alternatives, nil), "spec.devices" + wrong, refused},
+		"too long":        {request(t, "resourceclaims", long, nil), "", unknown},
 		"another driver":  {request(t, "resourceclaims", newClaim("a", others), nil), "", allowed},
 		"no parameters":   {request(t, "deviceclasses", newClass("a"), nil), "", allowed},
 		"changed class":   {request(t, "deviceclasses", newClass("a", bad), newClass("a", good)), "spec" + wrong, refused},
