@@ -36,6 +36,10 @@ const (
 	VDPADevices      = "bus/vdpa/devices"
 )
 
+// VFIODevices is the directory below a device with the device that a VFIO driver has made of it,
+// since Linux 6.1 (class vfio-dev in drivers/vfio/vfio_main.c): "vfio0".
+const VFIODevices = "vfio-dev"
+
 // Root is the path where sysfs is mounted: "/sys".
 type Root string
 
@@ -275,7 +279,7 @@ func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 // recognized by its name.
 func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error) {
 	switch {
-	case d.Has("vfio-dev"):
+	case d.Has(VFIODevices):
 		return function.VFIO, nil
 	case d.Has("uio"):
 		return function.UIO, nil

@@ -56,10 +56,12 @@ func TestContents(t *testing.T) {
 		"bus/pci/devices/0000:3b:00.3/infiniband_mad/issm4/dev",
 		"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_verbs/uverbs9/dev",
 		"bus/pci/devices/0000:3b:00.4/uio/uio3/dev",
+		"bus/pci/devices/0000:3b:00.5/vfio-dev/vfio1/dev",
 	)
 
 	nodes := devnode.Finder{
-		SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm"),
+		SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm",
+			"iommu", "vfio/170", "vfio/devices/vfio1"),
 	}
 	rdma := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].IsRdma = true }
 	vhostVDPA := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].VDPAType = "vhost" }
@@ -116,6 +118,18 @@ func TestContents(t *testing.T) {
 				spec("/dev/vfio/noiommu-2", "/dev/vfio/2", "rw"),
 			},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
+		{"vfio with iommufd", []function.Function{with(vf("3b", 3), func(f *function.Function) {
+			f.Driver, f.IOMMUGroup = "vfio-pci", "170"
+		})}, nil,
+			`{"0000:3b:00.5":{"generic":{"deviceID":"0000:3b:00.5"},"vfio":{"dev-mount":"/dev/vfio/170",` +
+				`"iommufd-dev-mount":"/dev/vfio/devices/vfio1","iommufd-mount":"/dev/iommu","mount":"/dev/vfio/vfio"}}}`,
+			[]*pluginapi.DeviceSpec{
+				spec("/dev/vfio/vfio", "/dev/vfio/vfio", "rw"),
+				spec("/dev/vfio/170", "/dev/vfio/170", "rw"),
+				spec("/dev/iommu", "/dev/iommu", "rw"),
+				spec("/dev/vfio/devices/vfio1", "/dev/vfio/devices/vfio1", "rw"),
+			},
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.5","pf-pci-address":"0000:3b:00.0"}}`},
 		{"uio", []function.Function{with(vf("3b", 2), func(f *function.Function) {
 			f.Driver = "igb_uio"
 		})}, nil,

@@ -62,7 +62,7 @@ func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 // name.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	handedBy := of.HandedBy()
-	if wish.Driver != "" {
+	if wish.Driver != "" && wish.Driver != of.Driver {
 		of.Driver, handedBy = wish.Driver, function.PassthroughOf(wish.Driver)
 	}
 
@@ -73,7 +73,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 		subject string // in Info
 		find    func(*Set, function.Function) error
 	}{
-		{isVFIO, "vfio", vfio},
+		{isVFIO, "vfio", f.vfio},
 		{isUIO, "uio", f.uio},
 		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", vdpa},
 		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
@@ -91,19 +91,51 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	return set, nil
 }
 
-func vfio(set *Set, of function.Function) error {
+// vfio adds the nodes of both of the kernel's interfaces, and the program chooses: its IOMMU group
+// with a container of VFIO, and the device itself with iommufd, where the kernel has that.
+func (f *Finder) vfio(set *Set, of function.Function) error {
 	if of.IOMMUGroup == "" {
 		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the "+
 			"no-IOMMU mode of vfio", of.Driver)
 	}
 
-	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
-	node := set.add("vfio", "dev-mount",
-		"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
-	// Without an IOMMU the path on the host has a prefix that programs do not know.
-	node.HostPath = "/dev/vfio/" + of.IOMMUGroup
+	device, err := f.vfioDevice(of)
+	if err != nil {
+		return err
+	}
+
+	// A kernel with nodes of devices may have none of groups (CONFIG_VFIO_GROUP).
+	if device == "" || f.exists("vfio/"+of.IOMMUGroup) {
+		set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
+		node := set.add("vfio", "dev-mount",
+			"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
+		// Without an IOMMU the path on the host has a prefix that programs do not know.
+		node.HostPath = "/dev/vfio/" + of.IOMMUGroup
+	}
+
+	if device != "" {
+		set.add("vfio", "iommufd-mount", "/dev/iommu", "rw")
+		set.add("vfio", "iommufd-dev-mount", "/dev/"+device, "rw")
+	}
 
 	return nil
+}
+
+// vfioDevice returns the path below /dev of the Function's own node, "vfio/devices/vfio0". It
+// returns "" if the node or that of iommufd is missing, as before Linux 6.6, without
+// CONFIG_VFIO_DEVICE_CDEV, and without an IOMMU (Documentation/driver-api/vfio.rst and
+// vfio_device_add in drivers/vfio/vfio.h).
+func (f *Finder) vfioDevice(of function.Function) (string, error) {
+	names, err := f.device(of).Dir(sysfs.VFIODevices).Sorted()
+	if err != nil || len(names) == 0 || !f.exists("iommu") {
+		return "", err
+	}
+
+	path := "vfio/devices/" + names[0]
+	if !f.exists(path) {
+		return "", nil
+	}
+	return path, nil
 }
 
 func (f *Finder) uio(set *Set, of function.Function) error {

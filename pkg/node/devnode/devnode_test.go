@@ -3,6 +3,7 @@
 package devnode_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // tree makes directories below a new one.
@@ -104,6 +106,65 @@ func TestOf(t *testing.T) {
 				t.Errorf("nodes %q, want %q", text, test.want)
 			}
 			if diff := cmp.Diff(test.info, got.Info); diff != "" {
+				t.Errorf("info (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestIOMMUFD checks that a container gets the nodes of iommufd beside those of the group, and only
+// those that the kernel has.
+func TestIOMMUFD(t *testing.T) {
+	const device = "bus/pci/devices/0000:3b:00.2/vfio-dev/vfio7"
+	group := map[string]string{"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}
+	own := map[string]string{
+		"iommufd-mount": "/dev/iommu", "iommufd-dev-mount": "/dev/vfio/devices/vfio7",
+	}
+	both := maps.Clone(group)
+	maps.Copy(both, own)
+
+	for name, test := range map[string]struct {
+		sys, dev []string
+		want     string // host paths
+		info     map[string]string
+	}{
+		"kernel with both": {
+			[]string{device}, []string{"iommu", "vfio/devices/vfio7", "vfio/42"},
+			"/dev/vfio/vfio /dev/vfio/42 /dev/iommu /dev/vfio/devices/vfio7", both,
+		},
+		"kernel without groups": {
+			[]string{device}, []string{"iommu", "vfio/devices/vfio7"},
+			"/dev/iommu /dev/vfio/devices/vfio7", own,
+		},
+		"kernel before Linux 6.1": {nil, []string{"vfio/42"}, "/dev/vfio/vfio /dev/vfio/42", group},
+		"kernel without nodes of devices": {
+			[]string{device}, []string{"iommu", "vfio/42"}, "/dev/vfio/vfio /dev/vfio/42", group,
+		},
+		"kernel without iommufd": {
+			[]string{device}, []string{"vfio/devices/vfio7", "vfio/42"},
+			"/dev/vfio/vfio /dev/vfio/42", group,
+		},
+		"the node of another device": {
+			[]string{device}, []string{"iommu", "vfio/devices/vfio8", "vfio/42"},
+			"/dev/vfio/vfio /dev/vfio/42", group,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			finder := devnode.Finder{SysRoot: tree(t, test.sys...), DevRoot: tree(t, test.dev...)}
+			got, err := finder.Of(vf, devnode.Wish{Driver: "vfio-pci"})
+			must.Succeed(t, err)
+
+			var paths []string
+			for _, n := range got.Nodes {
+				paths = append(paths, n.HostPath)
+				if n.Path != n.HostPath || n.Permissions != "rw" {
+					t.Errorf("node %+v", n)
+				}
+			}
+			if text := strings.Join(paths, " "); text != test.want {
+				t.Errorf("nodes %q, want %q", text, test.want)
+			}
+			if diff := cmp.Diff(map[string]map[string]string{"vfio": test.info}, got.Info); diff != "" {
 				t.Errorf("info (-want +got):\n%s", diff)
 			}
 		})

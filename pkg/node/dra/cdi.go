@@ -171,6 +171,7 @@ func environment(suffix, request string, contents []content) []string {
 				c.attachment.Interface.Name)
 		}},
 		{"XPU_VFIO_", func(c content) string { return c.Info["vfio"]["dev-mount"] }},
+		{"XPU_IOMMUFD_", func(c content) string { return c.Info["vfio"]["iommufd-dev-mount"] }},
 		{"XPU_UIO_", func(c content) string { return c.Info["uio"]["mount"] }},
 		{"XPU_RDMA_", func(c content) string { return c.Info["rdma"]["rdma_dev"] }},
 		{"XPU_VDPA_", func(c content) string { return c.Info["vdpa"]["mount"] }},

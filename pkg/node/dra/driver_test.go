@@ -852,6 +852,29 @@ func TestVFIO(t *testing.T) {
 	}
 }
 
+// TestIOMMUFD: beside the nodes of the group the container gets those of iommufd, where the kernel
+// has them.
+func TestIOMMUFD(t *testing.T) {
+	n := newNode(t)
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
+	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
+	d := n.fitting()
+	sys, dev := t.TempDir(), t.TempDir()
+	for _, dir := range []string{
+		sys + "/bus/pci/devices/0000:3b:00.2/vfio-dev/vfio7", dev + "/vfio/devices/vfio7",
+		dev + "/vfio/42", dev + "/iommu",
+	} {
+		must.Succeed(t, os.MkdirAll(dir, 0o755))
+	}
+
+	d.CDI.DeviceNodes = &devnode.Finder{SysRoot: sys, DevRoot: dev}
+	must.Succeed(t, prepare(t, d, c)[c.UID].Err)
+	n.attach(d)
+	n.wantNodes([]string{
+		"/dev/vfio/vfio", "/dev/vfio/42", "/dev/iommu", "/dev/vfio/devices/vfio7",
+	}, "XPU_IOMMUFD_BLUE=/dev/vfio/devices/vfio7")
+}
+
 // TestDriverOfTheLastOwner: the driver that was bound for the last owner does not matter to the
 // next owner.
 func TestDriverOfTheLastOwner(t *testing.T) {

@@ -354,6 +354,7 @@ func (p *PCIDrivers) write(
 		fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
 
+	nodes, _ := vfioNodesOf(d) // now, because an unbind removes the device's own node first
 	p.trace(step)
 	path := string(dir.Dir(file))
 	select {
@@ -362,7 +363,7 @@ func (p *PCIDrivers) write(
 	}):
 		return done.Err
 	case <-ctx.Done():
-		return p.stillUsed(d,
+		return p.stillUsed(nodes,
 			fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), path, context.Cause(ctx)))
 	}
 }

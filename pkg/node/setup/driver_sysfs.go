@@ -91,12 +91,38 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	return nil
 }
 
-// awaitUnused waits a short time until no program has the device's IOMMU group open. While a
-// program has it open, an unbind from vfio-pci blocks, and a process that waits for it in the
-// kernel cannot be killed.
-func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
+// vfioNodes are nodes by which a program can use a device. Paths are below /dev.
+type vfioNodes struct {
+	group string // name of the device's IOMMU group; "" without one
+	// ofGroup has the possible paths of the group's node, which has a prefix for a group without an
+	// IOMMU.
+	ofGroup []string
+	// ofDevice has the paths of the device's own node, for programs that use iommufd; empty on a
+	// kernel without such nodes.
+	ofDevice []string
+}
+
+func vfioNodesOf(d sysfs.Dir) (vfioNodes, error) {
 	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
+		return vfioNodes{}, err
+	}
+
+	nodes := vfioNodes{
+		group: group, ofGroup: []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group},
+	}
+	devices, err := d.Dir(sysfs.VFIODevices).Sorted()
+	for _, name := range devices {
+		nodes.ofDevice = append(nodes.ofDevice, "vfio/devices/"+name)
+	}
+	return nodes, err
+}
+
+// awaitUnused waits a short time until no program uses the device. While a program uses it, an
+// unbind from vfio-pci blocks, and a process that waits for it in the kernel cannot be killed.
+func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
+	nodes, err := vfioNodesOf(d)
+	if err != nil || nodes.group == "" {
 		return err
 	}
 
@@ -105,21 +131,24 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 
 	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
 		true, func(context.Context) (bool, error) {
-			return !p.isOpen(d, group), nil
+			return !p.isOpen(d, nodes), nil
 		})
 	if err != nil {
-		return p.stillUsed(d, context.Cause(ctx))
+		return p.stillUsed(nodes, context.Cause(ctx))
 	}
 
 	return nil
 }
 
-// isOpen reports whether a program has the group open. Only one program can have it open
-// (vfio_group_fops_open), so isOpen tries to open it. Without the privilege for that, isOpen
-// reports whether the device is enabled, as it is while a program has it open
-// (vfio_pci_core_enable).
-func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
-	for _, node := range nodesOf(group) {
+// isOpen reports whether a program uses the device. Only one program can have the group open, and
+// none while the device is bound to an iommufd (vfio_group_fops_open), so isOpen tries to open the
+// group. Without the privilege for that, and on a kernel without nodes of groups, isOpen reports
+// whether the device is enabled, as it is while a program uses it (vfio_pci_core_enable).
+//
+// The kernel does not show a program that has opened the device's own node and not bound it to an
+// iommufd yet.
+func (p *PCIDrivers) isOpen(d sysfs.Dir, nodes vfioNodes) bool {
+	for _, node := range nodes.ofGroup {
 		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err == nil {
 			_ = unix.Close(fd)
@@ -134,28 +163,23 @@ func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	return err == nil && enabled != 0
 }
 
-// nodesOf lists the possible paths of a group's device node below /dev. The name of the node has a
-// prefix for a group without an IOMMU.
-func nodesOf(group string) []string {
-	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
-}
-
-// stillUsed adds the processes that have the device's IOMMU group open to an error: "process 4711
+// stillUsed adds the processes that have one of the nodes open to an error: "process 4711
 // (dpdk-testpmd)". It compares only the name of the device node, because the directory is below the
 // root of that process.
-func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
-	group, groupErr := d.Link("iommu_group")
-	if groupErr != nil || group == "" {
+func (p *PCIDrivers) stillUsed(nodes vfioNodes, err error) error {
+	if nodes.group == "" {
 		return err
 	}
 
-	nodes := nodesOf(group)
+	paths := slices.Concat(nodes.ofGroup, nodes.ofDevice)
 	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
 	var holders []string
 	for _, fd := range descriptors {
 		target, _ := os.Readlink(fd) // the process may have ended
-		if slices.ContainsFunc(nodes, func(node string) bool {
-			return strings.HasSuffix(target, "/"+node)
+		// The kernel removes the device's own node before it waits for programs.
+		target = strings.TrimSuffix(target, " (deleted)")
+		if slices.ContainsFunc(paths, func(path string) bool {
+			return strings.HasSuffix(target, "/"+path)
 		}) {
 			process := filepath.Dir(filepath.Dir(fd))
 			name, _ := os.ReadFile(filepath.Join(process, "comm"))
@@ -166,9 +190,9 @@ func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	}
 
 	if len(holders) == 0 {
-		return fmt.Errorf("IOMMU group %s: %w", group, err)
+		return fmt.Errorf("IOMMU group %s: %w", nodes.group, err)
 	}
 
 	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w",
-		group, strings.Join(slices.Compact(holders), ", "), err)
+		nodes.group, strings.Join(slices.Compact(holders), ", "), err)
 }

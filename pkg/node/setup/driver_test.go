@@ -454,6 +454,36 @@ func TestBlockedWrite(t *testing.T) {
 	must.Succeed(t, (<-given).Err)
 }
 
+// TestProgramsOfIOMMUFD checks that an error names a program that has the device's own node open,
+// although the kernel removes that node before it waits for the program.
+func TestProgramsOfIOMMUFD(t *testing.T) {
+	h := newHost(t)
+	pipe := h.path(h.device("blocks"))
+	must.Succeed(t, unix.Mkfifo(pipe, 0o600))
+	h.file(h.device("vfio-dev/vfio7/dev"), "")
+	for pid, target := range map[string]string{
+		"4711": "/dev/vfio/devices/vfio7", "4712": "/host/dev/vfio/devices/vfio7 (deleted)",
+		"4713": "/dev/vfio/devices/vfio70", "4714": "/dev/iommu",
+	} {
+		h.file("proc/"+pid+"/comm", "qemu\n")
+		must.Succeed(t, os.MkdirAll(h.path("proc/"+pid+"/fd"), 0o755))
+		must.Succeed(t, os.Symlink(target, h.path("proc/"+pid+"/fd/7")))
+	}
+
+	p := h.drivers()
+	p.Trace = func(string) { must.Succeed(t, os.RemoveAll(h.path(h.device("vfio-dev")))) }
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err := p.write(ctx, p.device(vf), "unbind vfio-pci", sysfs.Dir(filepath.Dir(pipe)), "blocks",
+		"once")
+	const want = "IOMMU group 42 is open in process 4711 (qemu), process 4712 (qemu), which must end"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want one with %q", err, want)
+	}
+	_, err = os.ReadFile(pipe) // ends the order
+	must.Succeed(t, err)
+}
+
 func TestBare(t *testing.T) {
 	h := newHost(t)
 	h.bind("vfio-pci")
