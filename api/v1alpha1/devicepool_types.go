@@ -4,6 +4,8 @@ package v1alpha1
 
 import (
 	"cmp"
+	"fmt"
+	"regexp"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -132,7 +134,8 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4}$`
 	Devices []string `json:"devices,omitempty"`
 
-	// Drivers are names of bound kernel drivers, such as "mlx5_core".
+	// Drivers are names of bound kernel drivers, such as "mlx5_core". A variant of vfio-pci, such as
+	// "mlx5_vfio_pci", matches by "vfio-pci" too.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -211,12 +214,27 @@ type FunctionSelector struct {
 	VDPAType string `json:"vdpaType,omitempty"`
 }
 
-// FunctionDriver is a kernel driver that gives a Function to a program of the pod.
-// +kubebuilder:validation:Enum=vfio-pci
+// FunctionDriver is a kernel driver that gives a Function to a program of the pod: vfio-pci, or its
+// variant for a card, by the name that the driver has below /sys/bus/pci/drivers, such as
+// mlx5_vfio_pci. A Function that is bound to a variant already keeps it if vfio-pci is asked for.
+// +kubebuilder:validation:MaxLength=64
+// +kubebuilder:validation:Pattern=`^(vfio-pci|[a-z0-9][-_a-z0-9]*[-_]vfio[-_]pci)$`
 type FunctionDriver string
 
 // DriverVFIO gives a container the Function's IOMMU group (/dev/vfio), and no netdev.
 const DriverVFIO FunctionDriver = "vfio-pci"
+
+// functionDriver is the pattern of the CRD. Variants of vfio-pci end in vfio_pci (drivers/vfio/pci
+// of Linux).
+var functionDriver = regexp.MustCompile(`^(vfio-pci|[a-z0-9][-_a-z0-9]*[-_]vfio[-_]pci)$`)
+
+// Validate returns an error that says what would be right, unless the value is "" or is valid.
+func (d FunctionDriver) Validate() error {
+	if d == "" || len(d) <= 64 && functionDriver.MatchString(string(d)) {
+		return nil
+	}
+	return fmt.Errorf("%q: must be %s, or one of its variants such as mlx5_vfio_pci", d, DriverVFIO)
+}
 
 // SFSpec describes the SFs that a pool offers at each of its PFs. An SF exists only while a pod has
 // it: it is made when it is allocated, active and with a MAC, and deleted when it is released.

@@ -329,10 +329,9 @@ type InterfaceConfig struct {
 	VF *VFConfig `json:"vf,omitempty"`
 
 	// Driver is bound to the Function while the pod has it; absent means the DevicePool's driver.
-	// With vfio-pci the container gets the Function's IOMMU group, and there is no interface: only
+	// With vfio-pci and its variants the container gets the Function's IOMMU group, and there is no interface: only
 	// network, networks, mac, addresses and vf may be given, and addresses are only reported to the
 	// pod.
 	// +optional
-	// +kubebuilder:validation:Enum=vfio-pci
 	Driver FunctionDriver `json:"driver,omitempty"`
 }

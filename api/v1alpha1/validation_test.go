@@ -245,6 +245,12 @@ func TestValidation(t *testing.T) {
 			{"pool with SFs of another driver", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.SFs, p.Spec.Driver = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DriverVFIO
 			}), "driver is not for pools with sfs"},
+			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
+			}), ""},
+			{"pool of a driver outside its directory", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Driver = "../x_vfio_pci"
+			}), "spec.driver"},
 			{"pool of an unknown driver", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.Driver = "uio"
 			}), "spec.driver"},

@@ -186,6 +186,11 @@ func TestConfigMerging(t *testing.T) {
 			},
 		},
 		{
+			name:    "a variant of vfio-pci for the Function",
+			configs: []claimtest.Option{claimtest.FromClaim(`"driver": "mlx5_vfio_pci"`)},
+			want:    v1alpha1.InterfaceConfig{Driver: "mlx5_vfio_pci"},
+		},
+		{
 			name: "another driver's",
 			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`),
 				claimtest.Config(resourceapi.AllocationConfigSourceClaim, "not json"),
@@ -344,6 +349,8 @@ func TestBadConfig(t *testing.T) {
 		{`"bond": {"name": "bond0", "mode": "802.3ad", "downdelay": 5}`,
 			[]string{`unknown field "bond.downdelay"`}},
 		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
+		{`"driver": "../../vfio-pci"`, []string{`driver "../../vfio-pci"`, "mlx5_vfio_pci"}},
+		{`"driver": "mlx5_vfio_pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
 		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
 		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
 			[]string{"routes", "must be absent"}},

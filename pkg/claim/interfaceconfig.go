@@ -171,10 +171,8 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	i.Bond = bondOf(c.Bond)
 	errs = append(errs, Device{Config: *c, Interface: i}.CheckBond(v1alpha1.DevicePoolSpec{}))
 
-	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
-		errs = append(errs,
-			fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver,
-				v1alpha1.DriverVFIO))
+	if err := c.Driver.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("driver %w, or absent for the DevicePool's", err))
 	}
 
 	if errors.Join(errs...) == nil {

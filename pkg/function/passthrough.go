@@ -39,5 +39,14 @@ func (f Function) HandedBy() Passthrough {
 	return PassthroughOf(f.Driver)
 }
 
+// vfioDriver is the driver that stands for all drivers that hand Functions to programs by VFIO.
+const vfioDriver = "vfio-pci"
+
+// HasDriver reports whether the Function is bound to the driver with this name. A variant of
+// vfio-pci counts as vfio-pci too.
+func (f Function) HasDriver(name string) bool {
+	return name == f.Driver || name == vfioDriver && f.HandedBy() == VFIO
+}
+
 // Userspace reports whether the Function's driver hands it to a program, so that it has no netdev.
 func (f Function) Userspace() bool { return f.Netdev == "" && f.HandedBy() != "" }

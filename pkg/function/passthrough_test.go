@@ -32,6 +32,13 @@ func TestPassthrough(t *testing.T) {
 			t.Errorf("driver %q: userspace %t", test.f.Driver, got)
 		}
 
+		if got := test.f.HasDriver("vfio-pci"); got != (test.want == VFIO) {
+			t.Errorf("driver %q counts as vfio-pci: %t", test.f.Driver, got)
+		}
+		if !test.f.HasDriver(test.f.Driver) || test.f.HasDriver("another_vfio_pci") {
+			t.Errorf("driver %q: has another driver than its own", test.f.Driver)
+		}
+
 		test.f.Netdev = "eth5"
 		if test.f.Userspace() {
 			t.Errorf("driver %q: a Function with a netdev is for programs", test.f.Driver)

@@ -10,15 +10,15 @@ const (
 )
 
 var vfio = []Quirk{{
-	Driver: "mlx5_vfio_pci, pds_vfio_pci, virtio_vfio_pci", Name: "variants of vfio-pci",
+	Driver: "hisi_acc_vfio_pci, mlx5_vfio_pci, nvgrace_gpu_vfio_pci, pds_vfio_pci, qat_vfio_pci, " +
+		"virtio_vfio_pci", Name: "variants of vfio-pci",
 	Does: "hand a device to a program as vfio-pci does, under names of their own, " +
 		"which differ from the names of their device operations (mlx5-vfio-pci)",
 	Answer: "a driver hands devices to programs if the kernel shows a vfio-dev or uio directory " +
 		"below the device, or the " +
 		"driver's module among the holders of vfio_pci_core, vfio or uio; a name decides only " +
-		"where the kernel shows neither",
-	Source: "drivers/vfio/pci/mlx5, drivers/vfio/pci/pds and drivers/vfio/pci/virtio; class " +
-		"vfio-dev in drivers/vfio/vfio_main.c",
+		"where the kernel shows neither, and which drivers pods and pools may ask for",
+	Source: "drivers/vfio/pci; class vfio-dev in drivers/vfio/vfio_main.c",
 	Row: "vfio-pci for a claim or pool",
 }, {
 	Driver: "vfio-pci", Name: "groups without an IOMMU",

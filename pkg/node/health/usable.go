@@ -50,7 +50,7 @@ func cannotServe(f function.Function, p pool.Pool) string {
 	case f.Driver == "":
 		return "the Function has no driver: load the module and bind it; " +
 			"if sriov_drivers_autoprobe of the PF is 0, write 1 there, and make the VFs again"
-	case f.Userspace() && p.Name != "" && !p.NamesDriver(f.Driver):
+	case f.Userspace() && p.Name != "" && !p.NamesDriver(f):
 		return fmt.Sprintf("driver is %s, which makes no netdev, and its pool has netdevs: "+
 			"bind the Function's own driver again; if programs are to have the Function, "+
 			"name the driver in spec.selectors[].drivers of DevicePool %s", f.Driver, p.Name)

@@ -78,6 +78,15 @@ func TestUnusable(t *testing.T) {
 		},
 		"driver that the pool names":  {f: bound("vfio-pci"), p: programs},
 		"variant that the pool names": {f: bound("mlx5_vfio_pci"), p: programs},
+		"variant, and the pool names vfio-pci": {
+			f: with(func(f *function.Function) {
+				f.Driver, f.Netdev, f.NoNetdev, f.Passthrough = "vendors_own", "", true, function.VFIO
+			}), p: pools(v1alpha1.FunctionSelector{Drivers: []string{"vfio-pci"}}),
+		},
+		"vfio-pci, and the pool names a variant": {
+			bound("vfio-pci"), pools(v1alpha1.FunctionSelector{Drivers: []string{"mlx5_vfio_pci"}}), "",
+			v1alpha1.TaintFault, "driver is vfio-pci, which makes no netdev",
+		},
 		"driver that the owner names": {f: bound("vfio-pci"), p: netdevs, driver: "vfio-pci"},
 		"no netdev": {
 			bound("iavf"), netdevs, "", v1alpha1.TaintFault, "driver iavf has made no netdev yet",

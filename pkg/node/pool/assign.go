@@ -63,11 +63,11 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
-// NamesDriver reports whether a selector of the pool names the driver, so that the pool is meant
-// for Functions with this driver.
-func (p Pool) NamesDriver(driver string) bool {
+// NamesDriver reports whether a selector of the pool names the Function's driver, so that the pool
+// is meant for Functions with this driver.
+func (p Pool) NamesDriver(f function.Function) bool {
 	return slices.ContainsFunc(p.Spec.Selectors, func(s v1alpha1.FunctionSelector) bool {
-		return slices.Contains(s.Drivers, driver)
+		return slices.ContainsFunc(s.Drivers, f.HasDriver)
 	})
 }
 

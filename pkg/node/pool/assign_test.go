@@ -117,6 +117,33 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
+// TestVariantsOfVFIO checks that a selector that names vfio-pci has Functions with its variants too,
+// and a selector that names a variant has only those.
+func TestVariantsOfVFIO(t *testing.T) {
+	functions := oneCard()
+	for i := range functions {
+		switch functions[i].Index {
+		case 5:
+			functions[i].Driver = "vfio-pci"
+		case 6:
+			functions[i].Driver = "mlx5_vfio_pci"
+		case 7:
+			functions[i].Driver, functions[i].Passthrough = "vendors_own", function.VFIO
+		}
+	}
+
+	for driver, want := range map[string]string{
+		"vfio-pci": "5 6 7", "mlx5_vfio_pci": "6", "vendors_own": "7",
+	} {
+		pools := Assign(functions, []v1alpha1.DevicePool{
+			devicePool("fast", v1alpha1.FunctionSelector{Drivers: []string{driver}}),
+		}, nil, nil)
+		if got := names(pools[0].Functions); got != want {
+			t.Errorf("driver %s has Functions %q, want %q", driver, got, want)
+		}
+	}
+}
+
 // TestAttributes has selectors by attributes that only some Functions have, and device types.
 func TestAttributes(t *testing.T) {
 	functions := oneCard()

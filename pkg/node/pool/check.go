@@ -142,7 +142,6 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 			v1alpha1.ProvisionBeforeBind,
 			v1alpha1.ProvisionAhead),
 		inRange(path.Child("portsAhead"), spec.PortsAhead, 1, 64),
-		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
 		inRange(path.Child("numVFs"), spec.NumVFs, 0, math.MaxUint16),
 		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),
 		inRange(path.Child("sfs", "count"), &sfs.Count, 1, 1024),
@@ -154,6 +153,10 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		like(pluginPath.Child("resourcePrefix"), plugin.ResourcePrefix, resourcePrefix),
 		like(pluginPath.Child("resourceName"), plugin.ResourceName, resourceName),
 	)
+
+	if err := spec.Driver.Validate(); err != nil {
+		errs = append(errs, field.Invalid(path.Child("driver"), string(spec.Driver), err.Error()))
+	}
 
 	for i, allowed := range spec.Allow {
 		at := path.Child("allow").Index(i)

@@ -219,7 +219,7 @@ func (x indexed) matches(name string, index int) bool {
 // driver of its PF, which sriov-network-device-plugin compares.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
-	return driver == f.Driver || auxiliary && driver == f.PFDriver
+	return f.HasDriver(driver) || auxiliary && driver == f.PFDriver
 }
 
 // contains is [anyOf] for entries that are compared by equality.

@@ -221,7 +221,7 @@ func TestCheckSupply(t *testing.T) {
 		}, "spec: Forbidden: maxAllocated is only for pools with publish: DRA"},
 		{"driver", func(s *v1alpha1.DevicePoolSpec) {
 			s.Driver = "uio"
-		}, `spec.driver: Unsupported value: "uio": supported values: "vfio-pci"`},
+		}, `spec.driver: Invalid value: "uio": "uio": must be vfio-pci, or one of its variants`},
 		{"driver for SFs", func(s *v1alpha1.DevicePoolSpec) { s.Driver = v1alpha1.DriverVFIO },
 			"driver is not for pools with sfs"},
 	} {

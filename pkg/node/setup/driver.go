@@ -81,6 +81,9 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 
 	planned := *want.Setup
 	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
+	if own == f.Driver && f.HasDriver(planned.Driver) {
+		planned.Driver = own // a variant of vfio-pci is good for who wants vfio-pci
+	}
 	if own == planned.Driver {
 		return &planned, nil // the driver is bound already and stays
 	}

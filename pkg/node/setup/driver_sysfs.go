@@ -31,8 +31,18 @@ func driverOf(d sysfs.Dir) (string, error) {
 
 // hasDriver returns nil if the kernel has the driver. Otherwise the error says what to do.
 func (p *PCIDrivers) hasDriver(driver string) error {
-	if sysfs.Root(p.SysRoot).PCIDriver(driver).Exists() {
+	root := sysfs.Root(p.SysRoot)
+	if root.PCIDriver(driver).Exists() {
 		return nil
+	}
+
+	// Modules have "-" in their names where most of their drivers have "_", and modprobe takes both.
+	for _, other := range []string{
+		strings.ReplaceAll(driver, "-", "_"), strings.ReplaceAll(driver, "_", "-"),
+	} {
+		if root.PCIDriver(other).Exists() {
+			return fmt.Errorf("the node does not have that driver, but %s: ask for that name", other)
+		}
 	}
 	return fmt.Errorf("the node does not have that driver: load the module, as by \"modprobe %s\"",
 		driver)

@@ -44,7 +44,7 @@ func newHost(t *testing.T) *host {
 	h := &host{t: t, root: t.TempDir(), f: function.Function{
 		ID: vf, Kind: function.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true,
 	}}
-	for _, driver := range []string{"vfio-pci", "mlx5_core", "other"} {
+	for _, driver := range []string{"vfio-pci", "mlx5_core", "other", "hisi_acc_vfio_pci"} {
 		h.file("bus/pci/drivers/"+driver+"/bind", "")
 		h.file("bus/pci/drivers/"+driver+"/unbind", "")
 	}
@@ -183,6 +183,46 @@ func TestPlan(t *testing.T) {
 				t.Errorf("it did %q", h.steps)
 			}
 		})
+	}
+}
+
+// TestVariants checks that a variant of vfio-pci is bound where it is asked for by name, and that a
+// Function that is bound to one keeps it for who asks for vfio-pci.
+func TestVariants(t *testing.T) {
+	const variant = "hisi_acc_vfio_pci"
+	h := newHost(t)
+	p := h.drivers()
+	want := reservation()
+	want.Setup.Driver = variant
+	planned, err := p.Plan(t.Context(), want)
+	must.Succeed(t, err)
+	if planned.Driver != variant || planned.Own != "mlx5_core" {
+		t.Errorf("setup %+v", planned)
+	}
+
+	must.Succeed(t, p.Bind(t.Context(), vf, variant))
+	bound := []string{"driver_override " + variant, "unbind mlx5_core", "bind " + variant}
+	if diff := cmp.Diff(bound, h.steps); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+
+	planned, err = p.Plan(t.Context(), reservation())
+	must.Succeed(t, err)
+	if planned.Driver != variant || planned.Own != variant {
+		t.Errorf("setup for vfio-pci of a Function with the variant: %+v", planned)
+	}
+
+	want.Setup, h.steps = planned, nil
+	must.Succeed(t, p.Bind(t.Context(), vf, planned.Driver))
+	must.Succeed(t, p.Restore(t.Context(), want))
+	if len(h.steps) > 0 {
+		t.Errorf("it did %q to a Function that keeps its driver", h.steps)
+	}
+
+	want.Setup = &journal.Setup{Driver: "hisi-acc-vfio-pci"}
+	if _, err := p.Plan(t.Context(), want); err == nil ||
+		!strings.Contains(err.Error(), "does not have that driver, but "+variant) {
+		t.Errorf("error %v for the name of the module", err)
 	}
 }
 

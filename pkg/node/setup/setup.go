@@ -95,8 +95,11 @@ func (b OwnDrivers) Snapshot() []function.Function {
 
 	for i := range functions {
 		if o := setups[functions[i].ID]; o != nil {
+			if o.Own != functions[i].Driver {
+				functions[i].Passthrough = ""
+			}
 			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
-			functions[i].Passthrough, functions[i].NoNetdev = "", o.Netdev == nil
+			functions[i].NoNetdev = o.Netdev == nil
 		}
 	}
 
