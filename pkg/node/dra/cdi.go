@@ -143,7 +143,7 @@ func (c *CDIFiles) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	if !known {
 		return devnode.Set{}, errGone
 	}
-	if a.Setup != nil && a.Setup.Driver != "" && a.Setup.Driver != function.Driver {
+	if a.Setup != nil && a.Setup.Driver != "" && !function.HasDriver(a.Setup.Driver) {
 		return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants",
 			function.Driver, a.Setup.Driver)
 	}

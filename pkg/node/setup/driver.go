@@ -81,8 +81,12 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 
 	planned := *want.Setup
 	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
-	if own == f.Driver && f.HasDriver(planned.Driver) {
-		planned.Driver = own // a variant of vfio-pci is good for who wants vfio-pci
+	serves, err := p.serves(d, own, planned.Driver)
+	if err != nil {
+		return nil, err
+	}
+	if serves {
+		planned.Driver = own
 	}
 	if own == planned.Driver {
 		return &planned, nil // the driver is bound already and stays
@@ -96,6 +100,16 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 	}
 
 	return &planned, nil
+}
+
+// serves reports whether the driver that is bound to a device can stay for who wants another one,
+// as a variant of vfio-pci can for vfio-pci.
+func (p *PCIDrivers) serves(d sysfs.Dir, bound, wanted string) (bool, error) {
+	if bound == "" {
+		return false, nil
+	}
+	by, err := d.Passthrough(bound, sysfs.Root(p.SysRoot))
+	return function.Function{Driver: bound, Passthrough: by}.HasDriver(wanted), err
 }
 
 // usable returns an error if a driver cannot be bound, or must not be.

@@ -392,6 +392,53 @@ func TestVFIO(t *testing.T) {
 		wantRestored(t, c, device, before)
 	})
 
+	t.Run("variant of vfio-pci is asked for by name", func(t *testing.T) {
+		const variant = "sim_vfio_pci"
+		object := claimOf(pf, vf, `"driver": "`+variant+`", "network": "lab"`)
+		prepared, err := c.prepare(object)
+		must.Succeed(t, err)
+		if got := card.Link(vf, "driver"); got != variant {
+			t.Errorf("the driver is %q", got)
+		}
+		if f, _ := c.inventory.Get(function.ID{Address: vf}); f.Passthrough != function.VFIO {
+			t.Errorf("the inventory has %+v", f)
+		}
+
+		paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...))
+		if diff := cmp.Diff([]string{"/dev/vfio/vfio", "/dev/vfio/" + group}, paths); diff != "" {
+			t.Errorf("device nodes (-want +got):\n%s", diff)
+		}
+
+		program := openVFIO(t, group, vf)
+		wantMessage(t, c.unprepare(t.Context(), object), "IOMMU group "+group+" is open in process")
+		program.close()
+		must.Succeed(t, c.unprepare(t.Context(), object))
+		wantRestored(t, c, device, before)
+	})
+
+	t.Run("VF that has a variant keeps it for who wants vfio-pci", func(t *testing.T) {
+		const variant = "sim_vfio_pci"
+		card.SetAttribute(t, vf, "driver_override", variant)
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/"+variant+"/bind", string(vf))
+		for range 2 {
+			_, err := c.prepare(object)
+			must.Succeed(t, err)
+			if got := card.Link(vf, "driver"); got != variant {
+				t.Errorf("the driver is %q", got)
+			}
+		}
+
+		must.Succeed(t, c.unprepare(t.Context(), object))
+		if got := card.Link(vf, "driver"); got != variant {
+			t.Errorf("the driver is %q after the release", got)
+		}
+
+		card.Set(t, "/sys/bus/pci/drivers/"+variant+"/unbind", string(vf))
+		card.SetAttribute(t, vf, "driver_override", "\n")
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
+	})
+
 	t.Run("VF without a driver gets none back", func(t *testing.T) {
 		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		_, err := c.prepare(object)

@@ -65,6 +65,7 @@ func guests() []guest {
 				"bonding", "vxlan", "dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
 			},
+			own: "sim_vfio_pci",
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev",
 					run:   "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)",
