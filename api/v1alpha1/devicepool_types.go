@@ -149,13 +149,14 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`
 	PCIAddresses []string `json:"pciAddresses,omitempty"`
 
-	// PFNames are names of the PF's netdev, optionally with VF indexes: "ens3f0", "ens3f0#0-3",
-	// "ens3f0#0,2,4-7" (ranges are inclusive).
+	// PFNames are names or altnames of the PF's netdev, optionally with VF indexes: "ens3f0",
+	// "ens3f0#0-3", "ens3f0#0,2,4-7" (ranges are inclusive). An altname that is also a name of
+	// another PF's netdev is refused; the pool has no Functions on that node then.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:items:MaxLength=128
-	// +kubebuilder:validation:items:Pattern=`^[^#\s/]{1,15}(#[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)?$`
+	// +kubebuilder:validation:items:MaxLength=256
+	// +kubebuilder:validation:items:Pattern=`^[^#\s/]{1,127}(#[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)?$`
 	// +kubebuilder:validation:XValidation:rule="self.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, !r.contains('-') || int(r.split('-')[0]) <= int(r.split('-')[1])))",message="a range of VF indexes must go from the smaller to the larger one, such as #3-7"
 	PFNames []string `json:"pfNames,omitempty"`
 

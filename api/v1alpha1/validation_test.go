@@ -245,6 +245,13 @@ func TestValidation(t *testing.T) {
 			{"pool with SFs of another driver", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.SFs, p.Spec.Driver = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DriverVFIO
 			}), "driver is not for pools with sfs"},
+			{"pool by an altname", pool(func(p *v1alpha1.DevicePool) {
+				p.Name = "altname"
+				p.Spec.Selectors[0].PFNames = []string{strings.Repeat("n", 127) + "#0-3,7"}
+			}), ""},
+			{"pool by a name that no netdev has", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].PFNames = []string{strings.Repeat("n", 128)}
+			}), "spec.selectors[0].pfNames[0]"},
 			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
 			}), ""},

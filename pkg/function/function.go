@@ -50,7 +50,7 @@ const (
 //
 // While a Function exists, only these fields change: Netdev, Driver and what a driver creates
 // (Passthrough, NoNetdev, RDMA, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile),
-// PFDriver, PFName, LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and
+// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and
 // DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse
 // and DefaultRoute if the host uses the netdev.
 type Function struct {
@@ -59,10 +59,14 @@ type Function struct {
 	Class Class
 	PF    pci.Address // of the parent PF; of a PF its own
 	// PF's netdev on the host; while it is away, the last known name; "" if it never had one
-	PFName   string
-	PFDriver string // kernel driver of the PF; "" if none is bound
-	Index    int    // a VF's index at its PF, an SF's sfnum, -1 for a PF
-	NumVFs   int    // number of VFs of a PF; 0 for a VF or SF
+	PFName string
+	// PFAltNames are the other names of that netdev (IFLA_PROP_LIST), sorted; while it is away, the
+	// last known ones; nil if none are known. The slice belongs to the inventory and must not be
+	// changed.
+	PFAltNames []string
+	PFDriver   string // kernel driver of the PF; "" if none is bound
+	Index      int    // a VF's index at its PF, an SF's sfnum, -1 for a PF
+	NumVFs     int    // number of VFs of a PF; 0 for a VF or SF
 	// VFOffset and VFStride are values of a PF's SR-IOV capability: the routing ID of VF i is the
 	// PF's plus VFOffset plus i times VFStride (PCI Express 6.0, section 9.2.1.2). They may change
 	// with NumVFs. Both are 0 without SR-IOV, and for a VF or SF.
@@ -142,7 +146,7 @@ func OfPF(address pci.Address) Function {
 func PotentialSF(pf Function, sfnum uint32) Function {
 	return Function{
 		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address,
-		PFName:   pf.PFName,
+		PFName: pf.PFName, PFAltNames: pf.PFAltNames,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device,
 		NUMANode: pf.NUMANode,
 		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,

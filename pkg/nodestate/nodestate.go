@@ -46,6 +46,7 @@ type Function struct {
 	PCIeRoot    string         `json:"pcieRoot,omitempty"`
 	AuxDevice   string         `json:"auxDevice,omitempty"`
 	Netdev      string         `json:"netdev,omitempty"`
+	AltNames    []string       `json:"altNames,omitempty"` // of a PF's netdev
 	LinkType    string         `json:"linkType,omitempty"`
 	LinkUp      bool           `json:"linkUp"`
 	AdminDown   bool           `json:"adminDown,omitempty"`
@@ -185,9 +186,15 @@ type Release struct {
 
 // NewFunction returns what the kernel shows of a Function.
 func NewFunction(f function.Function) Function {
+	var altNames []string
+	if f.Kind == function.PF {
+		altNames = f.PFAltNames
+	}
+
 	return Function{
 		ID: f.ID, Kind: f.Kind, Class: f.Class, PF: f.PF, PFName: f.PFName, Index: f.Index,
-		Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode,
+		AltNames: altNames,
+		Vendor:   f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode,
 		PCIeRoot: f.PCIeRoot,
 		Netdev:   f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs,
 		TotalVFs:  f.TotalVFs,

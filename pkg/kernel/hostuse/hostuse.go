@@ -33,6 +33,8 @@ type Netdev struct {
 	// Parent is the name of the device on its bus, mostly a PCI address. It is "" if the kernel
 	// does not report the device.
 	Parent string
+	// AltNames are the other names of the netdev (IFLA_PROP_LIST), sorted; nil if it has none.
+	AltNames []string
 }
 
 // Netdevs holds the netdevs of a network namespace by name.
@@ -86,6 +88,7 @@ func (r *reader) netdevs() Netdevs {
 		found[a.Name] = Netdev{
 			Use: r.uses[a.Index], DefaultRoute: r.defaults[a.Index],
 			Carrier: a.RawFlags&running == running, Parent: a.ParentDev,
+			AltNames: slices.Sorted(slices.Values(a.AltNames)),
 		}
 	}
 

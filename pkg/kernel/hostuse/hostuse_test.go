@@ -38,6 +38,24 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
+// TestAltNames checks that the altnames of a netdev are read, and are sorted.
+func TestAltNames(t *testing.T) {
+	h := newHost(t)
+	for _, name := range []string{"rail0", "a-name-that-is-longer-than-fifteen-bytes"} {
+		must.Succeed(t, h.handle.LinkAddAltName(h.link("vf"), name))
+	}
+
+	netdevs, err := hostuse.Read(h.path)
+	must.Succeed(t, err)
+	want := []string{"a-name-that-is-longer-than-fifteen-bytes", "rail0"}
+	if got := netdevs["vf"].AltNames; !slices.Equal(got, want) {
+		t.Errorf("altnames %q, want %q", got, want)
+	}
+	if got := netdevs["peer"].AltNames; got != nil {
+		t.Errorf("altnames %q of a netdev that has none", got)
+	}
+}
+
 func (h *host) link(name string) netlink.Link {
 	h.t.Helper()
 	link, err := h.handle.LinkByName(name)

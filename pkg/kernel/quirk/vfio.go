@@ -19,7 +19,7 @@ var vfio = []Quirk{{
 		"driver's module among the holders of vfio_pci_core, vfio or uio; a name decides only " +
 		"where the kernel shows neither, and which drivers pods and pools may ask for",
 	Source: "drivers/vfio/pci; class vfio-dev in drivers/vfio/vfio_main.c",
-	Row: "vfio-pci for a claim or pool",
+	Row:    "vfio-pci for a claim or pool",
 }, {
 	Driver: "vfio-pci", Name: "groups without an IOMMU",
 	Does: "makes up an IOMMU group where there is none, in its no-IOMMU mode. " +

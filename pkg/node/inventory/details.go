@@ -26,7 +26,8 @@ import (
 type lastSeen struct {
 	instance instance
 	netdev   string
-	linkType string // of the netdev
+	altNames []string // of a PF's netdev; nil until they are known
+	linkType string   // of the netdev
 	// down says that a PF's netdev had no link.
 	down bool
 	// adminDown says that it had no link because it was set down. downBefore is the value of down
@@ -54,7 +55,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	case f.Kind == function.PF:
 		// The VFs and SFs keep the properties of the PF until others are seen.
 		m = lastSeen{
-			instance: now, netdev: m.netdev, linkType: m.linkType, speed: m.speed,
+			instance: now, netdev: m.netdev, altNames: m.altNames, linkType: m.linkType, speed: m.speed,
 			down: m.down, adminDown: m.adminDown, downBefore: m.downBefore,
 		}
 	default:
@@ -67,12 +68,14 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	f.HostUse = s.hostUse(f.Netdev, device)
 	if f.Kind == function.PF {
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
-		f.PFName, f.PFDriver = m.netdev, f.Driver
+		m.altNames = s.altNames(f.Netdev, device, m)
+		f.PFName, f.PFAltNames, f.PFDriver = m.netdev, m.altNames, f.Driver
 		f.LinkType, f.LinkSpeed = m.linkType, m.speed
 		f.LinkUp, f.AdminDown = !m.down, m.adminDown
 	} else {
 		pf := s.pfs[f.PF]
-		f.PFName, f.PFDriver, f.DDPProfile = pf.PFName, pf.PFDriver, pf.DDPProfile
+		f.PFName, f.PFAltNames = pf.PFName, pf.PFAltNames
+		f.PFDriver, f.DDPProfile = pf.PFDriver, pf.DDPProfile
 		f.LinkUp, f.AdminDown = pf.LinkUp, pf.AdminDown
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}

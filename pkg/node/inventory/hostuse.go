@@ -45,6 +45,17 @@ func (s *scanner) readHostUse() {
 	}
 }
 
+// altNames returns the altnames of a PF's netdev. While they cannot be read, and while the netdev is
+// not on the host, they are those that were seen last.
+func (s *scanner) altNames(netdev string, device sysfs.Dir, before lastSeen) []string {
+	now, known := s.uses[netdev]
+	if !known || s.problems[problem{"", reasonHostUse}] != nil ||
+		isPCI(now.Parent) && isPCI(device.Base()) && now.Parent != device.Base() {
+		return before.altNames
+	}
+	return now.AltNames
+}
+
 // hostUse returns what the host uses a netdev of the device for. An unknown use counts as a use.
 // The use is unknown while the host's netdevs cannot be read, and until the next scan if another
 // device has the name now.

@@ -6,6 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,43 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
+
+// TestAltNames: a PF and its VFs have the altnames of the PF's netdev, and keep those that were seen
+// last while they cannot be read.
+func TestAltNames(t *testing.T) {
+	root := t.TempDir()
+	host().write(t, root)
+	s := testScanner(root)
+	var uses hostuse.Netdevs
+	failure := errors.New("no buffer space available")
+	s.options.HostNetdevs = func() (hostuse.Netdevs, error) { return uses, failure }
+	look := func(what string, want ...string) {
+		t.Helper()
+		functions, err := s.scan()
+		must.Succeed(t, err)
+		for _, f := range functions {
+			if f.PF == "0000:3b:00.0" && !slices.Equal(f.PFAltNames, want) {
+				t.Errorf("%s: altnames of %s are %q, want %q", what, f.ID, f.PFAltNames, want)
+			}
+		}
+	}
+
+	look("not known")
+	uses, failure = hostuse.Netdevs{
+		"ens3f0":   {AltNames: []string{"enp59s0f0np0", "rail0"}, Parent: "0000:3b:00.0"},
+		"ens3f0v0": {AltNames: []string{"enp59s0f0v0"}},
+	}, nil
+	look("known", "enp59s0f0np0", "rail0")
+	failure = errors.New("interrupted")
+	uses = nil
+	look("not known any more: as they were", "enp59s0f0np0", "rail0")
+	uses, failure = hostuse.Netdevs{"ens3f0": {AltNames: []string{"x"}, Parent: "0000:3b:00.1"}}, nil
+	look("the name is another PF's by now", "enp59s0f0np0", "rail0")
+
+	must.Succeed(t, os.RemoveAll(filepath.Join(root, "bus/pci/devices/0000:3b:00.0/net/ens3f0")))
+	uses = hostuse.Netdevs{}
+	look("netdev is in a pod", "enp59s0f0np0", "rail0")
+}
 
 // TestHostUse: a use belongs to one netdev, and ends when the host ends it. An unknown use counts
 // as a use.

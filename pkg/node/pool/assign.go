@@ -139,7 +139,7 @@ func Assign(
 			continue
 		}
 		p := Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}
-		if err := p.prepare(resources); err != nil {
+		if err := p.prepare(resources, functions); err != nil {
 			p.Err = fmt.Errorf("DevicePool %s: %w", p.Name, err)
 		}
 		pools = append(pools, p)
@@ -167,7 +167,7 @@ func Assign(
 
 // prepare checks the selectors and claims the resource name, if the pool has one. resources has the
 // pool of each name.
-func (p *Pool) prepare(resources map[string]string) error {
+func (p *Pool) prepare(resources map[string]string, functions []function.Function) error {
 	if name := p.ResourceName(); name != "" {
 		if err := CheckResourceName(name); err != nil {
 			return err
@@ -179,8 +179,10 @@ func (p *Pool) prepare(resources map[string]string) error {
 		resources[name] = p.Name
 	}
 
-	_, err := compileAll(p.Spec)
-	return err
+	if _, err := compileAll(p.Spec); err != nil {
+		return err
+	}
+	return checkAltNames(p.Spec, functions)
 }
 
 // selectors returns the compiled selectors of the pool; none if the pool cannot be used.

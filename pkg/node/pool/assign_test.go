@@ -144,6 +144,49 @@ func TestVariantsOfVFIO(t *testing.T) {
 	}
 }
 
+// TestAltNames checks that pfNames takes altnames, and that a pool is refused if one of its names
+// fits two PFs.
+func TestAltNames(t *testing.T) {
+	functions := oneCard()
+	for i := range functions {
+		functions[i].PFAltNames = []string{"rail0", "enp59s0f0np0"}
+	}
+
+	other := function.Function{
+		ID: function.ID{Address: "0000:5e:00.0"}, Kind: function.PF, PF: "0000:5e:00.0",
+		PFName: "ens4f0", PFAltNames: []string{"Rail0"}, Index: -1,
+	}
+
+	select0 := v1alpha1.FunctionSelector{PFNames: []string{"rail0#0-1"}}
+	for name, test := range map[string]struct {
+		functions []function.Function
+		selectors []v1alpha1.FunctionSelector
+		want, err string
+	}{
+		"an altname":         {functions, []v1alpha1.FunctionSelector{select0}, "0 1", ""},
+		"in capital letters": {functions, []v1alpha1.FunctionSelector{{PFNames: []string{"RAIL0#2"}}}, "2", ""},
+		"that two PFs have": {
+			append(slices.Clone(functions), other),
+			[]v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}, select0}, "",
+			`spec.selectors[1].pfNames[0]: "rail0": is a name of the netdevs of PFs 0000:3b:00.0 and ` +
+				`0000:5e:00.0: name the PF by rootDevices`,
+		},
+		"that two PFs have, and another name": {
+			append(slices.Clone(functions), other),
+			[]v1alpha1.FunctionSelector{{PFNames: []string{"enp59s0f0np0#7"}}}, "7", "",
+		},
+	} {
+		p := Assign(test.functions, []v1alpha1.DevicePool{devicePool("fast", test.selectors...)},
+			nil, nil)[0]
+		if got := names(p.Functions); got != test.want {
+			t.Errorf("%s: Functions %q, want %q", name, got, test.want)
+		}
+		if test.err == "" != (p.Err == nil) || p.Err != nil && !strings.Contains(p.Err.Error(), test.err) {
+			t.Errorf("%s: error %v, want %q", name, p.Err, test.err)
+		}
+	}
+}
+
 // TestAttributes has selectors by attributes that only some Functions have, and device types.
 func TestAttributes(t *testing.T) {
 	functions := oneCard()
@@ -384,12 +427,12 @@ func FuzzParseIndexed(f *testing.F) {
 			if r.first < 0 || r.last < r.first {
 				t.Errorf("parseIndexed(%q): range %+v", text, r)
 			}
-			if !parsed.matches(name, r.first) || !parsed.matches(name, r.last) {
+			if !parsed.names(name) || !parsed.has(r.first) || !parsed.has(r.last) {
 				t.Errorf("parseIndexed(%q) does not match the ends of its own range %+v", text, r)
 			}
 		}
 
-		if limited && parsed.matches(name, -1) {
+		if limited && parsed.has(-1) {
 			t.Errorf("parseIndexed(%q) matches index -1, which is a PF's", text)
 		}
 	})

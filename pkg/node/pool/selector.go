@@ -62,11 +62,11 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			contains(addresses, f.ID.Address) &&
 			anyOf(pfNames, func(p indexed) bool {
 				return f.Kind != function.PF &&
-					p.matches(f.PFName, f.Index)
+					p.namesPF(f) && p.has(f.Index)
 			}) &&
 			anyOf(rootDevices, func(p indexed) bool {
 				return f.Kind != function.PF &&
-					p.matches(string(f.PF), f.Index)
+					p.names(string(f.PF)) && p.has(f.Index)
 			}) &&
 			contains(s.ACPIIndexes, f.ACPIIndex) &&
 			contains(s.LinkTypes, f.LinkType) &&
@@ -80,7 +80,7 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 	isPF := func(pf function.Function) bool {
 		return len(pfNames)+len(rootDevices) > 0 &&
 			contains(vendors, pf.Vendor) &&
-			anyOf(pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
+			anyOf(pfNames, func(p indexed) bool { return p.namesPF(pf) }) &&
 			anyOf(rootDevices, func(p indexed) bool { return p.names(string(pf.PF)) })
 	}
 
@@ -132,11 +132,19 @@ func parseAuxType(text string) (string, error) {
 	return text, nil
 }
 
+// maxAltName is the length of the longest altname (ALTIFNAMSIZ in include/linux/netdevice.h, which
+// counts the zero byte too).
+const maxAltName = 127
+
 // parseIndexed parses "name", "name#2" and "name#0-3,7".
 func parseIndexed(text string) (indexed, error) {
 	name, list, limited := strings.Cut(text, "#")
 	if name == "" {
 		return indexed{}, fmt.Errorf("%q: the name before # is missing", text)
+	}
+	if len(name) > maxAltName {
+		return indexed{}, fmt.Errorf("%q: the name before # must have at most %d characters", text,
+			maxAltName)
 	}
 
 	out := indexed{name: name}
@@ -208,11 +216,48 @@ func parsePKey(text string) (string, error) {
 // sriov-network-device-plugin does.
 func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
 
-func (x indexed) matches(name string, index int) bool {
-	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool {
-		return r.first <= index &&
-			index <= r.last
-	})
+// namesPF reports whether the Function's PF has the name, as the name or an altname of its netdev.
+func (x indexed) namesPF(f function.Function) bool {
+	return x.names(f.PFName) || slices.ContainsFunc(f.PFAltNames, x.names)
+}
+
+func (x indexed) has(index int) bool {
+	return anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
+}
+
+// checkAltNames returns an error for the first entry of pfNames that is an altname of one PF and
+// also a name or altname of another, because it does not say which is meant. The kernel gives a
+// name to one netdev only, but selectors ignore the case of letters, and a netdev in a pod's network
+// namespace keeps its names, which the host may give to another one.
+func checkAltNames(spec v1alpha1.DevicePoolSpec, functions []function.Function) error {
+	for i, s := range spec.Selectors {
+		for j, text := range s.PFNames {
+			if named, err := parseIndexed(text); err == nil {
+				if err := named.single(functions); err != nil {
+					return fmt.Errorf("spec.selectors[%d].pfNames[%d]: %w", i, j, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// single returns an error if the name fits several PFs, and one of them by an altname.
+func (x indexed) single(functions []function.Function) error {
+	var pfs []string
+	altName := false
+	for _, f := range functions {
+		if f.Kind == function.PF && x.namesPF(f) {
+			pfs = append(pfs, string(f.PF))
+			altName = altName || !x.names(f.PFName)
+		}
+	}
+
+	if altName && len(pfs) > 1 {
+		return fmt.Errorf("%q: is a name of the netdevs of PFs %s: name the PF by rootDevices",
+			x.name, strings.Join(pfs, " and "))
+	}
+	return nil
 }
 
 // drives reports whether the Function has the driver. An SF in a pool of auxNetDevices also has the

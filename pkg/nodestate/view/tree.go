@@ -112,7 +112,7 @@ func present(name string) string {
 func (o TreeOptions) line(f nodestate.Function) string {
 	parts := []string{terminal.Escape(fmt.Sprintf("%s %s", f.ID, name(f)))}
 	if f.Kind == function.PF {
-		parts = append(parts, netdevOf(f), driverOf(f), link(f))
+		parts = append(parts, netdevOf(f)+altNames(f), driverOf(f), link(f))
 		if f.DefaultRoute {
 			parts = append(parts, "the node's own traffic goes over it")
 		}
@@ -158,6 +158,14 @@ func netdevOf(f nodestate.Function) string {
 		return "made when it is allocated"
 	}
 	return ""
+}
+
+// altNames returns the other names of a PF's netdev: " (also enp59s0f0np0)".
+func altNames(f nodestate.Function) string {
+	if f.Netdev == "" || len(f.AltNames) == 0 {
+		return ""
+	}
+	return terminal.Escape(" (also " + strings.Join(f.AltNames, ", ") + ")")
 }
 
 func driverOf(f nodestate.Function) string {

@@ -19,7 +19,7 @@ var (
 	hexID    = regexp.MustCompile(`^[0-9a-f]{4}$`).MatchString
 	number   = regexp.MustCompile(`^[0-9]+$`).MatchString
 	pkey     = regexp.MustCompile(`^0x[0-9a-f]{4}$`).MatchString
-	netdev   = regexp.MustCompile(`^[^#\s/]{1,15}$`).MatchString
+	netdev   = regexp.MustCompile(`^[^#\s/]{1,127}$`).MatchString
 	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
