@@ -358,6 +358,7 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model == 'Functions' || !has(self.publish) || self.publish == 'DRA'",message="model is only for pools with publish: DRA, as the device plugin API has only whole devices"
 // +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model != 'Ports' || (!has(self.provision) || self.provision == 'OnPrepare') && !has(self.sfs) && (!has(self.deviceType) || self.deviceType == 'netDevice')",message="model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"
 // +kubebuilder:validation:XValidation:rule="!has(self.portsAhead) || has(self.provision) && self.provision == 'Ahead'",message="portsAhead is only for pools with provision: Ahead"
+// +kubebuilder:validation:XValidation:rule="!has(self.attributes) || !has(self.publish) || self.publish == 'DRA'",message="attributes is only for pools with publish: DRA, as the kubelet knows none"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
 	// +optional
@@ -438,6 +439,15 @@ type DevicePoolSpec struct {
 	// +optional
 	// +listType=set
 	Allow []PrivilegedField `json:"allow,omitempty"`
+
+	// Attributes are attributes of all devices of the pool in ResourceSlices, beside those that the
+	// agent finds out: the rail, fabric or physical network of the Functions. Claims select by them.
+	// They are only for publish: DRA.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=12
+	Attributes []PoolAttribute `json:"attributes,omitempty"`
 
 	// DevicePlugin describes how the device plugin offers the pool. It is only for publish:
 	// DevicePlugin.

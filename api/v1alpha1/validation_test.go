@@ -54,6 +54,15 @@ func TestValidation(t *testing.T) {
 		return p
 	}
 
+	attribute := func(name, text string, change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
+		return pool(func(p *v1alpha1.DevicePool) {
+			p.Spec.Attributes = []v1alpha1.PoolAttribute{{Name: name, String: &text}}
+			if change != nil {
+				change(p)
+			}
+		})
+	}
+
 	plugin := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
 		return pool(func(p *v1alpha1.DevicePool) {
 			p.Spec.Publish, p.Spec.DevicePlugin = v1alpha1.PublishDevicePlugin, &v1alpha1.DevicePluginSpec{}
@@ -252,6 +261,50 @@ func TestValidation(t *testing.T) {
 			{"pool by a name that no netdev has", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.Selectors[0].PFNames = []string{strings.Repeat("n", 128)}
 			}), "spec.selectors[0].pfNames[0]"},
+			{"pool with attributes", pool(func(p *v1alpha1.DevicePool) {
+				p.Name = "attributes"
+				p.Spec.Attributes = []v1alpha1.PoolAttribute{
+					{Name: "rail", Int: ptr.To(int64(0))}, {Name: "_fabric", String: ptr.To("blue")},
+					{Name: "example.com/rail", Bool: ptr.To(false)},
+					{Name: strings.Repeat("n", 32), String: ptr.To(strings.Repeat("~", 64))},
+				}
+			}), ""},
+			{"pool with too many attributes", pool(func(p *v1alpha1.DevicePool) {
+				for i := range v1alpha1.MaxPoolAttributes + 1 {
+					p.Spec.Attributes = append(p.Spec.Attributes, v1alpha1.PoolAttribute{
+						Name: fmt.Sprint("a", i), Bool: ptr.To(true),
+					})
+				}
+			}), "spec.attributes: Too many"},
+			{"pool with an attribute twice", attribute("rail", "a", func(p *v1alpha1.DevicePool) {
+				p.Spec.Attributes = append(p.Spec.Attributes, p.Spec.Attributes[0])
+			}), "spec.attributes[1]"},
+			{"attribute whose name is no C identifier", attribute("rail-0", "a", nil),
+				"spec.attributes[0]"},
+			{"attribute with a long name", attribute(strings.Repeat("n", 33), "a", nil),
+				"spec.attributes[0]"},
+			{"attribute with a long text", attribute("rail", strings.Repeat("n", 65), nil),
+				"spec.attributes[0]"},
+			{"attribute with a text that is no ASCII", attribute("rail", "ä", nil),
+				"spec.attributes[0]"},
+			{"attribute with an empty text", attribute("rail", "", nil), "spec.attributes[0]"},
+			{"attribute without a value", attribute("rail", "a", func(p *v1alpha1.DevicePool) {
+				p.Spec.Attributes[0].String = nil
+			}), "must have one of string, int and bool"},
+			{"attribute with two values", attribute("rail", "a", func(p *v1alpha1.DevicePool) {
+				p.Spec.Attributes[0].Int = ptr.To(int64(1))
+			}), "must have one of string, int and bool"},
+			{"attribute of the agent", attribute("linkSpeed", "a", nil),
+				"name is an attribute that the agent finds out itself: use another name"},
+			{"attribute of Kubernetes", attribute("resource.kubernetes.io/numaNode", "a", nil),
+				"name has a domain of Kubernetes, of Multus or of this project"},
+			{"attribute of Multus", attribute("k8s.cni.cncf.io/deviceID", "a", nil),
+				"name has a domain of Kubernetes, of Multus or of this project"},
+			{"attribute of the project", attribute("xpu.opiproject.org/rail", "a", nil),
+				"name has a domain of Kubernetes, of Multus or of this project"},
+			{"attribute for the kubelet", attribute("rail", "a", func(p *v1alpha1.DevicePool) {
+				p.Spec.Publish = v1alpha1.PublishDevicePlugin
+			}), "attributes is only for pools with publish: DRA"},
 			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
 			}), ""},

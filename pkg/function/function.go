@@ -49,8 +49,8 @@ const (
 // Function is a network function or accelerator of the node, as the kernel shows it.
 //
 // While a Function exists, only these fields change: Netdev, Driver and what a driver creates
-// (Passthrough, NoNetdev, RDMA, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile),
-// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and
+// (Passthrough, NoNetdev, RDMA, RDMAUnknown, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile),
+// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID, NumVFs, VFOffset, VFStride, HostUse and
 // DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse
 // and DefaultRoute if the host uses the netdev.
 type Function struct {
@@ -106,6 +106,8 @@ type Function struct {
 	LinkType string
 	// the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
 	RDMA bool
+	// whether it has one cannot be read; RDMA is false then
+	RDMAUnknown bool
 	// RDMADevices are the names of the RDMA devices, sorted, such as "mlx5_2"; while they are in a
 	// pod, the last known ones. The slice belongs to the inventory and must not be changed.
 	RDMADevices []string
@@ -129,9 +131,11 @@ type Function struct {
 	// AdminDown is set if the PF has no carrier because its netdev on the host is administratively
 	// down (IFF_UP is not set).
 	AdminDown bool
-	// LinkSpeed is a PF's link speed in Mbit/s, as its driver last reported it; 0 if it never did,
-	// and for a VF or SF.
+	// LinkSpeed is the PF's link speed in Mbit/s, as its driver last reported it; 0 if it never did.
 	LinkSpeed int
+	// SwitchID identifies the eswitch of the PF, in hex (phys_switch_id of its netdev); "" if the
+	// driver reports none; while the netdev is away, the last known one
+	SwitchID string
 	// the SF does not exist yet, and is created when it is allocated; see [PotentialSF]
 	Potential bool
 }
@@ -151,6 +155,6 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 		NUMANode: pf.NUMANode,
 		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,
 		DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp,
-		AdminDown: pf.AdminDown, Potential: true,
+		AdminDown: pf.AdminDown, LinkSpeed: pf.LinkSpeed, SwitchID: pf.SwitchID, Potential: true,
 	}
 }

@@ -29,6 +29,7 @@ const (
 	devicePoolFields = conditionFields + `
 	spec: allow[] deviceType driver maxAllocated model network nodeSelector.* numVFs portsAhead
 	spec: priority provision publish sfs.count sfs.firstNumber
+	spec.attributes[]: bool int name string
 	spec.devicePlugin: excludeTopology needVhostNet preferredAllocation provisionAt
 	spec.devicePlugin: resourceName resourcePrefix
 	spec.selectors[]: acpiIndexes[] auxTypes[] ddpProfiles[] devices[] drivers[] isRdma linkTypes[]

@@ -86,7 +86,12 @@ func TestAnSFIsPublishedTheSameWhetherItExists(t *testing.T) {
 	existing.Potential, existing.Driver = false, "mlx5_core.sf"
 	existing.Netdev, existing.AuxDevice = "en3f0pf0sf88", "mlx5_core.sf.4"
 	existing.RDMA, existing.RDMADevices = true, []string{"mlx5_4"}
-	if n := differing(published(limited(5, potential)), published(limited(5, existing))); n != 0 {
+	with := func(sf function.Function) pool.Pool {
+		p := limited(5, sf)
+		p.Spec.SFs = &v1alpha1.SFSpec{Count: 5, FirstNumber: 88}
+		return p
+	}
+	if n := differing(published(with(potential)), published(with(existing))); n != 0 {
 		t.Errorf("%d slices differ", n)
 	}
 }

@@ -229,7 +229,7 @@ func device(
 
 // Attributes returns the attributes of the device of a Function. Unqualified names belong to the
 // driver's domain. Multus reads the attributes of k8s.cni.cncf.io. No attribute changes when a pod
-// takes the netdev.
+// takes the netdev, when another driver is bound for a pod, or when an SF is made or deleted.
 func Attributes(
 	p pool.Pool, f function.Function,
 ) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
@@ -244,6 +244,19 @@ func Attributes(
 		}
 	}
 
+	if f.LinkSpeed > 0 {
+		out["linkSpeed"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.LinkSpeed))}
+	}
+
+	rdmaDevice := ""
+	// An SF that is made for a pod has RDMA devices only while it exists.
+	if known := !f.RDMAUnknown && !f.Potential && !p.Makes(f.ID); known {
+		out["rdma"] = resourceapi.DeviceAttribute{BoolValue: new(f.RDMA)}
+		if len(f.RDMADevices) > 0 {
+			rdmaDevice = f.RDMADevices[0]
+		}
+	}
+
 	texts := map[resourceapi.QualifiedName]string{
 		"kind":                         string(f.Kind),
 		"pool":                         p.Name,
@@ -251,6 +264,8 @@ func Attributes(
 		"pfName":                       f.PFName,
 		"vendor":                       f.Vendor, // PCI ids in hex
 		"device":                       f.Device,
+		"rdmaDevice":                   rdmaDevice,
+		"switchID":                     f.SwitchID,
 		"k8s.cni.cncf.io/resourceName": v1alpha1.GroupName + "/" + p.Name,
 		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
@@ -269,5 +284,20 @@ func Attributes(
 		}
 	}
 
+	addOwn(out, p.Spec.Attributes)
 	return out
+}
+
+// addOwn adds the attributes that the administrator gave the pool. None replaces another attribute.
+func addOwn(
+	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, own []v1alpha1.PoolAttribute,
+) {
+	for _, a := range own {
+		name := resourceapi.QualifiedName(a.Name)
+		if _, taken := to[name]; !taken {
+			to[name] = resourceapi.DeviceAttribute{
+				StringValue: a.String, IntValue: a.Int, BoolValue: a.Bool,
+			}
+		}
+	}
 }

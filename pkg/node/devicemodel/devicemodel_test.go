@@ -4,6 +4,7 @@ package devicemodel
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -152,7 +153,7 @@ func TestDevice(t *testing.T) {
 			"k8s.cni.cncf.io/resourceName":    "xpu.opiproject.org/fast",
 			"resource.kubernetes.io/pciBusID": "0000:3b:00.2",
 			"resource.kubernetes.io/pcieRoot": "pci0000:3a",
-			"resource.kubernetes.io/numaNode": int64(1),
+			"resource.kubernetes.io/numaNode": int64(1), "rdma": false,
 		},
 		"0000-3b-00-0-sf88": {
 			"kind": "SF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0",
@@ -161,7 +162,7 @@ func TestDevice(t *testing.T) {
 			"k8s.cni.cncf.io/resourceName":    "xpu.opiproject.org/fast",
 			"resource.kubernetes.io/pciBusID": "0000:3b:00.0",
 			"resource.kubernetes.io/pcieRoot": "pci0000:3a",
-			"resource.kubernetes.io/numaNode": int64(1),
+			"resource.kubernetes.io/numaNode": int64(1), "rdma": false,
 		},
 	}
 
@@ -171,6 +172,80 @@ func TestDevice(t *testing.T) {
 	if name := slices.Collect(maps.Keys(got.Pools)); !slices.Equal(name,
 		[]string{"node1/0000-3b-00-0/fast"}) {
 		t.Errorf("pools are %q", name)
+	}
+}
+
+// TestAttributesOfThePF checks that a device has what is known of its link, its RDMA device and its
+// eswitch, and that nothing of it changes when a pod takes the Function.
+func TestAttributesOfThePF(t *testing.T) {
+	f := pooltest.VF(0x3b, 0)
+	f.LinkSpeed, f.SwitchID = 100_000, "e8ebd30300a9b0f8"
+	f.RDMA, f.RDMADevices = true, []string{"mlx5_2", "mlx5_3"}
+	want := map[string]any{
+		"linkSpeed": int64(100_000), "switchID": "e8ebd30300a9b0f8", "rdma": true,
+		"rdmaDevice": "mlx5_2",
+	}
+
+	got := attributes(published(pooltest.DRA("fast", f)))["0000-3b-00-2"]
+	for name, value := range want {
+		if got[name] != value {
+			t.Errorf("%s is %v, want %v", name, got[name], value)
+		}
+	}
+
+	down := f
+	down.LinkUp = false
+	if n := differing(published(pooltest.DRA("fast", f)),
+		published(pooltest.DRA("fast", down))); n != 0 {
+		t.Error("the device changed with the link, whose taint says that already")
+	}
+
+	unknown := pooltest.VF(0x3b, 0)
+	unknown.RDMAUnknown = true
+	got = attributes(published(pooltest.DRA("fast", unknown)))["0000-3b-00-2"]
+	for name := range want {
+		if value, has := got[name]; has {
+			t.Errorf("%s is %v, want it to be absent", name, value)
+		}
+	}
+}
+
+// TestOwnAttributes checks that devices have the attributes of their DevicePool, that none of these
+// replaces another one, and that a device never has more than the API allows.
+func TestOwnAttributes(t *testing.T) {
+	f := pooltest.VF(0x3b, 0)
+	p := pooltest.DRA("fast", f)
+	p.Spec.Attributes = []v1alpha1.PoolAttribute{
+		{Name: "rail", Int: new(int64(0))}, {Name: "fabric", String: new("blue")},
+		{Name: "example.com/tested", Bool: new(true)}, {Name: "vendor", String: new("mine")},
+	}
+
+	got := attributes(published(p))["0000-3b-00-2"]
+	for name, want := range map[string]any{
+		"rail": int64(0), "fabric": "blue", "example.com/tested": true, "vendor": "15b3",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+
+	ports := modelled(v1alpha1.ModelPorts, 4, 100_000)
+	pf := ports.PFs[pfAddress]
+	pf.RDMA, pf.RDMADevices, pf.SwitchID = true, []string{"mlx5_0"}, "e8ebd30300a9b0f8"
+	ports.PFs[pfAddress], f = pf, pf
+	f.Kind, f.ID = function.VF, function.ID{Address: "0000:3b:00.2"}
+	functions := pooltest.DRA("fast", f)
+	for i := range v1alpha1.MaxPoolAttributes {
+		a := v1alpha1.PoolAttribute{Name: fmt.Sprint("a", i), Bool: new(true)}
+		ports.Spec.Attributes = append(ports.Spec.Attributes, a)
+	}
+	functions.Spec.Attributes = ports.Spec.Attributes
+	for _, p := range []pool.Pool{ports, functions} {
+		d := devicesOf(t, p, healthy)[0]
+		if n := len(d.Attributes) + len(d.Capacity); n >
+			resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			t.Errorf("a device has %d attributes and capacities", n)
+		}
 	}
 }
 
@@ -259,6 +334,8 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 						out[d.Name][string(name)] = *value.StringValue
 					case value.IntValue != nil:
 						out[d.Name][string(name)] = *value.IntValue
+					case value.BoolValue != nil:
+						out[d.Name][string(name)] = *value.BoolValue
 					}
 				}
 			}

@@ -4,6 +4,7 @@ package inventory
 
 import (
 	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,6 +37,8 @@ type lastSeen struct {
 	downBefore bool
 	// speed is the speed of a PF's link in Mbit/s; 0 until it is known.
 	speed int
+	// switchID identifies a PF's eswitch.
+	switchID string
 	// ddp is the DDP package of a PF; nil until it is known.
 	ddp  *ddpProfile
 	rdma []string
@@ -56,7 +59,8 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 		// The VFs and SFs keep the properties of the PF until others are seen.
 		m = lastSeen{
 			instance: now, netdev: m.netdev, altNames: m.altNames, linkType: m.linkType, speed: m.speed,
-			down: m.down, adminDown: m.adminDown, downBefore: m.downBefore,
+			switchID: m.switchID,
+			down:     m.down, adminDown: m.adminDown, downBefore: m.downBefore,
 		}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
@@ -70,13 +74,14 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
 		m.altNames = s.altNames(f.Netdev, device, m)
 		f.PFName, f.PFAltNames, f.PFDriver = m.netdev, m.altNames, f.Driver
-		f.LinkType, f.LinkSpeed = m.linkType, m.speed
+		f.LinkType, f.LinkSpeed, f.SwitchID = m.linkType, m.speed, m.switchID
 		f.LinkUp, f.AdminDown = !m.down, m.adminDown
 	} else {
 		pf := s.pfs[f.PF]
 		f.PFName, f.PFAltNames = pf.PFName, pf.PFAltNames
 		f.PFDriver, f.DDPProfile = pf.PFDriver, pf.DDPProfile
 		f.LinkUp, f.AdminDown = pf.LinkUp, pf.AdminDown
+		f.LinkSpeed, f.SwitchID = pf.LinkSpeed, pf.SwitchID
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
 
@@ -119,6 +124,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 
 	if f.Kind == function.PF {
 		s.readLink(device, dir, m)
+		s.readSwitchID(device, dir, m)
 	}
 }
 
@@ -159,6 +165,24 @@ func readSpeed(netdev sysfs.Dir) int {
 	return speed
 }
 
+// readSwitchID reads the identifier of a PF's eswitch. It stays the last one if it cannot be read.
+// The kernel answers EOPNOTSUPP if there is no eswitch, as in eswitch mode legacy with most drivers
+// (phys_switch_id_show in net/core/net-sysfs.c).
+func (s *scanner) readSwitchID(device, netdev sysfs.Dir, m *lastSeen) {
+	id, err := netdev.Attribute("phys_switch_id")
+	switch _, notHex := hex.DecodeString(id); {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		m.switchID = ""
+	case errors.Is(err, fs.ErrNotExist): // the netdev is just being removed
+	case err != nil:
+		s.report(device, reasonSwitchID, err)
+	case notHex != nil:
+		s.report(device, reasonSwitchID, fmt.Errorf("phys_switch_id %q: must be hex", id))
+	default:
+		m.switchID = id
+	}
+}
+
 // linkTypes has the types of include/uapi/linux/if_arp.h that a Function can have.
 var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
 
@@ -177,6 +201,7 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
+	f.RDMAUnknown = err != nil
 	f.RDMAMode = "" // until here, an SF has the mode of its PF
 	if !exists {
 		m.rdma, m.pkey = nil, ""

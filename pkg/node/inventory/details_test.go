@@ -522,6 +522,42 @@ func TestDefaultRoute(t *testing.T) {
 	look("unknown again: as it was", "ens3f0")
 }
 
+// TestSwitchID: a PF and its VFs have the identifier of the eswitch, and keep it while the netdev
+// is in a pod.
+func TestSwitchID(t *testing.T) {
+	root := t.TempDir()
+	const netdev = inTree + "0000:3b:00.0/net/ens3f0/"
+	host().write(t, root)
+	s := testScanner(root)
+	for _, step := range []struct {
+		change sysfsTree
+		want   string
+	}{
+		{nil, ""},
+		{sysfsTree{netdev + "phys_switch_id": "e8ebd30300a9b0f8"}, "e8ebd30300a9b0f8"},
+		{sysfsTree{netdev + "phys_switch_id": "01"}, "01"},
+	} {
+		step.change.write(t, root)
+		for _, id := range []function.ID{{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}} {
+			if got := one(t, s, id).SwitchID; got != step.want {
+				t.Errorf("after %v: %s has %q, want %q", step.change, id, got, step.want)
+			}
+		}
+	}
+
+	must.Succeed(t, os.RemoveAll(filepath.Join(root, netdev)))
+	if got := one(t, s, function.ID{Address: "0000:3b:01.0"}).SwitchID; got != "01" {
+		t.Errorf("%q while the netdev is away, want 01", got)
+	}
+
+	sysfsTree{netdev + "phys_switch_id": "what?", netdev + "type": "1"}.write(t, root)
+	functions, err := s.scan()
+	must.Succeed(t, err)
+	if got := functions[0].SwitchID; got != "01" || len(s.problems) == 0 {
+		t.Errorf("%q with problems %v, want 01 and why it may be old", got, s.problems)
+	}
+}
+
 // TestLinkSpeed: the speed stays the last reported one, so that a lost link does not look like a
 // slower one.
 func TestLinkSpeed(t *testing.T) {
@@ -541,8 +577,10 @@ func TestLinkSpeed(t *testing.T) {
 		{sysfsTree{netdev + "speed": "10000"}, 10000},
 	} {
 		step.change.write(t, root)
-		if got := one(t, s, pf).LinkSpeed; got != step.want {
-			t.Errorf("after %v: %d Mbit/s, want %d", step.change, got, step.want)
+		for _, id := range []function.ID{pf, {Address: "0000:3b:01.0"}} {
+			if got := one(t, s, id).LinkSpeed; got != step.want {
+				t.Errorf("after %v: %s has %d Mbit/s, want %d", step.change, id, got, step.want)
+			}
 		}
 	}
 }

@@ -39,13 +39,14 @@ const (
 	reasonParent reason = "parent" // an SF without a PF; skipped
 	// an SF without sfnum, or with the sfnum of another SF; skipped
 	reasonSFNum    reason = "sfnum"
-	reasonLinkType reason = "type"     // of a netdev; left out
-	reasonRDMA     reason = "rdma"     // of a device, or the mode of the system; left out
-	reasonVDPA     reason = "vdpa"     // left out
-	reasonIOMMU    reason = "iommu"    // left out
-	reasonDDP      reason = "ddp"      // left out
-	reasonVFs      reason = "vfs"      // sriov_offset, sriov_stride or sriov_totalvfs; left out
-	reasonHostUse  reason = "host_use" // for all netdevs; the last result stays
+	reasonLinkType reason = "type"      // of a netdev; left out
+	reasonRDMA     reason = "rdma"      // of a device, or the mode of the system; left out
+	reasonVDPA     reason = "vdpa"      // left out
+	reasonIOMMU    reason = "iommu"     // left out
+	reasonDDP      reason = "ddp"       // left out
+	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
+	reasonSwitchID reason = "switch_id" // the last one stays
+	reasonHostUse  reason = "host_use"  // for all netdevs; the last result stays
 )
 
 var reasons = []reason{
@@ -53,7 +54,7 @@ var reasons = []reason{
 	reasonCarrier,
 	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA,
 	reasonIOMMU, reasonDDP,
-	reasonVFs, reasonHostUse,
+	reasonVFs, reasonSwitchID, reasonHostUse,
 }
 
 // problem identifies a problem with an entry of sysfs. entry is its path below the root.

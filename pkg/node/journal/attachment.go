@@ -170,9 +170,10 @@ type Setup struct {
 	Driver string `json:"driver,omitempty"`
 	Own    string `json:"own,omitempty"`
 	// Netdev is the netdev of the Function's own driver, nil if there was none. RDMA says that
-	// there was an RDMA device.
-	Netdev *netdev.Snapshot `json:"netdev,omitempty"`
-	RDMA   bool             `json:"rdma,omitempty"`
+	// there was an RDMA device, and RDMADevices has the names.
+	Netdev      *netdev.Snapshot `json:"netdev,omitempty"`
+	RDMA        bool             `json:"rdma,omitempty"`
+	RDMADevices []string         `json:"rdmaDevices,omitempty"`
 	// BootID is the boot in which Netdev was seen. After a reboot it may be different.
 	BootID string `json:"bootID,omitempty"`
 }

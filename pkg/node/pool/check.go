@@ -116,6 +116,8 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 				"sfs and no deviceType but netDevice"},
 		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead,
 			"portsAhead is only for pools with provision: Ahead"},
+		{s.Attributes != nil && s.Publish == v1alpha1.PublishDevicePlugin,
+			"attributes is only for pools with publish: DRA, as the kubelet knows none"},
 	}
 }
 
@@ -158,6 +160,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("driver"), string(spec.Driver), err.Error()))
 	}
 
+	errs = append(errs, checkAttributes(path.Child("attributes"), spec.Attributes)...)
 	for i, allowed := range spec.Allow {
 		at := path.Child("allow").Index(i)
 		errs = append(errs, oneOf(at, allowed, v1alpha1.PrivilegedFields()...)...)
@@ -174,6 +177,26 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		if rule.broken {
 			errs = append(errs, field.Forbidden(path, rule.message))
 		}
+	}
+
+	return errs
+}
+
+func checkAttributes(path *field.Path, attributes []v1alpha1.PoolAttribute) field.ErrorList {
+	var errs field.ErrorList
+	if len(attributes) > v1alpha1.MaxPoolAttributes {
+		errs = append(errs, field.TooMany(path, len(attributes), v1alpha1.MaxPoolAttributes))
+	}
+
+	names := map[string]bool{}
+	for i, a := range attributes {
+		if err := a.Validate(); err != nil {
+			errs = append(errs, field.Invalid(path.Index(i), a.Name, err.Error()))
+		}
+		if names[a.Name] {
+			errs = append(errs, field.Duplicate(path.Index(i), a.Name))
+		}
+		names[a.Name] = true
 	}
 
 	return errs

@@ -80,7 +80,8 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 	}
 
 	planned := *want.Setup
-	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
+	planned.Own, planned.BootID = own, p.BootID
+	planned.RDMA, planned.RDMADevices = f.RDMA, f.RDMADevices
 	serves, err := p.serves(d, own, planned.Driver)
 	if err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ func newHost(t *testing.T) *host {
 	t.Helper()
 	h := &host{t: t, root: t.TempDir(), f: function.Function{
 		ID: vf, Kind: function.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true,
+		RDMADevices: []string{"mlx5_2"},
 	}}
 	for _, driver := range []string{"vfio-pci", "mlx5_core", "other", "hisi_acc_vfio_pci"} {
 		h.file("bus/pci/drivers/"+driver+"/bind", "")
@@ -176,6 +177,7 @@ func TestPlan(t *testing.T) {
 			got, err := h.drivers().Plan(t.Context(), reservation())
 			must.Succeed(t, err)
 			test.want.Driver, test.want.RDMA, test.want.BootID = "vfio-pci", true, "boot-1"
+			test.want.RDMADevices = []string{"mlx5_2"}
 			if diff := cmp.Diff(&test.want, got); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)
 			}
@@ -529,10 +531,11 @@ func TestBare(t *testing.T) {
 	h.bind("vfio-pci")
 	h.f.RDMA = false
 	a := reservation()
-	a.Setup.Own, a.Setup.RDMA = "mlx5_core", true
+	a.Setup.Own, a.Setup.RDMA, a.Setup.RDMADevices = "mlx5_core", true, []string{"mlx5_2"}
 	b := OwnDrivers{Functions: snapshots{h}, Journal: records{a}}
-	if got := b.Snapshot()[0]; got.Driver != "mlx5_core" || !got.RDMA {
-		t.Errorf("pools see driver %q, RDMA %v", got.Driver, got.RDMA)
+	if got := b.Snapshot()[0]; got.Driver != "mlx5_core" || !got.RDMA ||
+		len(got.RDMADevices) != 1 {
+		t.Errorf("pools see driver %q, RDMA %v %q", got.Driver, got.RDMA, got.RDMADevices)
 	}
 	if got, _ := b.Get(vf); got.Driver != "vfio-pci" {
 		t.Errorf("the Function itself has driver %q", got.Driver)

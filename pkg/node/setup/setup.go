@@ -28,7 +28,7 @@ func Wanted(
 	if number, isSF := f.SFNum(); isSF && spec.SFs.Has(number) {
 		wish.SF, wish.MAC = true, mac
 	}
-	if wish == (journal.Setup{}) {
+	if wish.Driver == "" && !wish.SF {
 		return nil
 	}
 	return &wish
@@ -99,6 +99,7 @@ func (b OwnDrivers) Snapshot() []function.Function {
 				functions[i].Passthrough = ""
 			}
 			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
+			functions[i].RDMADevices = o.RDMADevices
 			functions[i].NoNetdev = o.Netdev == nil
 		}
 	}

@@ -54,7 +54,7 @@ func TestPlanOfSetup(t *testing.T) {
 		wish, want *journal.Setup
 	}{
 		{vf, &journal.Setup{Driver: "vfio-pci"}, &journal.Setup{
-			Driver: "vfio-pci", Own: "mlx5_core", RDMA: true,
+			Driver: "vfio-pci", Own: "mlx5_core", RDMA: true, RDMADevices: []string{"mlx5_2"},
 			Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1",
 		}},
 		{sf, &journal.Setup{SF: true}, &journal.Setup{SF: true}},
