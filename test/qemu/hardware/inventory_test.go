@@ -3,6 +3,7 @@
 package hardware
 
 import (
+	"encoding/hex"
 	"os"
 	"slices"
 	"strconv"
@@ -13,9 +14,12 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -42,7 +46,7 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 			Vendor:   "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1,
 			PCIeRoot:   "pci0000:00",
 			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether",
-			LinkUp: true, LinkSpeed: linkSpeed,
+			LinkUp: true, LinkSpeed: linkSpeed, SwitchID: switchIDOf(t, card.Netdev(pf)),
 		}
 
 		if strings.HasPrefix(string(pf), "0000:21:") {
@@ -53,7 +57,7 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 		for i := range f.NumVFs {
 			vf := f
 			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), function.VF, i, 0
-			vf.VFOffset, vf.VFStride, vf.TotalVFs, vf.LinkSpeed = 0, 0, 0, 0
+			vf.VFOffset, vf.VFStride, vf.TotalVFs = 0, 0, 0
 			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, card.Netdev(vf.ID.Address)
 			vf.IOMMUGroup = card.Link(vf.ID.Address, "iommu_group")
 			all = append(all, vf)
@@ -65,6 +69,24 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 	})
 
 	return all
+}
+
+// switchIDOf returns what the kernel tells of a netdev's eswitch by rtnetlink, which the inventory
+// does not read.
+func switchIDOf(t *testing.T, netdev string) string {
+	t.Helper()
+	reader, err := links.OpenReader(vnetns.None())
+	must.Succeed(t, err)
+	defer reader.Close()
+
+	link, err := netlink.LinkByName(netdev)
+	must.Succeed(t, err)
+	message, err := reader.Ask(link.Attrs().Index)
+	must.Succeed(t, err)
+	attributes, err := links.Attributes(message)
+	must.Succeed(t, err)
+
+	return hex.EncodeToString(attributes[unix.IFLA_PHYS_SWITCH_ID])
 }
 
 // TestInventory checks that the inventory has what the kernel made of QEMU's command line.
@@ -270,6 +292,21 @@ func TestInventoryFollows(t *testing.T) {
 				return got.PFName == next
 			})
 		}
+	})
+
+	t.Run("PF gets an altname and loses it", func(t *testing.T) {
+		link := linkOf(t, card.Netdev(pf))
+		begin := time.Now()
+		must.Succeed(t, netlink.LinkAddAltName(link, "rail0"))
+		f.until(t, begin, vf, "PF is rail0 too", func(got function.Function) bool {
+			return slices.Equal(got.PFAltNames, []string{"rail0"})
+		})
+
+		begin = time.Now()
+		must.Succeed(t, netlink.LinkDelAltName(link, "rail0"))
+		f.until(t, begin, vf, "PF has one name", func(got function.Function) bool {
+			return got.PFAltNames == nil
+		})
 	})
 
 	t.Run("VF in a pod", func(t *testing.T) {

@@ -137,7 +137,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	parent, _ := f.Get(function.ID{Address: pf})
 	want := parent
 	want.ID, want.Kind, want.Index, want.NumVFs = id, function.SF, sfnum, 0
-	want.VFOffset, want.VFStride, want.TotalVFs, want.LinkSpeed = 0, 0, 0, 0
+	want.VFOffset, want.VFStride, want.TotalVFs = 0, 0, 0
 	want.Netdev, want.Driver, want.AuxDevice, want.IOMMUGroup = got.Netdev, got.Driver, got.AuxDevice, ""
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("SF (-want +got):\n%s", diff)

@@ -59,6 +59,8 @@ func (f *field) expected() map[string]resourceapi.Device {
 					"k8s.cni.cncf.io/resourceName":    text(resource),
 					"resource.kubernetes.io/pciBusID": text(vf.String()),
 					"resource.kubernetes.io/pcieRoot": text("pci0000:00"),
+					"linkSpeed":                       number(1000),
+					"rdma":                            {BoolValue: new(false)},
 				}}
 
 			if strings.HasPrefix(string(pf), "0000:21:") { // the last card; see package machine

@@ -183,8 +183,8 @@ func (f *field) traffic(t *testing.T) {
 // driverless checks that the error for a VF without a driver says what is missing.
 func (f *field) driverless(t *testing.T) {
 	vf := f.vfs[1][2]
+	pod := f.pod("driverless", 1, vf) // before the agent sees that the driver is gone
 	card.SetAttribute(t, vf.Address, "driver/unbind", string(vf.Address))
-	pod := f.pod("driverless", 1, vf)
 	_, err := pod.Add(vf, nil)
 	wantRefusal(t, err, "has no driver")
 	pod.MustDel(vf, nil)
