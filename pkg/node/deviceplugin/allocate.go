@@ -189,7 +189,7 @@ func (s *server) prepare(
 	}
 
 	for i, c := range contents { // This may fail, so it comes before the request to the xPU.
-		if contents[i], err = contentOf(&m.Nodes, c.function, p); err != nil {
+		if contents[i], err = contentOf(&m.Nodes, c.function, p, m.CDI != nil); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}

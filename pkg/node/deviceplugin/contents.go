@@ -28,11 +28,14 @@ type content struct {
 }
 
 // contentOf returns what a container gets of a Function of the pool. It fails if the container
-// could not use the Function.
-func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
+// could not use the Function. byCDI says that the container gets its device nodes by CDI, and not
+// from the kubelet.
+func contentOf(
+	nodes *devnode.Finder, f function.Function, p pool.Pool, byCDI bool,
+) (content, error) {
 	set, err := nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), Options: p.Options(f),
-		VhostNet: devicePlugin(p).NeedVhostNet,
+		VhostNet: devicePlugin(p).NeedVhostNet, Remembered: !byCDI,
 	})
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)

@@ -118,16 +118,13 @@ func TestContents(t *testing.T) {
 				spec("/dev/vfio/noiommu-2", "/dev/vfio/2", "rw"),
 			},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
-		{"vfio with iommufd", []function.Function{with(vf("3b", 3), func(f *function.Function) {
+		{"vfio with iommufd, without CDI", []function.Function{with(vf("3b", 3), func(f *function.Function) {
 			f.Driver, f.IOMMUGroup = "vfio-pci", "170"
 		})}, nil,
-			`{"0000:3b:00.5":{"generic":{"deviceID":"0000:3b:00.5"},"vfio":{"dev-mount":"/dev/vfio/170",` +
-				`"iommufd-dev-mount":"/dev/vfio/devices/vfio1","iommufd-mount":"/dev/iommu","mount":"/dev/vfio/vfio"}}}`,
+			`{"0000:3b:00.5":{"generic":{"deviceID":"0000:3b:00.5"},"vfio":{"dev-mount":"/dev/vfio/170","mount":"/dev/vfio/vfio"}}}`,
 			[]*pluginapi.DeviceSpec{
 				spec("/dev/vfio/vfio", "/dev/vfio/vfio", "rw"),
 				spec("/dev/vfio/170", "/dev/vfio/170", "rw"),
-				spec("/dev/iommu", "/dev/iommu", "rw"),
-				spec("/dev/vfio/devices/vfio1", "/dev/vfio/devices/vfio1", "rw"),
 			},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.5","pf-pci-address":"0000:3b:00.0"}}`},
 		{"uio", []function.Function{with(vf("3b", 2), func(f *function.Function) {
@@ -204,7 +201,7 @@ func TestContents(t *testing.T) {
 			dir := t.TempDir()
 			var files strings.Builder
 			for _, f := range test.functions {
-				c, err := contentOf(&nodes, f, p)
+				c, err := contentOf(&nodes, f, p, false)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -269,7 +266,7 @@ func TestContentsThatContainersCouldNotUse(t *testing.T) {
 				test.pool(&p.Spec)
 			}
 
-			_, err := contentOf(&nodes, f, p)
+			_, err := contentOf(&nodes, f, p, false)
 			if err == nil || !strings.Contains(err.Error(), test.want) ||
 				!strings.Contains(err.Error(), "0000:3b:00.2") {
 				t.Errorf("error %v: want the Function and %q in it", err, test.want)

@@ -141,7 +141,7 @@ func (s *server) update(p pool.Pool) {
 		var contents []content
 		for _, f := range p.Functions {
 			// Allocate returns the error of a Function without contents.
-			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
+			if c, err := contentOf(&s.manager.Nodes, f, p, true); err == nil {
 				contents = append(contents, c)
 			}
 		}

@@ -37,6 +37,10 @@ type Wish struct {
 	pool.Options
 	// VhostNet requests the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
+	// Remembered says that the kubelet remembers the paths, even over a reboot. The set then lacks
+	// nodes of VFIO devices, because the kernel numbers those anew at each binding, and the path
+	// may be another Function's after a reboot.
+	Remembered bool
 }
 
 // Set is what a container gets for one Function.
@@ -73,7 +77,9 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 		subject string // in Info
 		find    func(*Set, function.Function) error
 	}{
-		{isVFIO, "vfio", f.vfio},
+		{isVFIO, "vfio", func(set *Set, of function.Function) error {
+			return f.vfio(set, of, wish.Remembered)
+		}},
 		{isUIO, "uio", f.uio},
 		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", vdpa},
 		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
@@ -93,7 +99,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 
 // vfio adds the nodes of both of the kernel's interfaces, and the program chooses: its IOMMU group
 // with a container of VFIO, and the device itself with iommufd, where the kernel has that.
-func (f *Finder) vfio(set *Set, of function.Function) error {
+func (f *Finder) vfio(set *Set, of function.Function, remembered bool) error {
 	if of.IOMMUGroup == "" {
 		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the "+
 			"no-IOMMU mode of vfio", of.Driver)
@@ -105,7 +111,13 @@ func (f *Finder) vfio(set *Set, of function.Function) error {
 	}
 
 	// A kernel with nodes of devices may have none of groups (CONFIG_VFIO_GROUP).
-	if device == "" || f.exists("vfio/"+of.IOMMUGroup) {
+	byGroup := device == "" || f.exists("vfio/"+of.IOMMUGroup)
+	if remembered && !byGroup {
+		return fmt.Errorf("has the node /dev/%s and none of its IOMMU group, and the number of "+
+			"that node changes: run the agent with --use-cdi", device)
+	}
+
+	if byGroup {
 		set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
 		node := set.add("vfio", "dev-mount",
 			"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
@@ -113,7 +125,7 @@ func (f *Finder) vfio(set *Set, of function.Function) error {
 		node.HostPath = "/dev/vfio/" + of.IOMMUGroup
 	}
 
-	if device != "" {
+	if device != "" && !remembered {
 		set.add("vfio", "iommufd-mount", "/dev/iommu", "rw")
 		set.add("vfio", "iommufd-dev-mount", "/dev/"+device, "rw")
 	}

@@ -171,6 +171,26 @@ func TestIOMMUFD(t *testing.T) {
 	}
 }
 
+// TestRememberedPaths checks that a path which the kubelet remembers over a reboot is not one of a
+// VFIO device, because it may be another Function's then.
+func TestRememberedPaths(t *testing.T) {
+	sys := tree(t, "bus/pci/devices/0000:3b:00.2/vfio-dev/vfio7")
+	wish := devnode.Wish{Driver: "vfio-pci", Remembered: true}
+
+	both := devnode.Finder{SysRoot: sys, DevRoot: tree(t, "iommu", "vfio/devices/vfio7", "vfio/42")}
+	got, err := both.Of(vf, wish)
+	must.Succeed(t, err)
+	want := map[string]string{"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}
+	if diff := cmp.Diff(want, got.Info["vfio"]); diff != "" || len(got.Nodes) != len(want) {
+		t.Errorf("%d nodes, info (-want +got):\n%s", len(got.Nodes), diff)
+	}
+
+	noGroups := devnode.Finder{SysRoot: sys, DevRoot: tree(t, "iommu", "vfio/devices/vfio7")}
+	if got, err := noGroups.Of(vf, wish); err == nil || !strings.Contains(err.Error(), "--use-cdi") {
+		t.Errorf("nodes %+v, error %v, want one with --use-cdi", got.Nodes, err)
+	}
+}
+
 func TestOfWhatAContainerCouldNotUse(t *testing.T) {
 	finder := devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}
 	noGroup := with(func(f *function.Function) { f.IOMMUGroup = "" })
