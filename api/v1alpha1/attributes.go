@@ -19,13 +19,15 @@ const MaxPoolAttributes = 12
 // +kubebuilder:validation:XValidation:rule="[has(self.string), has(self.int), has(self.bool)].filter(x, x).size() == 1",message="must have one of string, int and bool"
 // +kubebuilder:validation:XValidation:rule="!(self.name in ['adminAccess', 'device', 'functions', 'functionsInUse', 'index', 'kind', 'linkSpeed', 'numaNode', 'pcieRoot', 'pf', 'pfName', 'pool', 'rdma', 'rdmaDevice', 'switchID', 'vendor'])",message="name is an attribute that the agent finds out itself: use another name"
 // +kubebuilder:validation:XValidation:rule="!self.name.matches('^(.*[.])?(k8s[.]io|kubernetes[.]io|k8s[.]cni[.]cncf[.]io|xpu[.]opiproject[.]org)/')",message="name has a domain of Kubernetes, of Multus or of this project: use a domain of yours, or none"
+// +kubebuilder:validation:XValidation:rule="self.name.indexOf('/') <= 63",message="the domain of name has at most 63 characters"
 type PoolAttribute struct {
 	// Name is a C identifier of at most 32 characters, such as rail. Without a domain it belongs to
 	// the domain xpu.opiproject.org. With a domain, example.com/rail, devices of several drivers can
-	// have it, for matchAttribute.
+	// have it, for matchAttribute. A domain is a DNS-1123 subdomain of at most 63 characters
+	// (DeviceMaxDomainLength of Kubernetes' resource.k8s.io/v1).
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=96
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`
 	Name string `json:"name"`
 
 	// String is 1 to 64 printable ASCII characters.
@@ -43,9 +45,10 @@ type PoolAttribute struct {
 }
 
 var (
-	// attributeName and attributeText are the patterns of the CRD.
+	// attributeName and attributeText are the patterns of the CRD, which bounds the domain by a rule.
 	attributeName = regexp.MustCompile(
-		`^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]{0,31}$`)
+		`^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?` +
+			`[A-Za-z_][A-Za-z0-9_]{0,31}$`)
 	attributeText = regexp.MustCompile(`^[ -~]{1,64}$`)
 
 	// foundAttributes are those that the agent finds out itself, or tells pods with adminAccess.
@@ -75,6 +78,8 @@ func (a PoolAttribute) Validate() error {
 	case !attributeName.MatchString(a.Name):
 		return fmt.Errorf("name: %q: must be a C identifier of at most 32 characters, such as "+
 			"rail, or example.com/rail", a.Name)
+	case qualified && len(domain) > 63:
+		return fmt.Errorf("name: %q: the domain of name has at most 63 characters", a.Name)
 	case slices.Contains(foundAttributes, a.Name):
 		return fmt.Errorf("name: %q: name is an attribute that the agent finds out itself: use "+
 			"another name", a.Name)

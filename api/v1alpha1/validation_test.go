@@ -266,6 +266,7 @@ func TestValidation(t *testing.T) {
 				p.Spec.Attributes = []v1alpha1.PoolAttribute{
 					{Name: "rail", Int: ptr.To(int64(0))}, {Name: "_fabric", String: ptr.To("blue")},
 					{Name: "example.com/rail", Bool: ptr.To(false)},
+					{Name: strings.Repeat("d", 63) + "/rail", Bool: ptr.To(true)},
 					{Name: strings.Repeat("n", 32), String: ptr.To(strings.Repeat("~", 64))},
 				}
 			}), ""},
@@ -283,6 +284,12 @@ func TestValidation(t *testing.T) {
 				"spec.attributes[0]"},
 			{"attribute with a long name", attribute(strings.Repeat("n", 33), "a", nil),
 				"spec.attributes[0]"},
+			{"attribute of a domain with an empty label", attribute("a..b/rail", "a", nil),
+				"spec.attributes[0]"},
+			{"attribute of a domain with a hyphen before a label", attribute("a.-b/rail", "a", nil),
+				"spec.attributes[0]"},
+			{"attribute of a long domain", attribute(strings.Repeat("a.", 32)+"a/rail", "a", nil),
+				"the domain of name has at most 63 characters"},
 			{"attribute with a long text", attribute("rail", strings.Repeat("n", 65), nil),
 				"spec.attributes[0]"},
 			{"attribute with a text that is no ASCII", attribute("rail", "ä", nil),
