@@ -229,7 +229,9 @@ func device(
 
 // Attributes returns the attributes of the device of a Function. Unqualified names belong to the
 // driver's domain. Multus reads the attributes of k8s.cni.cncf.io. No attribute changes when a pod
-// takes the netdev, when another driver is bound for a pod, or when an SF is made or deleted.
+// takes the netdev, when the pool's driver is bound for a pod, or when an SF is made or deleted.
+// Only rdmaDevice may change, after a pod whose claim asked for a driver, because the kernel may
+// give the RDMA device another name when the Function's own driver is bound again.
 func Attributes(
 	p pool.Pool, f function.Function,
 ) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
@@ -252,7 +254,8 @@ func Attributes(
 	// An SF that is made for a pod has RDMA devices only while it exists.
 	if known := !f.RDMAUnknown && !f.Potential && !p.Makes(f.ID); known {
 		out["rdma"] = resourceapi.DeviceAttribute{BoolValue: new(f.RDMA)}
-		if len(f.RDMADevices) > 0 {
+		// The name may be another one after each pod for which the pool's driver is bound.
+		if len(f.RDMADevices) > 0 && p.Spec.Driver == "" {
 			rdmaDevice = f.RDMADevices[0]
 		}
 	}

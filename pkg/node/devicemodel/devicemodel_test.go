@@ -193,6 +193,14 @@ func TestAttributesOfThePF(t *testing.T) {
 		}
 	}
 
+	bound := pooltest.DRA("fast", f)
+	bound.Spec.Driver = "vfio-pci"
+	got = attributes(published(bound))["0000-3b-00-2"]
+	if value, has := got["rdmaDevice"]; has || got["rdma"] != true {
+		t.Errorf("pool that binds a driver: rdma %v, rdmaDevice %v; the kernel may give the RDMA "+
+			"device another name after each pod", got["rdma"], value)
+	}
+
 	down := f
 	down.LinkUp = false
 	if n := differing(published(pooltest.DRA("fast", f)),
