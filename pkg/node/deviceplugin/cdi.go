@@ -46,11 +46,19 @@ func NewCDI(dir string) (*CDI, error) {
 	return &CDI{dir: opened, files: opened.Files(cdiKind)}, nil
 }
 
-// include adds Functions to the resource's file, or replaces them there.
+// include adds Functions to the resource's file, or replaces them there. It removes those without
+// device nodes.
 func (c *CDI) include(resource string, contents []content) error {
+	return c.includeNow(resource, func() []content { return contents })
+}
+
+// includeNow is include for what find returns. No other call changes the file from when find looks
+// until it is written, so that an older look does not replace a newer one.
+func (c *CDI) includeNow(resource string, find func() []content) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 
+	contents := find()
 	devices := map[string]specs.Device{}
 	for _, d := range c.files[cdiFile(resource)] {
 		devices[d.Name] = d

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -202,6 +203,58 @@ func TestCDILeftovers(t *testing.T) {
 	m.sweep(t.Context())
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("the pool and its pods are gone: %v, %v, want no file", entries, err)
+	}
+}
+
+// TestCDIBeforeTheDriver checks that the file lists a Function only while the pool's driver is bound
+// to it, because the nodes come with the driver. After a reboot a container waits until then.
+func TestCDIBeforeTheDriver(t *testing.T) {
+	m := newManager(t, must.SocketDir(t), &node{}, testr.New(t))
+	const device = "bus/pci/devices/0000:3b:00.2/"
+	m.Nodes = devnode.Finder{
+		SysRoot: tree(t, device+"vendor"), DevRoot: tree(t, "iommu", "vfio/devices/vfio7"),
+	}
+	var err error
+	m.CDI, err = NewCDI(t.TempDir())
+	must.Succeed(t, err)
+
+	p := poolOf("fast", with(vf("3b", 0), func(f *function.Function) {
+		f.Driver, f.IOMMUGroup = "mlx5_core", "42"
+	}))
+	p.Spec.Driver = "vfio-pci"
+	offering := &server{manager: m, resource: fast, log: m.Log}
+	offering.offer.Store(newOffer(pool.Pool{}, nil))
+
+	own := filepath.Join(m.Nodes.SysRoot, device)
+	for _, step := range []struct {
+		name   string
+		driver string
+		make   string // of vfio
+		want   string
+	}{
+		{"no driver", "", "", ""},
+		{"own driver", "mlx5_core", "", ""},
+		{"pool's driver", "vfio-pci", "vfio-dev/vfio7", "/dev/iommu /dev/vfio/devices/vfio7"},
+		{"own driver again", "mlx5_core", "", ""},
+		{"variant", "mlx5_vfio_pci", "vfio-dev/vfio7", "/dev/iommu /dev/vfio/devices/vfio7"},
+	} {
+		must.Succeed(t, errors.Join(os.RemoveAll(filepath.Join(own, "driver")),
+			os.RemoveAll(filepath.Join(own, "vfio-dev"))))
+		if step.driver != "" {
+			must.Succeed(t, os.Symlink("../drivers/"+step.driver, filepath.Join(own, "driver")))
+		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(own, step.make), 0o755))
+		offering.update(p)
+
+		var paths []string
+		for _, d := range m.CDI.files[cdiFile(fast)] {
+			for _, n := range d.ContainerEdits.DeviceNodes {
+				paths = append(paths, n.HostPath)
+			}
+		}
+		if got := strings.Join(paths, " "); got != step.want {
+			t.Errorf("%s: nodes %q, want %q", step.name, got, step.want)
+		}
 	}
 }
 

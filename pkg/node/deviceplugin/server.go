@@ -138,15 +138,8 @@ func (s *server) register() (pause time.Duration, err error) {
 // update offers the current state of the pool.
 func (s *server) update(p pool.Pool) {
 	if s.manager.CDI != nil {
-		var contents []content
-		for _, f := range p.Functions {
-			// Allocate returns the error of a Function without contents.
-			if c, err := contentOf(&s.manager.Nodes, f, p, true); err == nil {
-				contents = append(contents, c)
-			}
-		}
-
-		if err := s.manager.CDI.include(s.resource, contents); err != nil {
+		err := s.manager.CDI.includeNow(s.resource, func() []content { return s.listed(p) })
+		if err != nil {
 			s.log.Error(err, "Containers that are made again after a reboot may lack device "+
 				"nodes until this is repaired")
 		}
@@ -158,6 +151,30 @@ func (s *server) update(p pool.Pool) {
 		pluginapi.Healthy).Set(float64(len(next.devices) - next.unhealthy))
 	devices.WithLabelValues(s.resource, pluginapi.Unhealthy).Set(float64(next.unhealthy))
 	next.report(s.publish(next), s.log)
+}
+
+// listed returns what the CDI file has of the pool's Functions. A Function to which the pool's
+// driver is not bound has nothing there: after a reboot, a container that has it is not made before
+// the agent has bound the driver again, because some nodes come with the driver.
+func (s *server) listed(p pool.Pool) []content {
+	var contents []content
+	for _, f := range p.Functions {
+		bound, err := s.manager.Nodes.Bound(f, string(p.Spec.Driver))
+		if err == nil && !bound {
+			contents = append(contents, content{function: f})
+			continue
+		}
+		if err != nil {
+			continue // what the file has stays, because the driver is unknown
+		}
+
+		// Allocate returns the error of a Function without contents.
+		if c, err := contentOf(&s.manager.Nodes, f, p, true); err == nil {
+			contents = append(contents, c)
+		}
+	}
+
+	return contents
 }
 
 // publish replaces the offer, and returns the old one.

@@ -97,6 +97,22 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	return set, nil
 }
 
+// Bound reports whether a driver is bound to a Function now, or one that stands for it, as a variant
+// of vfio-pci does for vfio-pci. "" is every driver. The nodes come with the driver.
+func (f *Finder) Bound(of function.Function, driver string) (bool, error) {
+	if driver == "" {
+		return true, nil
+	}
+
+	device := f.device(of)
+	now, err := device.Link("driver")
+	if err != nil || now == "" {
+		return false, err
+	}
+	by, err := device.Passthrough(now, sysfs.Root(f.SysRoot))
+	return function.Function{Driver: now, Passthrough: by}.HasDriver(driver), err
+}
+
 // vfio adds the nodes of both of the kernel's interfaces, and the program chooses: its IOMMU group
 // with a container of VFIO, and the device itself with iommufd, where the kernel has that.
 func (f *Finder) vfio(set *Set, of function.Function, remembered bool) error {

@@ -184,8 +184,14 @@ func TestRecoverSetsUp(t *testing.T) {
 	}
 
 	w.own, w.bound = "iavf", map[function.ID]string{}
-	if err := w.attacher().SetUp(t.Context()); err != nil {
+	after := "" // what was bound when the publishers were told
+	changed := func() { after = w.bound[vf] }
+	again := New(w.journal, &engine{}, netdevs{}, Options{Setup: w, Changed: changed}, logr.Discard())
+	if err := again.SetUp(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if after != "vfio-pci" {
+		t.Errorf("publishers were told of driver %q, because device nodes come with it", after)
 	}
 
 	w.wantBound(t, "vfio-pci")

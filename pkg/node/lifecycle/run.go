@@ -30,7 +30,8 @@ func (m *Manager) SetUp(ctx context.Context) error {
 }
 
 // resume carries out [Resume] for several Functions at once. If setUp is set, these are the
-// Functions whose step is SetUp; otherwise, all the others.
+// Functions whose step is SetUp; otherwise, all the others. Each setup is reported when it has
+// ended, because another card may take long.
 func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	all := m.journal.All()
 	for _, a := range all {
@@ -53,6 +54,9 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 				}
 				return m.carryOut(ctx, a, d.step)
 			})
+			if setUp {
+				m.options.Changed() // device nodes come with a driver that was bound
+			}
 		})
 	}
 
