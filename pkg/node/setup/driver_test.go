@@ -547,6 +547,48 @@ func TestBare(t *testing.T) {
 	}
 }
 
+// TestAltNamesOfAPFThatAPodHas checks that selectors see the altnames that a PF had before a pod got
+// it, because the pod can give it others, which it keeps until it is restored.
+func TestAltNamesOfAPFThatAPodHas(t *testing.T) {
+	const pf = "0000:3b:00.0"
+	const own, pods = "rail0", "rail1"
+	before := &netdev.Snapshot{Name: "ens3f0", AltNames: []string{own}}
+	record := func(change func(*journal.Attachment)) records {
+		a := journal.Attachment{Function: function.ID{Address: pf}, PF: pf}
+		change(&a)
+		return records{a}
+	}
+
+	for _, test := range []struct {
+		name    string
+		records records
+		want    string
+	}{
+		{"free", nil, pods},
+		{"attached", record(func(a *journal.Attachment) { a.Before = before }), own},
+		{"bound for a pod", record(func(a *journal.Attachment) {
+			a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "ice", Netdev: before}
+		}), own},
+		{"bound for a pod, and attached without a netdev", record(func(a *journal.Attachment) {
+			a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "ice", Netdev: before}
+			a.Before = &netdev.Snapshot{}
+		}), own},
+		{"only reserved", record(func(*journal.Attachment) {}), pods},
+		{"a VF", record(func(a *journal.Attachment) {
+			a.Function.Address, a.Before = "0000:3b:00.2", before
+		}), pods},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			h.f.PF, h.f.PFAltNames = pf, []string{pods}
+			got := OwnDrivers{Functions: snapshots{h}, Journal: test.records}.Snapshot()[0]
+			if !slices.Equal(got.PFAltNames, []string{test.want}) {
+				t.Errorf("altnames %q, want %q", got.PFAltNames, test.want)
+			}
+		})
+	}
+}
+
 type snapshots struct{ *host }
 
 func (s snapshots) Snapshot() []function.Function {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
@@ -73,7 +74,8 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 
 // OwnDrivers shows each Function with its own driver and the properties that come with it, instead
 // of the driver that is bound for an owner. So a pool that selects Functions by driver keeps its
-// allocated Functions. Get returns a Function with its present driver.
+// allocated Functions. It shows a PF that has an owner with the altnames from before, because the
+// owner can give it others, and selectors trust them. Get returns a Function as it is at present.
 type OwnDrivers struct {
 	pool.Functions
 	Journal interface{ All() []journal.Attachment }
@@ -87,22 +89,46 @@ func (b OwnDrivers) Snapshot() []function.Function {
 	before := b.Journal.All()
 	functions := b.Functions.Snapshot()
 	setups := map[function.ID]*journal.Setup{}
+	netdevs := map[function.ID]*netdev.Snapshot{}
 	for _, a := range slices.Concat(before, b.Journal.All()) {
 		if a.Setup != nil && a.Setup.Driver != "" {
 			setups[a.Function] = a.Setup
+		}
+		if own := ownNetdev(a); own != nil {
+			netdevs[a.Function] = own
 		}
 	}
 
 	for i := range functions {
 		if o := setups[functions[i].ID]; o != nil {
-			if o.Own != functions[i].Driver {
-				functions[i].Passthrough = ""
-			}
-			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
-			functions[i].RDMADevices = o.RDMADevices
-			functions[i].NoNetdev = o.Netdev == nil
+			showOwn(&functions[i], o)
+		}
+		// VFs and SFs have the altnames of their PF.
+		if own := netdevs[function.ID{Address: functions[i].PF}]; own != nil {
+			functions[i].PFAltNames = own.AltNames
 		}
 	}
 
 	return functions
+}
+
+// showOwn replaces what comes with the driver that is bound for an owner.
+func showOwn(f *function.Function, o *journal.Setup) {
+	if o.Own != f.Driver {
+		f.Passthrough = ""
+	}
+	f.Driver, f.RDMA, f.RDMADevices = o.Own, o.RDMA, o.RDMADevices
+	f.NoNetdev = o.Netdev == nil
+}
+
+// ownNetdev returns the netdev as it was before the owner got the Function, or nil if the record
+// does not say.
+func ownNetdev(a journal.Attachment) *netdev.Snapshot {
+	switch {
+	case a.Setup != nil && a.Setup.Netdev != nil:
+		return a.Setup.Netdev
+	case a.Before != nil && a.Before.Name != "": // a driver for programs makes no netdev
+		return a.Before
+	}
+	return nil
 }
