@@ -225,13 +225,20 @@ type FunctionDriver string
 // DriverVFIO gives a container the Function's IOMMU group (/dev/vfio), and no netdev.
 const DriverVFIO FunctionDriver = "vfio-pci"
 
+// FunctionDriverPattern is the pattern of a [FunctionDriver] that is not "", in the syntax of RE2.
+// MaxFunctionDriver is the most bytes of one.
+const (
+	FunctionDriverPattern = `^(vfio-pci|[a-z0-9][-_a-z0-9]*[-_]vfio[-_]pci)$`
+	MaxFunctionDriver     = 64
+)
+
 // functionDriver is the pattern of the CRD. Variants of vfio-pci end in vfio_pci (drivers/vfio/pci
 // of Linux).
-var functionDriver = regexp.MustCompile(`^(vfio-pci|[a-z0-9][-_a-z0-9]*[-_]vfio[-_]pci)$`)
+var functionDriver = regexp.MustCompile(FunctionDriverPattern)
 
 // Validate returns an error that says what would be right, unless the value is "" or is valid.
 func (d FunctionDriver) Validate() error {
-	if d == "" || len(d) <= 64 && functionDriver.MatchString(string(d)) {
+	if d == "" || len(d) <= MaxFunctionDriver && functionDriver.MatchString(string(d)) {
 		return nil
 	}
 	return fmt.Errorf("%q: must be %s, or one of its variants such as mlx5_vfio_pci", d, DriverVFIO)

@@ -81,6 +81,10 @@ func text(value string, limit claim.Limit) check {
 		c.holds += fmt.Sprintf(" && size(bytes(%s)) <= %d", value, limit.Length)
 		c.must += fmt.Sprintf(" of at most %d bytes", limit.Length)
 	}
+	if limit.Pattern != "" {
+		c.holds += fmt.Sprintf(" && (%s == '' || %[1]s.matches('%s'))", value, limit.Pattern)
+		c.must = limit.Must
+	}
 	if len(limit.Choices) > 0 {
 		c.holds += fmt.Sprintf(" && %s in %s", value, set(append([]string{""}, limit.Choices...)))
 		c.must = "must be " + strings.Join(limit.Choices, " or ")

@@ -17,6 +17,8 @@ type Limit struct {
 	Min, Max *int64
 	// Choices are the values of a string, beside "".
 	Choices []string
+	// Pattern is what a string matches that is not "", in the syntax of RE2. Must says so in words.
+	Pattern, Must string
 	// Keys are the keys of a map.
 	Keys []string
 	// Length is the most bytes of a string.
@@ -35,13 +37,16 @@ func Limits() map[string]Limit {
 	table := between(1, math.MaxInt32)
 
 	return map[string]Limit{
-		"addresses":                {Items: maxAddresses},
-		"bond.lacpRate":            {Choices: function.LACPRates()},
-		"bond.miimon":              between(function.ShortestMIIMon, function.LongestMIIMon),
-		"bond.mode":                {Choices: function.BondModes()},
-		"bond.name":                name,
-		"bond.xmitHashPolicy":      {Choices: function.BondHashPolicies()},
-		"driver":                   {Choices: []string{string(v1alpha1.DriverVFIO)}},
+		"addresses":           {Items: maxAddresses},
+		"bond.lacpRate":       {Choices: function.LACPRates()},
+		"bond.miimon":         between(function.ShortestMIIMon, function.LongestMIIMon),
+		"bond.mode":           {Choices: function.BondModes()},
+		"bond.name":           name,
+		"bond.xmitHashPolicy": {Choices: function.BondHashPolicies()},
+		"driver": {
+			Length: v1alpha1.MaxFunctionDriver, Pattern: v1alpha1.FunctionDriverPattern,
+			Must: "must be vfio-pci, or one of its variants such as mlx5_vfio_pci",
+		},
 		"ethtool.channels":         natural,
 		"ethtool.coalescing":       natural,
 		"ethtool.rings":            natural,

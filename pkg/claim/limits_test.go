@@ -71,7 +71,13 @@ func TestLimits(t *testing.T) {
 			right["key "+key] = fmt.Sprintf(`{%q: "1"}`, key)
 			wrong["no key"] = `{"another": "1"}`
 		}
-		if limit.Length > 0 {
+		if limit.Pattern != "" {
+			const variant = "_vfio_pci"
+			right["the driver"], right["a variant"] = `"vfio-pci"`, `"mlx5_vfio_pci"`
+			right["long"] = fmt.Sprintf("%q", strings.Repeat("n", limit.Length-len(variant))+variant)
+			wrong["longer"] = fmt.Sprintf("%q", strings.Repeat("n", limit.Length+1-len(variant))+variant)
+			wrong["another driver"] = `"mlx5_core"`
+		} else if limit.Length > 0 {
 			right["long"] = fmt.Sprintf("%q", strings.Repeat("n", limit.Length))
 			wrong["longer"] = fmt.Sprintf("%q", strings.Repeat("n", limit.Length+1))
 		}
