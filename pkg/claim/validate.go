@@ -23,8 +23,8 @@ const maxErrors = 64
 // ValidateClaim returns an error for everything that the driver would refuse in its parameters when
 // the claim is prepared, whichever class, DevicePool and Function the claim gets. It does not judge
 // what these may change: a class may give a field that is missing, and a DevicePool allows
-// privileged fields. Parameters for other drivers, and those of requests with admin access, are not
-// judged.
+// privileged fields. It judges neither parameters for other drivers nor parameters of requests with
+// admin access.
 //
 // path is the field of the DeviceClaim, such as "spec.devices". Each error begins with the field
 // that is wrong, such as "spec.devices.config[2].opaque.parameters.mtu 9: must be 68-9216". Of many
@@ -114,8 +114,8 @@ func newChecker(path string, all []resourceapi.DeviceAllocationConfiguration) *c
 	return v
 }
 
-// validate adds the errors of a request: those of each configuration that cannot be decoded, or
-// those of all its configurations together.
+// validate adds the errors of a request. If configurations cannot be decoded, these are the errors of
+// decoding. Otherwise they are the errors of all its configurations together.
 func (v *checker) validate(request string) {
 	var applicable []entry
 	var merged v1alpha1.InterfaceConfig

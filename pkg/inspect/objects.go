@@ -122,9 +122,9 @@ const controllerLease = "xpu-controller"
 
 // ControllerAway returns a sentence if the leader of xpu-controller has not renewed its Lease in the
 // namespace for five minutes, because conditions are as old then. The time is so long because the
-// clock of the user may be wrong. It returns "" if the controller runs,
-// and if this is not known: the user may not read the Lease, or there is none because the controller
-// runs without leader election.
+// clock of the user may be wrong. ControllerAway returns "" if the controller runs. It also returns
+// "" if nothing is known, because the user may not read the Lease, or because a controller without
+// leader election has none.
 func ControllerAway(
 	ctx context.Context, reader client.Reader, namespace string, now time.Time,
 ) (string, error) {

@@ -152,7 +152,7 @@ func checkMAC(mac net.HardwareAddr) error {
 	return nil
 }
 
-// checkNoRouter returns an error if a MAC address may be that of an xPU as a router. It is separate
+// checkNoRouter returns an error if an xPU may have the MAC address as a router. It is separate
 // from checkMAC, because the state file of an older version may contain such an address.
 func checkNoRouter(address []byte) error {
 	if mac := net.HardwareAddr(address); sourcefilter.IsRouterMAC(mac) {

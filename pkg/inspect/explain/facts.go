@@ -38,7 +38,7 @@ type facts struct {
 	events   []Event
 	unknown  []string
 	unseen   sets.Set[kind] // kinds of objects that could not be read
-	absent   sets.Set[kind] // those of them that the cluster does not have
+	absent   sets.Set[kind] // unseen kinds that the cluster does not have
 	// classResources are the extended resources of DeviceClasses, for which the scheduler makes
 	// claims.
 	classResources sets.Set[string]

@@ -27,7 +27,7 @@ type step struct {
 }
 
 // configure carries out the steps of an interface in the pod. With a bond, the interface becomes its
-// port, and the steps are those of the bond. They may be repeated, because each port takes them.
+// port, and the steps configure the bond. Each port repeats them, because none knows which is first.
 func (e *Engine) configure(
 	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
 ) (Observed, error) {

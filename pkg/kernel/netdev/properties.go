@@ -231,7 +231,7 @@ var table = []Property{
 
 	{
 		Name: "group", Source: FromNetdev, Move: Kept, Leftovers: noted(byAddress),
-		value: ofCarried(func(c *Carried) any { return c.Group }),
+		value: ofCarried(func(c Carried) any { return c.Group }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GROUP, s.Carried.Group)
 		},
@@ -239,14 +239,14 @@ var table = []Property{
 	{
 		Name: "gso_max_size", Source: FromNetdev, Fields: []string{"offload.gsoMaxSize"}, Move: Kept,
 		Leftovers: noted(performance),
-		value:     ofCarried(func(c *Carried) any { return c.GSOMaxSize }),
+		value:     ofCarried(func(c Carried) any { return c.GSOMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GSO_MAX_SIZE, s.Carried.GSOMaxSize)
 		},
 	},
 	{
 		Name: "gso_max_segs", Source: FromNetdev, Move: Kept, Leftovers: noted(performance),
-		value: ofCarried(func(c *Carried) any { return c.GSOMaxSegs }),
+		value: ofCarried(func(c Carried) any { return c.GSOMaxSegs }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GSO_MAX_SEGS, s.Carried.GSOMaxSegs)
 		},
@@ -254,7 +254,7 @@ var table = []Property{
 	{
 		Name: "gro_max_size", Source: FromNetdev, Fields: []string{"offload.groMaxSize"}, Move: Kept,
 		Leftovers: noted(performance),
-		value:     ofCarried(func(c *Carried) any { return c.GROMaxSize }),
+		value:     ofCarried(func(c Carried) any { return c.GROMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GRO_MAX_SIZE, s.Carried.GROMaxSize)
 		},
@@ -262,7 +262,7 @@ var table = []Property{
 	{
 		Name: "gso_ipv4_max_size", Source: FromNetdev, Fields: []string{"offload.gsoIPv4MaxSize"},
 		Move: Kept, Leftovers: noted(performance),
-		value: sizeOfIPv4(func(c *Carried) any { return c.GSOIPv4MaxSize }),
+		value: sizeOfIPv4(func(c Carried) any { return c.GSOIPv4MaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GSO_IPV4_MAX_SIZE, s.Carried.GSOIPv4MaxSize)
 		},
@@ -270,25 +270,25 @@ var table = []Property{
 	{
 		Name: "gro_ipv4_max_size", Source: FromNetdev, Fields: []string{"offload.groIPv4MaxSize"},
 		Move: Kept, Leftovers: noted(performance),
-		value: sizeOfIPv4(func(c *Carried) any { return c.GROIPv4MaxSize }),
+		value: sizeOfIPv4(func(c Carried) any { return c.GROIPv4MaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GRO_IPV4_MAX_SIZE, s.Carried.GROIPv4MaxSize)
 		},
 	},
 	{
 		Name: "multicast", Source: FromNetdev, Move: Kept, Leftovers: noted(whetherSends),
-		value: ofCarried(func(c *Carried) any { return c.Multicast }), flag: unix.IFF_MULTICAST,
+		value: ofCarried(func(c Carried) any { return c.Multicast }), flag: unix.IFF_MULTICAST,
 	},
 	{
 		Name: "link mode", Source: FromNetdev, Move: Kept, Leftovers: noted(whetherSends),
-		value: ofCarried(func(c *Carried) any { return c.LinkMode }),
+		value: ofCarried(func(c Carried) any { return c.LinkMode }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{s.Carried.LinkMode})
 		},
 	},
 	{
 		Name: "broadcast", Source: FromNetdev, Move: Kept, Leftovers: noted(whetherSends),
-		value: ofCarried(func(c *Carried) any { return c.Broadcast }),
+		value: ofCarried(func(c Carried) any { return c.Broadcast }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return hardwareAddr(unix.IFLA_BROADCAST, s.Carried.Broadcast)
 		},
@@ -298,7 +298,7 @@ var table = []Property{
 		Release: "detached, also where a BPF link holds it. A netdev on which the host has a program " +
 			"is not given to a pod",
 		Leftovers: []Leftover{{Means: "the last owner's program sees its frames", Leaks: true}},
-		value:     ofCarried(func(c *Carried) any { return cmp.Or(c.XDP, "none") }),
+		value:     ofCarried(func(c Carried) any { return cmp.Or(c.XDP, "none") }),
 	},
 	{
 		Name: "proto_down reason", Source: FromNetdev, Move: Kept,
@@ -408,60 +408,56 @@ func openIf(
 	}
 }
 
-func ofVF(read func(VFState) any) func(Snapshot) any {
+// of returns a reader of a part of a snapshot. It reads nil if the snapshot does not have the part.
+func of[T any](part func(Snapshot) *T, read func(T) any) func(Snapshot) any {
 	return func(s Snapshot) any {
-		if s.VF == nil {
+		p := part(s)
+		if p == nil {
 			return nil
 		}
-		return read(*s.VF)
+		return read(*p)
 	}
+}
+
+func ofVF(read func(VFState) any) func(Snapshot) any {
+	return of(func(s Snapshot) *VFState { return s.VF }, read)
 }
 
 // ratesOfVF is ofVF for the rates, which count only if the attachment sets them.
 func ratesOfVF(read func(VFState) any) func(Snapshot) any {
-	return func(s Snapshot) any {
-		if s.VF == nil || !s.sets().Rate {
+	return of(func(s Snapshot) *VFState {
+		if !s.sets().Rate {
 			return nil
 		}
-		return read(*s.VF)
-	}
+		return s.VF
+	}, read)
 }
 
 func ofRate(read func(function.Rate) any) func(Snapshot) any {
-	return func(s Snapshot) any {
-		if s.Rate == nil {
-			return nil
-		}
-		return read(*s.Rate)
-	}
+	return of(func(s Snapshot) *function.Rate { return s.Rate }, read)
 }
 
-func ofCarried(read func(*Carried) any) func(Snapshot) any {
-	return func(s Snapshot) any {
-		if s.Carried == nil {
-			return nil
-		}
-		return read(s.Carried)
-	}
+func ofCarried(read func(Carried) any) func(Snapshot) any {
+	return of(func(s Snapshot) *Carried { return s.Carried }, read)
 }
 
 // sizeOfIPv4 is ofCarried for the sizes that a kernel before Linux 6.3 does not report.
-func sizeOfIPv4(read func(*Carried) any) func(Snapshot) any {
-	return func(s Snapshot) any {
+func sizeOfIPv4(read func(Carried) any) func(Snapshot) any {
+	return of(func(s Snapshot) *Carried {
 		if s.Carried == nil || s.Carried.GSOIPv4MaxSize == 0 {
 			return nil
 		}
-		return read(s.Carried)
-	}
+		return s.Carried
+	}, read)
 }
 
 func ofProtoDown(read func(ProtoDown) any) func(Snapshot) any {
-	return func(s Snapshot) any {
-		if s.Carried == nil || s.Carried.ProtoDown == nil {
+	return of(func(s Snapshot) *ProtoDown {
+		if s.Carried == nil {
 			return nil
 		}
-		return read(*s.Carried.ProtoDown)
-	}
+		return s.Carried.ProtoDown
+	}, read)
 }
 
 // property is one property with its value in a snapshot.
