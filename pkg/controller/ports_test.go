@@ -92,14 +92,10 @@ func TestOptionsAreTold(t *testing.T) {
 		[]string{"10.1.0.2", "fd00:1::2"}) {
 		t.Errorf("the agent was told %q, want the addresses of %+v", got, port.Spec)
 	}
-	if err := c.get(network); err != nil {
-		t.Fatal(err)
-	}
 
-	network.Spec.MTU, network.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterNone
-	if err := c.Update(t.Context(), network); err != nil {
-		t.Fatal(err)
-	}
+	c.change(network, func() {
+		network.Spec.MTU, network.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterNone
+	})
 
 	c.eventually("the agent is told of the change", func() error {
 		got := agent.NetworkOptions(agent.Networks()[0])

@@ -12,7 +12,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
-	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const trunkConfig = `{"networks":[{"name":"blue"},{"name":"red","addresses":["10.2.0.7/24"]}]}`
@@ -26,8 +25,7 @@ func TestTrunk(t *testing.T) {
 	c.xpu("card", agent)
 	c.network("blue", 100, "10.1.0.0/24")
 	red := c.network("red", 200, "10.2.0.0/24")
-	red.Spec.MTU = new(int32(1400))
-	must.Succeed(t, c.Update(t.Context(), red))
+	c.change(red, func() { red.Spec.MTU = new(int32(1400)) })
 	c.pool("fast", "")
 
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: trunkConfig})

@@ -12,7 +12,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
-	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const ownMAC = "00:11:22:33:44:01" // of vf(1)
@@ -125,13 +124,9 @@ func TestPermanentMACs(t *testing.T) {
 	c.told("XPU", "card", "Insecure")
 
 	// An XPU whose agent reports its ports has no such condition.
-	if err := c.get(xpu); err != nil {
-		t.Fatal(err)
-	}
 	c.delete(own)
 	c.gone(c.port(own, vf(1)))
-	xpu.Spec.Dialect = v1alpha1.DialectEVPNGW
-	must.Succeed(t, c.Client.Update(t.Context(), xpu))
+	c.change(xpu, func() { xpu.Spec.Dialect = v1alpha1.DialectEVPNGW })
 	c.eventually("the condition Verified goes", func() error {
 		if err := c.get(xpu); err != nil {
 			return err
