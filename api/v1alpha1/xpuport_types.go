@@ -46,6 +46,12 @@ type ClaimRef struct {
 	// +kubebuilder:validation:MaxLength=127
 	Request string `json:"request"`
 
+	// Bond is the name of the bond of which the Function is a port in the pod. The Ports of one
+	// claim with the same bond have the same addresses. It is absent if the Function has no bond.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	Bond string `json:"bond,omitempty"`
+
 	// Pod is the name of the pod for which the claim was reserved first, if there was one when the
 	// Port was made.
 	// +optional

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -112,7 +113,7 @@ func testRouterMoves(t *testing.T, mode plane.Mode) {
 	must.Eventually(t, "the gateway has the new address", func() bool {
 		addresses, err := a.Handle().AddrList(a.link(a.sviNetdev("net-blue")), netlink.FAMILY_V6)
 		return err == nil && slices.ContainsFunc(addresses, func(have netlink.Addr) bool {
-			return have.IP.String() == sourcefilter.LinkLocal(router).String()
+			return have.IP.String() == netaddr.LinkLocal(router).String()
 		})
 	})
 	if now := a.link("vx-net-blue").Attrs().Index; now != before {
@@ -143,7 +144,7 @@ func testRouterIsNotClaimed(t *testing.T, mode plane.Mode) {
 	test := bytes.Repeat([]byte("attack"), 10)
 	for _, vtep := range []string{"198.51.100.1", "198.51.100.2", "198.51.100.3"} {
 		mac := sourcefilter.RouterMAC(netip.MustParseAddr(vtep))
-		linkLocal := sourcefilter.LinkLocal(mac)
+		linkLocal := netaddr.LinkLocal(mac)
 		attacker.send(t, broadcast, mac, etherTypeTest, test)
 		attacker.send(t, broadcast, mac, unix.ETH_P_ARP, arp(mac, redGateway[0].AsSlice()))
 		attacker.send(t, broadcast, mac, unix.ETH_P_ARP, arp(mac, far.v4.AsSlice()))
@@ -170,7 +171,7 @@ func testRouterIsNotClaimed(t *testing.T, mode plane.Mode) {
 	for h, c := range victims {
 		for got := ""; got != end; {
 			got = c.next()
-			linkLocal := string(sourcefilter.LinkLocal(router).AsSlice()[:10])
+			linkLocal := string(netaddr.LinkLocal(router).AsSlice()[:10])
 			claims := strings.Contains(got, string(attacker.mac)) &&
 				(strings.Contains(got, string(redGateway[1].AsSlice())) ||
 					strings.HasPrefix(got, "\x00\x01\x08\x00") &&

@@ -249,7 +249,8 @@ func zeroOf(address netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// pings reports whether an address answers an echo request of a host within some tries.
+// pings reports whether an address answers an echo request of a host within some tries. A link-local
+// address has the index of the host's interface as its zone.
 func (h *host) pings(t *testing.T, to netip.Addr, tries int) bool {
 	t.Helper()
 	network, from, protocol := "ip4:icmp", h.v4, 1
@@ -257,6 +258,9 @@ func (h *host) pings(t *testing.T, to netip.Addr, tries int) bool {
 	if to.Is6() {
 		network, from, protocol = "ip6:ipv6-icmp", h.v6, 58
 		request, reply = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
+	}
+	if to.Zone() != "" {
+		from = netaddr.LinkLocal(h.mac).WithZone(to.Zone())
 	}
 
 	var conn *icmp.PacketConn
@@ -270,9 +274,10 @@ func (h *host) pings(t *testing.T, to netip.Addr, tries int) bool {
 	data, err := (&icmp.Message{Type: request, Body: &icmp.Echo{ID: id}}).Marshal(nil)
 	must.Succeed(t, err)
 	buffer := make([]byte, 2000)
+	target := &net.IPAddr{IP: to.AsSlice(), Zone: to.Zone()}
 
 	for range tries {
-		_, _ = conn.WriteTo(data, &net.IPAddr{IP: to.AsSlice()}) // the neighbor may be unknown
+		_, _ = conn.WriteTo(data, target) // the neighbor may be unknown
 		must.Succeed(t, conn.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 		for {
 			n, source, err := conn.ReadFrom(buffer)
@@ -280,7 +285,7 @@ func (h *host) pings(t *testing.T, to netip.Addr, tries int) bool {
 				break
 			}
 			message, err := icmp.ParseMessage(protocol, buffer[:n])
-			if err != nil || message.Type != reply || source.String() != to.String() {
+			if err != nil || message.Type != reply || !target.IP.Equal(source.(*net.IPAddr).IP) {
 				continue
 			}
 			if echo, ok := message.Body.(*icmp.Echo); ok && echo.ID == id {

@@ -6,24 +6,61 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// CheckBond returns an error if the device is to be a port of a bond although it joins networks,
-// which the spec of its DevicePool may name.
-//
-// A Port has MAC and IP addresses of its own, and the xPU drops frames with other source addresses. A
-// bond sends with the same addresses from all its ports.
+// CheckBond returns an error if the device joins a network, which the spec of its DevicePool may
+// name, and is to be a port of a bond that gives its MAC address to its ports. The xPU lets each
+// Function send from its own MAC address only, and drops all other frames.
 func (d Device) CheckBond(pool v1alpha1.DevicePoolSpec) error {
+	if d.Interface.Bond != nil && len(d.Config.Networks) > 0 {
+		return errors.New("bond: must be absent for a Function with tagged networks; use network")
+	}
+
 	names := d.NetworkNames(pool)
-	if d.Interface.Bond == nil || len(names) == 0 {
+	if !d.Interface.Bond.SetsMAC() || len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("bond.name %q: must be absent for a Function that joins a network (%s), because "+
-		"the xPU lets no two Functions send from the same addresses; use a DevicePool without network",
-		d.Interface.Bond.Name, names[0])
+	return fmt.Errorf("bond.mode %s: must be %s for a Function that joins a network (%s), because the "+
+		"xPU lets each Function send from its own MAC address only; or use a DevicePool without network",
+		d.Interface.Bond.Mode, function.BondActiveBackup, names[0])
+}
+
+// CheckBondPort returns an error if the device and another port of its bond do not join the same
+// network. The specs are those of the DevicePools of the two.
+func (d Device) CheckBondPort(
+	pool v1alpha1.DevicePoolSpec, other Device, otherPool v1alpha1.DevicePoolSpec,
+) error {
+	own, others := d.NetworkNames(pool), other.NetworkNames(otherPool)
+	if slices.Equal(own, others) {
+		return nil
+	}
+	return fmt.Errorf("bond.name %q: request %s joins %s, and request %s joins %s; give all Functions "+
+		"of the bond the same network", d.Interface.Bond.Name, d.Request, networkText(own),
+		other.Request, networkText(others))
+}
+
+func networkText(names []string) string {
+	if len(names) == 0 {
+		return "no network"
+	}
+	return "network " + strings.Join(names, ", ")
+}
+
+// BondPorts returns the other devices that are ports of the device's bond.
+func (d Device) BondPorts(devices []Device) (others []Device) {
+	for _, other := range devices {
+		bond := other.Interface.Bond
+		if d.Interface.Bond != nil && bond != nil && bond.Name == d.Interface.Bond.Name &&
+			other.Function != d.Function {
+			others = append(others, other)
+		}
+	}
+	return others
 }
 
 // checkBonds sets the ConfigErr of devices that are ports of one bond and do not ask for the same.

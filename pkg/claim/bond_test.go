@@ -74,26 +74,44 @@ func TestBondsThatDiffer(t *testing.T) {
 	}
 }
 
-// TestBondWithNetwork checks that no port of a bond joins a network, whoever names it.
+// TestBondWithNetwork checks that the ports of a bond in a network keep their own MAC addresses, and
+// join the same network, whoever names it.
 func TestBondWithNetwork(t *testing.T) {
+	const mode = "bond.mode 802.3ad: must be active-backup for a Function that joins a network (blue)"
 	for fields, want := range map[string]string{
-		`"network": "blue"`:              "must be absent for a Function that joins a network (blue)",
-		`"networks": [{"name": "blue"}]`: "must be absent for a Function that joins a network (blue)",
+		`"bond": {"name": "b", "mode": "802.3ad"}, "network": "blue"`:                    mode,
+		`"bond": {"name": "b", "mode": "active-backup"}, "network": "blue"`:              "",
+		`"bond": {"name": "b", "mode": "active-backup"}, "networks": [{"name": "blue"}]`: "bond: must be absent",
 	} {
-		option := claimtest.FromClaim(`"bond": {"name": "bond0", "mode": "active-backup"}, ` + fields)
-		for _, d := range bonded(t, option) {
-			if d.ConfigErr == nil || !strings.Contains(d.ConfigErr.Error(), want) {
+		for _, d := range bonded(t, claimtest.FromClaim(fields)) {
+			if want == "" {
+				must.Succeed(t, d.ConfigErr)
+			} else if d.ConfigErr == nil || !strings.Contains(d.ConfigErr.Error(), want) {
 				t.Errorf("%s: error %v, want %q", fields, d.ConfigErr, want)
 			}
 		}
 	}
 
-	d := bonded(t, claimtest.FromClaim(bondConfig))[0]
-	must.Succeed(t, d.CheckBond(v1alpha1.DevicePoolSpec{}))
-	err := d.CheckBond(v1alpha1.DevicePoolSpec{Network: "red"})
-	if err == nil || !strings.Contains(err.Error(), "joins a network (red)") {
+	lacp := bonded(t, claimtest.FromClaim(`"bond": {"name": "b", "mode": "802.3ad"}`))[0]
+	none, red := v1alpha1.DevicePoolSpec{}, v1alpha1.DevicePoolSpec{Network: "red"}
+	must.Succeed(t, lacp.CheckBond(none))
+	if err := lacp.CheckBond(red); err == nil || !strings.Contains(err.Error(), "joins a network (red)") {
 		t.Errorf("error %v of a pool with a network", err)
 	}
-	plain := bonded(t)[0]
-	must.Succeed(t, plain.CheckBond(v1alpha1.DevicePoolSpec{Network: "red"}))
+	must.Succeed(t, bonded(t)[0].CheckBond(red))
+
+	devices := bonded(t, claimtest.FromClaim(bondConfig))
+	others := devices[0].BondPorts(devices)
+	if len(others) != 1 || others[0].Request != "right" {
+		t.Fatalf("other ports of the bond: %+v", others)
+	}
+	must.Succeed(t, devices[0].CheckBondPort(red, others[0], red))
+	err := devices[0].CheckBondPort(red, others[0], none)
+	const differ = "request left joins network red, and request right joins no network"
+	if err == nil || !strings.Contains(err.Error(), differ) {
+		t.Errorf("error %v, want %q", err, differ)
+	}
+	if plain := bonded(t); len(plain[0].BondPorts(plain)) != 0 {
+		t.Error("Functions without a bond are ports of one")
+	}
 }

@@ -107,10 +107,10 @@ func TestValidateClaim(t *testing.T) {
 		)}},
 		"a bond in a network": {
 			options: []claimtest.Option{claimtest.FromClaim(
-				`"bond": {"name": "bond0", "mode": "active-backup"}, "network": "blue"`)},
-			want: []string{at + `bond.name "bond0": must be absent for a Function that joins a network ` +
-				`(blue), because the xPU lets no two Functions send from the same addresses; use a ` +
-				`DevicePool without network`},
+				`"bond": {"name": "bond0", "mode": "802.3ad"}, "network": "blue"`)},
+			want: []string{at + `bond.mode 802.3ad: must be active-backup for a Function that joins a ` +
+				`network (blue), because the xPU lets each Function send from its own MAC address ` +
+				`only; or use a DevicePool without network`},
 		},
 		"two requests, one wrong": {
 			requests: []string{"left", "right"},

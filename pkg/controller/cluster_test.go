@@ -498,6 +498,14 @@ type want struct {
 	on         string // the node that the scheduler chose; empty is not said
 	admin      bool   // with adminAccess
 	share      types.UID
+	second     secondFunction // another Function of the request
+}
+
+// secondFunction is the second Function of a claim. The zero value is none.
+type secondFunction struct {
+	pool     string
+	pf       pci.Address // empty is testPF
+	function function.ID
 }
 
 // claim creates a claim and allocates it as the scheduler would.
@@ -537,10 +545,17 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		result.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
 
+	results := []resourceapi.DeviceRequestAllocationResult{result}
+	if second := w.second; second.pool != "" {
+		result.Pool = claim.PoolID{
+			Node: cmp.Or(w.node, c.node), PF: cmp.Or(second.pf, testPF), DevicePool: second.pool,
+		}.String()
+		result.Device = second.function.DeviceName()
+		results = append(results, result)
+	}
+
 	o.Status.Allocation = &resourceapi.AllocationResult{
-		Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{result},
-		},
+		Devices:             resourceapi.DeviceAllocationResult{Results: results},
 		AllocationTimestamp: ptr.To(metav1.Now()),
 	}
 

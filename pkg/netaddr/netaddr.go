@@ -130,3 +130,11 @@ func (s Set) Contains(ip netip.Addr) bool {
 	_, ok := s.Find(ip)
 	return ok
 }
+
+// LinkLocal returns the IPv6 link-local address that Linux derives from a MAC address of 6 bytes
+// (RFC 4291, appendix A).
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{
+		0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5],
+	})
+}

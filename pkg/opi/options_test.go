@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -49,6 +50,24 @@ func TestAddressesAreTold(t *testing.T) {
 	must.Succeed(t, c.EnsurePort(t.Context(), port1))
 	if a.Calls("UpdatePortOptions") == before {
 		t.Error("a port that was perhaps made by another was not told that it has no addresses")
+	}
+}
+
+// TestSharedAddresses checks that an agent that does not know shared addresses is named, because it
+// would drop the frames that come from the other xPU.
+func TestSharedAddresses(t *testing.T) {
+	a, c := startWithOptions(t)
+	port := port1
+	port.Addresses, port.Shared = []netip.Addr{netip.MustParseAddr("10.1.0.2")}, true
+	must.Succeed(t, c.EnsurePort(t.Context(), port))
+	if !a.Shared(port1.ID) {
+		t.Error("the agent does not know that the addresses are shared")
+	}
+
+	a.Set(func(b *opitest.Behaviour) { b.NoShared = true })
+	err := c.EnsurePort(t.Context(), port)
+	if err == nil || !strings.Contains(err.Error(), "upgrade opi-bridge") {
+		t.Errorf("error %v of an agent without shared addresses", err)
 	}
 }
 

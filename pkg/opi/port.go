@@ -31,6 +31,8 @@ type Port struct {
 	// networks checks them; none means any. They are only for agents with [Options], and not set in
 	// a PortStatus.
 	Addresses []netip.Addr
+	// Shared is true if ports at other xPUs have the same Addresses, as the ports of a bond have.
+	Shared bool
 
 	// AddressesIn are what Addresses are, for each network of a trunk, by the network's id. A trunk
 	// has no Addresses.

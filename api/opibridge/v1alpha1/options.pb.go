@@ -337,8 +337,12 @@ type PortOptions struct {
 	// LogicalBridge that is not named here, they are those in the field addresses. INVALID_ARGUMENT:
 	// the port is not in one of them.
 	LogicalBridges []*LogicalBridgeAddresses `protobuf:"bytes,3,rep,name=logical_bridges,json=logicalBridges,proto3" json:"logical_bridges,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Ports at other xPUs have the same addresses, because they are ports of one bond. Otherwise frames
+	// that come from other xPUs with these source addresses are dropped. The MAC address is never
+	// shared.
+	Shared        bool `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PortOptions) Reset() {
@@ -390,6 +394,13 @@ func (x *PortOptions) GetLogicalBridges() []*LogicalBridgeAddresses {
 		return x.LogicalBridges
 	}
 	return nil
+}
+
+func (x *PortOptions) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 type LogicalBridgeAddresses struct {
@@ -461,11 +472,12 @@ const file_api_opibridge_v1alpha1_options_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12F\n" +
 	"\rsource_filter\x18\x02 \x01(\x0e2!.opi_bridge.v1alpha1.SourceFilterR\fsourceFilter\x12\x10\n" +
 	"\x03mtu\x18\x03 \x01(\rR\x03mtu\x12\x17\n" +
-	"\amax_mtu\x18\x04 \x01(\rR\x06maxMtu\"\x95\x01\n" +
+	"\amax_mtu\x18\x04 \x01(\rR\x06maxMtu\"\xad\x01\n" +
 	"\vPortOptions\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12T\n" +
-	"\x0flogical_bridges\x18\x03 \x03(\v2+.opi_bridge.v1alpha1.LogicalBridgeAddressesR\x0elogicalBridges\"]\n" +
+	"\x0flogical_bridges\x18\x03 \x03(\v2+.opi_bridge.v1alpha1.LogicalBridgeAddressesR\x0elogicalBridges\x12\x16\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\"]\n" +
 	"\x16LogicalBridgeAddresses\x12%\n" +
 	"\x0elogical_bridge\x18\x01 \x01(\tR\rlogicalBridge\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses*y\n" +

@@ -99,6 +99,7 @@ type Sources struct {
 	// Addresses are the only IP addresses that a filtered port may send from. If there are none, it
 	// may send from any address.
 	Addresses []netip.Addr
+	Shared    bool // ports at other xPUs have the same Addresses
 }
 
 // Plane makes networks and ports. All its calls may be repeated. Only one goroutine may use it at a

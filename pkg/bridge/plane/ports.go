@@ -218,11 +218,12 @@ func (p *Plane) filterSource(rep netlink.Link, to Membership) error {
 		if to.Trunk {
 			port.Tagged = append(port.Tagged, sourcefilter.Tagged{
 				VLAN: n.VLAN, Network: n.ID, MAC: mac, Addresses: sources.Addresses,
+				Shared: sources.Shared,
 			})
 			continue
 		}
 		port.Networks = append(port.Networks, n.ID)
-		port.MAC, port.Addresses = mac, sources.Addresses
+		port.MAC, port.Addresses, port.Shared = mac, sources.Addresses, sources.Shared
 	}
 	return linkError(p.filter.SetPort(port), rep, "filter its source addresses")
 }

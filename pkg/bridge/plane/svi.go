@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
 // SVI is the gateway of a network: a netdev of this machine in the network and in a VRF.
@@ -53,7 +54,7 @@ func (s SVI) prefixes() []netip.Prefix {
 		if mac == nil {
 			continue
 		}
-		own := netip.PrefixFrom(sourcefilter.LinkLocal(mac), 64)
+		own := netip.PrefixFrom(netaddr.LinkLocal(mac), 64)
 		if !slices.Contains(all, own) {
 			all = slices.Insert(all, 0, own)
 		}

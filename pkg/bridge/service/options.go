@@ -224,7 +224,7 @@ func (s optionsServer) portOptionsOf(id string) *opibridge.PortOptions {
 	kept := s.portOptions.byID[id]
 	return &opibridge.PortOptions{
 		Name: portNames.prefix + id, Addresses: kept.GetAddresses(),
-		LogicalBridges: kept.GetLogicalBridges(),
+		LogicalBridges: kept.GetLogicalBridges(), Shared: kept.GetShared(),
 	}
 }
 
@@ -310,7 +310,7 @@ func normalPortOptions(id string, want *opibridge.PortOptions) (*opibridge.PortO
 		return nil, err
 	}
 
-	normal := &opibridge.PortOptions{Addresses: addresses}
+	normal := &opibridge.PortOptions{Addresses: addresses, Shared: want.GetShared()}
 	for _, in := range want.GetLogicalBridges() {
 		network, err := networkNames.parseName(in.GetLogicalBridge())
 		if err != nil {

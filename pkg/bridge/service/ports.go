@@ -289,6 +289,7 @@ func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) plane.Membershi
 		sources := plane.Sources{Filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE}
 		if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
 			sources.Addresses = a.addressesIn(network, id)
+			sources.Shared = a.portOptions.byID[id].GetShared()
 		}
 		m.Sources[network] = sources
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 
 	"github.com/google/nftables"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
 // Names of the table's sets. The key of an element begins with the ifindex of the port that a frame
@@ -135,6 +137,7 @@ type member struct {
 	networks  []string
 	mac       net.HardwareAddr
 	addresses []netip.Addr
+	shared    bool // ports at other machines have the same addresses
 }
 
 // add adds an element of the member's scope.
@@ -151,6 +154,7 @@ func (p Port) members() []member {
 	if len(p.Tagged) == 0 {
 		return []member{{
 			index: p.Index, networks: p.Networks, mac: p.MAC, addresses: p.Addresses,
+			shared: p.Shared,
 		}}
 	}
 
@@ -159,6 +163,7 @@ func (p Port) members() []member {
 		all = append(all, member{
 			scope: scope{tagged: true}, index: p.Index, vlan: t.VLAN,
 			networks: []string{t.Network}, mac: t.MAC, addresses: t.Addresses,
+			shared: t.Shared,
 		})
 	}
 	return all
@@ -204,8 +209,11 @@ func (f *Filter) addMember(all elements, m member) {
 		return
 	}
 
+	if m.shared {
+		foreign = nil
+	}
 	m.add(all, setAddressed, nil)
-	for _, a := range append([]netip.Addr{LinkLocal(m.mac)}, m.addresses...) {
+	for _, a := range append([]netip.Addr{netaddr.LinkLocal(m.mac)}, m.addresses...) {
 		if reserved[a] {
 			continue
 		}
@@ -219,14 +227,6 @@ func (f *Filter) addMember(all elements, m member) {
 			all.add(foreignSet, index, a.AsSlice())
 		}
 	}
-}
-
-// LinkLocal returns the IPv6 link-local address that Linux derives from a MAC address (RFC 4291,
-// appendix A).
-func LinkLocal(mac net.HardwareAddr) netip.Addr {
-	return netip.AddrFrom16([16]byte{
-		0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5],
-	})
 }
 
 // portOf returns the ifindex in an element's key.

@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 )
 
 // The gateway of a network has the same MAC address and the same IP addresses on each machine. Each
@@ -79,7 +81,7 @@ func (e elements) addRouter(v VXLAN, g Gateway) {
 	}
 	e.add(setForeignMACs, v.Index, v.Router)
 	e.addValue(setRouterMACs, v.Index, nil, v.Router)
-	e.addValue(setRouterLinkLocals, v.Index, nil, LinkLocal(v.Router).AsSlice())
+	e.addValue(setRouterLinkLocals, v.Index, nil, netaddr.LinkLocal(v.Router).AsSlice())
 	e.addValue(setRouterGateways, v.Index, v.Router, g.MAC)
 }
 
@@ -116,7 +118,7 @@ func claimsOfRouters() [][]expr.Any {
 
 // routerLinkLocals is how the link-local addresses of all router MAC addresses begin.
 func routerLinkLocals() []byte {
-	some := LinkLocal(append(bytes.Clone(routerPrefix), 0, 0, 0, 0)).As16()
+	some := netaddr.LinkLocal(append(bytes.Clone(routerPrefix), 0, 0, 0, 0)).As16()
 	return some[:10]
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -64,7 +65,7 @@ func TestRouter(t *testing.T) {
 		}))
 		must.Succeed(t, l.filter.Sweep())
 
-		linkLocal := sourcefilter.LinkLocal(router)
+		linkLocal := netaddr.LinkLocal(router)
 		for name, test := range map[string]struct{ sent, received []byte }{
 			"ARP request": {
 				ethernet(gatewayMAC, unix.ETH_P_ARP, arp(1, gatewayMAC, gateway4)),
@@ -122,7 +123,7 @@ func TestRouter(t *testing.T) {
 	// Neither the router of this machine nor one of another machine can be a port.
 	for _, vtep := range append(vteps, "198.51.100.3") {
 		router := sourcefilter.RouterMAC(netip.MustParseAddr(vtep))
-		linkLocal := sourcefilter.LinkLocal(router)
+		linkLocal := netaddr.LinkLocal(router)
 		for what, frame := range map[string][]byte{
 			"its MAC address": ethernet(router, etherTypeTest, nil),
 			"its link-local address": ethernet(podMAC, unix.ETH_P_IPV6,

@@ -135,7 +135,7 @@ func (l *Allocator) reserve(
 		if err := book.checkMAC(port); err != nil {
 			return err
 		}
-		addresses, err := book.choose(rules[i], join.Wanted)
+		addresses, err := book.choose(port, rules[i], join.Wanted)
 		if err != nil {
 			return err
 		}

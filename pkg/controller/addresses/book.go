@@ -27,6 +27,11 @@ type book struct {
 	// assigned holds addresses that Ports may not have in their status yet.
 	assigned map[types.NamespacedName]assignment
 
+	// bonds are the Ports of each bond by its [model.BondKey], with their addresses. They share the
+	// addresses, and one of them is in addresses.
+	bonds map[string]map[types.NamespacedName][]string
+	bond  map[types.NamespacedName]string // the BondKey of each Port in bonds
+
 	// successors are the standby Ports by MAC address. When the Port that owns the MAC address is
 	// gone, the latest of them gets the MAC address and the addresses of that Port.
 	successors map[string][]successor
@@ -47,6 +52,7 @@ func newBook(network string) *book {
 		network:   network,
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
 		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{},
+		bonds: map[string]map[types.NamespacedName][]string{}, bond: map[types.NamespacedName]string{},
 		subnets: map[netip.Prefix]*freeList{},
 	}
 }
@@ -68,6 +74,7 @@ func (b *book) add(port *v1alpha1.XPUPort) {
 		b.macs[port.Spec.MAC] = key
 	}
 
+	b.joinBond(key, port)
 	b.take(key, b.of(port))
 }
 
@@ -86,7 +93,8 @@ func (b *book) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what 
 	key := client.ObjectKeyFromObject(port)
 	for _, text := range b.of(port) {
 		address, err := netip.ParsePrefix(text)
-		if holder, taken := b.addresses[address.Addr()]; err == nil && taken && holder != key {
+		if holder, taken := b.addresses[address.Addr()]; err == nil && taken && holder != key &&
+			!b.shares(holder, port) {
 			return holder, "address " + text
 		}
 	}
@@ -178,6 +186,7 @@ func (b *book) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to su
 func (b *book) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	b.removeStandby(port)
+	fellow, shared := b.leaveBond(key, port)
 
 	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
 		b.transfer(port, key, waiting[len(waiting)-1])
@@ -199,6 +208,10 @@ func (b *book) remove(port *v1alpha1.XPUPort) {
 			continue
 		}
 
+		if shared && slices.Contains(b.bonds[b.bond[fellow]][fellow], text) {
+			b.addresses[address.Addr()] = fellow
+			continue
+		}
 		delete(b.addresses, address.Addr())
 		for subnet, list := range b.subnets {
 			if subnet.Contains(address.Addr()) {
@@ -254,7 +267,7 @@ func (b *book) assign(
 		wanted = append(wanted, prefix)
 	}
 
-	addresses, err := b.choose(rules, wanted)
+	addresses, err := b.choose(port, rules, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -345,10 +358,16 @@ func (f *freeList) Pop() any {
 }
 
 // choose returns the wanted addresses, or the lowest free address of each subnet if none are
-// wanted. A refusal says which address is not free.
-func (b *book) choose(rules *networkRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
+// wanted. A port of a bond gets the addresses of another port of the bond. A refusal says which
+// address is not free.
+func (b *book) choose(
+	port *v1alpha1.XPUPort, rules *networkRules, wanted []netip.Prefix,
+) ([]netip.Prefix, error) {
 	if len(wanted) > 0 {
-		return wanted, b.check(rules, wanted)
+		return wanted, b.check(port, rules, wanted)
+	}
+	if shared := b.ofBond(port); len(shared) > 0 {
+		return shared, nil
 	}
 
 	if b.generation != rules.generation { // what was reserved may be free now
@@ -371,7 +390,9 @@ func (b *book) choose(rules *networkRules, wanted []netip.Prefix) ([]netip.Prefi
 }
 
 // check returns a refusal if one of the addresses is invalid or taken.
-func (b *book) check(rules *networkRules, wanted []netip.Prefix) error {
+func (b *book) check(
+	port *v1alpha1.XPUPort, rules *networkRules, wanted []netip.Prefix,
+) error {
 	seen := map[netip.Addr]bool{}
 	for i, address := range wanted {
 		ip := address.Addr()
@@ -381,7 +402,7 @@ func (b *book) check(rules *networkRules, wanted []netip.Prefix) error {
 		case wrong != "":
 		case seen[ip]:
 			wrong = "is in the list twice"
-		case held:
+		case held && !b.shares(holder, port):
 			reason = v1alpha1.ReasonConflict
 			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod "+
 				"that has it", holder)

@@ -44,7 +44,7 @@ func FuzzAddressRules(f *testing.F) {
 
 		book := newBook("lab")
 		for i, asks := range [][]netip.Prefix{prefixes(wanted), nil, nil} {
-			given, err := book.choose(rules, asks)
+			given, err := book.choose(&v1alpha1.XPUPort{}, rules, asks)
 			if err != nil {
 				continue
 			}
@@ -141,7 +141,7 @@ func TestAddressBook(t *testing.T) {
 		}
 
 		want := lowest()
-		got, err := book.choose(rules, nil)
+		got, err := book.choose(&v1alpha1.XPUPort{}, rules, nil)
 		if (err != nil) != (want == "") || err == nil && got[0].String() != want {
 			t.Fatalf("step %d: %s, %v, want %q", n, got, err, want)
 		}
@@ -245,7 +245,7 @@ func TestChooseAddresses(t *testing.T) {
 			if err == nil {
 				book := newBook("lab")
 				maps.Copy(book.addresses, test.taken)
-				got, err = book.choose(rules, wanted)
+				got, err = book.choose(&v1alpha1.XPUPort{}, rules, wanted)
 			}
 
 			var refusal *reconciling.Refusal

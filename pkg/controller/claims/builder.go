@@ -153,6 +153,9 @@ func (r *reconciler) buildPort(
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
 	}
+	if d.Interface.Bond != nil {
+		spec.Claim.Bond = d.Interface.Bond.Name
+	}
 	if len(d.Networks) == 0 {
 		spec.Network = joins[0].Network.Name
 	}
@@ -267,8 +270,10 @@ func (r *reconciler) joinsOf(
 	if err := d.Allowed(pool.Spec); err != nil && !attached {
 		return nil, reconciling.Refuse(v1alpha1.ReasonForbidden, "%s", err)
 	}
-	if err := d.CheckBond(pool.Spec); err != nil && !attached {
-		return nil, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
+	if d.Interface.Bond != nil && !attached {
+		if err := r.checkBond(ctx, c, d, pool.Spec); err != nil {
+			return nil, err
+		}
 	}
 
 	var joins []addresses.Join
@@ -291,6 +296,32 @@ func (r *reconciler) joinsOf(
 	}
 
 	return joins, nil
+}
+
+// checkBond returns a refusal if the bond of a device cannot work in the networks of its ports.
+func (r *reconciler) checkBond(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, pool v1alpha1.DevicePoolSpec,
+) error {
+	if err := d.CheckBond(pool); err != nil {
+		return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
+	}
+
+	devices, err := claim.Devices(c)
+	if err != nil {
+		return fmt.Errorf("ports of bond %s: %w", d.Interface.Bond.Name, err)
+	}
+	for _, other := range d.BondPorts(devices) {
+		var of v1alpha1.DevicePool // stays empty if it does not exist
+		err := r.Client.Get(ctx, client.ObjectKey{Name: other.ID.DevicePool}, &of)
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("DevicePool %s: %w", other.ID.DevicePool, err)
+		}
+		if err := d.CheckBondPort(pool, other, of.Spec); err != nil {
+			return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "%s", err)
+		}
+	}
+
+	return nil
 }
 
 // allocationStamp returns the value of [addresses.AnnotationAllocation] for the claim's allocation.

@@ -116,9 +116,11 @@ func (p onePool) Get(
 // TestBondInPoolWithNetwork: a port of a bond is refused before the network of its DevicePool is
 // looked at, and needs no Port without a network.
 func TestBondInPoolWithNetwork(t *testing.T) {
-	d := &claim.Device{Interface: function.Interface{Bond: &function.Bond{Name: "bond0"}}}
+	d := &claim.Device{Interface: function.Interface{Bond: &function.Bond{
+		Name: "bond0", Mode: function.BondLACP,
+	}}}
 	for network, want := range map[string]string{
-		"": "", "blue": `bond.name "bond0": must be absent for a Function that joins a network (blue)`,
+		"": "", "blue": "bond.mode 802.3ad: must be active-backup for a Function that joins a network (blue)",
 	} {
 		r := &reconciler{Cluster: reconciling.Cluster{
 			Client: onePool{spec: v1alpha1.DevicePoolSpec{Network: network}},

@@ -22,6 +22,7 @@ const (
 	ByXPU                   // name of the XPU
 	ByBridge                // see [BridgeKey]
 	ByPool                  // name of the DevicePool, for Ports that were made ahead
+	ByBond                  // see [BondKey], for Ports of bonds
 
 	numberOfIndexes = iota
 )
@@ -38,6 +39,7 @@ func keysOf(p *v1alpha1.XPUPort) []keys {
 		ByMAC:      MACKey(p),
 		ByXPU:      p.Spec.XPU,
 		ByPool:     poolKey(p),
+		ByBond:     BondKey(p),
 	}}
 
 	for i, network := range p.Spec.AllNetworks() {
@@ -56,6 +58,15 @@ func ClaimKey(p *v1alpha1.XPUPort) string {
 		return ""
 	}
 	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
+}
+
+// BondKey identifies the bond of a Port's Function: the namespace and UID of the claim, and the name
+// of the bond. It is "" for a Port without a bond.
+func BondKey(p *v1alpha1.XPUPort) string {
+	if p.Spec.Claim.Bond == "" {
+		return ""
+	}
+	return p.Namespace + "/" + string(p.Spec.Claim.UID) + "/" + p.Spec.Claim.Bond
 }
 
 // FunctionKey identifies a Function in the cluster.

@@ -123,7 +123,7 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 	}
 
 	return reconciling.NewController(mgr, "xpuport", r.Concurrency).
-		WatchesRawSource(model.Source(r.Ports, r.siblings.portChanged)).
+		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), xpus.WhenServing).
 		WatchesRawSource(sessions.Source(r.Sessions, sessions.ConnectionChanged, r.waiting)).
@@ -363,14 +363,18 @@ func (r *reconciler) report(
 }
 
 // wantedPort returns the port that the agent must have, with the addresses in each network.
-func (r *reconciler) wantedPort(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
+func (r *reconciler) wantedPort(
+	ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
+) (opi.Port, error) {
 	want, err := r.AgentPorts.Of(port, xpu)
 	if err != nil {
 		return want, err
 	}
 	if !port.Spec.IsTrunk() {
-		want.Addresses, err = hostAddresses(addresses.Of(port))
-		return want, err
+		if want.Addresses, err = hostAddresses(addresses.Of(port)); err != nil {
+			return want, err
+		}
+		return want, r.shareAddresses(ctx, &want, port)
 	}
 
 	want.AddressesIn = map[string][]netip.Addr{}
@@ -392,7 +396,7 @@ func (r *reconciler) serve(
 		return nil, err
 	}
 
-	want, err := r.wantedPort(port, xpu)
+	want, err := r.wantedPort(ctx, port, xpu)
 	if err != nil {
 		return nil, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", reconciling.OneLine(err))
 	}

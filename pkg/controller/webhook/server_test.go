@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,8 +53,8 @@ func issue(t *testing.T, dir string, authority *opitest.Authority) {
 // clientOf trusts the authority and connects for each request.
 func clientOf(authority *opitest.Authority) *http.Client {
 	return &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{RootCAs: authority.Pool(), ServerName: "localhost"},
+		DisableKeepAlives: true, ExpectContinueTimeout: time.Minute,
+		TLSClientConfig: &tls.Config{RootCAs: authority.Pool(), ServerName: "localhost"},
 	}}
 }
 
@@ -123,6 +124,8 @@ func TestBounds(t *testing.T) {
 		if large.ContentLength = length; length == 0 {
 			large.Body = http.NoBody
 		}
+		// Otherwise the server may end the connection before the client has read the answer.
+		large.Header.Set("Expect", "100-continue")
 		answer, err := c.Do(large)
 		if err != nil {
 			t.Errorf("a body with length %d: %v", length, err)

@@ -33,17 +33,26 @@ func (n *node) environments() map[string]string {
 	return out
 }
 
-// TestBondInPoolWithNetwork: a port of a bond is refused if its DevicePool has a network.
+// TestBondInPoolWithNetwork: in the network of a DevicePool, the ports of a bond keep their own MAC
+// addresses, those of their XPUPorts.
 func TestBondInPoolWithNetwork(t *testing.T) {
 	n := newNode(t)
-	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"),
-		claimtest.Result("vf", plainPool, "0000-3b-00-3"),
-		claimtest.FromClaim(`"bond": {"name": "net2", "mode": "active-backup"}`))
+	with := func(mode string) *resourceapi.ResourceClaim {
+		return of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"),
+			claimtest.Result("vf", plainPool, "0000-3b-00-3"),
+			claimtest.FromClaim(`"bond": {"name": "net2", "mode": "`+mode+`"}`))
+	}
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Network: "blue"}
-	n.wantRefused(c, "bond.name", "joins a network (blue)")
+	n.wantRefused(with("802.3ad"), "bond.mode 802.3ad", "joins a network (blue)")
 
-	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
-	n.wantPrepared(c)
+	n.wantPrepared(with("active-backup"))
+	for _, a := range n.journal.All() {
+		if mac := n.ports[a.Function].Spec.MAC; string(a.Interface.MAC) != mac ||
+			a.Interface.Addresses[0].String() != "10.1.0.2/24" {
+			t.Errorf("Function %s gets %+v, want %s and the address of the XPUPort", a.Function,
+				a.Interface, mac)
+		}
+	}
 	// net2 is the bond.
 	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net1", "0000-3b-00-3": "net3"})
 }

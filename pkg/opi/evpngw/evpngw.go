@@ -448,6 +448,7 @@ var sourceFilters = map[opi.SourceFilter]opibridge.SourceFilter{
 func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
 	options := &opibridge.PortOptions{
 		Name: a.portNames.name(p.ID), Addresses: texts(p.AllAddresses()),
+		Shared: p.Shared,
 	}
 	for _, id := range p.Networks {
 		if p.Trunk {
@@ -458,8 +459,12 @@ func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
 		}
 	}
 
-	_, err := a.options.UpdatePortOptions(ctx,
+	got, err := a.options.UpdatePortOptions(ctx,
 		&opibridge.UpdatePortOptionsRequest{Options: options})
+	if err == nil && p.Shared && !got.GetShared() {
+		return status.Error(codes.FailedPrecondition, "the agent does not know addresses that ports at "+
+			"other xPUs share; upgrade opi-bridge, or give the bond Functions of one xPU")
+	}
 	return err
 }
 

@@ -89,7 +89,10 @@ type Behaviour struct {
 	// grpc.health.v1, brings up VRFs with any id, and takes gateways with IPv6 addresses. MTU is
 	// the largest MTU that it reports for networks.
 	Options bool
-	MTU     uint32
+
+	// NoShared makes the agent like an opi-bridge of before addresses were shared by several xPUs.
+	NoShared bool
+	MTU      uint32
 	// V02 is opi-evpn-bridge v0.2.0, which is part of OPI's own release; see v02.go. Its Get of a
 	// port returns only the MAC address. An error of Realise means a missing representor. After a
 	// restart it has all objects, but lists none of them.

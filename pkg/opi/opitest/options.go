@@ -55,6 +55,9 @@ func (s optionsServer) UpdatePortOptions(
 	}
 
 	port.portOptions = req.GetOptions()
+	if s.agent.behaviour.NoShared { // a field that it does not know
+		port.portOptions.Shared = false
+	}
 	return port.portOptions, nil
 }
 
@@ -66,6 +69,13 @@ func (a *Agent) Addresses(port string) []string {
 		return nil
 	}
 	return a.ports[port].portOptions.GetAddresses()
+}
+
+// Shared reports whether ports at other xPUs share the addresses of a port.
+func (a *Agent) Shared(port string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ports[port] != nil && a.ports[port].portOptions.GetShared()
 }
 
 // AddressesIn returns the addresses that were set for a trunk in each network, by the network's id.

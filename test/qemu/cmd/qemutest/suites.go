@@ -143,7 +143,7 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				// The suite needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 16 * time.Minute},
-				{name: "gateways", path: "pkg/bridge", run: "^TestGateways$", limit: 12 * time.Minute},
+				{name: "gateways", path: "pkg/bridge", run: "^Test(Gateways|Bonds)$", limit: 12 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
 					limit: 50 * time.Minute, full: true,

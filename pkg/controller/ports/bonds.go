@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ports
+
+import (
+	"context"
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// portChanged also enqueues the other Ports of a bond, because each may send from the link-local
+// addresses of all.
+func (r *reconciler) portChanged(
+	ctx context.Context, change model.Change, queue model.Queue[reconcile.Request],
+) {
+	r.siblings.portChanged(ctx, change, queue)
+
+	bond := model.BondKey(change.Port())
+	if bond == "" || !change.Made() && !change.Gone() && !change.SpecChanged() {
+		return
+	}
+	for _, request := range r.Ports.RequestsBy(ctx, model.ByBond, bond) {
+		if request != reconciling.RequestFor(change.Port()) {
+			queue.Add(request)
+		}
+	}
+}
+
+// shareAddresses lets the port of a bond send from the link-local addresses of the bond's other
+// ports, if it may only send from some addresses. The bond keeps the link-local address that the
+// kernel made of the MAC address of its first port, whichever port is active.
+func (r *reconciler) shareAddresses(
+	ctx context.Context, want *opi.Port, port *v1alpha1.XPUPort,
+) error {
+	bond := model.BondKey(port)
+	if bond == "" || len(want.Addresses) == 0 {
+		return nil
+	}
+
+	all, err := r.Ports.By(ctx, model.ByBond, bond)
+	if err != nil {
+		return err
+	}
+
+	for _, other := range all {
+		if other.UID == port.UID || !other.DeletionTimestamp.IsZero() {
+			continue
+		}
+		mac, err := function.ParseMAC(other.Spec.MAC)
+		if err != nil {
+			return fmt.Errorf("XPUPort %s/%s of the same bond: spec.mac: %w", other.Namespace,
+				other.Name, err)
+		}
+		want.Addresses = append(want.Addresses, netaddr.LinkLocal(mac.HardwareAddr()))
+		want.Shared = want.Shared || other.Spec.XPU != port.Spec.XPU
+	}
+
+	return nil
+}
