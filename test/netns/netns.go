@@ -53,7 +53,8 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Current returns the network namespace of the process, which outlives the test.
+// Current returns the network namespace of the process, which outlives the test. No other goroutine
+// may be in [Namespace.Do] meanwhile, because it may be on the process's main thread.
 func Current(t testing.TB) *Namespace {
 	t.Helper()
 	n := &Namespace{path: "/proc/self/ns/net"}

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/settings"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
@@ -107,6 +108,7 @@ type lives struct {
 	pf     pci.Address
 	vfs    []function.ID
 	stage  *stage.Stage
+	host   *netns.Namespace
 	before []remains
 
 	next  atomic.Int64  // number of the next life
@@ -122,14 +124,16 @@ type lives struct {
 	ran      int
 	outcomes map[string]int // number of lives by outcome: free, or the reason of a quarantine
 	refusals map[string]int // number of errors of ADD and DEL by message
+	changed  map[string]int // how many pods changed a setting, by its name
 }
 
-// remains are the traces of a life: the netdev on the host, the PF's report about the VF, and the
-// settings in effect.
+// remains are the traces of a life: the netdev on the host with the settings of its driver and the
+// kernel, the PF's report about the VF, and the settings in effect.
 type remains struct {
-	Netdev node.NetdevState
-	Told   node.VFState
-	Effect stage.VF
+	Netdev   node.NetdevState
+	Settings map[string]string
+	Told     node.VFState
+	Effect   stage.VF
 }
 
 func newLives(t *testing.T, seed uint64) *lives {
@@ -137,7 +141,8 @@ func newLives(t *testing.T, seed uint64) *lives {
 	pf := card.PFs(t)[0]
 	l := &lives{
 		t: t, pf: pf, vfs: node.VFs(t, pf), stage: stage.New(t, pf), ended: make(chan struct{}, 1),
-		outcomes: map[string]int{}, refusals: map[string]int{},
+		host:     netns.Current(t),
+		outcomes: map[string]int{}, refusals: map[string]int{}, changed: map[string]int{},
 	}
 
 	l.Node = node.New(t, node.Options{Pools: []v1alpha1.DevicePool{
@@ -164,8 +169,13 @@ func newLives(t *testing.T, seed uint64) *lives {
 func (l *lives) remains(index int) remains {
 	effect := l.stage.Settled(l.t, index)
 	host := node.HostState(l.t)
+	netdev := host[string(l.vfs[index].Address)]
+	has, err := settings.Of(l.host, netdev.Name)
+	if err != nil {
+		l.t.Errorf("settings of %s: %v", netdev.Name, err)
+	}
 	return remains{
-		Netdev: host[string(l.vfs[index].Address)], Told: host.VF(l.t, l.pf, index), Effect: effect,
+		Netdev: netdev, Settings: has, Told: host.VF(l.t, l.pf, index), Effect: effect,
 	}
 }
 
@@ -277,6 +287,12 @@ func (l *lives) conclude(kills int) {
 		l.t.Logf("%d times: %s", l.refusals[text], text)
 	}
 
+	l.t.Logf("hostile pods changed %d settings: %s", len(l.changed),
+		strings.Join(slices.Sorted(maps.Keys(l.changed)), ", "))
+	if len(l.changed) < 50 {
+		l.t.Errorf("hostile pods changed %d settings, want 50 at least", len(l.changed))
+	}
+
 	if l.ran < *lifeCount/2 {
 		l.t.Errorf("%d of %d pods ran, want half of them at least", l.ran, *lifeCount)
 	}
@@ -368,6 +384,15 @@ func (l *lifetime) note(command string, refused error) {
 	}
 }
 
+// noteChanged counts the settings that a pod has changed.
+func (l *lifetime) noteChanged(settings []string) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	for _, name := range settings {
+		l.changed[name]++
+	}
+}
+
 // run plays the pod while it has its interface.
 func (l *lifetime) run(pod *node.Pod) error {
 	if !pod.Ready() {
@@ -390,8 +415,8 @@ func (l *lifetime) run(pod *node.Pod) error {
 	return nil
 }
 
-// harm does what a tenant with NET_ADMIN can do: it reads all frames, sets other names and another
-// MAC and MTU, and puts a macvlan on the interface into the namespace of an accomplice. A VF that
+// harm does what a tenant with NET_ADMIN can do: it changes each setting of the driver and the
+// kernel, reads all frames, sets other names and another MAC and MTU, and puts a macvlan on the interface into the namespace of an accomplice. A VF that
 // resets refuses some of it.
 func (l *lifetime) harm(pod *node.Pod) error {
 	h := pod.Handle()
@@ -399,6 +424,12 @@ func (l *lifetime) harm(pod *node.Pod) error {
 	if err != nil {
 		return err
 	}
+
+	changed, err := settings.ChangeAll(pod.Namespace, "net1")
+	if err != nil {
+		return err
+	}
+	l.noteChanged(changed)
 
 	l.accomplice, err = netns.Make(filepath.Join(l.t.TempDir(), "accomplice"))
 	if err != nil {
