@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/admin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -93,6 +94,8 @@ type process struct {
 	// clientset and registration are nil in direct mode.
 	clientset    kubernetes.Interface
 	registration *upgrade.Registration
+	// copies are of the CDI files of the registration's library, nil in direct mode.
+	copies *cdi.Copies
 	// predecessor is the agent that handed over the node to this agent; nil if there was none.
 	predecessor *upgrade.Predecessor
 	// successor is the agent that has asked for the node; nil before any has.
@@ -118,6 +121,7 @@ func (p *process) work(ctx context.Context) (*retired, error) {
 
 	env := &environment{
 		config: p.config, log: p.log, registry: p.registry, tracer: p.tracer, journal: records,
+		copies: p.copies,
 	}
 
 	hardware, err := openHardware(env)
@@ -166,6 +170,7 @@ type environment struct {
 	registry *prometheus.Registry
 	tracer   *tracing.Tracer // nil for none
 	journal  *journal.Journal
+	copies   *cdi.Copies // nil in direct mode
 
 	// inputs notifies the parts that assign Functions to pools. outputs notifies the parts that
 	// publish pools and health.

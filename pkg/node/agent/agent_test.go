@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -470,6 +471,7 @@ func TestAgent(t *testing.T) {
 
 	w.provision(c, vf)
 	w.wantPrepared(driver, c, vf, false)
+	w.wantFilesRestored(1, false)
 
 	// The agent is restarted, and sees new VFs. It writes none of the existing slices.
 	before := versions(w.slices())
@@ -477,6 +479,7 @@ func TestAgent(t *testing.T) {
 	w.start()
 	driver = w.register()
 	w.wantPrepared(driver, c, vf, false)
+	w.wantFilesRestored(1, true)
 	if err := w.host.AddVFs("0000:c0:00.0", 8); err != nil {
 		t.Fatal(err)
 	}
@@ -502,10 +505,46 @@ func TestAgent(t *testing.T) {
 	w.eventually("the slices are there again", func() bool { return w.devices() == 1024 })
 
 	w.unprepare(driver, c)
-	files, err := os.ReadDir(w.config.CDIDir)
-	if err != nil || len(files) != 0 {
-		t.Errorf("CDI directory has %v, %v; want nothing", files, err)
+	if files := w.cdiFiles(); len(files) != 0 {
+		t.Errorf("CDI directory has %v; want nothing", files)
 	}
+}
+
+// cdiFiles returns the names of the CDI files.
+func (w *world) cdiFiles() (names []string) {
+	w.t.Helper()
+	files, err := os.ReadDir(w.config.CDIDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.t.Fatal(err)
+	}
+	for _, file := range files {
+		if !strings.HasPrefix(file.Name(), ".") {
+			names = append(names, file.Name())
+		}
+	}
+	return names
+}
+
+// wantFilesRestored empties the directory of CDI files, or moves it away, and waits until the files
+// are there again.
+func (w *world) wantFilesRestored(number int, away bool) {
+	w.t.Helper()
+	before := w.cdiFiles()
+	if len(before) != number {
+		w.t.Fatalf("CDI directory has %q, want %d files", before, number)
+	}
+
+	if away {
+		must.Succeed(w.t, os.Rename(w.config.CDIDir, filepath.Join(w.t.TempDir(), "away")))
+	} else {
+		for _, file := range before {
+			must.Succeed(w.t, os.Remove(filepath.Join(w.config.CDIDir, file)))
+		}
+	}
+
+	w.eventually("the CDI files are there again", func() bool {
+		return slices.Equal(w.cdiFiles(), before)
+	})
 }
 
 // functions returns the addresses of a PF's VFs, by index.
@@ -589,11 +628,14 @@ func TestPod(t *testing.T) {
 		t.Errorf("status of the claim: -want +got\n%s", diff)
 	}
 
+	w.wantFilesRestored(2, false)
+
 	// The pod runs on while the agent is restarted, and its Function is taken back afterwards.
 	w.end()
 	w.start()
 	driver = w.register()
 	w.wantPrepared(driver, c, vf, true)
+	w.wantFilesRestored(2, true)
 	if _, err := pod.Handle().LinkByName("fast0"); err != nil {
 		t.Errorf("the agent's restart took the pod's interface: %v", err)
 	}

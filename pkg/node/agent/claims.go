@@ -173,5 +173,5 @@ func (c *claims) Run(ctx context.Context) error {
 
 func (c *claims) removeLeftovers(ctx context.Context) error {
 	return c.driver.RemoveLeftovers(ctx, upgrade.DriverDir(c.env.config.KubeletDir),
-		c.env.config.CDIDir)
+		c.env.config.CDIDir, c.env.copies)
 }

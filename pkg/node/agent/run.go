@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -97,6 +98,7 @@ func (a *agent) serving(ctx context.Context) []part {
 		func(ctx context.Context) error { return a.pools.vfs.Run(ctx, functions, pools) },
 		onChange(ctx, outputs, a.pools.conflicts.run),
 		a.claims.Run,
+		a.keepFilesComplete,
 		a.serveCNI,
 		onChange(ctx, inputs, a.owners.lifecycle.Run),
 		a.owners.setUpAgain,
@@ -105,6 +107,26 @@ func (a *agent) serving(ctx context.Context) []part {
 		a.awaitSuccessor,
 		a.awaitPredecessorEnd,
 	}
+}
+
+// keepFilesComplete restores CDI files that somebody removes, until ctx ends.
+func (a *agent) keepFilesComplete(ctx context.Context) error {
+	restorers := []interface{ Restore() ([]string, error) }{a.owners.files.Dir}
+	if a.env.copies != nil {
+		restorers = append(restorers, a.env.copies)
+	}
+	if a.plugins.CDI != nil {
+		restorers = append(restorers, a.plugins.CDI)
+	}
+
+	return cdi.KeepComplete(ctx, a.env.config.CDIDir, a.env.log.WithName("cdi"),
+		func() (all []string, err error) {
+			for _, r := range restorers {
+				files, failed := r.Restore()
+				all, err = append(all, files...), errors.Join(err, failed)
+			}
+			return all, err
+		})
 }
 
 // serve waits until the Functions are known, recovers what the journal records, and serves pods

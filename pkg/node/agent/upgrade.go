@@ -5,8 +5,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"path/filepath"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
@@ -15,9 +18,16 @@ func (p *process) register(ctx context.Context) (err error) {
 	if p.clientset == nil {
 		return nil
 	}
+
+	p.copies, err = cdi.OpenCopies(p.config.CDIDir,
+		filepath.Join(upgrade.DriverDir(p.config.KubeletDir), "cdi"), dra.MetadataFiles)
+	if err != nil {
+		return err
+	}
 	p.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
 		Client: p.clientset, Node: p.config.NodeName, PodUID: p.config.PodUID,
-		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir, Log: p.log.WithName("dra"),
+		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir, Copies: p.copies,
+		Log: p.log.WithName("dra"),
 	})
 	return err
 }

@@ -7,8 +7,11 @@ package cdi
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -17,11 +20,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Dir is a directory that the runtime reads: "/var/run/cdi". Only one goroutine at a time may write
-// the same file.
+// Dir is a directory that the runtime reads: "/var/run/cdi". The methods are safe for concurrent use.
 type Dir struct {
 	path  string
 	cache *cdi.Cache
+	// found are the files that the directory contained when it was opened, by name.
+	found map[string]*cdi.Spec
+
+	mutex sync.Mutex
+	// written has the files that [Dir.Restore] writes again, by name.
+	written map[string]*specs.Spec
 }
 
 // Open opens the directory, which need not exist. It removes unfinished files of an agent that was
@@ -31,7 +39,14 @@ func Open(path string) (*Dir, error) {
 	if err := errors.Join(err, removeUnfinished(path)); err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
 	}
-	return &Dir{path: path, cache: cache}, nil
+
+	found := map[string]*cdi.Spec{}
+	for _, vendor := range cache.ListVendors() {
+		for _, spec := range cache.GetVendorSpecs(vendor) {
+			found[filepath.Base(spec.GetPath())] = spec
+		}
+	}
+	return &Dir{path: path, cache: cache, found: found, written: map[string]*specs.Spec{}}, nil
 }
 
 // removeUnfinished removes the directories in which [Dir.Write] was writing.
@@ -61,9 +76,9 @@ func staging(path, file string) string { return filepath.Join(path, "."+file+".t
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}
-	for _, spec := range d.cache.GetVendorSpecs(vendor) {
-		if spec.GetClass() == class {
-			files[filepath.Base(spec.GetPath())] = spec.Devices
+	for file, spec := range d.found {
+		if spec.GetVendor() == vendor && spec.GetClass() == class {
+			files[file] = spec.Devices
 		}
 	}
 	return files
@@ -85,6 +100,9 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 		return d.Remove(file)
 	}
 
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
 	// The lowest possible version, so that old runtimes can read the file.
@@ -95,7 +113,39 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 
+	d.written[file] = spec
 	return nil
+}
+
+// Adopt counts a file that the directory contained when it was opened as written by this Dir.
+func (d *Dir) Adopt(file string) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+
+	if spec := d.found[file]; spec != nil && d.written[file] == nil {
+		d.written[file] = spec.Spec
+	}
+}
+
+// Restore writes the files again that this Dir has written or adopted, that it has not removed, and
+// that are missing. It returns their names.
+func (d *Dir) Restore() (restored []string, err error) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+
+	var errs []error
+	for _, file := range slices.Sorted(maps.Keys(d.written)) {
+		if d.Has(file) {
+			continue
+		}
+		if err := d.place(d.written[file], file); err != nil {
+			errs = append(errs, fmt.Errorf("restore CDI file %s: %w", file, err))
+			continue
+		}
+		restored = append(restored, file)
+	}
+
+	return restored, errors.Join(errs...)
 }
 
 // place writes a file in its staging directory, and then moves it to the directory of the runtime.
@@ -117,6 +167,10 @@ func (d *Dir) place(spec *specs.Spec, file string) (err error) {
 
 // Remove deletes a file. It succeeds if there is no such file.
 func (d *Dir) Remove(file string) error {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+
+	delete(d.written, file)
 	if err := d.cache.RemoveSpec(file); err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}

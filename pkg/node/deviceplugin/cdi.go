@@ -43,8 +43,15 @@ func NewCDI(dir string) (*CDI, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &CDI{dir: opened, files: opened.Files(cdiKind)}, nil
+	files := opened.Files(cdiKind)
+	for file := range files {
+		opened.Adopt(file)
+	}
+	return &CDI{dir: opened, files: files}, nil
 }
+
+// Restore writes files again that somebody removed from the directory, and returns their names.
+func (c *CDI) Restore() ([]string, error) { return c.dir.Restore() }
 
 // include adds Functions to the resource's file, or replaces them there. It removes those without
 // device nodes.

@@ -64,8 +64,11 @@ func (c *CDIFiles) Expose(a journal.Attachment) error {
 // wrote one. It logs files that cannot be written, and continues.
 func (c *CDIFiles) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		if a.State == journal.Lost || a.State == journal.Attached &&
-			!c.Dir.Has(cdiFile(a.Claim.UID)) {
+		has := c.Dir.Has(cdiFile(a.Claim.UID))
+		if a.State == journal.Attached && has {
+			c.Dir.Adopt(cdiFile(a.Claim.UID))
+		}
+		if a.State == journal.Lost || a.State == journal.Attached && !has {
 			if err := c.write(a); err != nil {
 				c.Log.Error(err, "Containers of the claim cannot start", "claim",
 					klog.KRef(a.Claim.Namespace, a.Claim.Name))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,11 +15,14 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 const (
-	// metadataPrefix is the prefix of the library's CDI files. The claim's UID follows.
+	// MetadataFiles is the pattern of the library's CDI files.
+	MetadataFiles = metadataPrefix + "*.json"
+	// metadataPrefix is their prefix. The claim's UID follows.
 	metadataPrefix = v1alpha1.GroupName + "_metadata_"
 	leftoversEvery = time.Minute
 )
@@ -27,10 +31,12 @@ const (
 // every minute until ctx ends. The library writes them at the end of a Prepare (metadata.go in
 // k8s.io/dynamic-resource-allocation/kubeletplugin), even if the claim was unprepared in the
 // meantime. Files in driverDir have the claim's namespace and name in their path, and files in
-// cdiDir its UID.
-func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) error {
+// cdiDir its UID. copies has their copies.
+func (d *Driver) RemoveLeftovers(
+	ctx context.Context, driverDir, cdiDir string, copies *cdi.Copies,
+) error {
 	for {
-		if err := removeLeftovers(driverDir, cdiDir, d.Journal.Claims); err != nil {
+		if err := removeLeftovers(driverDir, cdiDir, copies, d.Journal.Claims); err != nil {
 			d.Log.Error(err, "Files that nobody needs any more remain",
 				"retry", leftoversEvery.String())
 		}
@@ -40,8 +46,10 @@ func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) 
 	}
 }
 
-func removeLeftovers(driverDir, cdiDir string, claims func() []journal.Claim) error {
-	files, err1 := filepath.Glob(filepath.Join(cdiDir, metadataPrefix+"*.json"))
+func removeLeftovers(
+	driverDir, cdiDir string, copies *cdi.Copies, claims func() []journal.Claim,
+) error {
+	files, err1 := copies.Glob(filepath.Join(cdiDir, MetadataFiles))
 	// files of an agent that was killed
 	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp"))
 	directories, err3 := filepath.Glob(filepath.Join(driverDir, "dra-device-metadata", "*_*"))
@@ -53,13 +61,15 @@ func removeLeftovers(driverDir, cdiDir string, claims func() []journal.Claim) er
 		prepared[string(c.UID)], prepared[c.Namespace+"_"+c.Name] = true, true
 	}
 
-	for _, path := range slices.Concat(files, unfinished, directories) {
-		claim := filepath.Base(path)
-		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."),
-			metadataPrefix); isFile {
-			claim, _, _ = strings.Cut(ofFile, "_")
+	for _, path := range files {
+		if !prepared[claimOf(path)] {
+			if err := copies.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
 		}
-		if !prepared[claim] {
+	}
+	for _, path := range slices.Concat(unfinished, directories) {
+		if !prepared[claimOf(path)] {
 			errs = append(errs, os.RemoveAll(path)) // no error if it is gone already
 		}
 	}
@@ -69,4 +79,15 @@ func removeLeftovers(driverDir, cdiDir string, claims func() []journal.Claim) er
 	}
 
 	return nil
+}
+
+// claimOf returns the UID of the claim of a file, or the name of a directory.
+func claimOf(path string) string {
+	name := filepath.Base(path)
+	ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(name, "."), metadataPrefix)
+	if !isFile {
+		return name
+	}
+	uid, _, _ := strings.Cut(ofFile, "_")
+	return uid
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	cdifiles "github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -30,7 +31,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 
-	const cdi, metadata = "cdi/", "driver/dra-device-metadata/"
+	const cdi, metadata, copies = "cdi/", "driver/dra-device-metadata/", "driver/cdi/"
 	stays := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata +
 			"default_net/nic/metadata.json",
@@ -42,6 +43,7 @@ func TestLeftovers(t *testing.T) {
 		metadata + "default_again/nic/metadata.json",
 		cdi + "xpu.opiproject.org_metadata_uid-5_all.json",
 		metadata + "default_monitor/all/metadata.json",
+		copies + "xpu.opiproject.org_metadata_uid-1_nic.json",
 	}
 
 	goes := []string{
@@ -51,6 +53,8 @@ func TestLeftovers(t *testing.T) {
 		cdi + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp",
 		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata +
 			"default_gone/nic/metadata.json",
+		// this is the copy of a file that somebody removed
+		copies + "xpu.opiproject.org_metadata_uid-3_lost.json",
 	}
 
 	write(stays...)
@@ -73,8 +77,12 @@ func TestLeftovers(t *testing.T) {
 		}))
 	}
 
+	kept, err := cdifiles.OpenCopies(filepath.Join(dir, "cdi"), filepath.Join(dir, copies), MetadataFiles)
+	must.Succeed(t, err)
+	stays = append(stays, copies+"xpu.opiproject.org_metadata_uid-5_all.json") // made at the start
+
 	for range 2 { // the second call has nothing to remove
-		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"),
+		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"), kept,
 			records.Claims); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +106,9 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 
-	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"),
+	none, err := cdifiles.OpenCopies(filepath.Join(dir, "nowhere"), t.TempDir(), MetadataFiles)
+	must.Succeed(t, err)
+	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), none,
 		records.Claims); err != nil {
 		t.Errorf("without directories: %v", err)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 )
 
 const (
@@ -45,7 +46,9 @@ type RegisterOptions struct {
 	PodUID string
 	// KubeletDir is the kubelet's directory, and CDIDir the directory of CDI files.
 	KubeletDir, CDIDir string
-	Log                logr.Logger
+	// Copies keeps copies of the CDI files that the library writes to CDIDir.
+	Copies *cdi.Copies
+	Log    logr.Logger
 }
 
 // Registration makes the DRA driver known to the kubelet as soon as the process starts. Calls wait
@@ -89,6 +92,10 @@ func Register(ctx context.Context, options RegisterOptions) (*Registration, erro
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
 		}),
 		kubeletplugin.CDIDirectory(options.CDIDir),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
+			WriteFile: options.Copies.WriteFile, Remove: options.Copies.Remove,
+			Glob: options.Copies.Glob,
+		}),
 		// A Prepare waits for its xPU and must not delay others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// Copies keeps a copy of each CDI file that a library writes, because the library writes it only
+// once, and the directory of the runtime may be emptied while pods need the file. The copies are in
+// a directory that keeps its files. The methods are safe for concurrent use, also by two processes.
+type Copies struct {
+	dir, copies string
+
+	// mutex is held while a file and its copy differ, so that Restore brings no file back that is
+	// being removed.
+	mutex sync.Mutex
+}
+
+// OpenCopies returns the Copies in a directory, which is created if need be, of the files in dir. It
+// also copies files of dir that have no copy yet and match the pattern, as of an agent that kept no
+// copies.
+func OpenCopies(dir, copies, pattern string) (*Copies, error) {
+	c := &Copies{dir: filepath.Clean(dir), copies: copies}
+	if err := os.MkdirAll(copies, 0o750); err != nil {
+		return nil, fmt.Errorf("copies of CDI files: %w", err)
+	}
+
+	have, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil {
+		return nil, fmt.Errorf("copies of CDI files: %w", err)
+	}
+	for _, path := range have {
+		if _, err := os.Stat(c.copyOf(path)); err == nil {
+			continue
+		}
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = writeAtomically(c.copyOf(path), data, 0o644)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("copies of CDI files: %w", err)
+		}
+	}
+
+	return c, nil
+}
+
+// copyOf returns the path of the copy of a file.
+func (c *Copies) copyOf(path string) string { return filepath.Join(c.copies, filepath.Base(path)) }
+
+// isOurs reports whether a path is a file in the directory of which copies are kept.
+func (c *Copies) isOurs(path string) bool { return filepath.Dir(path) == c.dir }
+
+// WriteFile replaces a file atomically and durably, as its library does. The copy is written first.
+// Files in other directories get no copy.
+func (c *Copies) WriteFile(path string, data []byte, perm os.FileMode) error {
+	if !c.isOurs(path) {
+		return writeAtomically(path, data, perm)
+	}
+
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+
+	if err := writeAtomically(c.copyOf(path), data, perm); err != nil {
+		return err
+	}
+	return writeAtomically(path, data, perm)
+}
+
+// Remove deletes a file and its copy. It succeeds if one of them is missing.
+func (c *Copies) Remove(path string) error {
+	if !c.isOurs(path) {
+		return os.Remove(path)
+	}
+
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+
+	err := os.Remove(c.copyOf(path))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if missing := os.Remove(path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
+		return missing
+	}
+	return nil
+}
+
+// Glob returns the files that match a pattern, as [filepath.Glob] does, and those that have only a
+// copy.
+func (c *Copies) Glob(pattern string) ([]string, error) {
+	found, err := filepath.Glob(pattern)
+	if err != nil || !c.isOurs(pattern) {
+		return found, err
+	}
+
+	copies, err := filepath.Glob(c.copyOf(pattern))
+	for _, path := range copies {
+		found = append(found, filepath.Join(c.dir, filepath.Base(path)))
+	}
+	slices.Sort(found)
+
+	return slices.Compact(found), err
+}
+
+// Restore writes the files again that are missing in the directory of the runtime, and returns their
+// names.
+func (c *Copies) Restore() (restored []string, err error) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+
+	copies, err := os.ReadDir(c.copies)
+	if err != nil {
+		return nil, fmt.Errorf("copies of CDI files: %w", err)
+	}
+
+	var errs []error
+	for _, entry := range copies {
+		path := filepath.Join(c.dir, entry.Name())
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || isUnfinished(entry.Name()) {
+			continue
+		}
+
+		data, err := os.ReadFile(filepath.Join(c.copies, entry.Name()))
+		if err == nil {
+			err = errors.Join(os.MkdirAll(c.dir, 0o755), writeAtomically(path, data, 0o644))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("restore CDI file %s: %w", path, err))
+			continue
+		}
+		restored = append(restored, entry.Name())
+	}
+
+	return restored, errors.Join(errs...)
+}
+
+// isUnfinished reports whether a file is one of writeAtomically that was not finished.
+func isUnfinished(name string) bool { return name[0] == '.' }
+
+// writeAtomically replaces a file, so that it is complete after a crash. The name of its temporary
+// file is that of the library, which removes what a killed process has left: "." + name + ".*.tmp".
+func writeAtomically(path string, data []byte, perm os.FileMode) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file.Name())
+		}
+	}()
+
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Chmod(perm), file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(file.Name(), path); err != nil {
+		return err
+	}
+
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+)
+
+// watchRetry is the time until a directory that could not be watched is tried again.
+const watchRetry = time.Minute
+
+// KeepComplete restores files of a directory of CDI files at once and whenever files were removed
+// from it, until ctx ends. Somebody may empty /run while pods run, and the runtime creates no
+// container of a pod whose CDI devices it does not find. restore returns the names of the files that
+// it has written again.
+func KeepComplete(
+	ctx context.Context, path string, log logr.Logger, restore func() ([]string, error),
+) error {
+	for {
+		if err := keepComplete(ctx, path, log, restore); err != nil {
+			log.Error(err, "CDI files that somebody removes are not noticed", "dir", path, "retry",
+				watchRetry.String())
+		}
+		if !loop.Sleep(ctx, watchRetry) {
+			return nil
+		}
+	}
+}
+
+// keepComplete returns nil when ctx ends.
+func keepComplete(
+	ctx context.Context, path string, log logr.Logger, restore func() ([]string, error),
+) error {
+	removals, err := watchdir.Open(path, func(event fsnotify.Event) bool {
+		return event.Has(fsnotify.Remove | fsnotify.Rename)
+	})
+	if err != nil {
+		return err
+	}
+	defer removals.Close()
+
+	for {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return err
+		}
+		if err := removals.Watch(); err != nil {
+			return err
+		}
+
+		restored, err := restore()
+		if len(restored) > 0 {
+			log.Info("CDI files that somebody removed are there again", "dir", path, "files", restored)
+		}
+		if err != nil {
+			return err
+		}
+
+		if !loop.Wait(ctx, removals.Changes(), 0) {
+			return nil
+		}
+	}
+}
