@@ -115,6 +115,9 @@ const (
 	// as they are: without a driver, without a netdev, or with a driver for programs that their
 	// pool does not ask for (effect NoSchedule).
 	TaintFault = GroupName + "/fault"
+
+	// TaintCordoned is on the devices of a PF in spec.cordons of the XPUNode (effect NoSchedule).
+	TaintCordoned = GroupName + "/cordoned"
 )
 
 // Reasons of conditions. Each comes with a message that says what to do.

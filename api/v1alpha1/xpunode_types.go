@@ -192,6 +192,31 @@ type XPUNodeAgent struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
+// Cordon keeps new pods away from the Functions of a PF. Pods that have such a Function keep it.
+type Cordon struct {
+	// PF is the PCI address of the PF, "dddd:bb:dd.f".
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`
+	PF string `json:"pf"`
+
+	// Reason says to others why: "new firmware".
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Reason string `json:"reason,omitempty"`
+}
+
+// XPUNodeSpec is what an administrator asks of the node's agent.
+type XPUNodeSpec struct {
+	// Cordons are PFs whose Functions no new pod gets, as with a cordoned node: their devices have the
+	// taint "xpu.opiproject.org/cordoned". A PF that the node does not have may be among them. See
+	// xpuctl cordon.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=pf
+	Cordons []Cordon `json:"cordons,omitempty"`
+}
+
 // XPUNodeStatus is the report of the node's agent.
 type XPUNodeStatus struct {
 	// Agent is the agent that wrote the report.
@@ -241,8 +266,8 @@ const (
 	MaxNodeVFMACs  = 256 // of a PF
 )
 
-// XPUNode is what xpu-agent found on the node of the same name. Only the agent makes and writes it,
-// but for the condition AgentReady. The XPUNode belongs to the Node, and is deleted with it.
+// XPUNode is what xpu-agent found on the node of the same name. Only the agent makes it and writes
+// its status, but for the condition AgentReady. Administrators write its spec. The XPUNode belongs to the Node, and is deleted with it.
 // xpu-controller sums up the pools in the status of DevicePools.
 //
 // +kubebuilder:object:root=true
@@ -250,12 +275,15 @@ const (
 // +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.agent.version`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="AgentReady")].status`
 // +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
+// +kubebuilder:printcolumn:name="Cordoned",type=string,JSONPath=`.spec.cordons[*].pf`
 // +kubebuilder:printcolumn:name="Verified",type=string,JSONPath=`.status.conditions[?(@.type=="InventoryVerified")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type XPUNode struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// +optional
+	Spec   XPUNodeSpec   `json:"spec,omitzero"`
 	Status XPUNodeStatus `json:"status,omitempty"`
 }
 

@@ -79,7 +79,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 
 	c.AddCommand(statusCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
-		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
+		explainCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
 		bundleCommand(), manCommand(), optionsCommand(), &cobra.Command{
 			Use:   "version",
 			Short: "Print the version",

@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // offered returns the devices of the node's ResourceSlices: those that are free, and those with a
@@ -368,4 +369,57 @@ func TestXPUAwayByDRA(t *testing.T) {
 	}
 
 	s.awaitOffer("both are offered again", s.vfs, nil)
+}
+
+// cordon sets the cordons of the node as an administrator does.
+func (s *site) cordon(cordons ...v1alpha1.Cordon) {
+	s.t.Helper()
+	var node v1alpha1.XPUNode
+	s.eventually("the XPUNode exists", func() bool {
+		return s.admin.Get(s.t.Context(), client.ObjectKey{Name: nodeName}, &node) == nil
+	})
+	before := node.DeepCopy()
+	node.Spec.Cordons = cordons
+	must.Succeed(s.t, s.admin.Patch(s.t.Context(), &node, client.MergeFrom(before)))
+}
+
+// TestCordon checks that the Functions of a cordoned PF are not given to pods, by neither way, until
+// the cordon is taken back, and that an agent that restarts does not forget it.
+func TestCordon(t *testing.T) {
+	cordon := v1alpha1.Cordon{PF: "0000:3b:00.0", Reason: "new firmware"}
+	tainted := func(s *site) (number int) {
+		for _, slice := range s.slices() {
+			for _, device := range slice.Spec.Devices {
+				if has(device, v1alpha1.TaintCordoned) {
+					number++
+				}
+			}
+		}
+		return number
+	}
+
+	t.Run("DRA", func(t *testing.T) {
+		s := newCRDSite(t)
+		s.declare(byDRA())
+		s.start()
+		s.awaitOffer("both are offered", s.vfs, nil)
+		s.cordon(cordon, v1alpha1.Cordon{PF: "0000:ff:00.0"}) // one of a card that is not there
+		s.eventually("both are tainted", func() bool { return tainted(s) == len(s.vfs) })
+
+		s.end()
+		s.start()
+		s.eventually("they still are", func() bool { return tainted(s) == len(s.vfs) })
+		s.cordon()
+		s.awaitOffer("both are offered again", s.vfs, nil)
+	})
+
+	t.Run("device plugin", func(t *testing.T) {
+		s := newCRDSite(t)
+		s.start()
+		s.wantHealthy(s.vfs...)
+		s.cordon(cordon)
+		s.wantHealthy()
+		s.cordon(v1alpha1.Cordon{PF: "0000:3b:00.1"})
+		s.wantHealthy(s.vfs...)
+	})
 }

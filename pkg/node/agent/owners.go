@@ -74,6 +74,7 @@ func newOwners(
 	o.defects = &health.Checker{
 		Pool: pools.PoolOf, Held: env.held, Fault: hardware.faults.Fault,
 		XPUAway:     backend.provisioner.Away,
+		Cordoned:    pools.cordons.Of,
 		Quarantined: o.lifecycle.Quarantined, Lost: o.lifecycle.Lost,
 	}
 

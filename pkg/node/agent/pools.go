@@ -21,6 +21,7 @@ type pools struct {
 	*pool.Tracker
 	vfs       *sriov.VFs
 	conflicts *conflicts
+	cordons   *cordons
 
 	backend *backend
 	kubelet *kubelet
@@ -37,6 +38,7 @@ func newPools(
 
 	p := &pools{
 		Tracker: tracker, backend: backend, kubelet: kubelet, changed: env.outputs.Notify,
+		cordons: &cordons{changed: env.outputs.Notify, log: env.log.WithName("cordons")},
 		conflicts: &conflicts{
 			journal: env.journal, tracker: tracker, kubelet: kubelet, changed: env.outputs.Notify,
 			times: env.config.times,
@@ -49,6 +51,10 @@ func newPools(
 			Changed:     env.outputs.Notify, Metrics: sriov.NewMetrics(env.registry),
 			Log: env.log.WithName("vfs"),
 		},
+	}
+
+	if backend.api != nil {
+		p.cordons.current = backend.api.Cordons
 	}
 
 	counts := &traffic.Collector{
@@ -69,6 +75,8 @@ func (p *pools) track(ctx context.Context, changes <-chan struct{}) error {
 	if !p.backend.synced(ctx) {
 		return nil
 	}
+
+	p.cordons.read(ctx) // before the Functions are published
 	return p.Tracker.Run(ctx, changes, func() {
 		p.kubelet.refresh(ctx)
 		p.changed()

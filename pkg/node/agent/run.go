@@ -91,6 +91,7 @@ func (a *agent) serving(ctx context.Context) []part {
 	functions, pools := inputs.Subscribe(ctx), outputs.Subscribe(ctx)
 	return []part{
 		onChange(ctx, inputs, a.pools.track),
+		onChange(ctx, inputs, a.pools.cordons.run),
 		onChange(ctx, inputs, a.hardware.cards.Run),
 		onChange(ctx, inputs, a.hardware.macs.Run),
 		onChange(ctx, inputs, a.hardware.verifier.Run),
@@ -111,12 +112,15 @@ func (a *agent) serving(ctx context.Context) []part {
 
 // keepFilesComplete restores CDI files that somebody removes, until ctx ends.
 func (a *agent) keepFilesComplete(ctx context.Context) error {
-	restorers := []interface{ Restore() ([]string, error) }{a.owners.files.Dir}
-	if a.env.copies != nil {
-		restorers = append(restorers, a.env.copies)
+	var restorers []interface{ Restore() ([]string, error) }
+	if a.claims != nil {
+		restorers = append(restorers, a.owners.files.Dir, a.env.copies)
 	}
 	if a.plugins.CDI != nil {
 		restorers = append(restorers, a.plugins.CDI)
+	}
+	if len(restorers) == 0 {
+		return nil
 	}
 
 	return cdi.KeepComplete(ctx, a.env.config.CDIDir, a.env.log.WithName("cdi"),

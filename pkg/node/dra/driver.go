@@ -445,6 +445,9 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 
 			var messages []string
 			for _, problem := range devicemodel.Problems(p, f, d.Health.Problems) {
+				if problem.Taint == v1alpha1.TaintCordoned { // pods that have the Function keep it
+					continue
+				}
 				device.Health = kubeletplugin.HealthStatusUnhealthy
 				messages = append(messages, problem.Message)
 			}

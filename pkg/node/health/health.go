@@ -22,6 +22,8 @@ type Checker struct {
 	Held func(function.ID) bool
 
 	XPUAway func(function.Function) (message string) // the xPU of the Function's PF does not answer
+	// Cordoned reports that an administrator keeps new pods away from the Function's PF.
+	Cordoned func(function.Function) (message string)
 	// Fault reports an error of the driver of the Function or of its PF.
 	Fault func(function.Function) (message string)
 
@@ -59,6 +61,10 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 
 	if c.XPUAway != nil {
 		note(v1alpha1.TaintXPUAway, c.XPUAway(f))
+	}
+
+	if c.Cordoned != nil {
+		note(v1alpha1.TaintCordoned, c.Cordoned(f))
 	}
 
 	noteFrom := func(taint string, source Source) {

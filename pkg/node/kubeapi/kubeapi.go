@@ -209,6 +209,25 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 // XPUNode returns the status of the node's XPUNode, or nil if no XPUNode belongs to the current
 // Node object.
 func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
+	n, err := a.ownXPUNode(ctx)
+	if n == nil {
+		return nil, err
+	}
+	return &n.Status, nil
+}
+
+// Cordons returns the cordons in the spec of the node's XPUNode, none if no XPUNode belongs to the
+// current Node object.
+func (a *API) Cordons(ctx context.Context) ([]v1alpha1.Cordon, error) {
+	n, err := a.ownXPUNode(ctx)
+	if n == nil {
+		return nil, err
+	}
+	return n.Spec.Cordons, nil
+}
+
+// ownXPUNode returns the XPUNode that belongs to the current Node object, or nil if there is none.
+func (a *API) ownXPUNode(ctx context.Context) (*v1alpha1.XPUNode, error) {
 	owner, err := a.owner(ctx)
 	if err != nil {
 		return nil, err
@@ -229,7 +248,7 @@ func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 		return nil, nil
 	}
 
-	return &n.Status, nil
+	return &n, nil
 }
 
 // WriteXPUNode replaces the status of the node's XPUNode, and creates the XPUNode if it is missing.
