@@ -7,6 +7,8 @@ import (
 	"errors"
 	"path/filepath"
 
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
@@ -26,7 +28,10 @@ func (p *process) register(ctx context.Context) (err error) {
 	}
 	p.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
 		Client: p.clientset, Node: p.config.NodeName, PodUID: p.config.PodUID,
-		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir, Copies: p.copies,
+		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir,
+		Files: kubeletplugin.MetadataFileOperations{
+			WriteFile: p.copies.WriteFile, Remove: p.copies.Remove, Glob: p.copies.Glob,
+		},
 		Log: p.log.WithName("dra"),
 	})
 	return err

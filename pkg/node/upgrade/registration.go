@@ -24,7 +24,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 )
 
 const (
@@ -46,9 +45,9 @@ type RegisterOptions struct {
 	PodUID string
 	// KubeletDir is the kubelet's directory, and CDIDir the directory of CDI files.
 	KubeletDir, CDIDir string
-	// Copies keeps copies of the CDI files that the library writes to CDIDir.
-	Copies *cdi.Copies
-	Log    logr.Logger
+	// Files are how the library writes its files to CDIDir and to its own directory.
+	Files kubeletplugin.MetadataFileOperations
+	Log   logr.Logger
 }
 
 // Registration makes the DRA driver known to the kubelet as soon as the process starts. Calls wait
@@ -92,10 +91,7 @@ func Register(ctx context.Context, options RegisterOptions) (*Registration, erro
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
 		}),
 		kubeletplugin.CDIDirectory(options.CDIDir),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			WriteFile: options.Copies.WriteFile, Remove: options.Copies.Remove,
-			Glob: options.Copies.Glob,
-		}),
+		kubeletplugin.MetadataFileOps(options.Files),
 		// A Prepare waits for its xPU and must not delay others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)
