@@ -225,6 +225,9 @@ func (c *Conn) Change(index int, groupName string, to map[string]string) error {
 	if err == nil {
 		_, err = c.send(g.set, index, attributes...)
 	}
+	if g.set == rssSet && errors.Is(err, unix.EOPNOTSUPP) {
+		err = c.changeRSS(index, to)
+	}
 	if err != nil {
 		return fmt.Errorf("ethtool %s: %w", g.name, err)
 	}

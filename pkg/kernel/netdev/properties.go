@@ -341,7 +341,7 @@ var table = []Property{
 	settingRow("ethtool pause", "pause", FromDriver, Kept, "", "ethtool.pause"),
 	settingRow("ethtool messages", "message classes", FromDriver, Kept, ""),
 	settingRow("ethtool RSS", "RSS (hash function, key, table)", FromDriver, Kept,
-		"restored and read back since Linux 6.17, which can set it; noted before"),
+		"restored and read back, before Linux 6.17 by ioctl; noted where the driver cannot set it"),
 	settingRow("ethtool time stamps", "time stamps", FromDriver, Kept,
 		"restored and read back since Linux 6.14, which can set it; noted before"),
 	settingRow("sysfs", "`gro_flush_timeout`, `napi_defer_hard_irqs`, `threaded`", FromSysfs, Kept,

@@ -38,7 +38,7 @@ func TestDriverSettings(t *testing.T) {
 
 		changed := leaveDriverSettings(t, engine, netdev.Device{Name: card.Netdev(pfs[1])})
 		mustHave(t, changed, "features", "channels", "rings", "coalescing", "pause",
-			"private flags", "messages", "sysctl")
+			"private flags", "messages", "RSS", "sysctl")
 	})
 }
 

@@ -5,6 +5,7 @@
 package settings
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -163,8 +164,19 @@ func others(value string) []string {
 		}
 		return list
 	}
-	if first, _, isList := strings.Cut(value, " "); isList { // as RSS table and message classes
-		return []string{first}
+	if strings.HasPrefix(value, "equal ") { // an RSS table of unknown size
+		var list []string
+		for _, size := range []int{8, 16, 32, 64, 128, 256, 512} {
+			list = append(list, strings.TrimSpace(strings.Repeat("0 ", size)))
+		}
+		return list
+	}
+	if key, err := hex.DecodeString(value); err == nil && len(key) > 0 { // an RSS key
+		key[0]++
+		return []string{hex.EncodeToString(key)}
+	}
+	if words := strings.Fields(value); len(words) > 1 { // as message classes, and an RSS table
+		return []string{words[0], strings.Join(slices.Repeat(words[:1], len(words)), " ")}
 	}
 	return nil
 }
