@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -23,6 +24,8 @@ type Pool struct {
 	Name       string
 	Generation int64
 	Spec       v1alpha1.DevicePoolSpec
+	// Created is when the DevicePool was created; zero for a DevicePool from a file.
+	Created time.Time
 	// Functions has the Functions of the pool, in the order of the inventory. SFs of spec.sfs that
 	// do not exist are [function.Function.Potential].
 	Functions []function.Function
@@ -112,12 +115,18 @@ func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 	return named
 }
 
+// Precedence orders pools that ask for the same: the one with the highest priority comes first, among
+// these the oldest, and among these the one whose name sorts first.
+func Precedence(a, b Pool) int {
+	return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), a.Created.Compare(b.Created),
+		cmp.Compare(a.Name, b.Name))
+}
+
 // NoSFs returns why a PF with a driver cannot have SFs; nil if it can.
 type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 
 // Assign assigns every Function to the DevicePool that selects it, and every resource name to the
-// DevicePool that names it. If several do, the one with the highest priority gets it, among these
-// the oldest, and among these the one whose name sorts first.
+// DevicePool that names it. If several do, the first one by [Precedence] gets it.
 //
 // Which Functions a DevicePool may select depends on its device type; see [v1alpha1.DeviceType].
 // SFs that are created for a DevicePool (spec.sfs) belong to no DevicePool without spec.sfs. The
@@ -127,22 +136,23 @@ func Assign(
 	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
 	noSFs NoSFs,
 ) []Pool {
-	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
-		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority),
-			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
+	var pools []Pool
+	for _, devicePool := range devicePools {
+		if labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
+			pools = append(pools, Pool{
+				Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec,
+				Created: devicePool.CreationTimestamp.Time,
+			})
+		}
+	}
+	slices.SortFunc(pools, Precedence)
 
 	resources := map[string]string{}
-	var pools []Pool
-	for _, devicePool := range sorted {
-		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
-			continue
-		}
-		p := Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}
+	for i := range pools {
+		p := &pools[i]
 		if err := p.prepare(resources, functions); err != nil {
 			p.Err = fmt.Errorf("DevicePool %s: %w", p.Name, err)
 		}
-		pools = append(pools, p)
 	}
 
 	// SFs that are created for a pool come first, so that creating or deleting them does not change

@@ -177,10 +177,7 @@ func (v *VFs) plan() {
 
 	before := v.pfs
 	v.pfs, v.demands = map[pci.Address]*pfState{}, nil
-	// in the order of [pool.Assign]
-	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int {
-		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
-	}) {
+	for _, p := range slices.SortedFunc(slices.Values(pools), pool.Precedence) {
 		if p.Spec.NumVFs == nil {
 			continue
 		}

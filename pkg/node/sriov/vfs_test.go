@@ -875,20 +875,23 @@ func TestVFsUnseen(t *testing.T) {
 }
 
 // TestVFsConflict checks that, if two DevicePools want different numbers, the DevicePool decides to
-// which the Functions would belong.
+// which the Functions would belong: the one with the higher priority, or the older one.
 func TestVFsConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0, 0)
-		first, second := wants("a", 3, "ens0", "ens1"), wants("z", 4, "ens0")
+		first, second := wants("a", 3, "ens0"), wants("z", 4, "ens0")
 		second.Spec.Priority = 1
-		h.declare(first, second, wants("same", 4, "ENS0"))
+		older, younger := wants("old", 2, "ens1"), wants("b", 5, "ens1")
+		older.Created, younger.Created = time.Unix(1, 0), time.Unix(2, 0)
+		h.declare(first, second, wants("same", 4, "ENS0"), older, younger)
 		h.run()
 		synctest.Wait()
 		h.short("a", v1alpha1.ReasonConflict, "PF 0000:3b:00.0 is to have 4 VFs by DevicePool z")
+		h.short("b", v1alpha1.ReasonConflict, "PF 0000:3b:00.1 is to have 2 VFs by DevicePool old")
 		h.short("same", "", "")
 		h.short("z", "", "")
-		if a, b := h.numVFs(pf0), h.numVFs(pf1); a != 4 || b != 3 {
-			t.Errorf("%d and %d VFs, want 4 and 3", a, b)
+		if a, b := h.numVFs(pf0), h.numVFs(pf1); a != 4 || b != 2 {
+			t.Errorf("%d and %d VFs, want 4 and 2", a, b)
 		}
 	})
 }
