@@ -89,7 +89,8 @@ as a DaemonSet; see deploy/.`,
 
 	o.addFlags(cmd.Flags())
 	logs.AddFlags(cmd.Flags())
-	cmd.AddCommand(installCommand(), stateCommand(), readyCommand(), releaseCommand())
+	cmd.AddCommand(installCommand(), stateCommand(), readyCommand(), releaseCommand(),
+		probeCommand())
 
 	return cmd
 }
