@@ -22,6 +22,9 @@ type bundleOptions struct {
 	lines        int64
 }
 
+// defaultLogLines is how many lines of each log are taken.
+const defaultLogLines = 20000
+
 func bundleCommand() *cobra.Command {
 	o := &bundleOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
@@ -44,17 +47,25 @@ read is in its file errors.txt.`,
 	addAgentsFlag(c.Flags(), &o.agents)
 	c.Flags().StringVarP(&o.file, "filename", "f", "",
 		"file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")
-	c.Flags().Int64Var(&o.lines, "log-lines", 20000,
+	c.Flags().Int64Var(&o.lines, "log-lines", defaultLogLines,
 		"lines of each log that are taken, from its end")
 
 	return c
 }
 
-func (o *bundleOptions) run(c *cobra.Command) (err error) {
+func (o *bundleOptions) run(c *cobra.Command) error {
 	if o.lines < 1 {
 		return fmt.Errorf("--log-lines %d: must be 1 or more", o.lines)
 	}
 
+	if err := o.write(c); err != nil {
+		return err
+	}
+	return terminal.Line(c.OutOrStdout(), "%s", o.file)
+}
+
+// write writes the archive. It sets o.file if that is empty.
+func (o *bundleOptions) write(c *cobra.Command) (err error) {
 	agents, err := newAgents(o.cluster, o.agents)
 	if err != nil {
 		return err
@@ -84,16 +95,9 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
 	defer progress.clear()
 
-	err = bundle.Write(c.Context(), file, bundle.Sources{
+	return bundle.Write(c.Context(), file, bundle.Sources{
 		Reader: agents.Reader, Pods: core, Namespace: o.agents, Nodes: agents.Nodes,
 		State: agents.State, LogLines: o.lines,
 		Step: progress.step,
 	}, now)
-
-	if err != nil {
-		return err
-	}
-
-	progress.clear()
-	return terminal.Line(c.OutOrStdout(), "%s", o.file)
 }

@@ -32,6 +32,7 @@ var errNo = errors.New("the answer is no")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the second signal ends a command that cleans up
 	// API servers send warnings, which client-go would log.
 	warnings := rest.WarningWriterOptions{Deduplicate: true}
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(terminal.NewWriter(os.Stderr), warnings))
@@ -77,7 +78,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
 
-	c.AddCommand(statusCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
+	c.AddCommand(statusCommand(), testCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
 		explainCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
 		bundleCommand(), manCommand(), optionsCommand(), &cobra.Command{

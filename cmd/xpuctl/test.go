@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/connectivity"
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
+)
+
+// testOptions are the options of xpuctl test.
+type testOptions struct {
+	connectivity.Options
+	cluster       *clusterFlags
+	keep, cleanup bool
+}
+
+func testCommand() *cobra.Command {
+	o := &testOptions{cluster: &clusterFlags{}}
+	c := &cobra.Command{
+		Use:   "test [--network NAME] [--nodes NAME,...]",
+		Short: "Test by pods of its own whether pods get Functions, and packets arrive",
+		Long: `Makes a pod with a Function for each network on each node, in namespace ` + connectivity.DefaultNamespace + ` or another one, and checks: the time until
+they are Ready; that their interfaces have the MAC address, the addresses and the MTU of claim, XPUPort and network; that packets
+pass within a network, small ones and ones of the full MTU, IPv4 and IPv6; that none pass between two networks, unless the xPUs
+route between them; and that claims and XPUPorts are gone and Functions are free once the pods are deleted. With one node there
+are two pods of each network.
+
+Each pod takes a Function for the time of the test. The pods run a program of the image of xpu-agent, which their nodes have
+already, without privileges. They get what to do by an annotation, and say what came of it in their logs, so that nobody needs a
+right to run programs in pods. You need the rights to make and delete pods and ResourceClaimTemplates (with --resource:
+NetworkAttachmentDefinitions), to patch pods and read their logs, and to read claims and the kinds of xpu-device-plugin; without
+-n also to make and delete namespaces. What xPUs count is not compared, because their OPI agents say it to Prometheus only.
+
+When a check fails, it prints what "xpuctl explain pod" says, and writes an archive as "xpuctl bundle" does. In the end it deletes
+what it has made, also after an interrupt; a second one ends it at once, and --cleanup deletes what is left. Pods that are left
+end after 8 times --timeout.
+
+Exit codes: 0 if all checks hold, 1 if one does not, 2 if the test could not be carried out.`,
+		Example: `  xpuctl test --class xpu-fast
+
+  # Two networks, and some nodes:
+  xpuctl test --class xpu-fast --network blue,red --nodes node1,node2
+
+  # By the device plugin and Multus, in a namespace that the network allows:
+  xpuctl test --resource xpu.opiproject.org/plain --network blue -n default
+
+  # What an earlier test has left:
+  xpuctl test --cleanup`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+
+	f := c.Flags()
+	o.cluster.addTo(f)
+	o.cluster.addNamespaceTo(f, "")
+	f.Lookup("namespace").Usage = "existing namespace for the pods; " +
+		connectivity.DefaultNamespace + " is made if empty"
+	addAgentsFlag(f, &o.Agents)
+	f.StringSliceVar(&o.Networks, "network", nil,
+		"XPUNetworks; the first two by name that pods of the namespace may join if empty")
+	f.StringSliceVar(&o.Nodes, "nodes", nil,
+		"nodes that get pods; all that have Functions in DevicePools if empty")
+	f.StringVar(&o.Class, "class", "",
+		"DeviceClass by which pods claim Functions; needed where there is more than one way")
+	f.StringVar(&o.Resource, "resource", "",
+		"extended resource by which pods get Functions from the device plugin, with Multus")
+	f.StringVar(&o.Image, "image", "",
+		"image of xpu-agent; as the DaemonSet in --agent-namespace says if empty")
+	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "how long each step may take")
+	f.BoolVar(&o.keep, "keep", false, "leave the pods, and do not check that Functions are freed")
+	f.BoolVar(&o.cleanup, "cleanup", false, "only delete what earlier tests have left")
+	c.MarkFlagsMutuallyExclusive("keep", "cleanup")
+	c.MarkFlagsMutuallyExclusive("class", "resource")
+
+	return c
+}
+
+func (o *testOptions) run(c *cobra.Command) error {
+	if o.Timeout <= 0 {
+		return fmt.Errorf("--timeout %s: must be longer than 0", o.Timeout)
+	}
+	o.Namespace = o.cluster.overrides.Context.Namespace
+
+	cluster, err := o.reach()
+	if err != nil {
+		return err
+	}
+	if o.cleanup {
+		ctx, cancel := context.WithTimeout(c.Context(), o.Timeout)
+		defer cancel()
+		return connectivity.Cleanup(ctx, cluster.API, o.Namespace)
+	}
+
+	test, err := connectivity.Plan(c.Context(), cluster, o.Options)
+	if err != nil {
+		return err
+	}
+	if err := terminal.Line(c.OutOrStdout(), "%s", test); err != nil {
+		return err
+	}
+
+	good, err := o.carryOut(c, test)
+	if err != nil {
+		return err
+	}
+	if !good {
+		return answerNo(c)
+	}
+	return nil
+}
+
+// reach returns the cluster that the flags mean.
+func (o *testOptions) reach() (connectivity.Cluster, error) {
+	api, err := o.cluster.client()
+	if err != nil {
+		return connectivity.Cluster{}, err
+	}
+	config, err := o.cluster.restConfig()
+	if err != nil {
+		return connectivity.Cluster{}, err
+	}
+	config.Timeout = 0 // logs are followed as long as the test takes
+	core, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return connectivity.Cluster{}, err
+	}
+
+	log := func(ctx context.Context, namespace, pod string) (io.ReadCloser, error) {
+		return core.Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+	}
+	return connectivity.Cluster{API: api, Log: log}, nil
+}
+
+// carryOut runs the test, and deletes what it has made, whatever comes.
+func (o *testOptions) carryOut(c *cobra.Command, test *connectivity.Test) (good bool, err error) {
+	report := func(check connectivity.Check) { printCheck(c, check) }
+	good, err = test.Run(c.Context(), report)
+	if c.Context().Err() != nil {
+		fmt.Fprintln(c.ErrOrStderr(), "interrupted: deleting what the test has made")
+	} else if err == nil && !good {
+		o.diagnose(c, test)
+	}
+
+	if o.keep {
+		return good, errors.Join(err, terminal.Line(c.OutOrStdout(),
+			"the pods are in namespace %s; \"xpuctl test --cleanup\" deletes them", test.Namespace()))
+	}
+	freed, failed := test.Release(context.WithoutCancel(c.Context()), report)
+	return good && freed, errors.Join(err, failed)
+}
+
+// printCheck prints a check and its notes.
+func printCheck(c *cobra.Command, check connectivity.Check) {
+	paint := terminal.NewPainter(c.OutOrStdout())
+	verdict := paint(terminal.Good, "ok  ")
+	if !check.OK {
+		verdict = paint(terminal.Bad, "FAIL")
+	}
+
+	fmt.Fprintf(c.OutOrStdout(), "%s %6s  %s\n", verdict, shortened(check.Took),
+		terminal.Escape(check.Name))
+	for _, note := range check.Notes {
+		terminal.Line(c.OutOrStdout(), "               %s", note)
+	}
+}
+
+// shortened returns a time in at most six characters, up to a quarter of an hour.
+func shortened(d time.Duration) time.Duration {
+	for _, unit := range []time.Duration{time.Second, time.Millisecond} {
+		if d >= unit {
+			return d.Round(unit / 10)
+		}
+	}
+	return d.Round(time.Microsecond)
+}
+
+// mostExplained is how many failed pods are explained.
+const mostExplained = 2
+
+// diagnose explains failed pods, and writes the archive for a bug report. What cannot be found out
+// is no failure of the test.
+func (o *testOptions) diagnose(c *cobra.Command, test *connectivity.Test) {
+	agents, err := newAgents(o.cluster, o.Agents)
+	if err != nil {
+		terminal.Line(c.ErrOrStderr(), "%v", err)
+		return
+	}
+
+	explainer := &explainOptions{cluster: o.cluster, agents: o.Agents}
+	sources := explain.Sources{
+		Reader: agents.Reader, State: agents.State, Schedule: explainer.schedule,
+	}
+	failed := test.Failed()
+	for _, name := range failed[:min(mostExplained, len(failed))] {
+		pod, err := explain.Of(c.Context(), sources,
+			types.NamespacedName{Namespace: test.Namespace(), Name: name})
+		if err == nil {
+			err = errors.Join(blank(c), pod.Text(c.OutOrStdout()))
+		}
+		if err != nil {
+			terminal.Line(c.ErrOrStderr(), "explain pod %s: %v", name, err)
+		}
+	}
+
+	archive := &bundleOptions{cluster: o.cluster, agents: o.Agents, lines: defaultLogLines}
+	if err := archive.write(c); err != nil {
+		terminal.Line(c.ErrOrStderr(), "bundle: %v", err)
+		return
+	}
+	blank(c)
+	terminal.Line(c.OutOrStdout(), "for a bug report, see \"xpuctl bundle --help\": %s", archive.file)
+}

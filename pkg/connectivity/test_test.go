@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connectivity_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/connectivity"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+func options() connectivity.Options {
+	return connectivity.Options{Agents: "xpu-system", Timeout: 30 * time.Second}
+}
+
+// run plans and runs a test and releases what it made. It returns the checks without the time of
+// the first pod.
+func (w *world) run(o connectivity.Options) (checks []connectivity.Check, failed []string) {
+	w.t.Helper()
+	test, err := connectivity.Plan(w.t.Context(), w.cluster(), o)
+	must.Succeed(w.t, err)
+	report := func(c connectivity.Check) {
+		c.Name, _, _ = strings.Cut(c.Name, ", the first after")
+		checks = append(checks, c)
+	}
+
+	_, err = test.Run(w.t.Context(), report)
+	must.Succeed(w.t, err)
+	_, err = test.Release(w.t.Context(), report)
+	must.Succeed(w.t, err)
+	return checks, test.Failed()
+}
+
+// lines returns the checks as text without times.
+func lines(checks []connectivity.Check) (all []string) {
+	for _, c := range checks {
+		verdict := "ok "
+		if !c.OK {
+			verdict = "FAIL "
+		}
+		all = append(all, verdict+c.Name)
+		for _, n := range c.Notes {
+			all = append(all, "  "+n)
+		}
+	}
+	return all
+}
+
+func TestGood(t *testing.T) {
+	w := newWorld(t, faults{})
+	checks, failed := w.run(options())
+
+	want := []string{
+		"ok blue: 2 of 2 pods are Ready",
+		"ok red: 2 of 2 pods are Ready",
+		"ok blue: 2 of 2 interfaces are as asked (an address of 10.10.0.0/24 and fd00:10::/64, MTU 1400)",
+		"ok red: 2 of 2 interfaces are as asked (an address of 10.10.0.0/24 and fd00:10::/64, MTU 1400)",
+		"ok blue: 2 of 2 packets, IPv4",
+		"ok blue: 2 of 2 packets of the full MTU, IPv4",
+		"ok blue: 2 of 2 packets, IPv6",
+		"ok blue: 2 of 2 packets of the full MTU, IPv6",
+		"ok red: 2 of 2 packets, IPv4",
+		"ok red: 2 of 2 packets of the full MTU, IPv4",
+		"ok red: 2 of 2 packets, IPv6",
+		"ok red: 2 of 2 packets of the full MTU, IPv6",
+		"ok blue and red: no packets between them",
+		"ok 4 pods are gone",
+		"ok claims and XPUPorts are gone, and their Functions are free again",
+	}
+	if diff := cmp.Diff(want, lines(checks)); diff != "" || len(failed) > 0 {
+		t.Errorf("failed %v, (-want +got):\n%s", failed, diff)
+	}
+
+	var namespace corev1.Namespace
+	err := w.api.Get(t.Context(), types.NamespacedName{Name: connectivity.DefaultNamespace},
+		&namespace)
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("namespace %s is left: %v", connectivity.DefaultNamespace, err)
+	}
+}
+
+// TestFaults: each fault fails the check that is about it, with a sentence that names it.
+func TestFaults(t *testing.T) {
+	short := options()
+	short.Timeout = 2 * time.Second
+	for name, test := range map[string]struct {
+		faults
+		options connectivity.Options
+		want    []string
+		failed  []string
+	}{
+		"a pod is not Ready": {
+			faults{unready: "xpu-test-blue-2"}, short,
+			[]string{"FAIL blue: 1 of 2 pods are Ready",
+				"  xpu-test-blue-2 on node2: it has no node: 0/2 nodes are available"},
+			[]string{"xpu-test-blue-2"},
+		},
+		"a pod's program ends": {
+			faults{dead: "xpu-test-red-1"}, options(),
+			[]string{"FAIL red: 1 of 2 interfaces are as asked (an address of 10.10.0.0/24 and " +
+				"fd00:10::/64, MTU 1400)",
+				"  xpu-test-red-1 on node1: its program has ended: exec format error"},
+			[]string{"xpu-test-red-1"},
+		},
+		"another MTU": {
+			faults{mtu: 1500}, options(),
+			[]string{"  xpu-test-blue-1 on node1: MTU 1500, want 1400"},
+			[]string{"xpu-test-blue-1", "xpu-test-blue-2", "xpu-test-red-1", "xpu-test-red-2"},
+		},
+		"another MAC address at the xPU": {
+			faults{wrongMAC: true}, options(),
+			[]string{"  xpu-test-blue-1 on node1: MAC address 02:00:00:00:62:01, but the xPU expects " +
+				"02:00:00:00:00:ff"},
+			[]string{"xpu-test-blue-1", "xpu-test-blue-2", "xpu-test-red-1", "xpu-test-red-2"},
+		},
+		"no answer": {
+			faults{mute: "xpu-test-blue-2"}, options(),
+			[]string{"FAIL blue: 1 of 2 packets, IPv4",
+				"  xpu-test-blue-1 on node1: no answer from xpu-test-blue-2 on node2 at 10.10.0.2"},
+			[]string{"xpu-test-blue-1"},
+		},
+		"no large packets": {
+			faults{small: true}, options(),
+			[]string{"ok blue: 2 of 2 packets, IPv6",
+				"FAIL blue: 0 of 2 packets of the full MTU, IPv6",
+				"  xpu-test-blue-1 on node1: no answer from xpu-test-blue-2 on node2 at fd00:10::2 " +
+					"with 1400 bytes"},
+			[]string{"xpu-test-blue-1", "xpu-test-blue-2", "xpu-test-red-1", "xpu-test-red-2"},
+		},
+		"one segment": {
+			faults{leak: true}, options(),
+			[]string{"FAIL blue and red: no packets between them",
+				"  xpu-test-blue-1 on node1: xpu-test-red-1 of network red answered at 10.10.0.11",
+				"  xpu-test-blue-1 on node1: heard xpu-test-red-1 of network red"},
+			[]string{"xpu-test-blue-1", "xpu-test-blue-2", "xpu-test-red-1", "xpu-test-red-2"},
+		},
+		"silence that shows nothing": {
+			faults{deaf: true}, options(),
+			[]string{"FAIL blue and red: no packets between them",
+				"  no pod of blue has heard another one of blue, so that silence shows nothing"},
+			nil,
+		},
+		"Functions that do not come back": {
+			faults{quarantined: true}, short,
+			[]string{"FAIL claims and XPUPorts are gone, and their Functions are free again",
+				"  0000-3b-02-1 of pool node1/0000-3b-00-0/fast has the taint " +
+					"xpu.opiproject.org/quarantined"},
+			nil,
+		},
+		"XPUPorts that stay": {
+			faults{portStays: true}, short,
+			[]string{"  XPUPort xpu-test.xpu-test-blue-1 is still there"},
+			nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checks, failed := newWorld(t, test.faults).run(test.options)
+			got := lines(checks)
+			for _, line := range test.want {
+				if !slices.Contains(got, line) {
+					t.Errorf("lacks %q", line)
+				}
+			}
+			if !slices.Equal(failed, test.failed) {
+				t.Errorf("failed pods are %v, want %v", failed, test.failed)
+			}
+			if t.Failed() {
+				t.Log(strings.Join(got, "\n"))
+			}
+		})
+	}
+}
+
+// TestOneNode: two pods of a network are on the only node.
+func TestOneNode(t *testing.T) {
+	o := options()
+	o.Nodes, o.Networks = []string{"node2"}, []string{"red"}
+	checks, _ := newWorld(t, faults{}).run(o)
+	if got := lines(checks); got[0] != "ok red: 2 of 2 pods are Ready" ||
+		!slices.Contains(got, "ok red: 2 of 2 packets, IPv4") {
+		t.Error(strings.Join(got, "\n"))
+	}
+}
+
+// TestInterrupted: everything goes although the test did not end.
+func TestInterrupted(t *testing.T) {
+	w := newWorld(t, faults{unready: "xpu-test-blue-1"})
+	ctx, interrupt := context.WithCancel(t.Context())
+	test, err := connectivity.Plan(ctx, w.cluster(), options())
+	must.Succeed(t, err)
+
+	ended := make(chan error, 1)
+	go func() {
+		_, err := test.Run(ctx, func(connectivity.Check) {})
+		ended <- err
+	}()
+	must.Eventually(t, "the pods exist", func() bool {
+		var pods corev1.PodList
+		must.Succeed(t, w.api.List(t.Context(), &pods, client.HasLabels{connectivity.Label}))
+		return len(pods.Items) == 4
+	})
+	interrupt()
+	if err := <-ended; err == nil {
+		t.Error("an interrupted test has no error")
+	}
+
+	freed, err := test.Release(t.Context(), func(connectivity.Check) {})
+	if !freed || err != nil {
+		t.Errorf("released %v, %v", freed, err)
+	}
+	must.Succeed(t, connectivity.Cleanup(t.Context(), w.api, "")) // nothing is left
+}
+
+// TestRights: in a namespace of theirs, users need the rights that "xpuctl test --help" lists, and
+// objects that are not of the test stay.
+func TestRights(t *testing.T) {
+	w := newWorld(t, faults{})
+	foreign := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceDefault, Name: "web"},
+		Spec: corev1.PodSpec{AutomountServiceAccountToken: new(bool),
+			Containers: []corev1.Container{{Name: "web", Image: "web"}}}}
+	w.create(foreign)
+	w.allow(corev1.NamespaceDefault, []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"pods"},
+			Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaimtemplates"},
+			Verbs: []string{"create", "list", "delete"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"},
+			Verbs: []string{"list"}},
+	}, []rbacv1.PolicyRule{
+		{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"*"}, Verbs: []string{"list"}},
+	})
+
+	config := cluster.Admin()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "alice",
+		Groups: []string{"system:authenticated"}}
+	o := options()
+	o.Namespace, o.Class = corev1.NamespaceDefault, "xpu-fast"
+	o.Image = "example.com/xpu-agent:v1"
+	test, err := connectivity.Plan(t.Context(),
+		connectivity.Cluster{API: apiOf(t, config), Log: w.log}, o)
+	must.Succeed(t, err)
+
+	var checks []connectivity.Check
+	report := func(c connectivity.Check) { checks = append(checks, c) }
+	good, err := test.Run(t.Context(), report)
+	must.Succeed(t, err)
+	freed, err := test.Release(t.Context(), report)
+	must.Succeed(t, err)
+	note := "  you may not read ResourceSlices, which say whether the Functions are free"
+	if !good || !freed || !slices.Contains(lines(checks), note) {
+		t.Error(strings.Join(lines(checks), "\n"))
+	}
+
+	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
+	var templates resourceapi.ResourceClaimTemplateList
+	must.Succeed(t, w.api.List(t.Context(), &templates, client.InNamespace(o.Namespace)))
+	if len(templates.Items) > 0 {
+		t.Errorf("%d ResourceClaimTemplates are left", len(templates.Items))
+	}
+}
+
+// allow gives alice rights in a namespace, and in the cluster.
+func (w *world) allow(namespace string, there, everywhere []rbacv1.PolicyRule) {
+	w.t.Helper()
+	alice := []rbacv1.Subject{{Kind: "User", Name: "alice", APIGroup: rbacv1.GroupName}}
+	local := metav1.ObjectMeta{Namespace: namespace, Name: "tester"}
+	global := metav1.ObjectMeta{Name: "tester"}
+	w.create(
+		&rbacv1.Role{ObjectMeta: local, Rules: there},
+		&rbacv1.RoleBinding{ObjectMeta: local, Subjects: alice, RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "Role", Name: "tester"}},
+		&rbacv1.ClusterRole{ObjectMeta: global, Rules: everywhere},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: global, Subjects: alice, RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "tester"}},
+	)
+}
+
+// TestPlanErrors: what the user has to name is said, and nothing is made.
+func TestPlanErrors(t *testing.T) {
+	w := newWorld(t, faults{})
+	w.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "secret"},
+		Spec: v1alpha1.XPUNetworkSpec{VLAN: 30, Subnets: []string{"10.30.0.0/24"},
+			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone}}})
+
+	for want, change := range map[string]func(*connectivity.Options){
+		"XPUNetwork green does not exist; there are: blue, red, secret": func(o *connectivity.Options) {
+			o.Networks = []string{"green"}
+		},
+		"XPUNetwork secret does not allow namespace xpu-test": func(o *connectivity.Options) {
+			o.Networks = []string{"secret"}
+		},
+		"node node3 has no Functions in a DevicePool; these have: node1, node2": func(o *connectivity.Options) {
+			o.Nodes = []string{"node3"}
+		},
+		"namespace none: ": func(o *connectivity.Options) { o.Namespace = "none" },
+		"name the image of xpu-agent by --image, because its DaemonSet in namespace other is not " +
+			"readable: ": func(o *connectivity.Options) { o.Agents = "other" },
+	} {
+		o := options()
+		change(&o)
+		if _, err := connectivity.Plan(t.Context(), w.cluster(), o); err == nil ||
+			!strings.HasPrefix(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+
+	w.create(class("xpu-slow"))
+	_, err := connectivity.Plan(t.Context(), w.cluster(), options())
+	const want = "name how pods get Functions: --class xpu-fast, --class xpu-slow"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
+	}
+}
