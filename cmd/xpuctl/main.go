@@ -14,8 +14,10 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
@@ -36,6 +38,7 @@ func main() {
 	// API servers send warnings, which client-go would log.
 	warnings := rest.WarningWriterOptions{Deduplicate: true}
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(terminal.NewWriter(os.Stderr), warnings))
+	ctrllog.SetLogger(logr.Discard()) // it would complain after 30 s without one
 	err := execute(ctx, command(filepath.Base(os.Args[0])), os.Stdin, os.Stdout, os.Stderr)
 	stop()
 

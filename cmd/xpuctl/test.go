@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,8 @@ route between them; and that claims and XPUPorts are gone and Functions are free
 are two pods of each network.
 
 Each pod takes a Function for the time of the test. The pods run a program of the image of xpu-agent, which their nodes have
-already, without privileges. They get what to do by an annotation, and say what came of it in their logs, so that nobody needs a
-right to run programs in pods. You need the rights to make and delete pods and ResourceClaimTemplates (with --resource:
+already, without privileges. They get what to do by an annotation, and say what came of it in their logs, so that no right to
+run programs in pods is needed. You need the rights to make and delete pods and ResourceClaimTemplates (with --resource:
 NetworkAttachmentDefinitions), to patch pods and read their logs, and to read claims and the kinds of xpu-device-plugin; without
 -n also to make and delete namespaces. What xPUs count is not compared, because their OPI agents say it to Prometheus only.
 
@@ -100,7 +101,11 @@ func (o *testOptions) run(c *cobra.Command) error {
 	if o.cleanup {
 		ctx, cancel := context.WithTimeout(c.Context(), o.Timeout)
 		defer cancel()
-		return connectivity.Cleanup(ctx, cluster.API, o.Namespace)
+		if err := connectivity.Cleanup(ctx, cluster.API, o.Namespace); err != nil {
+			return err
+		}
+		return terminal.Line(c.OutOrStdout(), "nothing of a test is left in namespace %s",
+			cmp.Or(o.Namespace, connectivity.DefaultNamespace))
 	}
 
 	test, err := connectivity.Plan(c.Context(), cluster, o.Options)
@@ -155,7 +160,7 @@ func (o *testOptions) carryOut(c *cobra.Command, test *connectivity.Test) (good 
 
 	if o.keep {
 		return good, errors.Join(err, terminal.Line(c.OutOrStdout(),
-			"the pods are in namespace %s; \"xpuctl test --cleanup\" deletes them", test.Namespace()))
+			"the pods are in namespace %s; --cleanup deletes them", test.Namespace()))
 	}
 	freed, failed := test.Release(context.WithoutCancel(c.Context()), report)
 	return good && freed, errors.Join(err, failed)
@@ -178,10 +183,13 @@ func printCheck(c *cobra.Command, check connectivity.Check) {
 
 // shortened returns a time in at most six characters, up to a quarter of an hour.
 func shortened(d time.Duration) time.Duration {
-	for _, unit := range []time.Duration{time.Second, time.Millisecond} {
-		if d >= unit {
-			return d.Round(unit / 10)
-		}
+	switch {
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond)
+	case d >= 10*time.Millisecond:
+		return d.Round(time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(100 * time.Microsecond)
 	}
 	return d.Round(time.Microsecond)
 }

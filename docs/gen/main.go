@@ -32,7 +32,8 @@ func run(dir string) error {
 	flags, err := flagsPage([]string{
 		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release",
 		"xpu-controller", "opi-bridge", "opi-conformance",
-		"xpuctl", "xpuctl options", "xpuctl status", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
+		"xpuctl", "xpuctl options", "xpuctl status", "xpuctl test",
+		"xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
 		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",

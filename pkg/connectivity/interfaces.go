@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -35,6 +34,7 @@ type given struct {
 
 // facts are what the API server says about the pods.
 type facts struct {
+	pods   map[string]corev1.Pod                // by name
 	claims map[string]resourceapi.ResourceClaim // by name
 	ports  []v1alpha1.XPUPort
 }
@@ -44,7 +44,7 @@ func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 	begin := time.Now()
 	waiting, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	known, err := t.gather(ctx, waiting)
+	known, err := t.gather(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -70,8 +70,8 @@ func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 			}
 		}
 
-		c.Name = fmt.Sprintf("%s: %d of %s are as asked (%s)", n.Name, good,
-			counted(all, "interface"), asked(n))
+		c.Name = fmt.Sprintf("%s: %d of %d interfaces are as asked (%s)", n.Name, good, all,
+			asked(n))
 		c.Took = time.Since(begin)
 		if all > 0 {
 			checks = append(checks, c)
@@ -84,28 +84,53 @@ func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 // lookInterval is the time between two looks at the API server. It is not watched, because two kinds of objects are read once in a while for some seconds.
 const lookInterval = 200 * time.Millisecond
 
-// gather reads the claims and the XPUPorts of the pods. Agents write into claims what pods were
-// given a moment after the pods are Ready, so that it waits for it.
-func (t *Test) gather(ctx, waiting context.Context) (known facts, err error) {
-	for {
+// statusPatience is how long agents may take to write into claims what pods were given, once the
+// pods are Ready.
+const statusPatience = 10 * time.Second
+
+// gather reads the pods, their claims and their XPUPorts. It waits until the claims say what Ready
+// pods were given, or until statusPatience ends.
+func (t *Test) gather(ctx context.Context) (known facts, err error) {
+	waiting, cancel := context.WithTimeout(ctx, statusPatience)
+	defer cancel()
+
+	for complete := false; !complete; {
+		if known.pods, err = t.listPods(ctx); err != nil {
+			return facts{}, err
+		}
 		claims, err := t.claims(ctx)
 		if err != nil {
 			return facts{}, err
 		}
-
-		complete := true
 		known.claims = map[string]resourceapi.ResourceClaim{}
 		for _, c := range claims {
 			known.claims[c.Name] = c
-			complete = complete && (c.Status.Allocation == nil || networkData(c) != nil)
 		}
-		if complete || !loop.Sleep(waiting, lookInterval) {
+
+		complete = t.Resource != "" || !slices.ContainsFunc(t.pods, func(p *pod) bool {
+			return p.ready > 0 && networkData(claimOf(known.pods[p.name], known)) == nil
+		})
+		if !complete && !loop.Sleep(waiting, lookInterval) {
 			break
 		}
 	}
 
 	known.ports, err = t.ports(ctx)
 	return known, err
+}
+
+// listPods returns the pods of the test by name.
+func (t *Test) listPods(ctx context.Context) (map[string]corev1.Pod, error) {
+	var list corev1.PodList
+	if err := t.API.List(ctx, &list, client.InNamespace(t.namespace),
+		client.MatchingLabels(t.labels())); err != nil {
+		return nil, fmt.Errorf("list the pods of the test: %w", err)
+	}
+	pods := map[string]corev1.Pod{}
+	for _, p := range list.Items {
+		pods[p.Name] = p
+	}
+	return pods, nil
 }
 
 // claims returns the claims that were made for the pods.
@@ -173,7 +198,7 @@ func (t *Test) look(
 	}
 
 	p.found = &first.Interface
-	want, err := t.givenTo(ctx, p, known)
+	want, err := t.givenTo(p, known)
 	if err != nil {
 		return []string{err.Error()}, nil
 	}
@@ -246,13 +271,8 @@ func fits(p *pod, n v1alpha1.XPUNetwork, port *v1alpha1.XPUPort) (wrong []string
 }
 
 // givenTo reads what a pod was given.
-func (t *Test) givenTo(ctx context.Context, p *pod, known facts) (given, error) {
-	var object corev1.Pod
-	key := types.NamespacedName{Namespace: t.namespace, Name: p.name}
-	if err := t.API.Get(ctx, key, &object); err != nil {
-		return given{}, err
-	}
-
+func (t *Test) givenTo(p *pod, known facts) (given, error) {
+	object := known.pods[p.name]
 	want, err := byMultus(object)
 	matches := func(s v1alpha1.XPUPortSpec) bool { return s.Pod != nil && s.Pod.UID == object.UID }
 	if t.Resource == "" {

@@ -56,13 +56,20 @@ func (t *Test) checkReady(ctx context.Context) ([]Check, error) {
 		}
 		return left == 0
 	})
-	if err != nil && waiting.Err() == nil || ctx.Err() != nil {
-		return nil, errors.Join(err, context.Cause(ctx))
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil && waiting.Err() == nil {
+		return nil, err
 	}
 
 	var checks []Check
 	for _, n := range t.networks {
-		checks = append(checks, t.readyOf(n.Name, last))
+		c := t.readyOf(n.Name, last)
+		if !c.OK {
+			c.Took = time.Since(begin)
+		}
+		checks = append(checks, c)
 	}
 	return checks, nil
 }
@@ -88,7 +95,7 @@ func (t *Test) readyOf(network string, last map[string]corev1.Pod) Check {
 		c.Took = max(c.Took, p.ready)
 	}
 
-	c.Name = fmt.Sprintf("%s: %d of %s are Ready", network, ready, counted(all, "pod"))
+	c.Name = fmt.Sprintf("%s: %d of %d pods are Ready", network, ready, all)
 	if ready > 1 {
 		c.Name += fmt.Sprintf(", the first after %s", fastest.Round(time.Millisecond))
 	}

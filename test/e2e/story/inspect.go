@@ -104,6 +104,28 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 	return w.collect(ctx)
 }
 
+// testByClaims runs xpuctl test on the networks blue and red.
+func (w *World) testByClaims(ctx context.Context) error {
+	return w.test(ctx, "--class=xpu-fast", "--network=blue,red")
+}
+
+// testByResources runs xpuctl test with the device plugin and Multus.
+func (w *World) testByResources(ctx context.Context) error {
+	return w.test(ctx, "--resource="+string(resourceName(poolPlain)), "--network=blue,red")
+}
+
+// test runs xpuctl test, and checks that it leaves everything as it was.
+func (w *World) test(ctx context.Context, args ...string) error {
+	args = append([]string{"test", "--namespace=default"}, args...)
+	out, err := w.xpuctl(ctx, args...)
+	if err != nil {
+		return err
+	}
+
+	w.printCommand("xpuctl "+strings.Join(args, " "), out)
+	return w.waitForBaseline(ctx)
+}
+
 // collect creates the archive for a bug report, and checks that nothing is missing.
 func (w *World) collect(ctx context.Context) error {
 	file := filepath.Join(w.dir, "bundle.tar.gz")

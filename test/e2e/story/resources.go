@@ -41,6 +41,7 @@ func (w *World) resourceSteps() []Step {
 		},
 		{"A VF as the pods' only interface: probes, a Service and a scrape", w.runOnVFAlone},
 		{"Pods are deleted, and everything is as it was", w.deleteResourcePods},
+		{"xpuctl test, with extended resources", w.testByResources},
 	}
 }
 
