@@ -16,6 +16,7 @@ import (
 func uninstallCommand() *cobra.Command {
 	cluster := &clusterFlags{}
 	o := uninstall.Options{}
+	var dryRun bool
 	c := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Delete what was declared to xpu-device-plugin, before its programs go",
@@ -25,9 +26,12 @@ networks, and takes the finalizers away. The programs and the CRDs stay, for hel
 
 Nothing is deleted while pods have Functions: they need the agents of their nodes to end.
 
+With --dry-run it prints what it would delete, and which pods keep it from that, and changes nothing.
+
 Exit codes: 0 if everything is gone, 1 if pods have Functions, if objects have not gone in time, or if no xpu-controller is
 ready, 2 for failures. It may be run again at any time.`,
-		Example: `  xpuctl uninstall
+		Example: `  xpuctl uninstall --dry-run
+  xpuctl uninstall
   helm uninstall xpu --namespace xpu-system
 
   # The card of an xPU is dead, or xpu-controller cannot be started again. OPI agents are not asked:
@@ -36,7 +40,7 @@ ready, 2 for failures. It may be run again at any time.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Namespace = cluster.overrides.Context.Namespace
 			o.Report = func(sentence string) { terminal.Line(c.OutOrStdout(), "%s", sentence) }
-			return runUninstall(c, cluster, o)
+			return runUninstall(c, cluster, o, dryRun)
 		},
 	}
 
@@ -45,6 +49,8 @@ ready, 2 for failures. It may be run again at any time.`,
 	c.Flags().Lookup("namespace").Usage = "namespace of xpu-controller"
 	c.Flags().DurationVar(&o.Timeout, "timeout", 2*time.Minute,
 		"how long to wait for objects to go")
+	c.Flags().BoolVar(&dryRun, "dry-run", false,
+		"print what would be deleted, and what keeps it from that; change nothing")
 	c.Flags().BoolVar(&o.Force, "force", false,
 		"take the finalizers away of objects that have not gone by then. Their OPI agents are "+
 			"not asked, and may serve their ports on")
@@ -53,20 +59,24 @@ ready, 2 for failures. It may be run again at any time.`,
 }
 
 func runUninstall(
-	c *cobra.Command, cluster *clusterFlags, o uninstall.Options,
+	c *cobra.Command, cluster *clusterFlags, o uninstall.Options, dryRun bool,
 ) error {
 	api, err := cluster.client()
 	if err != nil {
 		return err
 	}
 
-	err = uninstall.Run(c.Context(), api, o)
+	carryOut, done := uninstall.Run, "nothing is left that was declared to xpu-device-plugin"
+	if dryRun {
+		carryOut, done = uninstall.DryRun, "nothing keeps xpuctl uninstall from it"
+	}
+
+	err = carryOut(c.Context(), api, o)
 	var remains *uninstall.RemainsError
 	var inUse *uninstall.InUseError
 	switch {
 	case err == nil:
-		_, err = fmt.Fprintln(c.OutOrStdout(),
-			"nothing is left that was declared to xpu-device-plugin")
+		_, err = fmt.Fprintln(c.OutOrStdout(), done)
 		return err
 	case errors.As(err, &inUse):
 		fmt.Fprintln(c.ErrOrStderr(), "pods have Functions, and need the agents of their nodes "+

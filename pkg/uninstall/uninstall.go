@@ -81,6 +81,60 @@ func Run(ctx context.Context, api client.WithWatch, o Options) error {
 	return nil
 }
 
+// DryRun reports what [Run] would delete, in the same order, and changes nothing. It returns the
+// error with which Run would begin.
+func DryRun(ctx context.Context, api client.WithWatch, o Options) error {
+	r := &run{api: api, Options: o}
+	for _, kind := range kinds() {
+		if err := r.listDeletions(ctx, kind); err != nil {
+			return err
+		}
+	}
+
+	users, err := r.users(ctx)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return &InUseError{Pods: users}
+	}
+	err = r.needController(ctx)
+	if o.Force && errors.Is(err, ErrNoController) {
+		return nil
+	}
+	return err
+}
+
+// listDeletions reports the objects of a kind that would be deleted, and before XPUs the Services.
+func (r *run) listDeletions(ctx context.Context, kind string) error {
+	if kind == "XPU" {
+		services, err := r.services(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range services {
+			r.report("Service %s would be deleted", key(&services[i]))
+		}
+	}
+
+	list, err := r.list(ctx, kind)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		switch {
+		case isManagedByBroker(o):
+			r.report("XPU %s would be waited for: %s", key(o), reasonOf(o))
+		case o.GetDeletionTimestamp() != nil:
+			r.report("%s %s is being deleted, and would be waited for", kind, key(o))
+		default:
+			r.report("%s %s would be deleted", kind, key(o))
+		}
+	}
+	return nil
+}
+
 type run struct {
 	Options
 	api client.WithWatch
@@ -208,20 +262,29 @@ func (r *run) removeFinalizers(ctx context.Context, o *unstructured.Unstructured
 
 // removeServices deletes the Services from which xpu-controller makes XPUs.
 func (r *run) removeServices(ctx context.Context) error {
-	var services corev1.ServiceList
-	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace),
-		client.HasLabels{v1alpha1.LabelAgents}); err != nil {
-		return fmt.Errorf("list Services of namespace %s: %w", r.Namespace, err)
+	services, err := r.services(ctx)
+	if err != nil {
+		return err
 	}
 
-	for i := range services.Items {
-		o := &services.Items[i]
+	for i := range services {
+		o := &services[i]
 		if err := r.delete(ctx, o, "Service", key(o)); err != nil {
 			return err
 		}
 	}
 
 	return nil
+}
+
+// services returns the Services from which xpu-controller makes XPUs.
+func (r *run) services(ctx context.Context) ([]corev1.Service, error) {
+	var services corev1.ServiceList
+	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace),
+		client.HasLabels{v1alpha1.LabelAgents}); err != nil {
+		return nil, fmt.Errorf("list Services of namespace %s: %w", r.Namespace, err)
+	}
+	return services.Items, nil
 }
 
 // removePolicy deletes the policy that allows only xpu-controller and members of system:masters to

@@ -99,13 +99,19 @@ func (w *world) create(objects ...client.Object) {
 }
 
 func (w *world) run(o uninstall.Options) error {
-	o.Namespace = namespace
-	o.Report = func(sentence string) {
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		w.reports = append(w.reports, sentence)
-	}
+	o.Namespace, o.Report = namespace, w.report
 	return uninstall.Run(context.Background(), w.api, o)
+}
+
+func (w *world) dryRun() error {
+	return uninstall.DryRun(context.Background(), w.api,
+		uninstall.Options{Namespace: namespace, Report: w.report})
+}
+
+func (w *world) report(sentence string) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.reports = append(w.reports, sentence)
 }
 
 // deletions returns the kinds that were deleted, in order.
@@ -242,6 +248,45 @@ func TestKindByKind(t *testing.T) {
 	}
 
 	must.Succeed(t, w.run(uninstall.Options{})) // nothing is left to do
+}
+
+// TestDryRun checks that a dry run reports all that would be deleted, and who uses it, and changes
+// nothing.
+func TestDryRun(t *testing.T) {
+	w := newWorld(t)
+	w.declare()
+	w.create(claim("ours", v1alpha1.GroupName, "claims"))
+	var inUse *uninstall.InUseError
+	if err := w.dryRun(); !errors.As(err, &inUse) || len(inUse.Pods) != 1 {
+		t.Fatalf("error %v, want one that names the pod", err)
+	}
+
+	want := []string{"XPUTenant", "DevicePool", "XPUPort", "XPUNetwork", "Service", "XPU"}
+	var kinds []string
+	for _, report := range w.reports {
+		kind, _, _ := strings.Cut(report, " ")
+		if kinds = append(kinds, kind); !strings.HasSuffix(report, " would be deleted") {
+			t.Errorf("it says %q", report)
+		}
+	}
+	if diff := cmp.Diff(want, kinds); diff != "" {
+		t.Errorf("would be deleted (-want +got):\n%s", diff)
+	}
+	for _, o := range declared() {
+		must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+		if o.GetDeletionTimestamp() != nil {
+			t.Errorf("%T %s was deleted", o, o.GetName())
+		}
+	}
+
+	must.Succeed(t, w.api.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{},
+		client.InNamespace(namespace)))
+	if err := w.dryRun(); !errors.Is(err, uninstall.ErrNoController) {
+		t.Errorf("error %v, want %v", err, uninstall.ErrNoController)
+	}
+	w.install()
+	w.runController()
+	must.Succeed(t, w.dryRun())
 }
 
 // TestForeignXPU checks that an XPU of a broker is waited for, and is deleted by the broker only.
