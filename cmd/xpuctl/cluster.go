@@ -78,6 +78,19 @@ func (f *clusterFlags) isGiven() bool {
 	return f.kubeconfig != "" || f.overrides.CurrentContext != ""
 }
 
+// isConfigured reports whether flags, $KUBECONFIG or the user's kubeconfig name a cluster.
+func (f *clusterFlags) isConfigured() bool {
+	if f.isGiven() || f.overrides.ClusterInfo.Server != "" {
+		return true
+	}
+	loaded, err := f.load()
+	if err != nil {
+		return false
+	}
+	config, err := loaded.RawConfig()
+	return err != nil || len(config.Contexts) > 0 // who asks will see the error
+}
+
 // namespace returns the namespace of --namespace, or else the kubeconfig's.
 func (f *clusterFlags) namespace() (string, error) {
 	config, err := f.load()

@@ -61,8 +61,11 @@ func TestMan(t *testing.T) {
 
 func TestMain(m *testing.M) { scripted.Main(m, main) }
 
-// TestScripts runs testdata/*.txtar.
-func TestScripts(t *testing.T) { scripted.Run(t, "xpuctl", nil) }
+// TestScripts runs testdata/*.txtar. The scripts have no cluster but those that they name.
+func TestScripts(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	scripted.Run(t, "xpuctl", nil)
+}
 
 // TestConvertedIsTaken checks that the agent takes what xpuctl convert prints.
 func TestConvertedIsTaken(t *testing.T) {

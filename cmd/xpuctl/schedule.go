@@ -48,8 +48,8 @@ node affinity, taints and requested resources; not at affinity between pods, top
 nodes that serve a pod equally well, the scheduler takes any, and this command the first by name. The scheduler does not look
 at parameters; notes on standard error name those for xpu.opiproject.org with which a pod would not start.
 
-It reads the cluster of the current kubeconfig; or the files of -f; or, with -f and --kubeconfig or --context, the cluster
-with the objects of the files put into it. Files have Pods, in the order in which they are to be scheduled; Deployments,
+It reads the cluster of the current kubeconfig, as kubectl does, and puts the objects of the files of -f into it. Files that have
+Nodes are a cluster of their own, into which no other one is read, unless --kubeconfig or --context is given. Files have Pods, in the order in which they are to be scheduled; Deployments,
 ReplicaSets, StatefulSets, DaemonSets, Jobs, CronJobs, JobSets and MPIJobs, whose pods are made from their templates; Nodes;
 ResourceSlices, ResourceClaims, ResourceClaimTemplates, DeviceClasses and DeviceTaintRules of resource.k8s.io. A Node
 without status.allocatable has enough CPU and memory for everyone.
@@ -62,9 +62,9 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
   xpuctl schedule
 
   # Would a pod get its device in this cluster?
-  xpuctl schedule --context prod -f pod.yaml
+  xpuctl schedule -f pod.yaml
 
-  # Would a Deployment with three replicas get its devices?
+  # Would a Deployment with three replicas get its devices in another one?
   xpuctl schedule --context prod -f deployment.yaml
 
   # Everything from files:
@@ -163,16 +163,14 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 		return nil, err
 	}
 
-	from := &snapshot.Snapshot{}
-	if len(o.files) == 0 || o.cluster.isGiven() {
-		if from, err = o.list(c.Context()); err != nil {
-			return nil, err
-		}
-		if err := reader.ReadInto(from, o.files...); err != nil {
-			return nil, err
-		}
-	} else if from, err = reader.Read(o.files...); err != nil {
+	from, err := reader.Read(o.files...)
+	if err != nil {
 		return nil, err
+	}
+	if o.readsCluster(from) {
+		if from, err = o.putInto(c.Context(), from); err != nil {
+			return nil, err
+		}
 	}
 
 	if o.kubernetes == "" {
@@ -215,6 +213,31 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	}
 
 	return from, nil
+}
+
+// readsCluster reports whether the objects of the files are put into the cluster of the kubeconfig.
+// Files that have Nodes are a cluster of their own, unless a flag names another one.
+func (o *scheduleOptions) readsCluster(files *snapshot.Snapshot) bool {
+	if len(o.files) == 0 || o.cluster.isGiven() {
+		return true
+	}
+	return len(files.Nodes) == 0 && o.cluster.isConfigured()
+}
+
+// putInto returns the cluster with the objects of the files.
+func (o *scheduleOptions) putInto(
+	ctx context.Context, files *snapshot.Snapshot,
+) (*snapshot.Snapshot, error) {
+	all, err := o.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, object := range files.Objects() {
+		if err := all.Put(object); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // list reads the cluster.
