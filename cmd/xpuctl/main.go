@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -84,15 +83,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	c.AddCommand(statusCommand(), testCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
 		explainCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
-		bundleCommand(), manCommand(), optionsCommand(), &cobra.Command{
-			Use:   "version",
-			Short: "Print the version",
-			Args:  cobra.NoArgs,
-			Run: func(c *cobra.Command, _ []string) {
-				fmt.Fprintln(c.OutOrStdout(), version.String())
-			},
-		})
-
+		bundleCommand(), manCommand(), optionsCommand(), versionCommand())
 	c.AddCommand(objectsCommands()...)
 	return c
 }
