@@ -276,8 +276,9 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 
   # It was restarted, and has no port of the VF any more:
   xpuctl release xpu/dpu-7 0000:3b:02.1 --port-gone`,
-		Args: cobra.RangeArgs(1, 2),
-		RunE: o.run,
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: firstArgument(releaseNames),
+		RunE:              o.run,
 	}
 
 	o.cluster.addTo(c.Flags())

@@ -59,13 +59,10 @@ Exit codes: 0 if all is done, 1 for failures.`,
 func (o *cordonOptions) command(name, short, long, example string) *cobra.Command {
 	c := &cobra.Command{
 		Use: name + " (card|node|pf|xpu) NAME", Short: short, Long: long, Example: example,
-		Args: cobra.ExactArgs(2),
+		Args: cobra.ExactArgs(2), ValidArgsFunction: cordonNames,
 		RunE: func(c *cobra.Command, args []string) error {
 			return o.run(c, cordon.Kind(args[0]), args[1])
 		},
-	}
-	for _, kind := range cordon.Kinds() {
-		c.ValidArgs = append(c.ValidArgs, string(kind))
 	}
 
 	o.cluster.addTo(c.Flags())

@@ -59,8 +59,9 @@ Exit codes: 0 if nothing is wrong, 1 if something is, or is not known, or the po
 be asked.`,
 		Example: `  xpuctl explain pod web
   xpuctl explain pod web -n shop -o json`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: firstArgument(namesOf[*corev1.PodList]),
+		RunE:              func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 
 	for _, command := range []*cobra.Command{parent, c} {

@@ -85,6 +85,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		explainCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
 		bundleCommand(), manCommand(), optionsCommand(), versionCommand())
 	c.AddCommand(objectsCommands()...)
+	addCompletions(c)
 	return c
 }
 
