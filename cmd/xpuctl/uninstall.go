@@ -3,11 +3,17 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 	"github.com/opiproject/xpu-device-plugin/pkg/uninstall"
@@ -16,7 +22,7 @@ import (
 func uninstallCommand() *cobra.Command {
 	cluster := &clusterFlags{}
 	o := uninstall.Options{}
-	var dryRun bool
+	var dryRun, yes bool
 	c := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Delete what was declared to xpu-device-plugin, before its programs go",
@@ -26,7 +32,8 @@ networks, and takes the finalizers away. The programs and the CRDs stay, for hel
 
 Nothing is deleted while pods have Functions: they need the agents of their nodes to end.
 
-With --dry-run it prints what it would delete, and which pods keep it from that, and changes nothing.
+With --dry-run it prints what it would delete, and which pods keep it from that, and changes nothing. On
+a terminal it prints the same and asks before it deletes, unless there is --yes.
 
 Exit codes: 0 if everything is gone, 1 if pods have Functions, if objects have not gone in time, or if no xpu-controller is
 ready, 2 for failures. It may be run again at any time.`,
@@ -40,7 +47,8 @@ ready, 2 for failures. It may be run again at any time.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Namespace = cluster.overrides.Context.Namespace
 			o.Report = func(sentence string) { terminal.Line(c.OutOrStdout(), "%s", sentence) }
-			return runUninstall(c, cluster, o, dryRun)
+			asks := !dryRun && !yes && isTerminal(c.InOrStdin())
+			return runUninstall(c, cluster, o, dryRun, asks)
 		},
 	}
 
@@ -51,6 +59,7 @@ ready, 2 for failures. It may be run again at any time.`,
 		"how long to wait for objects to go")
 	c.Flags().BoolVar(&dryRun, "dry-run", false,
 		"print what would be deleted, and what keeps it from that; change nothing")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask on a terminal")
 	c.Flags().BoolVar(&o.Force, "force", false,
 		"take the finalizers away of objects that have not gone by then. Their OPI agents are "+
 			"not asked, and may serve their ports on")
@@ -59,11 +68,19 @@ ready, 2 for failures. It may be run again at any time.`,
 }
 
 func runUninstall(
-	c *cobra.Command, cluster *clusterFlags, o uninstall.Options, dryRun bool,
+	c *cobra.Command, cluster *clusterFlags, o uninstall.Options, dryRun, asks bool,
 ) error {
 	api, err := cluster.client()
 	if err != nil {
 		return err
+	}
+
+	if asks {
+		err = uninstall.DryRun(c.Context(), api, o)
+		if err == nil && !confirm(c.InOrStdin(), c.OutOrStdout()) {
+			fmt.Fprintln(c.OutOrStdout(), "nothing was deleted")
+			return answerNo(c)
+		}
 	}
 
 	carryOut, done := uninstall.Run, "nothing is left that was declared to xpu-device-plugin"
@@ -71,7 +88,14 @@ func runUninstall(
 		carryOut, done = uninstall.DryRun, "nothing keeps xpuctl uninstall from it"
 	}
 
-	err = carryOut(c.Context(), api, o)
+	if err == nil {
+		err = carryOut(c.Context(), api, o)
+	}
+	return sayOutcome(c, o, done, err)
+}
+
+// sayOutcome says that all is done, or what kept xpuctl uninstall from it.
+func sayOutcome(c *cobra.Command, o uninstall.Options, done string, err error) error {
 	var remains *uninstall.RemainsError
 	var inUse *uninstall.InUseError
 	switch {
@@ -99,4 +123,17 @@ func runUninstall(
 	}
 
 	return answerNo(c)
+}
+
+// isTerminal reports whether a person is at the other end of the input.
+func isTerminal(in io.Reader) bool {
+	file, isFile := in.(*os.File)
+	return isFile && printers.IsTerminal(file)
+}
+
+// confirm asks whether what was printed is to be deleted. No answer is no.
+func confirm(in io.Reader, out io.Writer) bool {
+	fmt.Fprint(out, "Delete all of this? [y/N] ")
+	answer, _ := bufio.NewReader(in).ReadString('\n') // "" is no
+	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }

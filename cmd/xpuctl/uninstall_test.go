@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestConfirm: only a clear yes is one.
+func TestConfirm(t *testing.T) {
+	for answer, want := range map[string]bool{
+		"y\n": true, "YES\n": true, " yes \n": true, "\n": false, "n\n": false, "": false, "yep\n": false,
+	} {
+		if got := confirm(strings.NewReader(answer), io.Discard); got != want {
+			t.Errorf("%q: %v, want %v", answer, got, want)
+		}
+	}
+	if isTerminal(strings.NewReader("")) {
+		t.Error("a text is no terminal")
+	}
+}
