@@ -83,6 +83,21 @@ func Pools(
 		}
 	}
 
+	resources := map[string]bool{}
+	for i := range pools.Items {
+		if resource := resourceOf(&pools.Items[i]); resource != "" {
+			resources[resource] = true
+		}
+	}
+	var byPods map[string]int64
+	known := true
+	if len(resources) > 0 {
+		var err error
+		if byPods, known, err = requested(ctx, reader, resources); err != nil {
+			return nil, Table{}, err
+		}
+	}
+
 	table := Table{
 		Header: []string{"NAME", "PUBLISH", "PROVISION", "NETWORK", "NODES", "FUNCTIONS", "HEALTHY",
 			"ALLOCATED", "READY", "AGE", "PRIORITY", "RESOURCE"},
@@ -93,14 +108,16 @@ func Pools(
 	for i := range pools.Items {
 		p := &pools.Items[i]
 		status, _, notes := ready(p.Status.Conditions)
-		taken, resource, provision := "", "", string(p.Spec.Provision)
-		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
+		resource, provision := resourceOf(p), string(p.Spec.Provision)
+		taken := strconv.Itoa(allocated[p.Name])
+		if resource != "" {
 			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
-				cmp.Or(spec.ResourceName, p.Name)
 			provision = string(cmp.Or(spec.ProvisionAt, v1alpha1.ProvisionAtAdd))
-		} else {
-			taken = strconv.Itoa(allocated[p.Name])
+			taken = strconv.FormatInt(byPods[resource], 10)
+		}
+		if resource != "" && !known {
+			taken = "?"
+			notes = append(notes, "how many are allocated is not known, because you may not list pods")
 		}
 
 		table.Rows = append(table.Rows, Row{
@@ -115,6 +132,15 @@ func Pools(
 	}
 
 	return &pools, table, nil
+}
+
+// resourceOf returns the extended resource of a pool, "" if it is published by DRA.
+func resourceOf(p *v1alpha1.DevicePool) string {
+	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+		return ""
+	}
+	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
+	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
 }
 
 // controllerLease is the Lease that the leader of xpu-controller renews, by default every 10 s.

@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -112,7 +113,23 @@ func TestPools(t *testing.T) {
 			Overlapping: []string{"0000:3b:02.0 in plain"},
 		}}}}
 
-	_, table, err := inspect.Pools(t.Context(), reader(t, fast, plain, node, allocated), now)
+	pod := func(name, node string, phase corev1.PodPhase) *corev1.Pod {
+		const nics = "xpu.opiproject.org/nics"
+		asks := corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{nics: resource.MustParse("2"), "cpu": resource.MustParse("1")},
+		}
+		return &corev1.Pod{
+			ObjectMeta: named("default", name), Status: corev1.PodStatus{Phase: phase},
+			Spec: corev1.PodSpec{
+				NodeName: node, Containers: []corev1.Container{{Name: "c", Resources: asks}},
+			},
+		}
+	}
+
+	_, table, err := inspect.Pools(t.Context(), reader(t, fast, plain, node, allocated,
+		pod("runs", "node1", corev1.PodRunning), pod("starts", "node2", corev1.PodPending),
+		pod("waits", "", corev1.PodPending), pod("ended", "node1", corev1.PodSucceeded),
+		pod("failed", "node1", corev1.PodFailed)), now)
 	want(t, table, err, true, `
 NAME    PUBLISH        PROVISION    NETWORK   NODES   FUNCTIONS   HEALTHY   ALLOCATED   READY     AGE   PRIORITY   RESOURCE
 fast    DRA            BeforeBind   blue      1       16          14        1           False     60m   -          -
@@ -121,8 +138,26 @@ fast    DRA            BeforeBind   blue      1       16          14        1   
   node node1: 2 of 16 Functions: PF ens3f0 has no link
   node node1: PF 0000:3b:00.1: OutOfRange: has 8 VFs at most
   node node1: other pools have 0000:3b:02.0 in plain
-plain   DevicePlugin   Add          -         0       0           0         -           Unknown   60m   -          xpu.opiproject.org/nics
+plain   DevicePlugin   Add          -         0       0           0         4           Unknown   60m   -          xpu.opiproject.org/nics
   nobody has looked at it yet: is xpu-controller running?
+`)
+
+	noPods := builder(t, plain).WithInterceptorFuncs(interceptor.Funcs{
+		List: func(
+			ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption,
+		) error {
+			if _, isPods := list.(*corev1.PodList); isPods {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", nil)
+			}
+			return c.List(ctx, list, o...)
+		},
+	}).Build()
+	_, table, err = inspect.Pools(t.Context(), noPods, now)
+	want(t, table, err, false, `
+NAME    PUBLISH        PROVISION   NETWORK   NODES   FUNCTIONS   HEALTHY   ALLOCATED   READY     AGE
+plain   DevicePlugin   Add         -         0       0           0         ?           Unknown   60m
+  nobody has looked at it yet: is xpu-controller running?
+  how many are allocated is not known, because you may not list pods
 `)
 
 	_, table, err = inspect.Pools(t.Context(), reader(t), now)
