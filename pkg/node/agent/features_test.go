@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,11 +25,35 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// featuresOf asks a cluster for its features, as the agent does.
-func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
+// older is a cluster that says that it has another version.
+type older struct {
+	kubernetes.Interface
+	version string
+}
+
+func (o older) Discovery() discovery.DiscoveryInterfaces {
+	return olderDiscovery{o.Interface.Discovery(), o.version}
+}
+
+type olderDiscovery struct {
+	discovery.DiscoveryInterfaces
+	version string
+}
+
+func (o olderDiscovery) ServerVersionWithContext(context.Context) (*version.Info, error) {
+	return &version.Info{GitVersion: o.version}, nil
+}
+
+// featuresOf asks a cluster for its features, as the agent does. The cluster says that it has this
+// version, or its own one if the version is "".
+func featuresOf(t *testing.T, c *kubeapitest.Cluster, version string) devicemodel.Features {
 	t.Helper()
+	var clientset kubernetes.Interface
 	clientset, err := kubernetes.NewForConfig(c.Agent(nodeName))
 	must.Succeed(t, err)
+	if version != "" {
+		clientset = older{clientset, version}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 1)
 	f := &dra.Features{Client: clientset, Node: nodeName, Changed: func() {
@@ -60,11 +86,16 @@ func TestOlderCluster(t *testing.T) {
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, older.Stop()) })
 
-	if diff := gocmp.Diff(devicemodel.Features{}, featuresOf(t, older)); diff != "" {
+	if diff := gocmp.Diff(devicemodel.Features{}, featuresOf(t, older, "")); diff != "" {
 		t.Errorf("features of 1.34: -want +got\n%s", diff)
 	}
-	if diff := gocmp.Diff(devicemodel.AllFeatures(), featuresOf(t, cluster)); diff != "" {
+	if diff := gocmp.Diff(devicemodel.AllFeatures(), featuresOf(t, cluster, "")); diff != "" {
 		t.Errorf("features of a new cluster: -want +got\n%s", diff)
+	}
+
+	// The feature gate is on, and the scheduler would end.
+	if f := featuresOf(t, cluster, "v1.36.1"); f.Counters || f.CountersHarm == "" || !f.SharedCapacity {
+		t.Errorf("features of 1.36.1: %+v, want no counters", f)
 	}
 
 	admin, err := kubeapitest.Client(older.Admin())

@@ -21,12 +21,18 @@ type Features struct {
 	BindingConditions bool // DRADeviceBindingConditions
 	Counters          bool // DRAPartitionableDevices
 	SharedCapacity    bool // DRAConsumableCapacity
+
+	// CountersHarm says why Counters is false although the feature gate is on: see the function
+	// [CountersHarm].
+	CountersHarm string
 }
 
 // AllFeatures returns the features of a cluster that drops nothing.
-func AllFeatures() Features { return Features{true, true, true, true} }
+func AllFeatures() Features {
+	return Features{Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true}
+}
 
-// Missing returns the sorted names of the feature gates that are off.
+// Missing returns the sorted names of the feature gates that are off, or that cannot be used.
 func (f Features) Missing() []string {
 	var missing []string
 	for gate, on := range map[string]bool{
@@ -61,14 +67,18 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 			"made yet is bound at once and waits on the node")
 	}
 
+	why := ""
+	if f.CountersHarm != "" {
+		why = ": " + f.CountersHarm
+	}
 	switch {
 	case f.Counters:
 	case spec.MaxAllocated != nil:
 		add(v1alpha1.FeatureCounters, "of each PF only the first Functions are offered, as many "+
-			"as may be allocated: they are not counted")
+			"as may be allocated: they are not counted"+why)
 	case spec.Model == v1alpha1.ModelCounters:
 		add(v1alpha1.FeatureCounters,
-			"model Counters works as Functions: no claim gets a PF as a whole")
+			"model Counters works as Functions: no claim gets a PF as a whole"+why)
 	}
 
 	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {

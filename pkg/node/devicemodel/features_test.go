@@ -4,6 +4,7 @@ package devicemodel
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -138,5 +139,27 @@ func TestMissing(t *testing.T) {
 	}
 	if got := AllFeatures().Reduce(resourceslice.DriverResources{}); got.Pools != nil {
 		t.Errorf("reduced nothing to %v", got)
+	}
+}
+
+// TestCountersHarm checks from which patch releases on devices with counters are published.
+func TestCountersHarm(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.35.5": "1.35.6 or later", "v1.35.6": "", "v1.36.0-rc.1": "1.36.2 or later",
+		"v1.36.1-eks-1234": "1.36.2 or later", "v1.36.2": "", "v1.36.10+k3s1": "", "v1.37.0": "",
+		"v1.34.0": "", "v2.36.0": "", "": "", "unknown": "",
+	} {
+		got := CountersHarm(version)
+		if (got != "") != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", version, got, want)
+		}
+	}
+
+	limited := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, MaxAllocated: new(int32(1))}
+	f := AllFeatures()
+	f.Counters, f.CountersHarm = false, CountersHarm("v1.36.1")
+	got := f.Fallbacks(limited)
+	if len(got) != 1 || !strings.Contains(got[0].Message, "not counted: the scheduler of Kubernetes v1.36.1") {
+		t.Errorf("fallbacks %+v", got)
 	}
 }

@@ -154,7 +154,30 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 	}
 
 	features.Counters = err == nil && len(kept.ConsumesCounters) > 0
+	if !features.Counters {
+		return features, nil
+	}
+
+	version, err := f.version(ctx)
+	if err != nil {
+		return devicemodel.Features{}, err
+	}
+	features.CountersHarm = devicemodel.CountersHarm(version)
+	features.Counters = features.CountersHarm == ""
 	return features, nil
+}
+
+// version returns the version of the API server, "" if it may not be read.
+func (f *Features) version(ctx context.Context) (string, error) {
+	info, err := f.Client.Discovery().ServerVersionWithContext(ctx)
+	switch {
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
+		f.Log.Error(err, "The API server does not tell its version; it is taken to have no known faults")
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("version of the API server: %w", err)
+	}
+	return info.GitVersion, nil
 }
 
 // create returns what the API server would store of a device.
