@@ -28,7 +28,7 @@ type scheduleOptions struct {
 	cluster           *clusterFlags
 	files             []string
 	add, remove       []string
-	taint             []string
+	taint, like       []string
 	kubernetes, gates string
 	output            string
 	all, apply        bool
@@ -74,6 +74,9 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
   xpuctl schedule --remove node/node-3
   xpuctl schedule --taint driver=xpu.opiproject.org,pool=node-3/0000-3b-00-0/fast:maintenance:NoSchedule
 
+  # Would two more nodes like node-3 help?
+  xpuctl schedule --template-node node-3=2
+
   # Schedule the pods that are left to xpuctl:
   xpuctl schedule --apply
 
@@ -93,6 +96,8 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"KIND/NAMESPACE/NAME; pods of a node that is gone are placed anew")
 	f.StringArrayVar(&o.taint, "taint", nil, "what if: taint, PLACE:KEY[=VALUE]:EFFECT, where "+
 		"PLACE is node=NAME, or some of driver=, pool= and device=")
+	f.StringArrayVar(&o.like, "template-node", nil, "what if: NODE[=NUMBER] more nodes like this one, as an "+
+		"autoscaler would add, with the devices and the pods of DaemonSets of it")
 	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+
 		schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
@@ -113,9 +118,9 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err := checkOutput(o.output, "text", "yaml", "json"); err != nil {
 		return err
 	}
-	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint) > 0 {
-		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove and " +
-			"--taint out")
+	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint)+len(o.like) > 0 {
+		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove, " +
+			"--taint and --template-node out")
 	}
 
 	from, err := o.snapshot(c)
@@ -189,6 +194,12 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 
 	for _, taint := range o.taint {
 		if err := from.Taint(taint); err != nil {
+			return nil, err
+		}
+	}
+
+	for _, node := range o.like {
+		if err := from.AddLike(node); err != nil {
 			return nil, err
 		}
 	}
