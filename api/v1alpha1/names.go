@@ -144,6 +144,8 @@ const (
 	ReasonReleasing        = "Releasing"
 	ReasonInUse            = "InUse"
 	ReasonNoPortNeeded     = "NoPortNeeded"
+	ReasonGangIncomplete   = "GangIncomplete" // the claim's Ports are up, others of its gang are not
+	ReasonGangFailed       = "GangFailed"     // the claim is given back with its gang
 	ReasonAttached         = "Attached"
 	ReasonLost             = "Lost"
 	ReasonPublished        = "Published"

@@ -140,6 +140,9 @@ carries them from one to the other.`,
 	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second,
 		"time from the creation of an XPUPort after which it is given up if its xPU never served it; "+
 			"pods of BeforeBind pools then get another device")
+	f.DurationVar(&o.controller.GangTimeout, "gang-timeout", 5*time.Minute,
+		"time from the first allocation after which the claims of a PodGroup are given back if not all "+
+			"of its Ports are up; it should be less than the scheduler's bindingTimeout, which is 10 min")
 	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second,
 		"time that an OPI agent has for one port or network before it is asked again")
 	f.DurationVar(&o.controller.ResyncPeriod, "resync-period", 3*time.Minute,
@@ -190,10 +193,9 @@ func (o *options) validate() error {
 	}
 
 	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 ||
-		o.controller.ResyncPeriod <= 0 {
-		return errors.New(
-			"--provision-timeout, --agent-timeout and --resync-period must be more than 0",
-		)
+		o.controller.ResyncPeriod <= 0 || o.controller.GangTimeout <= 0 {
+		return errors.New("--provision-timeout, --agent-timeout, --gang-timeout and " +
+			"--resync-period must be more than 0")
 	}
 
 	if err := o.validateWebhook(); err != nil {

@@ -154,7 +154,7 @@ func TestValidate(t *testing.T) {
 	good := options{
 		role: "all", limits: broker.DefaultLimits(), controller: controller.Options{
 			Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second,
-			ResyncPeriod: time.Minute,
+			ResyncPeriod: time.Minute, GangTimeout: time.Minute,
 		},
 	}
 
@@ -170,6 +170,7 @@ func TestValidate(t *testing.T) {
 		"--namespace":          func(o *options) { o.controller.Namespace = "" },
 		"--provision-timeout":  func(o *options) { o.controller.ProvisionTimeout = 0 },
 		"--agent-timeout":      func(o *options) { o.controller.AgentTimeout = -1 },
+		"--gang-timeout":       func(o *options) { o.controller.GangTimeout = 0 },
 		"--resync-period":      func(o *options) { o.controller.ResyncPeriod = 0 },
 		"--pprof-bind-address": func(o *options) { o.manager.PprofBindAddress = "0.0.0.0:6060" },
 		"--webhook-cert-dir":   func(o *options) { o.webhook.Address = ":9443" },

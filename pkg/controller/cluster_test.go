@@ -72,6 +72,9 @@ func runTests(m *testing.M) int {
 		ControlPlaneStartTimeout: time.Minute,
 	}
 
+	environment.ControlPlane.GetAPIServer().Configure().
+		Append("feature-gates", "GenericWorkload=true", "DRAWorkloadResourceClaims=true").
+		Append("runtime-config", "scheduling.k8s.io/v1beta1=true")
 	started, err := environment.Start()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "API server for tests:", err)
@@ -495,6 +498,7 @@ type want struct {
 	ofClass    bool        // config is the DeviceClass's
 	beforeBind bool
 	pod        string // empty for none
+	podUID     types.UID
 	on         string // the node that the scheduler chose; empty is not said
 	admin      bool   // with adminAccess
 	share      types.UID
@@ -585,7 +589,7 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 
 	if w.pod != "" {
 		o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
-			{Resource: "pods", Name: w.pod, UID: "pod-" + o.UID},
+			{Resource: "pods", Name: w.pod, UID: cmp.Or(w.podUID, "pod-"+o.UID)},
 		}
 	}
 

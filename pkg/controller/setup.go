@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/claims"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/gangs"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/nodes"
@@ -86,6 +87,9 @@ type Options struct {
 	// TaintGrace is how long the controller waits for the taint of a failed device before it
 	// reports the failure to the claim. Default 30 s.
 	TaintGrace time.Duration
+	// GangTimeout is how long after the first allocation the claims of a PodGroup wait for each
+	// other. Default 5 min. It should be less than the scheduler's bindingTimeout, which is 10 min.
+	GangTimeout time.Duration
 	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms.
 	Debounce time.Duration
 	// OrphanGrace is how long an OPI agent keeps a port or network of the installation that no
@@ -126,6 +130,7 @@ func (o *Options) setDefaults() {
 	o.CollectGrace = cmp.Or(o.CollectGrace, 2*time.Second)
 	o.BusyGrace = cmp.Or(o.BusyGrace, 2*time.Second)
 	o.TaintGrace = cmp.Or(o.TaintGrace, 30*time.Second)
+	o.GangTimeout = cmp.Or(o.GangTimeout, 5*time.Minute)
 	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
@@ -274,9 +279,14 @@ type setup struct {
 
 // claims adds the reconcilers of claims, XPUNodes and DevicePools.
 func (s *setup) claims() error {
+	together, err := gangs.Setup(s.manager, s.cluster, s.GangTimeout)
+	if err != nil {
+		return fmt.Errorf("gangs: %w", err)
+	}
 	return errors.Join(
 		claims.Setup(s.manager, s.cluster, claims.Options{
-			Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog, Tracer: s.Tracer,
+			Ports: s.ports, Allocator: s.allocator, Catalog: s.catalog, Gangs: together,
+			Tracer:       s.Tracer,
 			CollectGrace: s.CollectGrace, BusyGrace: s.BusyGrace, TaintGrace: s.TaintGrace,
 			Concurrency: s.Concurrency,
 		}),

@@ -98,7 +98,7 @@ var bridgeStages = []string{
 // pkg/controller itself puts them together.
 var controllerStages = []string{
 	"model", "reconciling", "addresses", "sessions", "networks", "nodes", "pools", "xpus", "ports",
-	"claims", "webhook",
+	"gangs", "claims", "webhook",
 }
 
 // pkg is a package as go list tells it.

@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/addresses"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/gangs"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/networks"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/pools"
@@ -44,12 +45,15 @@ type Options struct {
 	Allocator *addresses.Allocator
 	// Catalog finds out whether a network can be used.
 	Catalog networks.Catalog
+	// Gangs decides when claims of gangs may report.
+	Gangs *gangs.Gangs
 	// Tracer records the stages of XPUPorts. It may be nil.
 	Tracer *tracing.Tracer
 
 	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim.
 	CollectGrace time.Duration
-	// BusyGrace is how long a claim waits for a Function before its condition says so.
+	// BusyGrace is how long a claim waits for a Function, or for its gang, before its condition says
+	// so.
 	BusyGrace time.Duration
 	// TaintGrace is how long the taint of a failed device may take before the failure is reported
 	// to the claim.
@@ -76,6 +80,7 @@ type reconciler struct {
 	queues functionQueues                           // of the claims that wait
 	// how long a Port is refused whose device has no taint yet
 	tainted reconciling.Durations[types.UID]
+	held    reconciling.Durations[reconcile.Request] // by claim: it waits for its gang
 }
 
 func (r *reconciler) setup(mgr ctrl.Manager) error {
@@ -89,6 +94,7 @@ func (r *reconciler) setup(mgr ctrl.Manager) error {
 			},
 		})).
 		WatchesRawSource(model.Source(r.Ports, r.portChanged)).
+		WatchesRawSource(r.Gangs.Decided()).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), reconciling.WhenSpecChanged).
 		Watches(&v1alpha1.DevicePool{},
 			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
@@ -221,29 +227,41 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after, err := r.retire(ctx, &c, devices, ports)
 	if err != nil || len(devices) == 0 {
 		r.busy.Reset(req)
+		r.leaveGang(req)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
 
 	before := c.DeepCopy()
+	conditions := make([][]metav1.Condition, len(devices))
 	for i := range devices {
 		switch {
 		case devices[i].Admin: // the scheduler may wait for its binding conditions all the same
-			setConditions(&c, &devices[i], provisioned(&c, v1alpha1.ReasonNoPortNeeded, onlySeen))
+			conditions[i] = provisioned(&c, v1alpha1.ReasonNoPortNeeded, onlySeen)
 			continue
 		case devices[i].Function == (function.ID{}):
 			continue // a share, for which the agent has not chosen a VF yet
 		}
 
-		conditions, again, err := r.device(ctx, &c, &devices[i], ports)
+		var again time.Duration
+		conditions[i], again, err = r.device(ctx, &c, &devices[i], ports)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-
-		setConditions(&c, &devices[i], conditions)
 		after = optional.Min(after, again)
 	}
 
-	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
+	again, err := r.askGang(ctx, &c, devices, conditions)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	for i := range devices {
+		if devices[i].Admin || devices[i].Function != (function.ID{}) {
+			setConditions(&c, &devices[i], conditions[i])
+		}
+	}
+
+	return ctrl.Result{RequeueAfter: optional.Min(after, again)},
+		r.report(ctx, &c, before, devices)
 }
 
 // onlySeen is the message for claims with adminAccess.

@@ -322,12 +322,12 @@ func shownFlags() []string {
 	return strings.Fields(`
 		--agent-timeout --authorization --cdi-dir --clusterprofile-provider-file --cni-allow-keys
 		--cni-socket --config-file --data-plane --dev-root --devinfo-dir --direct-config --from
-		--health-probe-bind-address --hook-attempts --hook-timeout --hooks-dir --host-pf
-		--host-pf-file --insecure --kube-api-burst --kube-api-qps --kubeconfig --kubelet-dir
-		--leader-elect --listen --log-format --log-level --metrics-bind-address --metrics-cert-dir
-		--metrics-listen --metrics-secure --metrics-tls --namespace --new-state --node-name
-		--nri-socket --pod-name --pod-uid --pprof-bind-address --pprof-listen --proc-root
-		--provision-timeout --provisioner --ready-socket --representor --resource-prefix
+		--gang-timeout --health-probe-bind-address --hook-attempts --hook-timeout --hooks-dir
+		--host-pf --host-pf-file --insecure --kube-api-burst --kube-api-qps --kubeconfig
+		--kubelet-dir --leader-elect --listen --log-format --log-level --metrics-bind-address
+		--metrics-cert-dir --metrics-listen --metrics-secure --metrics-tls --namespace --new-state
+		--node-name --nri-socket --pod-name --pod-uid --pprof-bind-address --pprof-listen
+		--proc-root --provision-timeout --provisioner --ready-socket --representor --resource-prefix
 		--resync-period --role --socket --source-filter --spool-dir --state --state-dir --sys-root
 		--sysctl --tls-cert --tls-client-ca --tls-key --to --underlay --uplink --use-cdi
 	`)

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gangs
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Answer is what a claim may report to the scheduler.
+type Answer int
+
+const (
+	// Alone lets the claim report what its own Ports are.
+	Alone Answer = iota
+	// Wait lets the claim report neither success nor failure yet.
+	Wait
+	// GiveBack lets the claim report that it failed, so that the scheduler takes its devices back.
+	GiveBack
+)
+
+// Verdict is the answer for one claim.
+type Verdict struct {
+	Answer Answer
+	// Group is the name of the PodGroup, "" for the claim of a pod that is in no gang.
+	Group string
+	// Message says why the claim is given back.
+	Message string
+
+	allocation string // of the claim that was judged; see [allocationOf]
+}
+
+// pod is a pod of a gang that has not failed and is not being deleted.
+type pod struct {
+	name  string
+	bound bool
+	// begun is set if the pod is evidence that its gang was complete: it was bound with devices
+	// that have binding conditions, or one of its claims was told that it may be.
+	begun bool
+	// lacks says what the pod waits for, "" if nothing of its claims keeps it from being bound.
+	lacks string
+	// failed says why the xPU refuses a Port of the pod, "" if it refuses none.
+	failed string
+	// claims are those with devices of this driver that have binding conditions.
+	claims []gangClaim
+}
+
+// gangClaim is one allocation of a claim.
+type gangClaim struct {
+	key        types.NamespacedName
+	allocation string // see [allocationOf]
+	allocated  time.Time
+	// givenBackAt is when the claim reported that its gang is given back, zero if it did not.
+	givenBackAt time.Time
+	givenBack   string // the message then
+}
+
+// gang is what is known about a PodGroup.
+type gang struct {
+	name string
+	// minCount is how many pods run together. It is 0 if that is not known, or if the pods of the
+	// group need not run together.
+	minCount int
+	pods     []pod
+	// deadline is when an incomplete gang is given back.
+	deadline time.Time
+}
+
+// decide returns the answer for each claim of the pods that are not bound.
+func decide(g gang, now time.Time) map[types.NamespacedName]Verdict {
+	verdicts := map[types.NamespacedName]Verdict{}
+	answer, message := g.answer(now)
+	earlier, because := g.givenBack()
+
+	for _, p := range g.pods {
+		for _, c := range p.claims {
+			v := Verdict{Answer: answer, Group: g.name, Message: message, allocation: c.allocation}
+			switch {
+			case p.bound:
+				v.Answer, v.Message = Alone, ""
+			case !earlier.IsZero() && !c.allocated.After(earlier):
+				// A controller before this one gave the gang back, and did not tell every claim.
+				v.Answer, v.Message = GiveBack, because
+			case answer == Wait && p.failed != "": // the gang can do without this pod
+				v.Answer = Alone
+			}
+			verdicts[c.key] = v
+		}
+	}
+
+	return verdicts
+}
+
+// answer returns what all claims of pods that are not bound have in common, and why they are given
+// back.
+func (g gang) answer(now time.Time) (Answer, string) {
+	if g.minCount == 0 {
+		return Alone, ""
+	}
+
+	ready, failed := 0, 0
+	var refusal string
+	for _, p := range g.pods {
+		switch {
+		case p.begun:
+			return Alone, ""
+		case p.bound || p.lacks == "" && p.failed == "":
+			ready++
+		case p.failed != "":
+			failed++
+			refusal = fmt.Sprintf("PodGroup %s: pod %s: %s", g.name, p.name, p.failed)
+		}
+	}
+
+	switch {
+	case ready >= g.minCount:
+		return Alone, ""
+	case failed > 0 && len(g.pods)-failed < g.minCount:
+		return GiveBack, refusal
+	case !now.Before(g.deadline):
+		return GiveBack, g.incomplete(ready)
+	}
+	return Wait, ""
+}
+
+// named is how many pods a message names.
+const named = 3
+
+// incomplete says which pods the gang lacks.
+func (g gang) incomplete(ready int) string {
+	var missing []string
+	for _, p := range g.pods {
+		reason := p.lacks
+		if p.failed != "" {
+			reason = p.failed
+		}
+		if !p.bound && reason != "" {
+			missing = append(missing, fmt.Sprintf("pod %s: %s", p.name, reason))
+		}
+	}
+	if more := len(missing) - named; more > 0 {
+		missing = append(missing[:named], fmt.Sprintf("and %d other pods", more))
+	}
+	if absent := g.minCount - len(g.pods); absent > 0 {
+		missing = append(missing, fmt.Sprintf("it has %d pods", len(g.pods)))
+	}
+
+	return fmt.Sprintf("PodGroup %s was not complete in time, with %d of %d pods: %s", g.name, ready,
+		g.minCount, strings.Join(missing, "; "))
+}
+
+// givenBack returns when a claim of a pod that is not bound last reported that the gang is given
+// back, and why. The time is zero if none reported it.
+func (g gang) givenBack() (at time.Time, why string) {
+	for _, p := range g.pods {
+		for _, c := range p.claims {
+			if !p.bound && c.givenBackAt.After(at) {
+				at, why = c.givenBackAt, c.givenBack
+			}
+		}
+	}
+	return at, why
+}
