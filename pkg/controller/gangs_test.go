@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +102,27 @@ func (c *cluster) place(w *worker) {
 	}
 }
 
+// allocateAt is place for a scheduler whose clock says another time.
+func (c *cluster) allocateAt(w *worker, at time.Time) {
+	c.Helper()
+	c.place(w)
+	for _, o := range w.claims {
+		c.eventually("allocated at another time", func() error {
+			if err := c.get(o); err != nil {
+				return err
+			}
+			status := o.Status
+			o.Status = resourceapi.ResourceClaimStatus{}
+			if err := c.Status().Update(context.Background(), o); err != nil {
+				return err
+			}
+			o.Status.Allocation, o.Status.ReservedFor = status.Allocation, status.ReservedFor
+			o.Status.Allocation.AllocationTimestamp = ptr.To(metav1.NewTime(at))
+			return c.Status().Update(context.Background(), o)
+		})
+	}
+}
+
 // bind does what the scheduler does when all conditions are true.
 func (c *cluster) bind(pod *corev1.Pod) {
 	c.Helper()
@@ -176,35 +196,22 @@ func TestGangTogether(t *testing.T) {
 	}
 }
 
-func opitestID(f function.ID) string {
-	return "vf-" + strings.NewReplacer(":", "-", ".", "-").Replace(f.String())
-}
-
-// TestGangRefused: when an xPU refuses one Port, the device is tainted first, and then all claims
-// of the gang are given back.
+// TestGangRefused: when an xPU refuses a Port, the device is tainted first, and then the scheduler is
+// told to take another one. The others of the gang wait for it, also those of the same pod.
 func TestGangRefused(t *testing.T) {
 	c, agent := gangCluster(t, nil)
 	slice := c.slice("fast", vf(0), vf(1), vf(2), vf(3))
 	c.gangOf("train", 2)
-	bad := opitestID(vf(3))
-	agent.Set(func(b *opitest.Behaviour) {
-		b.Realise = func(id string) error {
-			if id == bad {
-				return errors.New("no such representor")
-			}
-			return nil
-		}
-	})
+	agent.Set(func(b *opitest.Behaviour) { b.Realise = refuse(vf(3)) })
 
 	a, b := c.worker("train", "a", 0, 2), c.worker("train", "b", 2, 2)
 	c.place(a)
 	c.place(b)
 	c.reason(a, v1alpha1.ReasonGangIncomplete, "PodGroup train")
-	c.claimReason(b.claims[1], v1alpha1.ConditionProvisioned, v1alpha1.ReasonFailed, "representor")
-	for _, o := range slices.Concat(a.claims, b.claims) {
-		if err := c.get(o); err != nil || deviceHas(o, v1alpha1.ConditionProvisionFailed) {
-			t.Errorf("claim %s was given back before the device was tainted (%v)", o.Name, err)
-		}
+	refused := b.claims[1]
+	c.claimReason(refused, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFailed, "representor")
+	if deviceHas(refused, v1alpha1.ConditionProvisionFailed) {
+		t.Error("the claim failed before the device was tainted")
 	}
 
 	slice.Spec.Devices[3].Taints = []resourceapi.DeviceTaint{{
@@ -213,37 +220,90 @@ func TestGangRefused(t *testing.T) {
 	if err := c.Update(t.Context(), slice); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []*resourceapi.ResourceClaim{a.claims[0], a.claims[1], b.claims[0]} {
-		c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonGangFailed,
-			"pod b: ResourceClaim "+b.claims[1].Name+": Failed: ")
-	}
-	c.claimReason(b.claims[1], v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed,
-		"representor")
-	c.told("Pod", "a", v1alpha1.ReasonGangFailed)
+	c.claimReason(refused, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed, "representor")
+	c.notReady(a)
+	c.notReady(b)
 
-	// The scheduler gives all devices back and places the gang again.
-	for _, o := range slices.Concat(a.claims, b.claims) {
-		c.deallocate(o)
-	}
-	c.has(agent)
-	b.rails[1] = vf(4)
-	c.place(a)
-	c.place(b)
+	c.deallocate(refused)
+	c.allocate(refused, want{pool: "fast", function: vf(4), beforeBind: true, pod: "b",
+		podUID: b.pod.UID})
 	c.reason(a, v1alpha1.ReasonUp, "")
 	c.reason(b, v1alpha1.ReasonUp, "")
 }
 
+// refuse has an OPI agent refuse the port of a Function.
+func refuse(f function.ID) func(id string) error {
+	port := "vf-" + strings.NewReplacer(":", "-", ".", "-").Replace(f.String())
+	return func(id string) error {
+		if id == port {
+			return errors.New("no such representor")
+		}
+		return nil
+	}
+}
+
 // TestGangNotComplete: a gang of which a pod is missing is given back after a while, with a message
-// that says which.
+// that says which, also those claims whose Ports are not up. Given back, it may be placed again.
 func TestGangNotComplete(t *testing.T) {
-	c, _ := gangCluster(t, func(o *Options) { o.GangTimeout = 3 * time.Second })
+	c, agent := gangCluster(t, func(o *Options) { o.GangTimeout = 3 * time.Second })
 	c.gangOf("train", 3)
 	a, b := c.worker("train", "a", 0, 1), c.worker("train", "b", 1, 1)
+	pending := c.worker("train", "c", 2, 1)
 	c.place(a)
 	c.reason(a, v1alpha1.ReasonGangIncomplete, "")
-	c.claimReason(a.claims[0], v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonGangFailed,
-		"with 1 of 3 pods: pod b: ResourceClaim "+b.claims[0].Name+
-			" is not allocated; it has 2 pods")
+	agent.Set(func(b *opitest.Behaviour) { b.Held = true })
+	c.place(pending)
+	message := "PodGroup train was not complete in time, with 1 of 3 pods: pod b: ResourceClaim " +
+		b.claims[0].Name + " is not allocated; pod c: a Port of ResourceClaim"
+	for _, w := range []*worker{a, pending} {
+		c.claimReason(w.claims[0], v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonGangFailed,
+			message)
+		c.told("Pod", w.pod.Name, v1alpha1.ReasonGangFailed)
+	}
+
+	agent.Set(func(b *opitest.Behaviour) { b.Held = false })
+	c.deallocate(a.claims[0])
+	c.deallocate(pending.claims[0])
+	c.has(agent)
+	for _, w := range []*worker{a, b, pending} {
+		c.place(w)
+	}
+	for _, w := range []*worker{a, b, pending} {
+		c.reason(w, v1alpha1.ReasonUp, "")
+	}
+}
+
+// TestGangGivenBackTwice: a controller that ended while it gave a gang back is followed by one that
+// tells the other claims. What was allocated since then is not given back.
+func TestGangGivenBackTwice(t *testing.T) {
+	c, _ := gangCluster(t, nil)
+	c.gangOf("train", 3)
+	told, untold, next := c.worker("train", "a", 0, 1), c.worker("train", "b", 1, 1),
+		c.worker("train", "c", 2, 1)
+	c.place(told)
+	c.place(untold)
+	c.reason(told, v1alpha1.ReasonGangIncomplete, "")
+	c.reason(untold, v1alpha1.ReasonGangIncomplete, "")
+	c.stop()
+
+	c.eventually("one claim is told, by the controller before this one", func() error {
+		o := told.claims[0]
+		if err := c.get(o); err != nil {
+			return err
+		}
+		meta.SetStatusCondition(&o.Status.Devices[0].Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionProvisionFailed, Status: metav1.ConditionTrue,
+			Reason: v1alpha1.ReasonGangFailed, Message: "PodGroup train was not complete in time",
+			LastTransitionTime: metav1.NewTime(time.Now().Add(2 * time.Second)),
+		})
+		return c.Status().Update(t.Context(), o)
+	})
+	c.start(nil)
+	c.claimReason(untold.claims[0], v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonGangFailed,
+		"not complete in time")
+
+	c.allocateAt(next, time.Now().Add(5*time.Second))
+	c.reason(next, v1alpha1.ReasonGangIncomplete, "")
 }
 
 // TestGangRuns: a pod that is made anew while its gang runs, and a pod beyond minCount, wait for
@@ -300,15 +360,7 @@ func TestGangSpares(t *testing.T) {
 	c, agent := gangCluster(t, func(o *Options) { o.TaintGrace = time.Millisecond })
 	c.slice("fast", vf(0), vf(1), vf(2))
 	c.gangOf("train", 2)
-	bad := opitestID(vf(0))
-	agent.Set(func(b *opitest.Behaviour) {
-		b.Realise = func(id string) error {
-			if id == bad {
-				return errors.New("no such representor")
-			}
-			return nil
-		}
-	})
+	agent.Set(func(b *opitest.Behaviour) { b.Realise = refuse(vf(0)) })
 	spare := c.worker("train", "spare", 0, 1)
 	a, b := c.worker("train", "a", 1, 1), c.worker("train", "b", 2, 1)
 	c.place(spare)

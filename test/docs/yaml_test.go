@@ -38,7 +38,8 @@ var cluster *kubeapitest.Cluster
 func TestMain(m *testing.M) {
 	os.Exit(kubeapitest.Main(m, filepath.Join(root, "deploy"), func(c *kubeapitest.Cluster) {
 		cluster = c
-	}))
+	}, [2]string{"feature-gates", "GenericWorkload=true"},
+		[2]string{"runtime-config", "scheduling.k8s.io/v1beta1=true"}))
 }
 
 // A manifest is YAML in a document or a file that describes objects.

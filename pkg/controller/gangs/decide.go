@@ -42,8 +42,6 @@ type pod struct {
 	begun bool
 	// lacks says what the pod waits for, "" if nothing of its claims keeps it from being bound.
 	lacks string
-	// failed says why the xPU refuses a Port of the pod, "" if it refuses none.
-	failed string
 	// claims are those with devices of this driver that have binding conditions.
 	claims []gangClaim
 }
@@ -53,6 +51,7 @@ type gangClaim struct {
 	key        types.NamespacedName
 	allocation string // see [allocationOf]
 	allocated  time.Time
+	failed     string // why an xPU refuses a Port, "" if none does
 	// givenBackAt is when the claim reported that its gang is given back, zero if it did not.
 	givenBackAt time.Time
 	givenBack   string // the message then
@@ -84,7 +83,10 @@ func decide(g gang, now time.Time) map[types.NamespacedName]Verdict {
 			case !earlier.IsZero() && !c.allocated.After(earlier):
 				// A controller before this one gave the gang back, and did not tell every claim.
 				v.Answer, v.Message = GiveBack, because
-			case answer == Wait && p.failed != "": // the gang can do without this pod
+			case answer == Wait && c.failed != "":
+				// The scheduler takes another device for this claim, while the others wait. It
+				// would take back all claims of a gang too slowly: one after the other, with a pause
+				// before each (Kubernetes 1.37).
 				v.Answer = Alone
 			}
 			verdicts[c.key] = v
@@ -101,29 +103,33 @@ func (g gang) answer(now time.Time) (Answer, string) {
 		return Alone, ""
 	}
 
-	ready, failed := 0, 0
-	var refusal string
+	ready := 0
 	for _, p := range g.pods {
 		switch {
 		case p.begun:
 			return Alone, ""
-		case p.bound || p.lacks == "" && p.failed == "":
+		case p.bound || p.reason() == "":
 			ready++
-		case p.failed != "":
-			failed++
-			refusal = fmt.Sprintf("PodGroup %s: pod %s: %s", g.name, p.name, p.failed)
 		}
 	}
 
 	switch {
 	case ready >= g.minCount:
 		return Alone, ""
-	case failed > 0 && len(g.pods)-failed < g.minCount:
-		return GiveBack, refusal
 	case !now.Before(g.deadline):
 		return GiveBack, g.incomplete(ready)
 	}
 	return Wait, ""
+}
+
+// reason says why the pod cannot be bound yet, "" if it can.
+func (p pod) reason() string {
+	for _, c := range p.claims {
+		if c.failed != "" {
+			return c.failed
+		}
+	}
+	return p.lacks
 }
 
 // named is how many pods a message names.
@@ -133,11 +139,7 @@ const named = 3
 func (g gang) incomplete(ready int) string {
 	var missing []string
 	for _, p := range g.pods {
-		reason := p.lacks
-		if p.failed != "" {
-			reason = p.failed
-		}
-		if !p.bound && reason != "" {
+		if reason := p.reason(); !p.bound && reason != "" {
 			missing = append(missing, fmt.Sprintf("pod %s: %s", p.name, reason))
 		}
 	}

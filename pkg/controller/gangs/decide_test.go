@@ -32,7 +32,7 @@ func TestDecide(t *testing.T) {
 	up := func(name string) pod { return member(name, nil) }
 	bound := func(p *pod) { p.bound = true }
 	lacks := func(p *pod) { p.lacks = "a Port is not up" }
-	failed := func(p *pod) { p.failed = "Failed: on fire" }
+	failed := func(p *pod) { p.claims[0].failed = "Failed: on fire" }
 	given := func(p *pod) {
 		p.lacks, p.claims[0].givenBack = "given back", "because of x"
 		p.claims[0].givenBackAt = now.Add(-30 * time.Second)
@@ -60,16 +60,14 @@ func TestDecide(t *testing.T) {
 			[]Answer{Alone, Alone, Alone}, "",
 		},
 		"refused": {
-			2, false, []pod{up("a"), member("b", failed)}, []Answer{GiveBack, GiveBack},
-			"PodGroup train: pod b: Failed: on fire",
-		},
-		"refused, others are pending": {
-			3, false, []pod{up("a"), member("b", failed), member("c", lacks)},
-			[]Answer{GiveBack, GiveBack, GiveBack}, "pod b: Failed: on fire",
+			2, false, []pod{up("a"), member("b", failed)}, []Answer{Wait, Alone}, "",
 		},
 		"a spare is refused": {
-			2, false, []pod{up("a"), member("b", failed), member("c", lacks)},
-			[]Answer{Wait, Alone, Wait}, "",
+			2, false, []pod{up("a"), member("b", failed), up("c")}, []Answer{Alone, Alone, Alone}, "",
+		},
+		"refused, late": {
+			2, true, []pod{up("a"), member("b", failed)}, []Answer{GiveBack, GiveBack},
+			"with 1 of 2 pods: pod b: Failed: on fire",
 		},
 		"late": {
 			5, true,
@@ -103,6 +101,22 @@ func TestDecide(t *testing.T) {
 					test.message)
 			}
 		}
+	}
+}
+
+// TestRefusedRail: of a pod with two claims, only the one whose Port is refused reports that, because
+// a claim that reports success would let the gang begin.
+func TestRefusedRail(t *testing.T) {
+	p := member("a", nil)
+	p.claims = append(p.claims, gangClaim{
+		key: types.NamespacedName{Name: "second"}, failed: "Failed: on fire",
+	})
+	verdicts := decide(gang{name: "train", minCount: 1, pods: []pod{p},
+		deadline: now.Add(time.Minute)}, now)
+	first := verdicts[types.NamespacedName{Name: "a"}].Answer
+	second := verdicts[types.NamespacedName{Name: "second"}].Answer
+	if first != Wait || second != Alone {
+		t.Errorf("answers %d and %d", first, second)
 	}
 }
 

@@ -253,15 +253,12 @@ func (g *Gangs) addClaim(m *pod, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 			of.givenBackAt, of.givenBack = failed.LastTransitionTime.Time, failed.Message
 		}
 	}
-	m.claims = append(m.claims, of)
 
-	lacks, failed := g.stateOf(p, c, devices, of)
-	if lacks != "" {
+	var lacks string
+	if lacks, of.failed = g.stateOf(p, c, devices, of); lacks != "" {
 		m.lacks = lacks
 	}
-	if failed != "" {
-		m.failed = failed
-	}
+	m.claims = append(m.claims, of)
 }
 
 // stateOf returns what a claim lacks, and why an xPU refuses one of its Ports.
@@ -302,8 +299,11 @@ func (g *Gangs) deadline(group string, pods []pod) time.Time {
 	var keys []types.NamespacedName
 	for _, p := range pods {
 		for _, c := range p.claims {
+			if p.bound || !c.givenBackAt.IsZero() {
+				continue
+			}
 			keys = append(keys, c.key)
-			if !p.bound && !c.allocated.IsZero() && (first.IsZero() || c.allocated.Before(first)) {
+			if !c.allocated.IsZero() && (first.IsZero() || c.allocated.Before(first)) {
 				first = c.allocated
 			}
 		}

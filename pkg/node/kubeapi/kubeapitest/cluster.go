@@ -101,9 +101,9 @@ func (c *Cluster) Restart() error {
 
 // Main runs the tests of a package with an API server of [Start]. It first calls use with the API
 // server, or with nil if the API server's program is missing. Main is for TestMain, and returns the
-// code to exit with.
-func Main(m *testing.M, deploy string, use func(*Cluster)) int {
-	c, err := Start(deploy)
+// code to exit with. flags are those of [Start].
+func Main(m *testing.M, deploy string, use func(*Cluster), flags ...[2]string) int {
+	c, err := Start(deploy, flags...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
