@@ -146,6 +146,7 @@ const (
 	ReasonNoPortNeeded     = "NoPortNeeded"
 	ReasonGangIncomplete   = "GangIncomplete" // the claim's Ports are up, others of its gang are not
 	ReasonGangFailed       = "GangFailed"     // the claim is given back with its gang
+	ReasonSiblingFailed    = "SiblingFailed"  // the claim is given back with another one of its pod
 	ReasonAttached         = "Attached"
 	ReasonLost             = "Lost"
 	ReasonPublished        = "Published"

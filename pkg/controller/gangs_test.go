@@ -197,7 +197,8 @@ func TestGangTogether(t *testing.T) {
 }
 
 // TestGangRefused: when an xPU refuses a Port, the device is tainted first, and then the scheduler is
-// told to take another one. The others of the gang wait for it, also those of the same pod.
+// told to place the pod again. It is told by all claims of the pod, because it looks at none behind
+// one that is not ready. The others of the gang wait.
 func TestGangRefused(t *testing.T) {
 	c, agent := gangCluster(t, nil)
 	slice := c.slice("fast", vf(0), vf(1), vf(2), vf(3))
@@ -208,7 +209,7 @@ func TestGangRefused(t *testing.T) {
 	c.place(a)
 	c.place(b)
 	c.reason(a, v1alpha1.ReasonGangIncomplete, "PodGroup train")
-	refused := b.claims[1]
+	refused, sibling := b.claims[1], b.claims[0]
 	c.claimReason(refused, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFailed, "representor")
 	if deviceHas(refused, v1alpha1.ConditionProvisionFailed) {
 		t.Error("the claim failed before the device was tainted")
@@ -221,12 +222,15 @@ func TestGangRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.claimReason(refused, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed, "representor")
+	c.claimReason(sibling, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonSiblingFailed,
+		"ResourceClaim "+refused.Name+": Failed: ")
 	c.notReady(a)
 	c.notReady(b)
 
 	c.deallocate(refused)
-	c.allocate(refused, want{pool: "fast", function: vf(4), beforeBind: true, pod: "b",
-		podUID: b.pod.UID})
+	c.deallocate(sibling)
+	b.rails[1] = vf(4)
+	c.place(b)
 	c.reason(a, v1alpha1.ReasonUp, "")
 	c.reason(b, v1alpha1.ReasonUp, "")
 }

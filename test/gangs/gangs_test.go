@@ -31,12 +31,12 @@ func TestGang(t *testing.T) {
 	for _, agent := range w.agents {
 		agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
 	}
-	t.Logf("4 pods x 2 rails bound after %s", w.bound(w.gang("train", 4, 2), time.Minute))
+	t.Logf("4 pods x 2 rails bound after %s", w.bound(w.gang("train", 4, 2, false), time.Minute))
 	w.clear("train")
 
 	w.agents[0].Set(func(b *opitest.Behaviour) { b.Realise = w.refuseFirst() })
 	t.Logf("4 pods x 2 rails, one of them refused, bound after %s",
-		w.bound(w.gang("again", 4, 2), time.Minute))
+		w.bound(w.gang("again", 4, 2, false), time.Minute))
 }
 
 // refuseFirst has an OPI agent refuse the first port that it is asked for.
@@ -76,7 +76,7 @@ func TestGangKilled(t *testing.T) {
 		}
 
 		name := fmt.Sprint("train", i)
-		pods := w.gang(name, 4, 2)
+		pods := w.gang(name, 4, 2, random.IntN(2) == 0)
 		time.Sleep(between(7 * time.Second)) // it is the point of the kill
 		switch random.IntN(3) {
 		case 0:

@@ -176,9 +176,15 @@ func (w *world) start() {
 // declare creates the objects of an administrator.
 func (w *world) declare() {
 	const ours = `device.driver == "` + v1alpha1.GroupName + `"`
-	rail := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
-		{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
-	}}
+	template := func(name string, count int64) *resourceapi.ResourceClaimTemplate {
+		request := resourceapi.DeviceRequest{Name: "nic",
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu", Count: count}}
+		return &resourceapi.ResourceClaimTemplate{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+				Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}},
+		}
+	}
 	for _, o := range []client.Object{
 		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
 			Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
@@ -190,10 +196,7 @@ func (w *world) declare() {
 		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "xpu"},
 			Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
 				{CEL: &resourceapi.CELDeviceSelector{Expression: ours}}}}},
-		&resourceapi.ResourceClaimTemplate{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "rail"},
-			Spec: resourceapi.ResourceClaimTemplateSpec{
-				Spec: resourceapi.ResourceClaimSpec{Devices: rail}}},
+		template("rail", 1), template("2-rails", 2),
 	} {
 		must.Succeed(w, w.Create(context.Background(), o))
 	}
@@ -252,8 +255,12 @@ func vf(n int) function.ID {
 	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:02.%d", n))}
 }
 
-// gang creates a PodGroup and its pods, which ask for this many rails each.
-func (w *world) gang(name string, pods int32, rails int) []*corev1.Pod {
+// railsOf is the annotation of a pod with the number of its Functions.
+const railsOf = "rails"
+
+// gang creates a PodGroup and its pods, which ask for this many rails each, by a claim for each rail
+// or by one claim.
+func (w *world) gang(name string, pods int32, rails int, oneClaim bool) []*corev1.Pod {
 	ctx := context.Background()
 	must.Succeed(w, w.Create(ctx, &schedulingapi.PodGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -264,15 +271,20 @@ func (w *world) gang(name string, pods int32, rails int) []*corev1.Pod {
 	var made []*corev1.Pod
 	for i := range pods {
 		p := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%d", name, i)},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%d", name, i),
+				Annotations: map[string]string{railsOf: fmt.Sprint(rails)}},
 			Spec: corev1.PodSpec{
 				SchedulingGroup: &corev1.PodSchedulingGroup{PodGroupName: &name},
 				Containers:      []corev1.Container{{Name: "main", Image: "pause"}},
 			},
 		}
-		for n := range rails {
+		template, claims := "rail", rails
+		if oneClaim {
+			template, claims = fmt.Sprint(rails, "-rails"), 1
+		}
+		for n := range claims {
 			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{
-				Name: fmt.Sprint("rail", n), ResourceClaimTemplateName: ptr.To("rail")})
+				Name: fmt.Sprint("rail", n), ResourceClaimTemplateName: &template})
 		}
 		must.Succeed(w, w.Create(ctx, p))
 		made = append(made, p)
@@ -340,7 +352,8 @@ func (w *world) missing(ctx context.Context, gang string) string {
 	}
 	complete := int32(0)
 	for _, p := range pods.Items {
-		if *p.Spec.SchedulingGroup.PodGroupName == gang && up[p.Name] == len(p.Spec.ResourceClaims) {
+		if *p.Spec.SchedulingGroup.PodGroupName == gang &&
+			fmt.Sprint(up[p.Name]) == p.Annotations[railsOf] {
 			complete++
 		}
 	}

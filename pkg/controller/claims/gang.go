@@ -44,9 +44,12 @@ func (r *reconciler) askGang(
 	switch {
 	case verdict.Answer == gangs.Wait:
 		return r.holdBack(c, verdict, devices, binding, conditions), nil
-	case verdict.Answer == gangs.GiveBack && state != gangs.Failed:
+	case verdict.Answer == gangs.GiveBack:
 		for _, i := range binding {
-			conditions[i] = givenBack(c, verdict.Message)
+			failed := meta.FindStatusCondition(conditions[i], v1alpha1.ConditionProvisionFailed)
+			if failed == nil {
+				conditions[i] = givenBack(c, verdict.Reason, verdict.Message)
+			}
 		}
 	}
 	r.held.Reset(request)
@@ -113,35 +116,29 @@ func (r *reconciler) holdBack(
 	return pause
 }
 
-// givenBack returns the conditions of a device that is given back with its gang.
-func givenBack(c *resourceapi.ResourceClaim, message string) []metav1.Condition {
-	conditions := provisioned(c, v1alpha1.ReasonGangFailed, message)
+// givenBack returns the conditions of a device that is given back with others.
+func givenBack(c *resourceapi.ResourceClaim, reason, message string) []metav1.Condition {
+	conditions := provisioned(c, reason, message)
 	failed := conditions[0]
 	failed.Type, failed.Status = v1alpha1.ConditionProvisionFailed, metav1.ConditionTrue
 	return append(conditions, failed)
 }
 
-// keepGivenBack keeps the conditions of a claim that was given back with its gang, and reports
-// whether it was.
+// keepGivenBack keeps the conditions of devices that were given back with others, and reports
+// whether any were.
 func keepGivenBack(
 	c *resourceapi.ResourceClaim, devices []claim.Device, binding []int,
 	conditions [][]metav1.Condition,
-) bool {
-	var message string
+) (kept bool) {
 	for _, i := range binding {
 		told := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisionFailed)
-		if told.Reason == v1alpha1.ReasonGangFailed {
-			message = told.Message
+		switch told.Reason {
+		case v1alpha1.ReasonGangFailed, v1alpha1.ReasonSiblingFailed:
+			conditions[i] = givenBack(c, told.Reason, told.Message)
+			kept = true
 		}
 	}
-	if message == "" {
-		return false
-	}
-
-	for _, i := range binding {
-		conditions[i] = givenBack(c, message)
-	}
-	return true
+	return kept
 }
 
 // allProvisioned reports whether the claim says of all these devices that they are provisioned.

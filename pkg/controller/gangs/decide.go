@@ -3,11 +3,14 @@
 package gangs
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
 // Answer is what a claim may report to the scheduler.
@@ -27,8 +30,8 @@ type Verdict struct {
 	Answer Answer
 	// Group is the name of the PodGroup, "" for the claim of a pod that is in no gang.
 	Group string
-	// Message says why the claim is given back.
-	Message string
+	// Reason and Message say why the claim is given back.
+	Reason, Message string
 
 	allocation string // of the claim that was judged; see [allocationOf]
 }
@@ -52,6 +55,7 @@ type gangClaim struct {
 	allocation string // see [allocationOf]
 	allocated  time.Time
 	failed     string // why an xPU refuses a Port, "" if none does
+	told       bool   // it has reported that it failed or is given back
 	// givenBackAt is when the claim reported that its gang is given back, zero if it did not.
 	givenBackAt time.Time
 	givenBack   string // the message then
@@ -76,18 +80,21 @@ func decide(g gang, now time.Time) map[types.NamespacedName]Verdict {
 
 	for _, p := range g.pods {
 		for _, c := range p.claims {
-			v := Verdict{Answer: answer, Group: g.name, Message: message, allocation: c.allocation}
+			v := Verdict{Answer: answer, Group: g.name, Reason: v1alpha1.ReasonGangFailed,
+				Message: message, allocation: c.allocation}
 			switch {
 			case p.bound:
-				v.Answer, v.Message = Alone, ""
+				v.Answer = Alone
 			case !earlier.IsZero() && !c.allocated.After(earlier):
 				// A controller before this one gave the gang back, and did not tell every claim.
 				v.Answer, v.Message = GiveBack, because
-			case answer == Wait && c.failed != "":
-				// The scheduler takes another device for this claim, while the others wait. It
-				// would take back all claims of a gang too slowly: one after the other, with a pause
-				// before each (Kubernetes 1.37).
-				v.Answer = Alone
+			case answer == Wait && p.failed() != "":
+				// The pod is placed again while the others wait. The scheduler would take back all
+				// claims of a gang too slowly: one after the other, with a pause before each. Of a
+				// pod it looks at no later claim while an earlier one is not ready, so that all of
+				// them must fail (Kubernetes 1.37, isPodReadyForBinding).
+				v.Answer, v.Reason = GiveBack, v1alpha1.ReasonSiblingFailed
+				v.Message = p.failed()
 			}
 			verdicts[c.key] = v
 		}
@@ -122,15 +129,18 @@ func (g gang) answer(now time.Time) (Answer, string) {
 	return Wait, ""
 }
 
-// reason says why the pod cannot be bound yet, "" if it can.
-func (p pod) reason() string {
+// failed says why an xPU refuses a Port of the pod, "" if none does.
+func (p pod) failed() string {
 	for _, c := range p.claims {
 		if c.failed != "" {
 			return c.failed
 		}
 	}
-	return p.lacks
+	return ""
 }
+
+// reason says why the pod cannot be bound yet, "" if it can.
+func (p pod) reason() string { return cmp.Or(p.failed(), p.lacks) }
 
 // named is how many pods a message names.
 const named = 3

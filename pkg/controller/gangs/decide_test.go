@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
 var now = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
@@ -60,7 +62,8 @@ func TestDecide(t *testing.T) {
 			[]Answer{Alone, Alone, Alone}, "",
 		},
 		"refused": {
-			2, false, []pod{up("a"), member("b", failed)}, []Answer{Wait, Alone}, "",
+			2, false, []pod{up("a"), member("b", failed)}, []Answer{Wait, GiveBack},
+			"Failed: on fire",
 		},
 		"a spare is refused": {
 			2, false, []pod{up("a"), member("b", failed), up("c")}, []Answer{Alone, Alone, Alone}, "",
@@ -104,8 +107,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestRefusedRail: of a pod with two claims, only the one whose Port is refused reports that, because
-// a claim that reports success would let the gang begin.
+// TestRefusedRail: of a pod with two claims, both are given back when a Port of one is refused, and
+// for a reason that does not give back the gang.
 func TestRefusedRail(t *testing.T) {
 	p := member("a", nil)
 	p.claims = append(p.claims, gangClaim{
@@ -113,10 +116,11 @@ func TestRefusedRail(t *testing.T) {
 	})
 	verdicts := decide(gang{name: "train", minCount: 1, pods: []pod{p},
 		deadline: now.Add(time.Minute)}, now)
-	first := verdicts[types.NamespacedName{Name: "a"}].Answer
-	second := verdicts[types.NamespacedName{Name: "second"}].Answer
-	if first != Wait || second != Alone {
-		t.Errorf("answers %d and %d", first, second)
+	for _, name := range []string{"a", "second"} {
+		v := verdicts[types.NamespacedName{Name: name}]
+		if v.Answer != GiveBack || v.Reason != v1alpha1.ReasonSiblingFailed {
+			t.Errorf("claim %s: %+v", name, v)
+		}
 	}
 }
 

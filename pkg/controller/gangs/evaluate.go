@@ -249,6 +249,7 @@ func (g *Gangs) addClaim(m *pod, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 	}
 	for _, d := range devices {
 		failed := meta.FindStatusCondition(conditionsOf(c, d), v1alpha1.ConditionProvisionFailed)
+		of.told = of.told || failed != nil
 		if failed != nil && failed.Reason == v1alpha1.ReasonGangFailed {
 			of.givenBackAt, of.givenBack = failed.LastTransitionTime.Time, failed.Message
 		}
@@ -271,10 +272,10 @@ func (g *Gangs) stateOf(
 	q := g.held[of.key]
 	asked := q != nil && q.allocation == of.allocation
 	switch {
-	case !of.givenBackAt.IsZero():
-		return fmt.Sprintf("ResourceClaim %s is given back", c.Name), ""
-	case asked && q.state == Failed:
+	case asked && q.state == Failed && of.givenBackAt.IsZero():
 		return "", fmt.Sprintf("ResourceClaim %s: %s", c.Name, q.failure)
+	case of.told:
+		return fmt.Sprintf("ResourceClaim %s is given back", c.Name), ""
 	case !resourceclaim.IsReservedForPod(p, c, true):
 		// The scheduler has left off binding the pod.
 		return fmt.Sprintf("ResourceClaim %s is not reserved for it", c.Name), ""
@@ -299,7 +300,7 @@ func (g *Gangs) deadline(group string, pods []pod) time.Time {
 	var keys []types.NamespacedName
 	for _, p := range pods {
 		for _, c := range p.claims {
-			if p.bound || !c.givenBackAt.IsZero() {
+			if p.bound || c.told {
 				continue
 			}
 			keys = append(keys, c.key)

@@ -85,7 +85,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			allocated.Time = at.Time
 		}
 
-		provisioned := f.provisioned(&i, port, f.joins(device), status)
+		provisioned := f.withGang(f.provisioned(&i, port, f.joins(device), status), device, status)
 		i.Stages = []Stage{requested, allocated, f.bound(), provisioned}
 		if device.BeforeBind {
 			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}

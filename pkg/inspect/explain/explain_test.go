@@ -48,7 +48,8 @@ type cluster struct {
 	target  string
 	away    string // why the node's agent does not run, as its XPUNode says
 	class   string // extended resource of a DeviceClass
-	listing error  // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
+	more    []client.Object
+	listing error // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
 }
 
 func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[0].Attachment }
@@ -183,6 +184,7 @@ func (c *cluster) explain(t *testing.T) *Pod {
 	for i := range c.events {
 		objects = append(objects, &c.events[i])
 	}
+	objects = append(objects, c.more...)
 
 	refuse := interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch,
 		list client.ObjectList, options ...client.ListOption,

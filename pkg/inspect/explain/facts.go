@@ -42,6 +42,9 @@ type facts struct {
 	// classResources are the extended resources of DeviceClasses, for which the scheduler makes
 	// claims.
 	classResources sets.Set[string]
+	// gang is what the pod's PodGroup waits for, nil if the pod is in none, is bound, or it could not
+	// be read.
+	gang *gang
 	// away says why the node's agent does not run, in the words of its XPUNode; "" if it runs, or if
 	// this is not known.
 	away string
@@ -78,7 +81,8 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 
 	f.askAgent(ctx, s)
 	for _, collect := range []func(context.Context, Sources) error{
-		f.readDeclarations, f.readClasses, f.readNode, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
+		f.readDeclarations, f.readClasses, f.readNode, f.readClaims, f.readPorts, f.readGang,
+		f.readEvents, f.askScheduler,
 	} {
 		if err := collect(ctx, s); err != nil {
 			return nil, fmt.Errorf("pod %s: %w", key, err)
