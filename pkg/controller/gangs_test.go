@@ -386,3 +386,23 @@ func TestGangOfUnheld(t *testing.T) {
 	c.up(w.claims[0], vf(0))
 	c.claimQuiet(w.claims[0])
 }
+
+// TestClaimOfPodGroup: a claim of a PodGroup itself is refused before a Port is made and a pod is
+// bound.
+func TestClaimOfPodGroup(t *testing.T) {
+	c, agent := gangCluster(t, nil)
+	group := c.gangOf("train", 1)
+	o := c.named("group")
+	o.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+		{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"}},
+	}
+	c.create(o)
+	o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{
+		APIGroup: schedulingapi.GroupName, Resource: "podgroups", Name: group.Name, UID: group.UID,
+	}}
+	c.allocate(o, want{pool: "fast", function: vf(0), beforeBind: true})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonInvalidConfig,
+		"is reserved for podgroups train, but an interface can be in one pod only")
+	c.told("ResourceClaim", "group", v1alpha1.ReasonInvalidConfig)
+	c.has(agent)
+}

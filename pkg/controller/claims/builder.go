@@ -110,6 +110,10 @@ func (r *reconciler) buildPort(
 			"%s", reconciling.OneLine(d.ConfigErr))
 	}
 
+	if err := forPods(c); err != nil {
+		return nil, nil, err
+	}
+
 	joins, err := r.joinsOf(ctx, c, d)
 	if err != nil || len(joins) == 0 {
 		return nil, nil, err
@@ -168,6 +172,20 @@ func (r *reconciler) buildPort(
 	port.Annotations = map[string]string{addresses.AnnotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, joins, nil
+}
+
+// forPods refuses a claim that is reserved for something else than pods, such as a PodGroup
+// (KEP-5729). The agent would refuse it when the first pod starts, because an interface can be in one
+// pod only.
+func forPods(c *resourceapi.ResourceClaim) error {
+	for _, consumer := range c.Status.ReservedFor {
+		if consumer.APIGroup != "" || consumer.Resource != "pods" {
+			return reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "the claim is reserved for %s %s, "+
+				"but an interface can be in one pod only; give each pod its own claim, by a "+
+				"ResourceClaimTemplate that only the pods name", consumer.Resource, consumer.Name)
+		}
+	}
+	return nil
 }
 
 // largestMTU returns the largest MTU of these networks, of which there is at least one. It returns

@@ -30,7 +30,8 @@ type API struct {
 	Client kubernetes.Interface
 }
 
-// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was
+// Consumers returns the UIDs of the pods that the claim is reserved for. A PodGroup that it is
+// reserved for counts as a pod that is not on this node. isAllocated is false if the claim was
 // deleted, or if the device is not allocated to it any more.
 func (a API) Consumers(
 	ctx context.Context, known journal.Claim,
