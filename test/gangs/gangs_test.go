@@ -77,23 +77,32 @@ func TestGangKilled(t *testing.T) {
 
 		name := fmt.Sprint("train", i)
 		pods := w.gang(name, 4, 2, random.IntN(2) == 0)
-		time.Sleep(between(7 * time.Second)) // it is the point of the kill
-		switch random.IntN(3) {
-		case 0:
-			w.stop()
-			w.start()
-		case 1:
-			w.scheduler.kill()
-			w.scheduler.start()
-		case 2:
-			agent := w.agents[random.IntN(nodes)]
-			agent.Kill()
-			must.Succeed(t, agent.Run())
-		}
-
-		w.bound(pods, 2*time.Minute)
+		after := between(7 * time.Second)
+		time.Sleep(after) // until the point of the kill
+		killed := w.killOne(random)
+		t.Logf("gang %d: %s killed after %s, bound %s later", i, killed, after,
+			w.bound(pods, 2*time.Minute))
 		w.clear(name)
 	}
+}
+
+// killOne kills one of the parts and starts it again. It returns which.
+func (w *world) killOne(random *rand.Rand) string {
+	switch random.IntN(3) {
+	case 0:
+		w.stop()
+		w.start()
+		return "xpu-controller"
+	case 1:
+		w.scheduler.kill()
+		w.scheduler.start()
+		return "scheduler"
+	}
+
+	agent := w.agents[random.IntN(nodes)]
+	agent.Kill()
+	must.Succeed(w, agent.Run())
+	return "OPI agent"
 }
 
 // clear removes a gang with all that was made for it.
