@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -193,6 +194,16 @@ func TestGangTogether(t *testing.T) {
 	agent.Set(func(b *opitest.Behaviour) { b.Held = false })
 	for _, w := range workers {
 		c.reason(w, v1alpha1.ReasonUp, "")
+	}
+
+	var events eventsv1.EventList
+	if err := c.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		if e.Reason == v1alpha1.ReasonGangIncomplete {
+			t.Errorf("event %q warns of a gang that is not complete yet", e.Note)
+		}
 	}
 }
 

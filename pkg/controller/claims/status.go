@@ -23,7 +23,8 @@ import (
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
 // report writes the claim's status if it differs from before, and sends events about new problems
-// of devices to the claim and to each pod that waits for it.
+// of devices to the claim and to each pod that waits for it. That a gang is not complete yet is no
+// problem.
 //
 // It uses Update: server-side apply would write the opaque parameters of the allocation with their
 // keys in another order, which the API server refuses as a change of the allocation. As an Update
@@ -48,8 +49,8 @@ func (r *reconciler) report(
 	for i := range devices {
 		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
 		is := deviceCondition(wanted, &devices[i], v1alpha1.ConditionProvisioned)
-		if is.Status != metav1.ConditionFalse || is.Status == was.Status &&
-			is.Reason == was.Reason && is.Message == was.Message {
+		if is.Status != metav1.ConditionFalse || is.Reason == v1alpha1.ReasonGangIncomplete ||
+			is.Status == was.Status && is.Reason == was.Reason && is.Message == was.Message {
 			continue
 		}
 

@@ -36,10 +36,14 @@ func (g *Gangs) evaluate(ctx context.Context, req reconcile.Request) (ctrl.Resul
 	}
 
 	sizes, err := g.sizes(ctx, req.Namespace)
-	if err != nil {
-		return ctrl.Result{}, err
+	var pods map[string][]pod
+	if err == nil {
+		pods, err = g.pods(ctx, req.Namespace, groups)
 	}
-	pods, err := g.pods(ctx, req.Namespace, groups)
+	if apierrors.IsForbidden(err) {
+		g.release(ctx, req.Namespace, err)
+		return ctrl.Result{}, nil
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -336,6 +340,22 @@ func (g *Gangs) askedSince(keys []types.NamespacedName) time.Time {
 		}
 	}
 	return since
+}
+
+// release lets the claims of a namespace report alone, because the controller may not read what
+// would say how many pods belong together. Its role is older than the controller.
+func (g *Gangs) release(ctx context.Context, namespace string, err error) {
+	ctrl.LoggerFrom(ctx).Error(err, "pods of PodGroups are not held together: apply the role of "+
+		"this version of xpu-controller", "namespace", namespace)
+
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for key, q := range g.held {
+		if key.Namespace == namespace && q.verdict.Answer == Wait {
+			q.verdict.Answer = Alone
+			g.decided.Add(0, reconcile.Request{NamespacedName: key})
+		}
+	}
 }
 
 // tell stores the verdicts of a gang, and wakes up the claims for which they are new. It reports
