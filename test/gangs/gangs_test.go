@@ -27,7 +27,7 @@ var kills = flag.Int("kills", 4, "how many gangs TestGangKilled starts, with som
 // TestGang: the pods of a gang are bound when all of their Ports are up. When an xPU refuses a Port,
 // the claim gets another device, and the others wait for it.
 func TestGang(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, 4)
 	for _, agent := range w.agents {
 		agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
 	}
@@ -53,10 +53,19 @@ func (w *world) refuseFirst() func(id string) error {
 	}
 }
 
+// TestLargeGang: all Functions of 64 nodes are one gang's.
+func TestLargeGang(t *testing.T) {
+	w := newWorld(t, 64)
+	for _, agent := range w.agents {
+		agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
+	}
+	t.Logf("64 pods x 8 rails bound after %s", w.bound(w.gang("train", 64, 8, true), time.Minute))
+}
+
 // TestGangKilled: whoever is killed when, no pod of a gang is bound before all of its Ports are up,
 // and all are bound in the end.
 func TestGangKilled(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, 4)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -70,7 +79,7 @@ func TestGangKilled(t *testing.T) {
 			agent.Set(func(b *opitest.Behaviour) { b.UpDelay, b.Realise = delay, nil })
 		}
 		if random.IntN(3) == 0 {
-			w.agents[random.IntN(nodes)].Set(func(b *opitest.Behaviour) {
+			w.agents[random.IntN(len(w.agents))].Set(func(b *opitest.Behaviour) {
 				b.Realise = w.refuseFirst()
 			})
 		}
@@ -99,7 +108,7 @@ func (w *world) killOne(random *rand.Rand) string {
 		return "scheduler"
 	}
 
-	agent := w.agents[random.IntN(nodes)]
+	agent := w.agents[random.IntN(len(w.agents))]
 	agent.Kill()
 	must.Succeed(w, agent.Run())
 	return "OPI agent"

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -48,7 +49,6 @@ import (
 const (
 	gates     = "GenericWorkload=true,DRAWorkloadResourceClaims=true"
 	namespace = "default"
-	nodes     = 4
 	vfs       = 8 // of each node
 	pf        = pci.Address("0000:3b:00.0")
 )
@@ -70,7 +70,7 @@ type world struct {
 
 // newWorld starts API server, scheduler and claim controller, and creates what an administrator and
 // the agents of the nodes would create.
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB, nodes int) *world {
 	assets := needs.Kubernetes(t)
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:     []string{filepath.Join("..", "..", "deploy", "crds")},
@@ -196,7 +196,7 @@ func (w *world) declare() {
 		&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "xpu"},
 			Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
 				{CEL: &resourceapi.CELDeviceSelector{Expression: ours}}}}},
-		template("rail", 1), template("2-rails", 2),
+		template("rail", 1), template("2-rails", 2), template("8-rails", 8),
 	} {
 		must.Succeed(w, w.Create(context.Background(), o))
 	}
@@ -295,32 +295,49 @@ func (w *world) gang(name string, pods int32, rails int, oneClaim bool) []*corev
 // watchBinding notes each pod that is bound before all Ports of its gang are up. It knows the claims
 // by their pods, whose names begin with the gang's.
 func (w *world) watchBinding(ctx context.Context) error {
-	watching, err := w.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace))
-	if err != nil {
-		return err
-	}
-	defer watching.Stop()
-
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event, open := <-watching.ResultChan():
-			if !open {
-				return errors.New("the watch of pods has ended")
-			}
-			pod, isPod := event.Object.(*corev1.Pod)
-			if !isPod || pod.Spec.NodeName == "" || w.sees(pod.UID) {
-				continue
-			}
-			missing := w.missing(ctx, *pod.Spec.SchedulingGroup.PodGroupName)
-			w.mu.Lock()
-			w.seen[pod.UID] = true
-			if missing != "" {
-				w.early = append(w.early, fmt.Sprintf("pod %s: %s", pod.Name, missing))
-			}
-			w.mu.Unlock()
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	begun := sets.New[string]()
+	bound := func(pod *corev1.Pod) {
+		// Ports that are up for the first pod of a gang are up for the others.
+		if gang := *pod.Spec.SchedulingGroup.PodGroupName; !begun.Has(gang) {
+			begun.Insert(gang)
+			checks.Go(func() { w.check(ctx, gang, pod) })
+		} else {
+			w.note(pod, "")
 		}
+	}
+
+	for ctx.Err() == nil { // the API server ends a watch that it finds slow
+		watching, err := w.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace))
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		if err != nil {
+			return nil
+		}
+		for event := range watching.ResultChan() {
+			pod, isPod := event.Object.(*corev1.Pod)
+			if isPod && pod.Spec.NodeName != "" && !w.sees(pod.UID) {
+				bound(pod)
+			}
+		}
+	}
+	return nil
+}
+
+// check notes whether a pod is bound before all Ports of its gang are up.
+func (w *world) check(ctx context.Context, gang string, pod *corev1.Pod) {
+	w.note(pod, w.missing(ctx, gang))
+}
+
+// note notes a bound pod, and what its gang lacked then.
+func (w *world) note(pod *corev1.Pod, missing string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen[pod.UID] = true
+	if missing != "" {
+		w.early = append(w.early, fmt.Sprintf("pod %s: %s", pod.Name, missing))
 	}
 }
 
