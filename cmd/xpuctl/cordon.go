@@ -29,8 +29,9 @@ func cordonCommand() *cobra.Command {
 	o := &cordonOptions{cluster: &clusterFlags{}, cordoned: true}
 	c := o.command("cordon", "Keep new pods away from the Functions of a card, node, PF or XPU",
 		`Keeps new pods away from Functions, as kubectl cordon keeps them away from a node: their devices get the taint
-xpu.opiproject.org/cordoned, and extended resources count them as unhealthy. Pods that have such a Function keep it; they are listed,
-but for those with an extended resource without a network, which only the agents know.
+xpu.opiproject.org/cordoned, and extended resources count them as unhealthy. Pods that have such a Function keep it; but the kubelet
+refuses those with extended resources if their node restarts meanwhile. They are listed, but for those with an extended resource
+without a network, which only the agents know.
 
 NAME is the serial number of a card, the name of a node or of an XPU, or a node and the PCI address or netdev of a PF. The
 cordons are in spec.cordons of the XPUNodes, so that agents and nodes that restart keep them.
@@ -87,22 +88,26 @@ func (o *cordonOptions) run(c *cobra.Command, kind cordon.Kind, name string) err
 	var changed []cordon.Target
 	if !o.dryRun {
 		if changed, err = cordon.Set(c.Context(), api, targets, o.cordoned, o.reason); err != nil {
+			for _, target := range changed {
+				terminal.Line(c.OutOrStdout(), "%s is done", target)
+			}
 			return err
 		}
 	}
 
-	return o.print(c, api, targets, changed)
+	o.print(c, api, targets, changed)
+	return nil
 }
 
 // print says what was done with each PF, and who has its Functions.
 func (o *cordonOptions) print(
 	c *cobra.Command, api client.Reader, targets, changed []cordon.Target,
-) error {
+) {
 	var users []cordon.User
 	if o.cordoned {
 		var err error
 		if users, err = cordon.Users(c.Context(), api, targets); err != nil {
-			return err
+			terminal.Line(c.ErrOrStderr(), "Which pods have their Functions is not known: %v", err)
 		}
 	}
 
@@ -125,6 +130,4 @@ func (o *cordonOptions) print(
 			}
 		}
 	}
-
-	return nil
 }

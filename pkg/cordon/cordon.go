@@ -78,9 +78,14 @@ func Resolve(ctx context.Context, reader client.Reader, kind Kind, name string) 
 	var found []Target
 	known := map[string]bool{}
 	for _, node := range nodes.Items {
-		for _, pf := range node.Status.PFs {
+		for _, pf := range withCordoned(node) {
 			for _, meant := range namesOf(kind, node.Name, pf, all.Items) {
 				known[meant] = true
+				if tenant := node.Labels[v1alpha1.LabelTenant]; meant == name && tenant != "" {
+					return nil, fmt.Errorf("%s %s: XPUNode %s is the copy of one in the cluster of "+
+						"XPUTenant %s, whose agents do not see this cluster; run this there", kind, name,
+						node.Name, tenant)
+				}
 				if meant == name {
 					found = append(found, Target{
 						Node: node.Name, PF: pci.Address(pf.Address), Netdev: pf.Name,
@@ -91,11 +96,24 @@ func Resolve(ctx context.Context, reader client.Reader, kind Kind, name string) 
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no agent reports a PF of %s %q; %s", kind, name, among(known, kind))
+		return nil, fmt.Errorf("no agent reports a PF of %s %q; %s. Cordons of PFs that are gone are "+
+			"taken back by uncordon pf NODE/ADDRESS", kind, name, among(known, kind))
 	}
 
 	slices.SortFunc(found, func(a, b Target) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(found), nil
+}
+
+// withCordoned returns the PFs of a node, and those that are cordoned although its agent does not
+// report them: of a card that was taken out, or has another address now.
+func withCordoned(node v1alpha1.XPUNode) []v1alpha1.XPUNodePF {
+	pfs := slices.Clone(node.Status.PFs)
+	for _, cordon := range node.Spec.Cordons {
+		if !slices.ContainsFunc(pfs, func(pf v1alpha1.XPUNodePF) bool { return pf.Address == cordon.PF }) {
+			pfs = append(pfs, v1alpha1.XPUNodePF{Address: cordon.PF})
+		}
+	}
+	return pfs
 }
 
 // namesOf returns the names of a kind that mean a PF.

@@ -142,6 +142,30 @@ func TestSet(t *testing.T) {
 	is("node1", other)
 	is("node2")
 	set(card, false, "", 0)
+
+	// The card of a cordoned PF is taken out.
+	set(whole, true, "", 2)
+	var node v1alpha1.XPUNode
+	must.Succeed(t, api.Get(t.Context(), client.ObjectKey{Name: "node1"}, &node))
+	node.Status.PFs = node.Status.PFs[:2]
+	must.Succeed(t, api.Update(t.Context(), &node))
+	gone, err := cordon.Resolve(t.Context(), api, cordon.PF, "node1/"+other)
+	must.Succeed(t, err)
+	set(gone, false, "", 1)
+	is("node1", first, second)
+}
+
+// TestCopies checks that nobody believes that a tenant's card is cordoned from the infra cluster.
+func TestCopies(t *testing.T) {
+	api := cluster(t)
+	var node v1alpha1.XPUNode
+	must.Succeed(t, api.Get(t.Context(), client.ObjectKey{Name: "node1"}, &node))
+	node.Labels = map[string]string{v1alpha1.LabelTenant: "a"}
+	must.Succeed(t, api.Update(t.Context(), &node))
+	_, err := cordon.Resolve(t.Context(), api, cordon.XPU, "card-a")
+	if err == nil || !strings.Contains(err.Error(), "in the cluster of XPUTenant a") {
+		t.Errorf("error %v of an XPU of a tenant", err)
+	}
 }
 
 // TestUsers checks that pods are found by their claims and by XPUPorts.

@@ -11,9 +11,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/model"
 )
 
+// bondOf identifies a bond in one allocation of its claim, "" for a Port without a bond. The Ports of
+// an earlier allocation, which may not be gone, share nothing with those of a later one.
+func bondOf(port *v1alpha1.XPUPort) string {
+	bond := model.BondKey(port)
+	if bond == "" {
+		return ""
+	}
+	return bond + "/" + port.Annotations[AnnotationAllocation]
+}
+
 // joinBond records the addresses of a Port for the other Ports of its bond.
 func (b *book) joinBond(key types.NamespacedName, port *v1alpha1.XPUPort) {
-	bond := model.BondKey(port)
+	bond := bondOf(port)
+	if before := b.bond[key]; before != bond {
+		b.leaveBond(key)
+	}
 	if bond == "" {
 		return
 	}
@@ -24,17 +37,13 @@ func (b *book) joinBond(key types.NamespacedName, port *v1alpha1.XPUPort) {
 }
 
 // leaveBond forgets a Port of a bond. It returns another Port of the bond, if there is one.
-func (b *book) leaveBond(
-	key types.NamespacedName, port *v1alpha1.XPUPort,
-) (fellow types.NamespacedName, left bool) {
-	bond := model.BondKey(port)
-	if bond == "" {
+func (b *book) leaveBond(key types.NamespacedName) (fellow types.NamespacedName, left bool) {
+	bond, has := b.bond[key]
+	if !has {
 		return fellow, false
 	}
 
-	if b.bond[key] == bond {
-		delete(b.bond, key)
-	}
+	delete(b.bond, key)
 	delete(b.bonds[bond], key)
 	for fellow = range b.bonds[bond] {
 		return fellow, true
@@ -46,13 +55,13 @@ func (b *book) leaveBond(
 
 // shares reports whether the holder of an address is a Port of the same bond as this Port.
 func (b *book) shares(holder types.NamespacedName, port *v1alpha1.XPUPort) bool {
-	bond := model.BondKey(port)
+	bond := bondOf(port)
 	return bond != "" && b.bond[holder] == bond
 }
 
 // ofBond returns the addresses of the Port's bond, none if the book has no other Port of it.
 func (b *book) ofBond(port *v1alpha1.XPUPort) (addresses []netip.Prefix) {
-	for _, texts := range b.bonds[model.BondKey(port)] {
+	for _, texts := range b.bonds[bondOf(port)] {
 		for _, text := range texts {
 			if address, err := netip.ParsePrefix(text); err == nil {
 				addresses = append(addresses, address)

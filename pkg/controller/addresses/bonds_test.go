@@ -61,6 +61,24 @@ func TestBondShares(t *testing.T) {
 		t.Error("a port of a bond may have the address of another bond")
 	}
 
+	// A later allocation of the claim shares nothing with this one, whose Ports may not be gone.
+	for what, change := range map[string]func(*v1alpha1.XPUPort){
+		"another allocation": func(p *v1alpha1.XPUPort) {
+			p.Annotations = map[string]string{AnnotationAllocation: "later"}
+		},
+		"another node": func(p *v1alpha1.XPUPort) { p.Spec.NodeName = "n2" },
+	} {
+		later := right.DeepCopy()
+		later.Name, later.Spec.Addresses = "later", nil
+		change(later)
+		if _, err := book.choose(later, rules, prefixes("10.1.0.2/24")); err == nil {
+			t.Errorf("%s may have the address of the earlier one", what)
+		}
+		if given, err := book.choose(later, rules, nil); err != nil || given[0].String() == "10.1.0.2/24" {
+			t.Errorf("%s gets %v, %v", what, given, err)
+		}
+	}
+
 	book.remove(left)
 	has(give("6", "", ""), "10.1.0.6/24", "fd00::6/64")
 	has(give("7", "u", "bond0"), "10.1.0.2/24", "fd00::2/64")
@@ -72,6 +90,12 @@ func TestBondShares(t *testing.T) {
 		},
 	})
 	has(give("8", "", ""), "10.1.0.2/24", "fd00::2/64")
+
+	// An API server that does not know the field drops it.
+	lost := give("0", "z", "bond0")
+	lost.Spec.Claim.Bond = ""
+	book.add(lost)
+	book.remove(lost)
 	if len(book.bonds) != 2 || len(book.bond) != 2 {
 		t.Errorf("bonds %v, %v are left, want the two that have Ports", book.bonds, book.bond)
 	}

@@ -27,10 +27,10 @@ type book struct {
 	// assigned holds addresses that Ports may not have in their status yet.
 	assigned map[types.NamespacedName]assignment
 
-	// bonds are the Ports of each bond by its [model.BondKey], with their addresses. They share the
+	// bonds are the Ports of each bond by its [bondOf], with their addresses. They share the
 	// addresses, and one of them is in addresses.
 	bonds map[string]map[types.NamespacedName][]string
-	bond  map[types.NamespacedName]string // the BondKey of each Port in bonds
+	bond  map[types.NamespacedName]string // the bondOf of each Port in bonds
 
 	// successors are the standby Ports by MAC address. When the Port that owns the MAC address is
 	// gone, the latest of them gets the MAC address and the addresses of that Port.
@@ -186,7 +186,7 @@ func (b *book) transfer(port *v1alpha1.XPUPort, from types.NamespacedName, to su
 func (b *book) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	b.removeStandby(port)
-	fellow, shared := b.leaveBond(key, port)
+	fellow, shared := b.leaveBond(key)
 
 	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
 		b.transfer(port, key, waiting[len(waiting)-1])

@@ -55,6 +55,9 @@ func (r *reconciler) create(
 	}
 
 	switch {
+	case err == nil && d.Interface.Bond != nil && port.Spec.Claim.Bond == "":
+		return true, reconciling.Refuse(v1alpha1.ReasonInvalidConfig, "request %s: the API server does "+
+			"not keep spec.claim.bond of XPUPorts; upgrade the CRDs", d.Request)
 	case err == nil:
 		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port),
 			"device", d.Name,

@@ -3,6 +3,8 @@
 package model
 
 import (
+	"strings"
+
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -60,13 +62,16 @@ func ClaimKey(p *v1alpha1.XPUPort) string {
 	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
 }
 
-// BondKey identifies the bond of a Port's Function: the namespace and UID of the claim, and the name
-// of the bond. It is "" for a Port without a bond.
+// BondKey identifies the bond of a Port's Function: the node, the namespace and UID of the claim, and
+// the name of the bond. The node's name distinguishes tenants, whose claims may have the same UID. The
+// key is "" for a Port without a bond.
 func BondKey(p *v1alpha1.XPUPort) string {
 	if p.Spec.Claim.Bond == "" {
 		return ""
 	}
-	return p.Namespace + "/" + string(p.Spec.Claim.UID) + "/" + p.Spec.Claim.Bond
+	return strings.Join([]string{
+		p.Spec.NodeName, p.Namespace, string(p.Spec.Claim.UID), p.Spec.Claim.Bond,
+	}, "/")
 }
 
 // FunctionKey identifies a Function in the cluster.

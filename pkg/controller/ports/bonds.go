@@ -27,27 +27,40 @@ func (r *reconciler) portChanged(
 	if bond == "" || !change.Made() && !change.Gone() && !change.SpecChanged() {
 		return
 	}
-	for _, request := range r.Ports.RequestsBy(ctx, model.ByBond, bond) {
+	all := r.Ports.RequestsBy(ctx, model.ByBond, bond)
+	if len(all) > mostBonded { // each Port says so by itself
+		return
+	}
+	for _, request := range all {
 		if request != reconciling.RequestFor(change.Port()) {
 			queue.Add(request)
 		}
 	}
 }
 
+// mostBonded is how many Ports a bond can have: as many as a claim can have devices
+// (resource.k8s.io/v1, AllocationResultsMaxSize).
+const mostBonded = 32
+
 // shareAddresses lets the port of a bond send from the link-local addresses of the bond's other
-// ports, if it may only send from some addresses. The bond keeps the link-local address that the
+// ports, if the network's filter lets it send from some addresses only. The bond keeps the link-local address that the
 // kernel made of the MAC address of its first port, whichever port is active.
 func (r *reconciler) shareAddresses(
-	ctx context.Context, want *opi.Port, port *v1alpha1.XPUPort,
+	ctx context.Context, want *opi.Port, port *v1alpha1.XPUPort, filter v1alpha1.SourceFilter,
 ) error {
 	bond := model.BondKey(port)
-	if bond == "" || len(want.Addresses) == 0 {
+	addressed := filter == "" || filter == v1alpha1.SourceFilterAddresses
+	if bond == "" || len(want.Addresses) == 0 || !addressed {
 		return nil
 	}
 
 	all, err := r.Ports.By(ctx, model.ByBond, bond)
 	if err != nil {
 		return err
+	}
+	if len(all) > mostBonded {
+		return fmt.Errorf("bond %s has %d XPUPorts, and a claim has at most %d devices",
+			port.Spec.Claim.Bond, len(all), mostBonded)
 	}
 
 	for _, other := range all {

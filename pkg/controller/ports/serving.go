@@ -364,7 +364,7 @@ func (r *reconciler) report(
 
 // wantedPort returns the port that the agent must have, with the addresses in each network.
 func (r *reconciler) wantedPort(
-	ctx context.Context, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
+	ctx context.Context, port *v1alpha1.XPUPort, joined []*v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
 ) (opi.Port, error) {
 	want, err := r.AgentPorts.Of(port, xpu)
 	if err != nil {
@@ -374,7 +374,7 @@ func (r *reconciler) wantedPort(
 		if want.Addresses, err = hostAddresses(addresses.Of(port)); err != nil {
 			return want, err
 		}
-		return want, r.shareAddresses(ctx, &want, port)
+		return want, r.shareAddresses(ctx, &want, port, joined[0].Spec.SourceFilter)
 	}
 
 	want.AddressesIn = map[string][]netip.Addr{}
@@ -396,7 +396,7 @@ func (r *reconciler) serve(
 		return nil, err
 	}
 
-	want, err := r.wantedPort(ctx, port, xpu)
+	want, err := r.wantedPort(ctx, port, joined, xpu)
 	if err != nil {
 		return nil, reconciling.Refuse(v1alpha1.ReasonFailed, "%s", reconciling.OneLine(err))
 	}

@@ -130,7 +130,7 @@ var groups = []group{
 	}},
 	{"RSS", unix.ETHTOOL_MSG_RSS_GET, rssSet, []field{
 		{name: "hash function", kind: rssHashFunction, codec: number(4)},
-		{name: "input transformation", kind: rssTransformation, codec: number(4)},
+		{name: transformation, kind: rssTransformation, codec: number(4)},
 		{name: "hash key", kind: rssKey, codec: binaryText{}},
 		{name: "table", kind: rssTable, codec: table{}},
 	}},

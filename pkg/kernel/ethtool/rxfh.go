@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"runtime"
 	"strconv"
 	"strings"
@@ -28,6 +29,13 @@ const (
 func (c *Conn) changeRSS(index int, to map[string]string) error {
 	if c.socket == nil {
 		return unix.EOPNOTSUPP
+	}
+	// A kernel that reports a transformation takes 0 for none, and not for no change.
+	if _, given := to[transformation]; !given {
+		if now, err := c.Read(index, "RSS"); err == nil && now[transformation] != "" {
+			to = maps.Clone(to)
+			to[transformation] = now[transformation]
+		}
 	}
 	config, err := rxfhOf(to)
 	if err != nil {
@@ -61,8 +69,11 @@ func (c *Conn) changeRSS(index int, to map[string]string) error {
 	return nil
 }
 
+// transformation is the name of a setting of the group RSS.
+const transformation = "input transformation"
+
 // rxfhOf returns struct ethtool_rxfh with settings of the group RSS. What is not among them stays as
-// it is.
+// it is, but for the transformation.
 func rxfhOf(to map[string]string) ([]byte, error) {
 	number := func(name string) (uint8, error) {
 		text, given := to[name]
@@ -80,7 +91,7 @@ func rxfhOf(to map[string]string) ([]byte, error) {
 		return nil, err
 	}
 	// Kernels before Linux 6.8 do not report a transformation, and want 0 in its place.
-	transformation, err := number("input transformation")
+	xfrm, err := number(transformation)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +109,7 @@ func rxfhOf(to map[string]string) ([]byte, error) {
 	config = native.AppendUint32(config, 0) // rss_context
 	config = native.AppendUint32(config, size)
 	config = native.AppendUint32(config, uint32(len(key)))
-	config = append(config, function, transformation, 0, 0)
+	config = append(config, function, xfrm, 0, 0)
 	config = native.AppendUint32(config, 0) // rsvd32
 
 	return append(append(config, queues...), key...), nil

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"sync"
 
 	"github.com/go-logr/logr"
 
@@ -19,6 +20,9 @@ type cordons struct {
 	current func(context.Context) ([]v1alpha1.Cordon, error)
 	changed func()
 	log     logr.Logger
+
+	// reading is held while the spec is read and set, so that an older read does not come last.
+	reading sync.Mutex
 }
 
 // read reads the spec. If that fails, the cordons stay as they are, because an API server that does
@@ -27,6 +31,9 @@ func (c *cordons) read(ctx context.Context) {
 	if c.current == nil {
 		return
 	}
+
+	c.reading.Lock()
+	defer c.reading.Unlock()
 
 	now, err := c.current(ctx)
 	if err != nil {

@@ -122,6 +122,7 @@ func (a *agent) keepFilesComplete(ctx context.Context) error {
 	if len(restorers) == 0 {
 		return nil
 	}
+	a.adoptFiles()
 
 	return cdi.KeepComplete(ctx, a.env.config.CDIDir, a.env.log.WithName("cdi"),
 		func() (all []string, err error) {

@@ -21,11 +21,8 @@ func (p *process) register(ctx context.Context) (err error) {
 		return nil
 	}
 
-	p.copies, err = cdi.OpenCopies(p.config.CDIDir,
-		filepath.Join(upgrade.DriverDir(p.config.KubeletDir), "cdi"), dra.MetadataFiles)
-	if err != nil {
-		return err
-	}
+	p.copies = cdi.NewCopies(p.config.CDIDir,
+		filepath.Join(upgrade.DriverDir(p.config.KubeletDir), "cdi"))
 	p.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
 		Client: p.clientset, Node: p.config.NodeName, PodUID: p.config.PodUID,
 		KubeletDir: p.config.KubeletDir, CDIDir: p.config.CDIDir,
@@ -79,8 +76,19 @@ func (a *agent) awaitPredecessorEnd(ctx context.Context) error {
 	if predecessor := a.process.predecessor; predecessor != nil {
 		predecessor.AwaitEnd(ctx)
 		a.plugins.Reconnect(ctx)
+		a.adoptFiles() // that it has written until now
 	}
 	return nil
+}
+
+// adoptFiles makes copies of CDI files of an agent that kept none.
+func (a *agent) adoptFiles() {
+	if a.env.copies == nil {
+		return
+	}
+	if err := a.env.copies.Adopt(dra.MetadataFiles); err != nil {
+		a.env.log.Error(err, "Some CDI files will not come back if somebody removes them")
+	}
 }
 
 // retired is an agent that has ended its work because its successor has asked for the node.

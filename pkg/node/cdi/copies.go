@@ -14,7 +14,7 @@ import (
 
 // Copies keeps a copy of each CDI file that a library writes, because the library writes it only
 // once, and the directory of the runtime may be emptied while pods need the file. The copies are in
-// a directory that keeps its files. The methods are safe for concurrent use, also by two processes.
+// a directory of its own that keeps its files. The methods are safe for concurrent use, also by two processes.
 type Copies struct {
 	dir, copies string
 
@@ -23,33 +23,45 @@ type Copies struct {
 	mutex sync.Mutex
 }
 
-// OpenCopies returns the Copies in a directory, which is created if need be, of the files in dir. It
-// also copies files of dir that have no copy yet and match the pattern, as of an agent that kept no
-// copies.
-func OpenCopies(dir, copies, pattern string) (*Copies, error) {
-	c := &Copies{dir: filepath.Clean(dir), copies: copies}
-	if err := os.MkdirAll(copies, 0o750); err != nil {
-		return nil, fmt.Errorf("copies of CDI files: %w", err)
+// NewCopies returns the Copies in a directory of the files in dir. Both directories are made when a
+// file is written.
+func NewCopies(dir, copies string) *Copies {
+	return &Copies{dir: filepath.Clean(dir), copies: copies}
+}
+
+// Adopt copies the files of the directory that match the pattern and have no copy yet, as those of an
+// agent that kept no copies. It goes on after an error.
+func (c *Copies) Adopt(pattern string) error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+
+	have, err := filepath.Glob(filepath.Join(c.dir, pattern))
+	if err != nil {
+		return fmt.Errorf("copies of CDI files: %w", err)
 	}
 
-	have, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil {
-		return nil, fmt.Errorf("copies of CDI files: %w", err)
-	}
+	var errs []error
 	for _, path := range have {
 		if _, err := os.Stat(c.copyOf(path)); err == nil {
 			continue
 		}
 		data, err := os.ReadFile(path)
 		if err == nil {
-			err = writeAtomically(c.copyOf(path), data, 0o644)
+			err = c.writeCopy(path, data, 0o644)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("copies of CDI files: %w", err)
+			errs = append(errs, fmt.Errorf("copy of CDI file %s: %w", path, err))
 		}
 	}
 
-	return c, nil
+	return errors.Join(errs...)
+}
+
+func (c *Copies) writeCopy(path string, data []byte, perm os.FileMode) error {
+	if err := os.MkdirAll(c.copies, 0o750); err != nil {
+		return err
+	}
+	return writeAtomically(c.copyOf(path), data, perm)
 }
 
 // copyOf returns the path of the copy of a file.
@@ -68,7 +80,7 @@ func (c *Copies) WriteFile(path string, data []byte, perm os.FileMode) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 
-	if err := writeAtomically(c.copyOf(path), data, perm); err != nil {
+	if err := c.writeCopy(path, data, perm); err != nil {
 		return err
 	}
 	return writeAtomically(path, data, perm)
@@ -110,6 +122,14 @@ func (c *Copies) Glob(pattern string) ([]string, error) {
 	return slices.Compact(found), err
 }
 
+// Unfinished returns the files that killed processes have left in both directories while they wrote
+// files that match the pattern.
+func (c *Copies) Unfinished(pattern string) ([]string, error) {
+	files, err1 := filepath.Glob(filepath.Join(c.dir, "."+pattern+".*.tmp"))
+	copies, err2 := filepath.Glob(filepath.Join(c.copies, "."+pattern+".*.tmp"))
+	return append(files, copies...), errors.Join(err1, err2)
+}
+
 // Restore writes the files again that are missing in the directory of the runtime, and returns their
 // names.
 func (c *Copies) Restore() (restored []string, err error) {
@@ -117,7 +137,7 @@ func (c *Copies) Restore() (restored []string, err error) {
 	defer c.mutex.Unlock()
 
 	copies, err := os.ReadDir(c.copies)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("copies of CDI files: %w", err)
 	}
 
@@ -129,6 +149,9 @@ func (c *Copies) Restore() (restored []string, err error) {
 		}
 
 		data, err := os.ReadFile(filepath.Join(c.copies, entry.Name()))
+		if errors.Is(err, fs.ErrNotExist) { // another process has removed both
+			continue
+		}
 		if err == nil {
 			err = errors.Join(os.MkdirAll(c.dir, 0o755), writeAtomically(path, data, 0o644))
 		}

@@ -94,8 +94,16 @@ func TestCopies(t *testing.T) {
 	must.Succeed(t, os.WriteFile(old, []byte("old"), 0o600))
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "others.json"), nil, 0o600))
 
-	c, err := cdi.OpenCopies(dir, copies, "lib_*.json")
-	must.Succeed(t, err)
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "lib_dir.json"), 0o755)) // cannot be copied
+	c := cdi.NewCopies(dir, copies)
+	if restored, err := c.Restore(); err != nil || len(restored) != 0 {
+		t.Errorf("restored %q, %v without copies", restored, err)
+	}
+	if err := c.Adopt("lib_*.json"); err == nil {
+		t.Error("a directory was copied")
+	}
+	must.Succeed(t, os.Remove(filepath.Join(dir, "lib_dir.json")))
+	must.Succeed(t, c.Adopt("lib_*.json"))
 	one := filepath.Join(dir, "lib_one.json")
 	must.Succeed(t, c.WriteFile(one, []byte("one"), 0o644))
 	elsewhere := filepath.Join(root, "metadata.json")
@@ -119,6 +127,28 @@ func TestCopies(t *testing.T) {
 	found, err = c.Glob(filepath.Join(dir, "lib_*.json"))
 	if err != nil || len(found) != 2 {
 		t.Errorf("found %q, %v, want each once", found, err)
+	}
+
+	// Somebody removes the copies under a running agent.
+	must.Succeed(t, os.RemoveAll(copies))
+	must.Succeed(t, c.WriteFile(one, []byte("two"), 0o644))
+	must.Succeed(t, c.Adopt("lib_*.json"))
+	wantFiles(t, copies, "lib_old.json", "lib_one.json")
+
+	unfinished := []string{
+		filepath.Join(dir, ".lib_one.json.1.tmp"), filepath.Join(copies, ".lib_one.json.1.tmp"),
+	}
+	for _, file := range unfinished {
+		must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	}
+	if restored, err := c.Restore(); err != nil || len(restored) != 0 {
+		t.Errorf("restored %q, %v of a file that was not finished", restored, err)
+	}
+	if found, err := c.Unfinished("lib_*.json"); err != nil || !slices.Equal(found, unfinished) {
+		t.Errorf("unfinished %q, %v, want %q", found, err, unfinished)
+	}
+	for _, file := range unfinished {
+		must.Succeed(t, os.Remove(file))
 	}
 
 	must.Succeed(t, c.Remove(one))

@@ -51,7 +51,7 @@ func removeLeftovers(
 ) error {
 	files, err1 := copies.Glob(filepath.Join(cdiDir, MetadataFiles))
 	// files of an agent that was killed
-	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp"))
+	unfinished, err2 := copies.Unfinished(MetadataFiles)
 	directories, err3 := filepath.Glob(filepath.Join(driverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
 	// The journal must be read after the directories, because it has a claim before the claim's

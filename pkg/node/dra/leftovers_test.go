@@ -55,6 +55,7 @@ func TestLeftovers(t *testing.T) {
 			"default_gone/nic/metadata.json",
 		// this is the copy of a file that somebody removed
 		copies + "xpu.opiproject.org_metadata_uid-3_lost.json",
+		copies + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp",
 	}
 
 	write(stays...)
@@ -77,8 +78,8 @@ func TestLeftovers(t *testing.T) {
 		}))
 	}
 
-	kept, err := cdifiles.OpenCopies(filepath.Join(dir, "cdi"), filepath.Join(dir, copies), MetadataFiles)
-	must.Succeed(t, err)
+	kept := cdifiles.NewCopies(filepath.Join(dir, "cdi"), filepath.Join(dir, copies))
+	must.Succeed(t, kept.Adopt(MetadataFiles))
 	stays = append(stays, copies+"xpu.opiproject.org_metadata_uid-5_all.json") // made at the start
 
 	for range 2 { // the second call has nothing to remove
@@ -106,8 +107,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 
-	none, err := cdifiles.OpenCopies(filepath.Join(dir, "nowhere"), t.TempDir(), MetadataFiles)
-	must.Succeed(t, err)
+	none := cdifiles.NewCopies(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere else"))
 	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), none,
 		records.Claims); err != nil {
 		t.Errorf("without directories: %v", err)

@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -65,7 +66,7 @@ func (d *Driver) chooseVF(
 
 	var errs []error
 	for _, f := range vfs {
-		if _, used := d.Journal.Get(f.ID); used || len(d.Health.Problems(f)) > 0 {
+		if _, used := d.Journal.Get(f.ID); used || d.isSick(f) {
 			continue
 		}
 
@@ -102,4 +103,12 @@ func (d *Driver) vfsOf(id claim.PoolID) []function.Function {
 	}
 
 	return vfs
+}
+
+// isSick reports whether a Function has a problem other than a cordon, which the scheduler has heeded
+// unless the claim tolerates it.
+func (d *Driver) isSick(f function.Function) bool {
+	return slices.ContainsFunc(d.Health.Problems(f), func(p function.Problem) bool {
+		return p.Taint != v1alpha1.TaintCordoned
+	})
 }

@@ -63,10 +63,6 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 		note(v1alpha1.TaintXPUAway, c.XPUAway(f))
 	}
 
-	if c.Cordoned != nil {
-		note(v1alpha1.TaintCordoned, c.Cordoned(f))
-	}
-
 	noteFrom := func(taint string, source Source) {
 		if source != nil {
 			note(taint, source(f.ID))
@@ -78,6 +74,9 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 	noteFrom(v1alpha1.TaintQuarantined, c.Quarantined)
 	noteFrom(v1alpha1.TaintLost, c.Lost)
 	noteFrom(v1alpha1.TaintInUse, c.InUse)
+	if c.Cordoned != nil { // last, because the first problem is the one that is counted
+		note(v1alpha1.TaintCordoned, c.Cordoned(f))
+	}
 
 	return problems
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -220,6 +221,27 @@ func TestXPUNode(t *testing.T) {
 	write(status)
 	status.Pools = nil
 	write(status)
+
+	// The spec is an administrator's. The agent reads it, keeps it, and cannot change it.
+	cordons := []v1alpha1.Cordon{{PF: "0000:3b:00.0", Reason: "new firmware"}}
+	made.Spec.Cordons = cordons
+	must.Succeed(t, admin.Update(t.Context(), made))
+	must.Eventually(t, "the cordons are read", func() bool {
+		read, err := api.Cordons(t.Context())
+		return err == nil && cmp.Equal(read, cordons)
+	})
+	status.Functions = 4
+	write(status)
+	agent := newClient(t, cluster.Agent("status-a"))
+	made.Spec.Cordons = nil
+	err := agent.Patch(t.Context(), made, client.RawPatch(types.MergePatchType, []byte(`{"spec":null}`)))
+	if !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("the agent takes its cordons back: error %v", err)
+	}
+	must.Succeed(t, admin.Get(t.Context(), client.ObjectKeyFromObject(made), made))
+	if !cmp.Equal(made.Spec.Cordons, cordons) {
+		t.Errorf("cordons %+v", made.Spec.Cordons)
+	}
 
 	// A new Node has the name now. The XPUNode belongs to the old Node until it is collected.
 	must.Succeed(t, admin.Delete(t.Context(), node.DeepCopy()))
