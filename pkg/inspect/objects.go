@@ -193,47 +193,69 @@ func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 // nodeNotes returns the pool's problems on each node.
 func nodeNotes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 	var notes []string
-	for _, node := range nodes {
-		i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool {
-			return n.Name == p.Name
-		})
-		if i < 0 {
-			continue
+	for i := range nodes {
+		for _, note := range notesOn(p, &nodes[i]) {
+			notes = append(notes, "node "+nodes[i].Name+": "+note)
 		}
+	}
+	return notes
+}
 
-		has := node.Status.Pools[i]
-		note := func(format string, args ...any) {
-			notes = append(notes, "node "+node.Name+": "+fmt.Sprintf(format, args...))
-		}
-		if has.ObservedGeneration != 0 && has.ObservedGeneration < p.Generation {
-			note(
-				"xpu-agent has not taken the last change of the DevicePool up; is it running there?",
-			)
-		}
+// notesOn returns the pool's problems on a node.
+func notesOn(p *v1alpha1.DevicePool, node *v1alpha1.XPUNode) []string {
+	i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool {
+		return n.Name == p.Name
+	})
+	if i < 0 {
+		return nil
+	}
 
-		if c := meta.FindStatusCondition(node.Status.Conditions,
-			v1alpha1.ConditionAgentReady); c != nil && c.Status == metav1.ConditionFalse {
-			note("%s: no xpu-agent has run there since %s, and what it said is as old", c.Reason,
-				c.LastTransitionTime.UTC().Format(time.DateTime))
-		}
+	var notes []string
+	has := node.Status.Pools[i]
+	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	if has.ObservedGeneration != 0 && has.ObservedGeneration < p.Generation {
+		note("xpu-agent has not taken the last change of the DevicePool up; is it running there?")
+	}
 
-		if has.Error != "" {
-			note("%s", has.Error)
-		}
+	if c := meta.FindStatusCondition(node.Status.Conditions,
+		v1alpha1.ConditionAgentReady); c != nil && c.Status == metav1.ConditionFalse {
+		note("%s: no xpu-agent has run there since %s, and what it said is as old", c.Reason,
+			c.LastTransitionTime.UTC().Format(time.DateTime))
+	}
 
-		for _, problem := range has.Problems {
-			note("%d of %d Functions: %s", problem.Functions, has.Functions, problem.Message)
-		}
+	if has.Error != "" {
+		note("%s", has.Error)
+	}
 
-		for _, shortage := range has.Shortages {
-			note("PF %s: %s: %s", shortage.PF, shortage.Reason, shortage.Message)
-		}
+	for _, problem := range has.Problems {
+		note("%d of %d Functions: %s", problem.Functions, has.Functions, problem.Message)
+	}
 
-		if len(has.Overlapping) > 0 {
-			note("other pools have %s", strings.Join(has.Overlapping, ", "))
+	for _, shortage := range has.Shortages {
+		note("PF %s: %s: %s", shortage.PF, shortage.Reason, shortage.Message)
+	}
+
+	if len(has.Overlapping) > 0 {
+		note("other pools have %s", strings.Join(has.Overlapping, ", "))
+	}
+	return notes
+}
+
+// NodeNotes returns what is wrong on a node: conditions that are not True, and the problems of its
+// pools.
+func NodeNotes(node *v1alpha1.XPUNode, pools []v1alpha1.DevicePool) []string {
+	var notes []string
+	for _, c := range node.Status.Conditions {
+		if c.Status != metav1.ConditionTrue {
+			notes = append(notes, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
 		}
 	}
 
+	for i := range pools {
+		for _, note := range notesOn(&pools[i], node) {
+			notes = append(notes, "pool "+pools[i].Name+": "+note)
+		}
+	}
 	return notes
 }
 

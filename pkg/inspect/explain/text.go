@@ -71,14 +71,13 @@ func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
 		Skipped: terminal.Faint, Unknown: terminal.Faint,
 	}
 
-	marks := map[Status]string{Done: "✓", Failed: "✗", Waiting: "…", Skipped: "-", Unknown: "?"}
 	var rows [][]string
 	for _, s := range all {
 		rows = append(rows, []string{s.Name, formatTime(s.Time), s.Text})
 	}
 
 	for i, line := range terminal.Columns(2, rows) {
-		mark := paint(tones[all[i].Status], marks[all[i].Status])
+		mark := paint(tones[all[i].Status], all[i].Status.Mark())
 		out.WriteString("  " + mark + " " + strings.TrimRight(line, " \n") + "\n")
 	}
 }
@@ -105,6 +104,21 @@ func sides(out *strings.Builder, i Interface) {
 	}
 
 	writeRows(out, rows)
+}
+
+// Mark returns one character for the status, so that it is not shown by colour alone.
+func (s Status) Mark() string {
+	switch s {
+	case Done:
+		return "✓"
+	case Failed:
+		return "✗"
+	case Waiting:
+		return "…"
+	case Skipped:
+		return "-"
+	}
+	return "?"
 }
 
 func (p *Pod) why(out *strings.Builder) {
