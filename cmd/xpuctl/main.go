@@ -82,8 +82,9 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 
 	c.AddCommand(statusCommand(), testCommand(), scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
 		discoverCommand(), hardwareReportCommand(),
-		explainCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
-		bundleCommand(), manCommand(), optionsCommand(), versionCommand())
+		explainCommand(), dashboardCommand(), cordonCommand(), uncordonCommand(), deadLettersCommand(),
+		releaseCommand(), uninstallCommand(), bundleCommand(), manCommand(), optionsCommand(),
+		versionCommand())
 	c.AddCommand(objectsCommands()...)
 	addCompletions(c)
 	return c
