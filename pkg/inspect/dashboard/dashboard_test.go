@@ -23,6 +23,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -285,6 +286,11 @@ func TestDirectMode(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{
 			{Resources: corev1.ResourceRequirements{Limits: limits}}}}}
 	cluster.Put(agent, web)
+	for _, o := range dashboardtest.Objects(2, 4) { // of a cluster that had the kinds
+		if slice, is := o.(*resourceapi.ResourceSlice); is && *slice.Spec.NodeName == "node2" {
+			cluster.Put(o)
+		}
+	}
 
 	o := options(cluster)
 	o.State = func(context.Context, string) (*nodestate.State, error) {
@@ -298,6 +304,13 @@ func TestDirectMode(t *testing.T) {
 	p.until(t, func() bool { return strings.Contains(string(p.records["pod/shop/web"]), "red") })
 	if !p.overview(t).Direct {
 		t.Error("the page does not say that it is direct mode")
+	}
+	if node := string(p.records["node/node2"]); !strings.Contains(node, `"status":"Unknown"`) ||
+		!strings.Contains(node, `"0000:3b:00.0 PF","functions":["free 3"]`) {
+		t.Error(node)
+	}
+	if text := string(p.records["overview"]); !strings.Contains(text, "is not installed in") {
+		t.Error("the page does not say that no program runs")
 	}
 	if node := string(p.records["node/node1"]); !strings.Contains(node, `"used 1"`) {
 		t.Error(node)

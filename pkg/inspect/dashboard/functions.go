@@ -139,8 +139,25 @@ func (k known) pfsOf(node *v1alpha1.XPUNode) []PF {
 				cmp.Or(pf.Driver, "no driver")), ", ")})
 	}
 
-	if len(rest) > 0 {
-		pfs = append(pfs, PF{Title: "PF not known", Functions: runs(sortedConditions(rest))})
+	return append(pfs, byPF(rest)...)
+}
+
+// byPF returns PFs of which only Functions are known.
+func byPF(functions map[function.ID]onNode) (pfs []PF) {
+	grouped := map[pci.Address]map[function.ID]onNode{}
+	for id, f := range functions {
+		if grouped[f.pf] == nil {
+			grouped[f.pf] = map[function.ID]onNode{}
+		}
+		grouped[f.pf][id] = f
+	}
+
+	for _, pf := range slices.Sorted(maps.Keys(grouped)) {
+		title := string(pf) + " PF"
+		if pf == "" {
+			title = "PF not known"
+		}
+		pfs = append(pfs, PF{Title: title, Functions: runs(sortedConditions(grouped[pf]))})
 	}
 	return pfs
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ type Overview struct {
 
 // Wrong is a problem with an object.
 type Wrong struct {
-	Kind string `json:"kind"` // node, pod, pool, network, xpu or port
+	Kind string `json:"kind"` // node, pod, pool, network, xpu, port or program
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
@@ -119,12 +120,14 @@ func (b *builder) build(ctx context.Context) records {
 
 	all := b.objects(ctx)
 	b.overview.Direct = meta.IsNoMatchError(all.nodesErr)
+	functions := knownFunctions(all.slices.Items, all.claims.Items, all.ports.Items)
 	if b.overview.Direct {
 		b.addDirect(all)
 	} else {
-		b.addNodes(all)
+		b.addNodes(all, functions)
 		b.addPods(all, newPodFacts(all))
 	}
+	b.addOtherNodes(functions)
 
 	b.addTables(ctx)
 	b.addParts(ctx)
@@ -171,8 +174,7 @@ func limited(notes []string) []string {
 	return notes
 }
 
-func (b *builder) addNodes(all *objects) {
-	functions := knownFunctions(all.slices.Items, all.claims.Items, all.ports.Items)
+func (b *builder) addNodes(all *objects, functions known) {
 	for i := range all.nodes.Items {
 		node := &all.nodes.Items[i]
 		record := Node{Name: node.Name, Status: explain.Done, PFs: functions.pfsOf(node),
@@ -198,6 +200,18 @@ func (b *builder) addNodes(all *objects) {
 			if c.Status != metav1.ConditionTrue {
 				b.wrong("node", node.Name, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
 			}
+		}
+	}
+}
+
+// addOtherNodes adds nodes of which neither an XPUNode nor an agent says anything.
+func (b *builder) addOtherNodes(functions known) {
+	for i, name := range slices.Sorted(maps.Keys(functions)) {
+		if b.out["node/"+name] == nil {
+			b.add("node/"+name, i+1, Node{Name: name, Status: explain.Unknown,
+				PFs: byPF(functions[name]),
+				Notes: []string{"neither an XPUNode nor an agent says anything of it: ResourceSlices, " +
+					"claims and XPUPorts say what is shown"}})
 		}
 	}
 }
@@ -342,6 +356,11 @@ func (b *builder) addParts(ctx context.Context) {
 		return
 	}
 	b.overview.Parts = status.Parts
+	for _, part := range status.Parts[:2] { // the programs; the others are objects, which say it
+		if part.State == inspect.Bad {
+			b.wrong("program", part.Name, append([]string{part.Text}, part.Notes...)...)
+		}
+	}
 }
 
 // encoded is a record in JSON. Records that have not changed stay the same pointer, so that a client

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/url"
 	"reflect"
 	"slices"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -203,10 +205,30 @@ func (s *source) run(ctx context.Context, api client.WithWatch) {
 				if err == nil && o.SendInitialEvents == nil {
 					s.follows()
 				}
+				if err != nil && o.SendInitialEvents != nil {
+					// After errors that it takes for short, such as a refused connection, the
+					// reflector would wait without regard to ctx.
+					err = errors.New(cause(err))
+				}
 				return events, err
 			},
-		}, api), s.new(), s, cache.ReflectorOptions{Name: s.name, Logger: &logger},
+		}, api), s.new(), s, cache.ReflectorOptions{Name: s.name, Logger: &logger,
+			Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Cap: longestBackoff, Steps: 6,
+				Factor: 2, Jitter: 1}},
 	).RunWithContext(ctx)
+}
+
+// longestBackoff is how long the cluster is left in peace while it does not answer or refuses, give
+// or take a factor of two. People wait for it.
+const longestBackoff = 10 * time.Second
+
+// cause returns an error without the request that it is about, which has other numbers each time.
+func cause(err error) string {
+	var request *url.Error
+	if errors.As(err, &request) {
+		return request.Err.Error()
+	}
+	return err.Error()
 }
 
 func (s *source) options(scope string, o metav1.ListOptions) *client.ListOptions {
@@ -246,7 +268,7 @@ func (s *source) failed(err error) {
 	}
 
 	s.mu.Lock()
-	s.problem = err.Error()
+	s.problem = cause(err)
 	switch {
 	case apierrors.IsForbidden(err):
 		s.state = forbidden
