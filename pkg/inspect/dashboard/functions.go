@@ -23,9 +23,10 @@ import (
 // the node's agent knows. The other conditions are those of package view.
 const unknown = "unknown"
 
-// legend returns the conditions of Functions with their meaning.
-func legend() [][2]string {
-	return append(view.Legend(), [2]string{unknown, "only the agent knows"})
+// legend returns the symbols of Functions.
+func legend() []view.Symbol {
+	return append(view.Legend(), view.Symbol{Condition: unknown, Text: "only the agent knows",
+		Shape: "m1 4a3 3 0 1 0 6 0a3 3 0 1 0-6 0z"})
 }
 
 // onNode is what objects of the cluster say about a Function.

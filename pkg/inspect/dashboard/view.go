@@ -3,6 +3,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,7 @@ type Overview struct {
 	Direct bool `json:"direct,omitempty"`
 	// Parts are those of "xpuctl status".
 	Parts []inspect.Part `json:"parts,omitempty"`
-	// Wrong is what is wrong, at most mostWrong sentences; More is how many more there are.
+	// Wrong is what is wrong, causes first, at most mostWrong sentences; More is how many more there are.
 	Wrong   []Wrong  `json:"wrong"`
 	More    int      `json:"more,omitempty"`
 	Sources []Source `json:"sources"`
@@ -53,12 +54,12 @@ type Overview struct {
 	NotShown int `json:"notShown,omitempty"`
 	// Headers has the columns of the tables of pools, networks and xPUs.
 	Headers map[string][]string `json:"headers"`
-	Legend  [][2]string         `json:"legend"`
+	Legend  []view.Symbol       `json:"legend"`
 }
 
 // Wrong is a problem with an object.
 type Wrong struct {
-	Kind string `json:"kind"` // node, pod, pool, network, xpu, port or program
+	Kind string `json:"kind"` // program, xpu, network, pool, node, port, pod or cluster
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
@@ -132,12 +133,19 @@ func (b *builder) build(ctx context.Context) records {
 	b.addTables(ctx)
 	b.addParts(ctx)
 	slices.SortStableFunc(b.overview.Wrong, func(x, y Wrong) int {
-		return strings.Compare(x.Kind+"/"+x.Name, y.Kind+"/"+y.Name)
+		return cmp.Or(cmp.Compare(rank(x.Kind), rank(y.Kind)), strings.Compare(x.Name, y.Name))
 	})
 	if more := len(b.overview.Wrong) - mostWrong; more > 0 {
 		b.overview.Wrong, b.overview.More = b.overview.Wrong[:mostWrong], more
 	}
 	return b.out
+}
+
+// rank orders what is wrong: causes come before what follows from them.
+func rank(kind string) int {
+	return slices.Index([]string{
+		"cluster", "program", "xpu", "network", "pool", "node", "port", "pod",
+	}, kind)
 }
 
 func (b *builder) objects(ctx context.Context) *objects {
@@ -185,6 +193,7 @@ func (b *builder) addNodes(all *objects, functions known) {
 
 		if n := count(record.PFs, "troubled"); n > 0 && len(record.Notes) == 0 {
 			record.Notes = []string{fmt.Sprintf("%d Functions are kept from pods", n)}
+			b.wrong("node", node.Name, record.Notes...)
 		}
 
 		ready := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionAgentReady)

@@ -66,12 +66,18 @@ func functionOf(f nodestate.Function) Function {
 	}
 }
 
-// Legend returns the conditions of Functions and their meaning, in the order in which pictures show
-// them.
-func Legend() [][2]string {
-	var out [][2]string
+// Symbol is how a condition of Functions is shown.
+type Symbol struct {
+	Condition string `json:"condition"`
+	Text      string `json:"text"`  // what it means
+	Shape     string `json:"shape"` // path of SVG in a square with a side of 8
+}
+
+// Legend returns the symbols in the order in which pictures show them.
+func Legend() []Symbol {
+	var out []Symbol
 	for _, c := range conditions {
-		out = append(out, [2]string{string(c.condition), c.text})
+		out = append(out, Symbol{string(c.condition), c.text, c.shape})
 	}
 	return out
 }

@@ -48,14 +48,15 @@ text { font: 12px sans-serif; fill: #1f2933 }
 .page { fill: #ffffff }
 .card { fill: #f5f7fa; stroke: #9aa5b1 }
 .pf { fill: #ffffff; stroke: #cbd2d9 }
-.free { fill: #8eca9a; stroke: #3f8f50 }
-.used { fill: #7fb1e6; stroke: #2f6fb3 }
-.releasing { fill: #f4c95d; stroke: #b5860b }
-.troubled { fill: #ef8f8f; stroke: #b83232 }
-.unoffered { fill: #e4e7eb; stroke: #9aa5b1 }
-text.troubled { fill: #b83232; stroke: none }
-text.used { fill: #1f4f86; stroke: none }
-text.releasing { fill: #7a5a05; stroke: none }
+path { pointer-events: all }
+path.free { fill: none; stroke: #3f8f50 }
+path.used { fill: #7fb1e6; stroke: #2f6fb3 }
+path.releasing { fill: #f4c95d; stroke: #b5860b; stroke-linejoin: round }
+path.troubled { fill: none; stroke: #b83232; stroke-width: 1.5 }
+path.unoffered { fill: #7b8794 }
+text.troubled { fill: #b83232 }
+text.used { fill: #1f4f86 }
+text.releasing { fill: #7a5a05 }
 </style>
 `
 
@@ -97,8 +98,9 @@ func (m *markup) picture(p picture) {
 <text class="head" x="16" y="22">%s</text>`, p.Width, p.Height, p.Title)
 
 	for _, l := range p.Legend {
-		m.add("\n<rect class=\"%s\" x=\"%d\" y=\"32\" width=\"12\" height=\"12\" rx=\"2\"/>"+
-			"<text x=\"%d\" dx=\"18\" y=\"43\">%s</text>", l.Condition, l.X, l.X, l.Text)
+		m.add("\n<path class=\"%s\" transform=\"translate(%d 32) scale(1.5)\" d=\"%s\"/>"+
+			"<text x=\"%d\" dx=\"18\" y=\"43\">%s</text>", l.Condition, l.X, shapeOf(l.Condition), l.X,
+			l.Text)
 	}
 	for _, c := range p.Cards {
 		m.card(c)
@@ -120,8 +122,8 @@ func (m *markup) card(c cardBox) {
 			pf.TitleY, pf.Title, pf.DetailY, pf.Detail)
 
 		for _, s := range pf.Squares {
-			m.add("\n<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"2\">"+
-				"<title>%s</title></rect>", s.Condition, s.X, s.Y, s.Size, s.Size, s.Title)
+			m.add("\n<path class=\"%s\" transform=\"translate(%d %d) scale(2)\" d=\"%s\">"+
+				"<title>%s</title></path>", s.Condition, s.X, s.Y, shapeOf(s.Condition), s.Title)
 		}
 		for _, e := range pf.Entries {
 			m.add("\n<text class=\"%s\" x=\"%d\" y=\"%d\">%s<title>%s</title></text>",

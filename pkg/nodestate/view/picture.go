@@ -19,8 +19,8 @@ const (
 	headHeight    = 56 // title and legend
 	cardHead      = 30
 	pfHead        = 44
-	cell          = 20  // side of a Function's square, including the gap to the next
-	perRow        = 32  // squares per row
+	cell          = 20  // side of a Function's symbol, which has 16, and the gap to the next
+	perRow        = 32  // symbols per row
 	entryHeight   = 18  // a line about one Function
 	maxLineLength = 125 // maximum characters in such a line
 	gap           = 12
@@ -61,9 +61,9 @@ type pfBox struct {
 }
 
 type square struct {
-	X, Y, Size int
-	Condition  condition
-	Title      string
+	X, Y      int
+	Condition condition
+	Title     string
 }
 
 type line struct {
@@ -80,8 +80,8 @@ type entry struct {
 	Troubles                            []string
 }
 
-// SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its
-// condition, and the owners.
+// SVG draws the node: a box for each card and PF, a symbol for each VF and SF in the shape and
+// colour of its condition, and the owners.
 func SVG(to io.Writer, state *nodestate.State) error {
 	var m markup
 	m.picture(draw(state))
@@ -95,13 +95,28 @@ func HTML(to io.Writer, state *nodestate.State) error {
 	return m.writeTo(to)
 }
 
-// conditions lists all conditions with their meaning, in the order of the legend.
+// conditions lists all conditions with their meaning and their shape, in the order of the legend.
+// The shape is a path of SVG in a square with a side of 8, so that no condition is shown by colour
+// alone.
 var conditions = [...]struct {
-	condition condition
-	text      string
+	condition   condition
+	text, shape string
 }{
-	{free, "free"}, {used, "a pod has it"}, {releasing, "on its way back"},
-	{troubled, "kept from pods"}, {unoffered, "in no pool"},
+	{free, "free", "m.5 .5h7v7h-7z"},
+	{used, "a pod has it", "m.5 .5h7v7h-7z"},
+	{releasing, "on its way back", "m.5 7.5l3.5-7l3.5 7z"},
+	{troubled, "kept from pods", "m1 1l6 6m0-6l-6 6"},
+	{unoffered, "in no pool", "m2.5 2.5h3v3h-3z"},
+}
+
+// shapeOf returns the shape of a condition.
+func shapeOf(c condition) string {
+	for _, known := range conditions {
+		if known.condition == c {
+			return known.shape
+		}
+	}
+	return ""
 }
 
 func draw(state *nodestate.State) picture {
@@ -161,7 +176,7 @@ func drawPF(parent pf, y int) pfBox {
 	x, bottom := margin+2*gap, y+pfHead
 	for i, f := range parent.Children {
 		box.Squares = append(box.Squares, square{
-			X: x + i%perRow*cell, Y: bottom + i/perRow*cell, Size: cell - 4,
+			X: x + i%perRow*cell, Y: bottom + i/perRow*cell,
 			Condition: conditionOf(f), Title: describe(f),
 		})
 	}

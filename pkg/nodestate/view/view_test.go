@@ -4,6 +4,7 @@ package view
 
 import (
 	"bytes"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"flag"
@@ -155,6 +156,28 @@ func TestPictures(t *testing.T) {
 		if strings.Contains(out.String(), "<b>") {
 			t.Errorf("%s has markup of a device", name)
 		}
+	}
+}
+
+// TestNode checks that a node for other programs is the one of the pictures.
+func TestNode(t *testing.T) {
+	text, err := json.MarshalIndent(NewNode(host()), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "host.json", append(text, '\n'))
+}
+
+// TestShapes checks that each condition has a shape, and that no two look the same without colours.
+func TestShapes(t *testing.T) {
+	seen := map[string]string{}
+	for _, symbol := range Legend() {
+		other := seen[symbol.Shape]
+		isFilled := symbol.Condition == string(used) && other == string(free)
+		if symbol.Shape == "" || other != "" && !isFilled {
+			t.Errorf("%s looks like %q", symbol.Condition, other)
+		}
+		seen[symbol.Shape] = symbol.Condition
 	}
 }
 

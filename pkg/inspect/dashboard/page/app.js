@@ -367,17 +367,11 @@ function interfaceText(i) {
   return parts.filter(Boolean).join(", ");
 }
 
-// Functions: a shape for each condition, so that it is not shown by colour alone.
+// Functions: a shape for each condition, so that it is not shown by colour alone. The server sends the shapes, which are those of
+// the pictures of xpuctl discover.
 const cell = 10, mostDrawn = 512;
 const isNarrow = matchMedia("(max-width: 760px)");
-const shapes = {
-  free: (x, y) => `M${x + 1} ${y + 1}h7v7h-7z`,
-  used: (x, y) => `M${x + 1} ${y + 1}h7v7h-7z`,
-  releasing: (x, y) => `M${x + 1} ${y + 8}l3.5 -7l3.5 7z`,
-  troubled: (x, y) => `M${x + 1} ${y + 1}l7 7M${x + 8} ${y + 1}l-7 7`,
-  unoffered: (x, y) => `M${x + 3} ${y + 3}h3v3h-3z`,
-  unknown: (x, y) => `M${x + 1.5} ${y + 4.5}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z`,
-};
+const symbolOf = (condition) => overview().legend.find((s) => s.condition === condition) || {text: condition, shape: ""};
 
 // runsOf returns the runs of Functions of a node: {condition, count}.
 function runsOf(n) {
@@ -391,7 +385,7 @@ function runsOf(n) {
   return out;
 }
 
-const meaning = (condition) => (overview().legend.find(([c]) => c === condition) || ["", condition])[1];
+const meaning = (condition) => symbolOf(condition).text;
 
 function countText(n) {
   const counts = new Map();
@@ -410,9 +404,9 @@ function strip(n) {
     const parts = {};
     let at = 0;
     for (const {condition, count} of runsOf(n)) {
-      const shape = shapes[condition] || shapes.unknown;
+      const {shape} = symbolOf(condition);
       for (let k = 0; k < count && at < mostDrawn; k++, at++) {
-        (parts[condition] ||= []).push(shape(at % perLine * cell, Math.floor(at / perLine) * cell));
+        (parts[condition] ||= []).push(`M${at % perLine * cell + 1} ${Math.floor(at / perLine) * cell + 1}${shape}`);
       }
     }
     paths.lines = Math.max(1, Math.ceil(at / perLine));
@@ -425,8 +419,8 @@ function strip(n) {
 }
 
 function symbol(condition) {
-  const svg = makeSVG("svg", {viewBox: "0 0 9 9", "aria-hidden": "true"});
-  svg.append(makeSVG("path", {class: condition, d: (shapes[condition] || shapes.unknown)(0, 0)}));
+  const svg = makeSVG("svg", {viewBox: "-1 -1 10 10", "aria-hidden": "true"});
+  svg.append(makeSVG("path", {class: condition, d: "M0 0" + symbolOf(condition).shape}));
   return svg;
 }
 
@@ -436,7 +430,7 @@ function showLegend() {
   const shown = JSON.stringify(overview().legend);
   if (legend.dataset.shown === shown) return;
   legend.dataset.shown = shown;
-  legend.replaceChildren(...overview().legend.map(([condition, text]) => make("span", "", symbol(condition), text)));
+  legend.replaceChildren(...overview().legend.map(({condition, text}) => make("span", "", symbol(condition), text)));
 }
 
 // Choosing and opening rows.
