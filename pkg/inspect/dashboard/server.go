@@ -69,6 +69,9 @@ func (d *Dashboard) handler(address string) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
+		// Otherwise the last request's would be in force.
+		longest := time.Now().Add(requestTimeout + writeTimeout)
+		_ = http.NewResponseController(w).SetWriteDeadline(longest)
 
 		token, rest, found := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		switch {
