@@ -13,6 +13,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/dashboard"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/pciids"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
@@ -81,7 +83,13 @@ func (o *dashboardOptions) run(c *cobra.Command) error {
 	d := dashboard.New(dashboard.Options{
 		Client: api, Cluster: name, AgentNamespace: o.agents,
 		Namespace: o.cluster.overrides.Context.Namespace, Fallback: fallback,
-		State: agents.State,
+		State: func(ctx context.Context, node string) (*nodestate.State, error) {
+			state, err := agents.State(ctx, node)
+			if err == nil {
+				pciids.AddNames(state, "/")
+			}
+			return state, err
+		},
 		Explain: func(ctx context.Context, pod types.NamespacedName) (*explain.Pod, error) {
 			return explain.Of(ctx, sources, pod)
 		},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/pciids"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/view"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
@@ -36,7 +37,8 @@ func discoverCommand() *cobra.Command {
 		Use:   "discover [--node NAME]",
 		Short: "Show the network cards of a host, their PFs, VFs and SFs, and who has them",
 		Long: `Shows cards, PFs, VFs and SFs with driver, netdev, NUMA node and PCIe root, the DevicePools that have them, the pods that
-have them, and what keeps them from pods.
+have them, and what keeps them from pods. Cards have their names if the PCI ID database is installed where xpuctl runs, which
+Debian has as package pci.ids and Fedora as hwdata.
 
 With --node, the agent of that node of the cluster is asked, by a program in its pod; that needs the right to create
 pods/exec in the namespace of xpu-agent. Without, it is this host: its agent is asked if one runs, which only root may do, and
@@ -95,6 +97,7 @@ func (o *discoverOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	pciids.AddNames(state, o.root)
 	return printState(c.OutOrStdout(), o.output, state)
 }
 

@@ -33,27 +33,31 @@ type State struct {
 // Function is a Function as the kernel shows it. See [function.Function] for fields of the same
 // names.
 type Function struct {
-	ID          function.ID    `json:"function"`
-	Kind        function.Kind  `json:"kind"`
-	Class       function.Class `json:"class"`
-	PF          pci.Address    `json:"pf"`
-	PFName      string         `json:"pfName,omitempty"`
-	Index       int            `json:"index"`
-	Vendor      string         `json:"vendor,omitempty"`
-	Device      string         `json:"device,omitempty"`
-	Driver      string         `json:"driver,omitempty"`
-	NUMANode    int            `json:"numaNode"`
-	PCIeRoot    string         `json:"pcieRoot,omitempty"`
-	AuxDevice   string         `json:"auxDevice,omitempty"`
-	Netdev      string         `json:"netdev,omitempty"`
-	AltNames    []string       `json:"altNames,omitempty"` // of a PF's netdev
-	LinkType    string         `json:"linkType,omitempty"`
-	LinkUp      bool           `json:"linkUp"`
-	AdminDown   bool           `json:"adminDown,omitempty"`
-	NumVFs      int            `json:"numVFs,omitempty"`
-	TotalVFs    int            `json:"totalVFs,omitempty"`
-	RDMADevices []string       `json:"rdmaDevices,omitempty"`
-	IOMMUGroup  string         `json:"iommuGroup,omitempty"`
+	ID     function.ID    `json:"function"`
+	Kind   function.Kind  `json:"kind"`
+	Class  function.Class `json:"class"`
+	PF     pci.Address    `json:"pf"`
+	PFName string         `json:"pfName,omitempty"`
+	Index  int            `json:"index"`
+	Vendor string         `json:"vendor,omitempty"`
+	Device string         `json:"device,omitempty"`
+	// VendorName and DeviceName are what the PCI ID database calls Vendor and Device where people
+	// look at the state. Agents leave them out.
+	VendorName  string   `json:"vendorName,omitempty"`
+	DeviceName  string   `json:"deviceName,omitempty"`
+	Driver      string   `json:"driver,omitempty"`
+	NUMANode    int      `json:"numaNode"`
+	PCIeRoot    string   `json:"pcieRoot,omitempty"`
+	AuxDevice   string   `json:"auxDevice,omitempty"`
+	Netdev      string   `json:"netdev,omitempty"`
+	AltNames    []string `json:"altNames,omitempty"` // of a PF's netdev
+	LinkType    string   `json:"linkType,omitempty"`
+	LinkUp      bool     `json:"linkUp"`
+	AdminDown   bool     `json:"adminDown,omitempty"`
+	NumVFs      int      `json:"numVFs,omitempty"`
+	TotalVFs    int      `json:"totalVFs,omitempty"`
+	RDMADevices []string `json:"rdmaDevices,omitempty"`
+	IOMMUGroup  string   `json:"iommuGroup,omitempty"`
 	// HostUse is how the host itself uses the netdev, which keeps the Function from pods: "is a
 	// port of bridge br0".
 	HostUse string `json:"hostUse,omitempty"`

@@ -112,7 +112,8 @@ func (m *markup) picture(p picture) {
 func (m *markup) card(c cardBox) {
 	m.add(`
 <rect class="card" x="16" y="%d" width="868" height="%d" rx="6"/>
-<text class="head" x="28" y="%d">%s</text>`, c.Y, c.Height, c.TitleY, c.Title)
+<text class="head" x="28" y="%d">%s<title>%s</title></text>`, c.Y, c.Height, c.TitleY, c.Title,
+		c.Whole)
 
 	for _, pf := range c.PFs {
 		m.add(`

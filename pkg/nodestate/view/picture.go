@@ -23,6 +23,7 @@ const (
 	perRow        = 32  // symbols per row
 	entryHeight   = 18  // a line about one Function
 	maxLineLength = 125 // maximum characters in such a line
+	maxTitle      = 105 // and in the bold title of a card
 	gap           = 12
 )
 
@@ -43,7 +44,7 @@ type legend struct {
 }
 
 type cardBox struct {
-	Title        string
+	Title, Whole string
 	Y, Height    int
 	TitleY       int
 	PFs          []pfBox
@@ -127,7 +128,7 @@ func draw(state *nodestate.State) picture {
 
 	y := headHeight
 	for _, c := range cards(state) {
-		box := cardBox{Title: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap,
+		box := cardBox{Title: shortened(c.Title(), maxTitle), Whole: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap,
 			Wide: pictureWidth - 2*(margin+gap)}
 		inner := y + cardHead
 		for _, parent := range c.PFs {
@@ -203,11 +204,15 @@ func drawPF(parent pf, y int) pfBox {
 
 // entryLine returns a line that fits into the picture. The full text is shown on hover.
 func entryLine(x, y int, c condition, text string) line {
-	l := line{X: x, Y: y, Condition: c, Text: text, Whole: text}
-	if runes := []rune(text); len(runes) > maxLineLength {
-		l.Text = string(runes[:maxLineLength-1]) + "…"
+	return line{X: x, Y: y, Condition: c, Text: shortened(text, maxLineLength), Whole: text}
+}
+
+// shortened returns a text with at most n characters.
+func shortened(text string, n int) string {
+	if runes := []rune(text); len(runes) > n {
+		return string(runes[:n-1]) + "…"
 	}
-	return l
+	return text
 }
 
 // distinct returns the different troubles of the Functions, with how many have each.

@@ -76,7 +76,11 @@ func cards(state *nodestate.State) []card {
 func (c card) Title() string {
 	parts := []string{"card " + c.slot}
 	if c.first.Vendor != "" {
-		parts = append(parts, c.first.Vendor+":"+c.first.Device)
+		id := c.first.Vendor + ":" + c.first.Device
+		if named := withoutEmpty([]string{c.first.VendorName, c.first.DeviceName}); len(named) > 0 {
+			id += " (" + strings.Join(named, " ") + ")"
+		}
+		parts = append(parts, id)
 	}
 
 	if c.first.Board != "" {

@@ -41,6 +41,8 @@ func host() *nodestate.State {
 	first := pf("0000:3b:00.0", "enp59s0f0")
 	first.Serial, first.Board, first.NumVFs, first.TotalVFs = "MT2334XZ0LTK", "MT_0000000884", 12, 16
 	first.AltNames = []string{"enp59s0f0np0", "rail0"}
+	first.VendorName = "Mellanox Technologies"
+	first.DeviceName = "MT43244 BlueField-3 integrated ConnectX-7 network controller"
 	second := pf("0000:3b:00.1", "enp59s0f1")
 	second.LinkUp, second.TotalVFs = false, 16
 	own := pf("0000:01:00.0", "eno1")
