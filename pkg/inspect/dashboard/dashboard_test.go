@@ -483,6 +483,24 @@ func TestSlowPage(t *testing.T) {
 	})
 }
 
+// TestCordon checks that a cordoned PF is said, and is not wrong.
+func TestCordon(t *testing.T) {
+	objects := dashboardtest.Objects(7, 6)
+	for _, o := range objects {
+		if node, is := o.(*v1alpha1.XPUNode); is && node.Name == "node7" {
+			node.Spec.Cordons = []v1alpha1.Cordon{{PF: "0000:3b:00.0", Reason: "new firmware"}}
+		}
+	}
+	p := open(t, serve(t, options(dashboardtest.NewCluster(objects...))))
+	p.untilRead(t)
+	p.until(t, func() bool { return p.records["node/node7"] != nil })
+	text := string(p.records["node/node7"])
+	if !strings.Contains(text, `"status":"Done"`) ||
+		!strings.Contains(text, "PF 0000:3b:00.0 is cordoned: new firmware") {
+		t.Error(text)
+	}
+}
+
 // TestXPUNodeWithoutWord checks that a node whose controller has said nothing is unknown.
 func TestXPUNodeWithoutWord(t *testing.T) {
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}

@@ -191,7 +191,8 @@ func (b *builder) addNodes(all *objects, functions known) {
 			record.Agent = node.Status.Agent.Version
 		}
 
-		if n := count(record.PFs, "troubled"); n > 0 && len(record.Notes) == 0 {
+		n := count(record.PFs, "troubled")
+		if n > 0 && len(record.Notes) == 0 && len(node.Spec.Cordons) == 0 {
 			record.Notes = []string{fmt.Sprintf("%d Functions are kept from pods", n)}
 			b.wrong("node", node.Name, record.Notes...)
 		}
@@ -202,6 +203,11 @@ func (b *builder) addNodes(all *objects, functions known) {
 			record.Status = explain.Failed
 		case ready == nil || ready.Status != metav1.ConditionTrue:
 			record.Status = explain.Unknown
+		}
+
+		for _, c := range node.Spec.Cordons { // which somebody wanted
+			record.Notes = append(record.Notes,
+				strings.TrimSuffix("PF "+c.PF+" is cordoned: "+c.Reason, ": "))
 		}
 		b.add("node/"+node.Name, i+1, record)
 
