@@ -214,8 +214,15 @@ func TestRights(t *testing.T) {
 		}
 	}
 
+	// Networks are shown, and how many ports of others they have is not known.
+	if network := string(p.records["network/blue"]); !strings.Contains(network, `16","?","1/1"`) {
+		t.Error(network)
+	}
 	cluster.Refuse("DevicePool", "", nil)
 	p.until(t, func() bool { return p.records["pool/fast"] != nil })
+	if pool := string(p.records["pool/fast"]); !strings.Contains(pool, `"5","5","?","True"`) {
+		t.Error(pool)
+	}
 }
 
 // TestClusterGone checks that the page keeps what it knows when the cluster goes, says since when it

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -319,12 +320,12 @@ func interfaceOf(f nodestate.Function) Interface {
 // of "xpuctl ports".
 func (b *builder) addTables(ctx context.Context) {
 	now := b.now()
-	_, pools, err := inspect.Pools(ctx, b.reader, now)
-	b.addTable("pool", pools, err)
-	_, networks, err := inspect.Networks(ctx, b.reader, now)
-	b.addTable("network", networks, err)
-	_, xpus, err := inspect.XPUs(ctx, b.reader, now)
-	b.addTable("xpu", xpus, err)
+	_, pools, err := inspect.Pools(ctx, lenient{b.reader, &v1alpha1.DevicePoolList{}}, now)
+	b.addTable("pool", b.uncounted(pools, "ALLOCATED", "ResourceClaims", "pods"), err)
+	_, networks, err := inspect.Networks(ctx, lenient{b.reader, &v1alpha1.XPUNetworkList{}}, now)
+	b.addTable("network", b.uncounted(networks, "PORTS", "XPUPorts"), err)
+	_, xpus, err := inspect.XPUs(ctx, lenient{b.reader, &v1alpha1.XPUList{}}, now)
+	b.addTable("xpu", b.uncounted(xpus, "PORTS UP", "XPUPorts"), err)
 
 	_, ports, err := inspect.Ports(ctx, b.reader, "", now)
 	if err != nil {
@@ -333,6 +334,42 @@ func (b *builder) addTables(ctx context.Context) {
 	for _, row := range ports.Rows {
 		b.wrong("port", row.Cells[0]+"/"+row.Cells[1], row.Notes...)
 	}
+}
+
+// lenient is a reader for a table of one kind. Kinds that cannot be read have no objects, unless it
+// is that kind.
+type lenient struct {
+	reader
+	kind client.ObjectList
+}
+
+// List implements [client.Reader].
+func (l lenient) List(
+	ctx context.Context, list client.ObjectList, options ...client.ListOption,
+) error {
+	err := l.reader.List(ctx, list, options...)
+	if reflect.TypeOf(list) != reflect.TypeOf(l.kind) {
+		return nil
+	}
+	return err
+}
+
+// uncounted replaces the numbers in a column by "?" if they count objects of kinds that are not read
+// in all namespaces.
+func (b *builder) uncounted(table inspect.Table, column string, kinds ...string) inspect.Table {
+	isKnown := !slices.ContainsFunc(b.overview.Sources, func(s Source) bool {
+		isRead := s.State == live || s.State == stale && !s.Since.IsZero()
+		return slices.Contains(kinds, s.Kind) && (!isRead || s.Scope != "")
+	})
+	at := slices.Index(table.Header, column)
+	if isKnown || at < 0 {
+		return table
+	}
+
+	for _, row := range table.Rows {
+		row.Cells[at] = "?"
+	}
+	return table
 }
 
 func (b *builder) addTable(kind string, table inspect.Table, err error) {

@@ -176,7 +176,11 @@ func mayHaveFunctions(o client.Object) bool {
 	}
 
 	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+	for _, c := range pod.Spec.InitContainers {
+		spec.InitContainers = append(spec.InitContainers, corev1.Container{
+			Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy})
+	}
+	for _, c := range pod.Spec.Containers {
 		spec.Containers = append(spec.Containers,
 			corev1.Container{Name: c.Name, Resources: c.Resources})
 	}
