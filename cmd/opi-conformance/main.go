@@ -116,6 +116,8 @@ Exit codes: 0 if no case failed, 1 if one did or could not be decided, 2 for bad
 	o.addAgentFlags(f)
 	o.addObjectFlags(f)
 	o.addRunFlags(f)
+	cmd.AddCommand(wireCommand())
+	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.MarkFlagsRequiredTogether("cert", "key")
 	cmd.MarkFlagsMutuallyExclusive("ca", "plaintext")
 
@@ -135,10 +137,12 @@ func (o *options) addAgentFlags(f *pflag.FlagSet) {
 
 	f.StringVar(&o.commands.MakePort, "make-port", "", "`command` that makes the interface of the "+
 		"port "+conformance.EnvPortID+" with the MAC address "+conformance.EnvPortMAC+", and "+
-		"succeeds if there is one. It is split at blanks and run without a shell, as the next two "+
+		"succeeds if there is one. It is split at blanks and run without a shell, as the next three "+
 		"are")
 	f.StringVar(&o.commands.RemovePort, "remove-port", "",
 		"`command` that removes what --make-port made, and succeeds if there is nothing")
+	f.StringVar(&o.commands.Wire, "wire", "", "`command` that passes the frames of the port "+
+		"from and to its interface, as \"opi-conformance wire\" does, until its input ends")
 	f.StringVar(&o.commands.Restart, "restart-agent", "", "`command` that sends the agent's process "+
 		"the signal "+conformance.EnvSignal+" (TERM or KILL), waits for its end, and starts the "+
 		"agent again")

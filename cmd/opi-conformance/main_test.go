@@ -81,11 +81,16 @@ func TestOPIBridge(t *testing.T) {
 		"--endpoint", "127.0.0.1:50151", "--ca", caFile, "--cert", write("client.crt", clientCert),
 		"--key", write("client.key", clientKey), "--prefix", "conf01", "--vtep", "198.51.100.1/24",
 		"--make-port", hooks + "/make-port", "--remove-port", hooks + "/remove-port",
-		"--restart-agent", hooks + "/restart-agent", "--implementation", "opi-bridge",
+		"--wire", hooks + "/wire", "--restart-agent", hooks + "/restart-agent",
+		"--implementation", "opi-bridge",
 		"--report", report, "--junit", filepath.Join(dir, "report.xml"), "--run", withoutVRF,
 	}
 
+	executable, err := os.Executable()
+	must.Succeed(t, err)
+	must.Succeed(t, os.Symlink(executable, filepath.Join(dir, "opi-conformance")))
 	env := append(os.Environ(), "AGENT_DIR="+dir, "OPI_BRIDGE="+bridge,
+		"PATH="+dir+":"+os.Getenv("PATH"),
 		"AGENT_ARGS="+strings.Join(agentArgs, " "), programVariable+"=1")
 	t.Cleanup(func() { endAgent(t, filepath.Join(dir, "pid")) })
 	output, err := inNamespace(t, n, env, exec.Command(hooks+"/start-agent"))

@@ -31,7 +31,7 @@ func main() {
 func run(dir string) error {
 	flags, err := flagsPage([]string{
 		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release",
-		"xpu-controller", "opi-bridge", "opi-conformance",
+		"xpu-controller", "opi-bridge", "opi-conformance", "opi-conformance wire",
 		"xpuctl", "xpuctl options", "xpuctl status", "xpuctl test",
 		"xpuctl explain pod", "xpuctl dashboard",
 		"xpuctl discover", "xpuctl hardware-report", "xpuctl pools",

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/conformance"
 	"github.com/opiproject/xpu-device-plugin/pkg/conformance/cases"
+	"github.com/opiproject/xpu-device-plugin/pkg/conformance/netdevwire"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -44,6 +45,9 @@ func testConformance(t *testing.T, mode plane.Mode) {
 			},
 			RemovePort: func(_ context.Context, p conformance.Port) error {
 				return removeRepresentor(x, p)
+			},
+			OpenWire: func(_ context.Context, p conformance.Port) (conformance.Wire, error) {
+				return openWire(vfs, p)
 			},
 			Restart: func(context.Context, conformance.Ending) error {
 				stop()
@@ -142,4 +146,20 @@ func removeRepresentor(x *xpu, p conformance.Port) error {
 		return err
 	}
 	return x.Handle().LinkDel(link)
+}
+
+// openWire returns the other end of the wire of a port.
+func openWire(vfs *netns.Namespace, p conformance.Port) (wire conformance.Wire, err error) {
+	link, err := vfs.Handle().LinkByName(p.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := vfs.Handle().LinkSetUp(link); err != nil {
+		return nil, err
+	}
+	err = vfs.Do(func() (err error) {
+		wire, err = netdevwire.Open(p.ID)
+		return err
+	})
+	return wire, err
 }

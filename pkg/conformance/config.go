@@ -159,6 +159,9 @@ type Hooks struct {
 	MakePort func(context.Context, Port) error
 	// RemovePort removes the interface that MakePort made. It succeeds if there is none.
 	RemovePort func(context.Context, Port) error
+	// OpenWire returns the interface of a port as a pod has it. The interface exists and is to be
+	// set up.
+	OpenWire func(context.Context, Port) (Wire, error)
 	// Restart ends the agent's process and starts the agent again. It may return before the agent
 	// answers.
 	Restart func(context.Context, Ending) error

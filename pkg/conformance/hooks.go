@@ -26,22 +26,28 @@ const (
 // shell. An empty one is missing.
 type Commands struct {
 	MakePort, RemovePort, Restart string
-	// Timeout is how long a command may take. It is then killed.
+	// Wire goes on as long as the frames of a port are needed: see [Ready].
+	Wire string
+	// Timeout is how long a command may take, and one of Wire to begin and to end. It is then
+	// killed.
 	Timeout time.Duration
 }
 
 // Hooks returns the hooks that run the commands, in a run with this prefix at this endpoint.
 func (c Commands) Hooks(prefix string, endpoint Endpoint) Hooks {
+	all := []string{EnvRun + "=" + prefix, EnvEndpoint + "=" + endpoint.String()}
 	run := func(ctx context.Context, command string, env ...string) error {
-		env = append(env, EnvRun+"="+prefix, EnvEndpoint+"="+endpoint.String())
-		return c.run(ctx, strings.Fields(command), env)
+		return c.run(ctx, strings.Fields(command), append(env, all...))
+	}
+	envOf := func(p Port) []string {
+		return []string{EnvPortID + "=" + p.ID, EnvPortMAC + "=" + p.MAC.String()}
 	}
 	port := func(command string) func(context.Context, Port) error {
 		if strings.TrimSpace(command) == "" {
 			return nil
 		}
 		return func(ctx context.Context, p Port) error {
-			return run(ctx, command, EnvPortID+"="+p.ID, EnvPortMAC+"="+p.MAC.String())
+			return run(ctx, command, envOf(p)...)
 		}
 	}
 
@@ -49,6 +55,12 @@ func (c Commands) Hooks(prefix string, endpoint Endpoint) Hooks {
 	if strings.TrimSpace(c.Restart) != "" {
 		hooks.Restart = func(ctx context.Context, how Ending) error {
 			return run(ctx, c.Restart, EnvSignal+"="+string(how))
+		}
+	}
+
+	if argv := strings.Fields(c.Wire); len(argv) > 0 {
+		hooks.OpenWire = func(ctx context.Context, p Port) (Wire, error) {
+			return c.openWire(ctx, argv, append(envOf(p), all...))
 		}
 	}
 

@@ -141,6 +141,9 @@ func (r *Runner) run(ctx context.Context, c Case) (result Result) {
 		c.Run(t)
 	}()
 	<-ended
+	for _, wire := range t.wires {
+		_ = wire.Close()
+	}
 
 	if r.lost {
 		r.awaitAgent(ctx)

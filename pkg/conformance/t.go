@@ -26,6 +26,7 @@ type T struct {
 	// slots is how many ports the case has taken.
 	slots     int
 	preparing bool
+	wires     []Wire // to be closed when the case ends
 
 	outcome Outcome
 	text    string

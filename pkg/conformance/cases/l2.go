@@ -26,6 +26,7 @@ func l2Core(kinds conformance.Kinds) []Case {
 		of(profile, kinds.BridgePort, crud()),
 		about(profile, kinds.BridgePort, bridgePortCases(kinds.BridgePort)),
 		about(profile, kinds.BridgePort, interfaceCases(kinds.BridgePort)),
+		about(profile, kinds.BridgePort, packets(kinds)),
 	)
 }
 

@@ -17,6 +17,7 @@ func l3(kinds conformance.Kinds) []Case {
 	return slices.Concat(
 		of(conformance.L3, kinds.Vrf, crud()), about(conformance.L3, kinds.Vrf, vrfCases(kinds)),
 		of(conformance.L3, kinds.Svi, crud()), about(conformance.L3, kinds.Svi, sviCases(kinds)),
+		about(conformance.L3, kinds.Svi, l3Packets(kinds)),
 	)
 }
 

@@ -18,6 +18,8 @@ func recovery(kinds conformance.Kinds) (all []Case) {
 		}
 		all = append(all, about(conformance.Recovery, kinds.BridgePort,
 			interfacesAtRestart(kinds.BridgePort, how))...)
+		all = append(all, about(conformance.Recovery, kinds.BridgePort,
+			packetsAfterRestart(how))...)
 	}
 	return all
 }

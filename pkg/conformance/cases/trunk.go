@@ -3,6 +3,8 @@
 package cases
 
 import (
+	"slices"
+
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -51,11 +53,11 @@ func trunk(kinds conformance.Kinds) []Case {
 		}
 	}
 
-	return about(conformance.Trunk, k, append([]Case{
+	return about(conformance.Trunk, k, slices.Concat([]Case{
 		upWith("trunk-of-one-comes-up", 1, "A pod with one network and tags has none."),
 		upWith("trunk-of-two-comes-up", 2, "A pod with several networks has none."),
 		upWith("trunk-of-eight-comes-up", 8, "A pod with many networks has none."),
-	}, trunkChanges(kinds)...))
+	}, trunkChanges(kinds), trunkPackets(kinds)))
 }
 
 func trunkChanges(kinds conformance.Kinds) []Case {
