@@ -173,9 +173,12 @@ func wrongMessages() []generic {
 			level: conformance.Should, says: "Error messages should be brief but actionable.",
 			violation: "A client fills the logs of all that handle the error.",
 			run: func(t *T, k *Kind) {
-				_, err := t.GetRaw(k, k.Collection+strings.Repeat("x", 50000))
-				if n := len(status.Convert(err).Message()); n > 4096 {
-					t.Failf("the message of the error has %d bytes", n)
+				long := strings.Repeat("x", 50000)
+				for _, name := range []string{k.Collection + long, long} {
+					_, err := t.GetRaw(k, name)
+					if n := len(status.Convert(err).Message()); n > 4096 {
+						t.Failf("the message of the error has %d bytes", n)
+					}
 				}
 			},
 		},
@@ -251,16 +254,47 @@ func peers() []Case {
 		refused("certificate-of-another-authority-is-refused", anybody,
 			func(t *T, own *tls.Config) *tls.Config {
 				needsCertificate(t, own)
-				c := own.Clone()
-				c.Certificates = []tls.Certificate{selfSigned(t)}
+				c, certificate := own.Clone(), selfSigned(t)
+				// It is sent although the agent says which authorities it knows.
+				c.GetClientCertificate = func(*tls.CertificateRequestInfo) (
+					*tls.Certificate, error,
+				) {
+					return &certificate, nil
+				}
 				return c
 			}),
-		refused("tls-1.1-is-refused", "What pods' controllers say to the xPU can be read and "+
-			"changed (RFC 8996).", func(_ *T, own *tls.Config) *tls.Config {
+		oldTLS(),
+	}
+}
+
+// oldTLS is the case about versions of TLS that are not to be used any more. It shakes hands only,
+// because gRPC does not use the ciphers of these versions anyway.
+func oldTLS() Case {
+	return Case{
+		Name: "tls-1.1-is-refused", Source: "AIP-211", Says: saysAuth,
+		Violation: "What pods' controllers say to the xPU can be read and changed (RFC 8996).",
+		Run: func(t *T) {
+			own := t.Config().Endpoint.TLS
+			if own == nil {
+				t.Skipf("needs --ca: the agent is tested in plaintext")
+			}
+			conn, err := t.Config().Endpoint.Connect(t.Context())
+			if err != nil {
+				t.Blockf("connect: %v", err)
+			}
+			defer conn.Close()
+
 			c := own.Clone()
 			c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
-			return c
-		}),
+			c.NextProtos = []string{"h2"}
+			ctx, cancel := context.WithTimeout(t.Context(), t.Config().CallTimeout)
+			defer cancel()
+			client := tls.Client(conn, c)
+			if err := client.HandshakeContext(ctx); err == nil {
+				t.Failf("the agent speaks %s", tls.VersionName(client.ConnectionState().Version))
+			}
+			wantAlive(t, "that")
+		},
 	}
 }
 
@@ -307,6 +341,8 @@ func rawBytes() []Case {
 					_, _ = conn.Write(what)
 					_ = conn.Close()
 				}
+				// The agent takes this connection after the others.
+				wantNewConnection(t, "after three without gRPC")
 				wantAlive(t, "bytes that are not gRPC")
 			},
 		}
@@ -327,19 +363,25 @@ func rawBytes() []Case {
 					}
 					defer conn.Close()
 				}
-				conn, err := t.Config().Endpoint.Dial(t.Config().Endpoint.TLS)
-				if err != nil {
-					t.Blockf("%v", err)
-				}
-				defer conn.Close()
-				ctx, cancel := context.WithTimeout(t.Context(), t.Config().CallTimeout)
-				defer cancel()
-				err = conn.Invoke(ctx, "/opi_api.network.evpn_gw.v1alpha1.BridgePortService/"+
-					"ListBridgePorts", &emptypb.Empty{}, &emptypb.Empty{})
-				if c := status.Code(err); c == codes.Unavailable || c == codes.DeadlineExceeded {
-					t.Failf("a new connection beside 32 idle ones: %s", err)
-				}
+				wantNewConnection(t, "beside 32 idle ones")
 			},
 		},
+	}
+}
+
+// wantNewConnection ends the case unless the agent answers by a new connection.
+func wantNewConnection(t *T, when string) {
+	conn, err := t.Config().Endpoint.Dial(t.Config().Endpoint.TLS)
+	if err != nil {
+		t.Blockf("%v", err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), t.Config().CallTimeout)
+	defer cancel()
+	err = conn.Invoke(ctx, "/opi_api.network.evpn_gw.v1alpha1.BridgePortService/"+
+		"ListBridgePorts", &emptypb.Empty{}, &emptypb.Empty{})
+	if c := status.Code(err); c == codes.Unavailable || c == codes.DeadlineExceeded {
+		t.Lost()
+		t.Failf("a new connection %s: %s", when, err)
 	}
 }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package faults
 
 const service = "pkg/bridge/service/"
 
 // list makes faults of one file with one edit each, of name, old text, new text and cases.
-func list(file string, rows ...[4]string) []fault {
-	all := make([]fault, len(rows))
+func list(file string, rows ...[4]string) []Fault {
+	all := make([]Fault, len(rows))
 	for i, r := range rows {
-		all[i] = fault{name: r[0], file: file, edits: []edit{{r[1], r[2]}}, cases: r[3]}
+		all[i] = Fault{Name: r[0], file: file, edits: []edit{{r[1], r[2]}}, Cases: r[3]}
 	}
 	return all
 }
 
-func collectionFaults() []fault {
+func collectionFaults() []Fault {
 	return append(list(service+"collection.go", [][4]string{
 		{"ids are not checked", "if err := c.checkID(id); err != nil {",
 			"if err := c.checkID(id); false && err != nil {", "AIP/.*/id-in-upper-case-is-refused"},
@@ -103,24 +103,24 @@ func collectionFaults() []fault {
 			"L2-CORE/bridge-port/without-its-interface-says-so"},
 		{"lists are not sorted", "c.ids = slices.Insert(c.ids, at, id)",
 			"_ = at\n	c.ids = append(c.ids, id)", "SCALE/.*/many-are-listed"},
-	}...), fault{
-		name: "what is deleted stays in the file", file: service + "collection.go",
+	}...), Fault{
+		Name: "what is deleted stays in the file", file: service + "collection.go",
 		edits: []edit{
 			{"tx.Delete(c.bucket, []byte(id)), ", ""},
 			{"c.store(id, o.spec, stateDeleting)", "c.store(id, o.spec, 0)"},
 		},
-		cases: "RECOVERY/.*/deleted-stays-gone-after-kill",
-	}, fault{
-		name: "large lists lose what comes after a page", file: service + "collection.go",
+		Cases: "RECOVERY/.*/deleted-stays-gone-after-kill",
+	}, Fault{
+		Name: "large lists lose what comes after a page", file: service + "collection.go",
 		edits: []edit{
 			{"bytes > maxPageBytes && i > 0", "bytes > 500 && i > 0"},
 			{"return replies, pageToken(ids[i-1]), nil", "return replies, \"\", nil"},
 		},
-		cases: "SCALE/.*/many-are-listed",
+		Cases: "SCALE/.*/many-are-listed",
 	})
 }
 
-func resourceFaults() []fault {
+func resourceFaults() []Fault {
 	const form = "`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`"
 	return list(service+"resource.go", [][4]string{
 		{"ids of 3 characters are taken", form, "`^[a-z][a-z0-9-]{1,61}[a-z0-9]$`",
@@ -208,7 +208,7 @@ func resourceFaults() []fault {
 	}...)
 }
 
-func networkFaults() []fault {
+func networkFaults() []Fault {
 	return list(service+"networks.go", [][4]string{
 		{"VLAN 0 is taken", "vlan < 1 || vlan > plane.MaxVLAN", "vlan > plane.MaxVLAN",
 			"L2-CORE/logical-bridge/vlan-id-missing-is-refused"},
@@ -285,7 +285,7 @@ func networkFaults() []fault {
 	}...)
 }
 
-func portFaults() []fault {
+func portFaults() []Fault {
 	return list(service+"ports.go", [][4]string{
 		{"MAC addresses may be long", "len(mac) != 6", "len(mac) < 6",
 			"L2-CORE/bridge-port/mac-address-of-8-bytes-is-refused"},
@@ -297,8 +297,8 @@ func portFaults() []fault {
 			"L2-CORE/bridge-port/mac-address-multicast-is-refused"},
 		{"MAC addresses may be broadcast", "mac[0]&1 != 0", "mac[0]&3 == 1",
 			"L2-CORE/bridge-port/mac-address-broadcast-is-refused"},
-		{"the MAC address may be zero", " || bytes.Equal(mac, make([]byte, 6)):",
-			" || len(bytes.TrimSpace(mac)) > 6:",
+		{"the MAC address may be zero", " || bytes.Equal(mac, make([]byte, 6)) {",
+			" || len(bytes.TrimSpace(mac)) > 6 {",
 			"L2-CORE/bridge-port/mac-address-zero-is-refused"},
 		{"the type may be missing", "	case !access && !trunk:",
 			"	case !access && !trunk && spec.GetPtype() != 0:",
@@ -353,7 +353,7 @@ func portFaults() []fault {
 	}...)
 }
 
-func otherFaults() []fault {
+func otherFaults() []Fault {
 	all := list("pkg/bridge/refusal/refusal.go", [][4]string{
 		{"errors have no reasons", "	detailed, err := s.WithDetails(",
 			"	if s.Code() != codes.OK {\n		return s.Err()\n	}\n	detailed, err := s.WithDetails(",

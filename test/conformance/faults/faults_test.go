@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package faults
 
 import (
 	"regexp"
@@ -14,20 +14,20 @@ import (
 func TestFaults(t *testing.T) {
 	all := cases.All(conformance.NewKinds())
 	seen := map[string]bool{}
-	for _, f := range faults() {
-		if seen[f.name] {
-			t.Errorf("two faults are called %q", f.name)
+	for _, f := range All() {
+		if seen[f.Name] {
+			t.Errorf("two faults are called %q", f.Name)
 		}
-		seen[f.name] = true
+		seen[f.Name] = true
 
-		wanted, found := regexp.MustCompile("^("+f.pattern()+")$"), 0
+		wanted, found := regexp.MustCompile(f.Pattern()), 0
 		for _, c := range all {
 			if wanted.MatchString(c.ID()) {
 				found++
 			}
 		}
 		if found == 0 || found > 2 {
-			t.Errorf("%s: %d cases are called %s, want 1 or 2", f.name, found, f.cases)
+			t.Errorf("%s: %d cases are called %s, want 1 or 2", f.Name, found, f.Cases)
 		}
 	}
 	if len(seen) < 100 {
@@ -36,7 +36,7 @@ func TestFaults(t *testing.T) {
 }
 
 func TestApply(t *testing.T) {
-	f := fault{file: "x.go", edits: []edit{{"one", "two"}, {"two three", "four"}}}
+	f := Fault{file: "x.go", edits: []edit{{"one", "two"}, {"two three", "four"}}}
 	if got, err := f.apply("one three"); err != nil || got != "four" {
 		t.Errorf("%q, %v", got, err)
 	}
