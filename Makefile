@@ -152,8 +152,9 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 	@go run ./test/mutation $(OWNERS)
 
 .PHONY: conformance-faults
-conformance-faults: preflight ## Put faults into opi-bridge, one at a time, and show which opi-conformance does not find (FAULTS=vlan); needs root
+conformance-faults: preflight ## Put faults into opi-bridge, one at a time, and show which opi-conformance does not find (FAULTS=vlan); needs root. Those of TRUNK ports and gateways are in guest simnic
 	@go run ./test/conformance -run '$(FAULTS)'
+	@$(if $(FAULTS),:,scripts/test-qemu -guest simnic -only conformance-faults -v)
 
 FUZZTIME ?= 30s
 .PHONY: fuzz

@@ -46,9 +46,12 @@ func trunk(kinds conformance.Kinds) []Case {
 			Name: name, Says: saysTrunk, Violation: violation,
 			Run: func(t *T) {
 				t.NeedInterfaces()
-				o := haveTrunk(t, k, n)
-				t.WantUp(k, o.Name)
-				t.WantAsMade(o)
+				port := t.Port()
+				spec := conformance.TrunkPort(port.MAC, networks(t, n)...)
+				got, err := t.Create(k, port.ID, spec)
+				t.WantOK("Create", err)
+				t.WantUp(k, got.GetName())
+				t.WantAsMade(conformance.Object{Kind: k, Name: got.GetName(), Spec: spec})
 			},
 		}
 	}

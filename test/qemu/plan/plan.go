@@ -23,6 +23,9 @@ const Modules = "/usr/lib/modules"
 // Programs is the guest's directory of the project's programs.
 const Programs = "/usr/bin"
 
+// SeededBridge is an opi-bridge in the guest that has any of the faults of test/conformance.
+const SeededBridge = Programs + "/opi-bridge-seeded"
+
 // The guest has these if its suites ask for an API server. The API server runs on the host, and
 // serves this guest alone.
 const (

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/conformance/faults"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/initramfs"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -125,7 +126,32 @@ func build(ctx context.Context, o options, g guest) error {
 		}
 	}
 
-	return nil
+	if !g.needSeeded() {
+		return nil
+	}
+
+	return buildSeeded(ctx, filepath.Join(o.output, programDir, path.Base(plan.SeededBridge)))
+}
+
+// buildSeeded builds an opi-bridge that has any of the faults that show in a guest.
+func buildSeeded(ctx context.Context, program string) (err error) {
+	dir, err := os.MkdirTemp("", "seeded")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
+	all := slices.DeleteFunc(faults.All(), func(f faults.Fault) bool { return !f.IsVLANAware() })
+	overlay, alone, err := faults.Seed(".", dir, all)
+	if err != nil {
+		return err
+	}
+	if len(alone) > 0 {
+		return fmt.Errorf("fault %q: needs a program of its own, which no guest gets", alone[0].Name)
+	}
+
+	return goCommand(ctx, "build", "-ldflags", "-s -w", "-overlay", overlay, "-o", program,
+		"./cmd/opi-bridge")
 }
 
 // addPrograms adds the built programs.
@@ -142,6 +168,13 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 		}
 		if err := a.Program(path.Join(plan.Programs, name), filepath.Join(programs, name),
 			string(root)); err != nil {
+			return err
+		}
+	}
+
+	if g.needSeeded() {
+		if err := a.Program(plan.SeededBridge,
+			filepath.Join(programs, path.Base(plan.SeededBridge)), string(root)); err != nil {
 			return err
 		}
 	}

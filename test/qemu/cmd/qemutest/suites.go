@@ -44,6 +44,9 @@ type suite struct {
 	// personalities means that the tests have the flag -personalities, for the drivers that simnic
 	// plays.
 	personalities bool
+	// seeded means that the tests need an opi-bridge that has any of the faults of test/conformance:
+	// see plan.SeededBridge.
+	seeded bool
 	// api means that the suite needs an API server, which all suites of the guest share: see
 	// plan.AdminKubeconfig.
 	api bool
@@ -144,6 +147,10 @@ func guests() []guest {
 				// The suite needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 16 * time.Minute},
 				{name: "gateways", path: "pkg/bridge", run: "^Test(Gateways|Bonds)$", limit: 12 * time.Minute},
+				{
+					name: "conformance-faults", path: "test/conformance/trial", run: "^TestFaults$",
+					limit: 10 * time.Minute, full: true, seeded: true,
+				},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
 					limit: 50 * time.Minute, full: true,
@@ -279,6 +286,11 @@ func (g guest) silence() time.Duration {
 // needAPI reports whether a suite of the guest needs an API server.
 func (g guest) needAPI() bool {
 	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.api })
+}
+
+// needSeeded reports whether a suite of the guest needs an opi-bridge with faults.
+func (g guest) needSeeded() bool {
+	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.seeded })
 }
 
 // plays reports whether a suite of the guest plays the drivers of other cards.
