@@ -30,6 +30,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -46,6 +47,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/needs"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
 // apiServer is the one API server of the package's tests, nil if there is none. Kinds of the
@@ -62,6 +64,13 @@ var namespaceRules []rbacv1.PolicyRule
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
+	if os.Getenv(plan.GuestVariable) != "" {
+		if err := useGuests(); err != nil {
+			fmt.Fprintln(os.Stderr, "API server outside of the guest:", err)
+			return 1
+		}
+		return m.Run()
+	}
 	if !needs.HasKubernetes() {
 		return m.Run()
 	}
@@ -95,6 +104,18 @@ func runTests(m *testing.M) int {
 	}
 
 	return code
+}
+
+// useGuests uses the API server that the guests of test/qemu have. The controller may do everything
+// there.
+func useGuests() error {
+	config, err := clientcmd.BuildConfigFromFlags("", plan.AdminKubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	apiServer, controllerUser = config, config
+	return nil
 }
 
 const controllerUserName = "controller-under-test"
@@ -278,7 +299,9 @@ func (unwatched) Watch(
 // newCluster starts a controller with quick defaults, changed by set.
 func newCluster(t testing.TB, set func(*Options)) *cluster {
 	t.Helper()
-	needs.Kubernetes(t)
+	if apiServer == nil {
+		needs.Kubernetes(t)
+	}
 
 	scheme, err := Scheme()
 	if err != nil {

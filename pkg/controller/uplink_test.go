@@ -40,7 +40,7 @@ func TestUplinkOfXPU(t *testing.T) {
 	far, err := beyond.Handle().LinkByName("switch")
 	must.Succeed(t, err)
 
-	c.xpuOn(c.node, "card", serveBridge(t, xpu))
+	c.xpuOn(c.node, "card", serveBridge(t, xpu, opiagent.Config{}))
 	network := &v1alpha1.XPUNetwork{}
 	network.Name = "blue"
 	network.Spec.VLAN, network.Spec.VNI = 100, new(int32(1000))
@@ -69,16 +69,15 @@ func TestUplinkOfXPU(t *testing.T) {
 	c.networkReason(network, v1alpha1.ReasonUp, "")
 }
 
-// serveBridge runs opi-bridge in a network namespace, and serves on the test's own loopback
-// address.
-func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
+// serveBridge runs opi-bridge with the uplink p0 in a network namespace, and serves on the test's
+// own loopback address.
+func serveBridge(t *testing.T, n *netns.Namespace, cfg opiagent.Config) (endpoint string) {
 	t.Helper()
+	cfg.State = filepath.Join(t.TempDir(), "state.db")
+	cfg.Plane.Uplinks = []plane.Uplink{{Name: "p0"}}
 	var agent *opiagent.Agent
 	must.Succeed(t, n.Do(func() (err error) {
-		agent, err = opiagent.New(opiagent.Config{
-			State: filepath.Join(t.TempDir(), "state.db"),
-			Plane: plane.Config{Uplinks: []plane.Uplink{{Name: "p0"}}},
-		}, logr.Discard())
+		agent, err = opiagent.New(cfg, logr.Discard())
 		return err
 	}))
 

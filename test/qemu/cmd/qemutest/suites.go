@@ -148,6 +148,10 @@ func guests() []guest {
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 16 * time.Minute},
 				{name: "gateways", path: "pkg/bridge", run: "^Test(Gateways|Bonds)$", limit: 12 * time.Minute},
 				{
+					name: "controller", path: "pkg/controller", run: "^TestTrunkAtBridge$",
+					limit: 5 * time.Minute, api: true,
+				},
+				{
 					name: "conformance-faults", path: "test/conformance/trial", run: "^TestFaults$",
 					limit: 10 * time.Minute, full: true, seeded: true,
 				},
