@@ -137,12 +137,20 @@ type XPUForeign struct {
 	// +optional
 	Networks int32 `json:"networks"`
 
+	// VRFs is how many routing domains of others the agent has, which OPI calls Vrf.
+	// +optional
+	VRFs int32 `json:"vrfs,omitempty"`
+
+	// Gateways is how many gateways of others the agent has, which OPI calls Svi.
+	// +optional
+	Gateways int32 `json:"gateways,omitempty"`
+
 	// Unknown is how many ports the agent has without reporting their owner.
 	// +optional
 	Unknown int32 `json:"unknown,omitempty"`
 
-	// Examples are some of these ports and networks, at most 5: "port vf-0000-3b-02-1", "network
-	// net-blue (VLAN 10)".
+	// Examples are some of these objects, at most 5: "port vf-0000-3b-02-1", "network net-blue
+	// (VLAN 10)", "gateway net-blue-gw", "VRF tenants".
 	// +optional
 	// +listType=atomic
 	Examples []string `json:"examples,omitempty"`

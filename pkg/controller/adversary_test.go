@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +80,11 @@ func TestOrphans(t *testing.T) {
 	agent := opitest.Start(t)
 	ours, theirs := someone(t, agent, opitest.Installation), someone(t, agent, "other")
 	left, foreign := opi.Network{ID: "net-left", VLAN: 7}, opi.Network{ID: "other-red", VLAN: 8}
+	vrf := opi.Installation("other").VRFID("tenants")
+	foreign.Gateway = &opi.Gateway{
+		VRF: vrf, MAC: opi.Installation("other").GatewayMAC(),
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.8.0.1/24")},
+	}
 	err := errors.Join(ours.EnsureNetwork(t.Context(), left),
 		theirs.EnsureNetwork(t.Context(), foreign),
 		ours.EnsurePort(t.Context(), portIn(left.ID, "vf-0000-3b-02-6", 6)),
@@ -111,8 +117,9 @@ func TestOrphans(t *testing.T) {
 		}
 
 		want := &v1alpha1.XPUForeign{
-			Ports: 2, Networks: 1, Examples: []string{
-				"network other-red (VLAN 8)", "port uplink", "port vf-0000-3b-02-7",
+			Ports: 2, Networks: 1, Gateways: 1, VRFs: 1, Examples: []string{
+				"network other-red (VLAN 8)", "gateway other-red-gw", "VRF " + vrf, "port uplink",
+				"port vf-0000-3b-02-7",
 			},
 		}
 
@@ -124,6 +131,9 @@ func TestOrphans(t *testing.T) {
 	})
 
 	c.stays(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
+	if got := agent.Gateways(); !slices.Equal(got, []string{"other-red-gw"}) {
+		t.Errorf("the agent has gateways %q, want that of others", got)
+	}
 }
 
 // TestForeignPort: a port of another installation is in the way. It is neither replaced nor

@@ -443,8 +443,12 @@ func foreignNotes(x *v1alpha1.XPU) []string {
 		return nil
 	}
 
-	note := fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this "+
-		"cluster's", foreign.Ports, foreign.Networks)
+	what := fmt.Sprintf("%d ports and %d networks", foreign.Ports, foreign.Networks)
+	if foreign.VRFs+foreign.Gateways > 0 {
+		what = fmt.Sprintf("%d ports, %d networks, %d gateways and %d VRFs", foreign.Ports,
+			foreign.Networks, foreign.Gateways, foreign.VRFs)
+	}
+	note := "its OPI agent also has " + what + " that are not this cluster's"
 	if foreign.Unknown > 0 {
 		note += fmt.Sprintf(", and %d ports of which it does not tell whose they are",
 			foreign.Unknown)

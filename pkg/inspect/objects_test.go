@@ -262,7 +262,9 @@ func TestNetworksAndXPUs(t *testing.T) {
 		Spec:       v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151", Dialect: v1alpha1.DialectEVPNGW},
 		Status: v1alpha1.XPUStatus{
 			NodeName: "node1", Serial: "MT1", PFs: []v1alpha1.XPUPF{{Address: "0000:3b:00.0"}},
-			Foreign: &v1alpha1.XPUForeign{Ports: 1, Examples: []string{"port other"}},
+			Foreign: &v1alpha1.XPUForeign{
+				Ports: 1, Gateways: 2, VRFs: 3, Examples: []string{"port other", "VRF theirs"},
+			},
 			Conditions: append(ready(metav1.ConditionTrue, "Connected", ""),
 				metav1.Condition{Type: v1alpha1.ConditionCard, Status: metav1.ConditionFalse,
 					Reason: "Contradiction", Message: "the card is node2's\x1b[2J"}),
@@ -288,7 +290,7 @@ blue   10     10010   1400   10.1.0.0/24   1       1/2    False   60m   team=sho
 NAME    NODE    ENDPOINT         SERIAL   PORTS UP   READY   AGE   DIALECT   PFS
 xpu-1   node1   10.0.0.1:50151   MT1      0/1        True    60m   evpn-gw   0000:3b:00.0
   Card Contradiction: the card is node2's\x1b[2J
-  its OPI agent also has 1 ports and 0 networks that are not this cluster's: port other
+  its OPI agent also has 1 ports, 0 networks, 2 gateways and 3 VRFs that are not this cluster's: port other, VRF theirs
 `)
 }
 

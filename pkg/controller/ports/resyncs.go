@@ -104,7 +104,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	orphans := sets.New[orphan]()
 	foreign := &v1alpha1.XPUForeign{}
 	up := r.compareNetworks(ctx, xpu, bridges, orphans, foreign)
-	if err := r.compareGateways(ctx, xpu, vrfs, gateways, up, orphans); err != nil {
+	if err := r.compareGateways(ctx, xpu, vrfs, gateways, up, orphans, foreign); err != nil {
 		return ctrl.Result{}, err
 	}
 	if err := r.comparePorts(ctx, xpu, listed, up, orphans, foreign); err != nil {
@@ -115,7 +115,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	r.Sessions.Compared(xpu.Name, agent, orphans.Len() == 0)
 	before := xpu.DeepCopy()
 
-	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {
+	if xpu.Status.Foreign = foreign; len(foreign.Examples) == 0 {
 		xpu.Status.Foreign = nil
 	}
 	if err := reconciling.WriteStatus(ctx, r.Client, xpu, before); err != nil {
@@ -226,7 +226,7 @@ func (r *resyncs) compareNetworks(
 // their networks from those in service.
 func (r *resyncs) compareGateways(
 	ctx context.Context, xpu *v1alpha1.XPU, vrfs []opi.VRFStatus, gateways []opi.GatewayStatus,
-	up sets.Set[string], orphans sets.Set[orphan],
+	up sets.Set[string], orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
 ) error {
 	wanted, err := r.wantedGateways(ctx, xpu.Name)
 	if err != nil {
@@ -260,14 +260,21 @@ func (r *resyncs) compareGateways(
 	for _, g := range gateways {
 		unknown = unknown || g.State == opi.StateUnknown
 		used.Insert(g.VRF)
-		if r.Installation.Owns(g.ID) && !known.Has(g.ID) && g.State != opi.StateDeleting {
+		switch { // as for networks, the id alone says whose a gateway or VRF is
+		case !r.Installation.Owns(g.ID):
+			foreign.Gateways++
+			foreign.Examples = example(foreign.Examples, "gateway "+g.ID)
+		case !known.Has(g.ID) && g.State != opi.StateDeleting:
 			orphans.Insert(orphan{xpu.Name, kindGateway, g.ID})
 		}
 	}
 
 	for _, v := range vrfs {
-		if r.Installation.Owns(v.ID) && !used.Has(v.ID) && !unknown &&
-			v.State != opi.StateDeleting {
+		switch {
+		case !r.Installation.Owns(v.ID):
+			foreign.VRFs++
+			foreign.Examples = example(foreign.Examples, "VRF "+v.ID)
+		case !used.Has(v.ID) && !unknown && v.State != opi.StateDeleting:
 			orphans.Insert(orphan{xpu.Name, kindVRF, v.ID})
 		}
 	}

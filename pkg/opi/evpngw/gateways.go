@@ -44,7 +44,8 @@ func (a agent) getVRF(ctx context.Context, id string) (opi.VRFStatus, error) {
 	return v, nil
 }
 
-// VRFs implements [opi.Gateways].
+// VRFs implements [opi.Gateways]. It leaves out the VRF of opi-evpn-bridge itself, because that is
+// no client's.
 func (a agent) VRFs(ctx context.Context) ([]opi.VRFStatus, error) {
 	return list(vrfStatus, func(token string) ([]*evpn.Vrf, string, error) {
 		page, err := a.vrfs.ListVrfs(ctx,
@@ -52,7 +53,7 @@ func (a agent) VRFs(ctx context.Context) ([]opi.VRFStatus, error) {
 		for _, v := range page.GetVrfs() {
 			a.vrfNames.learn(v.GetName(), lastSegment(v.GetName()))
 		}
-		return page.GetVrfs(), page.GetNextPageToken(), err
+		return slices.DeleteFunc(page.GetVrfs(), isMain), page.GetNextPageToken(), err
 	})
 }
 

@@ -177,6 +177,8 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 // not create it.
 const mainVRF = "/GRD"
 
+func isMain(v *evpn.Vrf) bool { return strings.HasSuffix(v.GetName(), mainVRF) }
+
 // vtepPrefix returns the VXLAN tunnel endpoint to send with a network that has a VNI: the address
 // if there is one. Without an address it returns nil, so that the agent uses its own endpoint,
 // except for v0.2.0, whose process ends without one. That gets 0.0.0.0, so that the kernel chooses
@@ -206,7 +208,6 @@ func (a agent) vtepPrefix(ctx context.Context, address netip.Addr) (*netcommon.I
 		return nil, err
 	}
 
-	isMain := func(v *evpn.Vrf) bool { return strings.HasSuffix(v.GetName(), mainVRF) }
 	if slices.ContainsFunc(page.GetVrfs(), isMain) {
 		return nil, nil
 	}
