@@ -35,6 +35,9 @@ type scheduleOptions struct {
 	timeout           time.Duration
 }
 
+// scheduleForms are the values of -o.
+var scheduleForms = []string{"text", "yaml", "json", "objects"}
+
 func scheduleCommand() *cobra.Command {
 	o := &scheduleOptions{cluster: &clusterFlags{}}
 	c := &cobra.Command{
@@ -53,6 +56,10 @@ Nodes are a cluster of their own, into which no other one is read, unless --kube
 ReplicaSets, StatefulSets, DaemonSets, Jobs, CronJobs, JobSets and MPIJobs, whose pods are made from their templates; Nodes;
 ResourceSlices, ResourceClaims, ResourceClaimTemplates, DeviceClasses and DeviceTaintRules of resource.k8s.io. A Node
 without status.allocatable has enough CPU and memory for everyone.
+
+With -o objects it prints the pods and their claims in YAML as the scheduler would leave them: pods with node and condition
+PodScheduled, claims with allocation and reservedFor. Claims that a template makes are called POD-CLAIM, and UIDs of objects
+from files are empty. The output can be read again with --add, to go on from there.
 
 With --apply it does what it says, as a scheduler: pods whose spec.schedulerName is ` + bind.SchedulerName + ` get their claims allocated and reserved,
 and are bound to their node once the devices' binding conditions are true. All other pods are left to their scheduler.
@@ -103,7 +110,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
 	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as "+
 		"by default, for example DRAConsumableCapacity=false")
-	addOutputFlag(c, &o.output, "text", "yaml", "json")
+	addOutputFlag(c, &o.output, scheduleForms...)
 	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+
 		bind.SchedulerName+"; only for what the cluster has, without -f and what if")
 	f.DurationVar(&o.timeout, "binding-timeout", bind.DefaultTimeout,
@@ -115,7 +122,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 }
 
 func (o *scheduleOptions) run(c *cobra.Command) error {
-	if err := checkOutput(o.output, "text", "yaml", "json"); err != nil {
+	if err := checkOutput(o.output, scheduleForms...); err != nil {
 		return err
 	}
 	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint)+len(o.like) > 0 {
@@ -143,7 +150,7 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 		answer.Add(d)
 	}
 
-	if err := o.print(c.OutOrStdout(), answer); err != nil {
+	if err := o.print(c.OutOrStdout(), answer, decisions); err != nil {
 		return err
 	}
 
@@ -354,9 +361,14 @@ func scheduleAll(
 	return decisions, nil
 }
 
-func (o *scheduleOptions) print(to io.Writer, answer *report.Schedule) error {
-	if o.output == "text" {
+func (o *scheduleOptions) print(
+	to io.Writer, answer *report.Schedule, decisions []*schedule.Decision,
+) error {
+	switch o.output {
+	case "text":
 		return answer.Text(to, o.all)
+	case "objects":
+		return printObjects(to, report.Objects(decisions), "yaml")
 	}
 	return printValue(to, o.output, answer)
 }

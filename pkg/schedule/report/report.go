@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report is the output of xpuctl schedule: JSON or YAML for programs ([Schedule]), and text
-// for people ([Schedule.Text]).
+// Package report is the output of xpuctl schedule: JSON or YAML for programs ([Schedule]), text for
+// people ([Schedule.Text]), and the objects as the scheduler leaves them ([Objects]).
 package report
 
 import (
@@ -97,6 +97,10 @@ func New(kubernetes string) *Schedule {
 
 // Add adds a decision.
 func (s *Schedule) Add(decision *schedule.Decision) {
+	s.Pods = append(s.Pods, newPod(decision))
+}
+
+func newPod(decision *schedule.Decision) Pod {
 	pod := Pod{
 		Namespace: decision.Pod.Namespace, Name: decision.Pod.Name, Node: decision.Node,
 		Fits:    decision.Fits,
@@ -106,7 +110,8 @@ func (s *Schedule) Add(decision *schedule.Decision) {
 	for _, c := range decision.Claims {
 		pod.Claims = append(pod.Claims, newClaim(c))
 	}
-	s.Pods = append(s.Pods, pod)
+
+	return pod
 }
 
 // Pending returns the pods that no node takes.
