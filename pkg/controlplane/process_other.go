@@ -7,4 +7,4 @@ package controlplane
 import "syscall"
 
 // diesWithParent returns nil, because this kernel cannot end a program with its parent.
-func withParent() *syscall.SysProcAttr { return nil }
+func diesWithParent() *syscall.SysProcAttr { return nil }
