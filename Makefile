@@ -43,6 +43,12 @@ build-%:
 	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, opi-conformance, xpuctl for $*"
 	@GOOS=linux GOARCH=$* go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/linux/$*/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
+.PHONY: binaries
+binaries: export LDFLAGS := $(LDFLAGS)
+binaries: export TAGS := $(TAGS)
+binaries: ## Build xpuctl for Linux, macOS and Windows, and its krew manifest, in bin/release (PLATFORMS="linux/amd64 ..")
+	@scripts/binaries $(PLATFORMS)
+
 .PHONY: packer
 packer:
 	@mkdir -p $(BIN)
