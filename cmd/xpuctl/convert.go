@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/dranet"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/prototypes"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/sriovdra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
@@ -34,7 +35,8 @@ func convertCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 
-	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand(), convertSRIOVDRACommand())
+	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand(), convertSRIOVDRACommand(),
+		convertPrototypesCommand())
 	return c
 }
 
@@ -139,6 +141,38 @@ are not converted: notes name them. Other objects are printed as they are. FILE 
 	}
 }
 
+func convertPrototypesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "prototypes FILE",
+		Short: "Convert objects of the prototypes of DRA to those of Kubernetes",
+		Long: `Reads objects of k8srm-prototype (devmgmtproto.k8s.io/v1alpha1) and dra-evolution (resource.k8s.io/v1alpha2), the
+prototypes of the working group Device Management, and prints them as resource.k8s.io/v1: classes, claims, templates, pods, and
+pools as ResourceSlices. Give claims together with their classes and pods, because they need the classes' drivers and are claims or
+templates as pods name them. What has no counterpart is left out, and named on standard error. An expression or attribute
+whose driver is not known stays as it is, for which an API server rejects the object. FILE may be - for standard input.`,
+		Example: `  # A class, a claim and a pod:
+  cat classes.yaml pod.yaml | xpuctl convert prototypes - > converted.yaml
+
+  # Would it be scheduled on nodes with such pools?
+  xpuctl convert prototypes pools.yaml > cluster.yaml
+  xpuctl schedule -f nodes.yaml -f cluster.yaml -f converted.yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			content, err := read(c.InOrStdin(), args[0])
+			if err != nil {
+				return err
+			}
+
+			documents, notes, err := prototypes.Convert(content)
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+
+			return printConverted(c, documents, notes)
+		},
+	}
+}
+
 // convertClaims converts the objects in a file from another driver.
 func convertClaims(c *cobra.Command, file string, from conversion.Driver) error {
 	content, err := read(c.InOrStdin(), file)
@@ -151,10 +185,15 @@ func convertClaims(c *cobra.Command, file string, from conversion.Driver) error 
 		return fmt.Errorf("%s: %w", file, err)
 	}
 
+	return printConverted(c, documents, notes)
+}
+
+// printConverted prints documents, and notes on standard error.
+func printConverted(c *cobra.Command, documents, notes []string) error {
 	for _, note := range notes {
 		terminal.Line(c.ErrOrStderr(), "note: %s", note)
 	}
-	_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
+	_, err := io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
 	return err
 }
 

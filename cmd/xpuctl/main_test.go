@@ -96,7 +96,9 @@ func TestConvertedClaimsAreTaken(t *testing.T) {
 	must.Succeed(t, err)
 
 	taken := map[string]int{}
-	for _, file := range []string{"convert-dranet.txtar", "convert-dra-driver-sriov.txtar"} {
+	for _, file := range []string{
+		"convert-dranet.txtar", "convert-dra-driver-sriov.txtar", "convert-prototypes.txtar",
+	} {
 		archive, err := txtar.ParseFile(filepath.Join("testdata", file))
 		must.Succeed(t, err)
 		for _, f := range archive.Files {
@@ -109,7 +111,7 @@ func TestConvertedClaimsAreTaken(t *testing.T) {
 				switch object.GetKind() {
 				case "ResourceClaim", "ResourceClaimTemplate":
 					object.SetNamespace("default")
-				case "DeviceClass", "XPUNetwork":
+				case "DeviceClass", "ResourceSlice", "XPUNetwork":
 				default:
 					continue
 				}

@@ -38,7 +38,7 @@ func run(dir string) error {
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
 		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",
-		"xpuctl convert dra-driver-sriov",
+		"xpuctl convert dra-driver-sriov", "xpuctl convert prototypes",
 	})
 
 	if err != nil {

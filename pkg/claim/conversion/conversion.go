@@ -102,6 +102,22 @@ func Convert(text []byte, from Driver) (documents, notes []string, err error) {
 	return documents, notes, nil
 }
 
+// Objects returns the objects of YAML documents, and the items of lists.
+func Objects(text []byte) ([]map[string]any, error) {
+	all, err := read(text)
+	if err != nil {
+		return nil, err
+	}
+
+	var objects []map[string]any
+	for _, d := range all {
+		if d.object != nil {
+			objects = append(objects, d.object)
+		}
+	}
+	return objects, nil
+}
+
 // read returns the documents of a text.
 func read(text []byte) (all []document, err error) {
 	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
