@@ -43,7 +43,7 @@ If you may not read pods, claims and XPUPorts of all namespaces, those of the na
 		Example: `  xpuctl dashboard
 
   # On another machine, with the same port here and there:
-  ssh -L 8765:127.0.0.1:8765 admin@host xpuctl dashboard --port 8765`,
+  ssh -t -L 8765:127.0.0.1:8765 admin@host xpuctl dashboard --port 8765`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}

@@ -20,6 +20,9 @@ const maxParallelAgents = 16
 // askPause is how long an agent is left in peace after it was asked.
 const askPause = 5 * time.Second
 
+// askAgain is the time until an agent is asked again that did not answer.
+const askAgain = 30 * time.Second
+
 // answer is what the agent of a node said.
 type answer struct {
 	node  string
@@ -110,17 +113,20 @@ func (a *asker) one(ctx context.Context, node string) {
 	cancel()
 	<-a.slots
 
+	pause := askPause
 	a.mu.Lock()
 	if one := a.nodes[node]; one != nil {
 		if one.err, one.at = err, a.now().UTC().Truncate(time.Second); err == nil {
 			one.state = state
+		} else { // ask again, although nothing may change
+			one.about, pause = "", askAgain
 		}
 	}
 	a.mu.Unlock()
 	a.changed()
 
 	select {
-	case <-time.After(askPause):
+	case <-time.After(pause):
 	case <-ctx.Done():
 		return
 	}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -85,17 +86,15 @@ func New(o Options) *Dashboard {
 	return d
 }
 
-// Listen listens on the loopback interface. Port 0 is any free one.
+// Listen listens on the loopback interface. Port 0 is any free one. It takes IPv6 only on a machine
+// without IPv4. If another program has the port there, a browser that is sent to the port by its
+// number, as through ssh, would give the token to that program.
 func Listen(port int) (net.Listener, error) {
 	l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
-	if err == nil {
-		return l, nil
+	if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT) {
+		return net.Listen("tcp6", fmt.Sprintf("[::1]:%d", port))
 	}
-	six, errSix := net.Listen("tcp6", fmt.Sprintf("[::1]:%d", port))
-	if errSix != nil {
-		return nil, err
-	}
-	return six, nil
+	return l, err
 }
 
 // URL returns the page's address, with the token.

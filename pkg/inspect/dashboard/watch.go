@@ -197,15 +197,27 @@ func (s *source) run(ctx context.Context, api client.WithWatch) {
 		cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				list := s.list()
+				if o.Continue == "" {
+					s.widen()
+				}
 				err := s.ask(func(scope string) error { return api.List(ctx, list, s.options(scope, o)) })
 				return list, err
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				var events watch.Interface
+				if o.SendInitialEvents != nil {
+					s.widen()
+				}
+				before := s.scopeNow()
 				err := s.ask(func(scope string) (err error) {
 					events, err = api.Watch(ctx, s.list(), s.options(scope, o))
 					return err
 				})
+				if err == nil && o.SendInitialEvents == nil && s.scopeNow() != before {
+					// What was read of other namespaces would stay as it is.
+					events.Stop()
+					return nil, apierrors.NewResourceExpired("the user may not read all namespaces any more")
+				}
 				if err == nil && o.SendInitialEvents == nil {
 					s.follows()
 				}
@@ -239,6 +251,22 @@ func (s *source) options(scope string, o metav1.ListOptions) *client.ListOptions
 	return &client.ListOptions{
 		Namespace: scope, FieldSelector: s.where, Limit: o.Limit, Continue: o.Continue, Raw: &o,
 	}
+}
+
+// widen has the next request ask for all namespaces again, if the last one could not, because rights
+// may have changed.
+func (s *source) widen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fallback != "" && s.scope == s.fallback {
+		s.scope = ""
+	}
+}
+
+func (s *source) scopeNow() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scope
 }
 
 // ask makes a request, a second time in the fallback namespace if the user may not read all
