@@ -374,7 +374,20 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 
 		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
+	if errors.Is(err, netdev.ErrNoNetdev) && m.driverless(record.Function) {
+		err = fmt.Errorf("%w: %w", UnusableError{"the Function has no driver"}, err)
+	}
 	return device, before, place, err
+}
+
+// driverless reports whether a Function certainly has no driver now, although the inventory may not
+// know it yet.
+func (m *Manager) driverless(id function.ID) bool {
+	if m.options.Driver == nil {
+		return false
+	}
+	driver, err := m.options.Driver(id)
+	return err == nil && driver == ""
 }
 
 // Device returns the host's view of a Function. If the Function has no netdev on the host, the

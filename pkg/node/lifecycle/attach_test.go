@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // Attach with real namespaces is tested in life_test.go, together with the way back.
@@ -237,6 +238,32 @@ func TestAttach(t *testing.T) {
 				t.Errorf("record %+v", record)
 			}
 		})
+	}
+}
+
+// TestAttachWithoutDriver checks that the error for a Function whose driver has just gone says so,
+// although the inventory does not know it yet.
+func TestAttachWithoutDriver(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		driver string
+		err    error
+		want   bool
+	}{
+		"no driver":      {"", nil, true},
+		"driver":         {"igbvf", nil, false},
+		"cannot be read": {"", errDiskFull, false},
+	} {
+		a := New(openJournal(t), &engine{}, netdevs{vf: "", pf: "ens3f0"}, Options{
+			BootID: "boot-1", Driver: func(function.ID) (string, error) { return test.driver, test.err },
+		}, logr.Discard())
+		must.Succeed(t, a.Reserve(t.Context(), claimedVF()))
+		_, err := a.Attach(t.Context(), vf, sandbox())
+		unusable, says := errors.AsType[UnusableError](err)
+		if !errors.Is(err, netdev.ErrNoNetdev) || says != test.want ||
+			says && !strings.Contains(unusable.Error(), "has no driver") {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }
 
