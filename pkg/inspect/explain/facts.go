@@ -42,6 +42,8 @@ type facts struct {
 	// classResources are the extended resources of DeviceClasses, for which the scheduler makes
 	// claims.
 	classResources sets.Set[string]
+	// ourClasses are the DeviceClasses that select devices of this driver.
+	ourClasses sets.Set[string]
 	// gang is what the pod's PodGroup waits for, nil if the pod is in none, is bound, or it could not
 	// be read.
 	gang *gang
@@ -135,9 +137,10 @@ func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 	return nil
 }
 
-// readClasses reads which extended resources are DeviceClasses'.
+// readClasses reads which DeviceClasses select devices of this driver, and which extended resources
+// are DeviceClasses'.
 func (f *facts) readClasses(ctx context.Context, s Sources) error {
-	f.classResources = sets.New[string]()
+	f.classResources, f.ourClasses = sets.New[string](), sets.New[string]()
 	var classes resourceapi.DeviceClassList
 	if err := f.unread(classKind, s.Reader.List(ctx, &classes)); err != nil {
 		return err
@@ -145,6 +148,9 @@ func (f *facts) readClasses(ctx context.Context, s Sources) error {
 	for _, class := range classes.Items {
 		if name := ptr.Deref(class.Spec.ExtendedResourceName, ""); name != "" {
 			f.classResources.Insert(name)
+		}
+		if slices.ContainsFunc(class.Spec.Selectors, isOurs) {
+			f.ourClasses.Insert(class.Name)
 		}
 	}
 	return nil

@@ -5,6 +5,8 @@ package explain
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -59,7 +61,7 @@ func (f *facts) readGang(ctx context.Context, s Sources) error {
 		if !names.Has(c.Name) {
 			continue
 		}
-		if ours, waits := waitsFor(c, up); ours {
+		if ours, waits := f.waitsFor(c, up); ours {
 			f.gang.claims++
 			if waits {
 				f.gang.waiting++
@@ -85,6 +87,9 @@ func claimsOfGang(pods []corev1.Pod, group string) sets.Set[string] {
 				names.Insert(*name)
 			}
 		}
+		if made := p.Status.ExtendedResourceClaimStatus; made != nil {
+			names.Insert(made.ResourceClaimName)
+		}
 	}
 	return names
 }
@@ -104,9 +109,10 @@ func upKey(of types.UID, function string) string { return string(of) + " " + fun
 
 // waitsFor reports whether a claim has devices for which the scheduler waits, or may get some, and
 // whether it still waits for them.
-func waitsFor(c *resourceapi.ResourceClaim, up sets.Set[string]) (ours, waits bool) {
+func (f *facts) waitsFor(c *resourceapi.ResourceClaim, up sets.Set[string]) (ours, waits bool) {
 	if c.Status.Allocation == nil {
-		return true, true
+		ours = f.asksForOurs(c)
+		return ours, ours
 	}
 	devices, err := claim.Devices(c)
 	if err != nil {
@@ -116,27 +122,56 @@ func waitsFor(c *resourceapi.ResourceClaim, up sets.Set[string]) (ours, waits bo
 	for _, d := range devices {
 		if d.BeforeBind && !d.Admin {
 			ours = true
-			waits = waits || !up.Has(upKey(c.UID, d.Function.String()))
+			waits = waits || !f.needsNoPort(d) && !up.Has(upKey(c.UID, d.Function.String()))
 		}
 	}
 	return ours, waits
 }
 
-// withGang changes the stage of a Port that is up, if the pod waits for others of its gang, or is
-// given back with them.
+// asksForOurs reports whether a claim can be given devices of this driver.
+func (f *facts) asksForOurs(c *resourceapi.ResourceClaim) bool {
+	if f.unseen.Has(classKind) {
+		return true
+	}
+	return slices.ContainsFunc(c.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
+		return r.Exactly != nil && f.ourClasses.Has(r.Exactly.DeviceClassName) ||
+			r.Exactly != nil && slices.ContainsFunc(r.Exactly.Selectors, isOurs) ||
+			slices.ContainsFunc(r.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool {
+				return f.ourClasses.Has(s.DeviceClassName) || slices.ContainsFunc(s.Selectors, isOurs)
+			})
+	})
+}
+
+// isOurs reports whether a selector is about devices of this driver.
+func isOurs(s resourceapi.DeviceSelector) bool {
+	return s.CEL != nil && strings.Contains(s.CEL.Expression, v1alpha1.GroupName)
+}
+
+// needsNoPort reports whether a device joins no network, and so has no Port.
+func (f *facts) needsNoPort(d claim.Device) bool {
+	return d.ConfigErr == nil && f.pools[d.ID.DevicePool] != nil && len(f.joins(d)) == 0
+}
+
+// withGang changes the stage of a Port that is up or not needed, if the pod waits for others of its
+// gang, or is given back with them.
 func (f *facts) withGang(
 	s Stage, device claim.Device, status *resourceapi.AllocatedDeviceStatus,
 ) Stage {
 	told := conditionOf(status, v1alpha1.ConditionProvisioned)
 	failed := conditionOf(status, v1alpha1.ConditionProvisionFailed)
+	text := s.Text
+	if s.Status == Done {
+		text += " is up"
+	}
+
 	switch {
-	case !device.BeforeBind || s.Status != Done:
+	case !device.BeforeBind || s.Status != Done && s.Status != Skipped:
 	case failed != nil && failed.Status == metav1.ConditionTrue:
 		s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", failed.Reason, failed.Message)
 	case f.gang != nil && f.gang.waiting > 0 &&
 		(told == nil || told.Reason == v1alpha1.ReasonGangIncomplete):
-		s.Status, s.Text = Waiting, fmt.Sprintf("%s is up; waits for %d of %d claims of gang %s",
-			s.Text, f.gang.waiting, f.gang.claims, f.gang.name)
+		s.Status, s.Text = Waiting, fmt.Sprintf("%s; waits for %d of %d claims of gang %s",
+			text, f.gang.waiting, f.gang.claims, f.gang.name)
 	case told != nil && told.Reason == v1alpha1.ReasonGangIncomplete:
 		s.Status, s.Text = Waiting, fmt.Sprintf("%s: %s", told.Reason, told.Message)
 	}
