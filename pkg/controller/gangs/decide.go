@@ -33,13 +33,14 @@ type Verdict struct {
 	// Reason and Message say why the claim is given back.
 	Reason, Message string
 
-	allocation string // of the claim that was judged; see [allocationOf]
+	allocation string    // of the claim that was judged; see [allocationOf]
+	pod        types.UID // of the claim that was judged; see [podOf]
 }
 
 // pod is a pod of a gang that has not failed and is not being deleted.
 type pod struct {
 	name  string
-	bound bool
+	bound bool // or it has succeeded
 	// begun is set if the pod is evidence that its gang was complete: it was bound with devices
 	// that have binding conditions, or one of its claims was told that it may be.
 	begun bool
@@ -52,7 +53,8 @@ type pod struct {
 // gangClaim is one allocation of a claim.
 type gangClaim struct {
 	key        types.NamespacedName
-	allocation string // see [allocationOf]
+	allocation string    // see [allocationOf]
+	pod        types.UID // see [podOf]
 	allocated  time.Time
 	failed     string // why an xPU refuses a Port, "" if none does
 	told       bool   // it has reported that it failed or is given back
@@ -70,6 +72,8 @@ type gang struct {
 	pods     []pod
 	// deadline is when an incomplete gang is given back.
 	deadline time.Time
+	// begins is set while the controller has just begun to look at gangs.
+	begins bool
 }
 
 // decide returns the answer for each claim of the pods that are not bound.
@@ -81,12 +85,13 @@ func decide(g gang, now time.Time) map[types.NamespacedName]Verdict {
 	for _, p := range g.pods {
 		for _, c := range p.claims {
 			v := Verdict{Answer: answer, Group: g.name, Reason: v1alpha1.ReasonGangFailed,
-				Message: message, allocation: c.allocation}
+				Message: message, allocation: c.allocation, pod: c.pod}
 			switch {
 			case p.bound:
 				v.Answer = Alone
-			case !earlier.IsZero() && !c.allocated.After(earlier):
-				// A controller before this one gave the gang back, and did not tell every claim.
+			case g.begins && answer != Alone && !earlier.IsZero() && !c.allocated.After(earlier):
+				// A controller before this one gave the gang back, and did not reach every claim. This
+				// one reaches all, and needs not compare its clock with the scheduler's.
 				v.Answer, v.Message = GiveBack, because
 			case answer == Wait && p.failed() != "":
 				// The pod is placed again while the others wait. The scheduler would take back all

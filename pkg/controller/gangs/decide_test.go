@@ -86,9 +86,12 @@ func TestDecide(t *testing.T) {
 			3, false, []pod{member("a", given), up("b"), member("c", allocatedAfter)},
 			[]Answer{GiveBack, GiveBack, Wait}, "because of x",
 		},
+		"given back before, but complete": {
+			1, false, []pod{member("a", given), up("b")}, []Answer{Alone, Alone}, "",
+		},
 	} {
 		g := gang{name: "train", minCount: test.minCount, pods: test.pods,
-			deadline: now.Add(time.Minute)}
+			deadline: now.Add(time.Minute), begins: true}
 		if test.late {
 			g.deadline = now
 		}

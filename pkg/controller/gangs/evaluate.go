@@ -5,6 +5,7 @@ package gangs
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -25,162 +26,215 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// pageSize is how many pods one answer of the API server has.
-const pageSize = 250
+const (
+	// pageSize is how many pods one answer of the API server has. A pod can have 1.5 MiB, which is
+	// what etcd stores at most of an object.
+	pageSize = 16
+	// requestPause is how long a namespace is not read again for each request that it took: a
+	// namespace has 50 requests a second. The controller has 200 (--kube-api-qps).
+	requestPause = 20 * time.Millisecond
+)
 
 // evaluate judges the gangs of a namespace that have claims waiting.
 func (g *Gangs) evaluate(ctx context.Context, req reconcile.Request) (ctrl.Result, error) {
+	if left := g.resting(req.Namespace); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
 	groups, err := g.waiting(ctx, req.Namespace)
 	if err != nil || len(groups) == 0 {
 		return ctrl.Result{}, err
 	}
 
-	sizes, err := g.sizes(ctx, req.Namespace)
-	var pods map[string][]pod
-	if err == nil {
-		pods, err = g.pods(ctx, req.Namespace, groups)
-	}
-	if apierrors.IsForbidden(err) {
+	found, err := g.read(ctx, req.Namespace, groups)
+	rest := g.rest(req.Namespace, found.requests)
+	switch {
+	case g.denied(access{req.Namespace, podsOfGangs}, err):
 		g.release(ctx, req.Namespace, err)
 		return ctrl.Result{}, nil
-	}
-	if err != nil {
+	case apierrors.IsForbidden(err):
+		return ctrl.Result{RequeueAfter: max(reviewPeriod, rest)}, nil
+	case err != nil:
 		return ctrl.Result{}, err
 	}
 
-	waits := false
-	for group := range groups {
-		verdicts := decide(gang{name: group, minCount: sizes[group], pods: pods[group],
-			deadline: g.deadline(group, pods[group])}, time.Now())
-		waits = g.tell(ctx, req.Namespace, group, verdicts) || waits
+	waits, begins := false, g.begins()
+	for group, claims := range groups {
+		verdicts := decide(gang{name: group, minCount: found.sizes[group],
+			pods: found.pods[group], deadline: g.deadline(group, found.pods[group]), begins: begins}, time.Now())
+		waits = g.tell(ctx, req.Namespace, group, claims, verdicts) || waits
 	}
 
 	if waits {
-		return ctrl.Result{RequeueAfter: reviewPeriod}, nil
+		return ctrl.Result{RequeueAfter: max(reviewPeriod, rest)}, nil
 	}
 	return ctrl.Result{}, nil
 }
 
-// waiting returns the PodGroups of the claims of a namespace that wait. It forgets claims that are
-// gone, that have another allocation, or that have reported success.
-func (g *Gangs) waiting(ctx context.Context, namespace string) (sets.Set[string], error) {
-	groups := sets.New[string]()
-	for key, allocation := range g.heldIn(namespace) {
+// resting returns how long a namespace is not read yet.
+func (g *Gangs) resting(namespace string) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Until(g.rests[namespace])
+}
+
+// rest has a namespace not read again for a time that depends on how many requests it took. It
+// returns that time. So a namespace with many pods does not keep the others from being judged, nor
+// the controller from its other requests. How long the requests took does not count, because a slow
+// API server would make each gang wait longer.
+func (g *Gangs) rest(namespace string, requests int) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+
+	now, rest := time.Now(), time.Duration(requests)*requestPause
+	maps.DeleteFunc(g.rests, func(_ string, until time.Time) bool { return until.Before(now) })
+	g.rests[namespace] = now.Add(rest)
+	return rest
+}
+
+// begins reports whether the controller has just begun to look at gangs.
+func (g *Gangs) begins() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return time.Since(g.began) < lookAround
+}
+
+// waiting returns the names of the claims of a namespace that wait, by their PodGroups. It forgets
+// claims that are gone, that have another allocation, or that have reported success.
+func (g *Gangs) waiting(ctx context.Context, namespace string) (map[string][]string, error) {
+	groups := map[string][]string{}
+	for name, q := range g.heldIn(namespace) {
+		key := types.NamespacedName{Namespace: namespace, Name: name}
 		var c resourceapi.ResourceClaim // stays empty if the claim is gone
 		if err := g.Client.Get(ctx, key, &c); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("ResourceClaim %s: %w", key, err)
 		}
-		current := allocationOf(&c) == allocation && !reported(&c)
-		if group := g.keep(key, allocation, current); group != "" {
-			groups.Insert(group)
+		if g.keep(key, q, allocationOf(&c) == q.allocation && !reported(&c)) {
+			groups[q.group] = append(groups[q.group], name)
 		}
 	}
 	return groups, nil
 }
 
-// heldIn returns the claims of a namespace that have asked, with the allocations then.
-func (g *Gangs) heldIn(namespace string) map[types.NamespacedName]string {
+// heldIn returns the claims of a namespace that have asked. Of these questions the caller may read
+// what never changes: allocation and group.
+func (g *Gangs) heldIn(namespace string) map[string]*question {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-
-	found := map[types.NamespacedName]string{}
-	for key, q := range g.held {
-		if key.Namespace == namespace {
-			found[key] = q.allocation
-		}
-	}
-	return found
+	return maps.Clone(g.held[namespace])
 }
 
-// keep returns the PodGroup of a claim that waits for its verdict, and "" for one that has it. A
-// claim that does not have the allocation any more is forgotten.
-func (g *Gangs) keep(key types.NamespacedName, allocation string, current bool) string {
+// keep reports whether a claim waits for its verdict. A claim that has not what it has asked for any
+// more is forgotten.
+func (g *Gangs) keep(key types.NamespacedName, q *question, current bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	q := g.held[key]
 	switch {
-	case q == nil || q.allocation != allocation: // it has asked anew meanwhile
-		return ""
+	case g.question(key) != q: // it has asked anew meanwhile
+		return false
 	case !current:
-		delete(g.held, key)
-		return ""
-	case q.verdict.Answer != Wait:
-		return ""
+		g.drop(key)
+		return false
 	}
-	return q.group
+	return q.verdict.Answer == Wait
 }
 
 // reported reports whether the scheduler was told that all devices of the claim are ready.
 func reported(c *resourceapi.ResourceClaim) bool {
-	devices, err := binding(c)
-	return err == nil && len(devices) > 0 && !slices.ContainsFunc(devices,
-		func(d claim.Device) bool {
-			return !meta.IsStatusConditionTrue(conditionsOf(c, d), v1alpha1.ConditionProvisioned)
-		})
+	devices := binding(c)
+	return len(devices) > 0 && !slices.ContainsFunc(devices, func(d device) bool {
+		return !meta.IsStatusConditionTrue(conditionsOf(c, d), v1alpha1.ConditionProvisioned)
+	})
 }
 
 // conditionsOf returns the conditions of the claim's device.
-func conditionsOf(c *resourceapi.ResourceClaim, d claim.Device) []metav1.Condition {
+func conditionsOf(c *resourceapi.ResourceClaim, d device) []metav1.Condition {
 	for i := range c.Status.Devices {
-		if s := &c.Status.Devices[i]; claim.IsOf(s, d.Pool, d.Name, d.Share) {
+		if s := &c.Status.Devices[i]; claim.IsOf(s, d.pool, d.name, d.share) {
 			return s.Conditions
 		}
 	}
 	return nil
 }
 
-// sizes returns how many pods of each PodGroup of the namespace run together. It has no PodGroup
-// whose pods need not run together, and none if the API server does not serve this version of the
-// API: where nothing says how many pods there are, no claim can wait for them.
-func (g *Gangs) sizes(ctx context.Context, namespace string) (map[string]int, error) {
-	var found schedulingapi.PodGroupList
-	err := g.Live.List(ctx, &found, client.InNamespace(namespace))
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list PodGroups of namespace %s: %w", namespace, err)
-	}
-
-	sizes := map[string]int{}
-	for _, group := range found.Items {
-		if policy := group.Spec.SchedulingPolicy.Gang; policy != nil {
-			sizes[group.Name] = int(policy.MinCount)
-		}
-	}
-	return sizes, nil
+// reading is what was read of a namespace.
+type reading struct {
+	sizes    map[string]int   // how many pods of a PodGroup run together
+	pods     map[string][]pod // by PodGroup
+	requests int              // to the API server
 }
 
-// pods returns the pods of PodGroups of a namespace.
-func (g *Gangs) pods(
-	ctx context.Context, namespace string, groups sets.Set[string],
-) (map[string][]pod, error) {
-	pods := map[string][]pod{}
+// read returns the sizes and the pods of PodGroups. The number of requests is also right with an
+// error.
+func (g *Gangs) read(
+	ctx context.Context, namespace string, groups map[string][]string,
+) (found reading, err error) {
+	found.sizes, found.pods = map[string]int{}, map[string][]pod{}
+	for group := range groups {
+		key := client.ObjectKey{Namespace: namespace, Name: group}
+		found.requests++
+		if found.sizes[group], err = g.size(ctx, key); err != nil {
+			return found, err
+		}
+	}
+
+	err = g.readPods(ctx, namespace, groups, &found)
+	return found, err
+}
+
+// size returns how many pods of a PodGroup run together. It is 0 if they need not run together, if
+// there is no such PodGroup, or if the API server does not serve this version of the API: where
+// nothing says how many pods there are, no claim can wait for them. It is also 0 if the scheduler
+// takes back no claims of the group's pods: of a group with scheduling constraints or with a parent
+// (Kubernetes 1.37, PodGroupPostFilter).
+func (g *Gangs) size(ctx context.Context, key client.ObjectKey) (int, error) {
+	var group schedulingapi.PodGroup
+	err := g.Live.Get(ctx, key, &group)
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("PodGroup %s: %w", key, err)
+	}
+
+	spec := &group.Spec
+	policy := spec.SchedulingPolicy.Gang
+	if policy == nil || spec.SchedulingConstraints != nil ||
+		spec.ParentCompositePodGroupName != nil {
+		return 0, nil
+	}
+	return int(policy.MinCount), nil
+}
+
+// readPods adds the pods of PodGroups of a namespace.
+func (g *Gangs) readPods(
+	ctx context.Context, namespace string, groups map[string][]string, found *reading,
+) error {
 	page := &corev1.PodList{}
 	for {
+		found.requests++
 		err := g.Live.List(ctx, page, client.InNamespace(namespace), client.Limit(pageSize),
 			client.Continue(page.Continue))
 		if err != nil {
-			return nil, fmt.Errorf("list pods of namespace %s: %w", namespace, err)
+			return fmt.Errorf("list pods of namespace %s: %w", namespace, err)
 		}
 
 		for i := range page.Items {
 			p := &page.Items[i]
 			group := groupName(p)
-			if !groups.Has(group) || p.DeletionTimestamp != nil ||
+			if groups[group] == nil || p.DeletionTimestamp != nil ||
 				p.Status.Phase == corev1.PodFailed {
 				continue
 			}
 			member, err := g.member(ctx, p)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			pods[group] = append(pods[group], member)
+			found.pods[group] = append(found.pods[group], member)
 		}
 
 		if page.Continue == "" {
-			return pods, nil
+			return nil
 		}
 		page = &corev1.PodList{ListMeta: metav1.ListMeta{Continue: page.Continue}}
 	}
@@ -189,14 +243,13 @@ func (g *Gangs) pods(
 // member returns what decides about a pod of a gang.
 func (g *Gangs) member(ctx context.Context, p *corev1.Pod) (pod, error) {
 	m := pod{name: p.Name, bound: p.Spec.NodeName != ""}
-	names, missing := claimsOf(p)
-	// The claims of a pod that has succeeded may be gone.
-	m.begun = p.Status.Phase == corev1.PodSucceeded && len(p.Spec.ResourceClaims) > 0
-	m.lacks = missing
-	if len(p.Spec.ResourceClaims) == 0 && len(names) == 0 {
-		m.lacks = "it is not bound"
+	if p.Status.Phase == corev1.PodSucceeded {
+		m.bound = true // its claims may be gone
+		return m, nil
 	}
 
+	names, missing := claimsOf(p)
+	m.lacks = missing
 	for _, name := range names {
 		var c resourceapi.ResourceClaim
 		err := g.Client.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: name}, &c)
@@ -210,6 +263,11 @@ func (g *Gangs) member(ctx context.Context, p *corev1.Pod) (pod, error) {
 		g.addClaim(&m, p, &c)
 	}
 
+	if len(m.claims) == 0 && m.lacks == "" {
+		// Nothing of ours keeps it from being bound. It may wait for others, such as a claim for
+		// extended resources that is not made yet.
+		m.lacks = "it is not bound"
+	}
 	return m, nil
 }
 
@@ -237,17 +295,17 @@ func (g *Gangs) addClaim(m *pod, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 		m.lacks = fmt.Sprintf("ResourceClaim %s is not allocated", c.Name)
 		return
 	}
-	devices, err := binding(c)
-	if err != nil {
-		m.lacks = err.Error()
-		return
-	}
+	devices := binding(c)
 	if len(devices) == 0 {
+		if !resourceclaim.IsReservedForPod(p, c, true) {
+			m.lacks = notReserved(c)
+		}
 		return
 	}
 
-	m.begun = m.begun || m.bound || reported(c)
+	m.begun = m.begun || m.bound || isOnlyFor(c, p) && reported(c)
 	of := gangClaim{key: client.ObjectKeyFromObject(c), allocation: allocationOf(c)}
+	_, of.pod = podOf(c)
 	if at := c.Status.Allocation.AllocationTimestamp; at != nil {
 		of.allocated = at.Time
 	}
@@ -266,23 +324,35 @@ func (g *Gangs) addClaim(m *pod, p *corev1.Pod, c *resourceapi.ResourceClaim) {
 	m.claims = append(m.claims, of)
 }
 
+// notReserved says that the scheduler does not bind the pod of a claim, or not any more.
+func notReserved(c *resourceapi.ResourceClaim) string {
+	return fmt.Sprintf("ResourceClaim %s is not reserved for it", c.Name)
+}
+
+// isOnlyFor reports whether the claim is reserved for this pod, and for no other. What a claim
+// reports that others use too says nothing about the pod.
+func isOnlyFor(c *resourceapi.ResourceClaim, p *corev1.Pod) bool {
+	return len(c.Status.ReservedFor) == 1 && c.Status.ReservedFor[0].UID == p.UID
+}
+
 // stateOf returns what a claim lacks, and why an xPU refuses one of its Ports.
 func (g *Gangs) stateOf(
-	p *corev1.Pod, c *resourceapi.ResourceClaim, devices []claim.Device, of gangClaim,
+	p *corev1.Pod, c *resourceapi.ResourceClaim, devices []device, of gangClaim,
 ) (lacks, failed string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	q := g.held[of.key]
-	asked := q != nil && q.allocation == of.allocation
+	q := g.question(of.key)
+	asked := q != nil && q.isOf(c)
 	switch {
 	case asked && q.state == Failed && of.givenBackAt.IsZero():
 		return "", fmt.Sprintf("ResourceClaim %s: %s", c.Name, q.failure)
 	case of.told:
 		return fmt.Sprintf("ResourceClaim %s is given back", c.Name), ""
 	case !resourceclaim.IsReservedForPod(p, c, true):
-		// The scheduler has left off binding the pod.
-		return fmt.Sprintf("ResourceClaim %s is not reserved for it", c.Name), ""
+		return notReserved(c), ""
+	case len(c.Status.ReservedFor) > 1:
+		return fmt.Sprintf("ResourceClaim %s is reserved for others too", c.Name), ""
 	case asked && q.state == Up || reported(c):
 		return "", ""
 	}
@@ -335,7 +405,7 @@ func (g *Gangs) askedSince(keys []types.NamespacedName) time.Time {
 
 	since := time.Now()
 	for _, key := range keys {
-		if q := g.held[key]; q != nil && q.since.Before(since) {
+		if q := g.question(key); q != nil && q.since.Before(since) {
 			since = q.since
 		}
 	}
@@ -345,50 +415,73 @@ func (g *Gangs) askedSince(keys []types.NamespacedName) time.Time {
 // release lets the claims of a namespace report alone, because the controller may not read what
 // would say how many pods belong together. Its role is older than the controller.
 func (g *Gangs) release(ctx context.Context, namespace string, err error) {
-	ctrl.LoggerFrom(ctx).Error(err, "pods of PodGroups are not held together: apply the role of "+
-		"this version of xpu-controller", "namespace", namespace)
+	ctrl.LoggerFrom(ctx).Error(err, "pods of PodGroups are not held together: "+applyRole,
+		"namespace", namespace)
 
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for key, q := range g.held {
-		if key.Namespace == namespace && q.verdict.Answer == Wait {
+	for name, q := range g.held[namespace] {
+		if q.verdict.Answer == Wait {
 			q.verdict.Answer = Alone
-			g.decided.Add(0, reconcile.Request{NamespacedName: key})
+			g.wake(0, types.NamespacedName{Namespace: namespace, Name: name})
 		}
 	}
 }
 
-// tell stores the verdicts of a gang, and wakes up the claims for which they are new. It reports
-// whether a claim still waits.
+// wake has a claim looked at after a while.
+func (g *Gangs) wake(after time.Duration, key types.NamespacedName) {
+	g.decided.Add(after, reconcile.Request{NamespacedName: key})
+}
+
+// tell stores the verdicts of a gang, and wakes up the claims for which they are new. claims are
+// those of the gang that waited before its pods were read. It reports whether a claim still waits.
 func (g *Gangs) tell(
-	ctx context.Context, namespace, group string, verdicts map[types.NamespacedName]Verdict,
+	ctx context.Context, namespace, group string, claims []string,
+	verdicts map[types.NamespacedName]Verdict,
 ) (waits bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
+	names := sets.New(claims...)
 	for key, verdict := range verdicts {
-		if verdict.Answer == GiveBack && g.held[key] == nil {
+		names.Insert(key.Name)
+		if verdict.Answer == GiveBack && g.question(key) == nil {
 			// The claim has not asked, because its Port is not up yet.
-			g.held[key] = newQuestion(verdict.allocation, group)
+			g.hold(key, newQuestion(verdict.allocation, verdict.pod, group))
 		}
 	}
 
-	for key, q := range g.held {
-		if key.Namespace != namespace || q.group != group || q.verdict.Answer != Wait {
-			continue
+	for name := range names {
+		key := types.NamespacedName{Namespace: namespace, Name: name}
+		if q := g.question(key); q != nil && q.group == group && q.verdict.Answer == Wait {
+			verdict, judged := verdicts[key]
+			waits = g.reply(ctx, key, q, verdict, judged) || waits
 		}
-		verdict := verdicts[key] // the zero value for a claim whose pod is going
-		if verdict.Answer == Wait || verdict.allocation != q.allocation {
-			waits = true
-			continue
-		}
-
-		q.verdict = verdict
-		if verdict.Answer == GiveBack {
-			ctrl.LoggerFrom(ctx).Info("giving back a claim of a gang", "claim", key,
-				"podGroup", group, "why", verdict.Message)
-		}
-		g.decided.Add(0, reconcile.Request{NamespacedName: key})
 	}
 	return waits
+}
+
+// reply answers what a claim has asked, and reports whether the claim still waits. The caller holds
+// mu.
+func (g *Gangs) reply(
+	ctx context.Context, key types.NamespacedName, q *question, verdict Verdict, judged bool,
+) (waits bool) {
+	switch {
+	case !judged:
+		// The pod for which it has asked is going or gone. Another may have the claim now. It asks
+		// after a pause, because a pod may be going for long.
+		g.drop(key)
+		g.wake(reviewPeriod, key)
+		return false
+	case verdict.Answer == Wait || verdict.allocation != q.allocation:
+		return true
+	}
+
+	q.verdict = verdict
+	if verdict.Answer == GiveBack {
+		ctrl.LoggerFrom(ctx).Info("giving back a claim of a gang", "claim", key,
+			"podGroup", q.group, "why", verdict.Message)
+	}
+	g.wake(0, key)
+	return false
 }

@@ -5,6 +5,7 @@ package gangs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
@@ -47,14 +47,19 @@ type Gangs struct {
 	evaluations queue.Wakeups[reconcile.Request] // by namespace
 	decided     queue.Wakeups[reconcile.Request] // claims whose verdict has changed
 
-	mu   sync.Mutex
-	held map[types.NamespacedName]*question
+	mu sync.Mutex
+	// held are the claims that have asked, by namespace and name. It has no empty map.
+	held    map[string]map[string]*question
+	began   time.Time            // when the first claim asked
+	rests   map[string]time.Time // until when a namespace is not read again
+	denials map[access]*denial
 }
 
 // question is a claim of a gang that waits for its verdict, or has it and has not reported yet.
 type question struct {
-	allocation string // see [allocationOf]
-	group      string // name of the PodGroup
+	allocation string    // see [allocationOf]
+	pod        types.UID // see [podOf]
+	group      string    // name of the PodGroup
 	state      State
 	failure    string // why an xPU refuses a Port, for Failed
 	verdict    Verdict
@@ -67,19 +72,23 @@ const (
 	// reviewPeriod is how often a gang that waits is judged without an event. No event comes when a
 	// pod of the gang is created or bound that has no claim.
 	reviewPeriod = 2 * time.Second
-	// evaluators is how many namespaces are read at once.
-	evaluators = 4
+	// evaluators is how many namespaces are read at once. Objects of tenants can be large.
+	evaluators = 1
 )
 
 // Setup adds to the manager what judges gangs. A gang that is not complete is given back timeout
 // after the first of its claims was allocated.
 func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, timeout time.Duration) (*Gangs, error) {
-	g := &Gangs{Cluster: cluster, timeout: timeout,
-		held: map[types.NamespacedName]*question{}}
+	g := newGangs(cluster, timeout)
 	err := reconciling.NewController(mgr, "gang", evaluators).
 		WatchesRawSource(g.evaluations.Source()).
 		Complete(g.Guarded(reconcile.Func(g.evaluate)))
 	return g, err
+}
+
+func newGangs(cluster reconciling.Cluster, timeout time.Duration) *Gangs {
+	return &Gangs{Cluster: cluster, timeout: timeout, held: map[string]map[string]*question{},
+		rests: map[string]time.Time{}, denials: map[access]*denial{}}
 }
 
 // Decided returns the source of claims whose verdict has changed.
@@ -103,15 +112,46 @@ func (g *Gangs) Ask(
 	return g.note(c, group, state, failure), nil
 }
 
-// groupKnown returns the PodGroup of a claim that has asked for the same allocation before.
+// groupKnown returns the PodGroup of a claim that has asked for the same allocation and pod before.
 func (g *Gangs) groupKnown(c *resourceapi.ResourceClaim) (group string, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	q := g.held[client.ObjectKeyFromObject(c)]
-	if q == nil || q.allocation != allocationOf(c) {
+	q := g.question(client.ObjectKeyFromObject(c))
+	if q == nil || !q.isOf(c) {
 		return "", false
 	}
 	return q.group, true
+}
+
+// isOf reports whether the question is about the allocation of the claim, and about the pod that has
+// it. A claim that is reserved for no pod any more is still the last one's.
+func (q *question) isOf(c *resourceapi.ResourceClaim) bool {
+	name, uid := podOf(c)
+	return q.allocation == allocationOf(c) && (name == "" || q.pod == uid)
+}
+
+// question returns what a claim has asked, nil if it has not. The caller holds mu.
+func (g *Gangs) question(key types.NamespacedName) *question {
+	return g.held[key.Namespace][key.Name]
+}
+
+// hold stores what a claim has asked. The caller holds mu.
+func (g *Gangs) hold(key types.NamespacedName, q *question) {
+	if g.held[key.Namespace] == nil {
+		g.held[key.Namespace] = map[string]*question{}
+	}
+	g.held[key.Namespace][key.Name] = q
+	if g.began.IsZero() {
+		g.began = q.since
+	}
+}
+
+// drop forgets what a claim has asked. The caller holds mu.
+func (g *Gangs) drop(key types.NamespacedName) {
+	delete(g.held[key.Namespace], key.Name)
+	if len(g.held[key.Namespace]) == 0 {
+		delete(g.held, key.Namespace)
+	}
 }
 
 // note remembers the claim, and has its gang judged if the claim reports something new.
@@ -121,11 +161,12 @@ func (g *Gangs) note(
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
-	key, allocation := client.ObjectKeyFromObject(c), allocationOf(c)
-	q := g.held[key]
-	if q == nil || q.allocation != allocation {
-		q = newQuestion(allocation, group)
-		g.held[key] = q
+	key := client.ObjectKeyFromObject(c)
+	q := g.question(key)
+	if q == nil || !q.isOf(c) {
+		_, pod := podOf(c)
+		q = newQuestion(allocationOf(c), pod, group)
+		g.hold(key, q)
 	} else if q.state == state && q.failure == failure {
 		return q.verdict
 	}
@@ -136,8 +177,8 @@ func (g *Gangs) note(
 }
 
 // newQuestion returns a claim that has just asked.
-func newQuestion(allocation, group string) *question {
-	return &question{allocation: allocation, group: group, since: time.Now(),
+func newQuestion(allocation string, pod types.UID, group string) *question {
+	return &question{allocation: allocation, pod: pod, group: group, since: time.Now(),
 		verdict: Verdict{Answer: Wait, Group: group}}
 }
 
@@ -145,7 +186,7 @@ func newQuestion(allocation, group string) *question {
 func (g *Gangs) Forget(key types.NamespacedName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.held, key)
+	g.drop(key)
 }
 
 // namespaceRequest is the request to judge the gangs of a namespace.
@@ -154,7 +195,8 @@ func namespaceRequest(namespace string) reconcile.Request {
 }
 
 // groupOf returns the name of the PodGroup of the claim's pod, "" if the pod is in none, or if there
-// is no such pod any more. The field is immutable.
+// is no such pod any more. The field is immutable. A controller that may not read pods for long
+// knows no groups, so that claims of other pods can report.
 func (g *Gangs) groupOf(ctx context.Context, c *resourceapi.ResourceClaim) (string, error) {
 	name, uid := podOf(c)
 	if name == "" {
@@ -163,6 +205,10 @@ func (g *Gangs) groupOf(ctx context.Context, c *resourceapi.ResourceClaim) (stri
 
 	var p corev1.Pod
 	err := g.Live.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, &p)
+	if g.denied(access{c.Namespace, podOfClaim}, err) {
+		ctrl.LoggerFrom(ctx).Error(err, "the claim is not held for a PodGroup: "+applyRole)
+		return "", nil
+	}
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("pod %s/%s: %w", c.Namespace, name, err)
 	}
@@ -213,18 +259,22 @@ func allocationOf(c *resourceapi.ResourceClaim) string {
 	return strings.Join(parts, " ")
 }
 
-// binding returns the claim's devices for whose binding conditions the scheduler waits.
-func binding(c *resourceapi.ResourceClaim) ([]claim.Device, error) {
-	devices, err := claim.Devices(c)
-	if err != nil {
-		return nil, err
-	}
+// device identifies a device of this driver in a claim.
+type device struct {
+	pool, name string
+	share      types.UID
+}
 
-	var found []claim.Device
-	for _, d := range devices {
-		if d.BeforeBind && !d.Admin {
-			found = append(found, d)
+// binding returns the claim's devices for whose binding conditions the scheduler waits.
+func binding(c *resourceapi.ResourceClaim) (devices []device) {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == v1alpha1.GroupName && !ptr.Deref(r.AdminAccess, false) &&
+			slices.Contains(r.BindingConditions, v1alpha1.ConditionProvisioned) {
+			devices = append(devices, device{r.Pool, r.Device, ptr.Deref(r.ShareID, "")})
 		}
 	}
-	return found, nil
+	return devices
 }
