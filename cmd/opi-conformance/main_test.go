@@ -198,6 +198,28 @@ func checkReport(t *testing.T, file string) {
 	}
 }
 
+// TestPublishedReport checks that the report of opi-bridge with a VLAN-aware bridge, which is made in a
+// guest, has every case, and that none failed.
+func TestPublishedReport(t *testing.T) {
+	const file = "../../docs/reference/opi-bridge-conformance-vlan-aware.json"
+	text, err := os.ReadFile(file)
+	must.Succeed(t, err)
+	var report conformance.Report
+	must.Succeed(t, json.Unmarshal(text, &report))
+
+	said := map[string]conformance.Outcome{}
+	for _, c := range report.Cases {
+		said[c.Name] = c.Outcome
+	}
+	for _, c := range cases.All(conformance.NewKinds()) {
+		switch outcome := said[c.ID()]; outcome {
+		case conformance.Passed, conformance.Deviates, conformance.Skipped:
+		default:
+			t.Errorf("%s: %q; make %s anew: see test/conformance/report", c.ID(), outcome, file)
+		}
+	}
+}
+
 // documented returns a command line without the directories of a test.
 func documented(args []string) []string {
 	short := []string{"opi-conformance"}

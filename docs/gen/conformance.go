@@ -22,7 +22,8 @@ func conformancePage() []byte {
 
 %d cases, profile by profile. How to run them is in [Test an OPI agent](../how-to/test-an-opi-agent.md). What
 opi-bridge makes of them, where bridges cannot filter VLANs, is in
-[opi-bridge-conformance.json](opi-bridge-conformance.json), but for VRFs and SVIs.
+[opi-bridge-conformance.json](opi-bridge-conformance.json), but for VRFs and SVIs. What it makes of all of them with a VLAN-aware
+bridge is in [opi-bridge-conformance-vlan-aware.json](opi-bridge-conformance-vlan-aware.json).
 
 A case checks one sentence. *must* and *should* are the sentence's own: an agent that does not do what it should *deviates*,
 and conforms all the same. Parts in parentheses are not of the sentence, but what follows from it for OPI.

@@ -3,7 +3,10 @@
 package bridge_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"errors"
 	"net"
 	"os"
@@ -73,6 +76,8 @@ func testConformance(t *testing.T, mode plane.Mode) {
 	for _, p := range report.Profiles {
 		t.Logf("%+v", p)
 	}
+	report.Implementation.Name, report.Reproduce = "opi-bridge, --data-plane="+string(mode), nil
+	t.Logf("conformance report: %s", packed(t, report))
 	for _, r := range report.Results() {
 		if r.Took > 2*time.Second {
 			t.Logf("%s took %s", r.Case.ID(), r.Took)
@@ -89,6 +94,16 @@ func testConformance(t *testing.T, mode plane.Mode) {
 			t.Logf("%s: %s: %s", r.Case.ID(), r.Outcome, r.Text)
 		}
 	}
+}
+
+// packed returns a report for the log of a guest, from which test/conformance/report takes it.
+func packed(t *testing.T, report *conformance.Report) string {
+	t.Helper()
+	var text bytes.Buffer
+	zip := gzip.NewWriter(&text)
+	must.Succeed(t, report.WriteJSON(zip))
+	must.Succeed(t, zip.Close())
+	return base64.StdEncoding.EncodeToString(text.Bytes())
 }
 
 // serveAt starts an agent that serves at a socket until stop.
