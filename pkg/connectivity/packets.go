@@ -147,6 +147,9 @@ func judge(q asking, a wire.Answer) string {
 	switch {
 	case a.Error != "":
 		return fmt.Sprintf("to %s at %s%s: %s", q.to, q.question.Address, size, a.Error)
+	case a.Unsent:
+		return fmt.Sprintf("to %s at %s%s: nothing was sent, because no route leads there by %s",
+			q.to, q.question.Address, size, interfaceName)
 	case a.From == nil:
 		return fmt.Sprintf("no answer from %s at %s%s", q.to, q.question.Address, size)
 	case a.From.Pod != q.to.name:
@@ -230,7 +233,7 @@ func (t *Test) strangers(p *pod) (all []asking) {
 }
 
 // separate checks that no packet has passed between two networks. Silence between them shows
-// something only if pods of one network have heard each other.
+// something only if pods of each network have heard calls of their own network, in each IP version.
 func (t *Test) separate(
 	a, b string, questions map[*pod][]asking, reports, heard map[*pod]wire.Report,
 	problems map[*pod]error,
@@ -243,7 +246,7 @@ func (t *Test) separate(
 			other = a
 		}
 
-		within := false
+		within, unsent := map[bool]bool{}, 0 // by whether it is IPv6
 		pods := t.podsOf(network)
 		for _, p := range pods {
 			if problems[p] != nil {
@@ -251,23 +254,68 @@ func (t *Test) separate(
 			}
 			for i, answer := range reports[p].Answers {
 				t.judgeSilence(&c, p, questions[p][i], answer, other)
+				if answer.Unsent && questions[p][i].to.network == other {
+					unsent++
+				}
+			}
+			for _, call := range heard[p].Called {
+				within[call.IPv6] = true
 			}
 			for _, peer := range heard[p].Heard {
-				within = within || peer.Network == network
 				if peer.Network == other {
 					t.fails(&c, p, "heard %s of network %s", peer.Pod, peer.Network)
 				}
 			}
 		}
 
-		if !within {
-			c.OK = false
-			c.Notes = append(c.Notes, fmt.Sprintf("no pod of %s has heard another one of %[1]s, so "+
-				"that silence shows nothing", network))
+		for _, v6 := range t.versions(network) {
+			if !within[v6] {
+				c.OK = false
+				c.Notes = append(c.Notes, fmt.Sprintf("no pod of %s has heard another one of %[1]s "+
+					"call by %s, so that silence shows nothing", network, versionName(v6)))
+			}
+		}
+		if unsent > 0 {
+			c.Notes = append(c.Notes, fmt.Sprintf("%s of pods of %s to addresses of %s not sent, "+
+				"because no route leads there by %s: only calls were tried", counted(unsent,
+				"question"), network, other, interfaceName))
 		}
 	}
 
+	if !t.shareVersion(a, b) {
+		c.OK = false
+		c.Notes = append(c.Notes, "no IP version is common to both, so that silence shows nothing")
+	}
 	return c
+}
+
+// versions returns the IP versions of which pods of a network have addresses, as whether they are
+// IPv6. Pods call by these.
+func (t *Test) versions(network string) (all []bool) {
+	for _, v6 := range []bool{false, true} {
+		if slices.ContainsFunc(t.podsOf(network), func(p *pod) bool {
+			return slices.ContainsFunc(p.found.Addresses, func(a netip.Prefix) bool {
+				return a.Addr().Is6() == v6
+			})
+		}) {
+			all = append(all, v6)
+		}
+	}
+	return all
+}
+
+// shareVersion reports whether two networks have an IP version in common.
+func (t *Test) shareVersion(a, b string) bool {
+	return slices.ContainsFunc(t.versions(a), func(v6 bool) bool {
+		return slices.Contains(t.versions(b), v6)
+	})
+}
+
+func versionName(v6 bool) string {
+	if v6 {
+		return "IPv6"
+	}
+	return "IPv4"
 }
 
 // judgeSilence fails the check if a pod of the other network has answered, or if a question could

@@ -152,7 +152,22 @@ func TestFaults(t *testing.T) {
 		"silence that shows nothing": {
 			faults{deaf: true}, options(),
 			[]string{"FAIL blue and red: no packets between them",
-				"  no pod of blue has heard another one of blue, so that silence shows nothing"},
+				"  no pod of blue has heard another one of blue call by IPv4, so that silence shows " +
+					"nothing"},
+			nil,
+		},
+		"silence that shows nothing in one IP version": {
+			faults{deafToIPv6: true}, options(),
+			[]string{"FAIL blue and red: no packets between them",
+				"  no pod of red has heard another one of red call by IPv6, so that silence shows " +
+					"nothing"},
+			nil,
+		},
+		"questions that are not sent": {
+			faults{unrouted: true}, options(),
+			[]string{"ok blue and red: no packets between them",
+				"  8 questions of pods of blue to addresses of red not sent, because no route leads " +
+					"there by test0: only calls were tried"},
 			nil,
 		},
 		"Functions that do not come back": {

@@ -52,6 +52,8 @@ type faults struct {
 	mtu         int    // of interfaces, instead of the network's
 	leak        bool   // the segments of the networks are one
 	deaf        bool   // nobody hears calls
+	deafToIPv6  bool   // nobody hears calls by IPv6
+	unrouted    bool   // no route leads to addresses of other networks
 	quarantined bool   // Functions do not come back
 	portStays   bool   // XPUPorts do not go
 	wrongMAC    bool   // xPUs expect other addresses
@@ -77,6 +79,7 @@ type virtual struct {
 	log    *io.PipeReader
 	claim  string
 	heard  []wire.Peer
+	called []wire.Call
 }
 
 // The networks of a world: of the same subnets, so that only segments keep them apart.
@@ -395,7 +398,7 @@ func (w *world) runProgram(p *virtual, log *io.PipeWriter) {
 		}
 
 		w.mutex.Lock()
-		report.Heard = slices.Clone(p.heard)
+		report.Heard, report.Called = slices.Clone(p.heard), slices.Clone(p.called)
 		w.mutex.Unlock()
 		if err := lines.Encode(report); err != nil {
 			return
@@ -414,11 +417,19 @@ func (w *world) answer(from *virtual, q wire.Question) wire.Answer {
 		}
 		for _, a := range p.found.Addresses {
 			if a.Addr() == q.Address {
+				p.take(from.peer)
 				return wire.Answer{From: &p.peer, Took: 3 * time.Millisecond}
 			}
 		}
 	}
-	return wire.Answer{Silent: true}
+	return wire.Answer{Silent: !w.unrouted, Unsent: w.unrouted}
+}
+
+// take notes who has sent a packet, unless it is of the pod's own network.
+func (p *virtual) take(from wire.Peer) {
+	if from.Network != p.peer.Network && !slices.Contains(p.heard, from) {
+		p.heard = append(p.heard, from)
+	}
 }
 
 // call has all pods of a segment hear a pod.
@@ -427,8 +438,20 @@ func (w *world) call(from *virtual) {
 	defer w.mutex.Unlock()
 	for _, p := range w.pods {
 		if p != from && !w.deaf && (p.peer.Network == from.peer.Network || w.leak) {
-			p.heard = append(p.heard, from.peer)
+			p.take(from.peer)
+			p.hear(from.peer, w.deafToIPv6)
 		}
+	}
+}
+
+// hear notes calls of a pod of the same network.
+func (p *virtual) hear(from wire.Peer, deafToIPv6 bool) {
+	if from.Network != p.peer.Network {
+		return
+	}
+	p.called = append(p.called, wire.Call{From: from})
+	if !deafToIPv6 {
+		p.called = append(p.called, wire.Call{From: from, IPv6: true})
 	}
 }
 

@@ -74,10 +74,8 @@ func (p *probe) receive(e *endpoint) {
 
 // take handles a packet of another pod of the test.
 func (p *probe) take(e *endpoint, from netip.AddrPort, got packet) {
+	p.note(got, !e.all.Is4())
 	p.mutex.Lock()
-	if len(p.heard) < wire.MaxHeard {
-		p.heard[got.From] = true
-	}
 	waiting := p.answers[got.Number]
 	p.mutex.Unlock()
 
@@ -92,6 +90,22 @@ func (p *probe) take(e *endpoint, from netip.AddrPort, got packet) {
 		case waiting <- got:
 		default: // nobody waits, or it has an answer
 		}
+	}
+}
+
+// note notes a packet of another network, and a call of the pod's own network.
+func (p *probe) note(got packet, v6 bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if network := got.From.Network; network != p.Self.Network {
+		if _, known := p.heard[network]; !known && len(p.heard) < wire.MaxHeard {
+			p.heard[network] = got.From
+		}
+		return
+	}
+
+	if _, known := p.called[v6]; !known && got.Kind == call {
+		p.called[v6] = got.From
 	}
 }
 
@@ -125,20 +139,23 @@ func (p *probe) ask(ctx context.Context, q wire.Question) wire.Answer {
 	return e.repeat(ctx, q.Address, payload, answered)
 }
 
-// repeat sends a payload again and again until an answer of the same length comes.
+// repeat sends a payload again and again until an answer of the same length comes. A route may come
+// meanwhile.
 func (e *endpoint) repeat(
 	ctx context.Context, to netip.Addr, payload []byte, answered <-chan packet,
 ) wire.Answer {
+	isSent := false
 	for {
 		sent := time.Now()
 		_, err := e.socket.WriteToUDPAddrPort(payload, netip.AddrPortFrom(to, port))
-		if err != nil && !isSilence(err) {
+		if err != nil && !isUnreachable(err) {
 			return wire.Answer{Error: err.Error()}
 		}
+		isSent = isSent || err == nil
 
 		select {
 		case <-ctx.Done():
-			return wire.Answer{Silent: true}
+			return wire.Answer{Silent: isSent, Unsent: !isSent}
 		case got := <-answered:
 			if got.length != len(payload) {
 				return wire.Answer{From: &got.From, Error: fmt.Sprintf(
@@ -150,9 +167,9 @@ func (e *endpoint) repeat(
 	}
 }
 
-// isSilence reports whether an error means that nobody has the address: no neighbor answered, or no
-// route leads there.
-func isSilence(err error) bool {
+// isUnreachable reports whether an error means that no packet was sent to the address: the neighbor
+// did not answer earlier, or no route leads there.
+func isUnreachable(err error) bool {
 	return errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH)
 }
 

@@ -45,7 +45,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 
 	p := &probe{Options: o, addresses: found.Addresses, answers: map[int]chan packet{},
-		heard: map[wire.Peer]bool{}}
+		heard: map[string]wire.Peer{}, called: map[bool]wire.Peer{}}
 	stop, err := p.open(ctx)
 	if err != nil {
 		return errors.Join(err, o.report(wire.Report{Interface: found, Error: err.Error()}))
@@ -92,9 +92,10 @@ type probe struct {
 	addresses []netip.Prefix
 
 	mutex   sync.Mutex
-	last    int                 // number of the last question
-	answers map[int]chan packet // for questions without answer, by number
-	heard   map[wire.Peer]bool  // at most wire.MaxHeard
+	last    int                  // number of the last question
+	answers map[int]chan packet  // for questions without answer, by number
+	heard   map[string]wire.Peer // by the other network; at most wire.MaxHeard
+	called  map[bool]wire.Peer   // of the same network, by whether it is IPv6
 }
 
 // endpoint is a socket of a family.
@@ -199,8 +200,11 @@ func (p *probe) carryOut(ctx context.Context, order wire.Order) wire.Report {
 
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	for peer := range p.heard {
+	for _, peer := range p.heard {
 		report.Heard = append(report.Heard, peer)
+	}
+	for v6, peer := range p.called {
+		report.Called = append(report.Called, wire.Call{From: peer, IPv6: v6})
 	}
 	return report
 }

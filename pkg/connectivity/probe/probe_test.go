@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -150,8 +151,9 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// TestSilence: nobody answers an address that nobody has, a packet of another run, and an address
-// out of the subnet, which is looked for on the link all the same.
+// TestSilence: nobody answers an address that nobody has, a packet of another run, and an IPv4
+// address out of the subnet, which is looked for on the link all the same. An IPv6 address without
+// a route is not asked, which is not silence.
 func TestSilence(t *testing.T) {
 	pair := connected(t)
 	p := start(t, pair[0], wire.Peer{Pod: "a", Network: "blue"}, "run")
@@ -164,8 +166,8 @@ func TestSilence(t *testing.T) {
 		Patience: 500 * time.Millisecond,
 	})
 	for i, got := range r.Answers {
-		if !got.Silent || got.Error != "" {
-			t.Errorf("question %d: %+v", i, got)
+		if want := (wire.Answer{Silent: i < 3, Unsent: i == 3}); got != want {
+			t.Errorf("question %d: %+v, want %+v", i, got, want)
 		}
 	}
 	if len(r.Heard) > 0 {
@@ -190,6 +192,65 @@ func TestCall(t *testing.T) {
 	if r := p.order(wire.Order{}); len(r.Heard) > 0 {
 		t.Errorf("a pod hears itself: %v", r.Heard)
 	}
+}
+
+// TestCalled: questions and answers of pods of the same network do not show that calls arrive, and
+// calls do, in both IP versions.
+func TestCalled(t *testing.T) {
+	pair := connected(t)
+	a, b := wire.Peer{Pod: "a", Network: "blue"}, wire.Peer{Pod: "b", Network: "blue"}
+	p, q := start(t, pair[0], a, "run"), start(t, pair[1], b, "run")
+	p.next()
+	q.next()
+
+	asked := p.order(wire.Order{Questions: questions(0, "10.9.0.2", "fd00:9::2"),
+		Patience: 10 * time.Second})
+	for _, r := range []wire.Report{asked, q.order(wire.Order{})} {
+		if len(r.Called) > 0 || len(r.Heard) > 0 {
+			t.Errorf("%+v, want no calls before there was one", r)
+		}
+	}
+
+	p.order(wire.Order{Call: true, Patience: time.Second})
+	r := q.order(wire.Order{})
+	slices.SortFunc(r.Called, func(c, _ wire.Call) int {
+		if c.IPv6 {
+			return 1
+		}
+		return -1
+	})
+	if want := []wire.Call{{From: a}, {From: a, IPv6: true}}; !slices.Equal(r.Called, want) ||
+		len(r.Heard) > 0 {
+		t.Errorf("%+v, want calls %+v", r, want)
+	}
+}
+
+// TestRoom: however many pods of its own network a pod has heard, it notes other networks.
+func TestRoom(t *testing.T) {
+	pair := connected(t)
+	p := start(t, pair[0], wire.Peer{Pod: "a", Network: "blue"}, "run")
+	p.next()
+
+	must.Succeed(t, pair[1].Do(func() error {
+		socket, err := net.Dial("udp4", "10.9.0.1:30777")
+		if err != nil {
+			return err
+		}
+		defer socket.Close()
+		for i := range 2 * wire.MaxHeard {
+			if _, err := fmt.Fprintf(socket,
+				`{"run":"run","kind":"answer","from":{"pod":"%d","network":"blue"}}`, i); err != nil {
+				return err
+			}
+		}
+		_, err = fmt.Fprint(socket,
+			`{"run":"run","kind":"answer","from":{"pod":"b","network":"red"}}`)
+		return err
+	}))
+
+	must.Eventually(t, "the pod of the other network is heard", func() bool {
+		return slices.Equal(p.order(wire.Order{}).Heard, []wire.Peer{{Pod: "b", Network: "red"}})
+	})
 }
 
 func TestNoInterface(t *testing.T) {

@@ -20,7 +20,7 @@ const OrderFile = "order"
 const (
 	// MaxQuestions is how many questions an order may have.
 	MaxQuestions = 64
-	// MaxHeard is how many pods a report has that were heard.
+	// MaxHeard is how many pods of other networks a report has that were heard.
 	MaxHeard = 64
 	// MaxLine is the length of a report in bytes.
 	MaxLine = 64 << 10
@@ -54,8 +54,12 @@ type Report struct {
 	Interface Interface `json:"interface,omitzero"`
 	// Answers are in the order of the questions.
 	Answers []Answer `json:"answers,omitempty"`
-	// Heard are the pods whose packets have come since the pod started, without its own.
+	// Heard are pods of other networks whose packets have come since the pod started: the first of
+	// each network.
 	Heard []Peer `json:"heard,omitempty"`
+	// Called are calls of pods of the same network that have come since the pod started: the first
+	// of each IP version. Only they show that the pod would hear the calls of other networks.
+	Called []Call `json:"called,omitempty"`
 	// Error is why the pod could not do it.
 	Error string `json:"error,omitempty"`
 }
@@ -70,15 +74,24 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
-// Answer is what came of a question. It has From, or Silent, or Error.
+// Answer is what came of a question. It has From, or Silent, or Unsent, or Error.
 type Answer struct {
 	From *Peer `json:"from,omitempty"`
 	// Took is the time between the packet that was answered and its answer.
 	Took time.Duration `json:"took,omitempty"`
-	// Silent is set if nobody answered in time.
+	// Silent is set if a packet was sent, and nobody answered in time.
 	Silent bool `json:"silent,omitempty"`
+	// Unsent is set if no packet was sent, because the kernel has no route to the address by the
+	// interface.
+	Unsent bool `json:"unsent,omitempty"`
 	// Error is why no packet could be sent.
 	Error string `json:"error,omitempty"`
+}
+
+// Call is a packet to all pods of a segment.
+type Call struct {
+	From Peer `json:"from"`
+	IPv6 bool `json:"ipv6,omitempty"`
 }
 
 // Peer is a pod of a test.
