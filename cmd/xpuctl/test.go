@@ -8,6 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,8 +48,9 @@ NetworkAttachmentDefinitions), to patch pods and read their logs, and to read cl
 -n also to make and delete namespaces. What xPUs count is not compared, because their OPI agents say it to Prometheus only.
 
 When a check fails, it prints what "xpuctl explain pod" says, and writes an archive as "xpuctl bundle" does. In the end it deletes
-what it has made, also after an interrupt; a second one ends it at once, and --cleanup deletes what is left. Pods that are left
-end after 8 times --timeout.
+what it has made, also after an interrupt, and when its terminal or the reader of its output goes away; a second interrupt ends
+it at once, and --cleanup deletes what is left. Pods that are left end after 8 times --timeout if they have a node, and wait on
+if they have none.
 
 Exit codes: 0 if all checks hold, 1 if one does not, 2 if the test could not be carried out.`,
 		Example: `  xpuctl test --class xpu-fast
@@ -150,6 +154,10 @@ func (o *testOptions) reach() (connectivity.Cluster, error) {
 
 // carryOut runs the test, and deletes what it has made, whatever comes.
 func (o *testOptions) carryOut(c *cobra.Command, test *connectivity.Test) (good bool, err error) {
+	ctx, stop := withoutReader(c.Context())
+	defer stop()
+	c.SetContext(ctx)
+
 	report := func(check connectivity.Check) { printCheck(c, check) }
 	good, err = test.Run(c.Context(), report)
 	if c.Context().Err() != nil {
@@ -164,6 +172,23 @@ func (o *testOptions) carryOut(c *cobra.Command, test *connectivity.Test) (good 
 	}
 	freed, failed := test.Release(context.WithoutCancel(c.Context()), report)
 	return good && freed, errors.Join(err, failed)
+}
+
+// withoutReader keeps the program alive until stop is called, even if nobody reads its output any
+// more. A closed pipe is only an error of writing. A closed terminal ends the context, unless the
+// program was started to outlive it, as nohup does.
+func withoutReader(parent context.Context) (ctx context.Context, stop func()) {
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE) // else the first line into a closed pipe ends the program
+	ctx, stopped := parent, func() {}
+	if !signal.Ignored(syscall.SIGHUP) {
+		ctx, stopped = signal.NotifyContext(parent, syscall.SIGHUP)
+	}
+
+	return ctx, func() {
+		stopped()
+		signal.Stop(broken)
+	}
 }
 
 // printCheck prints a check and its notes.

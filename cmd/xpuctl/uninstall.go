@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -77,7 +78,7 @@ func runUninstall(
 
 	if asks {
 		err = uninstall.DryRun(c.Context(), api, o)
-		if err == nil && !confirm(c.InOrStdin(), c.OutOrStdout()) {
+		if err == nil && !confirm(c.Context(), c.InOrStdin(), c.OutOrStdout()) {
 			fmt.Fprintln(c.OutOrStdout(), "nothing was deleted")
 			return answerNo(c)
 		}
@@ -131,9 +132,20 @@ func isTerminal(in io.Reader) bool {
 	return isFile && printers.IsTerminal(file)
 }
 
-// confirm asks whether what was printed is to be deleted. No answer is no.
-func confirm(in io.Reader, out io.Writer) bool {
+// confirm asks whether what was printed is to be deleted. No answer is no, and an interrupt too.
+func confirm(ctx context.Context, in io.Reader, out io.Writer) bool {
 	fmt.Fprint(out, "Delete all of this? [y/N] ")
-	answer, _ := bufio.NewReader(in).ReadString('\n') // "" is no
-	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	answers := make(chan string, 1)
+	go func() { // until the program ends, because a read of a terminal cannot be ended
+		answer, _ := bufio.NewReader(in).ReadString('\n') // "" is no
+		answers <- answer
+	}()
+
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(out)
+		return false
+	case answer := <-answers:
+		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	}
 }
