@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -115,6 +116,7 @@ func (t *Test) gather(ctx context.Context) (known facts, err error) {
 		}
 	}
 
+	t.note(known.pods, slices.Collect(maps.Values(known.claims)))
 	known.ports, err = t.ports(ctx)
 	return known, err
 }
@@ -277,7 +279,7 @@ func (t *Test) givenTo(p *pod, known facts) (given, error) {
 	matches := func(s v1alpha1.XPUPortSpec) bool { return s.Pod != nil && s.Pod.UID == object.UID }
 	if t.Resource == "" {
 		c := claimOf(object, known)
-		want, err = byClaim(p, c)
+		want, err = byClaim(c)
 		matches = func(s v1alpha1.XPUPortSpec) bool { return s.Claim.UID == c.UID }
 	}
 
@@ -285,7 +287,6 @@ func (t *Test) givenTo(p *pod, known facts) (given, error) {
 		return matches(port.Spec)
 	}); i >= 0 {
 		want.port = &known.ports[i]
-		p.port = want.port.UID
 	}
 	return want, err
 }
@@ -301,13 +302,9 @@ func claimOf(object corev1.Pod, known facts) (c resourceapi.ResourceClaim) {
 }
 
 // byClaim reads what the claim of a pod has.
-func byClaim(p *pod, c resourceapi.ResourceClaim) (given, error) {
-	devices, err := claim.Devices(&c)
-	if err != nil {
+func byClaim(c resourceapi.ResourceClaim) (given, error) {
+	if _, err := claim.Devices(&c); err != nil {
 		return given{}, err
-	}
-	for _, d := range devices {
-		p.devices = append(p.devices, device{d.Pool, d.Name})
 	}
 
 	data := networkData(c)

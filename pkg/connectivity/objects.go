@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -61,10 +62,12 @@ func (t *Test) makeObjects(ctx context.Context) error {
 	}
 
 	for _, o := range objects {
+		earlier := t.made
+		t.made = true // an answer may get lost
 		if err := t.create(ctx, o); err != nil {
+			t.made = earlier || !isRefused(err)
 			return err
 		}
-		t.made = true
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -73,6 +76,12 @@ func (t *Test) makeObjects(ctx context.Context) error {
 		group.Go(func() error { return t.create(ctx, t.podObject(p)) })
 	}
 	return group.Wait()
+}
+
+// isRefused reports whether an error says that the API server has made nothing.
+func isRefused(err error) bool {
+	return apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) ||
+		apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
 }
 
 func (t *Test) create(ctx context.Context, o client.Object) error {

@@ -29,7 +29,7 @@ const agent = "xpu-agent"
 // has to name.
 func Plan(ctx context.Context, cluster Cluster, o Options) (*Test, error) {
 	t := &Test{Cluster: cluster, Options: o, run: strings.ToLower(rand.Text()),
-		failed: map[string]bool{}}
+		failed: map[string]bool{}, owners: map[types.UID]bool{}, devices: map[device]bool{}}
 	t.namespace = o.Namespace
 	if t.namespace == "" {
 		t.namespace = DefaultNamespace

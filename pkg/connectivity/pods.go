@@ -26,10 +26,8 @@ import (
 type pod struct {
 	name, node, network string
 
-	ready   time.Duration   // from its creation; 0 if it is not Ready
-	found   *wire.Interface // nil if the pod has not said how it is
-	devices []device
-	port    types.UID        // of the XPUPort; "" if there was none
+	ready   time.Duration    // from its creation; 0 if it is not Ready
+	found   *wire.Interface  // nil if the pod has not said how it is
 	reports chan wire.Report // closed when the log ends
 	said    []string         // the last lines of the log that are no reports; read when it has ended
 }
@@ -128,11 +126,18 @@ func notReady(p corev1.Pod) string {
 
 // watchPods follows the pods of the test until done returns true.
 func (t *Test) watchPods(ctx context.Context, done func(map[string]corev1.Pod) bool) error {
-	options := &client.ListOptions{Namespace: t.namespace}
-	client.MatchingLabels(t.labels()).ApplyToList(options)
+	return watchPods(ctx, t.API, t.namespace, client.MatchingLabels(t.labels()), done)
+}
+
+func watchPods(
+	ctx context.Context, api client.WithWatch, namespace string, selected client.ListOption,
+	done func(map[string]corev1.Pod) bool,
+) error {
+	options := &client.ListOptions{Namespace: namespace}
+	selected.ApplyToList(options)
 	for {
 		var list corev1.PodList
-		if err := t.API.List(ctx, &list, options); err != nil {
+		if err := api.List(ctx, &list, options); err != nil {
 			return fmt.Errorf("list the pods of the test: %w", err)
 		}
 		pods := map[string]corev1.Pod{}
@@ -145,7 +150,7 @@ func (t *Test) watchPods(ctx context.Context, done func(map[string]corev1.Pod) b
 
 		since := *options
 		since.Raw = &metav1.ListOptions{ResourceVersion: list.ResourceVersion}
-		events, err := t.API.Watch(ctx, &corev1.PodList{}, &since)
+		events, err := api.Watch(ctx, &corev1.PodList{}, &since)
 		if err != nil {
 			return fmt.Errorf("watch the pods of the test: %w", err)
 		}

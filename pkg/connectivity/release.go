@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
@@ -28,10 +29,18 @@ func (t *Test) Release(ctx context.Context, report func(Check)) (ok bool, err er
 		return true, nil
 	}
 
+	ok, err = t.releasePods(ctx, report)
+	return ok, errors.Join(err, t.removeRest(ctx))
+}
+
+// releasePods deletes the pods, and checks that nothing of what they had is in use any more.
+func (t *Test) releasePods(ctx context.Context, report func(Check)) (ok bool, err error) {
 	begin := time.Now()
 	waiting, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	if err := deleteAll(waiting, t.API, t.namespace, t.run, &corev1.PodList{}); err != nil {
+	err = errors.Join(t.noteUse(waiting),
+		deleteAll(waiting, t.API, t.namespace, t.run, &corev1.PodList{}))
+	if err != nil {
 		return false, err
 	}
 
@@ -49,10 +58,48 @@ func (t *Test) Release(ctx context.Context, report func(Check)) (ok bool, err er
 	}
 	report(free.bounded())
 
-	return c.OK && free.OK, t.removeRest(ctx)
+	return c.OK && free.OK, nil
 }
 
-// removeRest deletes what the test made beside pods.
+// noteUse notes which claims and devices the pods have, whether they are Ready or not.
+func (t *Test) noteUse(ctx context.Context) error {
+	pods, err := t.listPods(ctx)
+	if err != nil {
+		return err
+	}
+	claims, err := t.claims(ctx)
+	if err != nil {
+		return err
+	}
+	t.note(pods, claims)
+	return nil
+}
+
+// note adds pods and claims to what the test knows to be its own, because neither they nor their
+// devices can be read later.
+func (t *Test) note(pods map[string]corev1.Pod, claims []resourceapi.ResourceClaim) {
+	for _, p := range pods {
+		t.owners[p.UID] = true
+	}
+	for _, c := range claims {
+		t.owners[c.UID] = true
+		devices, err := claim.Devices(&c)
+		if err != nil {
+			continue // not allocated yet, or not by this driver: it has no device of ours
+		}
+		for _, d := range devices {
+			t.devices[device{d.Pool, d.Name}] = true
+		}
+	}
+}
+
+// owns reports whether an XPUPort is of a pod of the test.
+func (t *Test) owns(s v1alpha1.XPUPortSpec) bool {
+	return t.owners[s.Claim.UID] || s.Pod != nil && t.owners[s.Pod.UID]
+}
+
+// removeRest deletes what is left of what the test made: everything but pods, and pods too if that
+// failed.
 func (t *Test) removeRest(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
@@ -64,7 +111,8 @@ func (t *Test) removeRest(ctx context.Context) error {
 	if t.Resource != "" {
 		offers = definitions()
 	}
-	return deleteAll(ctx, t.API, t.namespace, t.run, offers)
+	return errors.Join(deleteAll(ctx, t.API, t.namespace, t.run, &corev1.PodList{}),
+		deleteAll(ctx, t.API, t.namespace, t.run, offers))
 }
 
 // checkFree waits until nothing is left of what the pods had, or until the time is over.
@@ -79,10 +127,23 @@ func (t *Test) checkFree(ctx context.Context) (Check, error) {
 			return Check{}, err
 		}
 		if len(left) == 0 || !loop.Sleep(waiting, lookInterval) {
-			return Check{Name: "claims and XPUPorts are gone, and their Functions are free again",
-				OK: len(left) == 0, Took: time.Since(begin), Notes: append(left, unknown...)}, nil
+			return Check{Name: t.freed(len(unknown) == 0), OK: len(left) == 0,
+				Took: time.Since(begin), Notes: append(left, unknown...)}, nil
 		}
 	}
+}
+
+// freed says what [Test.left] has looked at.
+func (t *Test) freed(slicesRead bool) string {
+	switch {
+	case t.Resource != "":
+		return "XPUPorts are gone"
+	case len(t.devices) == 0:
+		return "claims and XPUPorts are gone; no pod had a Function"
+	case !slicesRead:
+		return "claims and XPUPorts are gone"
+	}
+	return "claims and XPUPorts are gone, and their Functions are free again"
 }
 
 // left returns what is left of what the pods had, and what the user may not read.
@@ -91,6 +152,7 @@ func (t *Test) left(ctx context.Context) (left, unknown []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	t.note(nil, claims) // pods may have got them while they were deleted
 	for _, c := range claims {
 		left = append(left, "ResourceClaim "+c.Name+" is still there")
 	}
@@ -100,7 +162,7 @@ func (t *Test) left(ctx context.Context) (left, unknown []string, err error) {
 		return nil, nil, err
 	}
 	for _, port := range ports {
-		if slices.ContainsFunc(t.pods, func(p *pod) bool { return p.port == port.UID }) {
+		if t.owns(port.Spec) {
 			left = append(left, fmt.Sprintf("XPUPort %s is still there", port.Name))
 		}
 	}
@@ -118,57 +180,69 @@ func (t *Test) left(ctx context.Context) (left, unknown []string, err error) {
 
 // keptDevices returns which devices of the pods no other pod gets.
 func (t *Test) keptDevices(ctx context.Context) (kept []string, err error) {
-	var slices resourceapi.ResourceSliceList
-	if err := t.API.List(ctx, &slices); err != nil {
+	var published resourceapi.ResourceSliceList
+	if err := t.API.List(ctx, &published); err != nil {
 		return nil, err
 	}
 
-	published := map[device][]resourceapi.DeviceTaint{}
-	for _, s := range slices.Items {
+	taintsOf := map[device][]resourceapi.DeviceTaint{}
+	for _, s := range published.Items {
 		if s.Spec.Driver != v1alpha1.GroupName {
 			continue
 		}
 		for _, d := range s.Spec.Devices {
-			published[device{s.Spec.Pool.Name, d.Name}] = d.Taints
+			taintsOf[device{s.Spec.Pool.Name, d.Name}] = d.Taints
 		}
 	}
 
-	for _, p := range t.pods {
-		for _, d := range p.devices {
-			taints, isPublished := published[d]
-			if !isPublished {
-				kept = append(kept, fmt.Sprintf("%s of pool %s is in no ResourceSlice", d.name,
-					d.pool))
-			}
-			for _, taint := range taints {
-				if taint.Key == v1alpha1.TaintReleasePending ||
-					taint.Key == v1alpha1.TaintQuarantined {
-					kept = append(kept, fmt.Sprintf("%s of pool %s has the taint %s", d.name, d.pool,
-						taint.Key))
-				}
+	for d := range t.devices {
+		taints, isPublished := taintsOf[d]
+		if !isPublished {
+			kept = append(kept, fmt.Sprintf("%s of pool %s is in no ResourceSlice", d.name, d.pool))
+		}
+		for _, taint := range taints {
+			if taint.Key == v1alpha1.TaintReleasePending || taint.Key == v1alpha1.TaintQuarantined {
+				kept = append(kept, fmt.Sprintf("%s of pool %s has the taint %s", d.name, d.pool,
+					taint.Key))
 			}
 		}
 	}
+	slices.Sort(kept)
 	return kept, nil
 }
 
 // Cleanup deletes what tests have made that were killed or kept: in a namespace, or with "" in
-// [DefaultNamespace], which goes too. It returns when that is gone.
+// [DefaultNamespace], which goes too. It returns when the pods or the namespace are gone. It is an
+// error if the user may not read what tests make, except for the kind of Multus: only tests with
+// [Options.Resource] make it, and need more rights.
 func Cleanup(ctx context.Context, api client.WithWatch, namespace string) error {
 	if namespace == "" {
 		return deleteNamespace(ctx, api, anyRun)
 	}
 
-	for _, list := range []client.ObjectList{
-		&corev1.PodList{}, &resourceapi.ResourceClaimTemplateList{}, definitions(),
-	} {
-		err := deleteAll(ctx, api, namespace, anyRun, list)
-		if apierrors.IsForbidden(err) {
-			continue // what the user may not delete, no test of the user has made
-		}
-		if err != nil {
-			return err
-		}
+	err := errors.Join(deleteAll(ctx, api, namespace, anyRun, &corev1.PodList{}),
+		deleteAll(ctx, api, namespace, anyRun, &resourceapi.ResourceClaimTemplateList{}))
+	readable := api.List(ctx, definitions(), client.InNamespace(namespace), client.Limit(1))
+	if !apierrors.IsForbidden(readable) {
+		err = errors.Join(err, deleteAll(ctx, api, namespace, anyRun, definitions()))
+	}
+	if err != nil {
+		return err
+	}
+
+	return awaitNoPods(ctx, api, namespace)
+}
+
+// awaitNoPods returns when no pod of a test is in the namespace.
+func awaitNoPods(ctx context.Context, api client.WithWatch, namespace string) error {
+	left := 0
+	err := watchPods(ctx, api, namespace, client.HasLabels{Label},
+		func(pods map[string]corev1.Pod) bool {
+			left = len(pods)
+			return left == 0
+		})
+	if err != nil {
+		return fmt.Errorf("%s in namespace %s not gone yet: %w", counted(left, "pod"), namespace, err)
 	}
 	return nil
 }

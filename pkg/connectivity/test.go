@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -75,8 +76,10 @@ type Test struct {
 	networks  []v1alpha1.XPUNetwork
 	pods      []*pod
 	orders    int
-	made      bool            // there is something to delete
-	failed    map[string]bool // names of pods
+	made      bool               // there may be something to delete
+	failed    map[string]bool    // names of pods
+	owners    map[types.UID]bool // pods and claims of the test
+	devices   map[device]bool    // that the claims had
 }
 
 // String says what the test does.

@@ -4,6 +4,8 @@ package connectivity_test
 
 import (
 	"context"
+	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/connectivity"
@@ -86,12 +89,7 @@ func TestGood(t *testing.T) {
 		t.Errorf("failed %v, (-want +got):\n%s", failed, diff)
 	}
 
-	var namespace corev1.Namespace
-	err := w.api.Get(t.Context(), types.NamespacedName{Name: connectivity.DefaultNamespace},
-		&namespace)
-	if !apierrors.IsNotFound(err) {
-		t.Errorf("namespace %s is left: %v", connectivity.DefaultNamespace, err)
-	}
+	w.wantNoNamespace()
 }
 
 // TestFaults: each fault fails the check that is about it, with a sentence that names it.
@@ -177,6 +175,17 @@ func TestFaults(t *testing.T) {
 					"xpu.opiproject.org/quarantined"},
 			nil,
 		},
+		"a Function of a pod that was never Ready": {
+			faults{sick: "xpu-test-red-2", quarantined: true}, short,
+			[]string{"  0000-3b-02-4 of pool node1/0000-3b-00-0/fast has the taint " +
+				"xpu.opiproject.org/quarantined"},
+			[]string{"xpu-test-red-2"},
+		},
+		"an XPUPort of a pod that was never Ready": {
+			faults{sick: "xpu-test-red-2", portStays: true}, short,
+			[]string{"  XPUPort xpu-test.xpu-test-red-2 is still there"},
+			[]string{"xpu-test-red-2"},
+		},
 		"XPUPorts that stay": {
 			faults{portStays: true}, short,
 			[]string{"  XPUPort xpu-test.xpu-test-blue-1 is still there"},
@@ -241,6 +250,114 @@ func TestInterrupted(t *testing.T) {
 	must.Succeed(t, connectivity.Cleanup(t.Context(), w.api, "")) // nothing is left
 }
 
+// TestLostAnswer: what was made goes although the API server's answer did not come.
+func TestLostAnswer(t *testing.T) {
+	w := newWorld(t, faults{})
+	test, err := connectivity.Plan(t.Context(), w.through(interceptor.Funcs{
+		Create: func(
+			ctx context.Context, api client.WithWatch, o client.Object, _ ...client.CreateOption,
+		) error {
+			return errors.Join(api.Create(ctx, o), errors.New("connection lost"))
+		},
+	}), options())
+	must.Succeed(t, err)
+
+	if _, err := test.Run(t.Context(), func(connectivity.Check) {}); err == nil {
+		t.Error("a lost answer is no error")
+	}
+	_, err = test.Release(t.Context(), func(connectivity.Check) {})
+	must.Succeed(t, err)
+	w.wantNoNamespace()
+}
+
+// TestReleaseFails: whatever cannot be read when pods are to be deleted, the rest goes.
+func TestReleaseFails(t *testing.T) {
+	for name, broken := range map[string]client.ObjectList{
+		"pods": &corev1.PodList{}, "claims": &resourceapi.ResourceClaimList{},
+		"XPUPorts": &v1alpha1.XPUPortList{},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, faults{})
+			releases := false
+			test, err := connectivity.Plan(t.Context(), w.through(interceptor.Funcs{
+				List: func(
+					ctx context.Context, api client.WithWatch, list client.ObjectList,
+					o ...client.ListOption,
+				) error {
+					if releases && reflect.TypeOf(list) == reflect.TypeOf(broken) {
+						return errors.New("API server is away")
+					}
+					return api.List(ctx, list, o...)
+				},
+			}), options())
+			must.Succeed(t, err)
+			_, err = test.Run(t.Context(), func(connectivity.Check) {})
+			must.Succeed(t, err)
+
+			releases = true
+			if free, err := test.Release(t.Context(), func(connectivity.Check) {}); free || err == nil {
+				t.Errorf("%v, %v, want an error", free, err)
+			}
+			w.wantNoNamespace()
+		})
+	}
+}
+
+// through returns the cluster with changes to its API.
+func (w *world) through(changes interceptor.Funcs) connectivity.Cluster {
+	c := w.cluster()
+	c.API = interceptor.NewClient(w.api, changes)
+	return c
+}
+
+func (w *world) wantNoNamespace() {
+	w.t.Helper()
+	var namespace corev1.Namespace
+	err := w.api.Get(w.t.Context(), types.NamespacedName{Name: connectivity.DefaultNamespace},
+		&namespace)
+	if !apierrors.IsNotFound(err) {
+		w.t.Errorf("namespace %s is left: %v", connectivity.DefaultNamespace, err)
+	}
+}
+
+// TestCleanupRefused: nothing is said to be gone that the user may not read.
+func TestCleanupRefused(t *testing.T) {
+	cluster.Need(t)
+	config := cluster.Admin()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "nobody",
+		Groups: []string{"system:authenticated"}}
+	err := connectivity.Cleanup(t.Context(), apiOf(t, config), corev1.NamespaceDefault)
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("error %v, want that it is forbidden", err)
+	}
+}
+
+// TestCleanupWaits: pods that end late are waited for.
+func TestCleanupWaits(t *testing.T) {
+	cluster.Need(t)
+	api := apiOf(t, cluster.Admin())
+	slow := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceDefault, Name: "slow",
+			Labels:     map[string]string{connectivity.Label: "earlier"},
+			Finalizers: []string{"example.com/slow"}},
+		Spec: corev1.PodSpec{AutomountServiceAccountToken: new(bool),
+			Containers: []corev1.Container{{Name: "probe", Image: "probe"}}}}
+	must.Succeed(t, api.Create(t.Context(), slow))
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	const want = "1 pod in namespace default not gone yet: "
+	if err := connectivity.Cleanup(ctx, api, corev1.NamespaceDefault); err == nil ||
+		!strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
+	}
+
+	must.Succeed(t, api.Get(t.Context(), client.ObjectKeyFromObject(slow), slow))
+	slow.Finalizers = nil
+	must.Succeed(t, api.Update(t.Context(), slow))
+	must.Succeed(t, connectivity.Cleanup(t.Context(), api, corev1.NamespaceDefault))
+}
+
 // TestRights: in a namespace of theirs, users need the rights that "xpuctl test --help" lists, and
 // objects that are not of the test stay.
 func TestRights(t *testing.T) {
@@ -278,7 +395,8 @@ func TestRights(t *testing.T) {
 	freed, err := test.Release(t.Context(), report)
 	must.Succeed(t, err)
 	note := "  you may not read ResourceSlices, which say whether the Functions are free"
-	if !good || !freed || !slices.Contains(lines(checks), note) {
+	if !good || !freed || !slices.Contains(lines(checks), note) ||
+		!slices.Contains(lines(checks), "ok claims and XPUPorts are gone") {
 		t.Error(strings.Join(lines(checks), "\n"))
 	}
 

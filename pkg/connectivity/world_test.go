@@ -45,7 +45,8 @@ func TestMain(m *testing.M) {
 
 // faults are what does not work in a world.
 type faults struct {
-	unready     string // this pod never gets Ready
+	unready     string // this pod never gets a node
+	sick        string // this pod has what it asked for, and never gets Ready
 	mute        string // this pod answers nothing
 	dead        string // the program of this pod ends with a complaint
 	small       bool   // no large packet arrives
@@ -244,6 +245,9 @@ func (w *world) start(ctx context.Context, pod corev1.Pod) error {
 		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		ResourceClaimStatuses: []corev1.PodResourceClaimStatus{
 			{Name: "nic", ResourceClaimName: &claim.Name}}}
+	if pod.Name == w.sick {
+		pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	}
 	return w.api.Status().Update(ctx, &pod)
 }
 
@@ -330,6 +334,11 @@ func (w *world) finalizeNamespaces(ctx context.Context) error {
 		if n.DeletionTimestamp == nil {
 			continue
 		}
+		if empty, err := w.empty(ctx, n.Name); err != nil {
+			return err
+		} else if !empty {
+			continue
+		}
 		for _, o := range []client.Object{
 			&resourceapi.ResourceClaimTemplate{}, &v1alpha1.XPUPort{},
 		} {
@@ -344,6 +353,17 @@ func (w *world) finalizeNamespaces(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// empty deletes the pods of a namespace. It returns whether there were none, so that what they had
+// is released already.
+func (w *world) empty(ctx context.Context, namespace string) (bool, error) {
+	var pods corev1.PodList
+	if err := w.api.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
+		return false, err
+	}
+	return len(pods.Items) == 0, w.api.DeleteAllOf(ctx, &corev1.Pod{},
+		client.InNamespace(namespace), client.GracePeriodSeconds(0))
 }
 
 // newVirtual returns the running program of a pod.
