@@ -41,8 +41,9 @@ pass within a network, small ones and ones of the full MTU, IPv4 and IPv6; that 
 route between them; and that claims and XPUPorts are gone and Functions are free once the pods are deleted. With one node there
 are two pods of each network.
 
-Each pod takes a Function for the time of the test. The pods run a program of the image of xpu-agent, which their nodes have
-already, without privileges. They get what to do by an annotation, and say what came of it in their logs, so that no right to
+Each pod takes a Function for the time of the test. Where none is free, or none is offered in this way, a node is not tested, which
+is said. The pods run a program of the image of xpu-agent without privileges. It is pulled only if a node does not have it;
+--image-pull-secret names Secrets for that. They get what to do by an annotation, and say what came of it in their logs, so that no right to
 run programs in pods is needed. You need the rights to make and delete pods and ResourceClaimTemplates (with --resource:
 NetworkAttachmentDefinitions), to patch pods and read their logs, and to read claims and the kinds of xpu-device-plugin; without
 -n also to make and delete namespaces. What xPUs count is not compared, because their OPI agents say it to Prometheus only.
@@ -52,7 +53,7 @@ what it has made, also after an interrupt, and when its terminal or the reader o
 it at once, and --cleanup deletes what is left. Pods that are left end after 8 times --timeout if they have a node, and wait on
 if they have none.
 
-Exit codes: 0 if all checks hold, 1 if one does not, 2 if the test could not be carried out.`,
+Exit codes: 0 if all checks hold, 1 if one does not (FAIL) or could not be tested (----), 2 if the test could not be carried out.`,
 		Example: `  xpuctl test --class xpu-fast
 
   # Two networks, and some nodes:
@@ -76,13 +77,15 @@ Exit codes: 0 if all checks hold, 1 if one does not, 2 if the test could not be 
 	f.StringSliceVar(&o.Networks, "network", nil,
 		"XPUNetworks; the first two by name that pods of the namespace may join if empty")
 	f.StringSliceVar(&o.Nodes, "nodes", nil,
-		"nodes that get pods; all that have Functions in DevicePools if empty")
+		"nodes that get pods; all that offer Functions in this way if empty")
 	f.StringVar(&o.Class, "class", "",
 		"DeviceClass by which pods claim Functions; needed where there is more than one way")
 	f.StringVar(&o.Resource, "resource", "",
 		"extended resource by which pods get Functions from the device plugin, with Multus")
 	f.StringVar(&o.Image, "image", "",
 		"image of xpu-agent; as the DaemonSet in --agent-namespace says if empty")
+	f.StringSliceVar(&o.PullSecrets, "image-pull-secret", nil,
+		"Secrets of the namespace (-n) by which nodes pull the image")
 	f.DurationVar(&o.Timeout, "timeout", 2*time.Minute, "how long each step may take")
 	f.BoolVar(&o.keep, "keep", false, "leave the pods, and do not check that Functions are freed")
 	f.BoolVar(&o.cleanup, "cleanup", false, "only delete what earlier tests have left")
@@ -97,6 +100,9 @@ func (o *testOptions) run(c *cobra.Command) error {
 		return fmt.Errorf("--timeout %s: must be longer than 0", o.Timeout)
 	}
 	o.Namespace = o.cluster.overrides.Context.Namespace
+	if o.Namespace == "" && len(o.PullSecrets) > 0 {
+		return errors.New("--image-pull-secret: needs -n with the namespace of the Secrets")
+	}
 
 	cluster, err := o.reach()
 	if err != nil {
@@ -158,11 +164,15 @@ func (o *testOptions) carryOut(c *cobra.Command, test *connectivity.Test) (good 
 	defer stop()
 	c.SetContext(ctx)
 
-	report := func(check connectivity.Check) { printCheck(c, check) }
+	fails := false
+	report := func(check connectivity.Check) {
+		fails = fails || !check.OK && !check.Untested
+		printCheck(c, check)
+	}
 	good, err = test.Run(c.Context(), report)
 	if c.Context().Err() != nil {
 		fmt.Fprintln(c.ErrOrStderr(), "interrupted: deleting what the test has made")
-	} else if err == nil && !good {
+	} else if err == nil && fails {
 		o.diagnose(c, test)
 	}
 
@@ -195,7 +205,9 @@ func withoutReader(parent context.Context) (ctx context.Context, stop func()) {
 func printCheck(c *cobra.Command, check connectivity.Check) {
 	paint := terminal.NewPainter(c.OutOrStdout())
 	verdict := paint(terminal.Good, "ok  ")
-	if !check.OK {
+	if check.Untested {
+		verdict = paint(terminal.Strong, "----")
+	} else if !check.OK {
 		verdict = paint(terminal.Bad, "FAIL")
 	}
 

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,11 +44,13 @@ type facts struct {
 // checkInterfaces compares the interfaces in the pods with what networks, claims and XPUPorts say.
 func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 	begin := time.Now()
-	waiting, cancel := context.WithTimeout(ctx, t.Timeout)
-	defer cancel()
 	known, err := t.gather(ctx)
 	if err != nil {
 		return nil, err
+	}
+	silent := t.listen(ctx)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
 
 	var checks []Check
@@ -59,10 +62,7 @@ func (t *Test) checkInterfaces(ctx context.Context) ([]Check, error) {
 				continue
 			}
 
-			wrong, err := t.look(ctx, waiting, p, n, known)
-			if err != nil {
-				return nil, err
-			}
+			wrong := t.look(p, n, known, silent[p])
 			if all++; len(wrong) == 0 {
 				good++
 			}
@@ -184,27 +184,49 @@ func asked(n v1alpha1.XPUNetwork) string {
 	return text
 }
 
-// look reads what a pod says about its interface, and returns what is wrong with it.
-func (t *Test) look(
-	ctx, waiting context.Context, p *pod, n v1alpha1.XPUNetwork, known facts,
-) (wrong []string, err error) {
-	if err := t.readLog(ctx, p); err != nil {
-		return nil, err
+// listen opens the logs of the pods that are Ready, and reads what they say about their interfaces.
+// It returns why pods have not said it. One pod does not keep it from others, because a kubelet may
+// be away.
+func (t *Test) listen(ctx context.Context) (silent map[*pod]error) {
+	problems := make([]error, len(t.pods))
+	var all sync.WaitGroup
+	for i, p := range t.pods {
+		if p.ready > 0 {
+			all.Go(func() { problems[i] = t.listenTo(ctx, p) })
+		}
+	}
+	all.Wait()
+
+	silent = map[*pod]error{}
+	for i, p := range t.pods {
+		silent[p] = problems[i]
+	}
+	return silent
+}
+
+func (t *Test) listenTo(ctx context.Context, p *pod) error {
+	waiting, cancel := context.WithTimeout(ctx, t.Timeout)
+	defer cancel()
+	if err := t.readLog(ctx, waiting, p); err != nil {
+		return err
 	}
 	first, err := p.report(waiting, 0)
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+	if err == nil {
+		p.found = &first.Interface
 	}
-	if err != nil {
-		return []string{err.Error()}, nil
-	}
+	return err
+}
 
-	p.found = &first.Interface
+// look returns what is wrong with the interface of a pod, or why the pod has not said how it is.
+func (t *Test) look(p *pod, n v1alpha1.XPUNetwork, known facts, silent error) (wrong []string) {
+	if silent != nil {
+		return []string{silent.Error()}
+	}
 	want, err := t.givenTo(p, known)
 	if err != nil {
-		return []string{err.Error()}, nil
+		return []string{err.Error()}
 	}
-	return append(compare(p, want), fits(p, n, want.port)...), nil
+	return append(compare(p, want), fits(p, n, want.port)...)
 }
 
 // compare compares the interface in a pod with what the pod was given.

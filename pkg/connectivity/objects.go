@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -73,7 +74,10 @@ func (t *Test) makeObjects(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(mostParallel)
 	for _, p := range t.pods {
-		group.Go(func() error { return t.create(ctx, t.podObject(p)) })
+		group.Go(func() error {
+			p.begin = time.Now()
+			return t.create(ctx, t.podObject(p))
+		})
 	}
 	return group.Wait()
 }
@@ -169,6 +173,10 @@ func (t *Test) podObject(p *pod) *corev1.Pod {
 		Containers: []corev1.Container{t.container(p)},
 	}}
 	o.Name = p.name
+	for _, name := range t.PullSecrets {
+		o.Spec.ImagePullSecrets = append(o.Spec.ImagePullSecrets,
+			corev1.LocalObjectReference{Name: name})
+	}
 
 	if t.Resource != "" {
 		selection, _ := json.Marshal([]map[string]string{ // of strings, which cannot fail
@@ -185,7 +193,7 @@ func (t *Test) podObject(p *pod) *corev1.Pod {
 
 func (t *Test) container(p *pod) corev1.Container {
 	c := corev1.Container{
-		Name: "probe", Image: t.Image, ImagePullPolicy: t.policy,
+		Name: "probe", Image: t.Image, ImagePullPolicy: corev1.PullIfNotPresent,
 		Command: []string{"/xpu-agent", "probe", "--run=" + t.run, "--pod=" + p.name,
 			"--network=" + p.network, "--interface=" + interfaceName, "--orders=" + ordersDir},
 		VolumeMounts: []corev1.VolumeMount{

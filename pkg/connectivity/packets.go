@@ -8,9 +8,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/connectivity/wire"
@@ -268,9 +267,14 @@ func (t *Test) separate(
 			}
 		}
 
+		if len(pods) < 2 {
+			c.lacks(fmt.Sprintf("%s of %s could call, so that silence shows nothing",
+				counted(len(pods), "pod"), network))
+			continue
+		}
 		for _, v6 := range t.versions(network) {
 			if !within[v6] {
-				c.OK = false
+				c.breaks()
 				c.Notes = append(c.Notes, fmt.Sprintf("no pod of %s has heard another one of %[1]s "+
 					"call by %s, so that silence shows nothing", network, versionName(v6)))
 			}
@@ -283,8 +287,7 @@ func (t *Test) separate(
 	}
 
 	if !t.shareVersion(a, b) {
-		c.OK = false
-		c.Notes = append(c.Notes, "no IP version is common to both, so that silence shows nothing")
+		c.lacks("no IP version is common to both, so that silence shows nothing")
 	}
 	return c
 }
@@ -343,26 +346,21 @@ func (t *Test) carryOut(
 
 	pods := slices.Collect(maps.Keys(questions))
 	found, wrong := make([]wire.Report, len(pods)), make([]error, len(pods))
-	group, giving := errgroup.WithContext(waiting)
+	var all sync.WaitGroup
 	for i, p := range pods {
-		group.Go(func() error {
+		all.Go(func() {
 			mine := order
 			for _, q := range questions[p] {
 				mine.Questions = append(mine.Questions, q.question)
 			}
-			if err := t.give(giving, p, mine); err != nil {
-				return err
+			if wrong[i] = t.give(waiting, p, mine); wrong[i] == nil {
+				found[i], wrong[i] = p.report(waiting, order.Number)
 			}
-			found[i], wrong[i] = p.report(giving, order.Number)
-			return nil
 		})
 	}
-	err = group.Wait()
+	all.Wait()
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
-	}
-	if err != nil {
-		return nil, nil, err
 	}
 
 	reports, problems = map[*pod]wire.Report{}, map[*pod]error{}

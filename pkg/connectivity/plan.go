@@ -36,7 +36,7 @@ func Plan(ctx context.Context, cluster Cluster, o Options) (*Test, error) {
 	}
 
 	for _, step := range []func(context.Context) error{
-		t.chooseNetworks, t.chooseNodes, t.chooseOffer, t.chooseImage,
+		t.chooseNetworks, t.chooseOffer, t.chooseNodes, t.chooseImage,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -148,7 +148,7 @@ func joinable(n v1alpha1.XPUNetwork, labels map[string]string) error {
 	return nil
 }
 
-// chooseNodes reads which nodes have Functions.
+// chooseNodes reads which nodes have Functions that the pods could get.
 func (t *Test) chooseNodes(ctx context.Context) error {
 	var all v1alpha1.XPUNodeList
 	err := t.API.List(ctx, &all)
@@ -159,29 +159,109 @@ func (t *Test) chooseNodes(ctx context.Context) error {
 		return fmt.Errorf("list XPUNodes: %w", err)
 	}
 
+	offered, err := t.offeredPools(ctx)
+	if err != nil {
+		return err
+	}
+	free, err := t.freeNodes(ctx)
+	if err != nil {
+		return err
+	}
+
 	var names []string
 	for _, node := range all.Items {
-		if slices.ContainsFunc(node.Status.Pools, func(p v1alpha1.XPUNodePool) bool {
-			return p.Functions > 0
-		}) {
+		has, fits := false, false
+		for _, p := range node.Status.Pools {
+			has = has || p.Functions > 0
+			fits = fits || p.Functions > 0 && offered(p.Name)
+		}
+		if fits && (free == nil || free[node.Name]) {
 			names = append(names, node.Name)
+		} else if has {
+			t.leftOut = append(t.leftOut, node.Name)
 		}
 	}
+	return t.takeNodes(names)
+}
+
+// takeNodes takes the nodes that were named, or all that have Functions for the pods.
+func (t *Test) takeNodes(names []string) error {
 	if len(names) == 0 {
-		return errors.New("no node has Functions in a DevicePool: see xpuctl pools")
+		return fmt.Errorf("no node has Functions in a DevicePool%s: see xpuctl pools", t.wanted())
 	}
 
 	for _, name := range t.Nodes {
 		if !slices.Contains(names, name) {
-			return fmt.Errorf("node %s has no Functions in a DevicePool; these have: %s", name,
-				strings.Join(names, ", "))
+			return fmt.Errorf("node %s has no Functions in a DevicePool%s; these have: %s", name,
+				t.wanted(), strings.Join(names, ", "))
 		}
 	}
-	if len(t.Nodes) == 0 {
-		t.Nodes = names
+	if len(t.Nodes) > 0 {
+		t.leftOut = nil // the user knows
+		return nil
 	}
 
+	t.Nodes = names
 	return nil
+}
+
+// wanted says which Functions the pods could get.
+func (t *Test) wanted() string {
+	if t.Resource != "" {
+		return " with resource " + t.Resource
+	}
+	return " that claims get"
+}
+
+// offeredPools returns which DevicePools offer Functions in the way that the pods ask for them. A
+// DevicePool that the user may not read may do so.
+func (t *Test) offeredPools(ctx context.Context) (func(pool string) bool, error) {
+	var all v1alpha1.DevicePoolList
+	err := t.API.List(ctx, &all)
+	if apierrors.IsForbidden(err) {
+		return func(string) bool { return true }, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list DevicePools: %w", err)
+	}
+
+	resources := map[string]string{} // "" for a pool for claims
+	for _, pool := range all.Items {
+		resources[pool.Name] = pool.Spec.ResourceName(pool.Name)
+	}
+	return func(pool string) bool { return resources[pool] == t.Resource }, nil
+}
+
+// freeNodes returns the nodes that publish a device for claims whose taints keep no pod away. It
+// returns nil if that does not matter, or if the user may not read it.
+func (t *Test) freeNodes(ctx context.Context) (map[string]bool, error) {
+	if t.Resource != "" {
+		return nil, nil
+	}
+	var all resourceapi.ResourceSliceList
+	if err := t.API.List(ctx, &all); err != nil {
+		if apierrors.IsForbidden(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+	}
+
+	free := map[string]bool{}
+	for _, s := range all.Items {
+		if s.Spec.Driver == v1alpha1.GroupName && s.Spec.NodeName != nil &&
+			slices.ContainsFunc(s.Spec.Devices, takesPods) {
+			free[*s.Spec.NodeName] = true
+		}
+	}
+	return free, nil
+}
+
+// takesPods reports whether a device has no taint that keeps pods away.
+func takesPods(d resourceapi.Device) bool {
+	return !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Effect == resourceapi.DeviceTaintEffectNoSchedule ||
+			t.Effect == resourceapi.DeviceTaintEffectNoExecute
+	})
 }
 
 // chooseOffer finds out how pods get Functions, unless the user says so.
@@ -265,7 +345,6 @@ func (t *Test) resources(ctx context.Context) (names []string, err error) {
 
 // chooseImage takes the image of the agents, which their nodes have already.
 func (t *Test) chooseImage(ctx context.Context) error {
-	t.policy = corev1.PullIfNotPresent
 	if t.Image != "" {
 		return nil
 	}
@@ -277,7 +356,7 @@ func (t *Test) chooseImage(ctx context.Context) error {
 	}
 	for _, c := range set.Spec.Template.Spec.Containers {
 		if c.Name == agent {
-			t.Image, t.policy = c.Image, c.ImagePullPolicy
+			t.Image = c.Image
 			return nil
 		}
 	}

@@ -26,6 +26,7 @@ import (
 type pod struct {
 	name, node, network string
 
+	begin   time.Time        // before its creation
 	ready   time.Duration    // from its creation; 0 if it is not Ready
 	found   *wire.Interface  // nil if the pod has not said how it is
 	reports chan wire.Report // closed when the log ends
@@ -46,7 +47,7 @@ func (t *Test) checkReady(ctx context.Context) ([]Check, error) {
 		left := 0
 		for _, p := range t.pods {
 			if isReady(pods[p.name]) && p.ready == 0 {
-				p.ready = time.Since(begin)
+				p.ready = time.Since(p.begin)
 			}
 			if p.ready == 0 {
 				left++
@@ -83,6 +84,10 @@ func (t *Test) readyOf(network string, last map[string]corev1.Pod) Check {
 		}
 
 		all++
+		if p.ready == 0 && t.isFull(last[p.name]) {
+			c.lacks(fmt.Sprintf("%s: not tested: no free Function there", p))
+			continue
+		}
 		if p.ready == 0 {
 			t.fails(&c, p, "%s", notReady(last[p.name]))
 			continue
@@ -103,6 +108,19 @@ func (t *Test) readyOf(network string, last map[string]corev1.Pod) Check {
 func isReady(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// isFull reports whether a pod has no node because the scheduler has found no free Function for it.
+// The sentences are those of the plugins DynamicResources and NodeResourcesFit of kube-scheduler.
+func (t *Test) isFull(p corev1.Pod) bool {
+	lacks := "cannot allocate all claims"
+	if t.Resource != "" {
+		lacks = "Insufficient " + t.Resource
+	}
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+			strings.Contains(c.Message, lacks)
 	})
 }
 
@@ -197,15 +215,23 @@ const (
 	mostSaid = 5       // lines
 )
 
-// readLog passes on the reports in a pod's log until it ends.
-func (t *Test) readLog(ctx context.Context, p *pod) error {
+// readLog passes on the reports in a pod's log until it or ctx ends. The log must be open when
+// waiting ends.
+func (t *Test) readLog(ctx, waiting context.Context, p *pod) error {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(waiting, cancel)
 	log, err := t.Log(ctx, t.namespace, p.name)
+	if inTime := stop(); err == nil && !inTime {
+		err = errors.Join(context.Cause(waiting), log.Close())
+	}
 	if err != nil {
-		return fmt.Errorf("log of pod %s: %w", p.name, err)
+		cancel()
+		return fmt.Errorf("its log cannot be read: %w", err)
 	}
 
 	p.reports = make(chan wire.Report)
 	go func() {
+		defer cancel()
 		defer close(p.reports)
 		defer log.Close()
 		lines := bufio.NewScanner(io.LimitReader(log, mostLog))
@@ -265,7 +291,7 @@ func (t *Test) give(ctx context.Context, p *pod, o wire.Order) error {
 	object := &corev1.Pod{}
 	object.Namespace, object.Name = t.namespace, p.name
 	if err := t.API.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return fmt.Errorf("order to pod %s: %w", p.name, err)
+		return fmt.Errorf("it gets no order: %w", err)
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -37,6 +36,9 @@ type Options struct {
 	// Image is the image of xpu-agent. If it is empty, the test takes that of the DaemonSet
 	// xpu-agent in the namespace Agents.
 	Image, Agents string
+	// PullSecrets are Secrets of Namespace by which nodes pull the image, for a registry that wants
+	// them. Nodes that have the image may ask for them too, from Kubernetes 1.35 on.
+	PullSecrets []string
 	// Timeout bounds each step.
 	Timeout time.Duration
 }
@@ -58,7 +60,9 @@ type Cluster struct {
 type Check struct {
 	Name string
 	OK   bool
-	Took time.Duration
+	// Untested is set if it is not OK only because something could not be tested.
+	Untested bool
+	Took     time.Duration
 	// Notes say what is wrong, or what is worth knowing. There are at most mostNotes.
 	Notes []string
 }
@@ -72,8 +76,8 @@ type Test struct {
 	Options
 	namespace string
 	run       string // identity of the test
-	policy    corev1.PullPolicy
 	networks  []v1alpha1.XPUNetwork
+	leftOut   []string // nodes that have Functions, and none that the pods could get
 	pods      []*pod
 	orders    int
 	made      bool               // there may be something to delete
@@ -92,8 +96,13 @@ func (t *Test) String() string {
 	if t.Resource != "" {
 		by = "extended resource " + t.Resource
 	}
-	return fmt.Sprintf("%s of %s on %s, by %s, in namespace %s", counted(len(t.pods), "pod"),
+	text := fmt.Sprintf("%s of %s on %s, by %s, in namespace %s", counted(len(t.pods), "pod"),
 		listed("network", names), listed("node", t.Nodes), by, t.namespace)
+	if len(t.leftOut) > 0 {
+		text += "; not tested, because they offer no Function this way: " +
+			listed("node", t.leftOut)
+	}
+	return text
 }
 
 // Namespace returns the namespace of the test's pods.
@@ -155,9 +164,18 @@ func (t *Test) podsOf(network string) (found []*pod) {
 	return found
 }
 
+// breaks says that the check does not hold.
+func (c *Check) breaks() { c.OK, c.Untested = false, false }
+
+// lacks says that something could not be tested.
+func (c *Check) lacks(note string) {
+	c.OK, c.Untested = false, c.OK || c.Untested
+	c.Notes = append(c.Notes, note)
+}
+
 // fails notes that something is wrong with a pod.
 func (t *Test) fails(c *Check, p *pod, format string, args ...any) {
-	c.OK = false
+	c.breaks()
 	c.Notes = append(c.Notes, fmt.Sprintf("%s: %s", p, fmt.Sprintf(format, args...)))
 	t.failed[p.name] = true
 }

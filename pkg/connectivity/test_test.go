@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,7 +54,9 @@ func (w *world) run(o connectivity.Options) (checks []connectivity.Check, failed
 func lines(checks []connectivity.Check) (all []string) {
 	for _, c := range checks {
 		verdict := "ok "
-		if !c.OK {
+		if c.Untested {
+			verdict = "---- "
+		} else if !c.OK {
 			verdict = "FAIL "
 		}
 		all = append(all, verdict+c.Name)
@@ -107,6 +110,20 @@ func TestFaults(t *testing.T) {
 			[]string{"FAIL blue: 1 of 2 pods are Ready",
 				"  xpu-test-blue-2 on node2: it has no node: 0/2 nodes are available"},
 			[]string{"xpu-test-blue-2"},
+		},
+		"no free Function": {
+			faults{full: "xpu-test-blue-2"}, short,
+			[]string{"---- blue: 1 of 2 pods are Ready",
+				"  xpu-test-blue-2 on node2: not tested: no free Function there",
+				"ok red: 2 of 2 pods are Ready", "---- blue and red: no packets between them",
+				"  1 pod of blue could call, so that silence shows nothing"},
+			nil,
+		},
+		"a kubelet that is away": {
+			faults{hidden: "xpu-test-red-1"}, options(),
+			[]string{"  xpu-test-red-1 on node1: its log cannot be read: kubelet is away",
+				"ok blue: 2 of 2 packets, IPv4"},
+			[]string{"xpu-test-red-1"},
 		},
 		"a pod's program ends": {
 			faults{dead: "xpu-test-red-1"}, options(),
@@ -218,6 +235,84 @@ func TestOneNode(t *testing.T) {
 	if got := lines(checks); got[0] != "ok red: 2 of 2 pods are Ready" ||
 		!slices.Contains(got, "ok red: 2 of 2 packets, IPv4") {
 		t.Error(strings.Join(got, "\n"))
+	}
+}
+
+// TestNodes: nodes that offer no Function in the wanted way are left out, which is said.
+func TestNodes(t *testing.T) {
+	w := newWorld(t, faults{})
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "plain"},
+		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin,
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"8086"}}}}},
+		&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node3"},
+			Status: v1alpha1.XPUNodeStatus{Functions: 4,
+				Pools: []v1alpha1.XPUNodePool{{Name: "plain", Functions: 4, Healthy: 4}}}},
+		&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node4"},
+			Status: v1alpha1.XPUNodeStatus{Functions: 4,
+				Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}},
+		published("node4", resourceapi.DeviceTaint{Key: v1alpha1.TaintCordoned,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}))
+
+	byClass, byResource := options(), options()
+	byClass.Class, byResource.Resource = "xpu-fast", "xpu.opiproject.org/plain"
+	for want, o := range map[string]connectivity.Options{
+		"4 pods of networks blue, red on nodes node1, node2, by DeviceClass xpu-fast, in namespace " +
+			"xpu-test; not tested, because they offer no Function this way: nodes node3, node4": byClass,
+		"4 pods of networks blue, red on node node3, by extended resource xpu.opiproject.org/plain, " +
+			"in namespace xpu-test; not tested, because they offer no Function this way: nodes " +
+			"node1, node2, node4": byResource,
+	} {
+		test, err := connectivity.Plan(t.Context(), w.cluster(), o)
+		must.Succeed(t, err)
+		if got := test.String(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// TestReadySince: the time until a pod is Ready begins before it is made, and its image is pulled
+// only where it is missing.
+func TestReadySince(t *testing.T) {
+	w := newWorld(t, faults{})
+	var held atomic.Int64 // of the last pod
+	o := options()
+	o.Namespace, o.PullSecrets = corev1.NamespaceDefault, []string{"registry"}
+	o.Networks, o.Nodes = []string{"blue"}, []string{"node1"}
+	test, err := connectivity.Plan(t.Context(), w.through(interceptor.Funcs{
+		Create: func(
+			ctx context.Context, api client.WithWatch, o client.Object, _ ...client.CreateOption,
+		) error {
+			if err := api.Create(ctx, o); err != nil {
+				return err
+			}
+			pod, isPod := o.(*corev1.Pod)
+			if !isPod {
+				return nil
+			}
+			spec := pod.Spec.DeepCopy()
+			if spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent ||
+				!slices.Equal(spec.ImagePullSecrets,
+					[]corev1.LocalObjectReference{{Name: "registry"}}) {
+				t.Errorf("%+v", spec)
+			}
+			begin := time.Now() // the answer comes when the pod is Ready, as of a busy API server
+			must.Eventually(t, "the pod is Ready", func() bool {
+				must.Succeed(t, api.Get(ctx, client.ObjectKeyFromObject(pod), pod))
+				return len(pod.Status.Conditions) > 0
+			})
+			held.Store(int64(time.Since(begin)))
+			return nil
+		},
+	}), o)
+	must.Succeed(t, err)
+
+	var checks []connectivity.Check
+	_, err = test.Run(t.Context(), func(c connectivity.Check) { checks = append(checks, c) })
+	must.Succeed(t, err)
+	_, err = test.Release(t.Context(), func(connectivity.Check) {})
+	must.Succeed(t, err)
+	if least := time.Duration(held.Load()); checks[0].Took < least {
+		t.Errorf("Ready after %s, but the API server took %s", checks[0].Took, least)
 	}
 }
 
@@ -438,7 +533,7 @@ func TestPlanErrors(t *testing.T) {
 		"XPUNetwork secret does not allow namespace xpu-test": func(o *connectivity.Options) {
 			o.Networks = []string{"secret"}
 		},
-		"node node3 has no Functions in a DevicePool; these have: node1, node2": func(o *connectivity.Options) {
+		"node node3 has no Functions in a DevicePool that claims get; these have: node1, node2": func(o *connectivity.Options) {
 			o.Nodes = []string{"node3"}
 		},
 		"namespace none: ": func(o *connectivity.Options) { o.Namespace = "none" },

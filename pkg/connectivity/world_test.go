@@ -45,6 +45,8 @@ func TestMain(m *testing.M) {
 
 // faults are what does not work in a world.
 type faults struct {
+	full        string // there is no free Function for this pod
+	hidden      string // the log of this pod cannot be read
 	unready     string // this pod never gets a node
 	sick        string // this pod has what it asked for, and never gets Ready
 	mute        string // this pod answers nothing
@@ -125,7 +127,8 @@ func declared() []client.Object {
 	for _, name := range []string{"node1", "node2"} {
 		all = append(all, &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Status: v1alpha1.XPUNodeStatus{Functions: 8,
-				Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}})
+				Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}},
+			published(name))
 	}
 
 	labels := map[string]string{"app.kubernetes.io/name": "xpu-agent"}
@@ -135,6 +138,15 @@ func declared() []client.Object {
 				Spec: corev1.PodSpec{Containers: []corev1.Container{
 					{Name: "xpu-agent", Image: "example.com/xpu-agent:v1"}}}}}}
 	return append(all, class("xpu-fast"), set)
+}
+
+// published returns the ResourceSlice of a node with one device.
+func published(node string, taints ...resourceapi.DeviceTaint) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node},
+		Spec: resourceapi.ResourceSliceSpec{Driver: v1alpha1.GroupName, NodeName: ptr.To(node),
+			Pool: resourceapi.ResourcePool{Name: node + "/0000-3b-00-0/fast",
+				ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{{Name: "0000-3b-02-0", Taints: taints}}}}
 }
 
 // class returns a DeviceClass of all devices of the driver.
@@ -220,6 +232,12 @@ func (w *world) start(ctx context.Context, pod corev1.Pod) error {
 	w.pods[pod.UID] = p
 	number := len(w.pods)
 	w.mutex.Unlock()
+	if pod.Name == w.full {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+			Status:  corev1.ConditionFalse,
+			Message: "0/2 nodes are available: 1 cannot allocate all claims."}}
+		return w.api.Status().Update(ctx, &pod)
+	}
 	if pod.Name == w.unready {
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
 			Status: corev1.ConditionFalse, Message: "0/2 nodes are available"}}
@@ -362,7 +380,13 @@ func (w *world) empty(ctx context.Context, namespace string) (bool, error) {
 	if err := w.api.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 		return false, err
 	}
-	return len(pods.Items) == 0, w.api.DeleteAllOf(ctx, &corev1.Pod{},
+	left := len(pods.Items)
+	for _, p := range w.pods {
+		if p.namespace() == namespace {
+			left++
+		}
+	}
+	return left == 0, w.api.DeleteAllOf(ctx, &corev1.Pod{},
 		client.InNamespace(namespace), client.GracePeriodSeconds(0))
 }
 
@@ -477,6 +501,9 @@ func (p *virtual) hear(from wire.Peer, deafToIPv6 bool) {
 
 // log returns the log of a pod, as the kubelet does.
 func (w *world) log(_ context.Context, namespace, name string) (io.ReadCloser, error) {
+	if name == w.hidden {
+		return nil, errors.New("kubelet is away")
+	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	for _, p := range w.pods {
