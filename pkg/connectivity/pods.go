@@ -221,8 +221,11 @@ func (t *Test) readLog(ctx, waiting context.Context, p *pod) error {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(waiting, cancel)
 	log, err := t.Log(ctx, t.namespace, p.name)
-	if inTime := stop(); err == nil && !inTime {
-		err = errors.Join(context.Cause(waiting), log.Close())
+	if inTime := stop(); !inTime {
+		if err == nil {
+			_ = log.Close()
+		}
+		err = errors.New("its kubelet does not send it in time")
 	}
 	if err != nil {
 		cancel()

@@ -125,6 +125,13 @@ func TestFaults(t *testing.T) {
 				"ok blue: 2 of 2 packets, IPv4"},
 			[]string{"xpu-test-red-1"},
 		},
+		"a kubelet that stalls": {
+			faults{stalled: "xpu-test-blue-1"}, short,
+			[]string{"  xpu-test-blue-1 on node1: its log cannot be read: its kubelet does not send " +
+				"it in time",
+				"ok red: 2 of 2 packets, IPv4"},
+			[]string{"xpu-test-blue-1"},
+		},
 		"a pod's program ends": {
 			faults{dead: "xpu-test-red-1"}, options(),
 			[]string{"FAIL red: 1 of 2 interfaces are as asked (an address of 10.10.0.0/24 and " +

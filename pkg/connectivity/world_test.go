@@ -47,6 +47,7 @@ func TestMain(m *testing.M) {
 type faults struct {
 	full        string // there is no free Function for this pod
 	hidden      string // the log of this pod cannot be read
+	stalled     string // the log of this pod does not come
 	unready     string // this pod never gets a node
 	sick        string // this pod has what it asked for, and never gets Ready
 	mute        string // this pod answers nothing
@@ -500,7 +501,11 @@ func (p *virtual) hear(from wire.Peer, deafToIPv6 bool) {
 }
 
 // log returns the log of a pod, as the kubelet does.
-func (w *world) log(_ context.Context, namespace, name string) (io.ReadCloser, error) {
+func (w *world) log(ctx context.Context, namespace, name string) (io.ReadCloser, error) {
+	if name == w.stalled {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if name == w.hidden {
 		return nil, errors.New("kubelet is away")
 	}
