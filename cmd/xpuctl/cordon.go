@@ -36,7 +36,7 @@ without a network, which only the agents know.
 NAME is the serial number of a card, the name of a node or of an XPU, or a node and the PCI address or netdev of a PF. The
 cordons are in spec.cordons of the XPUNodes, so that agents and nodes that restart keep them.
 
-Exit codes: 0 if all is done, 1 for failures.`,
+Exit codes: 0 if all is done, 2 for failures.`,
 		`  # Before new firmware: which pods are left?
   xpuctl cordon xpu card-a --reason "new firmware"
 
@@ -52,7 +52,7 @@ func uncordonCommand() *cobra.Command {
 	return o.command("uncordon", "Take back what xpuctl cordon did",
 		`Gives the Functions of a card, node, PF or XPU to new pods again. NAME is as for xpuctl cordon.
 
-Exit codes: 0 if all is done, 1 for failures.`,
+Exit codes: 0 if all is done, 2 for failures.`,
 		`  xpuctl uncordon xpu card-a
   xpuctl uncordon node node1`)
 }
