@@ -70,7 +70,7 @@ func clusterOf(c *cobra.Command) *clusterFlags {
 	return cluster
 }
 
-// listFor lists objects for a completion: those of a namespace if their kind has namespaces. It
+// listFor lists objects for a completion, in one namespace if their kind has namespaces. It
 // returns false if the cluster does not answer, because a shell has no place for errors.
 func listFor(c *cobra.Command, list client.ObjectList) bool {
 	ctx, cancel := context.WithTimeout(cmp.Or(c.Context(), context.Background()),

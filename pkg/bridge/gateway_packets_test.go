@@ -21,7 +21,7 @@ import (
 )
 
 // testLargePackets checks that packets as large as VXLAN carries pass between the networks of two
-// xPUs, and that of larger ones hosts are told, or the gateway fragments them.
+// xPUs. For larger packets the gateway tells the sender the MTU, or fragments them.
 func testLargePackets(t *testing.T, mode plane.Mode) {
 	for version, largest := range map[string]int{"IPv4": 1450, "IPv6": 1430} {
 		t.Run(version, func(t *testing.T) {

@@ -31,7 +31,7 @@ func (d Device) CheckBond(pool v1alpha1.DevicePoolSpec) error {
 }
 
 // CheckBondPort returns an error if the device and another port of its bond do not join the same
-// network. The specs are those of the DevicePools of the two.
+// network. pool and otherPool are the specs of their DevicePools.
 func (d Device) CheckBondPort(
 	pool v1alpha1.DevicePoolSpec, other Device, otherPool v1alpha1.DevicePoolSpec,
 ) error {

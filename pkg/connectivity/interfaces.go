@@ -148,7 +148,7 @@ func (t *Test) claims(ctx context.Context) ([]resourceapi.ResourceClaim, error) 
 	return list.Items, nil
 }
 
-// ports returns the XPUPorts in the namespace of those of the pods.
+// ports returns the XPUPorts in the namespace in which the pods' XPUPorts are.
 func (t *Test) ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
 	if err := t.API.List(ctx, &list, client.InNamespace(t.portNamespace())); err != nil {

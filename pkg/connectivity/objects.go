@@ -218,8 +218,8 @@ func (t *Test) container(p *pod) corev1.Container {
 	return c
 }
 
-// ordersVolume is the annotation as a file. When a pod's annotations change, the kubelet writes it
-// anew at once.
+// ordersVolume shows the annotation as a file. The kubelet updates the file when the annotation
+// changes.
 func ordersVolume() corev1.Volume {
 	return corev1.Volume{Name: "orders", VolumeSource: corev1.VolumeSource{
 		DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{

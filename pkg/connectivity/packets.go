@@ -158,8 +158,8 @@ func judge(q asking, a wire.Answer) string {
 	return ""
 }
 
-// checkSeparation has the pods of each network look for those of the others, by their addresses and
-// by calling all pods of their segment.
+// checkSeparation checks that no packet passes between two networks. The pods of each network send
+// packets to the addresses of the other networks' pods, and to all pods of their own segment.
 func (t *Test) checkSeparation(ctx context.Context) ([]Check, error) {
 	if len(t.networks) < 2 {
 		return nil, nil

@@ -34,8 +34,8 @@ func (d *devices) constrain(kind, attribute string, requests ...any) {
 	d.constraints = append(d.constraints, constraint)
 }
 
-// entries returns the details of an instance of k8srm-prototype: those of allOf, or the instance
-// itself, as examples have it.
+// entries returns the details of an instance of k8srm-prototype. They are in allOf, or in the
+// instance itself, as in the examples.
 func entries(instance object) []object {
 	all := list(instance, "allOf")
 	if len(all) == 0 && text(instance, "class") != "" {

@@ -49,7 +49,7 @@ func havePod(t *T, spec func(conformance.Port) *evpn.BridgePortSpec) *pod {
 	return p
 }
 
-// tag is the VLAN of a frame on a wire; 0 is none.
+// tag is the VLAN id of a frame on a wire. It is 0 for a frame without a VLAN tag.
 type tag uint32
 
 // untagged is the tag of frames without one.

@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// watchRetry is the time until a directory that could not be watched is tried again.
+// watchRetry is the time until a directory that could not be watched, or a file that could not be
+// written, is tried again.
 const watchRetry = time.Minute
 
 // KeepComplete restores files of a directory of CDI files at once and whenever files were removed
@@ -59,11 +60,13 @@ func keepComplete(
 		if len(restored) > 0 {
 			log.Info("CDI files that somebody removed are there again", "dir", path, "files", restored)
 		}
-		if err != nil {
-			return err
+		pause := time.Duration(0)
+		if err != nil { // the other files are watched on
+			pause = watchRetry
+			log.Error(err, "Some CDI files are missing", "dir", path, "retry", pause.String())
 		}
 
-		if !loop.Wait(ctx, removals.Changes(), 0) {
+		if !loop.Wait(ctx, removals.Changes(), pause) {
 			return nil
 		}
 	}
