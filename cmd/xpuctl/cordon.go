@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -72,7 +73,7 @@ func (o *cordonOptions) command(name, short, long, example string) *cobra.Comman
 }
 
 func (o *cordonOptions) run(c *cobra.Command, kind cordon.Kind, name string) error {
-	if len(o.reason) > longestReason || strings.ContainsFunc(o.reason, func(r rune) bool { return r < ' ' }) {
+	if len(o.reason) > longestReason || strings.ContainsFunc(o.reason, unicode.IsControl) {
 		return fmt.Errorf("--reason: must be one line of at most %d bytes", longestReason)
 	}
 

@@ -109,7 +109,8 @@ func Resolve(ctx context.Context, reader client.Reader, kind Kind, name string) 
 func withCordoned(node v1alpha1.XPUNode) []v1alpha1.XPUNodePF {
 	pfs := slices.Clone(node.Status.PFs)
 	for _, cordon := range node.Spec.Cordons {
-		if !slices.ContainsFunc(pfs, func(pf v1alpha1.XPUNodePF) bool { return pf.Address == cordon.PF }) {
+		reported := func(pf v1alpha1.XPUNodePF) bool { return pf.Address == cordon.PF }
+		if !slices.ContainsFunc(pfs, reported) {
 			pfs = append(pfs, v1alpha1.XPUNodePF{Address: cordon.PF})
 		}
 	}

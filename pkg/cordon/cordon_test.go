@@ -31,8 +31,8 @@ const (
 	other         = "0000:5e:00.0"
 )
 
-// cluster returns an API server with node1, which has a card with two PFs and another card, and node2
-// with a PF of the first card, as a multi-host card has it.
+// cluster returns an API server with node1, which has a card with two PFs and another card, and
+// node2 with a PF of the first card, as a multi-host card has it.
 func cluster(t *testing.T) client.Client {
 	t.Helper()
 	server.Need(t)

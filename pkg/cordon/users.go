@@ -37,8 +37,8 @@ func (u User) String() string {
 	return text + fmt.Sprintf("pod %s/%s, by claim %s", u.Namespace, u.Pod, u.Claim)
 }
 
-// Users returns the pods that have Functions of the PFs, by claims or by XPUPorts. Pods that have an
-// extended resource without a network are not among them, because only their agents know them.
+// Users returns the pods that have Functions of the PFs, by claims or by XPUPorts. Pods that have
+// an extended resource without a network are not among them, because only their agents know them.
 func Users(ctx context.Context, reader client.Reader, targets []Target) ([]User, error) {
 	var claims resourceapi.ResourceClaimList
 	if err := reader.List(ctx, &claims); err != nil {

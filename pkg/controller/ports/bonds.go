@@ -43,8 +43,9 @@ func (r *reconciler) portChanged(
 const mostBonded = 32
 
 // shareAddresses lets the port of a bond send from the link-local addresses of the bond's other
-// ports, if the network's filter lets it send from some addresses only. The bond keeps the link-local address that the
-// kernel made of the MAC address of its first port, whichever port is active.
+// ports, if the network's filter lets it send from some addresses only. The bond keeps the
+// link-local address that the kernel made of the MAC address of its first port, whichever port is
+// active.
 func (r *reconciler) shareAddresses(
 	ctx context.Context, want *opi.Port, port *v1alpha1.XPUPort, filter v1alpha1.SourceFilter,
 ) error {

@@ -34,8 +34,8 @@ type answer struct {
 	asked bool   // whether it was asked, or is being asked
 }
 
-// asker asks agents in direct mode, where they alone know of Functions: once, and again when pods of
-// their node have changed. Its methods are for concurrent use.
+// asker asks agents in direct mode, where they alone know of Functions: once, and again when pods
+// of their node have changed. Its methods are for concurrent use.
 type asker struct {
 	ask     func(ctx context.Context, node string) (*nodestate.State, error)
 	now     func() time.Time

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestAgentIsAskedAgain checks that an agent that does not answer is asked again although no pod of its
-// node changes, and that one that answers is left in peace.
+// TestAgentIsAskedAgain checks that an agent that does not answer is asked again although no pod of
+// its node changes, and that one that answers is left in peace.
 func TestAgentIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32

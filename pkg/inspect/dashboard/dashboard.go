@@ -48,8 +48,8 @@ type Options struct {
 const (
 	// DefaultPause lets people read, and a burst of changes come in one.
 	DefaultPause = 500 * time.Millisecond
-	// refresh is how often sentences are made anew that depend on the time, such as "has not run for
-	// 5m".
+	// refresh is how often sentences are made anew that depend on the time, such as "has not run
+	// for 5m".
 	refresh = 30 * time.Second
 	// requestTimeout bounds what one request asks of the cluster.
 	requestTimeout = 30 * time.Second

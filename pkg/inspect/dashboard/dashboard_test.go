@@ -225,8 +225,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestClusterGone checks that the page keeps what it knows when the cluster goes, says since when it
-// is old, and is live again when the cluster is back.
+// TestClusterGone checks that the page keeps what it knows when the cluster goes, says since when
+// it is old, and is live again when the cluster is back.
 func TestClusterGone(t *testing.T) {
 	var clock atomic.Int64
 	cluster := dashboardtest.NewCluster(dashboardtest.Objects(1, 6)...)
@@ -264,8 +264,8 @@ func TestClusterGone(t *testing.T) {
 	p.until(t, func() bool { return source("pods").State == "Live" })
 }
 
-// TestNoCluster checks that a page of a cluster that has never answered does not say that nothing is
-// wrong.
+// TestNoCluster checks that a page of a cluster that has never answered does not say that nothing
+// is wrong.
 func TestNoCluster(t *testing.T) {
 	cluster := dashboardtest.NewCluster()
 	cluster.Down(errors.New("connection refused"))
@@ -451,8 +451,8 @@ func (p pipes) open(t *testing.T, address string) (*page, net.Conn) {
 	return &page{answer.Body, bufio.NewReader(answer.Body), map[string]json.RawMessage{}}, browser
 }
 
-// TestSlowPage checks that a page that takes nothing holds up neither the others nor the server, and
-// is cut off, and that a page gets many changes that it has missed as one.
+// TestSlowPage checks that a page that takes nothing holds up neither the others nor the server,
+// and is cut off, and that a page gets many changes that it has missed as one.
 func TestSlowPage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster := dashboardtest.NewCluster(dashboardtest.Objects(2, 6)...)

@@ -19,8 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/view"
 )
 
-// unknown is the condition of a Function of which objects of the cluster do not say who has it. Only
-// the node's agent knows. The other conditions are those of package view.
+// unknown is the condition of a Function of which objects of the cluster do not say who has it.
+// Only the node's agent knows. The other conditions are those of package view.
 const unknown = "unknown"
 
 // legend returns the symbols of Functions.
@@ -45,8 +45,8 @@ func (k known) set(node string, id function.ID, f onNode) {
 	k[node][id] = onNode{f.condition, cmp.Or(f.pf, k[node][id].pf)}
 }
 
-// knownFunctions combines devices of ResourceSlices, allocated devices of claims, and XPUPorts. What
-// a pod has is shown as such even if something is wrong with it, as in pictures.
+// knownFunctions combines devices of ResourceSlices, allocated devices of claims, and XPUPorts.
+// What a pod has is shown as such even if something is wrong with it, as in pictures.
 func knownFunctions(
 	slices []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim, ports []v1alpha1.XPUPort,
 ) known {

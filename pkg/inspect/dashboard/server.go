@@ -207,10 +207,10 @@ func (d *Dashboard) answer(
 }
 
 // events sends all records and then changes, as Server-Sent Events
-// (https://html.spec.whatwg.org/multipage/server-sent-events.html): "begin" with what never changes,
-// "records" with some of the records and the keys of those that are gone, "whole" when all have been
-// sent, and "alive" when there is nothing else to send. Changes that a slow page has not got yet
-// become one.
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html): "begin" with what never
+// changes, "records" with some of the records and the keys of those that are gone, "whole" when all
+// have been sent, and "alive" when there is nothing else to send. Changes that a slow page has not
+// got yet become one.
 func (d *Dashboard) events(w http.ResponseWriter, r *http.Request) {
 	select {
 	case d.streams <- struct{}{}:

@@ -47,7 +47,8 @@ type Overview struct {
 	Direct bool `json:"direct,omitempty"`
 	// Parts are those of "xpuctl status".
 	Parts []inspect.Part `json:"parts,omitempty"`
-	// Wrong is what is wrong, causes first, at most mostWrong sentences; More is how many more there are.
+	// Wrong is what is wrong, causes first, at most mostWrong sentences; More is how many more
+	// there are.
 	Wrong   []Wrong  `json:"wrong"`
 	More    int      `json:"more,omitempty"`
 	Sources []Source `json:"sources"`
@@ -354,8 +355,8 @@ func (l lenient) List(
 	return err
 }
 
-// uncounted replaces the numbers in a column by "?" if they count objects of kinds that are not read
-// in all namespaces.
+// uncounted replaces the numbers in a column by "?" if they count objects of kinds that are not
+// read in all namespaces.
 func (b *builder) uncounted(table inspect.Table, column string, kinds ...string) inspect.Table {
 	isKnown := !slices.ContainsFunc(b.overview.Sources, func(s Source) bool {
 		isRead := s.State == live || s.State == stale && !s.Since.IsZero()
@@ -415,14 +416,15 @@ func (b *builder) addParts(ctx context.Context) {
 	}
 }
 
-// encoded is a record in JSON. Records that have not changed stay the same pointer, so that a client
-// that has one need not get it again.
+// encoded is a record in JSON. Records that have not changed stay the same pointer, so that a
+// client that has one need not get it again.
 type encoded struct{ json []byte }
 
 // snapshot has all records at a time. It is never changed.
 type snapshot map[string]*encoded
 
-// encode returns the records as a snapshot, with the former pointers of those that have not changed.
+// encode returns the records as a snapshot, with the former pointers of those that have not
+// changed.
 func encode(all records, former snapshot) (next snapshot, changed bool, err error) {
 	next = make(snapshot, len(all))
 	for key, record := range all {

@@ -253,8 +253,8 @@ func (s *source) options(scope string, o metav1.ListOptions) *client.ListOptions
 	}
 }
 
-// widen has the next request ask for all namespaces again, if the last one could not, because rights
-// may have changed.
+// widen has the next request ask for all namespaces again, if the last one could not, because
+// rights may have changed.
 func (s *source) widen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -346,7 +346,8 @@ func (s *source) Replace(all []any, _ string) error {
 // Add is called with a new object.
 func (s *source) Add(one any) error { return s.Update(one) }
 
-// Update is called with an object that has changed. It is dropped if it is not one to keep any more.
+// Update is called with an object that has changed. It is dropped if it is not one to keep any
+// more.
 func (s *source) Update(one any) error {
 	o, ok := one.(client.Object)
 	if ok && s.takes(o) {

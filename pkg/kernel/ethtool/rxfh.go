@@ -23,9 +23,9 @@ const (
 	rxfhSize = 24
 )
 
-// changeRSS changes RSS settings by ioctl, for kernels that can read them by netlink and not set them
-// (ETHTOOL_MSG_RSS_SET came with Linux 6.17). An ioctl names the netdev, so that a netdev that gets
-// another name in this moment is not found.
+// changeRSS changes RSS settings by ioctl, for kernels that can read them by netlink and not set
+// them (ETHTOOL_MSG_RSS_SET came with Linux 6.17). An ioctl names the netdev, so that a netdev that
+// gets another name in this moment is not found.
 func (c *Conn) changeRSS(index int, to map[string]string) error {
 	if c.socket == nil {
 		return unix.EOPNOTSUPP
@@ -72,8 +72,8 @@ func (c *Conn) changeRSS(index int, to map[string]string) error {
 // transformation is the name of a setting of the group RSS.
 const transformation = "input transformation"
 
-// rxfhOf returns struct ethtool_rxfh with settings of the group RSS. What is not among them stays as
-// it is, but for the transformation.
+// rxfhOf returns struct ethtool_rxfh with settings of the group RSS. What is not among them stays
+// as it is, but for the transformation.
 func rxfhOf(to map[string]string) ([]byte, error) {
 	number := func(name string) (uint8, error) {
 		text, given := to[name]

@@ -20,7 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Dir is a directory that the runtime reads: "/var/run/cdi". The methods are safe for concurrent use.
+// Dir is a directory that the runtime reads: "/var/run/cdi". The methods are safe for concurrent
+// use.
 type Dir struct {
 	path  string
 	cache *cdi.Cache

@@ -14,7 +14,8 @@ import (
 
 // Copies keeps a copy of each CDI file that a library writes, because the library writes it only
 // once, and the directory of the runtime may be emptied while pods need the file. The copies are in
-// a directory of its own that keeps its files. The methods are safe for concurrent use, also by two processes.
+// a directory of its own that keeps its files. The methods are safe for concurrent use, also by two
+// processes.
 type Copies struct {
 	dir, copies string
 
@@ -29,8 +30,8 @@ func NewCopies(dir, copies string) *Copies {
 	return &Copies{dir: filepath.Clean(dir), copies: copies}
 }
 
-// Adopt copies the files of the directory that match the pattern and have no copy yet, as those of an
-// agent that kept no copies. It goes on after an error.
+// Adopt copies the files of the directory that match the pattern and have no copy yet, as those of
+// an agent that kept no copies. It goes on after an error.
 func (c *Copies) Adopt(pattern string) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -130,8 +131,8 @@ func (c *Copies) Unfinished(pattern string) ([]string, error) {
 	return append(files, copies...), errors.Join(err1, err2)
 }
 
-// Restore writes the files again that are missing in the directory of the runtime, and returns their
-// names.
+// Restore writes the files again that are missing in the directory of the runtime, and returns
+// their names.
 func (c *Copies) Restore() (restored []string, err error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()

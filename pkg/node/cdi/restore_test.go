@@ -166,7 +166,8 @@ func TestCopies(t *testing.T) {
 	wantFiles(t, copies)
 }
 
-// TestKeepComplete checks that files come back whenever they are removed, also with their directory.
+// TestKeepComplete checks that files come back whenever they are removed, also with their
+// directory.
 func TestKeepComplete(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cdi")
 	dir, err := cdi.Open(path)

@@ -20,8 +20,8 @@ const watchRetry = time.Minute
 
 // KeepComplete restores files of a directory of CDI files at once and whenever files were removed
 // from it, until ctx ends. Somebody may empty /run while pods run, and the runtime creates no
-// container of a pod whose CDI devices it does not find. restore returns the names of the files that
-// it has written again.
+// container of a pod whose CDI devices it does not find. restore returns the names of the files
+// that it has written again.
 func KeepComplete(
 	ctx context.Context, path string, log logr.Logger, restore func() ([]string, error),
 ) error {

@@ -8,15 +8,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// firstWithoutPanic are the first patch releases, by minor release of Kubernetes 1.x, whose scheduler
-// does not end at a claim with allocationMode All when a device has counters
-// (kubernetes/kubernetes#138882). Releases before 1.35 have no counters of another slice, and 1.37.0
-// has the correction.
+// firstWithoutPanic are the first patch releases, by minor release of Kubernetes 1.x, whose
+// scheduler does not end at a claim with allocationMode All when a device has counters
+// (kubernetes/kubernetes#138882). Releases before 1.35 have no counters of another slice, and
+// 1.37.0 has the correction.
 var firstWithoutPanic = map[uint]uint{35: 6, 36: 2}
 
-// CountersHarm returns a sentence if devices with counters would end the scheduler of a cluster, whose
-// API server has this version: "v1.36.1". It returns "" if they would not, or if the version cannot be
-// understood. The scheduler may be older than the API server, which does not tell.
+// CountersHarm returns a sentence if devices with counters would end the scheduler of a cluster,
+// whose API server has this version: "v1.36.1". It returns "" if they would not, or if the version
+// cannot be understood. The scheduler may be older than the API server, which does not tell.
 func CountersHarm(gitVersion string) string {
 	v, err := version.ParseGeneric(gitVersion)
 	if err != nil || v.Major() != 1 {

@@ -16,11 +16,11 @@ import (
 // mostLike bounds how many Nodes are added at once.
 const mostLike = 1000
 
-// AddLike adds Nodes like one that exists, as an autoscaler that would add a node does. The argument
-// is NODE or NODE=NUMBER. The new Nodes are named NODE-like-1 and so on. They have the labels, taints
-// and allocatable resources of the Node, copies of its own ResourceSlices, and copies of the pods of
-// DaemonSets on it. A pool of the copies has the suffix of the Node in its name, too. Devices that the
-// pods of DaemonSets have on the Node are left out of the copies.
+// AddLike adds Nodes like one that exists, as an autoscaler that would add a node does. The
+// argument is NODE or NODE=NUMBER. The new Nodes are named NODE-like-1 and so on. They have the
+// labels, taints and allocatable resources of the Node, copies of its own ResourceSlices, and
+// copies of the pods of DaemonSets on it. A pool of the copies has the suffix of the Node in its
+// name, too. Devices that the pods of DaemonSets have on the Node are left out of the copies.
 func (s *Snapshot) AddLike(argument string) error {
 	of, text, given := strings.Cut(argument, "=")
 	number := 1
