@@ -3,6 +3,7 @@
 package cdi_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -175,15 +176,11 @@ func TestKeepComplete(t *testing.T) {
 	const file = "xpu.opiproject.org-a.yaml"
 	must.Succeed(t, dir.Write(file, kind, devices))
 
-	done := make(chan error, 1)
-	go func() { done <- cdi.KeepComplete(t.Context(), path, testr.New(t), dir.Restore) }()
+	must.Run(t, func(ctx context.Context) error {
+		return cdi.KeepComplete(ctx, path, testr.New(t), dir.Restore)
+	})
 	for _, remove := range []string{filepath.Join(path, file), path} {
 		must.Succeed(t, os.Rename(remove, filepath.Join(t.TempDir(), "away")))
 		must.Eventually(t, "the file is there again", func() bool { return dir.Has(file) })
-	}
-	select {
-	case err := <-done:
-		t.Errorf("it ended: %v", err)
-	default:
 	}
 }
