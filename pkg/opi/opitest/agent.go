@@ -45,9 +45,9 @@ type Behaviour struct {
 	Held       bool          // nothing comes UP while this is set
 	DeleteTail time.Duration // from Delete to gone
 	Latency    time.Duration // added to each RPC
-	// Slow is the duration of an RPC, by name. The agent carries it out even if the client gives
-	// up.
-	Slow map[string]time.Duration
+	// Gates holds back each call of an RPC, by name, until the channel is closed. The agent carries
+	// the call out even if the client gives up.
+	Gates map[string]<-chan struct{}
 	// StuckDelete keeps deleted objects as TO_BE_DELETED with an error, forever, like the reference
 	// agent does with a representor of a real VF.
 	StuckDelete bool
@@ -364,7 +364,7 @@ func (a *Agent) intercept(
 	rpc := path.Base(info.FullMethod)
 	a.mu.Lock()
 	a.calls[rpc]++
-	latency, hung, slow := a.behaviour.Latency, a.behaviour.Hung, a.behaviour.Slow[rpc]
+	latency, hung, gate := a.behaviour.Latency, a.behaviour.Hung, a.behaviour.Gates[rpc]
 	end := a.changes(req)
 	defer func() {
 		a.mu.Lock()
@@ -394,7 +394,9 @@ func (a *Agent) intercept(
 		return nil, f.err
 	}
 
-	time.Sleep(slow)
+	if gate != nil {
+		<-gate
+	}
 	a.mu.Lock()
 	a.settle()
 	reply, err := handle(ctx, req)
