@@ -232,38 +232,6 @@ func (t *Test) offeredPools(ctx context.Context) (func(pool string) bool, error)
 	return func(pool string) bool { return resources[pool] == t.Resource }, nil
 }
 
-// freeNodes returns the nodes that publish a device for claims whose taints keep no pod away. It
-// returns nil if that does not matter, or if the user may not read it.
-func (t *Test) freeNodes(ctx context.Context) (map[string]bool, error) {
-	if t.Resource != "" {
-		return nil, nil
-	}
-	var all resourceapi.ResourceSliceList
-	if err := t.API.List(ctx, &all); err != nil {
-		if apierrors.IsForbidden(err) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("list ResourceSlices: %w", err)
-	}
-
-	free := map[string]bool{}
-	for _, s := range all.Items {
-		if s.Spec.Driver == v1alpha1.GroupName && s.Spec.NodeName != nil &&
-			slices.ContainsFunc(s.Spec.Devices, takesPods) {
-			free[*s.Spec.NodeName] = true
-		}
-	}
-	return free, nil
-}
-
-// takesPods reports whether a device has no taint that keeps pods away.
-func takesPods(d resourceapi.Device) bool {
-	return !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
-		return t.Effect == resourceapi.DeviceTaintEffectNoSchedule ||
-			t.Effect == resourceapi.DeviceTaintEffectNoExecute
-	})
-}
-
 // chooseOffer finds out how pods get Functions, unless the user says so.
 func (t *Test) chooseOffer(ctx context.Context) error {
 	if t.Class != "" || t.Resource != "" {

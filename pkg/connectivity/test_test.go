@@ -260,14 +260,28 @@ func TestNodes(t *testing.T) {
 		published("node4", resourceapi.DeviceTaint{Key: v1alpha1.TaintCordoned,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}))
 
+	other := published("node5")
+	pool := "other"
+	other.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"pool": {StringValue: &pool},
+	}
+	classOfPool := class("xpu-fast")
+	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(classOfPool), classOfPool))
+	classOfPool.Spec.Selectors[0].CEL.Expression += ` && ` +
+		`device.attributes["xpu.opiproject.org"].?pool.orValue("") != "other"`
+	must.Succeed(t, w.api.Update(t.Context(), classOfPool))
+	w.create(other, &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node5"},
+		Status: v1alpha1.XPUNodeStatus{Functions: 4,
+			Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}})
+
 	byClass, byResource := options(), options()
 	byClass.Class, byResource.Resource = "xpu-fast", "xpu.opiproject.org/plain"
 	for want, o := range map[string]connectivity.Options{
 		"4 pods of networks blue, red on nodes node1, node2, by DeviceClass xpu-fast, in namespace " +
-			"xpu-test; not tested, because they offer no Function this way: nodes node3, node4": byClass,
+			"xpu-test; not tested, because they offer no Function this way: nodes node3, node4, node5": byClass,
 		"4 pods of networks blue, red on node node3, by extended resource xpu.opiproject.org/plain, " +
 			"in namespace xpu-test; not tested, because they offer no Function this way: nodes " +
-			"node1, node2, node4": byResource,
+			"node1, node2, node4, node5": byResource,
 	} {
 		test, err := connectivity.Plan(t.Context(), w.cluster(), o)
 		must.Succeed(t, err)
