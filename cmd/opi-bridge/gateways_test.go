@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -31,17 +30,6 @@ type gateways struct {
 
 func newGateways(s *soak, conn *grpc.ClientConn) *gateways {
 	return &gateways{s, evpn.NewVrfServiceClient(conn), evpn.NewSviServiceClient(conn)}
-}
-
-func hasVRFs(t *testing.T) bool {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "vrf0"
-	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 1000})
-	if !errors.Is(err, unix.EOPNOTSUPP) {
-		must.Succeed(t, err)
-	}
-	return err == nil
 }
 
 func vrfID(n int) string { return fmt.Sprintf("vrf-%d", n) }
@@ -166,9 +154,7 @@ func (g *gateways) checkNothingLeft() {
 // TestKilledGateways kills opi-bridge at many moments while it makes or deletes a gateway. The next
 // opi-bridge must go on, and nothing may be left in the end.
 func TestKilledGateways(t *testing.T) {
-	if !hasVRFs(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
+	netns.Need(t, netns.VRFs())
 
 	s := newSoak(t)
 	running, err := s.start()

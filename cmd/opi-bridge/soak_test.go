@@ -73,7 +73,7 @@ func newSoak(t *testing.T) *soak {
 
 	conn := s.dial()
 	s.agent = evpngw.Dialect().New(conn)
-	if hasVRFs(t) {
+	if netns.Has(t, netns.VRFs()) {
 		s.gateways = newGateways(s, conn)
 	}
 

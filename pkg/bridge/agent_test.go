@@ -60,27 +60,6 @@ func newXPU(t *testing.T, mode plane.Mode, uplink string) *xpu {
 	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
 }
 
-func needVLANFiltering(t *testing.T) {
-	t.Helper()
-	if !hasVLANFiltering(t) {
-		t.Skip("the kernel's bridges cannot filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
-	}
-}
-
-func hasVLANFiltering(t *testing.T) bool {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "br0"
-	err := netns.New(t).Handle().LinkAdd(&netlink.Bridge{
-		LinkAttrs: attrs, VlanFiltering: new(true),
-	})
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Fatal(err)
-	}
-
-	return err == nil
-}
-
 // bridge returns the name of a network's bridge.
 func (x *xpu) bridge(network string) string {
 	if x.cfg.Plane.Mode == plane.ModeVLANAware {
@@ -325,7 +304,7 @@ const (
 
 func testClientSuite(t *testing.T, mode plane.Mode) {
 	dialect := evpngw.Dialect()
-	dialect.Traits.Gateways = hasVRF(t) // or else the kernel cannot make any
+	dialect.Traits.Gateways = netns.Has(t, netns.VRFs()) // or else the kernel cannot make any
 	dialect.Traits.Trunks = mode == plane.ModeVLANAware
 	opitest.RunClientSuite(t, dialect, func(t *testing.T, ports []string) opi.Config {
 		x := newXPU(t, mode, "")

@@ -3,14 +3,12 @@
 package bridge_test
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 	"strconv"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
@@ -21,27 +19,16 @@ import (
 
 // TestBonds checks that a bond is reached by all its ports, of one xPU and of two.
 func TestBonds(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	for _, mode := range []plane.Mode{plane.ModeBridgePerNetwork, plane.ModeVLANAware} {
 		t.Run(string(mode), func(t *testing.T) {
 			if mode == plane.ModeVLANAware {
-				needVLANFiltering(t)
+				netns.Need(t, netns.VLANFiltering())
 			}
 			t.Run("OneXPU", func(t *testing.T) { testBondOfOneXPU(t, mode) })
 			t.Run("TwoXPUs", func(t *testing.T) { testBondOfTwoXPUs(t, mode) })
 		})
 	}
-}
-
-func needBonds(t *testing.T) {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "bond9"
-	err := netns.New(t).Handle().LinkAdd(netlink.NewLinkBond(attrs))
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skip("the kernel has no bonds (CONFIG_BONDING, module bonding)")
-	}
-	must.Succeed(t, err)
 }
 
 // bonded is a pod with a bond of two ports, "left" and "right". The left one is active at first.

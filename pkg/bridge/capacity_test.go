@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 // fill puts netdevs into a bridge until the bridge is full, and returns the name of the last one.
@@ -60,7 +61,7 @@ func testBridgeIsFull(t *testing.T, mode plane.Mode) {
 // second bridge with its VXLAN port, also after a restart, and that the second bridge is removed
 // with its last network.
 func TestSeveralBridges(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	a, b := wired(t, plane.ModeVLANAware)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)

@@ -66,7 +66,7 @@ func testConformance(t *testing.T, mode plane.Mode) {
 	t.Cleanup(func() { _ = runner.Close() })
 
 	selected := cases.All(runner.Kinds)
-	if !hasVRF(t) {
+	if !netns.Has(t, netns.VRFs()) {
 		selected = slices.DeleteFunc(selected, func(c conformance.Case) bool {
 			return c.Kind == runner.Kinds.Vrf || c.Kind == runner.Kinds.Svi
 		})

@@ -64,11 +64,11 @@ var gatewayTests = map[string]func(*testing.T, plane.Mode){
 
 // TestGateways checks that VRFs and SVIs behave in the same way in both modes of the data plane.
 func TestGateways(t *testing.T) {
-	needVRF(t)
+	netns.Need(t, netns.VRFs())
 	for _, mode := range []plane.Mode{plane.ModeBridgePerNetwork, plane.ModeVLANAware} {
 		t.Run(string(mode), func(t *testing.T) {
 			if mode == plane.ModeVLANAware {
-				needVLANFiltering(t)
+				netns.Need(t, netns.VLANFiltering())
 			}
 			for name, test := range gatewayTests {
 				t.Run(name, func(t *testing.T) {
@@ -78,25 +78,6 @@ func TestGateways(t *testing.T) {
 			}
 		})
 	}
-}
-
-func needVRF(t *testing.T) {
-	t.Helper()
-	if !hasVRF(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
-}
-
-func hasVRF(t *testing.T) bool {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "vrf0"
-	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 1000})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return false
-	}
-	must.Succeed(t, err)
-	return true
 }
 
 // router is an xPU that clients ask for VRFs and SVIs.
@@ -846,7 +827,7 @@ func testGatewayNewState(t *testing.T, mode plane.Mode) {
 // testGatewayDataPlaneChanges checks that an agent that starts in the other mode brings gateways over
 // and leaves nothing of the earlier mode.
 func testGatewayDataPlaneChanges(t *testing.T, mode plane.Mode) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	other := plane.ModeVLANAware
 	if mode == other {
 		other = plane.ModeBridgePerNetwork

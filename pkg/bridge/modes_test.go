@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/plane"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 // dataPlaneTests hold in each mode of the data plane.
@@ -52,7 +53,7 @@ func TestDataPlanes(t *testing.T) {
 		testDataPlane(t, plane.ModeBridgePerNetwork)
 	})
 	t.Run("vlan-aware", func(t *testing.T) {
-		needVLANFiltering(t)
+		netns.Need(t, netns.VLANFiltering())
 		testDataPlane(t, plane.ModeVLANAware)
 	})
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/service"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 // vlans returns the VLANs of a bridge port as text: "10 untagged" or "10".
@@ -113,7 +114,7 @@ func (x *xpu) sameVLAN(id string, vlan uint32) error {
 }
 
 func TestTrunk(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	x := newXPU(t, plane.ModeVLANAware, "")
 	x.start()
 	x.network("net-blue", 10, 0)
@@ -171,7 +172,7 @@ func TestTrunk(t *testing.T) {
 
 // TestTrunkSources checks what a trunk may send in each of its VLANs.
 func TestTrunkSources(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	x := newXPU(t, plane.ModeVLANAware, "")
 	x.start()
 	x.network("net-blue", 10, 0)
@@ -247,7 +248,7 @@ func TestTrunkSources(t *testing.T) {
 // TestVLANIDChanges checks that the ports and the VXLAN port of a network follow its VLAN id, and
 // leave nothing in the old VLAN.
 func TestVLANIDChanges(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	a, b := wired(t, plane.ModeVLANAware)
 	a.network("net-blue", 10, 1000)
 	b.network("net-blue", 99, 1000) // each xPU has VLAN ids of its own
@@ -282,7 +283,7 @@ func TestVLANIDChanges(t *testing.T) {
 // TestVLANsHeal checks that the agent restores the VLANs of a bridge that another program has
 // changed.
 func TestVLANsHeal(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	a, b := wired(t, plane.ModeVLANAware)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
@@ -327,7 +328,7 @@ func TestVLANsHeal(t *testing.T) {
 // TestDataPlaneChanges checks that an agent that starts in the other mode moves all networks to it
 // and leaves nothing of the earlier mode, and that a network that cannot be served says why.
 func TestDataPlaneChanges(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	a, b := wired(t, plane.ModeBridgePerNetwork)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
@@ -380,7 +381,7 @@ func TestDataPlaneChanges(t *testing.T) {
 // TestNetworkWaitsForItsVLAN checks that, if two networks in the state file have the same VLAN id,
 // the second network comes up when the first one is deleted.
 func TestNetworkWaitsForItsVLAN(t *testing.T) {
-	needVLANFiltering(t)
+	netns.Need(t, netns.VLANFiltering())
 	x := newXPU(t, plane.ModeBridgePerNetwork, "")
 	x.start()
 	x.network("net-blue", 10, 0)
@@ -427,7 +428,7 @@ func TestDataPlaneChoice(t *testing.T) {
 		t.Errorf("auto: %v", err)
 	}
 
-	able := hasVLANFiltering(t)
+	able := netns.Has(t, netns.VLANFiltering())
 	if x.hasLink("br-opi") != able {
 		t.Errorf("VLAN filtering is there: %t, br-opi: %t", able, x.hasLink("br-opi"))
 	}

@@ -3,7 +3,6 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -20,25 +18,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
-
-// needVLANsAndVRFs skips the test where the kernel lacks what trunks and gateways need.
-func needVLANsAndVRFs(t *testing.T) {
-	t.Helper()
-	handle := netns.New(t).Handle()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "bridge"
-	bridge := &netlink.Bridge{LinkAttrs: attrs, VlanFiltering: new(true)}
-	attrs.Name = "vrf"
-	for what, link := range map[string]netlink.Link{
-		"bridges that filter VLANs": bridge, "VRFs": &netlink.Vrf{LinkAttrs: attrs, Table: 1000},
-	} {
-		err := handle.LinkAdd(link)
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			t.Skipf("the kernel has no %s: guest simnic of test/qemu runs this", what)
-		}
-		must.Succeed(t, err)
-	}
-}
 
 // bridged is a cluster with an xPU that runs opi-bridge.
 type bridged struct {
@@ -49,7 +28,7 @@ type bridged struct {
 
 func newBridged(t *testing.T) *bridged {
 	t.Helper()
-	needVLANsAndVRFs(t)
+	netns.Need(t, netns.VLANFiltering(), netns.VRFs())
 	b := &bridged{cluster: newCluster(t, impatient), t: t, xpu: netns.New(t)}
 	netns.Connect(t, b.xpu, "p0", netns.New(t), "switch")
 	b.xpuOn(b.node, "card", serveBridge(t, b.xpu, opiagent.Config{SourceFilter: true}))

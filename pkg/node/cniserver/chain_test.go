@@ -78,14 +78,6 @@ func (c chained) run(
 	return decodeResult(t, stdout.Bytes())
 }
 
-// hasVRFs reports whether the kernel has netdevs of kind vrf.
-func hasVRFs(t *testing.T) bool {
-	err := netns.New(t).Handle().LinkAdd(&netlink.Vrf{
-		LinkAttrs: netlink.LinkAttrs{Name: "vrf0"}, Table: 100,
-	})
-	return err == nil
-}
-
 // routesOut lists the routes through net1 in all tables, except the local routes of its addresses.
 func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 	t.Helper()
@@ -131,7 +123,7 @@ func TestChain(t *testing.T) {
 			"with DEL of all": true, "with our DEL alone": false,
 		} {
 			t.Run(name+" "+how, func(t *testing.T) {
-				if fmt.Sprint(test.chain[0]["type"]) == "vrf" && !hasVRFs(t) {
+				if fmt.Sprint(test.chain[0]["type"]) == "vrf" && !netns.Has(t, netns.VRFs()) {
 					t.Skip("the kernel has no VRFs (CONFIG_NET_VRF)")
 				}
 				runChain(t, bin, test.chain, test.see, undone)
