@@ -5,12 +5,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{/* What the pods of a part and their owner have in common: a dict of name. */}}
+{{/* The labels of the pods of a part: a dict of root and name. */}}
 {{- define "xpu.partLabels" -}}
 app.kubernetes.io/name: {{ .name }}
 app.kubernetes.io/part-of: xpu-device-plugin
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What a container that uses files of the host needs where SELinux is on, in OpenShift. */}}
+{{- define "xpu.seLinux" -}}
+{{- if (.Values.openshift).enabled }}
+seLinuxOptions: {type: spc_t}
+{{- end }}
 {{- end }}
 
 {{/* The image of a part: a dict of root and name, and digest where the image is pinned. */}}
@@ -183,7 +196,9 @@ spec:
           {{- toYaml $values.resources | nindent 10 }}
         securityContext:
           runAsNonRoot: true
+          {{- if not ($root.Values.openshift).enabled }}
           runAsUser: 65532
+          {{- end }}
           readOnlyRootFilesystem: true
           allowPrivilegeEscalation: false
           capabilities:
