@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,6 +52,44 @@ func (w *world) refuseFirst() func(id string) error {
 		}
 		return nil
 	}
+}
+
+// TestGangNotEnough: while there is less than all pods of a gang need, none of them is bound and
+// none has a Function. A node more, and all of them are bound.
+func TestGangNotEnough(t *testing.T) {
+	w := newWorld(t, 2)
+	pods := w.gang("train", 3, vfs, true)
+
+	must.EventuallySucceed(t, "the scheduler refuses every pod", func() error {
+		for _, p := range pods {
+			must.Succeed(t, w.Get(t.Context(), client.ObjectKeyFromObject(p), p))
+			if p.Spec.NodeName != "" {
+				t.Fatalf("pod %s is on %s", p.Name, p.Spec.NodeName)
+			}
+			if !unschedulable(p) {
+				return fmt.Errorf("pod %s: %v", p.Name, p.Status.Conditions)
+			}
+		}
+		return nil
+	})
+
+	var claims resourceapi.ResourceClaimList
+	must.Succeed(t, w.List(t.Context(), &claims))
+	for _, c := range claims.Items {
+		if c.Status.Allocation != nil {
+			t.Errorf("claim %s is allocated", c.Name)
+		}
+	}
+
+	w.node(2)
+	t.Logf("3 pods bound %s after there was a third node", w.bound(pods, time.Minute))
+}
+
+// unschedulable reports whether the scheduler has said of the pod that it goes to no node.
+func unschedulable(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+	})
 }
 
 // TestLargeGang: all Functions of 64 nodes are one gang's.

@@ -565,6 +565,25 @@ func TestCreateContainer(t *testing.T) {
 	want("", r.create(t, sandbox("pod2", "s2")))
 }
 
+// TestContainersOfOnePod: several containers of a pod may name its claim, init containers and
+// sidecars among them. They share the pod's network namespace, and so the interface.
+func TestContainersOfOnePod(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
+	r := startRuntime(t, socket)
+	n.start(t, socket)
+	r.waitForPlugin(t)
+	n.reserve(t, "2", "pod1")
+	must.Succeed(t, r.run(t, sandbox("pod1", "s1")))
+
+	a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
+	device := claim.CDIKind + "=" + claim.CDIDeviceName(a.Claim.UID, a.Function.DeviceName())
+	for _, container := range []string{"init", "app", "sidecar"} {
+		if err := r.create(t, sandbox("pod1", "s1"), device); err != nil {
+			t.Errorf("container %s: %v", container, err)
+		}
+	}
+}
+
 // kubelet has the Functions that pods have by claims.
 type kubelet map[string][]function.ID
 
