@@ -26,7 +26,7 @@ var (
 
 // TestNamedTestsExist: whoever follows a line of the page finds the test.
 func TestNamedTestsExist(t *testing.T) {
-	page := text(t, conformancePage)
+	page := read(t, conformancePage)
 	found := namedTest.FindAllStringSubmatch(page, -1)
 	if len(found) < 50 {
 		t.Fatalf("%s names %d tests", conformancePage, len(found))
@@ -64,7 +64,7 @@ func TestSpecsAreNamed(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "test/e2e/dra/*.go"))
 	must.Succeed(t, err)
 
-	page := text(t, conformancePage)
+	page := read(t, conformancePage)
 	count := 0
 	for _, path := range paths {
 		source, err := os.ReadFile(path)
@@ -79,12 +79,4 @@ func TestSpecsAreNamed(t *testing.T) {
 	if count < 100 {
 		t.Errorf("%d specs in %s", count, dir)
 	}
-}
-
-// text returns the text of a file of the project.
-func text(t testing.TB, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(root, path))
-	must.Succeed(t, err)
-	return string(content)
 }
