@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -155,9 +156,11 @@ func TestYAML(t *testing.T) {
 	admin, err := kubeapitest.Client(cluster.Admin())
 	must.Succeed(t, err)
 
-	for _, name := range []string{"xpu-tenants"} {
-		must.Succeed(t,
-			admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	for name, labels := range map[string]map[string]string{
+		"xpu-tenants": nil, "monitoring": {resourceapi.DRAAdminNamespaceLabelKey: "true"},
+	} {
+		must.Succeed(t, admin.Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
 	}
 
 	strict := client.WithFieldValidation(admin, metav1.FieldValidationStrict)

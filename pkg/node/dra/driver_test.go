@@ -507,8 +507,10 @@ func TestClaimsOfAPodTogether(t *testing.T) {
 func TestFunctionOfAnotherClaim(t *testing.T) {
 	n := newNode(t)
 	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")))
-	n.wantRefused(of("pod2", "two", claimtest.Result("a", fastPool, "0000-3b-00-2")),
-		"claim default/two", "belongs to claim default/one")
+	for _, pod := range []string{"pod2", "pod1"} {
+		n.wantRefused(of(pod, "two", claimtest.Result("a", fastPool, "0000-3b-00-2")),
+			"claim default/two", "belongs to claim default/one")
+	}
 }
 
 // TestLastUserIsAwaited: Prepare waits for a Function whose last owner's hooks are not done yet, as

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // shareOf gives a claim a share of the PF, with the bandwidth in Mbit/s if it is not 0.
@@ -120,6 +121,30 @@ func TestShares(t *testing.T) {
 	again := prepare(t, d, both)
 	if again[both.UID].Err != nil || fmt.Sprint(n.journal.All()) != fmt.Sprint(before) {
 		t.Errorf("prepared again: %v, %v; want all as it was", again[both.UID].Err, n.journal.All())
+	}
+}
+
+// TestSharesOfOnePod: two claims of one pod that share a PF are two interfaces, each with a VF of its
+// own. So they may be in different networks.
+func TestSharesOfOnePod(t *testing.T) {
+	n := newNode(t)
+	d, _ := n.sharing()
+	one := of("pod0", "one", shareOf("s1", 2000), claimtest.FromClaim(`"network": "red"`))
+	two := of("pod0", "two", shareOf("s2", 2000), claimtest.FromClaim(`"network": "blue"`))
+	for uid, result := range prepare(t, d, one, two) {
+		must.Succeed(t, result.Err)
+		if len(result.Devices) != 1 {
+			t.Errorf("claim %s has %+v, want one device", uid, result.Devices)
+		}
+	}
+
+	functions, names := sets.New[function.ID](), sets.New[string]()
+	for _, a := range n.journal.All() {
+		functions.Insert(a.Function)
+		names.Insert(a.Interface.Name)
+	}
+	if len(functions) != 2 || len(names) != 2 {
+		t.Errorf("the pod gets %v as %v, want two VFs as two interfaces", functions, names)
 	}
 }
 
