@@ -80,7 +80,7 @@ var stages = []string{
 	"sriov", "health",
 	"lifecycle", "setup",
 	"upgrade",
-	"devnode", "deviceinfo", "cdi", "deviceplugin", "devicemodel", "dra", // publish and allocate
+	"keep", "devnode", "deviceinfo", "cdi", "deviceplugin", "devicemodel", "dra", // publish and allocate
 	"provisioning",
 	"nri", "cniserver", // attach
 	"traffic",

@@ -28,10 +28,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/admin"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -95,7 +95,7 @@ type process struct {
 	clientset    kubernetes.Interface
 	registration *upgrade.Registration
 	// copies are of the CDI files of the registration's library, nil in direct mode.
-	copies *cdi.Copies
+	copies *keep.Copies
 	// predecessor is the agent that handed over the node to this agent; nil if there was none.
 	predecessor *upgrade.Predecessor
 	// successor is the agent that has asked for the node; nil before any has.
@@ -170,12 +170,15 @@ type environment struct {
 	registry *prometheus.Registry
 	tracer   *tracing.Tracer // nil for none
 	journal  *journal.Journal
-	copies   *cdi.Copies // nil in direct mode
+	copies   *keep.Copies // nil in direct mode
 
 	// inputs notifies the parts that assign Functions to pools. outputs notifies the parts that
 	// publish pools and health.
 	inputs, outputs notify.Signal
 }
+
+// deviceInfoDir is the directory of the device-info files of the device plugin.
+func (e *environment) deviceInfoDir() string { return filepath.Join(e.config.DeviceInfoDir, "dp") }
 
 // held reports whether a pod has the Function, or had it and the Function is not free yet.
 func (e *environment) held(id function.ID) bool {

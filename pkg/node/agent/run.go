@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -110,28 +110,36 @@ func (a *agent) serving(ctx context.Context) []part {
 	}
 }
 
-// keepFilesComplete restores CDI files that somebody removes, until ctx ends.
+// keepFilesComplete restores files that other programs remove, until ctx ends: CDI files, without which the
+// runtime makes no container, and device-info files, in which Multus looks up Functions.
 func (a *agent) keepFilesComplete(ctx context.Context) error {
-	var restorers []interface{ Restore() ([]string, error) }
+	type restorer interface{ Restore() ([]string, error) }
+	var ofCDI []restorer
 	if a.claims != nil {
-		restorers = append(restorers, a.owners.files.Dir, a.env.copies)
+		ofCDI = append(ofCDI, a.owners.files.Dir, a.env.copies)
 	}
 	if a.plugins.CDI != nil {
-		restorers = append(restorers, a.plugins.CDI)
+		ofCDI = append(ofCDI, a.plugins.CDI)
 	}
-	if len(restorers) == 0 {
-		return nil
+	complete := func(dir string, restorers ...restorer) part {
+		return func(ctx context.Context) error {
+			return keep.Complete(ctx, dir, a.env.log.WithName("files"),
+				func() (all []string, err error) {
+					for _, r := range restorers {
+						files, failed := r.Restore()
+						all, err = append(all, files...), errors.Join(err, failed)
+					}
+					return all, err
+				})
+		}
 	}
-	a.adoptFiles()
 
-	return cdi.KeepComplete(ctx, a.env.config.CDIDir, a.env.log.WithName("cdi"),
-		func() (all []string, err error) {
-			for _, r := range restorers {
-				files, failed := r.Restore()
-				all, err = append(all, files...), errors.Join(err, failed)
-			}
-			return all, err
-		})
+	a.adoptFiles()
+	parts := []part{complete(a.env.deviceInfoDir(), a.plugins.DeviceInfo)}
+	if len(ofCDI) > 0 {
+		parts = append(parts, complete(a.env.config.CDIDir, ofCDI...))
+	}
+	return runAll(ctx, parts)
 }
 
 // serve waits until the Functions are known, recovers what the journal records, and serves pods

@@ -9,9 +9,9 @@ import (
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/upgrade"
 )
 
@@ -21,7 +21,7 @@ func (p *process) register(ctx context.Context) (err error) {
 		return nil
 	}
 
-	p.copies = cdi.NewCopies(p.config.CDIDir,
+	p.copies = keep.NewCopies(p.config.CDIDir,
 		filepath.Join(upgrade.DriverDir(p.config.KubeletDir), "cdi"))
 	p.registration, err = upgrade.Register(ctx, upgrade.RegisterOptions{
 		Client: p.clientset, Node: p.config.NodeName, PodUID: p.config.PodUID,

@@ -15,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -86,87 +87,6 @@ func TestRestore(t *testing.T) {
 	wantFiles(t, path, "xpu.opiproject.org-a.yaml")
 }
 
-// TestCopies checks that the files of a library come back until it removes them.
-func TestCopies(t *testing.T) {
-	root := t.TempDir()
-	dir, copies := filepath.Join(root, "run"), filepath.Join(root, "lib", "cdi")
-	must.Succeed(t, os.Mkdir(dir, 0o755))
-	old := filepath.Join(dir, "lib_old.json") // of an agent that kept no copies
-	must.Succeed(t, os.WriteFile(old, []byte("old"), 0o600))
-	must.Succeed(t, os.WriteFile(filepath.Join(dir, "others.json"), nil, 0o600))
-
-	must.Succeed(t, os.Mkdir(filepath.Join(dir, "lib_dir.json"), 0o755)) // cannot be copied
-	c := cdi.NewCopies(dir, copies)
-	if restored, err := c.Restore(); err != nil || len(restored) != 0 {
-		t.Errorf("restored %q, %v without copies", restored, err)
-	}
-	if err := c.Adopt("lib_*.json"); err == nil {
-		t.Error("a directory was copied")
-	}
-	must.Succeed(t, os.Remove(filepath.Join(dir, "lib_dir.json")))
-	must.Succeed(t, c.Adopt("lib_*.json"))
-	one := filepath.Join(dir, "lib_one.json")
-	must.Succeed(t, c.WriteFile(one, []byte("one"), 0o644))
-	elsewhere := filepath.Join(root, "metadata.json")
-	must.Succeed(t, c.WriteFile(elsewhere, []byte("data"), 0o644))
-	wantFiles(t, copies, "lib_old.json", "lib_one.json")
-
-	must.Succeed(t, os.RemoveAll(dir))
-	found, err := c.Glob(filepath.Join(dir, "lib_*.json"))
-	must.Succeed(t, err)
-	if !slices.Equal(found, []string{old, one}) {
-		t.Errorf("found %q, want those that have a copy", found)
-	}
-	restored, err := c.Restore()
-	must.Succeed(t, err)
-	if !slices.Equal(restored, []string{"lib_old.json", "lib_one.json"}) {
-		t.Errorf("restored %q", restored)
-	}
-	if data, err := os.ReadFile(one); err != nil || string(data) != "one" {
-		t.Errorf("restored is %q, %v", data, err)
-	}
-	found, err = c.Glob(filepath.Join(dir, "lib_*.json"))
-	if err != nil || len(found) != 2 {
-		t.Errorf("found %q, %v, want each once", found, err)
-	}
-
-	// Somebody removes the copies under a running agent.
-	must.Succeed(t, os.RemoveAll(copies))
-	must.Succeed(t, c.WriteFile(one, []byte("two"), 0o644))
-	must.Succeed(t, c.Adopt("lib_*.json"))
-	wantFiles(t, copies, "lib_old.json", "lib_one.json")
-
-	unfinished := []string{
-		filepath.Join(dir, ".lib_one.json.1.tmp"), filepath.Join(copies, ".lib_one.json.1.tmp"),
-	}
-	for _, file := range unfinished {
-		must.Succeed(t, os.WriteFile(file, nil, 0o600))
-	}
-	if restored, err := c.Restore(); err != nil || len(restored) != 0 {
-		t.Errorf("restored %q, %v of a file that was not finished", restored, err)
-	}
-	if found, err := c.Unfinished("lib_*.json"); err != nil || !slices.Equal(found, unfinished) {
-		t.Errorf("unfinished %q, %v, want %q", found, err, unfinished)
-	}
-	for _, file := range unfinished {
-		must.Succeed(t, os.Remove(file))
-	}
-
-	must.Succeed(t, c.Remove(one))
-	must.Succeed(t, os.Remove(old))
-	must.Succeed(t, c.Remove(old)) // only the copy is left
-	must.Succeed(t, c.Remove(elsewhere))
-	if err := c.Remove(one); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v of a file that is gone", err)
-	}
-	restored, err = c.Restore()
-	if err != nil || len(restored) != 0 {
-		t.Errorf("restored %q, %v after the removal", restored, err)
-	}
-	wantFiles(t, dir)
-	wantFiles(t, copies)
-}
-
 // TestKeepComplete checks that files come back whenever they are removed, also with their
 // directory.
 func TestKeepComplete(t *testing.T) {
@@ -177,7 +97,7 @@ func TestKeepComplete(t *testing.T) {
 	must.Succeed(t, dir.Write(file, kind, devices))
 
 	must.Run(t, func(ctx context.Context) error {
-		return cdi.KeepComplete(ctx, path, testr.New(t), dir.Restore)
+		return keep.Complete(ctx, path, testr.New(t), dir.Restore)
 	})
 	for _, remove := range []string{filepath.Join(path, file), path} {
 		must.Succeed(t, os.Rename(remove, filepath.Join(t.TempDir(), "away")))

@@ -207,7 +207,7 @@ func (s *server) prepare(
 	}
 
 	for _, c := range contents {
-		if err := writeDeviceInfo(m.DeviceInfoDir, s.resource, c); err != nil {
+		if err := m.DeviceInfo.write(s.resource, c); err != nil {
 			return nil, status.Errorf(codes.Internal, "device-info file of Function %s: %v",
 				c.function.ID, err)
 		}

@@ -97,7 +97,7 @@ func BenchmarkAllocate(b *testing.B) {
 	pools, resources := bigPools(1024, 1)
 	n := &node{pools: pools, known: true}
 	m := newManager(b, dir, n, logr.Discard())
-	m.DeviceInfoDir = must.MemoryDir(b)
+	m.DeviceInfo = NewDeviceInfo(must.MemoryDir(b), must.MemoryDir(b))
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx, nil) }()

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -50,51 +47,6 @@ func contentOf(
 	}
 
 	return content{function: f, Set: set}, nil
-}
-
-// writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks
-// up a device ID. It writes no file for a Function that the specification cannot describe. It does
-// not sync, because the directory is in memory.
-func writeDeviceInfo(dir, resource string, c content) error {
-	_, asVDPA := c.Info["vdpa"]
-	info := deviceinfo.Of(c.function, asVDPA)
-	if info == nil {
-		return nil
-	}
-
-	if info.PCI != nil {
-		info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
-		if _, ok := c.Info["rdma"]; ok {
-			info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
-		}
-	}
-
-	text, err := json.Marshal(info)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-
-	name := deviceInfoName(resource, c.function.ID)
-	temporary := filepath.Join(dir, "."+name)
-	if err := os.WriteFile(temporary, text, 0o644); err != nil {
-		return err
-	}
-
-	return os.Rename(temporary, filepath.Join(dir, name))
-}
-
-const deviceInfoSuffix = "-device.json"
-
-// deviceInfoName returns the file name that readers expect.
-func deviceInfoName(resource string, id function.ID) string {
-	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
-}
-
-func deviceInfoPrefix(resource string) string {
-	return strings.ReplaceAll(resource, "/", "-") + "-"
 }
 
 // devicePlugin returns spec.devicePlugin of the pool.

@@ -207,7 +207,7 @@ func TestContents(t *testing.T) {
 				}
 
 				all = append(all, c)
-				if err := writeDeviceInfo(dir, "intel.com/fast", c); err != nil {
+				if err := NewDeviceInfo(dir, t.TempDir()).write("intel.com/fast", c); err != nil {
 					t.Fatal(err)
 				}
 

@@ -73,9 +73,8 @@ type Manager struct {
 	// does not block and is safe for concurrent use.
 	InUse func(function.ID) bool
 	Nodes devnode.Finder
-	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp".
-	// It need not exist.
-	DeviceInfoDir string
+	// DeviceInfo has the device-info files.
+	DeviceInfo *DeviceInfo
 	// CDI gives containers their device nodes. Without it, the kubelet does.
 	CDI *CDI
 	// Assigned returns the assignments of Functions to pods, keyed by [function.ID.String]. Without
@@ -121,6 +120,11 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil {
 		m.Log.Error(err, "A socket that nobody serves remains")
+	}
+
+	// The kubelet starts pods without an Allocate after a reboot.
+	if _, err := m.DeviceInfo.Restore(); err != nil {
+		m.Log.Error(err, "Multus does not find some Functions of pods")
 	}
 
 	m.running.Go(func() { m.followPools(ctx, changes) })

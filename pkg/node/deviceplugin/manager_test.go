@@ -131,10 +131,10 @@ type scene struct {
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
 		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
-		InUse:         func(function.ID) bool { return false },
-		Nodes:         devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()},
-		DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
-		Metrics:       NewMetrics(prometheus.NewRegistry()), Log: log,
+		InUse:      func(function.ID) bool { return false },
+		Nodes:      devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()},
+		DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo/dp"), filepath.Join(dir, "copies")),
+		Metrics:    NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
 
@@ -782,26 +782,28 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
 	m := newManager(t, must.SocketDir(t), n, testr.New(t))
 	// This file belongs to another device plugin, with the resource intel.com/dpdk-sf.
-	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
+	if err := os.MkdirAll(m.DeviceInfo.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 
-	foreign := filepath.Join(m.DeviceInfoDir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
+	foreign := filepath.Join(m.DeviceInfo.dir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
 	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 
 	for _, resource := range []string{fast, "intel.com/dpdk", "other.com/nic"} {
 		for _, f := range vfs("3b:0-1") {
-			if err := writeDeviceInfo(m.DeviceInfoDir, resource, content{function: f}); err != nil {
+			if err := m.DeviceInfo.write(resource, content{function: f}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 
 	changedAt := func(at time.Time) {
-		paths, err := filepath.Glob(filepath.Join(m.DeviceInfoDir, "*"))
-		for _, path := range paths {
+		paths, err := filepath.Glob(filepath.Join(m.DeviceInfo.dir, "*"))
+		copies, err2 := filepath.Glob(filepath.Join(m.KubeletDir, "copies", "*"))
+		err = errors.Join(err, err2)
+		for _, path := range append(paths, copies...) {
 			err = errors.Join(err, os.Chtimes(path, at, at))
 		}
 		if err != nil {
@@ -811,7 +813,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 
 	changedAt(time.Now().Add(-2 * minAge))
 	left := func() string {
-		entries, err := os.ReadDir(m.DeviceInfoDir)
+		entries, err := os.ReadDir(m.DeviceInfo.dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -856,5 +858,51 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 "+
 		"other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
+	}
+
+	must.Succeed(t, os.RemoveAll(m.DeviceInfo.dir))
+	_, err := m.DeviceInfo.Restore()
+	must.Succeed(t, err)
+	if got, want := left(), "intel.com-dpdk-3 other.com-nic-2 other.com-nic-3 "+
+		"xpu.opiproject.org-fast-2"; got != want {
+		t.Errorf("files that are there again are %q, want %q: not those that were removed", got, want)
+	}
+}
+
+// TestDeviceInfoAfterReboot: the files of Functions that pods have are there before the kubelet can
+// start the pods, and describe vDPA devices as they are numbered now.
+func TestDeviceInfoAfterReboot(t *testing.T) {
+	dir := t.TempDir()
+	info := NewDeviceInfo(filepath.Join(dir, "dp"), filepath.Join(dir, "copies"))
+	f := vfs("3b:0")[0]
+	of := func(device string) content {
+		c := content{function: f}
+		c.function.VDPA = function.VDPA{Name: device, Driver: "vhost_vdpa", CharDevice: "vhost-" + device}
+		c.Info = map[string]map[string]string{"vdpa": {}}
+		return c
+	}
+	read := func() string {
+		text, err := os.ReadFile(filepath.Join(dir, "dp", deviceInfoName(fast, f.ID)))
+		must.Succeed(t, err)
+		return string(text)
+	}
+
+	must.Succeed(t, info.write(fast, of("vdpa0")))
+	must.Succeed(t, os.RemoveAll(filepath.Join(dir, "dp")))
+	next := NewDeviceInfo(filepath.Join(dir, "dp"), filepath.Join(dir, "copies"))
+	restored, err := next.Restore()
+	must.Succeed(t, err)
+	if len(restored) != 1 || !strings.Contains(read(), `"vdpa0"`) {
+		t.Errorf("restored %q: %s", restored, read())
+	}
+
+	other := of("vdpa7")
+	other.function.ID.Address = "0000:3b:00.7"
+	must.Succeed(t, next.refresh(fast, []content{of("vdpa1"), other}))
+	if !strings.Contains(read(), `"vdpa1"`) || !strings.Contains(read(), "/dev/vhost-vdpa1") {
+		t.Errorf("the file is that of before the reboot: %s", read())
+	}
+	if entries, err := os.ReadDir(filepath.Join(dir, "dp")); err != nil || len(entries) != 1 {
+		t.Errorf("files %v, %v, want none of a Function that no pod has", entries, err)
 	}
 }

@@ -145,6 +145,10 @@ func (s *server) update(p pool.Pool) {
 		}
 	}
 
+	if err := s.manager.DeviceInfo.refresh(s.resource, s.described(p)); err != nil {
+		s.log.Error(err, "Some device-info files are not those of now")
+	}
+
 	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
 	devices.WithLabelValues(s.resource,
@@ -174,6 +178,22 @@ func (s *server) listed(p pool.Pool) []content {
 		}
 	}
 
+	return contents
+}
+
+// described returns the contents of the pool's Functions to which its driver is bound. The others
+// keep the files that they have.
+func (s *server) described(p pool.Pool) []content {
+	var contents []content
+	for _, f := range p.Functions {
+		bound, err := s.manager.Nodes.Bound(f, string(p.Spec.Driver))
+		if err != nil || !bound {
+			continue
+		}
+		if c, err := contentOf(&s.manager.Nodes, f, p, s.manager.CDI != nil); err == nil {
+			contents = append(contents, c)
+		}
+	}
 	return contents
 }
 

@@ -4,20 +4,11 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 const (
@@ -25,9 +16,6 @@ const (
 	sweepEvery = 5 * time.Minute
 	// askTimeout limits a question to the kubelet.
 	askTimeout = 10 * time.Second
-	// minAge is the least age of a device-info file that is removed, because the kubelet assigns a
-	// Function to a pod only after the Allocate.
-	minAge = 10 * time.Minute
 )
 
 // sweepRegularly sweeps until ctx ends.
@@ -72,7 +60,7 @@ func (m *Manager) sweep(ctx context.Context) {
 		}
 	}
 
-	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
+	if err := m.DeviceInfo.prune(m.resources.UnsortedList(), infoFiles); err != nil {
 		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
 	if m.CDI == nil {
@@ -81,48 +69,4 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := m.CDI.prune(cdiDevices); err != nil {
 		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
-}
-
-// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those
-// that are younger than minAge.
-func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("device-info files: %w", err)
-	}
-
-	var errs []error
-	for _, entry := range entries {
-		if needed[entry.Name()] || !isOwnFile(entry.Name(), resources) {
-			continue
-		}
-
-		info, err := entry.Info()
-		if err != nil || time.Since(info.ModTime()) < minAge {
-			continue // it is gone, or new
-		}
-		// no error if it is gone already
-		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name())))
-	}
-
-	return errors.Join(errs...)
-}
-
-// isOwnFile reports whether a file, finished or not, belongs to this plugin: it has the project's
-// own prefix, or one of the resources followed by an address. The address is checked because
-// another plugin's resource may have a longer name that begins with one of these resources.
-func isOwnFile(name string, resources []string) bool {
-	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
-	if !isInfo {
-		return false
-	}
-	if strings.HasPrefix(name, v1alpha1.GroupName+"-") {
-		return true
-	}
-
-	return slices.ContainsFunc(resources, func(resource string) bool {
-		id, ok := strings.CutPrefix(name, deviceInfoPrefix(resource))
-		_, err := pci.Parse(id)
-		return ok && err == nil
-	})
 }

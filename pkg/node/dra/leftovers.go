@@ -15,8 +15,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 )
 
 const (
@@ -33,7 +33,7 @@ const (
 // meantime. Files in driverDir have the claim's namespace and name in their path, and files in
 // cdiDir its UID. copies has their copies.
 func (d *Driver) RemoveLeftovers(
-	ctx context.Context, driverDir, cdiDir string, copies *cdi.Copies,
+	ctx context.Context, driverDir, cdiDir string, copies *keep.Copies,
 ) error {
 	for {
 		if err := removeLeftovers(driverDir, cdiDir, copies, d.Journal.Claims); err != nil {
@@ -47,7 +47,7 @@ func (d *Driver) RemoveLeftovers(
 }
 
 func removeLeftovers(
-	driverDir, cdiDir string, copies *cdi.Copies, claims func() []journal.Claim,
+	driverDir, cdiDir string, copies *keep.Copies, claims func() []journal.Claim,
 ) error {
 	files, err1 := copies.Glob(filepath.Join(cdiDir, MetadataFiles))
 	// files of an agent that was killed

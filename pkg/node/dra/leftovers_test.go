@@ -11,8 +11,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	cdifiles "github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/keep"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -78,7 +78,7 @@ func TestLeftovers(t *testing.T) {
 		}))
 	}
 
-	kept := cdifiles.NewCopies(filepath.Join(dir, "cdi"), filepath.Join(dir, copies))
+	kept := keep.NewCopies(filepath.Join(dir, "cdi"), filepath.Join(dir, copies))
 	must.Succeed(t, kept.Adopt(MetadataFiles))
 	stays = append(stays, copies+"xpu.opiproject.org_metadata_uid-5_all.json") // made at the start
 
@@ -107,7 +107,7 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 
-	none := cdifiles.NewCopies(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere else"))
+	none := keep.NewCopies(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere else"))
 	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), none,
 		records.Claims); err != nil {
 		t.Errorf("without directories: %v", err)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cdi
+// Package keep keeps files in directories that other programs may empty while pods run, such as those
+// below /run.
+package keep
 
 import (
 	"errors"
@@ -10,12 +12,12 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 )
 
-// Copies keeps a copy of each CDI file that a library writes, because the library writes it only
-// once, and the directory of the runtime may be emptied while pods need the file. The copies are in
-// a directory of its own that keeps its files. The methods are safe for concurrent use, also by two
-// processes.
+// Copies keeps a copy of each file that is written once, because its directory may be emptied while
+// pods need the file: by hand, or by a reboot. The copies are in a directory of their own that
+// keeps its files. The methods are safe for concurrent use, also by two processes.
 type Copies struct {
 	dir, copies string
 
@@ -38,7 +40,7 @@ func (c *Copies) Adopt(pattern string) error {
 
 	have, err := filepath.Glob(filepath.Join(c.dir, pattern))
 	if err != nil {
-		return fmt.Errorf("copies of CDI files: %w", err)
+		return fmt.Errorf("copies of the files in %s: %w", c.dir, err)
 	}
 
 	var errs []error
@@ -51,7 +53,7 @@ func (c *Copies) Adopt(pattern string) error {
 			err = c.writeCopy(path, data, 0o644)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("copy of CDI file %s: %w", path, err))
+			errs = append(errs, fmt.Errorf("copy of file %s: %w", path, err))
 		}
 	}
 
@@ -85,6 +87,23 @@ func (c *Copies) WriteFile(path string, data []byte, perm os.FileMode) error {
 		return err
 	}
 	return writeAtomically(path, data, perm)
+}
+
+// Has reports whether the file with this name has a copy.
+func (c *Copies) Has(name string) bool {
+	_, err := os.Stat(c.copyOf(name))
+	return err == nil
+}
+
+// Changed returns when the file with this name or its copy was written, whichever was later. It
+// returns the zero time if there is neither.
+func (c *Copies) Changed(name string) (last time.Time) {
+	for _, path := range []string{filepath.Join(c.dir, name), c.copyOf(name)} {
+		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last
 }
 
 // Remove deletes a file and its copy. It succeeds if one of them is missing.
@@ -131,15 +150,14 @@ func (c *Copies) Unfinished(pattern string) ([]string, error) {
 	return append(files, copies...), errors.Join(err1, err2)
 }
 
-// Restore writes the files again that are missing in the directory of the runtime, and returns
-// their names.
+// Restore writes the files again that are missing in their directory, and returns their names.
 func (c *Copies) Restore() (restored []string, err error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 
 	copies, err := os.ReadDir(c.copies)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("copies of CDI files: %w", err)
+		return nil, fmt.Errorf("copies of the files in %s: %w", c.dir, err)
 	}
 
 	var errs []error
@@ -157,7 +175,7 @@ func (c *Copies) Restore() (restored []string, err error) {
 			err = errors.Join(os.MkdirAll(c.dir, 0o755), writeAtomically(path, data, 0o644))
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("restore CDI file %s: %w", path, err))
+			errs = append(errs, fmt.Errorf("restore file %s: %w", path, err))
 			continue
 		}
 		restored = append(restored, entry.Name())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cdi
+package keep
 
 import (
 	"context"
@@ -18,16 +18,14 @@ import (
 // written, is tried again.
 const watchRetry = time.Minute
 
-// KeepComplete restores files of a directory of CDI files at once and whenever files were removed
-// from it, until ctx ends. Somebody may empty /run while pods run, and the runtime creates no
-// container of a pod whose CDI devices it does not find. restore returns the names of the files
-// that it has written again.
-func KeepComplete(
+// Complete restores files of a directory at once and whenever files were removed from it, until ctx
+// ends. restore returns the names of the files that it has written again.
+func Complete(
 	ctx context.Context, path string, log logr.Logger, restore func() ([]string, error),
 ) error {
 	for {
-		if err := keepComplete(ctx, path, log, restore); err != nil {
-			log.Error(err, "CDI files that somebody removes are not noticed", "dir", path, "retry",
+		if err := complete(ctx, path, log, restore); err != nil {
+			log.Error(err, "Files that somebody removes are not noticed", "dir", path, "retry",
 				watchRetry.String())
 		}
 		if !loop.Sleep(ctx, watchRetry) {
@@ -36,8 +34,8 @@ func KeepComplete(
 	}
 }
 
-// keepComplete returns nil when ctx ends.
-func keepComplete(
+// complete returns nil when ctx ends.
+func complete(
 	ctx context.Context, path string, log logr.Logger, restore func() ([]string, error),
 ) error {
 	removals, err := watchdir.Open(path, func(event fsnotify.Event) bool {
@@ -58,12 +56,12 @@ func keepComplete(
 
 		restored, err := restore()
 		if len(restored) > 0 {
-			log.Info("CDI files that somebody removed are there again", "dir", path, "files", restored)
+			log.Info("Files that somebody removed are there again", "dir", path, "files", restored)
 		}
 		pause := time.Duration(0)
 		if err != nil { // the other files are watched on
 			pause = watchRetry
-			log.Error(err, "Some CDI files are missing", "dir", path, "retry", pause.String())
+			log.Error(err, "Some files are missing", "dir", path, "retry", pause.String())
 		}
 
 		if !loop.Wait(ctx, removals.Changes(), pause) {
