@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,9 +23,11 @@ import (
 // the allocator must not serve what is called impossible, and every refused pod must have a reason.
 func TestAgreesWithAllocator(t *testing.T) {
 	refused, impossible := 0, 0
-	for seed := range uint64(600) {
+	for seed := range uint64(900) {
 		chance := rand.New(rand.NewPCG(seed, 1))
-		s := newScheduler(t, randomObjects(chance))
+		gates := []string{"", "DRAListTypeAttributes=true",
+			"DRAListTypeAttributes=true,DRADerivedAttributes=true"}[seed%3]
+		s := newScheduler(t, gates, randomObjects(chance, gates))
 		for i := range 6 {
 			pod := randomPod(chance, i)
 			claims, reasons := s.podClaims(pod)
@@ -91,9 +94,9 @@ func allocates(
 	return allocations != nil, err
 }
 
-func newScheduler(t *testing.T, objects *snapshot.Snapshot) *Scheduler {
+func newScheduler(t *testing.T, featureGates string, objects *snapshot.Snapshot) *Scheduler {
 	t.Helper()
-	features, err := NewFeatures(NewestKubernetes, "")
+	features, err := NewFeatures(NewestKubernetes, featureGates)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +106,9 @@ func newScheduler(t *testing.T, objects *snapshot.Snapshot) *Scheduler {
 const testDriver = "nic.example.com"
 
 // randomObjects returns a node with PFs of a few VFs, some of them tainted. PFs exclude their VFs
-// by counters, or devices can be shared.
-func randomObjects(chance *rand.Rand) *snapshot.Snapshot {
+// by counters, or devices can be shared. With feature gates, attributes are lists, and claims
+// derive attributes.
+func randomObjects(chance *rand.Rand, gates string) *snapshot.Snapshot {
 	s := &snapshot.Snapshot{}
 	node := "node"
 	counted, shared := chance.IntN(2) == 0, chance.IntN(3) == 0
@@ -131,6 +135,12 @@ func randomObjects(chance *rand.Rand) *snapshot.Snapshot {
 				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 					"bandwidth": {Value: resource.MustParse("10G")},
 				},
+			}
+
+			if gates != "" && chance.IntN(2) == 0 {
+				device.Attributes["root"] = resourceapi.DeviceAttribute{
+					IntValues: []int64{int64(chance.IntN(3)), int64(chance.IntN(3))},
+				}
 			}
 
 			if chance.IntN(6) == 0 {
@@ -179,7 +189,7 @@ func randomObjects(chance *rand.Rand) *snapshot.Snapshot {
 	for i := range 12 {
 		template := &resourceapi.ResourceClaimTemplate{}
 		template.Name = fmt.Sprintf("template-%d", i)
-		template.Spec.Spec.Devices = randomClaim(chance)
+		template.Spec.Spec.Devices = randomClaim(chance, strings.Contains(gates, "Derived"))
 		must(s.Put(template))
 	}
 
@@ -193,12 +203,18 @@ func counter(value int64) map[string]resourceapi.Counter {
 }
 
 // randomClaim returns a claim with some requests, and constraints on all of them or on the first.
-func randomClaim(chance *rand.Rand) resourceapi.DeviceClaim {
+func randomClaim(chance *rand.Rand, derive bool) resourceapi.DeviceClaim {
 	var claim resourceapi.DeviceClaim
+	var derived []resourceapi.DeviceDerivedAttribute
+	if derive {
+		derived = []resourceapi.DeviceDerivedAttribute{{Name: "derived/even",
+			Expression: `!device.attributes["nic.example.com"].odd`}}
+	}
+
 	for i := range 1 + chance.IntN(2) {
 		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
 		exactly := resourceapi.ExactDeviceRequest{
-			DeviceClassName: "nic", Count: int64(1 + chance.IntN(3)),
+			DeviceClassName: "nic", Count: int64(1 + chance.IntN(3)), DerivedAttributes: derived,
 		}
 		if chance.IntN(3) == 0 {
 			exactly.Selectors = expressions(`device.attributes["nic.example.com"].odd`)
@@ -217,9 +233,9 @@ func randomClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 
 		if chance.IntN(4) == 0 && exactly.Count > 0 {
 			request.FirstAvailable = []resourceapi.DeviceSubRequest{
-				{Name: "many", DeviceClassName: "nic", Count: 4},
+				{Name: "many", DeviceClassName: "nic", Count: 4, DerivedAttributes: derived},
 				{Name: "few", DeviceClassName: "nic", Count: exactly.Count,
-					Selectors: exactly.Selectors},
+					Selectors: exactly.Selectors, DerivedAttributes: derived},
 			}
 		} else {
 			request.Exactly = &exactly
@@ -236,6 +252,10 @@ func randomClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 
 		attribute := new(resourceapi.FullyQualifiedName(testDriver + "/" +
 			[]string{"pf", "root", "odd"}[chance.IntN(3)]))
+		if derive && chance.IntN(3) == 0 {
+			*attribute = "derived/even"
+		}
+
 		if chance.IntN(2) == 0 {
 			constraint.MatchAttribute = attribute
 		} else {

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/utils/ptr"
 )
 
 // The allocator tries one combination of devices after the other. Where no combination fits, it
@@ -210,7 +209,7 @@ func covered(constraint *resourceapi.DeviceConstraint, slots []slot) ([]slot, []
 
 		coveredSlots = append(coveredSlots, s)
 		for i := range s.candidates {
-			if value, has := attributeOf(constraint, &s.candidates[i]); has {
+			for _, value := range s.candidates[i].values(constraint) {
 				values[value] = struct{}{}
 			}
 		}
@@ -224,8 +223,8 @@ func covers(constraint *resourceapi.DeviceConstraint, s slot) bool {
 		slices.Contains(constraint.Requests, s.reference)
 }
 
-// restricted returns all slots. The slots that the constraint applies to keep only candidates with
-// the given value.
+// restricted returns all slots. The slots that the constraint applies to keep only candidates that
+// have the given value, perhaps among others.
 func restricted(constraint *resourceapi.DeviceConstraint, slots []slot, value string) []slot {
 	kept := slices.Clone(slots)
 	for i, s := range kept {
@@ -235,7 +234,7 @@ func restricted(constraint *resourceapi.DeviceConstraint, slots []slot, value st
 
 		kept[i].candidates = nil
 		for j := range s.candidates {
-			if has, ok := attributeOf(constraint, &s.candidates[j]); ok && has == value {
+			if slices.Contains(s.candidates[j].values(constraint), value) {
 				kept[i].candidates = append(kept[i].candidates, s.candidates[j])
 			}
 		}
@@ -244,59 +243,31 @@ func restricted(constraint *resourceapi.DeviceConstraint, slots []slot, value st
 	return kept
 }
 
-// attributeOf returns the device's value of the constraint's attribute as text. Two texts are equal
-// exactly if the allocator treats the values as equal. An attribute in the driver's own domain may
-// omit the domain.
-func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string, bool) {
-	name := string(ptr.Deref(constraint.MatchAttribute,
-		ptr.Deref(constraint.DistinctAttribute, "")))
-	attribute, has := c.Attributes[resourceapi.QualifiedName(name)]
-	if !has {
-		if id, own := strings.CutPrefix(name, c.id.Driver.String()+"/"); own {
-			attribute, has = c.Attributes[resourceapi.QualifiedName(id)]
-		}
-	}
-
-	switch {
-	case !has:
-		return "", false
-	case attribute.StringValue != nil:
-		return strconv.Quote(*attribute.StringValue), true
-	case attribute.IntValue != nil:
-		return strconv.FormatInt(*attribute.IntValue, 10), true
-	case attribute.BoolValue != nil:
-		return strconv.FormatBool(*attribute.BoolValue), true
-	case attribute.VersionValue != nil:
-		return "version " + *attribute.VersionValue, true
-	}
-
-	return "", false
-}
-
-// matchKey returns the vertex that a device occupies when it is matched with a slot. ok is false if
-// it cannot be matched.
-type matchKey func(slot int, c *candidate) (vertex string, ok bool)
+// matchKeys returns the vertices with which a candidate can match a slot.
+type matchKeys func(slot int, c *candidate) (vertices []string)
 
 // byDevice matches each device with one slot, or with any number if it allows multiple allocations.
-func byDevice(slot int, c *candidate) (string, bool) {
+func byDevice(slot int, c *candidate) []string {
 	if c.isShared() {
-		return c.id.String() + "/" + strconv.Itoa(slot), true
+		return []string{c.id.String() + "/" + strconv.Itoa(slot)}
 	}
-	return c.id.String(), true
+	return []string{c.id.String()}
 }
 
-// byValue matches one device of each value of the constraint's attribute.
-func byValue(constraint *resourceapi.DeviceConstraint) matchKey {
-	return func(_ int, c *candidate) (string, bool) { return attributeOf(constraint, c) }
+// byValue matches one device of each value of the constraint's attribute. Devices with several
+// values must not have any of them in common, so this matches at least as many slots as the
+// allocator can.
+func byValue(constraint *resourceapi.DeviceConstraint) matchKeys {
+	return func(_ int, c *candidate) []string { return c.values(constraint) }
 }
 
 // maxMatching returns the size of a maximum bipartite matching between slots and the vertices that
-// key returns for their candidates. It searches augmenting paths (Kuhn's algorithm).
-func maxMatching(slots []slot, key matchKey) int {
+// keys returns for their candidates. It searches augmenting paths (Kuhn's algorithm).
+func maxMatching(slots []slot, keys matchKeys) int {
 	matched := map[string]int{} // the slot that a vertex is matched with
 	size := 0
 	for i := range slots {
-		if findAugmentingPath(slots, key, matched, map[string]struct{}{}, i) {
+		if findAugmentingPath(slots, keys, matched, map[string]struct{}{}, i) {
 			size++
 		}
 	}
@@ -306,19 +277,20 @@ func maxMatching(slots []slot, key matchKey) int {
 // findAugmentingPath searches an augmenting path that starts at slot i and passes no visited
 // vertex. If it finds one, it updates matched along the path and returns true.
 func findAugmentingPath(
-	slots []slot, key matchKey, matched map[string]int, visited map[string]struct{}, i int,
+	slots []slot, keys matchKeys, matched map[string]int, visited map[string]struct{}, i int,
 ) bool {
 	for j := range slots[i].candidates {
-		vertex, ok := key(i, &slots[i].candidates[j])
-		if _, seen := visited[vertex]; seen || !ok {
-			continue
-		}
+		for _, vertex := range keys(i, &slots[i].candidates[j]) {
+			if _, seen := visited[vertex]; seen {
+				continue
+			}
 
-		visited[vertex] = struct{}{}
-		other, isMatched := matched[vertex]
-		if !isMatched || findAugmentingPath(slots, key, matched, visited, other) {
-			matched[vertex] = i
-			return true
+			visited[vertex] = struct{}{}
+			other, isMatched := matched[vertex]
+			if !isMatched || findAugmentingPath(slots, keys, matched, visited, other) {
+				matched[vertex] = i
+				return true
+			}
 		}
 	}
 	return false

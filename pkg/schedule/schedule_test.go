@@ -288,8 +288,86 @@ items:
 	}
 }
 
+// TestImpossibleWithLists checks what is proved about attributes with several values before the
+// allocator searches (KEP-5491).
+func TestImpossibleWithLists(t *testing.T) {
+	const lists = "DRAListTypeAttributes=true"
+	device := func(name, value string) string {
+		return fmt.Sprintf("{name: %s, attributes: {example.com/root: %s}}", name, value)
+	}
+	for name, tt := range map[string]struct {
+		gates, devices, constraint, want string
+	}{
+		"a value of two lists": {
+			lists, device("a", "{strings: [r1, r2]}") +
+				"," + device("b", "{strings: [r3, r2]}"),
+			"matchAttribute: example.com/root", "",
+		},
+		"a value and a list": {
+			lists, device("a", "{int: 1}") +
+				"," + device("b", "{ints: [0, 1]}"),
+			"matchAttribute: example.com/root", "",
+		},
+		"no common value": {
+			lists, device("a", "{strings: [r1, r2]}") +
+				"," + device("b", "{strings: [r3]}"),
+			"matchAttribute: example.com/root",
+			`needs 2 devices with the same value, and can have at most 1, with "r1"`,
+		},
+		"another type": {
+			lists, device("a", "{strings: [1.0.0]}") +
+				"," + device("b", "{versions: [1.0.0]}"),
+			"matchAttribute: example.com/root",
+			`needs 2 devices with the same value, and can have at most 1, with "1.0.0"`,
+		},
+		"lists without a common value": {
+			lists, device("a", "{bools: [true]}") +
+				"," + device("b", "{bools: [false]}"),
+			"distinctAttribute: example.com/root", "",
+		},
+		"two values that are the same": {
+			lists, device("a", "{ints: [1, 1]}") +
+				"," + device("b", "{int: 1}"),
+			"distinctAttribute: example.com/root",
+			"needs 2 devices with different values, and can have 1; the values are 1",
+		},
+		// The allocator ignores the lists then.
+		"lists, which the scheduler does not know": {
+			"", device("a", "{strings: [r1]}") +
+				"," + device("b", "{strings: [r1]}"),
+			"matchAttribute: example.com/root",
+			"needs 2 devices with the same value, and can have at most 1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := `apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: nic}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: default}, spec: {devices: {constraints: [{` + tt.constraint + `}], requests: [{name: nic, exactly: {deviceClassName: nic, count: 2, allocationMode: ExactCount}}]}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: a}, spec: {driver: x.example.com, nodeName: a, pool: {name: a, resourceSliceCount: 1}, devices: [` + tt.devices + `]}}
+`
+			s := newScheduler(t, tt.gates, snapshotOf(t, objects))
+			claims := []*resourceapi.ResourceClaim{s.claims[objectName{"default", "c"}]}
+			reasons := s.survey(t.Context(), s.nodes[0], claims).impossible()
+			if len(reasons) == 0 != (tt.want == "") {
+				t.Fatalf("got %+v, want %q", reasons, tt.want)
+			}
+			if tt.want != "" && !strings.Contains(reasons[0].Message, tt.want) {
+				t.Errorf("got %q, want %q", reasons[0].Message, tt.want)
+			}
+
+			d := decide(t, tt.gates, objects+pod("p", fmt.Sprintf(byName, "c"), ""))[0]
+			if (d.Node != "") != (tt.want == "") {
+				t.Errorf("the pod is on node %q", d.Node)
+			}
+		})
+	}
+}
+
 func TestScheduleStops(t *testing.T) {
-	s := newScheduler(t, &snapshot.Snapshot{Nodes: []*corev1.Node{{}}})
+	s := newScheduler(t, "", &snapshot.Snapshot{Nodes: []*corev1.Node{{}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Schedule(ctx, &corev1.Pod{}); err == nil {
@@ -445,7 +523,7 @@ func TestLongSearch(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScheduler(t, snapshotOf(t, `apiVersion: v1
+			s := newScheduler(t, "", snapshotOf(t, `apiVersion: v1
 kind: List
 items:
 - {apiVersion: v1, kind: Node, metadata: {name: a}}

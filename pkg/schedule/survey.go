@@ -48,6 +48,7 @@ type alternative struct {
 	admin      bool
 	tolerate   []resourceapi.DeviceToleration
 	capacity   *resourceapi.CapacityRequirements
+	derived    []resourceapi.DeviceDerivedAttribute
 	candidates []candidate
 }
 
@@ -64,7 +65,9 @@ type candidate struct {
 	verdict  Code // why the device cannot be used; "" if it can
 	selector int  // index of the selector that is false, if the verdict is Selector
 	detail   string
-	ignored  bool // a request for all devices skips it
+	ignored  bool                                   // a request for all devices skips it
+	lists    bool                                   // the scheduler compares lists by their elements
+	derived  map[string]resourceapi.DeviceAttribute // attributes that the request derives
 }
 
 func (c candidate) isShared() bool { return ptr.Deref(c.AllowMultipleAllocations, false) }
@@ -111,7 +114,8 @@ func (s *Scheduler) alternatives(request *resourceapi.DeviceRequest) []*alternat
 		a := &alternative{reference: request.Name, class: s.classes[e.DeviceClassName],
 			wanted: int(e.Count), tolerate: e.Tolerations,
 			all:   e.AllocationMode == resourceapi.DeviceAllocationModeAll,
-			admin: ptr.Deref(e.AdminAccess, false), capacity: e.Capacity}
+			admin: ptr.Deref(e.AdminAccess, false), capacity: e.Capacity,
+			derived: e.DerivedAttributes}
 		a.selectors = selectors(a.class, e.Selectors)
 		return []*alternative{a}
 	}
@@ -121,7 +125,7 @@ func (s *Scheduler) alternatives(request *resourceapi.DeviceRequest) []*alternat
 		a := &alternative{reference: resourceclaim.CreateSubRequestRef(request.Name, sub.Name),
 			class:  s.classes[sub.DeviceClassName],
 			wanted: int(sub.Count), all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll,
-			tolerate: sub.Tolerations, capacity: sub.Capacity}
+			tolerate: sub.Tolerations, capacity: sub.Capacity, derived: sub.DerivedAttributes}
 		a.selectors = selectors(a.class, sub.Selectors)
 		all = append(all, a)
 	}
@@ -209,6 +213,7 @@ func (s *Scheduler) addCandidates(
 
 			c := candidate{
 				Device: device, id: structured.MakeDeviceID(p.driver, p.name, device.Name),
+				lists: s.features.Allocator.ListTypeAttributes,
 			}
 			i, err := s.failingSelector(ctx, a, p.driver, device)
 			switch {
@@ -218,6 +223,9 @@ func (s *Scheduler) addCandidates(
 				c.verdict, c.selector = Selector, i
 			default:
 				s.setVerdict(ctx, a, p, &c, left)
+				derives := false
+				c.derived, derives = s.derive(ctx, a.derived, p.driver, device)
+				sound = sound && derives
 			}
 
 			a.candidates = append(a.candidates, c)
