@@ -50,8 +50,8 @@ const (
 //
 // While a Function exists, only these fields change: Netdev, Driver and what a driver creates
 // (Passthrough, NoNetdev, RDMA, RDMAUnknown, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile),
-// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID, NumVFs, VFOffset, VFStride, HostUse and
-// DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse
+// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID, NumVFs, VFOffset,
+// VFStride, DataDirectRoots, HostUse and DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse
 // and DefaultRoute if the host uses the netdev.
 type Function struct {
 	ID    ID
@@ -83,8 +83,17 @@ type Function struct {
 	// HandedBy.
 	Passthrough Passthrough
 	NUMANode    int // node of the Function's memory; -1 if the kernel does not know
+	// NUMANodes are NUMANode and the other nodes of its socket at the smallest distance, in the
+	// order of deviceattribute.GetNUMANodeAttribute of k8s.io/dynamic-resource-allocation; nil if
+	// there are no others. The slice belongs to the inventory and must not be changed.
+	NUMANodes []int
 	// root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown
 	PCIeRoot string
+	// DataDirectRoots are the root complexes of the Data Direct functions of the PF's card, sorted:
+	// a ConnectX-8 has them as a second way to memory, for example to a GPU beside it. A VF or SF
+	// uses them only if Data Direct was enabled for it, which the kernel does not show. The slice
+	// belongs to the inventory and must not be changed.
+	DataDirectRoots []string
 	// name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
 	IOMMUGroup string
 	// of an SF: "mlx5_core.sf.4", which changes when the SF is created again; "" for a PF or VF
@@ -152,8 +161,8 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address,
 		PFName: pf.PFName, PFAltNames: pf.PFAltNames,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device,
-		NUMANode: pf.NUMANode,
-		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,
+		NUMANode: pf.NUMANode, NUMANodes: pf.NUMANodes,
+		PCIeRoot: pf.PCIeRoot, DataDirectRoots: pf.DataDirectRoots, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,
 		DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp,
 		AdminDown: pf.AdminDown, LinkSpeed: pf.LinkSpeed, SwitchID: pf.SwitchID, Potential: true,
 	}

@@ -38,6 +38,12 @@ type Card struct {
 	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; "" for
 	// none.
 	Serial string
+	// Identifier is the keyword V3 of the Vital Product Data, by which functions of one ConnectX-8
+	// name each other, at most 200 characters; "" for none.
+	Identifier string
+	// DataDirect is the root complex of a ConnectX-8's Data Direct function and of the GPU beside
+	// it, such as "pci0008:00"; "" for a card without one. See [GB300].
+	DataDirect string
 	// LinkSpeed is the speed of each PF's link in Mbit/s; 0 for a driver that does not report it.
 	LinkSpeed int
 	// Controller is the xPU's number for the host, as in c1pf0vf3; 0 if its eswitch does not number
@@ -92,6 +98,15 @@ func (c Card) complete() (Card, error) {
 		if !fourHex.MatchString(id) {
 			errs = append(errs, fmt.Errorf("PCI id %q: must be four hex digits", id))
 		}
+	}
+
+	if c.DataDirect != "" && (!rootName.MatchString(c.DataDirect) || c.DataDirect == c.PCIeRoot) {
+		errs = append(errs, fmt.Errorf("PCIe root %q of Data Direct: must be like pci0008:00, and "+
+			"another one than the card's", c.DataDirect))
+	}
+
+	if len(c.Identifier) > 200 {
+		errs = append(errs, fmt.Errorf("identifier %q: must be at most 200 characters", c.Identifier))
 	}
 
 	if len(c.Serial) > 255 || c.Controller < 0 {
@@ -167,7 +182,9 @@ func (c Card) overlaps(other Card) bool {
 	domain := func(c Card) string { return rootName.FindStringSubmatch(c.PCIeRoot)[1] }
 	return domain(c) == domain(other) && c.routingID(0) <= other.last() &&
 		other.routingID(0) <= c.last() ||
-		c.PCIeRoot == other.PCIeRoot // it would be in the same root port
+		// They would be in the same root port.
+		c.PCIeRoot == other.PCIeRoot || c.PCIeRoot == other.DataDirect ||
+		c.DataDirect == other.PCIeRoot || c.DataDirect != "" && c.DataDirect == other.DataDirect
 }
 
 func (c Card) pf(pf int) pci.Address { return c.address(c.routingID(pf)) }
@@ -198,12 +215,18 @@ func (c Card) netdev(pf int) string {
 	return fmt.Sprintf("enP%dp%ds0f%d", domain, c.bus(), pf)
 }
 
-// vitalProductData returns data with only the serial number (PCI Local Bus Specification 3.0,
-// appendix I): a read-only resource with the keywords SN and RV, and the end tag. RV makes the sum
-// of all bytes up to it 0.
+// vitalProductData returns data with the serial number and the identifier (PCI Local Bus
+// Specification 3.0, appendix I): a read-only resource with the keywords SN, V3 and RV, and the end
+// tag. RV makes the sum of all bytes up to it 0.
 func (c Card) vitalProductData() string {
-	data := []byte{0x90, 0, 0, 'S', 'N', byte(len(c.Serial))}
-	data = append(data, c.Serial...)
+	data := []byte{0x90, 0, 0}
+	for _, keyword := range [][2]string{{"SN", c.Serial}, {"V3", c.Identifier}} {
+		if keyword[1] != "" {
+			data = append(append(data, keyword[0]...), byte(len(keyword[1])))
+			data = append(data, keyword[1]...)
+		}
+	}
+
 	data = append(data, 'R', 'V', 1)
 	binary.LittleEndian.PutUint16(data[1:], uint16(len(data)+1-3))
 	var sum byte

@@ -97,6 +97,9 @@ func TestCardRefused(t *testing.T) {
 		`driver "../"`: {{PFs: 1, Driver: "../"}},
 		"do not fit":   {{PFs: 8, VFs: 256, Bus: "f8"}},
 		"overlaps":     {{PFs: 1, VFs: 256}, {PFs: 1, Bus: "3c"}},
+		"Data Direct":  {{PFs: 1, DataDirect: "0008:00"}},
+		"overlaps with": {{PFs: 1, Bus: "03", PCIeRoot: "pci0002:00", DataDirect: "pci0008:00"},
+			{PFs: 1, Bus: "03", PCIeRoot: "pci0003:00", DataDirect: "pci0008:00"}},
 	} {
 		if _, err := completeCards(cards); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want an error with %q", cards, err, want)

@@ -141,8 +141,15 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 		return nil, err
 	}
 
+	h.config.Cards = cards
 	number := 0
 	for _, card := range cards {
+		if card.DataDirect != "" {
+			if err := h.addDataDirect(card); err != nil {
+				return nil, err
+			}
+		}
+
 		for pf := range card.PFs {
 			if err := h.addPF(card, pf, number); err != nil {
 				return nil, err
@@ -290,7 +297,7 @@ func (h *Host) addPF(card Card, pf, number int) error {
 		"sriov_drivers_autoprobe": "1",
 	})
 
-	if card.Serial != "" {
+	if card.Serial != "" || card.Identifier != "" {
 		attributes["vpd"] = card.vitalProductData()
 	}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package vpd reads a card's Vital Product Data, which the manufacturer writes into the card. They
-// contain its serial number.
+// contain its serial number, and an identifier that NVIDIA's cards have.
 package vpd
 
 import (
@@ -19,6 +19,8 @@ const (
 	tagReadOnly  = 0x90 // VPD-R
 	largeFlag    = 0x80
 	serialNumber = "SN"
+	// nvidiaCard is a keyword of NVIDIA's ("V3", kernel-boot/rdma_topo of rdma-core).
+	nvidiaCard = "V3"
 )
 
 // maxSize is the maximum size of the data in bytes, because addresses have 15 bits.
@@ -29,7 +31,15 @@ const maxSize = 1 << 15
 //
 // SerialNumber reads nothing after the serial number, because the card must be asked for every 4
 // bytes, and is slow to answer.
-func SerialNumber(r io.Reader) (string, error) {
+func SerialNumber(r io.Reader) (string, error) { return readOnly(r, serialNumber) }
+
+// Card returns the identifier that NVIDIA gives to the functions of one card, such as a PF and the
+// Data Direct function of a ConnectX-8, or "" if the data contain none. Otherwise it is like
+// [SerialNumber].
+func Card(r io.Reader) (string, error) { return readOnly(r, nvidiaCard) }
+
+// readOnly returns the value of a keyword of the read-only data.
+func readOnly(r io.Reader, keyword string) (string, error) {
 	in := &reader{from: io.LimitReader(r, maxSize)}
 	for {
 		tag, length, err := in.resource()
@@ -47,7 +57,7 @@ func SerialNumber(r io.Reader) (string, error) {
 			continue
 		}
 
-		return in.keyword(serialNumber, length)
+		return in.keyword(keyword, length)
 	}
 }
 
@@ -110,7 +120,7 @@ func (r *reader) keyword(name string, length int) (string, error) {
 			return "", err
 		}
 		if string(head[:2]) == name {
-			return text(value)
+			return text(name, value)
 		}
 	}
 	return "", nil
@@ -119,10 +129,10 @@ func (r *reader) keyword(name string, length int) (string, error) {
 // text returns a value without surrounding white space and without trailing zero bytes, by which
 // some cards pad it. It returns an error unless the value is printable ASCII, as the specification
 // demands.
-func text(value []byte) (string, error) {
+func text(name string, value []byte) (string, error) {
 	s := strings.TrimSpace(strings.TrimRight(string(value), "\x00"))
 	if i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
-		return "", fmt.Errorf("the serial number is %q, want printable ASCII", value)
+		return "", fmt.Errorf("%s is %q, want printable ASCII", name, value)
 	}
 	return s, nil
 }

@@ -62,6 +62,28 @@ func TestSerialNumber(t *testing.T) {
 	}
 }
 
+// TestCard checks the identifier by which functions of one ConnectX card name each other.
+func TestCard(t *testing.T) {
+	const uuid = "6f1c52f1d1b0ef118000a088c2000000"
+	for what, test := range map[string]struct{ data, want, problem string }{
+		"a ConnectX-8": {
+			data: resource(0x82, name) + resource(0x90, keyword("PN", "900-9X81E-00EX-DT0")+
+				keyword("SN", "MT2450X00000")+keyword("V3", uuid)+keyword("RV", "\x05")) + "\x78",
+			want: uuid,
+		},
+		"another card": {data: resource(0x90, keyword("SN", "A1")) + "\x78"},
+		"not text": {
+			data: resource(0x90, keyword("V3", "A\x01")), problem: "V3 is",
+		},
+	} {
+		got, err := Card(strings.NewReader(test.data))
+		if got != test.want || (err == nil) != (test.problem == "") || err != nil &&
+			!strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: %q, %v; want %q, %q", what, got, err, test.want, test.problem)
+		}
+	}
+}
+
 // TestReadsNoMoreThanItMust checks that nothing after the serial number is read, because each read
 // is a request to the card.
 func TestReadsNoMoreThanItMust(t *testing.T) {

@@ -46,6 +46,7 @@ const (
 	reasonDDP      reason = "ddp"       // left out
 	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
 	reasonSwitchID reason = "switch_id" // the last one stays
+	reasonVPD      reason = "vpd"       // left out
 	reasonHostUse  reason = "host_use"  // for all netdevs; the last result stays
 )
 
@@ -54,7 +55,7 @@ var reasons = []reason{
 	reasonCarrier,
 	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA,
 	reasonIOMMU, reasonDDP,
-	reasonVFs, reasonSwitchID, reasonHostUse,
+	reasonVFs, reasonSwitchID, reasonVPD, reasonHostUse,
 }
 
 // problem identifies a problem with an entry of sysfs. entry is its path below the root.
@@ -69,8 +70,9 @@ type hardware struct {
 	instance
 	// Class is "" for a device that is neither a network function nor an accelerator.
 	function.Function
-	physfn pci.Address // "" if the device is no VF
-	sriov  bool        // the device can have VFs
+	physfn     pci.Address // "" if the device is no VF
+	sriov      bool        // the device can have VFs
+	dataDirect bool        // the device is the Data Direct function of a NIC
 	// final is false if a missing attribute may still appear, so that the device must be read
 	// again.
 	final bool
@@ -89,11 +91,13 @@ type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
 
-	known    map[pci.Address]*hardware
-	previous map[function.ID]lastSeen // of the previous scan
-	lastSeen map[function.ID]lastSeen
-	pfs      map[pci.Address]function.Function
-	vdpas    map[string]function.VDPA // by the name of the parent device
+	known     map[pci.Address]*hardware
+	cards     map[pci.Address]cardID
+	numaNodes map[int][]int            // that are near, by node
+	previous  map[function.ID]lastSeen // of the previous scan
+	lastSeen  map[function.ID]lastSeen
+	pfs       map[pci.Address]function.Function
+	vdpas     map[string]function.VDPA // by the name of the parent device
 	// routed is keyed by the name of the netdev. It is nil until the host's netdevs could be read.
 	routed   map[string]bool
 	uses     hostuse.Netdevs          // nil until it could be read
@@ -114,6 +118,7 @@ func newScanner(options Options) *scanner {
 
 	return &scanner{
 		sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{},
+		cards: map[pci.Address]cardID{}, numaNodes: map[int][]int{},
 	}
 }
 
@@ -128,6 +133,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 
 	s.readHardware(entries)
 	s.findVFs()
+	s.findDataDirect()
 	s.readVDPAs()
 	s.readHostUse()
 	s.rdmaMode = sync.OnceValue(s.readRDMAMode)
@@ -207,8 +213,11 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		s.report(dir, reasonClass, err)
 		return nil
 	}
+	if h.dataDirect = isDataDirect(dir); h.dataDirect {
+		h.Class = ""
+	}
 	if h.Class == "" {
-		h.final = true
+		h.PCIeRoot, h.final = rootOf(dir), true
 		return h
 	}
 
@@ -221,16 +230,13 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 
 	numaNode, numaErr := read(dir, "numa_node", parseNUMANode)
 	if numaErr == nil {
-		h.NUMANode = numaNode
+		h.NUMANode, h.NUMANodes = numaNode, s.nodesNear(numaNode)
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
 
 	s.report(dir, reasonNUMANode, numaErr)
-	if link, err := dir.Target(); err == nil {
-		h.PCIeRoot = parseRoot(link)
-	}
-
+	h.PCIeRoot = rootOf(dir)
 	h.ACPIIndex, _ = dir.Attribute("acpi_index") // few devices have one
 	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {

@@ -95,6 +95,15 @@ func parseRoot(link string) string {
 	return root
 }
 
+// rootOf returns the root complex of a PCI device, or "" if it is unknown.
+func rootOf(device sysfs.Dir) string {
+	link, err := device.Target()
+	if err != nil {
+		return ""
+	}
+	return parseRoot(link)
+}
+
 // virtioVDPA returns the name of a vDPA device whose netdev virtio_vdpa makes, or "" for another
 // vDPA device.
 func virtioVDPA(vdpa function.VDPA) string {

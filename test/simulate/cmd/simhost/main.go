@@ -41,6 +41,7 @@ type options struct {
 	root, host, xpu string
 	card            simulate.Card
 	cards           int
+	gb300           bool
 	uplink          simulate.Uplink
 	uplinkAddress   string
 }
@@ -81,6 +82,9 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 	flags.StringVar(&o.xpu, "xpu-netns", "", "path of the xPU's network namespace, made if it is "+
 		"missing; one without a path by default")
 	flags.IntVar(&o.cards, "cards", 1, "number of cards")
+	flags.BoolVar(&o.gb300, "gb300", false, "four ConnectX-8 with Data Direct and a GPU behind each, "+
+		"as in a compute tray of GB300, reconstructed from documents; of the flags for cards only "+
+		"--vfs counts")
 	flags.StringVar(&o.card.Bus, "bus", "3b", "PCI bus of the first card, two hex digits")
 	flags.IntVar(&o.card.PFs, "pfs", 2, "PFs of each card")
 	flags.IntVar(&o.card.VFs, "vfs", 8, "VFs of each PF")
@@ -112,6 +116,9 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	if config.Cards, err = simulate.Repeat(o.card, o.cards); err != nil {
 		return err
+	}
+	if o.gb300 {
+		config.Cards = simulate.GB300(o.card.VFs)
 	}
 
 	if o.uplink.NetNS != "" {

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/vpd"
+)
+
+// These are the PCI ids of a Data Direct function (drivers/infiniband/hw/mlx5/data_direct.c).
+const (
+	nvidia           = "15b3"
+	dataDirectDevice = "2100"
+)
+
+// mostListed bounds how many NUMA nodes and how many root complexes of a Function are listed,
+// because a device in a ResourceSlice has at most 48 values of attributes
+// (ResourceSliceMaxAttributeValuesPerDevice of Kubernetes' resource.k8s.io/v1), and a pool's devices
+// have up to 32 attributes. With more, none is listed but the Function's own.
+const mostListed = 8
+
+// cardID is the identifier of the card that a device belongs to, from its Vital Product Data.
+type cardID struct {
+	instance instance
+	id       string // "" if the data name no card
+	err      error
+}
+
+// findDataDirect sets the root complexes of Data Direct functions for each PF of NVIDIA. A PF and a
+// Data Direct function belong together if both have the same card in their Vital Product Data, as
+// rdma_topo of rdma-core matches them. Where there is no Data Direct function, nothing is read.
+func (s *scanner) findDataDirect() {
+	roots := map[string][]string{} // by card
+	for address, h := range s.known {
+		if !h.dataDirect {
+			continue
+		}
+		if id := s.cardOf(address, h); id != "" && h.PCIeRoot != "" {
+			roots[id] = append(roots[id], h.PCIeRoot)
+		}
+	}
+
+	for address, h := range s.known {
+		h.DataDirectRoots = nil
+		if len(roots) == 0 || h.Class != function.Network || h.Vendor != nvidia || h.physfn != "" {
+			continue
+		}
+		if all := slices.Clone(roots[s.cardOf(address, h)]); len(all) <= mostListed {
+			slices.Sort(all)
+			h.DataDirectRoots = slices.Compact(all)
+		}
+	}
+
+	for address := range s.cards {
+		if s.known[address] == nil {
+			delete(s.cards, address)
+		}
+	}
+}
+
+// cardOf returns the card that a device belongs to, or "" if that is unknown. It reads a device
+// once, because the device is slow to answer, and reports its error at each scan.
+func (s *scanner) cardOf(address pci.Address, h *hardware) string {
+	dir := s.sysfs.PCI(address)
+	card, read := s.cards[address]
+	if !read || card.instance != h.instance {
+		card.instance = h.instance
+		card.id, card.err = readCard(dir)
+		s.cards[address] = card
+	}
+
+	s.report(dir, reasonVPD, card.err)
+	return card.id
+}
+
+// readCard reads the card that a device belongs to, or "" if its Vital Product Data do not say it.
+func readCard(device sysfs.Dir) (string, error) {
+	file, err := os.Open(string(device.Dir("vpd")))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+
+	id, err := vpd.Card(file)
+	if err != nil {
+		return "", fmt.Errorf("vpd: %w", err)
+	}
+	return id, nil
+}
+
+// isDataDirect reports whether a PCI device is a Data Direct function, which is no network function
+// whatever its class.
+func isDataDirect(device sysfs.Dir) bool {
+	vendor, err := read(device, "vendor", parseID)
+	if err != nil || vendor != nvidia {
+		return false
+	}
+	id, err := read(device, "device", parseID)
+	return err == nil && id == dataDirectDevice
+}
+
+// nodesNear returns the NUMA nodes near a node, which comes first, or nil if there are no others.
+// It reads each node once.
+func (s *scanner) nodesNear(node int) []int {
+	near, known := s.numaNodes[node]
+	if known {
+		return near
+	}
+
+	attribute, err := deviceattribute.GetNUMANodeAttribute(node, deviceattribute.ListAttribute,
+		deviceattribute.WithFSFromRoot(string(s.sysfs)))
+	if n := len(attribute.Value.IntValues); err == nil && n > 1 && n <= mostListed {
+		for _, value := range attribute.Value.IntValues {
+			near = append(near, int(value))
+		}
+	}
+
+	s.numaNodes[node] = near
+	return near
+}
