@@ -43,21 +43,23 @@ type Function struct {
 	Device string         `json:"device,omitempty"`
 	// VendorName and DeviceName are what the PCI ID database calls Vendor and Device where people
 	// look at the state. Agents leave them out.
-	VendorName  string   `json:"vendorName,omitempty"`
-	DeviceName  string   `json:"deviceName,omitempty"`
-	Driver      string   `json:"driver,omitempty"`
-	NUMANode    int      `json:"numaNode"`
-	PCIeRoot    string   `json:"pcieRoot,omitempty"`
-	AuxDevice   string   `json:"auxDevice,omitempty"`
-	Netdev      string   `json:"netdev,omitempty"`
-	AltNames    []string `json:"altNames,omitempty"` // of a PF's netdev
-	LinkType    string   `json:"linkType,omitempty"`
-	LinkUp      bool     `json:"linkUp"`
-	AdminDown   bool     `json:"adminDown,omitempty"`
-	NumVFs      int      `json:"numVFs,omitempty"`
-	TotalVFs    int      `json:"totalVFs,omitempty"`
-	RDMADevices []string `json:"rdmaDevices,omitempty"`
-	IOMMUGroup  string   `json:"iommuGroup,omitempty"`
+	VendorName string `json:"vendorName,omitempty"`
+	DeviceName string `json:"deviceName,omitempty"`
+	Driver     string `json:"driver,omitempty"`
+	NUMANode   int    `json:"numaNode"`
+	PCIeRoot   string `json:"pcieRoot,omitempty"`
+	// root complexes of the Data Direct functions of the PF's card
+	DataDirectRoots []string `json:"dataDirectRoots,omitempty"`
+	AuxDevice       string   `json:"auxDevice,omitempty"`
+	Netdev          string   `json:"netdev,omitempty"`
+	AltNames        []string `json:"altNames,omitempty"` // of a PF's netdev
+	LinkType        string   `json:"linkType,omitempty"`
+	LinkUp          bool     `json:"linkUp"`
+	AdminDown       bool     `json:"adminDown,omitempty"`
+	NumVFs          int      `json:"numVFs,omitempty"`
+	TotalVFs        int      `json:"totalVFs,omitempty"`
+	RDMADevices     []string `json:"rdmaDevices,omitempty"`
+	IOMMUGroup      string   `json:"iommuGroup,omitempty"`
 	// HostUse is how the host itself uses the netdev, which keeps the Function from pods: "is a
 	// port of bridge br0".
 	HostUse string `json:"hostUse,omitempty"`
@@ -199,8 +201,8 @@ func NewFunction(f function.Function) Function {
 		ID: f.ID, Kind: f.Kind, Class: f.Class, PF: f.PF, PFName: f.PFName, Index: f.Index,
 		AltNames: altNames,
 		Vendor:   f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode,
-		PCIeRoot: f.PCIeRoot,
-		Netdev:   f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs,
+		PCIeRoot: f.PCIeRoot, DataDirectRoots: f.DataDirectRoots,
+		Netdev: f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs,
 		TotalVFs:  f.TotalVFs,
 		AuxDevice: f.AuxDevice, AdminDown: f.AdminDown, HostUse: f.HostUse,
 		RDMADevices: f.RDMADevices, IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute,

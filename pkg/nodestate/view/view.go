@@ -95,6 +95,10 @@ func (c card) Title() string {
 		parts = append(parts, "root "+c.first.PCIeRoot)
 	}
 
+	if len(c.first.DataDirectRoots) > 0 {
+		parts = append(parts, "Data Direct root "+strings.Join(c.first.DataDirectRoots, " "))
+	}
+
 	if c.first.NUMANode >= 0 {
 		parts = append(parts, fmt.Sprintf("NUMA node %d", c.first.NUMANode))
 	}

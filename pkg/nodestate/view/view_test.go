@@ -91,9 +91,17 @@ func host() *nodestate.State {
 	return state
 }
 
+// connectX8 returns a card with a second way to memory.
+func connectX8() *nodestate.State {
+	state := host()
+	state.Functions = state.Functions[1:2]
+	state.Functions[0].DataDirectRoots = []string{"pci0008:00"}
+	return state
+}
+
 func TestTree(t *testing.T) {
 	for name, state := range map[string]*nodestate.State{
-		"host": host(), "nothing": {Time: time.Unix(0, 0)},
+		"host": host(), "nothing": {Time: time.Unix(0, 0)}, "data-direct": connectX8(),
 	} {
 		for _, all := range []bool{false, true} {
 			var out bytes.Buffer
