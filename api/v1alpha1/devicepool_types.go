@@ -366,6 +366,7 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model != 'Ports' || (!has(self.provision) || self.provision == 'OnPrepare') && !has(self.sfs) && (!has(self.deviceType) || self.deviceType == 'netDevice')",message="model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"
 // +kubebuilder:validation:XValidation:rule="!has(self.portsAhead) || has(self.provision) && self.provision == 'Ahead'",message="portsAhead is only for pools with provision: Ahead"
 // +kubebuilder:validation:XValidation:rule="!has(self.attributes) || !has(self.publish) || self.publish == 'DRA'",message="attributes is only for pools with publish: DRA, as the kubelet knows none"
+// +kubebuilder:validation:XValidation:rule="!has(self.dataDirect) || !self.dataDirect || !has(self.publish) || self.publish == 'DRA'",message="dataDirect is only for pools with publish: DRA, as the kubelet knows no attributes"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
 	// +optional
@@ -455,6 +456,13 @@ type DevicePoolSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=12
 	Attributes []PoolAttribute `json:"attributes,omitempty"`
+
+	// DataDirect says that Data Direct is enabled for the VFs and SFs of the pool's ConnectX-8: they
+	// reach memory, such as that of a GPU beside the NIC, also through the NIC's Data Direct
+	// function. Their attribute pcieRoot then has the root complexes of both. The agent enables
+	// nothing. A PF as a whole has both in any case. It is only for publish: DRA.
+	// +optional
+	DataDirect bool `json:"dataDirect,omitempty"`
 
 	// DevicePlugin describes how the device plugin offers the pool. It is only for publish:
 	// DevicePlugin.

@@ -216,12 +216,13 @@ const (
 )
 
 // Feature gates of Kubernetes. If one is off, the API server drops parts of ResourceSlices. From
-// Kubernetes 1.36 on they are on by default.
+// Kubernetes 1.36 on they are on by default, except FeatureLists.
 const (
 	FeatureTaints            = "DRADeviceTaints"
 	FeatureBindingConditions = "DRADeviceBindingConditions"
 	FeatureCounters          = "DRAPartitionableDevices"
 	FeatureSharedCapacity    = "DRAConsumableCapacity"
+	FeatureLists             = "DRAListTypeAttributes" // off by default in all releases until 1.37
 )
 
 // ReadyOf returns the condition Ready, or its zero value if it is missing.

@@ -312,6 +312,12 @@ func TestValidation(t *testing.T) {
 			{"attribute for the kubelet", attribute("rail", "a", func(p *v1alpha1.DevicePool) {
 				p.Spec.Publish = v1alpha1.PublishDevicePlugin
 			}), "attributes is only for pools with publish: DRA"},
+			{"pool with Data Direct", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.DataDirect = "data-direct", true
+			}), ""},
+			{"Data Direct for the kubelet", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.DataDirect, p.Spec.Publish = true, v1alpha1.PublishDevicePlugin
+			}), "dataDirect is only for pools with publish: DRA"},
 			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
 			}), ""},

@@ -4,6 +4,7 @@ package pools
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -95,7 +96,7 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		reason = v1alpha1.ReasonAgentAway
 	case status.Healthy == 0:
 		reason = v1alpha1.ReasonUnhealthy
-	case pool.Spec.Model == v1alpha1.ModelPorts && len(fallbacksOf(entries)) > 0:
+	case pool.Spec.Model == v1alpha1.ModelPorts && lacks(entries, v1alpha1.FeatureSharedCapacity):
 		reason = v1alpha1.ReasonFeatureMissing
 		message += "; see condition " + v1alpha1.ConditionSupported
 	}
@@ -180,7 +181,16 @@ func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
 	return spec.Publish == v1alpha1.PublishDRA &&
 		(spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
 			spec.Provision == v1alpha1.ProvisionBeforeBind ||
-			spec.Provision == v1alpha1.ProvisionAhead)
+			spec.Provision == v1alpha1.ProvisionAhead || spec.DataDirect)
+}
+
+// lacks reports whether a node found that the cluster lacks the feature.
+func lacks(entries []poolEntry, feature string) bool {
+	return slices.ContainsFunc(entries, func(e poolEntry) bool {
+		return slices.ContainsFunc(e.Fallbacks, func(f v1alpha1.Fallback) bool {
+			return f.Feature == feature
+		})
+	})
 }
 
 // fallbacksOf returns what the cluster cannot do according to its nodes, each once, with the first
@@ -191,10 +201,12 @@ func fallbacksOf(entries []poolEntry) (list []string) {
 		for _, f := range e.Fallbacks {
 			if !seen[f] {
 				seen[f] = true
-				list = append(list,
-					fmt.Sprintf("node %s: %s; turn on feature gate %s in kube-apiserver and "+
-						"kube-scheduler, which is on by "+
-						"default from Kubernetes 1.36 on", e.node, f.Message, f.Feature))
+				since := "which is on by default from Kubernetes 1.36 on"
+				if f.Feature == v1alpha1.FeatureLists {
+					since = "which is off by default"
+				}
+				list = append(list, fmt.Sprintf("node %s: %s; turn on feature gate %s in "+
+					"kube-apiserver and kube-scheduler, %s", e.node, f.Message, f.Feature, since))
 			}
 		}
 	}

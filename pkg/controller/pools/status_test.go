@@ -54,7 +54,23 @@ func TestSumUpFallbacks(t *testing.T) {
 	sumUpFallbacks(pool, entries)
 	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
 
-	pool.Spec.Model = v1alpha1.ModelFunctions
+	// Without lists a pool offers all it has.
+	pool.Spec.DataDirect = true
+	entries = []poolEntry{{"n1", false, lacks(v1alpha1.FeatureLists, "pcieRoot has one")}}
+	sumUp(pool, entries, true)
+	sumUpFallbacks(pool, entries)
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing,
+		"turn on feature gate DRAListTypeAttributes in kube-apiserver and kube-scheduler, which is "+
+			"off by default", metav1.ConditionFalse)
+	has(v1alpha1.ConditionReady, v1alpha1.ReasonPublished, "", metav1.ConditionTrue)
+
+	pool.Spec.Model, entries = v1alpha1.ModelFunctions, []poolEntry{
+		{"n1", false, v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}},
+	}
+	sumUpFallbacks(pool, entries)
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
+
+	pool.Spec.DataDirect = false
 	sumUpFallbacks(pool, entries)
 	if c := meta.FindStatusCondition(pool.Status.Conditions,
 		v1alpha1.ConditionSupported); c != nil {

@@ -19,9 +19,12 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -89,7 +92,7 @@ func TestOlderCluster(t *testing.T) {
 	if diff := gocmp.Diff(devicemodel.Features{}, featuresOf(t, older, "")); diff != "" {
 		t.Errorf("features of 1.34: -want +got\n%s", diff)
 	}
-	if diff := gocmp.Diff(devicemodel.AllFeatures(), featuresOf(t, cluster, "")); diff != "" {
+	if diff := gocmp.Diff(devicemodel.DefaultFeatures(), featuresOf(t, cluster, "")); diff != "" {
 		t.Errorf("features of a new cluster: -want +got\n%s", diff)
 	}
 
@@ -176,4 +179,58 @@ func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClai
 
 	must.Succeed(t, admin.Status().Update(t.Context(), c))
 	return c
+}
+
+// TestClusterWithLists: an API server with the feature gate of lists takes and keeps the slices of
+// a ConnectX-8 with Data Direct. One without it gets the first value of each list.
+func TestClusterWithLists(t *testing.T) {
+	cluster.Need(t)
+	lists, err := kubeapitest.Start("../../../deploy",
+		[2]string{"feature-gates", "DRAListTypeAttributes=true"})
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, lists.Stop()) })
+
+	if diff := gocmp.Diff(devicemodel.AllFeatures(), featuresOf(t, lists, "")); diff != "" {
+		t.Errorf("features: -want +got\n%s", diff)
+	}
+	// The scheduler would refuse claims.
+	if f := featuresOf(t, lists, "v1.36.6"); f.Lists || f.ListsHarm == "" || !f.Counters {
+		t.Errorf("features of 1.36.6: %+v, want no lists", f)
+	}
+
+	f := pooltest.VF(0x3b, 0)
+	f.DataDirectRoots, f.NUMANodes = []string{"pci0008:00"}, []int{1, 0}
+	p := pooltest.DRA("fast", f)
+	p.Spec.DataDirect = true
+	full := devicemodel.Resources(nodeName, []pool.Pool{p},
+		func(function.Function) []function.Problem { return nil },
+		func(function.ID, string) bool { return false })
+	for name, c := range map[string]*kubeapitest.Cluster{"lists": lists, "none": cluster} {
+		t.Run(name, func(t *testing.T) {
+			clientset, err := kubernetes.NewForConfig(c.Agent(nodeName))
+			must.Succeed(t, err)
+			for _, p := range featuresOf(t, c, "").Reduce(full).Pools {
+				want := p.Slices[0].Devices[0].Attributes
+				kept, err := clientset.ResourceV1().ResourceSlices().Create(t.Context(),
+					&resourceapi.ResourceSlice{
+						ObjectMeta: metav1.ObjectMeta{GenerateName: "lists-"},
+						Spec: resourceapi.ResourceSliceSpec{
+							Driver: v1alpha1.GroupName, NodeName: new(nodeName),
+							Devices: p.Slices[0].Devices,
+							Pool: resourceapi.ResourcePool{
+								Name: nodeName + "/lists", Generation: 1, ResourceSliceCount: 1,
+							},
+						},
+					}, metav1.CreateOptions{})
+				must.Succeed(t, err)
+				t.Cleanup(func() {
+					must.Succeed(t, clientset.ResourceV1().ResourceSlices().Delete(
+						context.Background(), kept.Name, metav1.DeleteOptions{}))
+				})
+				if diff := gocmp.Diff(want, kept.Spec.Devices[0].Attributes); diff != "" {
+					t.Errorf("attributes -published +kept\n%s", diff)
+				}
+			}
+		})
+	}
 }

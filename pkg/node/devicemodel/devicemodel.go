@@ -240,12 +240,8 @@ func Attributes(
 		out["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
 	}
 
-	if f.NUMANode >= 0 {
-		out[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{
-			IntValue: new(int64(f.NUMANode)),
-		}
-	}
-
+	addNUMANodes(out, f)
+	addPCIeRoots(out, f, f.Kind == function.PF && !Shared(p.Spec) || p.Spec.DataDirect)
 	if f.LinkSpeed > 0 {
 		out["linkSpeed"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.LinkSpeed))}
 	}
@@ -271,7 +267,6 @@ func Attributes(
 		"switchID":                     f.SwitchID,
 		"k8s.cni.cncf.io/resourceName": v1alpha1.GroupName + "/" + p.Name,
 		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
-		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	}
 
 	if !Shared(p.Spec) { // the device of a shared PF is not the pod's VF
@@ -289,6 +284,56 @@ func Attributes(
 
 	addOwn(out, p.Spec.Attributes)
 	return out
+}
+
+// addNUMANodes adds the NUMA node of a Function, and those near it. A list is for several values
+// only (KEP-5491), because a selector that compares an attribute with a value is false for a list.
+func addNUMANodes(
+	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, f function.Function,
+) {
+	switch {
+	case len(f.NUMANodes) > 1:
+		var values []int64
+		for _, node := range f.NUMANodes {
+			values = append(values, int64(node))
+		}
+		to[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{
+			IntValues: values,
+		}
+	case f.NUMANode >= 0:
+		to[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{
+			IntValue: new(int64(f.NUMANode)),
+		}
+	}
+}
+
+// addPCIeRoots adds the root complex of a Function, and those of the Data Direct functions of its
+// NIC if the Function uses them.
+func addPCIeRoots(
+	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, f function.Function,
+	dataDirect bool,
+) {
+	var roots []string
+	if f.PCIeRoot != "" {
+		roots = append(roots, f.PCIeRoot)
+	}
+	for _, root := range f.DataDirectRoots {
+		if dataDirect && !slices.Contains(roots, root) {
+			roots = append(roots, root)
+		}
+	}
+
+	switch len(roots) {
+	case 0: // Unknown values are left out: see Attributes.
+	case 1:
+		to[deviceattribute.StandardDeviceAttributePCIeRoot] = resourceapi.DeviceAttribute{
+			StringValue: &roots[0],
+		}
+	default:
+		to[deviceattribute.StandardDeviceAttributePCIeRoot] = resourceapi.DeviceAttribute{
+			StringValues: roots,
+		}
+	}
 }
 
 // addOwn adds the attributes that the administrator gave the pool. None replaces another attribute.

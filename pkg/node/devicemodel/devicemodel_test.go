@@ -344,6 +344,10 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 						out[d.Name][string(name)] = *value.IntValue
 					case value.BoolValue != nil:
 						out[d.Name][string(name)] = *value.BoolValue
+					case value.StringValues != nil:
+						out[d.Name][string(name)] = value.StringValues
+					case value.IntValues != nil:
+						out[d.Name][string(name)] = value.IntValues
 					}
 				}
 			}

@@ -15,24 +15,35 @@ import (
 
 // Features are the features of ResourceSlices that a cluster supports. An API server silently drops
 // the fields of feature gates that are off. The gates are named in Kubernetes' pkg/features; all
-// are on by default from Kubernetes 1.36 on.
+// but DRAListTypeAttributes are on by default from Kubernetes 1.36 on.
 type Features struct {
 	Taints            bool // DRADeviceTaints
 	BindingConditions bool // DRADeviceBindingConditions
 	Counters          bool // DRAPartitionableDevices
 	SharedCapacity    bool // DRAConsumableCapacity
+	Lists             bool // DRAListTypeAttributes (KEP-5491)
 
 	// CountersHarm says why Counters is false although the feature gate is on: see the function
 	// [CountersHarm].
 	CountersHarm string
+	// ListsHarm says the same of Lists: see the function [ListsHarm].
+	ListsHarm string
 }
 
 // AllFeatures returns the features of a cluster that drops nothing.
 func AllFeatures() Features {
+	f := DefaultFeatures()
+	f.Lists = true
+	return f
+}
+
+// DefaultFeatures returns the features that a cluster has by default, from Kubernetes 1.36 on.
+func DefaultFeatures() Features {
 	return Features{Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true}
 }
 
-// Missing returns the sorted names of the feature gates that are off, or that cannot be used.
+// Missing returns the sorted names of the feature gates that are off, or that cannot be used, of
+// those that are on by default from Kubernetes 1.36 on.
 func (f Features) Missing() []string {
 	var missing []string
 	for gate, on := range map[string]bool{
@@ -86,6 +97,15 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 			"model Ports offers nothing: claims would get the PF as a whole")
 	}
 
+	if !f.Lists && spec.DataDirect {
+		why := ": the API server takes no lists as attributes"
+		if f.ListsHarm != "" {
+			why = ": " + f.ListsHarm
+		}
+		add(v1alpha1.FeatureLists, "pcieRoot has no root complex of Data Direct, so no GPU beside "+
+			"the NIC matches by it"+why)
+	}
+
 	return list
 }
 
@@ -98,6 +118,8 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 //   - Without counters, only the first devices of a PF are offered, as many as may be allocated,
 //     and a PF with VFs is not offered.
 //   - Without shared capacity, PFs that claims share are not offered.
+//   - Without lists, an attribute with several values has the first one, which is the Function's
+//     own.
 func (f Features) Reduce(resources resourceslice.DriverResources) resourceslice.DriverResources {
 	if f == AllFeatures() {
 		return resources
@@ -177,5 +199,25 @@ func (f Features) reduce(d resourceapi.Device) resourceapi.Device {
 	if !f.Counters {
 		d.ConsumesCounters = nil
 	}
+
+	if !f.Lists {
+		d.Attributes = firstValues(d.Attributes)
+	}
 	return d
+}
+
+// firstValues returns attributes with the first value of each list.
+func firstValues(
+	all map[resourceapi.QualifiedName]resourceapi.DeviceAttribute,
+) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	out := maps.Clone(all)
+	for name, a := range all {
+		switch {
+		case len(a.IntValues) > 0:
+			out[name] = resourceapi.DeviceAttribute{IntValue: &a.IntValues[0]}
+		case len(a.StringValues) > 0:
+			out[name] = resourceapi.DeviceAttribute{StringValue: &a.StringValues[0]}
+		}
+	}
+	return out
 }

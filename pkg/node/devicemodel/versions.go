@@ -14,6 +14,23 @@ import (
 // 1.37.0 has the correction.
 var firstWithoutPanic = map[uint]uint{35: 6, 36: 2}
 
+// firstWithLists is the first minor release of Kubernetes 1.x whose scheduler keeps count of the
+// values that devices have in common. The allocator of 1.36 forgets them when it takes a device
+// back: of claims for three and more devices, and of those with several constraints, it refuses
+// some that have a solution (matchAttributeConstraint in structured/internal/experimental).
+const firstWithLists = 37
+
+// ListsHarm returns a sentence if attributes with several values would make the scheduler of a
+// cluster refuse claims that can be satisfied. Otherwise it is like [CountersHarm].
+func ListsHarm(gitVersion string) string {
+	v, err := version.ParseGeneric(gitVersion)
+	if err != nil || v.Major() != 1 || v.Minor() >= firstWithLists {
+		return ""
+	}
+	return fmt.Sprintf("the scheduler of Kubernetes %s refuses claims that match by lists although "+
+		"they can be satisfied; upgrade it to 1.%d or later", gitVersion, firstWithLists)
+}
+
 // CountersHarm returns a sentence if devices with counters would end the scheduler of a cluster,
 // whose API server has this version: "v1.36.1". It returns "" if they would not, or if the version
 // cannot be understood. The scheduler may be older than the API server, which does not tell.

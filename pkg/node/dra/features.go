@@ -5,17 +5,20 @@ package dra
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -82,13 +85,14 @@ func (f *Features) Run(ctx context.Context) error {
 }
 
 // check asks the cluster and stores the answer. An API server that refuses the question is assumed
-// to have all features, because new ones do.
+// to have the features that new ones have by default.
 func (f *Features) check(ctx context.Context) error {
 	features, err := f.ask(ctx)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
 		f.Log.Error(err,
-			"The API server does not tell which features it has; it is taken to have all")
-		features, err = devicemodel.AllFeatures(), nil
+			"The API server does not tell which features it has; it is taken to have those that "+
+				"are on by default from Kubernetes 1.36 on")
+		features, err = devicemodel.DefaultFeatures(), nil
 	}
 
 	if err != nil {
@@ -139,22 +143,13 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 		SharedCapacity: kept.AllowMultipleAllocations != nil,
 	}
 
-	// Kubernetes 1.34 refuses counters of another slice, which the driver uses.
-	kept, err = f.create(ctx,
-		resourceapi.Device{Name: "question",
-			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
-				CounterSet: "pf",
-				Counters: map[string]resourceapi.Counter{
-					"functions": {Value: resource.MustParse("1")},
-				},
-			}}})
-
-	if err != nil && !apierrors.IsInvalid(err) {
+	if features.Counters, err = f.takesCounters(ctx); err != nil {
 		return devicemodel.Features{}, err
 	}
-
-	features.Counters = err == nil && len(kept.ConsumesCounters) > 0
-	if !features.Counters {
+	if features.Lists, err = f.takesLists(ctx); err != nil {
+		return devicemodel.Features{}, err
+	}
+	if !features.Counters && !features.Lists {
 		return features, nil
 	}
 
@@ -162,9 +157,52 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 	if err != nil {
 		return devicemodel.Features{}, err
 	}
-	features.CountersHarm = devicemodel.CountersHarm(version)
-	features.Counters = features.CountersHarm == ""
+
+	if features.Counters {
+		features.CountersHarm = devicemodel.CountersHarm(version)
+		features.Counters = features.CountersHarm == ""
+	}
+	if features.Lists {
+		features.ListsHarm = devicemodel.ListsHarm(version)
+		features.Lists = features.ListsHarm == ""
+	}
 	return features, nil
+}
+
+// takesCounters reports whether the API server stores counters of another slice, which the driver
+// uses. Kubernetes 1.34 refuses them.
+func (f *Features) takesCounters(ctx context.Context) (bool, error) {
+	kept, err := f.create(ctx,
+		resourceapi.Device{Name: "question",
+			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+				CounterSet: "pf",
+				Counters: map[string]resourceapi.Counter{
+					"functions": {Value: resource.MustParse("1")},
+				},
+			}}})
+	if apierrors.IsInvalid(err) {
+		return false, nil
+	}
+	return err == nil && len(kept.ConsumesCounters) > 0, err
+}
+
+// takesLists reports whether the API server stores attributes with several values (KEP-5491) as it
+// is told. One without the feature gate drops the values and refuses the empty attribute. One that
+// does not know the fields may refuse the question as a bad request.
+func (f *Features) takesLists(ctx context.Context) (bool, error) {
+	lists := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{1, 0}},
+		deviceattribute.StandardDeviceAttributePCIeRoot: {
+			StringValues: []string{"pci0000:00", "pci0008:00"},
+		},
+	}
+
+	kept, err := f.create(ctx,
+		resourceapi.Device{Name: "question", Attributes: maps.Clone(lists)})
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		return false, nil
+	}
+	return err == nil && equality.Semantic.DeepEqual(lists, kept.Attributes), err
 }
 
 // version returns the version of the API server, "" if it may not be read.

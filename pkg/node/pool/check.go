@@ -118,6 +118,8 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 			"portsAhead is only for pools with provision: Ahead"},
 		{s.Attributes != nil && s.Publish == v1alpha1.PublishDevicePlugin,
 			"attributes is only for pools with publish: DRA, as the kubelet knows none"},
+		{s.DataDirect && s.Publish == v1alpha1.PublishDevicePlugin,
+			"dataDirect is only for pools with publish: DRA, as the kubelet knows no attributes"},
 	}
 }
 
