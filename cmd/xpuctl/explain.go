@@ -165,5 +165,9 @@ func (o *explainOptions) schedule(
 	answer := report.New(features.Kubernetes)
 	answer.Add(decision)
 
-	return answer.Pods[0].Why(), decision.Node, nil
+	why = answer.Pods[0].Why()
+	if note := features.Note(); note != "" && len(why) > 0 {
+		why = append(why, note)
+	}
+	return why, decision.Node, nil
 }

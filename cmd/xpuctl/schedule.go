@@ -139,6 +139,9 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if note := features.Note(); note != "" {
+		terminal.Line(c.ErrOrStderr(), "note: %s", note)
+	}
 
 	decisions, err := scheduleAll(c.Context(), from, features)
 	if err != nil {

@@ -88,7 +88,10 @@ func parsed(minor string) *version.Version {
 
 // Features are the features of a Kubernetes scheduler.
 type Features struct {
-	Kubernetes        string // version of the scheduler, for example 1.37
+	Kubernetes string // version of the scheduler that is reproduced, for example 1.37
+	// Unknown is the version that was asked for if it is newer than [NewestKubernetes], for example
+	// v1.38.0, and otherwise "". Its scheduler may decide otherwise.
+	Unknown           string
 	Allocator         structured.Features
 	ExtendedResources bool // DeviceClasses can serve extended resources
 	TaintRules        bool // DeviceTaintRules have an effect
@@ -96,8 +99,9 @@ type Features struct {
 
 // NewFeatures returns the features of the scheduler of a version of Kubernetes: the defaults of
 // that version, changed by featureGates in the format of --feature-gates, for example
-// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1. Versions after
-// [NewestKubernetes] count as that version.
+// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1. What versions after
+// [NewestKubernetes] changed is unknown: they get the features of that version, and [Features.Note]
+// says so.
 func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	v, err := version.ParseGeneric(kubernetes)
 	if err != nil {
@@ -105,6 +109,7 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 			NewestKubernetes)
 	}
 
+	unknown := ""
 	v = version.MajorMinor(v.Major(), v.Minor())
 	if v.LessThan(version.MustParse(OldestKubernetes)) {
 		return Features{}, fmt.Errorf("version of Kubernetes %s: the oldest is %s", kubernetes,
@@ -112,7 +117,7 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	}
 
 	if newest := version.MustParse(NewestKubernetes); v.GreaterThan(newest) {
-		v = newest
+		unknown, v = kubernetes, newest
 	}
 
 	gate := featuregate.NewVersionedFeatureGateWithMinCompatibility(v, v)
@@ -128,6 +133,7 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 
 	return Features{
 		Kubernetes:        v.String(),
+		Unknown:           unknown,
 		ExtendedResources: gate.Enabled(extendedResource),
 		// Version 1.34 has no separate gate for rules.
 		TaintRules: gate.Enabled(deviceTaints) &&
@@ -146,6 +152,15 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 			PrioritizedList:         gate.Enabled(prioritizedList),
 		},
 	}, nil
+}
+
+// Note returns a sentence for people if the version is not known, and otherwise "".
+func (f Features) Note() string {
+	if f.Unknown == "" {
+		return ""
+	}
+	return fmt.Sprintf("Kubernetes %s is newer than this program, which does not know what changed: "+
+		"the answer is that of the scheduler of %s", f.Unknown, f.Kubernetes)
 }
 
 // GateNames returns the feature gates that [NewFeatures] knows, sorted.

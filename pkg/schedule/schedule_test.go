@@ -406,6 +406,10 @@ func TestFeatures(t *testing.T) {
 		if features.TaintRules {
 			got = append(got, "rules")
 		}
+		if unknown := tt.version == "1.40"; unknown != (features.Unknown == tt.version) ||
+			unknown != strings.Contains(features.Note(), "Kubernetes 1.40 is newer") {
+			t.Errorf("%s: unknown %q, note %q", tt.version, features.Unknown, features.Note())
+		}
 		if strings.Join(got, " ") != tt.want {
 			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.gates,
 				strings.Join(got, " "), tt.want)
