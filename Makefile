@@ -169,7 +169,7 @@ fuzz: ## Fuzz every fuzz target for a while, until one fails (FUZZTIME=30s FUZZ=
 
 LIVES ?= 10000
 .PHONY: matrix
-matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, container runtime and Multus; takes an hour the first time
+matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, container runtime and Multus; takes hours the first time
 	@scripts/matrix $(VERSIONS)
 
 .PHONY: upgrades

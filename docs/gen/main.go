@@ -2,7 +2,7 @@
 
 // Command gen writes the parts of the documents that follow from the programs and their source:
 // flags.md, metrics.md, chart.md, quirks.md, opi-conformance.md and schedule.schema.json of
-// docs/reference, the tables in docs/reference/hardware.md, docs/reference/opi-agents.md and
+// docs/reference, the tables in docs/reference/hardware.md, docs/reference/opi-agents.md, docs/reference/versions.md,
 // docs/explanation/lifecycle.md and docs/explanation/attach-and-release.md, and the list in docs/how-to/configure-interface.md. It tidies
 // api.md. Run it at the root of the project; "make generate" runs it after crd-ref-docs.
 package main
@@ -101,6 +101,10 @@ func run(dir string) error {
 		return err
 	}
 	if err := agentsTable(filepath.Join(dir, "opi-agents.md")); err != nil {
+		return err
+	}
+	if err := versionsTable(filepath.Join(dir, "versions.md"),
+		"docs/gen/versions.yaml"); err != nil {
 		return err
 	}
 

@@ -108,6 +108,46 @@ func TestSourcesNameTheVersion(t *testing.T) {
 	}
 }
 
+// TestPatchReleases: a patch release is built of the module of its minor release, and of no other.
+func TestPatchReleases(t *testing.T) {
+	cache := Cache{Dir: t.TempDir(), Sources: devcluster.Sources, Log: io.Discard}
+	paths := map[string]string{}
+	for _, version := range []string{"", "1.34", "1.34.0", "1.34.99", "1.37.0", "1.37.99"} {
+		cache.Kubernetes = version
+		set, _, err := cache.plan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "v" + version; strings.Count(version, ".") == 2 && set.KubernetesVersion != want {
+			t.Errorf("version %s, want %s", set.KubernetesVersion, want)
+		}
+		if other, ok := paths[set.Kubernetes]; ok {
+			t.Errorf("%q and %q are the same programs", version, other)
+		}
+		paths[set.Kubernetes] = version
+
+		m, err := cache.kubernetesModule()
+		if err != nil || m.incomplete != (strings.Count(version, ".") == 2) {
+			t.Errorf("%s: incomplete %t, %v", version, m.incomplete, err)
+		}
+		own, _ := strings.CutPrefix(set.KubernetesVersion, "v1.")
+		for line := range strings.Lines(m.goMod) {
+			_, replaced, _ := strings.Cut(line, "=> k8s.io/")
+			if replaced != "" && !strings.HasSuffix(line, "v0."+own+"\n") {
+				t.Errorf("%s: %s", version, line)
+			}
+		}
+	}
+
+	for _, version := range []string{"1.33.1", "1.34.x", "2.34.1"} {
+		cache.Kubernetes = version
+		if _, _, err := cache.plan(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "a patch release of these") {
+			t.Errorf("%s: error %v", version, err)
+		}
+	}
+}
+
 func TestPathDependsOnEveryInput(t *testing.T) {
 	cache := Cache{Dir: "/cache"}
 	seen := map[string][]string{}

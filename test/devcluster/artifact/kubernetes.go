@@ -44,20 +44,15 @@ func (c Cache) goCommand(ctx context.Context, dir string, args ...string) *exec.
 }
 
 func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
-	mod, sum := "go.mod", "go.sum"
-	if c.Kubernetes != "" {
-		mod, sum = path.Join("kubernetes", c.Kubernetes+".mod"), path.Join("kubernetes",
-			c.Kubernetes+".sum")
-	}
-
-	inputs, err := c.inputs(mod, sum, "cmd/kubernetes/main.go")
-	if errors.Is(err, fs.ErrNotExist) {
-		return artifact{}, "", fmt.Errorf("Kubernetes %s cannot be built: want one of %s, or "+
-			"none for that of go.mod", c.Kubernetes, strings.Join(c.KubernetesVersions(), ", "))
-	}
+	module, err := c.kubernetesModule()
 	if err != nil {
 		return artifact{}, "", err
 	}
+	inputs, err := c.inputs(module.sum, "cmd/kubernetes/main.go")
+	if err != nil {
+		return artifact{}, "", err
+	}
+	inputs = append([]string{module.mod, module.goMod}, inputs...)
 
 	version, err := moduleVersion(inputs[1], "k8s.io/kubernetes")
 	if err != nil {
@@ -70,20 +65,25 @@ func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
 		dir:    "kubernetes",
 		inputs: append(inputs, goVersion),
 		make: func(ctx context.Context, target string) error {
-			return c.makeKubernetes(ctx, name, version, target, mod, sum)
+			return c.makeKubernetes(ctx, name, version, target, module)
 		},
 	}, version, nil
 }
 
-func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, sum string) error {
+func (c Cache) makeKubernetes(
+	ctx context.Context, name, version, target string, module kubernetesModule,
+) error {
 	source, err := os.MkdirTemp("", "devcluster-kubernetes-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(source)
 
-	if err := errors.Join(c.extractModule(source, mod, sum),
+	if err := errors.Join(c.extractModule(source, module.mod, module.sum),
 		c.extract(source, "cmd/kubernetes/main.go")); err != nil {
+		return err
+	}
+	if err := c.complete(ctx, source, module); err != nil {
 		return err
 	}
 

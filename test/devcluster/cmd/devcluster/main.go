@@ -98,8 +98,9 @@ func defaultCache() string {
 // versionFlags adds the flags that choose the versions of a cluster's components.
 func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
 	cache := artifact.Cache{Sources: devcluster.Sources}
-	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+
-		strings.Join(cache.KubernetesVersions(), ", "))
+	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "another Kubernetes: "+
+		strings.Join(cache.KubernetesVersions(), ", ")+", or a patch release of these or of "+
+		"go.mod's, such as 1.34.0")
 	cmd.Flags().StringVar(&o.multus, "multus-version",
 		"", "an older Multus: "+strings.Join(cache.MultusVersions(), ", "))
 	cmd.Flags().StringVar(&o.runtime, "runtime", "",
