@@ -38,9 +38,11 @@ func (t *Test) freeNodes(ctx context.Context) (map[string]bool, error) {
 		if s.Spec.Driver != v1alpha1.GroupName || s.Spec.NodeName == nil {
 			continue
 		}
-		if slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
-			return takesPods(d) && class.match(ctx, d)
-		}) {
+		offers, err := class.matchAny(ctx, s.Spec.Devices)
+		if err != nil && t.failing == "" {
+			t.failing = fmt.Sprintf("node %s: %v", *s.Spec.NodeName, err)
+		}
+		if offers {
 			free[*s.Spec.NodeName] = true
 		}
 	}
@@ -88,13 +90,33 @@ func (t *Test) classSelectors(ctx context.Context) (all selectors, err error) {
 	return all, nil
 }
 
-// match reports whether each selector is true for the device of this driver. A selector that fails,
-// for example by an attribute that the device does not have, does not match, as in the scheduler.
-func (all selectors) match(ctx context.Context, d resourceapi.Device) bool {
+// matchAny reports whether one of the devices of this driver takes pods and is selected. It ends at
+// the first one for which a selector fails, for example by an attribute that the device does not
+// have: the scheduler places no pod then.
+func (all selectors) matchAny(ctx context.Context, devices []resourceapi.Device) (bool, error) {
+	for _, d := range devices {
+		selected, err := all.match(ctx, d)
+		if err != nil {
+			return false, fmt.Errorf("device %s: %w", d.Name, err)
+		}
+		if selected && takesPods(d) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// match reports whether each selector is true for the device.
+func (all selectors) match(ctx context.Context, d resourceapi.Device) (bool, error) {
 	input := cel.Device{Driver: v1alpha1.GroupName, Attributes: d.Attributes, Capacity: d.Capacity,
 		AllowMultipleAllocations: d.AllowMultipleAllocations}
-	return !slices.ContainsFunc(all, func(s cel.CompilationResult) bool {
-		matches, _, err := s.DeviceMatches(ctx, input)
-		return err != nil || !matches
-	})
+	for i, s := range all {
+		if matches, _, err := s.DeviceMatches(ctx, input); err != nil || !matches {
+			if err != nil {
+				err = fmt.Errorf("spec.selectors[%d]: %w", i, err)
+			}
+			return false, err
+		}
+	}
+	return true, nil
 }

@@ -78,6 +78,7 @@ type Test struct {
 	run       string // identity of the test
 	networks  []v1alpha1.XPUNetwork
 	leftOut   []string // nodes that have Functions, and none that the pods could get
+	failing   string   // a node where a selector of the DeviceClass fails, and why
 	pods      []*pod
 	orders    int
 	made      bool               // there may be something to delete
@@ -101,6 +102,9 @@ func (t *Test) String() string {
 	if len(t.leftOut) > 0 {
 		text += "; not tested, because they offer no Function this way: " +
 			listed("node", t.leftOut)
+	}
+	if t.failing != "" {
+		text += "; the scheduler places no pod where a selector of the class fails, as on " + t.failing
 	}
 	return text
 }

@@ -260,28 +260,35 @@ func TestNodes(t *testing.T) {
 		published("node4", resourceapi.DeviceTaint{Key: v1alpha1.TaintCordoned,
 			Effect: resourceapi.DeviceTaintEffectNoSchedule}))
 
-	other := published("node5")
-	pool := "other"
+	other, number := published("node5"), published("node6")
+	pool, one := "other", int64(1)
 	other.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"pool": {StringValue: &pool},
+	}
+	number.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"pool": {IntValue: &one},
 	}
 	classOfPool := class("xpu-fast")
 	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(classOfPool), classOfPool))
 	classOfPool.Spec.Selectors[0].CEL.Expression += ` && ` +
-		`device.attributes["xpu.opiproject.org"].?pool.orValue("") != "other"`
+		`!device.attributes["xpu.opiproject.org"].?pool.orValue("").startsWith("o")`
 	must.Succeed(t, w.api.Update(t.Context(), classOfPool))
-	w.create(other, &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node5"},
-		Status: v1alpha1.XPUNodeStatus{Functions: 4,
-			Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}})
+	w.create(other, number)
+	for _, name := range []string{"node5", "node6"} {
+		w.create(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: v1alpha1.XPUNodeStatus{Functions: 4,
+				Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 4, Healthy: 4}}}})
+	}
 
 	byClass, byResource := options(), options()
 	byClass.Class, byResource.Resource = "xpu-fast", "xpu.opiproject.org/plain"
 	for want, o := range map[string]connectivity.Options{
 		"4 pods of networks blue, red on nodes node1, node2, by DeviceClass xpu-fast, in namespace " +
-			"xpu-test; not tested, because they offer no Function this way: nodes node3, node4, node5": byClass,
+			"xpu-test; not tested, because they offer no Function this way: nodes node3, node4, " +
+			"node5, node6; the scheduler places no pod where a selector of the class fails, as on node " +
+			"node6: device 0000-3b-02-0: spec.selectors[0]: no such overload": byClass,
 		"4 pods of networks blue, red on node node3, by extended resource xpu.opiproject.org/plain, " +
-			"in namespace xpu-test; not tested, because they offer no Function this way: nodes " +
-			"node1, node2, node4, node5": byResource,
+			"in namespace xpu-test; not tested, because they offer no Function this way: 5 nodes": byResource,
 	} {
 		test, err := connectivity.Plan(t.Context(), w.cluster(), o)
 		must.Succeed(t, err)
