@@ -85,6 +85,27 @@ func TestGPUBesideConnectX8(t *testing.T) {
 	})
 }
 
+// TestGPUBesidePF checks that a GPU below the PF's own root belongs to the NIC too.
+func TestGPUBesidePF(t *testing.T) {
+	objects, _ := machine(t, devicemodel.AllFeatures(), true)
+	for _, o := range objects {
+		if s, isSlice := o.(*resourceapi.ResourceSlice); isSlice && s.Spec.Driver == gpuDriver {
+			s.Spec.Devices = []resourceapi.Device{gpu("other", "pci0012:01"), gpu("own", "pci0010:00")}
+		}
+	}
+
+	d := decide(t, gate, objects, 1)[0]
+	if d.Node == "" {
+		t.Fatalf("%+v", d.Refusals)
+	}
+	for _, result := range d.Claims[0].Claim.Status.Allocation.Devices.Results {
+		want := map[string]string{"gpu": "own", "nic": "0010-03-01-0"}[result.Request]
+		if result.Device != want {
+			t.Errorf("%s is %s, want %s", result.Request, result.Device, want)
+		}
+	}
+}
+
 // TestGPUWithoutLists checks that a claim waits, and says for what, where the scheduler or the pool
 // has only the PF's own PCIe root.
 func TestGPUWithoutLists(t *testing.T) {
@@ -126,9 +147,9 @@ func machine(
 	objects = append(slicesOf(v1alpha1.GroupName, nics.Pools), slicesOf(gpuDriver, gpus(host))...)
 
 	pairs = map[string]string{}
-	for i, gpu := range host.GPUs() {
+	for i, g := range host.GPUs() {
 		for _, f := range p.Functions {
-			if slices.Contains(f.DataDirectRoots, gpu.PCIeRoot) {
+			if slices.Contains(f.DataDirectRoots, g.PCIeRoot) {
 				pairs[f.ID.DeviceName()] = fmt.Sprint("gpu-", i)
 			}
 		}
@@ -176,13 +197,17 @@ func functionsOf(t *testing.T, host *simulate.Host) []function.Function {
 // suitable GPU is not the right one.
 func gpus(host *simulate.Host) map[string]resourceslice.Pool {
 	var devices []resourceapi.Device
-	for i, gpu := range slices.Backward(host.GPUs()) {
-		devices = append(devices, resourceapi.Device{Name: fmt.Sprint("gpu-", i),
-			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &gpu.PCIeRoot},
-			}})
+	for i, g := range slices.Backward(host.GPUs()) {
+		devices = append(devices, gpu(fmt.Sprint("gpu-", i), g.PCIeRoot))
 	}
 	return map[string]resourceslice.Pool{node: {Slices: []resourceslice.Slice{{Devices: devices}}}}
+}
+
+func gpu(name, root string) resourceapi.Device {
+	return resourceapi.Device{Name: name,
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root},
+		}}
 }
 
 func slicesOf(driver string, pools map[string]resourceslice.Pool) (all []client.Object) {
