@@ -322,7 +322,7 @@ type DevicePluginSpec struct {
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
 // or make the PF trust it.
-// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause;ethtool.fec
 type PrivilegedField string
 
 const (
@@ -340,7 +340,9 @@ const (
 	// Channels and rings take interrupts and memory of the node, which no limit of the pod counts.
 	FieldChannels PrivilegedField = "ethtool.channels"
 	FieldRings    PrivilegedField = "ethtool.rings"
-	FieldPause    PrivilegedField = "ethtool.pause" // of a PF, whose VFs share the port
+	// Pause frames and FEC are a PF's, whose VFs share the port.
+	FieldPause PrivilegedField = "ethtool.pause"
+	FieldFEC   PrivilegedField = "ethtool.fec"
 )
 
 // PrivilegedFields returns all privileged fields.
@@ -348,7 +350,7 @@ func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
 		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldPrivateFlags,
-		FieldChannels, FieldRings, FieldPause,
+		FieldChannels, FieldRings, FieldPause, FieldFEC,
 	}
 }
 

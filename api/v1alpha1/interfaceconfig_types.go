@@ -179,6 +179,36 @@ type Ethtool struct {
 	// Pause are the pause frames: "autoneg", "rx", "tx".
 	// +optional
 	Pause map[string]bool `json:"pause,omitempty"`
+
+	// RSS says how the card spreads received packets over its queues (receive side scaling).
+	// +optional
+	RSS *RSS `json:"rss,omitempty"`
+
+	// FEC are the modes of forward error correction of the port: "auto", "off", "rs", "baser",
+	// "llrs", as ethtool --set-fec takes them. The port is the PF's, so that most VFs have none.
+	// +optional
+	FEC []string `json:"fec,omitempty"`
+}
+
+// RSS has what ethtool -x shows. Absent fields keep the netdev's values.
+type RSS struct {
+	// Equal is the number of queues, from the first one, among which packets are spread in equal
+	// shares, 1-1024. It is not for use with weights.
+	// +optional
+	Equal *int32 `json:"equal,omitempty"`
+
+	// Weights are the shares of up to 1024 queues, from the first one, 0-65535: with [3, 1] the first
+	// queue gets three of four packets. Their sum is at most the length of the card's table.
+	// +optional
+	Weights []int32 `json:"weights,omitempty"`
+
+	// HashKey is the key of the hash in hexadecimal, "6d:5a:56:da", as long as the card's key.
+	// +optional
+	HashKey string `json:"hashKey,omitempty"`
+
+	// HashFunction is "toeplitz", "xor" or "crc32".
+	// +optional
+	HashFunction string `json:"hashFunction,omitempty"`
 }
 
 // VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). If the PF's driver does

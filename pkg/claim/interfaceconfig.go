@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -65,6 +64,7 @@ func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 	}
 
 	base = *base.DeepCopy()
+	replaceTable(base.Ethtool, over.Ethtool)
 	overlay(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over))
 
 	return base
@@ -113,7 +113,6 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
 		Sysctls:      maps.Clone(c.Sysctls),
 		Offload:      offloadOf(c.Offload),
-		Ethtool:      ethtoolOf(c.Ethtool),
 	}
 
 	if i.Name == "lo" || i.Name == "eth0" {
@@ -130,6 +129,8 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	}
 
 	var err error
+	i.Ethtool, err = ethtoolOf(c.Ethtool)
+	errs = append(errs, err)
 	if c.MAC != "" {
 		if i.MAC, err = function.ParseMAC(c.MAC); err != nil {
 			errs = append(errs, fmt.Errorf("mac: %w", err))
@@ -409,43 +410,6 @@ func offloadOf(c *v1alpha1.Offload) *function.Offload {
 		GSOMaxSize: size(c.GSOMaxSize), GROMaxSize: size(c.GROMaxSize),
 		GSOIPv4MaxSize: size(c.GSOIPv4MaxSize), GROIPv4MaxSize: size(c.GROIPv4MaxSize),
 	}
-}
-
-// ethtoolOf converts settings of the driver to the texts that package ethtool has for them.
-func ethtoolOf(c *v1alpha1.Ethtool) function.Ethtool {
-	if c == nil {
-		return nil
-	}
-
-	settings := function.Ethtool{}
-	add := func(group, name, value string) {
-		if settings[group] == nil {
-			settings[group] = map[string]string{}
-		}
-		settings[group][name] = value
-	}
-
-	for group, flags := range map[string]map[string]bool{
-		"features": c.Features, "private flags": c.PrivateFlags,
-	} {
-		for name, on := range flags {
-			add(group, name, map[bool]string{true: "on", false: "off"}[on])
-		}
-	}
-
-	for name, on := range c.Pause {
-		add("pause", name, map[bool]string{true: "1", false: "0"}[on])
-	}
-
-	for group, numbers := range map[string]map[string]int32{
-		"channels": c.Channels, "rings": c.Rings, "coalescing": c.Coalescing,
-	} {
-		for name, number := range numbers {
-			add(group, name, strconv.Itoa(int(number)))
-		}
-	}
-
-	return settings
 }
 
 func vfOf(c *v1alpha1.VFConfig) *function.VFConfig {

@@ -24,11 +24,18 @@ var around = map[string]string{
 
 // with returns the fields of an InterfaceConfig in which the one with the path has this value.
 func with(path, value string) string {
-	name, inner, isNested := strings.Cut(path, ".")
-	if !isNested {
-		return fmt.Sprintf("%q: %s", name, value)
+	i := strings.LastIndex(path, ".")
+	if i < 0 {
+		return fmt.Sprintf("%q: %s", path, value)
 	}
 
+	name, inner := path[:i], path[i+1:]
+	if of, isEntry := strings.CutSuffix(inner, "[]"); isEntry {
+		inner, value = of, "["+value+"]"
+		if of == "weights" { // one must not be 0
+			value = "[1, " + value[1:]
+		}
+	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal([]byte("{"+around[name]+"}"), &fields); err != nil {
 		panic(err)
@@ -42,7 +49,7 @@ func with(path, value string) string {
 	if list, isList := strings.CutSuffix(name, "[]"); isList {
 		return fmt.Sprintf("%q: [%s]", list, text)
 	}
-	return fmt.Sprintf("%q: %s", name, text)
+	return with(name, string(text))
 }
 
 // TestLimits checks that each limit is exactly where the validation refuses, and that its path is a
@@ -71,7 +78,11 @@ func TestLimits(t *testing.T) {
 			right["key "+key] = fmt.Sprintf(`{%q: "1"}`, key)
 			wrong["no key"] = `{"another": "1"}`
 		}
-		if limit.Pattern != "" {
+		if strings.HasSuffix(path, "hashKey") {
+			right["long"] = fmt.Sprintf("%q", strings.Repeat("6d:", limit.Length/3)+"6d")
+			wrong["longer"] = fmt.Sprintf("%q", strings.Repeat("6d:", limit.Length/3+1)+"6d")
+			wrong["no key"] = `"6d5a"`
+		} else if limit.Pattern != "" {
 			const variant = "_vfio_pci"
 			right["the driver"], right["a variant"] = `"vfio-pci"`, `"mlx5_vfio_pci"`
 			right["long"] = fmt.Sprintf("%q", strings.Repeat("n", limit.Length-len(variant))+variant)
@@ -84,7 +95,7 @@ func TestLimits(t *testing.T) {
 		if limit.Items > 0 {
 			right["items"], wrong["too many items"] = items(path, limit.Items), items(path, limit.Items+1)
 		}
-		if limit.Choices == nil {
+		if limit.Choices == nil || strings.HasSuffix(path, "[]") {
 			delete(right, "choice ")
 		}
 
@@ -115,7 +126,12 @@ func items(path string, n int) string {
 			"networks":  fmt.Sprintf(`{"name": "n%d"}`, i),
 			"rules":     fmt.Sprintf(`{"incoming": true, "table": 5, "priority": %d}`, i+1),
 		}[path]
-		if strings.HasSuffix(path, "addresses") {
+		switch {
+		case strings.HasSuffix(path, "weights"):
+			texts[i] = "1"
+		case strings.HasSuffix(path, "fec"):
+			texts[i] = `"rs"`
+		case strings.HasSuffix(path, "addresses"):
 			texts[i] = fmt.Sprintf(`"10.0.0.%d/24"`, i+1)
 		}
 	}

@@ -277,6 +277,45 @@ func TestValidate(t *testing.T) {
 		"ethtool name": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {"a\nb": "on"}}
 		}, "has a name that no driver has"},
+		"RSS and FEC": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{
+				"RSS": {"table": "weights 3 1", "hash key": "6d5a", "hash function": "1"},
+				"FEC": {"auto": "0", "modes": "BASER RS"},
+			}
+		}, ""},
+		"RSS of equal shares": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "equal 1024"}}
+		}, ""},
+		"RSS of no queue": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "equal 0"}}
+		}, `ethtool.rss.equal "0": must be 1-1024`},
+		"RSS without a weight": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "weights 0 0"}}
+		}, `ethtool.rss.weights: must have one that is not 0`},
+		"RSS of too many weights": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "weights" + strings.Repeat(" 1", 1025)}}
+		}, `ethtool.rss.weights: has 1025, at most 1024 may be given`},
+		"RSS with a large weight": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "weights 1 65536"}}
+		}, `ethtool.rss.weights "65536": must be 0-65535`},
+		"RSS by a table": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"table": "0 1 2"}}
+		}, `ethtool.rss: table "0 1 2": must be equal shares or weights`},
+		"RSS with no key": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"hash key": "6d5"}}
+		}, `ethtool.rss.hashKey: must be 1-128 bytes such as 6d:5a:56`},
+		"RSS with another setting": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"input transformation": "1"}}
+		}, `ethtool.rss: "input transformation" cannot be set`},
+		"RSS with no function": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"RSS": {"hash function": "3"}}
+		}, `ethtool.rss.hashFunction: must be one of crc32, toeplitz, xor`},
+		"FEC of another mode": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"FEC": {"auto": "0", "modes": "RS hamming"}}
+		}, `ethtool.fec "hamming": must be one of auto, baser, llrs, off, rs`},
+		"FEC with nothing": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"FEC": {"auto": "0", "modes": ""}}
+		}, `ethtool.fec: must have one of auto, baser, llrs, off, rs`},
 		"long ethtool name": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {strings.Repeat("a", 32): "on"}}
 		}, "has a name that no driver has"},

@@ -87,6 +87,13 @@ var answers = map[string]struct {
 		),
 		map[string]string{"tx": "on", "rx": "all"},
 	},
+	"FEC": {
+		message(
+			bitset(fecModes, map[string]bool{"RS": true, "BASER": true}, true),
+			nl.NewRtAttr(fecAuto, []byte{0}),
+		),
+		map[string]string{"modes": "BASER RS", "auto": "0"},
+	},
 	"messages": {
 		message(bitset(unix.ETHTOOL_A_DEBUG_MSGMASK,
 			map[string]bool{"probe": true, "link": true, "drv": true}, true)),
@@ -134,6 +141,26 @@ func TestTable(t *testing.T) {
 		}
 		if !slices.Equal(attr.Data, value) {
 			t.Errorf("%q is sent as %v, want %v", text, attr.Data, value)
+		}
+	}
+}
+
+// TestSpread checks the tables of shares. A table that assigns the queues in turn has its short form.
+func TestSpread(t *testing.T) {
+	for want, test := range map[string]struct {
+		shares []int
+		size   int
+	}{
+		"0 0 0 1":         {[]int{3, 1}, 4},
+		"equal 1":         {[]int{7}, 4},
+		"0 0 1 1":         {[]int{1, 1}, 4},
+		"1 1 1 3":         {[]int{0, 6, 0, 2}, 4},
+		"equal 2":         {[]int{65535, 65535}, 2},
+		"0 0 0 1 1 1 2 2": {[]int{1, 1, 1}, 8},
+		"":                {[]int{1}, 0},
+	} {
+		if got := Spread(test.shares, test.size); got != want {
+			t.Errorf("%v of %d: %q, want %q", test.shares, test.size, got, want)
 		}
 	}
 }

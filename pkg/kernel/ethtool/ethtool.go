@@ -57,6 +57,8 @@ const (
 	coalesceAggrBytes, coalesceAggrFrames, coalesceAggrTime = 0x1a, 0x1b, 0x1c
 
 	tsTxTypes, tsRxFilters = 3, 4 // ETHTOOL_A_TSCONFIG_*
+
+	fecModes, fecAuto = 2, 3 // ETHTOOL_A_FEC_*
 )
 
 // groups lists the groups in the order in which they must be changed. The channels come before RSS,
@@ -127,6 +129,10 @@ var groups = []group{
 		{name: "autoneg", kind: unix.ETHTOOL_A_PAUSE_AUTONEG, codec: number(1)},
 		{name: "rx", kind: unix.ETHTOOL_A_PAUSE_RX, codec: number(1)},
 		{name: "tx", kind: unix.ETHTOOL_A_PAUSE_TX, codec: number(1)},
+	}},
+	{"FEC", unix.ETHTOOL_MSG_FEC_GET, unix.ETHTOOL_MSG_FEC_SET, []field{
+		{name: modes, kind: fecModes, codec: list{}},
+		{name: auto, kind: fecAuto, codec: number(1)},
 	}},
 	{"RSS", unix.ETHTOOL_MSG_RSS_GET, rssSet, []field{
 		{name: "hash function", kind: rssHashFunction, codec: number(4)},
@@ -221,18 +227,27 @@ func (c *Conn) Change(index int, groupName string, to map[string]string) error {
 		return err
 	}
 
-	attributes, err := g.attributes(to)
-	if err == nil {
-		_, err = c.send(g.set, index, attributes...)
-	}
-	if g.set == rssSet && errors.Is(err, unix.EOPNOTSUPP) {
-		err = c.changeRSS(index, to)
+	switch g.set {
+	case rssSet:
+		err = c.changeRSS(g, index, to)
+	case unix.ETHTOOL_MSG_FEC_SET:
+		err = c.change(g, index, withModes(to))
+	default:
+		err = c.change(g, index, to)
 	}
 	if err != nil {
 		return fmt.Errorf("ethtool %s: %w", g.name, err)
 	}
 
 	return nil
+}
+
+func (c *Conn) change(g group, index int, to map[string]string) error {
+	attributes, err := g.attributes(to)
+	if err == nil {
+		_, err = c.send(g.set, index, attributes...)
+	}
+	return err
 }
 
 func groupOf(name string) (group, error) {

@@ -23,10 +23,10 @@ const (
 	rxfhSize = 24
 )
 
-// changeRSS changes RSS settings by ioctl, for kernels that can read them by netlink and not set
+// ioctlRSS changes RSS settings by ioctl, for kernels that can read them by netlink and not set
 // them (ETHTOOL_MSG_RSS_SET came with Linux 6.17). An ioctl names the netdev, so that a netdev that
 // gets another name in this moment is not found.
-func (c *Conn) changeRSS(index int, to map[string]string) error {
+func (c *Conn) ioctlRSS(index int, to map[string]string) error {
 	if c.socket == nil {
 		return unix.EOPNOTSUPP
 	}

@@ -17,8 +17,9 @@ import (
 func ethtoolGroup(name string) string { return "ethtool " + name }
 
 // checkDriver returns an error about driver settings that the pod wants and that the snapshot does
-// not have, because such settings could not be restored.
-func checkDriver(before Snapshot, want function.Interface) error {
+// not have, because such settings could not be restored. Of RSS and FEC it also compares the values
+// with what the driver says that it can do.
+func (e *Engine) checkDriver(before Snapshot, want function.Interface) error {
 	const most = 8 // settings that an error names
 	var errs []error
 	for _, group := range function.EthtoolGroups() {
@@ -37,6 +38,9 @@ func checkDriver(before Snapshot, want function.Interface) error {
 			"change %s", before.Name, group, unknown[:min(len(unknown), most)], choice))
 	}
 
+	if len(errs) == 0 {
+		errs = append(errs, e.checkRSS(before, want), e.checkFEC(before, want))
+	}
 	return errors.Join(append(errs, checkOffload(before, want.Offload))...)
 }
 
@@ -74,15 +78,20 @@ func (e *Engine) tuneDriver(
 ) error {
 	index := before.Identity.Index
 	for _, group := range function.EthtoolGroups() {
-		to := maps.Clone(want.Ethtool[group])
+		to, err := e.resolved(index, group, want.Ethtool[group])
+		if err != nil {
+			return fmt.Errorf("netdev %s: %w", before.Name, err)
+		}
+		// Other channels may have changed the table by now.
+		isStale := group == function.RSSGroup && len(want.Ethtool["channels"]) > 0
 		maps.DeleteFunc(to, func(name, value string) bool {
-			return before.Settings[ethtoolGroup(group)][name] == value
+			return before.Settings[ethtoolGroup(group)][name] == value && !isStale
 		})
 		if len(to) == 0 {
 			continue
 		}
 
-		err := e.step(ethtoolGroup(group), func() error {
+		err = e.step(ethtoolGroup(group), func() error {
 			return p.retry(ctx, busy, func() error { return e.ethtool.Change(index, group, to) })
 		})
 		if err == nil {
@@ -96,16 +105,18 @@ func (e *Engine) tuneDriver(
 	return nil
 }
 
-// checkTuned returns an error if the driver does not have the settings that it accepted.
+// checkTuned returns an error if the driver does not have the settings that it accepted. The modes of
+// FEC are the driver's choice if it was to choose.
 func (e *Engine) checkTuned(index int, group string, to map[string]string) error {
 	now, err := e.ethtool.Read(index, group)
 	if err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(to)) {
-		if now[name] != to[name] {
-			return fmt.Errorf("ethtool %s %q: the driver accepted %s, and has %q", group, name,
-				to[name], now[name])
+		chosen := group == function.FECGroup && name == function.FECNames && to[function.FECAuto] == "1"
+		if now[name] != to[name] && !chosen {
+			return fmt.Errorf("ethtool %s %q: the driver accepted %s, and has %s", group, name,
+				setting(to[name]), setting(now[name]))
 		}
 	}
 	return nil

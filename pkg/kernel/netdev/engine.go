@@ -167,7 +167,7 @@ func (e *Engine) Plan(
 	}
 
 	before.Settings = settings()
-	if err := checkDriver(before, want); err != nil {
+	if err := e.checkDriver(before, want); err != nil {
 		return Snapshot{}, Place{}, err
 	}
 	return before, place, nil

@@ -157,6 +157,7 @@ func (e *Engine) readAgain(
 // group. It continues after a refusal. It returns the refusals by the names of the properties.
 func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 	refused := map[string]error{}
+	e.freeChannels(now.Identity.Index, left)
 	for _, g := range e.settings {
 		to := map[string]string{}
 		for _, p := range left {
@@ -176,6 +177,21 @@ func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 	}
 
 	return refused
+}
+
+// freeChannels resets the RSS table if it and the channels are about to be restored, because the
+// kernel refuses to take a channel away that a table refers to. A refusal is not reported, because
+// the restore that follows reports it.
+func (e *Engine) freeChannels(index int, left []property) {
+	table, channels := false, false
+	for _, p := range left {
+		table = table || p.name == "ethtool RSS table"
+		channels = channels || p.group == "ethtool channels"
+	}
+	if table && channels {
+		e.trace("reset RSS table")
+		_ = e.ethtool.Change(index, "RSS", map[string]string{"table": ""})
+	}
 }
 
 // restore changes several settings at once. If the driver refuses them together, restore changes

@@ -3,6 +3,7 @@
 package hardware
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,13 +15,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/settings"
 )
 
 // TestDriverSettings checks that every setting of a real driver that a pod can change is given back.
 // A PF has more settings than a VF.
 func TestDriverSettings(t *testing.T) {
-	card.InGuest(t, "igb")
+	guest := os.Getenv(plan.GuestVariable)
+	if guest != "igb" && guest != "simnic" {
+		t.Skip("make test-qemu runs it in the guests igb and simnic")
+	}
 	engine, err := netdev.New(netdev.Options{})
 	must.Succeed(t, err)
 	defer engine.Close()
@@ -28,8 +33,15 @@ func TestDriverSettings(t *testing.T) {
 	pfs := card.PFs(t)
 	t.Run("VF", func(t *testing.T) {
 		changed := leaveDriverSettings(t, engine, deviceOf(t, pfs[0], 0))
-		mustHave(t, changed, "rings", "messages", "sysctl")
+		if guest == "simnic" {
+			mustHave(t, changed, "RSS", "FEC", "sysctl")
+		} else {
+			mustHave(t, changed, "rings", "messages", "sysctl")
+		}
 	})
+	if guest == "simnic" {
+		return
+	}
 
 	t.Run("PF", func(t *testing.T) {
 		numVFs := card.Attribute(t, pfs[1], "sriov_numvfs")
@@ -40,6 +52,133 @@ func TestDriverSettings(t *testing.T) {
 		mustHave(t, changed, "features", "channels", "rings", "coalescing", "pause",
 			"private flags", "messages", "RSS", "sysctl")
 	})
+}
+
+// TestDriverWishes checks that a pod gets the settings of the driver that it asks for, that they are
+// given back, and that what the card does not have is refused before anything is changed.
+func TestDriverWishes(t *testing.T) {
+	engine, err := netdev.New(netdev.Options{})
+	must.Succeed(t, err)
+	defer engine.Close()
+
+	pfs := card.PFs(t)
+	switch os.Getenv(plan.GuestVariable) {
+	case "simnic":
+		testWishes(t, engine, deviceOf(t, pfs[0], 0), simnicWishes)
+	case "igb":
+		numVFs := card.Attribute(t, pfs[1], "sriov_numvfs")
+		card.SetAttribute(t, pfs[1], "sriov_numvfs", "0")
+		t.Cleanup(func() { card.SetAttribute(t, pfs[1], "sriov_numvfs", numVFs) })
+		testWishes(t, engine, netdev.Device{Name: card.Netdev(pfs[1])}, igbWishes)
+	default:
+		t.Skip("make test-qemu runs it in the guests igb and simnic")
+	}
+}
+
+// driverWish is what a pod asks of a driver.
+type driverWish struct {
+	ethtool function.Ethtool
+	got     map[string]string // settings in the pod, by the names of package settings
+	refused string            // a part of the error
+}
+
+const otherKey = "ff02030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728"
+
+var simnicWishes = map[string]driverWish{
+	"all of RSS": {
+		ethtool: function.Ethtool{"RSS": {
+			"table": "weights 3 0 1", "hash key": otherKey, "hash function": "2",
+		}},
+		got: map[string]string{
+			"RSS table": "0 0 0 0 0 0 0 0 0 0 0 0 2 2 2 2", "RSS hash key": otherKey,
+			"RSS hash function": "2",
+		},
+	},
+	"equal shares of some queues": {
+		ethtool: function.Ethtool{"RSS": {"table": "equal 3"}},
+		got:     map[string]string{"RSS table": "equal 3"},
+	},
+	"one mode of FEC": {
+		ethtool: function.Ethtool{"FEC": {"auto": "0", "modes": "RS"}},
+		got:     map[string]string{"FEC auto": "0", "FEC modes": "RS"},
+	},
+	"the driver's mode of FEC": {
+		ethtool: function.Ethtool{"FEC": {"auto": "1", "modes": ""}},
+		got:     map[string]string{"FEC auto": "1", "FEC modes": ""},
+	},
+	"a mode of FEC that the port lacks": {
+		ethtool: function.Ethtool{"FEC": {"auto": "0", "modes": "LLRS"}},
+		refused: `ethtool.fec "llrs": the port does not support it; it supports baser, off, rs`,
+	},
+	"a short key": {
+		ethtool: function.Ethtool{"RSS": {"hash key": "6d5a"}},
+		refused: "ethtool.rss.hashKey: has 2 bytes, and the card's key has 40",
+	},
+	"weights beyond the table": {
+		ethtool: function.Ethtool{"RSS": {"table": "weights 16 1"}},
+		refused: "ethtool.rss.weights: their sum is 17, and the card's table has 16 entries",
+	},
+	"channels that the driver does not have": {
+		ethtool: function.Ethtool{"channels": {"rx": "2"}, "RSS": {"table": "equal 2"}},
+		refused: `ethtool channels ["rx"]: the driver cannot change it`,
+	},
+}
+
+// igbWishes need the two channels of a PF without VFs on a machine with two or more processors, or
+// the one that it has otherwise.
+var igbWishes = map[string]driverWish{
+	"shares": {
+		ethtool: function.Ethtool{"RSS": {"table": "weights 1"}},
+		got:     map[string]string{"RSS table": "equal 1"},
+	},
+	"too many queues": {
+		ethtool: function.Ethtool{"RSS": {"table": "equal 100"}},
+		refused: "ethtool.rss: needs 100 queues, and the netdev has ",
+	},
+	"a key that the driver does not tell": {
+		ethtool: function.Ethtool{"RSS": {"hash key": "6d5a"}},
+		refused: `ethtool RSS ["hash key"]: the driver cannot change it; it can change hash function`,
+	},
+	"FEC": {
+		ethtool: function.Ethtool{"FEC": {"auto": "1", "modes": ""}},
+		refused: `ethtool FEC ["auto" "modes"]: the driver cannot change it; it can change none of this`,
+	},
+}
+
+func testWishes(
+	t *testing.T, engine *netdev.Engine, device netdev.Device, wishes map[string]driverWish,
+) {
+	for name, wish := range wishes {
+		t.Run(name, func(t *testing.T) {
+			pod := netns.New(t)
+			want := function.Interface{Name: "net1", Ethtool: wish.ethtool}
+			before, _, err := engine.Plan(t.Context(), device, pod.Path(), function.Interface{Name: "net1"})
+			must.Succeed(t, err)
+			held, err := take(t, engine, device, pod.Path(), want)
+			if wish.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), wish.refused) {
+					t.Errorf("error %v, want %q", err, wish.refused)
+				}
+				return
+			}
+			must.Succeed(t, err)
+
+			got, err := settings.Of(pod, "net1")
+			must.Succeed(t, err)
+			for setting, value := range wish.got {
+				if got[setting] != value {
+					t.Errorf("%s is %q, want %q", setting, got[setting], value)
+				}
+			}
+
+			must.Succeed(t, held.release())
+			after, _, err := engine.Plan(t.Context(), device, pod.Path(), function.Interface{Name: "net1"})
+			must.Succeed(t, err)
+			if diff := cmp.Diff(before.Settings, after.Settings); diff != "" {
+				t.Errorf("settings (-before +after):\n%s", diff)
+			}
+		})
+	}
 }
 
 // leaveDriverSettings has a pod change all that its driver accepts, and releases the Function. It

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -31,6 +32,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
 // crashing is set in the environment of a process that must kill itself. Its value is a life in
@@ -65,7 +67,9 @@ type life struct {
 	NetNS   string // path of the pod's network namespace
 	At      int    // number of the event at which the process kills itself; 0 for none
 	Before  string // beginning of another event at which it does; "" for none
-	Hides   bool   // the pod leaves a VLAN of the VF in a network namespace that cannot be found
+	// Ethtool are settings of the driver that the pod asks for.
+	Ethtool function.Ethtool
+	Hides   bool // the pod leaves a VLAN of the VF in a network namespace that cannot be found
 }
 
 // agent has the parts of the agent that touch VFs.
@@ -141,6 +145,7 @@ func (l life) run() error {
 		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")},
+			Ethtool:   l.Ethtool,
 			VF: &function.VFConfig{
 				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true),
 				MaxTxRate: new(100),
@@ -217,19 +222,34 @@ func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error
 	return do(pod, l)
 }
 
+// driverWishes are settings of the drivers that have different values on the host, by guest.
+var driverWishes = map[string]function.Ethtool{
+	"igb": {"rings": {"rx": "512", "tx": "128"}},
+	"simnic": {
+		"RSS": {
+			"table": "weights 3 0 1", "hash function": "2",
+			"hash key": strings.Repeat("6d5a56da", 10),
+		},
+		"FEC": {"auto": "0", "modes": "BASER"},
+	},
+}
+
 // TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all
-// properties that igb supports. Another agent then does the work of an agent's start, and releases
+// properties that the card supports. Another agent then does the work of an agent's start, and releases
 // the VF. The test checks that nothing of the first agent's work is left.
 func TestCrashAtEachStep(t *testing.T) {
-	card.InGuest(t, "igb")
+	ethtool, known := driverWishes[os.Getenv(plan.GuestVariable)]
+	if !known {
+		t.Skip("make test-qemu runs it in the guests igb and simnic")
+	}
 	pf := card.PFs(t)[0]
 	node.Carrier(t, pf)
-	before := node.HostState(t)
+	before, settings := node.HostState(t), driverSettings(t, node.VFs(t, pf)[1])
 	for at := 1; ; at++ {
 		l := life{
 			PF: pf, VF: node.VFs(t, pf)[1], Index: 1,
 			Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
-			NetNS: netns.New(t).Path(),
+			NetNS: netns.New(t).Path(), Ethtool: ethtool,
 		}
 
 		last, killed := l.crash(t)
@@ -244,8 +264,22 @@ func TestCrashAtEachStep(t *testing.T) {
 		t.Run(fmt.Sprintf("step %d %s", at, last), func(t *testing.T) {
 			l.heal(t)
 			node.WantState(t, before)
+			if diff := cmp.Diff(settings, driverSettings(t, l.VF)); diff != "" {
+				t.Errorf("settings (-before +after):\n%s", diff)
+			}
 		})
 	}
+}
+
+// driverSettings returns the settings of a VF's netdev on the host.
+func driverSettings(t *testing.T, vf function.ID) netdev.Settings {
+	t.Helper()
+	engine, err := netdev.New(netdev.Options{})
+	must.Succeed(t, err)
+	defer engine.Close()
+	s, err := engine.Snapshot(t.Context(), netdev.Device{Name: card.Netdev(vf.Address)})
+	must.Succeed(t, err)
+	return s.Settings
 }
 
 // TestKilledWhileRebinding kills an agent between unbind and bind of a VF's driver, which free the

@@ -77,7 +77,7 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
 					limit: 5 * time.Minute},
-				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|DriverSettings|VFGone)$",
+				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|Driver|VFGone)",
 					limit: 5 * time.Minute},
 				{
 					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$",
@@ -142,6 +142,10 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
 					limit: 5 * time.Minute},
+				{name: "driver", path: "test/qemu/hardware", run: "^TestDriver",
+					limit: 3 * time.Minute},
+				{name: "crash", path: "test/qemu/node", run: "^TestCrashAtEachStep$",
+					limit: 10 * time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$",
 					limit: 3 * time.Minute},
 				// The suite needs none of the cards, but the other guest takes longer.
