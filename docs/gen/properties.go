@@ -58,12 +58,16 @@ func propertyTable() string {
 		case release == "":
 			release = "restored and read back"
 		}
+		check := p.Check
+		if check == "" && p.IsChecked() {
+			check = "compared"
+		}
 		return []string{
-			string(p.Source), strings.Join(fields, ", "), string(p.Move), release,
+			string(p.Source), strings.Join(fields, ", "), string(p.Move), check, release,
 		}
 	})
-	return "| property | of | set by | when it moves | on release |\n" +
-		"| --- | --- | --- | --- | --- |\n" + rows
+	return "| property | of | set by | when it moves | by CNI's `CHECK` | on release |\n" +
+		"| --- | --- | --- | --- | --- | --- |\n" + rows
 }
 
 // leftoverTable has a row for each case of each property. Properties whose only case is the same

@@ -3,10 +3,7 @@
 package claim_test
 
 import (
-	"iter"
 	"net/netip"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,7 +16,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
 const testPool = "node1/0000-3b-00-0/fast"
@@ -600,50 +596,4 @@ func FuzzInterfaceConfig(f *testing.F) {
 			t.Errorf("%q is prepared, and refused when it is written: %v", parameters, err)
 		}
 	})
-}
-
-// TestEveryFieldIsAProperty checks that the table of properties names each field of an
-// InterfaceConfig that changes the Function or the pod, and no other fields.
-func TestEveryFieldIsAProperty(t *testing.T) {
-	// The network is the xPU's, and the driver belongs to the pool's Function.
-	want := map[string]bool{"network": false, "driver": false}
-	for path := range leaves(reflect.TypeFor[v1alpha1.InterfaceConfig](), "") {
-		if _, apart := want[path]; !apart {
-			want[path] = true
-		}
-	}
-
-	named := map[string]bool{}
-	for _, p := range netdev.Properties() {
-		for _, field := range p.Fields {
-			if named[field] = true; !want[field] {
-				t.Errorf("property %q: there is no field %s", p.Name, field)
-			}
-		}
-	}
-
-	for path, wanted := range want {
-		if wanted && !named[path] {
-			t.Errorf("no property has the field %s", path)
-		}
-	}
-}
-
-// leaves yields the paths of the fields of a configuration. The fields of vf, offload and ethtool
-// are fields of their own.
-func leaves(of reflect.Type, prefix string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for i := range of.NumField() {
-			field := of.Field(i)
-			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-			nested := slices.Contains([]string{"vf", "offload", "ethtool"}, name)
-			switch {
-			case field.Anonymous:
-			case nested:
-				leaves(field.Type.Elem(), name+".")(yield)
-			default:
-				yield(prefix + name)
-			}
-		}
-	}
 }

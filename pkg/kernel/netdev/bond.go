@@ -243,24 +243,44 @@ func observeBond(pod *conn, index int, want function.Interface) (Observed, error
 	}, nil
 }
 
-// missingBond returns the bond of an interface, or what is wrong with it.
-func missingBond(pod *conn, port *link, want *function.Bond) (bond *link, d []string, err error) {
+// missingPort lists what is wrong with the bond of an interface.
+func missingPort(pod *conn, port *link, a Attached) (d []string, err error) {
+	want := a.Want.Bond
+	if want == nil {
+		return nil, nil
+	}
+
 	there, err := existingBond(pod, want)
 	switch {
 	case errors.Is(err, links.ErrNotFound), err == nil && there.Index != port.master:
-		return nil, []string{fmt.Sprintf("interface is not a port of bond %s", want.Name)}, nil
+		return []string{fmt.Sprintf("interface is not a port of bond %s", want.Name)}, nil
 	case errors.Is(err, unix.EEXIST):
-		return nil, []string{fmt.Sprintf("bond %s: %v", want.Name, err)}, nil
+		return []string{fmt.Sprintf("bond %s: %v", want.Name, err)}, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("bond %s: %w", want.Name, err)
+		return nil, fmt.Errorf("bond %s: %w", want.Name, err)
+	case there.RawFlags&unix.IFF_UP == 0:
+		return []string{fmt.Sprintf("bond %s is down", want.Name)}, nil
 	}
 
-	if bond, err = pod.existing(there.Index); err != nil {
-		return nil, nil, fmt.Errorf("bond %s: %w", want.Name, err)
-	}
-	if !bond.Up {
-		d = append(d, fmt.Sprintf("bond %s is down", want.Name))
+	return nil, nil
+}
+
+// bondOf returns the bond that an interface is a port of, or nil if it is not the bond that the
+// interface was to be a port of: see [missingPort].
+func bondOf(pod *conn, port *link, want *function.Bond) (*link, error) {
+	there, err := existingBond(pod, want)
+	switch {
+	case errors.Is(err, links.ErrNotFound), errors.Is(err, unix.EEXIST):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("bond %s: %w", want.Name, err)
+	case there.Index != port.master:
+		return nil, nil
 	}
 
-	return bond, d, nil
+	bond, err := pod.existing(there.Index)
+	if err != nil {
+		return nil, fmt.Errorf("bond %s: %w", want.Name, err)
+	}
+	return bond, nil
 }

@@ -67,19 +67,6 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
 
-	compared := []property{
-		{name: "name", value: a.Want.Name, now: l.Name}, {name: "up", value: true, now: l.Up},
-	}
-	if a.Expected.MAC != "" && l.master == 0 { // a bond sets its own MAC on its ports
-		compared = append(compared, property{name: "mac", value: a.Expected.MAC, now: l.MAC})
-	}
-
-	for _, p := range compared {
-		if p.value != p.now {
-			d = append(d, p.String())
-		}
-	}
-
 	more, err := missing(pod, l, a)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", a.Want.Name, err)
@@ -117,25 +104,33 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists what the interface and the pod lack of what the interface was given. The bond of an
-// interface has its addresses and the like.
+// missing lists what the interface and the pod lack of what the interface was given, by the checks of
+// [Properties]. The bond of an interface has its addresses and the like.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
+	upper, ofUpper := l, a
 	if a.Want.Bond != nil {
-		if l, d, err = missingBond(pod, l, a.Want.Bond); l == nil || err != nil {
-			return d, err
+		if upper, err = bondOf(pod, l, a.Want.Bond); err != nil {
+			return nil, err
 		}
-		a.Want = a.Want.OfBond()
+		ofUpper.Want = a.Want.OfBond()
 	}
 
-	for _, lacking := range []func(*conn, *link, Attached) ([]string, error){
-		missingVRF, missingAddresses, missingVLANs, missingRoutes, missingNeighbors, missingRules,
-	} {
-		more, err := lacking(pod, l, a)
+	for _, p := range Properties() {
+		at, of := upper, ofUpper
+		if p.isOfPort() {
+			at, of = l, a
+		}
+		if p.check == nil || at == nil {
+			continue
+		}
+
+		more, err := p.check(pod, at, of)
 		if err != nil {
 			return nil, err
 		}
 		d = append(d, more...)
 	}
+
 	return d, nil
 }
 

@@ -61,8 +61,8 @@ func TestCheck(t *testing.T) {
 	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 
 	want := []string{
-		`name is "mine0", was "net1"`, "up is false, was true",
-		"mac is 02:00:00:00:00:66, was 02:00:00:00:00:01",
+		`name is "mine0", was "net1"`,
+		"mac is 02:00:00:00:00:66, was 02:00:00:00:00:01", "up is false, was true",
 		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing",
 		"route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",

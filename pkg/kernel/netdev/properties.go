@@ -5,6 +5,7 @@ package netdev
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
@@ -27,12 +28,19 @@ type Property struct {
 	// empty if only the pod itself can change the property.
 	Fields []string
 	Move   Move
+	// Check says how CNI's CHECK compares what a pod asked for, or why it does not. It is "" if CHECK
+	// compares it with what the attachment set.
+	Check string
 	// Release says what a release does with the property, if it does not restore the old value.
 	Release string
 	// Leftovers say what it means for the next owner if the old value cannot be restored. The first
 	// one that applies counts. A property without leftovers ends with the pod.
 	Leftovers []Leftover
 
+	// check returns a sentence for each difference between what a pod asked for and what it has. The
+	// link is the interface, and for a property of the pod's namespace its bond, if it has one. CHECK
+	// compares what the PF and the eswitch enforce by value instead.
+	check func(pod *conn, l *link, a Attached) ([]string, error)
 	// value returns the value in a snapshot, and nil if the snapshot does not have it. It is nil for
 	// a property that ends with the pod.
 	value func(Snapshot) any
@@ -95,6 +103,8 @@ const (
 	byAddress    = "nothing: the Function is known by its PCI address"
 	seesMore     = "it sees frames that are not for it"
 	seesLess     = "it sees less than before"
+	tuned        = "not compared: a plugin after this one may set another, such as `tuning`"
+	ofPod        = "not compared: it is for the performance of the pod, which may try others"
 	hostDefaults = "nothing: the kernel gave the netdev the host's defaults when it moved"
 )
 
@@ -109,6 +119,7 @@ var table = []Property{
 		Name: "name", Source: FromNetdev, Fields: []string{"interfaceName"}, Move: Kept,
 		Leftovers: noted(byAddress),
 		value:     func(s Snapshot) any { return s.Name },
+		check:     comparing("name", func(l *link, a Attached) (any, any) { return a.Want.Name, l.Name }),
 		attribute: func(s Snapshot) *nl.RtAttr { return text(unix.IFLA_IFNAME, s.Name) },
 	},
 	{
@@ -128,6 +139,7 @@ var table = []Property{
 	},
 	{
 		Name: "mtu", Source: FromNetdev, Fields: []string{"mtu"}, Move: Kept,
+		Check: tuned,
 		Leftovers: noted("nothing: the next pod gets its own. If the driver's maximum is lower by " +
 			"now, the netdev gets the maximum"),
 		value:     func(s Snapshot) any { return s.MTU },
@@ -135,6 +147,14 @@ var table = []Property{
 	},
 	{
 		Name: "mac", Source: FromNetdev, Fields: []string{"mac"}, Move: Kept,
+		Check: "compared with the last result of the chain, but for a port of a bond, which has " +
+			"the bond's",
+		check: comparing("mac", func(l *link, a Attached) (any, any) {
+			if a.Expected.MAC == "" || l.master != 0 { // a bond sets its own MAC on its ports
+				return l.MAC, l.MAC
+			}
+			return a.Expected.MAC, l.MAC
+		}),
 		Leftovers: []Leftover{
 			{If: "that the PF gave the VF before the pod", Means: "it is not the pod's",
 				when: remains.macOfPF},
@@ -151,6 +171,7 @@ var table = []Property{
 	{
 		Name: "up", Source: FromNetdev, Move: Reset, Leftovers: noted(whetherSends),
 		value: func(s Snapshot) any { return s.Up }, flag: unix.IFF_UP,
+		check: comparing("up", func(l *link, _ Attached) (any, any) { return true, l.Up }),
 	},
 	{
 		Name: "noarp", Source: FromNetdev, Move: Kept, Leftovers: noted(whetherSends),
@@ -166,6 +187,7 @@ var table = []Property{
 	},
 	{
 		Name: "allmulticast", Source: FromNetdev, Fields: []string{"allMulticast"}, Move: Kept,
+		Check: tuned,
 		Leftovers: openIf("on", "off", seesMore, seesLess,
 			func(now Snapshot) bool { return now.AllMulticast }),
 		value: func(s Snapshot) any { return s.AllMulticast }, flag: unix.IFF_ALLMULTI,
@@ -237,7 +259,7 @@ var table = []Property{
 		},
 	},
 	{
-		Name: "gso_max_size", Source: FromNetdev, Fields: []string{"offload.gsoMaxSize"}, Move: Kept,
+		Name: "gso_max_size", Source: FromNetdev, Fields: []string{"offload.gsoMaxSize"}, Move: Kept, Check: ofPod,
 		Leftovers: noted(performance),
 		value:     ofCarried(func(c Carried) any { return c.GSOMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
@@ -252,7 +274,7 @@ var table = []Property{
 		},
 	},
 	{
-		Name: "gro_max_size", Source: FromNetdev, Fields: []string{"offload.groMaxSize"}, Move: Kept,
+		Name: "gro_max_size", Source: FromNetdev, Fields: []string{"offload.groMaxSize"}, Move: Kept, Check: ofPod,
 		Leftovers: noted(performance),
 		value:     ofCarried(func(c Carried) any { return c.GROMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
@@ -261,7 +283,7 @@ var table = []Property{
 	},
 	{
 		Name: "gso_ipv4_max_size", Source: FromNetdev, Fields: []string{"offload.gsoIPv4MaxSize"},
-		Move: Kept, Leftovers: noted(performance),
+		Move: Kept, Check: ofPod, Leftovers: noted(performance),
 		value: sizeOfIPv4(func(c Carried) any { return c.GSOIPv4MaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GSO_IPV4_MAX_SIZE, s.Carried.GSOIPv4MaxSize)
@@ -269,7 +291,7 @@ var table = []Property{
 	},
 	{
 		Name: "gro_ipv4_max_size", Source: FromNetdev, Fields: []string{"offload.groIPv4MaxSize"},
-		Move: Kept, Leftovers: noted(performance),
+		Move: Kept, Check: ofPod, Leftovers: noted(performance),
 		value: sizeOfIPv4(func(c Carried) any { return c.GROIPv4MaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
 			return number(unix.IFLA_GRO_IPV4_MAX_SIZE, s.Carried.GROIPv4MaxSize)
@@ -316,12 +338,12 @@ var table = []Property{
 
 	{
 		Name: "sysctl ", Title: "`net.ipv4.conf.<netdev>.*`", Source: FromSysctl,
-		Fields: []string{"sysctls"}, Move: Reset, Leftovers: noted(hostDefaults),
+		Fields: []string{"sysctls"}, Move: Reset, Check: tuned, Leftovers: noted(hostDefaults),
 		list: func(s Snapshot) []property { return s.Conf.ipv4() },
 	},
 	{
 		Name: "net.ipv6.conf ", Title: "`net.ipv6.conf.<netdev>.*`", Source: FromSysctl,
-		Fields: []string{"sysctls"}, Move: Reset,
+		Fields: []string{"sysctls"}, Move: Reset, Check: tuned,
 		Release: "restored and read back before the netdev comes up, but for `mtu`, which follows the " +
 			"netdev's, and `mc_forwarding`. Not restored if the agent cannot write `/proc/sys/net`",
 		Leftovers: noted(hostDefaults + ". Such is `addr_gen_mode` 2 where the agent cannot write " +
@@ -366,21 +388,40 @@ var table = []Property{
 			"that none is left; otherwise it binds the driver again, or the Function is kept from " +
 			"the next owner",
 	},
-	{Name: "addresses", Source: FromPod, Fields: []string{"addresses"}, Move: Gone},
-	{Name: "routes", Source: FromPod, Fields: []string{"routes"}, Move: Gone},
-	{Name: "neighbors", Source: FromPod, Fields: []string{"neighbors"}, Move: Gone},
-	{Name: "VLAN interfaces", Source: FromPod, Fields: []string{"networks"}, Move: Gone},
+	{
+		Name: "addresses", Source: FromPod, Fields: []string{"addresses"}, Move: Gone,
+		Check: "compared with the last result of the chain; more addresses are no difference",
+		check: missingAddresses,
+	},
+	{
+		Name: "routes", Source: FromPod, Fields: []string{"routes"}, Move: Gone,
+		Check: "compared, in whatever table the route is now, because `sbr` moves routes",
+		check: missingRoutes,
+	},
+	{
+		Name: "neighbors", Source: FromPod, Fields: []string{"neighbors"}, Move: Gone,
+		Check: "compared, unless the MAC address of the interface has changed, with which the " +
+			"kernel drops them",
+		check: missingNeighbors,
+	},
+	{
+		Name: "VLAN interfaces", Source: FromPod, Fields: []string{"networks"}, Move: Gone,
+		check: missingVLANs,
+	},
 	{
 		Name: "rules", Source: FromPod, Fields: []string{"rules"}, Move: Stays,
+		check:   missingRules,
 		Release: "removed, because the kernel would leave them there",
 	},
 	{
 		Name: "bond", Source: FromPod, Fields: []string{"bond"}, Move: Stays,
+		check: missingPort,
 		Release: "removed with its rules when its last interface leaves. The kernel gives the MTU and " +
 			"the MAC address of before back to an interface that leaves",
 	},
 	{
 		Name: "VRF", Source: FromPod, Fields: []string{"vrf"}, Move: Stays,
+		check:   missingVRF,
 		Release: "removed when its last interface leaves",
 	},
 }
@@ -396,7 +437,33 @@ func settingRow(
 	if source == FromSysctl {
 		p.Leftovers = noted(hostDefaults)
 	}
+	if len(fields) > 0 {
+		p.Check = ofPod
+	}
 	return p
+}
+
+// IsChecked reports whether CNI's CHECK compares what a pod asked for.
+func (p Property) IsChecked() bool {
+	return p.check != nil || p.Source == FromPF || p.Source == FromEswitch
+}
+
+// comparing returns the check of a property of an interface.
+func comparing(
+	name string, values func(l *link, a Attached) (want, now any),
+) func(*conn, *link, Attached) ([]string, error) {
+	return func(_ *conn, l *link, a Attached) ([]string, error) {
+		want, now := values(l, a)
+		if want == now {
+			return nil, nil
+		}
+		return []string{property{name: name, value: want, now: now}.String()}, nil
+	}
+}
+
+// isOfPort reports whether a port of a bond has the property, and not the bond.
+func (p Property) isOfPort() bool {
+	return p.Source == FromNetdev || slices.Contains(p.Fields, "bond")
 }
 
 // openIf returns the leftovers of a property that has one value which leaks.
