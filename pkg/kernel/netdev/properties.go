@@ -421,8 +421,10 @@ var table = []Property{
 	},
 	{
 		Name: "VRF", Source: FromPod, Fields: []string{"vrf"}, Move: Stays,
-		check:   missingVRF,
-		Release: "removed when its last interface leaves",
+		check: missingVRF,
+		Release: "removed when its last interface leaves. The rule of priority 1000 that came with the " +
+			"pod's first VRF stays, because the kernel adds it once for a network namespace and each " +
+			"later VRF needs it",
 	},
 }
 

@@ -3,6 +3,7 @@
 package netdev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -18,11 +19,24 @@ import (
 const podGroup = 0x787075
 
 // joinVRF makes the netdev a port of the VRF, and makes the VRF if the pod does not have it. The
-// netdev must not have addresses yet, because IPv6 addresses are lost when it joins.
+// netdev must not have addresses yet, because IPv6 addresses are lost when it joins. The lock keeps
+// this program from deleting the VRF in between. A program of the pod may do that, so that a VRF that
+// has vanished is made once more.
 func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
 	e.masters.Lock()
 	defer e.masters.Unlock()
 
+	err := e.tryVRF(pod, index, vrf)
+	if errors.Is(err, errVanished) {
+		err = e.tryVRF(pod, index, vrf)
+	}
+	return err
+}
+
+// errVanished says that a VRF was deleted before the netdev was a port of it.
+var errVanished = errors.New("it was deleted by another program at this moment")
+
+func (e *Engine) tryVRF(pod *conn, index int, vrf *function.VRF) error {
 	there, err := pod.LinkByName(vrf.Name)
 	if errors.Is(err, links.ErrNotFound) {
 		there, err = makeVRF(pod, vrf)
@@ -30,15 +44,23 @@ func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
 	if err != nil {
 		return err
 	}
-
 	if v, isVRF := there.(*netlink.Vrf); !isVRF || v.Table != uint32(vrf.Table) {
 		return fmt.Errorf("the pod has another %s of this name: %w", there.Type(), unix.EEXIST)
 	}
 
-	return errors.Join(
-		pod.set(there.Attrs().Index, unix.IFF_UP, unix.IFF_UP),
-		pod.set(index, 0, 0, number(unix.IFLA_MASTER, there.Attrs().Index)),
+	e.trace("join VRF " + vrf.Name)
+	master := there.Attrs().Index
+	err = errors.Join(
+		pod.set(master, unix.IFF_UP, unix.IFF_UP),
+		pod.set(index, 0, 0, number(unix.IFLA_MASTER, master)),
 	)
+
+	// The kernel refuses the index of a netdev that is gone by EINVAL (do_set_master of
+	// net/core/rtnetlink.c), and makes a port of one that goes then free again.
+	if l, gone := pod.at(master); gone == nil && l == nil {
+		return fmt.Errorf("%w: %w", errVanished, cmp.Or[error](err, unix.ENODEV))
+	}
+	return err
 }
 
 // makeVRF makes a VRF. Another program may make it at the same time.
@@ -60,6 +82,10 @@ func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 
 // dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it. A
 // VRF that stays is a note, because it affects nobody but this pod.
+//
+// The rule for the traffic of VRFs stays (priority 1000, "l3mdev"). The kernel adds it with the first
+// VRF of a network namespace, and never again (vrf_newlink of drivers/net/vrf.c), so that without it
+// no later VRF of the pod would work. Without a VRF it matches nothing.
 func (e *Engine) dropVRF(pod *conn, vrf *function.VRF) (notes []string) {
 	e.masters.Lock()
 	defer e.masters.Unlock()

@@ -191,6 +191,82 @@ func TestVRFOfThePodStays(t *testing.T) {
 	}
 }
 
+// TestVRFVanishes checks that a VRF that a program of the pod deletes at the moment of the join is made
+// once more, and that the attachment fails if that happens again.
+func TestVRFVanishes(t *testing.T) {
+	if !hasVRF(t) {
+		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+	}
+
+	for name, times := range map[string]int{"once": 1, "again": 2} {
+		t.Run(name, func(t *testing.T) {
+			left := times
+			var w *world
+			w = newWorld(t, func(step string) {
+				if step == "join VRF red" && left > 0 {
+					left--
+					must.Succeed(t, w.pod.Handle().LinkDel(get(t, w.pod, "red")))
+				}
+			})
+
+			want := function.Interface{Name: "net1", VRF: &function.VRF{Name: "red", Table: 100}}
+			before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
+			must.Succeed(t, err)
+			_, err = w.engine.Attach(t.Context(), device(), before, place, want)
+			const vanished = "VRF red: it was deleted by another program at this moment"
+			switch {
+			case times == 1 && err != nil:
+				t.Errorf("error %v", err)
+			case times == 2 && (err == nil || !strings.Contains(err.Error(), vanished)):
+				t.Errorf("error %v, want %q", err, vanished)
+			}
+
+			if times == 1 {
+				_, err = w.engine.Restore(t.Context(), device(), before, place)
+				must.Succeed(t, err)
+			}
+			w.checkRestored(t, before)
+		})
+	}
+}
+
+// TestVRFAgain checks that the kernel's rule for VRFs stays for the next VRF of a pod, because the
+// kernel does not add it again.
+func TestVRFAgain(t *testing.T) {
+	if !hasVRF(t) {
+		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
+	}
+
+	w := newWorld(t, nil)
+	for range 2 {
+		before, place, _ := w.attach(t, function.Interface{
+			Name: "net1", VRF: &function.VRF{Name: "red", Table: 100},
+		})
+		if n := rulesOfVRFs(t, w); n != 2 {
+			t.Errorf("%d rules for VRFs, want one for each family", n)
+		}
+		_, err := w.engine.Restore(t.Context(), device(), before, place)
+		must.Succeed(t, err)
+	}
+	if n := rulesOfVRFs(t, w); n != 2 {
+		t.Errorf("%d rules for VRFs stay, want 2", n)
+	}
+}
+
+func rulesOfVRFs(t *testing.T, w *world) (n int) {
+	t.Helper()
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := w.pod.Handle().RuleList(family)
+		must.Succeed(t, err)
+		for _, r := range list {
+			if r.Priority == 1000 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // TestVRFErrors checks that what stands in the way of a VRF is named, and that the netdev is back.
 func TestVRFErrors(t *testing.T) {
 	const missing = "VRF red: the node's kernel has no VRFs (CONFIG_NET_VRF, module vrf)"
