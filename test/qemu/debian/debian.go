@@ -167,8 +167,11 @@ func (r Release) configure(state string) error {
 }
 
 // finish makes what Debian makes when it installs packages: the program awk, and the lists of
-// kernel modules.
+// kernel modules. Packages without a kernel need neither.
 func (r Root) finish(ctx context.Context) error {
+	if _, err := os.Stat(r.Path("/boot")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err := os.Symlink("gawk", r.Path("/usr/bin/awk")); err != nil &&
 		!errors.Is(err, fs.ErrExist) {
 		return err

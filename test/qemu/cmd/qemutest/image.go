@@ -62,6 +62,9 @@ func makeImage(
 	if err := addPrograms(o, root, g, a); err != nil {
 		return err
 	}
+	if err := addPackaged(ctx, o, g, a); err != nil {
+		return err
+	}
 
 	for _, s := range g.suites {
 		if !o.shell {
@@ -187,6 +190,26 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 		}
 	}
 
+	return nil
+}
+
+// addPackaged adds the programs of Debian packages that suites of the guest need. It unpacks the
+// packages into a directory of their own.
+func addPackaged(ctx context.Context, o options, g guest, a *initramfs.Archive) error {
+	for _, s := range g.suites {
+		if len(s.debian.packages) == 0 {
+			continue
+		}
+		root, err := o.release().Unpack(ctx, o.cache, s.debian.packages...)
+		if err != nil {
+			return err
+		}
+		for _, program := range s.debian.programs {
+			if err := a.Program(program, root.Path(program), string(root)); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

@@ -140,17 +140,20 @@ func run(ctx context.Context) (status int, err error) {
 	}
 
 	fmt.Printf("unpacking QEMU, a kernel and a compiler into %s, the first time\n", o.cache)
-	release := debian.Release{
-		Mirror: o.mirror, Suite: "trixie",
-		Keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
-	}
-
-	root, err := release.Unpack(ctx, o.cache, packages...)
+	root, err := o.release().Unpack(ctx, o.cache, packages...)
 	if err != nil {
 		return 0, err
 	}
 
 	return runGuests(ctx, o, root, selected)
+}
+
+// release returns the source of all Debian packages.
+func (o options) release() debian.Release {
+	return debian.Release{
+		Mirror: o.mirror, Suite: "trixie",
+		Keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
+	}
 }
 
 // runGuests prepares one guest after the other, because builds use all processors. It then runs the

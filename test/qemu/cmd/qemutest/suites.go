@@ -36,6 +36,8 @@ type suite struct {
 	// programs are packages of programs for /usr/bin, in the module ("cmd/xpu-agent") or by import
 	// path.
 	programs []string
+	// debian are programs of Debian packages that the tests run.
+	debian packaged
 	// soaks means that the tests have the flag -soak for their duration.
 	soaks bool
 	// lives means that the tests have the flags -lives, for the number of pods, and -seed, for
@@ -50,6 +52,21 @@ type suite struct {
 	// api means that the suite needs an API server, which all suites of the guest share: see
 	// plan.AdminKubeconfig.
 	api bool
+}
+
+// packaged are programs, and libraries that these load by name, in Debian packages that no other
+// suite needs. They keep their paths.
+type packaged struct {
+	packages, programs []string
+}
+
+// dpdk is the program that forwards in TestDPDK, with the driver of igb's VFs.
+var dpdk = packaged{
+	packages: []string{"dpdk-dev", "librte-net-e1000-25", "librte-mempool-ring25"},
+	programs: []string{
+		"/usr/bin/dpdk-testpmd", "/usr/lib/x86_64-linux-gnu/librte_net_e1000.so.25",
+		"/usr/lib/x86_64-linux-gnu/librte_mempool_ring.so.25",
+	},
 }
 
 // vlanAware selects the tests that need a bridge with VLAN filtering, which some machines' kernels
@@ -93,6 +110,8 @@ func guests() []guest {
 					limit: 5 * time.Minute},
 				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO",
 					limit: 5 * time.Minute},
+				{name: "dpdk", path: "test/qemu/hardware", run: "^TestDPDK$",
+					limit: 5 * time.Minute, debian: dpdk},
 				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$",
 					limit: 3 * time.Minute},
 				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA",
