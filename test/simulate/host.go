@@ -25,6 +25,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,9 +47,11 @@ import (
 // Config configures a [Host].
 type Config struct {
 	// Root is the directory in which the tree "sys" is created. A tree with very many VFs is
-	// created much faster on a tmpfs, and then read as fast as sysfs. The MAC addresses are derived
-	// from the path: the same Root gives the same addresses, another Root others.
+	// created much faster on a tmpfs, and then read as fast as sysfs.
 	Root string
+	// Name tells hosts apart: the MAC addresses are derived from it. The same Name gives the same
+	// addresses, another Name others. "" means Root.
+	Name string
 	// HostNS and XPUNS are paths of the network namespaces of host and xPU. Without both there are
 	// no netdevs.
 	HostNS, XPUNS string
@@ -134,6 +137,11 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 	if config.HostNS != "" {
 		if h.pairs, err = openPairs(config); err != nil {
 			return nil, err
+		}
+		if h.tree.left {
+			if err := h.pairs.removeLeft(); err != nil {
+				return nil, fmt.Errorf("what a killed simulation left: %w", err)
+			}
 		}
 	}
 
@@ -437,6 +445,6 @@ func (h *Host) mac(a pci.Address) net.HardwareAddr {
 // number returns a number that differs between hosts.
 func (c Config) number() uint32 {
 	hash := fnv.New32a()
-	hash.Write([]byte(c.Root))
+	hash.Write([]byte(cmp.Or(c.Name, c.Root)))
 	return hash.Sum32()
 }

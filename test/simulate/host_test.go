@@ -236,11 +236,11 @@ func TestNetdevs(t *testing.T) {
 }
 
 func TestMACsDifferBetweenHostsAndStay(t *testing.T) {
-	mac := func(root string) string {
+	mac := func(root, name string) string {
 		host, xpu := netns.New(t), netns.New(t)
 		h, err := simulate.New(t.Context(),
 			simulate.Config{
-				Root: root, HostNS: host.Path(), XPUNS: xpu.Path(),
+				Root: root, Name: name, HostNS: host.Path(), XPUNS: xpu.Path(),
 				Cards: []simulate.Card{{PFs: 1}},
 			})
 
@@ -253,11 +253,17 @@ func TestMACsDifferBetweenHostsAndStay(t *testing.T) {
 	}
 
 	one, other := t.TempDir(), t.TempDir()
-	if a, b := mac(one), mac(one); a != b {
+	if a, b := mac(one, ""), mac(one, ""); a != b {
 		t.Errorf("the same root has MACs %s and %s", a, b)
 	}
-	if a, b := mac(one), mac(other); a == b {
+	if a, b := mac(one, ""), mac(other, ""); a == b {
 		t.Errorf("two roots have the same MAC %s", a)
+	}
+	if a, b := mac(one, "node1"), mac(one, "node2"); a == b {
+		t.Errorf("two names have the same MAC %s", a)
+	}
+	if a, b := mac(one, "node1"), mac(other, "node1"); a != b {
+		t.Errorf("the same name has MACs %s and %s", a, b)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -228,6 +229,25 @@ func (p *pairs) remove(of pair) error {
 		return nil
 	}
 	return ignoreMissing(p.xpu.LinkDel(reference(of.representor)))
+}
+
+// representorName matches the names of all representors of simulations.
+var representorName = regexp.MustCompile(`^pf[0-9]+(hpf|vf[0-9]+)$`)
+
+// removeLeft deletes the pairs that a killed simulation left in the xPU's namespace.
+func (p *pairs) removeLeft() error {
+	links, err := p.xpu.LinkList()
+	if err != nil {
+		return err
+	}
+
+	var errs []error
+	for _, link := range links {
+		if link.Type() == "veth" && representorName.MatchString(link.Attrs().Name) {
+			errs = append(errs, ignoreMissing(p.xpu.LinkDel(link)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // announce makes the kernel send a message about a netdev on the host without a change. Setting the

@@ -19,28 +19,52 @@ import (
 type tree struct {
 	sys string // the directory
 	tmp string // temporary directory beside it
+	// left says that a simulation that was killed had left a tree here.
+	left bool
 }
 
 func newTree(root string) (tree, error) {
-	t := tree{filepath.Join(root, "sys"), filepath.Join(root, ".sys-new")}
+	t := tree{sys: filepath.Join(root, "sys"), tmp: filepath.Join(root, ".sys-new")}
 	if _, err := os.Stat(t.tmp); err == nil { // a previous simulation was killed
-		if err := t.remove(); err != nil {
+		t.left = true
+		if err := t.empty(); err != nil {
 			return t, err
 		}
 	}
 
-	if entries, err := os.ReadDir(t.sys); err == nil && len(entries) > 0 {
+	if entries, err := os.ReadDir(t.sys); err == nil && len(entries) > 0 && !t.left {
 		return t, fmt.Errorf("%s: is not empty, and not of an earlier simulation", t.sys)
 	}
 
-	for _, dir := range []string{t.sys, t.tmp, t.path("bus/pci/devices"), t.path("bus/pci/drivers"),
-		t.path("bus/auxiliary/devices"), t.path("class/net"), t.path("devices")} {
+	for _, dir := range append(t.standing(), t.sys, t.tmp) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return t, err
 		}
 	}
 
 	return t, nil
+}
+
+// standing returns the directories that a tree always has.
+func (t tree) standing() []string {
+	return []string{t.path("bus/pci/devices"), t.path("bus/pci/drivers"),
+		t.path("bus/auxiliary/devices"), t.path("class/net"), t.path("devices")}
+}
+
+// empty removes what is in the standing directories, and not the directories themselves, because
+// pods may have mounted them.
+func (t tree) empty() error {
+	var errs []error
+	for _, dir := range append(t.standing(), t.tmp) {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		for _, entry := range entries {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name())))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (t tree) remove() error { return errors.Join(os.RemoveAll(t.sys), os.RemoveAll(t.tmp)) }

@@ -38,12 +38,12 @@ type function struct {
 }
 
 type options struct {
-	root, host, xpu string
-	card            simulate.Card
-	cards           int
-	gb300           bool
-	uplink          simulate.Uplink
-	uplinkAddress   string
+	root, name, host, xpu string
+	card                  simulate.Card
+	cards                 int
+	gb300                 bool
+	uplink                simulate.Uplink
+	uplinkAddress         string
 }
 
 func main() {
@@ -77,6 +77,8 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 
 	flags := cmd.Flags()
 	flags.StringVar(&o.root, "root", "", "directory for the tree (required)")
+	flags.StringVar(&o.name, "name", "",
+		"name of the host, from which MAC addresses are derived; the root by default")
 	flags.StringVar(&o.host, "host-netns", "/proc/self/ns/net",
 		"path of the host's network namespace")
 	flags.StringVar(&o.xpu, "xpu-netns", "", "path of the xPU's network namespace, made if it is "+
@@ -111,7 +113,7 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
 	config := simulate.Config{
-		Root: o.root, HostNS: o.host,
+		Root: o.root, Name: o.name, HostNS: o.host,
 		Log: logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	if config.Cards, err = simulate.Repeat(o.card, o.cards); err != nil {
