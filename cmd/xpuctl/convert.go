@@ -3,10 +3,12 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -14,30 +16,95 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/dranet"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/prototypes"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/sriovdra"
+	"github.com/opiproject/xpu-device-plugin/pkg/convert"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 func convertCommand() *cobra.Command {
+	var o convert.Options
 	c := &cobra.Command{
-		Use:   "convert",
+		Use:   "convert FILE...",
 		Short: "Convert what another program is configured with",
-		Args:  cobra.NoArgs,
-		// Without RunE, an unknown program would be no error.
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Long: `Reads what other programs are configured with, finds out which program each object is for, and prints what
+does the same here. One file may have objects of several programs:
+
+  sriov-network-device-plugin   its configuration, or a ConfigMap that has it        DevicePools
+  sriov-network-operator        SriovNetworkNodePolicies and SriovNetworks           DevicePools, NetworkAttachmentDefinitions
+  sriov-cni with Multus         NetworkAttachmentDefinitions                         the same, of type xpu-cni
+  DRANET                        claims, templates, classes; a NetworkConfig alone    the same, with an InterfaceConfig
+  dra-driver-sriov              the same, with its NetworkAttachmentDefinitions      the same, and XPUNetworks
+  prototypes of DRA             devmgmtproto.k8s.io, resource.k8s.io/v1alpha2        resource.k8s.io/v1
+  Helm values                   of DRANET, dra-driver-sriov, sriov-network-operator  Helm values of this project's chart
+
+Give objects that belong together at once, such as policies with networks, and claims with classes. Other objects are printed
+as they are. What is left out, what differs, and what an administrator must allow is on standard error. What it cannot tell is
+named there too and not printed, and the exit code is 1. FILE may be - for standard input.`,
+		Example: `  # Whatever is in a directory:
+  xpuctl convert manifests/*.yaml > converted.yaml
+
+  # What a cluster has of sriov-network-operator:
+  kubectl get sriovnetworknodepolicies,sriovnetworks -A -o yaml | xpuctl convert -`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				return c.Help()
+			}
+			return convertFiles(c, files, o)
+		},
 	}
 
+	c.Flags().StringVar(&o.ResourcePrefix, "resource-prefix", "",
+		"prefix of resources that have none; by default the one of the program, such as "+
+			sriovdp.DefaultPrefix+" for sriov-network-device-plugin")
+	c.Flags().StringVar(&o.Key, "key", "",
+		"key of the configuration in ConfigMaps of sriov-network-device-plugin; if empty, config.json "+
+			"or the only key")
 	c.AddCommand(convertSRIOVDPCommand(), convertDRANETCommand(), convertSRIOVDRACommand(),
 		convertPrototypesCommand())
 	return c
+}
+
+// convertFiles converts files together, because objects in one may name objects in another.
+func convertFiles(c *cobra.Command, files []string, o convert.Options) error {
+	var texts [][]byte
+	for _, file := range files {
+		text, err := read(c.InOrStdin(), file)
+		if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(file, "./") {
+			return fmt.Errorf("%q is neither a file nor a program: see xpuctl convert --help", file)
+		}
+		if err != nil {
+			return err
+		}
+		texts = append(texts, text)
+	}
+
+	text := texts[0]
+	if len(texts) > 1 {
+		text = bytes.Join(texts, []byte("\n---\n"))
+	}
+	result, err := convert.Text(text, o)
+	if err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(files, ", "), err)
+	}
+
+	if err := printConverted(c, result.Documents, result.Notes); err != nil {
+		return err
+	}
+	for _, what := range result.Unknown {
+		terminal.Line(c.ErrOrStderr(), "not converted: %s", what)
+	}
+	if len(result.Unknown) > 0 {
+		return answerNo(c)
+	}
+
+	return nil
 }
 
 func convertSRIOVDPCommand() *cobra.Command {
@@ -81,7 +148,7 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 
 			documents := make([]string, len(devicePools))
 			for i, devicePool := range devicePools {
-				if documents[i], err = document(devicePool); err != nil {
+				if documents[i], err = convert.DevicePool(devicePool); err != nil {
 					return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 				}
 			}
@@ -230,24 +297,4 @@ func find(content []byte, key string) ([]byte, error) {
 	}
 
 	return []byte(config), nil
-}
-
-// document returns a DevicePool as YAML, without its status. A selector that selects everything
-// gets a field without effect, because the API server rejects a selector without fields.
-func document(devicePool v1alpha1.DevicePool) (string, error) {
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&devicePool)
-	if err != nil {
-		return "", err
-	}
-
-	delete(object, "status")
-	spec := object["spec"].(map[string]any)
-	for _, s := range spec["selectors"].([]any) {
-		if selector := s.(map[string]any); len(selector) == 0 {
-			selector["isRdma"] = false
-		}
-	}
-
-	text, err := yaml.Marshal(object)
-	return string(text), err
 }

@@ -37,8 +37,8 @@ func run(dir string) error {
 		"xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
 		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
-		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp", "xpuctl convert dranet",
-		"xpuctl convert dra-driver-sriov", "xpuctl convert prototypes",
+		"xpuctl generate", "xpuctl serve", "xpuctl convert", "xpuctl convert sriovdp",
+		"xpuctl convert dranet", "xpuctl convert dra-driver-sriov", "xpuctl convert prototypes",
 	})
 
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/tools/txtar"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -117,6 +118,18 @@ func shown(t testing.TB) (all []manifest) {
 		all = append(all, manifest{path, read(t, path)})
 	}
 
+	return append(all, converted(t)...)
+}
+
+// converted returns what xpuctl convert makes in its test of the objects of other programs.
+func converted(t testing.TB) (all []manifest) {
+	t.Helper()
+	const path = "cmd/xpuctl/testdata/convert-detect.txtar"
+	for _, file := range txtar.Parse([]byte(read(t, path))).Files {
+		if strings.HasSuffix(file.Name, "-converted.yaml") {
+			all = append(all, manifest{path + ": " + file.Name, string(file.Data)})
+		}
+	}
 	return all
 }
 
@@ -157,7 +170,7 @@ func TestYAML(t *testing.T) {
 	must.Succeed(t, err)
 
 	for name, labels := range map[string]map[string]string{
-		"xpu-tenants": nil, "monitoring": {resourceapi.DRAAdminNamespaceLabelKey: "true"},
+		"xpu-tenants": nil, "xpu-quickstart": nil, "monitoring": {resourceapi.DRAAdminNamespaceLabelKey: "true"},
 	} {
 		must.Succeed(t, admin.Create(t.Context(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}))
