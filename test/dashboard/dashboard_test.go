@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/dashboard/dashboardtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/explain"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/test/browser"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -32,6 +33,17 @@ const (
 
 // markup is what an attacker might call things.
 const markup = "<img src=x onerror=alert(1)>"
+
+// page is the dashboard in a browser.
+type page struct {
+	*browser.Page
+	t *testing.T
+}
+
+func start(t *testing.T) page {
+	t.Helper()
+	return page{browser.Start(t, "../../bin/dashboard"), t}
+}
 
 func serve(t *testing.T, cluster *dashboardtest.Cluster) (d *dashboard.Dashboard, stop func(), address string) {
 	t.Helper()
@@ -119,9 +131,9 @@ func TestPage(t *testing.T) {
 			name          string
 			width, height int
 		}{{"wide", wide, wideHeight}, {"narrow", narrow, narrowHeight}} {
-			b.look(size.width, size.height, colours)
-			b.visit(address)
-			b.eventually(`document.querySelector("#connection").dataset.state === "live"`)
+			b.Look(size.width, size.height, colours)
+			b.Visit(address)
+			b.Eventually(`document.querySelector("#connection").dataset.state === "live"`)
 			for _, view := range []struct{ name, hash, wants string }{
 				{"wrong", "wrong", "10.77.0.101:50151 refuses connections"},
 				{"nodes", "node", "node2"},
@@ -130,32 +142,32 @@ func TestPage(t *testing.T) {
 				{"node", "node/node1", "the driver does not answer"},
 				{"pod", "pod/shop/web-node1-1", "not asked xpu-agent for the claim yet"},
 			} {
-				b.is(fmt.Sprintf("location.hash = %q", view.hash))
-				b.eventually(fmt.Sprintf("document.body.innerText.includes(%q)", view.wants))
-				if b.is("document.documentElement.scrollWidth > innerWidth") {
+				b.Is(fmt.Sprintf("location.hash = %q", view.hash))
+				b.Eventually(fmt.Sprintf("document.body.innerText.includes(%q)", view.wants))
+				if b.Is("document.documentElement.scrollWidth > innerWidth") {
 					t.Errorf("%s, %s: the page is wider than the window", view.name, size.name)
 				}
-				b.screenshot(view.name + "-" + size.name + "-" + colours)
+				b.Screenshot(view.name + "-" + size.name + "-" + colours)
 			}
 		}
 		b.checkContrast(colours)
 	}
 
 	b.checkTimeline()
-	if b.is(`document.querySelector("img")`) {
+	if b.Is(`document.querySelector("img")`) {
 		t.Error("text of the cluster became markup")
 	}
-	if all := b.complaints(); len(all) > 0 {
+	if all := b.Complaints(); len(all) > 0 {
 		t.Errorf("the page complains:\n%s", strings.Join(all, "\n"))
 	}
 }
 
 // checkTimeline checks that each stage has its mark, so that its status is not shown by colour
 // alone.
-func (b *browser) checkTimeline() {
+func (b page) checkTimeline() {
 	b.t.Helper()
 	var got []string
-	b.evaluate(&got, `[...document.querySelectorAll(".timeline li")].map((li) =>
+	b.Evaluate(&got, `[...document.querySelectorAll(".timeline li")].map((li) =>
 		li.querySelector(".mark").innerText + li.querySelector(".name").innerText)`)
 	want := "✓Requested ✓Allocated ✓Bound ✗Provisioned …Prepared ?Attached -Running"
 	if strings.Join(got, " ") != want {
@@ -165,10 +177,10 @@ func (b *browser) checkTimeline() {
 
 // checkContrast checks that texts have the contrast of WCAG 2.2, success criterion 1.4.3 (4.5:1), and
 // that the colours are those that the user prefers.
-func (b *browser) checkContrast(colours string) {
+func (b page) checkContrast(colours string) {
 	b.t.Helper()
 	var got map[string]float64
-	b.evaluate(&got, `(() => {
+	b.Evaluate(&got, `(() => {
 		const style = getComputedStyle(document.documentElement);
 		const light = (name) => {
 			const hex = style.getPropertyValue(name).trim().slice(1);
@@ -201,26 +213,26 @@ func (b *browser) checkContrast(colours string) {
 func TestKeyboard(t *testing.T) {
 	b := start(t)
 	_, _, address := serve(t, dashboardtest.NewCluster(dashboardtest.Objects(30, 8)...))
-	b.look(wide, wideHeight, "light")
-	b.visit(address + "#node")
-	b.eventually(`document.querySelectorAll(".row.node").length > 5`)
+	b.Look(wide, wideHeight, "light")
+	b.Visit(address + "#node")
+	b.Eventually(`document.querySelectorAll(".row.node").length > 5`)
 
-	b.is(`(document.querySelector("#list").focus(), true)`)
+	b.Is(`(document.querySelector("#list").focus(), true)`)
 	for _, key := range []string{"ArrowDown", "ArrowDown", "Enter"} {
-		b.press(key)
+		b.Press(key)
 	}
-	b.eventually(`location.hash === "#node/node3" && !document.querySelector("#detail").hidden`)
-	b.eventually(`document.activeElement.id === "detail-heading"`)
-	b.press("Escape")
-	b.eventually(`document.querySelector("#detail").hidden && document.activeElement.id === "list"`)
-	b.press("End")
-	b.eventually(`document.querySelector("[aria-selected=true]").innerText.includes("node30")`)
-	b.eventually(`document.getElementById(document.querySelector("#list")
+	b.Eventually(`location.hash === "#node/node3" && !document.querySelector("#detail").hidden`)
+	b.Eventually(`document.activeElement.id === "detail-heading"`)
+	b.Press("Escape")
+	b.Eventually(`document.querySelector("#detail").hidden && document.activeElement.id === "list"`)
+	b.Press("End")
+	b.Eventually(`document.querySelector("[aria-selected=true]").innerText.includes("node30")`)
+	b.Eventually(`document.getElementById(document.querySelector("#list")
 		.getAttribute("aria-activedescendant")).innerText.includes("node30")`)
-	b.press("/")
-	b.eventually(`document.activeElement.id === "filter"`)
-	b.press("7")
-	b.eventually(`document.querySelector("#heading").innerText.startsWith("Nodes: 3 of 30")`)
+	b.Press("/")
+	b.Eventually(`document.activeElement.id === "filter"`)
+	b.Press("7")
+	b.Eventually(`document.querySelector("#heading").innerText.startsWith("Nodes: 3 of 30")`)
 }
 
 // TestLive checks that the page follows the cluster, says what is stale, and connects again.
@@ -230,31 +242,31 @@ func TestLive(t *testing.T) {
 	cluster.Refuse("DevicePool", "", apierrors.NewForbidden(schema.GroupResource{}, "",
 		errors.New("no")))
 	d, stop, address := serve(t, cluster)
-	b.look(wide, wideHeight, "light")
-	b.visit(address)
-	b.eventually(`document.querySelector("#connection").dataset.state === "live"`)
-	b.eventually(`document.querySelector("#notices").innerText.includes("ClusterRole xpu-view")`)
-	b.screenshot("rights")
+	b.Look(wide, wideHeight, "light")
+	b.Visit(address)
+	b.Eventually(`document.querySelector("#connection").dataset.state === "live"`)
+	b.Eventually(`document.querySelector("#notices").innerText.includes("ClusterRole xpu-view")`)
+	b.Screenshot("rights")
 
 	cluster.Put(dashboardtest.Pending("stuck", markup)...)
-	b.eventually(`document.querySelector("#list").innerText.includes("onerror")`)
+	b.Eventually(`document.querySelector("#list").innerText.includes("onerror")`)
 
 	cluster.Down(errors.New("connection refused"))
-	b.eventually(`document.querySelector("#connection").innerText.includes(
+	b.Eventually(`document.querySelector("#connection").innerText.includes(
 		"the cluster does not answer: what is shown is of 2026-11-23 12:00:00")`)
-	b.screenshot("stale")
-	if !strings.Contains(b.text("#list"), "onerror") {
+	b.Screenshot("stale")
+	if !strings.Contains(b.Text("#list"), "onerror") {
 		t.Error("what is known is not shown any more")
 	}
 	cluster.Down(nil)
-	b.eventually(`document.querySelector("#connection").innerText.includes("live")`)
+	b.Eventually(`document.querySelector("#connection").innerText.includes("live")`)
 
 	stop()
-	b.eventually(`document.querySelector("#connection").innerText.includes("xpuctl does not answer")`)
+	b.Eventually(`document.querySelector("#connection").innerText.includes("xpuctl does not answer")`)
 	l, err := net.Listen("tcp4", strings.Split(address, "/")[2])
 	must.Succeed(t, err)
 	must.Run(t, func(ctx context.Context) error { return d.Serve(ctx, l) })
-	b.eventually(`document.querySelector("#connection").innerText.includes("live")`)
+	b.Eventually(`document.querySelector("#connection").innerText.includes("live")`)
 }
 
 // mostElements bounds the elements of the page, whatever the size of the cluster.
@@ -269,9 +281,9 @@ func TestScrolling(t *testing.T) {
 	b := start(t)
 	cluster := dashboardtest.NewCluster(dashboardtest.Objects(500, 64)...)
 	_, _, address := serve(t, cluster)
-	b.look(wide, wideHeight, "light")
-	b.visit(address)
-	b.eventually(`document.querySelector("#views").innerText.includes("Pods 8000")`)
+	b.Look(wide, wideHeight, "light")
+	b.Visit(address)
+	b.Eventually(`document.querySelector("#views").innerText.includes("Pods 8000")`)
 
 	must.Run(t, func(ctx context.Context) error { // while pods come
 		for i := 0; ctx.Err() == nil; i++ {
@@ -285,10 +297,10 @@ func TestScrolling(t *testing.T) {
 	})
 
 	for _, view := range []string{"node", "pod"} {
-		b.is(fmt.Sprintf("location.hash = %q", view))
-		b.eventually(fmt.Sprintf(`document.querySelectorAll(".row.%s").length > 5`, view))
+		b.Is(fmt.Sprintf("location.hash = %q", view))
+		b.Eventually(fmt.Sprintf(`document.querySelectorAll(".row.%s").length > 5`, view))
 		var m measurement
-		longest := b.longestTask(func() { m = b.scroll() })
+		longest := b.LongestTask(func() { m = b.scroll() })
 		t.Logf("%ss: %d frames, the longest %.0f ms; the longest task %.1f ms; at most %d elements",
 			view, m.Frames, m.LongestFrame, longest, m.Elements)
 		if longest >= longTask {
@@ -312,9 +324,9 @@ type measurement struct {
 }
 
 // scroll scrolls down by half a window in each of 200 frames, and back to the top.
-func (b *browser) scroll() (m measurement) {
+func (b page) scroll() (m measurement) {
 	b.t.Helper()
-	b.evaluate(&m, `new Promise((done) => {
+	b.Evaluate(&m, `new Promise((done) => {
 		const m = {frames: 0, longestFrame: 0, elements: 0, blank: 0};
 		const list = document.querySelector("#list");
 		let last = performance.now();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package dashboard
+// Package browser drives a headless Chromium for tests of pages.
+package browser
 
 import (
 	"bufio"
@@ -19,12 +20,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// browser is a page in a headless Chromium, which is driven by the DevTools protocol over a pipe:
+// Page is a page in a headless Chromium, which is driven by the DevTools protocol over a pipe:
 // https://chromedevtools.github.io/devtools-protocol. A message is JSON and ends with a zero byte.
-type browser struct {
-	t       *testing.T
-	to      *os.File
-	session string
+type Page struct {
+	t        *testing.T
+	pictures string
+	to       *os.File
+	session  string
 
 	mu       sync.Mutex
 	last     int
@@ -48,9 +50,9 @@ type answer struct {
 // patience is how long the browser may take for an answer.
 const patience = time.Minute
 
-// start starts Chromium, which ends with the test. It does not skip the test where Chromium is
-// missing, because nobody would miss it.
-func start(t *testing.T) *browser {
+// Start starts Chromium, which ends with the test. It does not skip the test where Chromium is
+// missing, because nobody would miss it. Pictures of the page go into a directory.
+func Start(t *testing.T, pictures string) *Page {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs Chromium, which scripts/preflight test installs")
@@ -79,7 +81,7 @@ func start(t *testing.T) *browser {
 	must.Succeed(t, orders.Close())
 	must.Succeed(t, answers.Close())
 
-	b := &browser{t: t, to: to, waiting: map[int]chan answer{}}
+	b := &Page{t: t, pictures: pictures, to: to, waiting: map[int]chan answer{}}
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -98,7 +100,7 @@ func start(t *testing.T) *browser {
 	return b
 }
 
-func (b *browser) attach() {
+func (b *Page) attach() {
 	var target struct {
 		TargetID string `json:"targetId"`
 	}
@@ -117,7 +119,7 @@ func (b *browser) attach() {
 type values map[string]any
 
 // read hands answers to those who wait for them, and keeps what the page complains of.
-func (b *browser) read(from *bufio.Reader) {
+func (b *Page) read(from *bufio.Reader) {
 	for {
 		text, err := from.ReadBytes(0)
 		if err != nil {
@@ -155,7 +157,7 @@ func (b *browser) read(from *bufio.Reader) {
 }
 
 // try calls a method, and returns its result.
-func (b *browser) try(method string, params values, session string) (json.RawMessage, error) {
+func (b *Page) try(method string, params values, session string) (json.RawMessage, error) {
 	wait := make(chan answer, 1)
 	b.mu.Lock()
 	b.last++
@@ -188,20 +190,20 @@ func (b *browser) try(method string, params values, session string) (json.RawMes
 	}
 }
 
-func (b *browser) call(method string, params values) json.RawMessage {
+func (b *Page) call(method string, params values) json.RawMessage {
 	b.t.Helper()
 	result, err := b.try(method, params, b.session)
 	must.Succeed(b.t, err)
 	return result
 }
 
-func (b *browser) into(result any, method string, params values) {
+func (b *Page) into(result any, method string, params values) {
 	b.t.Helper()
 	must.Succeed(b.t, json.Unmarshal(b.call(method, params), result))
 }
 
-// complaints returns what the page has logged as an error since the last call.
-func (b *browser) complaints() []string {
+// Complaints returns what the page has logged as an error since the last call.
+func (b *Page) Complaints() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := b.problems
@@ -219,9 +221,9 @@ type task struct {
 	Args      map[string]any `json:"args"`
 }
 
-// longestTask returns the longest task of the page's main thread while something is done, in ms of
+// LongestTask returns the longest task of the page's main thread while something is done, in ms of
 // processor time. The time for which the machine had other work is not in it.
-func (b *browser) longestTask(while func()) (longest float64) {
+func (b *Page) LongestTask(while func()) (longest float64) {
 	b.t.Helper()
 	b.mu.Lock()
 	b.trace, b.traced = nil, make(chan struct{})
@@ -261,8 +263,8 @@ func (b *browser) longestTask(while func()) (longest float64) {
 	return longest
 }
 
-// look sets the size of the window and the colours that its user prefers: light or dark.
-func (b *browser) look(width, height int, colours string) {
+// Look sets the size of the window and the colours that its user prefers: light or dark.
+func (b *Page) Look(width, height int, colours string) {
 	b.t.Helper()
 	b.call("Emulation.setDeviceMetricsOverride", values{
 		"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false})
@@ -270,13 +272,14 @@ func (b *browser) look(width, height int, colours string) {
 		{"name": "prefers-color-scheme", "value": colours}}})
 }
 
-func (b *browser) visit(address string) {
+// Visit opens an address.
+func (b *Page) Visit(address string) {
 	b.t.Helper()
 	b.call("Page.navigate", values{"url": address})
 }
 
-// evaluate runs JavaScript in the page, and stores its value, which may be a promise.
-func (b *browser) evaluate(into any, script string) {
+// Evaluate runs JavaScript in the page, and stores its value, which may be a promise.
+func (b *Page) Evaluate(into any, script string) {
 	b.t.Helper()
 	var got struct {
 		Result struct {
@@ -294,30 +297,30 @@ func (b *browser) evaluate(into any, script string) {
 	must.Succeed(b.t, json.Unmarshal(got.Result.Value, into))
 }
 
-// is evaluates a condition.
-func (b *browser) is(script string) (yes bool) {
+// Is evaluates a condition.
+func (b *Page) Is(script string) (yes bool) {
 	b.t.Helper()
-	b.evaluate(&yes, "!!("+script+")")
+	b.Evaluate(&yes, "!!("+script+")")
 	return yes
 }
 
-// eventually waits until a condition holds in the page. A page that is not there yet has no elements.
-func (b *browser) eventually(script string) {
+// Eventually waits until a condition holds in the page. A page that is not there yet has no elements.
+func (b *Page) Eventually(script string) {
 	b.t.Helper()
 	must.Eventually(b.t, script, func() bool {
-		return b.is("(() => { try { return " + script + " } catch { return false } })()")
+		return b.Is("(() => { try { return " + script + " } catch { return false } })()")
 	})
 }
 
-// text returns the text of the element that a selector means.
-func (b *browser) text(selector string) (text string) {
+// Text returns the text of the element that a selector means.
+func (b *Page) Text(selector string) (text string) {
 	b.t.Helper()
-	b.evaluate(&text, fmt.Sprintf("document.querySelector(%q).innerText", selector))
+	b.Evaluate(&text, fmt.Sprintf("document.querySelector(%q).innerText", selector))
 	return text
 }
 
-// press presses a key, such as "Enter" or "/".
-func (b *browser) press(key string) {
+// Press presses a key, such as "Enter" or "/".
+func (b *Page) Press(key string) {
 	b.t.Helper()
 	down := values{"type": "keyDown", "key": key}
 	if len(key) == 1 {
@@ -327,18 +330,17 @@ func (b *browser) press(key string) {
 	b.call("Input.dispatchKeyEvent", values{"type": "keyUp", "key": key})
 }
 
-// screenshot keeps a picture of the window in bin/dashboard, for people to look at.
-func (b *browser) screenshot(name string) {
+// Screenshot keeps a picture of the window in the directory of pictures, for people to look at.
+func (b *Page) Screenshot(name string) {
 	b.t.Helper()
 	// The picture is of the next frame.
-	b.is("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+	b.Is("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 	var shot struct {
 		Data string `json:"data"`
 	}
 	b.into(&shot, "Page.captureScreenshot", values{"format": "png"})
 	picture, err := base64.StdEncoding.DecodeString(shot.Data)
 	must.Succeed(b.t, err)
-	dir := filepath.Join("..", "..", "bin", "dashboard")
-	must.Succeed(b.t, os.MkdirAll(dir, 0o755))
-	must.Succeed(b.t, os.WriteFile(filepath.Join(dir, name+".png"), picture, 0o644))
+	must.Succeed(b.t, os.MkdirAll(b.pictures, 0o755))
+	must.Succeed(b.t, os.WriteFile(filepath.Join(b.pictures, name+".png"), picture, 0o644))
 }
