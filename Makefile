@@ -177,8 +177,8 @@ upgrades: preflight tools images chart ## Replace the product under pods that co
 	@go test ./test/e2e -run TestUpgrade -v -timeout 2h -args -upgrades=$(or $(UPGRADES),50)
 
 .PHONY: site
-site: ## Build the documentation's site, as bin/site (BASE=/xpu-device-plugin/)
-	@scripts/site $(BASE)
+site: ## Build the documentation's site with those of the releases, as bin/site (BASE=/xpu-device-plugin/ VERSIONS="tags or branches")
+	@scripts/site $(or $(BASE),/) $(VERSIONS)
 
 .PHONY: soak
 soak: preflight tools ## Let pods live and die on a simulated node while everything fails now and then (LIVES=300)

@@ -7,14 +7,17 @@ import { Links, inRepository, repository, route, slug } from './links.js'
 import { map, read } from './map.js'
 
 const here = fileURLToPath(new URL('..', import.meta.url))
-const root = path.resolve(here, '../..')
+// What the pages are of: what is checked out here, or another version that is checked out elsewhere.
+const root = process.env.SITE_ROOT || path.resolve(here, '../..')
+// All versions that the site has, [{text, base}], this one among them. Of one alone nothing can be chosen.
+const versions = JSON.parse(process.env.SITE_VERSIONS || '[]')
 const version = fs.readFileSync(path.join(root, 'VERSION'), 'utf8').trim()
 // The path that the site is served at, for example /xpu-device-plugin/.
 const base = process.env.BASE || '/'
 
 const { sections, pages } = read(root)
 pages.add('README.md')
-const links = new Links(root, pages)
+const links = new Links(root, pages, versions.map(({ base }) => base))
 const diagrams = new Diagrams()
 const warnings = new Set()
 
@@ -55,7 +58,7 @@ export default defineConfig({
     .map(entry => (entry.isDirectory() ? `${entry.name}/**` : entry.name))
     .concat('docs/site/**', 'docs/gen/**'),
   rewrites: route,
-  outDir: path.join(root, 'bin/site'),
+  outDir: process.env.SITE_OUT || path.join(root, 'bin/site'),
   cacheDir: path.join(here, 'node_modules/.cache'),
 
   markdown: {
@@ -89,12 +92,23 @@ export default defineConfig({
     warnings.forEach(warning => logger.warn(warning))
     links.copy(outDir)
     const problems = [...links.problems(outDir, base), ...(await diagrams.problems())]
-    if (problems.length) throw new Error(`the pages have ${problems.length} problems:\n  ${problems.join('\n  ')}`)
+    const message = `the pages have ${problems.length} problems:\n  ${problems.join('\n  ')}`
+    if (problems.length && !process.env.SITE_ROOT) throw new Error(message)
+    if (problems.length) logger.warn(message) // in a version that nobody can change any more
   },
 
   themeConfig: {
     nav: [
-      { text: version, link: inRepository(root, 'CHANGELOG.md') },
+      versions.length < 2
+        ? { text: version, link: inRepository(root, 'CHANGELOG.md') }
+        : {
+            component: 'Versions',
+            props: {
+              current: versions.find(version => version.base === base)?.text ?? version,
+              versions,
+              changes: inRepository(root, 'CHANGELOG.md'),
+            },
+          },
       { text: 'GitHub', link: repository },
     ],
     sidebar: [
@@ -108,7 +122,7 @@ export default defineConfig({
     ],
     outline: [2, 3],
     search: { provider: 'local' },
-    editLink: { pattern: `${repository}/edit/main/:path`, text: 'Edit this page' },
+    ...(!process.env.SITE_ROOT && { editLink: { pattern: `${repository}/edit/main/:path`, text: 'Edit this page' } }),
   },
 
   vite: {

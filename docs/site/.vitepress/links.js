@@ -6,9 +6,12 @@ import { map } from './map.js'
 
 export const repository = 'https://github.com/opiproject/xpu-device-plugin'
 
+// ref is the tag or branch that the pages are of.
+const ref = process.env.SITE_REF || 'main'
+
 // inRepository is where GitHub shows a file or a directory.
 export const inRepository = (root, file) =>
-  `${repository}/${fs.statSync(path.join(root, file)).isDirectory() ? 'tree' : 'blob'}/main/${file}`
+  `${repository}/${fs.statSync(path.join(root, file)).isDirectory() ? 'tree' : 'blob'}/${ref}/${file}`
 
 // route is the path on the site of a page or of another file of docs: the project's README.md is the first page.
 export function route(file) {
@@ -25,8 +28,9 @@ export class Links {
   copied = new Set() // files of docs that are no pages and that pages link to
   dead = new Set()
 
-  constructor(root, pages) {
+  constructor(root, pages, versions) {
     this.root = root
+    this.versions = versions // where the site's versions begin
     this.pages = pages // what the site has as pages, by their paths below root
   }
 
@@ -83,6 +87,7 @@ export class Links {
           if (/^(data|mailto):/.test(reference)) continue
           const url = new URL(reference.replaceAll('&amp;', '&'), `http://site${base}${file}`)
           const to = decodeURIComponent(url.pathname).slice(base.length).replace(/(^|\/)$/, '$1index.html')
+          if (url.host === 'site' && this.versions.includes(url.pathname)) continue
           if (url.host !== 'site') {
             if (!tag.startsWith('<a ')) problems.push(`${file}: ${reference} would be fetched from another host`)
           } else if (!url.pathname.startsWith(base) || !fs.existsSync(path.join(out, to))) {
