@@ -95,7 +95,15 @@ archives:
 			--sbom $(BIN)/images/$$image.cdx.json $(BIN) || exit 1; \
 	done
 
-demo demo-multicluster bench bench-scale matrix upgrades picture: ARCHES := $(HOST_ARCH)
+.PHONY: quickstart-images
+quickstart-images: images chart ## Make what scripts/quickstart installs: the images and the chart, and the image of simulated cards
+	@for arch in $(ARCHES); do \
+		GOOS=linux GOARCH=$$arch go build -ldflags '-s -w' -o $(BIN)/quickstart/linux/$$arch/ ./test/simulate/cmd/simhost ./test/quickstart/cmd/tryout || exit 1; \
+	done
+	@$(DEVCLUSTER) image $(BIN)/images/quickstart.tar --name $(REGISTRY)/quickstart:$(VERSION) --file test/quickstart/cmd/tryout/Containerfile \
+		$(ARCHES:%=--platform linux/%) --timestamp $(SOURCE_DATE_EPOCH) $(BIN)/quickstart
+
+demo demo-multicluster bench bench-scale matrix upgrades picture quickstart-images: ARCHES := $(HOST_ARCH)
 demo: preflight tools images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
 	@$(BIN)/demo $(if $(KEEP),--keep $(if $(filter direct,$(KEEP)),,--acts 2))
 
@@ -202,7 +210,7 @@ generate: ## Make deepcopy functions, CRDs, parts of docs/reference and the vers
 	@scripts/preflight generate
 	@go run $(CONTROLLER_GEN) object:headerFile=scripts/go-header.txt crd paths=./api/... output:crd:dir=deploy/crds
 	@go run ./deploy/gen
-	@sed -i -E 's#(image: $(REGISTRY)/[a-z-]+):.*#\1:$(VERSION)#' deploy/*/*.yaml
+	@sed -i -E 's#(image: $(REGISTRY)/[a-z-]+):.*#\1:$(VERSION)#' deploy/*/*.yaml examples/quickstart/*.yaml
 	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO)
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO_GRPC)

@@ -143,7 +143,10 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, h.Close()) }()
+	defer func() {
+		err = errors.Join(err, h.Close())
+		_ = os.Remove(o.root) // fails while anything else is in it
+	}()
 
 	if err := json.NewEncoder(out).Encode(readiness(h, xpu.path)); err != nil {
 		return err

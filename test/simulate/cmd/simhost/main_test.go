@@ -50,11 +50,16 @@ func simhost(t *testing.T, args ...string) (r ready, stop func() error) {
 }
 
 func TestSimhost(t *testing.T) {
-	host, root := netns.New(t), t.TempDir()
-	for name, xpu := range map[string]string{
-		"namespace of its own": "", "namespace it makes": filepath.Join(root, "run/xpu"),
+	host := netns.New(t)
+	for name, file := range map[string]string{
+		"namespace of its own": "", "namespace it makes": "run/xpu",
 	} {
 		t.Run(name, func(t *testing.T) {
+			root, xpu := t.TempDir(), ""
+			if file != "" {
+				xpu = filepath.Join(root, file)
+			}
+
 			r, stop := simhost(t, "--root", root, "--host-netns", host.Path(), "--xpu-netns",
 				xpu, "--cards", "2", "--pfs", "1", "--vfs", "1")
 			if xpu != "" && r.XPUNetNS != xpu {
@@ -86,6 +91,12 @@ func TestSimhost(t *testing.T) {
 			}
 			if links, err := host.Handle().LinkList(); err != nil || len(links) != 1 {
 				t.Errorf("%d links stay on the host, %v", len(links)-1, err)
+			}
+
+			if xpu == "" {
+				if _, err := os.Lstat(root); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("the empty root stays: %v", err)
+				}
 			}
 
 			for _, path := range []string{r.SysRoot, filepath.Join(root, "run/xpu")} {
