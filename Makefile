@@ -136,11 +136,11 @@ test-api: preflight tools ## Run the tests on a real API server
 	@scripts/test api
 
 .PHONY: e2e
-e2e: preflight-test tools images chart before ## Run the tests of whole clusters, of images and of measurements
+e2e: preflight-test tools images chart quickstart-images before ## Run the tests of whole clusters, of images and of measurements
 	@scripts/test e2e
 
 .PHONY: test
-test: preflight-test tools images chart promtool before ## Run every test but those that need real SR-IOV
+test: preflight-test tools images chart quickstart-images promtool before ## Run every test but those that need real SR-IOV
 	@scripts/test
 
 .PHONY: race
