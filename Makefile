@@ -103,9 +103,13 @@ quickstart-images: images chart ## Make what scripts/quickstart installs: the im
 	@$(DEVCLUSTER) image $(BIN)/images/quickstart.tar --name $(REGISTRY)/quickstart:$(VERSION) --file test/quickstart/cmd/tryout/Containerfile \
 		$(ARCHES:%=--platform linux/%) --timestamp $(SOURCE_DATE_EPOCH) $(BIN)/quickstart
 
-demo demo-multicluster bench bench-scale matrix upgrades picture quickstart-images: ARCHES := $(HOST_ARCH)
+demo demo-multicluster bench bench-scale matrix upgrades picture cast quickstart-images: ARCHES := $(HOST_ARCH)
 demo: preflight tools images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
 	@$(BIN)/demo $(if $(KEEP),--keep $(if $(filter direct,$(KEEP)),,--acts 2))
+
+.PHONY: cast
+cast: preflight tools quickstart-images ## Record scripts/quickstart on a cluster, as docs/tutorial/pictures/quickstart.cast, and draw quickstart.svg beside it
+	@scripts/cast
 
 .PHONY: demo-multicluster
 demo-multicluster: preflight tools images chart ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
