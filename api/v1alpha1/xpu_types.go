@@ -80,7 +80,8 @@ type XPUSpec struct {
 	// "[fe80::1%eth0]:50151". An XPU without an endpoint was made by the broker and is served by an
 	// infra cluster.
 	// +optional
-	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
+	// +kubebuilder:validation:MaxLength=320
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(\\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\\]|[A-Za-z0-9.-]+):[0-9]{1,5}$')",message="must be HOST:PORT, such as 10.0.0.1:50151, xpu-1.example.com:50151 or [fd00::1]:50151"
 	Endpoint string `json:"endpoint,omitempty"`
 
 	// Dialect is the OPI agent's dialect.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -159,11 +160,12 @@ func hasUnknown(value string, names []string) string {
 }
 
 // unknownField returns an expression for the message about the first key of a map that is not among
-// the names, in the words of the driver. Other such keys have no message, because a claim could have
+// the names, in the words of the driver and with the names. Other such keys have no message, because a claim could have
 // so many of them that the messages cost more than the API server allows.
 func unknownField(value, prefix string, names []string) string {
 	return fmt.Sprintf(`e.at + ": unknown field \"%s" + %s.filter(k, !(k in %s)).map(k, `+
-		`k.size() > 64 ? k.substring(0, 64) : k)[0] + "\""`, prefix, value, set(names))
+		`k.size() > 64 ? k.substring(0, 64) : k)[0] + "\"; fields are %s"`, prefix, value,
+		set(names), strings.Join(slices.Sorted(slices.Values(names)), ", "))
 }
 
 // variable writes a variable with its expression on lines of at most 120 columns. They are folded

@@ -405,7 +405,7 @@ func (b *book) check(
 		case held && !b.shares(holder, port):
 			reason = v1alpha1.ReasonConflict
 			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod "+
-				"that has it", holder)
+				"that has it: kubectl get xport -n %s %s names it", holder, holder.Namespace, holder.Name)
 		default:
 			seen[ip] = true
 			continue

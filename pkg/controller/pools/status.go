@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
@@ -90,8 +91,7 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		reason = v1alpha1.ReasonOverlap
 	case status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
-		message = "no node has a Function that a selector matches; " +
-			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
+		message = noFunctions(pool.Spec)
 	case len(away) == len(entries):
 		reason = v1alpha1.ReasonAgentAway
 	case status.Healthy == 0:
@@ -103,6 +103,18 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 
 	meta.SetStatusCondition(&status.Conditions,
 		reconciling.NewCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
+}
+
+// noFunctions says that no node has a Function for the pool, and where to look.
+func noFunctions(spec v1alpha1.DevicePoolSpec) string {
+	if len(spec.NodeSelector) == 0 {
+		return "no node has a Function that a selector matches; compare spec.selectors with the " +
+			"nodes' Functions"
+	}
+
+	wanted := labels.SelectorFromSet(spec.NodeSelector)
+	return fmt.Sprintf("no node with the labels %s of spec.nodeSelector has a Function that a selector "+
+		"matches; see whether there are such nodes, by kubectl get nodes -l %[1]s", wanted)
 }
 
 // sumUpSupply sets the condition Supplied: whether all PFs have the VFs and SFs that numVFs and sfs

@@ -169,6 +169,13 @@ func (c *cluster) explain(t *testing.T) *Pod {
 			Spec:       resourceapi.DeviceClassSpec{ExtendedResourceName: &c.class},
 		})
 	}
+	objects = append(objects, &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "xpu-gone"},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
+			CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "xpu.opiproject.org" && ` +
+				`device.attributes["xpu.opiproject.org"].pool == "gone"`},
+		}}},
+	})
 	if c.claim != nil {
 		objects = append(objects, c.claim)
 	}
@@ -280,8 +287,20 @@ func TestVerdict(t *testing.T) {
 		"no claim yet": {func(c *cluster) {
 			pending(c)
 			c.pod.Status.ResourceClaimStatuses = nil
-		}, false, "claim nic is not Requested: the ResourceClaim of template blue has not been " +
-			"made yet: see whether the template exists, and that kube-controller-manager runs"},
+		}, false, "claim nic is not Requested: there is no ResourceClaimTemplate blue in namespace " +
+			"default: make it there, because a pod cannot use those of other namespaces, or name " +
+			"another one"},
+		"no pool of the class": {func(c *cluster) {
+			pending(c)
+			c.why = []string{"none of 2 nodes can take it: needs 1 of DeviceClass xpu-gone, and can have 0"}
+		}, false, "claim web-nic is not Allocated: none of 2 nodes can take it: needs 1 of DeviceClass " +
+			"xpu-gone, and can have 0; there is no DevicePool gone, whose Functions DeviceClass xpu-gone " +
+			"selects: make it, or name another class"},
+		"no such attribute": {func(c *cluster) {
+			pending(c)
+			c.why = []string{"CEL runtime error: no such key: numa."}
+		}, false, "claim web-nic is not Allocated: CEL runtime error: no such key: numa.; a device lacks " +
+			"this attribute: kubectl get resourceslices -o yaml shows which attributes there are"},
 		"no such claim": {func(c *cluster) {
 			pending(c)
 			c.claim = nil
@@ -459,7 +478,8 @@ func TestVerdict(t *testing.T) {
 			"a ResourceClaimTemplate"},
 		"no network is named": {func(c *cluster) {
 			c.pool.Spec.Network, c.port = "", nil
-		}, true, "nothing is wrong; " + title + " joins no network"},
+		}, true, "nothing is wrong; " + title + " joins no network: if it should, name one in the InterfaceConfig, or have " +
+			"one named by the DeviceClass or DevicePool"},
 		"may read nothing": {func(c *cluster) {
 			c.listing = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
 			reported(c)
@@ -497,6 +517,13 @@ func TestVerdict(t *testing.T) {
 			c.state.Functions[0].Attachment = nil
 			c.warn("UnexpectedAdmissionError", "Allocate failed")
 		}, false, "xpu.opiproject.org/fast is not Allocated: Allocate failed"},
+		"resource, in no network": {func(c *cluster) {
+			byResource(c)
+			c.state.Functions[0].Attachment = nil
+			c.warn("FailedCreatePodSandBox", "earlier")
+		}, false, "xpu.opiproject.org/fast is not Allocated: the pod runs, and no network of its " +
+			"annotation k8s.v1.cni.cncf.io/networks has taken the Function: name a network of the resource " +
+			"for each Function, unless a program uses it without a network"},
 		"resource, no node": {func(c *cluster) {
 			byResource(c)
 			c.pod.Spec.NodeName, c.why = "", []string{"Insufficient xpu.opiproject.org/fast"}

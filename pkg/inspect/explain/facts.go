@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
@@ -42,6 +43,8 @@ type facts struct {
 	// classResources are the extended resources of DeviceClasses, for which the scheduler makes
 	// claims.
 	classResources sets.Set[string]
+	// classPools are the DevicePools that selectors of DeviceClasses name.
+	classPools map[string]string
 	// ourClasses are the DeviceClasses that select devices of this driver.
 	ourClasses sets.Set[string]
 	// gang is what the pod's PodGroup waits for, nil if the pod is in none, is bound, or it could not
@@ -141,6 +144,7 @@ func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
 // are DeviceClasses'.
 func (f *facts) readClasses(ctx context.Context, s Sources) error {
 	f.classResources, f.ourClasses = sets.New[string](), sets.New[string]()
+	f.classPools = map[string]string{}
 	var classes resourceapi.DeviceClassList
 	if err := f.unread(classKind, s.Reader.List(ctx, &classes)); err != nil {
 		return err
@@ -152,8 +156,29 @@ func (f *facts) readClasses(ctx context.Context, s Sources) error {
 		if slices.ContainsFunc(class.Spec.Selectors, isOurs) {
 			f.ourClasses.Insert(class.Name)
 		}
+		if pool := poolOf(class); pool != "" {
+			f.classPools[class.Name] = pool
+		}
 	}
 	return nil
+}
+
+// selectedPool finds a DevicePool in an expression that selects its devices, as in the samples.
+var selectedPool = regexp.MustCompile(
+	`device\.attributes\["xpu\.opiproject\.org"\]\.pool == "([a-z0-9.-]+)"`)
+
+// poolOf returns the DevicePool whose devices a class selects; "" if its selectors name none in the
+// usual way.
+func poolOf(class resourceapi.DeviceClass) string {
+	for _, selector := range class.Spec.Selectors {
+		if selector.CEL == nil {
+			continue
+		}
+		if found := selectedPool.FindStringSubmatch(selector.CEL.Expression); found != nil {
+			return found[1]
+		}
+	}
+	return ""
 }
 
 // readNode reads whether the agent of the pod's node runs.
@@ -181,11 +206,9 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 		name, _, err := resourceclaim.Name(f.pod, wanted)
 		switch {
 		case err != nil:
+			template := ptr.Deref(wanted.ResourceClaimTemplateName, "")
 			f.claims = append(f.claims,
-				podClaim{inPod: wanted.Name,
-					reason: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
-						"see whether the template exists, and that kube-controller-manager runs",
-						ptr.Deref(wanted.ResourceClaimTemplateName, ""))})
+				podClaim{inPod: wanted.Name, reason: f.notMade(ctx, s, template)})
 			continue
 		case name == nil: // no claim is needed
 			continue
@@ -201,6 +224,18 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 	}
 
 	return nil
+}
+
+// notMade says why a claim of a template has not been made.
+func (f *facts) notMade(ctx context.Context, s Sources, template string) string {
+	key := types.NamespacedName{Namespace: f.pod.Namespace, Name: template}
+	if err := s.Reader.Get(ctx, key, &resourceapi.ResourceClaimTemplate{}); apierrors.IsNotFound(err) {
+		return fmt.Sprintf("there is no ResourceClaimTemplate %s in namespace %s: make it there, "+
+			"because a pod cannot use those of other namespaces, or name another one", template,
+			f.pod.Namespace)
+	}
+	return fmt.Sprintf("the ResourceClaim of template %s has not been made yet: see that "+
+		"kube-controller-manager runs", template)
 }
 
 func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) error {

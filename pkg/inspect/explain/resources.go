@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
@@ -200,8 +201,15 @@ func (f *facts) pendingResource(resource string, offered bool) Interface {
 	default:
 		wait := Stage{Name: Allocated, Status: Waiting, Text: "the kubelet has given the pod no " +
 			"Function of the resource, or no CNI plugin has asked for it yet"}
-		if e := f.warning("UnexpectedAdmissionError", "FailedCreatePodSandBox"); e != nil {
-			wait.Status, wait.Text = Failed, e.Message
+		failed := []string{"UnexpectedAdmissionError", "FailedCreatePodSandBox"}
+		if f.pod.Status.Phase == corev1.PodRunning {
+			failed = failed[:1] // its sandbox is there by now
+			wait.Text = "the pod runs, and no network of its annotation k8s.v1.cni.cncf.io/networks has " +
+				"taken the Function: name a network of the resource for each Function, unless a program " +
+				"uses it without a network"
+		}
+		if e := f.warning(failed...); e != nil {
+			wait.Status, wait.Text = Failed, plain(e.Message)
 		}
 		i.Stages = append(i.Stages, f.bound(), wait)
 	}

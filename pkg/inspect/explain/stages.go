@@ -4,6 +4,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -24,7 +25,7 @@ func (f *facts) notAllocated() Stage {
 		s.Text = fmt.Sprintf("node %s can take the pod: the scheduler has not come to it yet, or "+
 			"waits for something else", f.target)
 	case len(f.why) > 0:
-		s.Status, s.Text = Failed, f.why[0]
+		s.Status, s.Text = Failed, f.why[0]+f.hint(f.why[0])
 	default:
 		if e := f.warning("FailedScheduling"); e != nil {
 			s.Status, s.Text = Failed, e.Message
@@ -32,6 +33,24 @@ func (f *facts) notAllocated() Stage {
 	}
 
 	return s
+}
+
+// hint returns what helps against a reason of the scheduler, to be added to it.
+func (f *facts) hint(why string) string {
+	for _, class := range slices.Sorted(maps.Keys(f.classPools)) {
+		pool := f.classPools[class]
+		if !f.unseen.Has(poolKind) && f.pools[pool] == nil &&
+			strings.Contains(why, "of DeviceClass "+class) {
+			return fmt.Sprintf("; there is no DevicePool %s, whose Functions DeviceClass %s selects: "+
+				"make it, or name another class", pool, class)
+		}
+	}
+
+	if strings.Contains(why, "no such key: ") { // cel-go's words
+		return "; a device lacks this attribute: kubectl get resourceslices -o yaml shows which " +
+			"attributes there are"
+	}
+	return ""
 }
 
 func (f *facts) bound() Stage {
@@ -122,7 +141,7 @@ func (f *facts) prepared(a *nodestate.Attachment, status *resourceapi.AllocatedD
 	}
 
 	if e := f.warning("FailedPrepareDynamicResources"); s.Status == Waiting && e != nil {
-		s.Status, s.Text = Failed, e.Message
+		s.Status, s.Text = Failed, plain(e.Message)
 	}
 
 	return s
@@ -161,7 +180,7 @@ func (f *facts) attached(a *nodestate.Attachment, status *resourceapi.AllocatedD
 	}
 
 	if e := f.warning("FailedCreatePodSandBox", "FunctionLost"); e != nil {
-		s.Status, s.Text = Failed, e.Message
+		s.Status, s.Text = Failed, plain(e.Message)
 	}
 
 	return s

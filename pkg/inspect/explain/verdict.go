@@ -68,7 +68,8 @@ func (f *facts) praise(p *Pod) string {
 	}
 
 	if _, s := first(p.Interfaces, Skipped); s != nil && s.Name == Provisioned {
-		return "nothing is wrong; " + p.Interfaces[0].Title() + " joins no network"
+		return "nothing is wrong; " + p.Interfaces[0].Title() + " joins no network: if it should, name " +
+			"one in the InterfaceConfig, or have one named by the DeviceClass or DevicePool"
 	}
 	return "nothing is wrong"
 }

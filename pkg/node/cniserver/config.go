@@ -255,7 +255,8 @@ func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, b
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's " +
 			"resource in its annotation " +
-			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
+			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for one of that resource for " +
+			"each network")
 		return function.ID{}
 	}
 

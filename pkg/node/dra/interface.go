@@ -236,9 +236,12 @@ func chooseNames(
 				}
 
 				if asked && taken[name] != "" {
+					owner := fmt.Sprintf("claim %s of the same pod", taken[name])
+					if taken[name] == c.Name {
+						owner = "another request of the same claim"
+					}
 					chosen[of] = chosenName{err: fmt.Errorf(
-						"interfaceName %q: claim %s of the same pod has that name already; "+
-							"choose another", name, taken[name])}
+						"interfaceName %q: %s has that name already; choose another", name, owner)}
 					continue
 				}
 

@@ -61,7 +61,7 @@ func TestParametersPolicy(t *testing.T) {
 	for fields, want := range map[string]string{
 		``: "", `"mtu": 1400`: "", `"mtu": null`: "", `"network": "blue", "interfaceName": ""`: "",
 		`"interfaceName": "sixteen-bytes-xx"`: ".interfaceName: must be a text of at most 15 bytes",
-		`"mtuu": 1`:                           `: unknown field "mtuu"`,
+		`"mtuu": 1`:                           `: unknown field "mtuu"; fields are addresses, `,
 		`"MTU": 1400`:                         `: unknown field "MTU"`,
 		`"mtu": 9`:                            ".mtu: must be 68-9216",
 		`"mtu": "1400"`:                       ".mtu: must be 68-9216",
@@ -73,7 +73,7 @@ func TestParametersPolicy(t *testing.T) {
 		`"driver": "igb_uio"`:                 ".driver: must be vfio-pci",
 		`"driver": "vfio-pci"`:                "",
 		`"vf": {"vlan": 5, "qos": 7, "trust": true, "linkState": "auto"}`: "",
-		`"vf": {"vlam": 5, "qos": 9}`:                                     `: unknown field "vf.vlam"; at.vf.qos: must be 0-7`,
+		`"vf": {"vlam": 5, "qos": 9}`:                                     `: unknown field "vf.vlam"; fields are linkState, maxTxRate, minTxRate, qos, spoofCheck, trust, vlan, vlanProtocol; at.vf.qos: must be 0-7`,
 		`"mtu": 9, "vf": {"vlan": 5000, "qos": 9, "trust": 1, "minTxRate": -1, "linkState": null}`: ".mtu: must be 68-9216; " +
 			"at.vf.vlan: must be 0-4094; at.vf.qos: must be 0-7; at.vf.trust: must be true or false; and 1 more",
 		`"vf": 5`:                   ".vf: must have fields",

@@ -184,7 +184,7 @@ func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error
 	netns := networkNamespace(pod)
 	if netns == "" {
 		return a.fail(fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's "+
-			"network: take hostNetwork away",
+			"network: remove hostNetwork",
 			pod.GetNamespace(), pod.GetName()))
 	}
 

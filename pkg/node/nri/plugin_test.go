@@ -416,7 +416,7 @@ func TestHostNetworkIsRefused(t *testing.T) {
 	host := sandbox("pod1", "s1")
 	host.Linux.Namespaces = host.Linux.Namespaces[:1]
 	if err := r.run(t, host); err == nil ||
-		!strings.Contains(err.Error(), "take hostNetwork away") {
+		!strings.Contains(err.Error(), "remove hostNetwork") {
 		t.Errorf("error %v, want what to do", err)
 	}
 
