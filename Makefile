@@ -69,12 +69,13 @@ picture: preflight tools images chart ## Draw the dashboard on data of a cluster
 
 .PHONY: tools
 tools: packer helm ## Build what the tests and the demo need beside the product: a Kubernetes, and an image
-	@echo "building devcluster, crdservers, simhost, demo, gpudriver"
-	@cd test/devcluster && go build -o $(BIN)/ ./cmd/crdservers
+	@echo "building devcluster, crdservers, pause, simhost, demo, gpudriver"
+	@cd test/devcluster && go build -o $(BIN)/ ./cmd/crdservers && go build -ldflags '-s -w' -o $(BIN)/ ./cmd/pause
 	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
 	@$(BIN)/devcluster build
 	@mkdir -p $(BIN)/images
 	@$(DEVCLUSTER) image $(BIN)/images/gpudriver.tar --name docker.io/library/gpudriver:dev --file test/e2e/cmd/gpudriver/Containerfile $(BIN)
+	@$(DEVCLUSTER) image $(BIN)/images/pause.tar --name registry.k8s.io/pause:3.10 --file test/e2e/cmd/pause.Containerfile $(BIN)
 
 .PHONY: images
 images: build packer archives ## Make the container images, as archives in bin/images, and their bills of materials

@@ -155,6 +155,11 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 		w.Detail("%s", strings.TrimSpace(line))
 	}
 
+	// The examples' image: the nodes reach no registry.
+	if _, err := w.Cluster.Run(ctx, "load",
+		filepath.Join(w.Bin, "images", "pause.tar")); err != nil {
+		return err
+	}
 	if w.cluster, err = w.Cluster.Inspect(ctx); err != nil {
 		return err
 	}
@@ -329,6 +334,12 @@ func (w *World) End(ctx context.Context) error {
 
 // end stops the process if its pid still belongs to it.
 func (p process) end(ctx context.Context, directories ...string) error {
+	for i, dir := range directories { // the kernel names the program without symbolic links
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			directories[i] = real
+		}
+	}
+
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
 	if err != nil ||
 		!slices.Contains(directories, filepath.Dir(strings.TrimSuffix(exe, " (deleted)"))) {
