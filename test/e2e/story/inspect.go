@@ -29,13 +29,16 @@ func (w *World) xpuctl(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// inspectPods checks that xpuctl finds no problem with the story's pods.
+// inspectPods checks that xpuctl finds no problem with the story's pods, and shows its dashboard.
 func (w *World) inspectPods(ctx context.Context) error {
 	var names []string
 	for _, p := range w.pods {
 		names = append(names, p.name)
 	}
-	return w.inspect(ctx, names)
+	if err := w.inspect(ctx, names); err != nil {
+		return err
+	}
+	return w.showDashboard(ctx)
 }
 
 func (w *World) inspectResourcePods(ctx context.Context) error {
@@ -102,6 +105,14 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 	w.printCommand("xpuctl status", out)
 
 	return w.collect(ctx)
+}
+
+// testAndService tests the cluster, and then takes a card from it for a while.
+func (w *World) testAndService(ctx context.Context) error {
+	if err := w.testByClaims(ctx); err != nil {
+		return err
+	}
+	return w.serviceCard(ctx)
 }
 
 // testByClaims runs xpuctl test on the networks blue and red.
