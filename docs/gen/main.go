@@ -67,6 +67,11 @@ func run(dir string) error {
 		return err
 	}
 
+	wrong, err := mistakesPage()
+	if err != nil {
+		return err
+	}
+
 	chart, err := chartPage("deploy/chart/values.yaml")
 	if err != nil {
 		return err
@@ -78,7 +83,7 @@ func run(dir string) error {
 	}
 
 	for name, page := range map[string][]byte{
-		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart,
+		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart, "mistakes.md": wrong,
 		"opi-conformance.md":   conformancePage(),
 		"schedule.schema.json": schema,
 	} {
