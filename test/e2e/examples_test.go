@@ -36,7 +36,7 @@ var lacking = map[string]struct {
 	"gpu-and-nic": {"a driver of GPUs", nil,
 		"xpuctl explain pod gpu-and-nic", "there is no DeviceClass gpu.nvidia.com"},
 	"dpdk": {"hugepages and an IOMMU", nil,
-		"xpuctl explain pod dpdk", "the node is short of hugepages-1Gi: 1Gi requested, 0 left"},
+		"xpuctl explain pod dpdk", "the node is short of "},
 	"rdma": {"VFs with RDMA devices", nil,
 		"xpuctl explain pod rdma", "DeviceClass xpu-rdma, and can have 0"},
 	"vdpa": {"VFs with vDPA devices, and hugepages", nil,
