@@ -135,6 +135,7 @@ kubectl wait --for=condition=Ready xnet --all --timeout=60s`)
 // others are documents with commands that the demo's cluster has nothing for, and why.
 var others = map[string]string{
 	"docs/tutorial/demo.md":                           "TestStory runs the demo",
+	"docs/tutorial/quickstart.md":                     "TestQuickstart does what it says",
 	"docs/tutorial/moving-from-sriovdp.md":            otherDriver,
 	"docs/how-to/move-from-dranet.md":                 otherDriver,
 	"docs/how-to/move-from-dra-driver-sriov.md":       otherDriver,
