@@ -67,6 +67,18 @@ const (
 	ProvisionAhead ProvisionMode = "Ahead"
 )
 
+// LinkDownEffect is the effect of the taint xpu.opiproject.org/link-down.
+// +kubebuilder:validation:Enum=NoSchedule;None
+type LinkDownEffect string
+
+const (
+	// LinkDownNoSchedule keeps new pods away from a Function whose PF has no carrier.
+	LinkDownNoSchedule LinkDownEffect = "NoSchedule"
+
+	// LinkDownNone only informs: pods get Functions whose PF has no carrier.
+	LinkDownNone LinkDownEffect = "None"
+)
+
 // DefaultPortsAhead is the value of an absent DevicePoolSpec.PortsAhead.
 const DefaultPortsAhead = 4
 
@@ -367,6 +379,8 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model == 'Functions' || !has(self.publish) || self.publish == 'DRA'",message="model is only for pools with publish: DRA, as the device plugin API has only whole devices"
 // +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model != 'Ports' || (!has(self.provision) || self.provision == 'OnPrepare') && !has(self.sfs) && (!has(self.deviceType) || self.deviceType == 'netDevice')",message="model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"
 // +kubebuilder:validation:XValidation:rule="!has(self.portsAhead) || has(self.provision) && self.provision == 'Ahead'",message="portsAhead is only for pools with provision: Ahead"
+// +kubebuilder:validation:XValidation:rule="!has(self.linkDown) || !has(self.publish) || self.publish == 'DRA'",message="linkDown is only for pools with publish: DRA, as the kubelet knows no taints"
+// +kubebuilder:validation:XValidation:rule="!has(self.evictLostAfter) || (!has(self.publish) || self.publish == 'DRA') && (!has(self.model) || self.model != 'Ports')",message="evictLostAfter is only for pools with publish: DRA, as the kubelet knows no taints, and not for model: Ports, whose devices other pods share"
 // +kubebuilder:validation:XValidation:rule="!has(self.attributes) || !has(self.publish) || self.publish == 'DRA'",message="attributes is only for pools with publish: DRA, as the kubelet knows none"
 // +kubebuilder:validation:XValidation:rule="!has(self.dataDirect) || !self.dataDirect || !has(self.publish) || self.publish == 'DRA'",message="dataDirect is only for pools with publish: DRA, as the kubelet knows no attributes"
 type DevicePoolSpec struct {
@@ -442,6 +456,21 @@ type DevicePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
+
+	// LinkDown is the effect of the taint link-down, which devices have while their PF has no
+	// carrier; NoSchedule if it is empty. With None, pods get such devices. It suits pods that reach
+	// each other within the card. Kubernetes before 1.35 does not take the effect None: the devices
+	// have no such taint then.
+	// +optional
+	LinkDown LinkDownEffect `json:"linkDown,omitempty"`
+
+	// EvictLostAfter has Kubernetes delete pods that do not get back a Function that they lost: its
+	// device has been gone for this time, or a program in the pod had it by vfio. The taint lost gets
+	// the effect NoExecute then, which disregards PodDisruptionBudgets. The time is counted anew when
+	// the node's agent starts. It is at least 1m. Absent means that such pods are never deleted.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be at least 1m, as a card may reset"
+	EvictLostAfter *metav1.Duration `json:"evictLostAfter,omitempty"`
 
 	// Allow lists the privileged fields that a ResourceClaim or a network configuration
 	// (NetworkAttachmentDefinition) may set for a Function of the pool. A DeviceClass may set all

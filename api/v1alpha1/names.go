@@ -80,7 +80,7 @@ const (
 	BrokerLease = "xpu-broker"
 
 	// TaintLinkDown is on devices whose PF has no carrier or is administratively down (effect
-	// NoSchedule).
+	// NoSchedule, or None if the DevicePool says so).
 	TaintLinkDown = GroupName + "/link-down"
 
 	// TaintProvisionFailed is on a device for some time after the xPU refused its Port, so that the
@@ -107,7 +107,7 @@ const (
 	TaintInUse = GroupName + "/in-use"
 
 	// TaintLost is on a device that was unplugged or reset while a pod had it, and that the pod has
-	// not got back (effect NoSchedule).
+	// not got back (effect NoSchedule, or NoExecute after spec.evictLostAfter of the DevicePool).
 	TaintLost = GroupName + "/lost"
 
 	// TaintFault is on devices for which a health reporter of their driver (devlink-health) shows
@@ -224,6 +224,10 @@ const (
 	FeatureSharedCapacity    = "DRAConsumableCapacity"
 	FeatureLists             = "DRAListTypeAttributes" // off by default in all releases until 1.37
 )
+
+// FeatureTaintEffectNone stands for the effect None of device taints, which has no feature gate:
+// Kubernetes 1.35 and later take it.
+const FeatureTaintEffectNone = "DeviceTaintEffectNone"
 
 // ReadyOf returns the condition Ready, or its zero value if it is missing.
 func ReadyOf(conditions []metav1.Condition) metav1.Condition {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -318,6 +319,28 @@ func TestValidation(t *testing.T) {
 			{"Data Direct for the kubelet", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.DataDirect, p.Spec.Publish = true, v1alpha1.PublishDevicePlugin
 			}), "dataDirect is only for pools with publish: DRA"},
+			{"pool that evicts", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.EvictLostAfter = "evicts", &metav1.Duration{Duration: time.Minute}
+			}), ""},
+			{"pool that evicts at once", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.EvictLostAfter = &metav1.Duration{Duration: 59 * time.Second}
+			}), "must be at least 1m, as a card may reset"},
+			{"pool that evicts from a shared PF", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.EvictLostAfter = &metav1.Duration{Duration: time.Minute}
+				p.Spec.Model = v1alpha1.ModelPorts
+			}), "evictLostAfter is only for pools with publish: DRA"},
+			{"pool for the kubelet that evicts", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.EvictLostAfter = &metav1.Duration{Duration: time.Minute}
+			}), "evictLostAfter is only for pools with publish: DRA"},
+			{"pool whose link only informs", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.LinkDown = "informs", v1alpha1.LinkDownNone
+			}), ""},
+			{"pool whose link evicts", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.LinkDown = "NoExecute"
+			}), "spec.linkDown"},
+			{"pool for the kubelet whose link only informs", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.LinkDown = v1alpha1.LinkDownNone
+			}), "linkDown is only for pools with publish: DRA"},
 			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
 			}), ""},

@@ -215,6 +215,11 @@ func (in *DevicePoolSpec) DeepCopyInto(out *DevicePoolSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.EvictLostAfter != nil {
+		in, out := &in.EvictLostAfter, &out.EvictLostAfter
+		*out = new(v1.Duration)
+		**out = **in
+	}
 	if in.Allow != nil {
 		in, out := &in.Allow, &out.Allow
 		*out = make([]PrivilegedField, len(*in))

@@ -98,6 +98,13 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 	c.publisher = &dra.Publisher{
 		Node: config.NodeName, Pools: c.pools.Pools, Health: c.checker,
 		Ahead: c.api.ProvisionedAhead, Features: c.features.Current,
+		Losses: &dra.Losses{
+			Journal: c.env.journal, LostFor: owners.lifecycle.LostFor,
+			Exists: func(id function.ID) bool {
+				_, exists := hardware.inventory.Get(id)
+				return exists
+			},
+		},
 		Publish: c.slices.PublishResources, Metrics: c.api.metrics, Log: log.WithName("publish"),
 	}
 

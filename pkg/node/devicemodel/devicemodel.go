@@ -112,7 +112,7 @@ func Problems(
 	if !Shared(p.Spec) {
 		return problems(f)
 	}
-	common, _ := ofAll(onlyVFs(p.ByPF()[f.PF]), problems)
+	common, _ := ofAll(p.Spec, onlyVFs(p.ByPF()[f.PF]), problems)
 	return common
 }
 
@@ -220,11 +220,26 @@ func device(
 
 	for _, problem := range problems {
 		d.Taints = append(d.Taints, resourceapi.DeviceTaint{
-			Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule,
+			Key: problem.Taint, Effect: effect(p.Spec, problem),
 		})
 	}
 
 	return d
+}
+
+// effect returns the effect of the taint for a problem of a device.
+func effect(
+	spec v1alpha1.DevicePoolSpec, problem function.Problem,
+) resourceapi.DeviceTaintEffect {
+	if !KeepsPodsAway(spec, problem) {
+		return resourceapi.DeviceTaintEffectNone
+	}
+	return resourceapi.DeviceTaintEffectNoSchedule
+}
+
+// KeepsPodsAway reports whether a problem of a Function of a pool keeps new pods away.
+func KeepsPodsAway(spec v1alpha1.DevicePoolSpec, problem function.Problem) bool {
+	return problem.Taint != v1alpha1.TaintLinkDown || spec.LinkDown != v1alpha1.LinkDownNone
 }
 
 // Attributes returns the attributes of the device of a Function. Unqualified names belong to the

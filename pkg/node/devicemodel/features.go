@@ -22,6 +22,9 @@ type Features struct {
 	Counters          bool // DRAPartitionableDevices
 	SharedCapacity    bool // DRAConsumableCapacity
 	Lists             bool // DRAListTypeAttributes (KEP-5491)
+	// EffectNone is the effect None of taints. An API server before 1.35 refuses it, and the whole
+	// slice with it.
+	EffectNone bool
 
 	// CountersHarm says why Counters is false although the feature gate is on: see the function
 	// [CountersHarm].
@@ -39,7 +42,10 @@ func AllFeatures() Features {
 
 // DefaultFeatures returns the features that a cluster has by default, from Kubernetes 1.36 on.
 func DefaultFeatures() Features {
-	return Features{Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true}
+	return Features{
+		Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true,
+		EffectNone: true,
+	}
 }
 
 // Missing returns the sorted names of the feature gates that are off, or that cannot be used, of
@@ -92,6 +98,15 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 			"model Counters works as Functions: no claim gets a PF as a whole"+why)
 	}
 
+	if !f.Taints && spec.EvictLostAfter != nil {
+		add(v1alpha1.FeatureTaints,
+			"pods that lost a Function are not deleted: the API server drops taints")
+	}
+	if (!f.Taints || !f.EffectNone) && spec.LinkDown == v1alpha1.LinkDownNone {
+		add(v1alpha1.FeatureTaintEffectNone,
+			"devices without a link have no taint: Kubernetes takes the effect None from 1.35 on")
+	}
+
 	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {
 		add(v1alpha1.FeatureSharedCapacity,
 			"model Ports offers nothing: claims would get the PF as a whole")
@@ -113,6 +128,7 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 // misleading without these fields. The slices and their order stay.
 //
 //   - Without taints, devices with problems are not offered.
+//   - Without the effect None, devices lack the taints that only inform.
 //   - Without binding conditions, pods are bound before the xPU is ready, and the agent's Prepare
 //     waits for the xPU.
 //   - Without counters, only the first devices of a PF are offered, as many as may be allocated,
@@ -150,7 +166,7 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 				}
 			}
 
-			if !f.keeps(d) {
+			if d = f.withoutNone(d); !f.keeps(d) {
 				continue
 			}
 
@@ -178,6 +194,18 @@ func limit(pool resourceslice.Pool) (most int64, limited bool) {
 func isPF(d resourceapi.Device) bool {
 	kind := d.Attributes["kind"].StringValue
 	return kind != nil && *kind == string(function.PF)
+}
+
+// withoutNone returns a device without the taints that only inform, if the cluster does not take
+// them. They keep no pod away, so the device stays.
+func (f Features) withoutNone(d resourceapi.Device) resourceapi.Device {
+	if f.Taints && f.EffectNone {
+		return d
+	}
+	d.Taints = slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool {
+		return t.Effect == resourceapi.DeviceTaintEffectNone
+	})
+	return d
 }
 
 // keeps reports whether a device can be offered without the missing features.

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -32,7 +35,7 @@ func offered(
 			}
 			for _, d := range slice.Devices {
 				devices = append(devices, d.Name)
-				if !f.Taints && len(d.Taints) > 0 || !f.BindingConditions &&
+				if !f.Taints && len(d.Taints) > 0 || !f.EffectNone && hasNone(d) || !f.BindingConditions &&
 					len(d.BindingConditions)+len(d.BindingFailureConditions) > 0 ||
 					!f.Counters && len(d.ConsumesCounters) > 0 || !f.SharedCapacity &&
 					d.AllowMultipleAllocations != nil {
@@ -43,6 +46,68 @@ func offered(
 	}
 
 	return devices, slices
+}
+
+func hasNone(d resourceapi.Device) bool {
+	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Effect == resourceapi.DeviceTaintEffectNone
+	})
+}
+
+// TestLinkDown: a pool decides whether a link that is down keeps pods away. A cluster that takes the
+// effect None gets to know the link in either case. Other problems keep pods away.
+func TestLinkDown(t *testing.T) {
+	both := func(function.Function) []function.Problem {
+		return []function.Problem{{Taint: v1alpha1.TaintLinkDown}, {Taint: v1alpha1.TaintFault}}
+	}
+	for effect, want := range map[v1alpha1.LinkDownEffect]resourceapi.DeviceTaintEffect{
+		"":                          resourceapi.DeviceTaintEffectNoSchedule,
+		v1alpha1.LinkDownNoSchedule: resourceapi.DeviceTaintEffectNoSchedule,
+		v1alpha1.LinkDownNone:       resourceapi.DeviceTaintEffectNone,
+	} {
+		p := pooltest.DRA("fast", pooltest.VF(0x3b, 0))
+		p.Spec.LinkDown = effect
+		found := AllFeatures().Reduce(Resources("node1", []pool.Pool{p}, both, noneAhead))
+		taints := found.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0].Taints
+		if diff := gocmp.Diff([]resourceapi.DeviceTaint{
+			{Key: v1alpha1.TaintLinkDown, Effect: want},
+			{Key: v1alpha1.TaintFault, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}, taints); diff != "" {
+			t.Errorf("linkDown %q: -want +got\n%s", effect, diff)
+		}
+	}
+}
+
+// TestLinkDownShared: a PF that claims share without a link offers the VFs that have no other
+// problem.
+func TestLinkDownShared(t *testing.T) {
+	vfs := pooltest.VFs(0x3b, 4)
+	p := pooltest.DRA("fast", vfs...)
+	p.Spec.Model, p.Spec.LinkDown = v1alpha1.ModelPorts, v1alpha1.LinkDownNone
+	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF,
+		PF: "0000:3b:00.0", NumVFs: 4, Index: -1, NUMANode: -1}
+	p.PFs = map[pci.Address]function.Function{pf.PF: pf}
+
+	for sick, want := range map[int]string{1: "None", 4: "NoSchedule"} {
+		problems := func(f function.Function) []function.Problem {
+			found := []function.Problem{{Taint: v1alpha1.TaintLinkDown}}
+			switch { // no two VFs have the same further problem
+			case f.Index >= sick:
+			case f.Index%2 == 0:
+				found = append(found, function.Problem{Taint: v1alpha1.TaintQuarantined})
+			default:
+				found = append(found, function.Problem{Taint: v1alpha1.TaintFault})
+			}
+			return found
+		}
+		found := Resources("node1", []pool.Pool{p}, problems, noneAhead)
+		d := found.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0]
+		ports := d.Capacity["ports"].Value
+		last := string(d.Taints[len(d.Taints)-1].Effect)
+		if last != want || sick == 1 && ports.Value() != 3 {
+			t.Errorf("%d sick VFs: taints %v, %s ports", sick, d.Taints, ports.String())
+		}
+	}
 }
 
 func TestReduce(t *testing.T) {
@@ -59,6 +124,8 @@ func TestReduce(t *testing.T) {
 		return nil
 	}
 
+	unlinked := pooltest.DRA("fast", vfs...)
+	unlinked.Spec.LinkDown = v1alpha1.LinkDownNone
 	careful := pooltest.DRA("fast", vfs...)
 	careful.Spec.Provision = v1alpha1.ProvisionBeforeBind
 	for name, test := range map[string]struct {
@@ -73,6 +140,12 @@ func TestReduce(t *testing.T) {
 		"nothing, with a problem": {
 			func(*Features) {}, pooltest.DRA("fast", vfs...), second, names,
 		},
+		"taints, with a problem that only informs": {func(f *Features) {
+			f.Taints = false
+		}, unlinked, second, names},
+		"the effect None": {func(f *Features) {
+			f.EffectNone = false
+		}, unlinked, second, names},
 		"binding conditions": {func(f *Features) {
 			f.BindingConditions = false
 		}, careful, healthy, names},
@@ -161,5 +234,23 @@ func TestCountersHarm(t *testing.T) {
 	got := f.Fallbacks(limited)
 	if len(got) != 1 || !strings.Contains(got[0].Message, "not counted: the scheduler of Kubernetes v1.36.1") {
 		t.Errorf("fallbacks %+v", got)
+	}
+
+	taints := v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDRA, LinkDown: v1alpha1.LinkDownNone,
+		EvictLostAfter: &metav1.Duration{Duration: time.Minute},
+	}
+	if got := AllFeatures().Fallbacks(taints); got != nil {
+		t.Errorf("fallbacks of a cluster with all features: %+v", got)
+	}
+	f = AllFeatures()
+	f.EffectNone = false
+	if got := f.Fallbacks(taints); len(got) != 1 ||
+		got[0].Feature != v1alpha1.FeatureTaintEffectNone {
+		t.Errorf("fallbacks without the effect None: %+v", got)
+	}
+	f.Taints = false
+	if got := f.Fallbacks(taints); len(got) != 2 || got[0].Feature != v1alpha1.FeatureTaints {
+		t.Errorf("fallbacks without taints: %+v", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -26,7 +27,7 @@ func shared(
 		return nil
 	}
 
-	common, usable := ofAll(vfs, problems)
+	common, usable := ofAll(p.Spec, vfs, problems)
 	// the taints keep claims away; the API refuses a capacity of 0 if claims take 1 of it
 	if usable == 0 {
 		usable = int64(len(vfs))
@@ -57,14 +58,17 @@ func onlyVFs(functions []function.Function) []function.Function {
 	})
 }
 
-// ofAll returns the problems that all VFs have in common, and the number of VFs without a problem.
-// If all VFs have problems but none in common, it returns the problems of the first VF.
+// ofAll returns the problems that all VFs have in common, and the number of VFs without a problem
+// that keeps pods away. If all VFs have such problems but none in common, it returns the problems of
+// the first VF.
 func ofAll(
-	vfs []function.Function, problems func(function.Function) []function.Problem,
+	spec v1alpha1.DevicePoolSpec, vfs []function.Function,
+	problems func(function.Function) []function.Problem,
 ) (common []function.Problem, usable int64) {
+	keepsAway := func(p function.Problem) bool { return KeepsPodsAway(spec, p) }
 	for i, f := range vfs {
 		has := problems(f)
-		if len(has) == 0 {
+		if !slices.ContainsFunc(has, keepsAway) {
 			usable++
 		}
 		if i == 0 {
@@ -73,7 +77,7 @@ func ofAll(
 		common = both(common, has)
 	}
 
-	if usable == 0 && len(common) == 0 && len(vfs) > 0 {
+	if usable == 0 && !slices.ContainsFunc(common, keepsAway) && len(vfs) > 0 {
 		common = problems(vfs[0])
 	}
 

@@ -143,6 +143,9 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 		SharedCapacity: kept.AllowMultipleAllocations != nil,
 	}
 
+	if features.EffectNone, err = f.takesNone(ctx); err != nil {
+		return devicemodel.Features{}, err
+	}
 	if features.Counters, err = f.takesCounters(ctx); err != nil {
 		return devicemodel.Features{}, err
 	}
@@ -203,6 +206,21 @@ func (f *Features) takesLists(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	return err == nil && equality.Semantic.DeepEqual(lists, kept.Attributes), err
+}
+
+// takesNone reports whether the API server takes taints with the effect None. Kubernetes 1.34
+// refuses a slice that has one.
+func (f *Features) takesNone(ctx context.Context) (bool, error) {
+	kept, err := f.create(ctx, resourceapi.Device{
+		Name: "question",
+		Taints: []resourceapi.DeviceTaint{
+			{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNone},
+		},
+	})
+	if apierrors.IsInvalid(err) {
+		return false, nil
+	}
+	return err == nil && len(kept.Taints) > 0, err
 }
 
 // version returns the version of the API server, "" if it may not be read.

@@ -43,6 +43,8 @@ type Publisher struct {
 	Ahead func(f function.ID, network string) bool
 	// Features returns the features of the cluster. known is false until the cluster was asked.
 	Features func() (features devicemodel.Features, known bool)
+	// Losses marks the devices of Functions that are lost for good. It may be nil.
+	Losses *Losses
 	// Publish writes the ResourceSlices; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
@@ -57,8 +59,8 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
 		// A pause of 0 waits for the next change.
-		var pause time.Duration
-		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+		pause, err := p.publish(ctx)
+		if err != nil && ctx.Err() == nil {
 			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
 		} else {
@@ -71,23 +73,26 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-func (p *Publisher) publish(ctx context.Context) error {
+// publish returns after which time it must be called again although nothing changed; 0 for never.
+func (p *Publisher) publish(ctx context.Context) (again time.Duration, err error) {
 	pools, known := p.Pools()
 	if !known {
-		return nil
+		return 0, nil
 	}
 
 	features, known := p.Features()
 	if !known {
-		return nil
+		return 0, nil
 	}
 
-	next := features.Reduce(devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead))
+	all := devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead)
+	again = p.Losses.mark(all, pools)
+	next := features.Reduce(all)
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
-		return nil
+		return again, nil
 	}
 	if err := p.Publish(ctx, next); err != nil {
-		return err
+		return again, err
 	}
 
 	p.published = &next
@@ -109,7 +114,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools",
 		len(next.Pools), "slices", slices)
 
-	return nil
+	return again, nil
 }
 
 const (

@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -66,7 +67,7 @@ func (d *Driver) chooseVF(
 
 	var errs []error
 	for _, f := range vfs {
-		if _, used := d.Journal.Get(f.ID); used || d.isSick(f) {
+		if _, used := d.Journal.Get(f.ID); used || d.isSick(device.ID.DevicePool, f) {
 			continue
 		}
 
@@ -105,10 +106,17 @@ func (d *Driver) vfsOf(id claim.PoolID) []function.Function {
 	return vfs
 }
 
-// isSick reports whether a Function has a problem other than a cordon, which the scheduler has heeded
-// unless the claim tolerates it.
-func (d *Driver) isSick(f function.Function) bool {
+// isSick reports whether a Function has a problem that keeps pods away, other than a cordon, which
+// the scheduler has heeded unless the claim tolerates it.
+func (d *Driver) isSick(devicePool string, f function.Function) bool {
+	var spec v1alpha1.DevicePoolSpec
+	pools, _ := d.Pools()
+	for _, p := range pools {
+		if p.Name == devicePool {
+			spec = p.Spec
+		}
+	}
 	return slices.ContainsFunc(d.Health.Problems(f), func(p function.Problem) bool {
-		return p.Taint != v1alpha1.TaintCordoned
+		return p.Taint != v1alpha1.TaintCordoned && devicemodel.KeepsPodsAway(spec, p)
 	})
 }

@@ -9,7 +9,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -116,6 +118,12 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 				"sfs and no deviceType but netDevice"},
 		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead,
 			"portsAhead is only for pools with provision: Ahead"},
+		{s.LinkDown != "" && s.Publish == v1alpha1.PublishDevicePlugin,
+			"linkDown is only for pools with publish: DRA, as the kubelet knows no taints"},
+		{s.EvictLostAfter != nil && (s.Publish == v1alpha1.PublishDevicePlugin ||
+			s.Model == v1alpha1.ModelPorts),
+			"evictLostAfter is only for pools with publish: DRA, as the kubelet knows no taints, " +
+				"and not for model: Ports, whose devices other pods share"},
 		{s.Attributes != nil && s.Publish == v1alpha1.PublishDevicePlugin,
 			"attributes is only for pools with publish: DRA, as the kubelet knows none"},
 		{s.DataDirect && s.Publish == v1alpha1.PublishDevicePlugin,
@@ -129,6 +137,16 @@ var (
 	resourceName   = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`)
 )
 
+// evictLostAfter checks the range of the CRD.
+func evictLostAfter(path *field.Path, after *metav1.Duration) field.ErrorList {
+	if after == nil || after.Duration >= time.Minute {
+		return nil
+	}
+	return field.ErrorList{
+		field.Invalid(path, after.Duration.String(), "must be at least 1m, as a card may reset"),
+	}
+}
+
 // checkSpec applies the rules of the CRD, with its enumerations, ranges and patterns.
 func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	path := field.NewPath("spec")
@@ -138,6 +156,9 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	errs := slices.Concat(
 		oneOf(path.Child("deviceType"), spec.DeviceType,
 			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
+		oneOf(path.Child("linkDown"), spec.LinkDown,
+			v1alpha1.LinkDownNoSchedule, v1alpha1.LinkDownNone),
+		evictLostAfter(path.Child("evictLostAfter"), spec.EvictLostAfter),
 		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA,
 			v1alpha1.PublishDevicePlugin),
 		oneOf(path.Child("model"), spec.Model, v1alpha1.ModelFunctions, v1alpha1.ModelCounters,

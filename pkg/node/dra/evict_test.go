@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/controlplane"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/needs"
+)
+
+const evictingPool = "node1/0000-3b-00-0/fast"
+
+// losing is a node with a DevicePool that has pods evicted after 2 minutes. A claim has the pool's
+// second VF.
+type losing struct {
+	pools
+	written writes
+	journal *journal.Journal
+	record  journal.Attachment
+	exists  bool
+	lostAt  time.Time
+	changes chan struct{}
+}
+
+func newLosing(t *testing.T) *losing {
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	vf := pooltest.VF(0x3b, 1)
+	l := &losing{journal: j, exists: true, changes: make(chan struct{}, 1),
+		record: journal.Attachment{
+			Function: vf.ID, PF: vf.PF, PFName: vf.PFName, VFIndex: 1, State: journal.Lost,
+			Claim: journal.Claim{Namespace: "default", Name: "nic", UID: "uid", Request: "nic",
+				Pool: evictingPool, Device: vf.ID.DeviceName()},
+			Pod:     journal.Pod{Namespace: "default", Name: "p", UID: "pod-uid"},
+			Sandbox: "sandbox", BootID: "boot", Place: netdev.Place{NetNS: "/run/netns/p"},
+			Before: &netdev.Snapshot{}, Observed: &netdev.Observed{},
+			Interface: function.Interface{Name: "net1"}, ReservedAt: time.Now(),
+			AttachedAt: time.Now(), LostAt: time.Now(),
+		}}
+	l.has(pooltest.VF(0x3b, 0), vf)
+	return l
+}
+
+// has sets the Functions of the pool.
+func (l *losing) has(functions ...function.Function) {
+	p := pooltest.DRA("fast", functions...)
+	p.Spec.EvictLostAfter = &metav1.Duration{Duration: 2 * time.Minute}
+	l.set(p)
+}
+
+func (l *losing) lostFor(function.ID) (time.Duration, bool) {
+	return time.Since(l.lostAt), !l.lostAt.IsZero()
+}
+
+// lose has the pod lose its Function, whose device is gone.
+func (l *losing) lose(t *testing.T) {
+	l.exists, l.lostAt = false, time.Now()
+	must.Succeed(t, l.journal.Put(l.record))
+	l.has(pooltest.VF(0x3b, 0))
+	l.changes <- struct{}{}
+}
+
+func (l *losing) publisher(
+	t *testing.T, publish func(context.Context, resourceslice.DriverResources) error,
+) *Publisher {
+	return &Publisher{
+		Node: "node1", Pools: l.Pools, Health: noProblems(), Features: allFeatures,
+		Losses: &Losses{Journal: l.journal, LostFor: l.lostFor,
+			Exists: func(function.ID) bool { return l.exists }},
+		Publish: publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+	}
+}
+
+// devices returns the taints of the devices that were published last.
+func (l *losing) devices() map[string][]resourceapi.DeviceTaint {
+	found := map[string][]resourceapi.DeviceTaint{}
+	last := l.written.all[len(l.written.all)-1]
+	for _, slice := range last.Pools[evictingPool].Slices {
+		for _, d := range slice.Devices {
+			found[d.Name] = d.Taints
+		}
+	}
+	return found
+}
+
+// TestEvict: the pod of a Function that is gone for good is evicted after the time that the pool
+// says, and not before. The device is published until its record is gone.
+func TestEvict(t *testing.T) {
+	noExecute := []resourceapi.DeviceTaint{
+		{Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute},
+	}
+	kept := map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil}
+	evicted := map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil, "0000-3b-00-3": noExecute}
+	for name, test := range map[string]struct {
+		change func(*losing)
+		want   map[string][]resourceapi.DeviceTaint
+	}{
+		"gone": {func(*losing) {}, evicted},
+		"the card is gone": {func(l *losing) { l.has() },
+			map[string][]resourceapi.DeviceTaint{"0000-3b-00-3": noExecute}},
+		"back, and something else is missing": {func(l *losing) {
+			l.exists = true
+			l.has(pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
+		}, map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil, "0000-3b-00-3": nil}},
+		"back, but a program had it": {func(l *losing) {
+			l.exists, l.record.Interface.Userspace = true, true
+			l.record.Place = netdev.Place{}
+			must.Succeed(t, l.journal.Put(l.record))
+			l.has(pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
+		}, evicted},
+		"a pool that evicts nobody": {func(l *losing) {
+			l.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
+		}, kept},
+		"released": {func(l *losing) { must.Succeed(t, l.journal.Delete(l.record.Function)) }, kept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLosing(t)
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() {
+					done <- l.publisher(t, l.written.PublishResources).Run(ctx, l.changes)
+				}()
+				synctest.Wait()
+
+				l.lose(t)
+				time.Sleep(debounce)
+				test.change(l)
+				l.changes <- struct{}{}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if taints := l.devices()["0000-3b-00-3"]; len(taints) > 0 {
+					t.Errorf("taints %v after a minute", taints)
+				}
+
+				time.Sleep(time.Minute + time.Second)
+				synctest.Wait()
+				if diff := gocmp.Diff(test.want, l.devices()); diff != "" {
+					t.Errorf("after two minutes -want +got:\n%s", diff)
+				}
+
+				stop()
+				must.Succeed(t, <-done)
+				must.Succeed(t, l.journal.Close())
+			})
+		})
+	}
+}
+
+// TestEvictKeepsAttributes: selectors that match the other devices of the pool find the same
+// attributes at a device that is gone. If the agent started after that, it has what the journal
+// knows.
+func TestEvictKeepsAttributes(t *testing.T) {
+	l := newLosing(t)
+	must.Succeed(t, l.journal.Put(l.record))
+	losses := l.publisher(t, nil).Losses
+	pools, _ := l.Pools()
+	before := devicemodel.Resources("node1", pools, noProblems().Problems, nil)
+	losses.mark(before, pools)
+	l.exists, l.lostAt = false, time.Now().Add(-time.Hour)
+	l.has(pooltest.VF(0x3b, 0))
+
+	for _, agent := range []*Losses{losses, l.publisher(t, nil).Losses} {
+		pools, _ = l.Pools()
+		after := devicemodel.Resources("node1", pools, noProblems().Problems, nil)
+		agent.mark(after, pools)
+		want := before.Pools[evictingPool].Slices[0].Devices[1].Attributes
+		got := after.Pools[evictingPool].Slices[0].Devices[1].Attributes
+		if agent != losses { // it never saw the Function
+			for _, known := range []resourceapi.QualifiedName{
+				"kind", "pool", "pf", "pfName", "index", "resource.kubernetes.io/pciBusID",
+			} {
+				if diff := gocmp.Diff(want[known], got[known]); diff != "" {
+					t.Errorf("%s of an agent that is new -want +got:\n%s", known, diff)
+				}
+			}
+			continue
+		}
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
+
+// TestKubernetesEvicts: Kubernetes deletes the pod of a Function that is gone for good.
+func TestKubernetesEvicts(t *testing.T) {
+	assets := needs.Kubernetes(t)
+	cluster, err := controlplane.Start(t.Context(), assets, t.TempDir())
+	must.Succeed(t, err)
+	clientset, err := kubernetes.NewForConfig(cluster.Config)
+	must.Succeed(t, err)
+	makePodOfLoser(t, clientset)
+
+	l := newLosing(t)
+	writer := &SliceWriter{Client: clientset, Node: "node1",
+		HandleError: func(_ context.Context, err error, msg string) { t.Log(msg, err) }}
+	must.Run(t, func(ctx context.Context) error {
+		return l.publisher(t, writer.PublishResources).Run(ctx, l.changes)
+	})
+	must.EventuallySucceed(t, "the devices are published", func() error {
+		return publishedDevices(t, clientset, 2)
+	})
+	l.lose(t)
+	must.EventuallySucceed(t, "the device is gone", func() error {
+		return publishedDevices(t, clientset, 1)
+	})
+	pods := clientset.CoreV1().Pods("default")
+	if p, err := pods.Get(t.Context(), "p", metav1.GetOptions{}); err != nil ||
+		!p.DeletionTimestamp.IsZero() {
+		t.Fatalf("the pod of a Function that may come back: %v, %v", p.DeletionTimestamp, err)
+	}
+
+	l.lostAt = time.Now().Add(-time.Hour)
+	l.changes <- struct{}{}
+	must.EventuallySucceed(t, "the pod is deleted", func() error {
+		p, err := pods.Get(t.Context(), "p", metav1.GetOptions{})
+		if err == nil && p.DeletionTimestamp.IsZero() {
+			return errors.New("not yet")
+		}
+		return err
+	})
+}
+
+// makePodOfLoser creates a pod on the node, with the claim that has the pool's second VF.
+func makePodOfLoser(t *testing.T, clientset kubernetes.Interface) {
+	t.Helper()
+	ctx, create := t.Context(), metav1.CreateOptions{}
+	_, err := clientset.CoreV1().Nodes().Create(ctx,
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}, create)
+	must.Succeed(t, err)
+	pod, err := clientset.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec: corev1.PodSpec{
+			NodeName:       "node1",
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "nic", ResourceClaimName: new("nic")}},
+			Containers:     []corev1.Container{{Name: "main", Image: "pause"}},
+		},
+	}, create)
+	must.Succeed(t, err)
+
+	claims := clientset.ResourceV1().ResourceClaims("default")
+	c, err := claims.Create(ctx, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "nic"},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "nic",
+				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+		}},
+	}, create)
+	must.Succeed(t, err)
+	c.Status = resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{
+				Request: "nic", Driver: v1alpha1.GroupName, Pool: evictingPool,
+				Device: pooltest.VF(0x3b, 1).ID.DeviceName(),
+			}},
+		}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: pod.Name, UID: pod.UID},
+		},
+	}
+	_, err = claims.UpdateStatus(ctx, c, metav1.UpdateOptions{})
+	must.Succeed(t, err)
+}
+
+// publishedDevices returns an error unless the node's slices have this many devices.
+func publishedDevices(t *testing.T, clientset kubernetes.Interface, want int) error {
+	t.Helper()
+	all, err := clientset.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, slice := range all.Items {
+		found += len(slice.Spec.Devices)
+	}
+	if found != want {
+		return fmt.Errorf("%d devices, want %d", found, want)
+	}
+	return nil
+}
