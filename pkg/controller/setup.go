@@ -110,6 +110,9 @@ type Options struct {
 	// BrokerGrace is how long the broker may leave its Lease without renewal before a tenant
 	// cluster reports that it is away. Default 40 s.
 	BrokerGrace time.Duration
+	// TaintRulesAfter is how long an OPI agent must have been away before a controller of RoleAll
+	// taints the devices of its XPU by DeviceTaintRules. 0 makes none, for which it needs no rights.
+	TaintRulesAfter time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is [opi.SessionOptions.CheckInterval].
@@ -323,6 +326,9 @@ func (s *setup) xPUs() error {
 		Forget: s.metrics.forget, Tracer: s.Tracer,
 		AgentTimeout: s.AgentTimeout, ResyncPeriod: s.ResyncPeriod, FailedGrace: s.FailedGrace,
 		Concurrency: s.Concurrency,
+	}
+	if s.Role == RoleAll { // the nodes are in this cluster
+		ofXPUs.TaintRulesAfter = s.TaintRulesAfter
 	}
 	ofPorts := ports.Options{
 		Infra: s.Role == RoleInfra, Installation: s.Installation, Namespace: s.Namespace,

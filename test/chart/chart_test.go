@@ -284,6 +284,16 @@ func TestParts(t *testing.T) {
 				digest, "uninstall.digest=" + digest},
 			[]string{"ghcr.io/opiproject/xpuctl@" + digest}, []string{"ghcr.io/opiproject/xpuctl:"},
 		},
+		"DeviceTaintRules": {
+			[]string{"controller.deviceTaintRulesAfter=5m"},
+			[]string{"--device-taint-rules-after=5m", "name: xpu-controller-taint-rules",
+				"devicetaintrules", "name: xpu-controller-devicetaintrules"}, nil,
+		},
+		"no rights for DeviceTaintRules": {nil, nil, []string{"taint-rules", "devicetaintrules"}},
+		"no DeviceTaintRules of a tenant": {
+			[]string{"mode=tenant", "controller.deviceTaintRulesAfter=5m"}, nil,
+			[]string{"taint-rules", "devicetaintrules"},
+		},
 		"nothing declared by CRDs": {
 			[]string{"crds.keep=false", "mode=direct"}, nil, []string{"helm.sh/hook"},
 		},

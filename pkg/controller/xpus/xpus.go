@@ -57,6 +57,9 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
+	// TaintRulesAfter is how long an OPI agent must have been away before the devices of its XPU are
+	// tainted by DeviceTaintRules; 0 makes none.
+	TaintRulesAfter time.Duration
 	// Concurrency is how many XPUs are reconciled at once.
 	Concurrency int
 }
@@ -70,6 +73,7 @@ func Setup(mgr ctrl.Manager, cluster reconciling.Cluster, o Options) error {
 			retries: reconciling.RetryLimiter[reconcile.Request](),
 		}).setup(mgr),
 		(&registrations{Cluster: cluster, namespace: o.Namespace}).setup(mgr),
+		(&taintRules{Cluster: cluster, Options: o}).setup(mgr),
 	)
 }
 

@@ -603,3 +603,48 @@ func TestNamesakesOfOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestTaintRulesOfController: xpu-controller taints devices of this driver only, never so that pods
+// end, and deletes its own rules only.
+func TestTaintRulesOfController(t *testing.T) {
+	cluster.Need(t)
+	rule := func(change func(*resourceapi.DeviceTaintRule)) *resourceapi.DeviceTaintRule {
+		r := &resourceapi.DeviceTaintRule{
+			ObjectMeta: metav1.ObjectMeta{Name: "rule",
+				Labels: map[string]string{v1alpha1.GroupName + "/xpu-uid": "uid"}},
+			Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(v1alpha1.GroupName)},
+				Taint: resourceapi.DeviceTaint{Key: v1alpha1.TaintXPUAway,
+					Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			},
+		}
+		change(r)
+		return r
+	}
+
+	controller := newClient(t, cluster.Controller())
+	for name, r := range map[string]*resourceapi.DeviceTaintRule{
+		"NoExecute": rule(func(r *resourceapi.DeviceTaintRule) {
+			r.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+		}),
+		"another driver": rule(func(r *resourceapi.DeviceTaintRule) {
+			r.Spec.DeviceSelector.Driver = new("gpu.example.com")
+		}),
+		"all drivers": rule(func(r *resourceapi.DeviceTaintRule) { r.Spec.DeviceSelector = nil }),
+		"no label":    rule(func(r *resourceapi.DeviceTaintRule) { r.Labels = nil }),
+	} {
+		err := controller.Create(t.Context(), r, client.DryRunAll)
+		if !kubeapitest.DeniedByPolicy(err) {
+			t.Errorf("%s: %v, want a refusal", name, err)
+		}
+	}
+
+	others := rule(func(r *resourceapi.DeviceTaintRule) { r.Name, r.Labels = "others", nil })
+	created(t, others)
+	if err := controller.Delete(t.Context(), others); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("deletion of a rule of others: %v, want a refusal", err)
+	}
+	own := rule(func(*resourceapi.DeviceTaintRule) {})
+	must.Succeed(t, controller.Create(t.Context(), own))
+	must.Succeed(t, controller.Delete(t.Context(), own))
+}

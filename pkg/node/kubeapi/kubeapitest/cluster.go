@@ -193,7 +193,8 @@ func (c *Cluster) setUp(deploy string) error {
 
 	for _, file := range []string{
 		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml",
-		"controller/rbac.yaml", "controller/policy.yaml", "claims/policy.yaml",
+		"controller/rbac.yaml", "controller/policy.yaml", "controller/taint-rules.yaml",
+		"claims/policy.yaml",
 	} {
 		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
 			return err

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+// mayTaint gives the controller the rights of deploy/controller/taint-rules.yaml.
+func (c *cluster) mayTaint() {
+	c.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "controller", "taint-rules.yaml"))
+	must.Succeed(c, err)
+	role := &rbacv1.ClusterRole{}
+	first, _, _ := strings.Cut(string(text), "\n---\n")
+	must.Succeed(c, yaml.UnmarshalStrict([]byte(first), role))
+	role.ObjectMeta = metav1.ObjectMeta{Name: c.namespace + "-taints"}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: role.ObjectMeta,
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name,
+		},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
+		},
+	}
+	c.create(role)
+	c.create(binding)
+	c.Cleanup(func() {
+		c.delete(binding)
+		c.delete(role)
+		must.Succeed(c, c.DeleteAllOf(context.Background(), &resourceapi.DeviceTaintRule{}))
+	})
+}
+
+// reportsPF has the node report a PF and a DevicePool.
+func (c *cluster) reportsPF(pool string) {
+	c.Helper()
+	c.create(&v1alpha1.XPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: c.node},
+		Status: v1alpha1.XPUNodeStatus{
+			PFs:   []v1alpha1.XPUNodePF{{Address: string(testPF)}},
+			Pools: []v1alpha1.XPUNodePool{{Name: pool}},
+		},
+	})
+}
+
+// rules returns the DeviceTaintRules of the cluster by name.
+func (c *cluster) rules() map[string]resourceapi.DeviceTaintRule {
+	c.Helper()
+	var all resourceapi.DeviceTaintRuleList
+	must.Succeed(c, c.List(context.Background(), &all))
+	found := map[string]resourceapi.DeviceTaintRule{}
+	for _, rule := range all.Items {
+		found[rule.Name] = rule
+	}
+	return found
+}
+
+// hasRules waits until the XPU has this many rules, and returns the last one.
+func (c *cluster) hasRules(xpu *v1alpha1.XPU, want int) (last resourceapi.DeviceTaintRule) {
+	c.Helper()
+	c.eventually(fmt.Sprintf("XPU %s has %d rules", xpu.Name, want), func() error {
+		found := 0
+		for _, rule := range c.rules() {
+			if metav1.IsControlledBy(&rule, xpu) {
+				found++
+				last = rule
+			}
+		}
+		if found != want {
+			return fmt.Errorf("it has %d", found)
+		}
+		return nil
+	})
+	return last
+}
+
+// TestTaintRules: the devices of an XPU are tainted when its OPI agent has not answered for the
+// grace, and not before. The rule goes when the agent answers, also if the controller ended in
+// between. Rules of others stay.
+func TestTaintRules(t *testing.T) {
+	agent := opitest.Start(t)
+	tainting := func(o *Options) { o.TaintRulesAfter = 2 * time.Second }
+	c := newCluster(t, tainting)
+	c.mayTaint()
+	c.pool("fast", "")
+	c.reportsPF("fast")
+	x := c.xpu("card-1", agent)
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	must.Succeed(t, c.get(x))
+
+	// A rule that only looks like the XPU's.
+	theirs := &resourceapi.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: "theirs",
+			Labels: map[string]string{xpus.LabelXPU: string(x.UID)}},
+		Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new("gpu.example.com")},
+			Taint: resourceapi.DeviceTaint{Key: "example.com/broken",
+				Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		},
+	}
+	c.create(theirs)
+
+	agent.Kill()
+	begin := time.Now()
+	c.xpuReason(x, v1alpha1.ReasonXPUUnavailable, "")
+	rule := c.hasRules(x, 1)
+	if early := time.Since(begin); early < 2*time.Second {
+		t.Errorf("tainted after %s", early)
+	}
+	id := claim.PoolID{Node: c.node, PF: testPF, DevicePool: "fast"}
+	if s := rule.Spec.DeviceSelector; *s.Driver != v1alpha1.GroupName || *s.Pool != id.String() ||
+		s.Device != nil {
+		t.Errorf("the rule selects %+v", s)
+	}
+	if taint := rule.Spec.Taint; taint.Key != v1alpha1.TaintXPUAway ||
+		taint.Effect != resourceapi.DeviceTaintEffectNoSchedule {
+		t.Errorf("taint %+v", taint)
+	}
+
+	// A controller that starts does not know how long the agent has been away. It leaves the rule,
+	// and makes it anew once, because somebody changed it.
+	c.stop()
+	rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+	must.Succeed(t, c.Update(context.Background(), &rule))
+	c.writes.reset()
+	c.start(tainting)
+	c.eventually("the rule is what it was", func() error {
+		if again := c.hasRules(x, 1); again.Spec.Taint.Effect != "NoSchedule" {
+			return fmt.Errorf("effect %s", again.Spec.Taint.Effect)
+		}
+		return nil
+	})
+	if diff := cmp.Diff([]string{"delete DeviceTaintRule", "create DeviceTaintRule"},
+		c.writes.of("DeviceTaintRule")); diff != "" {
+		t.Errorf("writes -want +got:\n%s", diff)
+	}
+
+	// The controller ends, and the agent is back before the next one starts.
+	c.stop()
+	must.Succeed(t, agent.Run())
+	c.start(tainting)
+	c.hasRules(x, 0)
+	if len(c.rules()) != 1 {
+		t.Errorf("rules %v, want that of somebody else", c.rules())
+	}
+
+	agent.Kill()
+	c.hasRules(x, 1)
+	must.Succeed(t, agent.Run())
+	c.hasRules(x, 0)
+
+	agent.Kill()
+	c.hasRules(x, 1)
+	c.delete(x)
+	c.hasRules(x, 0)
+	c.gone(x)
+}
+
+// TestTaintRulesWithoutRights: a controller whose role is older works on.
+func TestTaintRulesWithoutRights(t *testing.T) {
+	agent := opitest.Start(t)
+	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = time.Millisecond })
+	c.reportsPF("fast")
+	x := c.xpu("card-1", agent)
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	agent.Kill()
+	c.xpuReason(x, v1alpha1.ReasonXPUUnavailable, "")
+	must.Succeed(t, agent.Run())
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	if rules := c.rules(); len(rules) > 0 {
+		t.Errorf("rules %v", rules)
+	}
+}
+
+// TestNameOfAnothersRule: a rule of the name that the XPU's would have stays as it is.
+func TestNameOfAnothersRule(t *testing.T) {
+	agent := opitest.Start(t)
+	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = time.Millisecond })
+	c.mayTaint()
+	c.reportsPF("fast")
+	x := c.xpu("card-1", agent)
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	agent.Kill()
+	rule := c.hasRules(x, 1)
+	must.Succeed(t, c.Delete(context.Background(), &rule))
+	must.Succeed(t, agent.Run())
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+
+	rule.ObjectMeta = metav1.ObjectMeta{Name: rule.Name}
+	c.create(&rule)
+	agent.Kill()
+	c.xpuReason(x, v1alpha1.ReasonXPUUnavailable, "")
+	must.Succeed(t, agent.Run())
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	if err := c.get(&rule); err != nil || len(rule.OwnerReferences) > 0 {
+		t.Errorf("the rule of somebody else: %+v, %v", rule.ObjectMeta, err)
+	}
+}

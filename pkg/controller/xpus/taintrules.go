@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xpus
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller/sessions"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// LabelXPU is on the DeviceTaintRules of an XPU. Its value is the XPU's UID.
+const LabelXPU = v1alpha1.GroupName + "/xpu-uid"
+
+const (
+	// rulesEvery is how often the rules of an XPU that is down are compared with its pools.
+	rulesEvery = time.Minute
+	// maxRules bounds the rules of one XPU, because node agents say which pools there are.
+	maxRules = 256
+)
+
+// ruleVersions are the versions of DeviceTaintRule that have the fields that rules here need, the
+// newest first. v1 is of Kubernetes 1.37, v1beta2 of 1.36, and v1alpha3 of 1.33.
+var ruleVersions = []string{"v1", "v1beta2", "v1alpha3"}
+
+// firstWithRules is the first patch release of Kubernetes 1.36 whose scheduler does not end because
+// of DeviceTaintRules.
+const firstWithRules = 3
+
+// taintRules keeps new pods away from the devices of an XPU whose OPI agent cannot be reached, by
+// DeviceTaintRules. The agents of nodes taint their devices themselves; the rules also hold while
+// the node's agent cannot.
+//
+// What an agent that is silent does is not known. So the XPU has rules only when this process has
+// failed to reach the agent for the time Options.TaintRulesAfter. They have the effect NoSchedule,
+// and stay until the agent answers again or the XPU is gone.
+type taintRules struct {
+	reconciling.Cluster
+	Options
+	discovery discovery.DiscoveryInterface
+	// seen has the agents of the XPUs, by the XPU's name. One goroutine uses it.
+	seen map[string]seenAgent
+}
+
+// seenAgent is what this process has seen of an XPU's OPI agent.
+type seenAgent struct {
+	xpu   types.UID
+	away  time.Time // since when it has not answered; zero if it answered last, or was never asked
+	clean bool      // the XPU has no rules
+}
+
+func (r *taintRules) setup(mgr ctrl.Manager) error {
+	if r.TaintRulesAfter == 0 {
+		return nil
+	}
+
+	var err error
+	r.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(),
+		mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("discovery: %w", err)
+	}
+	r.seen = map[string]seenAgent{}
+	return reconciling.NewController(mgr, "taintrule", 1).
+		For(&v1alpha1.XPU{}, reconciling.WhenSpecChanged).
+		WatchesRawSource(sessions.Source(r.Sessions, sessions.HealthChanged, sessions.RequestFor)).
+		WatchesRawSource(
+			sessions.Source(r.Sessions, sessions.ConnectionChanged, sessions.RequestFor)).
+		Complete(r.Guarded(r))
+}
+
+// Reconcile gives the XPU its rules, or takes them away. It does neither while nothing is known of
+// the XPU's agent.
+func (r *taintRules) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
+	if apierrors.IsNotFound(err) { // the garbage collector deletes its rules
+		delete(r.seen, req.Name)
+		return ctrl.Result{}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
+	}
+
+	seen := r.seen[xpu.Name]
+	if seen.xpu != xpu.UID {
+		seen = seenAgent{xpu: xpu.UID}
+	}
+	defer func() { r.seen[xpu.Name] = seen }()
+
+	health := r.Sessions.Connection(xpu.Name).Health
+	switch {
+	case health.Connected || !xpu.DeletionTimestamp.IsZero():
+		seen.away = time.Time{}
+		if !seen.clean {
+			seen.clean, err = r.remove(ctx, &xpu)
+		}
+		return ctrl.Result{}, err
+	case !health.Away:
+		return ctrl.Result{}, nil
+	case seen.away.IsZero():
+		seen.away = time.Now()
+	}
+
+	if left := r.TaintRulesAfter - time.Since(seen.away); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	seen.clean = false
+	return ctrl.Result{RequeueAfter: wait.Jitter(rulesEvery, 0.2)}, r.make(ctx, &xpu)
+}
+
+// remove deletes the XPU's rules, and reports whether it has none. A controller that has just started
+// does not know whether there are any.
+func (r *taintRules) remove(ctx context.Context, xpu *v1alpha1.XPU) (clean bool, err error) {
+	kind, served, err := r.kind(ctx)
+	if err != nil || !served {
+		return false, err
+	}
+	own, err := r.list(ctx, kind, xpu)
+	if err != nil {
+		return false, err
+	}
+	for i := range own {
+		if err := r.delete(ctx, xpu, &own[i]); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// make gives the XPU a rule for each pool of its devices, and deletes others.
+func (r *taintRules) make(ctx context.Context, xpu *v1alpha1.XPU) error {
+	kind, served, err := r.kind(ctx)
+	if err != nil || !served {
+		return err
+	}
+	pools, err := r.pools(ctx, xpu)
+	if err != nil {
+		return err
+	}
+	own, err := r.list(ctx, kind, xpu)
+	if err != nil {
+		return err
+	}
+
+	wanted := map[string]*unstructured.Unstructured{}
+	for _, pool := range pools {
+		rule := ruleFor(kind, xpu, pool)
+		wanted[rule.GetName()] = rule
+	}
+	for i := range own {
+		if rule := wanted[own[i].GetName()]; rule != nil && sameRule(rule, &own[i]) {
+			delete(wanted, rule.GetName())
+			continue
+		}
+		if err := r.delete(ctx, xpu, &own[i]); err != nil {
+			return err
+		}
+	}
+	for _, rule := range wanted {
+		if err := r.create(ctx, xpu, rule); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// create creates a rule. A rule of the same name that is not the XPU's stays as it is.
+func (r *taintRules) create(
+	ctx context.Context, xpu *v1alpha1.XPU, rule *unstructured.Unstructured,
+) error {
+	log := ctrl.LoggerFrom(ctx).WithValues("rule", rule.GetName())
+	err := r.Client.Create(ctx, rule)
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		log.Info("a DeviceTaintRule of this name is not of the XPU; it is left as it is")
+		return nil
+	case apierrors.IsForbidden(err):
+		log.Error(err, "the controller may not create DeviceTaintRules; "+
+			"apply the role of its version, or set --device-taint-rules-after=0")
+		return nil
+	case err != nil:
+		return fmt.Errorf("XPU %s: create DeviceTaintRule %s: %w", xpu.Name, rule.GetName(), err)
+	}
+	log.Info("tainted the devices of an XPU whose OPI agent cannot be reached")
+	return nil
+}
+
+// delete deletes a rule that was listed as the XPU's, unless it was made anew since.
+func (r *taintRules) delete(
+	ctx context.Context, xpu *v1alpha1.XPU, rule *unstructured.Unstructured,
+) error {
+	uid, revision := rule.GetUID(), rule.GetResourceVersion()
+	err := r.Client.Delete(ctx, rule,
+		client.Preconditions{UID: &uid, ResourceVersion: &revision})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("XPU %s: delete DeviceTaintRule %s: %w", xpu.Name, rule.GetName(), err)
+	}
+	if err == nil {
+		ctrl.LoggerFrom(ctx).Info("deleted a DeviceTaintRule of an XPU", "rule", rule.GetName())
+	}
+	return nil
+}
+
+// kind returns the newest version of DeviceTaintRule that the API server serves. served is false if
+// there is none, or if rules would end the scheduler.
+func (r *taintRules) kind(ctx context.Context) (kind schema.GroupVersionKind, served bool, err error) {
+	info, err := r.discovery.ServerVersion()
+	if err != nil {
+		return kind, false, fmt.Errorf("version of the API server: %w", err)
+	}
+	if RulesHarm(info.GitVersion) {
+		ctrl.LoggerFrom(ctx).V(1).Info("DeviceTaintRules would end the scheduler of this version",
+			"version", info.GitVersion)
+		return kind, false, nil
+	}
+
+	for _, v := range ruleVersions {
+		version := schema.GroupVersion{Group: resourceapi.GroupName, Version: v}
+		list, err := r.discovery.ServerResourcesForGroupVersion(version.String())
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return kind, false, fmt.Errorf("kinds of %s: %w", version, err)
+		}
+		if slices.ContainsFunc(list.APIResources, func(resource metav1.APIResource) bool {
+			return resource.Kind == "DeviceTaintRule"
+		}) {
+			return version.WithKind("DeviceTaintRule"), true, nil
+		}
+	}
+
+	ctrl.LoggerFrom(ctx).V(1).Info("the API server has no DeviceTaintRules")
+	return kind, false, nil
+}
+
+// RulesHarm reports whether DeviceTaintRules end the scheduler of a cluster, whose API server has
+// this version: "v1.36.2".
+func RulesHarm(gitVersion string) bool {
+	v, err := version.ParseGeneric(gitVersion)
+	return err == nil && v.Major() == 1 && v.Minor() == 36 && v.Patch() < firstWithRules
+}
+
+// list returns the rules of the XPU. A rule that has the label alone is somebody else's.
+func (r *taintRules) list(
+	ctx context.Context, kind schema.GroupVersionKind, xpu *v1alpha1.XPU,
+) ([]unstructured.Unstructured, error) {
+	var all unstructured.UnstructuredList
+	all.SetGroupVersionKind(kind)
+	err := r.Client.List(ctx, &all, client.MatchingLabels{LabelXPU: string(xpu.UID)})
+	if apierrors.IsForbidden(err) {
+		ctrl.LoggerFrom(ctx).Error(err, "the controller may not list DeviceTaintRules; "+
+			"apply the role of its version, or set --device-taint-rules-after=0")
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("XPU %s: list its DeviceTaintRules: %w", xpu.Name, err)
+	}
+	return slices.DeleteFunc(all.Items, func(rule unstructured.Unstructured) bool {
+		return !metav1.IsControlledBy(&rule, xpu)
+	}), nil
+}
+
+// pools returns the pools of devices of the XPU, as they are named in ResourceSlices: those of each
+// PF that the XPU serves. Without an XPUNode nothing is known of them.
+func (r *taintRules) pools(ctx context.Context, xpu *v1alpha1.XPU) (pools []string, err error) {
+	var node v1alpha1.XPUNode
+	err = r.Client.Get(ctx, client.ObjectKey{Name: xpu.Node()}, &node)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("XPUNode %s: %w", xpu.Node(), err)
+	}
+	var ofNode v1alpha1.XPUList
+	if err := r.Client.List(ctx, &ofNode, client.MatchingFields{ByNode: xpu.Node()}); err != nil {
+		return nil, fmt.Errorf("XPUs of node %s: %w", xpu.Node(), err)
+	}
+
+	for _, pf := range node.Status.PFs {
+		address := pci.Address(pf.Address)
+		if server := claim.XPUOf(ofNode.Items, address); server == nil || server.Name != xpu.Name {
+			continue
+		}
+		for _, pool := range node.Status.Pools {
+			id := claim.PoolID{Node: xpu.Node(), PF: address, DevicePool: pool.Name}
+			pools = append(pools, id.String())
+		}
+	}
+	if len(pools) > maxRules {
+		ctrl.LoggerFrom(ctx).Info("the XPU has more pools than DeviceTaintRules are made for",
+			"pools", len(pools), "rules", maxRules)
+		pools = pools[:maxRules]
+	}
+	return pools, nil
+}
+
+// ruleFor returns the rule of an XPU for one of its pools.
+func ruleFor(
+	kind schema.GroupVersionKind, xpu *v1alpha1.XPU, pool string,
+) *unstructured.Unstructured {
+	rule := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"deviceSelector": map[string]any{"driver": v1alpha1.GroupName, "pool": pool},
+		"taint": map[string]any{
+			"key":    v1alpha1.TaintXPUAway,
+			"effect": string(resourceapi.DeviceTaintEffectNoSchedule),
+		},
+	}}}
+	rule.SetGroupVersionKind(kind)
+	digest := sha256.Sum256([]byte(string(xpu.UID) + "/" + pool))
+	rule.SetName(fmt.Sprintf("xpu-away-%x", digest[:12]))
+	rule.SetLabels(map[string]string{LabelXPU: string(xpu.UID)})
+	rule.SetAnnotations(map[string]string{v1alpha1.GroupName + "/xpu": xpu.Name})
+	owner := metav1.NewControllerRef(xpu, v1alpha1.SchemeGroupVersion.WithKind("XPU"))
+	owner.BlockOwnerDeletion = nil // a rule must not hold up the XPU's deletion
+	rule.SetOwnerReferences([]metav1.OwnerReference{*owner})
+	return rule
+}
+
+// sameRule reports whether a rule taints what is wanted, with the same effect. The API server adds
+// the time to the taint.
+func sameRule(want, has *unstructured.Unstructured) bool {
+	for _, path := range [][]string{
+		{"spec", "deviceSelector"}, {"spec", "taint", "key"}, {"spec", "taint", "effect"},
+		{"spec", "taint", "value"},
+	} {
+		wanted, _, _ := unstructured.NestedFieldNoCopy(want.Object, path...)
+		found, _, _ := unstructured.NestedFieldNoCopy(has.Object, path...)
+		if !equality.Semantic.DeepEqual(wanted, found) {
+			return false
+		}
+	}
+	return true
+}
