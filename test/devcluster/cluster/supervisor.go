@@ -178,6 +178,7 @@ func (s *Supervisor) startControlPlane(
 ) error {
 	plane := component.ControlPlane{
 		PKI: own.PKI(), Config: own.Config(), Data: own.Data(), Log: own.Logs(),
+		Gangs: component.HasGangs(s.record.KubernetesVersion),
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit,
 		fmt.Errorf("not done after %s", startLimit))

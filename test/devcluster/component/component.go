@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"text/template"
 
+	"k8s.io/apimachinery/pkg/util/version"
+
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/network"
 )
 
@@ -41,6 +43,22 @@ type ControlPlane struct {
 	Config string // contains AuditPolicy as audit-policy.yaml
 	Data   string // etcd
 	Log    string // receives audit.log
+	Gangs  bool   // serves PodGroups, which Kubernetes has since 1.37
+}
+
+// gangs returns the flags by which a program knows PodGroups.
+func (c ControlPlane) gangs() []string {
+	if !c.Gangs {
+		return nil
+	}
+	return []string{"--feature-gates=GenericWorkload=true"}
+}
+
+// HasGangs reports whether this version of Kubernetes, such as v1.37.1, has PodGroups of
+// scheduling.k8s.io/v1beta1.
+func HasGangs(kubernetes string) bool {
+	v, err := version.ParseGeneric(kubernetes)
+	return err == nil && v.AtLeast(version.MajorMinor(1, 37))
 }
 
 // Etcd stores the cluster's state. It does not sync to disk, because a development cluster does not
@@ -62,7 +80,11 @@ func (c ControlPlane) Etcd() Command {
 
 // APIServer serves at network.Gateway and, for pods, at network.ServiceAddress.
 func (c ControlPlane) APIServer() Command {
-	return kubernetes("kube-apiserver",
+	flags := c.gangs()
+	if c.Gangs {
+		flags = append(flags, "--runtime-config=scheduling.k8s.io/v1beta1=true")
+	}
+	return kubernetes("kube-apiserver", append(flags,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=0.0.0.0",
 		"--advertise-address="+network.Gateway,
@@ -92,7 +114,7 @@ func (c ControlPlane) APIServer() Command {
 		"--audit-log-path="+filepath.Join(c.Log, "audit.log"),
 		"--audit-log-maxsize=0",
 		"--profiling=false",
-	)
+	)...)
 }
 
 // ControllerManager uses a separate identity for each controller, so its client limits are raised:
@@ -101,7 +123,7 @@ func (c ControlPlane) APIServer() Command {
 // short.
 func (c ControlPlane) ControllerManager() Command {
 	kubeconfig := c.pki("kube-controller-manager.kubeconfig")
-	return kubernetes("kube-controller-manager",
+	return kubernetes("kube-controller-manager", append(c.gangs(),
 		"--kubeconfig="+kubeconfig,
 		"--authentication-kubeconfig="+kubeconfig,
 		"--authorization-kubeconfig="+kubeconfig,
@@ -117,20 +139,20 @@ func (c ControlPlane) ControllerManager() Command {
 		"--allocate-node-cidrs=false",
 		"--node-monitor-grace-period=20s",
 		"--profiling=false",
-	)
+	)...)
 }
 
 // Scheduler is the default scheduler.
 func (c ControlPlane) Scheduler() Command {
 	kubeconfig := c.pki("kube-scheduler.kubeconfig")
-	return kubernetes("kube-scheduler",
+	return kubernetes("kube-scheduler", append(c.gangs(),
 		"--kubeconfig="+kubeconfig,
 		"--authentication-kubeconfig="+kubeconfig,
 		"--authorization-kubeconfig="+kubeconfig,
 		"--bind-address=127.0.0.1",
 		"--leader-elect=false",
 		"--profiling=false",
-	)
+	)...)
 }
 
 func (c ControlPlane) pki(name string) string { return filepath.Join(c.PKI, name) }

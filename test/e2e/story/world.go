@@ -106,6 +106,7 @@ func (w *World) claimSteps() []Step {
 		{"What an administrator of any cluster can do: test it, and keep pods away from a card", w.testAndService},
 		{"Other device models: a PF that claims share, and a PF as a whole or its VFs",
 			w.chooseModels},
+		{"A job: the pods of a gang are bound together, or not at all", w.runGangs},
 	}
 }
 
