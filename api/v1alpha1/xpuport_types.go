@@ -76,6 +76,22 @@ type PodRef struct {
 	UID types.UID `json:"uid,omitempty"`
 }
 
+// PortRate says to what the node of a Function limits what the Function sends, in Mbit/s.
+// +kubebuilder:validation:XValidation:rule="!has(self.maximum) || self.maximum == 0 || !has(self.guaranteed) || self.guaranteed <= self.maximum",message="guaranteed must not be more than maximum"
+type PortRate struct {
+	// Guaranteed is the rate that the Function can always send, vf.minTxRate of the InterfaceConfig.
+	// 0 guarantees none.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Guaranteed int32 `json:"guaranteed,omitempty"`
+
+	// Maximum is the highest rate at which the Function sends: vf.maxTxRate of the InterfaceConfig,
+	// or the bandwidth that the claim has of a shared PF. 0 is no limit.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Maximum int32 `json:"maximum,omitempty"`
+}
+
 // XPUPortNetwork is a network that a Port joins with a VLAN tag.
 type XPUPortNetwork struct {
 	// Name is the name of the XPUNetwork.
@@ -174,6 +190,11 @@ type XPUPortSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MTU int32 `json:"mtu,omitempty"`
+
+	// Rate is what the claim of the Function asks for. Quotas of bandwidth count it. Absent means that
+	// no rate is known, which quotas count as one without a limit.
+	// +optional
+	Rate *PortRate `json:"rate,omitempty"`
 
 	// AssignAddresses makes xpu-controller assign the lowest free address of each of the network's
 	// subnets to the interface, if addresses is empty. status.addresses has the result.

@@ -118,6 +118,20 @@ type XPUTenantSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MaxPorts *int32 `json:"maxPorts,omitempty"`
 
+	// MaxBandwidth is the most that the rates of the tenant's XPUPorts may be together at a time, in
+	// Mbit/s: the sum of their spec.rate.maximum. An XPUPort without such a rate has no limit, so
+	// that it does not fit, and while there is one from before, no other fits. Absent means any sum.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MaxBandwidth *int64 `json:"maxBandwidth,omitempty"`
+
+	// MaxGuaranteedBandwidth is the most that may be guaranteed to the tenant's XPUPorts together, in
+	// Mbit/s: the sum of their spec.rate.guaranteed. An XPUPort without such a rate counts 0. Absent
+	// means any sum.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MaxGuaranteedBandwidth *int64 `json:"maxGuaranteedBandwidth,omitempty"`
+
 	// MaxNodes is how many XPUNodes the tenant may have in the infra cluster at a time. If it is
 	// absent, the broker's --tenant-nodes applies. The cards of further nodes are not found.
 	// +optional

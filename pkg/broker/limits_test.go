@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -84,6 +85,51 @@ func TestMaxPorts(t *testing.T) {
 		}
 		return errors.New("none is")
 	})
+}
+
+// TestMaxBandwidth checks that XPUPorts whose rates exceed a tenant's limit wait, and that one
+// without a rate does, because its rate is not known. A broker that starts counts what is there.
+func TestMaxBandwidth(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.MaxBandwidth = ptr.To[int64](1000)
+	})
+	rated := func(n, maximum int) *v1alpha1.XPUPort {
+		name := fmt.Sprint("nic-", n)
+		config := fmt.Sprintf(`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", `+
+			`"vf": {"maxTxRate": %d}}`, maximum)
+		_, port := w.a.claim(name, "node1", "fast", vf(n), resourceapi.DeviceAllocationConfiguration{
+			Source: resourceapi.AllocationConfigSourceClass,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: v1alpha1.GroupName,
+					Parameters: runtime.RawExtension{Raw: []byte(config)}},
+			},
+		})
+		return port
+	}
+	says := func(port *v1alpha1.XPUPort, reason, text string) {
+		t.Helper()
+		w.a.eventually(port.Name+" is "+reason, func() error {
+			if err := w.a.get(port); err != nil {
+				return err
+			}
+			ready := v1alpha1.ReadyOf(port.Status.Conditions)
+			if ready.Reason != reason || !strings.Contains(ready.Message, text) {
+				return fmt.Errorf("it is %s: %s", ready.Reason, ready.Message)
+			}
+			return nil
+		})
+	}
+
+	says(rated(0, 600), v1alpha1.ReasonUp, "")
+	says(rated(1, 500), v1alpha1.ReasonQuotaExceeded,
+		"may send 500 Mbit/s, and this cluster has 600 of the 1000")
+	_, unknown := w.a.claim("nic-2", "node1", "fast", vf(2))
+	says(unknown, v1alpha1.ReasonQuotaExceeded, "the interface has no maximum; set vf.maxTxRate")
+	says(rated(3, 400), v1alpha1.ReasonUp, "")
+	if got := len(agent.Ports()); got != 2 {
+		t.Errorf("the agent has %d ports", got)
+	}
 }
 
 // gate holds requests with a text in their URL, and counts them. Safe for concurrent use.

@@ -89,7 +89,9 @@ func (r *nodes) allow(
 	if err := tc.tooLarge(node, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
-	if most := maxNodes(tc.XPUTenant, r.Limits); !r.quota.reserve(tc.Name, name, most, req) {
+	most := maxNodes(tc.XPUTenant, r.Limits)
+	if r.quota.reserve(tc.Name, name, v1alpha1.PortSum{Ports: 1}, allowance{count: most},
+		limitNodes, req) != limitNone {
 		tc.waitsFor = limitNodes
 		return problemf(v1alpha1.ReasonQuotaExceeded, "the tenant has %d XPUNodes", most)
 	}

@@ -286,15 +286,44 @@ func (r *ports) allow(
 		}
 	}
 
-	most := maxPorts(tc.XPUTenant, r.Limits)
-	if !r.quota.reserve(tc.Name, name, most, request(tc.Name, port.Namespace, port.Name)) {
-		tc.waitsFor = limitPorts
-		return problemf(v1alpha1.ReasonQuotaExceeded,
-			"this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
-				"administrator of the infra cluster for more", most)
+	return r.reserve(tc, port, name)
+}
+
+// reserve reserves quota for the XPUPort. It returns a *problem that names the limit if there is no
+// room.
+func (r *ports) reserve(tc *tenantCluster, port *v1alpha1.XPUPort, name string) error {
+	most, cost := portsAllowance(tc.XPUTenant, r.Limits), v1alpha1.CostOf(port)
+	tc.waitsFor = r.quota.reserve(tc.Name, name, cost, most, limitPorts,
+		request(tc.Name, port.Namespace, port.Name))
+	if tc.waitsFor == limitNone {
+		return nil
 	}
 
-	return nil
+	used := r.quota.used(tc.Name)
+	switch {
+	case tc.waitsFor == limitPorts:
+		return problemf(v1alpha1.ReasonQuotaExceeded,
+			"this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
+				"administrator of the infra cluster for more", most.count)
+	case tc.waitsFor == limitGuaranteed:
+		return problemf(v1alpha1.ReasonQuotaExceeded,
+			"%d Mbit/s are to be guaranteed, and this cluster has %d of the %d that may be; give "+
+				"some back, or ask the administrator of the infra cluster for more",
+			cost.Guaranteed, used.Guaranteed, *most.guaranteed)
+	case cost.Unlimited > 0:
+		return problemf(v1alpha1.ReasonQuotaExceeded,
+			"this cluster may have %d Mbit/s, and the interface has no maximum; set vf.maxTxRate",
+			*most.maximum)
+	case used.Unlimited > 0:
+		return problemf(v1alpha1.ReasonQuotaExceeded,
+			"this cluster may have %d Mbit/s, and %d of its XPUPorts have no maximum; set "+
+				"vf.maxTxRate for them, and make their pods anew", *most.maximum, used.Unlimited)
+	}
+
+	return problemf(v1alpha1.ReasonQuotaExceeded,
+		"the interface may send %d Mbit/s, and this cluster has %d of the %d that it may have; give "+
+			"some back, or ask the administrator of the infra cluster for more",
+		cost.Maximum, used.Maximum, *most.maximum)
 }
 
 // checkNetwork returns a *problem if the infra cluster does not have the network yet.

@@ -16,12 +16,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/multimap"
 )
 
-// quota counts the copies of one kind in the infra cluster, by tenant. It counts a copy when it is
+// quota sums up the copies of one kind in the infra cluster, by tenant. It counts a copy when it is
 // reserved, before the event of its creation arrives. The zero value is ready for use. Safe for
 // concurrent use.
 type quota struct {
 	mu      sync.Mutex
-	names   multimap.Sets[string, string]              // by tenant
+	costs   map[string]map[string]v1alpha1.PortSum     // by tenant and name
+	sums    map[string]v1alpha1.PortSum                // by tenant
 	waiting multimap.Sets[string, mcreconcile.Request] // by tenant: requests over the quota
 }
 
@@ -29,21 +30,81 @@ type quota struct {
 // one because the objects of some may be about to be deleted.
 const wokenForQuota = 4
 
+// allowance bounds what a tenant's copies of one kind cost together; nil is no bound.
+type allowance struct {
+	count               int
+	maximum, guaranteed *int64 // Mbit/s
+}
+
+// exceeded returns the limit that keeps a copy with this cost from being added to the others,
+// [limitNone] if there is none. count is the limit of the number of copies.
+func (a allowance) exceeded(others, cost v1alpha1.PortSum, count limit) limit {
+	sum := others.Plus(cost)
+	switch {
+	case sum.Ports > a.count:
+		return count
+	case a.maximum != nil && (sum.Unlimited > 0 || sum.Maximum > *a.maximum):
+		return limitBandwidth
+	case a.guaranteed != nil && sum.Guaranteed > *a.guaranteed:
+		return limitGuaranteed
+	}
+	return limitNone
+}
+
 // reserve counts a copy that is about to be created; counting it again has no effect. If the tenant
-// already has most copies, reserve returns false and the request waits until one is deleted.
-func (q *quota) reserve(tenant, name string, most int, req mcreconcile.Request) (ok bool) {
+// has no room for it, reserve returns the limit, and the request waits until a copy is deleted.
+// count is the limit of the number of copies.
+func (q *quota) reserve(
+	tenant, name string, cost v1alpha1.PortSum, most allowance, count limit,
+	req mcreconcile.Request,
+) limit {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	if len(q.names[tenant]) >= most && !q.names.Has(tenant, name) {
-		q.waiting.Add(tenant, req)
-		return false
+	if _, counted := q.costs[tenant][name]; !counted {
+		if by := most.exceeded(q.sums[tenant], cost, count); by != limitNone {
+			q.waiting.Add(tenant, req)
+			return by
+		}
+		q.add(tenant, name, cost)
 	}
-
-	q.names.Add(tenant, name)
 	q.waiting.Remove(tenant, req)
 
-	return true
+	return limitNone
+}
+
+// used returns what the tenant's copies cost.
+func (q *quota) used(tenant string) v1alpha1.PortSum {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.sums[tenant]
+}
+
+// add counts a copy. It needs the lock.
+func (q *quota) add(tenant, name string, cost v1alpha1.PortSum) {
+	q.remove(tenant, name)
+	if q.costs == nil {
+		q.costs, q.sums = map[string]map[string]v1alpha1.PortSum{}, map[string]v1alpha1.PortSum{}
+	}
+	if q.costs[tenant] == nil {
+		q.costs[tenant] = map[string]v1alpha1.PortSum{}
+	}
+	q.costs[tenant][name] = cost
+	q.sums[tenant] = q.sums[tenant].Plus(cost)
+}
+
+// remove stops counting a copy. It needs the lock.
+func (q *quota) remove(tenant, name string) {
+	cost, counted := q.costs[tenant][name]
+	if !counted {
+		return
+	}
+	delete(q.costs[tenant], name)
+	q.sums[tenant] = q.sums[tenant].Minus(cost)
+	if len(q.costs[tenant]) == 0 {
+		delete(q.costs, tenant)
+		delete(q.sums, tenant)
+	}
 }
 
 // release stops counting a deleted copy, and returns waiting requests to retry. They keep waiting
@@ -52,7 +113,7 @@ func (q *quota) release(tenant, name string) (woken []mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 
-	q.names.Remove(tenant, name)
+	q.remove(tenant, name)
 	for req := range q.waiting.All(tenant) { // random order, so that each is woken at some time
 		if woken = append(woken, req); len(woken) == wokenForQuota {
 			break
@@ -76,7 +137,7 @@ func quotaHandler[O client.Object](q *quota) handler.TypedEventHandler[O, mcreco
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[O], _ requests) {
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			q.names.Add(e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
+			q.add(e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName(), costOf(e.Object))
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[O], queue requests) {
 			for _, req := range q.release(e.Object.GetLabels()[v1alpha1.LabelTenant],
@@ -85,4 +146,12 @@ func quotaHandler[O client.Object](q *quota) handler.TypedEventHandler[O, mcreco
 			}
 		},
 	}
+}
+
+// costOf returns what a copy costs. A copy that is no XPUPort counts as one.
+func costOf(copied client.Object) v1alpha1.PortSum {
+	if port, isPort := copied.(*v1alpha1.XPUPort); isPort {
+		return v1alpha1.CostOf(port)
+	}
+	return v1alpha1.PortSum{Ports: 1}
 }

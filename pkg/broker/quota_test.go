@@ -15,8 +15,10 @@ func TestQuota(t *testing.T) {
 	q := &quota{}
 	take := func(tenant, name string, most int, want bool) {
 		t.Helper()
-		if ok := q.reserve(tenant, name, most, request(tenant, "default", name)); ok != want {
-			t.Errorf("take %s of %s: %t, want %t", name, tenant, ok, want)
+		by := q.reserve(tenant, name, v1alpha1.PortSum{Ports: 1}, allowance{count: most},
+			limitPorts, request(tenant, "default", name))
+		if by != limitNone && by != limitPorts || (by == limitNone) != want {
+			t.Errorf("take %s of %s: limit %q, want room %t", name, tenant, by, want)
 		}
 	}
 
@@ -49,9 +51,51 @@ func TestQuota(t *testing.T) {
 	}
 
 	q.release("b", "y")
-	if len(q.names) != 0 || len(q.waiting) != 0 {
-		t.Errorf("it remembers %v and %v", q.names, q.waiting)
+	if len(q.costs) != 0 || len(q.sums) != 0 || len(q.waiting) != 0 {
+		t.Errorf("it remembers %v, %v and %v", q.costs, q.sums, q.waiting)
 	}
+}
+
+// TestQuotaOfBandwidth: rates are summed up. An XPUPort without a maximum does not fit, and one from
+// before leaves no room. A copy that the informer tells of counts what its spec says.
+func TestQuotaOfBandwidth(t *testing.T) {
+	q := &quota{}
+	rate := func(guaranteed, maximum int32) v1alpha1.PortSum {
+		return v1alpha1.CostOf(&v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
+			Rate: &v1alpha1.PortRate{Guaranteed: guaranteed, Maximum: maximum},
+		}})
+	}
+	most := allowance{count: 4, maximum: new(int64(1000)), guaranteed: new(int64(300))}
+	take := func(name string, cost v1alpha1.PortSum, want limit) {
+		t.Helper()
+		if by := q.reserve("a", name, cost, most, limitPorts,
+			request("a", "default", name)); by != want {
+			t.Errorf("%s: limit %q, want %q; it has %+v", name, by, want, q.used("a"))
+		}
+	}
+
+	take("a", rate(100, 600), limitNone)
+	take("a", rate(100, 600), limitNone) // a second time
+	take("b", rate(0, 401), limitBandwidth)
+	take("b", rate(201, 400), limitGuaranteed)
+	take("c", rate(0, 0), limitBandwidth)
+	take("b", rate(200, 400), limitNone)
+	take("d", rate(0, 1), limitBandwidth)
+	if woken := q.release("a", "a"); len(woken) == 0 {
+		t.Error("nobody is woken")
+	}
+	take("d", rate(0, 1), limitNone)
+
+	old := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
+		Name: "old", Labels: map[string]string{v1alpha1.LabelTenant: "a"},
+	}}
+	quotaHandler[*v1alpha1.XPUPort](q).Create(t.Context(),
+		event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: old}, nil)
+	take("e", rate(0, 1), limitBandwidth)
+	q.release("a", "old")
+	take("e", rate(0, 1), limitNone)
+	take("f", rate(0, 1), limitNone)
+	take("g", rate(0, 1), limitPorts)
 }
 
 // TestReached checks that onChange is called once when a limit is reached, and once when nothing

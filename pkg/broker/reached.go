@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
@@ -20,11 +21,13 @@ type limit string
 
 // Limits of a tenant.
 const (
-	limitNone     limit = ""
-	limitPorts    limit = "maxPorts"
-	limitNodes    limit = "maxNodes"
-	limitSegments limit = "segments"
-	limitSize     limit = "size"
+	limitNone       limit = ""
+	limitPorts      limit = "maxPorts"
+	limitBandwidth  limit = "maxBandwidth"
+	limitGuaranteed limit = "maxGuaranteedBandwidth"
+	limitNodes      limit = "maxNodes"
+	limitSegments   limit = "segments"
+	limitSize       limit = "size"
 )
 
 // limitTracker knows which objects of tenants wait because of a limit. Safe for concurrent use.
@@ -105,6 +108,15 @@ func (r *limitTracker) message(t *v1alpha1.XPUTenant, l Limits) string {
 			all = append(all,
 				fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise "+
 					"spec.maxPorts", maxPorts(t, l)))
+		case limitBandwidth:
+			all = append(all,
+				fmt.Sprintf("XPUPorts wait because it may have %d Mbit/s, or because one has no "+
+					"maximum rate; raise spec.maxBandwidth, or have them set vf.maxTxRate",
+					ptr.Deref(t.Spec.MaxBandwidth, 0)))
+		case limitGuaranteed:
+			all = append(all,
+				fmt.Sprintf("XPUPorts wait because it may have %d Mbit/s guaranteed; raise "+
+					"spec.maxGuaranteedBandwidth", ptr.Deref(t.Spec.MaxGuaranteedBandwidth, 0)))
 		case limitNodes:
 			all = append(all,
 				fmt.Sprintf("it has %d XPUNodes, as many as it may have, and cards of others are "+
@@ -130,6 +142,14 @@ func maxPorts(t *v1alpha1.XPUTenant, l Limits) int {
 		return int(*t.Spec.MaxPorts)
 	}
 	return l.Ports
+}
+
+// portsAllowance returns what the tenant's XPUPorts may cost.
+func portsAllowance(t *v1alpha1.XPUTenant, l Limits) allowance {
+	return allowance{
+		count: maxPorts(t, l), maximum: t.Spec.MaxBandwidth,
+		guaranteed: t.Spec.MaxGuaranteedBandwidth,
+	}
 }
 
 // maxNodes returns how many XPUNodes the tenant may have.

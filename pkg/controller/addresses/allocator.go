@@ -94,10 +94,11 @@ type Join struct {
 
 // Assume reserves what a Port needs that is about to be created: its Function, and in each of its
 // networks, in the order of the spec, its MAC address and its addresses. It sets the Port's
-// addresses. If it returns an error, nothing is reserved. The reservation ends when the model has
-// the Port, when Failed is called, or after AssumedFor.
+// addresses. It refuses a Port that does not fit into the limits of its namespace. If it returns an
+// error, nothing is reserved. The reservation ends when the model has the Port, when Failed is
+// called, or after AssumedFor.
 func (l *Allocator) Assume(
-	ctx context.Context, port *v1alpha1.XPUPort, joins ...Join,
+	ctx context.Context, port *v1alpha1.XPUPort, limits []Limit, joins ...Join,
 ) error {
 	var all []*networkRules
 	for _, join := range joins {
@@ -109,13 +110,13 @@ func (l *Allocator) Assume(
 	}
 
 	return l.ports.Transact(ctx, func(ports model.View) error {
-		return l.reserve(ports, port, all, joins)
+		return l.reserve(ports, port, limits, all, joins)
 	})
 }
 
 // reserve is [Allocator.Assume] in a transaction.
 func (l *Allocator) reserve(
-	ports model.View, port *v1alpha1.XPUPort, rules []*networkRules, joins []Join,
+	ports model.View, port *v1alpha1.XPUPort, limits []Limit, rules []*networkRules, joins []Join,
 ) error {
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
@@ -126,6 +127,9 @@ func (l *Allocator) reserve(
 		return nil
 	}
 	if err := l.checkFunction(ports, port); err != nil {
+		return err
+	}
+	if err := l.checkLimits(ports, port, limits); err != nil {
 		return err
 	}
 
@@ -160,10 +164,10 @@ func (l *Allocator) reserve(
 
 // Adopt records the MAC address and the addresses of a Port that an agent made. It assigns
 // addresses if the Port needs some and has none. A refusal says that another Port has one of them,
-// or that no address is free. known is false if the model does not have the Port now; an event
+// that no address is free, or that the Port does not fit into the limits of its namespace. known is false if the model does not have the Port now; an event
 // follows then.
 func (l *Allocator) Adopt(
-	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, limits []Limit,
 ) (addresses []string, known bool, err error) {
 	rules, err := rulesOf(network)
 	if err != nil {
@@ -173,6 +177,9 @@ func (l *Allocator) Adopt(
 	err = l.ports.Transact(ctx, func(ports model.View) error {
 		if known = exists(ports, port); !known {
 			return nil
+		}
+		if err := l.checkLimits(ports, port, limits); err != nil {
+			return err
 		}
 		addresses, err = l.adoptInto(l.book(network.Name), port, rules)
 		return err

@@ -33,7 +33,7 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	l := NewAllocator(ports)
 	want := func(uid types.UID, addresses ...string) {
 		t.Helper()
-		got, known, err := l.Adopt(t.Context(), named(uid), network)
+		got, known, err := l.Adopt(t.Context(), named(uid), network, nil)
 		if !slices.Equal(got, addresses) || known != (len(addresses) > 0) || err != nil {
 			t.Errorf("the %s has %q, known %t, %v; want %q", uid, got, known, err, addresses)
 		}

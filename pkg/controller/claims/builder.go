@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/ports"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/reconciling"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller/xpus"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/optional"
 )
 
@@ -86,7 +87,12 @@ func (r *reconciler) assume(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 	joins []addresses.Join,
 ) error {
-	err := r.Allocator.Assume(ctx, port, joins...)
+	limits, err := addresses.LimitsOf(ctx, r.Client, port.Namespace)
+	if err != nil {
+		return err
+	}
+
+	err = r.Allocator.Assume(ctx, port, limits, joins...)
 	byFunction := string(claim.DerivedMAC("", d.ID.Node, d.Function))
 	refusal, refused := errors.AsType[*reconciling.Refusal](err)
 	if !refused || refusal.Reason != v1alpha1.ReasonConflict || port.Spec.MAC != byFunction {
@@ -94,7 +100,7 @@ func (r *reconciler) assume(
 	}
 
 	port.Spec.MAC = string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
-	return r.Allocator.Assume(ctx, port, joins...)
+	return r.Allocator.Assume(ctx, port, limits, joins...)
 }
 
 // buildPort returns the Port that the device needs, without addresses, and the networks that it
@@ -156,6 +162,7 @@ func (r *reconciler) buildPort(
 		XPU:      xpu.Name,
 		MAC:      mac,
 		MTU:      optional.Min(int32(d.Interface.MTU), largestMTU(joins)),
+		Rate:     rateOf(d.Interface.VF),
 		Claim: v1alpha1.ClaimRef{
 			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
 		},
@@ -175,6 +182,16 @@ func (r *reconciler) buildPort(
 	port.Annotations = map[string]string{addresses.AnnotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, joins, nil
+}
+
+// rateOf returns the rates that a claim asks for; nil if it asks for none.
+func rateOf(vf *function.VFConfig) *v1alpha1.PortRate {
+	if !vf.Rated() {
+		return nil
+	}
+	return &v1alpha1.PortRate{
+		Guaranteed: int32(ptr.Deref(vf.MinTxRate, 0)), Maximum: int32(ptr.Deref(vf.MaxTxRate, 0)),
+	}
 }
 
 // forPods refuses a claim that is reserved for something else than pods, such as a PodGroup

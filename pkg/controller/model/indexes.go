@@ -5,6 +5,7 @@ package model
 import (
 	"strings"
 
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -17,14 +18,15 @@ type Index int
 
 // The indexes, with their keys.
 const (
-	ByClaim    Index = iota // namespace and name of the ResourceClaim; see [ClaimKey]
-	ByFunction              // see [FunctionKey]
-	ByMAC                   // MAC address in lower case with colons
-	ByNetwork               // name of the XPUNetwork
-	ByXPU                   // name of the XPU
-	ByBridge                // see [BridgeKey]
-	ByPool                  // name of the DevicePool, for Ports that were made ahead
-	ByBond                  // see [BondKey], for Ports of bonds
+	ByClaim     Index = iota // namespace and name of the ResourceClaim; see [ClaimKey]
+	ByFunction               // see [FunctionKey]
+	ByMAC                    // MAC address in lower case with colons
+	ByNetwork                // name of the XPUNetwork
+	ByXPU                    // name of the XPU
+	ByBridge                 // see [BridgeKey]
+	ByPool                   // name of the DevicePool, for Ports that were made ahead
+	ByBond                   // see [BondKey], for Ports of bonds
+	ByNamespace              // namespace of the pod; see [NamespaceOf]
 
 	numberOfIndexes = iota
 )
@@ -42,6 +44,8 @@ func keysOf(p *v1alpha1.XPUPort) []keys {
 		ByXPU:      p.Spec.XPU,
 		ByPool:     poolKey(p),
 		ByBond:     BondKey(p),
+
+		ByNamespace: NamespaceOf(p),
 	}}
 
 	for i, network := range p.Spec.AllNetworks() {
@@ -60,6 +64,15 @@ func ClaimKey(p *v1alpha1.XPUPort) string {
 		return ""
 	}
 	return client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.Claim.Name}.String()
+}
+
+// NamespaceOf is the namespace of the Port's pod. It is "" for a Port that was made ahead, and during
+// the kubelet's Allocate call, when the pod is unknown.
+func NamespaceOf(p *v1alpha1.XPUPort) string {
+	if p.Spec.Claim.Name != "" {
+		return p.Namespace
+	}
+	return ptr.Deref(p.Spec.Pod, v1alpha1.PodRef{}).Namespace
 }
 
 // BondKey identifies the bond of a Port's Function: the node, the namespace and UID of the claim, and

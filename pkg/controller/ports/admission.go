@@ -196,7 +196,7 @@ func (r *admissions) networkOf(
 		err = r.checkMaker(port)
 	}
 	if err == nil && !port.Spec.Ahead {
-		err = r.Catalog.Admit(ctx, network, namespaceOf(port))
+		err = r.Catalog.Admit(ctx, network, model.NamespaceOf(port))
 	}
 	return network, err
 }
@@ -285,7 +285,7 @@ func (r *admissions) macAhead(
 // until the other Port is gone. known is false without an error if an event will come that decides.
 func (r *admissions) addressesOf(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
-) (addresses []string, known bool, err error) {
+) (given []string, known bool, err error) {
 	if port.Spec.Ahead {
 		return nil, true, nil // no pod uses it
 	}
@@ -293,19 +293,14 @@ func (r *admissions) addressesOf(
 		return nil, false, err
 	}
 
-	addresses, known, err = r.Allocator.Adopt(ctx, port, network)
+	limits, err := addresses.LimitsOf(ctx, r.Client, model.NamespaceOf(port))
+	if err != nil {
+		return nil, false, err
+	}
+	given, known, err = r.Allocator.Adopt(ctx, port, network, limits)
 	// No event comes when another Port gives its addresses back.
-	return addresses, known, reconciling.RetryAfter(err, addressRetry)
+	return given, known, reconciling.RetryAfter(err, addressRetry)
 }
 
 // addressRetry is the pause before a Port tries again to get addresses that other Ports have.
 const addressRetry = 2 * time.Second
-
-// namespaceOf returns the namespace of the Port's pod. It is "" during the kubelet's Allocate call,
-// when the pod is unknown.
-func namespaceOf(port *v1alpha1.XPUPort) string {
-	if port.Spec.Claim.Name != "" {
-		return port.Namespace
-	}
-	return ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Namespace
-}

@@ -61,6 +61,8 @@ var pauses = map[string]time.Duration{
 	v1alpha1.ReasonConflict: LastRetry,
 	// No event comes when the labels of the pod's namespace or a quota change.
 	v1alpha1.ReasonForbidden: LastRetry,
+	// No event comes when the quota changes, or when other Ports of the namespace are gone.
+	v1alpha1.ReasonQuotaExceeded: LastRetry,
 	// No event comes when another network gives its VLAN or VNI back.
 	v1alpha1.ReasonNetworkNotReady: LastRetry,
 	// An event comes when the predecessor is gone, but not when its addresses change.
