@@ -335,15 +335,7 @@ func (w *World) End(ctx context.Context) error {
 
 // end stops the process if its pid still belongs to it.
 func (p process) end(ctx context.Context, directories ...string) error {
-	for i, dir := range directories { // the kernel names the program without symbolic links
-		if real, err := filepath.EvalSymlinks(dir); err == nil {
-			directories[i] = real
-		}
-	}
-
-	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
-	if err != nil ||
-		!slices.Contains(directories, filepath.Dir(strings.TrimSuffix(exe, " (deleted)"))) {
+	if !p.runs(directories) {
 		return nil
 	}
 	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {
@@ -356,6 +348,25 @@ func (p process) end(ctx context.Context, directories ...string) error {
 			return nil
 		}
 		return errors.New("still runs")
+	})
+}
+
+// runs reports whether the process runs a program of one of the directories. Both the directories and
+// the programs in them may be symbolic links, and the kernel names a program without them.
+func (p process) runs(directories []string) bool {
+	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
+	if err != nil {
+		return false
+	}
+
+	exe = strings.TrimSuffix(exe, " (deleted)")
+	return slices.ContainsFunc(directories, func(dir string) bool {
+		if dir == "" {
+			return false
+		}
+		real, err := filepath.EvalSymlinks(dir)
+		program, missing := filepath.EvalSymlinks(filepath.Join(dir, filepath.Base(exe)))
+		return err == nil && filepath.Dir(exe) == real || missing == nil && exe == program
 	})
 }
 
