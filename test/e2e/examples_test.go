@@ -30,9 +30,6 @@ var lacking = map[string]struct {
 	"tagged-networks": {"an OPI agent with trunks, for which the kernel must have " +
 		"CONFIG_BRIDGE_VLAN_FILTERING", kernelHas("type bridge vlan_filtering 1"),
 		"xpuctl explain pod router", "NoTrunks: XPU xpu-"},
-	"gang": {"the API scheduling.k8s.io/v1beta1, by the feature gate GenericWorkload", hasGangs,
-		"kubectl apply -f examples/gang.yaml", `no matches for kind "PodGroup" in version ` +
-			`"scheduling.k8s.io/v1beta1"`},
 	"gpu-and-nic": {"a driver of GPUs", nil,
 		"xpuctl explain pod gpu-and-nic", "there is no DeviceClass gpu.nvidia.com"},
 	"dpdk": {"hugepages and an IOMMU", nil,
@@ -46,16 +43,10 @@ var lacking = map[string]struct {
 // kernelHas returns whether the kernel makes a link.
 func kernelHas(link string) func(*testing.T, *kept) bool {
 	return func(t *testing.T, k *kept) bool {
-		_, code, err := k.Shell(t.Context(), k.Source, "unshare --net ip link add probe "+link)
+		_, code, err := k.script(t.Context(), k.Source, "unshare --net ip link add probe "+link)
 		must.Succeed(t, err)
 		return code == 0
 	}
-}
-
-// hasGangs reports whether the API server serves PodGroups.
-func hasGangs(t *testing.T, k *kept) bool {
-	out := k.shell(t, "kubectl api-resources")
-	return strings.Contains(out, "scheduling.k8s.io/v1beta1")
 }
 
 // testExamples applies each example as it stands, and checks that its pods get Ready, or that the
@@ -69,7 +60,7 @@ func (k *kept) testExamples(t *testing.T) {
 
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
-		t.Run(name, func(t *testing.T) { k.apply(t, name) })
+		k.try(t, name, func(t *testing.T) { k.apply(t, name) })
 	}
 	for name := range lacking {
 		if _, err := os.Stat(filepath.Join(k.Source, "examples", name+".yaml")); err != nil {
@@ -81,7 +72,7 @@ func (k *kept) testExamples(t *testing.T) {
 func (k *kept) apply(t *testing.T, name string) {
 	file := "examples/" + name + ".yaml"
 	defer k.clear(t, file)
-	out, code, err := k.Shell(t.Context(), k.Source, "kubectl apply -f "+file)
+	out, code, err := k.script(t.Context(), k.Source, "kubectl apply -f "+file)
 	must.Succeed(t, err)
 
 	what, cannot := lacking[name]

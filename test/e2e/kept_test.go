@@ -44,12 +44,36 @@ func TestKept(t *testing.T) {
 }
 
 // kept is the cluster of [TestKept].
-type kept struct{ *story.World }
+type kept struct {
+	*story.World
+	// failures is the number of subtests that have failed since one succeeded.
+	failures int
+}
+
+// try runs a subtest. After three failures in a row it ends the test, because the cluster no longer
+// works then, and each further subtest would wait for minutes.
+func (k *kept) try(t *testing.T, name string, test func(*testing.T)) {
+	t.Helper()
+	if t.Run(name, test) {
+		k.failures = 0
+		return
+	}
+	if k.failures++; k.failures >= 3 {
+		t.Fatal("the rest is not run, because three in a row have failed")
+	}
+}
+
+// script runs a script in a directory as [story.World.Shell] does, for at most four minutes.
+func (k *kept) script(ctx context.Context, dir, script string) (out string, code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
+	defer cancel()
+	return k.Shell(ctx, dir, script)
+}
 
 // shell runs a script in the project's directory. It fails the test if the script fails.
 func (k *kept) shell(t *testing.T, script string) string {
 	t.Helper()
-	out, code, err := k.Shell(t.Context(), k.Source, script)
+	out, code, err := k.script(t.Context(), k.Source, script)
 	if err != nil || code != 0 {
 		t.Fatalf("%s\nended with %d, %v:\n%s", script, code, err, out)
 	}
@@ -100,7 +124,7 @@ func manifest(t *testing.T, objects string) string {
 // clear deletes the objects of a file, and waits until they are gone.
 func (k *kept) clear(t *testing.T, path string) {
 	t.Helper()
-	out, code, err := k.Shell(context.WithoutCancel(t.Context()), k.Source,
+	out, code, err := k.script(context.WithoutCancel(t.Context()), k.Source,
 		"kubectl delete --ignore-not-found --timeout=90s -f "+path)
 	// Kinds that the cluster lacks, and objects that go with others.
 	if err != nil || code != 0 && !strings.Contains(out, "no matches for kind") {
@@ -115,28 +139,21 @@ func (k *kept) testMistakes(t *testing.T) {
 
 	for _, section := range sections {
 		for _, row := range section.Rows {
-			t.Run(row.Mistake, func(t *testing.T) { k.make(t, row) })
+			k.try(t, row.Mistake, func(t *testing.T) { k.make(t, row) })
 		}
 	}
 }
 
 // make makes one mistake.
 func (k *kept) make(t *testing.T, row mistakes.Row) {
-	if row.Undo != "" {
-		t.Cleanup(func() {
-			out, code, err := k.Shell(context.WithoutCancel(t.Context()), k.Source, "set -e\n"+row.Undo)
-			if err != nil || code != 0 {
-				t.Errorf("undo: %d, %v: %s", code, err, out)
-			}
-		})
-	}
+	path := manifest(t, row.Manifest())
+	defer k.undo(t, row, path)
 	if row.Before != "" {
 		k.shell(t, "set -e\n"+row.Before)
 	}
 
-	path := manifest(t, row.Manifest())
 	if row.Refused() {
-		out, code, err := k.Shell(t.Context(), k.Source, "kubectl apply -f "+path)
+		out, code, err := k.script(t.Context(), k.Source, "kubectl apply -f "+path)
 		if missing := row.Missing(out); err != nil || code == 0 || missing != "" {
 			t.Errorf("kubectl apply: %d, %v: missing %q in\n%s", code, err, missing, out)
 		}
@@ -144,7 +161,6 @@ func (k *kept) make(t *testing.T, row mistakes.Row) {
 		return
 	}
 
-	defer k.clear(t, path)
 	k.shell(t, "kubectl apply -f "+path)
 	if row.Run != "" {
 		k.shell(t, row.Run)
@@ -161,4 +177,19 @@ func (k *kept) make(t *testing.T, row mistakes.Row) {
 	})
 	first, _, _ := strings.Cut(out, "\n")
 	t.Logf("$ %s\n%s", row.Command(), first)
+}
+
+// undo takes a mistake back. The objects are deleted last, because only programs that run can release
+// the Functions of pods.
+func (k *kept) undo(t *testing.T, row mistakes.Row, path string) {
+	t.Helper()
+	defer k.clear(t, path)
+	if row.Undo == "" {
+		return
+	}
+
+	out, code, err := k.script(context.WithoutCancel(t.Context()), k.Source, "set -e\n"+row.Undo)
+	if err != nil || code != 0 {
+		t.Errorf("undo: %d, %v: %s", code, err, out)
+	}
 }

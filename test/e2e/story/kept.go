@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
+	"time"
 )
 
 // KeptSteps bring up the cluster as "make demo KEEP=1" leaves it: with everything that two acts
@@ -54,12 +56,16 @@ func (w *World) makeCommands(context.Context) error {
 func (w *World) commands() string { return filepath.Join(w.dir, "commands") }
 
 // Shell runs a bash script in a directory, as somebody does who has "kubectl" and "xpuctl" and has
-// pointed them at the cluster. It returns what the script writes to both outputs, and its exit code.
+// pointed them at the cluster. It returns what the script writes to both outputs, and its exit code. When
+// the context ends, so do the script and its commands, and the output until then is returned.
 func (w *World) Shell(ctx context.Context, dir, script string) (output string, code int, err error) {
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.cluster.Kubeconfig,
 		"PATH="+w.commands()+":"+os.Getenv("PATH"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second // a command may be in a group of its own
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 
