@@ -8,9 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -28,7 +26,7 @@ var documented = []string{
 // testDocuments runs the commands of documents, and compares what they print with what is shown.
 func (k *kept) testDocuments(t *testing.T) {
 	for _, document := range documented {
-		t.Run(filepath.Base(document), func(t *testing.T) { k.follow(t, document) })
+		k.try(t, filepath.Base(document), func(t *testing.T) { k.follow(t, document) })
 	}
 }
 
@@ -41,66 +39,27 @@ func (k *kept) follow(t *testing.T, document string) {
 
 	dir := k.workplace(t)
 	defer k.restore(t, dir)
-	// A command that fails ends the script, unless the next one asks for its exit code.
-	script := "shopt -s expand_aliases\nmark() { local code=$?; printf '\\n@@@ %s\\n' $1; return $code; }\nset -e\n"
-	for i, block := range blocks {
-		asked := i+1 < len(blocks) && blocks[i+1].Commands == "echo $?\n"
+	for _, block := range blocks {
 		switch {
 		case block.NotRun != "":
 			t.Logf("%s:%d is not run: %s", document, block.Line, block.NotRun)
 		case block.File != "":
 			must.Succeed(t, os.WriteFile(filepath.Join(dir, block.File), []byte(block.Content), 0o600))
-		default:
-			script += fmt.Sprintf("mark %d\n", i)
-			if asked {
-				script += "set +e\n"
-			}
-			if block.Fails {
-				script += "set +e\n"
-			}
-			script += block.Commands
-			if block.Fails || block.Commands == "echo $?\n" {
-				script += "set -e\n"
-			}
 		}
 	}
 
-	out, code, err := k.Shell(t.Context(), dir, script)
-	must.Succeed(t, err)
-	last := -1
-	for _, part := range parts(out) {
-		last = part.block
-		if missing := documents.Missing(blocks[last].Output, part.output); missing != "" {
-			t.Errorf("%s:%d: shown, but not printed:\n%s\nprinted:\n%s", document, blocks[last].Line,
-				missing, part.output)
+	out, code, err := k.script(t.Context(), dir, documents.Script(blocks))
+	where := document
+	for _, part := range documents.Parts(out) {
+		block := blocks[part.Block]
+		where = fmt.Sprintf("%s:%d", document, block.Line)
+		if missing := documents.Missing(block.Output, part.Output); missing != "" {
+			t.Errorf("%s: shown, but not printed:\n%s\nprinted:\n%s", where, missing, part.Output)
 		}
 	}
-	if code != 0 {
-		t.Errorf("%s:%d: a command ended with %d:\n%s", document, blocks[last].Line, code,
-			blocks[last].Commands)
+	if err != nil || code != 0 {
+		t.Errorf("%s: a command ended with %d, %v; the document printed\n%s", where, code, err, out)
 	}
-}
-
-// part is what the commands of a block printed.
-type part struct {
-	block  int
-	output string
-}
-
-var marks = regexp.MustCompile(`(?m)^@@@ ([0-9]+)\n`)
-
-// parts divides what a document's script printed.
-func parts(out string) (all []part) {
-	found := marks.FindAllStringSubmatchIndex(out, -1)
-	for i, at := range found {
-		end := len(out)
-		if i+1 < len(found) {
-			end = found[i+1][0]
-		}
-		block, _ := strconv.Atoi(out[at[2]:at[3]])
-		all = append(all, part{block, out[at[1]:end]})
-	}
-	return all
 }
 
 // workplace returns a directory that looks like the project's, in which a reader saves files.
@@ -119,7 +78,7 @@ func (k *kept) workplace(t *testing.T) string {
 
 // restore takes back what a document has left on the cluster.
 func (k *kept) restore(t *testing.T, dir string) {
-	out, code, err := k.Shell(context.WithoutCancel(t.Context()), dir, `set -e
+	out, code, err := k.script(context.WithoutCancel(t.Context()), dir, `set -e
 for file in *.yaml; do
   [ ! -e "$file" ] || kubectl delete --ignore-not-found --timeout=60s -f "$file" || true
 done

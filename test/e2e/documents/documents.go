@@ -20,7 +20,7 @@ type Block struct {
 	File, Content string
 	// Output are the lines that the document shows below the commands; nil if it shows none.
 	Output []string
-	// Fails means that the last command fails, as the document says.
+	// Fails means that the document says that the command fails. There is one command then.
 	Fails bool
 	// NotRun is the reason why the commands cannot be run by a test; "" if they can.
 	NotRun string
@@ -47,7 +47,7 @@ type parser struct {
 // Parse returns the blocks of a document: commands, which are indented by four blanks, or in blocks of
 // language console or text after "$ "; and files, which are blocks after a sentence with "Save". A
 // comment before a block, "<!-- not run: REASON -->", says why it is not run, and "<!-- fails -->" that
-// its last command fails.
+// its only command fails.
 func Parse(text string) ([]Block, error) {
 	p := &parser{lines: strings.Split(text, "\n")}
 	for p.at < len(p.lines) {
@@ -66,6 +66,12 @@ func Parse(text string) ([]Block, error) {
 			}
 			p.prose.WriteString(line + "\n")
 			p.at++
+		}
+	}
+
+	for _, block := range p.blocks {
+		if block.Fails && strings.Count(block.Commands, "\n") != 1 {
+			return nil, fmt.Errorf("line %d: a block that fails must have one command", block.Line)
 		}
 	}
 	return p.blocks, nil
@@ -140,19 +146,27 @@ func (p *parser) session(start int, content []string) {
 
 var (
 	space = regexp.MustCompile(`\s+`)
-	// changing matches what differs from one run to another: words with digits, which are times,
-	// addresses and names with random parts, and the random parts without digits
+	// varying matches words with digits, and random parts of names without digits
 	// (k8s.io/apimachinery/pkg/util/rand).
-	changing = regexp.MustCompile(`[\pL0-9_.:/+-]*[0-9][\pL0-9_.:/+-]*|[\pL.-]*-[bcdfghjklmnpqrstvwxz]{5}\b`)
+	varying = regexp.MustCompile(`[\pL0-9_.:/+-]*[0-9][\pL0-9_.:/+-]*|[\pL.-]*-[bcdfghjklmnpqrstvwxz]{5}\b`)
+	// steady matches words with digits that are the same in each run: counts and exit codes, which are
+	// small, and "1/1". Other words with digits are times, addresses and names with random parts.
+	steady = regexp.MustCompile(`^[0-9]{1,4}(/[0-9]{1,4})?$`)
 )
 
 // shape is a line without what differs from one run to another.
 func shape(line string) string {
-	return strings.TrimSpace(space.ReplaceAllString(changing.ReplaceAllString(line, "#"), " "))
+	line = varying.ReplaceAllStringFunc(line, func(word string) string {
+		if steady.MatchString(word) {
+			return word
+		}
+		return "#"
+	})
+	return strings.TrimSpace(space.ReplaceAllString(line, " "))
 }
 
 // Missing returns the first line of the shown output that a real output does not have, in its shape:
-// numbers, times, random names and the width of blanks may differ. "..." in the shown output stands
+// times, addresses, random names and the width of blanks may differ, and counts may not. "..." in the shown output stands
 // for any text.
 func Missing(shown []string, output string) string {
 	var real []string

@@ -67,14 +67,22 @@ $ echo $?
 	if _, err := Parse("```text\nno end"); err == nil {
 		t.Error("a block without an end is accepted")
 	}
+	if _, err := Parse("<!-- fails -->\n\n    true\n    false\n"); err == nil {
+		t.Error("a block that fails is accepted with two commands")
+	}
 }
 
 func TestMissing(t *testing.T) {
-	const output = "NAME              READY   AGE\nxpu-agent-8k6nr   1/1     56s\nok     2.3s  blue: all of 2 pods\n"
+	const output = "NAME              READY   AGE\nxpu-agent-8k6nr   1/1     56s\nok     2.3s  blue: all of 2 pods\n" +
+		"0\n"
 	for shown, want := range map[string]string{
 		"NAME  READY   AGE":                "",
 		"xpu-agent-djbxz   1/1  3s":        "",
 		"...":                              "",
+		"0":                                "",
+		"1":                                "1",
+		"xpu-agent-djbxz   0/1   3s":       "xpu-agent-djbxz   0/1   3s",
+		"ok     15ms  blue: all of 3 pods": "ok     15ms  blue: all of 3 pods",
 		"ok     15ms  blue: ... pods":      "",
 		"xpu-agent-djbxz   1/1   3s   x":   "xpu-agent-djbxz   1/1   3s   x",
 		"ok     15ms  blue: all of 2 nuts": "ok     15ms  blue: all of 2 nuts",
