@@ -13,14 +13,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
-// TestVersions builds the site of a small repository with two releases: each version has its own
-// pages, its own search, and links to the others.
+// TestVersions builds the site of a small repository with three releases: each version has its own
+// pages, its own search, and links to the others. One cannot be built, and another has a map that is
+// not right: the site goes without the first and has the second.
 func TestVersions(t *testing.T) {
 	modules, err := filepath.Abs("../../docs/site/node_modules")
 	must.Succeed(t, err)
 	needs.Built(t, filepath.Join(modules, "vitepress"), "site")
 	root := repository(t, modules)
-	run(t, root, "scripts/site", "/base/")
+	said := run(t, root, "scripts/site", "/base/")
+	for _, want := range []string{
+		"docs/README.md lists gone.md, which does not exist", "docs/lost.md is not in docs/README.md",
+		"docs/more/untitled.md has no heading", "v0.0.1 is left out",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it does not warn that %s: %s", want, said)
+		}
+	}
 
 	out := filepath.Join(root, "bin/site")
 	for page, wants := range map[string][]string{
@@ -39,10 +48,13 @@ func TestVersions(t *testing.T) {
 				t.Errorf("%s has no %s", page, want)
 			}
 		}
+		if strings.Contains(string(text), "/base/v0.0.1/") {
+			t.Errorf("%s leads to v0.0.1, which cannot be built", page)
+		}
 	}
 
-	// v0.2.0 has a later patch, and a candidate is no release.
-	for _, name := range []string{"v0.2.0", "v0.3.0-rc.1"} {
+	// v0.2.0 has a later patch, a candidate is no release, and v0.0.1 cannot be built.
+	for _, name := range []string{"v0.2.0", "v0.3.0-rc.1", "v0.0.1"} {
 		if _, err := os.Stat(filepath.Join(out, name)); err == nil {
 			t.Errorf("there is a site of %s", name)
 		}
@@ -68,16 +80,33 @@ func repository(t *testing.T, modules string) string {
 	write(t, root, "LICENSE", "")
 	write(t, root, "CHANGELOG.md", "# Changelog\n")
 	write(t, root, ".gitignore", "/bin\nnode_modules\n/docs/site/.vitepress/.temp/\n")
-	write(t, root, "docs/README.md", "# Documentation\n\n**Read**:\n\n- [Page](page.md)\n")
 	write(t, root, "docs/page.md", "# Page\n")
 
 	run(t, root, "git", "init", "--quiet", "--initial-branch=main")
-	for _, tag := range []string{"v0.1.0", "v0.2.0", "v0.2.1", "v0.3.0-rc.1"} {
-		release(t, root, tag, "Words of "+tag)
-		run(t, root, "git", "tag", tag)
+	tagged(t, root, "v0.0.1") // has no map
+
+	const documentation = "# Documentation\n\n**Read**:\n\n- [Page](page.md)\n"
+	write(t, root, "docs/README.md", documentation+"- [Gone](gone.md)\n- [More](more/README.md)\n")
+	write(t, root, "docs/more/README.md", "# More\n\n[Untitled](untitled.md)\n")
+	write(t, root, "docs/more/untitled.md", "Words\n")
+	write(t, root, "docs/lost.md", "# Lost\n")
+	tagged(t, root, "v0.1.0")
+
+	write(t, root, "docs/README.md", documentation)
+	must.Succeed(t, os.RemoveAll(filepath.Join(root, "docs/more")))
+	must.Succeed(t, os.Remove(filepath.Join(root, "docs/lost.md")))
+	for _, tag := range []string{"v0.2.0", "v0.2.1", "v0.3.0-rc.1"} {
+		tagged(t, root, tag)
 	}
 	release(t, root, "v0.3.0-dev", "The newest words")
 	return root
+}
+
+// tagged makes a release with its tag.
+func tagged(t *testing.T, root, tag string) {
+	t.Helper()
+	release(t, root, tag, "Words of "+tag)
+	run(t, root, "git", "tag", tag)
 }
 
 func release(t *testing.T, root, version, words string) {

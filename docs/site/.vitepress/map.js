@@ -49,23 +49,31 @@ export function files(root, dir) {
     .sort()
 }
 
-// title is the heading of a page, as plain text.
+// title is the heading of a page, as plain text. It is undefined if the page has none.
 export function title(root, page) {
   const heading = fs.readFileSync(path.join(root, page), 'utf8').match(/^# +(.+)$/m)
-  if (!heading) throw new Error(`${page} has no heading: begin it with "# " and its title`)
-  return heading[1].replace(link, '$1').replace(/[`*]/g, '')
+  return heading?.[1].replace(link, '$1').replace(/[`*]/g, '')
 }
 
 // read gives the map's sections and the pages in them. A README.md in a section is the map of its directory: the pages that
-// it links to are below it. Fails if the map and the files of docs differ.
+// it links to are below it. Problems say where the map and the files of docs differ, and which pages have no heading. What
+// does not exist is left out.
 export function read(root) {
   const problems = []
   const pages = new Set([map])
   const target = (source, href) => path.posix.join(path.posix.dirname(source), href.replace(/#.*/, ''))
+  const named = page => {
+    const text = title(root, page)
+    if (!text) problems.push(`${page} has no heading: begin it with "# " and its title`)
+    return text ?? page
+  }
   const entry = ({ text, href }) => {
     const file = target(map, href)
-    if (!fs.existsSync(path.join(root, file))) problems.push(`${map} lists ${href}, which does not exist`)
-    else if (file.startsWith('docs/') && file.endsWith('.md')) pages.add(file)
+    if (!fs.existsSync(path.join(root, file))) {
+      problems.push(`${map} lists ${href}, which does not exist`)
+      return []
+    }
+    if (file.startsWith('docs/') && file.endsWith('.md')) pages.add(file)
     if (!file.endsWith('/README.md') || !pages.has(file)) return { text, file }
     const dir = path.posix.dirname(file)
     const below = links(fs.readFileSync(path.join(root, file), 'utf8'))
@@ -73,15 +81,14 @@ export function read(root) {
       .filter((page, i, all) => path.posix.dirname(page) === dir && page !== file && page.endsWith('.md') && all.indexOf(page) === i)
       .filter(page => fs.existsSync(path.join(root, page)))
     below.forEach(page => pages.add(page))
-    return { text, file, below: below.map(page => ({ text: title(root, page), file: page })) }
+    return { text, file, below: below.map(page => ({ text: named(page), file: page })) }
   }
   const found = sections(fs.readFileSync(path.join(root, map), 'utf8')).map(({ text, entries }) => ({
     text,
-    entries: entries.filter(({ href }) => !/^([a-z]+:|#)/i.test(href)).map(entry),
+    entries: entries.filter(({ href }) => !/^([a-z]+:|#)/i.test(href)).flatMap(entry),
   }))
   for (const page of files(root, 'docs')) {
     if (!pages.has(page)) problems.push(`${page} is not in ${map}`)
   }
-  if (problems.length) throw new Error(`the map of the documentation is not right:\n  ${problems.join('\n  ')}`)
-  return { sections: found.filter(({ entries }) => entries.length), pages }
+  return { sections: found.filter(({ entries }) => entries.length), pages, problems }
 }
