@@ -62,7 +62,7 @@ func TestQuickstart(t *testing.T) {
 // quickstart runs the script and returns what it prints.
 func quickstart(t *testing.T, world *story.World, args ...string) string {
 	t.Helper()
-	args = append(args, "--provider=devcluster", "--name=quickstart")
+	args = append(args, "--provider=devcluster", "--name=quickstart", "--yes")
 	cmd := exec.CommandContext(t.Context(), filepath.Join(world.Source, "scripts/quickstart"), args...)
 	cmd.Env = append(os.Environ(),
 		"PATH="+filepath.Join(world.Bin, "kubernetes")+":"+os.Getenv("PATH"))

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -46,6 +48,11 @@ func command() *cobra.Command {
 		Short: "Remove files and directories with all that is in them; those that are missing are fine",
 		Args:  cobra.MinimumNArgs(1),
 		RunE:  func(_ *cobra.Command, paths []string) error { return remove(paths) },
+	}, &cobra.Command{
+		Use:   "present PATH...",
+		Short: "Print which of the paths are there, one a line",
+		Args:  cobra.MinimumNArgs(1),
+		RunE:  func(cmd *cobra.Command, paths []string) error { return present(cmd.OutOrStdout(), paths) },
 	}, pingCommand())
 
 	return cmd
@@ -87,6 +94,21 @@ func send(to netip.Addr, within time.Duration) error {
 	}
 
 	fmt.Printf("%s answers after %s\n", to, time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// present prints which paths are there. It fails if it cannot find out of one.
+func present(out io.Writer, paths []string) error {
+	for _, path := range paths {
+		_, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out, path)
+	}
 	return nil
 }
 
