@@ -72,7 +72,10 @@ func (e *Engine) rebind(
 func (e *Engine) bind(who Identity, driver string) error {
 	dir := e.deviceDir(who)
 	current, err := dir.Link("driver")
-	if current != "" || err != nil || !dir.Exists() {
+	if current != "" || err != nil {
+		return err
+	}
+	if gone, err := sysfs.Root(e.sysRoot).Gone(dir); gone || err != nil {
 		return err
 	}
 	if !e.driverDir(who, driver).Exists() {

@@ -28,6 +28,8 @@ func newBus(t *testing.T, driver string) bus {
 	t.Helper()
 	b := bus{t, t.TempDir()}
 	must.Succeed(t, os.MkdirAll(b.device(), 0o700))
+	other := filepath.Join(b.root, "bus/pci/devices/0000:00:00.0")
+	must.Succeed(t, os.MkdirAll(other, 0o700))
 
 	for _, known := range []string{"iavf", "ice", "vfio-pci"} {
 		must.Succeed(t, os.MkdirAll(b.driver(known), 0o700))

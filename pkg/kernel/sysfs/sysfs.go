@@ -51,6 +51,24 @@ func (r Root) Dir(elements ...string) Dir {
 // PCI returns the directory of a PCI device.
 func (r Root) PCI(a pci.Address) Dir { return r.Dir(PCIDevices, string(a)) }
 
+// Gone reports whether the kernel does not have the device of a directory below the root. It is true
+// only if the kernel shows other PCI devices: without any, this sysfs does not show the host's
+// devices. The error says why the answer is not known.
+func (r Root) Gone(device Dir) (bool, error) {
+	_, err := os.Lstat(string(device))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+
+	bus := r.Dir(PCIDevices)
+	others, _, err := bus.Names()
+	if err == nil && len(others) == 0 {
+		err = fmt.Errorf("%s has no devices, so it does not show that %s is gone", bus, device.Base())
+	}
+	// A device that the bus lists was plugged in meanwhile.
+	return err == nil && !slices.Contains(others, device.Base()), err
+}
+
 // PCIDriver returns the directory of a PCI driver.
 func (r Root) PCIDriver(name string) Dir { return r.Dir("bus/pci/drivers", name) }
 
@@ -66,14 +84,18 @@ func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
 // Base returns the last element of the path, which is the name of a device on its bus.
 func (d Dir) Base() string { return filepath.Base(string(d)) }
 
-// Exists reports whether there is a directory, or a symbolic link, at the path.
+// Exists reports whether there is a directory, or a symbolic link, at the path. What cannot be looked
+// at counts as there. For a device whose absence ends something, use [Root.Gone].
 func (d Dir) Exists() bool {
 	_, err := os.Lstat(string(d))
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Has reports whether the directory has an entry of the name.
-func (d Dir) Has(name string) bool { return d.Dir(name).Exists() }
+// Has reports whether the directory has an entry of the name that can be looked at.
+func (d Dir) Has(name string) bool {
+	_, err := os.Lstat(string(d.Dir(name)))
+	return err == nil
+}
 
 // Names lists the entries of the directory in no particular order. exists is false if there is no
 // such directory.

@@ -7,6 +7,7 @@ package inventory
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -66,6 +67,7 @@ type Options struct {
 type Inventory struct {
 	options Options
 	scanner *scanner // used by Run only
+	absence absence
 	metrics metrics
 	synced  chan struct{}
 
@@ -79,6 +81,7 @@ func New(options Options) *Inventory {
 	return &Inventory{
 		options: options,
 		scanner: newScanner(options),
+		absence: absence{sysfs: sysfs.Root(options.SysRoot)},
 		metrics: newMetrics(options.Registry),
 		synced:  make(chan struct{}),
 	}
@@ -116,9 +119,9 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 
 // Netdev reads from sysfs which name the Function's netdev has on the host at the moment. The name
 // is "" while the netdev is in another namespace. The error is an [ErrNoNetdev] if there is no
-// netdev at all, and an [fs.ErrNotExist] if the Function is gone.
+// netdev at all, and an [fs.ErrNotExist] if the kernel shows other devices and not the Function.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
-	device, err := find(sysfs.Root(i.options.SysRoot), id)
+	device, err := i.find(id)
 	var dir sysfs.Dir
 	var names []string
 	if err == nil {
@@ -136,16 +139,16 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 }
 
 // Driver reads from sysfs which kernel driver the Function has at the moment, "" for none. The
-// error is an [fs.ErrNotExist] if the Function is gone.
+// error is an [fs.ErrNotExist] if the kernel shows other devices and not the Function.
 func (i *Inventory) Driver(id function.ID) (string, error) {
-	device, err := find(sysfs.Root(i.options.SysRoot), id)
+	device, err := i.find(id)
 	driver := ""
 	if err == nil {
 		driver, err = device.Link("driver")
 	}
 
-	if err == nil && driver == "" && !device.Exists() { // the device disappeared in between
-		err = fs.ErrNotExist
+	if err == nil && driver == "" { // the device may have disappeared in between
+		err = i.errIfGone(device)
 	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: driver: %w", id, err)
@@ -161,7 +164,7 @@ func (i *Inventory) virtioVDPA(id function.ID) string {
 		return virtioVDPA(f.VDPA)
 	}
 
-	device, err := find(sysfs.Root(i.options.SysRoot), id)
+	device, err := i.find(id)
 	if err != nil {
 		return ""
 	}
@@ -224,6 +227,11 @@ func (i *Inventory) scan() error {
 	previous := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
+	if err == nil {
+		i.absence.look()
+	} else {
+		i.absence.forget()
+	}
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
 
 	for p, err := range i.scanner.problems {
@@ -264,13 +272,12 @@ func (i *Inventory) scan() error {
 	return nil
 }
 
-// find returns the directory of a Function's device.
-func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
+// find returns the directory of a Function's device. The error is an [fs.ErrNotExist] only if the
+// kernel shows other devices, all of which can be read, and not this one.
+func (i *Inventory) find(id function.ID) (sysfs.Dir, error) {
+	root := sysfs.Root(i.options.SysRoot)
 	if _, isSF := id.SFNum(); !isSF {
-		if dir := root.PCI(id.Address); dir.Exists() {
-			return dir, nil
-		}
-		return "", fs.ErrNotExist
+		return root.PCI(id.Address), i.errIfGone(root.PCI(id.Address))
 	}
 
 	sfs, err := subfunctions(root)
@@ -278,13 +285,30 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 		return "", err
 	}
 
+	var unknown error
 	for _, sf := range sfs {
-		if sf.err == nil && sf.id == id {
+		switch {
+		case sf.err == nil && sf.id == id:
 			return sf.dir, nil
+		case !errors.Is(sf.err, fs.ErrNotExist): // that one was just being removed
+			unknown = cmp.Or(unknown, sf.err)
 		}
 	}
+	if unknown != nil {
+		return "", fmt.Errorf("an SF that may be this one: %w", unknown)
+	}
 
-	return "", fs.ErrNotExist
+	return "", i.errIfGone(root.Auxiliary("none"))
+}
+
+// errIfGone returns an [fs.ErrNotExist] if the kernel has no such device, and another error if that is
+// not known.
+func (i *Inventory) errIfGone(device sysfs.Dir) error {
+	gone, err := sysfs.Root(i.options.SysRoot).Gone(device)
+	if gone {
+		return fs.ErrNotExist
+	}
+	return err
 }
 
 // sources has the kernel's events that a change of Functions causes.

@@ -393,7 +393,9 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 }
 
 func TestNetdevOfWhatIsNotThere(t *testing.T) {
-	i := inventory.New(inventory.Options{SysRoot: t.TempDir(), Log: logr.Discard()})
+	root := t.TempDir()
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "bus/pci/devices/0000:00:00.0"), 0o755))
+	i := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()})
 	for _, id := range []function.ID{{Address: firstPF}, function.SubfunctionID(firstPF, 1)} {
 		_, err := i.Netdev(id)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), id.String()) {
@@ -631,6 +633,7 @@ func large(b *testing.B) string {
 func TestDriver(t *testing.T) {
 	root := t.TempDir()
 	device := filepath.Join(root, "bus/pci/devices", string(firstVF))
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "bus/pci/devices/0000:00:00.0"), 0o755))
 	i := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()})
 	if _, err := i.Driver(function.ID{Address: firstVF}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a device that is gone: %v, want an ErrNotExist", err)

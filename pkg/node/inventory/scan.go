@@ -126,7 +126,11 @@ func newScanner(options Options) *scanner {
 // means that nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
-	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
+	bus := s.sysfs.Dir(sysfs.PCIDevices)
+	entries, exists, err := bus.Names()
+	if err == nil && !exists && len(s.known) > 0 {
+		err = fmt.Errorf("%s: the bus had %d devices and is not there any more", bus, len(s.known))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -251,14 +251,14 @@ func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error
 func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	name, err := m.netdevs.Netdev(a.Function)
 	hardware := a.Before.Identity.IsHardware()
+	ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
 	switch {
 	case errors.Is(notFound, netdev.ErrGone):
-		ended := err != nil && !m.reboundNow(a)
-		return ended || !hardware || m.ages.of(a, sinceStopped) >= m.options.GoneAfter
+		return ended && !m.reboundNow(a) || !hardware ||
+			m.ages.of(a, sinceStopped) >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
 		// The pod's namespace exists. But a netdev ends with its device or its driver, and a
 		// Function has only one netdev at a time.
-		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
 		return name != "" || ended && hardware
 	}
 

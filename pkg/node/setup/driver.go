@@ -222,8 +222,11 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 // third driver keeps that driver.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	d, o := p.device(a.Function), a.Setup
-	if o.Own == o.Driver || !d.Exists() {
+	if o.Own == o.Driver {
 		return nil
+	}
+	if gone, err := sysfs.Root(p.SysRoot).Gone(d); gone || err != nil {
+		return err
 	}
 
 	current, err := p.unbind(ctx, d, o.Driver)

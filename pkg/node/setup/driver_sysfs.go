@@ -23,8 +23,10 @@ import (
 // driverOf returns the name of the driver that is bound to a device, or "" if none is.
 func driverOf(d sysfs.Dir) (string, error) {
 	driver, err := d.Link("driver")
-	if driver == "" && err == nil && !d.Exists() {
-		err = fmt.Errorf("is gone from this node: %w", fs.ErrNotExist)
+	if driver == "" && err == nil {
+		if _, err = os.Lstat(string(d)); errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("is gone from this node: %w", fs.ErrNotExist)
+		}
 	}
 	return driver, err
 }
