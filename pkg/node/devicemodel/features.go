@@ -36,16 +36,14 @@ type Features struct {
 // AllFeatures returns the features of a cluster that drops nothing.
 func AllFeatures() Features {
 	f := DefaultFeatures()
-	f.Lists = true
+	f.Lists, f.EffectNone = true, true
 	return f
 }
 
-// DefaultFeatures returns the features that a cluster has by default, from Kubernetes 1.36 on.
+// DefaultFeatures returns the features that a cluster has by default, from Kubernetes 1.36 on, if it
+// does not tell. It lacks Lists and EffectNone, which must be seen stored.
 func DefaultFeatures() Features {
-	return Features{
-		Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true,
-		EffectNone: true,
-	}
+	return Features{Taints: true, BindingConditions: true, Counters: true, SharedCapacity: true}
 }
 
 // Missing returns the sorted names of the feature gates that are off, or that cannot be used, of

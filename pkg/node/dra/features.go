@@ -85,7 +85,8 @@ func (f *Features) Run(ctx context.Context) error {
 }
 
 // check asks the cluster and stores the answer. An API server that refuses the question is assumed
-// to have the features that new ones have by default.
+// to have the features that new ones have by default, and not those of which a slice is refused or
+// read wrongly where they are missing: lists and the effect None.
 func (f *Features) check(ctx context.Context) error {
 	features, err := f.ask(ctx)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
@@ -217,10 +218,11 @@ func (f *Features) takesNone(ctx context.Context) (bool, error) {
 			{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNone},
 		},
 	})
-	if apierrors.IsInvalid(err) {
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
 		return false, nil
 	}
-	return err == nil && len(kept.Taints) > 0, err
+	return err == nil && len(kept.Taints) == 1 &&
+		kept.Taints[0].Effect == resourceapi.DeviceTaintEffectNone, err
 }
 
 // version returns the version of the API server, "" if it may not be read.
