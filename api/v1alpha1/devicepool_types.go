@@ -464,10 +464,17 @@ type DevicePoolSpec struct {
 	// +optional
 	LinkDown LinkDownEffect `json:"linkDown,omitempty"`
 
-	// EvictLostAfter has Kubernetes delete pods that do not get back a Function that they lost: its
-	// device has been gone for this time, or a program in the pod had it by vfio. The taint lost gets
-	// the effect NoExecute then, which disregards PodDisruptionBudgets. The time is counted anew when
-	// the node's agent starts. It is at least 1m. Absent means that such pods are never deleted.
+	// EvictLostAfter has Kubernetes delete pods that lost a Function whose PCI device is gone. The
+	// node's agent must have seen without interruption, for this time, that the kernel does not have
+	// the device; for an SF, the device of its PF. Pods keep waiting for a device that is there, and
+	// for one that went before the agent started. A pod whose bond has another port is kept too.
+	// Absent means that no such pods are deleted. The time is at least 1m.
+	//
+	// The taint xpu.opiproject.org/lost gets the effect NoExecute then, which disregards
+	// PodDisruptionBudgets. Kubernetes deletes all pods whose claims have the device, also those that
+	// only watch it with adminAccess. A request keeps its pods with a toleration of the key
+	// xpu.opiproject.org/lost, with operator Exists and effect NoExecute. The effect must be named,
+	// because Kubernetes evicts in spite of a toleration without an effect.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be at least 1m, as a card may reset"
 	EvictLostAfter *metav1.Duration `json:"evictLostAfter,omitempty"`

@@ -99,11 +99,8 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 		Node: config.NodeName, Pools: c.pools.Pools, Health: c.checker,
 		Ahead: c.api.ProvisionedAhead, Features: c.features.Current,
 		Losses: &dra.Losses{
-			Journal: c.env.journal, LostFor: owners.lifecycle.LostFor,
-			Exists: func(id function.ID) bool {
-				_, exists := hardware.inventory.Get(id)
-				return exists
-			},
+			Node: config.NodeName, Journal: c.env.journal,
+			MissingFor: hardware.inventory.MissingFor,
 		},
 		Publish: c.slices.PublishResources, Metrics: c.api.metrics, Log: log.WithName("publish"),
 	}

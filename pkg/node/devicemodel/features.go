@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Features are the features of ResourceSlices that a cluster supports. An API server silently drops
@@ -192,6 +193,21 @@ func limit(pool resourceslice.Pool) (most int64, limited bool) {
 func isPF(d resourceapi.Device) bool {
 	kind := d.Attributes["kind"].StringValue
 	return kind != nil && *kind == string(function.PF)
+}
+
+// Lost returns the device of a Function that is gone, by which Kubernetes deletes the Function's pod.
+// It consumes no counters, because the counters of a pool are of the Functions that exist. kept is
+// false if the cluster drops taints, because new pods would get the device.
+func (f Features) Lost(p pool.Pool, lost function.Function) (d resourceapi.Device, kept bool) {
+	if !f.Taints {
+		return resourceapi.Device{}, false
+	}
+	return f.reduce(resourceapi.Device{
+		Name: lost.ID.DeviceName(), Attributes: Attributes(p, lost),
+		Taints: []resourceapi.DeviceTaint{
+			{Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute},
+		},
+	}), true
 }
 
 // withoutNone returns a device without the taints that only inform, if the cluster does not take

@@ -9,146 +9,155 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Losses has Kubernetes delete the pods that lost a Function for good, by the effect NoExecute of
-// the taint lost, if the DevicePool says so (spec.evictLostAfter).
+// Losses has Kubernetes delete the pods that lost a Function, by the effect NoExecute of the taint
+// lost, if the DevicePool says so (spec.evictLostAfter).
+//
+// An eviction needs proof: this process has seen without interruption, for the time that the
+// DevicePool says, that the kernel does not have the PCI device. For an SF this is the device of the
+// PF, on which the SF is made again. A pod of a device that is there waits, because what it misses,
+// such as the Port, may come back, and so does a pod of which anything is unknown.
 //
 // Kubernetes deletes pods only because of devices that are in a ResourceSlice. So a device that is
-// gone is published again, as it was, until its pod is gone.
+// gone is published again, until its pod is gone. A process that never published the device does
+// not know its attributes, and publishes nothing: a selector that misses an attribute ends the
+// scheduling of every pod that it is asked for. All fields must be set.
 type Losses struct {
+	// Node is the name of this node.
+	Node    string
 	Journal *journal.Journal
-	// LostFor returns for how long it has been known that a pod lost the Function.
-	LostFor func(function.ID) (known time.Duration, lost bool)
-	// Exists reports whether the kernel has the Function.
-	Exists func(function.ID) bool
+	// MissingFor returns for how long this process has seen without interruption that the kernel
+	// does not have the PCI device. missing is false if that is not known.
+	MissingFor func(pci.Address) (known time.Duration, missing bool)
 
-	// devices are the last devices of the Functions that claims have.
-	devices map[deviceName]resourceapi.Device
+	// held has the Functions that claims have, as they were when pods had them.
+	held map[deviceName]function.Function
 }
 
 // deviceName is a name in the results of allocations.
 type deviceName struct{ pool, device string }
 
-// mark adds the effect to the devices of Functions that are lost for good. It returns after which
-// time the next one will be, 0 if there is none.
+// mark adds the devices whose pods are to be deleted. The resources must have been reduced to the
+// features already. mark returns after which time the next pod will be deleted, 0 if none will.
 func (l *Losses) mark(
-	resources resourceslice.DriverResources, pools []pool.Pool,
+	resources resourceslice.DriverResources, pools []pool.Pool, features devicemodel.Features,
 ) (next time.Duration) {
 	if l == nil {
 		return 0
 	}
 
-	held := map[deviceName]resourceapi.Device{}
+	before, offered := l.held, l.offered(pools)
+	l.held = map[deviceName]function.Function{}
 	for _, a := range l.Journal.All() {
-		name := deviceName{a.Claim.Pool, a.Claim.Device}
-		if name.device == "" || a.Claim.Share != "" {
+		p, applies := l.poolOf(a, pools)
+		if !applies {
 			continue
 		}
 
-		slice, i := locate(resources, name)
-		device, known := l.devices[name]
-		if slice != nil {
-			device, known = slice.Devices[i], true
+		name := deviceName{a.Claim.Pool, a.Claim.Device}
+		f, known := before[name]
+		if now, exists := offered[name]; exists && a.State == journal.Attached {
+			if !known || complete(p, now, f) {
+				f, known = now, true
+			}
 		}
 		if known {
-			held[name] = device
-		} else {
-			device = unseen(a)
+			l.held[name] = f
 		}
 
-		wait, evicts := l.evicts(a, pools)
+		wait, evicts := l.evicts(a, p)
 		switch {
-		case !evicts:
+		case !known || !evicts || has(resources, name):
 		case wait > 0:
 			if next == 0 || wait < next {
 				next = wait
 			}
-		case slice != nil:
-			slice.Devices[i] = evicting(device)
 		default:
-			add(resources, name.pool, evicting(device))
+			if device, kept := features.Lost(p, f); kept {
+				add(resources, name.pool, device)
+			}
 		}
 	}
 
-	l.devices = held
 	return next
 }
 
-// evicts reports whether the pod of a Function is to be deleted, and in which time. A pod waits for
-// a Function that exists, because what is missing for it to come back may only be silent.
-func (l *Losses) evicts(a journal.Attachment, pools []pool.Pool) (wait time.Duration, evicts bool) {
-	known, lost := l.LostFor(a.Function)
-	if !lost || !a.Interface.Userspace && l.Exists(a.Function) {
-		return 0, false
+// poolOf returns the pool of a claim's Function, if its pods may be deleted.
+func (l *Losses) poolOf(a journal.Attachment, pools []pool.Pool) (p pool.Pool, applies bool) {
+	if a.Claim.Device == "" || a.Claim.Share != "" {
+		return pool.Pool{}, false
 	}
 
 	id, err := claim.ParsePoolID(a.Claim.Pool)
 	i := slices.IndexFunc(pools, func(p pool.Pool) bool { return p.Name == id.DevicePool })
-	if err != nil || i < 0 || pools[i].Spec.EvictLostAfter == nil ||
-		devicemodel.Shared(pools[i].Spec) {
+	if err != nil || id.Node != l.Node || i < 0 {
+		return pool.Pool{}, false
+	}
+	return pools[i], pools[i].Spec.EvictLostAfter != nil && !devicemodel.Shared(pools[i].Spec)
+}
+
+// offered returns the Functions of the node that are devices of pools whose pods may be deleted.
+func (l *Losses) offered(pools []pool.Pool) map[deviceName]function.Function {
+	found := map[deviceName]function.Function{}
+	for _, p := range pools {
+		if p.Spec.EvictLostAfter == nil {
+			continue
+		}
+		for _, f := range devicemodel.Devices(p) {
+			id := claim.PoolID{Node: l.Node, PF: f.PF, DevicePool: p.Name}
+			found[deviceName{id.String(), f.ID.DeviceName()}] = f
+		}
+	}
+	return found
+}
+
+// complete reports whether a Function has no fewer attributes than before. A card that goes may show
+// fewer at its end.
+func complete(p pool.Pool, now, before function.Function) bool {
+	return len(devicemodel.Attributes(p, now)) >= len(devicemodel.Attributes(p, before))
+}
+
+// evicts reports whether the pod of a Function is to be deleted, and in which time.
+func (l *Losses) evicts(a journal.Attachment, p pool.Pool) (wait time.Duration, evicts bool) {
+	if a.State != journal.Lost || l.bonded(a) {
 		return 0, false
 	}
 
-	return max(0, pools[i].Spec.EvictLostAfter.Duration-known), true
+	// An SF has the address of its PF.
+	known, missing := l.MissingFor(a.Function.Address)
+	return max(0, p.Spec.EvictLostAfter.Duration-known), missing
 }
 
-// locate returns the slice that has a device, and the device's index; nil if no slice has it.
-func locate(
-	resources resourceslice.DriverResources, name deviceName,
-) (slice *resourceslice.Slice, index int) {
-	inPool := resources.Pools[name.pool].Slices
-	for s := range inPool {
-		for i, d := range inPool[s].Devices {
-			if d.Name == name.device {
-				return &inPool[s], i
-			}
-		}
-	}
-	return nil, 0
+// bonded reports whether the pod's bond has another port, by which it may work.
+func (l *Losses) bonded(a journal.Attachment) bool {
+	return a.Interface.Bond != nil &&
+		slices.ContainsFunc(l.Journal.All(), func(other journal.Attachment) bool {
+			return other.Function != a.Function && other.Sandbox == a.Sandbox &&
+				other.Interface.Bond != nil &&
+				other.Interface.Bond.Name == a.Interface.Bond.Name &&
+				other.State != journal.Lost
+		})
 }
 
-// unseen returns the device of a Function that was gone before this process published it, with what
-// the journal knows of it.
-func unseen(a journal.Attachment) resourceapi.Device {
-	kind := function.VF
-	switch _, isSF := a.Function.SFNum(); {
-	case isSF:
-		kind = function.SF
-	case a.PF == a.Function.Address:
-		kind = function.PF
-	}
-	id, _ := claim.ParsePoolID(a.Claim.Pool) // evicts has parsed it
-	f := function.Function{
-		ID: a.Function, PF: a.PF, PFName: a.PFName, Kind: kind, Index: a.VFIndex, NUMANode: -1,
-		RDMAUnknown: true,
-	}
-	return resourceapi.Device{
-		Name: a.Claim.Device, Attributes: devicemodel.Attributes(pool.Pool{Name: id.DevicePool}, f),
-	}
+// has reports whether a device is published.
+func has(resources resourceslice.DriverResources, name deviceName) bool {
+	return slices.ContainsFunc(resources.Pools[name.pool].Slices,
+		func(s resourceslice.Slice) bool {
+			return slices.ContainsFunc(s.Devices, func(d resourceapi.Device) bool {
+				return d.Name == name.device
+			})
+		})
 }
 
-// evicting returns a device whose taint lost has the effect NoExecute.
-func evicting(d resourceapi.Device) resourceapi.Device {
-	d.Taints = slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool {
-		return t.Key == v1alpha1.TaintLost
-	})
-	d.Taints = append(d.Taints, resourceapi.DeviceTaint{
-		Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute,
-	})
-	return d
-}
-
-// add adds a device to a pool, which may be gone with its card. It consumes no counters, because the
-// counters of the pool are of the Functions that exist.
+// add adds a device to a pool, which may be gone with its card.
 func add(resources resourceslice.DriverResources, name string, d resourceapi.Device) {
-	d.ConsumesCounters = nil
 	p := resources.Pools[name]
 	i := slices.IndexFunc(p.Slices, func(s resourceslice.Slice) bool {
 		return len(s.SharedCounters) == 0 &&

@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controlplane"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -37,11 +38,12 @@ const evictingPool = "node1/0000-3b-00-0/fast"
 // second VF.
 type losing struct {
 	pools
-	written writes
-	journal *journal.Journal
-	record  journal.Attachment
-	exists  bool
-	lostAt  time.Time
+	written  writes
+	features devicemodel.Features
+	journal  *journal.Journal
+	record   journal.Attachment
+	// since is when the device went; zero while it is there, or while that is not known.
+	since   time.Time
 	changes chan struct{}
 }
 
@@ -49,35 +51,46 @@ func newLosing(t *testing.T) *losing {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
 	vf := pooltest.VF(0x3b, 1)
-	l := &losing{journal: j, exists: true, changes: make(chan struct{}, 1),
+	l := &losing{journal: j, features: devicemodel.AllFeatures(), changes: make(chan struct{}, 1),
 		record: journal.Attachment{
-			Function: vf.ID, PF: vf.PF, PFName: vf.PFName, VFIndex: 1, State: journal.Lost,
+			Function: vf.ID, PF: vf.PF, PFName: vf.PFName, VFIndex: 1, State: journal.Attached,
 			Claim: journal.Claim{Namespace: "default", Name: "nic", UID: "uid", Request: "nic",
 				Pool: evictingPool, Device: vf.ID.DeviceName()},
 			Pod:     journal.Pod{Namespace: "default", Name: "p", UID: "pod-uid"},
 			Sandbox: "sandbox", BootID: "boot", Place: netdev.Place{NetNS: "/run/netns/p"},
 			Before: &netdev.Snapshot{}, Observed: &netdev.Observed{},
 			Interface: function.Interface{Name: "net1"}, ReservedAt: time.Now(),
-			AttachedAt: time.Now(), LostAt: time.Now(),
+			AttachedAt: time.Now(),
 		}}
+	must.Succeed(t, j.Put(l.record))
 	l.has(pooltest.VF(0x3b, 0), vf)
 	return l
 }
 
 // has sets the Functions of the pool.
-func (l *losing) has(functions ...function.Function) {
+func (l *losing) has(functions ...function.Function) { l.hasWith(nil, functions...) }
+
+// hasWith is has for a pool whose spec is changed.
+func (l *losing) hasWith(change func(*v1alpha1.DevicePoolSpec), functions ...function.Function) {
 	p := pooltest.DRA("fast", functions...)
 	p.Spec.EvictLostAfter = &metav1.Duration{Duration: 2 * time.Minute}
+	p.Spec.Attributes = []v1alpha1.PoolAttribute{{Name: "rail", String: new("r1")}}
+	if change != nil {
+		change(&p.Spec)
+	}
 	l.set(p)
 }
 
-func (l *losing) lostFor(function.ID) (time.Duration, bool) {
-	return time.Since(l.lostAt), !l.lostAt.IsZero()
+func (l *losing) missingFor(address pci.Address) (time.Duration, bool) {
+	if l.since.IsZero() || address != l.record.Function.Address {
+		return 0, false
+	}
+	return time.Since(l.since), true
 }
 
 // lose has the pod lose its Function, whose device is gone.
 func (l *losing) lose(t *testing.T) {
-	l.exists, l.lostAt = false, time.Now()
+	l.since, l.record.State, l.record.LostAt = time.Now(), journal.Lost, time.Now()
 	must.Succeed(t, l.journal.Put(l.record))
 	l.has(pooltest.VF(0x3b, 0))
 	l.changes <- struct{}{}
@@ -87,10 +100,10 @@ func (l *losing) publisher(
 	t *testing.T, publish func(context.Context, resourceslice.DriverResources) error,
 ) *Publisher {
 	return &Publisher{
-		Node: "node1", Pools: l.Pools, Health: noProblems(), Features: allFeatures,
-		Losses: &Losses{Journal: l.journal, LostFor: l.lostFor,
-			Exists: func(function.ID) bool { return l.exists }},
-		Publish: publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+		Node: "node1", Pools: l.Pools, Health: noProblems(),
+		Features: func() (devicemodel.Features, bool) { return l.features, true },
+		Losses:   &Losses{Node: "node1", Journal: l.journal, MissingFor: l.missingFor},
+		Publish:  publish, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
 	}
 }
 
@@ -106,35 +119,68 @@ func (l *losing) devices() map[string][]resourceapi.DeviceTaint {
 	return found
 }
 
-// TestEvict: the pod of a Function that is gone for good is evicted after the time that the pool
-// says, and not before. The device is published until its record is gone.
+// TestEvict: the pod of a Function whose device has been missing is evicted after the time that the
+// pool says, and not before. The device is published until its record is gone. Everything else
+// waits.
 func TestEvict(t *testing.T) {
 	noExecute := []resourceapi.DeviceTaint{
 		{Key: v1alpha1.TaintLost, Effect: resourceapi.DeviceTaintEffectNoExecute},
 	}
 	kept := map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil}
 	evicted := map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil, "0000-3b-00-3": noExecute}
+	back := map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil, "0000-3b-00-3": nil}
+	first := pooltest.VF(0x3b, 0)
+
 	for name, test := range map[string]struct {
-		change func(*losing)
+		change func(*testing.T, *losing)
 		want   map[string][]resourceapi.DeviceTaint
 	}{
-		"gone": {func(*losing) {}, evicted},
-		"the card is gone": {func(l *losing) { l.has() },
+		"gone": {func(*testing.T, *losing) {}, evicted},
+		"the card is gone": {func(_ *testing.T, l *losing) { l.has() },
 			map[string][]resourceapi.DeviceTaint{"0000-3b-00-3": noExecute}},
-		"back, and something else is missing": {func(l *losing) {
-			l.exists = true
-			l.has(pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
-		}, map[string][]resourceapi.DeviceTaint{"0000-3b-00-2": nil, "0000-3b-00-3": nil}},
-		"back, but a program had it": {func(l *losing) {
-			l.exists, l.record.Interface.Userspace = true, true
-			l.record.Place = netdev.Place{}
-			must.Succeed(t, l.journal.Put(l.record))
-			l.has(pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
-		}, evicted},
-		"a pool that evicts nobody": {func(l *losing) {
-			l.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
+		"back, and something else is missing": {func(_ *testing.T, l *losing) {
+			l.since = time.Time{}
+			l.has(first, pooltest.VF(0x3b, 1))
+		}, back},
+		"back, but the inventory does not list it": {func(_ *testing.T, l *losing) {
+			l.since = time.Time{}
 		}, kept},
-		"released": {func(l *losing) { must.Succeed(t, l.journal.Delete(l.record.Function)) }, kept},
+		"gone once more since": {func(_ *testing.T, l *losing) {
+			l.since = l.since.Add(30 * time.Second)
+		}, kept},
+		"a program had it": {func(t *testing.T, l *losing) {
+			l.record.Interface.Userspace, l.record.Place = true, netdev.Place{}
+			must.Succeed(t, l.journal.Put(l.record))
+		}, evicted},
+		"a program had it, and it is there": {func(t *testing.T, l *losing) {
+			l.record.Interface.Userspace, l.record.Place = true, netdev.Place{}
+			l.since = time.Time{}
+			must.Succeed(t, l.journal.Put(l.record))
+			l.has(first, pooltest.VF(0x3b, 1))
+		}, back},
+		"attached again": {func(t *testing.T, l *losing) {
+			l.record.State, l.record.LostAt = journal.Attached, time.Time{}
+			must.Succeed(t, l.journal.Put(l.record))
+		}, kept},
+		"another port of the bond": {func(t *testing.T, l *losing) { l.bond(t, journal.Attached) },
+			kept},
+		"the bond has lost both ports": {func(t *testing.T, l *losing) { l.bond(t, journal.Lost) },
+			evicted},
+		"without counters": {func(_ *testing.T, l *losing) {
+			l.features.Counters = false
+			l.hasWith(func(s *v1alpha1.DevicePoolSpec) { s.MaxAllocated = new(int32(1)) }, first)
+		}, evicted},
+		"without taints": {func(_ *testing.T, l *losing) { l.features.Taints = false }, kept},
+		"a pool that evicts nobody": {func(_ *testing.T, l *losing) {
+			l.set(pooltest.DRA("fast", first))
+		}, kept},
+		"released": {func(t *testing.T, l *losing) {
+			must.Succeed(t, l.journal.Delete(l.record.Function))
+		}, kept},
+		"another node's pool": {func(t *testing.T, l *losing) {
+			l.record.Claim.Pool = "node2/0000-3b-00-0/fast"
+			must.Succeed(t, l.journal.Put(l.record))
+		}, kept},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -148,7 +194,7 @@ func TestEvict(t *testing.T) {
 
 				l.lose(t)
 				time.Sleep(debounce)
-				test.change(l)
+				test.change(t, l)
 				l.changes <- struct{}{}
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -161,6 +207,11 @@ func TestEvict(t *testing.T) {
 				if diff := gocmp.Diff(test.want, l.devices()); diff != "" {
 					t.Errorf("after two minutes -want +got:\n%s", diff)
 				}
+				for name := range l.written.all[len(l.written.all)-1].Pools {
+					if name != evictingPool {
+						t.Errorf("pool %s is published", name)
+					}
+				}
 
 				stop()
 				must.Succeed(t, <-done)
@@ -170,38 +221,65 @@ func TestEvict(t *testing.T) {
 	}
 }
 
+// bond makes the Function a port of a bond of the pod, whose other port is in the state.
+func (l *losing) bond(t *testing.T, other journal.State) {
+	bond := &function.Bond{Name: "bond0", Mode: function.BondActiveBackup, MIIMon: 100}
+	l.record.Interface.Bond = bond
+	must.Succeed(t, l.journal.Put(l.record))
+	second := l.record
+	second.Function, second.PF = pooltest.VF(0x86, 0).ID, pooltest.VF(0x86, 0).PF
+	second.Claim.Pool, second.Claim.Device = "", ""
+	second.State, second.Interface.Name = other, "net2"
+	if other != journal.Lost {
+		second.LostAt = time.Time{}
+	}
+	must.Succeed(t, l.journal.Put(second))
+}
+
 // TestEvictKeepsAttributes: selectors that match the other devices of the pool find the same
-// attributes at a device that is gone. If the agent started after that, it has what the journal
-// knows.
+// attributes at a device that is gone, also those that the pool got meanwhile, and those that the
+// card did not show any more at its end. An agent that never published the device does not know
+// them: it publishes nothing, because the error of a selector ends the scheduling of pods.
 func TestEvictKeepsAttributes(t *testing.T) {
 	l := newLosing(t)
-	must.Succeed(t, l.journal.Put(l.record))
-	losses := l.publisher(t, nil).Losses
-	pools, _ := l.Pools()
-	before := devicemodel.Resources("node1", pools, noProblems().Problems, nil)
-	losses.mark(before, pools)
-	l.exists, l.lostAt = false, time.Now().Add(-time.Hour)
-	l.has(pooltest.VF(0x3b, 0))
+	all := devicemodel.AllFeatures()
+	resources := func() resourceslice.DriverResources {
+		pools, _ := l.Pools()
+		return devicemodel.Resources("node1", pools, noProblems().Problems, nil)
+	}
+	mark := func(losses *Losses) resourceslice.DriverResources {
+		pools, _ := l.Pools()
+		out := resources()
+		losses.mark(out, pools, all)
+		return out
+	}
 
-	for _, agent := range []*Losses{losses, l.publisher(t, nil).Losses} {
-		pools, _ = l.Pools()
-		after := devicemodel.Resources("node1", pools, noProblems().Problems, nil)
-		agent.mark(after, pools)
-		want := before.Pools[evictingPool].Slices[0].Devices[1].Attributes
-		got := after.Pools[evictingPool].Slices[0].Devices[1].Attributes
-		if agent != losses { // it never saw the Function
-			for _, known := range []resourceapi.QualifiedName{
-				"kind", "pool", "pf", "pfName", "index", "resource.kubernetes.io/pciBusID",
-			} {
-				if diff := gocmp.Diff(want[known], got[known]); diff != "" {
-					t.Errorf("%s of an agent that is new -want +got:\n%s", known, diff)
-				}
-			}
-			continue
-		}
-		if diff := gocmp.Diff(want, got); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
-		}
+	losses := l.publisher(t, nil).Losses
+	mark(losses)
+	ending := pooltest.VF(0x3b, 1)
+	ending.PFName, ending.PCIeRoot, ending.NUMANode = "", "", -1
+	l.has(pooltest.VF(0x3b, 0), ending)
+	mark(losses)
+	l.lose(t)
+	l.since = time.Now().Add(-time.Hour)
+	another := func(s *v1alpha1.DevicePoolSpec) {
+		s.Attributes = append(s.Attributes, v1alpha1.PoolAttribute{Name: "fabric", String: new("f")})
+	}
+	l.hasWith(another, pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
+	want := resources().Pools[evictingPool].Slices[0].Devices[1].Attributes
+	l.hasWith(another, pooltest.VF(0x3b, 0))
+
+	devices := mark(losses).Pools[evictingPool].Slices[0].Devices
+	if len(devices) != 2 {
+		t.Fatalf("%d devices, want the one that is gone too", len(devices))
+	}
+	if diff := gocmp.Diff(want, devices[1].Attributes); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	fresh := mark(l.publisher(t, nil).Losses).Pools[evictingPool].Slices[0].Devices
+	if len(fresh) != 1 {
+		t.Errorf("%d devices of an agent that never published the one that is gone", len(fresh))
 	}
 }
 
@@ -233,7 +311,7 @@ func TestKubernetesEvicts(t *testing.T) {
 		t.Fatalf("the pod of a Function that may come back: %v, %v", p.DeletionTimestamp, err)
 	}
 
-	l.lostAt = time.Now().Add(-time.Hour)
+	l.since = time.Now().Add(-time.Hour)
 	l.changes <- struct{}{}
 	must.EventuallySucceed(t, "the pod is deleted", func() error {
 		p, err := pods.Get(t.Context(), "p", metav1.GetOptions{})

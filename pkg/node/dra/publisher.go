@@ -43,7 +43,7 @@ type Publisher struct {
 	Ahead func(f function.ID, network string) bool
 	// Features returns the features of the cluster. known is false until the cluster was asked.
 	Features func() (features devicemodel.Features, known bool)
-	// Losses marks the devices of Functions that are lost for good. It may be nil.
+	// Losses adds the devices of Functions whose pods are to be deleted. It may be nil.
 	Losses *Losses
 	// Publish writes the ResourceSlices; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
@@ -85,9 +85,9 @@ func (p *Publisher) publish(ctx context.Context) (again time.Duration, err error
 		return 0, nil
 	}
 
-	all := devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead)
-	again = p.Losses.mark(all, pools)
-	next := features.Reduce(all)
+	next := features.Reduce(
+		devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead))
+	again = p.Losses.mark(next, pools, features)
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return again, nil
 	}

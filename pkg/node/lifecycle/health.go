@@ -87,13 +87,3 @@ func (m *Manager) Lost(id function.ID) string {
 	return lost + ": it gets it back when the device and its Port are there; the log of this " +
 		"node's xpu-agent says what is missing"
 }
-
-// LostFor returns how long this process has known that a pod lost the Function and does not have it
-// back. lost is false for all others, and for a Function that is on its way back.
-func (m *Manager) LostFor(id function.ID) (known time.Duration, lost bool) {
-	a, _ := m.journal.Get(id)
-	if a.State != journal.Lost {
-		return 0, false
-	}
-	return m.ages.of(a, sinceLost), true
-}
