@@ -283,14 +283,30 @@ func TestEvictKeepsAttributes(t *testing.T) {
 	}
 }
 
-// TestKubernetesEvicts: Kubernetes deletes the pod of a Function that is gone for good.
+// TestKubernetesEvicts: Kubernetes deletes the pod of a Function that is gone for good. It also deletes
+// pods whose claims only watch the device, unless they tolerate the taint with its effect.
 func TestKubernetesEvicts(t *testing.T) {
 	assets := needs.Kubernetes(t)
 	cluster, err := controlplane.Start(t.Context(), assets, t.TempDir())
 	must.Succeed(t, err)
 	clientset, err := kubernetes.NewForConfig(cluster.Config)
 	must.Succeed(t, err)
-	makePodOfLoser(t, clientset)
+	_, err = clientset.CoreV1().Nodes().Create(t.Context(),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	namespace, err := clientset.CoreV1().Namespaces().Get(t.Context(), "default",
+		metav1.GetOptions{})
+	must.Succeed(t, err)
+	namespace.Labels[resourceapi.DRAAdminNamespaceLabelKey] = "true"
+	_, err = clientset.CoreV1().Namespaces().Update(t.Context(), namespace,
+		metav1.UpdateOptions{})
+	must.Succeed(t, err)
+	makePodOfLoser(t, clientset, "p", nil)
+	makePodOfLoser(t, clientset, "watches", func(r *resourceapi.ExactDeviceRequest) {
+		r.AdminAccess = new(true)
+	})
+	makePodOfLoser(t, clientset, "no-effect", tolerates(""))
+	makePodOfLoser(t, clientset, "tolerates", tolerates(resourceapi.DeviceTaintEffectNoExecute))
 
 	l := newLosing(t)
 	writer := &SliceWriter{Client: clientset, Node: "node1",
@@ -313,27 +329,47 @@ func TestKubernetesEvicts(t *testing.T) {
 
 	l.since = time.Now().Add(-time.Hour)
 	l.changes <- struct{}{}
-	must.EventuallySucceed(t, "the pod is deleted", func() error {
-		p, err := pods.Get(t.Context(), "p", metav1.GetOptions{})
-		if err == nil && p.DeletionTimestamp.IsZero() {
-			return errors.New("not yet")
-		}
-		return err
-	})
+	for _, name := range []string{"p", "watches", "no-effect"} {
+		must.EventuallySucceed(t, "pod "+name+" is deleted", func() error {
+			p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+			if err == nil && p.DeletionTimestamp.IsZero() {
+				return errors.New("not yet")
+			}
+			return err
+		})
+	}
+	if p, err := pods.Get(t.Context(), "tolerates", metav1.GetOptions{}); err != nil ||
+		!p.DeletionTimestamp.IsZero() {
+		t.Errorf("the pod that tolerates it: %v, %v", p.DeletionTimestamp, err)
+	}
 }
 
-// makePodOfLoser creates a pod on the node, with the claim that has the pool's second VF.
-func makePodOfLoser(t *testing.T, clientset kubernetes.Interface) {
+// tolerates makes a request watch the device and tolerate the taint lost with the effect.
+func tolerates(effect resourceapi.DeviceTaintEffect) func(*resourceapi.ExactDeviceRequest) {
+	return func(r *resourceapi.ExactDeviceRequest) {
+		r.AdminAccess = new(true)
+		r.Tolerations = []resourceapi.DeviceToleration{{Key: v1alpha1.TaintLost,
+			Operator: resourceapi.DeviceTolerationOpExists, Effect: effect}}
+	}
+}
+
+// makePodOfLoser creates a pod on the node, with a claim of the same name that has the pool's second
+// VF.
+func makePodOfLoser(
+	t *testing.T, clientset kubernetes.Interface, name string,
+	change func(*resourceapi.ExactDeviceRequest),
+) {
 	t.Helper()
 	ctx, create := t.Context(), metav1.CreateOptions{}
-	_, err := clientset.CoreV1().Nodes().Create(ctx,
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}, create)
-	must.Succeed(t, err)
+	request := &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}
+	if change != nil {
+		change(request)
+	}
 	pod, err := clientset.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeName:       "node1",
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "nic", ResourceClaimName: new("nic")}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "nic", ResourceClaimName: &name}},
 			Containers:     []corev1.Container{{Name: "main", Image: "pause"}},
 		},
 	}, create)
@@ -341,10 +377,9 @@ func makePodOfLoser(t *testing.T, clientset kubernetes.Interface) {
 
 	claims := clientset.ResourceV1().ResourceClaims("default")
 	c, err := claims.Create(ctx, &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "nic"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "nic",
-				Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: request}},
 		}},
 	}, create)
 	must.Succeed(t, err)
@@ -352,7 +387,8 @@ func makePodOfLoser(t *testing.T, clientset kubernetes.Interface) {
 		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{
 				Request: "nic", Driver: v1alpha1.GroupName, Pool: evictingPool,
-				Device: pooltest.VF(0x3b, 1).ID.DeviceName(),
+				Device:      pooltest.VF(0x3b, 1).ID.DeviceName(),
+				AdminAccess: request.AdminAccess, Tolerations: request.Tolerations,
 			}},
 		}},
 		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
