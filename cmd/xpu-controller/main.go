@@ -143,10 +143,15 @@ carries them from one to the other.`,
 	f.DurationVar(&o.controller.GangTimeout, "gang-timeout", 5*time.Minute,
 		"time from the first allocation after which the claims of a PodGroup are given back if not all "+
 			"of its Ports are up; it should be less than the scheduler's bindingTimeout, which is 10 min")
-	f.DurationVar(&o.controller.TaintRulesAfter, "device-taint-rules-after", 0,
+	taintRulesAfter := f.Duration("device-taint-rules-after", 0,
 		"role all: time that an OPI agent must have been unreachable before the devices of its xPU are "+
-			"tainted by DeviceTaintRules, which also hold while the node's agent is away; 0 makes none, "+
-			"and needs no rights for them")
+			"tainted by DeviceTaintRules, which also hold while the node's agent is away; 0s deletes the "+
+			"rules. If it is left out, rules are left alone, and no rights for them are needed")
+	c.PreRun = func(*cobra.Command, []string) {
+		if f.Changed("device-taint-rules-after") {
+			o.controller.TaintRulesAfter = taintRulesAfter
+		}
+	}
 	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second,
 		"time that an OPI agent has for one port or network before it is asked again")
 	f.DurationVar(&o.controller.ResyncPeriod, "resync-period", 3*time.Minute,
@@ -202,8 +207,8 @@ func (o *options) validate() error {
 			"--resync-period must be more than 0")
 	}
 
-	if after := o.controller.TaintRulesAfter; after < 0 ||
-		after > 0 && o.role != string(controller.RoleAll) {
+	if after := o.controller.TaintRulesAfter; after != nil && (*after < 0 ||
+		o.role != string(controller.RoleAll)) {
 		return errors.New("--device-taint-rules-after: must not be negative, and is for role all, " +
 			"whose cluster has both devices and xPUs")
 	}

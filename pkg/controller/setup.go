@@ -111,8 +111,9 @@ type Options struct {
 	// cluster reports that it is away. Default 40 s.
 	BrokerGrace time.Duration
 	// TaintRulesAfter is how long an OPI agent must have been away before a controller of RoleAll
-	// taints the devices of its XPU by DeviceTaintRules. 0 makes none, for which it needs no rights.
-	TaintRulesAfter time.Duration
+	// taints the devices of its XPU by DeviceTaintRules. 0 deletes the rules. With nil the controller
+	// leaves rules alone, and needs no rights for them.
+	TaintRulesAfter *time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is [opi.SessionOptions.CheckInterval].

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,8 +25,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// mayTaint gives the controller the rights of deploy/controller/taint-rules.yaml.
-func (c *cluster) mayTaint() {
+// mayTaint gives the controller the rights of deploy/controller/taint-rules.yaml, or only those
+// verbs.
+func (c *cluster) mayTaint(only ...string) {
 	c.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "controller", "taint-rules.yaml"))
 	must.Succeed(c, err)
@@ -33,6 +35,9 @@ func (c *cluster) mayTaint() {
 	first, _, _ := strings.Cut(string(text), "\n---\n")
 	must.Succeed(c, yaml.UnmarshalStrict([]byte(first), role))
 	role.ObjectMeta = metav1.ObjectMeta{Name: c.namespace + "-taints"}
+	if len(only) > 0 {
+		role.Rules[0].Verbs = only
+	}
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: role.ObjectMeta,
 		RoleRef: rbacv1.RoleRef{
@@ -51,14 +56,18 @@ func (c *cluster) mayTaint() {
 	})
 }
 
-// reportsPF has the node report a PF and a DevicePool.
-func (c *cluster) reportsPF(pool string) {
+// reportsPF has the node report a PF and DevicePools.
+func (c *cluster) reportsPF(pools ...string) {
 	c.Helper()
+	var reported []v1alpha1.XPUNodePool
+	for _, pool := range pools {
+		reported = append(reported, v1alpha1.XPUNodePool{Name: pool})
+	}
 	c.create(&v1alpha1.XPUNode{
 		ObjectMeta: metav1.ObjectMeta{Name: c.node},
 		Status: v1alpha1.XPUNodeStatus{
 			PFs:   []v1alpha1.XPUNodePF{{Address: string(testPF)}},
-			Pools: []v1alpha1.XPUNodePool{{Name: pool}},
+			Pools: reported,
 		},
 	})
 }
@@ -99,7 +108,7 @@ func (c *cluster) hasRules(xpu *v1alpha1.XPU, want int) (last resourceapi.Device
 // between. Rules of others stay.
 func TestTaintRules(t *testing.T) {
 	agent := opitest.Start(t)
-	tainting := func(o *Options) { o.TaintRulesAfter = 2 * time.Second }
+	tainting := func(o *Options) { o.TaintRulesAfter = new(2 * time.Second) }
 	c := newCluster(t, tainting)
 	c.mayTaint()
 	c.pool("fast", "")
@@ -176,15 +185,29 @@ func TestTaintRules(t *testing.T) {
 	c.gone(x)
 }
 
+// creates waits until the controller has tried to create a rule.
+func (c *cluster) creates() {
+	c.Helper()
+	c.eventually("the controller has tried to create a rule", func() error {
+		if made := c.writes.of("DeviceTaintRule"); !slices.Contains(made,
+			"create DeviceTaintRule") {
+			return fmt.Errorf("writes %q", made)
+		}
+		return nil
+	})
+}
+
 // TestTaintRulesWithoutRights: a controller whose role is older works on.
 func TestTaintRulesWithoutRights(t *testing.T) {
 	agent := opitest.Start(t)
-	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = time.Millisecond })
+	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = new(time.Millisecond) })
+	c.mayTaint("list")
+	c.pool("fast", "")
 	c.reportsPF("fast")
 	x := c.xpu("card-1", agent)
 	c.xpuReason(x, v1alpha1.ReasonConnected, "")
 	agent.Kill()
-	c.xpuReason(x, v1alpha1.ReasonXPUUnavailable, "")
+	c.creates()
 	must.Succeed(t, agent.Run())
 	c.xpuReason(x, v1alpha1.ReasonConnected, "")
 	if rules := c.rules(); len(rules) > 0 {
@@ -195,24 +218,75 @@ func TestTaintRulesWithoutRights(t *testing.T) {
 // TestNameOfAnothersRule: a rule of the name that the XPU's would have stays as it is.
 func TestNameOfAnothersRule(t *testing.T) {
 	agent := opitest.Start(t)
-	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = time.Millisecond })
+	c := newCluster(t, func(o *Options) { o.TaintRulesAfter = new(time.Millisecond) })
 	c.mayTaint()
+	c.pool("fast", "")
 	c.reportsPF("fast")
 	x := c.xpu("card-1", agent)
 	c.xpuReason(x, v1alpha1.ReasonConnected, "")
 	agent.Kill()
 	rule := c.hasRules(x, 1)
-	must.Succeed(t, c.Delete(context.Background(), &rule))
 	must.Succeed(t, agent.Run())
-	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	c.hasRules(x, 0)
 
 	rule.ObjectMeta = metav1.ObjectMeta{Name: rule.Name}
 	c.create(&rule)
+	c.writes.reset()
 	agent.Kill()
-	c.xpuReason(x, v1alpha1.ReasonXPUUnavailable, "")
+	c.creates()
 	must.Succeed(t, agent.Run())
 	c.xpuReason(x, v1alpha1.ReasonConnected, "")
 	if err := c.get(&rule); err != nil || len(rule.OwnerReferences) > 0 {
 		t.Errorf("the rule of somebody else: %+v, %v", rule.ObjectMeta, err)
 	}
+}
+
+// TestTaintRulesStay: the rules of an XPU that is away stay while its node reports less than before,
+// and after the controller started again. They go when another XPU serves the PF, or when they are
+// turned off.
+func TestTaintRulesStay(t *testing.T) {
+	agent := opitest.Start(t)
+	tainting := func(o *Options) { o.TaintRulesAfter = new(time.Millisecond) }
+	c := newCluster(t, tainting)
+	c.mayTaint()
+	c.pool("fast", "")
+	c.create(&v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: c.namespace + "-plugin"},
+		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin,
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}},
+	})
+	c.reportsPF("fast", c.namespace+"-plugin")
+	x := c.xpu("card-1", agent)
+	c.xpuReason(x, v1alpha1.ReasonConnected, "")
+	agent.Kill()
+	c.hasRules(x, 1)
+
+	// The card resets: the node does not report the PF, and then nothing at all. A controller that
+	// starts looks at the rules, and mends one that somebody changed, which shows that it has looked.
+	for _, reset := range []func(){
+		func() {
+			node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}
+			must.Succeed(t, c.get(node))
+			node.Status.PFs = nil
+			must.Succeed(t, c.Update(context.Background(), node))
+		},
+		func() { c.delete(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}) },
+	} {
+		c.stop()
+		reset()
+		rule := c.hasRules(x, 1)
+		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+		must.Succeed(t, c.Update(context.Background(), &rule))
+		c.start(tainting)
+		c.eventually("the rule is what it was", func() error {
+			if again := c.hasRules(x, 1); again.Spec.Taint.Effect != "NoSchedule" {
+				return fmt.Errorf("effect %s", again.Spec.Taint.Effect)
+			}
+			return nil
+		})
+	}
+
+	c.stop()
+	c.start(func(o *Options) { o.TaintRulesAfter = new(time.Duration(0)) })
+	c.hasRules(x, 0)
 }

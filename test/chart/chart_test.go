@@ -289,6 +289,10 @@ func TestParts(t *testing.T) {
 			[]string{"--device-taint-rules-after=5m", "name: xpu-controller-taint-rules",
 				"devicetaintrules", "name: xpu-controller-devicetaintrules"}, nil,
 		},
+		"DeviceTaintRules that are turned off": {
+			[]string{"controller.deviceTaintRulesAfter=0s"},
+			[]string{"--device-taint-rules-after=0s", "name: xpu-controller-taint-rules"}, nil,
+		},
 		"no rights for DeviceTaintRules": {nil, nil, []string{"taint-rules", "devicetaintrules"}},
 		"no DeviceTaintRules of a tenant": {
 			[]string{"mode=tenant", "controller.deviceTaintRulesAfter=5m"}, nil,

@@ -44,7 +44,7 @@ const (
 var ruleVersions = []string{"v1", "v1beta2", "v1alpha3"}
 
 // firstWithRules is the first patch release of Kubernetes 1.36 whose scheduler does not end because
-// of DeviceTaintRules.
+// of DeviceTaintRules (kubernetes/kubernetes#139651).
 const firstWithRules = 3
 
 // taintRules keeps new pods away from the devices of an XPU whose OPI agent cannot be reached, by
@@ -53,7 +53,7 @@ const firstWithRules = 3
 //
 // What an agent that is silent does is not known. So the XPU has rules only when this process has
 // failed to reach the agent for the time Options.TaintRulesAfter. They have the effect NoSchedule,
-// and stay until the agent answers again or the XPU is gone.
+// and stay until the agent answers again or the XPU is gone. With the time 0, all rules are deleted.
 type taintRules struct {
 	reconciling.Cluster
 	Options
@@ -70,7 +70,7 @@ type seenAgent struct {
 }
 
 func (r *taintRules) setup(mgr ctrl.Manager) error {
-	if r.TaintRulesAfter == 0 {
+	if r.TaintRulesAfter == nil {
 		return nil
 	}
 
@@ -90,7 +90,7 @@ func (r *taintRules) setup(mgr ctrl.Manager) error {
 }
 
 // Reconcile gives the XPU its rules, or takes them away. It does neither while nothing is known of
-// the XPU's agent.
+// the XPU's agent. Where rules are not wanted at all, or would end the scheduler, it takes them away.
 func (r *taintRules) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var xpu v1alpha1.XPU
 	err := r.Client.Get(ctx, req.NamespacedName, &xpu)
@@ -108,34 +108,62 @@ func (r *taintRules) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	defer func() { r.seen[xpu.Name] = seen }()
 
+	result, err := r.follow(ctx, &xpu, &seen)
+	if apierrors.IsForbidden(err) {
+		every := wait.Jitter(rulesEvery, 0.2)
+		ctrl.LoggerFrom(ctx).Error(err, "the controller may not work on DeviceTaintRules; apply "+
+			"the role of its version, or leave out --device-taint-rules-after",
+			"retry", every.String())
+		return ctrl.Result{RequeueAfter: every}, nil
+	}
+	return result, err
+}
+
+// follow makes or deletes rules, as the XPU's agent and the cluster are.
+func (r *taintRules) follow(
+	ctx context.Context, xpu *v1alpha1.XPU, seen *seenAgent,
+) (ctrl.Result, error) {
 	health := r.Sessions.Connection(xpu.Name).Health
+	answers := health.Connected || !xpu.DeletionTimestamp.IsZero()
 	switch {
-	case health.Connected || !xpu.DeletionTimestamp.IsZero():
+	case answers:
 		seen.away = time.Time{}
-		if !seen.clean {
-			seen.clean, err = r.remove(ctx, &xpu)
-		}
-		return ctrl.Result{}, err
-	case !health.Away:
-		return ctrl.Result{}, nil
-	case seen.away.IsZero():
+	case health.Away && seen.away.IsZero():
 		seen.away = time.Now()
 	}
+	if answers && seen.clean {
+		return ctrl.Result{}, nil
+	}
 
-	if left := r.TaintRulesAfter - time.Since(seen.away); left > 0 {
+	kind, harm, err := r.kind(ctx)
+	if err != nil || kind.Empty() {
+		return ctrl.Result{}, err
+	}
+
+	off, again := *r.TaintRulesAfter == 0, ctrl.Result{RequeueAfter: wait.Jitter(rulesEvery, 0.2)}
+	switch {
+	case answers || harm || off:
+		seen.clean, err = r.remove(ctx, kind, xpu)
+		if answers || off {
+			return ctrl.Result{}, err
+		}
+		return again, err
+	case !health.Away:
+		return ctrl.Result{}, nil
+	}
+
+	if left := *r.TaintRulesAfter - time.Since(seen.away); left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	seen.clean = false
-	return ctrl.Result{RequeueAfter: wait.Jitter(rulesEvery, 0.2)}, r.make(ctx, &xpu)
+	return again, r.make(ctx, kind, xpu)
 }
 
 // remove deletes the XPU's rules, and reports whether it has none. A controller that has just started
 // does not know whether there are any.
-func (r *taintRules) remove(ctx context.Context, xpu *v1alpha1.XPU) (clean bool, err error) {
-	kind, served, err := r.kind(ctx)
-	if err != nil || !served {
-		return false, err
-	}
+func (r *taintRules) remove(
+	ctx context.Context, kind schema.GroupVersionKind, xpu *v1alpha1.XPU,
+) (clean bool, err error) {
 	own, err := r.list(ctx, kind, xpu)
 	if err != nil {
 		return false, err
@@ -148,17 +176,17 @@ func (r *taintRules) remove(ctx context.Context, xpu *v1alpha1.XPU) (clean bool,
 	return true, nil
 }
 
-// make gives the XPU a rule for each pool of its devices, and deletes others.
-func (r *taintRules) make(ctx context.Context, xpu *v1alpha1.XPU) error {
-	kind, served, err := r.kind(ctx)
-	if err != nil || !served {
-		return err
-	}
-	pools, err := r.pools(ctx, xpu)
+// make gives the XPU a rule for each pool of its devices. It deletes rules of pools that are known to
+// be another XPU's, and rules that somebody changed. A rule stays where the node reports less than
+// before, because that does not say that the devices are another's.
+func (r *taintRules) make(
+	ctx context.Context, kind schema.GroupVersionKind, xpu *v1alpha1.XPU,
+) error {
+	own, err := r.list(ctx, kind, xpu)
 	if err != nil {
 		return err
 	}
-	own, err := r.list(ctx, kind, xpu)
+	pools, err := r.pools(ctx, xpu, own)
 	if err != nil {
 		return err
 	}
@@ -195,10 +223,6 @@ func (r *taintRules) create(
 	case apierrors.IsAlreadyExists(err):
 		log.Info("a DeviceTaintRule of this name is not of the XPU; it is left as it is")
 		return nil
-	case apierrors.IsForbidden(err):
-		log.Error(err, "the controller may not create DeviceTaintRules; "+
-			"apply the role of its version, or set --device-taint-rules-after=0")
-		return nil
 	case err != nil:
 		return fmt.Errorf("XPU %s: create DeviceTaintRule %s: %w", xpu.Name, rule.GetName(), err)
 	}
@@ -222,17 +246,16 @@ func (r *taintRules) delete(
 	return nil
 }
 
-// kind returns the newest version of DeviceTaintRule that the API server serves. served is false if
-// there is none, or if rules would end the scheduler.
-func (r *taintRules) kind(ctx context.Context) (kind schema.GroupVersionKind, served bool, err error) {
+// kind returns the newest version of DeviceTaintRule that the API server serves; the zero value if
+// there is none. harm says that rules may end the scheduler, so that there must be none.
+func (r *taintRules) kind(ctx context.Context) (kind schema.GroupVersionKind, harm bool, err error) {
 	info, err := r.discovery.ServerVersion()
 	if err != nil {
 		return kind, false, fmt.Errorf("version of the API server: %w", err)
 	}
-	if RulesHarm(info.GitVersion) {
-		ctrl.LoggerFrom(ctx).V(1).Info("DeviceTaintRules would end the scheduler of this version",
+	if harm = RulesHarm(info.GitVersion); harm {
+		ctrl.LoggerFrom(ctx).V(1).Info("DeviceTaintRules may end the scheduler of this version",
 			"version", info.GitVersion)
-		return kind, false, nil
 	}
 
 	for _, v := range ruleVersions {
@@ -247,19 +270,19 @@ func (r *taintRules) kind(ctx context.Context) (kind schema.GroupVersionKind, se
 		if slices.ContainsFunc(list.APIResources, func(resource metav1.APIResource) bool {
 			return resource.Kind == "DeviceTaintRule"
 		}) {
-			return version.WithKind("DeviceTaintRule"), true, nil
+			return version.WithKind("DeviceTaintRule"), harm, nil
 		}
 	}
 
 	ctrl.LoggerFrom(ctx).V(1).Info("the API server has no DeviceTaintRules")
-	return kind, false, nil
+	return kind, harm, nil
 }
 
-// RulesHarm reports whether DeviceTaintRules end the scheduler of a cluster, whose API server has
-// this version: "v1.36.2".
+// RulesHarm reports whether DeviceTaintRules may end the scheduler of a cluster, whose API server has
+// this version: "v1.36.2". A version that is no release of Kubernetes 1 is not known to be harmless.
 func RulesHarm(gitVersion string) bool {
 	v, err := version.ParseGeneric(gitVersion)
-	return err == nil && v.Major() == 1 && v.Minor() == 36 && v.Patch() < firstWithRules
+	return err != nil || v.Major() != 1 || v.Minor() == 36 && v.Patch() < firstWithRules
 }
 
 // list returns the rules of the XPU. A rule that has the label alone is somebody else's.
@@ -269,11 +292,6 @@ func (r *taintRules) list(
 	var all unstructured.UnstructuredList
 	all.SetGroupVersionKind(kind)
 	err := r.Client.List(ctx, &all, client.MatchingLabels{LabelXPU: string(xpu.UID)})
-	if apierrors.IsForbidden(err) {
-		ctrl.LoggerFrom(ctx).Error(err, "the controller may not list DeviceTaintRules; "+
-			"apply the role of its version, or set --device-taint-rules-after=0")
-		return nil, nil
-	}
 	if err != nil {
 		return nil, fmt.Errorf("XPU %s: list its DeviceTaintRules: %w", xpu.Name, err)
 	}
@@ -282,9 +300,61 @@ func (r *taintRules) list(
 	}), nil
 }
 
-// pools returns the pools of devices of the XPU, as they are named in ResourceSlices: those of each
-// PF that the XPU serves. Without an XPUNode nothing is known of them.
-func (r *taintRules) pools(ctx context.Context, xpu *v1alpha1.XPU) (pools []string, err error) {
+// pools returns the pools of devices of the XPU, as they are named in ResourceSlices: those of its
+// rules, unless they are known to be another XPU's, and those that the node reports of each PF that the
+// XPU serves. Without an XPUNode nothing is known of the latter.
+func (r *taintRules) pools(
+	ctx context.Context, xpu *v1alpha1.XPU, own []unstructured.Unstructured,
+) (pools []string, err error) {
+	var ofNode v1alpha1.XPUList
+	if err := r.Client.List(ctx, &ofNode, client.MatchingFields{ByNode: xpu.Node()}); err != nil {
+		return nil, fmt.Errorf("XPUs of node %s: %w", xpu.Node(), err)
+	}
+	for i := range own {
+		pool, _, _ := unstructured.NestedString(own[i].Object, "spec", "deviceSelector", "pool")
+		if ruleName(xpu, pool) == own[i].GetName() && !isAnothers(ofNode.Items, xpu, pool) {
+			pools = append(pools, pool)
+		}
+	}
+
+	reported, err := r.reported(ctx, xpu, ofNode.Items)
+	if err != nil {
+		return nil, err
+	}
+	for _, pool := range reported {
+		if slices.Contains(pools, pool) {
+			continue
+		}
+		if len(pools) == maxRules {
+			ctrl.LoggerFrom(ctx).Info("the XPU has more pools than DeviceTaintRules are made for",
+				"rules", maxRules)
+			break
+		}
+		pools = append(pools, pool)
+	}
+	return pools, nil
+}
+
+// isAnothers reports whether a pool is known to be another XPU's: its PF is served by another one, or
+// the XPU is at another node.
+func isAnothers(ofNode []v1alpha1.XPU, xpu *v1alpha1.XPU, pool string) bool {
+	id, err := claim.ParsePoolID(pool)
+	switch node := xpu.Node(); {
+	case err != nil:
+		return true // the controller made no such rule
+	case node == "":
+		return false
+	case id.Node != node:
+		return true
+	}
+	server := claim.XPUOf(ofNode, id.PF)
+	return server != nil && server.Name != xpu.Name
+}
+
+// reported returns the pools that the XPU's node publishes by DRA, of each PF that the XPU serves.
+func (r *taintRules) reported(
+	ctx context.Context, xpu *v1alpha1.XPU, ofNode []v1alpha1.XPU,
+) (pools []string, err error) {
 	var node v1alpha1.XPUNode
 	err = r.Client.Get(ctx, client.ObjectKey{Name: xpu.Node()}, &node)
 	if apierrors.IsNotFound(err) {
@@ -293,27 +363,32 @@ func (r *taintRules) pools(ctx context.Context, xpu *v1alpha1.XPU) (pools []stri
 	if err != nil {
 		return nil, fmt.Errorf("XPUNode %s: %w", xpu.Node(), err)
 	}
-	var ofNode v1alpha1.XPUList
-	if err := r.Client.List(ctx, &ofNode, client.MatchingFields{ByNode: xpu.Node()}); err != nil {
-		return nil, fmt.Errorf("XPUs of node %s: %w", xpu.Node(), err)
-	}
 
-	for _, pf := range node.Status.PFs {
-		address := pci.Address(pf.Address)
-		if server := claim.XPUOf(ofNode.Items, address); server == nil || server.Name != xpu.Name {
+	for _, pool := range node.Status.Pools {
+		var declared v1alpha1.DevicePool
+		err := r.Client.Get(ctx, client.ObjectKey{Name: pool.Name}, &declared)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("DevicePool %s: %w", pool.Name, err)
+		}
+		if err != nil || declared.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			continue
 		}
-		for _, pool := range node.Status.Pools {
-			id := claim.PoolID{Node: xpu.Node(), PF: address, DevicePool: pool.Name}
-			pools = append(pools, id.String())
+
+		for _, pf := range node.Status.PFs {
+			address := pci.Address(pf.Address)
+			if server := claim.XPUOf(ofNode, address); server != nil && server.Name == xpu.Name {
+				id := claim.PoolID{Node: xpu.Node(), PF: address, DevicePool: pool.Name}
+				pools = append(pools, id.String())
+			}
 		}
 	}
-	if len(pools) > maxRules {
-		ctrl.LoggerFrom(ctx).Info("the XPU has more pools than DeviceTaintRules are made for",
-			"pools", len(pools), "rules", maxRules)
-		pools = pools[:maxRules]
-	}
 	return pools, nil
+}
+
+// ruleName returns the name of the rule of an XPU for one of its pools.
+func ruleName(xpu *v1alpha1.XPU, pool string) string {
+	digest := sha256.Sum256([]byte(string(xpu.UID) + "/" + pool))
+	return fmt.Sprintf("xpu-away-%x", digest[:12])
 }
 
 // ruleFor returns the rule of an XPU for one of its pools.
@@ -328,8 +403,7 @@ func ruleFor(
 		},
 	}}}
 	rule.SetGroupVersionKind(kind)
-	digest := sha256.Sum256([]byte(string(xpu.UID) + "/" + pool))
-	rule.SetName(fmt.Sprintf("xpu-away-%x", digest[:12]))
+	rule.SetName(ruleName(xpu, pool))
 	rule.SetLabels(map[string]string{LabelXPU: string(xpu.UID)})
 	rule.SetAnnotations(map[string]string{v1alpha1.GroupName + "/xpu": xpu.Name})
 	owner := metav1.NewControllerRef(xpu, v1alpha1.SchemeGroupVersion.WithKind("XPU"))
