@@ -186,6 +186,12 @@ func (e *environment) held(id function.ID) bool {
 	return held
 }
 
+// gave reports whether, by the journal, a pod has the Function by an extended resource.
+func (e *environment) gave(id function.ID, resource string) bool {
+	a, held := e.journal.Get(id)
+	return held && a.Claim.UID == "" && a.Resource == resource
+}
+
 // agent has the parts of the agent that has the node, in the order in which they are made.
 type agent struct {
 	process *process

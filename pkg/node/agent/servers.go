@@ -42,7 +42,7 @@ func newDevicePlugin(
 			find:   hardware.inventory.Get, lifecycle: owners.lifecycle,
 			provisioner: backend.provisioner, log: env.log.WithName("deviceplugin"),
 		},
-		InUse: env.held,
+		InUse: env.held, Gave: env.gave,
 		Nodes: *hardware.nodes,
 		DeviceInfo: deviceplugin.NewDeviceInfo(env.deviceInfoDir(),
 			filepath.Join(env.config.StateDir, "devinfo")),

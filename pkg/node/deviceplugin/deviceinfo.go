@@ -75,24 +75,25 @@ func describe(c content) ([]byte, error) {
 	return json.Marshal(info)
 }
 
-// refresh replaces the files of Functions that have one and are described otherwise now: the number
-// of a vDPA device may be another one after a reboot.
-func (d *DeviceInfo) refresh(resource string, contents []content) error {
-	names, err := d.names()
-	if err != nil {
-		return err
-	}
-
+// refresh replaces the files of Functions that are described otherwise now: the number of a vDPA
+// device may be another one after a reboot. A file without a copy may be another device plugin's. It
+// is taken over only if the resource is this project's, or if gave says that a pod has the Function
+// from this agent by the resource.
+func (d *DeviceInfo) refresh(
+	resource string, contents []content, gave func(function.ID) bool,
+) error {
 	var errs []error
 	for _, c := range contents {
 		name := deviceInfoName(resource, c.function.ID)
-		if !slices.Contains(names, name) {
+		before, unread := os.ReadFile(filepath.Join(d.dir, name))
+		hasCopy := d.kept.Has(name)
+		isOurs := hasCopy || unread == nil && (hasOwnPrefix(name) || gave(c.function.ID))
+		if !isOurs {
 			continue
 		}
 
 		text, err := describe(c)
-		if before, unread := os.ReadFile(filepath.Join(d.dir, name)); err == nil && unread == nil &&
-			string(before) == string(text) && d.kept.Has(name) {
+		if hasCopy && err == nil && unread == nil && string(before) == string(text) {
 			continue
 		}
 		errs = append(errs, err, d.write(resource, c))
@@ -114,8 +115,9 @@ func (d *DeviceInfo) names() ([]string, error) {
 }
 
 // prune removes this plugin's files, except those that are needed and those that are younger than
-// minAge.
-func (d *DeviceInfo) prune(resources []string, needed map[string]bool) error {
+// minAge. A file is this plugin's if it has a copy, or if its name says so by one of the resources.
+// served are the resources that are offered now.
+func (d *DeviceInfo) prune(resources, served []string, needed map[string]bool) error {
 	names, err := d.names()
 	if err != nil {
 		return err
@@ -123,8 +125,16 @@ func (d *DeviceInfo) prune(resources []string, needed map[string]bool) error {
 
 	var errs []error
 	for _, name := range names {
-		if needed[name] || !isOwnFile(name, resources) ||
-			time.Since(d.kept.Changed(name)) < minAge {
+		if !isOwnFile(name, served) {
+			// Another device plugin may serve the resource now.
+			if err := d.kept.ForgetReplaced(name); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+
+		isOurs := d.kept.Has(name) || isOwnFile(name, resources)
+		if needed[name] || !isOurs || time.Since(d.kept.Changed(name)) < minAge {
 			continue
 		}
 		if err := d.kept.Remove(filepath.Join(d.dir, name)); !errors.Is(err, fs.ErrNotExist) {
@@ -135,15 +145,15 @@ func (d *DeviceInfo) prune(resources []string, needed map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// isOwnFile reports whether a file, finished or not, belongs to this plugin: it has the project's
-// own prefix, or one of the resources followed by an address. The address is checked because
-// another plugin's resource may have a longer name that begins with one of these resources.
+// isOwnFile reports whether a file, finished or not, belongs to this plugin by its name: it has the
+// project's own prefix, or one of the resources followed by an address. The address is checked
+// because another plugin's resource may have a longer name that begins with one of these resources.
 func isOwnFile(name string, resources []string) bool {
 	name, rest, isInfo := strings.Cut(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo || rest != "" && !strings.HasSuffix(rest, ".tmp") {
 		return false
 	}
-	if strings.HasPrefix(name, v1alpha1.GroupName+"-") {
+	if hasOwnPrefix(name) {
 		return true
 	}
 
@@ -153,6 +163,10 @@ func isOwnFile(name string, resources []string) bool {
 		return ok && err == nil
 	})
 }
+
+// hasOwnPrefix reports whether a file is of a resource with the project's own prefix, which no other
+// device plugin has.
+func hasOwnPrefix(name string) bool { return strings.HasPrefix(name, v1alpha1.GroupName+"-") }
 
 const deviceInfoSuffix = "-device.json"
 

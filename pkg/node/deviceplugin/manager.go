@@ -57,8 +57,8 @@ type Allocator interface {
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
-// Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout
-// are optional.
+// Manager runs a server for every resource of the node's pools. CDI, Gave, Assigned and
+// AllocateTimeout are optional.
 type Manager struct {
 	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the
 	// same path.
@@ -72,6 +72,11 @@ type Manager struct {
 	// InUse reports whether a pod has the Function, or had it and the Function is not free yet. It
 	// does not block and is safe for concurrent use.
 	InUse func(function.ID) bool
+	// Gave reports whether a pod has the Function by a resource from this agent, and not from another
+	// device plugin that served the resource before. It does not block and is safe for concurrent
+	// use. Without it, only files of resources with the project's prefix are known to be this
+	// agent's.
+	Gave  func(id function.ID, resource string) bool
 	Nodes devnode.Finder
 	// DeviceInfo has the device-info files.
 	DeviceInfo *DeviceInfo

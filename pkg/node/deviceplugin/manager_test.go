@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -791,11 +792,12 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for _, resource := range []string{fast, "intel.com/dpdk", "other.com/nic"} {
+	other := NewDeviceInfo(m.DeviceInfo.dir, t.TempDir()) // stands for another device plugin
+	for resource, info := range map[string]*DeviceInfo{
+		fast: m.DeviceInfo, "intel.com/dpdk": m.DeviceInfo, "other.com/nic": other,
+	} {
 		for _, f := range vfs("3b:0-1") {
-			if err := m.DeviceInfo.write(resource, content{function: f}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, info.write(resource, content{function: f}))
 		}
 	}
 
@@ -863,9 +865,82 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	must.Succeed(t, os.RemoveAll(m.DeviceInfo.dir))
 	_, err := m.DeviceInfo.Restore()
 	must.Succeed(t, err)
-	if got, want := left(), "intel.com-dpdk-3 other.com-nic-2 other.com-nic-3 "+
-		"xpu.opiproject.org-fast-2"; got != want {
+	if got, want := left(), "intel.com-dpdk-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files that are there again are %q, want %q: not those that were removed", got, want)
+	}
+}
+
+// TestDeviceInfoOfRetiredResource: the files of a resource go that an agent before this one served,
+// because they have copies. A file that another device plugin has written since is left to it.
+func TestDeviceInfoOfRetiredResource(t *testing.T) {
+	const retired = "intel.com/dpdk"
+	dir := must.SocketDir(t)
+	before := newManager(t, dir, &node{}, testr.New(t))
+	for _, f := range vfs("3b:0-2") {
+		must.Succeed(t, before.DeviceInfo.write(retired, content{function: f}))
+	}
+	path := func(id string) string {
+		return filepath.Join(before.DeviceInfo.dir, "intel.com-dpdk-"+id+"-device.json")
+	}
+	const foreign = "of another device plugin"
+	must.Succeed(t, os.WriteFile(path(vf0), []byte(foreign), 0o644))
+	copies, err := filepath.Glob(filepath.Join(dir, "copies", "*"))
+	must.Succeed(t, err)
+	old := time.Now().Add(-2 * minAge)
+	for _, file := range append(copies, path(vf0), path(vf1), path(vf2)) {
+		must.Succeed(t, os.Chtimes(file, old, old))
+	}
+
+	m := newManager(t, dir, &node{}, testr.New(t))
+	m.reset()
+	m.Assigned = assigned{vf0: {Resource: retired}, vf1: {Resource: retired}}.Assigned
+	m.sweep(t.Context())
+	text, err := os.ReadFile(path(vf0))
+	if err != nil || string(text) != foreign {
+		t.Errorf("the other plugin's file is %q, %v", text, err)
+	}
+	if _, err := os.Stat(path(vf2)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file of a Function that no pod has is there: %v", err)
+	}
+
+	must.Succeed(t, os.RemoveAll(m.DeviceInfo.dir))
+	restored, err := m.DeviceInfo.Restore()
+	must.Succeed(t, err)
+	if want := filepath.Base(path(vf1)); len(restored) != 1 || restored[0] != want {
+		t.Errorf("restored %q, want %s, which a pod of the agent before has", restored, want)
+	}
+}
+
+// TestDeviceInfoOfOtherPlugin: a pool gets a resource of which another device plugin has given
+// Functions to pods. Its files stay as they are. Those of an agent that kept no copies get one.
+func TestDeviceInfoOfOtherPlugin(t *testing.T) {
+	const resource, text = "intel.com/dpdk", "of who knows whom"
+	m := newManager(t, must.SocketDir(t), &node{}, testr.New(t))
+	functions := vfs("3b:0-1")
+	must.Succeed(t, os.MkdirAll(m.DeviceInfo.dir, 0o755))
+	var contents []content
+	for _, f := range functions {
+		contents = append(contents, content{function: f})
+		for _, of := range []string{resource, fast} {
+			path := filepath.Join(m.DeviceInfo.dir, deviceInfoName(of, f.ID))
+			must.Succeed(t, os.WriteFile(path, []byte(text), 0o644))
+		}
+	}
+
+	gave := func(id function.ID) bool { return id == functions[1].ID }
+	must.Succeed(t, m.DeviceInfo.refresh(resource, contents, gave))
+	must.Succeed(t, m.DeviceInfo.refresh(fast, contents, func(function.ID) bool { return false }))
+	for name, isOurs := range map[string]bool{
+		deviceInfoName(resource, functions[0].ID): false, // the other plugin's
+		deviceInfoName(resource, functions[1].ID): true,  // the journal says so
+		deviceInfoName(fast, functions[0].ID):     true,  // the resource is this project's
+	} {
+		now, err := os.ReadFile(filepath.Join(m.DeviceInfo.dir, name))
+		must.Succeed(t, err)
+		if (string(now) != text) != isOurs || m.DeviceInfo.kept.Has(name) != isOurs {
+			t.Errorf("%s is %q, with copy %t; is it ours: %t", name, now, m.DeviceInfo.kept.Has(name),
+				isOurs)
+		}
 	}
 }
 
@@ -898,7 +973,8 @@ func TestDeviceInfoAfterReboot(t *testing.T) {
 
 	other := of("vdpa7")
 	other.function.ID.Address = "0000:3b:00.7"
-	must.Succeed(t, next.refresh(fast, []content{of("vdpa1"), other}))
+	nobody := func(function.ID) bool { return false }
+	must.Succeed(t, next.refresh(fast, []content{of("vdpa1"), other}, nobody))
 	if !strings.Contains(read(), `"vdpa1"`) || !strings.Contains(read(), "/dev/vhost-vdpa1") {
 		t.Errorf("the file is that of before the reboot: %s", read())
 	}

@@ -145,7 +145,10 @@ func (s *server) update(p pool.Pool) {
 		}
 	}
 
-	if err := s.manager.DeviceInfo.refresh(s.resource, s.described(p)); err != nil {
+	gave := func(id function.ID) bool {
+		return s.manager.Gave != nil && s.manager.Gave(id, s.resource)
+	}
+	if err := s.manager.DeviceInfo.refresh(s.resource, s.described(p), gave); err != nil {
 		s.log.Error(err, "Some device-info files are not those of now")
 	}
 

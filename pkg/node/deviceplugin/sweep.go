@@ -4,6 +4,8 @@ package deviceplugin
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -60,7 +62,8 @@ func (m *Manager) sweep(ctx context.Context) {
 		}
 	}
 
-	if err := m.DeviceInfo.prune(m.resources.UnsortedList(), infoFiles); err != nil {
+	served := slices.Collect(maps.Keys(m.servers))
+	if err := m.DeviceInfo.prune(m.resources.UnsortedList(), served, infoFiles); err != nil {
 		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
 	if m.CDI == nil {

@@ -5,6 +5,7 @@
 package keep
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -123,6 +124,25 @@ func (c *Copies) Remove(path string) error {
 		return missing
 	}
 	return nil
+}
+
+// ForgetReplaced deletes the copy of the file with this name if the file is there with other content,
+// because somebody else has written it. It succeeds if there is no copy.
+func (c *Copies) ForgetReplaced(name string) error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+
+	path := filepath.Join(c.dir, name)
+	copied, err := os.ReadFile(c.copyOf(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	now, unread := os.ReadFile(path)
+	if err != nil || unread != nil || bytes.Equal(now, copied) {
+		return err
+	}
+
+	return os.Remove(c.copyOf(path))
 }
 
 // Glob returns the files that match a pattern, as [filepath.Glob] does, and those that have only a

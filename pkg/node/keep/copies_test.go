@@ -114,3 +114,22 @@ func TestCopies(t *testing.T) {
 	wantFiles(t, dir)
 	wantFiles(t, copies)
 }
+
+// TestForgetReplaced: a file that somebody else has written does not come back as it was before.
+func TestForgetReplaced(t *testing.T) {
+	root := t.TempDir()
+	dir, copies := filepath.Join(root, "run"), filepath.Join(root, "lib")
+	must.Succeed(t, os.Mkdir(dir, 0o755))
+	c := keep.NewCopies(dir, copies)
+	for _, name := range []string{"missing", "replaced", "same"} {
+		must.Succeed(t, c.WriteFile(filepath.Join(dir, name), []byte("ours"), 0o644))
+	}
+	must.Succeed(t, os.Remove(filepath.Join(dir, "missing")))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "replaced"), []byte("theirs"), 0o644))
+
+	for _, name := range []string{"missing", "never", "replaced", "same"} {
+		must.Succeed(t, c.ForgetReplaced(name))
+	}
+	wantFiles(t, copies, "missing", "same")
+	wantFiles(t, dir, "replaced", "same")
+}
