@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	strict "sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/needs"
@@ -196,6 +197,107 @@ func TestSameWebhook(t *testing.T) {
 				0o600))
 
 			checkSame(t, kustomize(t, overlay), "mode="+mode, "admission.webhook.enabled=true")
+		})
+	}
+}
+
+// TestOwnAccounts checks that no pod runs as the namespace's ServiceAccount default, and that parts
+// without rights at the API server get no token.
+func TestOwnAccounts(t *testing.T) {
+	for _, mode := range []string{"cluster", "infra", "direct"} {
+		rendered, err := render(t, namespace, "mode="+mode, "opiBridge.enabled=true")
+		must.Succeed(t, err)
+
+		tokens := map[string]bool{} // by ServiceAccount, whether its pods get one
+		for _, o := range rendered {
+			if o.GetKind() == "ServiceAccount" {
+				mounts, found, _ := unstructured.NestedBool(o.Object, "automountServiceAccountToken")
+				tokens[o.GetName()] = !found || mounts
+			}
+		}
+		for name, pod := range pods(t, rendered) {
+			token, exists := tokens[pod.Spec.ServiceAccountName]
+			if !exists {
+				t.Errorf("mode %s: %s runs as %q, which is not the chart's", mode, name,
+					pod.Spec.ServiceAccountName)
+			}
+			if want := name != "opi-bridge" && mode != "direct"; token != want {
+				t.Errorf("mode %s: the account of %s has a token: %t, want %t", mode, name, token, want)
+			}
+		}
+	}
+}
+
+// TestLabelsOnce checks that no label is rendered twice, which strict readers refuse: a part's label
+// has priority over the common one, and the chart's over both.
+func TestLabelsOnce(t *testing.T) {
+	parts := []string{"agent", "controller", "opiBridge"}
+	args := []string{"template", "xpu", chartDir, "--namespace", namespace, "--set",
+		"opiBridge.enabled=true,monitoring.enabled=true,commonLabels.team=all," +
+			"commonLabels.grafana_dashboard=mine"}
+	for _, part := range parts {
+		args = append(args, "--set", part+`.podLabels.team=net,`+part+
+			`.podLabels.app\.kubernetes\.io/name=other`)
+	}
+	args = append(args, "--set", `commonLabels.xpu\.opiproject\.org/opi-agents=some`)
+	out, err := helm(t, args...)
+	must.Succeed(t, err)
+
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		var object unstructured.Unstructured
+		if err := strict.UnmarshalStrict([]byte(document), &object.Object); err != nil {
+			t.Errorf("%v:\n%.300s", err, document)
+		}
+		labels := object.GetLabels()
+		if object.GetKind() == "ConfigMap" && labels["grafana_dashboard"] != "1" {
+			t.Errorf("%s has the labels %v: Grafana does not find it", object.GetName(), labels)
+		}
+		if object.GetKind() == "Service" && labels["xpu.opiproject.org/opi-agents"] != "" {
+			t.Errorf("%s has the labels %v", object.GetName(), labels)
+		}
+	}
+	for name, pod := range pods(t, objects(t, out)) {
+		if pod.Labels["team"] != "net" {
+			t.Errorf("%s has the labels %v, want the part's team", name, pod.Labels)
+		}
+	}
+}
+
+// TestReusedValues checks that values of the version before, which helm upgrade --reuse-values takes,
+// leave the init container its requests and limits, and that those of the user have priority.
+func TestReusedValues(t *testing.T) {
+	for name, test := range map[string]struct {
+		set  string
+		want map[string]any
+	}{
+		"of the version before": {"agent.initResources=null", map[string]any{
+			"requests": map[string]any{"cpu": "10m", "memory": "16Mi"},
+			"limits":   map[string]any{"memory": "64Mi"},
+		}},
+		"default": {"mode=cluster", map[string]any{
+			"requests": map[string]any{"cpu": "10m", "memory": "16Mi"},
+			"limits":   map[string]any{"memory": "64Mi"},
+		}},
+		"of the user": {
+			"agent.initResources.requests=null,agent.initResources.limits.memory=1Gi",
+			map[string]any{"limits": map[string]any{"memory": "1Gi"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rendered, err := render(t, namespace, test.set)
+			must.Succeed(t, err)
+
+			for _, o := range rendered {
+				containers, found, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec",
+					"initContainers")
+				if !found {
+					continue
+				}
+				got := containers[0].(map[string]any)["resources"]
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("resources (-want +got):\n%s", diff)
+				}
+			}
 		})
 	}
 }

@@ -128,6 +128,59 @@ func (g guest) quota(t *testing.T, o unstructured.Unstructured) {
 	must.Succeed(t, g.Status().Update(t.Context(), &quota))
 }
 
+// TestQuotaElsewhere: in a cluster that asks for no quota, the API server takes the pods with the
+// chart's quota as without it, also before the controller of quotas has written its status.
+func TestQuotaElsewhere(t *testing.T) {
+	needs.Kubernetes(t)
+	environment := &envtest.Environment{ControlPlaneStartTimeout: time.Minute}
+	rest, err := environment.Start()
+	must.Succeed(t, err)
+	t.Cleanup(func() {
+		if err := environment.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	admin, err := client.New(rest, client.Options{Scheme: clientgoscheme.Scheme})
+	must.Succeed(t, err)
+
+	g := guest{admin}
+	rendered, err := render(t, "elsewhere")
+	must.Succeed(t, err)
+	g.namespace(t, "elsewhere", nil)
+	quota := corev1.ResourceQuota{}
+	for _, o := range rendered {
+		if o.GetKind() == "ResourceQuota" {
+			must.Succeed(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &quota))
+		}
+	}
+	must.Succeed(t, g.Create(t.Context(), quota.DeepCopy()))
+
+	// A quota that allows no pod shows when the API server knows the quotas made before it.
+	zero := quota.DeepCopy()
+	zero.Name, zero.Spec.ScopeSelector = "zero", nil
+	zero.Spec.Hard = corev1.ResourceList{"pods": apiresource.MustParse("0")}
+	must.Succeed(t, g.Create(t.Context(), zero))
+	zero.Status.Hard, zero.Status.Used = zero.Spec.Hard, zero.Spec.Hard
+	must.Succeed(t, g.Status().Update(t.Context(), zero))
+	for name, pod := range pods(t, rendered) {
+		must.Eventually(t, name+" is refused by quota zero", func() bool {
+			err := g.admit(t, pod)
+			return err != nil && strings.Contains(err.Error(), "exceeded quota: zero")
+		})
+	}
+	must.Succeed(t, g.Delete(t.Context(), zero))
+
+	for name, pod := range pods(t, rendered) {
+		must.EventuallySucceed(t, name, func() error {
+			err := g.admit(t, pod)
+			if err != nil && !strings.Contains(err.Error(), "exceeded quota: zero") {
+				t.Fatal(err)
+			}
+			return err
+		})
+	}
+}
+
 // TestQuotaFollowsClasses: the quota has the classes that the values name, and there is none where
 // it is turned off.
 func TestQuotaFollowsClasses(t *testing.T) {
@@ -381,6 +434,7 @@ func (g guest) refusals(t *testing.T, set []string, rules map[string]string) map
 }
 
 // openShift: the SecurityContextConstraints are taken, and allow what the pods of their users have.
+// Their users are ServiceAccounts of the chart, so that no other pod gets what they allow.
 func (g guest) openShift(t *testing.T) {
 	crd := constraintsCRD()
 	must.Succeed(t, g.Create(t.Context(), crd))
@@ -393,6 +447,12 @@ func (g guest) openShift(t *testing.T) {
 			must.Succeed(t, err)
 
 			allowed := map[string]map[string]any{} // by ServiceAccount
+			accounts := map[string]bool{}
+			for _, o := range rendered {
+				if o.GetKind() == "ServiceAccount" {
+					accounts["system:serviceaccount:"+o.GetNamespace()+":"+o.GetName()] = true
+				}
+			}
 			for _, o := range rendered {
 				if o.GetKind() != "SecurityContextConstraints" {
 					continue
@@ -403,6 +463,9 @@ func (g guest) openShift(t *testing.T) {
 				})
 				for _, user := range o.Object["users"].([]any) {
 					allowed[user.(string)] = o.Object
+					if !accounts[user.(string)] {
+						t.Errorf("%s is for %s, which is not the chart's", o.GetName(), user)
+					}
 				}
 			}
 
@@ -420,11 +483,7 @@ func (g guest) openShift(t *testing.T) {
 // and nothing of the host.
 // The rules are in OpenShift's documentation, Managing security context constraints.
 func constrained(pod *corev1.Pod, allowed map[string]map[string]any) error {
-	account := pod.Spec.ServiceAccountName
-	if account == "" {
-		account = "default"
-	}
-	scc := allowed["system:serviceaccount:"+pod.Namespace+":"+account]
+	scc := allowed["system:serviceaccount:"+pod.Namespace+":"+pod.Spec.ServiceAccountName]
 	may := func(field string) bool { value, _ := scc[field].(bool); return value }
 	list := func(field string) []any { value, _ := scc[field].([]any); return value }
 

@@ -1,22 +1,34 @@
 {{/* Labels of every object. */}}
 {{- define "xpu.labels" -}}
-app.kubernetes.io/part-of: xpu-device-plugin
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "xpu.labelsWith" (dict "root" . "own" dict) }}
 {{- end }}
 
-{{/* The labels of the pods of a part: a dict of root and name. */}}
-{{- define "xpu.partLabels" -}}
-app.kubernetes.io/name: {{ .name }}
-app.kubernetes.io/part-of: xpu-device-plugin
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
+{{/* Labels of an object that has some of its own, which have priority over the common ones: a dict of root and own. */}}
+{{- define "xpu.labelsWith" -}}
+{{- $root := .root }}
+{{- $chart := printf "%s-%s" $root.Chart.Name ($root.Chart.Version | replace "+" "_") }}
+{{- $all := dict "app.kubernetes.io/part-of" "xpu-device-plugin" "helm.sh/chart" $chart }}
+{{- $_ := set $all "app.kubernetes.io/instance" $root.Release.Name }}
+{{- $_ := set $all "app.kubernetes.io/version" $root.Chart.AppVersion }}
+{{- $_ := set $all "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- include "xpu.mergedLabels" (list $root.Values.commonLabels $all .own) }}
 {{- end }}
+
+{{/* The labels of the pods of a part: a dict of root and name, and values where the part has podLabels. */}}
+{{- define "xpu.partLabels" -}}
+{{- $own := dict "app.kubernetes.io/name" .name "app.kubernetes.io/part-of" "xpu-device-plugin" }}
+{{- include "xpu.mergedLabels" (list .root.Values.commonLabels (.values).podLabels $own) }}
+{{- end }}
+
+{{/* The labels of a list of dicts, each once. A later dict has priority. */}}
+{{- define "xpu.mergedLabels" -}}
+{{- $all := dict }}
+{{- range . }}
+{{- range $name, $value := . }}
+{{- $_ := set $all $name $value }}
+{{- end }}
+{{- end }}
+{{- toYaml $all }}
 {{- end }}
 
 {{/* What a container that uses files of the host needs where SELinux is on, in OpenShift. */}}
@@ -150,9 +162,6 @@ spec:
     metadata:
       labels:
         {{- include "xpu.partLabels" . | nindent 8 }}
-        {{- with $values.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
       {{- with $values.podAnnotations }}
       annotations:
         {{- toYaml . | nindent 8 }}

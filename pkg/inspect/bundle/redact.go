@@ -286,8 +286,8 @@ func isOurWorkload(o metav1.Object, account, namespace string) bool {
 		slices.Contains(ourParts(), o.GetName()) && isAccountOf(o.GetName(), account)
 }
 
-// isAccountOf reports whether a component runs as the ServiceAccount. In direct mode the agent has
-// no account of its own, and opi-bridge never has one.
+// isAccountOf reports whether a component runs as the ServiceAccount. Older versions have no account
+// of their own for opi-bridge, and for the agent of direct mode.
 func isAccountOf(part, account string) bool {
 	own := account == "" || account == "default"
 	return account == part || own && (part == "xpu-agent" || part == "opi-bridge")
