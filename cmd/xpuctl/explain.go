@@ -162,7 +162,7 @@ func (o *explainOptions) schedule(
 		return nil, "", err
 	}
 
-	answer := report.New(features.Kubernetes)
+	answer := report.New(features)
 	answer.Add(decision)
 
 	why = answer.Pods[0].Why()

@@ -62,7 +62,8 @@ PodScheduled, claims with allocation and reservedFor. Claims that a template mak
 from files are empty. The output can be read again with --add, to go on from there.
 
 With --apply it does what it says, as a scheduler: pods whose spec.schedulerName is ` + bind.SchedulerName + ` get their claims allocated and reserved,
-and are bound to their node once the devices' binding conditions are true. All other pods are left to their scheduler.
+and are bound to their node once the devices' binding conditions are true. All other pods are left to their scheduler. In a
+cluster that is newer than this program it needs --kubernetes, with the version as whose scheduler it is to decide.
 
 Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`,
 		Example: `  # Why are pods of this cluster pending?
@@ -139,6 +140,11 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if features.Unknown != "" && o.apply {
+		return fmt.Errorf("--apply: Kubernetes %s is newer than this program, which does not know what "+
+			"changed; --kubernetes %s binds as the scheduler of that version would", features.Unknown,
+			features.Kubernetes)
+	}
 	if note := features.Note(); note != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", note)
 	}
@@ -148,7 +154,7 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 		return err
 	}
 
-	answer := report.New(features.Kubernetes)
+	answer := report.New(features)
 	for _, d := range decisions {
 		answer.Add(d)
 	}

@@ -27,6 +27,9 @@ type Schedule struct {
 	metav1.TypeMeta `json:",inline"`
 	// Kubernetes is the version whose scheduler is reproduced, for example 1.37.
 	Kubernetes string `json:"kubernetes"`
+	// UnknownKubernetes is the version that was asked for, for example v1.38.0, if it is newer than
+	// this program knows. Its scheduler may decide otherwise than that of Kubernetes.
+	UnknownKubernetes string `json:"unknownKubernetes,omitempty"`
 	// Pods in the order in which they were scheduled.
 	Pods []Pod `json:"pods"`
 }
@@ -89,10 +92,10 @@ type Counter struct {
 }
 
 // New returns an empty Schedule for the scheduler of a version of Kubernetes.
-func New(kubernetes string) *Schedule {
+func New(features schedule.Features) *Schedule {
 	apiVersion, kind := GroupVersionKind().ToAPIVersionAndKind()
 	return &Schedule{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
-		Kubernetes: kubernetes, Pods: []Pod{}}
+		Kubernetes: features.Kubernetes, UnknownKubernetes: features.Unknown, Pods: []Pod{}}
 }
 
 // Add adds a decision.
