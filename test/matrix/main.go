@@ -68,10 +68,15 @@ func run(ctx context.Context, names bool, arguments []string, out io.Writer) err
 		return err
 	}
 	var failed []string
+	var unknown error
 	for _, c := range all {
 		r, err := c.tell(ctx)
-		if err != nil {
-			return err
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil { // the last result of these versions stays
+			unknown = errors.Join(unknown, err)
+			continue
 		}
 		r.Commit, r.Date = commit, time.Now().UTC().Format(time.DateOnly)
 		if err := result.Add("docs/gen/versions.yaml", r); err != nil {
@@ -83,9 +88,10 @@ func run(ctx context.Context, names bool, arguments []string, out io.Writer) err
 	}
 	fmt.Fprintln(out, `docs/gen/versions.yaml has the results; "go run ./docs/gen" makes the table of them`)
 	if len(failed) > 0 {
-		return fmt.Errorf("the story does not hold on %s", strings.Join(failed, ", "))
+		unknown = errors.Join(unknown,
+			fmt.Errorf("the story does not hold on %s", strings.Join(failed, ", ")))
 	}
-	return nil
+	return unknown
 }
 
 // A combination of versions, as devcluster's flags name them.
@@ -121,40 +127,111 @@ func (c combination) flags() []string {
 		"--multus-version=" + own(c.multus)}
 }
 
-// tell tells the story. An error means that there is no result.
+// tell tells the story. An error means that there is no result, because nothing was found out about
+// these versions.
 func (c combination) tell(ctx context.Context) (result.Result, error) {
 	path := filepath.Join("bin", "matrix", strings.ReplaceAll(c.String(), "/", "-")+".log")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return result.Result{}, err
 	}
-	log, err := os.Create(path)
+	runtime, err := c.runtimeVersion(ctx, path)
 	if err != nil {
 		return result.Result{}, err
 	}
-	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "%s: building and telling the story, see %s\n", c, path)
-	r := result.Result{Story: result.Unbuilt, Multus: versionIn(multus, c.multus, "plugins", "multus")}
-	built := c.command(ctx, log, "bin/devcluster", append([]string{"build"}, c.flags()...)...)
-	if built == nil {
-		r.Story = result.Holds
-		if c.command(ctx, log, "bin/demo", c.flags()...) != nil {
-			r.Story = result.Fails
-		}
+	r := result.Result{
+		Kubernetes: versionIn(kubernetes, c.kubernetes, "go", "kubernetes"), Runtime: runtime,
+		Multus: versionIn(multus, c.multus, "plugins", "multus"), Story: result.Holds,
 	}
+	log, built := c.logged(ctx, path, "bin/devcluster", append([]string{"build"}, c.flags()...)...)
+	if built != nil {
+		if ctx.Err() != nil {
+			return result.Result{}, context.Cause(ctx)
+		}
+		if !isVersionsFault(log) {
+			return result.Result{}, fmt.Errorf("%s: is not built, and the log %s does not say that the "+
+				"versions are why: %w", c, path, built)
+		}
+		r.Story = result.Unbuilt
+		return r, nil
+	}
+
+	log, err = c.logged(ctx, path, "bin/demo", c.flags()...)
 	if ctx.Err() != nil {
 		return result.Result{}, context.Cause(ctx)
 	}
-
-	text, err := os.ReadFile(path)
 	if err != nil {
-		return result.Result{}, err
+		r.Story = result.Fails
 	}
-	r.GatesOff = gatesOff(text)
-	if r.Kubernetes, r.Runtime = ranOn(text); r.Kubernetes == "" {
-		r.Kubernetes, r.Runtime = versionIn(kubernetes, c.kubernetes, "go", "kubernetes"), c.runtime
+	r.GatesOff = gatesOff(log)
+	if kubernetes, runtime := ranOn(log); kubernetes != "" {
+		r.Kubernetes, r.Runtime = kubernetes, runtime
 	}
+
 	return r, nil
+}
+
+// runtimeVersion returns the version of the container runtime, as results name it, before anything
+// depends on the versions of the others: devcluster builds it with the project's Kubernetes.
+func (c combination) runtimeVersion(ctx context.Context, path string) (string, error) {
+	if err := os.RemoveAll(path); err != nil {
+		return "", err
+	}
+
+	alone := combination{project, c.runtime, project}
+	log, err := c.logged(ctx, path, "bin/devcluster", append([]string{"build"}, alone.flags()...)...)
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	if version := moduleOf(c.runtime); err != nil && version != "" && isVersionsFault(log) {
+		return version, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("version of runtime %s: %w, see %s", c.runtime, err, path)
+	}
+
+	_, version := ranOn(log)
+	if version == "" {
+		return "", fmt.Errorf("version of runtime %s: devcluster does not say it, see %s", c.runtime,
+			path)
+	}
+	return version, nil
+}
+
+// moduleOf returns the version of a runtime that is built from its module, as results name it, or "".
+func moduleOf(runtime string) string {
+	file, pattern, name := "containerd", containerd, "containerd"
+	switch runtime {
+	case "containerd-2":
+	case "cri-o":
+		file, pattern, name = "crio", crio, "CRI-O"
+	default:
+		return ""
+	}
+	return name + " " + versionIn(pattern, project, file, "")
+}
+
+// logged runs a command. It returns what the command says, and appends it to a log.
+func (c combination) logged(
+	ctx context.Context, path, name string, args ...string,
+) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+
+	var said bytes.Buffer
+	err = c.command(ctx, io.MultiWriter(file, &said), name, args...)
+	return said.Bytes(), err
+}
+
+// isVersionsFault reports whether the log of a build says that these versions cannot be built: there
+// is no such version, or its source does not compile. A full disk and the network are not the
+// versions' fault, even if the compiler complains too.
+func isVersionsFault(log []byte) bool {
+	return (compiler.Match(log) || saysThereIsNone(string(log))) && !machine.Match(log)
 }
 
 func (c combination) command(ctx context.Context, log io.Writer, name string, args ...string) error {
@@ -165,19 +242,28 @@ func (c combination) command(ctx context.Context, log io.Writer, name string, ar
 }
 
 var (
-	ran  = regexp.MustCompile(`(?m)Kubernetes v([^,\s]+), (containerd|cri-o) ([^\s]+)`)
+	// Debian's version of containerd ends with "~ds1".
+	ran  = regexp.MustCompile(`(?m)Kubernetes v([^,\s]+), (containerd|cri-o) v?([^~\s]+)`)
 	gate = regexp.MustCompile(`feature gate (DRA[A-Za-z]+)`)
+	// These match what a build says of the source, and of the machine.
+	compiler = regexp.MustCompile(`(?m)\.(go|c|s):[0-9]+:[0-9]+: `)
+	machine  = regexp.MustCompile(`(?i)no space left|disk space|disk quota|out of memory|` +
+		`cannot allocate memory|signal: killed|dial tcp|i/o timeout|handshake timeout|` +
+		`temporary failure|could not resolve|connection (refused|reset)|unreachable`)
 	// These match a version in a module of devcluster.
 	multus     = regexp.MustCompile(`multus-cni\.v4 v(\S+)`)
+	containerd = regexp.MustCompile(`containerd/containerd/v2 v(\S+)`)
+	crio       = regexp.MustCompile(`cri-o/cri-o v(\S+)`)
 	kubernetes = regexp.MustCompile(`\sk8s\.io/kubernetes v(\S+)`)
 )
 
-// ranOn returns the versions that the demo's log names, or "".
+// ranOn returns the versions that a log names last, or "".
 func ranOn(log []byte) (kubernetes, runtime string) {
-	match := ran.FindSubmatch(log)
-	if match == nil {
+	all := ran.FindAllSubmatch(log, -1)
+	if all == nil {
 		return "", ""
 	}
+	match := all[len(all)-1]
 	name := strings.Replace(string(match[2]), "cri-o", "CRI-O", 1)
 	return string(match[1]), name + " " + string(match[3])
 }

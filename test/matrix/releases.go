@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
@@ -28,8 +29,8 @@ var stable = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)$`)
 type proxy struct {
 	// list returns versions, and need not return all.
 	list func(ctx context.Context, module string) ([]string, error)
-	// resolves reports whether there is a version.
-	resolves func(ctx context.Context, module, version string) bool
+	// resolves reports whether there is a version. It returns an error if the proxy said neither.
+	resolves func(ctx context.Context, module, version string) (bool, error)
 }
 
 // goProxy asks the Go command in a directory of a module.
@@ -37,7 +38,13 @@ func goProxy(dir string) proxy {
 	command := func(ctx context.Context, args ...string) ([]byte, error) {
 		list := exec.CommandContext(ctx, "go", append([]string{"list", "-m"}, args...)...)
 		list.Dir = dir
-		return list.Output()
+		var stderr bytes.Buffer
+		list.Stderr = &stderr
+		output, err := list.Output()
+		if err != nil {
+			err = fmt.Errorf("go list: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+		}
+		return output, err
 	}
 	return proxy{
 		list: func(ctx context.Context, module string) ([]string, error) {
@@ -47,11 +54,23 @@ func goProxy(dir string) proxy {
 			}
 			return strings.Fields(string(output)), nil
 		},
-		resolves: func(ctx context.Context, module, version string) bool {
+		resolves: func(ctx context.Context, module, version string) (bool, error) {
 			_, err := command(ctx, module+"@"+version)
-			return err == nil
+			if err != nil && saysThereIsNone(err.Error()) {
+				return false, nil
+			}
+			return err == nil, err
 		},
 	}
+}
+
+// saysThereIsNone reports whether the Go command failed because a proxy or a repository answered that
+// there is no such version. The statuses are those of the GOPROXY protocol, "go help goproxy". Proxies
+// that let only some versions through say that a version is not available.
+func saysThereIsNone(stderr string) bool {
+	return slices.ContainsFunc([]string{
+		": 404 Not Found", ": 410 Gone", "unknown revision", "version is not available",
+	}, func(answer string) bool { return strings.Contains(stderr, answer) })
 }
 
 // releases returns the oldest and the newest patch release of each minor release of Kubernetes that
@@ -79,7 +98,10 @@ func (p proxy) releases(ctx context.Context) ([]string, error) {
 
 	var all []string
 	for minor := oldest; ; minor++ {
-		first, last := p.ends(ctx, minor, patches[minor])
+		first, last, err := p.ends(ctx, minor, patches[minor])
+		if err != nil {
+			return nil, err
+		}
 		if last < 0 && minor > newest {
 			return all, nil
 		}
@@ -92,13 +114,18 @@ func (p proxy) releases(ctx context.Context) ([]string, error) {
 
 // ends returns the oldest and the newest patch release of a minor release that resolve, or -1.
 // listed is one that may resolve, or 0.
-func (p proxy) ends(ctx context.Context, minor, listed int) (first, last int) {
+func (p proxy) ends(ctx context.Context, minor, listed int) (first, last int, err error) {
 	first, last = -1, -1
 	for patch, missed := 0, 0; missed < misses || patch <= listed; patch++ {
 		if first >= 0 && patch < listed {
 			continue // between the ends
 		}
-		if !p.resolves(ctx, kubernetesModule, fmt.Sprintf("v1.%d.%d", minor, patch)) {
+		version := fmt.Sprintf("v1.%d.%d", minor, patch)
+		exists, err := p.resolves(ctx, kubernetesModule, version)
+		if err != nil {
+			return 0, 0, fmt.Errorf("whether there is Kubernetes %s: %w", version, err)
+		}
+		if !exists {
 			missed++
 			continue
 		}
@@ -107,5 +134,5 @@ func (p proxy) ends(ctx context.Context, minor, listed int) (first, last int) {
 			first = patch
 		}
 	}
-	return first, last
+	return first, last, nil
 }

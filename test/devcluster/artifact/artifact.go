@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -38,6 +39,28 @@ type Set struct {
 	CRIO       bool   // whether the runtime is CRI-O
 	Plugins    string // directory of CNI plugins that take precedence over Runtime's
 	PauseImage string // image file
+}
+
+// Versions returns the versions of Kubernetes and of the container runtime, as the runtime itself says
+// it: "Kubernetes v1.37.1, containerd 1.7.24~ds1". Names are those of a Node's status.
+func (s Set) Versions(ctx context.Context) (string, error) {
+	name, program := "containerd", "containerd"
+	if s.CRIO {
+		name, program = "cri-o", "crio"
+	}
+
+	output, err := exec.CommandContext(ctx, filepath.Join(s.Runtime, "usr/bin", program),
+		"--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("version of %s: %w", name, err)
+	}
+	// "containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6", "crio version 1.34.0"
+	fields := strings.Fields(string(output))
+	if len(fields) < 3 {
+		return "", fmt.Errorf("version of %s: it says %q", name, output)
+	}
+
+	return fmt.Sprintf("Kubernetes %s, %s %s", s.KubernetesVersion, name, fields[2]), nil
 }
 
 // Cache builds artifacts below Dir.

@@ -213,3 +213,35 @@ func TestLinkReplaces(t *testing.T) {
 		t.Errorf("kube-apiserver links to %q, %v", got, err)
 	}
 }
+
+// TestVersions: the versions are those that the programs say.
+func TestVersions(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "usr/bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for program, says := range map[string]string{
+		"containerd": "containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6+deb13u1",
+		"crio":       "crio version 1.34.0\n   GitCommit: unknown",
+	} {
+		script := "#!/bin/sh\ncat <<E\n" + says + "\nE\n"
+		path := filepath.Join(dir, "usr/bin", program)
+		if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	set := Set{KubernetesVersion: "v1.37.1", Runtime: dir}
+	for want, isCRIO := range map[string]bool{
+		"Kubernetes v1.37.1, containerd 1.7.24~ds1": false, "Kubernetes v1.37.1, cri-o 1.34.0": true,
+	} {
+		set.CRIO = isCRIO
+		if got, err := set.Versions(t.Context()); err != nil || got != want {
+			t.Errorf("%q, %v, want %q", got, err, want)
+		}
+	}
+	set.Runtime = t.TempDir()
+	if got, err := set.Versions(t.Context()); err == nil {
+		t.Errorf("%q without a runtime", got)
+	}
+}

@@ -107,12 +107,12 @@ func Table(all []Result) string {
 
 	gates := ""
 	for _, r := range all {
-		off := "none that matter"
+		off := "-" // a story that failed may not have come to its pools
+		if r.Story == Holds {
+			off = "none that matter"
+		}
 		if len(r.GatesOff) > 0 {
 			off = "`" + strings.Join(r.GatesOff, "`, `") + "`"
-		}
-		if r.Story == Unbuilt {
-			off = "-"
 		}
 		shown := off
 		if len(r.GatesOff) > 0 && off == gates {

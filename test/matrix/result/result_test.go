@@ -55,11 +55,15 @@ func TestTable(t *testing.T) {
 		{Kubernetes: "1.35.4", Runtime: "r", Multus: "m", Story: Fails, GatesOff: []string{"A", "B"},
 			Commit: "0123abc", Date: "2026-11-27"},
 		{Kubernetes: "1.36.0", Runtime: "r", Multus: "m", Story: Unbuilt},
+		{Kubernetes: "1.36.1", Runtime: "r", Multus: "m", Story: Fails},
+		{Kubernetes: "1.37.0", Runtime: "r", Multus: "m", Story: Holds},
 	})
 	_, rows, _ := strings.Cut(got, "--- |\n")
 	want := "| 1.34.5 | r | m | holds | `A`, `B` | not noted |\n" +
 		"| 1.35.4 | r | m | does not hold | the same | 2026-11-27, 0123abc |\n" +
-		"| 1.36.0 | r | m | cannot be built | - | not noted |\n"
+		"| 1.36.0 | r | m | cannot be built | - | not noted |\n" +
+		"| 1.36.1 | r | m | does not hold | - | not noted |\n" +
+		"| 1.37.0 | r | m | holds | none that matter | not noted |\n"
 	if rows != want {
 		t.Errorf("got\n%s\nwant\n%s", rows, want)
 	}

@@ -25,7 +25,8 @@ func buildCommand(o *options) *cobra.Command {
 		Short: "Build what a cluster runs, as far as it is missing",
 		Long: `Build compiles Kubernetes, etcd, Multus and some CNI plugins from Go modules, unpacks containerd, runc and other
 CNI plugins from the machine's Debian archive without installing them (--runtime has others built), and makes the pause image. All of it is kept
-in the cache; the first build takes some minutes, the next ones nothing.`,
+in the cache; the first build takes some minutes, the next ones nothing. It ends with the versions of Kubernetes and of the
+runtime.`,
 		Example: `  devcluster build
   devcluster build --bin ./bin && KUBEBUILDER_ASSETS=$PWD/bin go test ./...`,
 		Args: cobra.NoArgs,
@@ -34,6 +35,11 @@ in the cache; the first build takes some minutes, the next ones nothing.`,
 			if err != nil {
 				return err
 			}
+			versions, err := set.Versions(cmd.Context())
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), versions)
 			if bin != "" {
 				return set.Link(bin)
 			}
