@@ -50,6 +50,7 @@ type cluster struct {
 	class   string // extended resource of a DeviceClass
 	more    []client.Object
 	listing error // what the API server answers to a list of DevicePools, XPUNetworks or XPUPorts
+	getting error // what it answers to a read of a ResourceClaimTemplate
 }
 
 func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[0].Attachment }
@@ -203,6 +204,13 @@ func (c *cluster) explain(t *testing.T) *Pod {
 			}
 		}
 		return w.List(ctx, list, options...)
+	}, Get: func(ctx context.Context, w client.WithWatch, key client.ObjectKey,
+		object client.Object, options ...client.GetOption,
+	) error {
+		if _, isTemplate := object.(*resourceapi.ResourceClaimTemplate); isTemplate && c.getting != nil {
+			return c.getting
+		}
+		return w.Get(ctx, key, object, options...)
 	}}
 	p, err := Of(t.Context(), Sources{
 		Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
@@ -290,6 +298,27 @@ func TestVerdict(t *testing.T) {
 		}, false, "claim nic is not Requested: there is no ResourceClaimTemplate blue in namespace " +
 			"default: make it there, because a pod cannot use those of other namespaces, or name " +
 			"another one"},
+		"no claim yet of a template that is there": {func(c *cluster) {
+			pending(c)
+			c.pod.Status.ResourceClaimStatuses = nil
+			c.more = append(c.more, &resourceapi.ResourceClaimTemplate{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "blue"},
+			})
+		}, false, "claim nic is not Requested: the ResourceClaim of template blue has not been made " +
+			"yet: see that kube-controller-manager runs"},
+		"no claim yet of a template that cannot be read": {func(c *cluster) {
+			pending(c)
+			c.pod.Status.ResourceClaimStatuses = nil
+			c.getting = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+		}, false, "claim nic is not Requested: the ResourceClaim of template blue has not been made " +
+			"yet, and ResourceClaimTemplates cannot be read: see that the template is in namespace " +
+			"default, and that kube-controller-manager runs"},
+		"no pool of a class with a shorter name": {func(c *cluster) {
+			pending(c)
+			c.why = []string{"none of 2 nodes can take it: needs 1 of DeviceClass xpu-gone-fast, and can " +
+				"have 0"}
+		}, false, "claim web-nic is not Allocated: none of 2 nodes can take it: needs 1 of DeviceClass " +
+			"xpu-gone-fast, and can have 0"},
 		"no pool of the class": {func(c *cluster) {
 			pending(c)
 			c.why = []string{"none of 2 nodes can take it: needs 1 of DeviceClass xpu-gone, and can have 0"}

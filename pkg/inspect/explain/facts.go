@@ -59,13 +59,14 @@ type facts struct {
 type kind string
 
 const (
-	poolKind    kind = "DevicePools"
-	networkKind kind = "XPUNetworks"
-	portKind    kind = "XPUPorts"
-	claimKind   kind = "ResourceClaims"
-	classKind   kind = "DeviceClasses"
-	nodeKind    kind = "XPUNodes"
-	eventKind   kind = "events"
+	poolKind     kind = "DevicePools"
+	networkKind  kind = "XPUNetworks"
+	portKind     kind = "XPUPorts"
+	claimKind    kind = "ResourceClaims"
+	templateKind kind = "ResourceClaimTemplates"
+	classKind    kind = "DeviceClasses"
+	nodeKind     kind = "XPUNodes"
+	eventKind    kind = "events"
 )
 
 // podClaim is a claim of the pod.
@@ -110,10 +111,15 @@ func (f *facts) unread(what kind, err error) error {
 		f.unseen.Insert(what)
 		f.absent.Insert(what)
 		return nil
+	case apierrors.IsForbidden(err) && f.unseen.Has(what):
+		return nil
 	case apierrors.IsForbidden(err):
 		f.unseen.Insert(what)
-		f.unknown = append(f.unknown, fmt.Sprintf("%s: you may not read them; an administrator can "+
-			"bind ClusterRole xpu-view to you", what))
+		note := fmt.Sprintf("%s: you may not read them", what)
+		if slices.Contains([]kind{poolKind, networkKind, portKind, nodeKind}, what) {
+			note += "; an administrator can bind ClusterRole xpu-view to you"
+		}
+		f.unknown = append(f.unknown, note)
 		return nil
 	}
 	return err
@@ -206,9 +212,11 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 		name, _, err := resourceclaim.Name(f.pod, wanted)
 		switch {
 		case err != nil:
-			template := ptr.Deref(wanted.ResourceClaimTemplateName, "")
-			f.claims = append(f.claims,
-				podClaim{inPod: wanted.Name, reason: f.notMade(ctx, s, template)})
+			reason, err := f.notMade(ctx, s, ptr.Deref(wanted.ResourceClaimTemplateName, ""))
+			if err != nil {
+				return err
+			}
+			f.claims = append(f.claims, podClaim{inPod: wanted.Name, reason: reason})
 			continue
 		case name == nil: // no claim is needed
 			continue
@@ -227,15 +235,22 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 }
 
 // notMade says why a claim of a template has not been made.
-func (f *facts) notMade(ctx context.Context, s Sources, template string) string {
+func (f *facts) notMade(ctx context.Context, s Sources, template string) (string, error) {
 	key := types.NamespacedName{Namespace: f.pod.Namespace, Name: template}
-	if err := s.Reader.Get(ctx, key, &resourceapi.ResourceClaimTemplate{}); apierrors.IsNotFound(err) {
+	err := s.Reader.Get(ctx, key, &resourceapi.ResourceClaimTemplate{})
+	switch {
+	case apierrors.IsNotFound(err):
 		return fmt.Sprintf("there is no ResourceClaimTemplate %s in namespace %s: make it there, "+
 			"because a pod cannot use those of other namespaces, or name another one", template,
-			f.pod.Namespace)
+			f.pod.Namespace), nil
+	case err != nil:
+		return fmt.Sprintf("the ResourceClaim of template %s has not been made yet, and "+
+			"ResourceClaimTemplates cannot be read: see that the template is in namespace %s, and that "+
+			"kube-controller-manager runs", template, f.pod.Namespace), f.unread(templateKind, err)
+	default:
+		return fmt.Sprintf("the ResourceClaim of template %s has not been made yet: see that "+
+			"kube-controller-manager runs", template), nil
 	}
-	return fmt.Sprintf("the ResourceClaim of template %s has not been made yet: see that "+
-		"kube-controller-manager runs", template)
 }
 
 func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) error {

@@ -37,10 +37,11 @@ func (f *facts) notAllocated() Stage {
 
 // hint returns what helps against a reason of the scheduler, to be added to it.
 func (f *facts) hint(why string) string {
+	asked := classesIn(why)
 	for _, class := range slices.Sorted(maps.Keys(f.classPools)) {
 		pool := f.classPools[class]
 		if !f.unseen.Has(poolKind) && f.pools[pool] == nil &&
-			strings.Contains(why, "of DeviceClass "+class) {
+			slices.Contains(asked, class) {
 			return fmt.Sprintf("; there is no DevicePool %s, whose Functions DeviceClass %s selects: "+
 				"make it, or name another class", pool, class)
 		}
@@ -51,6 +52,18 @@ func (f *facts) hint(why string) string {
 			"attributes there are"
 	}
 	return ""
+}
+
+// classesIn returns the DeviceClasses that a reason of the scheduler names.
+func classesIn(why string) (names []string) {
+	for _, behind := range strings.Split(why, "of DeviceClass ")[1:] {
+		name := behind
+		if end := strings.IndexAny(behind, " ,;:"); end >= 0 {
+			name = behind[:end]
+		}
+		names = append(names, strings.TrimSuffix(name, "."))
+	}
+	return names
 }
 
 func (f *facts) bound() Stage {
