@@ -76,9 +76,10 @@ type XPUSpec struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`
 	PFs []string `json:"pfs,omitempty"`
 
-	// Endpoint is the OPI agent's address, "host:port". An IPv6 address may have a zone:
-	// "[fe80::1%eth0]:50151". An XPU without an endpoint was made by the broker and is served by an
-	// infra cluster.
+	// Endpoint is the OPI agent's address, "host:port". The host is a name, an IPv4 address, or an
+	// IPv6 address in brackets, which may have a zone of 1 to 15 characters: "10.0.0.1:50151",
+	// "xpu-1.example.com:50151", "[fd00::1]:50151", "[fe80::1%eth0]:50151". The port has 1 to 5
+	// digits. An XPU without an endpoint was made by the broker and is served by an infra cluster.
 	// +optional
 	// +kubebuilder:validation:MaxLength=320
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(\\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\\]|[A-Za-z0-9.-]+):[0-9]{1,5}$')",message="must be HOST:PORT, such as 10.0.0.1:50151, xpu-1.example.com:50151 or [fd00::1]:50151"

@@ -160,8 +160,8 @@ func hasUnknown(value string, names []string) string {
 }
 
 // unknownField returns an expression for the message about the first key of a map that is not among
-// the names, in the words of the driver and with the names. Other such keys have no message, because a claim could have
-// so many of them that the messages cost more than the API server allows.
+// the names, in the words of the driver and with the names. Other such keys have no message, because
+// a claim could have so many of them that the messages cost more than the API server allows.
 func unknownField(value, prefix string, names []string) string {
 	return fmt.Sprintf(`e.at + ": unknown field \"%s" + %s.filter(k, !(k in %s)).map(k, `+
 		`k.size() > 64 ? k.substring(0, 64) : k)[0] + "\"; fields are %s"`, prefix, value,
