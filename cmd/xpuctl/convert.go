@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -45,7 +44,8 @@ does the same here. One file may have objects of several programs:
 
 Give objects that belong together at once, such as policies with networks, and claims with classes. Other objects are printed
 as they are. What is left out, what differs, and what an administrator must allow is on standard error. What it cannot tell is
-named there too and not printed, and the exit code is 1. FILE may be - for standard input.`,
+named there too and not printed, and the exit code is 1; so is a second object of a name. Helm values are printed alone only: with
+objects they give the prefix of resources. FILE may be - for standard input.`,
 		Example: `  # Whatever is in a directory:
   xpuctl convert manifests/*.yaml > converted.yaml
 
@@ -85,11 +85,7 @@ func convertFiles(c *cobra.Command, files []string, o convert.Options) error {
 		texts = append(texts, text)
 	}
 
-	text := texts[0]
-	if len(texts) > 1 {
-		text = bytes.Join(texts, []byte("\n---\n"))
-	}
-	result, err := convert.Text(text, o)
+	result, err := convert.Texts(texts, o)
 	if err != nil {
 		return fmt.Errorf("%s: %w", strings.Join(files, ", "), err)
 	}

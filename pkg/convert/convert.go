@@ -6,6 +6,7 @@
 package convert
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -33,7 +34,18 @@ type Options struct {
 	Key string
 }
 
-// Result is what a text was converted to.
+// document is YAML, and what it was made of.
+type document struct {
+	text, from string
+}
+
+// helm is Helm values of another chart.
+type helm struct {
+	object map[string]any
+	where  string
+}
+
+// Result is what texts were converted to.
 type Result struct {
 	// Documents are YAML, in the order of what they were made of.
 	Documents []string
@@ -43,18 +55,16 @@ type Result struct {
 	Unknown []string
 }
 
-// Text converts YAML or JSON documents and lists. Objects of Kubernetes and of this project that
-// need no conversion come back as they are.
-func Text(text []byte, o Options) (Result, error) {
-	if sriovdp.Is(text) {
-		c := &converter{Options: o}
-		err := c.sriovdpConfig(text)
-		return c.Result, err
-	}
-
-	objects, err := conversion.Objects(text)
-	if err != nil {
-		return Result{}, err
+// Texts converts YAML or JSON documents and lists, of which one may name objects of another. Objects
+// of Kubernetes and of this project that need no conversion come back as they are.
+func Texts(texts [][]byte, o Options) (Result, error) {
+	var objects []map[string]any
+	for _, text := range texts {
+		more, err := conversion.Objects(text)
+		if err != nil {
+			return Result{}, err
+		}
+		objects = append(objects, more...)
 	}
 
 	c, err := newConverter(objects, o)
@@ -63,6 +73,7 @@ func Text(text []byte, o Options) (Result, error) {
 	}
 	for i, object := range objects {
 		where := describe(object, i)
+		c.current = origin(object, i)
 		if err := c.convert(object, where); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", where, err)
 		}
@@ -84,18 +95,34 @@ func describe(object map[string]any, index int) string {
 	return fmt.Sprintf("document %d", index+1)
 }
 
-// converter converts one text.
+// origin returns what a document was made of, for messages.
+func origin(object map[string]any, index int) string {
+	what := fmt.Sprintf("document %d", index+1)
+	kind, name := stringOf(object, "kind"), stringOf(object, "metadata", "name")
+	if kind == "" || name == "" {
+		return what
+	}
+	if namespace := stringOf(object, "metadata", "namespace"); namespace != "" {
+		name = namespace + "/" + name
+	}
+	return fmt.Sprintf("%s (%s %s)", what, kind, name)
+}
+
+// converter converts texts.
 type converter struct {
 	Options
 	Result
 	objects []map[string]any
+	current string // what is converted
+	made    []document
+	values  []helm
 
 	// dra converts claims, of which one may have parameters for several drivers.
 	dra []conversion.Driver
 	// named are the NetworkAttachmentDefinitions that VfConfigs name, as namespace/name; those of a
 	// DeviceClass have no namespace.
 	named map[string]bool
-	// prototypes are given together to their converter, for which there is a place in Documents.
+	// prototypes are given together to their converter, for which there is a place in made.
 	prototypes     []map[string]any
 	prototypesAt   int
 	operatorPrefix string
@@ -152,7 +179,7 @@ func (c *converter) learn(object map[string]any) {
 	}
 }
 
-func (c *converter) add(document string) { c.Documents = append(c.Documents, document) }
+func (c *converter) add(text string) { c.made = append(c.made, document{text, c.current}) }
 
 func (c *converter) note(where string, notes ...string) {
 	for _, note := range notes {
@@ -181,7 +208,11 @@ func (c *converter) convert(object map[string]any, where string) error {
 	case kept:
 		return c.keep(object)
 	case sriovdpConfig:
-		return c.sriovdpConfig(text)
+		config, err := json.Marshal(object) // its parser takes no YAML
+		if err != nil {
+			return err
+		}
+		return c.sriovdpConfig(config)
 	case configMap:
 		return c.configMap(object, where)
 	case operatorPolicy:
@@ -206,7 +237,8 @@ func (c *converter) convert(object map[string]any, where string) error {
 		}
 		return c.keep(object)
 	case helmValues:
-		return c.values(object, where)
+		c.values = append(c.values, helm{object, where})
+		return nil
 	default:
 		c.unknown(where, unknownReason(object))
 		return nil
@@ -215,7 +247,18 @@ func (c *converter) convert(object map[string]any, where string) error {
 
 // finish converts what is converted together.
 func (c *converter) finish() error {
-	var made []string
+	for _, step := range []func() error{
+		c.finishPools, c.finishPrototypes, c.finishValues, c.finishDocuments,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *converter) finishPools() error {
+	var made []document
 	pools, notes := sriovoperator.Merge(c.pools)
 	c.Notes = append(c.Notes, notes...)
 	for _, pool := range pools {
@@ -223,13 +266,17 @@ func (c *converter) finish() error {
 		if err != nil {
 			return err
 		}
-		made = append(made, text)
+		made = append(made, document{text, "SriovNetworkNodePolicy " + pool.Name})
 	}
+
 	c.insert(c.poolsAt, made)
 	if c.prototypesAt > c.poolsAt && c.poolsAt >= 0 {
 		c.prototypesAt += len(made)
 	}
+	return nil
+}
 
+func (c *converter) finishPrototypes() error {
 	if len(c.prototypes) == 0 {
 		return nil
 	}
@@ -241,17 +288,99 @@ func (c *converter) finish() error {
 		}
 		all = append(all, string(text))
 	}
-	documents, notes, err := prototypes.Convert([]byte(strings.Join(all, "---\n")))
-	c.Notes = append(c.Notes, notes...)
-	c.insert(c.prototypesAt, documents)
 
-	return err
+	texts, notes, err := prototypes.Convert([]byte(strings.Join(all, "---\n")))
+	if err != nil {
+		return err
+	}
+	c.Notes = append(c.Notes, notes...)
+	var made []document
+	for _, text := range texts {
+		made = append(made, document{text, "the prototypes' objects"})
+	}
+	c.insert(c.prototypesAt, made)
+
+	return nil
 }
 
-func (c *converter) insert(at int, documents []string) {
+func (c *converter) insert(at int, documents []document) {
 	if at >= 0 {
-		c.Documents = slices.Insert(c.Documents, at, documents...)
+		c.made = slices.Insert(c.made, at, documents...)
 	}
+}
+
+// finishValues converts values of a chart. They are never printed with anything else, because
+// kubectl takes no values, and Helm takes nothing but values of one chart.
+func (c *converter) finishValues() error {
+	objects := len(c.made) > 0
+	for _, v := range c.values {
+		chart := values.Of(v.object)
+		where := v.where + " (Helm values of " + chart.Name + ")"
+		if objects {
+			c.note(where, "is not printed, because objects are: give the file alone for Helm values of "+
+				"this project's chart")
+			continue
+		}
+
+		converted, notes, err := chart.Convert(v.object)
+		if err != nil {
+			return fmt.Errorf("%s: %w", where, err)
+		}
+		switch {
+		case len(converted) == 0:
+			c.note(where, notes...)
+			c.note(where, "has no value for this project's chart")
+		case len(c.made) > 0:
+			c.unknown(where, "other Helm values are printed: give each of these files alone")
+		default:
+			c.note(where, notes...)
+			c.note(where, "becomes Helm values of this project's chart: helm install --values, and not "+
+				"kubectl")
+			if err := c.keep(converted); err != nil {
+				return err
+			}
+		}
+	}
+
+	return nil
+}
+
+// identity tells objects of a cluster apart.
+type identity struct {
+	group, kind, namespace, name string
+}
+
+// finishDocuments takes over what was made. An object that has the name of another one would
+// replace it in the cluster.
+func (c *converter) finishDocuments() error {
+	seen := map[identity]document{}
+	for _, d := range c.made {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(d.text), &object); err != nil {
+			return fmt.Errorf("%s: %w", d.from, err)
+		}
+		group, _, hasGroup := strings.Cut(stringOf(object, "apiVersion"), "/")
+		if !hasGroup {
+			group = ""
+		}
+		id := identity{group, stringOf(object, "kind"), stringOf(object, "metadata", "namespace"),
+			stringOf(object, "metadata", "name")}
+
+		first, isSecond := seen[id]
+		what := fmt.Sprintf("%s %s, made of %s", id.kind, id.name, d.from)
+		switch {
+		case id.name == "" || !isSecond:
+			seen[id] = d
+			c.Documents = append(c.Documents, d.text)
+		case first.text == d.text:
+			c.note(what, "is the same as what is made of "+first.from+", and is printed once")
+		default:
+			c.unknown(what, "another one of this name is printed, made of "+first.from+": rename one, or "+
+				"give one of them only")
+		}
+	}
+
+	return nil
 }
 
 func (c *converter) sriovdpConfig(text []byte) error {
@@ -305,6 +434,9 @@ func (c *converter) configMap(object map[string]any, where string) error {
 		key = keys[0]
 	case slices.Contains(keys, "config.json"):
 		key = "config.json"
+		others := slices.DeleteFunc(keys, func(one string) bool { return one == key })
+		c.note(where, "the configuration of key config.json is taken; name another one by --key: "+
+			strings.Join(others, ", "))
 	default:
 		c.unknown(where, "has configurations in several keys: name one of them by --key: "+
 			strings.Join(keys, ", "))
@@ -322,7 +454,7 @@ func (c *converter) policy(text []byte, where string) error {
 
 	c.note(where, notes...)
 	if c.poolsAt < 0 {
-		c.poolsAt = len(c.Documents)
+		c.poolsAt = len(c.made)
 	}
 	c.pools = append(c.pools, pool)
 	return nil
@@ -342,7 +474,12 @@ func (c *converter) network(object map[string]any, text []byte, where string) er
 // attachment converts a NetworkAttachmentDefinition. Those of sriov-cni are Multus' or
 // dra-driver-sriov's.
 func (c *converter) attachment(object map[string]any, where string) error {
-	if !slices.Contains(sriovoperator.Types(object), "sriov") {
+	types, err := sriovoperator.Types(object)
+	if err != nil {
+		c.unknown(where, err.Error())
+		return nil
+	}
+	if !slices.Contains(types, "sriov") {
 		return c.keep(object)
 	}
 
@@ -393,7 +530,7 @@ func (c *converter) claims(text []byte) error {
 
 func (c *converter) prototype(object map[string]any) {
 	if c.prototypesAt < 0 {
-		c.prototypesAt = len(c.Documents)
+		c.prototypesAt = len(c.made)
 	}
 	c.prototypes = append(c.prototypes, object)
 }
@@ -402,20 +539,6 @@ func (c *converter) hasPrototypes() bool {
 	return slices.ContainsFunc(c.objects, func(object map[string]any) bool {
 		return recognize(object) == prototype
 	})
-}
-
-// values converts values of a chart.
-func (c *converter) values(object map[string]any, where string) error {
-	chart := values.Of(object)
-	where += " (Helm values of " + chart.Name + ")"
-	converted, notes, err := chart.Convert(object)
-	if err != nil {
-		return err
-	}
-
-	c.note(where, notes...)
-	c.note(where, "becomes Helm values of this project's chart: helm install --values, and not kubectl")
-	return c.keep(converted)
 }
 
 // DevicePool returns a DevicePool as YAML, without its status. A selector that selects everything

@@ -84,8 +84,10 @@ func ofOperator(kind string) source {
 
 // withoutKind says what an object is that is none of Kubernetes.
 func withoutKind(object map[string]any) source {
-	if _, has := object["resourceList"]; has {
-		return sriovdpConfig
+	for field := range object {
+		if strings.EqualFold(field, "resourceList") { // as Go decodes it in the plugin
+			return sriovdpConfig
+		}
 	}
 	if values.Of(object) != nil {
 		return helmValues

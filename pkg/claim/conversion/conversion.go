@@ -5,16 +5,11 @@
 package conversion
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -56,23 +51,6 @@ func devicesOf(kind string) (path []string, known bool) {
 	return path, known
 }
 
-// document is a YAML document, or an item of a list.
-type document struct {
-	text   []byte
-	object map[string]any
-}
-
-// kind returns the kind of the object, or "".
-func (d document) kind() string {
-	kind, _ := d.object["kind"].(string)
-	return kind
-}
-
-func (d document) name() string {
-	name, _, _ := unstructured.NestedString(d.object, "metadata", "name")
-	return name
-}
-
 // Convert converts YAML documents, and the items of a list of Kubernetes. Each is a ResourceClaim,
 // ResourceClaimTemplate or DeviceClass, or parameters of the driver alone. Other objects come back
 // as they are, unless the driver converts them.
@@ -100,75 +78,6 @@ func Convert(text []byte, from Driver) (documents, notes []string, err error) {
 	}
 
 	return documents, notes, nil
-}
-
-// Objects returns the objects of YAML documents, and the items of lists.
-func Objects(text []byte) ([]map[string]any, error) {
-	all, err := read(text)
-	if err != nil {
-		return nil, err
-	}
-
-	var objects []map[string]any
-	for _, d := range all {
-		if d.object != nil {
-			objects = append(objects, d.object)
-		}
-	}
-	return objects, nil
-}
-
-// read returns the documents of a text.
-func read(text []byte) (all []document, err error) {
-	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
-		one, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-
-		items, err := itemsOf(one)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, items...)
-	}
-}
-
-// itemsOf returns the items of a list, or the document itself. An empty document has none.
-func itemsOf(text []byte) (items []document, err error) {
-	var object map[string]any
-	if err := yaml.Unmarshal(text, &object); err != nil {
-		return nil, err
-	}
-
-	d := document{text, object}
-	if len(bytes.TrimSpace(text)) == 0 {
-		return nil, nil
-	}
-	if !strings.HasSuffix(d.kind(), "List") {
-		return []document{d}, nil
-	}
-
-	list, _, err := unstructured.NestedSlice(object, "items")
-	if err != nil {
-		return nil, err
-	}
-	for _, item := range list {
-		one, err := yaml.Marshal(item)
-		if err != nil {
-			return nil, err
-		}
-		var object map[string]any
-		if err := yaml.Unmarshal(one, &object); err != nil {
-			return nil, err
-		}
-		items = append(items, document{one, object})
-	}
-
-	return items, nil
 }
 
 // convert returns a document in place of another.

@@ -80,7 +80,10 @@ func Network(text []byte, prefix string, mtu int) (object map[string]any, notes 
 	var strict struct {
 		Spec networkSpec `json:"spec"`
 	}
-	notes = unknownFields(text, &strict)
+	if notes, err = unknownFields(text, &strict); err != nil {
+		return nil, nil, err
+	}
+	notes = append(notes, n.Spec.leftOut()...)
 
 	config, err := n.config(mtu)
 	if err != nil {
@@ -104,6 +107,27 @@ func Network(text []byte, prefix string, mtu int) (object map[string]any, notes 
 		"metadata": metadata, "spec": map[string]any{"config": config},
 	}, notes, nil
 }
+
+// leftOut notes what does not come into the configuration.
+func (s networkSpec) leftOut() (notes []string) {
+	if s.VLAN == 0 && s.VLANQoS != 0 {
+		notes = append(notes, withoutVLAN("vlanQoS"))
+	}
+	if s.VLAN == 0 && s.VLANProto != "" {
+		notes = append(notes, withoutVLAN("vlanProto"))
+	}
+	if s.LogLevel != "" {
+		notes = append(notes, withoutLog("logLevel"))
+	}
+	if s.LogFile != "" {
+		notes = append(notes, withoutLog("logFile"))
+	}
+	return notes
+}
+
+func withoutVLAN(field string) string { return field + " is left out: there is no vlan" }
+
+func withoutLog(field string) string { return field + " is left out: the agent has the log" }
 
 // config returns the network's configuration as indented JSON.
 func (n network) config(mtu int) (string, error) {
@@ -155,18 +179,23 @@ func indented(value any) (string, error) {
 	return string(text), err
 }
 
-// Types returns the types of the plugins in a NetworkAttachmentDefinition; none if its
-// configuration is not understood.
-func Types(definition map[string]any) (types []string) {
+// Types returns the types of the plugins in a NetworkAttachmentDefinition. One without a
+// configuration has none: Multus reads it from a file on the node.
+func Types(definition map[string]any) (types []string, err error) {
+	config, found, err := unstructured.NestedString(definition, "spec", "config")
+	if err != nil || !found || config == "" {
+		return nil, err
+	}
 	plugins, _, err := pluginsOf(definition)
 	if err != nil {
-		return nil
+		return nil, err
 	}
+
 	for _, p := range plugins {
 		name, _ := p["type"].(string)
 		types = append(types, name)
 	}
-	return types
+	return types, nil
 }
 
 // Definition converts a NetworkAttachmentDefinition of type sriov, for Multus, to one of type
@@ -185,13 +214,17 @@ func Definition(definition map[string]any) (notes []string, err error) {
 		// sriov-cni's default takes a VLAN away from the VF, which a pool must allow here.
 		if p["vlan"] == float64(0) {
 			delete(p, "vlan")
-			delete(p, "vlanQoS")
-			delete(p, "vlanProto")
+			for _, field := range []string{"vlanQoS", "vlanProto"} {
+				if value, has := p[field]; has && value != float64(0) && value != "" {
+					notes = append(notes, withoutVLAN(field))
+				}
+				delete(p, field)
+			}
 		}
 		for _, field := range []string{"logLevel", "logFile"} {
 			if _, has := p[field]; has {
 				delete(p, field)
-				notes = append(notes, field+" is left out: the agent has the log")
+				notes = append(notes, withoutLog(field))
 			}
 		}
 	}

@@ -6,15 +6,16 @@
 package sriovoperator
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim/conversion"
 )
 
 const (
@@ -73,7 +74,9 @@ func Policy(text []byte, prefix string) (pool v1alpha1.DevicePool, notes []strin
 	var strict struct {
 		Spec policySpec `json:"spec"`
 	}
-	notes = unknownFields(text, &strict)
+	if notes, err = unknownFields(text, &strict); err != nil {
+		return pool, nil, err
+	}
 
 	pool.TypeMeta = metav1.TypeMeta{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
@@ -95,20 +98,25 @@ func Policy(text []byte, prefix string) (pool v1alpha1.DevicePool, notes []strin
 	return pool, slices.Concat(notes, more, p.Spec.make(&pool.Spec), p.Spec.leftOut()), nil
 }
 
-// unknownFields notes the first field of a spec that has no counterpart in the type.
-func unknownFields(text []byte, into any) []string {
+// unknownFields notes the fields of a spec that have no counterpart in the type.
+func unknownFields(text []byte, into any) (notes []string, err error) {
 	var object map[string]any
 	if err := yaml.Unmarshal(text, &object); err != nil {
-		return nil
+		return nil, err
 	}
-	spec, err := yaml.Marshal(map[string]any{"spec": object["spec"]})
+	spec, err := json.Marshal(map[string]any{"spec": object["spec"]})
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	if err := yaml.UnmarshalStrict(spec, into); err != nil {
-		return []string{"left out: " + conversion.LastPart(err)}
+
+	unknown, err := kjson.UnmarshalStrict(spec, into)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	for _, one := range unknown {
+		notes = append(notes, "left out: "+one.Error())
+	}
+	return notes, nil
 }
 
 // selector converts the part of a policy that selects Functions.
@@ -193,31 +201,36 @@ func (p policySpec) leftOut() (notes []string) {
 }
 
 // Merge puts DevicePools of one resource into one for each set of nodes, because a node has one
-// DevicePool for a resource. It keeps the order. Notes name those that differ too much.
+// DevicePool for a resource. It keeps the order. Notes name each two that differ too much.
 func Merge(pools []v1alpha1.DevicePool) (merged []v1alpha1.DevicePool, notes []string) {
 	for _, pool := range pools {
 		at := slices.IndexFunc(merged, func(other v1alpha1.DevicePool) bool {
-			return other.Spec.DevicePlugin.ResourceName == pool.Spec.DevicePlugin.ResourceName
+			return sameResource(other.Spec, pool.Spec) && sameButSelectors(other.Spec, pool.Spec)
 		})
-		if at < 0 {
-			merged = append(merged, pool)
+		if at >= 0 {
+			first := &merged[at]
+			first.Spec.Selectors = append(first.Spec.Selectors, pool.Spec.Selectors...)
+			first.Spec.Priority = max(first.Spec.Priority, pool.Spec.Priority)
+			notes = append(notes, fmt.Sprintf("DevicePool %s has the selectors of %s too, because they "+
+				"offer the same resource", first.Name, pool.Name))
 			continue
 		}
 
-		first := &merged[at]
-		if !sameButSelectors(first.Spec, pool.Spec) {
-			merged = append(merged, pool)
-			notes = append(notes, fmt.Sprintf("DevicePools %s and %s offer the same resource: on a node "+
-				"that both select, only the one with the higher priority does", first.Name, pool.Name))
-			continue
+		for _, other := range merged {
+			if sameResource(other.Spec, pool.Spec) {
+				notes = append(notes, fmt.Sprintf("DevicePools %s and %s offer the same resource: on a "+
+					"node that both select, only the one with the higher priority does", other.Name, pool.Name))
+			}
 		}
-		first.Spec.Selectors = append(first.Spec.Selectors, pool.Spec.Selectors...)
-		first.Spec.Priority = max(first.Spec.Priority, pool.Spec.Priority)
-		notes = append(notes, fmt.Sprintf("DevicePool %s has the selectors of %s too, because they offer "+
-			"the same resource", first.Name, pool.Name))
+		merged = append(merged, pool)
 	}
 
 	return merged, notes
+}
+
+func sameResource(a, b v1alpha1.DevicePoolSpec) bool {
+	return a.DevicePlugin.ResourceName == b.DevicePlugin.ResourceName &&
+		a.DevicePlugin.ResourcePrefix == b.DevicePlugin.ResourcePrefix
 }
 
 func sameButSelectors(a, b v1alpha1.DevicePoolSpec) bool {

@@ -36,7 +36,7 @@ func Charts() []Chart {
 	return []Chart{
 		{"DRANET", "/dranet", []string{
 			"args.inventoryMinPollInterval", "args.inventoryMaxPollInterval", "args.moveIBInterfaces",
-			"args.dbPath", "args.cloudProviderHint",
+			"args.cloudProviderHint",
 		}, dranetRules()},
 		{"dra-driver-sriov", "/dra-driver-sriov", []string{
 			"kubeletPlugin.nriPluginName", "kubeletPlugin.configurationMode",

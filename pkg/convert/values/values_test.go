@@ -38,6 +38,7 @@ func TestOf(t *testing.T) {
 		"operator: {replicas: 2}":                        "", // Cilium's
 		"kubeletPlugin: {nodeSelector: {}}":              "", // of any DRA driver
 		"image: {repository: r.example/x/dranet}":        "DRANET",
+		"args: {dbPath: /var/lib/db}":                    "", // of any program
 		"args: {moveIBInterfaces: true}":                 "DRANET",
 		"kubeletPlugin: {configurationMode: STANDALONE}": "dra-driver-sriov",
 		"operator: {resourcePrefix: example.com}":        "sriov-network-operator",
