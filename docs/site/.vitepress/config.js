@@ -9,6 +9,8 @@ import { map, read } from './map.js'
 const here = fileURLToPath(new URL('..', import.meta.url))
 // What the pages are of: what is checked out here, or another version that is checked out elsewhere.
 const root = process.env.SITE_ROOT || path.resolve(here, '../..')
+// Endings of files that pages link to and that are no pages, beside those that VitePress knows. It takes others for pages.
+process.env.VITE_EXTRA_EXTENSIONS = 'cast'
 // All versions that the site has, [{text, base}], this one among them. Of one alone nothing can be chosen.
 const versions = JSON.parse(process.env.SITE_VERSIONS || '[]')
 const version = fs.readFileSync(path.join(root, 'VERSION'), 'utf8').trim()
@@ -67,6 +69,8 @@ export default defineConfig({
     .map(entry => (entry.isDirectory() ? `${entry.name}/**` : entry.name))
     .concat('docs/site/**', 'docs/gen/**'),
   rewrites: route,
+  // What buildEnd finds in another version is a warning, and the same must not end the build here.
+  ignoreDeadLinks: Boolean(process.env.SITE_ROOT),
   outDir: process.env.SITE_OUT || path.join(root, 'bin/site'),
   cacheDir: path.join(here, 'node_modules/.cache'),
 
