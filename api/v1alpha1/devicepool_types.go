@@ -383,6 +383,7 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.evictLostAfter) || (!has(self.publish) || self.publish == 'DRA') && (!has(self.model) || self.model != 'Ports')",message="evictLostAfter is only for pools with publish: DRA, as the kubelet knows no taints, and not for model: Ports, whose devices other pods share"
 // +kubebuilder:validation:XValidation:rule="!has(self.attributes) || !has(self.publish) || self.publish == 'DRA'",message="attributes is only for pools with publish: DRA, as the kubelet knows none"
 // +kubebuilder:validation:XValidation:rule="!has(self.dataDirect) || !self.dataDirect || !has(self.publish) || self.publish == 'DRA'",message="dataDirect is only for pools with publish: DRA, as the kubelet knows no attributes"
+// +kubebuilder:validation:XValidation:rule="!has(self.listNUMANodes) || !self.listNUMANodes || !has(self.publish) || self.publish == 'DRA'",message="listNUMANodes is only for pools with publish: DRA, as the kubelet knows no attributes"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
 	// +optional
@@ -497,10 +498,18 @@ type DevicePoolSpec struct {
 
 	// DataDirect says that Data Direct is enabled for the VFs and SFs of the pool's ConnectX-8: they
 	// reach memory, such as that of a GPU beside the NIC, also through the NIC's Data Direct
-	// function. Their attribute pcieRoot then has the root complexes of both. The agent enables
-	// nothing. A PF as a whole has both in any case. It is only for publish: DRA.
+	// function. The attribute pcieRoot of the pool's devices then has the root complexes of both, as
+	// a list (KEP-5491). The agent enables nothing. It is only for publish: DRA.
 	// +optional
 	DataDirect bool `json:"dataDirect,omitempty"`
+
+	// ListNUMANodes makes the attribute numaNode of the pool's devices a list (KEP-5491) where a
+	// socket has several NUMA nodes at the same smallest distance, as with sub-NUMA clustering: the
+	// device's own node, then the others. A selector that compares numaNode with a number is false
+	// for a list, and matchAttribute takes devices that have one node in common. Without it numaNode
+	// is the device's own node. It is only for publish: DRA.
+	// +optional
+	ListNUMANodes bool `json:"listNUMANodes,omitempty"`
 
 	// DevicePlugin describes how the device plugin offers the pool. It is only for publish:
 	// DevicePlugin.

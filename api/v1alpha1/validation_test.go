@@ -341,6 +341,12 @@ func TestValidation(t *testing.T) {
 			{"pool for the kubelet whose link only informs", plugin(func(p *v1alpha1.DevicePool) {
 				p.Spec.LinkDown = v1alpha1.LinkDownNone
 			}), "linkDown is only for pools with publish: DRA"},
+			{"pool with lists of NUMA nodes", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.ListNUMANodes = "numa-nodes", true
+			}), ""},
+			{"lists of NUMA nodes for the kubelet", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.ListNUMANodes, p.Spec.Publish = true, v1alpha1.PublishDevicePlugin
+			}), "listNUMANodes is only for pools with publish: DRA"},
 			{"pool of a variant of vfio-pci", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Driver = "variant", "nvgrace_gpu_vfio_pci"
 			}), ""},

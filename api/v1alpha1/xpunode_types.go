@@ -39,9 +39,14 @@ type FunctionProblem struct {
 // Fallback is what a DevicePool gets instead of what it asks for, because the cluster lacks a
 // feature gate.
 type Fallback struct {
-	// Feature is the feature gate of Kubernetes that is off: "DRADeviceBindingConditions".
+	// Feature is the feature gate of Kubernetes that is off, or that is not used:
+	// "DRADeviceBindingConditions".
 	// +kubebuilder:validation:MaxLength=64
 	Feature string `json:"feature"`
+
+	// GateOn says that the feature gate is on. The message says then why it is not used.
+	// +optional
+	GateOn bool `json:"gateOn,omitempty"`
 
 	// Message says what happens instead.
 	// +kubebuilder:validation:MaxLength=1024

@@ -49,10 +49,11 @@ const (
 // Function is a network function or accelerator of the node, as the kernel shows it.
 //
 // While a Function exists, only these fields change: Netdev, Driver and what a driver creates
-// (Passthrough, NoNetdev, RDMA, RDMAUnknown, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile),
-// PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID, NumVFs, VFOffset,
-// VFStride, DataDirectRoots, HostUse and DefaultRoute. Moving the netdev and the RDMA devices to a pod changes Netdev, and also HostUse
-// and DefaultRoute if the host uses the netdev.
+// (Passthrough, NoNetdev, RDMA, RDMAUnknown, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup,
+// DDPProfile), PFDriver, PFName, PFAltNames, LinkType, LinkUp, AdminDown, LinkSpeed, SwitchID,
+// NumVFs, VFOffset, VFStride, NUMANodes, DataDirectRoots, HostUse and DefaultRoute. Moving the
+// netdev and the RDMA devices to a pod changes Netdev, and also HostUse and DefaultRoute if the
+// host uses the netdev.
 type Function struct {
 	ID    ID
 	Kind  Kind
@@ -162,7 +163,8 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 		PFName: pf.PFName, PFAltNames: pf.PFAltNames,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device,
 		NUMANode: pf.NUMANode, NUMANodes: pf.NUMANodes,
-		PCIeRoot: pf.PCIeRoot, DataDirectRoots: pf.DataDirectRoots, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode,
+		PCIeRoot: pf.PCIeRoot, DataDirectRoots: pf.DataDirectRoots, LinkType: pf.LinkType,
+		RDMAMode:   pf.RDMAMode,
 		DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp,
 		AdminDown: pf.AdminDown, LinkSpeed: pf.LinkSpeed, SwitchID: pf.SwitchID, Potential: true,
 	}

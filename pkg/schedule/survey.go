@@ -192,7 +192,7 @@ func matchesNode(node *nodeState, name *string, all *bool, terms *corev1.NodeSel
 }
 
 // addCandidates rates the pool's devices and adds them to the candidates. It returns false if a
-// selector has an error.
+// selector or a derived attribute has an error.
 func (s *Scheduler) addCandidates(
 	ctx context.Context, node *nodeState, a *alternative, p *pool,
 	left map[string]map[string]resource.Quantity,

@@ -193,7 +193,7 @@ func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
 	return spec.Publish == v1alpha1.PublishDRA &&
 		(spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
 			spec.Provision == v1alpha1.ProvisionBeforeBind ||
-			spec.Provision == v1alpha1.ProvisionAhead || spec.DataDirect)
+			spec.Provision == v1alpha1.ProvisionAhead || spec.DataDirect || spec.ListNUMANodes)
 }
 
 // lacks reports whether a node found that the cluster lacks the feature.
@@ -213,17 +213,26 @@ func fallbacksOf(entries []poolEntry) (list []string) {
 		for _, f := range e.Fallbacks {
 			if !seen[f] {
 				seen[f] = true
-				since := "which is on by default from Kubernetes 1.36 on"
-				if f.Feature == v1alpha1.FeatureLists {
-					since = "which is off by default"
-				}
-				list = append(list, fmt.Sprintf("node %s: %s; turn on feature gate %s in "+
-					"kube-apiserver and kube-scheduler, %s", e.node, f.Message, f.Feature, since))
+				list = append(list, fmt.Sprintf("node %s: %s%s", e.node, f.Message, remedy(f)))
 			}
 		}
 	}
 
 	return list
+}
+
+// remedy returns what an administrator does about a fallback, to be appended to its message. It is
+// "" if the feature gate is on, because the message says then what to do.
+func remedy(f v1alpha1.Fallback) string {
+	if f.GateOn {
+		return ""
+	}
+	since := "which is on by default from Kubernetes 1.36 on"
+	if f.Feature == v1alpha1.FeatureLists {
+		since = "which is off by default"
+	}
+	return fmt.Sprintf("; turn on feature gate %s in kube-apiserver and kube-scheduler, %s", f.Feature,
+		since)
 }
 
 // firstOf shortens a list to mostExamples, and adds how many more there are.

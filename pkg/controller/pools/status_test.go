@@ -64,13 +64,29 @@ func TestSumUpFallbacks(t *testing.T) {
 			"off by default", metav1.ConditionFalse)
 	has(v1alpha1.ConditionReady, v1alpha1.ReasonPublished, "", metav1.ConditionTrue)
 
+	// The feature gate is on, so the message says all there is to do.
+	entries[0].Fallbacks[0] = v1alpha1.Fallback{
+		Feature: v1alpha1.FeatureLists, Message: "pcieRoot has one: upgrade it", GateOn: true,
+	}
+	sumUpFallbacks(pool, entries)
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing, "upgrade it",
+		metav1.ConditionFalse)
+	if c := meta.FindStatusCondition(pool.Status.Conditions,
+		v1alpha1.ConditionSupported); strings.Contains(c.Message, "turn on") {
+		t.Errorf("message of a gate that is on: %s", c.Message)
+	}
+
 	pool.Spec.Model, entries = v1alpha1.ModelFunctions, []poolEntry{
 		{"n1", false, v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}},
 	}
 	sumUpFallbacks(pool, entries)
 	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
 
-	pool.Spec.DataDirect = false
+	pool.Spec.DataDirect, pool.Spec.ListNUMANodes = false, true
+	sumUpFallbacks(pool, entries)
+	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
+
+	pool.Spec.ListNUMANodes = false
 	sumUpFallbacks(pool, entries)
 	if c := meta.FindStatusCondition(pool.Status.Conditions,
 		v1alpha1.ConditionSupported); c != nil {

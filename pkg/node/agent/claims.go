@@ -129,11 +129,14 @@ func (c *claims) publish(hardware *hardware, owners *owners) {
 }
 
 // handleError handles errors of the background task that writes ResourceSlices. If the API server
-// lacks a feature, the features are asked for again.
+// lacks a feature, the features are asked for again. If it refuses a slice, lists are left out.
 func (c *claims) handleError(ctx context.Context, err error, msg string) {
 	if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped ||
 		apierrors.IsInvalid(err) {
 		c.features.Recheck()
+	}
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		c.features.Refused()
 	}
 	c.driver.HandleError(ctx, err, msg)
 }

@@ -203,7 +203,7 @@ func TestClusterWithLists(t *testing.T) {
 	f := pooltest.VF(0x3b, 0)
 	f.DataDirectRoots, f.NUMANodes = []string{"pci0008:00"}, []int{1, 0}
 	p := pooltest.DRA("fast", f)
-	p.Spec.DataDirect = true
+	p.Spec.DataDirect, p.Spec.ListNUMANodes = true, true
 	full := devicemodel.Resources(nodeName, []pool.Pool{p},
 		func(function.Function) []function.Problem { return nil },
 		func(function.ID, string) bool { return false })

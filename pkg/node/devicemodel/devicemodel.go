@@ -255,8 +255,8 @@ func Attributes(
 		out["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
 	}
 
-	addNUMANodes(out, f)
-	addPCIeRoots(out, f, f.Kind == function.PF && !Shared(p.Spec) || p.Spec.DataDirect)
+	addNUMANodes(out, f, p.Spec.ListNUMANodes)
+	addPCIeRoots(out, f, p.Spec.DataDirect)
 	if f.LinkSpeed > 0 {
 		out["linkSpeed"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.LinkSpeed))}
 	}
@@ -301,13 +301,14 @@ func Attributes(
 	return out
 }
 
-// addNUMANodes adds the NUMA node of a Function, and those near it. A list is for several values
-// only (KEP-5491), because a selector that compares an attribute with a value is false for a list.
+// addNUMANodes adds the NUMA node of a Function, and those near it if the pool wants a list. A list
+// is for several values only (KEP-5491), because a selector that compares an attribute with a value
+// is false for a list.
 func addNUMANodes(
-	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, f function.Function,
+	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, f function.Function, list bool,
 ) {
 	switch {
-	case len(f.NUMANodes) > 1:
+	case list && len(f.NUMANodes) > 1:
 		var values []int64
 		for _, node := range f.NUMANodes {
 			values = append(values, int64(node))
@@ -323,7 +324,7 @@ func addNUMANodes(
 }
 
 // addPCIeRoots adds the root complex of a Function, and those of the Data Direct functions of its
-// NIC if the Function uses them.
+// NIC if the pool says that its Functions use them.
 func addPCIeRoots(
 	to map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, f function.Function,
 	dataDirect bool,

@@ -5,6 +5,7 @@ package devicemodel
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -30,7 +31,8 @@ type Features struct {
 	// CountersHarm says why Counters is false although the feature gate is on: see the function
 	// [CountersHarm].
 	CountersHarm string
-	// ListsHarm says the same of Lists: see the function [ListsHarm].
+	// ListsHarm says the same of Lists, which is false too if the version of the API server is not
+	// known: see the function [ListsHarm].
 	ListsHarm string
 }
 
@@ -64,14 +66,20 @@ func (f Features) Missing() []string {
 	return missing
 }
 
-// Fallbacks returns what a pool gets in place of what its spec asks for.
-func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallback) {
+// Fallbacks returns what a node's pool gets in place of what its spec asks for.
+func (f Features) Fallbacks(p pool.Pool) (list []v1alpha1.Fallback) {
+	spec := p.Spec
 	if spec.Publish != v1alpha1.PublishDRA {
 		return nil
 	}
 
-	add := func(feature, message string) {
-		list = append(list, v1alpha1.Fallback{Feature: feature, Message: message})
+	// harm says why a feature gate that is on is not used
+	add := func(feature, message string, harm ...string) {
+		fallback := v1alpha1.Fallback{Feature: feature, Message: message}
+		if why := strings.Join(harm, ""); why != "" {
+			fallback.Message, fallback.GateOn = message+": "+why, true
+		}
+		list = append(list, fallback)
 	}
 	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionBeforeBind {
 		add(v1alpha1.FeatureBindingConditions,
@@ -83,18 +91,14 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 			"made yet is bound at once and waits on the node")
 	}
 
-	why := ""
-	if f.CountersHarm != "" {
-		why = ": " + f.CountersHarm
-	}
 	switch {
 	case f.Counters:
 	case spec.MaxAllocated != nil:
 		add(v1alpha1.FeatureCounters, "of each PF only the first Functions are offered, as many "+
-			"as may be allocated: they are not counted"+why)
+			"as may be allocated: they are not counted", f.CountersHarm)
 	case spec.Model == v1alpha1.ModelCounters:
 		add(v1alpha1.FeatureCounters,
-			"model Counters works as Functions: no claim gets a PF as a whole"+why)
+			"model Counters works as Functions: no claim gets a PF as a whole", f.CountersHarm)
 	}
 
 	if !f.Taints && spec.EvictLostAfter != nil {
@@ -111,16 +115,29 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 			"model Ports offers nothing: claims would get the PF as a whole")
 	}
 
-	if !f.Lists && spec.DataDirect {
-		why := ": the API server takes no lists as attributes"
-		if f.ListsHarm != "" {
-			why = ": " + f.ListsHarm
+	if !f.Lists {
+		for _, message := range withoutLists(p) {
+			add(v1alpha1.FeatureLists, message, f.ListsHarm)
 		}
-		add(v1alpha1.FeatureLists, "pcieRoot has no root complex of Data Direct, so no GPU beside "+
-			"the NIC matches by it"+why)
 	}
 
 	return list
+}
+
+// withoutLists returns what a pool loses in a cluster without lists. It loses nothing if none of its
+// Functions has several values of an attribute.
+func withoutLists(p pool.Pool) (lost []string) {
+	secondRoot := func(f function.Function) bool { return len(f.DataDirectRoots) > 0 }
+	if p.Spec.DataDirect && slices.ContainsFunc(p.Functions, secondRoot) {
+		lost = append(lost, "pcieRoot has no root complex of Data Direct, so no GPU beside the NIC "+
+			"matches by it")
+	}
+
+	severalNodes := func(f function.Function) bool { return len(f.NUMANodes) > 1 }
+	if p.Spec.ListNUMANodes && slices.ContainsFunc(p.Functions, severalNodes) {
+		lost = append(lost, "numaNode is the device's own NUMA node, without the others of its socket")
+	}
+	return lost
 }
 
 // Reduce removes from the slices all fields that the cluster would drop, and devices that would be
@@ -140,17 +157,17 @@ func (f Features) Reduce(resources resourceslice.DriverResources) resourceslice.
 		return resources
 	}
 	out := resourceslice.DriverResources{Pools: maps.Clone(resources.Pools)}
-	for name, pool := range out.Pools {
-		out.Pools[name] = f.reducePool(pool)
+	for name, p := range out.Pools {
+		out.Pools[name] = f.reducePool(p)
 	}
 	return out
 }
 
-func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
-	left, limited := limit(pool)
-	out := pool
+func (f Features) reducePool(p resourceslice.Pool) resourceslice.Pool {
+	left, limited := limit(p)
+	out := p
 	out.Slices = nil
-	for _, slice := range pool.Slices {
+	for _, slice := range p.Slices {
 		if len(slice.SharedCounters) > 0 && !f.Counters {
 			continue
 		}
@@ -179,8 +196,8 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 }
 
 // limit returns how many devices of a pool may be allocated, if the pool counts them.
-func limit(pool resourceslice.Pool) (most int64, limited bool) {
-	for _, slice := range pool.Slices {
+func limit(p resourceslice.Pool) (most int64, limited bool) {
+	for _, slice := range p.Slices {
 		for _, set := range slice.SharedCounters {
 			value := set.Counters[counterFunctions].Value
 			return value.Value(), true

@@ -228,18 +228,19 @@ func TestCountersHarm(t *testing.T) {
 		}
 	}
 
-	limited := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, MaxAllocated: new(int32(1))}
+	limited := pooltest.DRA("fast", pooltest.VF(0x3b, 0))
+	limited.Spec.MaxAllocated = new(int32(1))
 	f := AllFeatures()
 	f.Counters, f.CountersHarm = false, CountersHarm("v1.36.1")
 	got := f.Fallbacks(limited)
-	if len(got) != 1 || !strings.Contains(got[0].Message, "not counted: the scheduler of Kubernetes v1.36.1") {
+	if len(got) != 1 || !got[0].GateOn ||
+		!strings.Contains(got[0].Message, "not counted: the scheduler of Kubernetes v1.36.1") {
 		t.Errorf("fallbacks %+v", got)
 	}
 
-	taints := v1alpha1.DevicePoolSpec{
-		Publish: v1alpha1.PublishDRA, LinkDown: v1alpha1.LinkDownNone,
-		EvictLostAfter: &metav1.Duration{Duration: time.Minute},
-	}
+	taints := pooltest.DRA("fast", pooltest.VF(0x3b, 0))
+	taints.Spec.LinkDown = v1alpha1.LinkDownNone
+	taints.Spec.EvictLostAfter = &metav1.Duration{Duration: time.Minute}
 	if got := AllFeatures().Fallbacks(taints); got != nil {
 		t.Errorf("fallbacks of a cluster with all features: %+v", got)
 	}

@@ -24,8 +24,8 @@ const (
 )
 
 // TestLists checks which attributes are lists, in a cluster that takes lists and in one that does
-// not. A list is published only where there are several values, because a selector that compares
-// the attribute with a value is false for a list.
+// not. A list is published only where the pool asks for it and there are several values, because a
+// selector that compares the attribute with a value is false for a list.
 func TestLists(t *testing.T) {
 	direct := func(f function.Function) function.Function {
 		f.PCIeRoot, f.DataDirectRoots = "pci0000:00", []string{"pci0008:00"}
@@ -35,6 +35,7 @@ func TestLists(t *testing.T) {
 	both, own := []string{"pci0000:00", "pci0008:00"}, "pci0000:00"
 	pf := function.OfPF("0000:3b:00.0")
 	pf.NumVFs = 1
+	near, single := []int64{1, 0}, int64(1)
 	withPF := func(model v1alpha1.DeviceModel, dataDirect bool) pool.Pool {
 		p := pooltest.DRA("fast", direct(pooltest.VF(0x3b, 0)))
 		p.Spec.Model, p.Spec.DataDirect = model, dataDirect
@@ -45,15 +46,23 @@ func TestLists(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pool pool.Pool
 		want map[string]any // pcieRoot by device
+		numa any
 	}{
-		"VF":                     {withPF("", false), map[string]any{"0000-3b-00-2": own}},
-		"VF with Data Direct":    {withPF("", true), map[string]any{"0000-3b-00-2": both}},
-		"shared, so VFs":         {withPF("Ports", false), map[string]any{"0000-3b-00-0": own}},
-		"shared and Data Direct": {withPF("Ports", true), map[string]any{"0000-3b-00-0": both}},
+		"VF":                  {withPF("", false), map[string]any{"0000-3b-00-2": own}, single},
+		"VF with Data Direct": {withPF("", true), map[string]any{"0000-3b-00-2": both}, single},
+		"VF and all NUMA nodes": {listing(withPF("", false)), map[string]any{"0000-3b-00-2": own},
+			near},
+		"shared, so VFs": {withPF("Ports", false), map[string]any{"0000-3b-00-0": own}, single},
+		"shared and Data Direct": {withPF("Ports", true), map[string]any{"0000-3b-00-0": both},
+			single},
+		"shared and all NUMA nodes": {listing(withPF("Ports", false)),
+			map[string]any{"0000-3b-00-0": own}, near},
 		"PF and VF": {withPF("Counters", false),
-			map[string]any{"0000-3b-00-0": both, "0000-3b-00-2": own}},
-		"no other root": {pooltest.DRA("fast", pooltest.VF(0x3b, 0)),
-			map[string]any{"0000-3b-00-2": "pci0000:3a"}},
+			map[string]any{"0000-3b-00-0": own, "0000-3b-00-2": own}, single},
+		"PF and VF with both": {listing(withPF("Counters", true)),
+			map[string]any{"0000-3b-00-0": both, "0000-3b-00-2": both}, near},
+		"no other root": {listing(pooltest.DRA("fast", pooltest.VF(0x3b, 0))),
+			map[string]any{"0000-3b-00-2": "pci0000:3a"}, single},
 	} {
 		t.Run(name, func(t *testing.T) {
 			full := published(tt.pool)
@@ -62,8 +71,7 @@ func TestLists(t *testing.T) {
 				if diff := gocmp.Diff(root, got[device][pcieRoot]); diff != "" {
 					t.Errorf("%s of %s: -want +got\n%s", pcieRoot, device, diff)
 				}
-				if diff := gocmp.Diff(any([]int64{1, 0}), got[device][numaNode]); diff != "" &&
-					name != "no other root" {
+				if diff := gocmp.Diff(tt.numa, got[device][numaNode]); diff != "" {
 					t.Errorf("%s of %s: -want +got\n%s", numaNode, device, diff)
 				}
 			}
@@ -82,6 +90,12 @@ func TestLists(t *testing.T) {
 			}
 		})
 	}
+}
+
+// listing returns the pool with lists of NUMA nodes.
+func listing(p pool.Pool) pool.Pool {
+	p.Spec.ListNUMANodes = true
+	return p
 }
 
 // TestListsOfUnknown checks that a Function whose own root is unknown has the other one.
@@ -105,7 +119,7 @@ func TestMostValues(t *testing.T) {
 		pf.DataDirectRoots = append(pf.DataDirectRoots, fmt.Sprintf("pci%04x:00", i))
 	}
 	p.PFs[pfAddress] = pf
-	p.Spec.DataDirect = true
+	p.Spec.DataDirect, p.Spec.ListNUMANodes = true, true
 	for i := range v1alpha1.MaxPoolAttributes {
 		p.Spec.Attributes = append(p.Spec.Attributes,
 			v1alpha1.PoolAttribute{Name: fmt.Sprint("a", i), Bool: new(true)})
@@ -120,40 +134,58 @@ func TestMostValues(t *testing.T) {
 	}
 }
 
-// TestListsHarm checks from which release on lists are published, and that a pool that asks for
-// them says why it has none.
+// TestListsHarm checks from which release on lists are published. An unknown version may be an old
+// one.
 func TestListsHarm(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1.36.0": "1.37", "v1.36.6-gke.1": "1.37", "v1.37.0-rc.1": "", "v1.37.1": "",
-		"v1.38.0": "", "v2.0.0": "", "": "", "unknown": "",
+		"v1.38.0": "", "v2.0.0": "", "v0.99.0": "1.37",
+		"": "1.37 or later", "unknown": "1.37 or later",
 	} {
 		got := ListsHarm(version)
 		if (got != "") != (want != "") || !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", version, got, want)
 		}
 	}
+}
 
-	spec := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, DataDirect: true}
-	f := AllFeatures()
-	if got := f.Fallbacks(spec); got != nil {
+// TestListsFallbacks checks that a pool that asks for lists says why it has none, on nodes where it
+// would have some.
+func TestListsFallbacks(t *testing.T) {
+	f := pooltest.VF(0x3b, 0)
+	f.DataDirectRoots, f.NUMANodes = []string{"pci0008:00"}, []int{1, 0}
+	all, plain := pooltest.DRA("fast", f), pooltest.DRA("fast", pooltest.VF(0x3b, 0))
+	for _, p := range []*pool.Pool{&all, &plain} {
+		p.Spec.DataDirect, p.Spec.ListNUMANodes = true, true
+	}
+
+	features := AllFeatures()
+	if got := features.Fallbacks(all); got != nil {
 		t.Errorf("fallbacks %+v of a cluster with lists", got)
 	}
-	f.Lists = false
-	got := f.Fallbacks(spec)
-	if len(got) != 1 || got[0].Feature != v1alpha1.FeatureLists {
-		t.Errorf("fallbacks %+v", got)
+	features.Lists = false
+	if got := features.Fallbacks(plain); got != nil {
+		t.Errorf("fallbacks %+v of a node where no Function has several values", got)
 	}
-	if spec.DataDirect = false; f.Fallbacks(spec) != nil {
-		t.Error("a pool without Data Direct loses nothing")
+	got := features.Fallbacks(all)
+	if len(got) != 2 || got[0].Feature != v1alpha1.FeatureLists || got[0].GateOn ||
+		!strings.Contains(got[0].Message, "pcieRoot") ||
+		!strings.Contains(got[1].Message, "numaNode") {
+		t.Errorf("fallbacks %+v", got)
 	}
 
-	f.ListsHarm = ListsHarm("v1.36.1")
-	spec.DataDirect = true
-	if got := f.Fallbacks(spec); !strings.Contains(got[0].Message, "the scheduler of Kubernetes") {
+	features.ListsHarm = ListsHarm("v1.36.1")
+	if got := features.Fallbacks(all); !got[0].GateOn ||
+		!strings.Contains(got[0].Message, "the scheduler of Kubernetes") {
 		t.Errorf("fallbacks %+v", got)
 	}
-	if got := f.Missing(); got != nil {
+	if got := features.Missing(); got != nil {
 		t.Errorf("missing %v: the feature gate is off in most clusters", got)
+	}
+
+	all.Spec.DataDirect, all.Spec.ListNUMANodes = false, false
+	if got := features.Fallbacks(all); got != nil {
+		t.Errorf("fallbacks %+v of a pool that asks for no lists", got)
 	}
 }
 

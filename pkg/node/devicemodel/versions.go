@@ -20,11 +20,16 @@ var firstWithoutPanic = map[uint]uint{35: 6, 36: 2}
 // some that have a solution (matchAttributeConstraint in structured/internal/experimental).
 const firstWithLists = 37
 
-// ListsHarm returns a sentence if attributes with several values would make the scheduler of a
-// cluster refuse claims that can be satisfied. Otherwise it is like [CountersHarm].
+// ListsHarm returns a sentence if attributes with several values may make the scheduler of a
+// cluster refuse claims that can be satisfied, and "" if the version of its API server, "v1.37.1",
+// is known to be new enough. A version that cannot be understood may be an old one.
 func ListsHarm(gitVersion string) string {
 	v, err := version.ParseGeneric(gitVersion)
-	if err != nil || v.Major() != 1 || v.Minor() >= firstWithLists {
+	if err != nil {
+		return fmt.Sprintf("the version of the API server, %q, is not understood, and lists are "+
+			"for Kubernetes 1.%d or later", gitVersion, firstWithLists)
+	}
+	if v.AtLeast(version.MajorMinor(1, firstWithLists)) {
 		return ""
 	}
 	return fmt.Sprintf("the scheduler of Kubernetes %s refuses claims that match by lists although "+

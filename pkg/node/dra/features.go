@@ -23,12 +23,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 // featuresEvery is how often the API server is asked again, because it may be upgraded while the
 // agent runs.
 const featuresEvery = 10 * time.Minute
+
+// listsRefused is how long no lists are published after an API server refused a slice. One of
+// several API servers may refuse what another one takes, and may be changed later.
+const listsRefused = time.Hour
 
 // Features finds out which fields of ResourceSlices the cluster stores. It uses dry runs, which
 // store nothing: the answer lacks the fields whose feature gates are off. All fields except Changed
@@ -41,6 +46,7 @@ type Features struct {
 	Log     logr.Logger
 
 	current  atomic.Pointer[devicemodel.Features]
+	refused  atomic.Pointer[time.Time] // when an API server refused a slice with lists
 	rechecks notify.Signal
 }
 
@@ -54,16 +60,35 @@ func (f *Features) Current() (features devicemodel.Features, known bool) {
 
 // Fallbacks returns what a pool gets in place of what its spec asks for; see
 // [devicemodel.Features.Fallbacks].
-func (f *Features) Fallbacks(spec v1alpha1.DevicePoolSpec) []v1alpha1.Fallback {
+func (f *Features) Fallbacks(p pool.Pool) []v1alpha1.Fallback {
 	features, known := f.Current()
 	if !known {
 		return nil
 	}
-	return features.Fallbacks(spec)
+	return features.Fallbacks(p)
 }
 
 // Recheck makes Run ask the cluster again.
 func (f *Features) Recheck() { f.rechecks.Notify() }
+
+// Refused takes lists from the features for [listsRefused] if they have them. It is called after an
+// API server refused a slice, which may be because of its lists: what else the slice says must not
+// wait. The answer to Recheck may take longer, and another API server may give it.
+func (f *Features) Refused() {
+	current := f.current.Load()
+	if current == nil || !current.Lists {
+		return
+	}
+
+	f.refused.Store(new(time.Now()))
+	without := *current
+	without.Lists = false
+	f.Log.Info("The API server refused a ResourceSlice with lists; attributes have one value for now",
+		"again", listsRefused.String())
+	if f.current.CompareAndSwap(current, &without) {
+		f.Changed()
+	}
+}
 
 // Run asks at once, regularly, and after Recheck, until ctx ends.
 func (f *Features) Run(ctx context.Context) error {
@@ -98,6 +123,9 @@ func (f *Features) check(ctx context.Context) error {
 
 	if err != nil {
 		return err
+	}
+	if at := f.refused.Load(); at != nil && time.Since(*at) < listsRefused {
+		features.Lists = false
 	}
 
 	before := f.current.Swap(&features)
@@ -192,7 +220,8 @@ func (f *Features) takesCounters(ctx context.Context) (bool, error) {
 
 // takesLists reports whether the API server stores attributes with several values (KEP-5491) as it
 // is told. One without the feature gate drops the values and refuses the empty attribute. One that
-// does not know the fields may refuse the question as a bad request.
+// does not know the fields may refuse the question as a bad request. A policy that forbids lists
+// says nothing of the other features.
 func (f *Features) takesLists(ctx context.Context) (bool, error) {
 	lists := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{1, 0}},
@@ -203,7 +232,7 @@ func (f *Features) takesLists(ctx context.Context) (bool, error) {
 
 	kept, err := f.create(ctx,
 		resourceapi.Device{Name: "question", Attributes: maps.Clone(lists)})
-	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) {
 		return false, nil
 	}
 	return err == nil && equality.Semantic.DeepEqual(lists, kept.Attributes), err
@@ -230,7 +259,8 @@ func (f *Features) version(ctx context.Context) (string, error) {
 	info, err := f.Client.Discovery().ServerVersionWithContext(ctx)
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
-		f.Log.Error(err, "The API server does not tell its version; it is taken to have no known faults")
+		f.Log.Error(err, "The API server does not tell its version; it is taken to have no known "+
+			"faults, but gets no lists")
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("version of the API server: %w", err)

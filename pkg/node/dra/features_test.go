@@ -5,6 +5,7 @@ package dra
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	gocmp "github.com/google/go-cmp/cmp"
@@ -51,7 +52,11 @@ func TestListsReadBack(t *testing.T) {
 		want    bool
 		err     error
 	}{
-		"stores them":    {store: change(func(*resourceapi.DeviceAttribute) {}), want: true},
+		"stores them": {store: change(func(*resourceapi.DeviceAttribute) {}), version: "v1.37.0",
+			want: true},
+		"and tells no version": {store: change(func(*resourceapi.DeviceAttribute) {})},
+		"and tells a version that is not understood": {
+			store: change(func(*resourceapi.DeviceAttribute) {}), version: "main"},
 		"and is of 1.36": {store: change(func(*resourceapi.DeviceAttribute) {}), version: "v1.36.6"},
 		"refuses what is left": {store: refuse(apierrors.NewInvalid(slices, "x",
 			field.ErrorList{field.Required(field.NewPath("spec"), "exactly one value")}))},
@@ -71,17 +76,7 @@ func TestListsReadBack(t *testing.T) {
 		"does not answer": {store: refuse(failed), err: failed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset()
-			client.Discovery().(*discovery.FakeDiscovery).FakedServerVersion =
-				&version.Info{GitVersion: tt.version}
-			client.PrependReactor("create", "resourceslices",
-				func(action clienttesting.Action) (bool, runtime.Object, error) {
-					asked := action.(clienttesting.CreateAction).GetObject()
-					slice := asked.DeepCopyObject().(*resourceapi.ResourceSlice)
-					return true, slice, tt.store(slice)
-				})
-
-			f := &Features{Client: client, Node: "node1", Changed: func() {}, Log: testr.New(t)}
+			f := &Features{Client: storing(tt.store, tt.version), Node: "node1", Changed: func() {}, Log: testr.New(t)}
 			if err := f.check(t.Context()); !errors.Is(err, tt.err) {
 				t.Fatalf("error %v, want %v", err, tt.err)
 			}
@@ -108,4 +103,74 @@ func TestRefusedQuestion(t *testing.T) {
 	if diff := gocmp.Diff(devicemodel.DefaultFeatures(), got); diff != "" {
 		t.Errorf("features: -want +got\n%s", diff)
 	}
+}
+
+// TestForbiddenLists checks that a policy that forbids lists hides none of what else was learnt.
+func TestForbiddenLists(t *testing.T) {
+	client := storing(func(s *resourceapi.ResourceSlice) error {
+		if len(s.Spec.Devices[0].Attributes) > 0 {
+			return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("policy"))
+		}
+		return nil
+	}, "v1.36.1")
+	f := &Features{Client: client, Node: "node1", Changed: func() {}, Log: testr.New(t)}
+	must.Succeed(t, f.check(t.Context()))
+
+	want := devicemodel.DefaultFeatures()
+	want.Counters, want.CountersHarm = false, devicemodel.CountersHarm("v1.36.1")
+	got, _ := f.Current()
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("features: -want +got\n%s", diff)
+	}
+}
+
+// TestRefused checks that lists are left out at once after an API server refused a slice, and that
+// another API server that takes lists does not bring them back until listsRefused is over.
+func TestRefused(t *testing.T) {
+	changes := 0
+	f := &Features{
+		Client: storing(func(*resourceapi.ResourceSlice) error { return nil }, "v1.37.0"),
+		Node:   "node1", Changed: func() { changes++ }, Log: testr.New(t),
+	}
+	f.Refused()
+	if _, known := f.Current(); known || changes > 0 {
+		t.Fatal("a refusal before the first answer says something of the features")
+	}
+
+	check := func(when string, lists bool, wantChanges int) {
+		t.Helper()
+		got, _ := f.Current()
+		want := devicemodel.DefaultFeatures()
+		want.Lists = lists
+		if diff := gocmp.Diff(want, got); diff != "" || changes != wantChanges {
+			t.Errorf("%s: %d changes, want %d; features -want +got\n%s", when, changes, wantChanges,
+				diff)
+		}
+	}
+	must.Succeed(t, f.check(t.Context()))
+	check("at first", true, 1)
+	f.Refused()
+	check("refused", false, 2)
+	f.Refused()
+	must.Succeed(t, f.check(t.Context()))
+	check("asked again", false, 2)
+
+	f.refused.Store(new(time.Now().Add(-listsRefused)))
+	must.Succeed(t, f.check(t.Context()))
+	check("later", true, 3)
+}
+
+// storing returns an API server of a version that stores slices as they are, unless store refuses
+// or changes them.
+func storing(store func(*resourceapi.ResourceSlice) error, gitVersion string) *fake.Clientset {
+	client := fake.NewClientset()
+	client.Discovery().(*discovery.FakeDiscovery).FakedServerVersion =
+		&version.Info{GitVersion: gitVersion}
+	client.PrependReactor("create", "resourceslices",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			asked := action.(clienttesting.CreateAction).GetObject()
+			slice := asked.DeepCopyObject().(*resourceapi.ResourceSlice)
+			return true, slice, store(slice)
+		})
+	return client
 }

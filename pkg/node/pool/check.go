@@ -128,6 +128,8 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 			"attributes is only for pools with publish: DRA, as the kubelet knows none"},
 		{s.DataDirect && s.Publish == v1alpha1.PublishDevicePlugin,
 			"dataDirect is only for pools with publish: DRA, as the kubelet knows no attributes"},
+		{s.ListNUMANodes && s.Publish == v1alpha1.PublishDevicePlugin,
+			"listNUMANodes is only for pools with publish: DRA, as the kubelet knows no attributes"},
 	}
 }
 

@@ -60,7 +60,7 @@ type Reporter struct {
 	// examined.
 	Supply func(devicePool string) (s Supply, known bool)
 	// Fallbacks returns what a DevicePool asks for and the cluster does not support.
-	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
+	Fallbacks func(Pool) []v1alpha1.Fallback
 	// Agent is this agent. It is nil in tests.
 	Agent *v1alpha1.XPUNodeAgent
 	// Verified returns the condition InventoryVerified. known is false until the inventory has been
@@ -280,7 +280,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
 		Overlapping: p.Overlaps[:min(len(p.Overlaps), v1alpha1.MaxNodeListed)],
 		Shortages:   shortages[:min(len(shortages), v1alpha1.MaxNodeListed)],
-		Fallbacks:   r.Fallbacks(p.Spec),
+		Fallbacks:   r.Fallbacks(p),
 	}
 
 	entry.Healthy, entry.Problems = r.problems(p.Functions)

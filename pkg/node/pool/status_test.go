@@ -346,7 +346,7 @@ func TestReporterShortages(t *testing.T) {
 }
 
 // none returns the fallbacks of a cluster that has all features.
-func none(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback { return nil }
+func none(Pool) []v1alpha1.Fallback { return nil }
 
 // TestReporterVerified: the earlier condition stays until the inventory is verified, and nothing is
 // written if the next comparison says the same.
