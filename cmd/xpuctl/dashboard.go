@@ -20,9 +20,9 @@ import (
 
 // dashboardOptions are the options of xpuctl dashboard.
 type dashboardOptions struct {
-	cluster *clusterFlags
-	agents  string
-	port    int
+	cluster       *clusterFlags
+	agents, gates string
+	port          int
 }
 
 func dashboardCommand() *cobra.Command {
@@ -51,6 +51,7 @@ If you may not read pods, claims and XPUPorts of all namespaces, those of the na
 	o.cluster.addTo(c.Flags())
 	o.cluster.addNamespaceTo(c.Flags(), "")
 	addAgentsFlag(c.Flags(), &o.agents)
+	addGatesFlag(c.Flags(), &o.gates)
 	c.Flags().IntVar(&o.port, "port", 0, "port to listen on; any free one if 0")
 
 	return c
@@ -79,7 +80,7 @@ func (o *dashboardOptions) run(c *cobra.Command) error {
 	}
 
 	sources := explain.Sources{Reader: api, State: agents.State,
-		Schedule: (&explainOptions{cluster: o.cluster}).schedule}
+		Schedule: (&explainOptions{cluster: o.cluster, gates: o.gates}).schedule}
 	d := dashboard.New(dashboard.Options{
 		Client: api, Cluster: name, AgentNamespace: o.agents,
 		Namespace: o.cluster.overrides.Context.Namespace, Fallback: fallback,

@@ -22,8 +22,8 @@ import (
 
 // explainOptions are the options of xpuctl explain.
 type explainOptions struct {
-	cluster        *clusterFlags
-	agents, output string
+	cluster               *clusterFlags
+	agents, output, gates string
 }
 
 func explainCommand() *cobra.Command {
@@ -50,7 +50,8 @@ and for a pod that ends, released; when that was, and what it waits for. Then it
 the xPU next to each other, and says in one sentence what is wrong.
 
 It reads the pod, its claims, XPUPorts and events; asks the agent of the node by a program in its pod, if it may (create
-pods/exec in the namespace of xpu-agent); and for a pod without a node what "xpuctl schedule" would say.
+pods/exec in the namespace of xpu-agent); and for a pod without a node what "xpuctl schedule" would say, with the same
+--feature-gates.
 
 What you may not read, or what the cluster does not have, as in direct mode, is left out, and said at the end. ClusterRole
 xpu-view, which view, edit and admin of Kubernetes include, lets you read what it needs.
@@ -68,6 +69,7 @@ be asked.`,
 		o.cluster.addTo(command.Flags())
 		o.cluster.addNamespaceTo(command.Flags(), "")
 		addAgentsFlag(command.Flags(), &o.agents)
+		addGatesFlag(command.Flags(), &o.gates)
 		addOutputFlag(command, &o.output, "text", "json", "yaml")
 	}
 	parent.AddCommand(c)
@@ -92,6 +94,9 @@ func podOf(args []string) (string, error) {
 
 func (o *explainOptions) run(c *cobra.Command, name string) error {
 	if err := checkOutput(o.output, "text", "json", "yaml"); err != nil {
+		return err
+	}
+	if _, err := schedule.NewFeatures(schedule.NewestKubernetes, o.gates); err != nil {
 		return err
 	}
 
@@ -142,17 +147,25 @@ func (o *explainOptions) schedule(
 		return nil, "", err
 	}
 
-	features, err := schedule.NewFeatures(version, "")
-	if err != nil {
-		return nil, "", err
-	}
-
 	clients, err := snapshot.NewClients(config)
 	if err != nil {
 		return nil, "", err
 	}
 
 	from, err := snapshot.List(ctx, clients)
+	if err != nil {
+		return nil, "", err
+	}
+
+	return whyPending(ctx, from, version, o.gates, pod)
+}
+
+// whyPending returns why no node takes a pod of a cluster, or which node does. The cluster has a
+// version of Kubernetes, and its scheduler these feature gates.
+func whyPending(
+	ctx context.Context, from *snapshot.Snapshot, version, gates string, pod *corev1.Pod,
+) (why []string, node string, err error) {
+	features, err := schedule.NewFeatures(version, gates)
 	if err != nil {
 		return nil, "", err
 	}
@@ -166,8 +179,10 @@ func (o *explainOptions) schedule(
 	answer.Add(decision)
 
 	why = answer.Pods[0].Why()
-	if note := features.Note(); note != "" && len(why) > 0 {
-		why = append(why, note)
+	for _, note := range []string{features.Note(), features.ListsNote(from.Slices)} {
+		if note != "" && len(why) > 0 {
+			why = append(why, note)
+		}
 	}
 	return why, decision.Node, nil
 }

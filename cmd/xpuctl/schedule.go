@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -109,8 +110,7 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+
 		schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
-	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as "+
-		"by default, for example DRAConsumableCapacity=false")
+	addGatesFlag(f, &o.gates)
 	addOutputFlag(c, &o.output, scheduleForms...)
 	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+
 		bind.SchedulerName+"; only for what the cluster has, without -f and what if")
@@ -120,6 +120,12 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"in text, tell also why nodes refuse pods that another node takes")
 
 	return c
+}
+
+// addGatesFlag adds --feature-gates, for commands that say what the scheduler does.
+func addGatesFlag(flags *pflag.FlagSet, gates *string) {
+	flags.StringVar(gates, "feature-gates", "", "feature gates of the scheduler that are not as by "+
+		"default, for example DRAConsumableCapacity=false")
 }
 
 func (o *scheduleOptions) run(c *cobra.Command) error {
@@ -145,8 +151,10 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 			"changed; --kubernetes %s binds as the scheduler of that version would", features.Unknown,
 			features.Kubernetes)
 	}
-	if note := features.Note(); note != "" {
-		terminal.Line(c.ErrOrStderr(), "note: %s", note)
+	for _, note := range []string{features.Note(), features.ListsNote(from.Slices)} {
+		if note != "" {
+			terminal.Line(c.ErrOrStderr(), "note: %s", note)
+		}
 	}
 
 	decisions, err := scheduleAll(c.Context(), from, features)

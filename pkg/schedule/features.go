@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -95,6 +96,9 @@ type Features struct {
 	Allocator         structured.Features
 	ExtendedResources bool // DeviceClasses can serve extended resources
 	TaintRules        bool // DeviceTaintRules have an effect
+
+	// listsUnsaid is true if nobody said whether the scheduler has lists, which are off by default.
+	listsUnsaid bool
 }
 
 // NewFeatures returns the features of the scheduler of a version of Kubernetes: the defaults of
@@ -132,8 +136,10 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	}
 
 	return Features{
-		Kubernetes:        v.String(),
-		Unknown:           unknown,
+		Kubernetes: v.String(),
+		Unknown:    unknown,
+		listsUnsaid: !gate.Enabled(listTypeAttributes) &&
+			!strings.Contains(featureGates, string(listTypeAttributes)),
 		ExtendedResources: gate.Enabled(extendedResource),
 		// Version 1.34 has no separate gate for rules.
 		TaintRules: gate.Enabled(deviceTaints) &&
@@ -161,6 +167,28 @@ func (f Features) Note() string {
 	}
 	return fmt.Sprintf("Kubernetes %s is newer than this program, which does not know what changed: "+
 		"the answer is that of the scheduler of %s", f.Unknown, f.Kubernetes)
+}
+
+// ListsNote returns a sentence for people if slices have attributes with several values, and nobody
+// said whether the scheduler compares these. Otherwise it returns "".
+func (f Features) ListsNote(all []*resourceapi.ResourceSlice) string {
+	if !f.listsUnsaid || !slices.ContainsFunc(all, hasList) {
+		return ""
+	}
+	return fmt.Sprintf("ResourceSlices have attributes with several values, which the answer takes for "+
+		"equal to nothing: if the scheduler has the feature gate, add --feature-gates %s=true",
+		listTypeAttributes)
+}
+
+func hasList(s *resourceapi.ResourceSlice) bool {
+	return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+		for _, a := range d.Attributes {
+			if isList(a) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // GateNames returns the feature gates that [NewFeatures] knows, sorted.
