@@ -83,7 +83,7 @@ func kernelFunctions(ctx context.Context, root string) ([]function.Function, err
 		return nil, fmt.Errorf("--root %s: no sysfs there: %w", root, err)
 	}
 
-	options := inventory.Options{SysRoot: sys, Log: logr.Discard()}
+	options := inventory.Options{SysRoot: sys, WaitForCards: true, Log: logr.Discard()}
 	if filepath.Clean(root) != "/" { // another host has other netdevs
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return nil, nil }
 	}

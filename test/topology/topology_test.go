@@ -179,15 +179,20 @@ func machine(
 	return append(objects, n), pairs
 }
 
-// functionsOf returns the VFs of a host, as the agent's inventory finds them.
+// functionsOf returns the VFs of a host, as the agent's inventory finds them after the cards have
+// answered.
 func functionsOf(t *testing.T, host *simulate.Host) []function.Function {
-	changed := make(chan struct{}, 1)
 	found := inventory.New(inventory.Options{
-		SysRoot: host.SysRoot(), Log: testr.New(t), Changed: func() { changed <- struct{}{} },
+		SysRoot: host.SysRoot(), Log: testr.New(t),
 		HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil },
 	})
 	must.Run(t, found.Run)
-	<-changed
+
+	unanswered := func(f function.Function) bool { return len(f.DataDirectRoots) == 0 }
+	must.Eventually(t, "all Functions have the root of their Data Direct function", func() bool {
+		all := found.Snapshot()
+		return len(all) > 0 && !slices.ContainsFunc(all, unanswered)
+	})
 	return slices.DeleteFunc(found.Snapshot(), func(f function.Function) bool {
 		return f.Kind != function.VF
 	})

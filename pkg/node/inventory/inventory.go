@@ -41,6 +41,8 @@ const (
 	patience = 500 * time.Millisecond
 	// retry is the pause after a scan that could not read the PCI bus or the host's netdevs.
 	retry = time.Second
+	// slowestRetry is the longest pause between reads of hardware that fails to answer.
+	slowestRetry = 10 * time.Minute
 )
 
 // Options of an [Inventory]. Only SysRoot is required.
@@ -54,6 +56,9 @@ type Options struct {
 	// DDPProfile returns the name of the DDP package that a PF with driver ice runs, or "" if it
 	// has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
+	// WaitForCards makes scans wait for the answers of cards, which may take seconds, or for ever if
+	// a card hangs. It is for programs that scan once.
+	WaitForCards bool
 	// Changed, if set, is called after the first scan, and after each scan with a different result.
 	// It is called on the goroutine of [Inventory.Run] and must not block.
 	Changed func()
@@ -197,10 +202,18 @@ func (i *Inventory) Run(ctx context.Context) error {
 		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, changes.Notify, i.options.Log) })
 	}
 
+	i.scanner.cards.ctx, i.scanner.cards.changed = ctx, changes.Notify
+	pauses := loop.Backoff(retry, slowestRetry)
 	var failure error
 	for {
 		var pause time.Duration
 		err := i.scan()
+		if i.scanner.unread() {
+			pause = pauses.Step()
+		} else {
+			pauses = loop.Backoff(retry, slowestRetry)
+		}
+
 		if err != nil || i.scanner.problems[problem{"", reasonHostUse}] != nil {
 			// Reading the host's netdevs fails if they change during the read, and no event may
 			// follow.
@@ -335,7 +348,7 @@ func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
 			return slices.Contains([]string{
-				"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa",
+				"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa", "node",
 			}, string(subsystem))
 		}
 	}

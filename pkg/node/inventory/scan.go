@@ -30,6 +30,8 @@ const (
 	reasonClass    reason = "class"     // skipped
 	reasonID       reason = "id"        // vendor or device; skipped
 	reasonNUMANode reason = "numa_node" // left out
+	reasonDistance reason = "distance"  // of NUMA nodes; left out
+	reasonRoot     reason = "root"      // PCIe root; left out
 	reasonDriver   reason = "driver"    // left out
 	reasonNetdev   reason = "netdev"    // left out
 	reasonCarrier  reason = "carrier"   // left out
@@ -51,8 +53,8 @@ const (
 )
 
 var reasons = []reason{
-	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev,
-	reasonCarrier,
+	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance,
+	reasonRoot, reasonDriver, reasonNetdev, reasonCarrier,
 	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA,
 	reasonIOMMU, reasonDDP,
 	reasonVFs, reasonSwitchID, reasonVPD, reasonHostUse,
@@ -91,13 +93,12 @@ type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
 
-	known     map[pci.Address]*hardware
-	cards     map[pci.Address]cardID
-	numaNodes map[int][]int            // that are near, by node
-	previous  map[function.ID]lastSeen // of the previous scan
-	lastSeen  map[function.ID]lastSeen
-	pfs       map[pci.Address]function.Function
-	vdpas     map[string]function.VDPA // by the name of the parent device
+	known    map[pci.Address]*hardware
+	cards    *cards
+	previous map[function.ID]lastSeen // of the previous scan
+	lastSeen map[function.ID]lastSeen
+	pfs      map[pci.Address]function.Function
+	vdpas    map[string]function.VDPA // by the name of the parent device
 	// routed is keyed by the name of the netdev. It is nil until the host's netdevs could be read.
 	routed   map[string]bool
 	uses     hostuse.Netdevs          // nil until it could be read
@@ -118,7 +119,7 @@ func newScanner(options Options) *scanner {
 
 	return &scanner{
 		sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{},
-		cards: map[pci.Address]cardID{}, numaNodes: map[int][]int{},
+		cards: newCards(options.WaitForCards),
 	}
 }
 
@@ -137,6 +138,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 
 	s.readHardware(entries)
 	s.findVFs()
+	s.findNUMANodes()
 	s.findDataDirect()
 	s.readVDPAs()
 	s.readHostUse()
@@ -164,6 +166,18 @@ func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
 	}
 	below := strings.TrimPrefix(string(entry), string(s.sysfs.Dir()))
 	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
+}
+
+// unread reports whether a file about the hardware could not be read, so that the next read may
+// succeed without an event.
+func (s *scanner) unread() bool {
+	for p := range s.problems {
+		switch p.why {
+		case reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDistance, reasonRoot:
+			return true
+		}
+	}
+	return false
 }
 
 // readHardware updates the known PCI devices. It leaves out devices that cannot be read.
@@ -217,11 +231,19 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		s.report(dir, reasonClass, err)
 		return nil
 	}
-	if h.dataDirect = isDataDirect(dir); h.dataDirect {
+	if h.dataDirect, err = isDataDirect(dir); err != nil {
+		s.report(dir, reasonID, err)
+		return nil
+	}
+	if h.dataDirect {
 		h.Class = ""
 	}
+
+	h.PCIeRoot, err = rootOf(dir)
+	s.report(dir, reasonRoot, err)
+	rooted := err == nil
 	if h.Class == "" {
-		h.PCIeRoot, h.final = rootOf(dir), true
+		h.final = rooted
 		return h
 	}
 
@@ -234,13 +256,12 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 
 	numaNode, numaErr := read(dir, "numa_node", parseNUMANode)
 	if numaErr == nil {
-		h.NUMANode, h.NUMANodes = numaNode, s.nodesNear(numaNode)
+		h.NUMANode = numaNode
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
 
 	s.report(dir, reasonNUMANode, numaErr)
-	h.PCIeRoot = rootOf(dir)
 	h.ACPIIndex, _ = dir.Attribute("acpi_index") // few devices have one
 	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {
@@ -254,7 +275,7 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in
 	// drivers/pci/iov.c).
-	h.final = numaErr == nil && (h.sriov || h.physfn != "")
+	h.final = rooted && numaErr == nil && (h.sriov || h.physfn != "")
 	return h
 }
 

@@ -92,7 +92,7 @@ func (s sysfsTree) write(t testing.TB, root string) {
 }
 
 func host() sysfsTree {
-	return under("0000:3a:1f.0", sysfsTree{"class": "0x060400"}).
+	return under("0000:3a:1f.0", sysfsTree{"class": "0x060400", "vendor": "0x8086", "device": "0x347a"}).
 		add(pf("0000:3b:00.0", "ens3f0", "0000:3b:01.0", "0000:3b:01.1")).
 		add(vf("0000:3b:01.0", "0000:3b:00.0", "ens3f0v0")).
 		add(vf("0000:3b:01.1", "0000:3b:00.0", ""))

@@ -4,12 +4,14 @@ package inventory
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
@@ -95,13 +97,16 @@ func parseRoot(link string) string {
 	return root
 }
 
-// rootOf returns the root complex of a PCI device, or "" if it is unknown.
-func rootOf(device sysfs.Dir) string {
+// rootOf returns the root complex of a PCI device, or "" if it has none.
+func rootOf(device sysfs.Dir) (string, error) {
 	link, err := device.Target()
-	if err != nil {
-		return ""
+	if errors.Is(err, syscall.EINVAL) { // no link, as on the bus of no kernel
+		return "", nil
 	}
-	return parseRoot(link)
+	if err != nil {
+		return "", err
+	}
+	return parseRoot(link), nil
 }
 
 // virtioVDPA returns the name of a vDPA device whose netdev virtio_vdpa makes, or "" for another

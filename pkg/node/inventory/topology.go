@@ -9,8 +9,6 @@ import (
 	"os"
 	"slices"
 
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -29,16 +27,10 @@ const (
 // have up to 32 attributes. With more, none is listed but the Function's own.
 const mostListed = 8
 
-// cardID is the identifier of the card that a device belongs to, from its Vital Product Data.
-type cardID struct {
-	instance instance
-	id       string // "" if the data name no card
-	err      error
-}
-
 // findDataDirect sets the root complexes of Data Direct functions for each PF of NVIDIA. A PF and a
 // Data Direct function belong together if both have the same card in their Vital Product Data, as
-// rdma_topo of rdma-core matches them. Where there is no Data Direct function, nothing is read.
+// rdma_topo of rdma-core matches them. Where there is no Data Direct function, nothing is read. A
+// card that has not answered yet belongs to nothing.
 func (s *scanner) findDataDirect() {
 	roots := map[string][]string{} // by card
 	for address, h := range s.known {
@@ -61,26 +53,16 @@ func (s *scanner) findDataDirect() {
 		}
 	}
 
-	for address := range s.cards {
-		if s.known[address] == nil {
-			delete(s.cards, address)
-		}
-	}
+	s.cards.forget(func(address pci.Address) bool { return s.known[address] == nil })
 }
 
-// cardOf returns the card that a device belongs to, or "" if that is unknown. It reads a device
-// once, because the device is slow to answer, and reports its error at each scan.
+// cardOf returns the card that a device belongs to, or "" if that is not known yet. It reports the
+// error of a device that failed to answer at each scan, until it answers.
 func (s *scanner) cardOf(address pci.Address, h *hardware) string {
 	dir := s.sysfs.PCI(address)
-	card, read := s.cards[address]
-	if !read || card.instance != h.instance {
-		card.instance = h.instance
-		card.id, card.err = readCard(dir)
-		s.cards[address] = card
-	}
-
-	s.report(dir, reasonVPD, card.err)
-	return card.id
+	id, err := s.cards.of(address, h.instance, dir)
+	s.report(dir, reasonVPD, err)
+	return id
 }
 
 // readCard reads the card that a device belongs to, or "" if its Vital Product Data do not say it.
@@ -103,31 +85,18 @@ func readCard(device sysfs.Dir) (string, error) {
 
 // isDataDirect reports whether a PCI device is a Data Direct function, which is no network function
 // whatever its class.
-func isDataDirect(device sysfs.Dir) bool {
+func isDataDirect(device sysfs.Dir) (bool, error) {
 	vendor, err := read(device, "vendor", parseID)
-	if err != nil || vendor != nvidia {
-		return false
+	if err != nil {
+		return false, fmt.Errorf("vendor: %w", err)
 	}
+	if vendor != nvidia {
+		return false, nil
+	}
+
 	id, err := read(device, "device", parseID)
-	return err == nil && id == dataDirectDevice
-}
-
-// nodesNear returns the NUMA nodes near a node, which comes first, or nil if there are no others.
-// It reads each node once.
-func (s *scanner) nodesNear(node int) []int {
-	near, known := s.numaNodes[node]
-	if known {
-		return near
+	if err != nil {
+		return false, fmt.Errorf("device: %w", err)
 	}
-
-	attribute, err := deviceattribute.GetNUMANodeAttribute(node, deviceattribute.ListAttribute,
-		deviceattribute.WithFSFromRoot(string(s.sysfs)))
-	if n := len(attribute.Value.IntValues); err == nil && n > 1 && n <= mostListed {
-		for _, value := range attribute.Value.IntValues {
-			near = append(near, int(value))
-		}
-	}
-
-	s.numaNodes[node] = near
-	return near
+	return id == dataDirectDevice, nil
 }

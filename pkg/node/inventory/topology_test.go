@@ -3,17 +3,22 @@
 package inventory
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -30,6 +35,30 @@ func scanned(t *testing.T, s *scanner) map[string]function.Function {
 	return byID
 }
 
+// answered returns a scanner, and a function that scans until all cards have answered once.
+func answered(t *testing.T, root string) (*scanner, func() map[string]function.Function) {
+	t.Helper()
+	s := testScanner(root)
+	answers := make(chan struct{}, 100)
+	s.cards.changed = func() { answers <- struct{}{} }
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	s.cards.ctx = ctx
+
+	asked := 0
+	return s, func() map[string]function.Function {
+		for {
+			byID := scanned(t, s)
+			if len(s.cards.known) <= asked {
+				return byID
+			}
+			for ; asked < len(s.cards.known); asked++ {
+				<-answers
+			}
+		}
+	}
+}
+
 // TestDataDirect checks that each ConnectX-8 of a GB300 has the root of its own Data Direct
 // function, which has the same keyword V3 in its Vital Product Data.
 func TestDataDirect(t *testing.T) {
@@ -37,7 +66,7 @@ func TestDataDirect(t *testing.T) {
 		simulate.Config{Root: t.TempDir(), Cards: simulate.GB300(1), Log: testr.New(t)})
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, host.Close()) }()
-	s := testScanner(host.SysRoot())
+	s, scan := answered(t, host.SysRoot())
 
 	want := map[string][]string{}
 	for segment, direct := range map[string]string{
@@ -48,7 +77,7 @@ func TestDataDirect(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		got := map[string][]string{}
-		for id, f := range scanned(t, s) {
+		for id, f := range scan() {
 			got[id] = f.DataDirectRoots
 		}
 		if diff := gocmp.Diff(want, got); diff != "" || len(s.problems) > 0 {
@@ -90,9 +119,9 @@ func TestDataDirectUnknown(t *testing.T) {
 			vpd := filepath.Join(onBusOf(host.SysRoot(), "0008:03:00.0"), "vpd")
 			must.Succeed(t, os.WriteFile(vpd, []byte(tt.vpd), 0o600))
 
-			s := testScanner(host.SysRoot())
+			s, scan := answered(t, host.SysRoot())
 			for range 2 {
-				if got := scanned(t, s)["0000:03:00.0"].DataDirectRoots; got != nil {
+				if got := scan()["0000:03:00.0"].DataDirectRoots; got != nil {
 					t.Errorf("roots of Data Direct %v", got)
 				}
 				if _, has := s.problems[tt.problem]; has != (tt.problem.why != "") ||
@@ -108,7 +137,9 @@ func TestDataDirectUnknown(t *testing.T) {
 // smallest distance, as Kubernetes' helper has them.
 func TestNUMANodesNearby(t *testing.T) {
 	system := func(distances ...string) sysfsTree {
-		tree := sysfsTree{}
+		tree := sysfsTree{
+			"devices/system/node/online": fmt.Sprintf("0-%d", len(distances)-1),
+		}
 		for node, distance := range distances {
 			dir := fmt.Sprintf("devices/system/node/node%d/", node)
 			tree[dir+"distance"], tree[dir+"cpulist"] = distance, fmt.Sprint(node)
@@ -133,6 +164,11 @@ func TestNUMANodesNearby(t *testing.T) {
 		"another socket is as near": {system("10 20 20 20", "20 10 20 20", "20 20 10 20", "20 20 20 10"),
 			[]int{1, 0}},
 		"too many to publish": {system(many...), nil},
+		// The kernel leaves out the columns of nodes that are offline.
+		"nodes between them are offline": {system("10 20 12", "12 20 10", "20 10 20", "").add(sysfsTree{
+			"devices/system/node/online": "1,3,6", "devices/system/node/node1/distance": "10 20 12",
+			"devices/system/node/node6/cpulist": "",
+		}), []int{1, 6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -150,5 +186,123 @@ func TestNUMANodesNearby(t *testing.T) {
 	host().add(under("0000:3b:00.0", sysfsTree{"numa_node": "-1"})).write(t, root)
 	if got := scanned(t, testScanner(root))["0000:3b:00.0"].NUMANodes; got != nil {
 		t.Errorf("NUMA nodes %v of a device without one", got)
+	}
+}
+
+// TestNUMANodesChange checks that each scan reads the NUMA nodes, which may appear, and reports what
+// it cannot read.
+func TestNUMANodesChange(t *testing.T) {
+	root, s := t.TempDir(), (*scanner)(nil)
+	host().write(t, root)
+	s = testScanner(root)
+	for _, step := range []struct {
+		name string
+		add  sysfsTree
+		want []int
+		why  bool
+	}{
+		{"no nodes", sysfsTree{}, nil, false},
+		{"one node", sysfsTree{
+			"devices/system/node/online": "1", "devices/system/node/node1/distance": "10",
+		}, nil, false},
+		{"memory of a GPU", sysfsTree{
+			"devices/system/node/online": "1-2", "devices/system/node/node1/distance": "10 40",
+		}, []int{1, 2}, false},
+		{"no numbers", sysfsTree{"devices/system/node/node1/distance": "10 x"}, nil, true},
+		{"a column too few", sysfsTree{"devices/system/node/node1/distance": "10"}, nil, true},
+		{"an unreadable file of a processor", sysfsTree{
+			"devices/system/node/node1/distance": "10 40", "devices/system/node/node1/cpulist/": "",
+		}, nil, true},
+		{"and all is well", sysfsTree{"devices/system/node/node1/cpulist": ""}, []int{1, 2}, false},
+	} {
+		step.add.write(t, root)
+		got := scanned(t, s)["0000:3b:00.0"].NUMANodes
+		why := s.problems[problem{"devices/system/node/node1", reasonDistance}]
+		if diff := gocmp.Diff(step.want, got); diff != "" || (why != nil) != step.why ||
+			s.unread() != step.why {
+			t.Errorf("%s: problems %v; -want +got\n%s", step.name, s.problems, diff)
+		}
+	}
+}
+
+// TestSlowCard checks that a scan does not wait for a card that hangs, and that a card is asked
+// again after it failed to answer.
+func TestSlowCard(t *testing.T) {
+	host, err := simulate.New(t.Context(),
+		simulate.Config{Root: t.TempDir(), Cards: simulate.GB300(0)[:1], Log: testr.New(t)})
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, host.Close()) }()
+
+	const slow = "0008:03:00.0"
+	s := testScanner(host.SysRoot())
+	answers, changed := make(chan error), make(chan struct{}, 10)
+	s.cards.pause, s.cards.changed = time.Millisecond, func() { changed <- struct{}{} }
+	s.cards.read = func(device sysfs.Dir) (string, error) {
+		if filepath.Base(string(device)) != slow {
+			return readCard(device)
+		}
+		if err := <-answers; err != nil {
+			return "", err
+		}
+		return readCard(device)
+	}
+
+	pf := func() function.Function { return scanned(t, s)["0000:03:00.0"] }
+	if f := pf(); f.Vendor != nvidia || f.DataDirectRoots != nil || len(s.problems) > 0 {
+		t.Errorf("while the card hangs: %+v, problems %v", f, s.problems)
+	}
+
+	failed := errors.New("no answer")
+	answers <- failed
+	<-changed
+	vpd := problem{"bus/pci/devices/" + slow, reasonVPD}
+	if f := pf(); f.DataDirectRoots != nil || !errors.Is(s.problems[vpd], failed) {
+		t.Errorf("after an error: %v, problems %v", f.DataDirectRoots, s.problems)
+	}
+
+	answers <- nil
+	must.Eventually(t, "the NIC has the other root", func() bool {
+		return slices.Equal(pf().DataDirectRoots, []string{"pci0008:00"}) && len(s.problems) == 0
+	})
+}
+
+// TestWaitForCards checks that the first scan of a program that scans once has the roots.
+func TestWaitForCards(t *testing.T) {
+	host, err := simulate.New(t.Context(),
+		simulate.Config{Root: t.TempDir(), Cards: simulate.GB300(0)[:1], Log: testr.New(t)})
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, host.Close()) }()
+	s := newScanner(Options{SysRoot: host.SysRoot(), WaitForCards: true,
+		HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil }})
+	if roots := scanned(t, s)["0000:03:00.0"].DataDirectRoots; len(roots) != 1 {
+		t.Errorf("roots %v", roots)
+	}
+}
+
+// TestUnreadHardware checks that a device is read again at the next scan after one of its files
+// could not be read.
+func TestUnreadHardware(t *testing.T) {
+	host, err := simulate.New(t.Context(),
+		simulate.Config{Root: t.TempDir(), Cards: simulate.GB300(0)[:1], Log: testr.New(t)})
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, host.Close()) }()
+	s := testScanner(host.SysRoot())
+
+	const direct = "0008:03:00.0"
+	for _, name := range []string{"vendor", "device"} {
+		path := filepath.Join(onBusOf(host.SysRoot(), direct), name)
+		good, err := os.ReadFile(path)
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(path, nil, 0o600))
+		s.known = nil
+		if roots := scanned(t, s)["0000:03:00.0"].DataDirectRoots; roots != nil || !s.unread() ||
+			s.problems[problem{"bus/pci/devices/" + direct, reasonID}] == nil {
+			t.Errorf("without %s: roots %v, problems %v", name, roots, s.problems)
+		}
+
+		must.Succeed(t, os.WriteFile(path, good, 0o600))
+		must.Eventually(t, "with "+name+" again the NIC has the other root", func() bool {
+			return scanned(t, s)["0000:03:00.0"].DataDirectRoots != nil && !s.unread()
+		})
 	}
 }
