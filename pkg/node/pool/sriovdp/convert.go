@@ -139,17 +139,27 @@ func (c *converter) convert(
 	r.ProvisionAt, r.PreferredAllocation = v1alpha1.ProvisionAtAdd, v1alpha1.PreferPack
 	r.NeedVhostNet = needVhostNet > 0
 	c.add(path, name, v1alpha1.DevicePoolSpec{
-		DeviceType: r.DeviceType,
-		Selectors:  usable,
-		Priority:   priority,
-		Publish:    v1alpha1.PublishDevicePlugin,
-		Provision:  v1alpha1.ProvisionOnPrepare,
-		// like sriov-cni, which knows no pools and allows all fields in every network configuration
-		Allow:        v1alpha1.PrivilegedFields(),
+		DeviceType:   r.DeviceType,
+		Selectors:    usable,
+		Priority:     priority,
+		Publish:      v1alpha1.PublishDevicePlugin,
+		Provision:    v1alpha1.ProvisionOnPrepare,
+		Allow:        fieldsOfSRIOVCNI(),
 		DevicePlugin: &r.DevicePluginSpec,
 	})
 
 	return true, nil
+}
+
+// fieldsOfSRIOVCNI returns the privileged fields that sriov-cni has (NetConf of pkg/types/types.go),
+// which knows no pools and allows them in every network configuration. A field that it lacks is not
+// among them, because a Kubernetes namespace would get with the conversion what it could not do before.
+func fieldsOfSRIOVCNI() []v1alpha1.PrivilegedField {
+	return []v1alpha1.PrivilegedField{
+		v1alpha1.FieldMAC, v1alpha1.FieldAddresses, v1alpha1.FieldVLAN, v1alpha1.FieldQoS,
+		v1alpha1.FieldTrust, v1alpha1.FieldSpoofCheck, v1alpha1.FieldMinTxRate,
+		v1alpha1.FieldMaxTxRate, v1alpha1.FieldLinkState,
+	}
 }
 
 // valid returns an error if the selector makes sriov-network-device-plugin refuse the whole

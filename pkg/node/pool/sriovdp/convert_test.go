@@ -30,7 +30,7 @@ func TestConvert(t *testing.T) {
 				DeviceType: v1alpha1.DeviceTypeNet, Priority: 2,
 				Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}},
 				Publish:   v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare,
-				Allow: v1alpha1.PrivilegedFields(),
+				Allow: ofSRIOVCNI,
 				DevicePlugin: &v1alpha1.DevicePluginSpec{
 					ResourcePrefix: "intel.com", ResourceName: "Fast_NICs",
 					ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
@@ -44,7 +44,7 @@ func TestConvert(t *testing.T) {
 			DeviceType: v1alpha1.DeviceTypeAuxNet, Priority: 1,
 			Selectors: []v1alpha1.FunctionSelector{{AuxTypes: []string{"sf"}}},
 			Publish:   v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare,
-			Allow: v1alpha1.PrivilegedFields(),
+			Allow: ofSRIOVCNI,
 			DevicePlugin: &v1alpha1.DevicePluginSpec{
 				ResourcePrefix: "example.com", ResourceName: "sf",
 				ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
@@ -55,6 +55,13 @@ func TestConvert(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || len(warnings) > 0 {
 		t.Errorf("warnings %q, -want +got:\n%s", warnings, diff)
 	}
+}
+
+// ofSRIOVCNI are the privileged fields of sriov-cni's network configurations, which has none of ethtool
+// and no driver.
+var ofSRIOVCNI = []v1alpha1.PrivilegedField{
+	"mac", "addresses", "vf.vlan", "vf.qos", "vf.trust", "vf.spoofCheck", "vf.minTxRate",
+	"vf.maxTxRate", "vf.linkState",
 }
 
 // TestSplitKeys: if keys differ only in the case of letters, the last one counts, as in
