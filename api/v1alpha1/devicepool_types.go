@@ -334,7 +334,7 @@ type DevicePluginSpec struct {
 
 // PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
 // or make the PF trust it.
-// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause;ethtool.fec
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState;ethtool.privateFlags;ethtool.channels;ethtool.rings;ethtool.pause
 type PrivilegedField string
 
 const (
@@ -352,9 +352,7 @@ const (
 	// Channels and rings take interrupts and memory of the node, which no limit of the pod counts.
 	FieldChannels PrivilegedField = "ethtool.channels"
 	FieldRings    PrivilegedField = "ethtool.rings"
-	// Pause frames and FEC are a PF's, whose VFs share the port.
-	FieldPause PrivilegedField = "ethtool.pause"
-	FieldFEC   PrivilegedField = "ethtool.fec"
+	FieldPause    PrivilegedField = "ethtool.pause" // of a PF, whose VFs share the port
 )
 
 // PrivilegedFields returns all privileged fields.
@@ -362,7 +360,7 @@ func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
 		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
 		FieldMinTxRate, FieldMaxTxRate, FieldLinkState, FieldPrivateFlags,
-		FieldChannels, FieldRings, FieldPause, FieldFEC,
+		FieldChannels, FieldRings, FieldPause,
 	}
 }
 

@@ -183,11 +183,6 @@ type Ethtool struct {
 	// RSS says how the card spreads received packets over its queues (receive side scaling).
 	// +optional
 	RSS *RSS `json:"rss,omitempty"`
-
-	// FEC are the modes of forward error correction of the port: "auto", "off", "rs", "baser",
-	// "llrs", as ethtool --set-fec takes them. The port is the PF's, so that most VFs have none.
-	// +optional
-	FEC []string `json:"fec,omitempty"`
 }
 
 // RSS has what ethtool -x shows. Absent fields keep the netdev's values.

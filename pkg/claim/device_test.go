@@ -174,11 +174,11 @@ func TestConfigMerging(t *testing.T) {
 		{
 			name: "a table of RSS takes the place of another",
 			configs: []claimtest.Option{
-				claimtest.FromClass(`"ethtool": {"rss": {"equal": 4, "hashKey": "6d"}, "fec": ["rs"]}`),
-				claimtest.FromClaim(`"ethtool": {"rss": {"weights": [3, 1]}, "fec": ["off"]}`),
+				claimtest.FromClass(`"ethtool": {"rss": {"equal": 4, "hashKey": "6d"}}`),
+				claimtest.FromClaim(`"ethtool": {"rss": {"weights": [3, 1]}}`),
 			},
 			want: v1alpha1.InterfaceConfig{Ethtool: &v1alpha1.Ethtool{
-				RSS: &v1alpha1.RSS{Weights: []int32{3, 1}, HashKey: "6d"}, FEC: []string{"off"},
+				RSS: &v1alpha1.RSS{Weights: []int32{3, 1}, HashKey: "6d"},
 			}},
 		},
 		{
@@ -237,7 +237,7 @@ func TestInterface(t *testing.T) {
 		"offload": {"gsoMaxSize": 1000, "groMaxSize": 2000, "gsoIPv4MaxSize": 3000, "groIPv4MaxSize": 4000},
 		"ethtool": {"features": {"rx-gro": false, "rx-lro": true}, "privateFlags": {"p": true}, "channels": {"rx": 2},
 			"rings": {"rx": 64}, "coalescing": {"rx-usecs": 8}, "pause": {"rx": true, "tx": false},
-			"rss": {"weights": [3, 1], "hashKey": "6D:5a", "hashFunction": "toeplitz"}, "fec": ["rs", "baser", "auto"]},
+			"rss": {"weights": [3, 1], "hashKey": "6D:5a", "hashFunction": "toeplitz"}},
 		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
 
 	if err != nil || devices[0].ConfigErr != nil {
@@ -273,7 +273,6 @@ func TestInterface(t *testing.T) {
 			"private flags": {"p": "on"}, "channels": {"rx": "2"}, "rings": {"rx": "64"},
 			"coalescing": {"rx-usecs": "8"}, "pause": {"rx": "1", "tx": "0"},
 			"RSS": {"table": "weights 3 1", "hash key": "6d5a", "hash function": "1"},
-			"FEC": {"auto": "1", "modes": "BASER RS"},
 		},
 		AllMulticast: true,
 		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad",
@@ -388,8 +387,8 @@ func TestBadConfig(t *testing.T) {
 			[]string{"ethtool.rss.hashKey: must be a key in hexadecimal"}},
 		{`"ethtool": {"rss": {"hashFunction": "md5"}}`,
 			[]string{`ethtool.rss.hashFunction "md5": must be one of crc32, toeplitz, xor`}},
-		{`"ethtool": {"fec": ["RS"]}`,
-			[]string{`ethtool.fec "RS": must be one of auto, baser, llrs, off, rs`}},
+		// the port's, which others share
+		{`"ethtool": {"fec": ["rs"]}`, []string{`unknown field "ethtool.fec"`}},
 		{`"networks": [{"name": "a"}], "rules": [{"priority": 5, "table": 5, "incoming": true}]`,
 			[]string{"networks", "rules"}},
 		{`"networks": [{"name": "a"}], "network": "b"`, []string{"networks", "must be absent"}},
@@ -567,7 +566,7 @@ func FuzzInterfaceConfig(f *testing.F) {
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","vf":{"vlan":5,"qos":7,"vlanProtocol":"802.1q","minTxRate":1,"maxTxRate":0,"linkState":"auto"}}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","driver":"vfio-pci","addresses":["10.1.0.5/24"]}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","rules":[{"priority":5,"table":5,"from":"10.0.0.0/8","incoming":true}],"neighbors":[{"address":"fe80::1","mac":"02:00:00:00:00:01"}],"sysctls":{"net.ipv4.conf.IFNAME.rp_filter":"2"},"offload":{"gsoMaxSize":131072},"ethtool":{"features":{"rx-gro":false},"rings":{"rx":64},"pause":{"rx":true}}}`,
-		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","ethtool":{"rss":{"weights":[1,0,2],"hashKey":"6d:5a","hashFunction":"xor"},"fec":["auto"]}}`,
+		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","ethtool":{"rss":{"weights":[1,0,2],"hashKey":"6d:5a","hashFunction":"xor"}}}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","bond":{"name":"bond0","mode":"802.3ad","miimon":50,"lacpRate":"fast","xmitHashPolicy":"layer3+4"}}`,
 	} {
 		f.Add([]byte(seed))

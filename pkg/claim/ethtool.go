@@ -52,28 +52,8 @@ func ethtoolOf(c *v1alpha1.Ethtool) (function.Ethtool, error) {
 	if len(rss) > 0 {
 		settings[function.RSSGroup] = rss
 	}
-	if len(c.FEC) == 0 {
-		return settings, err
-	}
 
-	fec, fecErr := fecOf(c.FEC)
-	settings[function.FECGroup] = fec
-
-	return settings, errors.Join(err, fecErr)
-}
-
-// maxFEC bounds the modes of FEC, each of which is needed once.
-const maxFEC = 5
-
-func fecOf(modes []string) (map[string]string, error) {
-	if len(modes) > maxFEC {
-		return nil, fmt.Errorf("ethtool.fec: has %d, at most %d may be given", len(modes), maxFEC)
-	}
-	settings, err := function.FEC(modes)
-	if err != nil {
-		return nil, fmt.Errorf("ethtool.fec %w", err)
-	}
-	return settings, nil
+	return settings, err
 }
 
 // rssOf converts what a pod asks of RSS.

@@ -49,8 +49,6 @@ func Limits() map[string]Limit {
 		},
 		"ethtool.channels":         natural,
 		"ethtool.coalescing":       natural,
-		"ethtool.fec":              {Items: maxFEC},
-		"ethtool.fec[]":            {Choices: function.FECModes()},
 		"ethtool.rings":            natural,
 		"ethtool.rss.equal":        between(1, function.MaxRSSQueues),
 		"ethtool.rss.hashFunction": {Choices: function.RSSFunctions()},

@@ -129,8 +129,6 @@ func items(path string, n int) string {
 		switch {
 		case strings.HasSuffix(path, "weights"):
 			texts[i] = "1"
-		case strings.HasSuffix(path, "fec"):
-			texts[i] = `"rs"`
 		case strings.HasSuffix(path, "addresses"):
 			texts[i] = fmt.Sprintf(`"10.0.0.%d/24"`, i+1)
 		}

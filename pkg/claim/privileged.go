@@ -39,7 +39,6 @@ func PrivilegedFields(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 		add(len(e.Channels) > 0, v1alpha1.FieldChannels)
 		add(len(e.Rings) > 0, v1alpha1.FieldRings)
 		add(len(e.Pause) > 0, v1alpha1.FieldPause)
-		add(len(e.FEC) > 0, v1alpha1.FieldFEC)
 	}
 
 	return fields

@@ -31,7 +31,6 @@ func TestPrivileged(t *testing.T) {
 		v1alpha1.FieldChannels:     `"ethtool": {"channels": {"rx": 1}}`,
 		v1alpha1.FieldRings:        `"ethtool": {"rings": {"rx": 1}}`,
 		v1alpha1.FieldPause:        `"ethtool": {"pause": {"rx": true}}`,
-		v1alpha1.FieldFEC:          `"ethtool": {"fec": ["off"]}`,
 	} {
 		others := slices.DeleteFunc(v1alpha1.PrivilegedFields(),
 			func(f v1alpha1.PrivilegedField) bool { return f == field })

@@ -39,7 +39,6 @@ var wrong = map[string][][2]string{
 	"ethtool.coalescing":   {{`{"rx-usecs": -1}`, "must be a number"}},
 	"ethtool.pause":        {{`{"": true}`, "must be 1-31 printable"}},
 	"ethtool.rss":          {{`{"equal": 0}`, "must be 1-1024"}},
-	"ethtool.fec":          {{`["hamming"]`, "must be one of auto"}},
 	"vf.vlan":              {{`4095`, "must be 0-4094"}},
 	"vf.vlanProtocol":      {{`"802.1x"`, "must be one of 802.1q, 802.1ad"}},
 	"vf.qos":               {{`8`, "must be 0-7"}},

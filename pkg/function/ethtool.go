@@ -13,16 +13,16 @@ import (
 )
 
 // Ethtool has settings of a netdev's driver by group and name. The groups are "features", "private
-// flags", "channels", "rings", "coalescing", "pause", "RSS" and "FEC", and the names are the ones that
-// package ethtool reads. A value is "on" or "off" in the first two groups, and a decimal number in
-// the next four. See [RSSTable] and [FECModes] for the last two.
+// flags", "channels", "rings", "coalescing", "pause" and "RSS", and the names are the ones that package
+// ethtool reads. A value is "on" or "off" in the first two groups, and a decimal number in the next
+// four. See [RSSTable] for the last one.
 type Ethtool map[string]map[string]string
 
 // EthtoolGroups returns the groups that a pod may change, in the order in which they are changed.
 // The channels come before the rest, because they decide which queues exist.
 func EthtoolGroups() []string {
 	return []string{
-		"private flags", "channels", "rings", "features", "coalescing", "pause", RSSGroup, FECGroup,
+		"private flags", "channels", "rings", "features", "coalescing", "pause", RSSGroup,
 	}
 }
 
@@ -47,12 +47,8 @@ func (e Ethtool) validate() error {
 			continue
 		}
 
-		switch group {
-		case RSSGroup:
+		if group == RSSGroup {
 			errs = append(errs, validateRSS(e[group]))
-			continue
-		case FECGroup:
-			errs = append(errs, validateFEC(e[group]))
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(e[group])) {

@@ -277,10 +277,9 @@ func TestValidate(t *testing.T) {
 		"ethtool name": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {"a\nb": "on"}}
 		}, "has a name that no driver has"},
-		"RSS and FEC": {func(i *function.Interface) {
+		"RSS": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{
 				"RSS": {"table": "weights 3 1", "hash key": "6d5a", "hash function": "1"},
-				"FEC": {"auto": "0", "modes": "BASER RS"},
 			}
 		}, ""},
 		"RSS of equal shares": {func(i *function.Interface) {
@@ -310,12 +309,9 @@ func TestValidate(t *testing.T) {
 		"RSS with no function": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"RSS": {"hash function": "3"}}
 		}, `ethtool.rss.hashFunction: must be one of crc32, toeplitz, xor`},
-		"FEC of another mode": {func(i *function.Interface) {
-			i.Ethtool = function.Ethtool{"FEC": {"auto": "0", "modes": "RS hamming"}}
-		}, `ethtool.fec "hamming": must be one of auto, baser, llrs, off, rs`},
-		"FEC with nothing": {func(i *function.Interface) {
-			i.Ethtool = function.Ethtool{"FEC": {"auto": "0", "modes": ""}}
-		}, `ethtool.fec: must have one of auto, baser, llrs, off, rs`},
+		"FEC": {func(i *function.Interface) {
+			i.Ethtool = function.Ethtool{"FEC": {"auto": "1"}}
+		}, `ethtool: "FEC" is no group of settings`},
 		"long ethtool name": {func(i *function.Interface) {
 			i.Ethtool = function.Ethtool{"features": {strings.Repeat("a", 32): "on"}}
 		}, "has a name that no driver has"},

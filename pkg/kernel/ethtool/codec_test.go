@@ -87,13 +87,6 @@ var answers = map[string]struct {
 		),
 		map[string]string{"tx": "on", "rx": "all"},
 	},
-	"FEC": {
-		message(
-			bitset(fecModes, map[string]bool{"RS": true, "BASER": true}, true),
-			nl.NewRtAttr(fecAuto, []byte{0}),
-		),
-		map[string]string{"modes": "BASER RS", "auto": "0"},
-	},
 	"messages": {
 		message(bitset(unix.ETHTOOL_A_DEBUG_MSGMASK,
 			map[string]bool{"probe": true, "link": true, "drv": true}, true)),

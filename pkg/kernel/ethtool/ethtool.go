@@ -57,11 +57,11 @@ const (
 	coalesceAggrBytes, coalesceAggrFrames, coalesceAggrTime = 0x1a, 0x1b, 0x1c
 
 	tsTxTypes, tsRxFilters = 3, 4 // ETHTOOL_A_TSCONFIG_*
-
-	fecModes, fecAuto = 2, 3 // ETHTOOL_A_FEC_*
 )
 
-// groups lists the groups in the order in which they must be changed. The channels come before RSS,
+// groups lists the groups in the order in which they must be changed. They have no settings of a port,
+// such as FEC and speed, because PF, VFs and SFs share the port, so that a restore would undo the
+// changes of others. The channels come before RSS,
 // because the number of channels decides which queues the RSS table can refer to.
 var groups = []group{
 	{"private flags", unix.ETHTOOL_MSG_PRIVFLAGS_GET, unix.ETHTOOL_MSG_PRIVFLAGS_SET, []field{
@@ -129,10 +129,6 @@ var groups = []group{
 		{name: "autoneg", kind: unix.ETHTOOL_A_PAUSE_AUTONEG, codec: number(1)},
 		{name: "rx", kind: unix.ETHTOOL_A_PAUSE_RX, codec: number(1)},
 		{name: "tx", kind: unix.ETHTOOL_A_PAUSE_TX, codec: number(1)},
-	}},
-	{"FEC", unix.ETHTOOL_MSG_FEC_GET, unix.ETHTOOL_MSG_FEC_SET, []field{
-		{name: modes, kind: fecModes, codec: list{}},
-		{name: auto, kind: fecAuto, codec: number(1)},
 	}},
 	{"RSS", unix.ETHTOOL_MSG_RSS_GET, rssSet, []field{
 		{name: "hash function", kind: rssHashFunction, codec: number(4)},
@@ -227,12 +223,9 @@ func (c *Conn) Change(index int, groupName string, to map[string]string) error {
 		return err
 	}
 
-	switch g.set {
-	case rssSet:
+	if g.set == rssSet {
 		err = c.changeRSS(g, index, to)
-	case unix.ETHTOOL_MSG_FEC_SET:
-		err = c.change(g, index, withModes(to))
-	default:
+	} else {
 		err = c.change(g, index, to)
 	}
 	if err != nil {

@@ -5,8 +5,6 @@ package ethtool
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
@@ -98,44 +96,4 @@ func Spread(shares []int, size int) string {
 
 	f := field{name: "table", kind: rssTable}
 	return table{}.decode(f, attribute.Set{rssTable: entries})["table"]
-}
-
-// Settings of the group FEC.
-const (
-	auto  = "auto"
-	modes = "modes"
-)
-
-// withModes adds that no mode is requested to a request that the driver chooses the mode. Otherwise
-// the kernel adds the modes that the port has, and a driver takes only one of both.
-func withModes(to map[string]string) map[string]string {
-	if _, given := to[modes]; given || to[auto] != "1" {
-		return to
-	}
-	to = maps.Clone(to)
-	to[modes] = ""
-	return to
-}
-
-// FECModes returns the modes of FEC that the port of a netdev supports, by the names in settings of
-// the group FEC. It returns none if the driver does not say.
-func (c *Conn) FECModes(index int) ([]string, error) {
-	answer, err := c.send(unix.ETHTOOL_MSG_LINKMODES_GET, index)
-	if err != nil {
-		return nil, fmt.Errorf("ethtool link modes: %w", err)
-	}
-	attrs, err := attribute.Parse(answer)
-	if err != nil {
-		return nil, fmt.Errorf("ethtool link modes: %w", err)
-	}
-
-	var supported []string
-	for name := range parseBits(attrs[unix.ETHTOOL_A_LINKMODES_OURS]) {
-		if slices.Contains([]string{"None", "RS", "BASER", "LLRS"}, name) {
-			supported = append(supported, name)
-		}
-	}
-	slices.Sort(supported)
-
-	return supported, nil
 }

@@ -17,8 +17,8 @@ import (
 func ethtoolGroup(name string) string { return "ethtool " + name }
 
 // checkDriver returns an error about driver settings that the pod wants and that the snapshot does
-// not have, because such settings could not be restored. Of RSS and FEC it also compares the values
-// with what the driver says that it can do.
+// not have, because such settings could not be restored. Of RSS it also compares the values with what
+// the driver says that it can do.
 func (e *Engine) checkDriver(before Snapshot, want function.Interface) error {
 	const most = 8 // settings that an error names
 	var errs []error
@@ -39,7 +39,7 @@ func (e *Engine) checkDriver(before Snapshot, want function.Interface) error {
 	}
 
 	if len(errs) == 0 {
-		errs = append(errs, e.checkRSS(before, want), e.checkFEC(before, want))
+		errs = append(errs, e.checkRSS(before, want))
 	}
 	return errors.Join(append(errs, checkOffload(before, want.Offload))...)
 }
@@ -105,16 +105,14 @@ func (e *Engine) tuneDriver(
 	return nil
 }
 
-// checkTuned returns an error if the driver does not have the settings that it accepted. The modes of
-// FEC are the driver's choice if it was to choose.
+// checkTuned returns an error if the driver does not have the settings that it accepted.
 func (e *Engine) checkTuned(index int, group string, to map[string]string) error {
 	now, err := e.ethtool.Read(index, group)
 	if err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(to)) {
-		chosen := group == function.FECGroup && name == function.FECNames && to[function.FECAuto] == "1"
-		if now[name] != to[name] && !chosen {
+		if now[name] != to[name] {
 			return fmt.Errorf("ethtool %s %q: the driver accepted %s, and has %s", group, name,
 				setting(to[name]), setting(now[name]))
 		}

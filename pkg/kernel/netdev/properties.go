@@ -362,7 +362,6 @@ var table = []Property{
 	settingRow("ethtool coalescing", "coalescing", FromDriver, Kept, "", "ethtool.coalescing"),
 	settingRow("ethtool pause", "pause", FromDriver, Kept, "", "ethtool.pause"),
 	settingRow("ethtool messages", "message classes", FromDriver, Kept, ""),
-	settingRow("ethtool FEC", "FEC", FromDriver, Kept, "", "ethtool.fec"),
 	settingRow("ethtool RSS", "RSS (hash function, key, table)", FromDriver, Kept,
 		"restored and read back, before Linux 6.17 by ioctl; noted where the driver cannot set it",
 		"ethtool.rss"),

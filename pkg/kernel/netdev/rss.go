@@ -5,7 +5,6 @@ package netdev
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -111,30 +110,4 @@ func (e *Engine) resolved(
 
 	settings[function.RSSTable] = ethtool.Spread(shares, size)
 	return settings, nil
-}
-
-// checkFEC returns an error about a mode that the port does not support. A driver that does not say
-// what its port supports answers itself.
-func (e *Engine) checkFEC(before Snapshot, want function.Interface) error {
-	fec, wanted := want.Ethtool[function.FECGroup]
-	if !wanted {
-		return nil
-	}
-
-	supported, err := e.ethtool.FECModes(before.Identity.Index)
-	if err != nil || len(supported) == 0 {
-		return nil
-	}
-
-	for _, mode := range strings.Fields(fec[function.FECNames]) {
-		if !slices.Contains(supported, mode) {
-			for i, name := range supported {
-				supported[i] = function.FECModeOf(name)
-			}
-			return fmt.Errorf("netdev %s: ethtool.fec %q: the port does not support it; it supports %s",
-				before.Name, function.FECModeOf(mode), strings.Join(supported, ", "))
-		}
-	}
-
-	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -41,7 +40,6 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	for group, field := range map[string]v1alpha1.PrivilegedField{
 		"private flags": v1alpha1.FieldPrivateFlags, "channels": v1alpha1.FieldChannels,
 		"rings": v1alpha1.FieldRings, "pause": v1alpha1.FieldPause,
-		function.FECGroup: v1alpha1.FieldFEC,
 	} {
 		add(len(a.wanted.Ethtool[group]) > 0, field, string(field))
 	}

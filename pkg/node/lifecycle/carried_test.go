@@ -201,7 +201,7 @@ var elsewhere = map[string][]string{
 	},
 	"TestDriverSettings": {
 		"ethtool private flags ", "ethtool rings ", "ethtool coalescing ", "ethtool pause ",
-		"ethtool messages ", "ethtool FEC ", "ethtool RSS ", "ethtool time stamps ",
+		"ethtool messages ", "ethtool RSS ", "ethtool time stamps ",
 	},
 	"TestProgramsOfThePod": {"tcx programs"},
 	"TestStackedElsewhere": {"VLANs, macvlans, ipvlans and macsecs that the pod made on top"},

@@ -34,7 +34,7 @@ func TestDriverSettings(t *testing.T) {
 	t.Run("VF", func(t *testing.T) {
 		changed := leaveDriverSettings(t, engine, deviceOf(t, pfs[0], 0))
 		if guest == "simnic" {
-			mustHave(t, changed, "RSS", "FEC", "sysctl")
+			mustHave(t, changed, "RSS", "sysctl")
 		} else {
 			mustHave(t, changed, "rings", "messages", "sysctl")
 		}
@@ -98,18 +98,6 @@ var simnicWishes = map[string]driverWish{
 		ethtool: function.Ethtool{"RSS": {"table": "equal 3"}},
 		got:     map[string]string{"RSS table": "equal 3"},
 	},
-	"one mode of FEC": {
-		ethtool: function.Ethtool{"FEC": {"auto": "0", "modes": "RS"}},
-		got:     map[string]string{"FEC auto": "0", "FEC modes": "RS"},
-	},
-	"the driver's mode of FEC": {
-		ethtool: function.Ethtool{"FEC": {"auto": "1", "modes": ""}},
-		got:     map[string]string{"FEC auto": "1", "FEC modes": ""},
-	},
-	"a mode of FEC that the port lacks": {
-		ethtool: function.Ethtool{"FEC": {"auto": "0", "modes": "LLRS"}},
-		refused: `ethtool.fec "llrs": the port does not support it; it supports baser, off, rs`,
-	},
 	"a short key": {
 		ethtool: function.Ethtool{"RSS": {"hash key": "6d5a"}},
 		refused: "ethtool.rss.hashKey: has 2 bytes, and the card's key has 40",
@@ -138,10 +126,6 @@ var igbWishes = map[string]driverWish{
 	"a key that the driver does not tell": {
 		ethtool: function.Ethtool{"RSS": {"hash key": "6d5a"}},
 		refused: `ethtool RSS ["hash key"]: the driver cannot change it; it can change hash function`,
-	},
-	"FEC": {
-		ethtool: function.Ethtool{"FEC": {"auto": "1", "modes": ""}},
-		refused: `ethtool FEC ["auto" "modes"]: the driver cannot change it; it can change none of this`,
 	},
 }
 

@@ -230,7 +230,6 @@ var driverWishes = map[string]function.Ethtool{
 			"table": "weights 3 0 1", "hash function": "2",
 			"hash key": strings.Repeat("6d5a56da", 10),
 		},
-		"FEC": {"auto": "0", "modes": "BASER"},
 	},
 }
 

@@ -122,16 +122,8 @@ func eachSysctl(name string, do func(dir, file string) error) error {
 
 // change reports whether the driver takes another value for a setting.
 func change(conn *ethtool.Conn, index int, group, name, value string) bool {
-	values := others(value)
-	if group == "FEC" && name == "modes" {
-		values = []string{"RS", "BASER", "None"}
-	}
-	for _, other := range values {
-		to := map[string]string{name: other}
-		if group == "FEC" && name == "modes" {
-			to["auto"] = "0" // most drivers take either a mode or the choice of one
-		}
-		if conn.Change(index, group, to) != nil {
+	for _, other := range others(value) {
+		if conn.Change(index, group, map[string]string{name: other}) != nil {
 			continue
 		}
 		now, err := conn.Read(index, group)

@@ -11,7 +11,7 @@
  *  - devlink rate objects; health reporters "fw" of the PF and "vnic" of each VF's port:
  *    simnic_break takes "1" (or "1 N" for VF N), an error that recovery fails for until
  *    "0" (or "0 N"), and "x", an error that is recovered at once
- *  - ethtool: FEC (auto, off, rs, baser, one at a time), RSS (table, key, hash function)
+ *  - ethtool: RSS (table, key, hash function)
  *  - personality.h: what a PF and its VFs do otherwise than the rest, changed while they run;
  *    simnic_vfs has what is in effect for each VF, whatever the PF tells
  *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
@@ -92,7 +92,6 @@ struct snic_pf {
 #define RSS_KEY 40
 struct snic_nd {
 	struct snic_pf *pf; struct snic_fn *fn; enum role role;
-	u32 fec;		/* ETHTOOL_FEC_* that was asked for; rtnl */
 	u32 table[RSS_ENTRIES];
 	u8 key[RSS_KEY], hash;
 };
@@ -619,30 +618,9 @@ static int link_ks(struct net_device *d, struct ethtool_link_ksettings *c)
 	struct snic_nd *nd = netdev_priv(d);
 
 	c->base.speed = READ_ONCE(nd->pf->knobs.speed); c->base.duplex = DUPLEX_FULL; c->base.port = PORT_OTHER;
-	ethtool_link_ksettings_zero_link_mode(c, supported);
-	ethtool_link_ksettings_add_link_mode(c, supported, FEC_NONE);
-	ethtool_link_ksettings_add_link_mode(c, supported, FEC_RS);
-	ethtool_link_ksettings_add_link_mode(c, supported, FEC_BASER);
 	return 0;
 }
-/* ---- FEC and RSS, which are kept, and have no effect */
-static int fec_get(struct net_device *d, struct ethtool_fecparam *p)
-{
-	struct snic_nd *nd = netdev_priv(d);
-
-	p->fec = nd->fec;
-	p->active_fec = nd->fec & ETHTOOL_FEC_AUTO ? ETHTOOL_FEC_RS : nd->fec;
-	return 0;
-}
-static int fec_set(struct net_device *d, struct ethtool_fecparam *p)
-{
-	struct snic_nd *nd = netdev_priv(d);
-
-	if (hweight32(p->fec) != 1 || p->fec & ETHTOOL_FEC_LLRS)	/* as mlx5_core */
-		return -EOPNOTSUPP;
-	nd->fec = p->fec;
-	return 0;
-}
+/* ---- RSS, which is kept, and has no effect */
 static int rxnfc_get(struct net_device *d, struct ethtool_rxnfc *c, u32 *rules)
 {
 	if (c->cmd != ETHTOOL_GRXRINGS)
@@ -679,7 +657,7 @@ static int rss_set(struct net_device *d, struct ethtool_rxfh_param *p, struct ne
 }
 static const struct ethtool_ops eth_ops = {
 	.get_link = ethtool_op_get_link, .get_link_ksettings = link_ks,
-	.get_fecparam = fec_get, .set_fecparam = fec_set, .get_rxnfc = rxnfc_get,
+	.get_rxnfc = rxnfc_get,
 	.get_rxfh_indir_size = rss_entries, .get_rxfh_key_size = rss_key,
 	.get_rxfh = rss_get, .set_rxfh = rss_set,
 };
@@ -687,7 +665,6 @@ static void driver_defaults(struct snic_nd *nd)
 {
 	int i;
 
-	nd->fec = ETHTOOL_FEC_AUTO;
 	nd->hash = ETH_RSS_HASH_TOP;
 	for (i = 0; i < RSS_ENTRIES; i++)
 		nd->table[i] = ethtool_rxfh_indir_default(i, RINGS);
