@@ -77,15 +77,20 @@ func (e *Engine) tuneDriver(
 	ctx context.Context, p patience, before Snapshot, want function.Interface,
 ) error {
 	index := before.Identity.Index
+	_, spreads := want.Ethtool[function.RSSGroup][function.RSSTable]
+	spreads = spreads && len(want.Ethtool["channels"]) > 0
+	if spreads {
+		e.resetTable(index) // it may refer to channels that the pod does without
+	}
+
 	for _, group := range function.EthtoolGroups() {
 		to, err := e.resolved(index, group, want.Ethtool[group])
 		if err != nil {
 			return fmt.Errorf("netdev %s: %w", before.Name, err)
 		}
-		// Other channels may have changed the table by now.
-		isStale := group == function.RSSGroup && len(want.Ethtool["channels"]) > 0
+		isReset := group == function.RSSGroup && spreads
 		maps.DeleteFunc(to, func(name, value string) bool {
-			return before.Settings[ethtoolGroup(group)][name] == value && !isStale
+			return before.Settings[ethtoolGroup(group)][name] == value && !isReset
 		})
 		if len(to) == 0 {
 			continue

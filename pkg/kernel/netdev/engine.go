@@ -170,6 +170,8 @@ func (e *Engine) Plan(
 	if err := e.checkDriver(before, want); err != nil {
 		return Snapshot{}, Place{}, err
 	}
+	_, before.WritesTable = want.Ethtool[function.RSSGroup][function.RSSTable]
+
 	return before, place, nil
 }
 

@@ -84,6 +84,9 @@ func (e *Engine) Restore(
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
 
+	if before.WritesTable {
+		e.resetTable(l.Identity.Index)
+	}
 	settings := e.startReading(l, e.groupsOf(before.Settings))
 	defer settings()
 
@@ -495,7 +498,7 @@ func (e *Engine) undoNetdev(
 		refused.add(flags("down", 0, unix.IFF_UP), "mac", "link mode")
 	}
 
-	for name, err := range e.undoSettings(now, left) {
+	for name, err := range e.undoSettings(before, now, left) {
 		refused.add(err, name)
 	}
 

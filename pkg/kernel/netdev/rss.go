@@ -83,20 +83,28 @@ func sharesOf(table string) (shares []int) {
 }
 
 // resolved returns settings of a group in the form in which the driver's settings are read. It makes
-// weights a table of the size that the card has now.
+// weights a table of the size that the card has now. It returns an error if the table is too short for
+// the shares.
 func (e *Engine) resolved(
 	index int, group string, settings map[string]string,
 ) (map[string]string, error) {
 	settings = maps.Clone(settings)
-	table := settings[function.RSSTable]
-	isWeights := group == function.RSSGroup && strings.HasPrefix(table, function.RSSWeights)
-	if !isWeights {
+	table, hasTable := settings[function.RSSTable]
+	if group != function.RSSGroup || !hasTable {
 		return settings, nil
 	}
 
 	size, err := e.ethtool.TableSize(index)
 	if err != nil {
 		return nil, err
+	}
+
+	if strings.HasPrefix(table, function.RSSEqual) {
+		if queues := queuesOf(table); queues > size {
+			return nil, fmt.Errorf("ethtool.rss.equal: is %d, and the card's table has %d entries",
+				queues, size)
+		}
+		return settings, nil
 	}
 
 	sum, shares := 0, sharesOf(table)

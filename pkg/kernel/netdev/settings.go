@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -155,9 +156,9 @@ func (e *Engine) readAgain(
 
 // undoSettings restores the settings among the properties that differ, with one change for each
 // group. It continues after a refusal. It returns the refusals by the names of the properties.
-func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
+func (e *Engine) undoSettings(before, now Snapshot, left []property) map[string]error {
 	refused := map[string]error{}
-	e.freeChannels(now.Identity.Index, left)
+	left = e.freeChannels(before, now.Identity.Index, left)
 	for _, g := range e.settings {
 		to := map[string]string{}
 		for _, p := range left {
@@ -179,19 +180,33 @@ func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
 	return refused
 }
 
-// freeChannels resets the RSS table if it and the channels are about to be restored, because the
-// kernel refuses to take a channel away that a table refers to. A refusal is not reported, because
-// the restore that follows reports it.
-func (e *Engine) freeChannels(index int, left []property) {
-	table, channels := false, false
-	for _, p := range left {
-		table = table || p.name == "ethtool RSS table"
-		channels = channels || p.group == "ethtool channels"
+// freeChannels resets the RSS table if channels are about to be restored, because the kernel refuses
+// to take a channel away that a configured table refers to. It returns what is left to restore, to
+// which the table before belongs then.
+func (e *Engine) freeChannels(before Snapshot, index int, left []property) []property {
+	ofChannels := func(p property) bool { return p.group == ethtoolGroup("channels") }
+	if !slices.ContainsFunc(left, ofChannels) {
+		return left
 	}
-	if table && channels {
-		e.trace("reset RSS table")
-		_ = e.ethtool.Change(index, "RSS", map[string]string{"table": ""})
+
+	e.resetTable(index)
+	isTable := func(p property) bool { return p.name == tableName }
+	if slices.ContainsFunc(left, isTable) {
+		return left
 	}
+	return append(slices.Clone(left),
+		slices.DeleteFunc(before.Settings.properties(), func(p property) bool { return !isTable(p) })...)
+}
+
+// tableName is the name of the property of the RSS table.
+const tableName = "ethtool " + function.RSSGroup + " " + function.RSSTable
+
+// resetTable makes the RSS table the kernel's own for all channels, which the kernel changes with the
+// channels. A refusal is not reported, because the change of the table or of the channels that follows
+// reports it. A driver may also have no table.
+func (e *Engine) resetTable(index int) {
+	e.trace("reset RSS table")
+	_ = e.ethtool.Change(index, function.RSSGroup, map[string]string{function.RSSTable: ""})
 }
 
 // restore changes several settings at once. If the driver refuses them together, restore changes

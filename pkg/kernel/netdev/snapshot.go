@@ -50,6 +50,10 @@ type Snapshot struct {
 	// Settings are read on the host only. They are nil in a snapshot of an older agent, and for a
 	// Function without a netdev.
 	Settings Settings `json:"settings,omitempty"`
+	// WritesTable says that the attachment may write the RSS table. The kernel then keeps in mind that
+	// the table was configured (IFF_RXFH_CONFIGURED), which it does not report, also if the table is as
+	// before.
+	WritesTable bool `json:"writesTable,omitempty"`
 
 	Identity Identity `json:"identity"`
 }

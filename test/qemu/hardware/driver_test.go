@@ -3,6 +3,7 @@
 package hardware
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -34,7 +35,7 @@ func TestDriverSettings(t *testing.T) {
 	t.Run("VF", func(t *testing.T) {
 		changed := leaveDriverSettings(t, engine, deviceOf(t, pfs[0], 0))
 		if guest == "simnic" {
-			mustHave(t, changed, "RSS", "sysctl")
+			mustHave(t, changed, "channels", "RSS", "sysctl")
 		} else {
 			mustHave(t, changed, "rings", "messages", "sysctl")
 		}
@@ -106,6 +107,14 @@ var simnicWishes = map[string]driverWish{
 		ethtool: function.Ethtool{"RSS": {"table": "weights 16 1"}},
 		refused: "ethtool.rss.weights: their sum is 17, and the card's table has 16 entries",
 	},
+	"more equal shares than the table has entries": {
+		ethtool: function.Ethtool{"channels": {"combined": "32"}, "RSS": {"table": "equal 20"}},
+		refused: "ethtool.rss.equal: is 20, and the card's table has 16 entries",
+	},
+	"other channels": {
+		ethtool: function.Ethtool{"channels": {"combined": "8"}, "RSS": {"table": "equal 4"}},
+		got:     map[string]string{"channels combined": "8", "RSS table": "equal 4"},
+	},
 	"channels that the driver does not have": {
 		ethtool: function.Ethtool{"channels": {"rx": "2"}, "RSS": {"table": "equal 2"}},
 		refused: `ethtool channels ["rx"]: the driver cannot change it`,
@@ -160,6 +169,63 @@ func testWishes(
 			must.Succeed(t, err)
 			if diff := cmp.Diff(before.Settings, after.Settings); diff != "" {
 				t.Errorf("settings (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDriverTable checks that the RSS table of the host, or of the pod before, is not in the way of a
+// pod's channels, and that the table comes back. The kernel refuses to take a channel away that a
+// configured table refers to, and does not tell whether a table was configured.
+func TestDriverTable(t *testing.T) {
+	card.InGuest(t, "simnic")
+	engine, err := netdev.New(netdev.Options{})
+	must.Succeed(t, err)
+	defer engine.Close()
+	device := deviceOf(t, card.PFs(t)[0], 0)
+
+	const explicit = "0 1 2 3 3 3 3 3 3 3 3 3 3 3 3 3"
+	few := function.Ethtool{"channels": {"combined": "2"}}
+	fewEqual := function.Ethtool{"channels": {"combined": "2"}, "RSS": {"table": "equal 2"}}
+	more := function.Ethtool{"channels": {"combined": "8"}, "RSS": {"table": "equal 4"}}
+	fromPod := map[string]string{"combined": "4"}
+	for name, test := range map[string]struct {
+		host   string // the table
+		pods   []function.Ethtool
+		change map[string]string // channels that a pod sets itself
+	}{
+		"host's table":              {host: explicit, pods: []function.Ethtool{fewEqual}},
+		"host's table and channels": {host: explicit, pods: []function.Ethtool{{"channels": {"combined": "8"}}}},
+		"pod before":                {host: "equal 4", pods: []function.Ethtool{more, few}},
+		"pod before with its own channels": {
+			host: "equal 4", pods: []function.Ethtool{more, few}, change: fromPod,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := netns.Current(t)
+			settings.Set(t, host, device.Name, "RSS", map[string]string{"table": test.host})
+			t.Cleanup(func() {
+				settings.Set(t, host, device.Name, "RSS", map[string]string{"table": ""})
+			})
+			for _, ethtool := range test.pods {
+				pod := netns.New(t)
+				held, err := take(t, engine, device, pod.Path(),
+					function.Interface{Name: "net1", Ethtool: ethtool})
+				if err != nil {
+					t.Errorf("%v: %v", ethtool, errors.Join(err, held.release()))
+					continue
+				}
+				if test.change != nil {
+					settings.Set(t, pod, "net1", "channels", test.change)
+				}
+
+				must.Succeed(t, held.release())
+				got, err := settings.Of(host, device.Name)
+				must.Succeed(t, err)
+				if got["RSS table"] != test.host || got["channels combined"] != "4" {
+					t.Errorf("%v: table %q of %s channels, want %q of 4", ethtool, got["RSS table"],
+						got["channels combined"], test.host)
+				}
 			}
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -73,6 +74,19 @@ func ChangeAll(n *netns.Namespace, name string) (changed []string, err error) {
 		})
 	})
 	return changed, err
+}
+
+// Set changes settings of a group of a netdev.
+func Set(
+	t testing.TB, n *netns.Namespace, name, group string, to map[string]string,
+) {
+	t.Helper()
+	err := each(n, name, func(conn *ethtool.Conn, index int) error {
+		return conn.Change(index, group, to)
+	})
+	if err != nil {
+		t.Fatalf("%s of %s: %v", group, name, err)
+	}
 }
 
 // each calls do in a namespace with a netdev of it.

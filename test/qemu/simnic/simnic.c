@@ -11,7 +11,7 @@
  *  - devlink rate objects; health reporters "fw" of the PF and "vnic" of each VF's port:
  *    simnic_break takes "1" (or "1 N" for VF N), an error that recovery fails for until
  *    "0" (or "0 N"), and "x", an error that is recovered at once
- *  - ethtool: RSS (table, key, hash function)
+ *  - ethtool: channels, RSS (table, key, hash function)
  *  - personality.h: what a PF and its VFs do otherwise than the rest, changed while they run;
  *    simnic_vfs has what is in effect for each VF, whatever the PF tells
  *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
@@ -87,11 +87,13 @@ struct snic_pf {
 	bool broken;
 	struct knobs knobs;	/* rtnl */
 };
-#define RINGS 4			/* that RSS spreads over, though one queue receives */
+#define RINGS 4			/* channels that RSS spreads over, though one queue receives */
+#define MAX_RINGS 32
 #define RSS_ENTRIES 16
 #define RSS_KEY 40
 struct snic_nd {
 	struct snic_pf *pf; struct snic_fn *fn; enum role role;
+	u32 channels;		/* rtnl, as the rest */
 	u32 table[RSS_ENTRIES];
 	u8 key[RSS_KEY], hash;
 };
@@ -620,12 +622,37 @@ static int link_ks(struct net_device *d, struct ethtool_link_ksettings *c)
 	c->base.speed = READ_ONCE(nd->pf->knobs.speed); c->base.duplex = DUPLEX_FULL; c->base.port = PORT_OTHER;
 	return 0;
 }
-/* ---- RSS, which is kept, and has no effect */
+/* ---- channels and RSS, which are kept, and have no effect */
 static int rxnfc_get(struct net_device *d, struct ethtool_rxnfc *c, u32 *rules)
 {
 	if (c->cmd != ETHTOOL_GRXRINGS)
 		return -EOPNOTSUPP;
-	c->data = RINGS;
+	c->data = ((struct snic_nd *)netdev_priv(d))->channels;
+	return 0;
+}
+static void default_table(struct snic_nd *nd)
+{
+	int i;
+
+	for (i = 0; i < RSS_ENTRIES; i++)
+		nd->table[i] = ethtool_rxfh_indir_default(i, nd->channels);
+}
+static void channels_get(struct net_device *d, struct ethtool_channels *c)
+{
+	struct snic_nd *nd = netdev_priv(d);
+
+	c->max_combined = MAX_RINGS;
+	c->combined_count = nd->channels;
+}
+static int channels_set(struct net_device *d, struct ethtool_channels *c)
+{
+	struct snic_nd *nd = netdev_priv(d);
+
+	if (!c->combined_count)
+		return -EINVAL;
+	nd->channels = c->combined_count;
+	if (!netif_is_rxfh_configured(d))	/* as mlx5_core */
+		default_table(nd);
 	return 0;
 }
 static u32 rss_entries(struct net_device *d) { return RSS_ENTRIES; }
@@ -657,7 +684,7 @@ static int rss_set(struct net_device *d, struct ethtool_rxfh_param *p, struct ne
 }
 static const struct ethtool_ops eth_ops = {
 	.get_link = ethtool_op_get_link, .get_link_ksettings = link_ks,
-	.get_rxnfc = rxnfc_get,
+	.get_rxnfc = rxnfc_get, .get_channels = channels_get, .set_channels = channels_set,
 	.get_rxfh_indir_size = rss_entries, .get_rxfh_key_size = rss_key,
 	.get_rxfh = rss_get, .set_rxfh = rss_set,
 };
@@ -666,8 +693,8 @@ static void driver_defaults(struct snic_nd *nd)
 	int i;
 
 	nd->hash = ETH_RSS_HASH_TOP;
-	for (i = 0; i < RSS_ENTRIES; i++)
-		nd->table[i] = ethtool_rxfh_indir_default(i, RINGS);
+	nd->channels = RINGS;
+	default_table(nd);
 	for (i = 0; i < RSS_KEY; i++)
 		nd->key[i] = i + 1;
 }
