@@ -149,12 +149,18 @@ func TestSpread(t *testing.T) {
 		"0 0 1 1":         {[]int{1, 1}, 4},
 		"1 1 1 3":         {[]int{0, 6, 0, 2}, 4},
 		"equal 2":         {[]int{65535, 65535}, 2},
-		"0 0 0 1 1 1 2 2": {[]int{1, 1, 1}, 8},
+		"0 0 1 1 1 2 2 2": {[]int{1, 1, 1}, 8},
 		"":                {[]int{1}, 0},
 	} {
 		if got := Spread(test.shares, test.size); got != want {
 			t.Errorf("%v of %d: %q, want %q", test.shares, test.size, got, want)
 		}
+	}
+
+	// ethtool -X weight 1 2 gives 42 of 128 entries to the first queue.
+	want := strings.TrimSpace(strings.Repeat("0 ", 42) + strings.Repeat("1 ", 86))
+	if got := Spread([]int{1, 2}, 128); got != want {
+		t.Errorf("[1 2] of 128: %q, want %q", got, want)
 	}
 }
 

@@ -77,7 +77,7 @@ func (c *Conn) TableSize(index int) (int, error) {
 
 // Spread returns the RSS table of a size that gives each queue its share of the entries, in the form
 // of [Conn.Read]. The shares begin with queue 0. Their sum must be more than 0. It is the table of
-// ethtool -X weight, in which the shares are rounded.
+// ethtool -X weight: the last entry of each queue is rounded down (fill_indir_table of ethtool.c).
 func Spread(shares []int, size int) string {
 	sum := 0
 	for _, share := range shares {
@@ -87,7 +87,7 @@ func Spread(shares []int, size int) string {
 	var entries []byte
 	queue, passed := 0, shares[0]
 	for i := range size {
-		for i*sum >= size*passed {
+		for i >= size*passed/sum {
 			queue++
 			passed += shares[queue]
 		}
