@@ -15,28 +15,48 @@ type Feature struct {
 	// name says what is missing, and which option of the kernel and which module it needs.
 	name string
 	// add makes a netdev that only a kernel with the feature can make.
-	add func(netlink.LinkAttrs) netlink.Link
+	add func(h *netlink.Handle, attrs netlink.LinkAttrs) error
 }
 
 // VRFs are netdevs of kind vrf.
 func VRFs() Feature {
-	return Feature{"VRFs (CONFIG_NET_VRF, module vrf)", func(a netlink.LinkAttrs) netlink.Link {
-		return &netlink.Vrf{LinkAttrs: a, Table: 1000}
-	}}
+	return Feature{"VRFs (CONFIG_NET_VRF, module vrf)",
+		func(h *netlink.Handle, a netlink.LinkAttrs) error {
+			return h.LinkAdd(&netlink.Vrf{LinkAttrs: a, Table: 1000})
+		}}
 }
 
 // Bonds are netdevs of kind bond.
 func Bonds() Feature {
-	return Feature{"bonds (CONFIG_BONDING, module bonding)", func(a netlink.LinkAttrs) netlink.Link {
-		return netlink.NewLinkBond(a)
-	}}
+	return Feature{"bonds (CONFIG_BONDING, module bonding)",
+		func(h *netlink.Handle, a netlink.LinkAttrs) error {
+			return h.LinkAdd(netlink.NewLinkBond(a))
+		}}
+}
+
+// VLANs are netdevs of kind vlan.
+func VLANs() Feature {
+	return Feature{"VLANs (CONFIG_VLAN_8021Q, module 8021q)",
+		func(h *netlink.Handle, a netlink.LinkAttrs) error {
+			below := netlink.NewLinkAttrs()
+			below.Name = "below0"
+			if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: below}); err != nil {
+				return err
+			}
+			parent, err := h.LinkByName(below.Name)
+			if err != nil {
+				return err
+			}
+			a.ParentIndex = parent.Attrs().Index
+			return h.LinkAdd(&netlink.Vlan{LinkAttrs: a, VlanId: 1})
+		}}
 }
 
 // VLANFiltering is the filter for VLANs of a bridge.
 func VLANFiltering() Feature {
 	return Feature{"bridges that filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)",
-		func(a netlink.LinkAttrs) netlink.Link {
-			return &netlink.Bridge{LinkAttrs: a, VlanFiltering: new(true)}
+		func(h *netlink.Handle, a netlink.LinkAttrs) error {
+			return h.LinkAdd(&netlink.Bridge{LinkAttrs: a, VlanFiltering: new(true)})
 		}}
 }
 
@@ -46,7 +66,7 @@ func Has(t testing.TB, f Feature) bool {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "feature0"
 
-	err := New(t).Handle().LinkAdd(f.add(attrs))
+	err := f.add(New(t).Handle(), attrs)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatalf("find out whether the kernel has %s: %v", f.name, err)
 	}

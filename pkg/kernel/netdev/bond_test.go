@@ -23,18 +23,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-func hasBonds(t *testing.T) bool {
-	t.Helper()
-	return hasKind(t, netns.New(t), netlink.NewLinkBond(linkAttrs("bond0")))
-}
-
-func needBonds(t *testing.T) {
-	t.Helper()
-	if !hasBonds(t) {
-		t.Skip("the kernel has no bonds (CONFIG_BONDING, module bonding)")
-	}
-}
-
 // bonded returns an interface with all that a port of a bond can ask for on this kernel.
 func bonded(t *testing.T, name string) function.Interface {
 	t.Helper()
@@ -90,7 +78,7 @@ func (w *bondWorld) release(t *testing.T, n int) netdev.Restored {
 // TestBond checks that two interfaces of a pod are ports of a bond, that the bond has what they ask
 // for, once, and that it goes with its last port.
 func TestBond(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	w := newBondWorld(t, nil)
 	first, second := bonded(t, "net1"), bonded(t, "net2")
 	first.MAC, second.MAC = "02:00:00:00:00:01", "02:00:00:00:00:02"
@@ -190,7 +178,7 @@ func checkWishesOfBond(t *testing.T, w *bondWorld) {
 		!slices.ContainsFunc(got, of) {
 		t.Errorf("rules %q", got)
 	}
-	if hasVRF(t) && bond.Attrs().MasterIndex != get(t, w.pod, "red").Attrs().Index {
+	if netns.Has(t, netns.VRFs()) && bond.Attrs().MasterIndex != get(t, w.pod, "red").Attrs().Index {
 		t.Errorf("the bond is not in the VRF: %+v", bond.Attrs())
 	}
 }
@@ -233,7 +221,7 @@ func checkNothingLeft(t *testing.T, w *bondWorld) {
 // TestBondModes checks each mode with its options, and that the MAC addresses that a bond gives to
 // its ports are given back.
 func TestBondModes(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	for _, mode := range function.BondModes() {
 		t.Run(mode, func(t *testing.T) {
 			w := newBondWorld(t, nil)
@@ -265,7 +253,7 @@ func TestBondModes(t *testing.T) {
 // TestBondSideBySide checks that only one of two attachments at a time makes the bond, and that both
 // are its ports.
 func TestBondSideBySide(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	var mutex sync.Mutex
 	made := 0
 	w := newBondWorld(t, func(step string) {
@@ -310,7 +298,7 @@ func TestBondSideBySide(t *testing.T) {
 // TestBondAfterEveryStep checks that Restore undoes the attachment of the second port that ends after
 // any step, that the first port keeps its bond, and that nothing is left after both.
 func TestBondAfterEveryStep(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	type crash struct{}
 	for step := 1; ; step++ {
 		armed, count := false, 0
@@ -356,7 +344,7 @@ func TestBondAfterEveryStep(t *testing.T) {
 // TestBondErrors checks that what stands in the way of a bond is named before anything is touched,
 // and is left alone.
 func TestBondErrors(t *testing.T) {
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	for name, test := range map[string]struct {
 		given func(w *bondWorld) netlink.Link
 		err   string
@@ -393,7 +381,7 @@ func TestBondErrors(t *testing.T) {
 
 // TestNoBonds checks that a kernel without bonds is named, and that the netdev is back.
 func TestNoBonds(t *testing.T) {
-	if hasBonds(t) {
+	if netns.Has(t, netns.Bonds()) {
 		return // this kernel cannot be without them
 	}
 
@@ -413,7 +401,7 @@ func TestNoBonds(t *testing.T) {
 // before afterwards, at the PF too.
 func TestHardwareBond(t *testing.T) {
 	first := realVF(t)
-	needBonds(t)
+	netns.Need(t, netns.Bonds())
 	virtfn := filepath.Join("/sys/bus/pci/devices", first.PF.Address, "virtfn1")
 	second := netdev.Device{Name: netdevOf(virtfn), PF: &netdev.PF{
 		Name: first.PF.Name, Address: first.PF.Address, VF: 1,

@@ -3,8 +3,12 @@
 package netdev_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"maps"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,7 +78,11 @@ var checkedElsewhere = map[string][]string{
 // that the table has a reason for each that a pod can ask for and CHECK does not compare.
 func TestCheckOfEveryProperty(t *testing.T) {
 	others := slices.Collect(maps.Keys(changesOfVF))
-	for _, of := range checkedElsewhere {
+	tests := testsOf(t)
+	for test, of := range checkedElsewhere {
+		if !tests[test] {
+			t.Errorf("there is no %s, which is to break %q", test, of)
+		}
 		others = append(others, of...)
 	}
 
@@ -91,6 +99,26 @@ func TestCheckOfEveryProperty(t *testing.T) {
 			t.Run(p.Name, func(t *testing.T) { testCheckOf(t, broken.change, broken.says) })
 		}
 	}
+}
+
+// testsOf returns the names of the functions in the tests of this package.
+func testsOf(t *testing.T) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("*_test.go")
+	must.Succeed(t, err)
+
+	names := map[string]bool{}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		must.Succeed(t, err)
+		for _, d := range file.Decls {
+			if f, isFunction := d.(*ast.FuncDecl); isFunction && f.Recv == nil {
+				names[f.Name.Name] = true
+			}
+		}
+	}
+
+	return names
 }
 
 func testCheckOf(

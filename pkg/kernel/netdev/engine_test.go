@@ -307,7 +307,7 @@ func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 func everyWish(t *testing.T) map[string]function.Interface {
 	t.Helper()
 	wishes := map[string]function.Interface{"alone": allWishes(t)}
-	if hasBonds(t) {
+	if netns.Has(t, netns.Bonds()) {
 		wishes["port of a bond"] = bonded(t, "net1")
 	}
 	return wishes

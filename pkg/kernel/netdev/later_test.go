@@ -15,9 +15,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/netaddr"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -67,14 +69,30 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 				must.Succeed(t, h.RouteAdd(&r))
 			}
 		},
-		"bond, vrf": func(t *testing.T, pod *netns.Namespace, l netlink.Link, _ *netdev.Attached) {
+		"bond": func(t *testing.T, pod *netns.Namespace, l netlink.Link, a *netdev.Attached) {
+			netns.Need(t, netns.Bonds())
+			h := pod.Handle()
+			bond := netlink.NewLinkBond(linkAttrs("master0"))
+			bond.Mode = netlink.BOND_MODE_ACTIVE_BACKUP
+			must.Succeed(t, h.LinkAdd(bond))
+			master := get(t, pod, "master0")
+			must.Succeed(t, h.LinkSetHardwareAddr(master,
+				function.MAC("02:00:00:00:00:88").HardwareAddr()))
+			must.Succeed(t, h.LinkSetDown(l))
+			must.Succeed(t, h.LinkSetMaster(l, master))
+			must.Succeed(t, h.LinkSetUp(master))
+			for _, address := range a.Expected.Addresses {
+				must.Succeed(t, h.AddrReplace(master, &netlink.Addr{
+					IPNet: netaddr.ToIPNet(address), Flags: unix.IFA_F_NODAD,
+				}))
+			}
+		},
+		"bridge, vrf": func(t *testing.T, pod *netns.Namespace, l netlink.Link, _ *netdev.Attached) {
 			h := pod.Handle()
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = "master0"
 			must.Succeed(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 			must.Succeed(t, h.LinkSetMaster(l, get(t, pod, "master0")))
-			must.Succeed(t,
-				h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:88").HardwareAddr()))
 			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
 				&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 			must.Succeed(t, err)

@@ -147,7 +147,38 @@ func missingVRF(pod *conn, l *link, a Attached) ([]string, error) {
 		return []string{fmt.Sprintf("interface is not in VRF %s", a.Want.VRF.Name)}, nil
 	}
 
+	v, isVRF := there.(*netlink.Vrf)
+	switch {
+	case !isVRF:
+		return []string{fmt.Sprintf("VRF %s is a %s", a.Want.VRF.Name, there.Type())}, nil
+	case v.Table != uint32(a.Want.VRF.Table):
+		return []string{fmt.Sprintf("VRF %s has table %d, not %d", v.Name, v.Table,
+			a.Want.VRF.Table)}, nil
+	case v.RawFlags&unix.IFF_UP == 0:
+		return []string{fmt.Sprintf("VRF %s is down", v.Name)}, nil
+	}
+
 	return nil, nil
+}
+
+// otherMAC compares the MAC with the last result of the chain, unless the interface is a port of a
+// bond or a team, which sets its own MAC on its ports.
+func otherMAC(pod *conn, l *link, a Attached) ([]string, error) {
+	if a.Expected.MAC == "" || a.Expected.MAC == l.MAC {
+		return nil, nil
+	}
+
+	if l.master != 0 {
+		master, err := pod.LinkByIndex(l.master)
+		if err != nil && !errors.Is(err, links.ErrNotFound) {
+			return nil, fmt.Errorf("its master: %w", err)
+		}
+		if err == nil && slices.Contains([]string{"bond", "team"}, master.Type()) {
+			return nil, nil
+		}
+	}
+
+	return []string{property{name: "mac", value: a.Expected.MAC, now: l.MAC}.String()}, nil
 }
 
 // missingAddresses looks at the master of the interface too, because a bond may have the addresses.
@@ -174,16 +205,40 @@ func missingAddresses(pod *conn, l *link, a Attached) (d []string, err error) {
 	return d, nil
 }
 
-func missingVLANs(pod *conn, _ *link, a Attached) (d []string, err error) {
+func missingVLANs(pod *conn, l *link, a Attached) (d []string, err error) {
 	for _, vlan := range a.Want.VLANs {
-		if _, err := pod.LinkByName(vlan.Name); errors.Is(err, links.ErrNotFound) {
-			d = append(d, fmt.Sprintf("VLAN interface %s is missing", vlan.Name))
-		} else if err != nil {
+		there, err := pod.LinkByName(vlan.Name)
+		if err != nil && !errors.Is(err, links.ErrNotFound) {
 			return nil, fmt.Errorf("VLAN interface %s: %w", vlan.Name, err)
+		}
+
+		wrong := "is missing"
+		if err == nil {
+			wrong = unlikeVLAN(there, l.Identity.Index, vlan)
+		}
+		if wrong != "" {
+			d = append(d, fmt.Sprintf("VLAN interface %s %s", vlan.Name, wrong))
 		}
 	}
 
 	return d, nil
+}
+
+// unlikeVLAN says how a netdev differs from a VLAN interface on the netdev with the index. It is ""
+// if it does not.
+func unlikeVLAN(there netlink.Link, index int, want function.VLAN) string {
+	v, isVLAN := there.(*netlink.Vlan)
+	switch {
+	case !isVLAN:
+		return "is a " + there.Type()
+	case v.ParentIndex != index:
+		return "is on another netdev"
+	case v.VlanId != want.Tag:
+		return fmt.Sprintf("has tag %d, not %d", v.VlanId, want.Tag)
+	case v.RawFlags&unix.IFF_UP == 0:
+		return "is down"
+	}
+	return ""
 }
 
 // missingRoutes accepts a route in any table, because later plugins move routes (sbr, vrf). It looks

@@ -147,14 +147,9 @@ var table = []Property{
 	},
 	{
 		Name: "mac", Source: FromNetdev, Fields: []string{"mac"}, Move: Kept,
-		Check: "compared with the last result of the chain, but for a port of a bond, which has " +
-			"the bond's",
-		check: comparing("mac", func(l *link, a Attached) (any, any) {
-			if a.Expected.MAC == "" || l.master != 0 { // a bond sets its own MAC on its ports
-				return l.MAC, l.MAC
-			}
-			return a.Expected.MAC, l.MAC
-		}),
+		Check: "compared with the last result of the chain, but for a port of a bond or a team, which " +
+			"has its master's",
+		check: otherMAC,
 		Leftovers: []Leftover{
 			{If: "that the PF gave the VF before the pod", Means: "it is not the pod's",
 				when: remains.macOfPF},
@@ -259,7 +254,8 @@ var table = []Property{
 		},
 	},
 	{
-		Name: "gso_max_size", Source: FromNetdev, Fields: []string{"offload.gsoMaxSize"}, Move: Kept, Check: ofPod,
+		Name: "gso_max_size", Source: FromNetdev, Fields: []string{"offload.gsoMaxSize"},
+		Move: Kept, Check: ofPod,
 		Leftovers: noted(performance),
 		value:     ofCarried(func(c Carried) any { return c.GSOMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
@@ -274,7 +270,8 @@ var table = []Property{
 		},
 	},
 	{
-		Name: "gro_max_size", Source: FromNetdev, Fields: []string{"offload.groMaxSize"}, Move: Kept, Check: ofPod,
+		Name: "gro_max_size", Source: FromNetdev, Fields: []string{"offload.groMaxSize"},
+		Move: Kept, Check: ofPod,
 		Leftovers: noted(performance),
 		value:     ofCarried(func(c Carried) any { return c.GROMaxSize }),
 		attribute: func(s Snapshot) *nl.RtAttr {
@@ -394,7 +391,8 @@ var table = []Property{
 	},
 	{
 		Name: "routes", Source: FromPod, Fields: []string{"routes"}, Move: Gone,
-		Check: "compared, in whatever table the route is now, because `sbr` moves routes",
+		Check: "compared, in whatever table the route is now, because `sbr` moves routes; not compared " +
+			"if the interface is a port of a master that the pod did not ask for, such as of the plugin `vrf`",
 		check: missingRoutes,
 	},
 	{
@@ -405,6 +403,7 @@ var table = []Property{
 	},
 	{
 		Name: "VLAN interfaces", Source: FromPod, Fields: []string{"networks"}, Move: Gone,
+		Check: "compared: the tag, the netdev below, and that it is up; not the MTU and the addresses",
 		check: missingVLANs,
 	},
 	{
@@ -414,12 +413,14 @@ var table = []Property{
 	},
 	{
 		Name: "bond", Source: FromPod, Fields: []string{"bond"}, Move: Stays,
+		Check: "compared: that the interface is its port, its options, and that it is up",
 		check: missingPort,
 		Release: "removed with its rules when its last interface leaves. The kernel gives the MTU and " +
 			"the MAC address of before back to an interface that leaves",
 	},
 	{
 		Name: "VRF", Source: FromPod, Fields: []string{"vrf"}, Move: Stays,
+		Check: "compared: that the interface is in it, its table, and that it is up",
 		check: missingVRF,
 		Release: "removed when its last interface leaves. The rule of priority 1000 that came with the " +
 			"pod's first VRF stays, because the kernel adds it once for a network namespace and each " +

@@ -20,8 +20,8 @@ const podGroup = 0x787075
 
 // joinVRF makes the netdev a port of the VRF, and makes the VRF if the pod does not have it. The
 // netdev must not have addresses yet, because IPv6 addresses are lost when it joins. The lock keeps
-// this program from deleting the VRF in between. A program of the pod may do that, so that a VRF that
-// has vanished is made once more.
+// this program from deleting the VRF in between. A program of the pod may do that, so that a VRF
+// that has vanished is made once more.
 func (e *Engine) joinVRF(pod *conn, index int, vrf *function.VRF) error {
 	e.masters.Lock()
 	defer e.masters.Unlock()
@@ -39,7 +39,7 @@ var errVanished = errors.New("it was deleted by another program at this moment")
 func (e *Engine) tryVRF(pod *conn, index int, vrf *function.VRF) error {
 	there, err := pod.LinkByName(vrf.Name)
 	if errors.Is(err, links.ErrNotFound) {
-		there, err = makeVRF(pod, vrf)
+		there, err = e.makeVRF(pod, vrf)
 	}
 	if err != nil {
 		return err
@@ -63,8 +63,9 @@ func (e *Engine) tryVRF(pod *conn, index int, vrf *function.VRF) error {
 	return err
 }
 
-// makeVRF makes a VRF. Another program may make it at the same time.
-func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
+// makeVRF makes a VRF. Another program may make it at the same time, or delete it again, which is
+// errVanished.
+func (e *Engine) makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group = vrf.Name, podGroup
 	err := pod.library(func(h *netlink.Handle) error {
@@ -77,15 +78,20 @@ func makeVRF(pod *conn, vrf *function.VRF) (netlink.Link, error) {
 		return nil, err
 	}
 
-	return pod.LinkByName(vrf.Name)
+	e.trace("find VRF " + vrf.Name)
+	made, err := pod.LinkByName(vrf.Name)
+	if errors.Is(err, links.ErrNotFound) {
+		return nil, errVanished
+	}
+	return made, err
 }
 
 // dropVRF removes a VRF of this program that has no ports any more. The netdev must have left it. A
 // VRF that stays is a note, because it affects nobody but this pod.
 //
-// The rule for the traffic of VRFs stays (priority 1000, "l3mdev"). The kernel adds it with the first
-// VRF of a network namespace, and never again (vrf_newlink of drivers/net/vrf.c), so that without it
-// no later VRF of the pod would work. Without a VRF it matches nothing.
+// The rule for the traffic of VRFs stays (priority 1000, "l3mdev"). The kernel adds it with the
+// first VRF of a network namespace, and never again (vrf_newlink of drivers/net/vrf.c), so that
+// without it no later VRF of the pod would work. Without a VRF it matches nothing.
 func (e *Engine) dropVRF(pod *conn, vrf *function.VRF) (notes []string) {
 	e.masters.Lock()
 	defer e.masters.Unlock()

@@ -3,7 +3,6 @@
 package netdev_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,28 +22,14 @@ import (
 func allWishes(t *testing.T) function.Interface {
 	t.Helper()
 	want := fullInterface
-	if hasVRF(t) {
+	if netns.Has(t, netns.VRFs()) {
 		want.VRF = &function.VRF{Name: "red", Table: 100}
 	}
-	if hasVLANs(t) {
+	if netns.Has(t, netns.VLANs()) {
 		want.VLANs = []function.VLAN{{Name: "data7", Tag: 7, MTU: 1300,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.7.0.5/24")}}, {Name: "data8", Tag: 8}}
 	}
 	return want
-}
-
-func hasVRF(t *testing.T) bool {
-	t.Helper()
-	return hasKind(t, netns.New(t), &netlink.Vrf{LinkAttrs: linkAttrs("vrf0"), Table: 1})
-}
-
-func hasVLANs(t *testing.T) bool {
-	t.Helper()
-	ns := netns.New(t)
-	must.Succeed(t, ns.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: linkAttrs("br0")}))
-	attrs := linkAttrs("vlan0")
-	attrs.ParentIndex = get(t, ns, "br0").Attrs().Index
-	return hasKind(t, ns, &netlink.Vlan{LinkAttrs: attrs, VlanId: 1})
 }
 
 func linkAttrs(name string) netlink.LinkAttrs {
@@ -53,22 +38,10 @@ func linkAttrs(name string) netlink.LinkAttrs {
 	return attrs
 }
 
-// hasKind reports whether the kernel can make this kind of netdev.
-func hasKind(t *testing.T, ns *netns.Namespace, link netlink.Link) bool {
-	t.Helper()
-	err := ns.Handle().LinkAdd(link)
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Fatal(err)
-	}
-	return err == nil
-}
-
 // TestVRF checks that two interfaces of a pod share a VRF, that the routes are in its table, and
 // that the VRF goes with its last interface.
 func TestVRF(t *testing.T) {
-	if !hasVRF(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
+	netns.Need(t, netns.VRFs())
 
 	w := newWorld(t, nil)
 	second := netdev.Device{Name: "ens1f0v1"}
@@ -98,6 +71,25 @@ func TestVRF(t *testing.T) {
 		t.Errorf("differences %q", differences)
 	}
 
+	must.Succeed(t, w.pod.Handle().LinkSetDown(red))
+	if d := w.check(t, attached); !slices.Contains(d, "VRF red is down") {
+		t.Errorf("differences %q", d)
+	}
+	must.Succeed(t, w.pod.Handle().LinkSetUp(red))
+
+	otherTable := attached
+	otherTable.Want.VRF = &function.VRF{Name: "red", Table: 7}
+	if d := w.check(t, otherTable); !slices.Contains(d, "VRF red has table 100, not 7") {
+		t.Errorf("differences %q", d)
+	}
+
+	otherMAC := attached
+	otherMAC.Expected.MAC = "02:00:00:00:00:99"
+	const differs = "mac is 02:00:00:00:00:01, was 02:00:00:00:00:99"
+	if d := w.check(t, otherMAC); !slices.Contains(d, differs) {
+		t.Errorf("differences %q", d)
+	}
+
 	must.Succeed(t, w.pod.Handle().LinkSetNoMaster(get(t, w.pod, "net1")))
 	if d := w.check(t, attached); !slices.Contains(d, "interface is not in VRF red") {
 		t.Errorf("differences %q", d)
@@ -120,9 +112,7 @@ func TestVRF(t *testing.T) {
 // TestVLANs checks that the interface has the VLAN interfaces that the pod asks for, and that they go
 // with it.
 func TestVLANs(t *testing.T) {
-	if !hasVLANs(t) {
-		t.Skip("the kernel has no VLANs (CONFIG_VLAN_8021Q, module 8021q)")
-	}
+	netns.Need(t, netns.VLANs())
 
 	w := newWorld(t, nil)
 	want := allWishes(t)
@@ -149,12 +139,44 @@ func TestVLANs(t *testing.T) {
 		t.Errorf("differences %q", d)
 	}
 
+	checkOtherVLANs(t, w, attached)
+
 	_, err = w.engine.Restore(t.Context(), device(), before, place)
 	must.Succeed(t, err)
 	w.checkRestored(t, before)
 	if left := names(t, w.pod); !slices.Equal(left, []string{"lo"}) {
 		t.Errorf("the pod still has %q", left)
 	}
+}
+
+// checkOtherVLANs checks that a CHECK finds other netdevs in the place of a VLAN interface of net1.
+func checkOtherVLANs(t *testing.T, w *world, attached netdev.Attached) {
+	t.Helper()
+	pod := w.pod.Handle()
+	must.Succeed(t, pod.LinkAdd(&netlink.Bridge{LinkAttrs: linkAttrs("br0")}))
+	on := func(parent, name string) netlink.LinkAttrs {
+		attrs := linkAttrs(name)
+		attrs.ParentIndex = get(t, w.pod, parent).Attrs().Index
+		return attrs
+	}
+
+	for want, other := range map[string]netlink.Link{
+		"VLAN interface data8 has tag 9, not 8": &netlink.Vlan{
+			LinkAttrs: on("net1", "data8"), VlanId: 9,
+		},
+		"VLAN interface data8 is on another netdev": &netlink.Vlan{
+			LinkAttrs: on("br0", "data8"), VlanId: 8,
+		},
+		"VLAN interface data8 is a bridge": &netlink.Bridge{LinkAttrs: linkAttrs("data8")},
+		"VLAN interface data8 is down":     &netlink.Vlan{LinkAttrs: on("net1", "data8"), VlanId: 8},
+	} {
+		must.Succeed(t, pod.LinkAdd(other))
+		if d := w.check(t, attached); !slices.Contains(d, want) {
+			t.Errorf("differences %q, want %q", d, want)
+		}
+		must.Succeed(t, pod.LinkDel(get(t, w.pod, "data8")))
+	}
+	must.Succeed(t, pod.LinkDel(get(t, w.pod, "br0")))
 }
 
 func checkTable(t *testing.T, w *world, want ...string) {
@@ -175,9 +197,7 @@ func checkTable(t *testing.T, w *world, want ...string) {
 
 // TestVRFOfThePodStays checks that a VRF that the pod made is used, and left alone.
 func TestVRFOfThePodStays(t *testing.T) {
-	if !hasVRF(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
+	netns.Need(t, netns.VRFs())
 
 	w := newWorld(t, nil)
 	attrs := netlink.NewLinkAttrs()
@@ -194,16 +214,21 @@ func TestVRFOfThePodStays(t *testing.T) {
 // TestVRFVanishes checks that a VRF that a program of the pod deletes at the moment of the join is made
 // once more, and that the attachment fails if that happens again.
 func TestVRFVanishes(t *testing.T) {
-	if !hasVRF(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
+	netns.Need(t, netns.VRFs())
 
-	for name, times := range map[string]int{"once": 1, "again": 2} {
+	for name, test := range map[string]struct {
+		at    string // the step before which it is deleted
+		times int
+	}{
+		"once": {"join VRF red", 1}, "again": {"join VRF red", 2},
+		"as soon as it is made": {"find VRF red", 1}, "each time that it is made": {"find VRF red", 2},
+	} {
 		t.Run(name, func(t *testing.T) {
+			at, times := test.at, test.times
 			left := times
 			var w *world
 			w = newWorld(t, func(step string) {
-				if step == "join VRF red" && left > 0 {
+				if step == at && left > 0 {
 					left--
 					must.Succeed(t, w.pod.Handle().LinkDel(get(t, w.pod, "red")))
 				}
@@ -233,9 +258,7 @@ func TestVRFVanishes(t *testing.T) {
 // TestVRFAgain checks that the kernel's rule for VRFs stays for the next VRF of a pod, because the
 // kernel does not add it again.
 func TestVRFAgain(t *testing.T) {
-	if !hasVRF(t) {
-		t.Skip("the kernel has no VRFs (CONFIG_NET_VRF, module vrf)")
-	}
+	netns.Need(t, netns.VRFs())
 
 	w := newWorld(t, nil)
 	for range 2 {
@@ -283,7 +306,7 @@ func TestVRFErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil)
 			message := given(w)
-			if message == missing && hasVRF(t) {
+			if message == missing && netns.Has(t, netns.VRFs()) {
 				return // this kernel cannot be without them
 			}
 
