@@ -91,8 +91,8 @@ func rssOf(c *v1alpha1.RSS) (map[string]string, error) {
 	return settings, errors.Join(errs...)
 }
 
-// hashKeyPattern is the form of a hash key, in the syntax of RE2, as ethtool -x has it. mustBeKey says
-// so in words.
+// hashKeyPattern is the form of a hash key, in the syntax of RE2, as ethtool -x has it. mustBeKey
+// says so in words.
 const (
 	hashKeyPattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2})*$"
 	mustBeKey      = "must be a key in hexadecimal such as 6d:5a:56"

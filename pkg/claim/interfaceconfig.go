@@ -137,35 +137,15 @@ func Interface(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		}
 	}
 
-	if len(c.Addresses) > maxAddresses {
-		errs = append(errs, fmt.Errorf("addresses: has %d, at most %d may be given",
-			len(c.Addresses), maxAddresses))
-	}
-	for n, text := range c.Addresses {
-		address, err := netip.ParsePrefix(text)
-		if err != nil {
-			errs = append(errs,
-				fmt.Errorf("addresses[%d] %q: must be an address with prefix length such as "+
-					"10.1.0.5/24", n, text))
-			continue
-		}
-		i.Addresses = append(i.Addresses, address)
-	}
-
-	for n, r := range c.Routes {
-		route, err := routeOf(r)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("routes[%d].%w", n, err))
-			continue
-		}
-		i.Routes = append(i.Routes, route)
-	}
-
-	rules, err := rulesOf(c.Rules)
+	i.Addresses, err = addressesOf(c.Addresses)
 	errs = append(errs, err)
-	neighbors, err := neighborsOf(c.Neighbors)
+	i.Routes, err = routesOf(c.Routes)
 	errs = append(errs, err)
-	i.Rules, i.Neighbors = rules, neighbors
+	i.Rules, err = rulesOf(c.Rules)
+	errs = append(errs, err)
+	i.Neighbors, err = neighborsOf(c.Neighbors)
+	errs = append(errs, err)
+
 	if c.VRF != nil {
 		i.VRF = &function.VRF{Name: c.VRF.Name, Table: int(c.VRF.Table)}
 	}
@@ -294,6 +274,41 @@ func Userspace(i function.Interface) (function.Interface, error) {
 	i.Userspace = true
 
 	return i, errors.Join(errs...)
+}
+
+func addressesOf(texts []string) (list []netip.Prefix, _ error) {
+	var errs []error
+	if len(texts) > maxAddresses {
+		errs = append(errs, fmt.Errorf("addresses: has %d, at most %d may be given", len(texts),
+			maxAddresses))
+	}
+
+	for n, text := range texts {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs,
+				fmt.Errorf("addresses[%d] %q: must be an address with prefix length such as "+
+					"10.1.0.5/24", n, text))
+			continue
+		}
+		list = append(list, address)
+	}
+
+	return list, errors.Join(errs...)
+}
+
+func routesOf(routes []v1alpha1.Route) (list []function.Route, _ error) {
+	var errs []error
+	for n, r := range routes {
+		route, err := routeOf(r)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("routes[%d].%w", n, err))
+			continue
+		}
+		list = append(list, route)
+	}
+
+	return list, errors.Join(errs...)
 }
 
 func routeOf(r v1alpha1.Route) (function.Route, error) {

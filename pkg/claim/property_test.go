@@ -38,15 +38,20 @@ var wrong = map[string][][2]string{
 	"ethtool.rings":        {{`{"rx": -1}`, "must be a number"}},
 	"ethtool.coalescing":   {{`{"rx-usecs": -1}`, "must be a number"}},
 	"ethtool.pause":        {{`{"": true}`, "must be 1-31 printable"}},
-	"ethtool.rss":          {{`{"equal": 0}`, "must be 1-1024"}},
-	"vf.vlan":              {{`4095`, "must be 0-4094"}},
-	"vf.vlanProtocol":      {{`"802.1x"`, "must be one of 802.1q, 802.1ad"}},
-	"vf.qos":               {{`8`, "must be 0-7"}},
-	"vf.trust":             {{`"on"`, "bool"}},
-	"vf.spoofCheck":        {{`"on"`, "bool"}},
-	"vf.minTxRate":         {{`-1`, "must be 0-"}},
-	"vf.maxTxRate":         {{`-1`, "must be 0-"}},
-	"vf.linkState":         {{`"up"`, "must be one of auto, enable, disable"}},
+	"ethtool.rss": {
+		{`{"equal": 0}`, "equal \"0\": must be 1-1024"},
+		{`{"weights": [0, 0]}`, "weights: must have one that is not 0"},
+		{`{"hashKey": "6d5a"}`, "hashKey: must be a key in hexadecimal"},
+		{`{"hashFunction": "md5"}`, "hashFunction \"md5\": must be one of crc32, toeplitz, xor"},
+	},
+	"vf.vlan":         {{`4095`, "must be 0-4094"}},
+	"vf.vlanProtocol": {{`"802.1x"`, "must be one of 802.1q, 802.1ad"}},
+	"vf.qos":          {{`8`, "must be 0-7"}},
+	"vf.trust":        {{`"on"`, "bool"}},
+	"vf.spoofCheck":   {{`"on"`, "bool"}},
+	"vf.minTxRate":    {{`-1`, "must be 0-"}},
+	"vf.maxTxRate":    {{`-1`, "must be 0-"}},
+	"vf.linkState":    {{`"up"`, "must be one of auto, enable, disable"}},
 
 	"offload.gsoIPv4MaxSize": {{`0`, "must be 1-524280"}},
 	"offload.groIPv4MaxSize": {{`0`, "must be 1-524280"}},
@@ -54,7 +59,8 @@ var wrong = map[string][][2]string{
 
 // TestEveryFieldIsAProperty checks that the table of properties names each field of an
 // InterfaceConfig that changes the Function or the pod, and no other fields. Each of these fields is
-// validated, with a message that begins with its name, and stands in the page that explains them.
+// validated, with a message that begins with its name, or has it if the decoder refuses the type,
+// and stands in the page that explains them.
 func TestEveryFieldIsAProperty(t *testing.T) {
 	// The network is the xPU's, and the driver belongs to the pool's Function.
 	want := map[string]bool{"network": false, "driver": false}
@@ -96,9 +102,14 @@ func testRefused(t *testing.T, path string) {
 		t.Errorf("no value of %s is known to be refused", path)
 	}
 	for _, of := range wrong[path] {
+		begin := "spec.devices.config[0].opaque.parameters." + path
 		err := validated(with(path, of[0]))
-		if err == nil || !strings.Contains(err.Error(), of[1]) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s of %s: error %v, want %q", of[0], path, err, of[1])
+		names := func(text string) bool {
+			ofDecoder := of[1] == "bool" && strings.Contains(text, "."+path+" of type bool")
+			return ofDecoder || strings.HasPrefix(text, begin) && strings.Contains(text, of[1])
+		}
+		if err == nil || !names(err.Error()) {
+			t.Errorf("%s of %s: error %v, want %q after %s", of[0], path, err, of[1], begin)
 		}
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // Ethtool has settings of a netdev's driver by group and name. The groups are "features", "private
-// flags", "channels", "rings", "coalescing", "pause" and "RSS", and the names are the ones that package
-// ethtool reads. A value is "on" or "off" in the first two groups, and a decimal number in the next
-// four. See [RSSTable] for the last one.
+// flags", "channels", "rings", "coalescing", "pause" and "RSS", and the names are the ones that
+// package ethtool reads. A value is "on" or "off" in the first two groups, and a decimal number in
+// the next four. See [RSSTable] for the last one.
 type Ethtool map[string]map[string]string
 
 // EthtoolGroups returns the groups that a pod may change, in the order in which they are changed.

@@ -59,10 +59,11 @@ const (
 	tsTxTypes, tsRxFilters = 3, 4 // ETHTOOL_A_TSCONFIG_*
 )
 
-// groups lists the groups in the order in which they must be changed. They have no settings of a port,
-// such as FEC and speed, because PF, VFs and SFs share the port, so that a restore would undo the
-// changes of others. The channels come before RSS,
+// groups lists the groups in the order in which they must be changed. The channels come before RSS,
 // because the number of channels decides which queues the RSS table can refer to.
+//
+// FEC, speed and the like are missing, because PF, VFs and SFs share the port, so that a restore
+// for one of them would undo the changes of others.
 var groups = []group{
 	{"private flags", unix.ETHTOOL_MSG_PRIVFLAGS_GET, unix.ETHTOOL_MSG_PRIVFLAGS_SET, []field{
 		{kind: unix.ETHTOOL_A_PRIVFLAGS_FLAGS, codec: bits{}},

@@ -75,9 +75,10 @@ func (c *Conn) TableSize(index int) (int, error) {
 	return size, nil
 }
 
-// Spread returns the RSS table of a size that gives each queue its share of the entries, in the form
-// of [Conn.Read]. The shares begin with queue 0. Their sum must be more than 0. It is the table of
-// ethtool -X weight: the last entry of each queue is rounded down (fill_indir_table of ethtool.c).
+// Spread returns the RSS table of a size that gives each queue its share of the entries, in the
+// form of [Conn.Read]. The shares begin with queue 0. Their sum must be more than 0. It is the
+// table of ethtool -X weight: the last entry of each queue is rounded down (fill_indir_table of
+// ethtool.c).
 func Spread(shares []int, size int) string {
 	sum := 0
 	for _, share := range shares {

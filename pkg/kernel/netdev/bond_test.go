@@ -178,7 +178,8 @@ func checkWishesOfBond(t *testing.T, w *bondWorld) {
 		!slices.ContainsFunc(got, of) {
 		t.Errorf("rules %q", got)
 	}
-	if netns.Has(t, netns.VRFs()) && bond.Attrs().MasterIndex != get(t, w.pod, "red").Attrs().Index {
+	if netns.Has(t, netns.VRFs()) &&
+		bond.Attrs().MasterIndex != get(t, w.pod, "red").Attrs().Index {
 		t.Errorf("the bond is not in the VRF: %+v", bond.Attrs())
 	}
 }

@@ -17,8 +17,8 @@ import (
 func ethtoolGroup(name string) string { return "ethtool " + name }
 
 // checkDriver returns an error about driver settings that the pod wants and that the snapshot does
-// not have, because such settings could not be restored. Of RSS it also compares the values with what
-// the driver says that it can do.
+// not have, because such settings could not be restored. Of RSS it also compares the values with
+// what the driver says that it can do.
 func (e *Engine) checkDriver(before Snapshot, want function.Interface) error {
 	const most = 8 // settings that an error names
 	var errs []error
@@ -71,8 +71,8 @@ func checkOffload(before Snapshot, want *function.Offload) error {
 	return errors.Join(errs...)
 }
 
-// tuneDriver changes the driver settings that the pod wants. It does so on the host before the move,
-// because a netdev keeps these settings when it moves. The pod's snapshot has the old values.
+// tuneDriver changes the driver settings that the pod wants. It does so on the host before the
+// move, because a netdev keeps these settings when it moves. The pod's snapshot has the old values.
 func (e *Engine) tuneDriver(
 	ctx context.Context, p patience, before Snapshot, want function.Interface,
 ) error {

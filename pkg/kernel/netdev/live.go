@@ -104,8 +104,8 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 	return d, nil
 }
 
-// missing lists what the interface and the pod lack of what the interface was given, by the checks of
-// [Properties]. The bond of an interface has its addresses and the like.
+// missing lists what the interface and the pod lack of what the interface was given, by the checks
+// of [Properties]. The bond of an interface has its addresses and the like.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	upper, ofUpper := l, a
 	if a.Want.Bond != nil {
@@ -241,8 +241,8 @@ func unlikeVLAN(there netlink.Link, index int, want function.VLAN) string {
 	return ""
 }
 
-// missingRoutes accepts a route in any table, because later plugins move routes (sbr, vrf). It looks
-// for none if the interface is a port of a master that nobody asked for, such as a bond.
+// missingRoutes accepts a route in any table, because later plugins move routes (sbr, vrf). It
+// looks for none if the interface is a port of a master that nobody asked for, such as a bond.
 func missingRoutes(pod *conn, l *link, a Attached) (d []string, err error) {
 	if l.master != 0 && a.Want.VRF == nil {
 		return nil, nil

@@ -147,8 +147,8 @@ var table = []Property{
 	},
 	{
 		Name: "mac", Source: FromNetdev, Fields: []string{"mac"}, Move: Kept,
-		Check: "compared with the last result of the chain, but for a port of a bond or a team, which " +
-			"has its master's",
+		Check: "compared with the last result of the chain, but for a port of a bond or a team, " +
+			"which has its master's",
 		check: otherMAC,
 		Leftovers: []Leftover{
 			{If: "that the PF gave the VF before the pod", Means: "it is not the pod's",
@@ -391,8 +391,8 @@ var table = []Property{
 	},
 	{
 		Name: "routes", Source: FromPod, Fields: []string{"routes"}, Move: Gone,
-		Check: "compared, in whatever table the route is now, because `sbr` moves routes; not compared " +
-			"if the interface is a port of a master that the pod did not ask for, such as of the plugin `vrf`",
+		Check: "compared, in whatever table the route is now, because `sbr` moves routes; not " +
+			"compared if a later plugin made the interface a port, as `vrf` and `bond` do",
 		check: missingRoutes,
 	},
 	{
@@ -403,7 +403,8 @@ var table = []Property{
 	},
 	{
 		Name: "VLAN interfaces", Source: FromPod, Fields: []string{"networks"}, Move: Gone,
-		Check: "compared: the tag, the netdev below, and that it is up; not the MTU and the addresses",
+		Check: "compared: the tag, the netdev below, and that it is up; not the MTU and the " +
+			"addresses",
 		check: missingVLANs,
 	},
 	{

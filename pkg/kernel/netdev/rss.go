@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 )
 
-// checkRSS returns an error about an RSS table or key that the card cannot have. The snapshot has all
-// settings of the group that the pod wants.
+// checkRSS returns an error about an RSS table or key that the card cannot have. The snapshot has
+// all settings of the group that the pod wants.
 func (e *Engine) checkRSS(before Snapshot, want function.Interface) error {
 	rss := want.Ethtool[function.RSSGroup]
 	has := before.Settings[ethtoolGroup(function.RSSGroup)]
@@ -82,9 +82,9 @@ func sharesOf(table string) (shares []int) {
 	return shares
 }
 
-// resolved returns settings of a group in the form in which the driver's settings are read. It makes
-// weights a table of the size that the card has now. It returns an error if the table is too short for
-// the shares.
+// resolved returns settings of a group in the form in which the driver's settings are read. It
+// makes weights a table of the size that the card has now. It returns an error if the table is too
+// short for the shares.
 func (e *Engine) resolved(
 	index int, group string, settings map[string]string,
 ) (map[string]string, error) {

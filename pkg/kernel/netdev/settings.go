@@ -180,9 +180,9 @@ func (e *Engine) undoSettings(before, now Snapshot, left []property) map[string]
 	return refused
 }
 
-// freeChannels resets the RSS table if channels are about to be restored, because the kernel refuses
-// to take a channel away that a configured table refers to. It returns what is left to restore, to
-// which the table before belongs then.
+// freeChannels resets the RSS table if channels are about to be restored, because the kernel
+// refuses to take a channel away that a configured table refers to. It returns what is left to
+// restore, which then has the table of before, too.
 func (e *Engine) freeChannels(before Snapshot, index int, left []property) []property {
 	ofChannels := func(p property) bool { return p.group == ethtoolGroup("channels") }
 	if !slices.ContainsFunc(left, ofChannels) {
@@ -194,16 +194,20 @@ func (e *Engine) freeChannels(before Snapshot, index int, left []property) []pro
 	if slices.ContainsFunc(left, isTable) {
 		return left
 	}
-	return append(slices.Clone(left),
-		slices.DeleteFunc(before.Settings.properties(), func(p property) bool { return !isTable(p) })...)
+	for _, p := range before.Settings.properties() {
+		if isTable(p) {
+			left = append(slices.Clone(left), p)
+		}
+	}
+	return left
 }
 
 // tableName is the name of the property of the RSS table.
 const tableName = "ethtool " + function.RSSGroup + " " + function.RSSTable
 
-// resetTable makes the RSS table the kernel's own for all channels, which the kernel changes with the
-// channels. A refusal is not reported, because the change of the table or of the channels that follows
-// reports it. A driver may also have no table.
+// resetTable makes the RSS table the kernel's own for all channels. The driver changes this table
+// with the channels. A refusal is not reported, because the change of the table or of the channels
+// that follows reports it. A driver may also have no table.
 func (e *Engine) resetTable(index int) {
 	e.trace("reset RSS table")
 	_ = e.ethtool.Change(index, function.RSSGroup, map[string]string{function.RSSTable: ""})

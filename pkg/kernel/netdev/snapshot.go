@@ -50,9 +50,9 @@ type Snapshot struct {
 	// Settings are read on the host only. They are nil in a snapshot of an older agent, and for a
 	// Function without a netdev.
 	Settings Settings `json:"settings,omitempty"`
-	// WritesTable says that the attachment may write the RSS table. The kernel then keeps in mind that
-	// the table was configured (IFF_RXFH_CONFIGURED), which it does not report, also if the table is as
-	// before.
+	// WritesTable says that the attachment may write the RSS table. The kernel keeps in mind that a
+	// table was configured (IFF_RXFH_CONFIGURED), and does not report it. A table that is as before
+	// may therefore be another one for the next change of the channels.
 	WritesTable bool `json:"writesTable,omitempty"`
 
 	Identity Identity `json:"identity"`

@@ -109,8 +109,8 @@ func TestVRF(t *testing.T) {
 	}
 }
 
-// TestVLANs checks that the interface has the VLAN interfaces that the pod asks for, and that they go
-// with it.
+// TestVLANs checks that the interface has the VLAN interfaces that the pod asks for, and that they
+// go with it.
 func TestVLANs(t *testing.T) {
 	netns.Need(t, netns.VLANs())
 
@@ -211,8 +211,8 @@ func TestVRFOfThePodStays(t *testing.T) {
 	}
 }
 
-// TestVRFVanishes checks that a VRF that a program of the pod deletes at the moment of the join is made
-// once more, and that the attachment fails if that happens again.
+// TestVRFVanishes checks that a VRF that a program of the pod deletes before or at the moment of
+// the join is made once more, and that the attachment fails if that happens again.
 func TestVRFVanishes(t *testing.T) {
 	netns.Need(t, netns.VRFs())
 
@@ -221,7 +221,8 @@ func TestVRFVanishes(t *testing.T) {
 		times int
 	}{
 		"once": {"join VRF red", 1}, "again": {"join VRF red", 2},
-		"as soon as it is made": {"find VRF red", 1}, "each time that it is made": {"find VRF red", 2},
+		"as soon as it is made":     {"find VRF red", 1},
+		"each time that it is made": {"find VRF red", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			at, times := test.at, test.times

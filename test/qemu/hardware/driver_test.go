@@ -174,8 +174,8 @@ func testWishes(
 	}
 }
 
-// TestDriverTable checks that the RSS table of the host, or of the pod before, is not in the way of a
-// pod's channels, and that the table comes back. The kernel refuses to take a channel away that a
+// TestDriverTable checks that the RSS table of the host, or of the pod before, is not in the way of
+// a pod's channels, and that the table comes back. The kernel refuses to take a channel away that a
 // configured table refers to, and does not tell whether a table was configured.
 func TestDriverTable(t *testing.T) {
 	card.InGuest(t, "simnic")
@@ -194,9 +194,11 @@ func TestDriverTable(t *testing.T) {
 		pods   []function.Ethtool
 		change map[string]string // channels that a pod sets itself
 	}{
-		"host's table":              {host: explicit, pods: []function.Ethtool{fewEqual}},
-		"host's table and channels": {host: explicit, pods: []function.Ethtool{{"channels": {"combined": "8"}}}},
-		"pod before":                {host: "equal 4", pods: []function.Ethtool{more, few}},
+		"host's table": {host: explicit, pods: []function.Ethtool{fewEqual}},
+		"host's table and channels": {
+			host: explicit, pods: []function.Ethtool{{"channels": {"combined": "8"}}},
+		},
+		"pod before": {host: "equal 4", pods: []function.Ethtool{more, few}},
 		"pod before with its own channels": {
 			host: "equal 4", pods: []function.Ethtool{more, few}, change: fromPod,
 		},

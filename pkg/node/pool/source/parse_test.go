@@ -67,8 +67,8 @@ func TestParse(t *testing.T) {
 			[]v1alpha1.DevicePool{plugin(func(p *v1alpha1.DevicePool) {
 				p.Spec.DeviceType, p.Spec.Priority = v1alpha1.DeviceTypeNet, 1
 				p.Spec.Allow = []v1alpha1.PrivilegedField{
-					"mac", "addresses", "vf.vlan", "vf.qos", "vf.trust", "vf.spoofCheck", "vf.minTxRate",
-					"vf.maxTxRate", "vf.linkState",
+					"mac", "addresses", "vf.vlan", "vf.qos", "vf.trust", "vf.spoofCheck",
+					"vf.minTxRate", "vf.maxTxRate", "vf.linkState",
 				}
 				p.Spec.DevicePlugin.ResourcePrefix, p.Spec.DevicePlugin.ResourceName = "example.com", "fast"
 			})},

@@ -151,9 +151,10 @@ func (c *converter) convert(
 	return true, nil
 }
 
-// fieldsOfSRIOVCNI returns the privileged fields that sriov-cni has (NetConf of pkg/types/types.go),
-// which knows no pools and allows them in every network configuration. A field that it lacks is not
-// among them, because a Kubernetes namespace would get with the conversion what it could not do before.
+// fieldsOfSRIOVCNI returns the privileged fields that sriov-cni has (NetConf of
+// pkg/types/types.go), which knows no pools and allows them in every network configuration. A field
+// that it lacks is not among them, because the conversion would let users do what they could not do
+// before.
 func fieldsOfSRIOVCNI() []v1alpha1.PrivilegedField {
 	return []v1alpha1.PrivilegedField{
 		v1alpha1.FieldMAC, v1alpha1.FieldAddresses, v1alpha1.FieldVLAN, v1alpha1.FieldQoS,

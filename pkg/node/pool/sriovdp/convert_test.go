@@ -57,8 +57,8 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// ofSRIOVCNI are the privileged fields of sriov-cni's network configurations, which has none of ethtool
-// and no driver.
+// ofSRIOVCNI are the privileged fields of sriov-cni's network configurations, which have none of
+// ethtool and no driver.
 var ofSRIOVCNI = []v1alpha1.PrivilegedField{
 	"mac", "addresses", "vf.vlan", "vf.qos", "vf.trust", "vf.spoofCheck", "vf.minTxRate",
 	"vf.maxTxRate", "vf.linkState",
