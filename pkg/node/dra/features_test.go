@@ -116,7 +116,8 @@ func TestForbiddenLists(t *testing.T) {
 	f := &Features{Client: client, Node: "node1", Changed: func() {}, Log: testr.New(t)}
 	must.Succeed(t, f.check(t.Context()))
 
-	want := devicemodel.DefaultFeatures()
+	want := devicemodel.AllFeatures()
+	want.Lists = false
 	want.Counters, want.CountersHarm = false, devicemodel.CountersHarm("v1.36.1")
 	got, _ := f.Current()
 	if diff := gocmp.Diff(want, got); diff != "" {
@@ -140,7 +141,7 @@ func TestRefused(t *testing.T) {
 	check := func(when string, lists bool, wantChanges int) {
 		t.Helper()
 		got, _ := f.Current()
-		want := devicemodel.DefaultFeatures()
+		want := devicemodel.AllFeatures()
 		want.Lists = lists
 		if diff := gocmp.Diff(want, got); diff != "" || changes != wantChanges {
 			t.Errorf("%s: %d changes, want %d; features -want +got\n%s", when, changes, wantChanges,
