@@ -164,8 +164,8 @@ func (l *Allocator) reserve(
 
 // Adopt records the MAC address and the addresses of a Port that an agent made. It assigns
 // addresses if the Port needs some and has none. A refusal says that another Port has one of them,
-// that no address is free, or that the Port does not fit into the limits of its namespace. known is false if the model does not have the Port now; an event
-// follows then.
+// that no address is free, or that the Port does not fit into the limits of its namespace. known is
+// false if the model does not have the Port now; an event follows then.
 func (l *Allocator) Adopt(
 	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, limits []Limit,
 ) (addresses []string, known bool, err error) {
