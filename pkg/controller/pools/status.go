@@ -193,7 +193,8 @@ func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
 	return spec.Publish == v1alpha1.PublishDRA &&
 		(spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
 			spec.Provision == v1alpha1.ProvisionBeforeBind ||
-			spec.Provision == v1alpha1.ProvisionAhead || spec.DataDirect || spec.ListNUMANodes)
+			spec.Provision == v1alpha1.ProvisionAhead || spec.DataDirect || spec.ListNUMANodes ||
+			spec.EvictLostAfter != nil || spec.LinkDown == v1alpha1.LinkDownNone)
 }
 
 // lacks reports whether a node found that the cluster lacks the feature.

@@ -5,6 +5,7 @@ package pools
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,7 +87,19 @@ func TestSumUpFallbacks(t *testing.T) {
 	sumUpFallbacks(pool, entries)
 	has(v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, "", metav1.ConditionTrue)
 
-	pool.Spec.ListNUMANodes = false
+	// The effects of taints need them.
+	for _, set := range []func(*v1alpha1.DevicePoolSpec){
+		func(s *v1alpha1.DevicePoolSpec) { s.EvictLostAfter = &metav1.Duration{Duration: time.Minute} },
+		func(s *v1alpha1.DevicePoolSpec) { s.LinkDown = v1alpha1.LinkDownNone },
+	} {
+		pool.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}
+		set(&pool.Spec)
+		sumUpFallbacks(pool, []poolEntry{{"n1", false, lacks(v1alpha1.FeatureTaints, "no taint")}})
+		has(v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing, "no taint",
+			metav1.ConditionFalse)
+	}
+
+	pool.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}
 	sumUpFallbacks(pool, entries)
 	if c := meta.FindStatusCondition(pool.Status.Conditions,
 		v1alpha1.ConditionSupported); c != nil {

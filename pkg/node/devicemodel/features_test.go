@@ -247,11 +247,12 @@ func TestCountersHarm(t *testing.T) {
 	f = AllFeatures()
 	f.EffectNone = false
 	if got := f.Fallbacks(taints); len(got) != 1 ||
-		got[0].Feature != v1alpha1.FeatureTaintEffectNone {
+		got[0].Feature != v1alpha1.FeatureTaintEffectNone || !got[0].GateOn {
 		t.Errorf("fallbacks without the effect None: %+v", got)
 	}
 	f.Taints = false
-	if got := f.Fallbacks(taints); len(got) != 2 || got[0].Feature != v1alpha1.FeatureTaints {
+	if got := f.Fallbacks(taints); len(got) != 2 || got[0].Feature != v1alpha1.FeatureTaints ||
+		got[1].Feature != v1alpha1.FeatureTaints || got[1].GateOn {
 		t.Errorf("fallbacks without taints: %+v", got)
 	}
 }
