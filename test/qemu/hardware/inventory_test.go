@@ -51,6 +51,7 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 
 		if strings.HasPrefix(string(pf), "0000:21:") {
 			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
+			f.NUMANodes = []int{1, 0} // QEMU gives both nodes to one socket
 		}
 
 		all = append(all, f)

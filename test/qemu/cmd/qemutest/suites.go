@@ -94,7 +94,7 @@ func guests() []guest {
 					limit: 3 * time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
 					limit: 5 * time.Minute},
-				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|Driver|VFGone)",
+				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|Driver(Settings|Wishes)|VFGone)",
 					limit: 5 * time.Minute},
 				{
 					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$",
