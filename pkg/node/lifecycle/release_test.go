@@ -102,7 +102,9 @@ func TestNowhere(t *testing.T) {
 	removed := finderFunc(func(function.ID) (string, error) {
 		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
 	})
-	unknown := finderFunc(func(function.ID) (string, error) { return "", errors.New("is gone") })
+	unknown := finderFunc(func(function.ID) (string, error) {
+		return "", errors.New("cannot be read")
+	})
 	driverless := finderFunc(func(function.ID) (string, error) { return "", inventory.ErrNoNetdev })
 	anew := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	refusal := errors.New("refused")
@@ -134,8 +136,12 @@ func TestNowhere(t *testing.T) {
 			hardware, never, nil, refusal, driverless, 0, refusal,
 		},
 		"a veth ends with its pod":      {virtual, never, nil, nil, there, 0, nil},
-		"the Function is gone":          {hardware, never, nil, nil, unknown, 0, nil},
+		"the Function is gone":          {hardware, never, nil, nil, removed, 0, nil},
 		"a property cannot be put back": {hardware, 0, nil, refusal, there, 0, refusal},
+		"whether the Function is gone is not known": {
+			hardware, never, nil, nil, unknown, 0, netdev.ErrGone,
+		},
+		"it is not known for long": {hardware, never, nil, nil, unknown, time.Hour, nil},
 		"the Function is gone, not the pod": {
 			hardware, never, netdev.ErrAway, nil, removed, 0, nil,
 		},
