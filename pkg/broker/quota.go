@@ -37,7 +37,7 @@ type allowance struct {
 }
 
 // exceeded returns the limit that keeps a copy with this cost from being added to the others,
-// [limitNone] if there is none. count is the limit of the number of copies.
+// or [limitNone] if the copy fits. count is the limit of the number of copies.
 func (a allowance) exceeded(others, cost v1alpha1.PortSum, count limit) limit {
 	sum := others.Plus(cost)
 	switch {

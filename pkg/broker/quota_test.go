@@ -57,7 +57,7 @@ func TestQuota(t *testing.T) {
 }
 
 // TestQuotaOfBandwidth: rates are summed up. An XPUPort without a maximum does not fit, and one from
-// before leaves no room. A copy that the informer tells of counts what its spec says.
+// before leaves no room. A copy from the informer counts what its spec says.
 func TestQuotaOfBandwidth(t *testing.T) {
 	q := &quota{}
 	rate := func(guaranteed, maximum int32) v1alpha1.PortSum {

@@ -112,7 +112,7 @@ func isReady(p corev1.Pod) bool {
 }
 
 // isFull reports whether a pod has no node because the scheduler has found no free Function for it.
-// The sentences are those of the plugins DynamicResources and NodeResourcesFit of kube-scheduler.
+// The plugins DynamicResources and NodeResourcesFit of kube-scheduler write these sentences.
 func (t *Test) isFull(p corev1.Pod) bool {
 	lacks := "cannot allocate all claims"
 	if t.Resource != "" {

@@ -130,7 +130,7 @@ func (g *Gangs) keep(key types.NamespacedName, q *question, current bool) bool {
 	defer g.mu.Unlock()
 
 	switch {
-	case g.question(key) != q: // it has asked anew meanwhile
+	case g.question(key) != q: // the claim has asked again meanwhile
 		return false
 	case !current:
 		g.drop(key)
@@ -434,7 +434,7 @@ func (g *Gangs) wake(after time.Duration, key types.NamespacedName) {
 }
 
 // tell stores the verdicts of a gang, and wakes up the claims for which they are new. claims are
-// those of the gang that waited before its pods were read. It reports whether a claim still waits.
+// the gang's claims that waited before its pods were read. It reports whether a claim still waits.
 func (g *Gangs) tell(
 	ctx context.Context, namespace, group string, claims []string,
 	verdicts map[types.NamespacedName]Verdict,

@@ -401,7 +401,7 @@ func TestOtherPod(t *testing.T) {
 	})
 }
 
-// TestPodGone: a claim whose pod is gone asks anew.
+// TestPodGone: a claim whose pod is gone asks again.
 func TestPodGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := claimOf("c", "0000-3b-00-2", "a")
