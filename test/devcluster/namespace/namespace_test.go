@@ -3,7 +3,9 @@
 package namespace
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -32,22 +34,39 @@ func TestStart(t *testing.T) {
 
 	own, want := network(t, os.Getpid()), network(t, other.Process.Pid)
 	for range 20 {
-		cmd, err := Start(other.Process.Pid, []string{"sleep", "0.01"}, nil, os.Getenv("PATH"),
-			func(*exec.Cmd) {})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := network(t, cmd.Process.Pid); got != want {
+		if got := networkOfCommand(t, other.Process.Pid); got != want {
 			t.Errorf("the command is in %s, want %s", got, want)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
 		}
 	}
 
 	if now := network(t, os.Getpid()); now != own {
 		t.Errorf("the process's first thread is in %s, was in %s", now, own)
 	}
+}
+
+// networkOfCommand runs a command in the namespaces of process pid and returns its network namespace.
+// The command runs until its standard input is closed, because a process that has ended is in no
+// namespace. It is always waited for, because a PID namespace does not end before its last process
+// is reaped.
+func networkOfCommand(t *testing.T, pid int) string {
+	t.Helper()
+	var input io.Closer
+	cmd, err := Start(pid, []string{"cat"}, nil, os.Getenv("PATH"), func(cmd *exec.Cmd) {
+		var err error
+		if input, err = cmd.StdinPipe(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(input.Close(), cmd.Wait()); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	return network(t, cmd.Process.Pid)
 }
 
 // network returns the network namespace of a process's first thread.
