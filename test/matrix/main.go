@@ -35,6 +35,9 @@ the project's Kubernetes.
 // project stands for the version that the project uses.
 const project = "default"
 
+// results is the file of what was found.
+const results = "docs/gen/versions.yaml"
+
 func main() {
 	names := flag.Bool("names", false, "print the combinations, and run none")
 	flag.Usage = func() {
@@ -79,14 +82,14 @@ func run(ctx context.Context, names bool, arguments []string, out io.Writer) err
 			continue
 		}
 		r.Commit, r.Date = commit, time.Now().UTC().Format(time.DateOnly)
-		if err := result.Add("docs/gen/versions.yaml", r); err != nil {
+		if err := result.Add(results, r); err != nil {
 			return err
 		}
 		if r.Story != result.Holds {
 			failed = append(failed, c.String())
 		}
 	}
-	fmt.Fprintln(out, `docs/gen/versions.yaml has the results; "go run ./docs/gen" makes the table of them`)
+	fmt.Fprintln(out, results+` has the results; "go run ./docs/gen" makes the table of them`)
 	if len(failed) > 0 {
 		unknown = errors.Join(unknown,
 			fmt.Errorf("the story does not hold on %s", strings.Join(failed, ", ")))
@@ -291,10 +294,12 @@ func versionIn(pattern *regexp.Regexp, flag, ofProject, directory string) string
 	return flag
 }
 
-// commitNow returns the project's commit, with "+" if files differ from it.
+// commitNow returns the project's commit, with "+" if files differ from it. Those of earlier results
+// may differ.
 func commitNow(ctx context.Context) (string, error) {
 	commit, err1 := exec.CommandContext(ctx, "git", "rev-parse", "--short", "HEAD").Output()
-	changes, err2 := exec.CommandContext(ctx, "git", "status", "--porcelain", "-uno").Output()
+	changes, err2 := exec.CommandContext(ctx, "git", "status", "--porcelain", "-uno", "--", ".",
+		":!"+results, ":!docs/reference/versions.md").Output()
 	if err := errors.Join(err1, err2); err != nil {
 		return "", fmt.Errorf("commit of the project: %w", err)
 	}
