@@ -23,22 +23,30 @@ var documented = []string{
 	"docs/how-to/will-my-pod-get-its-device.md", "docs/how-to/inspect.md",
 }
 
+// directMode is the document that takes the product away and comes to direct mode.
+const directMode = "docs/how-to/direct-mode.md"
+
 // testDocuments runs the commands of documents, and compares what they print with what is shown.
 func (k *kept) testDocuments(t *testing.T) {
 	for _, document := range documented {
-		k.try(t, filepath.Base(document), func(t *testing.T) { k.follow(t, document) })
+		k.try(t, filepath.Base(document), func(t *testing.T) {
+			dir := k.workplace(t)
+			defer k.restore(t, dir)
+			k.follow(t, document, dir)
+		})
 	}
 }
 
-// follow does what a reader of the document does.
-func (k *kept) follow(t *testing.T, document string) {
+// testDirectMode does the same with the document about direct mode. The product is gone after it.
+func (k *kept) testDirectMode(t *testing.T) { k.follow(t, directMode, k.workplace(t)) }
+
+// follow does in a directory what a reader of the document does.
+func (k *kept) follow(t *testing.T, document, dir string) {
 	text, err := os.ReadFile(filepath.Join(k.Source, document))
 	must.Succeed(t, err)
 	blocks, err := documents.Parse(string(text))
 	must.Succeed(t, err)
 
-	dir := k.workplace(t)
-	defer k.restore(t, dir)
 	for _, block := range blocks {
 		switch {
 		case block.NotRun != "":
@@ -103,7 +111,6 @@ var others = map[string]string{
 	"docs/how-to/upgrade.md":                          registry,
 	"docs/how-to/uninstall.md":                        registry,
 	"docs/how-to/monitor.md":                          "the cluster has no Prometheus",
-	"docs/how-to/direct-mode.md":                      "the cluster is not in direct mode",
 	"docs/how-to/join-a-tenant.md":                    "there is one cluster",
 	"docs/how-to/certificates.md":                     "the cluster has no cert-manager",
 	"docs/how-to/back-up-and-restore.md":              "it makes the cluster anew",
@@ -139,6 +146,7 @@ func TestDocuments(t *testing.T) {
 		files = append(files, found...)
 	}
 
+	followed := append(slices.Clone(documented), directMode)
 	withCommands := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -152,12 +160,12 @@ func TestDocuments(t *testing.T) {
 			continue
 		}
 		withCommands[name] = true
-		if _, isOther := others[name]; isOther == slices.Contains(documented, name) {
+		if _, isOther := others[name]; isOther == slices.Contains(followed, name) {
 			t.Errorf("%s must be in one of the two lists: documents that are run, and others", name)
 		}
 	}
 
-	for _, name := range slices.Concat(documented, slices.Collect(maps.Keys(others))) {
+	for _, name := range slices.Concat(followed, slices.Collect(maps.Keys(others))) {
 		if !withCommands[name] {
 			t.Errorf("%s has no commands", name)
 		}

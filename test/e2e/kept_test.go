@@ -19,10 +19,11 @@ import (
 
 // onDemo is for the development of TestKept.
 var onDemo = flag.Bool("on-demo", false,
-	"run TestKept on the cluster that make demo KEEP=1 has left up, and leave it up")
+	"run TestKept on the cluster that make demo KEEP=1 has left up, and leave it up; its last subtest, "+
+		"direct mode, takes the product away")
 
 // TestKept does on the cluster that "make demo KEEP=1" leaves up what its users do: they apply the
-// examples, make mistakes, and run the commands of the documents.
+// examples, make mistakes, and run the commands of the documents. At last they go to direct mode.
 func TestKept(t *testing.T) {
 	world := newWorld(t)
 	// The names in the documents.
@@ -41,6 +42,7 @@ func TestKept(t *testing.T) {
 	t.Run("examples", k.testExamples)
 	t.Run("mistakes", k.testMistakes)
 	t.Run("documents", k.testDocuments)
+	t.Run("direct mode", k.testDirectMode)
 }
 
 // kept is the cluster of [TestKept].
