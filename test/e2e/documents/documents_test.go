@@ -74,7 +74,7 @@ $ echo $?
 
 func TestMissing(t *testing.T) {
 	const output = "NAME              READY   AGE\nxpu-agent-8k6nr   1/1     56s\nok     2.3s  blue: all of 2 pods\n" +
-		"0\n"
+		"0\n" + "claim web-nic-zjhkh: Function 0000:3b:01.0\n"
 	for shown, want := range map[string]string{
 		"NAME  READY   AGE":                "",
 		"xpu-agent-djbxz   1/1  3s":        "",
@@ -86,6 +86,7 @@ func TestMissing(t *testing.T) {
 		"ok     15ms  blue: ... pods":      "",
 		"xpu-agent-djbxz   1/1   3s   x":   "xpu-agent-djbxz   1/1   3s   x",
 		"ok     15ms  blue: all of 2 nuts": "ok     15ms  blue: all of 2 nuts",
+		"claim web-nic-4c7jf: Function 0000:3b:01.1": "",
 	} {
 		if got := Missing([]string{shown}, output); got != want {
 			t.Errorf("%q: %q is missing, want %q", shown, got, want)
