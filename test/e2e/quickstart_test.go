@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/needs"
 )
 
-// TestQuickstart runs scripts/quickstart on a cluster as it comes, up and down. What it prints at
-// the end of up is in the tutorial.
+// TestQuickstart runs scripts/quickstart on a cluster as it comes, up and down, and between them the
+// commands of the tutorial.
 func TestQuickstart(t *testing.T) {
 	world := newWorld(t)
 	needs.Built(t, filepath.Join(world.Bin, "images", "quickstart.tar"), "quickstart-images")
@@ -46,6 +46,10 @@ func TestQuickstart(t *testing.T) {
 	}
 
 	quickstart(t, world, "up", "--built") // again, which changes nothing
+
+	must.Succeed(t, world.Attach(t.Context()))
+	k := &kept{World: world}
+	k.follow(t, "docs/tutorial/quickstart.md", k.workplace(t))
 
 	quickstart(t, world, "down")
 	if left := without(objectsOf(t, world.Cluster), objects); len(left) > 0 {
