@@ -18,7 +18,8 @@ import (
 
 // documented are the documents whose commands are run, in this order.
 var documented = []string{
-	"README.md", "docs/tutorial/first-pod.md", "docs/how-to/configure-interface.md",
+	"README.md", "examples/README.md", "docs/tutorial/first-pod.md",
+	"docs/how-to/configure-interface.md",
 	"docs/how-to/use-device-plugin.md", "docs/how-to/service-a-card.md",
 	"docs/how-to/will-my-pod-get-its-device.md", "docs/how-to/inspect.md",
 }
@@ -29,7 +30,7 @@ const directMode = "docs/how-to/direct-mode.md"
 // testDocuments runs the commands of documents, and compares what they print with what is shown.
 func (k *kept) testDocuments(t *testing.T) {
 	for _, document := range documented {
-		k.try(t, filepath.Base(document), func(t *testing.T) {
+		k.try(t, document, func(t *testing.T) {
 			dir := k.workplace(t)
 			defer k.restore(t, dir)
 			k.follow(t, document, dir)
@@ -102,7 +103,7 @@ kubectl wait --for=condition=Ready xnet --all --timeout=60s`)
 // others are documents with commands that the demo's cluster has nothing for, and why.
 var others = map[string]string{
 	"docs/tutorial/demo.md":                           "TestStory runs the demo",
-	"docs/tutorial/quickstart.md":                     "TestQuickstart does what it says",
+	"docs/tutorial/quickstart.md":                     "TestQuickstart runs its commands",
 	"docs/tutorial/moving-from-sriovdp.md":            otherDriver,
 	"docs/how-to/move-from-dranet.md":                 otherDriver,
 	"docs/how-to/move-from-dra-driver-sriov.md":       otherDriver,
@@ -140,7 +141,9 @@ const (
 // why not.
 func TestDocuments(t *testing.T) {
 	var files []string
-	for _, pattern := range []string{"README.md", "docs/tutorial/*.md", "docs/how-to/*.md"} {
+	for _, pattern := range []string{
+		"README.md", "examples/README.md", "docs/tutorial/*.md", "docs/how-to/*.md",
+	} {
 		found, err := filepath.Glob(filepath.Join("../..", pattern))
 		must.Succeed(t, err)
 		files = append(files, found...)
