@@ -421,20 +421,33 @@ func (w *World) checkEnvironment(
 		return nil
 	}
 
-	logs, err := w.Cluster.Kubectl(ctx, "logs", p.name)
+	var want []string
+	for _, pool := range slices.Sorted(maps.Keys(devices)) {
+		want = append(want, "PCIDEVICE_XPU_OPIPROJECT_ORG_"+strings.ToUpper(pool)+"="+
+			strings.Join(devices[pool], ","))
+	}
+
+	// A pod is Ready when its container has started, which may be before the program prints.
+	err := poll(ctx, time.Minute, "pod "+p.name+" prints its environment",
+		func(ctx context.Context) error {
+			logs, err := w.Cluster.Kubectl(ctx, "logs", p.name)
+			if err != nil {
+				return err
+			}
+			for _, line := range want {
+				if !strings.Contains(logs, line+"\n") {
+					return fmt.Errorf("no %s in\n%s", line, logs)
+				}
+			}
+			return nil
+		})
 	if err != nil {
 		return err
 	}
 
-	for _, pool := range slices.Sorted(maps.Keys(devices)) {
-		line := "PCIDEVICE_XPU_OPIPROJECT_ORG_" + strings.ToUpper(pool) + "=" +
-			strings.Join(devices[pool], ",")
-		if !strings.Contains(logs, line+"\n") {
-			return fmt.Errorf("pod %s: its environment has no %s:\n%s", p.name, line, logs)
-		}
+	for _, line := range want {
 		w.Detail("  %s", line)
 	}
-
 	return nil
 }
 
