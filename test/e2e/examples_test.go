@@ -35,7 +35,7 @@ var lacking = map[string]struct {
 	"dpdk": {"hugepages and an IOMMU", nil,
 		"xpuctl explain pod dpdk", "the node is short of "},
 	"rdma": {"VFs with RDMA devices", nil,
-		"xpuctl explain pod rdma", "DeviceClass xpu-rdma, and can have 0"},
+		"xpuctl explain pod rdma-client", "DeviceClass xpu-rdma, and can have 0"},
 	"vdpa": {"VFs with vDPA devices, and hugepages", nil,
 		"xpuctl explain pod vdpa", "the node is short of hugepages-1Gi: 1Gi requested, 0 left"},
 }

@@ -17,16 +17,20 @@ import (
 )
 
 // BuildModule builds a kernel module out of tree and writes it to file. sources is a directory with
-// a Makefile for kbuild that makes <name>.ko. BuildModule needs root, because the packages' own
-// compiler runs in their root directory.
-func (r Root) BuildModule(ctx context.Context, sources, name, file string) error {
-	if err := r.build(ctx, sources, name, file); err != nil {
+// a Makefile for kbuild that makes <name>.ko, with settings such as "CONFIG_X=m". BuildModule needs
+// root, because the packages' own compiler runs in their root directory.
+func (r Root) BuildModule(
+	ctx context.Context, sources, name, file string, settings ...string,
+) error {
+	if err := r.build(ctx, sources, name, file, settings); err != nil {
 		return fmt.Errorf("kernel module %s: %w", name, err)
 	}
 	return nil
 }
 
-func (r Root) build(ctx context.Context, sources, name, file string) error {
+func (r Root) build(
+	ctx context.Context, sources, name, file string, settings []string,
+) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, for chroot")
 	}
@@ -57,9 +61,9 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 
 	inside := "/" + filepath.Base(dir)
 	// The module has no type information, which would need pahole and a vmlinux.
-	cmd := exec.CommandContext(ctx, "/usr/bin/make", "-C", "/usr/src/linux-headers-"+release,
-		"M="+inside,
-		"CONFIG_DEBUG_INFO_BTF_MODULES=", "modules")
+	args := append([]string{"-C", "/usr/src/linux-headers-" + release, "M=" + inside,
+		"CONFIG_DEBUG_INFO_BTF_MODULES="}, settings...)
+	cmd := exec.CommandContext(ctx, "/usr/bin/make", append(args, "modules")...)
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin", "LC_ALL=C", "TMPDIR=" + inside}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: string(r)}
 	if output, err := cmd.CombinedOutput(); err != nil {

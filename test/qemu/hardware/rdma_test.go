@@ -3,6 +3,7 @@
 package hardware
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +19,8 @@ import (
 )
 
 // TestRDMASoft shows why a Soft-RoCE device does not belong to a Function: the kernel ties it to
-// the netdev alone, and removes it when the netdev goes to a pod.
+// the netdev alone, and removes it when the netdev goes to a pod. One that is made in the pod
+// receives nothing.
 func TestRDMASoft(t *testing.T) {
 	card.InGuest(t, "igb")
 	const rxe = "/sys/class/infiniband/rxe0"
@@ -53,8 +55,8 @@ func TestRDMASoft(t *testing.T) {
 		}
 	})
 
+	pod := netns.New(t)
 	t.Run("it ends when a pod takes the netdev", func(t *testing.T) {
-		pod := netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
 
 		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -65,7 +67,29 @@ func TestRDMASoft(t *testing.T) {
 				t.Fatalf("%s is still there", rxe)
 			}
 		}
-
-		toHost(t, pod, name)
 	})
+
+	t.Run("one that is made in the pod receives nothing there", func(t *testing.T) {
+		must.Succeed(t, pod.Do(func() error { return netlink.RdmaLinkAdd("rxe0", "rxe", name) }))
+		if !receivesRoCE(t) {
+			t.Errorf("no socket in the host's network namespace")
+		}
+		must.Succeed(t, pod.Do(func() error {
+			if receivesRoCE(t) {
+				t.Errorf("there is a socket in the pod's network namespace")
+			}
+			return nil
+		}))
+	})
+
+	toHost(t, pod, name)
+}
+
+// receivesRoCE reports whether there is a socket with the UDP port of RoCE v2, which is 4791 (IANA),
+// in the thread's network namespace.
+func receivesRoCE(t *testing.T) bool {
+	t.Helper()
+	sockets, err := os.ReadFile("/proc/thread-self/net/udp")
+	must.Succeed(t, err)
+	return strings.Contains(string(sockets), fmt.Sprintf(":%04X 00000000:0000 ", 4791))
 }

@@ -65,6 +65,9 @@ func makeImage(
 	if err := addPackaged(ctx, o, g, a); err != nil {
 		return err
 	}
+	if err := addFiles(g, a); err != nil {
+		return err
+	}
 
 	for _, s := range g.suites {
 		if !o.shell {
@@ -209,11 +212,37 @@ func addPackaged(ctx context.Context, o options, g guest, a *initramfs.Archive) 
 				return err
 			}
 		}
+		for _, file := range s.debian.files {
+			if err := addFile(a, file, root.Path(file)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// addModules adds the kernel modules of the guest, and builds the project's own modules.
+// addFiles adds the project's files that suites of the guest read.
+func addFiles(g guest, a *initramfs.Archive) error {
+	for _, s := range g.suites {
+		for _, file := range s.files {
+			if err := addFile(a, path.Join(home, file), file); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func addFile(a *initramfs.Archive, name, file string) error {
+	content, err := os.ReadFile(file)
+	if err == nil {
+		a.File(name, content, 0o644)
+	}
+	return err
+}
+
+// addModules adds the kernel modules of the guest, and builds those that Debian does not build: the
+// kernel's and the project's own.
 func addModules(
 	ctx context.Context, o options, root debian.Root, g guest, a *initramfs.Archive, p *plan.Plan,
 ) error {
@@ -225,23 +254,61 @@ func addModules(
 		g.modules...); err != nil {
 		return err
 	}
+	for _, s := range g.suites {
+		if s.unbuilt.name == "" {
+			continue
+		}
+		if err := addUnbuilt(ctx, o, root, s.unbuilt, a, p); err != nil {
+			return err
+		}
+	}
 	if g.own == "" {
 		return nil
 	}
 
-	file := filepath.Join(o.output, g.own+".ko")
-	if err := root.BuildModule(ctx, filepath.Join("test/qemu", g.own), g.own, file); err != nil {
+	return addBuilt(ctx, o, root, filepath.Join("test/qemu", g.own),
+		plan.Module{File: g.own + ".ko", Options: g.options}, a, p)
+}
+
+// addUnbuilt builds a module from the kernel's source, which is a Debian package, and adds it. Source
+// and kernel have the same version but for its last number if one was unpacked later.
+func addUnbuilt(
+	ctx context.Context, o options, root debian.Root, u unbuilt, a *initramfs.Archive, p *plan.Plan,
+) error {
+	release, err := root.Kernel()
+	if err != nil {
 		return err
 	}
+	numbers := strings.SplitN(release, ".", 3)
+	source := "linux-source-" + strings.Join(numbers[:min(2, len(numbers))], ".")
 
-	content, err := os.ReadFile(file)
+	unpacked, err := o.release().Unpack(ctx, o.cache, source, "xz-utils")
+	if err != nil {
+		return err
+	}
+	dir, err := unpacked.Extract(ctx, "/usr/src/"+source+".tar.xz", path.Join(source, u.folder))
 	if err != nil {
 		return err
 	}
 
-	a.File(filepath.Join(plan.Modules, g.own+".ko"), content, 0o644)
-	p.Modules = append(p.Modules, plan.Module{File: g.own + ".ko", Options: g.options})
+	return addBuilt(ctx, o, root, dir, plan.Module{File: u.name + ".ko"}, a, p, u.setting)
+}
 
+// addBuilt builds a module and adds it, to be loaded after those that were added before.
+func addBuilt(
+	ctx context.Context, o options, root debian.Root, sources string, m plan.Module,
+	a *initramfs.Archive, p *plan.Plan, settings ...string,
+) error {
+	file := filepath.Join(o.output, m.File)
+	name := strings.TrimSuffix(m.File, ".ko")
+	if err := root.BuildModule(ctx, sources, name, file, settings...); err != nil {
+		return err
+	}
+	if err := addFile(a, filepath.Join(plan.Modules, m.File), file); err != nil {
+		return err
+	}
+
+	p.Modules = append(p.Modules, m)
 	return nil
 }
 

@@ -38,6 +38,10 @@ type suite struct {
 	programs []string
 	// debian are programs of Debian packages that the tests run.
 	debian packaged
+	// files are files of the project that the tests read, below their working directory.
+	files []string
+	// unbuilt is a kernel module that the tests need, or nothing.
+	unbuilt unbuilt
 	// soaks means that the tests have the flag -soak for their duration.
 	soaks bool
 	// lives means that the tests have the flags -lives, for the number of pods, and -seed, for
@@ -54,10 +58,17 @@ type suite struct {
 	api bool
 }
 
-// packaged are programs, and libraries that these load by name, in Debian packages that no other
-// suite needs. They keep their paths.
+// packaged are programs, libraries that these load by name, and other files, in Debian packages that
+// no other suite needs. They keep their paths.
 type packaged struct {
-	packages, programs []string
+	packages, programs, files []string
+}
+
+// unbuilt is a module of the guests' kernel that Debian has as source only.
+type unbuilt struct {
+	name    string
+	folder  string // of its source in the kernel's
+	setting string // of kbuild, by which the module is made
 }
 
 // dpdk is the program that forwards in TestDPDK, with the driver of igb's VFs.
@@ -68,6 +79,19 @@ var dpdk = packaged{
 		"/usr/lib/x86_64-linux-gnu/librte_mempool_ring.so.25",
 	},
 }
+
+// perftest are the programs of examples/rdma.yaml, with the library for siw.
+var perftest = packaged{
+	packages: []string{"perftest", "ibverbs-providers", "dash", "coreutils"},
+	programs: []string{
+		"/usr/bin/ib_write_bw", "/usr/bin/ib_send_lat", "/usr/bin/dash", "/usr/bin/sleep",
+		"/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so",
+	},
+	files: []string{"/etc/libibverbs.d/siw.driver"},
+}
+
+// siw is RDMA in software that works in every network namespace, as rdma_rxe does not.
+var siw = unbuilt{"siw", "drivers/infiniband/sw/siw", "CONFIG_RDMA_SIW=m"}
 
 // vlanAware selects the tests that need a bridge with VLAN filtering, which some machines' kernels
 // lack.
@@ -80,7 +104,7 @@ func guests() []guest {
 			name: "igb",
 			nic:  "igb",
 			modules: []string{
-				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge",
+				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "rdma_ucm", "bridge",
 				"crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan",
 				"bonding", "vxlan", "dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
@@ -114,8 +138,11 @@ func guests() []guest {
 					limit: 5 * time.Minute, debian: dpdk},
 				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$",
 					limit: 3 * time.Minute},
-				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA",
-					limit: 3 * time.Minute},
+				{
+					name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA",
+					limit: 5 * time.Minute, debian: perftest, unbuilt: siw,
+					files: []string{"examples/rdma.yaml"},
+				},
 				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$",
 					limit: 3 * time.Minute},
 				// This suite is the last, because it takes cards away.
