@@ -4,6 +4,7 @@ package netns
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -60,17 +61,33 @@ func VLANFiltering() Feature {
 		}}
 }
 
-// Has reports whether the kernel has the feature.
-func Has(t testing.TB, f Feature) bool {
-	t.Helper()
+// String names the feature, with the option and the module of the kernel.
+func (f Feature) String() string { return f.name }
+
+// Try reports whether the kernel has the feature. It makes a netdev in the namespace, and leaves it
+// there.
+func (n *Namespace) Try(f Feature) (has bool, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "feature0"
 
-	err := f.add(New(t).Handle(), attrs)
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Fatalf("find out whether the kernel has %s: %v", f.name, err)
+	err = f.add(n.Handle(), attrs)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return false, nil
 	}
-	return err == nil
+	if err != nil {
+		return false, fmt.Errorf("find out whether the kernel has %s: %w", f, err)
+	}
+	return true, nil
+}
+
+// Has reports whether the kernel has the feature.
+func Has(t testing.TB, f Feature) bool {
+	t.Helper()
+	has, err := New(t).Try(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return has
 }
 
 // Need skips the test where the kernel lacks one of the features. The guest simnic of test/qemu has
@@ -79,7 +96,7 @@ func Need(t testing.TB, features ...Feature) {
 	t.Helper()
 	for _, f := range features {
 		if !Has(t, f) {
-			t.Skipf("the kernel has no %s", f.name)
+			t.Skipf("the kernel has no %s", f)
 		}
 	}
 }

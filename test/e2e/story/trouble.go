@@ -36,8 +36,6 @@ func (w *World) claimTrouble() []Step {
 			w.waitForNetwork},
 		{"Two interfaces in one pod: two claims work, the same name twice is refused",
 			w.twoInterfaces},
-		{"An interface with rules, a neighbor, sysctls and settings of its driver: they are there, " +
-			"and undone afterwards", w.tuneInterface},
 		{"A monitoring pod sees Functions that others have, and takes none", w.monitorAll},
 		{"A GPU of another driver and a VF below one PCIe root", w.gpuBesideVF},
 		{"A DevicePool that matches nothing, and one that overlaps: the status says so",

@@ -16,6 +16,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
+// shapeInterfaces starts pods that ask for more of their interfaces than an address.
+func (w *World) shapeInterfaces(ctx context.Context) error {
+	if err := w.tuneInterface(ctx); err != nil {
+		return err
+	}
+	return w.bondWherePossible(ctx)
+}
+
 // tuneInterface starts a pod whose claim asks for more than an address, and checks that its
 // interface has it. The baseline compares the features of the driver afterwards.
 func (w *World) tuneInterface(ctx context.Context) error {

@@ -103,6 +103,8 @@ func (w *World) claimSteps() []Step {
 			"between networks", w.exchange},
 		{"What an administrator sees: xpuctl explains a pod, and shows a host", w.inspectPods},
 		{"Pods are deleted, and everything is as it was", w.deletePods},
+		{"Interfaces as claims ask for them: rules, a neighbor, sysctls and settings of the driver; " +
+			"a bond of two VFs", w.shapeInterfaces},
 		{"What an administrator of any cluster can do: test it, and keep pods away from a card", w.testAndService},
 		{"Other device models: a PF that claims share, and a PF as a whole or its VFs",
 			w.chooseModels},

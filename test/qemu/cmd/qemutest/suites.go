@@ -180,6 +180,7 @@ func guests() []guest {
 					run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost|Wanted|VRF|VLANs|" +
 						"Bond|RestoreAfterEveryStep(OfRestore)?$)",
 					limit: 5 * time.Minute},
+				{name: "story", path: "test/e2e/story", run: "^TestBond", limit: 3 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$",
 					limit: 3 * time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink",
